@@ -1,0 +1,25 @@
+"""What a batch is: the contract between the input and the step.
+
+Dimension letters, the same everywhere: b images, h height and w width in
+pixels, c colour channels, n tokens, d width of a token.
+"""
+
+from typing import NotRequired, TypedDict
+
+import numpy as np
+
+
+class Batch(TypedDict):
+  """One batch of this process, as numpy.
+
+  image: uint8 [b, h, w, c], c = 3, straight from the decoder (0 to 255).
+  label: int32 [b], the class; or float32 [b, classes], one or more classes.
+  mask: bool [b]; False marks a row that must not count: padding at the end of
+    an evaluation, or an image that could not be decoded.
+  index: int64 [b], number of the record in its split; -1 for padding.
+  """
+
+  image: np.ndarray
+  label: np.ndarray
+  mask: np.ndarray
+  index: NotRequired[np.ndarray]

@@ -1,0 +1,423 @@
+"""Every option of a run: its type, its default, its unit.
+
+A config file (`configs/*.py`) calls `defaults()`, sets what differs and
+returns it; `freeze()` turns that into a `Config`, which is hashable and all
+that the rest of the program sees. Faults are collected, never raised one by
+one. Nothing here imports jax or TensorFlow, so that a misspelt option is
+answered at once.
+"""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+import ml_collections
+
+from vit_jax.variants import Size, nearest, parse_variant
+
+
+class ConfigError(ValueError):
+  """All that is wrong with a config, one line a fault."""
+
+  def __init__(self, faults):
+    self.faults = tuple(faults)
+    lines = "\n".join(f"  - {fault}" for fault in self.faults)
+    count = len(self.faults)
+    super().__init__(
+      f"{count} fault{'s' * (count != 1)} in the configuration:\n{lines}"
+    )
+
+
+def _field(default, doc: str, choices: tuple = ()):
+  return dataclasses.field(
+    default=default, metadata={"doc": doc, "choices": choices}
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The network."""
+
+  name: str = _field("vit", "family of the model: vit")
+  variant: str = _field("B/16", "size/patch: Ti S B L H g G / pixels")
+  width: int | None = _field(None, "width of a token; None: the variant's")
+  depth: int | None = _field(None, "number of blocks; None: the variant's")
+  mlp_dim: int | None = _field(
+    None, "hidden width of the MLP; None: the variant's"
+  )
+  num_heads: int | None = _field(
+    None, "attention heads; None: the variant's; must divide the width"
+  )
+  pool: str = _field(
+    "token",
+    "what the head sees: class token, mean over tokens, attention pooling",
+    ("token", "gap", "map"),
+  )
+  posemb: str = _field(
+    "learn", "position embedding", ("learn", "sincos2d", "none")
+  )
+  pre_logits: bool = _field(
+    False, "tanh layer as wide as a token before the head"
+  )
+  dropout: float = _field(0.0, "share of activations dropped, 0 to 1")
+  stochastic_depth: float = _field(
+    0.0, "share of branches dropped in the last block, 0 to 1; linear in depth"
+  )
+  head_bias: float = _field(
+    0.0, "initial bias of the head, logits; -10 suits sigmoid on many classes"
+  )
+  dtype: str = _field(
+    "float32", "type of the matrix products", ("float32", "bfloat16")
+  )
+  scan: bool = _field(
+    False, "scan over stacked blocks: compiles once for any depth"
+  )
+  remat: str = _field(
+    "none",
+    "what the backward pass recomputes: nothing, all but products, blocks",
+    ("none", "dots", "full"),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """The training data."""
+
+  dataset: str = _field(
+    "imagenet2012", "TFDS name (cifar10, glyphs/...), or folder:/path"
+  )
+  split: str = _field("train", "split to train on; slices as in train[:99%]")
+  data_dir: str | None = _field(
+    None, "where TFDS data lie; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
+  )
+  ops: str = _field(
+    "decode_inception_crop(224)|flip_lr",
+    "preprocessing of an image, operations separated by |",
+  )
+  batch_size: int = _field(4096, "images per step, over all devices")
+  shuffle_buffer: int = _field(
+    250_000, "encoded records held for shuffling, over all processes"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+  """The optimizer and its schedule."""
+
+  name: str = _field("adamw", "update rule", ("adamw", "sgd"))
+  lr: float = _field(1e-3, "peak learning rate, per step")
+  schedule: str = _field(
+    "cosine",
+    "learning rate after the warm-up",
+    ("cosine", "linear", "rsqrt", "constant"),
+  )
+  warmup_steps: int = _field(0, "steps of linear rise from 0 to lr")
+  end_lr: float = _field(
+    0.0, "learning rate at the last step (cosine and linear)"
+  )
+  rsqrt_timescale: int = _field(
+    10_000, "steps over which rsqrt falls to 1/sqrt(2) of lr"
+  )
+  weight_decay: float = _field(
+    0.0, "decay of kernels per step, multiplied by the learning rate"
+  )
+  beta1: float = _field(0.9, "adamw: decay of the first moment")
+  beta2: float = _field(0.999, "adamw: decay of the second moment")
+  eps: float = _field(1e-8, "adamw: added to the root of the second moment")
+  momentum: float = _field(0.9, "sgd: decay of the accumulator")
+  accumulator_dtype: str = _field(
+    "float32",
+    "type of sgd's accumulator and of adamw's first moment",
+    ("float32", "bfloat16"),
+  )
+  clip_norm: float | None = _field(
+    None, "largest global norm of the gradient; None: no clipping"
+  )
+  accum_steps: int = _field(
+    1, "microbatches a step is cut into; must divide the batch"
+  )
+  ema_decay: float | None = _field(
+    None, "decay per step of the averaged parameters; None: no average"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """How devices are arranged; the product is the number of devices."""
+
+  data: int = _field(-1, "copies of the model; -1: all remaining devices")
+  fsdp: int = _field(1, "devices that share parameters, and split the batch")
+  tensor: int = _field(1, "devices that split heads and hidden units")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When the state is written, and what stays on disk."""
+
+  every_steps: int = _field(1000, "steps between checkpoints; 0: only the last")
+  keep_last: int = _field(1, "newest checkpoints kept")
+  keep_every_steps: int | None = _field(
+    None, "checkpoints at multiples of this stay for good; None: none"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig:
+  """Evaluator: top-1, top-5 and loss over a whole split."""
+
+  name: str = _field("val", "prefix of the metrics; the key under evals")
+  kind: str = _field("classification", "which evaluator")
+  dataset: str | None = _field(None, "as data.dataset; None: the same")
+  split: str = _field("validation", "split to score, every example once")
+  ops: str = _field(
+    "decode|resize_small(256)|central_crop(224)", "preprocessing"
+  )
+  batch_size: int | None = _field(
+    None, "images per batch, all devices; None: data.batch_size"
+  )
+  every_steps: int = _field(
+    0, "steps between evaluations; 0: only at the end"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class FewshotConfig:
+  """Evaluator: closed-form ridge regression on frozen features."""
+
+  name: str = _field("fewshot", "prefix of the metrics; the key under evals")
+  kind: str = _field("fewshot", "which evaluator")
+  dataset: str | None = _field(None, "as data.dataset; None: the same")
+  train_split: str = _field("train", "split the shots are drawn from")
+  split: str = _field("test", "split to score")
+  ops: str = _field("decode|resize(256)|central_crop(224)", "preprocessing")
+  batch_size: int | None = _field(
+    None, "images per batch, all devices; None: data.batch_size"
+  )
+  every_steps: int = _field(
+    0, "steps between evaluations; 0: only at the end"
+  )
+  layer: str = _field("pre_logits", "which intermediate is the feature")
+  shots: tuple[int, ...] = _field((1, 5, 10, 25), "examples per class")
+  seeds: tuple[int, ...] = _field((0, 1, 2), "draws of the shots, averaged")
+  l2: float = _field(1024.0, "weight of the L2 penalty, fixed beforehand")
+  baselines: bool = _field(
+    False, "also score random weights and raw pixels, once"
+  )
+
+
+EvalConfig = ClassificationConfig | FewshotConfig
+EVALUATOR_CONFIGS = {
+  "classification": ClassificationConfig,
+  "fewshot": FewshotConfig,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run."""
+
+  seed: int = _field(0, "root of all randomness")
+  total_steps: int | None = _field(
+    None, "length of the run in steps; None: total_epochs decides"
+  )
+  total_epochs: float | None = _field(
+    None, "length of the run in passes over data.split"
+  )
+  loss: str = _field("softmax", "cross-entropy", ("softmax", "sigmoid"))
+  label_smoothing: float = _field(
+    0.0, "share of the target spread over all classes, 0 to 1"
+  )
+  num_classes: int | None = _field(
+    None, "width of the head; None: as many as the data set has"
+  )
+  init: str | None = _field(
+    None, "weights to start from: a run, a checkpoint, or a Google .npz"
+  )
+  log_steps: int = _field(50, "steps between lines of metrics")
+  fake_data: bool = _field(
+    False, "records made up in memory, shaped like those of the data set"
+  )
+  model: ModelConfig = ModelConfig()
+  data: DataConfig = DataConfig()
+  optim: OptimConfig = OptimConfig()
+  mesh: MeshConfig = MeshConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  evals: tuple[EvalConfig, ...] = ()
+
+
+def defaults() -> ml_collections.ConfigDict:
+  """Returns all options at their defaults, to set what differs.
+
+  `evals` is empty; a config file assigns a dict of evaluators, e.g.
+  `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
+  take the defaults of their kind.
+  """
+  return ml_collections.ConfigDict(_as_dict(Config()), type_safe=True).lock()
+
+
+def freeze(config: ml_collections.ConfigDict | dict) -> Config:
+  """Turns a config into its frozen form.
+
+  Raises:
+    ConfigError: All unknown or ill-typed options at once.
+  """
+  frozen, faults = build(config)
+  if faults:
+    raise ConfigError(faults)
+  return frozen
+
+
+def build(config: ml_collections.ConfigDict | dict) -> tuple[Config, list[str]]:
+  """As `freeze`, but returns the faults; a faulty option has its default."""
+  faults: list[str] = []
+  if isinstance(config, ml_collections.ConfigDict):
+    config = config.to_dict()
+  return _build(Config, config, "config", faults), faults
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+  """Returns nested plain dicts, as JSON has them; `freeze` reads them back."""
+  return _as_dict(config, plain=True)
+
+
+def size(model: ModelConfig) -> tuple[Size, int]:
+  """Returns the sizes and the patch's side, overrides applied.
+
+  Raises:
+    ValueError: The variant is unknown.
+  """
+  sizes, patch = parse_variant(model.variant)
+  fields = [f.name for f in dataclasses.fields(Size)]
+  overrides = {f: getattr(model, f) for f in fields}
+  overrides = {f: v for f, v in overrides.items() if v is not None}
+  return dataclasses.replace(sizes, **overrides), patch
+
+
+def parse_value(annotation, value, where: str):
+  """Converts `value`, maybe a text of the command line, to the type.
+
+  Raises:
+    ValueError: It is of another type; the message names `where`.
+  """
+  options = typing.get_args(annotation)
+  is_optional = isinstance(annotation, types.UnionType) and type(None) in options
+  if is_optional:
+    if value is None or value in ("None", "none", "null"):
+      return None
+    (annotation,) = [o for o in options if o is not type(None)]
+  kind = f"{_type_name(annotation)}{' or None' * is_optional}"
+  fault = ValueError(
+    f"{where}: got {value!r}, expected a value of type {kind}."
+  )
+  if typing.get_origin(annotation) is tuple:
+    if isinstance(value, str):
+      value = [v for v in value.strip("()[] ").split(",") if v.strip()]
+    if not isinstance(value, list | tuple):
+      raise fault
+    (element, _) = typing.get_args(annotation)
+    return tuple(parse_value(element, v, where) for v in value)
+  try:
+    if annotation is bool:
+      if isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}[
+          value.lower()
+        ]
+      if not isinstance(value, bool):
+        raise fault
+      return value
+    if isinstance(value, bool):
+      raise fault
+    if annotation is int:
+      number = int(value.replace("_", "")) if isinstance(value, str) else value
+      if number != int(number):
+        raise fault
+      return int(number)
+    if annotation is float:
+      return float(value)
+  except (KeyError, TypeError, ValueError):
+    raise fault from None
+  if not isinstance(value, str):
+    raise fault
+  return value
+
+
+def _type_name(annotation) -> str:
+  if typing.get_origin(annotation) is tuple:
+    return f"{typing.get_args(annotation)[0].__name__}, comma-separated"
+  return {"str": "text", "int": "whole number", "float": "number"}.get(
+    annotation.__name__, annotation.__name__
+  )
+
+
+def _build(cls, values, where: str, faults: list[str]):
+  if not isinstance(values, dict):
+    faults.append(f"{where}: got {values!r}, expected options of its own.")
+    return cls()
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  for key in values:
+    if key not in fields:
+      faults.append(f"{where}.{key}: no such option.{nearest(key, fields)}")
+  built = {}
+  for name, field in fields.items():
+    if name not in values:
+      continue
+    path, value = f"{where}.{name}", values[name]
+    if name == "evals":
+      built[name] = _build_evals(value, path, faults)
+    elif dataclasses.is_dataclass(field.type):
+      built[name] = _build(field.type, value, path, faults)
+    else:
+      try:
+        built[name] = parse_value(field.type, value, path)
+        _check_choice(built[name], field.metadata["choices"], path)
+      except ValueError as e:
+        faults.append(str(e))
+        built.pop(name, None)
+  return cls(**built)
+
+
+def _build_evals(evals, where: str, faults: list[str]) -> tuple:
+  built = []
+  for name, values in dict(evals or {}).items():
+    path = f"{where}.{name}"
+    values = values if isinstance(values, dict) else {"kind": values}
+    kind = values.get("kind")
+    if kind not in EVALUATOR_CONFIGS:
+      faults.append(
+        f"{path}.kind: got {kind!r}, expected one of"
+        f" {', '.join(EVALUATOR_CONFIGS)}."
+        + nearest(str(kind), EVALUATOR_CONFIGS)
+      )
+      continue
+    values = {**values, "name": name}
+    built.append(_build(EVALUATOR_CONFIGS[kind], values, path, faults))
+  return tuple(built)
+
+
+def _check_choice(value, choices: tuple, where: str) -> None:
+  if choices and value not in choices:
+    raise ValueError(
+      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
+      + nearest(str(value), choices)
+    )
+
+
+def _as_dict(config, plain: bool = False) -> dict[str, Any]:
+  """Nested dicts; unless `plain`, None becomes a typed placeholder."""
+  out: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.name == "evals":
+      named = {e.name: _as_dict(e, plain) for e in value}
+      out["evals"] = named if plain else ml_collections.config_dict.placeholder(
+        object
+      ) if not named else named
+    elif dataclasses.is_dataclass(value):
+      out[field.name] = _as_dict(value, plain)
+    elif value is None and not plain:
+      (kind,) = [t for t in typing.get_args(field.type) if t is not type(None)]
+      out[field.name] = ml_collections.config_dict.placeholder(kind)
+    else:
+      out[field.name] = list(value) if isinstance(value, tuple) else value
+  return out
