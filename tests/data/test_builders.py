@@ -1,0 +1,264 @@
+"""Tests of the embedded data sets: `glyphs` and `digits`."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from vit_jax.data import builders
+from vit_jax.data.builders import digits, glyphs, render
+
+
+def _drawn(num_workers=0, split="train", count=150, **options):
+  config = glyphs.GlyphsConfig(**options)
+  return np.stack(
+    list(glyphs.images(config, split, count, num_workers=num_workers))
+  )
+
+
+def _arrays(builder, split):
+  examples = list(tfds.as_numpy(builder.as_dataset(split=split)))
+  images = np.stack([example["image"] for example in examples])
+  return images, np.array([example["label"] for example in examples])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  return tmp_path_factory.mktemp("tfds")
+
+
+@pytest.fixture(scope="module")
+def glyphs_builder(data_dir):
+  builder = tfds.builder("glyphs/size=16,count=130,seed=3", data_dir=data_dir)
+  builder.download_and_prepare()
+  return builder
+
+
+@pytest.fixture(scope="module")
+def digits_builder(data_dir):
+  builder = tfds.builder("digits", data_dir=data_dir)
+  builder.download_and_prepare()
+  return builder
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_glyphs_do_not_depend_on_the_number_of_workers(num_workers):
+  # Three chunks, the last one partial, so that workers get unequal parts.
+  np.testing.assert_array_equal(_drawn(0), _drawn(num_workers))
+
+
+def test_a_glyph_depends_on_seed_split_and_index_only():
+  last = render.render(0, "train", 149, 32)
+  np.testing.assert_array_equal(_drawn()[149], last)
+  assert (render.render(1, "train", 149, 32) != last).any()
+  assert (render.render(0, "validation", 149, 32) != last).any()
+  # Same character again, drawn differently.
+  assert (
+    render.render(0, "train", 149 + len(render.CHARACTERS), 32) != last
+  ).any()
+
+
+def test_glyphs_are_the_same_in_another_process():
+  # A fresh interpreter has another hash seed and empty caches.
+  code = (
+    "import hashlib, runpy, sys;"
+    "render = runpy.run_path(sys.argv[1])['render'];"
+    "print(hashlib.sha256(render(0, 'train', 77, 32).tobytes()).hexdigest())"
+  )
+  output = subprocess.run(
+    [sys.executable, "-c", code, render.__file__],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  here = hashlib.sha256(render.render(0, "train", 77, 32).tobytes())
+  assert output.strip() == here.hexdigest()
+
+
+def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):
+  broken = tmp_path / "broken.py"
+  broken.write_text("raise SystemExit(3)")
+  monkeypatch.setattr(render, "__file__", str(broken))
+  with pytest.raises(RuntimeError, match=r"image 0 of 150 \(exit code 3\)"):
+    _drawn(num_workers=1)
+
+
+def test_a_fresh_import_registers_the_builders_and_leaves_tensorflow_out():
+  # TFDS reads TFDS_DATA_DIR when it is imported, hence the fresh process.
+  code = (
+    "import sys, vit_jax.data.builders, tensorflow_datasets as tfds;"
+    "print(tfds.builder('glyphs/seed=7,size=8').data_dir);"
+    "print([m for m in ('tensorflow', 'jax', 'flax') if m in sys.modules])"
+  )
+  output = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    env=os.environ | {"TFDS_DATA_DIR": "/nowhere"},
+  ).stdout
+  assert output.splitlines() == [
+    "/nowhere/glyphs/size8_count20000_seed7/1.0.0",
+    "[]",
+  ]
+
+
+def test_no_class_is_a_digit_in_any_form():
+  for character in render.CHARACTERS:
+    assert unicodedata.digit(character, None) is None, character
+    assert unicodedata.numeric(character, None) is None, character
+    normal = unicodedata.normalize("NFKC", character)
+    assert not any(c.isdigit() for c in normal), character
+
+
+def test_every_class_has_several_fonts_that_draw_it_differently():
+  assert len(set(render.CHARACTERS)) == len(render.CHARACTERS) == 112
+  for character in render.CHARACTERS:
+    fonts = render.fonts_with(character)
+    assert len(fonts) >= 3, character
+    shapes = {render.shape(character, font).tobytes() for font in fonts}
+    assert len(shapes) >= 3, character
+
+
+def _stretched(character):
+  """The shape in DejaVu Sans, stretched to fill a square."""
+  image = Image.fromarray(render.shape(character, "DejaVuSans"))
+  image = image.crop(image.getbbox()).resize((40, 40))
+  return np.asarray(image, bool)
+
+
+def test_no_class_looks_like_another_class_or_like_a_digit():
+  classes = {c: _stretched(c) for c in render.CHARACTERS}
+  others = {c: _stretched(c) for c in "0123456789"}
+  for character, ink in classes.items():
+    for other, other_ink in (classes | others).items():
+      overlap = (ink & other_ink).sum() / (ink | other_ink).sum()
+      # The letter O is an ellipse, and so is a zero of any hand.
+      if character != other and {character, other} != {"O", "0"}:
+        assert overlap < 0.9, (character, other, overlap)
+
+
+def test_glyphs_fill_the_image_and_are_not_cut_off():
+  images = _drawn(count=448, size=32)
+  assert images.dtype == np.uint8 and images.shape == (448, 32, 32)
+  # Ink is bright and paper black, also at the border.
+  assert np.median(images) < 20
+  assert (images.max((1, 2)) > 60).all()
+  assert (images.max((1, 2)) > 150).mean() > 0.8
+  border = np.concatenate([images[:, 0], images[:, -1]], axis=1)
+  assert border.mean() < images.mean()
+  ink = images > 64
+  extent = np.maximum(ink.any(1).sum(1), ink.any(2).sum(1))
+  assert np.median(extent) > 20
+
+
+def test_glyphs_are_records_like_any_other(glyphs_builder):
+  info = glyphs_builder.info
+  assert info.full_name == "glyphs/size16_count130_seed3/1.0.0"
+  assert info.features["label"].names == list(render.CHARACTERS)
+  assert info.features["image"].shape == (16, 16, 1)
+  # Validation comes on top: 5 %, but at least one image of every class.
+  sizes = {name: split.num_examples for name, split in info.splits.items()}
+  assert sizes == {"train": 130, "validation": 112}
+  assert glyphs.num_validation(20_000) == 1_000
+
+  for split in ("train", "validation"):
+    images, labels = _arrays(glyphs_builder, split)
+    assert images.dtype == np.uint8 and images.min() == 0
+    assert set(labels) == set(range(112))
+    drawn = _drawn(split=split, count=len(images), size=16, seed=3)
+    expected = [
+      (image.tobytes(), render.label_of(i)) for i, image in enumerate(drawn)
+    ]
+    read = [
+      (i.tobytes(), label) for i, label in zip(images, labels, strict=True)
+    ]
+    assert sorted(read) == sorted(expected)
+
+
+def test_options_live_in_separate_directories(data_dir):
+  names = ["", "/size=32", "/size=24", "/count=30000", "/seed=1"]
+  folders = {
+    tfds.builder("glyphs" + name, data_dir=data_dir).data_dir for name in names
+  }
+  assert len(folders) == len(names) - 1  # The first two say the same.
+
+
+def test_glyphs_are_found_again_by_options_by_folder_and_by_class(
+  glyphs_builder, data_dir
+):
+  for builder in (
+    tfds.builder("glyphs/seed=3,count=130,size=16", data_dir=data_dir),
+    tfds.builder("glyphs/size16_count130_seed3", data_dir=data_dir),
+    tfds.builder_from_directory(glyphs_builder.data_dir),
+    builders.Glyphs(config="size16_count130_seed3", data_dir=data_dir),
+  ):
+    assert builder.data_dir == glyphs_builder.data_dir
+    assert builder.info.splits["train"].num_examples == 130
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"size": 7}, "got size=7, expected a whole number, at least 8"),
+    ({"count": 0}, "got count=0, expected a whole number, at least 1"),
+    ({"seed": -1}, "got seed=-1, expected a whole number, at least 0"),
+    ({"config": "size8"}, "got the config 'size8', expected one like size32"),
+    (
+      {"config": "size8_count1_seed0", "seed": 1},
+      "got the config 'size8_count1_seed0' and also {'seed': 1}",
+    ),
+  ],
+)
+def test_wrong_options_are_explained(options, message, data_dir):
+  with pytest.raises(ValueError, match=message):
+    builders.Glyphs(data_dir=data_dir, **options)
+
+
+def test_digits_are_those_of_sklearn(digits_builder):
+  from sklearn import datasets
+
+  bunch = datasets.load_digits()
+  read = []
+  for split, size in (("train", 1297), ("test", 500)):
+    images, labels = _arrays(digits_builder, split)
+    assert images.shape == (size, 8, 8, 1) and images.dtype == np.uint8
+    assert (images.min(), images.max()) == (0, 255)
+    # Sixteenths survive the scaling to bytes.
+    levels = np.round(images[..., 0] * (16 / 255)).astype(np.uint8)
+    read += [
+      (i.tobytes(), label) for i, label in zip(levels, labels, strict=True)
+    ]
+  expected = [
+    (image.astype(np.uint8).tobytes(), label)
+    for image, label in zip(bunch.images, bunch.target, strict=True)
+  ]
+  assert sorted(read) == sorted(expected)
+  assert digits_builder.info.features["label"].names == list("0123456789")
+
+
+def test_the_split_of_the_digits_never_changes():
+  _, labels = digits.load()
+  splits = digits.split_indices(labels)
+  np.testing.assert_array_equal(np.bincount(labels[splits["test"]]), [50] * 10)
+  assert sorted(splits["train"] + splits["test"]) == list(range(1797))
+  checksum = hashlib.sha256(str(splits["test"]).encode()).hexdigest()
+  assert checksum[:16] == "683eb7ab9e6a77d8"
+
+
+def test_builders_never_ask_the_network(data_dir, monkeypatch):
+  from tensorflow_datasets.core.utils import gcs_utils
+
+  def fail(path):
+    raise AssertionError(f"asked for {path}")
+
+  monkeypatch.setattr(gcs_utils, "exists", fail)
+  builder = tfds.builder("glyphs/size=8,count=1,seed=9", data_dir=data_dir)
+  builder.download_and_prepare()
+  assert builder.info.splits["train"].num_examples == 1

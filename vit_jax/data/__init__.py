@@ -1,0 +1,1 @@
+"""Input: sources, image operations, the deterministic pipeline."""

@@ -1,0 +1,48 @@
+"""What the builders of embedded data share: they never ask the network."""
+
+import io
+
+import numpy as np
+import tensorflow_datasets as tfds
+from etils import epath
+from PIL import Image
+
+
+class EmbeddedInfo(tfds.core.DatasetInfo):
+  """Data set information that is only ever computed here.
+
+  TFDS looks for the sizes of an unprepared data set in a public bucket. Ours
+  are not there, and on a machine without network the question costs seconds.
+  """
+
+  def initialize_from_bucket(self) -> None:
+    """Does nothing."""
+
+
+class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """A builder whose data come with the code: nothing to download."""
+
+  # Where TFDS would look for a list of checksums and for further metadata; to
+  # find that out itself, some releases need `importlib_resources`, which they
+  # do not install.
+  code_path = None
+  pkg_dir_path = epath.Path(__file__).parent
+
+  def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
+    """Writes the records, unless they are there; see the base class."""
+    if download_config is None:
+      download_config = tfds.download.DownloadConfig()
+    # The public bucket again: it holds no prepared copy of these data.
+    download_config.try_download_gcs = False
+    super().download_and_prepare(download_config=download_config, **kwargs)
+
+
+def png(image: np.ndarray) -> io.BytesIO:
+  """Encodes uint8[h, w] as a file-like PNG, as `tfds.features.Image` takes it.
+
+  Several times faster than to let TFDS encode the array with TensorFlow.
+  """
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, format="png")
+  file.seek(0)
+  return file

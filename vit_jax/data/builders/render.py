@@ -1,0 +1,294 @@
+"""Draws letters and symbols: numpy, scipy, Pillow and matplotlib's fonts.
+
+No TensorFlow here, and no import from this package: `glyphs.py` starts this
+file as a script, once per worker process, and reads raw images from its
+standard output.
+
+How one image comes to be:
+
+1. A *field* per (character, font, style), drawn once and cached: the distance
+   in pixels of every point to the pen's path. For the style "outline" the
+   path is the printed shape itself (negative inside it); for "pen" it is the
+   shape thinned to one-pixel lines, so that serifs and contrast disappear and
+   what is left can be written with a pen of any width.
+2. The field is read through a random affine map and a smooth random warp, on
+   a grid twice as fine as the image, and cut at a random distance: that is
+   the stroke width, with a soft edge.
+3. The ink is cropped, fitted into a random box of the image (so nothing is
+   ever cut off) and, for most images, scaled down to 8 to 16 pixels and up
+   again with random filters: that is the blur of a small scan.
+
+Every random number of image `index` comes from (seed, split, index).
+"""
+
+import collections.abc
+import functools
+import pathlib
+import sys
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from scipy import ndimage
+
+# Latin lower case only where it is not a smaller upper case (c, k, o, p, s,
+# ...): images are fitted into a box, so the size of a letter says nothing. For
+# the same reason no Greek or Cyrillic twin of a Latin letter, and no Cyrillic
+# Ze, which is the digit three in all but name.
+CHARACTERS = (
+  "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+  "abdefghmnqrty"
+  "ΓΔΘΛΞΠΣΦΨΩβγδεζλξσω"
+  "БДЖИЦЧШЫЭЮЯ"
+  "ԱԽՃՋՖ"
+  "აბდლმფქხჯ"
+  "אגטלמשע"
+  "جسعكص"
+  "&@%?#$€£§∞√∂∀≠⊕→♠"
+)
+
+SPLITS = ("train", "validation")
+
+# Upright and slanted, thin and bold, with and without serifs.
+_FONTS = (
+  "DejaVuSans",
+  "DejaVuSans-Bold",
+  "DejaVuSans-Oblique",
+  "DejaVuSans-BoldOblique",
+  "DejaVuSansMono",
+  "DejaVuSansMono-Oblique",
+  "DejaVuSerif",
+  "DejaVuSerif-Italic",
+  "DejaVuSerif-Bold",
+  "STIXGeneral",
+  "STIXGeneralItalic",
+  "STIXGeneralBol",
+  "cmr10",
+  "cmss10",
+  "cmti10",
+  "cmtt10",
+)
+_FIELD = 64  # Side of a cached field, in pixels ...
+_INK = 40  # ... and the longer side of the shape in its middle.
+CHUNK = 64  # Images that a worker draws at a time.
+
+
+def font_directory() -> pathlib.Path:
+  """Returns the folder of the TrueType fonts that matplotlib ships."""
+  import matplotlib  # Late: only this line needs it, and it takes 0.1 s.
+
+  return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+@functools.cache
+def _codepoints(font: str) -> frozenset[int]:
+  from matplotlib import ft2font
+
+  path = font_directory() / f"{font}.ttf"
+  return frozenset(ft2font.FT2Font(str(path)).get_charmap())
+
+
+@functools.cache
+def fonts_with(character: str) -> tuple[str, ...]:
+  """Returns the fonts whose character map holds `character`, in fixed order.
+
+  The Computer Modern files are asked for Latin letters only: their other
+  slots follow TeX's encoding, not Unicode.
+  """
+  is_latin = character.isascii() and character.isalpha()
+  return tuple(
+    font
+    for font in _FONTS
+    if ord(character) in _codepoints(font)
+    and (is_latin or not font.startswith("cm"))
+  )
+
+
+@functools.cache
+def _font(name: str) -> ImageFont.FreeTypeFont:
+  # The basic layout engine draws the code point as it is: no shaping, so an
+  # Arabic letter keeps its isolated form, with or without libraqm.
+  return ImageFont.truetype(
+    str(font_directory() / f"{name}.ttf"),
+    size=4 * _INK,
+    layout_engine=ImageFont.Layout.BASIC,
+  )
+
+
+@functools.cache
+def shape(character: str, font: str) -> np.ndarray:
+  """Returns the printed shape, centred: bool[64, 64], longer side 40."""
+  face = _font(font)
+  left, top, right, bottom = face.getbbox(character)
+  image = Image.new("L", (right - left, bottom - top))
+  ImageDraw.Draw(image).text((-left, -top), character, fill=255, font=face)
+  image = image.crop(image.getbbox())
+  scale = _INK / max(image.size)
+  size = [max(2, round(side * scale)) for side in image.size]
+  image = image.resize(size, Image.Resampling.BOX)
+  canvas = Image.new("L", (_FIELD, _FIELD))
+  canvas.paste(image, tuple((_FIELD - side) // 2 for side in size))
+  return np.asarray(canvas) > 127
+
+
+@functools.cache
+def _thinning_tables() -> tuple[np.ndarray, np.ndarray]:
+  """Tells, per code of eight neighbours, whether Zhang-Suen deletes a pixel.
+
+  Source: Zhang and Suen, A fast parallel algorithm for thinning digital
+  patterns, CACM 27(3), 1984. Neighbours clockwise from the one above.
+  """
+  tables = np.zeros((2, 256), bool)
+  for code in range(256):
+    p = [code >> bit & 1 for bit in range(8)]
+    rises = sum(p[i] < p[(i + 1) % 8] for i in range(8))
+    if not 2 <= sum(p) <= 6 or rises != 1:
+      continue
+    north, east, south, west = p[::2]
+    tables[0, code] = not (north & east & south or east & south & west)
+    tables[1, code] = not (north & east & west or north & south & west)
+  return tables[0], tables[1]
+
+
+def _thin(ink: np.ndarray) -> np.ndarray:
+  """Thins a shape that touches no border to lines one pixel wide."""
+  steps = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
+  ink = ink.copy()
+  changed = True
+  while changed:
+    changed = False
+    for table in _thinning_tables():
+      code = np.zeros(ink.shape, np.uint8)
+      for bit, step in enumerate(steps):
+        code |= np.roll(ink, (-step[0], -step[1]), (0, 1)).view(np.uint8) << bit
+      doomed = ink & table[code]
+      changed |= bool(doomed.any())
+      ink &= ~doomed
+  return ink
+
+
+@functools.cache
+def _field(character: str, font: str, is_pen: bool) -> np.ndarray:
+  """Returns the distance to the pen's path in pixels: float32[64, 64]."""
+  ink = shape(character, font)
+  if is_pen:
+    field = ndimage.distance_transform_edt(~_thin(ink))
+  else:
+    outside = ndimage.distance_transform_edt(~ink)
+    inside = ndimage.distance_transform_edt(ink)
+    # The two are at least one pixel each, on either side of the edge.
+    field = np.where(ink, 0.5 - inside, outside - 0.5)
+  return ndimage.gaussian_filter(field, 0.6).astype(np.float32)
+
+
+@functools.cache
+def _grid(side: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns field coordinates [2, side**2] and a warp basis [side, 5]."""
+  centres = (np.arange(side) + 0.5) / side * _FIELD - _FIELD / 2
+  rows, columns = np.meshgrid(centres, centres, indexing="ij")
+  knots = (np.arange(5) - 2) * _FIELD / 4
+  basis = np.exp(-0.5 * ((centres[:, None] - knots) / (_FIELD / 5)) ** 2)
+  basis /= basis.sum(1, keepdims=True)
+  return np.stack([rows.ravel(), columns.ravel()]), basis
+
+
+def label_of(index: int) -> int:
+  """Returns the class of image `index`: the classes take turns."""
+  return index % len(CHARACTERS)
+
+
+def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
+  """Draws image `index` of a split: bright ink on black, uint8[size, size].
+
+  Args:
+    seed: of the whole data set, at least 0.
+    split: one of `SPLITS`.
+    index: of the image in its split; its class is `label_of(index)`.
+    size: side in pixels.
+  """
+  rng = np.random.default_rng([seed, SPLITS.index(split), index])
+  character = CHARACTERS[label_of(index)]
+  fonts = fonts_with(character)
+  font = fonts[rng.integers(len(fonts))]
+  is_pen = bool(rng.random() < 0.7)
+
+  # Where each point of the image lies in the field. The inverse map: a scale
+  # above one makes the drawing smaller.
+  turn = np.deg2rad(rng.normal(0, 8))
+  shear = rng.normal(0, 0.25)
+  stretch = np.exp(rng.normal(0, 0.15))
+  rotation = np.array(
+    [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+  )
+  matrix = rotation @ np.array([[stretch, 0], [shear, 1 / stretch]])
+  side = max(_FIELD, 2 * size)
+  grid, basis = _grid(side)
+  bumps = rng.normal(0, rng.uniform(0, 6), (2, 5, 5))
+  warp = (basis @ bumps @ basis.T).reshape(2, -1)
+  points = matrix @ (1.15 * grid) + warp + (_FIELD - 1) / 2
+  field = ndimage.map_coordinates(
+    _field(character, font, is_pen), points, order=1, mode="nearest"
+  ).reshape(side, side)
+
+  # Half a stroke's width, and over how many pixels ink fades to paper.
+  reach = rng.uniform(1.2, 4.2) if is_pen else rng.uniform(-0.8, 1.8)
+  fade = rng.uniform(1, 2.5)
+  ink = np.clip((reach - field) / fade + 0.5, 0, 1)
+  ink *= 255 * rng.uniform(0.8, 1)
+
+  # Fit into a box: the longer side fills most of the image.
+  image = Image.fromarray(ink.astype(np.uint8))
+  rows = np.flatnonzero(ink.max(1) > 64)
+  columns = np.flatnonzero(ink.max(0) > 64)
+  box = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+  height, width = box[3] - box[1], box[2] - box[0]
+  target = size * rng.uniform(0.75, 1) / max(height, width)
+  height, width = max(2, height * target), max(2, width * target)
+  top = (size - height) * (0.5 + rng.uniform(-0.4, 0.4))
+  left = (size - width) * (0.5 + rng.uniform(-0.4, 0.4))
+  is_small = bool(rng.random() < 0.8)
+  small = int(rng.integers(8, 17)) if is_small else size
+  # From the drawing straight to the small image, in one resampling: its frame
+  # in the drawing's pixels may reach over the border, which is black.
+  zoom = (box[2] - box[0]) / width
+  zoom_y = (box[3] - box[1]) / height
+  frame_left = box[0] - left * zoom
+  frame_top = box[1] - top * zoom_y
+  pad = side
+  padded = Image.new("L", (3 * side, 3 * side))
+  padded.paste(image, (pad, pad))
+  frame = (
+    max(0.0, frame_left + pad),
+    max(0.0, frame_top + pad),
+    min(3.0 * side, frame_left + size * zoom + pad),
+    min(3.0 * side, frame_top + size * zoom_y + pad),
+  )
+  shrink = (Image.Resampling.BOX, Image.Resampling.BILINEAR)
+  image = padded.resize(
+    (small, small), shrink[rng.integers(2)] if is_small else shrink[1], frame
+  )
+  if small != size:
+    grow = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+    image = image.resize((size, size), grow[rng.integers(2)])
+  return np.asarray(image)
+
+
+def render_many(
+  seed: int, split: str, indices: collections.abc.Iterable[int], size: int
+) -> np.ndarray:
+  """Draws several images: uint8[n, size, size]."""
+  images = [render(seed, split, index, size) for index in indices]
+  return np.stack(images) if images else np.zeros((0, size, size), np.uint8)
+
+
+def _main(arguments: list[str]) -> None:
+  """Writes every `num_workers`-th chunk of a split to standard output, raw."""
+  seed, size, count, worker, num_workers = map(int, arguments[1:])
+  for start in range(worker * CHUNK, count, num_workers * CHUNK):
+    indices = range(start, min(start + CHUNK, count))
+    images = render_many(seed, arguments[0], indices, size)
+    sys.stdout.buffer.write(images.tobytes())
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+  _main(sys.argv[1:])
