@@ -1,0 +1,67 @@
+"""Counting: ties, several labels, padding."""
+
+import doctest
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import metrics
+
+
+def test_examples():
+  assert doctest.testmod(metrics).failed == 0
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_top_k_is_the_rank_in_a_stable_sort(k):
+  rng = np.random.default_rng(0)
+  logits = rng.integers(0, 4, (64, 7)).astype(np.float32)  # Ties abound.
+  labels = rng.integers(0, 7, 64)
+  order = np.argsort(-logits, axis=-1, kind="stable")
+  want = [y in row[:k] for y, row in zip(labels, order, strict=True)]
+  top = jax.jit(metrics.top_k_correct, static_argnums=2)
+  got = top(jnp.asarray(logits), jnp.asarray(labels), k)
+  np.testing.assert_array_equal(got, want)
+
+
+def test_head_of_zeros_predicts_class_zero():
+  got = metrics.top_k_correct(jnp.zeros((3, 4)), jnp.array([0, 1, 3]), 2)
+  assert got.tolist() == [True, True, False]
+
+
+def test_one_of_several_labels_is_enough():
+  logits = jnp.array([[0.0, 3.0, 2.0, 1.0]] * 3)
+  labels = jnp.array([[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
+  assert metrics.top_k_correct(logits, labels, 1).tolist() == [
+    True,
+    False,
+    False,
+  ]
+  assert metrics.top_k_correct(logits, labels.astype(float), 2).tolist() == [
+    True,
+    True,
+    False,
+  ]
+
+
+def test_nan_and_padding_are_never_right():
+  logits = jnp.array([[jnp.nan] * 3, [1.0, jnp.nan, 0.0], [1.0, 0.0, 0.0]])
+  got = metrics.top_k_correct(logits, jnp.array([0, 0, -1]), 3)
+  assert got.tolist() == [False, False, False]
+
+
+def test_masked_mean():
+  values = jnp.array([True, True, False, True])
+  mask = jnp.array([True, True, True, False])
+  total, count = metrics.sum_and_count(values, mask)
+  assert (float(total), float(count)) == (2.0, 3.0)
+  assert total.dtype == count.dtype == jnp.float32
+
+
+def test_batches_add_up_exactly():
+  # Unequal batches: the mean of their means would be 0.75.
+  assert metrics.mean([(1.0, 2.0), (1.0, 1.0)]) == 2 / 3
+  assert math.isnan(metrics.mean([(0.0, 0.0)]))

@@ -1,0 +1,178 @@
+"""One update as algebra; which leaves decay; what the state looks like."""
+
+import dataclasses
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import optim
+from vit_jax.config import OptimConfig
+
+PARAMS = {
+  "Transformer": {
+    "encoderblock_0": {"Dense_0": {"kernel": jnp.full((2, 2), 2.0)}},
+    "posembed_input": {"pos_embedding": jnp.ones((1, 3, 2))},
+  },
+  "head": {"kernel": jnp.full((2, 1), -1.0), "bias": jnp.ones((1,))},
+}
+GRADS = jax.tree.map(lambda p: 0.25 * p, PARAMS)
+
+
+def _updates(config, num_steps=1):
+  """Parameters after each of the steps, all with the same gradients."""
+  tx, _ = optim.make_optimizer(config, total_steps=100)
+  params, state, history = PARAMS, tx.init(PARAMS), []
+  for _ in range(num_steps):
+    updates, state = jax.jit(tx.update)(GRADS, state, params)
+    params = optax.apply_updates(params, updates)
+    history.append(params)
+  return history, state
+
+
+def _paths(tree):
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {
+    jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in leaves
+  }
+
+
+def test_examples():
+  assert doctest.testmod(optim).failed == 0
+
+
+def test_adamw_first_step():
+  config = OptimConfig(lr=0.1, schedule="constant", weight_decay=0.3, eps=1e-8)
+  (after,), _ = _updates(config)
+  # Bias-corrected moments of one gradient are g and g^2: u = g / (|g| + eps).
+  head = after["head"]
+  np.testing.assert_allclose(
+    head["kernel"], -1 - 0.1 * (-1 + 0.3 * -1), rtol=1e-6
+  )
+  np.testing.assert_allclose(head["bias"], 1 - 0.1 * 1, rtol=1e-6)
+  np.testing.assert_allclose(
+    after["Transformer"]["posembed_input"]["pos_embedding"], 0.9, rtol=1e-6
+  )
+
+
+def test_adamw_second_step_follows_the_paper_of_adam():
+  config = OptimConfig(
+    lr=0.1, schedule="linear", beta1=0.8, beta2=0.95, eps=0.5
+  )
+  history, _ = _updates(config, num_steps=2)
+  g, w, m, v = 0.25, 1.0, 0.0, 0.0
+  for t in (1, 2):
+    m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+    lr = 0.1 * (1 - (t - 1) / 100)
+    w -= lr * (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)) ** 0.5 + 0.5)
+    np.testing.assert_allclose(history[t - 1]["head"]["bias"], [w], rtol=1e-6)
+
+
+def test_sgd_momentum_and_decoupled_decay():
+  config = OptimConfig(
+    name="sgd", lr=0.1, schedule="constant", momentum=0.9, weight_decay=0.5
+  )
+  history, _ = _updates(config, num_steps=2)
+  w, a = -1.0, 0.0
+  for params in history:
+    a = 0.9 * a - 0.25  # The decay never enters the accumulator.
+    w -= 0.1 * (a + 0.5 * w)
+    np.testing.assert_allclose(params["head"]["kernel"], w, rtol=1e-6)
+
+
+def test_warmup_makes_the_first_update_zero():
+  config = OptimConfig(lr=0.1, warmup_steps=10, weight_decay=0.3)
+  (first, second), _ = _updates(config, num_steps=2)
+  jax.tree.map(np.testing.assert_array_equal, first, PARAMS)
+  assert float(second["head"]["bias"][0]) == pytest.approx(1 - 0.01, rel=1e-6)
+
+
+def test_clipping_acts_on_the_global_norm():
+  config = OptimConfig(
+    name="sgd", lr=1.0, schedule="constant", momentum=0.0, clip_norm=0.5
+  )
+  (after,), _ = _updates(config)
+  moved = jax.tree.map(lambda old, new: old - new, PARAMS, after)
+  np.testing.assert_allclose(optax.tree.norm(moved), 0.5, rtol=1e-6)
+  norm = float(optax.tree.norm(GRADS))
+  np.testing.assert_allclose(
+    moved["head"]["bias"], [0.25 * 0.5 / norm], rtol=1e-5
+  )
+  # Gradients below the limit stay as they are.
+  (after,), _ = _updates(dataclasses.replace(config, clip_norm=10 * norm))
+  np.testing.assert_allclose(after["head"]["bias"], [0.75], rtol=1e-6)
+
+
+def test_decay_mask_by_path():
+  params = {
+    "cls": 0.0,
+    "embedding": {"kernel": 0.0, "bias": 0.0},
+    "MAPHead_0": {"probe": 0.0},
+    "Transformer": {
+      "encoder_norm": {"scale": 0.0, "bias": 0.0},
+      "encoderblock": {"MlpBlock_0": {"Dense_0": {"kernel": 0.0}}},
+      "posembed_input": {"pos_embedding": 0.0},
+    },
+    "kernel_of_something": {"bias": 0.0},
+  }
+  decayed = [
+    p for p, is_on in _paths(optim.decay_mask(params)).items() if is_on
+  ]
+  assert decayed == [
+    "Transformer/encoderblock/MlpBlock_0/Dense_0/kernel",
+    "embedding/kernel",
+  ]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_state_mirrors_the_parameters(name):
+  config = OptimConfig(
+    name=name, weight_decay=0.1, clip_norm=1.0, accumulator_dtype="bfloat16"
+  )
+  _, state = _updates(config)
+  wanted = _paths(PARAMS)
+  seen = {path: [] for path in wanted}
+  for path, leaf in _paths(state).items():
+    matches = [p for p in wanted if path.endswith(f"/{p}")]
+    if matches:
+      (match,) = matches
+      assert leaf.shape == wanted[match].shape
+      seen[match].append(leaf.dtype)
+    else:
+      assert leaf.shape == (), path
+  dtypes = [jnp.bfloat16] + [jnp.float32] * (name == "adamw")
+  assert all(found == dtypes for found in seen.values()), seen
+
+
+def test_bfloat16_accumulator_rounds_only_what_is_stored():
+  config = OptimConfig(lr=0.1, schedule="constant")
+  (full,), _ = _updates(config)
+  half, state = _updates(
+    dataclasses.replace(config, accumulator_dtype="bfloat16"), num_steps=2
+  )
+  # The first update has not read the accumulator yet.
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-7), full, half[0]
+  )
+  # All gradients alike: every later update is 1 too, up to the 8 bits kept.
+  np.testing.assert_allclose(half[1]["head"]["bias"], 0.8, atol=0.1 * 2**-8)
+  assert state[0].nu["head"]["bias"].dtype == jnp.float32
+
+
+def test_ema_approaches_geometrically():
+  average = jax.tree.map(jnp.zeros_like, PARAMS)
+  for _ in range(3):
+    average = optim.ema(average, PARAMS, decay=0.5)
+  np.testing.assert_allclose(average["head"]["bias"], [1 - 0.5**3])
+  same = optim.ema(PARAMS, PARAMS, decay=0.9999)
+  jax.tree.map(np.testing.assert_array_equal, same, PARAMS)
+
+
+def test_unknown_name():
+  with pytest.raises(
+    ValueError, match="optim.name: got 'lamb', expected adamw"
+  ):
+    optim.make_optimizer(OptimConfig(name="lamb"), 10)

@@ -1,0 +1,106 @@
+"""Few-shot regression: stored results, normal equations, drawing of shots."""
+
+import doctest
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax import ridge
+
+DATA = pathlib.Path(__file__).parent / "data" / "fewshot_lsr.npz"
+
+
+def _case(num_examples, num_features, seed=0, num_classes=3):
+  rng = np.random.default_rng(seed)
+  x = 5 + rng.normal(size=(num_examples, num_features)) * rng.uniform(
+    0.1, 9, num_features
+  )
+  return x.astype(np.float32), rng.integers(0, num_classes, num_examples)
+
+
+def test_examples():
+  assert doctest.testmod(ridge).failed == 0
+
+
+def test_accuracies_of_big_vision():
+  """`fewshot_lsr.npz`: results of big_vision's evaluator on made-up features.
+
+  It solves in float32, this module in float64: one test example may flip.
+  """
+  with np.load(DATA) as data:
+    x, y = data["features_train"], data["labels_train"]
+    x_test, y_test = data["features_test"], data["labels_test"]
+    wanted = {k: float(data[k]) for k in data.files if k.startswith("acc_")}
+  assert len(wanted) == 24
+  for name, want in wanted.items():
+    _, seed, shots, _, l2 = name.split("_")
+    seed, shots = int(seed[len("seed") :]), int(shots[len("shots") :])
+    chosen = ridge.sample_shots(y, shots, seed, num_classes=12)
+    model = ridge.fit(x[chosen], y[chosen], 12, float(l2))
+    got = ridge.accuracy(model, x_test, y_test)
+    assert abs(got - want) < 1.5 / len(y_test), name
+
+
+@pytest.mark.parametrize("l2", [2.0**-6, 1.0, 2.0**10])
+@pytest.mark.parametrize("sizes", [(40, 7), (8, 7), (7, 7), (5, 30)])
+def test_normal_equations(sizes, l2):
+  x, y = _case(*sizes)
+  model = ridge.fit(x, y, 3, l2)
+  z = (x.astype(np.float64) - x.mean(0, np.float64)) / (
+    x.std(0, dtype=np.float64) + 1e-5
+  )
+  z = np.concatenate([z, np.full((len(z), 1), 100.0)], axis=1)
+  targets = 2.0 * np.eye(3)[y] - 1.0
+  gram = z.T @ z + l2 * np.eye(z.shape[1])
+  want = np.linalg.solve(gram, z.T @ targets)
+  # Condition up to 4e5 / 0.016 (constant feature): 1e-16 * 3e7, with room.
+  np.testing.assert_allclose(model.weights, want, rtol=1e-6, atol=1e-8)
+
+
+def test_all_penalties_equal_one_by_one():
+  x, y = _case(20, 6)
+  l2s = [0.5, 8.0, 1024.0]
+  together = ridge.fit_all(x, y, 3, l2s)
+  for l2, model in zip(l2s, together, strict=True):
+    np.testing.assert_array_equal(model.weights, ridge.fit(x, y, 3, l2).weights)
+
+
+def test_a_constant_feature_does_no_harm():
+  x, y = _case(20, 6)
+  x[:, 2] = 4.0
+  assert np.isfinite(ridge.fit(x, y, 3, 1.0).weights).all()
+
+
+def test_shots_are_the_first_of_each_class_in_turn():
+  labels = np.array([2, 0, 1, 0, 1, 2, 0, 1, 2])
+  rng = np.random.default_rng(5)
+  want = [rng.permutation(np.flatnonzero(labels == k))[:2] for k in range(3)]
+  got = ridge.sample_shots(labels, shots=2, seed=5)
+  np.testing.assert_array_equal(got, np.concatenate(want))
+  assert labels[got].tolist() == [0, 0, 1, 1, 2, 2]
+  # Fewer shots of the same seed are among them.
+  assert set(ridge.sample_shots(labels, 1, 5)) < set(got)
+
+
+def test_too_few_examples_of_a_class():
+  labels = np.array([0, 0, 0, 2, 2, 2, 1])
+  with pytest.raises(ValueError, match="got 2 per class, but class 1 has 1"):
+    ridge.sample_shots(labels, shots=2, seed=0)
+  with pytest.raises(ValueError, match="class 3 has 0"):
+    ridge.sample_shots(labels, shots=1, seed=0, num_classes=4)
+  with pytest.raises(ValueError, match="and 15 more classes"):
+    ridge.sample_shots(np.arange(20), shots=2, seed=0)
+  with pytest.raises(ValueError, match="shots: got 0"):
+    ridge.sample_shots(labels, shots=0, seed=0)
+
+
+def test_faulty_input():
+  x, y = _case(20, 6)
+  with pytest.raises(ValueError, match="l2: got 0"):
+    ridge.fit(x, y, 3, 0.0)
+  with pytest.raises(ValueError, match="classes from 0 to 2, expected"):
+    ridge.fit(x, y, 2, 1.0)
+  x[4, 1] = np.nan
+  with pytest.raises(ValueError, match="1 of 20 rows .* first is row 4"):
+    ridge.fit(x, y, 3, 1.0)

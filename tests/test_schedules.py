@@ -1,0 +1,93 @@
+"""Learning rates in closed form: at 0, in and after the warm-up, at the end."""
+
+import dataclasses
+import doctest
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import schedules
+from vit_jax.config import OptimConfig
+
+TOTAL, WARMUP, PEAK, END = 1000, 100, 3e-3, 1e-5
+CONFIG = OptimConfig(
+  lr=PEAK, warmup_steps=WARMUP, end_lr=END, rsqrt_timescale=300
+)
+ALL = ("cosine", "linear", "rsqrt", "constant")
+
+
+def _want(name, step):
+  """The rule as big_vision writes it: decay times min(1, step / warm-up)."""
+  progress = min(max((step - WARMUP) / (TOTAL - WARMUP), 0.0), 1.0)
+  since = max(step - WARMUP, 0)
+  decay = {
+    "cosine": END + (PEAK - END) * 0.5 * (1 + math.cos(math.pi * progress)),
+    "linear": END + (PEAK - END) * (1 - progress),
+    "rsqrt": PEAK / math.sqrt(1 + since / 300),
+    "constant": PEAK,
+  }[name]
+  return decay * min(1.0, step / WARMUP)
+
+
+def test_examples():
+  assert doctest.testmod(schedules).failed == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_closed_form(name):
+  lr = schedules.make_schedule(
+    dataclasses.replace(CONFIG, schedule=name), TOTAL
+  )
+  steps = [0, 1, 50, 99, 100, 101, 400, 550, 999, 1000, 1200]
+  want = [_want(name, s) for s in steps]
+  # cos of a float32 angle is good to 1e-7 of the peak, not of a small rate.
+  np.testing.assert_allclose(
+    [float(lr(s)) for s in steps], want, rtol=1e-6, atol=2e-7 * PEAK
+  )
+  np.testing.assert_allclose(
+    jax.jit(jax.vmap(lr))(jnp.array(steps)), want, rtol=1e-6, atol=2e-7 * PEAK
+  )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_endpoints(name):
+  lr = schedules.make_schedule(
+    dataclasses.replace(CONFIG, schedule=name), TOTAL
+  )
+  assert float(lr(0)) == 0.0
+  assert float(lr(WARMUP)) == np.float32(PEAK)
+  if name in ("cosine", "linear"):
+    assert float(lr(TOTAL)) == pytest.approx(END, rel=1e-3)
+  assert lr(3).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_warmup_the_first_update_has_the_peak(name):
+  config = dataclasses.replace(CONFIG, schedule=name, warmup_steps=0)
+  assert float(schedules.make_schedule(config, TOTAL)(0)) == np.float32(PEAK)
+
+
+def test_rsqrt_falls_to_a_root_of_a_half_in_its_timescale():
+  config = dataclasses.replace(CONFIG, schedule="rsqrt")
+  lr = schedules.make_schedule(config, TOTAL)
+  assert float(lr(WARMUP + 300)) == pytest.approx(PEAK / math.sqrt(2), rel=1e-6)
+
+
+def test_a_rate_of_zero_is_no_division_by_zero():
+  config = OptimConfig(lr=0.0, schedule="cosine")
+  assert float(schedules.make_schedule(config, 10)(5)) == 0.0
+
+
+@pytest.mark.parametrize("warmup", [1000, 1001, -1])
+def test_warmup_must_end_before_the_run(warmup):
+  config = dataclasses.replace(CONFIG, warmup_steps=warmup)
+  with pytest.raises(ValueError, match=rf"warmup_steps: got {warmup}, .* 1000"):
+    schedules.make_schedule(config, TOTAL)
+
+
+def test_unknown_decay():
+  with pytest.raises(ValueError, match="got 'stair', expected one of cosine"):
+    schedules.make_schedule(OptimConfig(schedule="stair"), 10)

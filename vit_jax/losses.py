@@ -1,0 +1,115 @@
+"""Cross-entropies, one value per example; whoever calls takes the mean."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def targets_of(
+  labels: Int[Array, " b"] | Float[Array, "b classes"], num_classes: int
+) -> Float[Array, "b classes"]:
+  """Turns the labels of a batch into targets, one weight per class.
+
+  Integers become one-hot rows; rows that already have a weight per class pass
+  through. A negative label (padding) becomes a row of zeros, whose softmax
+  loss is 0; the mask of the batch must take it out of the mean all the same.
+
+  Raises:
+    ValueError: The rows have another width than `num_classes`.
+
+  Example:
+    >>> targets_of(jnp.array([2, 0]), 3).tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+  """
+  if labels.ndim == 1:
+    return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
+  if labels.shape[-1] != num_classes:
+    raise ValueError(
+      f"labels: got rows of {labels.shape[-1]} classes, expected"
+      f" {num_classes}, the width of the head. Set config.num_classes to"
+      f" {labels.shape[-1]} or leave it unset."
+    )
+  return labels.astype(jnp.float32)
+
+
+def smooth(
+  targets: Float[Array, "*b classes"], amount: float
+) -> Float[Array, "*b classes"]:
+  """Spreads a share of the target evenly over all classes, the true one too.
+
+  targets_k -> (1 - amount) targets_k + amount / classes
+
+  The rule is the same for both losses, as in scenic and timm. For the sigmoid
+  it lowers a target of 1 to 1 - amount + amount / classes and lifts a 0 to
+  amount / classes only, so a usual amount of 0.1 hardly moves the negatives of
+  a set with many classes. (Recipes with a fixed floor write it as on/off
+  values: off = 1e-4 with 1000 classes is about an amount of 0.1 here, but
+  there the true class keeps 1 - 1e-4.)
+
+  Args:
+    targets: One-hot or mixed one-hot rows.
+    amount: Share of the target, 0 to 1; 0 changes nothing.
+
+  Source: arXiv:1512.00567, section 7.
+
+  Example:
+    >>> smooth(jnp.array([[0.0, 1.0, 0.0, 0.0]]), 0.5).tolist()
+    [[0.125, 0.625, 0.125, 0.125]]
+  """
+  if not 0.0 <= amount <= 1.0:
+    raise ValueError(
+      f"config.label_smoothing: got {amount}, expected a share from 0 to 1."
+    )
+  return (1.0 - amount) * targets + amount / targets.shape[-1]
+
+
+def softmax_xent(
+  logits: Float[Array, "*b classes"], targets: Float[Array, "*b classes"]
+) -> Float[Array, "*b"]:
+  """Cross-entropy of a softmax against the targets, in nats.
+
+  loss = -sum_k targets_k log softmax(logits)_k, computed in float32.
+
+  Args:
+    logits: Unnormalised log-probabilities, any float type.
+    targets: A distribution over the classes; rows sum to 1 (not checked).
+
+  Example:
+    >>> round(float(softmax_xent(jnp.zeros((1, 4)), jnp.eye(4)[:1])[0]), 4)
+    1.3863
+  """
+  log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+  return -jnp.sum(targets.astype(jnp.float32) * log_p, axis=-1)
+
+
+def sigmoid_xent(
+  logits: Float[Array, "*b classes"], targets: Float[Array, "*b classes"]
+) -> Float[Array, "*b"]:
+  """Sum over the classes of each class's own cross-entropy, in nats.
+
+  loss = -sum_k (t_k log sigmoid(x_k) + (1 - t_k) log sigmoid(-x_k)), computed
+  in float32. The sum is not divided by the number of classes: the learning
+  rates of the published recipes count on that, and so does a head bias of
+  -10, with which the loss of an untrained head is about 10.
+
+  Args:
+    logits: Log-odds of each class, any float type.
+    targets: Probability of each class, from 0 to 1, each for itself.
+
+  Source: arXiv:2006.07159; issue 34 of
+    google-research/vision_transformer for the sum.
+
+  Example:
+    >>> round(float(sigmoid_xent(jnp.zeros((1, 4)), jnp.eye(4)[:1])[0]), 4)
+    2.7726
+  """
+  logits = logits.astype(jnp.float32)
+  targets = targets.astype(jnp.float32)
+  # log sigmoid(-x) is taken as such: 1 - sigmoid(x) would lose all digits of
+  # a confident negative.
+  log_p = jax.nn.log_sigmoid(logits)
+  log_not_p = jax.nn.log_sigmoid(-logits)
+  return -jnp.sum(targets * log_p + (1.0 - targets) * log_not_p, axis=-1)
+
+
+LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}

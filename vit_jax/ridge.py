@@ -1,0 +1,187 @@
+"""Few-shot classification by least squares, in closed form, on the host.
+
+Features are whitened one by one with the mean and the standard deviation of
+the shots; a constant feature stands for the bias; the targets are +1 for the
+class and -1 for all others:
+
+  x = (feature - mean) / (std + 1e-5), followed by 100
+  W = argmin |X W - Y|^2 + l2 |W|^2,  prediction = argmax_k (x W)_k
+
+The constant is 100 and not 1 so that the penalty hardly touches the bias.
+All in float64: the smaller Gram matrix is near singular for the small
+penalties, and a few thousand shots cost seconds.
+
+Source: arXiv:2010.11929, section 4.1; big_vision `evaluators/fewshot_lsr.py`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64, Int64, Integer, Num
+
+BIAS = 100.0
+STD_FLOOR = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Ridge:
+  """A fitted classifier: whitening, and weights with the bias's row last."""
+
+  mean: Float64[np.ndarray, " d"]
+  std: Float64[np.ndarray, " d"]
+  weights: Float64[np.ndarray, "d+1 classes"]
+
+
+def sample_shots(
+  labels: Integer[np.ndarray, " n"],
+  shots: int,
+  seed: int,
+  num_classes: int | None = None,
+) -> Int64[np.ndarray, " chosen"]:
+  """Draws the same number of examples of every class.
+
+  One generator, `numpy.random.default_rng(seed)`, permutes the indices of
+  class 0, then those of class 1, and so on; the first `shots` of each are
+  taken. So the 5 shots of a seed are among its 10 shots.
+
+  Args:
+    labels: Class of each example.
+    shots: Examples per class, 1 or more.
+    seed: Of the draw; evaluations average over several.
+    num_classes: None: one more than the largest label.
+
+  Returns:
+    Indices into `labels`, class after class.
+
+  Raises:
+    ValueError: A class has fewer examples than `shots`.
+
+  Source: big_vision `evaluators/fewshot_lsr.py`.
+
+  Example:
+    >>> indices = sample_shots(np.array([0, 1, 0, 1, 1]), shots=2, seed=0)
+    >>> sorted(indices[:2].tolist()), len(indices)
+    ([0, 2], 4)
+  """
+  if num_classes is None:
+    num_classes = int(labels.max(initial=-1)) + 1
+  if shots < 1:
+    raise ValueError(f"shots: got {shots}, expected 1 or more.")
+  rng = np.random.default_rng(seed)
+  chosen, short = [], []
+  for k in range(num_classes):
+    indices = rng.permutation(np.flatnonzero(labels == k))
+    chosen.append(indices[:shots])
+    if len(indices) < shots:
+      short.append(f"class {k} has {len(indices)}")
+  if short:
+    more = f" and {len(short) - 5} more classes" if len(short) > 5 else ""
+    raise ValueError(
+      f"shots: got {shots} per class, but {', '.join(short[:5])}{more}. Take"
+      " fewer shots, or a larger train_split to draw them from."
+    )
+  return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+
+def fit(
+  features: Num[np.ndarray, "n d"],
+  labels: Integer[np.ndarray, " n"],
+  num_classes: int,
+  l2: float,
+) -> Ridge:
+  """Fits one penalty.
+
+  Args:
+    features: Of the shots.
+    labels: Their classes, 0 to num_classes - 1.
+    num_classes: Columns of the targets; a class without shots gets -1 only.
+    l2: Weight of the penalty, more than 0; not divided by the number of shots.
+
+  Example:
+    >>> x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> y = np.array([0, 0, 1, 1])
+    >>> predict(fit(x, y, num_classes=2, l2=0.1), x).tolist()
+    [0, 0, 1, 1]
+  """
+  return fit_all(features, labels, num_classes, [l2])[0]
+
+
+def fit_all(
+  features: Num[np.ndarray, "n d"],
+  labels: Integer[np.ndarray, " n"],
+  num_classes: int,
+  l2s: Sequence[float],
+) -> list[Ridge]:
+  """Fits several penalties from one eigendecomposition.
+
+  With n shots of d features (the constant counted), the smaller Gram matrix
+  is taken apart once, after which a penalty costs two matrix products:
+
+    n >= d:  X'X = V S V',  W = V (S + l2)^-1 V' X'Y
+    n < d:   XX' = U S U',  W = X' U (S + l2)^-1 U' Y
+
+  Returns:
+    One classifier per penalty, in their order.
+
+  Raises:
+    ValueError: A penalty is not positive, a label is out of range, or a
+      feature is not finite.
+  """
+  if faulty := [l2 for l2 in l2s if not l2 > 0]:
+    raise ValueError(f"l2: got {faulty[0]}, expected a number above 0.")
+  if labels.size == 0 or labels.min() < 0 or labels.max() >= num_classes:
+    raise ValueError(
+      f"labels: got {_range(labels)}, expected classes from 0 to"
+      f" {num_classes - 1}."
+    )
+  features = features.astype(np.float64)
+  if not np.isfinite(features).all():
+    rows = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    raise ValueError(
+      f"features: {len(rows)} of {len(features)} rows hold NaN or infinity,"
+      f" the first is row {rows[0]}. The model that made them has diverged,"
+      " or its dtype overflows."
+    )
+  mean = features.mean(axis=0)
+  std = features.std(axis=0) + STD_FLOOR
+  x = _whiten(features, mean, std)
+  y = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
+  num_examples, num_features = x.shape
+  if num_examples >= num_features:
+    s, v = np.linalg.eigh(x.T @ x)
+    left, right = v, v.T @ (x.T @ y)
+  else:
+    s, u = np.linalg.eigh(x @ x.T)
+    left, right = x.T @ u, u.T @ y
+  # Rounding may leave an eigenvalue of 0 slightly below it.
+  s = np.maximum(s, 0.0)[:, None]
+  return [Ridge(mean, std, left @ (right / (s + l2))) for l2 in l2s]
+
+
+def predict(
+  ridge: Ridge, features: Num[np.ndarray, "n d"]
+) -> Int64[np.ndarray, " n"]:
+  """Returns the class with the largest score; the lowest of equal ones."""
+  x = _whiten(features.astype(np.float64), ridge.mean, ridge.std)
+  return np.argmax(x @ ridge.weights, axis=-1)
+
+
+def accuracy(
+  ridge: Ridge,
+  features: Num[np.ndarray, "n d"],
+  labels: Integer[np.ndarray, " n"],
+) -> float:
+  """Returns the share of examples predicted right, 0 to 1."""
+  return float(np.mean(predict(ridge, features) == labels))
+
+
+def _whiten(features, mean, std):
+  bias = np.full((len(features), 1), BIAS)
+  return np.concatenate([(features - mean) / std, bias], axis=1)
+
+
+def _range(labels) -> str:
+  if not labels.size:
+    return "no examples"
+  return f"classes from {labels.min()} to {labels.max()}"
