@@ -1,0 +1,212 @@
+"""How far a run is: a bar on a terminal, plain lines in a file.
+
+Everything goes to stderr, so that stdout stays free for results.
+"""
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+REDRAW_SECONDS = 0.1  # A bar redrawn at every step of 1 ms costs more than it.
+SMALLEST_BAR = 8  # Columns; a shorter one says less than the percentage.
+
+
+class Progress:
+  """Shows step, metrics, speed and the time that is left.
+
+  On a terminal one line is redrawn in place; its bar takes the columns that
+  the numbers leave, and the less needed numbers go first where it is narrow.
+  Elsewhere (a file, a pipe, a job's log) each call with metrics prints one
+  line, without carriage returns.
+
+  The time left is the time per step since the first update, evaluations and
+  checkpoints included, times the steps left; compilation is not in it, since
+  it comes before the first update.
+
+  Args:
+    total_steps: Length of the run.
+    initial_step: Where the run starts, more than 0 when it is resumed.
+    is_shown: False prints nothing: for all processes but the first.
+    stream: None: stderr.
+    clock: Seconds, for tests.
+  """
+
+  def __init__(
+    self,
+    total_steps: int,
+    initial_step: int = 0,
+    *,
+    is_shown: bool = True,
+    stream: io.TextIOBase | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._total = total_steps
+    self._step = initial_step
+    self._metrics: dict[str, float | None] = {}
+    self._is_shown = is_shown
+    self._stream = sys.stderr if stream is None else stream
+    self._clock = clock
+    self._start = clock()
+    self._first: tuple[float, int] | None = None  # Time and step.
+    self._drawn_at = -float("inf")
+    self._is_open = True
+    self._is_bar = is_shown and _is_terminal(self._stream)
+    self._blocks = _blocks(self._stream)
+    if self._is_bar:
+      self._draw()
+
+  def update(self, step: int, metrics: Mapping | None = None) -> None:
+    """Says that `step` updates are applied.
+
+    Args:
+      step: Counted from the start of the training, not of this process.
+      metrics: The newest numbers; None keeps the ones shown. Known names get
+        their own format ("loss", "lr", "images/s", "images/s/device", "mfu"
+        as a share from 0 to 1), a value of None is left out.
+    """
+    now = self._clock()
+    if self._first is None:
+      self._first = (now, step)
+    self._step = step
+    if metrics is not None:
+      self._metrics = dict(metrics)
+    if self._is_bar:
+      is_due = now - self._drawn_at >= REDRAW_SECONDS
+      if metrics is not None or is_due or step >= self._total:
+        self._draw()
+    elif self._is_shown and metrics is not None:
+      self._write(f"step {'  '.join(self._head() + self._fields())}\n")
+
+  def note(self, text: str) -> None:
+    """Prints text, above the bar where there is one."""
+    if not self._is_shown:
+      return
+    if self._is_bar and self._is_open:
+      self._write(f"\r\x1b[K{text}\n")
+      self._draw()
+    else:
+      self._write(f"{text}\n")
+
+  def close(self) -> None:
+    """Leaves the last state of the bar standing; later calls do nothing."""
+    if self._is_open and self._is_bar:
+      self._draw()
+      self._write("\n")
+    self._is_open = self._is_bar = False
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception) -> None:
+    # Also after an exception: its traceback starts on a line of its own.
+    self.close()
+
+  def _head(self) -> list[str]:
+    share = self._step / self._total if self._total else 1.0
+    return [f"{self._step:,}/{self._total:,}", f"{100 * share:.1f}%"]
+
+  def _fields(self) -> list[str]:
+    return _formatted(self._metrics) + self._time_left()
+
+  def _time_left(self) -> list[str]:
+    now = self._clock()
+    if self._step >= self._total:
+      return [f"took {format_seconds(now - self._start)}"]
+    if self._first is None or self._step == self._first[1]:
+      return []
+    seconds = (now - self._first[0]) / (self._step - self._first[1])
+    return [f"ETA {format_seconds(seconds * (self._total - self._step))}"]
+
+  def _draw(self) -> None:
+    self._drawn_at = self._clock()
+    # One column stays free: a full line makes some terminals wrap.
+    width = _columns(self._stream) - 1
+    count, percent = self._head()
+    metrics = dict(self._metrics)
+    while True:
+      fields = _formatted(metrics) + self._time_left()
+      text = "  ".join([percent, count, *fields])
+      room = width - len(text) - 1
+      if room >= SMALLEST_BAR or not metrics:
+        break
+      metrics.pop(_least_needed(metrics))
+    bar = self._bar(min(room, 40)) + " " if room >= SMALLEST_BAR else ""
+    self._write(f"\r{bar}{text[:width]}\x1b[K")
+
+  def _bar(self, width: int) -> str:
+    full, empty = self._blocks
+    share = self._step / self._total if self._total else 1.0
+    num_full = min(int(share * width), width)
+    return full * num_full + empty * (width - num_full)
+
+  def _write(self, text: str) -> None:
+    self._stream.write(text)
+    self._stream.flush()
+
+
+def format_seconds(seconds: float) -> str:
+  """Rounds a duration to two units.
+
+  Example:
+    >>> [format_seconds(s) for s in (0.4, 61.0, 3.7e3, 9e4, 1e6)]
+    ['0s', '1m01s', '1h01m', '1d01h', '11d13h']
+  """
+  seconds = int(seconds)
+  minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+  if seconds < 60:
+    return f"{seconds}s"
+  if minutes < 60:
+    return f"{minutes}m{seconds % 60:02d}s"
+  if hours < 24:
+    return f"{hours}h{minutes % 60:02d}m"
+  return f"{days}d{hours % 24:02d}h"
+
+
+def _formatted(metrics: Mapping) -> list[str]:
+  return [_format(k, v) for k, v in metrics.items() if v is not None]
+
+
+def _format(name: str, value) -> str:
+  if name == "loss":
+    return f"loss {value:.4f}" if abs(value) < 1000 else f"loss {value:.3e}"
+  if name == "lr":
+    return f"lr {value:.2e}"
+  if name == "images/s":
+    return f"{_rate(value)} img/s"
+  if name == "images/s/device":
+    return f"{_rate(value)} img/s/device"
+  if name == "mfu":
+    return f"MFU {100 * value:.1f}%"
+  return f"{name} {value:.4g}"
+
+
+def _rate(value) -> str:
+  return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _least_needed(metrics: Mapping) -> str:
+  """What a narrow terminal drops: unknown names first, loss and speed last."""
+  keep = ("images/s/device", "lr", "mfu", "images/s", "loss")
+  return min(metrics, key=lambda k: keep.index(k) if k in keep else -1)
+
+
+def _is_terminal(stream: io.TextIOBase) -> bool:
+  return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _columns(stream: io.TextIOBase) -> int:
+  """Width now, so that the bar follows a window that is resized."""
+  try:
+    return os.get_terminal_size(stream.fileno()).columns or 80
+  except (OSError, ValueError):  # No file descriptor, as in a notebook.
+    return 80
+
+
+def _blocks(stream: io.TextIOBase) -> tuple[str, str]:
+  try:
+    "█░".encode(getattr(stream, "encoding", None) or "ascii")
+  except (UnicodeEncodeError, LookupError):
+    return "#", "."
+  return "█", "░"
