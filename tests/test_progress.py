@@ -11,8 +11,8 @@ from vit_jax import progress
 METRICS = {
   "loss": 6.91234,
   "lr": 4e-4,
-  "images/s": 1234.5,
-  "images/s/device": 154.3,
+  "images_per_second": 1234.5,
+  "images_per_second_per_device": 154.3,
   "mfu": 0.412,
 }
 
@@ -141,3 +141,13 @@ def test_nan_is_shown():
   file = io.StringIO()
   progress.Progress(10, stream=file).update(1, {"loss": float("nan")})
   assert "loss nan" in file.getvalue()
+
+
+def test_one_device_is_told_once_and_unknown_names_come_last():
+  file = io.StringIO()
+  rates = {"images_per_second": 50.0, "images_per_second_per_device": 50.0}
+  metrics = {"zeta": 2.0, **rates, "grad_norm": 1.5, "epoch": 0.1}
+  progress.Progress(10, stream=file).update(1, metrics)
+  assert file.getvalue() == (
+    "step 1/10  10.0%  |g| 1.5  epoch 0.10  50.0 img/s  zeta 2\n"
+  )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 REDRAW_SECONDS = 0.1  # A bar redrawn at every step of 1 ms costs more than it.
+PER_DEVICE = "images_per_second_per_device"
 SMALLEST_BAR = 8  # Columns; a shorter one says less than the percentage.
 
 
@@ -62,9 +63,9 @@ class Progress:
 
     Args:
       step: Counted from the start of the training, not of this process.
-      metrics: The newest numbers; None keeps the ones shown. Known names get
-        their own format ("loss", "lr", "images/s", "images/s/device", "mfu"
-        as a share from 0 to 1), a value of None is left out.
+      metrics: The newest numbers by their names in metrics.jsonl, without
+        "train/"; None keeps the ones shown. A value of None is left out;
+        "mfu" is a share from 0 to 1.
     """
     now = self._clock()
     if self._first is None:
@@ -165,30 +166,44 @@ def format_seconds(seconds: float) -> str:
 
 
 def _formatted(metrics: Mapping) -> list[str]:
-  return [_format(k, v) for k, v in metrics.items() if v is not None]
+  """Texts in the order of `_FORMATS`, then the names that it lacks."""
+  shown = {k: v for k, v in metrics.items() if v is not None}
+  if shown.get(PER_DEVICE) == shown.get("images_per_second"):
+    shown.pop(PER_DEVICE, None)  # One device: the same number again.
+  known = [text(shown.pop(k)) for k, text in _FORMATS.items() if k in shown]
+  return known + [f"{name} {value:.4g}" for name, value in shown.items()]
 
 
-def _format(name: str, value) -> str:
-  if name == "loss":
-    return f"loss {value:.4f}" if abs(value) < 1000 else f"loss {value:.3e}"
-  if name == "lr":
-    return f"lr {value:.2e}"
-  if name == "images/s":
-    return f"{_rate(value)} img/s"
-  if name == "images/s/device":
-    return f"{_rate(value)} img/s/device"
-  if name == "mfu":
-    return f"MFU {100 * value:.1f}%"
-  return f"{name} {value:.4g}"
+def _loss(value) -> str:
+  return f"loss {value:.4f}" if abs(value) < 1000 else f"loss {value:.3e}"
 
 
 def _rate(value) -> str:
   return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+_FORMATS = {
+  "loss": _loss,
+  "lr": lambda v: f"lr {v:.2e}",
+  "grad_norm": lambda v: f"|g| {v:.3g}",
+  "epoch": lambda v: f"epoch {v:.2f}",
+  "images_per_second": lambda v: f"{_rate(v)} img/s",
+  PER_DEVICE: lambda v: f"{_rate(v)} img/s/device",
+  "mfu": lambda v: f"MFU {100 * v:.1f}%",
+}
+
+
 def _least_needed(metrics: Mapping) -> str:
-  """What a narrow terminal drops: unknown names first, loss and speed last."""
-  keep = ("images/s/device", "lr", "mfu", "images/s", "loss")
+  """What a narrow terminal drops first: unknown names; last: the loss."""
+  keep = (
+    "grad_norm",
+    PER_DEVICE,
+    "epoch",
+    "lr",
+    "mfu",
+    "images_per_second",
+    "loss",
+  )
   return min(metrics, key=lambda k: keep.index(k) if k in keep else -1)
 
 
