@@ -166,8 +166,8 @@ class CheckpointConfig:
 class ClassificationConfig:
   """Evaluator: top-1, top-5 and loss over a whole split."""
 
-  name: str = _field("val", "prefix of the metrics; the key under evals")
-  kind: str = _field("classification", "which evaluator")
+  name: str = "val"  # the key under evals, and prefix of the metrics
+  kind: str = "classification"
   dataset: str | None = _field(None, "as data.dataset; None: the same")
   split: str = _field("validation", "split to score, every example once")
   ops: str = _field(
@@ -176,17 +176,15 @@ class ClassificationConfig:
   batch_size: int | None = _field(
     None, "images per batch, all devices; None: data.batch_size"
   )
-  every_steps: int = _field(
-    0, "steps between evaluations; 0: only at the end"
-  )
+  every_steps: int = _field(0, "steps between evaluations; 0: only at the end")
 
 
 @dataclasses.dataclass(frozen=True)
 class FewshotConfig:
   """Evaluator: closed-form ridge regression on frozen features."""
 
-  name: str = _field("fewshot", "prefix of the metrics; the key under evals")
-  kind: str = _field("fewshot", "which evaluator")
+  name: str = "fewshot"  # the key under evals, and prefix of the metrics
+  kind: str = "fewshot"
   dataset: str | None = _field(None, "as data.dataset; None: the same")
   train_split: str = _field("train", "split the shots are drawn from")
   split: str = _field("test", "split to score")
@@ -194,9 +192,7 @@ class FewshotConfig:
   batch_size: int | None = _field(
     None, "images per batch, all devices; None: data.batch_size"
   )
-  every_steps: int = _field(
-    0, "steps between evaluations; 0: only at the end"
-  )
+  every_steps: int = _field(0, "steps between evaluations; 0: only at the end")
   layer: str = _field("pre_logits", "which intermediate is the feature")
   shots: tuple[int, ...] = _field((1, 5, 10, 25), "examples per class")
   seeds: tuple[int, ...] = _field((0, 1, 2), "draws of the shots, averaged")
@@ -294,6 +290,19 @@ def size(model: ModelConfig) -> tuple[Size, int]:
   return dataclasses.replace(sizes, **overrides), patch
 
 
+def patch_grid(
+  model: ModelConfig, image_size: tuple[int, int]
+) -> tuple[int, int]:
+  """Returns rows and columns of patches in an image of (height, width)."""
+  _, patch = size(model)
+  return image_size[0] // patch, image_size[1] // patch
+
+
+def has_cls_row(model: ModelConfig) -> bool:
+  """Whether the table of positions begins with a row for the class token."""
+  return model.pool == "token" and model.posemb == "learn"
+
+
 def parse_value(annotation, value, where: str):
   """Converts `value`, maybe a text of the command line, to the type.
 
@@ -301,7 +310,9 @@ def parse_value(annotation, value, where: str):
     ValueError: It is of another type; the message names `where`.
   """
   options = typing.get_args(annotation)
-  is_optional = isinstance(annotation, types.UnionType) and type(None) in options
+  is_optional = (
+    isinstance(annotation, types.UnionType) and type(None) in options
+  )
   if is_optional:
     if value is None or value in ("None", "none", "null"):
       return None
@@ -370,7 +381,7 @@ def _build(cls, values, where: str, faults: list[str]):
     else:
       try:
         built[name] = parse_value(field.type, value, path)
-        _check_choice(built[name], field.metadata["choices"], path)
+        _check_choice(built[name], field.metadata.get("choices"), path)
       except ValueError as e:
         faults.append(str(e))
         built.pop(name, None)
@@ -379,10 +390,16 @@ def _build(cls, values, where: str, faults: list[str]):
 
 def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   built = []
-  for name, values in dict(evals or {}).items():
+  evals = evals or {}
+  with_kind = [
+    n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
+  ]
+  for name, values in evals.items():
     path = f"{where}.{name}"
-    values = values if isinstance(values, dict) else {"kind": values}
-    kind = values.get("kind")
+    if name not in with_kind:
+      faults.append(f"{path}: no such evaluator.{nearest(name, with_kind)}")
+      continue
+    kind = values["kind"]
     if kind not in EVALUATOR_CONFIGS:
       faults.append(
         f"{path}.kind: got {kind!r}, expected one of"
@@ -395,7 +412,7 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   return tuple(built)
 
 
-def _check_choice(value, choices: tuple, where: str) -> None:
+def _check_choice(value, choices: tuple | None, where: str) -> None:
   if choices and value not in choices:
     raise ValueError(
       f"{where}: got {value!r}, expected one of {', '.join(choices)}."
@@ -410,9 +427,13 @@ def _as_dict(config, plain: bool = False) -> dict[str, Any]:
     value = getattr(config, field.name)
     if field.name == "evals":
       named = {e.name: _as_dict(e, plain) for e in value}
-      out["evals"] = named if plain else ml_collections.config_dict.placeholder(
-        object
-      ) if not named else named
+      out["evals"] = (
+        named
+        if plain
+        else ml_collections.config_dict.placeholder(object)
+        if not named
+        else named
+      )
     elif dataclasses.is_dataclass(value):
       out[field.name] = _as_dict(value, plain)
     elif value is None and not plain:

@@ -95,9 +95,7 @@ def _pad(shape: Shape, pixels: int) -> Shape:
 
 def _cropped(name: str, shape: Shape, size: Side) -> Shape:
   size = pair(size)
-  if shape is not None and any(
-    a < b for a, b in zip(shape, size, strict=True)
-  ):
+  if shape is not None and any(a < b for a, b in zip(shape, size, strict=True)):
     raise ValueError(
       f"got {name}{size}, larger than the image of {shape} pixels before it."
     )

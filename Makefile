@@ -1,0 +1,40 @@
+# make demo: pre-train, transfer, report. make test: the quick tests.
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python -m
+DEMO = runs/demo
+
+.PHONY: demo test test-all lint clean
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
+	touch $@
+
+demo: $(VENV)/installed
+	rm -rf $(DEMO)
+	mkdir -p $(DEMO)
+	date +%s > $(DEMO)/started
+	$(RUN) vit_jax.train --config=configs/glyphs.py --workdir=$(DEMO)/pretrain
+	$(RUN) vit_jax.train --config=configs/digits_finetune.py:init=$(DEMO)/pretrain --workdir=$(DEMO)/finetune
+	$(RUN) vit_jax.train --config=configs/digits_finetune.py --workdir=$(DEMO)/scratch
+	$(RUN) vit_jax.report $(DEMO)
+
+test: $(VENV)/installed-test
+	$(RUN) pytest -n 2
+
+test-all: $(VENV)/installed-test
+	$(RUN) pytest -n 2 -m "slow or not slow"
+
+lint: $(VENV)/installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+clean:
+	rm -rf $(VENV) $(DEMO)

@@ -1,0 +1,176 @@
+"""Checkpoints of a run, written by Orbax in the background.
+
+Each step's folder holds three items: `params` (what evaluation uses; loads
+alone into other Flax code), `train` (step, optimizer, and the raw parameters
+where `params` is their running average) and `metadata` (JSON: config, patch
+grid, preprocessing, class names, versions). All use of Orbax is here.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax.config import CheckpointConfig, ConfigError
+
+FOLDER = "checkpoints"
+
+
+class Checkpointer:
+  """Writes and reads the checkpoints of one run.
+
+  Args:
+    workdir: Folder of the run; checkpoints go to its `checkpoints/<step>/`.
+    config: How often, and what stays.
+  """
+
+  def __init__(self, workdir: str, config: CheckpointConfig):
+    self._manager = ocp.CheckpointManager(
+      (epath.Path(workdir) / FOLDER).resolve(),
+      item_names=("params", "train", "metadata"),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=config.keep_last,
+        keep_period=config.keep_every_steps,
+        enable_async_checkpointing=True,
+      ),
+    )
+
+  def latest_step(self) -> int | None:
+    """Returns the step of the newest complete checkpoint, None if none."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state, metadata: dict[str, Any]) -> None:
+    """Starts to write; returns as soon as the arrays are copied.
+
+    Args:
+      step: Updates applied so far; nothing happens if it is already there.
+      state: A `step.TrainState`.
+      metadata: What JSON can hold.
+    """
+    if step == self.latest_step():
+      return
+    params, train = _split(state)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        params=ocp.args.StandardSave(params),
+        train=ocp.args.StandardSave(train),
+        metadata=ocp.args.JsonSave(metadata),
+      ),
+    )
+
+  def restore(self, step: int, state_shape, shardings):
+    """Returns the state of a step, exactly, on the devices given.
+
+    Args:
+      step: One that is there.
+      state_shape: `eval_shape` of the state.
+      shardings: Where each array goes; need not be where it was.
+
+    Raises:
+      ConfigError: The checkpoint is of another model or optimizer.
+    """
+    target = jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      state_shape,
+      shardings,
+    )
+    params, train = _split(target)
+    try:
+      items = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(params),
+          train=ocp.args.StandardRestore(train),
+        ),
+      )
+    except (KeyError, ValueError) as e:
+      folder = self._manager.directory / str(step)
+      raise ConfigError(
+        [
+          f"the checkpoint in {folder} does not fit this config (another model"
+          " or optimizer?). Resume with the config that wrote it"
+          f" ({folder.parent.parent}/config.json), or choose another"
+          f" --workdir. Orbax says: {str(e)[:500]}"
+        ]
+      ) from None
+    return _join(items.params, items.train, target)
+
+  def close(self) -> None:
+    """Waits until everything is on disk."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
+def find(path: str) -> epath.Path:
+  """Returns the folder of one step, given it, its run, or `checkpoints/`.
+
+  Raises:
+    FileNotFoundError: There is no checkpoint.
+  """
+  base = epath.Path(path)
+  if (base / "params").is_dir():
+    return base.resolve()
+  for parent in (base, base / FOLDER):
+    if parent.is_dir():
+      steps = [
+        p
+        for p in parent.iterdir()
+        if p.name.isdigit() and (p / "params").is_dir()
+      ]
+      if steps:
+        return max(steps, key=lambda p: int(p.name)).resolve()
+  is_there = "has no checkpoint in it" if base.exists() else "does not exist"
+  raise FileNotFoundError(
+    f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
+    f" {FOLDER}/<step>/params), or of one step."
+  )
+
+
+def load_metadata(path: str) -> dict[str, Any]:
+  """Returns the JSON written beside the parameters; `path` as for `find`."""
+  handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+  return handler.restore(find(path) / "metadata")
+
+
+def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Reads parameters alone, as numpy, whatever devices wrote them.
+
+  Args:
+    path: Folder of a run, of its checkpoints, or of one step.
+
+  Returns:
+    Nested dict of numpy arrays, and the metadata.
+
+  Raises:
+    FileNotFoundError: As `find`.
+  """
+  folder = find(path) / "params"
+  handler = ocp.PyTreeCheckpointer()
+  shapes = handler.metadata(folder).item_metadata.tree
+  as_numpy = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes
+  )
+  params = handler.restore(
+    folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+  )
+  return params, load_metadata(path)
+
+
+def _split(state) -> tuple[Any, dict[str, Any]]:
+  train = {"step": state.step, "opt_state": state.opt_state}
+  if state.ema is None:
+    return state.params, train
+  return state.ema, {**train, "raw_params": state.params}
+
+
+def _join(params, train: dict[str, Any], like):
+  if like.ema is None:
+    raw, ema = params, None
+  else:
+    raw, ema = train["raw_params"], params
+  return like.replace(
+    step=train["step"], params=raw, opt_state=train["opt_state"], ema=ema
+  )

@@ -1,0 +1,116 @@
+"""Scores a checkpoint: `python -m vit_jax.evaluate --checkpoint=RUN`.
+
+Runs the evaluators of the config that wrote it, or of --config.
+"""
+
+from vit_jax import cli
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  ARGS = cli.parse(
+    "vit_jax.evaluate",
+    {"checkpoint": "folder of a run, or of one step in its checkpoints/"},
+  )
+
+# ruff: noqa: E402
+import sys
+
+import jax
+
+from vit_jax import (
+  checkpoint,
+  distributed,
+  evaluators,
+  overview,
+  preflight,
+  sharding,
+)
+from vit_jax import step as step_lib
+from vit_jax.config import Config, ConfigError
+from vit_jax.models import build
+from vit_jax.opstring import image_size
+
+
+def evaluate(config: Config, path: str) -> dict[str, float]:
+  """Runs every evaluator of a config on a checkpoint's parameters.
+
+  Args:
+    config: Gives the model and the evaluators.
+    path: Folder of a run, or of one step.
+
+  Returns:
+    All metrics by name, as in training, baselines included.
+
+  Raises:
+    ConfigError: The checkpoint is missing or is of another model, or a
+      data set is missing.
+  """
+  try:
+    params, metadata = checkpoint.load_params(path)
+  except FileNotFoundError as e:
+    preflight.check(config, faults=[f"--checkpoint: {e}"])
+  preflight.check(config)
+  mesh = sharding.make_mesh(config.mesh)
+  size = image_size(config.data.ops)
+  model = build(config.model, metadata["num_classes"])
+
+  def init(rng):
+    return model.init(rng, jax.numpy.zeros((1, *size, 3)))["params"]
+
+  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  check_shapes(params, shapes, path)
+  shardings = sharding.infer(shapes, mesh)
+  params = jax.tree.map(jax.device_put, params, shardings)
+  judges = evaluators.build(
+    config,
+    step_lib.make_predict(model),
+    mesh,
+    random_params=lambda: jax.jit(init, out_shardings=shardings)(
+      jax.random.key(config.seed)
+    ),
+  )
+  found = {}
+  for judge in judges:
+    scores = judge.run(params) | judge.baselines()
+    if jax.process_index() == 0:
+      print(overview.format_scores(metadata["step"], scores), flush=True)
+    found |= scores
+  return found
+
+
+def check_shapes(params, shapes, path: str) -> None:
+  """The checkpoint must hold what the model asks for, no less, no more.
+
+  Raises:
+    ConfigError: One line a parameter that differs.
+  """
+  got, want = (
+    {
+      sharding.path_of(p): tuple(x.shape)
+      for p, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    for tree in (params, shapes)
+  )
+  faults = [
+    f"--checkpoint={path}: {key} has shape {got.get(key, 'none')}, expected"
+    f" {want.get(key, 'none')} by config.model; leave --config out to use the"
+    " one that wrote it."
+    for key in sorted(got.keys() | want.keys())
+    if got.get(key) != want.get(key)
+  ]
+  if faults:
+    raise ConfigError(faults)
+
+
+def main(args: cli.Args) -> None:
+  """Joins the other processes, looks for faults, evaluates."""
+  distributed.initialise()
+  try:
+    if args.faults:
+      preflight.check(args.config, faults=args.faults)
+    evaluate(args.config, args.flags["checkpoint"])
+  except ConfigError as e:
+    sys.exit(str(e))
+
+
+if __name__ == "__main__":
+  main(ARGS)

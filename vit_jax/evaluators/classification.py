@@ -1,0 +1,108 @@
+"""Top-1, top-5 and loss over a whole split, every example exactly once."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.config import ClassificationConfig, Config
+from vit_jax.data.pipeline import eval_batches
+from vit_jax.data.sources import open_source
+from vit_jax.losses import LOSSES, targets_of
+from vit_jax.metrics import mean, sum_and_count, top_k_correct
+from vit_jax.sharding import replicated, to_global
+
+
+class Classification:
+  """Scores the head of a model on a split.
+
+  Args:
+    config: What to score; dataset and batch_size are set.
+    run: The run it belongs to (its loss, whether data are faked).
+    predict: (params, uint8 images) -> (logits, out).
+    mesh: Where it runs.
+    random_params: Not needed here.
+  """
+
+  def __init__(
+    self,
+    config: ClassificationConfig,
+    run: Config,
+    predict: Callable,
+    mesh: Mesh,
+    random_params: Callable,
+  ):
+    del random_params
+    self.config = config
+    self._mesh = mesh
+    self._source = open_source(
+      config.dataset, config.split, run.data.data_dir, fake=run.fake_data
+    )
+    loss_fn = LOSSES[run.loss]
+
+    def score(params, batch):
+      """Sums over the rows that count, and the predictions of all rows."""
+      logits, _ = predict(params, batch["image"])
+      labels = batch["label"]
+      per_example = {
+        "top1": top_k_correct(logits, labels, 1),
+        "top5": top_k_correct(logits, labels, 5),
+        "loss": loss_fn(logits, targets_of(labels, logits.shape[-1])),
+      }
+      sums = {
+        k: sum_and_count(v, batch["mask"]) for k, v in per_example.items()
+      }
+      return sums, jax.nn.softmax(logits)
+
+    self._score = jax.jit(score, out_shardings=replicated(mesh))
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`."""
+    sums = [jax.device_get(s) for _, s, _ in self._scored(params)]
+    scores = {k: mean([s[k] for s in sums]) for k in sums[0]}
+    scores["count"] = float(sum(s["top1"][1] for s in sums))
+    return {f"{self.config.name}/{k}": v for k, v in scores.items()}
+
+  def baselines(self) -> dict[str, float]:
+    """Nothing: a head knows nothing before training."""
+    return {}
+
+  def predictions(self, params: Any, limit: int) -> dict[str, np.ndarray]:
+    """Returns the first images with what the model says; one process only.
+
+    Args:
+      params: Of the model.
+      limit: How many at most.
+
+    Returns:
+      image uint8 [n, h, w, 3], label int [n], prediction int [n] and its
+      probability float [n].
+    """
+    rows: dict[str, list] = {"image": [], "label": [], "probabilities": []}
+    for batch, _, probabilities in self._scored(params):
+      keep = batch["mask"]
+      rows["image"].append(batch["image"][keep])
+      rows["label"].append(batch["label"][keep])
+      rows["probabilities"].append(np.asarray(probabilities)[keep])
+      if sum(len(r) for r in rows["label"]) >= limit:
+        break
+    found = {k: np.concatenate(v)[:limit] for k, v in rows.items()}
+    probabilities = found.pop("probabilities")
+    return found | {
+      "prediction": probabilities.argmax(-1),
+      "probability": probabilities.max(-1),
+    }
+
+  def _scored(self, params) -> Iterator[tuple]:
+    batches = eval_batches(
+      self._source,
+      self.config.ops,
+      batch_size=self.config.batch_size,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+    for batch in batches:
+      sums, probabilities = self._score(params, to_global(batch, self._mesh))
+      yield batch, sums, probabilities

@@ -1,0 +1,179 @@
+"""What the words of a config alone show to be wrong, all at once.
+
+What needs the machine or the disk (devices, data sets, weights) is looked at
+by `vit_jax.preflight`.
+"""
+
+from collections.abc import Iterator
+
+from vit_jax.config import Config, ModelConfig, OptimConfig, size
+from vit_jax.opstring import image_size
+
+
+def faults(config: Config) -> list[str]:
+  """Returns one text a fault: config key, got, expected, what to do."""
+  return [
+    *_length_faults(config),
+    *_range_faults(config),
+    *_batch_faults(config),
+    *_optim_faults(config.optim),
+    *_mesh_faults(config),
+    *_model_faults(config.model),
+    *_image_faults(config),
+  ]
+
+
+def warmup_faults(config: Config, total_steps: int) -> list[str]:
+  """The warm-up must end before the run does."""
+  warmup = config.optim.warmup_steps
+  if warmup <= total_steps:
+    return []
+  return [
+    f"config.optim.warmup_steps: got {warmup}, longer than the run of"
+    f" {total_steps} steps; set it to {total_steps // 10} or less, or make the"
+    " run longer (config.total_steps, config.total_epochs)."
+  ]
+
+
+def _length_faults(config: Config) -> Iterator[str]:
+  if config.total_steps is not None:
+    if config.total_steps < 1:
+      yield f"config.total_steps: got {config.total_steps}, expected 1 or more."
+    else:
+      yield from warmup_faults(config, config.total_steps)
+  elif config.total_epochs is None:
+    yield (
+      "config.total_steps: got neither steps nor epochs; set it, or"
+      " config.total_epochs."
+    )
+  elif config.total_epochs <= 0:
+    yield (
+      f"config.total_epochs: got {config.total_epochs}, expected more than 0."
+    )
+
+
+def _range_faults(config: Config) -> Iterator[str]:
+  shares = {
+    "label_smoothing": config.label_smoothing,
+    "model.dropout": config.model.dropout,
+    "model.stochastic_depth": config.model.stochastic_depth,
+  }
+  for key, value in shares.items():
+    if not 0 <= value < 1:
+      yield f"config.{key}: got {value}, expected a share from 0 to below 1."
+  counts = {
+    "log_steps": config.log_steps,
+    "checkpoint.keep_last": config.checkpoint.keep_last,
+    "checkpoint.keep_every_steps": config.checkpoint.keep_every_steps,
+    "data.shuffle_buffer": config.data.shuffle_buffer,
+    "num_classes": config.num_classes,
+  }
+  for key, value in counts.items():
+    if value is not None and value < 1:
+      yield f"config.{key}: got {value}, expected 1 or more."
+  cadences = {"checkpoint.every_steps": config.checkpoint.every_steps}
+  cadences |= {
+    f"evals.{e.name}.every_steps": e.every_steps for e in config.evals
+  }
+  for key, value in cadences.items():
+    if value < 0:
+      yield f"config.{key}: got {value}, expected 0 (only at the end) or more."
+
+
+def _batch_faults(config: Config) -> Iterator[str]:
+  batch, accum = config.data.batch_size, config.optim.accum_steps
+  if batch < 1:
+    yield f"config.data.batch_size: got {batch}, expected 1 or more."
+  if accum < 1:
+    yield f"config.optim.accum_steps: got {accum}, expected 1 or more."
+  elif batch % accum:
+    yield (
+      f"config.optim.accum_steps: got {accum}, which does not divide"
+      f" config.data.batch_size={batch}; use a divisor of {batch}."
+    )
+  for e in config.evals:
+    if e.batch_size is not None and e.batch_size < 1:
+      yield (
+        f"config.evals.{e.name}.batch_size: got {e.batch_size}, expected 1 or"
+        " more, or None for config.data.batch_size."
+      )
+
+
+def _optim_faults(optim: OptimConfig) -> Iterator[str]:
+  for key in ("warmup_steps", "end_lr", "weight_decay"):
+    if getattr(optim, key) < 0:
+      value = getattr(optim, key)
+      yield f"config.optim.{key}: got {value}, expected 0 or more."
+  for key in ("lr", "eps", "rsqrt_timescale", "clip_norm"):
+    value = getattr(optim, key)
+    if value is not None and value <= 0:
+      yield f"config.optim.{key}: got {value}, expected more than 0."
+  for key in ("beta1", "beta2", "momentum", "ema_decay"):
+    value = getattr(optim, key)
+    if value is not None and not 0 <= value < 1:
+      yield f"config.optim.{key}: got {value}, expected 0 to below 1."
+
+
+def _mesh_faults(config: Config) -> Iterator[str]:
+  axes = {k: getattr(config.mesh, k) for k in ("data", "fsdp", "tensor")}
+  for key, value in axes.items():
+    if value < 1 and value != -1:
+      yield (
+        f"config.mesh.{key}: got {value}, expected a number of devices, or -1"
+        " for all that remain."
+      )
+  if list(axes.values()).count(-1) > 1:
+    yield f"config.mesh: got {axes}, expected at most one -1."
+
+
+def _model_faults(model: ModelConfig) -> Iterator[str]:
+  try:
+    sizes, _ = size(model)
+  except ValueError as e:
+    yield f"config.model.variant: {e}"
+    return
+  for key in ("width", "depth", "mlp_dim", "num_heads"):
+    if getattr(sizes, key) < 1:
+      yield (
+        f"config.model.{key}: got {getattr(sizes, key)}, expected 1 or more."
+      )
+      return
+  if sizes.width % sizes.num_heads:
+    yield (
+      f"config.model.num_heads: got {sizes.num_heads}, which does not divide"
+      f" the width of {sizes.width}; use a divisor of {sizes.width}."
+    )
+  if model.posemb == "sincos2d" and sizes.width % 4:
+    yield (
+      f"config.model.width: got {sizes.width}, expected a multiple of 4 for"
+      " config.model.posemb='sincos2d'."
+    )
+
+
+def _image_faults(config: Config) -> Iterator[str]:
+  sizes = {}
+  ops = {"data.ops": config.data.ops}
+  ops |= {f"evals.{e.name}.ops": e.ops for e in config.evals}
+  for key, text in ops.items():
+    try:
+      sizes[key] = image_size(text)
+    except ValueError as e:
+      yield f"config.{key}: {e}"
+  want = sizes.get("data.ops")
+  for key, got in sizes.items():
+    if want and got != want:
+      yield (
+        f"config.{key}: got images of {got[0]}x{got[1]} pixels, expected"
+        f" {want[0]}x{want[1]} as from config.data.ops."
+      )
+  try:
+    _, patch = size(config.model)
+  except ValueError:
+    return  # already reported
+  if want and (want[0] % patch or want[1] % patch):
+    near = [max(1, round(s / patch)) * patch for s in want]
+    yield (
+      f"config.data.ops: got images of {want[0]}x{want[1]} pixels, which the"
+      f" patch of {patch} (config.model.variant={config.model.variant!r}) does"
+      f" not divide; use {near[0]}x{near[1]}, or another patch."
+    )

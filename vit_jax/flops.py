@@ -1,0 +1,62 @@
+"""How much arithmetic a step is, and how much a device could do."""
+
+from vit_jax.config import ModelConfig, size
+
+# Dense bfloat16 peak of one jax device, FLOP/s, by jax's `device_kind`; the
+# makers' data sheets. A v2 or v3 device is one core, half a chip.
+PEAK_FLOPS = {
+  "TPU v2": 22.5e12,
+  "TPU v3": 61.5e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  "V100": 125e12,
+  "T4": 65e12,
+  "A100": 312e12,
+  "L4": 121e12,
+  "H100": 989e12,
+  "H200": 989e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Returns bfloat16 FLOP/s of a device, None where it is not known."""
+  matches = [k for k in PEAK_FLOPS if k in device_kind]
+  return PEAK_FLOPS[max(matches, key=len)] if matches else None
+
+
+def forward_macs(
+  model: ModelConfig, image_size: tuple[int, int], num_classes: int
+) -> int:
+  """Returns multiply-adds of one image's forward pass, products only.
+
+  Args:
+    model: Sizes and pooling.
+    image_size: (height, width) in pixels.
+    num_classes: Width of the head.
+  """
+  sizes, patch = size(model)
+  d, mlp = sizes.width, sizes.mlp_dim
+  patches = (image_size[0] // patch) * (image_size[1] // patch)
+  tokens = patches + (model.pool == "token")
+  block = tokens * (4 * d * d + 2 * d * mlp) + 2 * tokens * tokens * d
+  pool = 0
+  if model.pool == "map":  # one query attends to all tokens, then an MLP
+    pool = 2 * tokens * d * d + 2 * d * d + 2 * tokens * d + 2 * d * mlp
+  head = d * num_classes + (d * d if model.pre_logits else 0)
+  return patches * patch * patch * 3 * d + sizes.depth * block + pool + head
+
+
+def train_flops(
+  model: ModelConfig, image_size: tuple[int, int], num_classes: int
+) -> int:
+  """Returns FLOPs of one image's training step: 2 a multiply-add, 3 passes.
+
+  The backward pass costs two forward ones; what is recomputed to save memory
+  does not count, as is usual for model FLOPs utilisation (MFU).
+  """
+  return 6 * forward_macs(model, image_size, num_classes)

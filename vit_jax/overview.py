@@ -1,0 +1,129 @@
+"""What a run says of itself: at its start on the screen, and in its files."""
+
+import importlib.metadata
+import json
+import pathlib
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+from clu import parameter_overview
+from jax.sharding import Mesh
+
+import vit_jax
+from vit_jax.config import Config, has_cls_row, patch_grid, to_dict
+from vit_jax.opstring import image_size
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that a result depends on."""
+  found = {p: importlib.metadata.version(p) for p in PACKAGES}
+  return {
+    "python": platform.python_version(),
+    "vit_jax": vit_jax.__version__,
+    **found,
+  }
+
+
+def num_params(params) -> int:
+  """Returns how many numbers a tree of arrays or shapes holds."""
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
+
+
+def metadata(
+  config: Config, source, params, num_classes: int
+) -> dict[str, Any]:
+  """Returns what must travel with the weights, as JSON can hold it.
+
+  Args:
+    config: The run.
+    source: The data it trains on; gives the names of the classes.
+    params: Arrays or shapes.
+    num_classes: Width of the head.
+  """
+  size = image_size(config.data.ops)
+  evals = [e.ops for e in config.evals if e.kind == "classification"]
+  names = source.class_names
+  return {
+    "config": to_dict(config),
+    "image_size": list(size),
+    "grid": list(patch_grid(config.model, size)),
+    "has_cls_row": has_cls_row(config.model),
+    "preprocessing": {
+      "ops": evals[0] if evals else config.data.ops,
+      "value_range": [-1.0, 1.0],
+    },
+    "num_classes": num_classes,
+    "class_names": list(names) if names else None,
+    "num_params": num_params(params),
+    "num_examples": source.num_examples,
+    "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "versions": versions(),
+  }
+
+
+def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
+  """Writes one file of a run."""
+  text = json.dumps(values, indent=2, ensure_ascii=False)
+  (pathlib.Path(workdir) / name).write_text(text + "\n")
+
+
+def changes(config: Config, workdir: str) -> list[str]:
+  """Returns how a config differs from the one that a run was begun with."""
+  path = pathlib.Path(workdir) / "config.json"
+  if not path.exists():
+    return []
+  old, new = (_flat(c) for c in (json.loads(path.read_text()), to_dict(config)))
+  return [
+    f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+    for key in sorted(old.keys() | new.keys())
+    if old.get(key) != new.get(key)
+  ]
+
+
+def text(
+  config: Config,
+  mesh: Mesh,
+  source,
+  params,
+  total_steps: int,
+  workdir: str,
+) -> str:
+  """Returns the lines shown before the first step."""
+  batch = config.data.batch_size
+  epochs = total_steps * batch / source.num_examples
+  axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+  lines = [
+    parameter_overview.get_parameter_overview(params, include_stats=False),
+    f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
+    f" {jax.process_count()} process(es); mesh {axes}",
+    f"model       {config.model.variant} ({config.model.name}),"
+    f" {num_params(params):,} parameters, {config.model.dtype}",
+    f"data        {config.data.dataset} [{config.data.split}]:"
+    f" {source.num_examples:,} images, {source.num_classes:,} classes"
+    + ", made up (fake_data)"
+    * config.fake_data,
+    f"length      {total_steps:,} steps of {batch:,} images,"
+    f" {epochs:,.2f} epochs",
+    f"files       {workdir}: checkpoints/, metrics.jsonl, tensorboard/",
+  ]
+  return "\n".join(lines)
+
+
+def format_scores(step: int, scores: dict[str, float]) -> str:
+  """One line of an evaluator's results."""
+  parts = [f"{k} {v:,.4g}" for k, v in scores.items()]
+  return f"step {step:,}: " + "  ".join(parts)
+
+
+def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
+  flat = {}
+  for key, value in values.items():
+    if isinstance(value, dict) and value:
+      flat |= _flat(value, f"{prefix}{key}.")
+    else:
+      flat[prefix + key] = value
+  return flat

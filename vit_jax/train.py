@@ -1,0 +1,252 @@
+"""Trains a Vision Transformer: `python -m vit_jax.train --config=FILE`.
+
+`train_and_evaluate` is the whole of it, in the order in which things come to
+exist: mesh, data, model, state, step, evaluators, loop. Running the same
+command again goes on where the last checkpoint was written, and ends in the
+same bits as a run that was never interrupted.
+"""
+
+from vit_jax import cli
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  ARGS = cli.parse(
+    "vit_jax.train",
+    {"workdir": "folder of the run (default: runs/<config name>)"},
+  )
+
+# ruff: noqa: E402
+import collections
+import pathlib
+import sys
+
+import jax
+import numpy as np
+
+from vit_jax import (
+  checkpoint,
+  distributed,
+  evaluators,
+  overview,
+  preflight,
+  sharding,
+  weights,
+)
+from vit_jax import step as step_lib
+from vit_jax.config import (
+  Config,
+  ConfigError,
+  has_cls_row,
+  patch_grid,
+  to_dict,
+)
+from vit_jax.data.pipeline import train_batches
+from vit_jax.flops import peak_flops, train_flops
+from vit_jax.meter import Meter
+from vit_jax.models import build
+from vit_jax.opstring import image_size
+from vit_jax.optim import make_optimizer
+from vit_jax.progress import Progress
+from vit_jax.writer import Writer
+
+NUM_PREDICTIONS = 64  # test images kept with what the model said of them
+
+
+def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
+  """Trains to the end of the run, from its newest checkpoint if it has one.
+
+  Args:
+    config: The run.
+    workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
+
+  Returns:
+    The last state.
+
+  Raises:
+    ConfigError: Something about the run cannot work; nothing was compiled.
+    FloatingPointError: The loss or the gradients are no longer finite.
+  """
+  preflight.check(config, workdir)
+  mesh = sharding.make_mesh(config.mesh)
+
+  source = preflight.open_train(config)
+  total_steps = preflight.total_steps(config)
+  size = image_size(config.data.ops)
+  num_classes = config.num_classes or source.num_classes
+
+  model = build(config.model, num_classes)
+  tx, schedule = make_optimizer(config.optim, total_steps)
+  init = step_lib.make_init(config, model, tx, size)
+  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  metadata = overview.metadata(config, source, shapes.params, num_classes)
+  checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
+  start = checkpointer.latest_step() or 0
+  progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
+  progress.note(
+    overview.text(config, mesh, source, shapes.params, total_steps, workdir)
+  )
+
+  # The state: resumed, or fresh with given weights, or fresh.
+  if start:
+    progress.note(f"resumes     step {start:,} of {workdir}")
+    for change in overview.changes(config, workdir):
+      progress.note(f"changed     {change}")
+    state = checkpointer.restore(start, shapes, sharding.infer(shapes, mesh))
+  else:
+    state = step_lib.make_state(init, mesh, config.seed)
+    if config.init:
+      state, report = load_weights(config, state)
+      progress.note(report)
+  if jax.process_index() == 0:
+    pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
+    overview.write_json(workdir, "config.json", to_dict(config))
+    overview.write_json(workdir, "metadata.json", metadata)
+
+  train_step = step_lib.make_train_step(
+    config, model, tx, num_classes, shapes, mesh
+  )
+  batches = train_batches(
+    source,
+    config.data.ops,
+    batch_size=config.data.batch_size,
+    seed=config.seed,
+    start_step=start,
+    shuffle_buffer=config.data.shuffle_buffer,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  judges = evaluators.build(
+    config,
+    step_lib.make_predict(model),
+    mesh,
+    random_params=lambda: step_lib.make_state(init, mesh, config.seed).params,
+  )
+  writer = Writer(workdir, start)
+  meter = Meter(
+    config.data.batch_size,
+    mesh.size,
+    train_flops(config.model, size, num_classes),
+    peak_flops(jax.devices()[0].device_kind),
+  )
+
+  def publish(step: int, scores: dict[str, float]) -> None:
+    if scores:
+      writer.scalars(step, scores)
+      progress.note(overview.format_scores(step, scores))
+
+  for judge in judges:
+    if start == 0:
+      publish(0, judge.baselines())
+    elif judge.config.name not in writer.scored and (
+      is_due(judge.config.every_steps, start) or start == total_steps
+    ):  # stopped between checkpoint and evaluation
+      publish(start, judge.run(state.eval_params))
+  waiting = collections.deque()
+  # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
+  # updates already applied, so a checkpoint of step n resumes with batch n.
+  for step in range(start + 1, total_steps + 1):
+    is_last = step == total_steps
+    batch = sharding.to_global(next(batches), mesh)
+    state, metrics = train_step(state, batch)
+    waiting.append(metrics["loss"])
+    if len(waiting) > 2:  # so that no more than three batches fill the device
+      jax.block_until_ready(waiting.popleft())
+
+    if step % config.log_steps == 0 or step == start + 1 or is_last:
+      values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+      check_finite(values, step, config.log_steps)
+      values["lr"] = float(schedule(step - 1))
+      values["epoch"] = step * config.data.batch_size / source.num_examples
+      values |= meter.rates(step)
+      writer.scalars(step, {f"train/{k}": v for k, v in values.items()})
+      progress.update(step, values)
+    else:
+      progress.update(step)
+
+    with meter.paused():
+      if is_due(config.checkpoint.every_steps, step) or is_last:
+        checkpointer.save(step, state, {**metadata, "step": step})
+      for judge in judges:
+        if is_due(judge.config.every_steps, step) or is_last:
+          publish(step, judge.run(state.eval_params))
+
+  if start == total_steps:
+    progress.note(f"complete    all {total_steps:,} steps are done")
+  save_predictions(judges, state, workdir)
+  checkpointer.close()
+  writer.close()
+  progress.close()
+  return state
+
+
+def is_due(every_steps: int, step: int) -> bool:
+  """True at multiples of `every_steps`; never where that is 0."""
+  return every_steps > 0 and step % every_steps == 0
+
+
+def check_finite(values: dict[str, float], step: int, window: int) -> None:
+  """Stops a run that has diverged.
+
+  Raises:
+    FloatingPointError: A metric is NaN or infinite.
+  """
+  bad = [k for k, v in values.items() if not np.isfinite(v)]
+  if bad:
+    raise FloatingPointError(
+      f"train/{bad[0]} is {values[bad[0]]} at step {step}; it was finite"
+      f" {window} steps before. Lower config.optim.lr, lengthen"
+      " config.optim.warmup_steps, or set config.optim.clip_norm."
+    )
+
+
+def load_weights(
+  config: Config, state: step_lib.TrainState
+) -> tuple[step_lib.TrainState, str]:
+  """Puts the weights of config.init into a fresh state.
+
+  Returns:
+    The state at step 0, and a table of what was loaded, resized,
+    re-initialised and ignored.
+  """
+  loaded, report = weights.adapt(
+    weights.read(config.init),
+    state.params,
+    grid=patch_grid(config.model, image_size(config.data.ops)),
+    has_cls_row=has_cls_row(config.model),
+  )
+  params = jax.tree.map(
+    lambda fresh, new: (
+      fresh if new is None else jax.device_put(new, fresh.sharding)
+    ),
+    state.params,
+    loaded,
+  )
+  ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
+  state = state.replace(params=params, ema=ema)
+  return state, weights.format_report(report)
+
+
+def save_predictions(judges, state, workdir: str) -> None:
+  """Keeps some images of the first classification, for the report."""
+  if jax.process_count() > 1:
+    return  # this process sees only its own share of the images
+  for judge in judges:
+    if judge.config.kind == "classification":
+      rows = judge.predictions(state.eval_params, NUM_PREDICTIONS)
+      np.savez_compressed(pathlib.Path(workdir) / "predictions.npz", **rows)
+      return
+
+
+def main(args: cli.Args) -> None:
+  """Joins the other processes, looks for faults, trains."""
+  distributed.initialise()
+  workdir = args.flags["workdir"] or f"runs/{args.config_name}"
+  try:
+    if args.faults:
+      preflight.check(args.config, workdir, args.faults)
+    train_and_evaluate(args.config, workdir)
+  except ConfigError as e:
+    sys.exit(str(e))
+
+
+if __name__ == "__main__":
+  main(ARGS)
