@@ -25,6 +25,8 @@ def dot_product_attention(
     >>> dot_product_attention(x, x, x).shape
     (1, 3, 1, 2)
   """
+  # On a CPU (6 layers, width 96, 17 tokens) jax.nn.dot_product_attention makes
+  # a training step 1.06 to 1.11 times as long as these two products.
   query = query / query.shape[-1] ** 0.5
   scores = jnp.einsum(
     "bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32
