@@ -1,0 +1,163 @@
+"""Made-up records of the shape and number of a real data set's.
+
+They need no disk, so that any config can be tried, timed and tested. Their
+labels go round: 0, 1, ..., and an image shows noise over a pattern that is
+common to its class, so that a model can learn something.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data import builders, folder, splits, tfds_source
+from vit_jax.data.builders import glyphs
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record, Source
+
+_NUM_IMAGES = 256  # Different ones; records share them.
+
+
+class Facts(NamedTuple):
+  """What a data set looks like: classes, records per split, typical image."""
+
+  num_classes: int
+  splits: Mapping[str, int]
+  image: str = "jpeg"  # or "png"
+  size: tuple[int, int] = (256, 320)
+
+
+# Sources: the TFDS catalogue; for imagenet21k, image-net.org's number of
+# images and the number of classes of the published checkpoints. TFDS has no
+# imagenet21k; here it is one split "full", of which big_vision trains on
+# full[51200:] and validates on full[25600:51200].
+FACTS = {
+  "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
+  "imagenet2012_real": Facts(1000, {"validation": 50_000}),
+  "imagenet21k": Facts(21_843, {"full": 14_197_122}),
+  "imagenet_v2": Facts(1000, {"test": 10_000}),
+  "cifar10": Facts(10, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
+  "cifar100": Facts(100, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
+  "oxford_iiit_pet": Facts(37, {"train": 3680, "test": 3669}),
+  "oxford_flowers102": Facts(
+    102, {"train": 1020, "validation": 1020, "test": 6149}
+  ),
+  "digits": Facts(10, {"train": 1297, "test": 500}, "png", (8, 8)),
+  "glyphs": Facts(0, {}, "png"),  # Depends on the options: see `facts`.
+  "folder": Facts(10, {"train": 1000, "val": 100}),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FakeSource(Source):
+  """Records made from their index in the base splits.
+
+  A slice of a split holds the same records as that part of the split.
+  """
+
+  spans: tuple[splits.Span, ...]
+  facts: Facts
+
+  @functools.cached_property
+  def _images(self) -> tf.Tensor:
+    """Encoded images, string [n]; the image of class c at c, modulo n."""
+    with tf.init_scope():  # The first use may be inside a traced function.
+      rng = np.random.RandomState(0)
+      encode = tf.io.encode_jpeg if self.facts.image == "jpeg" else _encode_png
+      images = (
+        _image(rng, i % self.num_classes, self.facts.size)
+        for i in range(self._num_images)
+      )
+      return tf.stack([encode(image) for image in images])
+
+  @property
+  def _num_images(self) -> int:
+    # A multiple of the classes, so that every class has images of its own.
+    if self.num_classes >= _NUM_IMAGES:
+      return _NUM_IMAGES
+    return _NUM_IMAGES // self.num_classes * self.num_classes
+
+  def _base_index(self, index):
+    """Returns the position in the unsliced split: for the same content."""
+    lengths = [span.stop - span.start for span in self.spans]
+    ends = np.cumsum(lengths)
+    shifts = np.array([s.start for s in self.spans]) - (ends - lengths)
+    part = tf.searchsorted(ends, tf.reshape(index, [-1]), side="right")
+    return index + tf.reshape(tf.gather(shifts, part), tf.shape(index))
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    base = self._base_index(raw["index"])
+    return {
+      "image": self._images[base % self._num_images],
+      "label": tf.cast(base % self.num_classes, tf.int32),
+      "index": raw["index"],
+    }
+
+  def labels(self) -> np.ndarray:
+    """See `Source`."""
+    base = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
+    return (base % self.num_classes).astype(np.int32)
+
+
+def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
+  """Opens made-up records for a data set of `FACTS`, or that TFDS knows.
+
+  Raises:
+    ValueError: Unknown data set or split.
+  """
+  known = facts(dataset, data_dir)
+  spans = splits.parse_split(split, known.splits)
+  return FakeSource(
+    name=dataset,
+    split=split,
+    num_examples=splits.num_records(spans),
+    num_classes=known.num_classes,
+    spans=spans,
+    facts=known,
+  )
+
+
+def facts(dataset: str, data_dir: str | None = None) -> Facts:
+  """Returns what is known of a data set without its records.
+
+  Raises:
+    ValueError: Unknown data set.
+  """
+  if dataset.startswith(folder.PREFIX):
+    return FACTS["folder"]
+  name = dataset.split("/")[0].split(":")[0]
+  if name in FACTS and name not in ("folder", "glyphs"):
+    return FACTS[name]
+  builder = tfds_source.find_builder(dataset, data_dir, known=FACTS)
+  tfds_source.check_features(dataset, builder)
+  num_classes = builder.info.features["label"].num_classes
+  if name == builders.Glyphs.name:
+    config = builder.builder_config
+    sizes = {
+      "train": config.count,
+      "validation": glyphs.num_validation(config.count),
+    }
+    return Facts(num_classes, sizes, "png", (config.size, config.size))
+  sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
+  # TFDS knows the sizes only once it has prepared the data.
+  guess = {"train": 10_000, "validation": 1000, "test": 1000}
+  return Facts(num_classes, sizes or guess)
+
+
+def _image(rng, label: int, size: tuple[int, int]) -> np.ndarray:
+  """Returns noise over a wave whose direction and length tell the class."""
+  height, width = size
+  y, x = np.mgrid[:height, :width] / max(size)
+  angle = label * 2.4  # Radians; about the golden angle, so classes differ.
+  wave = np.sin(
+    (x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi * (1 + label % 7)
+  )
+  noise = rng.uniform(-40, 40, size=(height, width, 3))
+  return np.uint8(128 + 60 * wave[..., None] + noise)
+
+
+def _encode_png(image: np.ndarray) -> tf.Tensor:
+  return tf.io.encode_png(image)

@@ -1,0 +1,227 @@
+"""Images in folders, one per class: "folder:/path".
+
+Two layouts:
+
+  /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split is made
+  /path/train/cat/1.jpg, /path/val/...     the folders are the splits
+
+Made splits: of every class, its files are put in the order of a hash of their
+names, and the first 10 % (at least one, if there are two) become `val`. The
+hash depends on nothing but the name and a constant, so every machine and
+every run splits alike, and a change in one class moves no file of another.
+
+Within a split the records are in the order of such a hash as well: a slice
+like train[:10%] then holds all classes, as it does in TFDS.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pathlib
+
+import numpy as np
+
+from vit_jax.data import splits
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record, Source
+from vit_jax.variants import nearest
+
+PREFIX = "folder:"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+SPLIT_FOLDERS = ("train", "val", "validation", "test")
+VAL_SHARE = 0.1
+_SALT = "vit_jax folder split 0"  # The seed of the split.
+
+_Files = dict[str, list[str]]  # Class -> paths relative to the class's folder.
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FolderSource(Source):
+  """Files with their labels; only their numbers are shuffled."""
+
+  paths: tuple[str, ...]
+  path_labels: np.ndarray  # int32 [num_examples]
+  is_tolerant = True
+
+  @functools.cached_property
+  def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+    with tf.init_scope():  # The first use may be inside a traced function.
+      return tf.constant(self.paths), tf.constant(self.path_labels)
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`; refuses BMP, of which TensorFlow reads some wrongly."""
+    record = self._read(raw)
+    is_bmp = tf.strings.substr(record["image"], 0, 2) == b"BM"
+    with tf.control_dependencies([tf.debugging.Assert(~is_bmp, ["BMP"])]):
+      return {**record, "image": tf.identity(record["image"])}
+
+  def reload(self, raw: Record) -> Record:
+    """See `Source`; decodes with Pillow: BMP, animations, odd formats."""
+    record = self._read(raw)
+    image = tf.numpy_function(
+      _pillow_image, [record["image"]], tf.uint8, stateful=False
+    )
+    return {**record, "image": tf.ensure_shape(image, [None, None, 3])}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`."""
+    return self.path_labels
+
+  def record_name(self, index: int) -> str:
+    """See `Source`."""
+    return self.paths[index]
+
+  def _read(self, raw: Record) -> Record:
+    paths, labels = self._tensors
+    index = raw["index"]
+    image = tf.io.read_file(paths[index])
+    return {"image": image, "label": labels[index], "index": index}
+
+
+def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
+  """Opens "folder:/path"; a relative path is relative to the working directory.
+
+  Raises:
+    ValueError: Nothing there, no class folders or just one, a class without
+      images, classes that differ between splits; unknown split.
+  """
+  del data_dir
+  root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
+  class_names, by_split = _scan(root, dataset)
+  spans = splits.parse_split(
+    split,
+    {k: sum(map(len, files.values())) for k, files in by_split.items()},
+  )
+  records = []
+  for span in spans:
+    records += _ordered(by_split[span.split])[span.start : span.stop]
+  label_of = {name: i for i, name in enumerate(class_names)}
+  return FolderSource(
+    name=dataset,
+    split=split,
+    num_examples=len(records),
+    num_classes=len(class_names),
+    class_names=class_names,
+    paths=tuple(path for path, _ in records),
+    path_labels=np.array([label_of[c] for _, c in records], np.int32),
+  )
+
+
+def _scan(root: pathlib.Path, dataset: str):
+  """Returns class names and, for each split, the files of each class."""
+  if not root.is_dir():
+    raise ValueError(
+      f"got data set {dataset!r}, but {root.absolute()} is no folder; expected"
+      " one folder of images per class in it."
+    )
+  names = _subfolders(root)
+  found = [name for name in SPLIT_FOLDERS if name in names]
+  if "train" not in found:
+    files = _class_files(root, names, dataset)
+    return tuple(files), _divide(root, files)
+  if len(found) == 1:
+    raise ValueError(
+      f"got data set {dataset!r} with {root / 'train'} but no split to score;"
+      f" expected {root / 'val'} beside it. To have one made, name the folder"
+      f" of the classes: {PREFIX}{root / 'train'}."
+    )
+  by_split = {
+    name: _class_files(root / name, _subfolders(root / name), dataset)
+    for name in found
+  }
+  class_names = tuple(by_split["train"])
+  for name, files in by_split.items():
+    for extra in sorted(set(files) - set(class_names)):
+      raise ValueError(
+        f"got data set {dataset!r} with the class folder"
+        f" {root / name / extra}, expected a class of"
+        f" {root / 'train'}.{nearest(extra, class_names)}"
+      )
+  return class_names, {
+    split: {c: _full(root / split / c, names) for c, names in files.items()}
+    for split, files in by_split.items()
+  }
+
+
+def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
+  """Returns the images of each class folder, sub-folders included."""
+  if len(names) < 2:
+    loose = any(p.suffix.lower() in SUFFIXES for p in root.iterdir())
+    got = (
+      f"only one class folder, {names[0]!r}" if names else "no class folders"
+    )
+    raise ValueError(
+      f"got data set {dataset!r} with {got}"
+      f"{' but loose images' * loose} in {root}; expected one folder of"
+      " images per class, and at least two classes."
+    )
+  files = {name: _images_in(root / name) for name in names}
+  empty = [name for name in names if not files[name]]
+  if empty:
+    more = f" and {len(empty) - 1} more" * (len(empty) > 1)
+    raise ValueError(
+      f"got data set {dataset!r} whose class folder {root / empty[0]}{more}"
+      f" holds no images; expected files named {', '.join(SUFFIXES)} (in any"
+      " case). Add images or remove the folder."
+    )
+  return files
+
+
+def _subfolders(root: pathlib.Path) -> list[str]:
+  with os.scandir(root) as entries:
+    return sorted(
+      e.name for e in entries if e.is_dir() and not e.name.startswith(".")
+    )
+
+
+def _images_in(root: pathlib.Path) -> list[str]:
+  found = []
+  for directory, _, files in os.walk(root, followlinks=True):
+    relative = os.path.relpath(directory, root)
+    found += [
+      os.path.normpath(os.path.join(relative, name))
+      for name in files
+      if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    ]
+  return found
+
+
+def _hash(path: str) -> bytes:
+  # Named after the class and the file, not after where the folder lies.
+  return hashlib.blake2b(f"{_SALT}/{path}".encode()).digest()
+
+
+def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
+  return [os.path.join(folder, name) for name in names]
+
+
+def _divide(root: pathlib.Path, files: _Files) -> dict[str, _Files]:
+  """Makes `train` and `val` of the files of each class."""
+  by_split = collections.defaultdict(dict)
+  for name, relative in files.items():
+    paths = sorted(relative, key=_hash)
+    num_val = 0
+    if len(paths) > 1:
+      num_val = max(1, int(len(paths) * VAL_SHARE + 0.5))
+    by_split["train"][name] = _full(root / name, paths[num_val:])
+    by_split["val"][name] = _full(root / name, paths[:num_val])
+  return dict(by_split)
+
+
+def _ordered(files: _Files) -> list[tuple[str, str]]:
+  """Returns (path, class) of all files, in the order of a hash."""
+  records = [(path, name) for name, paths in files.items() for path in paths]
+  return sorted(
+    records, key=lambda r: _hash("/".join([r[1], os.path.basename(r[0])]))
+  )
+
+
+def _pillow_image(encoded: bytes) -> np.ndarray:
+  """Decodes to RGB, the first frame of an animation; alpha is dropped."""
+  from PIL import Image  # Late: few data sets need it.
+
+  with Image.open(io.BytesIO(encoded)) as image:
+    return np.asarray(image.convert("RGB"))

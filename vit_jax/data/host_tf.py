@@ -1,0 +1,23 @@
+"""TensorFlow, kept to the CPU: the accelerators belong to jax.
+
+Import `tf` from here, never from `tensorflow`: hiding the devices must come
+before anything else that TensorFlow does in the process.
+"""
+
+import warnings
+
+import tensorflow as tf
+
+for _kind in ("GPU", "TPU"):
+  try:
+    tf.config.set_visible_devices([], _kind)
+  except RuntimeError:
+    # Too late: the program used TensorFlow before it imported this package.
+    if tf.config.list_logical_devices(_kind):
+      warnings.warn(
+        f"TensorFlow already holds the {_kind}s of this process, so jax may"
+        " not get their memory. Import vit_jax.data before you use TensorFlow.",
+        stacklevel=2,
+      )
+
+__all__ = ["tf"]

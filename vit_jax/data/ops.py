@@ -1,0 +1,234 @@
+"""What the operations of `vit_jax.opstring` do to the pixels of one image.
+
+An operation takes an image uint8 [h, w, 3] (`decode*`: encoded bytes, or an
+array that passes through), a key, and its own parameters; it returns an image
+uint8 [h, w, 3]. Keys are int64 [2] as TensorFlow's stateless functions take
+them, so the same key gives the same pixels in any process and at any time.
+
+Resizing computes in float32 without antialiasing and then drops the fraction.
+That is how the published checkpoints were trained and scored with big_vision
+(bit for bit, see tests); it darkens an image by half a level of 255.
+"""
+
+from collections.abc import Callable
+
+from vit_jax import opstring
+from vit_jax.data.host_tf import tf
+
+Record = dict[str, tf.Tensor]
+BoundOp = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+ASPECT_RATIOS = (3 / 4, 4 / 3)  # Width over height, of an inception crop.
+MAX_ATTEMPTS = 100  # Then the whole image is taken.
+
+
+def decode(image, key):
+  """Decodes JPEG, PNG, GIF (first frame), BMP or WebP to RGB.
+
+  Grey becomes three equal channels, an alpha channel is dropped, 16 bits
+  become 8, a CMYK JPEG is converted. An EXIF orientation is not applied: nor
+  is it by the pipelines that trained the published checkpoints.
+  """
+  del key
+  if image.dtype != tf.string:
+    return _as_rgb(image)
+  image = tf.io.decode_image(image, channels=3, expand_animations=False)
+  return tf.ensure_shape(image, [None, None, 3])
+
+
+def decode_inception_crop(image, key, size, area_min=5, area_max=100):
+  """Is `decode`, then `inception_crop`, but decodes little outside the crop.
+
+  The box is the same as theirs. Pixels differ slightly (see the test) along
+  the edge of the crop of a JPEG with subsampled colours, because the decoder
+  interpolates colours without the neighbours outside.
+  """
+  if image.dtype != tf.string:
+    image = _as_rgb(image)
+    return inception_crop(image, key, size, area_min, area_max)
+
+  def crop_jpeg():
+    shape = tf.image.extract_jpeg_shape(image)
+    begin, extent = _inception_box(shape, key, area_min, area_max)
+    window = tf.concat([begin, extent], 0)
+    return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+
+  def crop_other():
+    whole = decode(image, key)
+    begin, extent = _inception_box(tf.shape(whole), key, area_min, area_max)
+    return _crop(whole, begin, extent)
+
+  crop = tf.cond(tf.io.is_jpeg(image), crop_jpeg, crop_other)
+  return resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
+
+
+def inception_crop(image, key, size, area_min=5, area_max=100):
+  """Crops a random box and resizes it.
+
+  The box covers `area_min` to `area_max` percent of the image, its aspect
+  ratio is between 3/4 and 4/3; the whole image is taken if 100 attempts fail.
+
+  Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
+  """
+  begin, extent = _inception_box(tf.shape(image), key, area_min, area_max)
+  return resize(_crop(image, begin, extent), key, size)
+
+
+def resize(image, key, size, method="bilinear"):
+  """Resizes to `size`, whatever the aspect ratio was."""
+  del key
+  size = opstring.pair(size)
+  if image.shape[:2] == size:
+    return image
+  return tf.ensure_shape(_resized(image, size, method), [*size, 3])
+
+
+def resize_small(image, key, size, method="area"):
+  """Resizes so that the shorter side has `size` pixels, aspect ratio kept.
+
+  Both sides are multiplied by the float32 ratio and rounded to the nearest
+  integer, ties to even.
+  """
+  del key
+  sides = tf.cast(tf.shape(image)[:2], tf.float32)
+  ratio = tf.cast(size, tf.float32) / tf.reduce_min(sides)
+  return _resized(image, tf.cast(tf.round(sides * ratio), tf.int32), method)
+
+
+def central_crop(image, key, size):
+  """Crops the middle; an odd pixel more is left at the bottom and right."""
+  del key
+  size = opstring.pair(size)
+  spare = _spare("central_crop", image, size)
+  return tf.ensure_shape(_crop(image, spare // 2, size), [*size, 3])
+
+
+def random_crop(image, key, size):
+  """Crops a box of `size`, every position equally likely."""
+  size = opstring.pair(size)
+  spare = _spare("random_crop", image, size)
+  begin = tf.random.stateless_uniform(
+    [2], key, minval=None, maxval=None, dtype=tf.uint32
+  )
+  # 32 random bits modulo a few hundred: the bias is below 1e-6.
+  begin = tf.cast(begin % tf.cast(spare + 1, tf.uint32), tf.int32)
+  return tf.ensure_shape(_crop(image, begin, size), [*size, 3])
+
+
+def flip_lr(image, key):
+  """Mirrors left and right for every second key."""
+  is_flipped = tf.random.stateless_uniform([], key) < 0.5
+  return tf.where(is_flipped, tf.reverse(image, [1]), image)
+
+
+def pad(image, key, pixels):
+  """Adds `pixels` black ones on each side; a random crop then shifts."""
+  del key
+  return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
+
+
+OPS: dict[str, Callable[..., tf.Tensor]] = {
+  "decode": decode,
+  "decode_inception_crop": decode_inception_crop,
+  "inception_crop": inception_crop,
+  "resize": resize,
+  "resize_small": resize_small,
+  "central_crop": central_crop,
+  "random_crop": random_crop,
+  "flip_lr": flip_lr,
+  "pad": pad,
+}
+
+
+def bind(text: str) -> tuple[BoundOp, ...]:
+  """Returns one function (image, seed_pair) -> image for each operation.
+
+  The key of an operation is made of the pair and its position in the string,
+  so that two random operations, or the same one twice, draw independently.
+
+  Raises:
+    ValueError: As `opstring.parse_ops`.
+  """
+  return tuple(_bound(op, i) for i, op in enumerate(opstring.parse_ops(text)))
+
+
+def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
+  """Returns fn(record, seed_pair) -> record with its "image" processed.
+
+  Args:
+    text: operations, see `vit_jax.opstring`.
+
+  The seed pair, int64 [2], must differ between records, and for one record
+  between epochs: `vit_jax.data.pipeline` uses (seed and epoch, index).
+
+  Raises:
+    ValueError: As `opstring.parse_ops`.
+  """
+  steps = bind(text)
+
+  def fn(record: Record, seed_pair: tf.Tensor) -> Record:
+    image = record["image"]
+    for step in steps:
+      image = step(image, seed_pair)
+    return {**record, "image": image}
+
+  return fn
+
+
+def _bound(op: opstring.Op, position: int) -> BoundOp:
+  def fn(image, seed_pair):
+    # Injective for up to 64 operations; Philox does the scrambling.
+    key = tf.cast(seed_pair, tf.int64) * [1, 64] + [0, position]
+    return OPS[op.name](image, key, *op.args, **op.kwargs)
+
+  return fn
+
+
+def _as_rgb(image):
+  if image.shape.rank == 2:
+    image = image[..., None]
+  return tf.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
+
+
+def _crop(image, begin, extent):
+  begin = tf.concat([begin, [0]], 0)
+  return tf.slice(image, begin, tf.concat([extent, [3]], 0))
+
+
+def _resized(image, size, method):
+  resized = tf.image.resize(image, size, method)
+  # Only "bicubic" leaves the range, and only "nearest" stays uint8.
+  return tf.cast(tf.clip_by_value(resized, 0, 255), tf.uint8)
+
+
+def _inception_box(shape, key, area_min, area_max):
+  """Returns (y, x) of the corner and (height, width) of a random box."""
+  begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+    shape,
+    bounding_boxes=tf.zeros([0, 0, 4]),
+    seed=key,
+    min_object_covered=0.0,
+    aspect_ratio_range=ASPECT_RATIOS,
+    area_range=(area_min / 100, area_max / 100),
+    max_attempts=MAX_ATTEMPTS,
+    use_image_if_no_bounding_boxes=True,
+  )
+  return begin[:2], extent[:2]
+
+
+def _spare(name, image, size):
+  """Returns by how many pixels the image exceeds `size`, at least 0."""
+  spare = tf.shape(image)[:2] - size
+  if None not in image.shape[:2]:
+    opstring.SHAPE_FNS[name](tuple(image.shape[:2]), size)
+    return spare
+  fault = tf.debugging.Assert(
+    tf.reduce_all(spare >= 0),
+    [
+      f"in {name}{size}: expected images at least that large; resize them"
+      f" first, e.g. resize_small({max(size)})|{name}{size}. Got pixels:",
+      tf.shape(image)[:2],
+    ],
+  )
+  with tf.control_dependencies([fault] if fault is not None else []):
+    return tf.identity(spare)

@@ -1,0 +1,346 @@
+"""From a source to batches: the same for any number of processes.
+
+A training batch is a function of (seed, step). The split is cut into S
+virtual shards, S = gcd(batch_size, 64), of consecutive records. Each shard is
+an endless stream: epoch after epoch its records, each epoch shuffled by a
+seed made of (seed, epoch, shard). The batch at step s is made of the elements
+s k to (s + 1) k, k = batch_size / S, of all streams, shard after shard. Of P
+processes, process p reads the shards p S / P to (p + 1) S / P: whatever P is,
+the parts together are the same batch. A run that starts at step s leaves out
+whole epochs for nothing and the rest of one epoch without decoding it.
+
+Augmentation draws from (seed, epoch, record), not from the place in a batch.
+"""
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vit_jax import opstring
+from vit_jax.batch import Batch
+from vit_jax.data import ops as ops_lib
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record, Source
+
+MAX_SHARDS = 64
+_PREFETCH = 2  # Batches decoded ahead.
+_FOREVER = 2**62
+
+
+def num_shards(source: Source, batch_size: int) -> int:
+  """Returns into how many virtual shards a split is cut for training."""
+  shards = math.gcd(batch_size, MAX_SHARDS)
+  while shards > source.num_examples:
+    shards //= 2
+  return shards
+
+
+def train_batches(
+  source: Source,
+  ops: str,
+  *,
+  batch_size: int,
+  seed: int,
+  start_step: int = 0,
+  shuffle_buffer: int = 250_000,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Iterator[Batch]:
+  """Returns an endless iterator of this process's parts of the batches.
+
+  Args:
+    source: what to read.
+    ops: preprocessing, see `vit_jax.opstring`.
+    batch_size: rows of a batch, over all processes.
+    seed: of order and augmentation.
+    start_step: number of the first batch.
+    shuffle_buffer: encoded records held for shuffling, over all processes.
+      It bounds memory where records are streamed from files; numbers of files
+      or of records in memory are always shuffled over their whole shard. When
+      an epoch of a stream ends, the buffer is filled anew.
+    process_index: number of this process.
+    process_count: number of processes; must divide the number of shards.
+
+  Raises:
+    ValueError: Malformed `ops`, or numbers that do not fit each other.
+  """
+  shards = num_shards(source, batch_size)
+  if not 0 <= process_index < process_count or shards % process_count:
+    raise ValueError(
+      f"got process {process_index} of {process_count}, expected a number of"
+      f" processes that divides the {shards} virtual shards of"
+      f" {source.num_examples:,} records in batches of {batch_size} (its"
+      f" greatest divisor that is a power of 2, up to {MAX_SHARDS}, and no"
+      " more than records); change data.batch_size or use"
+      f" {math.gcd(shards, process_count)} processes."
+    )
+  per_step = batch_size // shards  # Of each shard.
+  local = shards // process_count
+  stream = _shard_stream(
+    source, seed, shards, start_step * per_step, shuffle_buffer
+  )
+  dataset = tf.data.Dataset.range(
+    process_index * local, (process_index + 1) * local
+  ).interleave(
+    stream,
+    cycle_length=local,
+    block_length=per_step,
+    # Files are read in parallel; numbers are quicker read one by one.
+    num_parallel_calls=None if source.is_light else tf.data.AUTOTUNE,
+    deterministic=True,
+  )
+  dataset = _batched(dataset, source, ops, seed, batch_size // process_count)
+  return _iterate(dataset, source)
+
+
+def num_eval_batches(
+  source: Source, *, batch_size: int, indices: np.ndarray | None = None
+) -> int:
+  """Returns how many batches `eval_batches` yields, in every process."""
+  num = source.num_examples if indices is None else len(np.unique(indices))
+  return -(-num // batch_size)
+
+
+def eval_batches(
+  source: Source,
+  ops: str,
+  *,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+  indices: np.ndarray | None = None,
+) -> Iterator[Batch]:
+  """Returns an iterator that yields every record once, over all processes.
+
+  Process p reads the p-th of equal consecutive parts, in order. Every process
+  yields `num_eval_batches` batches; missing rows, or whole batches, are
+  padding: zeros, with mask False and index -1.
+
+  Args:
+    source: what to read.
+    ops: preprocessing, see `vit_jax.opstring`.
+    batch_size: rows of a batch, over all processes.
+    process_index: number of this process.
+    process_count: number of processes; must divide `batch_size`.
+    indices: the records to yield, in rising order; None: all.
+
+  Raises:
+    ValueError: Malformed `ops`, or numbers that do not fit each other.
+  """
+  if not 0 <= process_index < process_count or batch_size % process_count:
+    raise ValueError(
+      f"got process {process_index} of {process_count} and batches of"
+      f" {batch_size}, expected a batch_size that is a multiple of the number"
+      " of processes."
+    )
+  if indices is not None:
+    indices = np.unique(indices)
+    if (
+      len(indices) and not 0 <= indices[0] <= indices[-1] < source.num_examples
+    ):
+      raise ValueError(
+        f"got indices from {indices[0]} to {indices[-1]}, expected 0 to {last}."
+      )
+  num = source.num_examples if indices is None else len(indices)
+  share = -(-num // process_count)
+  start = min(process_index * share, num)
+  stop = min(start + share, num)
+  if start == stop:
+    raw = source.raw(0, 0)
+  elif indices is None:
+    raw = source.raw(start, stop)
+  else:
+    raw = source.raw_at(indices[start:stop])
+  dataset = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
+  local = batch_size // process_count
+  dataset = _batched(dataset, source, ops, 0, local)
+  num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
+  return _padded(_iterate(dataset, source), local, num_batches, ops)
+
+
+def _shard_stream(
+  source: Source, seed: int, shards: int, position: int, shuffle_buffer: int
+) -> Callable[[tf.Tensor], tf.data.Dataset]:
+  """Returns shard -> {"raw", "epoch"}, endless, from `position` of it on."""
+
+  def stream(shard):
+    begin = shard * source.num_examples // shards
+    end = (shard + 1) * source.num_examples // shards
+    size = end - begin
+    buffer = size if source.is_light else max(1, shuffle_buffer // shards)
+
+    def read_epoch(epoch):
+      shuffle_seed = tf.random.stateless_uniform(
+        [],
+        tf.stack([_root(seed) + epoch, shard]),
+        minval=None,
+        maxval=None,
+        dtype=tf.int64,
+      )
+      raw = source.raw(begin, end).shuffle(
+        buffer, seed=shuffle_seed, reshuffle_each_iteration=False
+      )
+      return tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(epoch)})
+
+    epochs = tf.data.Dataset.range(position // size, _FOREVER)
+    return epochs.flat_map(read_epoch).skip(position % size)
+
+  return stream
+
+
+def _repeated(value) -> tf.data.Dataset:
+  return tf.data.Dataset.from_tensors(tf.cast(value, tf.int64)).repeat()
+
+
+def _root(seed: int) -> int:
+  """Spreads seeds so far apart that adding an epoch never meets another."""
+  digest = hashlib.blake2b(str(seed).encode(), digest_size=7).digest()
+  return int.from_bytes(digest, "big")
+
+
+def _batched(
+  dataset: tf.data.Dataset, source: Source, ops: str, seed: int, rows: int
+) -> tf.data.Dataset:
+  """Loads, processes and batches {"raw", "epoch"}."""
+  process = _process_fn(source, ops, _root(seed))
+  process = tf.autograph.experimental.do_not_convert(process)
+  dataset = dataset.map(
+    process, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+  )
+  dataset = dataset.batch(rows).prefetch(_PREFETCH)
+  options = tf.data.Options()
+  # An image is small; many at once use the cores better than many per image.
+  options.threading.max_intra_op_parallelism = 1
+  return dataset.with_options(options)
+
+
+def _process_fn(source: Source, ops: str, root: int):
+  """Returns the function {"raw", "epoch"} -> one row of a batch."""
+  first, *rest = ops_lib.bind(ops)
+  height, width = opstring.image_size(ops)
+
+  def decode(element: Record, load) -> Record:
+    record = load(element["raw"])
+    key = tf.stack([root + element["epoch"], record["index"]])
+    image = first(record["image"], key)
+    return {**record, "image": image, "mask": tf.constant(True), "key": key}
+
+  def blank(element: Record) -> Record:
+    return {
+      "image": tf.zeros([1, 1, 3], tf.uint8),
+      "label": tf.constant(0),
+      "index": element["raw"]["index"],
+      "mask": tf.constant(False),
+      "key": tf.zeros([2], tf.int64),
+    }
+
+  def finish(record: Record) -> tf.Tensor:
+    image = record["image"]
+    for op in rest:
+      image = op(image, record["key"])
+    return tf.ensure_shape(image, [height, width, 3])
+
+  def process(element: Record) -> Record:
+    if not source.is_tolerant:
+      record = decode(element, source.load)
+      image = finish(record)
+    else:
+      record = _first_that_works(
+        element,
+        lambda e: decode(e, source.load),
+        lambda e: decode(e, source.reload),
+        blank,
+      )
+      image = tf.cond(
+        record["mask"],
+        lambda: finish(record),
+        lambda: tf.zeros([height, width, 3], tf.uint8),
+      )
+    return {
+      "image": image,
+      "label": record["label"],
+      "mask": record["mask"],
+      "index": record["index"],
+    }
+
+  return process
+
+
+def _first_that_works(element: Record, *functions) -> Record:
+  """Applies the first function that raises no error, inside the graph."""
+  given = tf.data.Dataset.from_tensors(element)
+  results = given.map(functions[0]).ignore_errors()
+  for fn in functions[1:]:
+    results = results.concatenate(given.map(fn).ignore_errors())
+  return results.take(1).get_single_element()
+
+
+def _iterate(dataset: tf.data.Dataset, source: Source) -> Iterator[Batch]:
+  """Yields batches as numpy; watches over images that were not decoded."""
+  bad: set[int] = set()
+  limit = max(10, source.num_examples // 100)
+  iterator = dataset.as_numpy_iterator()
+  while True:
+    try:
+      batch = next(iterator)
+    except StopIteration:
+      return
+    except tf.errors.OpError as e:
+      raise ValueError(_readable(e, source)) from e
+    if not batch["mask"].all():
+      _count_bad(batch, source, bad, limit)
+    yield Batch(**batch)
+
+
+def _count_bad(batch: Batch, source: Source, bad: set[int], limit: int) -> None:
+  for index in batch["index"][~batch["mask"]].tolist():
+    if index in bad:
+      continue
+    bad.add(index)
+    logging.warning(
+      "Cannot decode %s; it does not count (number %d of up to %d).",
+      source.record_name(index),
+      len(bad),
+      limit,
+    )
+  if len(bad) > limit:
+    first = ", ".join(source.record_name(i) for i in sorted(bad)[:3])
+    raise ValueError(
+      f"got {len(bad)} images of {source.name!r} ({source.split!r}) that"
+      f" cannot be decoded, among them {first}; expected at most {limit}."
+      " Repair or remove them."
+    )
+
+
+def _readable(error: Exception, source: Source) -> str:
+  lines = str(error.message).strip().splitlines()
+  return f"while reading {source.name!r} ({source.split!r}): " + " ".join(
+    line.strip() for line in lines
+  )
+
+
+def _padded(
+  batches: Iterator[Batch], rows: int, num_batches: int, ops: str
+) -> Iterator[Batch]:
+  """Fills up the last batch and adds empty ones, up to `num_batches`."""
+  for _ in range(num_batches):
+    batch = next(batches, None)
+    if batch is None:
+      batch = Batch(
+        image=np.zeros([0, *opstring.image_size(ops), 3], np.uint8),
+        label=np.zeros([0], np.int32),
+        mask=np.zeros([0], bool),
+        index=np.zeros([0], np.int64),
+      )
+    missing = rows - len(batch["mask"])
+    if missing:
+      batch = {
+        key: np.concatenate(
+          [v, np.full([missing, *v.shape[1:]], -(key == "index"), v.dtype)]
+        )
+        for key, v in batch.items()
+      }
+    yield Batch(**batch)

@@ -1,0 +1,92 @@
+"""Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path"."""
+
+from vit_jax.config import Config
+from vit_jax.data import fake, folder, tfds_source
+from vit_jax.data.records import Source
+from vit_jax.data.splits import SplitError
+
+__all__ = ["SOURCES", "Source", "faults", "open_source"]
+
+# Kind of source -> function (dataset, split, data_dir) -> Source.
+SOURCES = {
+  "tfds": tfds_source.open_tfds,
+  "folder": folder.open_folder,
+  "fake": fake.open_fake,
+}
+
+
+def open_source(
+  dataset: str, split: str, data_dir: str | None = None, *, fake: bool = False
+) -> Source:
+  """Opens a split of a data set.
+
+  Never downloads. A data set of TFDS must have been prepared before, except
+  for the embedded ones (digits, glyphs), which are made on first use.
+
+  Args:
+    dataset: name in TFDS, with a config if it has several, or "folder:/path"
+      for images in one folder per class.
+    split: such as "train", "train[:99%]" or "train[100:200]+test".
+    data_dir: where TFDS data lie; None: $TFDS_DATA_DIR, or
+      ~/tensorflow_datasets.
+    fake: make up records of the same shape and number instead; the data set
+      need not be there.
+
+  Raises:
+    ValueError: Unknown data set (with the nearest name) or split (with those
+      that exist), records that are not on disk (with the command that puts
+      them there), or features other than `image` and `label`.
+  """
+  return SOURCES[kind_of(dataset, fake)](dataset, split, data_dir)
+
+
+def kind_of(dataset: str, fake: bool = False) -> str:
+  """Returns the key of `SOURCES` that opens a data set."""
+  if fake:
+    return "fake"
+  return "folder" if dataset.startswith(folder.PREFIX) else "tfds"
+
+
+def faults(config: Config) -> list[str]:
+  """Returns all that is wrong with the data of a config; raises nothing.
+
+  Opens every data set, so that embedded ones are made if they are absent.
+  Preprocessing is not looked at: `vit_jax.opstring` does that.
+  """
+  found = _number_faults("config.data", config.data)
+  found += _open_faults(config, "config.data", config.data, "split")
+  for evaluator in config.evals:
+    where = f"config.evals.{evaluator.name}"
+    found += _number_faults(where, evaluator)
+    for option in ("train_split", "split"):
+      if hasattr(evaluator, option):
+        found += _open_faults(config, where, evaluator, option)
+  return list(dict.fromkeys(found))  # An evaluator may share one of the data.
+
+
+def _number_faults(where: str, options) -> list[str]:
+  values = {
+    key: getattr(options, key, None) for key in ("batch_size", "shuffle_buffer")
+  }
+  return [
+    f"{where}.{key}: got {value}, expected at least 1."
+    for key, value in values.items()
+    if value is not None and value < 1
+  ]
+
+
+def _open_faults(config: Config, where: str, options, option: str):
+  split = getattr(options, option)
+  at = where if options.dataset is not None else "config.data"
+  try:
+    open_source(
+      options.dataset if options.dataset is not None else config.data.dataset,
+      split,
+      config.data.data_dir,
+      fake=config.fake_data,
+    )
+  except SplitError as e:
+    return [f"{where}.{option}: {e}"]
+  except Exception as e:  # Whatever it is, the others shall be told as well.
+    return [f"{at}.dataset: {e}"]
+  return []

@@ -1,0 +1,98 @@
+"""The language of splits: "train", "train[:99%]", "train[100:200]+test".
+
+The meaning is that of TFDS, so that a slice picks the same records there; it
+is read here because folders and made-up data have splits too, and so that the
+errors can name what exists.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vit_jax.variants import nearest
+
+_PART = re.compile(
+  r"(?P<name>[\w.-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?"
+)
+_BOUND = re.compile(r"([+-]?\d+(?:\.\d+(?=%))?)(%?)")
+
+
+class SplitError(ValueError):
+  """A split that does not exist, or that is not well written."""
+
+
+class Span(NamedTuple):
+  """Records `start` to `stop` (excluded) of one split."""
+
+  split: str
+  start: int
+  stop: int
+
+
+def parse_split(text: str, sizes: Mapping[str, int]) -> tuple[Span, ...]:
+  """Reads a split with its slices.
+
+  A bound in percent is rounded to the nearest record; a negative one counts
+  from the end.
+
+  Args:
+    text: names with optional slices, joined by "+".
+    sizes: number of records of each split that exists.
+
+  Raises:
+    SplitError: Syntax, an unknown split (with the known ones and their
+      sizes), bounds outside of the split, or no records at all.
+
+  Example:
+    >>> parse_split("train[:99%]", {"train": 200, "test": 10})
+    (Span(split='train', start=0, stop=198),)
+  """
+  return tuple(_parse_part(part, text, sizes) for part in text.split("+"))
+
+
+def num_records(spans: tuple[Span, ...]) -> int:
+  """Returns how many records the spans hold together."""
+  return sum(span.stop - span.start for span in spans)
+
+
+def _parse_part(part: str, text: str, sizes: Mapping[str, int]) -> Span:
+  match = _PART.fullmatch(part.strip())
+  if not match:
+    raise SplitError(
+      f"got split {text!r}, expected one such as 'train', 'train[:99%]' or"
+      " 'train[100:200]+test'."
+    )
+  name, start, stop = match.groups()
+  if name not in sizes:
+    known = ", ".join(f"{k} ({v:,} records)" for k, v in sizes.items())
+    raise SplitError(
+      f"got split {name!r}, expected one of {known}.{nearest(name, sizes)}"
+    )
+  size = sizes[name]
+  start = _bound(start or "0", size, text)
+  stop = _bound(stop or str(size), size, text)
+  if not 0 <= start < stop <= size:
+    raise SplitError(
+      f"got split {text!r}, of which {part.strip()!r} holds no records: it"
+      f" means {start} to {stop}, expected bounds in rising order within"
+      f" {name!r} of {size:,} records."
+    )
+  return Span(name, start, stop)
+
+
+def _bound(text: str, size: int, split: str) -> int:
+  match = _BOUND.fullmatch(text.strip())
+  if not match:
+    raise SplitError(
+      f"got bound {text!r} in split {split!r}, expected a number of records or"
+      " of percent, such as 100 or 99%."
+    )
+  is_percent = bool(match[2])
+  number = float(match[1]) if is_percent else int(match[1])
+  if abs(number) > (100 if is_percent else size):
+    raise SplitError(
+      f"got bound {text!r} in split {split!r}, expected at most"
+      f" {'100%' if is_percent else f'its {size:,} records'}."
+    )
+  number = round(number * size / 100.0) if is_percent else number
+  return number + size if text.strip().startswith("-") else number

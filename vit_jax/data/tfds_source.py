@@ -1,0 +1,271 @@
+"""Records of data sets that TFDS has written to disk."""
+
+import dataclasses
+import functools
+import importlib.util
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from vit_jax.data import builders, splits
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record, Source
+from vit_jax.variants import nearest
+
+EMBEDDED = (builders.Digits.name, builders.Glyphs.name)
+MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
+_MANUAL_FILES = {
+  "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
+}
+_BATCH = 1024  # Records parsed at a time, where none is decoded.
+
+
+class Piece(NamedTuple):
+  """Consecutive records of a file: `take` of them after `skip`."""
+
+  file: str
+  skip: int
+  take: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsStream(Source):
+  """Reads the files anew in every epoch; for what does not fit in memory."""
+
+  pieces: tuple[Piece, ...]
+  is_light = False
+
+  def raw(self, start, stop) -> tf.data.Dataset:
+    """See `Source`; skipped records of a file are read but not parsed."""
+    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+    ends = np.cumsum([piece.take for piece in self.pieces])
+    begins = tf.constant(ends - [piece.take for piece in self.pieces])
+    first = tf.searchsorted(ends, [start], side="right")[0]
+    last = tf.searchsorted(begins, [stop], side="left")[0]
+    files = tf.data.Dataset.range(
+      tf.cast(first, tf.int64), tf.cast(last, tf.int64)
+    )
+    names = tf.constant([piece.file for piece in self.pieces])
+    skips = tf.constant([piece.skip for piece in self.pieces], tf.int64)
+    ends = tf.constant(ends)
+
+    def read(i):
+      # Of this file's part of the split, the part within start and stop.
+      low = tf.maximum(begins[i], start)
+      high = tf.minimum(ends[i], stop)
+      records = tf.data.TFRecordDataset(names[i], buffer_size=2**20)
+      return records.skip(skips[i] + low - begins[i]).take(high - low)
+
+    return tf.data.Dataset.zip(
+      {
+        "index": tf.data.Dataset.range(start, stop),
+        "example": files.flat_map(read),
+      }
+    )
+
+  def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
+    """See `Source`; reads all files between the first and the last index."""
+    wanted = np.zeros(self.num_examples, bool)
+    wanted[indices] = True
+    wanted = tf.constant(wanted)
+    raw = self.raw(min(indices), max(indices) + 1)
+    return raw.filter(lambda record: wanted[record["index"]])
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    return {**_parse(raw["example"], ("image", "label")), "index": raw["index"]}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`; reads the whole split."""
+    return self.columns("label")["label"]
+
+  def columns(self, *names: str) -> dict[str, np.ndarray]:
+    """Reads the whole split: "image" (encoded bytes) or "label" or both."""
+    batches = (
+      self.raw(0, self.num_examples)
+      .batch(_BATCH)
+      .map(lambda raw: _parse(raw["example"], names))
+      .prefetch(1)
+    )
+    parts = list(batches)
+    return {k: np.concatenate([p[k] for p in parts]) for k in names}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsMemory(Source):
+  """Reads the split once and keeps the encoded records in memory."""
+
+  stream: TfdsStream
+
+  @functools.cached_property
+  def _columns(self) -> dict[str, tf.Tensor]:
+    with tf.init_scope():  # The first use may be inside a traced function.
+      columns = self.stream.columns("image", "label")
+      return {k: tf.constant(v) for k, v in columns.items()}
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    columns = {k: v[raw["index"]] for k, v in self._columns.items()}
+    return {**columns, "index": raw["index"]}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`."""
+    return self._columns["label"].numpy()
+
+
+def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
+  """Opens a TFDS data set; prepares it only if it needs no download.
+
+  A split of up to 256 MiB is kept in memory, encoded, once for the process.
+
+  Raises:
+    ValueError: See `sources.open_source`.
+  """
+  builder = find_builder(dataset, data_dir)
+  check_features(dataset, builder)
+  if not builder.is_prepared():
+    builder = _prepare(builder, dataset, data_dir)
+  infos = builder.info.splits
+  spans = splits.parse_split(
+    split, {name: info.num_examples for name, info in infos.items()}
+  )
+  label = builder.info.features["label"]
+  known = dict(
+    name=dataset,
+    split=split,
+    num_examples=splits.num_records(spans),
+    num_classes=label.num_classes,
+    # Without names in the metadata, TFDS makes them up: "0", "1", ...
+    class_names=tuple(label.names),
+  )
+  pieces = [p for span in spans for p in _pieces(infos, span)]
+  stream = TfdsStream(pieces=tuple(pieces), **known)
+  num_bytes = sum(
+    infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
+    for s in spans
+  )
+  if num_bytes > MEMORY_LIMIT:
+    return stream
+  return TfdsMemory(stream=stream, **known)
+
+
+def find_builder(dataset: str, data_dir: str | None, known=()):
+  """Returns the builder, without looking at the disk for records.
+
+  Args:
+    dataset: see `sources.open_source`.
+    data_dir: see there.
+    known: further names, to be suggested for an unknown one.
+
+  Raises:
+    ValueError: Unknown data set, or a config that it does not have.
+  """
+  try:
+    return tfds.builder(dataset, data_dir=data_dir)
+  except tfds.core.registered.DatasetNotFoundError:
+    known = {*known, *known_names()}
+    raise ValueError(
+      f"got data set {dataset!r}, expected a name that TFDS knows, such as"
+      f" cifar10, or folder:/path/to/images.{nearest(dataset, known)}"
+    ) from None
+  except (ValueError, TypeError, AttributeError) as e:
+    first = str(e).strip().splitlines()[0]
+    raise ValueError(f"got data set {dataset!r}: {first}") from None
+
+
+def known_names() -> list[str]:
+  """Returns the names that TFDS knows, the embedded sets among them."""
+  return [*tfds.list_builders(with_community_datasets=False), *EMBEDDED]
+
+
+def check_features(dataset: str, builder) -> None:
+  """Raises ValueError unless there is an 8-bit `image` and a `label`."""
+  features = builder.info.features
+  # A data set may have no dictionary of features at all.
+  named = dict(features) if hasattr(features, "keys") else {"": features}
+  image, label = named.get("image"), named.get("label")
+  good = (
+    isinstance(image, tfds.features.Image)
+    and np.dtype(image.np_dtype) == np.uint8
+    and isinstance(label, tfds.features.ClassLabel)
+    and label.num_classes
+  )
+  if not good:
+    raise ValueError(
+      f"got data set {dataset!r} with the features {named!r},"
+      " expected an 8-bit `image` and one class as `label`. Write the images"
+      " to folders, one per class, and use folder:/path."
+    )
+
+
+def _prepare(builder, dataset: str, data_dir: str | None):
+  if builder.name not in EMBEDDED:
+    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+  print(
+    f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
+    " download needed ...",
+    flush=True,
+  )
+  start = time.monotonic()
+  try:
+    builder.download_and_prepare()
+  except (OSError, ValueError, tf.errors.OpError):
+    # TFDS writes elsewhere and renames at the end, which fails for all but
+    # the first of several processes; then the data are there all the same.
+    builder = find_builder(dataset, data_dir)
+    if not builder.is_prepared():
+      raise
+  print(
+    f"Data set {dataset!r} made in {time.monotonic() - start:.0f} s.",
+    flush=True,
+  )
+  return find_builder(dataset, data_dir)
+
+
+def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
+  # Not the command `tfds build`: it asks for apache_beam, which few have.
+  where = f", data_dir={data_dir!r}" if data_dir else ""
+  code = (
+    "import tensorflow_datasets as tfds;"
+    f" tfds.builder({dataset!r}{where}).download_and_prepare()"
+  )
+  # TFDS 4.9.10 imports it to write any data set, and does not install it.
+  has_extra = importlib.util.find_spec("importlib_resources")
+  extra = "" if has_extra else "pip install importlib_resources && "
+  text = (
+    f"got data set {dataset!r}, which is not prepared: expected its records"
+    f" in {builder.data_dir}. Nothing is downloaded unasked; to do it once,"
+    f' run: {extra}python -c "{code}"'
+  )
+  if builder.name in _MANUAL_FILES:
+    text += (
+      f" (before that, put {_MANUAL_FILES[builder.name]} from image-net.org,"
+      f" unopened, into {builder.data_dir_root}/downloads/manual)"
+    )
+  return text + ". To try the program without data, set fake_data=True."
+
+
+def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
+  """Returns where the records of a span lie."""
+  out, begin = [], 0
+  info = infos[span.split]
+  for file in info.file_instructions:
+    end = begin + file.take
+    low, high = max(begin, span.start), min(end, span.stop)
+    if low < high:
+      out.append(Piece(file.filename, file.skip + low - begin, high - low))
+    begin = end
+  return out
+
+
+def _parse(example: tf.Tensor, names: Sequence[str]) -> Record:
+  """Parses one serialized example or a batch; the image stays encoded."""
+  types = {"image": tf.string, "label": tf.int64}
+  features = {k: tf.io.FixedLenFeature([], types[k]) for k in names}
+  parsed = tf.io.parse_example(example, features)
+  if "label" in parsed:
+    parsed["label"] = tf.cast(parsed["label"], tf.int32)
+  return parsed
