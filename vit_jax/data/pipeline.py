@@ -28,6 +28,7 @@ from vit_jax.data.records import Record, Source
 MAX_SHARDS = 64
 _PREFETCH = 2  # Batches decoded ahead.
 _FOREVER = 2**62
+_PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 def num_shards(source: Source, batch_size: int) -> int:
@@ -89,8 +90,7 @@ def train_batches(
     cycle_length=local,
     block_length=per_step,
     # Files are read in parallel; numbers are quicker read one by one.
-    num_parallel_calls=None if source.is_light else tf.data.AUTOTUNE,
-    deterministic=True,
+    **({} if source.is_light else _PARALLEL),
   )
   dataset = _batched(dataset, source, ops, seed, batch_size // process_count)
   return _iterate(dataset, source)
@@ -138,9 +138,8 @@ def eval_batches(
     )
   if indices is not None:
     indices = np.unique(indices)
-    if (
-      len(indices) and not 0 <= indices[0] <= indices[-1] < source.num_examples
-    ):
+    last = source.num_examples - 1
+    if len(indices) and not 0 <= indices[0] <= indices[-1] <= last:
       raise ValueError(
         f"got indices from {indices[0]} to {indices[-1]}, expected 0 to {last}."
       )
@@ -207,9 +206,7 @@ def _batched(
   """Loads, processes and batches {"raw", "epoch"}."""
   process = _process_fn(source, ops, _root(seed))
   process = tf.autograph.experimental.do_not_convert(process)
-  dataset = dataset.map(
-    process, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-  )
+  dataset = dataset.map(process, **_PARALLEL)
   dataset = dataset.batch(rows).prefetch(_PREFETCH)
   options = tf.data.Options()
   # An image is small; many at once use the cores better than many per image.
