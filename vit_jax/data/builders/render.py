@@ -15,19 +15,20 @@ How one image comes to be:
    a grid twice as fine as the image, and cut at a random distance: that is
    the stroke width, with a soft edge.
 3. The ink is cropped, fitted into a random box of the image (so nothing is
-   ever cut off) and, for most images, scaled down to 8 to 16 pixels and up
-   again with random filters: that is the blur of a small scan.
+   ever cut off) and, for most images, scaled down to 8 to 16 pixels, mostly
+   few, and up again with random filters: that is the blur of a small scan.
 
 Every random number of image `index` comes from (seed, split, index).
 """
 
 import collections.abc
 import functools
+import math
 import pathlib
 import sys
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy import ndimage
 
 # Latin lower case only where it is not a smaller upper case (c, k, o, p, s,
@@ -230,46 +231,57 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
   ).reshape(side, side)
 
   # Half a stroke's width, and over how many pixels ink fades to paper.
-  reach = rng.uniform(1.2, 4.2) if is_pen else rng.uniform(-0.8, 1.8)
-  fade = rng.uniform(1, 2.5)
+  reach = rng.uniform(1.8, 4.8) if is_pen else rng.uniform(-0.2, 2.2)
+  fade = rng.uniform(1, 2)
   ink = np.clip((reach - field) / fade + 0.5, 0, 1)
-  ink *= 255 * rng.uniform(0.8, 1)
+  image = Image.fromarray(np.round(255 * ink).astype(np.uint8))
 
-  # Fit into a box: the longer side fills most of the image.
-  image = Image.fromarray(ink.astype(np.uint8))
-  rows = np.flatnonzero(ink.max(1) > 64)
-  columns = np.flatnonzero(ink.max(0) > 64)
-  box = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-  height, width = box[3] - box[1], box[2] - box[0]
-  target = size * rng.uniform(0.75, 1) / max(height, width)
-  height, width = max(2, height * target), max(2, width * target)
-  top = (size - height) * (0.5 + rng.uniform(-0.4, 0.4))
-  left = (size - width) * (0.5 + rng.uniform(-0.4, 0.4))
-  is_small = bool(rng.random() < 0.8)
-  small = int(rng.integers(8, 17)) if is_small else size
-  # From the drawing straight to the small image, in one resampling: its frame
-  # in the drawing's pixels may reach over the border, which is black.
-  zoom = (box[2] - box[0]) / width
-  zoom_y = (box[3] - box[1]) / height
-  frame_left = box[0] - left * zoom
-  frame_top = box[1] - top * zoom_y
-  pad = side
-  padded = Image.new("L", (3 * side, 3 * side))
-  padded.paste(image, (pad, pad))
-  frame = (
-    max(0.0, frame_left + pad),
-    max(0.0, frame_top + pad),
-    min(3.0 * side, frame_left + size * zoom + pad),
-    min(3.0 * side, frame_top + size * zoom_y + pad),
-  )
+  # The part to cut out, in pixels of the drawing, such that the ink gets most
+  # of the image's height and, of its width, what it needs. Wide letters are
+  # squeezed, flat signs stretched, but not beyond recognition.
+  rows = np.flatnonzero(ink.max(1) > 0.3)
+  columns = np.flatnonzero(ink.max(0) > 0.3)
+  top, left = rows[0], columns[0]
+  ink_height, ink_width = rows[-1] + 1 - top, columns[-1] + 1 - left
+  height = size * rng.uniform(0.88, 1)
+  width = min(height * ink_width / ink_height, size * rng.uniform(0.55, 0.9))
+  height = min(height, 1.6 * width * ink_height / ink_width)
+  zoom_y, zoom_x = ink_height / height, ink_width / width
+  top -= zoom_y * (size - height) * rng.uniform(0.2, 0.8)
+  left -= zoom_x * (size - width) * rng.uniform(0.2, 0.8)
+
+  small = size
+  if rng.random() < 0.85:
+    small = 8 + int(9 * rng.random() ** 2)
   shrink = (Image.Resampling.BOX, Image.Resampling.BILINEAR)
-  image = padded.resize(
-    (small, small), shrink[rng.integers(2)] if is_small else shrink[1], frame
+  grow = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+  image = _resized_part(
+    image,
+    (left, top, left + zoom_x * size, top + zoom_y * size),
+    small,
+    shrink[rng.integers(2)],
   )
   if small != size:
-    grow = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
-    image = image.resize((size, size), grow[rng.integers(2)])
-  return np.asarray(image)
+    image = image.resize((size, size), grow[int(rng.random() < 0.3)])
+  pixels = np.asarray(image, np.float32)
+  # Pixels of 8x8 scans are dimmer where a stroke is thin, but seldom all.
+  pixels = pixels * (255 * rng.uniform(0.85, 1) / pixels.max())
+  return np.round(pixels).astype(np.uint8)
+
+
+def _resized_part(
+  image: Image.Image,
+  part: tuple[float, float, float, float],
+  size: int,
+  resampling: Image.Resampling,
+) -> Image.Image:
+  """Resizes a part (left, top, right, bottom), black outside of the image."""
+  left, top, right, bottom = part
+  beyond = max(-left, -top, right - image.width, bottom - image.height, 0)
+  border = math.ceil(beyond)
+  shifted = tuple(edge + border for edge in part)
+  padded = ImageOps.expand(image, border)
+  return padded.resize((size, size), resampling, shifted)
 
 
 def render_many(
