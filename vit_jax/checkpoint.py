@@ -131,8 +131,7 @@ def find(path: str) -> epath.Path:
 
 def load_metadata(path: str) -> dict[str, Any]:
   """Returns the JSON written beside the parameters; `path` as for `find`."""
-  handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-  return handler.restore(find(path) / "metadata")
+  return ocp.JsonCheckpointHandler().restore(find(path) / "metadata")
 
 
 def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -148,10 +147,10 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     FileNotFoundError: As `find`.
   """
   folder = find(path) / "params"
-  handler = ocp.PyTreeCheckpointer()
-  shapes = handler.metadata(folder).item_metadata.tree
+  handler = ocp.PyTreeCheckpointHandler()
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+    handler.metadata(folder).tree,
   )
   params = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)

@@ -15,6 +15,7 @@ from vit_jax.variants import nearest
 
 Shape = tuple[int, int] | None  # (height, width); None: differs by image
 Side = int | tuple[int, int]  # one number stands for a square
+Percent = int | float
 
 
 class Op(NamedTuple):
@@ -48,13 +49,13 @@ def _decode(shape: Shape) -> Shape:
 
 
 def _decode_inception_crop(
-  shape: Shape, size: Side, area_min: float = 5, area_max: float = 100
+  shape: Shape, size: Side, area_min: Percent = 5, area_max: Percent = 100
 ) -> Shape:
   return _inception_crop(shape, size, area_min, area_max)
 
 
 def _inception_crop(
-  shape: Shape, size: Side, area_min: float = 5, area_max: float = 100
+  shape: Shape, size: Side, area_min: Percent = 5, area_max: Percent = 100
 ) -> Shape:
   if not 0 < area_min <= area_max <= 100:
     raise ValueError(

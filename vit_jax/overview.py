@@ -4,16 +4,17 @@ import importlib.metadata
 import json
 import pathlib
 import platform
+import re
 from typing import Any
 
 import jax
 import numpy as np
-from clu import parameter_overview
 from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax.config import Config, has_cls_row, patch_grid, to_dict
 from vit_jax.opstring import image_size
+from vit_jax.sharding import path_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -65,6 +66,30 @@ def metadata(
   }
 
 
+def parameter_table(params) -> str:
+  """Returns one line a parameter; those of equal blocks share a line.
+
+  Args:
+    params: Nested dict of arrays or shapes.
+  """
+  rows: dict[tuple, int] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = re.sub(r"encoderblock_\d+", "encoderblock_*", path_of(path))
+    key = (name, tuple(leaf.shape))
+    rows[key] = rows.get(key, 0) + 1
+  cells = [("parameter", "shape", "times", "numbers")]
+  for (name, shape), times in rows.items():
+    sizes = " ".join(map(str, shape)) or "scalar"
+    numbers = times * int(np.prod(shape))
+    cells.append((name, sizes, str(times), f"{numbers:,}"))
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  return "\n".join(
+    f"{name:<{widths[0]}}  {shape:<{widths[1]}}"
+    f"  {times:>{widths[2]}}  {numbers:>{widths[3]}}"
+    for name, shape, times, numbers in cells
+  )
+
+
 def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
   """Writes one file of a run."""
   text = json.dumps(values, indent=2, ensure_ascii=False)
@@ -97,7 +122,7 @@ def text(
   epochs = total_steps * batch / source.num_examples
   axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
   lines = [
-    parameter_overview.get_parameter_overview(params, include_stats=False),
+    parameter_table(params),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes}",
     f"model       {config.model.variant} ({config.model.name}),"

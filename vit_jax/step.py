@@ -31,7 +31,7 @@ class TrainState:
   ema: Averaged parameters, or None where config.optim.ema_decay is.
   """
 
-  step: jax.Array
+  step: Any
   params: Any
   opt_state: Any
   ema: Any = None

@@ -1,0 +1,99 @@
+"""The house keeps its floors: who may import whom, and how long a file is."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "vit_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Lower floors first; a module may import its own floor and those below.
+FLOORS = (
+  "batch config faults flops opstring recipes variants cli",
+  "losses metrics models optim ridge schedules progress",
+  "sharding checkpoint weights writer distributed meter overview",
+  "step",
+  "evaluators preflight",
+  "train evaluate report figures runs",
+)
+FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
+INPUT_MAY_USE = FLOORS[0].split() + ["data"]
+
+
+def _imports(path):
+  """Yields the dotted names that a file imports, wherever in the file."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (a.name for a in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f"{path}: relative import"
+      yield node.module
+      yield from (f"{node.module}.{a.name}" for a in node.names)
+
+
+def _rooms(path):
+  """Yields the top-level modules of the package that a file imports."""
+  for name in _imports(path):
+    parts = name.split(".")
+    if parts[0] == "vit_jax" and len(parts) > 1:
+      yield parts[1]
+
+
+def _room(path):
+  return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
+def test_imports_only_from_floors_below(path):
+  room = _room(path)
+  known = {*FLOOR, "data"}
+  used = set(_rooms(path)) & known
+  if room == "data":
+    assert used <= set(INPUT_MAY_USE)
+  elif room != "__init__":
+    assert room in FLOOR, f"give {room} a floor"
+    if FLOOR[room] < FLOOR["evaluators"]:
+      assert "data" not in used
+    above = {m for m in used - {"data"} if FLOOR[m] > FLOOR[room]}
+    assert not above
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
+def test_no_heavy_import_where_it_does_not_belong(path):
+  packages = {name.split(".")[0] for name in _imports(path)}
+  room = _room(path)
+  if room == "data":
+    assert not packages & {"jax", "flax", "optax"}
+  else:
+    assert not packages & {"tensorflow", "tensorflow_datasets"}
+  if FLOOR.get(room) == 0:
+    assert not packages & {"jax", "flax", "optax", "orbax", "clu"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
+def test_a_file_is_one_page_of_thought(path):
+  assert len(path.read_text().splitlines()) <= 450
+
+
+def _modules_after(code):
+  code += "; import sys; print(*sys.modules)"
+  out = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  return set(out.stdout.split())
+
+
+@pytest.mark.parametrize(
+  "module",
+  ["step", "models", "losses", "weights", "sharding", "checkpoint", "report"],
+)
+def test_needs_no_tensorflow(module):
+  assert "tensorflow" not in _modules_after(f"import vit_jax.{module}")
+
+
+def test_words_need_nothing_heavy():
+  modules = _modules_after("import vit_jax.cli, vit_jax.recipes")
+  assert not modules & {"jax", "flax", "tensorflow", "optax"}

@@ -1,0 +1,93 @@
+"""Checkpoints: exact, asynchronous, on other devices, of parameters alone."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoint, sharding
+from vit_jax.config import CheckpointConfig, ConfigError
+
+META = {"step": 2, "grid": [2, 2], "class_names": ["α", "b"]}
+
+
+def _equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def _saved(folder, config, *, steps=(2,), **options):
+  parts = tiny.Parts(config)
+  state, _ = parts.run(2)
+  saver = checkpoint.Checkpointer(str(folder), CheckpointConfig(**options))
+  for step in steps:
+    saver.save(step, state, META)
+  saver.close()
+  return parts, state
+
+
+@pytest.fixture(scope="module", params=[None, 0.9], ids=["raw", "ema"])
+def saved(request, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("run")
+  config = tiny.config(
+    optim__ema_decay=request.param, mesh__data=2, mesh__fsdp=4
+  )
+  return folder, *_saved(folder, config)
+
+
+def test_restores_the_same_bits(saved):
+  folder, parts, state = saved
+  loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  assert loader.latest_step() == 2
+  shardings = sharding.infer(parts.shapes, parts.mesh)
+  restored = loader.restore(2, parts.shapes, shardings)
+  loader.close()
+  _equal(state, restored)
+  got = jax.tree.map(lambda x: x.sharding, restored)
+  assert jax.tree.leaves(got) == jax.tree.leaves(shardings)
+
+
+def test_restores_on_another_mesh(saved):
+  folder, parts, state = saved
+  mesh = sharding.make_mesh(parts.config.mesh.__class__(), jax.devices()[:1])
+  loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  restored = loader.restore(2, parts.shapes, sharding.infer(parts.shapes, mesh))
+  loader.close()
+  _equal(state, restored)
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/2"])
+def test_parameters_alone_as_numpy(saved, inside):
+  folder, _, state = saved
+  params, metadata = checkpoint.load_params(str(folder / inside))
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
+  _equal(state.eval_params, params)
+  assert metadata == META
+
+
+def test_another_model_is_refused(saved):
+  folder, _, _ = saved
+  other = tiny.Parts(tiny.config(model__mlp_dim=32))
+  loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  with pytest.raises(ConfigError, match="does not fit this config"):
+    loader.restore(2, other.shapes, sharding.infer(other.shapes, other.mesh))
+  loader.close()
+
+
+def test_keeps_the_last_and_every_so_many(tmp_path):
+  _saved(
+    tmp_path,
+    tiny.config(),
+    steps=(1, 2, 3, 4, 5, 6, 7),
+    keep_last=2,
+    keep_every_steps=3,
+  )
+  steps = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+  assert steps == [3, 6, 7]
+
+
+def test_a_folder_without_checkpoint(tmp_path):
+  with pytest.raises(FileNotFoundError, match="has no checkpoint in it"):
+    checkpoint.find(str(tmp_path))
+  with pytest.raises(FileNotFoundError, match="does not exist"):
+    checkpoint.find(str(tmp_path / "nowhere"))

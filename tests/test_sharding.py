@@ -1,0 +1,95 @@
+"""The mesh, and where each parameter goes."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import sharding
+from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.models import build
+
+MESH = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+
+
+def _specs(model: ModelConfig, mesh=MESH):
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
+  shapes = jax.eval_shape(build(model, 1000).init, jax.random.key(0), images)[
+    "params"
+  ]
+  shardings = sharding.infer(shapes, mesh)
+  return {
+    sharding.path_of(path): (shape, s.spec)
+    for (path, shape), s in zip(
+      jax.tree_util.tree_leaves_with_path(shapes),
+      jax.tree.leaves(shardings),
+      strict=True,
+    )
+  }
+
+
+def test_rest_of_the_devices_goes_to_the_open_axis():
+  shape = sharding.mesh_shape(MeshConfig(data=-1, tensor=2), 8)
+  assert shape == {"data": 4, "fsdp": 1, "tensor": 2}
+  assert dict(MESH.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+  "mesh", [MeshConfig(data=3), MeshConfig(tensor=3), MeshConfig(data=16)]
+)
+def test_mesh_that_does_not_fit(mesh):
+  with pytest.raises(ValueError, match="does not fit 8 device"):
+    sharding.make_mesh(mesh)
+
+
+def test_batch_that_does_not_divide():
+  shape = {"data": 4, "fsdp": 2, "tensor": 1}
+  assert sharding.batch_faults("k", 32, 4, shape) == []
+  (fault,) = sharding.batch_faults("config.data.batch_size", 36, 4, shape)
+  assert fault == (
+    "config.data.batch_size: got 36 in 4 microbatches, which does not split"
+    " over data*fsdp = 8 devices; use a multiple of 32 such as 32, or set"
+    " config.mesh."
+  )
+
+
+def test_specs_of_a_block():
+  specs = _specs(ModelConfig(variant="S/16"))
+  block = "Transformer/encoderblock_3/"
+  attention = block + "MultiHeadDotProductAttention_0/"
+  assert specs[attention + "query/kernel"][1] == P("fsdp", "tensor", None)
+  assert specs[attention + "out/kernel"][1] == P("tensor", None, "fsdp")
+  assert specs[block + "MlpBlock_0/Dense_0/kernel"][1] == P("fsdp", "tensor")
+  assert not any(specs[block + "LayerNorm_0/scale"][1])
+
+
+def test_stacked_blocks_keep_their_leading_axis_whole():
+  specs = _specs(ModelConfig(variant="S/16", scan=True))
+  key = "Transformer/encoderblock/MlpBlock_0/Dense_1/kernel"
+  assert specs[key][1] == P(None, "tensor", "fsdp")
+
+
+@pytest.mark.parametrize("variant", ["Ti/16", "B/16", "L/16", "H/14"])
+@pytest.mark.parametrize("pool", ["token", "map"])
+def test_little_is_left_on_every_device(variant, pool):
+  mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=8))
+  specs = _specs(ModelConfig(variant=variant, pool=pool), mesh)
+  sizes = {k: int(np.prod(shape.shape)) for k, (shape, _) in specs.items()}
+  whole = sum(sizes[k] for k, (_, spec) in specs.items() if not any(spec))
+  assert whole / sum(sizes.values()) < 0.01
+
+
+def test_a_dimension_that_does_not_divide_is_left_whole():
+  specs = _specs(ModelConfig(variant="Ti/16"))  # 3 heads on 2 devices
+  key = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+  assert specs[key][1] == P("fsdp", None, None)
+
+
+def test_to_global_splits_rows_and_keeps_bytes():
+  batch = tiny.batch(0, tiny.config())
+  arrays = sharding.to_global(batch, MESH)
+  assert "index" not in arrays
+  assert arrays["image"].dtype == np.uint8
+  assert {s.data.shape[0] for s in arrays["image"].addressable_shards} == {4}
+  np.testing.assert_array_equal(arrays["image"], batch["image"])

@@ -1,0 +1,192 @@
+"""The train step: one device or eight, whole batches or microbatches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from vit_jax import losses, step
+
+ONE = jax.devices()[:1]
+
+
+@pytest.fixture(scope="module")
+def one_device():
+  parts = tiny.Parts(tiny.config(), ONE)
+  return parts, *parts.run(5)
+
+
+def _losses(metrics):
+  return np.array([m["loss"] for m in metrics])
+
+
+def test_normalise_maps_the_ends():
+  images = jnp.array([[[[0, 255, 51]]]], jnp.uint8)
+  np.testing.assert_allclose(
+    step.normalise(images)[0, 0, 0], [-1.0, 1.0, -0.6], atol=1e-7
+  )
+
+
+def test_first_step_is_the_formula(one_device):
+  """Loss, gradients and AdamW written out with optax alone."""
+  parts, _, metrics = one_device
+  batch = tiny.batch(0, parts.config)
+  params = parts.state().params
+
+  def loss(params):
+    logits, _ = parts.model.apply(
+      {"params": params}, step.normalise(jnp.asarray(batch["image"]))
+    )
+    targets = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
+    per_example = losses.softmax_xent(logits, targets)
+    return jnp.mean(per_example[:-1])  # the mask leaves the last row out
+
+  value, grads = jax.value_and_grad(loss)(params)
+  # Sums of 15 terms in another order: a few units of float32's last place.
+  np.testing.assert_allclose(metrics[0]["loss"], value, rtol=1e-6)
+  np.testing.assert_allclose(
+    metrics[0]["grad_norm"], optax.global_norm(grads), rtol=1e-5
+  )
+  assert metrics[0]["rows"] == 15
+
+
+def test_learns(one_device):
+  parts, state, metrics = one_device
+  assert int(state.step) == 5
+  _, more = parts.run(15)
+  assert more[-1]["loss"] < 0.8 * metrics[0]["loss"]
+
+
+def test_masked_rows_do_not_count(one_device):
+  parts, _, metrics = one_device
+  batch = tiny.batch(0, parts.config)
+  batch["image"][-1] = 255
+  batch["label"][-1] = (batch["label"][-1] + 1) % tiny.NUM_CLASSES
+  _, changed = parts.train_step(parts.state(), batch_of(batch, parts))
+  assert float(changed["loss"]) == metrics[0]["loss"]
+
+
+def batch_of(batch, parts):
+  from vit_jax.sharding import to_global
+
+  return to_global(batch, parts.mesh)
+
+
+def test_same_seed_same_bits_other_seed_other(one_device):
+  parts, state, _ = one_device
+  again, _ = parts.run(5)
+  for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
+    np.testing.assert_array_equal(a, b)
+  other = step.make_state(parts.init, parts.mesh, seed=1)
+  kernel = lambda s: np.asarray(s.params["embedding"]["kernel"])
+  assert np.any(kernel(other) != kernel(parts.state()))
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"mesh__data": 8},
+    {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
+    {"mesh__data": 1, "mesh__fsdp": 8},
+    {"optim__accum_steps": 2},
+    {"optim__accum_steps": 2, "mesh__fsdp": 4, "model__scan": True},
+  ],
+  ids=str,
+)
+def test_equal_on_any_mesh_and_in_microbatches(one_device, changes):
+  _, _, metrics = one_device
+  _, others = tiny.Parts(tiny.config(**changes)).run(5)
+  if changes.get("model__scan"):
+    # Stacked blocks draw their initial weights from other keys, so only the
+    # first loss (zero head: log 10) can be compared.
+    assert others[0]["loss"] == pytest.approx(np.log(10), rel=1e-6)
+    return
+  # Sums in another order; five steps at a high learning rate amplify it.
+  np.testing.assert_allclose(_losses(others), _losses(metrics), rtol=1e-5)
+
+
+def test_parameters_are_born_sharded():
+  parts = tiny.Parts(tiny.config(mesh__data=1, mesh__fsdp=4, mesh__tensor=2))
+  params = parts.state().params
+  block = params["Transformer"]["encoderblock_0"]
+  kernel = block["MlpBlock_0"]["Dense_0"]["kernel"]
+  assert kernel.shape == (32, 64)
+  assert {s.data.shape for s in kernel.addressable_shards} == {(8, 32)}
+
+
+def test_moments_lie_where_their_parameters_do():
+  parts = tiny.Parts(tiny.config(mesh__fsdp=4))
+  state = parts.state()
+  path = ("Transformer", "encoderblock_0", "MlpBlock_0", "Dense_0", "kernel")
+  shardings = {
+    jax.tree_util.keystr(p): x.sharding
+    for p, x in jax.tree_util.tree_leaves_with_path(state)
+    if all(f"'{name}'" in jax.tree_util.keystr(p) for name in path)
+  }
+  assert len(shardings) == 3  # the parameter and Adam's two moments
+  assert len(set(shardings.values())) == 1
+
+
+def test_state_is_donated(one_device):
+  parts, *_ = one_device
+  state = parts.state()
+  leaf = state.params["embedding"]["kernel"]
+  parts.train_step(state, batch_of(tiny.batch(0, parts.config), parts))
+  assert leaf.is_deleted()
+
+
+def test_compiles_once(one_device):
+  parts, *_ = one_device
+  assert parts.train_step._cache_size() == 1
+
+
+def test_microbatches_lower_the_peak_of_memory():
+  def temporaries(accum):
+    cfg = tiny.config(data__batch_size=256, optim__accum_steps=accum)
+    parts = tiny.Parts(cfg, ONE)
+    batch = batch_of(tiny.batch(0, cfg), parts)
+    lowered = parts.train_step.lower(parts.state(), batch)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+  # Activations dominate: 8 microbatches need little more than an eighth.
+  assert temporaries(8) < 0.35 * temporaries(1)
+
+
+def test_dropout_changes_with_the_step_and_not_with_the_history():
+  parts = tiny.Parts(tiny.config(model__dropout=0.5, optim__lr=1e-12), ONE)
+  batch = tiny.batch(0, parts.config)
+
+  def grad_norm(at_step):
+    state = parts.state()
+    state = state.replace(step=jnp.asarray(at_step, jnp.int32))
+    _, metrics = parts.train_step(state, batch_of(batch, parts))
+    return float(metrics["grad_norm"])
+
+  assert grad_norm(3) == grad_norm(3)
+  assert grad_norm(3) != grad_norm(4)
+
+
+def test_ema_follows_and_is_what_evaluation_sees():
+  parts = tiny.Parts(tiny.config(optim__ema_decay=0.5), ONE)
+  start = parts.state()
+  before = np.asarray(start.params["embedding"]["kernel"])
+  np.testing.assert_array_equal(before, start.ema["embedding"]["kernel"])
+  state, _ = parts.run(1, start)
+  after = np.asarray(state.params["embedding"]["kernel"])
+  # One subtraction and one addition: float32 rounding of the larger term.
+  np.testing.assert_allclose(
+    state.ema["embedding"]["kernel"], (before + after) / 2, atol=1e-7
+  )
+  assert state.eval_params is state.ema
+
+
+def test_sigmoid_loss_and_smoothing_are_used():
+  parts = tiny.Parts(tiny.config(loss="sigmoid"), ONE)
+  _, metrics = parts.run(1)
+  # A zero head: each of 10 classes costs log 2.
+  assert metrics[0]["loss"] == pytest.approx(10 * np.log(2), rel=1e-6)
+  hard = tiny.Parts(tiny.config(model__head_bias=0.0), ONE).run(2)[1][1]
+  soft = tiny.Parts(tiny.config(label_smoothing=0.2), ONE).run(2)[1][1]
+  assert hard["loss"] != soft["loss"]

@@ -1,0 +1,72 @@
+"""One tiny model and its parts, shared by the tests."""
+
+import jax
+import numpy as np
+
+from vit_jax import optim, sharding, step
+from vit_jax.config import Config, defaults, freeze
+from vit_jax.models import build
+
+NUM_CLASSES = 10
+
+
+def config(**changes) -> Config:
+  """Two blocks of width 32 on 16 px, batch 16; `a__b=x` sets config.a.b."""
+  c = defaults()
+  c.total_steps = 20
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 32, 2
+  c.model.mlp_dim, c.model.num_heads = 64, 4
+  c.data.ops = "decode|resize(16)"
+  c.data.batch_size = 16
+  c.optim.lr = 1e-2
+  c.optim.clip_norm = 1.0
+  for key, value in changes.items():
+    *parents, leaf = key.split("__")
+    inner = c
+    for parent in parents:
+      inner = inner[parent]
+    inner[leaf] = value
+  return freeze(c)
+
+
+class Parts:
+  """Everything a step needs, built as train.py builds it."""
+
+  def __init__(self, cfg: Config, devices=None):
+    self.config = cfg
+    self.mesh = sharding.make_mesh(cfg.mesh, devices)
+    self.model = build(cfg.model, NUM_CLASSES)
+    self.tx, self.schedule = optim.make_optimizer(cfg.optim, cfg.total_steps)
+    self.init = step.make_init(cfg, self.model, self.tx, (16, 16))
+    self.shapes = jax.eval_shape(self.init, jax.random.key(0))
+    self.train_step = step.make_train_step(
+      cfg, self.model, self.tx, NUM_CLASSES, self.shapes, self.mesh
+    )
+
+  def state(self):
+    return step.make_state(self.init, self.mesh, self.config.seed)
+
+  def run(self, num_steps: int, state=None):
+    """Returns the state and the metrics of every step, on random batches."""
+    state = self.state() if state is None else state
+    metrics = []
+    for i in range(int(state.step), int(state.step) + num_steps):
+      batch_i = sharding.to_global(batch(i, self.config), self.mesh)
+      state, values = self.train_step(state, batch_i)
+      metrics.append({k: float(v) for k, v in values.items()})
+    return state, metrics
+
+
+def batch(seed: int, cfg: Config) -> dict:
+  """Noise whose brightness tells the class; the last row does not count."""
+  rng = np.random.default_rng(seed)
+  rows = cfg.data.batch_size
+  label = rng.integers(0, NUM_CLASSES, rows).astype(np.int32)
+  noise = rng.integers(0, 40, (rows, 16, 16, 3))
+  return {
+    "image": (noise + 20 * label[:, None, None, None]).astype(np.uint8),
+    "label": label,
+    "mask": np.arange(rows) < rows - 1,
+    "index": np.arange(rows, dtype=np.int64),
+  }
