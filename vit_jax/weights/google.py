@@ -6,12 +6,13 @@ and big_vision's (linen's, the position table on top and without a row for the
 class token). big_vision files may stack the blocks on a leading axis.
 """
 
-import pathlib
+import os
 import re
 
 import flax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
@@ -33,7 +34,7 @@ NAMES = (
 )
 
 
-def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
   """Returns the parameters of a file, by our flat names ("a/b/c").
 
   Moments and steps of a training state are left unread. A position table
@@ -44,7 +45,11 @@ def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
     ValueError: An array is no array of numbers, or two have the same name.
   """
   params = {}
-  with np.load(path, allow_pickle=False) as file:
+  # epath opens gs:// as well; np.load reads an array only when it is asked for.
+  with (
+    epath.Path(path).open("rb") as stream,
+    np.load(stream, allow_pickle=False) as file,
+  ):
     prefix = next(
       (p for p in PREFIXES if any(n.startswith(p) for n in file.files)), ""
     )
@@ -71,7 +76,7 @@ def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
   return params
 
 
-def write(path: str | pathlib.Path, params: dict) -> None:
+def write(path: str | os.PathLike, params: dict) -> None:
   """Writes nested parameters under the names of the ViT paper's files.
 
   Args:

@@ -1,0 +1,51 @@
+"""Models by name."""
+
+import doctest
+
+import pytest
+
+from vit_jax.config import ModelConfig
+from vit_jax.models import attention, build, posemb
+from vit_jax.variants import SIZES
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_build_has_the_variant_s_sizes(name):
+  model = build(ModelConfig(variant=f"{name}/16", pool="gap"), 10)
+  size = SIZES[name]
+  assert (model.width, model.depth) == (size.width, size.depth)
+  assert (model.mlp_dim, model.num_heads) == (size.mlp_dim, size.num_heads)
+  assert (model.patch, model.num_classes, model.pool) == (16, 10, "gap")
+
+
+def test_build_passes_every_option_on():
+  options = dict(
+    width=32,
+    depth=2,
+    mlp_dim=64,
+    num_heads=4,
+    pool="map",
+    posemb="sincos2d",
+    pre_logits=True,
+    dropout=0.1,
+    stochastic_depth=0.2,
+    head_bias=-3.0,
+    dtype="bfloat16",
+    scan=True,
+    remat="full",
+  )
+  model = build(ModelConfig(variant="Ti/8", **options), 10)
+  assert {k: getattr(model, k) for k in options} == options
+
+
+def test_an_unknown_model_lists_the_nearest():
+  with pytest.raises(
+    ValueError, match="model.name: got 'vti', expected .* Did you mean 'vit'"
+  ):
+    build(ModelConfig(name="vti"), 10)
+
+
+@pytest.mark.parametrize("module", [attention, posemb])
+def test_examples_in_docstrings(module):
+  failed, attempted = doctest.testmod(module)
+  assert attempted and not failed

@@ -1,0 +1,326 @@
+"""The Vision Transformer: counts, names, initial values, equalities."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from vit_jax.config import ModelConfig
+from vit_jax.models import build
+from vit_jax.models.vit import ViT, stack_blocks, unstack_blocks
+from vit_jax.variants import SIZES
+
+TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
+IMAGES = jnp.asarray(
+  np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)), "float32"
+)
+
+
+def shapes(model, images=IMAGES.shape):
+  """Shapes of the parameters, without computing them."""
+  images = jax.ShapeDtypeStruct(images, "float32")
+  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+
+def random_params(model, seed=1):
+  """Parameters of which none is zero, unlike the initial ones."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda a: rng.normal(0, 0.2, a.shape).astype("f"), shapes(model)
+  )
+
+
+@functools.cache
+def tiny_params():
+  return random_params(ViT(**TINY))
+
+
+def run(model, params, images=IMAGES):
+  """Logits and intermediates."""
+  return jax.jit(model.apply)({"params": params}, images)
+
+
+def count(tree):
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(tree))
+
+
+# Counts of the paper's own code, of the class-token model with a learned table.
+# No head; 1000 classes; with pre_logits; 21843 classes; 1000 classes at 384 px
+# (378 for H/14: the original drops the pixels that do not fill a patch).
+COUNTS = {
+  "Ti/16": (5_524_416, 5_717_416, 5_754_472, 9_740_115, 5_790_376),
+  "S/16": (21_665_664, 22_050_664, 22_198_504, 30_075_219, 22_196_584),
+  "S/32": (22_493_952, 22_878_952, 23_026_792, 30_903_507, 22_915_432),
+  "B/16": (85_798_656, 86_567_656, 87_158_248, 102_595_923, 86_859_496),
+  "B/32": (87_455_232, 88_224_232, 88_814_824, 104_252_499, 88_297_192),
+  "B/8": (85_807_872, 86_576_872, 87_167_464, 102_605_139, 87_744_232),
+  "L/16": (303_301_632, 304_326_632, 305_376_232, 325_690_707, 304_715_752),
+  "L/32": (305_510_400, 306_535_400, 307_585_000, 327_899_475, 306_632_680),
+  "H/14": (630_764_800, 632_045_800, 633_685_480, 658_745_683, 632_651_240),
+}
+
+
+@pytest.mark.parametrize("variant", COUNTS)
+def test_parameter_counts_are_those_published(variant):
+  # Stacked blocks are traced once for any depth, so only Ti has a loop.
+  scan = variant != "Ti/16"
+  config = ModelConfig(variant=variant, scan=scan)
+  with_tanh = ModelConfig(variant=variant, scan=scan, pre_logits=True)
+  at_224, large = (1, 224, 224, 3), 378 if variant == "H/14" else 384
+  headed = shapes(build(config, 1000), at_224)
+  got = (
+    count(headed) - count(headed["head"]),
+    count(headed),
+    count(shapes(build(with_tanh, 1000), at_224)),
+    count(shapes(build(config, 21_843), at_224)),
+    count(shapes(build(config, 1000), (1, large, large, 3))),
+  )
+  assert got == COUNTS[variant]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_count_in_closed_form(name):
+  size, patch, classes = SIZES[name], 14, 1000
+  d, m = size.width, size.mlp_dim
+  # Two norms; query, key, value, out; two dense layers.
+  block = 2 * 2 * d + 4 * (d * d + d) + (d * m + m) + (m * d + d)
+  stem = patch * patch * 3 * d + d
+  tokens = d + (1 + 16 * 16) * d  # class token; table
+  expected = stem + tokens + size.depth * block + 2 * d + d * classes + classes
+  model = build(ModelConfig(variant=f"{name}/14", scan=True), classes)
+  assert count(shapes(model, (1, 224, 224, 3))) == expected
+
+
+def test_paths_and_shapes_of_parameters():
+  model = ViT(**TINY | dict(depth=1), pre_logits=True)
+  block = "Transformer/encoderblock_0/"
+  attention = block + "MultiHeadDotProductAttention_0/"
+  heads = {
+    attention + f"{name}/{leaf}": shape
+    for name in ("query", "key", "value")
+    for leaf, shape in (("kernel", (16, 2, 8)), ("bias", (2, 8)))
+  }
+  got = {k: v.shape for k, v in flatten_dict(shapes(model), sep="/").items()}
+  assert got == heads | {
+    "embedding/kernel": (4, 4, 3, 16),
+    "embedding/bias": (16,),
+    "cls": (1, 1, 16),
+    "Transformer/posembed_input/pos_embedding": (1, 7, 16),
+    block + "LayerNorm_0/scale": (16,),
+    block + "LayerNorm_0/bias": (16,),
+    attention + "out/kernel": (2, 8, 16),
+    attention + "out/bias": (16,),
+    block + "LayerNorm_1/scale": (16,),
+    block + "LayerNorm_1/bias": (16,),
+    block + "MlpBlock_0/Dense_0/kernel": (16, 32),
+    block + "MlpBlock_0/Dense_0/bias": (32,),
+    block + "MlpBlock_0/Dense_1/kernel": (32, 16),
+    block + "MlpBlock_0/Dense_1/bias": (16,),
+    "Transformer/encoder_norm/scale": (16,),
+    "Transformer/encoder_norm/bias": (16,),
+    "pre_logits/kernel": (16, 16),
+    "pre_logits/bias": (16,),
+    "head/kernel": (16, 5),
+    "head/bias": (5,),
+  }
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("pool, n", [("token", 7), ("gap", 6), ("map", 6)])
+def test_every_intermediate_has_its_name(pool, n, scan):
+  model = ViT(**TINY, pool=pool, scan=scan)
+  _, out = jax.eval_shape(model.apply, {"params": shapes(model)}, IMAGES)
+  tokens = (2, n, 16)
+  branches = ("attention", "after_attention", "mlp", "after_mlp")
+  assert jax.tree.map(lambda a: a.shape, out) == {
+    "stem": (2, 2, 3, 16),
+    "with_posemb": tokens,
+    **{f"encoderblock_{i}": dict.fromkeys(branches, tokens) for i in range(3)},
+    "encoded": tokens,
+    "pooled": (2, 16),
+    "pre_logits": (2, 16),
+    "logits": (2, 5),
+  }
+
+
+def test_intermediates_are_what_they_are_called():
+  model, params = ViT(**TINY), tiny_params()
+  logits, out = run(model, params)
+  table = params["Transformer"]["posembed_input"]["pos_embedding"]
+  np.testing.assert_allclose(  # raster order: row by row of the grid
+    out["with_posemb"][:, 1:],
+    out["stem"].reshape(2, 6, 16) + table[:, 1:],
+    rtol=1e-6,
+  )
+  cls = np.broadcast_to(params["cls"][:, 0] + table[:, 0], (2, 16))
+  np.testing.assert_allclose(out["with_posemb"][:, 0], cls, rtol=1e-6)
+  before = out["with_posemb"]
+  for i in range(3):
+    block = out[f"encoderblock_{i}"]
+    np.testing.assert_array_equal(
+      block["after_attention"], before + block["attention"]
+    )
+    before = block["after_mlp"]
+    np.testing.assert_array_equal(
+      before, block["after_attention"] + block["mlp"]
+    )
+  np.testing.assert_array_equal(out["pooled"], out["encoded"][:, 0])
+  np.testing.assert_array_equal(out["pre_logits"], out["pooled"])
+  np.testing.assert_array_equal(out["logits"], logits)
+
+
+def test_the_mean_pools_all_tokens_and_tanh_precedes_the_head():
+  model = ViT(**TINY, pool="gap", posemb="sincos2d", pre_logits=True)
+  params = random_params(model)
+  _, out = run(model, params)
+  np.testing.assert_allclose(
+    out["pooled"], np.mean(out["encoded"], axis=1), rtol=1e-6, atol=1e-6
+  )
+  dense = params["pre_logits"]
+  expected = np.tanh(out["pooled"] @ dense["kernel"] + dense["bias"][None])
+  np.testing.assert_allclose(out["pre_logits"], expected, rtol=1e-5)
+
+
+def test_fixed_positions_leave_the_class_token_alone():
+  model = ViT(**TINY, posemb="sincos2d")
+  params = random_params(model)
+  _, out = run(model, params)
+  np.testing.assert_array_equal(
+    out["with_posemb"][:, 0], np.tile(params["cls"][0], (2, 1))
+  )
+
+
+def test_without_positions_the_order_of_patches_is_nothing():
+  model = ViT(**TINY, pool="gap", posemb="none")
+  params = random_params(model)
+  logits, _ = run(model, params)
+  swapped = jnp.concatenate([IMAGES[:, 4:], IMAGES[:, :4]], axis=1)
+  got, _ = run(model, params, swapped)
+  # Sums over tokens in another order: float32 rounding of values near 1.
+  np.testing.assert_allclose(got, logits, atol=5e-6)
+
+
+def test_initial_values():
+  model = ViT(
+    num_classes=10,
+    patch=8,
+    width=128,
+    depth=1,
+    mlp_dim=256,
+    num_heads=4,
+    pre_logits=True,
+    head_bias=-10.0,
+  )
+  init = jax.jit(model.init)
+  params = init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))["params"]
+  flat = {
+    k.rsplit("encoderblock_0/")[-1]: np.asarray(v)
+    for k, v in flatten_dict(params, sep="/").items()
+  }
+  attention = "MultiHeadDotProductAttention_0/"
+  for name in (
+    *("cls", "head/kernel", "embedding/bias", "pre_logits/bias"),
+    *(f"{attention}{n}/bias" for n in ("query", "key", "value", "out")),
+  ):
+    assert not flat[name].any(), name
+  assert (flat["head/bias"] == -10).all()
+  stds = {
+    "Transformer/posembed_input/pos_embedding": 0.02,
+    # lecun_normal: 1 / sqrt(inputs).
+    "embedding/kernel": (8 * 8 * 3) ** -0.5,
+    "pre_logits/kernel": 128**-0.5,
+    # xavier_uniform: sqrt(2 / (inputs + outputs)), of the flattened matrix.
+    attention + "query/kernel": 128**-0.5,
+    attention + "out/kernel": 128**-0.5,
+    "MlpBlock_0/Dense_0/kernel": (2 / (128 + 256)) ** 0.5,
+    "MlpBlock_0/Dense_1/kernel": (2 / (128 + 256)) ** 0.5,
+    "MlpBlock_0/Dense_0/bias": 1e-6,
+  }
+  for name, std in stds.items():
+    # The spread of n normal draws is known to 1 / sqrt(2 n): 4 of these.
+    tolerance = 4 / (2 * flat[name].size) ** 0.5
+    assert np.std(flat[name]) == pytest.approx(std, rel=tolerance), name
+  bound = (6 / (128 + 128)) ** 0.5
+  assert 0.98 * bound < np.abs(flat[attention + "query/kernel"]).max() <= bound
+
+
+@functools.cache
+def logits_and_gradients(scan, remat):
+  model = ViT(**TINY | dict(depth=2), scan=scan, remat=remat)
+  params = random_params(ViT(**TINY | dict(depth=2)))
+  params = stack_blocks(params) if scan else params
+
+  def loss(params):
+    logits, _ = model.apply({"params": params}, IMAGES, is_training=True)
+    return jnp.sum(logits**2), logits
+
+  grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
+  return np.asarray(logits), jax.device_get(unstack_blocks(grads))
+
+
+@pytest.mark.parametrize(
+  "scan, remat",
+  [(True, "none"), (False, "dots"), (True, "dots"), (False, "full")],
+)
+def test_scan_and_remat_change_no_number(scan, remat):
+  logits, grads = logits_and_gradients(scan, remat)
+  expected_logits, expected = logits_and_gradients(False, "none")
+  # The same sums, maybe in another order: some units of float32 rounding.
+  np.testing.assert_allclose(logits, expected_logits, rtol=2e-6, atol=2e-6)
+  got, expected = (flatten_dict(g, sep="/") for g in (grads, expected))
+  assert got.keys() == expected.keys()
+  largest = max(np.abs(v).max() for v in expected.values())
+  for path in expected:
+    np.testing.assert_allclose(
+      got[path], expected[path], rtol=1e-5, atol=1e-6 * largest, err_msg=path
+    )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_remat_keeps_less_for_the_backward_pass(scan):
+  def kept(remat):
+    model = ViT(**TINY | dict(depth=4), scan=scan, remat=remat)
+    images = jnp.zeros((16, 32, 32, 3))
+
+    def backward(params):
+      return jax.vjp(lambda p: model.apply({"params": p}, images)[0], params)[1]
+
+    # A backward pass is a tree whose leaves are what it has kept.
+    return count(jax.eval_shape(backward, shapes(model, images.shape)))
+
+  none, dots, full = (kept(r) for r in ("none", "dots", "full"))
+  assert full < 0.6 * dots < 0.6 * 0.6 * none
+
+
+def test_stacking_is_undone_and_leaves_numpy_numpy():
+  params = tiny_params()
+  stacked = stack_blocks(params)
+  kernel = stacked["Transformer"]["encoderblock"]["MlpBlock_0"]["Dense_0"]
+  assert isinstance(kernel["kernel"], np.ndarray)
+  assert kernel["kernel"].shape == (3, 16, 32)
+  assert stack_blocks(stacked) is stacked
+  assert unstack_blocks(params) is params
+  jax.tree.map(np.testing.assert_array_equal, unstack_blocks(stacked), params)
+  expected = shapes(ViT(**TINY, scan=True))
+  assert jax.tree.map(np.shape, stacked) == jax.tree.map(
+    lambda a: a.shape, expected
+  )
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    (dict(pool="tok"), "ViT.pool: got 'tok', expected .* mean 'token'"),
+    (dict(posemb="lern"), "ViT.posemb: .* Did you mean 'learn'"),
+    (dict(remat="dot"), "ViT.remat: .* Did you mean 'dots'"),
+    (dict(num_heads=3), "got 3 heads for a width of 16, expected a divisor"),
+    (dict(patch=5), r"got images of 8 x 12 pixels, .* side 5"),
+    (dict(posemb="sincos2d", width=18), "a width of 18, expected a multiple"),
+  ],
+)
+def test_what_does_not_fit_is_said(options, message):
+  with pytest.raises(ValueError, match=message):
+    shapes(ViT(**TINY | options))
