@@ -223,6 +223,17 @@ def test_a_demo_that_was_interrupted(demo, tmp_path):
   assert summary["digits_test_accuracy"] is None
 
 
+def test_time_since_the_start_of_the_demo(demo, tmp_path):
+  for name in ("pretrain", "finetune", "scratch"):
+    (tmp_path / name).symlink_to(demo / name)
+  (tmp_path / "started").write_text("54\n")  # The last line is of 104.
+  summary = runs.summarise(runs.find_runs(tmp_path), tmp_path)
+  assert summary["wall_seconds"] == 50.0
+  (tmp_path / "started").unlink()
+  summary = runs.summarise(runs.find_runs(tmp_path), tmp_path)
+  assert summary["wall_seconds"] == 4.0 + 3.0 + 3.0
+
+
 def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)

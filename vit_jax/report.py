@@ -367,7 +367,7 @@ def _accuracies(group: list[Run]) -> list[Line]:
     (f"{prefix[n]}top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)
   ]
   wanted += [
-    ("10-shot", run, f"{n}/10shot") for n in run.evaluators("fewshot")[:1]
+    (f"{n} 10-shot", run, f"{n}/10shot") for n in run.evaluators("fewshot")[:1]
   ]
   return _lines(wanted)[: figures.MOST_LINES]
 
