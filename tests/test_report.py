@@ -2,8 +2,6 @@
 
 import html.parser
 import json
-import subprocess
-import sys
 import types
 
 import jax.numpy as jnp
@@ -264,8 +262,3 @@ def test_errors(tmp_path):
   (tmp_path / "config.json").write_text("{")
   with pytest.raises(ValueError, match="config.json: expected JSON"):
     report.write_report(str(tmp_path))
-
-
-def test_no_tensorflow():
-  code = "import sys, vit_jax.report; sys.exit('tensorflow' in sys.modules)"
-  assert subprocess.run([sys.executable, "-c", code]).returncode == 0
