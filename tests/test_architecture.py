@@ -12,12 +12,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
-  "batch config faults flops opstring recipes variants cli",
+  "batch config faults flops opstring recipes values variants cli",
   "losses metrics models optim ridge schedules progress",
   "sharding checkpoint weights writer distributed meter overview",
   "step",
   "evaluators preflight",
-  "train evaluate report figures runs",
+  "train evaluate report figures page runs",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 INPUT_MAY_USE = FLOORS[0].split() + ["data"]

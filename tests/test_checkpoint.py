@@ -69,7 +69,22 @@ def test_another_model_is_refused(saved):
   folder, _, _ = saved
   other = tiny.Parts(tiny.config(model__mlp_dim=32))
   loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
-  with pytest.raises(ConfigError, match="does not fit this config"):
+  with pytest.raises(ConfigError) as e:
+    loader.restore(2, other.shapes, sharding.infer(other.shapes, other.mesh))
+  loader.close()
+  assert len(e.value.faults) == 6  # two blocks: both kernels, one bias
+  block = "Transformer/encoderblock_0/MlpBlock_0"
+  assert (
+    f"{block}/Dense_0/kernel has shape (32, 64), expected (32, 32) by"
+    " config.model; resume with the config that wrote it"
+  ) in str(e.value)
+
+
+def test_another_optimizer_is_refused(saved):
+  folder, _, _ = saved
+  other = tiny.Parts(tiny.config(optim__name="sgd"))
+  loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  with pytest.raises(ConfigError, match="written by another optimizer"):
     loader.restore(2, other.shapes, sharding.infer(other.shapes, other.mesh))
   loader.close()
 

@@ -13,6 +13,7 @@ from vit_jax import cli, variants
 from vit_jax import config as config_lib
 from vit_jax.config import Config, ConfigError, build, defaults, freeze, to_dict
 from vit_jax.faults import faults
+from vit_jax.values import parse_value
 
 ROOT = pathlib.Path(__file__).parents[1]
 FEWSHOT = {"kind": "fewshot", "dataset": "digits", "shots": (1, 5)}
@@ -97,7 +98,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
   ],
 )
 def test_values_of_the_command_line(annotation, text, value):
-  assert config_lib.parse_value(annotation, text, "x") == value
+  assert parse_value(annotation, text, "x") == value
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_values_of_the_command_line(annotation, text, value):
 )
 def test_values_of_another_type(annotation, value):
   with pytest.raises(ValueError, match="^x: got .* expected a value of type"):
-    config_lib.parse_value(annotation, value, "x")
+    parse_value(annotation, value, "x")
 
 
 @pytest.mark.parametrize(

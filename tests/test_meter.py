@@ -13,7 +13,7 @@ def clock(monkeypatch):
 
 
 def test_rates_leave_out_compilation_and_pauses(clock):
-  meter = meter_lib.Meter(8, 2, flops_per_image=5.0, peak_flops=100.0)
+  meter = meter_lib.Meter(8, 2, flops_per_image=5, peak_flops=100.0)
   clock[0] = 100.0  # compilation
   assert meter.rates(1) == {}
   clock[0] = 102.0
@@ -29,7 +29,7 @@ def test_rates_leave_out_compilation_and_pauses(clock):
 
 
 def test_no_mfu_without_a_known_peak(clock):
-  meter = meter_lib.Meter(8, 2, 5.0, None)
+  meter = meter_lib.Meter(8, 2, 5, None)
   meter.rates(1)
   clock[0] = 1.0
   assert "mfu" not in meter.rates(2)

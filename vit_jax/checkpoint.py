@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.config import CheckpointConfig, ConfigError
+from vit_jax.sharding import path_of
 
 FOLDER = "checkpoints"
 
@@ -78,6 +79,13 @@ class Checkpointer:
       shardings,
     )
     params, train = _split(target)
+    folder = self._manager.directory / str(step)
+    advice = (
+      "resume with the config that wrote it"
+      f" ({folder.parent.parent}/config.json), or choose another --workdir."
+    )
+    if faults := shape_faults(_shapes(folder), params, str(folder), advice):
+      raise ConfigError(faults)
     try:
       items = self._manager.restore(
         step,
@@ -87,14 +95,8 @@ class Checkpointer:
         ),
       )
     except (KeyError, ValueError) as e:
-      folder = self._manager.directory / str(step)
       raise ConfigError(
-        [
-          f"the checkpoint in {folder} does not fit this config (another model"
-          " or optimizer?). Resume with the config that wrote it"
-          f" ({folder.parent.parent}/config.json), or choose another"
-          f" --workdir. Orbax says: {str(e)[:500]}"
-        ]
+        [f"{folder}: written by another optimizer; {advice} {str(e)[:300]}"]
       ) from None
     return _join(items.params, items.train, target)
 
@@ -125,7 +127,7 @@ def find(path: str) -> epath.Path:
   is_there = "has no checkpoint in it" if base.exists() else "does not exist"
   raise FileNotFoundError(
     f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
-    f" {FOLDER}/<step>/params), or of one step."
+    f" {FOLDER}/<step>/params), of one step, or a .npz file of weights."
   )
 
 
@@ -146,16 +148,43 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   Raises:
     FileNotFoundError: As `find`.
   """
-  folder = find(path) / "params"
-  handler = ocp.PyTreeCheckpointHandler()
+  folder = find(path)
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    handler.metadata(folder).tree,
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _shapes(folder)
   )
-  params = handler.restore(
-    folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+  params = ocp.PyTreeCheckpointHandler().restore(
+    folder / "params", args=ocp.args.PyTreeRestore(restore_args=as_numpy)
   )
   return params, load_metadata(path)
+
+
+def shape_faults(got, want, where: str, advice: str) -> list[str]:
+  """Returns one text a parameter that is missing, extra, or of other shape.
+
+  Args:
+    got: Nested dict of arrays or shapes, as written.
+    want: The same of the model.
+    where: What was read, for the text.
+    advice: What to do.
+  """
+  got, want = (
+    {
+      path_of(path): tuple(x.shape)
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    for tree in (got, want)
+  )
+  return [
+    f"{where}: {key} has shape {got.get(key, 'none')}, expected"
+    f" {want.get(key, 'none')} by config.model; {advice}"
+    for key in sorted(got.keys() | want.keys())
+    if got.get(key) != want.get(key)
+  ]
+
+
+def _shapes(folder: epath.Path):
+  """Shapes of the parameters, without reading them."""
+  return ocp.PyTreeCheckpointHandler().metadata(folder / "params").tree
 
 
 def _split(state) -> tuple[Any, dict[str, Any]]:

@@ -5,6 +5,7 @@ Only light modules are imported, so that `--help` answers at once.
 
 import dataclasses
 import importlib.util
+import json
 import pathlib
 import sys
 from typing import NamedTuple
@@ -65,6 +66,8 @@ def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
   values = config_lib.to_dict(config_lib.Config())
   if source:
     values = _load(source, faults) or values
+  elif written := _config_of(given.get("checkpoint")):
+    values = written
   elif not wants_help:
     faults.append("--config: got none, expected --config=configs/<name>.py.")
   for path, value in overrides.items():
@@ -162,6 +165,15 @@ def _load(source: str, faults: list[str]) -> dict | None:
     text = str(e.args[0] if e.args else e).replace("\\n", " ").strip("\"'")
     faults.append(f"--config={source}: {text}")
     return None
+
+
+def _config_of(checkpoint: str | None) -> dict | None:
+  """Returns the config that a run, or one of its steps, was made with."""
+  folder = pathlib.Path(checkpoint or "nowhere")
+  for parent in (folder, *folder.resolve().parents[:2]):
+    if (parent / "config.json").is_file():
+      return json.loads((parent / "config.json").read_text())
+  return None
 
 
 def _override(values: dict, path: str, value: str | None) -> None:

@@ -8,12 +8,12 @@ answered at once.
 """
 
 import dataclasses
-import types
 import typing
 from typing import Any
 
 import ml_collections
 
+from vit_jax.values import check_choice, parse_value
 from vit_jax.variants import Size, nearest, parse_variant
 
 
@@ -303,64 +303,6 @@ def has_cls_row(model: ModelConfig) -> bool:
   return model.pool == "token" and model.posemb == "learn"
 
 
-def parse_value(annotation, value, where: str):
-  """Converts `value`, maybe a text of the command line, to the type.
-
-  Raises:
-    ValueError: It is of another type; the message names `where`.
-  """
-  options = typing.get_args(annotation)
-  is_optional = (
-    isinstance(annotation, types.UnionType) and type(None) in options
-  )
-  if is_optional:
-    if value is None or value in ("None", "none", "null"):
-      return None
-    (annotation,) = [o for o in options if o is not type(None)]
-  kind = f"{_type_name(annotation)}{' or None' * is_optional}"
-  fault = ValueError(
-    f"{where}: got {value!r}, expected a value of type {kind}."
-  )
-  if typing.get_origin(annotation) is tuple:
-    if isinstance(value, str):
-      value = [v for v in value.strip("()[] ").split(",") if v.strip()]
-    if not isinstance(value, list | tuple):
-      raise fault
-    (element, _) = typing.get_args(annotation)
-    return tuple(parse_value(element, v, where) for v in value)
-  try:
-    if annotation is bool:
-      if isinstance(value, str):
-        value = {"true": True, "1": True, "false": False, "0": False}[
-          value.lower()
-        ]
-      if not isinstance(value, bool):
-        raise fault
-      return value
-    if isinstance(value, bool):
-      raise fault
-    if annotation is int:
-      number = int(value.replace("_", "")) if isinstance(value, str) else value
-      if number != int(number):
-        raise fault
-      return int(number)
-    if annotation is float:
-      return float(value)
-  except (KeyError, TypeError, ValueError):
-    raise fault from None
-  if not isinstance(value, str):
-    raise fault
-  return value
-
-
-def _type_name(annotation) -> str:
-  if typing.get_origin(annotation) is tuple:
-    return f"{typing.get_args(annotation)[0].__name__}, comma-separated"
-  return {"str": "text", "int": "whole number", "float": "number"}.get(
-    annotation.__name__, annotation.__name__
-  )
-
-
 def _build(cls, values, where: str, faults: list[str]):
   if not isinstance(values, dict):
     faults.append(f"{where}: got {values!r}, expected options of its own.")
@@ -381,7 +323,7 @@ def _build(cls, values, where: str, faults: list[str]):
     else:
       try:
         built[name] = parse_value(field.type, value, path)
-        _check_choice(built[name], field.metadata.get("choices"), path)
+        check_choice(built[name], field.metadata.get("choices"), path)
       except ValueError as e:
         faults.append(str(e))
         built.pop(name, None)
@@ -410,14 +352,6 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
     values = {**values, "name": name}
     built.append(_build(EVALUATOR_CONFIGS[kind], values, path, faults))
   return tuple(built)
-
-
-def _check_choice(value, choices: tuple | None, where: str) -> None:
-  if choices and value not in choices:
-    raise ValueError(
-      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
-      + nearest(str(value), choices)
-    )
 
 
 def _as_dict(config, plain: bool = False) -> dict[str, Any]:

@@ -44,11 +44,12 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     ConfigError: The checkpoint is missing or is of another model, or a
       data set is missing.
   """
+  faults = []
   try:
     params, metadata = checkpoint.load_params(path)
   except FileNotFoundError as e:
-    preflight.check(config, faults=[f"--checkpoint: {e}"])
-  preflight.check(config)
+    faults = [f"--checkpoint: {e}"]
+  preflight.check(config, faults=faults)
   mesh = sharding.make_mesh(config.mesh)
   size = image_size(config.data.ops)
   model = build(config.model, metadata["num_classes"])
@@ -57,7 +58,14 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     return model.init(rng, jax.numpy.zeros((1, *size, 3)))["params"]
 
   shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  check_shapes(params, shapes, path)
+  faults = checkpoint.shape_faults(
+    params,
+    shapes,
+    f"--checkpoint={path}",
+    "leave --config out to use the one that wrote it.",
+  )
+  if faults:
+    raise ConfigError(faults)
   shardings = sharding.infer(shapes, mesh)
   params = jax.tree.map(jax.device_put, params, shardings)
   judges = evaluators.build(
@@ -70,35 +78,11 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
   )
   found = {}
   for judge in judges:
-    scores = judge.run(params) | judge.baselines()
+    scores = judge.run(params)
     if jax.process_index() == 0:
       print(overview.format_scores(metadata["step"], scores), flush=True)
     found |= scores
   return found
-
-
-def check_shapes(params, shapes, path: str) -> None:
-  """The checkpoint must hold what the model asks for, no less, no more.
-
-  Raises:
-    ConfigError: One line a parameter that differs.
-  """
-  got, want = (
-    {
-      sharding.path_of(p): tuple(x.shape)
-      for p, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    for tree in (params, shapes)
-  )
-  faults = [
-    f"--checkpoint={path}: {key} has shape {got.get(key, 'none')}, expected"
-    f" {want.get(key, 'none')} by config.model; leave --config out to use the"
-    " one that wrote it."
-    for key in sorted(got.keys() | want.keys())
-    if got.get(key) != want.get(key)
-  ]
-  if faults:
-    raise ConfigError(faults)
 
 
 def main(args: cli.Args) -> None:

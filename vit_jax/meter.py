@@ -19,7 +19,7 @@ class Meter:
     self,
     batch_size: int,
     num_devices: int,
-    flops_per_image: float,
+    flops_per_image: int,
     peak_flops: float | None,
   ):
     self._batch_size = batch_size

@@ -139,9 +139,15 @@ def text(
 
 
 def format_scores(step: int, scores: dict[str, float]) -> str:
-  """One line of an evaluator's results."""
-  parts = [f"{k} {v:,.4g}" for k, v in scores.items()]
-  return f"step {step:,}: " + "  ".join(parts)
+  """Returns an evaluator's results, baselines on lines of their own."""
+  rows: dict[str, list[str]] = {}
+  for key, value in scores.items():
+    name, metric = key.rsplit("/", 1)
+    text = f"{value:,.0f}" if metric == "count" else f"{value:.4f}"
+    rows.setdefault(name, []).append(f"{metric} {text}")
+  head, width = f"step {step:,}: ", max(map(len, rows))
+  lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]
+  return head + ("\n" + " " * len(head)).join(lines)
 
 
 def _flat(values: dict, prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import jax
+from etils import epath
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax.config import Config, ConfigError, has_cls_row, patch_grid
@@ -81,10 +82,8 @@ def mesh_faults(config: Config) -> list[str]:
 def missing_init_faults(config: Config) -> list[str]:
   """The weights to start from must be there."""
   try:
-    if not config.init.endswith(".npz"):
+    if not epath.Path(config.init).is_file():
       checkpoint.find(config.init)
-    elif not weights.exists(config.init):
-      raise FileNotFoundError(f"got {config.init!r}, which does not exist.")
   except FileNotFoundError as e:
     return [f"config.init: {e}"]
   return []

@@ -148,7 +148,7 @@ def make_train_step(
       ema = optim.ema(ema, params, config.optim.ema_decay)
     metrics = {
       "loss": loss,
-      "grad_norm": optax.global_norm(grads),
+      "grad_norm": optax.tree.norm(grads),
       "rows": rows,
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics

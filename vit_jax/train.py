@@ -128,18 +128,15 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     peak_flops(jax.devices()[0].device_kind),
   )
 
-  def publish(step: int, scores: dict[str, float]) -> None:
-    if scores:
-      writer.scalars(step, scores)
-      progress.note(overview.format_scores(step, scores))
+  def evaluate(judge, step: int) -> None:
+    scores = judge.run(state.eval_params)
+    writer.scalars(step, scores)
+    progress.note(overview.format_scores(step, scores))
 
-  for judge in judges:
-    if start == 0:
-      publish(0, judge.baselines())
-    elif judge.config.name not in writer.scored and (
-      is_due(judge.config.every_steps, start) or start == total_steps
-    ):  # stopped between checkpoint and evaluation
-      publish(start, judge.run(state.eval_params))
+  for judge in judges:  # in case it stopped between checkpoint and evaluation
+    if start and judge.config.name not in writer.scored:
+      if is_due(judge.config.every_steps, start) or start == total_steps:
+        evaluate(judge, start)
   waiting = collections.deque()
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
@@ -167,7 +164,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
         checkpointer.save(step, state, {**metadata, "step": step})
       for judge in judges:
         if is_due(judge.config.every_steps, step) or is_last:
-          publish(step, judge.run(state.eval_params))
+          evaluate(judge, step)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps are done")

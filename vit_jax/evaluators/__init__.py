@@ -2,28 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.config import Config, EvalConfig
+from vit_jax.config import Config
 from vit_jax.evaluators.classification import Classification
 from vit_jax.evaluators.fewshot import Fewshot
 
 EVALUATORS = {"classification": Classification, "fewshot": Fewshot}
 
 
-class Evaluator(Protocol):
-  """What the loop asks of a judge."""
-
-  config: EvalConfig
-
-  def run(self, params: Any) -> dict[str, float]:
-    """Scores parameters; metric names begin with `config.name`."""
-
-  def baselines(self) -> dict[str, float]:
-    """Scores what needs no training; asked once, before the first step."""
+Evaluator = Classification | Fewshot
 
 
 def build(

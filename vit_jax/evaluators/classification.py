@@ -65,10 +65,6 @@ class Classification:
     scores["count"] = float(sum(s["top1"][1] for s in sums))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 
-  def baselines(self) -> dict[str, float]:
-    """Nothing: a head knows nothing before training."""
-    return {}
-
   def predictions(self, params: Any, limit: int) -> dict[str, np.ndarray]:
     """Returns the first images with what the model says; one process only.
 

@@ -42,6 +42,7 @@ class Fewshot:
     self.config = config
     self._mesh = mesh
     self._random_params = random_params
+    self._baselines: dict[str, float] = {}
     self._support, self._test = (
       open_source(config.dataset, split, run.data.data_dir, fake=run.fake_data)
       for split in (config.train_split, config.split)
@@ -54,23 +55,22 @@ class Fewshot:
     self._features = jax.jit(features, out_shardings=replicated(mesh))
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/<k>shot`: accuracy, the mean over the seeds."""
-    return self._accuracies(self.config.name, self._extract(params))
+    """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
 
-  def baselines(self) -> dict[str, float]:
-    """The same for random weights, and for the pixels, if asked for."""
-    if not self.config.baselines:
-      return {}
+    With config.baselines also `<name>/random_init/<k>shot`, the same network
+    with random weights, and `<name>/raw_pixels/<k>shot`, which stay the same
+    and are computed once.
+    """
     name = self.config.name
-    sides = self._extract(self._random_params())
-    pixels = [(rows["image"], rows) for _, rows in sides]
-    pixels = [
-      (image.reshape(len(image), -1).astype(np.float32) / 127.5 - 1, rows)
-      for image, rows in pixels
-    ]
-    return self._accuracies(f"{name}/random_init", sides) | self._accuracies(
-      f"{name}/raw_pixels", pixels
-    )
+    scores = self._accuracies(name, self._extract(params))
+    if self.config.baselines and not self._baselines:
+      sides = self._extract(self._random_params())
+      pixels = [(_flat_pixels(rows["image"]), rows) for _, rows in sides]
+      self._baselines = {
+        **self._accuracies(f"{name}/random_init", sides),
+        **self._accuracies(f"{name}/raw_pixels", pixels),
+      }
+    return scores | self._baselines
 
   def _extract(self, params) -> list[tuple[np.ndarray, dict]]:
     """Features and rows of the support's split and of the scored one."""
@@ -109,6 +109,11 @@ class Fewshot:
         scores.append(ridge.accuracy(fit, x_test, test["label"]))
       found[f"{prefix}/{shots}shot"] = float(np.mean(scores))
     return found
+
+
+def _flat_pixels(images: np.ndarray) -> np.ndarray:
+  """uint8 [n, h, w, c] -> float32 [n, h * w * c] in [-1, 1]."""
+  return images.reshape(len(images), -1).astype(np.float32) / 127.5 - 1
 
 
 def _layer(out: dict, path: str) -> jax.Array:

@@ -1,0 +1,105 @@
+"""All faults of a run at once, before anything is compiled."""
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import preflight
+from vit_jax.config import ConfigError, defaults, freeze, to_dict
+
+
+def _config(**changes):
+  values = to_dict(tiny.config())
+  values["data"]["dataset"] = "digits"
+  config = defaults()
+  config.update(values)
+  for key, value in changes.items():
+    *parents, leaf = key.split("__")
+    inner = config
+    for parent in parents:
+      inner = inner[parent]
+    inner[leaf] = value
+  return freeze(config)
+
+
+def _faults(config, **kwargs):
+  with pytest.raises(ConfigError) as e:
+    preflight.check(config, **kwargs)
+  return e.value.faults
+
+
+def test_nothing_to_say():
+  preflight.check(_config())
+
+
+def test_everything_at_once(tmp_path):
+  """Words, machine and disk, each with what to do."""
+  config = _config(
+    model__variant="Ti/7",
+    model__num_heads=5,
+    data__dataset="digitss",
+    data__batch_size=20,
+    init=str(tmp_path / "nowhere"),
+    evals={
+      "val": {
+        "kind": "classification",
+        "dataset": "digits",
+        "split": "tets",
+        "ops": "decode|resize(16)",
+      }
+    },
+  )
+  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  for text in (
+    "config.x: no such option.",
+    "config.model.num_heads: got 5, which does not divide the width of 32",
+    "which the patch of 7 (config.model.variant='Ti/7') does not divide",
+    "config.data.batch_size: got 20, which does not split over data*fsdp = 8",
+    "config.data.dataset: got data set 'digitss'",
+    "Did you mean 'digits'?",
+    "config.evals.val.split: got",
+    "config.init: got",
+    "does not exist",
+  ):
+    assert text in faults
+
+
+def test_mesh_that_does_not_fit_the_devices():
+  (fault,) = _faults(_config(mesh__data=3))
+  assert fault.startswith("config.mesh: got {'data': 3, 'fsdp': 1")
+
+
+def test_warmup_longer_than_the_epochs():
+  config = _config(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
+  (fault,) = _faults(config)
+  # 2 * 1,297 / 16 = 162 steps.
+  assert "got 1000, longer than the run of 162 steps" in fault
+
+
+def test_data_set_that_is_not_on_disk():
+  (fault,) = _faults(_config(data__dataset="cifar10"))
+  assert "is not prepared" in fault and "download_and_prepare()" in fault
+
+
+@pytest.mark.parametrize("classes, message", [(0, "no images"), (1, "one class")])
+def test_folder_without_classes(tmp_path, classes, message):
+  for i in range(classes):
+    (tmp_path / f"class{i}").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / f"class{i}" / "a.png")
+  config = _config(data__dataset=f"folder:{tmp_path}")
+  assert any(message in fault for fault in _faults(config))
+
+
+def test_init_of_another_shape(tmp_path):
+  path = tmp_path / "weights.npz"
+  np.savez(path, **{"embedding/kernel": np.zeros((8, 8, 3, 64), np.float32)})
+  (fault,) = _faults(_config(init=str(path)))
+  assert "embedding/kernel: got shape (8, 8, 3, 64)" in fault
+  assert "expected (8, 8, 3, 32)" in fault
+  assert "cls: missing" in fault
+
+
+def test_init_that_is_no_run(tmp_path):
+  (fault,) = _faults(_config(init=str(tmp_path)))
+  assert "has no checkpoint in it; expected the folder of a run" in fault

@@ -1,0 +1,191 @@
+"""The whole of it: train, be stopped, go on, evaluate, fine-tune."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoint, train
+from vit_jax import evaluate as evaluate_lib
+from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.writer import read_metrics
+
+OPS = "decode|resize(16)"
+EVALS = {
+  "test": {
+    "kind": "classification",
+    "split": "test[:100]",
+    "ops": OPS,
+    "every_steps": 8,
+  },
+  "few": {
+    "kind": "fewshot",
+    "ops": OPS,
+    "train_split": "train[:400]",
+    "split": "test[:100]",
+    "shots": (1, 5),
+    "l2": 1.0,
+    "baselines": True,
+  },
+}
+
+
+def _config(**changes) -> Config:
+  """20 steps on real digits; a checkpoint every 8."""
+  c = defaults()
+  c.update(to_dict(tiny.config()))
+  c.data.dataset = "digits"
+  c.data.shuffle_buffer = 500
+  c.checkpoint.every_steps = 8
+  c.log_steps = 4
+  c.model.dropout = 0.1
+  c.evals = EVALS
+  for key, value in changes.items():
+    *parents, leaf = key.split("__")
+    inner = c
+    for parent in parents:
+      inner = inner[parent]
+    inner[leaf] = value
+  return freeze(c)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  workdir = str(tmp_path_factory.mktemp("run"))
+  return workdir, train.train_and_evaluate(_config(), workdir)
+
+
+class Stopped(Exception):
+  """Stands for a machine that is taken away."""
+
+
+def _stop_after(monkeypatch, steps):
+  make = train.step_lib.make_train_step
+
+  def make_stopping(*args):
+    train_step, calls = make(*args), []
+
+    def step(state, batch):
+      calls.append(0)
+      if len(calls) > steps:
+        raise Stopped
+      return train_step(state, batch)
+
+    return step
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_stopping)
+
+
+def test_files_of_a_run(run):
+  workdir, state = run
+  assert int(state.step) == 20
+  folder = pathlib.Path(workdir)
+  metadata = json.loads((folder / "metadata.json").read_text())
+  assert metadata["class_names"] == [str(i) for i in range(10)]
+  assert metadata["grid"] == [2, 2] and metadata["has_cls_row"]
+  assert metadata["preprocessing"]["ops"] == OPS
+  config = freeze(json.loads((folder / "config.json").read_text()))
+  assert config == _config()
+  with np.load(folder / "predictions.npz") as found:
+    assert found["image"].shape == (64, 16, 16, 3)
+    assert found["probability"].max() <= 1
+
+
+def test_metrics_of_a_run(run):
+  rows = read_metrics(run[0])
+  logged = [r["step"] for r in rows if "train/loss" in r]
+  assert logged == [1, 4, 8, 12, 16, 20]
+  assert [r["step"] for r in rows if "test/top1" in r] == [8, 16, 20]
+  assert [r["step"] for r in rows if "few/5shot" in r] == [20]
+  assert all(r["test/count"] == 100 for r in rows if "test/count" in r)
+  first = next(r for r in rows if r["step"] == 1)
+  assert first["train/loss"] == pytest.approx(np.log(10), rel=1e-6)
+  assert "train/images_per_second" in rows[-3]
+  assert {"few/random_init/1shot", "few/raw_pixels/5shot"} <= rows[-1].keys()
+
+
+def test_resumed_run_ends_in_the_same_bits(run, tmp_path, monkeypatch):
+  workdir, state = run
+  with monkeypatch.context() as patch:
+    _stop_after(patch, 11)
+    with pytest.raises(Stopped):
+      train.train_and_evaluate(_config(), str(tmp_path))
+  assert checkpoint.find(str(tmp_path)).name == "8"
+  resumed = train.train_and_evaluate(_config(), str(tmp_path))
+  for a, b in zip(
+    jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True
+  ):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+  same = lambda rows: [
+    {
+      k: v
+      for k, v in r.items()
+      if not k.startswith(("time", "train/images")) and k != "train/mfu"
+    }
+    for r in rows
+    if r["step"] not in (9,)  # the first step of a process is logged
+  ]
+  assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
+
+
+def test_a_finished_run_is_left_alone(run, capfd):
+  workdir, state = run
+  before = read_metrics(workdir)
+  again = train.train_and_evaluate(_config(), workdir)
+  np.testing.assert_array_equal(
+    again.params["head"]["kernel"], state.params["head"]["kernel"]
+  )
+  assert read_metrics(workdir) == before
+  assert "all 20 steps are done" in capfd.readouterr().err
+
+
+def test_changed_options_are_told_when_resuming(run, capfd):
+  workdir, _ = run
+  train.train_and_evaluate(_config(log_steps=5), workdir)
+  err = capfd.readouterr().err
+  assert "resumes     step 20" in err
+  assert "config.log_steps was 4, is now 5" in err
+
+
+def test_evaluate_alone_gives_the_same(run, capsys):
+  workdir, _ = run
+  scores = evaluate_lib.evaluate(_config(), workdir)
+  last = read_metrics(workdir)[-2:]
+  for row in last:
+    for key, value in row.items():
+      if key not in ("step", "time"):
+        assert scores[key] == value
+  assert "step 20: test" in capsys.readouterr().out
+
+
+def test_fine_tune_at_another_size(run, tmp_path, capfd):
+  workdir, state = run
+  ops = "decode|resize((24, 32))"
+  evals = {"test": {**EVALS["test"], "ops": ops}}
+  config = _config(
+    init=workdir, data__ops=ops, total_steps=1, optim__lr=1e-9, evals=evals
+  )
+  tuned = train.train_and_evaluate(config, str(tmp_path))
+  err = capfd.readouterr().err
+  assert "2x2 -> 3x4" in err
+  table = tuned.params["Transformer"]["posembed_input"]["pos_embedding"]
+  assert table.shape == (1, 13, 32)
+  # Corners stay where they are; one step of 1e-9 is far below float32's last
+  # place of numbers of this size.
+  old = np.asarray(
+    state.params["Transformer"]["posembed_input"]["pos_embedding"]
+  )
+  np.testing.assert_allclose(table[0, [0, 1, 4, 9, 12]], old[0], atol=2e-7)
+
+
+def test_a_run_that_diverges_is_stopped():
+  with pytest.raises(FloatingPointError, match="train/loss is nan at step 7"):
+    train.check_finite({"loss": float("nan"), "grad_norm": 1.0}, 7, 4)
+
+
+@pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
+def test_is_due(every, steps):
+  assert [s for s in range(1, 9) if train.is_due(every, s)] == steps

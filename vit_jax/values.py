@@ -1,0 +1,77 @@
+"""Values of options: text of the command line to what an option holds."""
+
+import types
+import typing
+
+from vit_jax.variants import nearest
+
+
+def parse_value(annotation, value, where: str):
+  """Converts `value`, maybe a text of the command line, to the type.
+
+  Raises:
+    ValueError: It is of another type; the message names `where`.
+  """
+  options = typing.get_args(annotation)
+  is_optional = (
+    isinstance(annotation, types.UnionType) and type(None) in options
+  )
+  if is_optional:
+    if value is None or value in ("None", "none", "null"):
+      return None
+    (annotation,) = [o for o in options if o is not type(None)]
+  kind = f"{_type_name(annotation)}{' or None' * is_optional}"
+  fault = ValueError(
+    f"{where}: got {value!r}, expected a value of type {kind}."
+  )
+  if typing.get_origin(annotation) is tuple:
+    if isinstance(value, str):
+      value = [v for v in value.strip("()[] ").split(",") if v.strip()]
+    if not isinstance(value, list | tuple):
+      raise fault
+    (element, _) = typing.get_args(annotation)
+    return tuple(parse_value(element, v, where) for v in value)
+  try:
+    if annotation is bool:
+      if isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}[
+          value.lower()
+        ]
+      if not isinstance(value, bool):
+        raise fault
+      return value
+    if isinstance(value, bool):
+      raise fault
+    if annotation is int:
+      number = int(value.replace("_", "")) if isinstance(value, str) else value
+      if number != int(number):
+        raise fault
+      return int(number)
+    if annotation is float:
+      return float(value)
+  except (KeyError, TypeError, ValueError):
+    raise fault from None
+  if not isinstance(value, str):
+    raise fault
+  return value
+
+
+def _type_name(annotation) -> str:
+  if typing.get_origin(annotation) is tuple:
+    return f"{typing.get_args(annotation)[0].__name__}, comma-separated"
+  return {"str": "text", "int": "whole number", "float": "number"}.get(
+    annotation.__name__, annotation.__name__
+  )
+
+
+def check_choice(value, choices: tuple | None, where: str) -> None:
+  """Refuses a value that is not among the choices, if there are any.
+
+  Raises:
+    ValueError: The message names `where`, the choices and the nearest.
+  """
+  if choices and value not in choices:
+    raise ValueError(
+      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
+      + nearest(str(value), choices)
+    )
