@@ -91,7 +91,7 @@ class FakeSource(Source):
     """See `Source`."""
     base = self._base_index(raw["index"])
     return {
-      "image": self._images[base % self._num_images],
+      "image": tf.gather(self._images, base % self._num_images),
       "label": tf.cast(base % self.num_classes, tf.int32),
       "index": raw["index"],
     }

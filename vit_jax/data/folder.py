@@ -44,7 +44,6 @@ class FolderSource(Source):
 
   paths: tuple[str, ...]
   path_labels: np.ndarray  # int32 [num_examples]
-  is_tolerant = True
 
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -77,8 +76,8 @@ class FolderSource(Source):
   def _read(self, raw: Record) -> Record:
     paths, labels = self._tensors
     index = raw["index"]
-    image = tf.io.read_file(paths[index])
-    return {"image": image, "label": labels[index], "index": index}
+    image = tf.io.read_file(tf.gather(paths, index))
+    return {"image": image, "label": tf.gather(labels, index), "index": index}
 
 
 def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:

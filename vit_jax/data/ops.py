@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from vit_jax import opstring
 from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record
 
-Record = dict[str, tf.Tensor]
-BoundOp = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+BoundOp = Callable[..., tf.Tensor]
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # Width over height, of an inception crop.
 MAX_ATTEMPTS = 100  # Then the whole image is taken.

@@ -13,17 +13,16 @@ Augmentation draws from (seed, epoch, record), not from the place in a batch.
 """
 
 import hashlib
-import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from vit_jax import opstring
 from vit_jax.batch import Batch
-from vit_jax.data import ops as ops_lib
+from vit_jax.data import decoding
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Record, Source
+from vit_jax.data.records import Source
 
 MAX_SHARDS = 64
 _PREFETCH = 2  # Batches decoded ahead.
@@ -80,24 +79,32 @@ def train_batches(
     )
   per_step = batch_size // shards  # Of each shard.
   local = shards // process_count
-  stream = _shard_stream(
-    source, seed, shards, start_step * per_step, shuffle_buffer
-  )
-  dataset = tf.data.Dataset.range(
-    process_index * local, (process_index + 1) * local
-  ).interleave(
-    stream,
-    cycle_length=local,
-    block_length=per_step,
-    # Files are read in parallel; numbers are quicker read one by one.
-    **({} if source.is_light else _PARALLEL),
-  )
-  dataset = _batched(dataset, source, ops, seed, batch_size // process_count)
-  return _iterate(dataset, source)
+  rows = batch_size // process_count
+  row_fns = decoding.row_fns(source, ops, _root(seed))
+
+  def read(step: int, row_fn) -> tf.data.Dataset:
+    stream = _shard_stream(
+      source, seed, shards, step * per_step, shuffle_buffer
+    )
+    elements = tf.data.Dataset.range(
+      process_index * local, (process_index + 1) * local
+    ).interleave(
+      stream,
+      cycle_length=local,
+      block_length=per_step,
+      # Files are read in parallel; numbers are quicker read one by one.
+      **({} if source.is_light else _PARALLEL),
+    )
+    return _batched(elements, row_fn, rows)
+
+  return decoding.iterate(source, read, row_fns, start_step)
 
 
 def num_eval_batches(
-  source: Source, *, batch_size: int, indices: np.ndarray | None = None
+  source: Source,
+  *,
+  batch_size: int,
+  indices: Sequence[int] | np.ndarray | None = None,
 ) -> int:
   """Returns how many batches `eval_batches` yields, in every process."""
   num = source.num_examples if indices is None else len(np.unique(indices))
@@ -111,7 +118,7 @@ def eval_batches(
   batch_size: int,
   process_index: int = 0,
   process_count: int = 1,
-  indices: np.ndarray | None = None,
+  indices: Sequence[int] | np.ndarray | None = None,
 ) -> Iterator[Batch]:
   """Returns an iterator that yields every record once, over all processes.
 
@@ -147,17 +154,21 @@ def eval_batches(
   share = -(-num // process_count)
   start = min(process_index * share, num)
   stop = min(start + share, num)
-  if start == stop:
-    raw = source.raw(0, 0)
-  elif indices is None:
-    raw = source.raw(start, stop)
-  else:
-    raw = source.raw_at(indices[start:stop])
-  dataset = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
-  local = batch_size // process_count
-  dataset = _batched(dataset, source, ops, 0, local)
+  rows = batch_size // process_count
+
+  def read(step: int, row_fn) -> tf.data.Dataset:
+    begin = min(start + step * rows, stop)
+    if indices is None or begin == stop:
+      raw = source.raw(begin, stop)
+    else:
+      raw = source.raw_at(indices[begin:stop])
+    elements = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
+    return _batched(elements, row_fn, rows)
+
+  row_fns = decoding.row_fns(source, ops, root=0)
+  batches = decoding.iterate(source, read, row_fns, first_step=0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
-  return _padded(_iterate(dataset, source), local, num_batches, ops)
+  return _padded(batches, rows, num_batches, opstring.image_size(ops))
 
 
 def _shard_stream(
@@ -174,7 +185,8 @@ def _shard_stream(
     def read_epoch(epoch):
       shuffle_seed = tf.random.stateless_uniform(
         [],
-        tf.stack([_root(seed) + epoch, shard]),
+        # Negative, where the keys of augmentation are not.
+        tf.stack([_root(seed) + epoch, -1 - shard]),
         minval=None,
         maxval=None,
         dtype=tf.int64,
@@ -200,134 +212,23 @@ def _root(seed: int) -> int:
   return int.from_bytes(digest, "big")
 
 
-def _batched(
-  dataset: tf.data.Dataset, source: Source, ops: str, seed: int, rows: int
-) -> tf.data.Dataset:
-  """Loads, processes and batches {"raw", "epoch"}."""
-  process = _process_fn(source, ops, _root(seed))
-  process = tf.autograph.experimental.do_not_convert(process)
-  dataset = dataset.map(process, **_PARALLEL)
-  dataset = dataset.batch(rows).prefetch(_PREFETCH)
+def _batched(elements: tf.data.Dataset, row_fn, rows: int) -> tf.data.Dataset:
+  dataset = elements.map(row_fn, **_PARALLEL).batch(rows).prefetch(_PREFETCH)
   options = tf.data.Options()
   # An image is small; many at once use the cores better than many per image.
   options.threading.max_intra_op_parallelism = 1
   return dataset.with_options(options)
 
 
-def _process_fn(source: Source, ops: str, root: int):
-  """Returns the function {"raw", "epoch"} -> one row of a batch."""
-  first, *rest = ops_lib.bind(ops)
-  height, width = opstring.image_size(ops)
-
-  def decode(element: Record, load) -> Record:
-    record = load(element["raw"])
-    key = tf.stack([root + element["epoch"], record["index"]])
-    image = first(record["image"], key)
-    return {**record, "image": image, "mask": tf.constant(True), "key": key}
-
-  def blank(element: Record) -> Record:
-    return {
-      "image": tf.zeros([1, 1, 3], tf.uint8),
-      "label": tf.constant(0),
-      "index": element["raw"]["index"],
-      "mask": tf.constant(False),
-      "key": tf.zeros([2], tf.int64),
-    }
-
-  def finish(record: Record) -> tf.Tensor:
-    image = record["image"]
-    for op in rest:
-      image = op(image, record["key"])
-    return tf.ensure_shape(image, [height, width, 3])
-
-  def process(element: Record) -> Record:
-    if not source.is_tolerant:
-      record = decode(element, source.load)
-      image = finish(record)
-    else:
-      record = _first_that_works(
-        element,
-        lambda e: decode(e, source.load),
-        lambda e: decode(e, source.reload),
-        blank,
-      )
-      image = tf.cond(
-        record["mask"],
-        lambda: finish(record),
-        lambda: tf.zeros([height, width, 3], tf.uint8),
-      )
-    return {
-      "image": image,
-      "label": record["label"],
-      "mask": record["mask"],
-      "index": record["index"],
-    }
-
-  return process
-
-
-def _first_that_works(element: Record, *functions) -> Record:
-  """Applies the first function that raises no error, inside the graph."""
-  given = tf.data.Dataset.from_tensors(element)
-  results = given.map(functions[0]).ignore_errors()
-  for fn in functions[1:]:
-    results = results.concatenate(given.map(fn).ignore_errors())
-  return results.take(1).get_single_element()
-
-
-def _iterate(dataset: tf.data.Dataset, source: Source) -> Iterator[Batch]:
-  """Yields batches as numpy; watches over images that were not decoded."""
-  bad: set[int] = set()
-  limit = max(10, source.num_examples // 100)
-  iterator = dataset.as_numpy_iterator()
-  while True:
-    try:
-      batch = next(iterator)
-    except StopIteration:
-      return
-    except tf.errors.OpError as e:
-      raise ValueError(_readable(e, source)) from e
-    if not batch["mask"].all():
-      _count_bad(batch, source, bad, limit)
-    yield Batch(**batch)
-
-
-def _count_bad(batch: Batch, source: Source, bad: set[int], limit: int) -> None:
-  for index in batch["index"][~batch["mask"]].tolist():
-    if index in bad:
-      continue
-    bad.add(index)
-    logging.warning(
-      "Cannot decode %s; it does not count (number %d of up to %d).",
-      source.record_name(index),
-      len(bad),
-      limit,
-    )
-  if len(bad) > limit:
-    first = ", ".join(source.record_name(i) for i in sorted(bad)[:3])
-    raise ValueError(
-      f"got {len(bad)} images of {source.name!r} ({source.split!r}) that"
-      f" cannot be decoded, among them {first}; expected at most {limit}."
-      " Repair or remove them."
-    )
-
-
-def _readable(error: Exception, source: Source) -> str:
-  lines = str(error.message).strip().splitlines()
-  return f"while reading {source.name!r} ({source.split!r}): " + " ".join(
-    line.strip() for line in lines
-  )
-
-
 def _padded(
-  batches: Iterator[Batch], rows: int, num_batches: int, ops: str
+  batches: Iterator[Batch], rows: int, num_batches: int, size: tuple[int, int]
 ) -> Iterator[Batch]:
   """Fills up the last batch and adds empty ones, up to `num_batches`."""
   for _ in range(num_batches):
     batch = next(batches, None)
     if batch is None:
       batch = Batch(
-        image=np.zeros([0, *opstring.image_size(ops), 3], np.uint8),
+        image=np.zeros([0, *size, 3], np.uint8),
         label=np.zeros([0], np.int32),
         mask=np.zeros([0], bool),
         index=np.zeros([0], np.int64),

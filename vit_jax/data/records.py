@@ -2,12 +2,13 @@
 
 import abc
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.host_tf import tf
 
-Record = dict[str, tf.Tensor]
+Record = dict[str, Any]  # Of tensors, maybe nested.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,11 +33,11 @@ class Source(abc.ABC):
   num_examples: int
   num_classes: int
   class_names: tuple[str, ...] | None = None
+  # Records met so far that cannot be decoded; the pipeline fills it in.
+  undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
   # Whether raw records are just numbers: shuffling them needs no memory.
   is_light = True
-  # Whether an image that cannot be decoded is skipped instead of an error.
-  is_tolerant = False
 
   def raw(self, start, stop) -> tf.data.Dataset:
     """Streams the raw records `start` to `stop` (excluded; may be tensors)."""

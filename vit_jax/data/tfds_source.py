@@ -108,8 +108,9 @@ class TfdsMemory(Source):
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
-    columns = {k: v[raw["index"]] for k, v in self._columns.items()}
-    return {**columns, "index": raw["index"]}
+    index = raw["index"]
+    columns = {k: tf.gather(v, index) for k, v in self._columns.items()}
+    return {**columns, "index": index}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""

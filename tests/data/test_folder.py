@@ -1,0 +1,248 @@
+"""Folders of images: splits, every error, images that cannot be decoded."""
+
+import io
+import logging
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import folder, pipeline, sources
+
+OPS = "decode|resize(8)"
+
+
+def write(path, number=0, fmt=None, mode="RGB", **options):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  rng = np.random.default_rng(number)
+  image = Image.fromarray(rng.integers(0, 256, (12, 10, 3), np.uint8))
+  image.convert(mode).save(path, fmt, **options)
+
+
+def classes(root, **counts):
+  for name, count in counts.items():
+    for i in range(count):
+      write(root / name / f"{i}.png", i)
+  return f"folder:{root}"
+
+
+def names(source):
+  return ["/".join(pathlib.Path(p).parts[-2:]) for p in source.paths]
+
+
+def test_splits_are_made_by_class_and_for_good(tmp_path):
+  dataset = classes(tmp_path / "pets", cat=20, dog=14, owl=1)
+  train = sources.open_source(dataset, "train")
+  val = sources.open_source(dataset, "val")
+  assert train.class_names == ("cat", "dog", "owl") and train.num_classes == 3
+  assert set(names(train)).isdisjoint(names(val))
+  assert train.num_examples + val.num_examples == 35
+  # A tenth of each class, rounded; of a class of one, none.
+  assert np.bincount(val.labels(), minlength=3).tolist() == [2, 1, 0]
+  # A golden choice: no version, machine or run may draw another one.
+  assert sorted(names(val)) == GOLDEN_VAL
+  # Elsewhere, and with files added to another class, cats stay as they are.
+  other = sources.open_source(classes(tmp_path / "b", cat=20, cow=30), "val")
+  is_cat = lambda s: {n for n in names(s) if n.startswith("cat")}
+  assert is_cat(other) == is_cat(val)
+
+
+GOLDEN_VAL = ["cat/10.png", "cat/16.png", "dog/10.png"]
+
+
+def test_slices_are_those_of_a_split_and_hold_all_classes(tmp_path):
+  dataset = classes(tmp_path, a=20, b=20, c=20)
+  train = sources.open_source(dataset, "train")
+  head = sources.open_source(dataset, "train[:50%]")
+  rest = sources.open_source(dataset, "train[50%:]")
+  assert head.paths + rest.paths == train.paths and head.num_examples == 27
+  assert set(head.labels()) == set(rest.labels()) == {0, 1, 2}
+  both = sources.open_source(dataset, "val+train[-3:]")
+  assert both.paths == (
+    sources.open_source(dataset, "val").paths + train.paths[-3:]
+  )
+  labels = [int(r["label"]) for r in train.records()]
+  assert labels == train.labels().tolist()
+  assert labels == ["abc".index(n[0]) for n in names(train)]
+
+
+def test_folders_named_as_splits_are_the_splits(tmp_path):
+  classes(tmp_path / "train", a=3, b=4)
+  classes(tmp_path / "validation", a=1, b=1)
+  dataset = classes(tmp_path / "test", a=1, b=2).removesuffix("/test")
+  train = sources.open_source(dataset, "train")
+  assert train.num_examples == 7 and train.class_names == ("a", "b")
+  assert sources.open_source(dataset, "test").num_examples == 3
+  with pytest.raises(
+    ValueError,
+    match=r"got split 'val', expected one of train \(7 records\), validation"
+    r" \(2 records\), test \(3 records\)\.",
+  ):
+    sources.open_source(dataset, "val")
+
+
+def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
+  for i, name in enumerate(("1.JPG", "2.jpeg", "x/3.Png", "4.webp", "5.BMP")):
+    write(tmp_path / "a" / name, i)
+  classes(tmp_path, b=5)
+  (tmp_path / "a" / "notes.txt").write_text("no image")
+  write(tmp_path / "a" / ".hidden.png")
+  (tmp_path / ".cache").mkdir()
+  dataset = f"folder:{tmp_path}"
+  sizes = [
+    sources.open_source(dataset, split).num_examples
+    for split in ("train", "val")
+  ]
+  assert sizes == [8, 2]
+  for split in ("train", "val"):
+    source = sources.open_source(dataset, split)
+    for batch in pipeline.eval_batches(source, OPS, batch_size=sizes[0]):
+      assert batch["mask"].sum() == source.num_examples
+
+
+def test_errors_name_what_is_wrong(tmp_path):
+  def fault(path, split="train"):
+    with pytest.raises(ValueError) as info:
+      sources.open_source(f"folder:{path}", split)
+    return str(info.value)
+
+  assert f"{tmp_path}/no is no folder; expected" in fault(tmp_path / "no")
+  assert "no class folders in" in fault(tmp_path)
+  write(tmp_path / "1.png")
+  assert "no class folders but loose images in" in fault(tmp_path)
+  classes(tmp_path, a=2)
+  assert "only one class folder, 'a' but loose images" in fault(tmp_path)
+  (tmp_path / "b").mkdir()
+  text = fault(tmp_path)
+  assert f"class folder {tmp_path}/b holds no images; expected files" in text
+  assert ".jpg, .jpeg, .png, .webp, .bmp" in text
+  (tmp_path / "c").mkdir()
+  assert f"class folder {tmp_path}/b and 1 more holds no" in fault(tmp_path)
+  classes(tmp_path, b=2, c=2)
+  text = fault(tmp_path, "test")
+  assert (
+    "got split 'test', expected one of train (3 records), val (3 records)."
+    in text
+  )
+  only = tmp_path / "only"
+  classes(only / "train", a=2, b=2)
+  assert f"but no split to score; expected {only}/val beside" in fault(only)
+  classes(only / "val", a=2, bb=2)
+  assert f"class folder {only}/val/bb, expected a class of" in fault(only)
+  assert "Did you mean 'b'?" in fault(only)
+
+
+def odd_images(root):
+  """Files that TensorFlow decodes wrongly or not at all; Pillow does."""
+  rng = np.random.default_rng(0)
+  image = Image.fromarray(rng.integers(0, 256, (12, 10, 3), np.uint8))
+  root.mkdir()
+  frames = {"save_all": True, "append_images": [image.rotate(180)]}
+  image.save(root / "moving.webp", duration=40, **frames)
+  image.convert("P").save(root / "palette.bmp")
+  image.convert("1").save(root / "bits.bmp")
+  image.convert("P").save(root / "gif.png", "GIF", **frames)
+  image.save(root / "tiff.jpg", "TIFF")
+  image.convert("CMYK").save(root / "cmyk.jpg")
+  image.convert("LA").save(root / "grey_alpha.png")
+
+
+def test_odd_files_are_decoded_as_pillow_does(tmp_path):
+  odd_images(tmp_path / "a")
+  write(tmp_path / "b" / "1.png")
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  ops = "decode|central_crop((12, 10))"
+  (batch,) = pipeline.eval_batches(source, ops, batch_size=8)
+  assert batch["mask"].all() and len(batch["mask"]) == 8
+  for path, image in zip(source.paths, batch["image"], strict=True):
+    expected = np.asarray(Image.open(path).convert("RGB"), int)
+    # Only JPEG and lossy WebP leave room for rounding.
+    assert np.abs(image - expected).max() <= 4, path
+
+
+def damaged(root, num_good, num_bad):
+  """A data set whose class b has files cut in half, or empty."""
+  classes(root, a=num_good)
+  for i in range(num_bad):
+    path = root / "b" / f"bad{i}.jpg"
+    write(path, i)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] if i % 2 else b"")
+  write(root / "b" / "good.png")
+  return sources.open_source(f"folder:{root}", "train+val")
+
+
+def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
+  source = damaged(tmp_path, 20, 3)
+  is_bad = np.array(["bad" in path for path in source.paths])
+  with caplog.at_level(logging.WARNING):
+    batches = pipeline.train_batches(source, OPS, batch_size=8, seed=0)
+    seen = [next(batches) for _ in range(9)]  # Three epochs.
+  for batch in seen:
+    np.testing.assert_array_equal(batch["mask"], ~is_bad[batch["index"]])
+    assert not batch["image"][~batch["mask"]].any()
+    assert batch["image"][batch["mask"]].any((1, 2, 3)).all()
+  messages = [
+    r.getMessage() for r in caplog.records if "decode" in r.getMessage()
+  ]
+  assert len(messages) == 3
+  for path, bad in zip(source.paths, is_bad, strict=True):
+    assert sum(path in message for message in messages) == bad
+  assert "(number 3 of up to 10)" in messages[-1]
+  # Nothing shifts: the other rows are those of an evaluation as well.
+  caplog.clear()
+  (scored,) = pipeline.eval_batches(source, OPS, batch_size=24)
+  assert not [r for r in caplog.records if "decode" in r.getMessage()]
+  np.testing.assert_array_equal(scored["mask"], ~is_bad)
+  np.testing.assert_array_equal(scored["index"], np.arange(24))
+  np.testing.assert_array_equal(
+    scored["label"][~is_bad], source.labels()[~is_bad]
+  )
+
+
+def test_too_many_undecodable_images_are_an_error(tmp_path):
+  source = damaged(tmp_path, 5, 11)
+  with pytest.raises(
+    ValueError,
+    match=r"got 11 images of 'folder:.*' \('train\+val'\) that cannot be"
+    r" decoded, among them .*bad.*expected at most 10. Repair or remove",
+  ):
+    list(pipeline.eval_batches(source, OPS, batch_size=20))
+
+
+def test_a_crop_that_does_not_fit_is_not_taken_for_a_bad_image(tmp_path):
+  source = damaged(tmp_path, 5, 0)
+  with pytest.raises(ValueError, match=r"in central_crop\(16, 16\): expected"):
+    list(pipeline.eval_batches(source, "decode|central_crop(16)", batch_size=6))
+
+
+def test_a_vanished_file_is_masked(tmp_path):
+  source = damaged(tmp_path, 5, 0)
+  pathlib.Path(source.paths[2]).unlink()
+  (batch,) = pipeline.eval_batches(source, OPS, batch_size=6)
+  assert batch["mask"].tolist() == [True, True, False, True, True, True]
+
+
+def test_fused_crops_work_on_folders(tmp_path):
+  source = damaged(tmp_path, 5, 2)
+  batches = pipeline.train_batches(
+    source, "decode_inception_crop(8)|flip_lr", batch_size=8, seed=0
+  )
+  assert next(batches)["mask"].sum() == 6
+
+
+def test_a_relative_path_and_the_home_folder(tmp_path, monkeypatch):
+  classes(tmp_path / "x", a=2, b=2)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("HOME", str(tmp_path))
+  for path in ("x", "~/x", f"{tmp_path}/x/"):
+    assert sources.open_source(f"folder:{path}", "train").num_examples == 2
+
+
+def test_pillow_helper_reads_the_first_frame():
+  frames = [Image.new("RGB", (3, 2), c) for c in ("red", "blue")]
+  file = io.BytesIO()
+  frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+  image = folder._pillow_image(file.getvalue())
+  np.testing.assert_array_equal(image, np.full((2, 3, 3), (255, 0, 0)))

@@ -1,0 +1,316 @@
+"""Image operations: closed forms, keys, and the pixels of big_vision."""
+
+import inspect
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import opstring
+from vit_jax.data import ops
+from vit_jax.data.host_tf import tf
+
+KEY = tf.constant([3, 4], tf.int64)
+
+
+def keys(num):
+  return [tf.constant([7, i], tf.int64) for i in range(num)]
+
+
+def noise(height, width, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def coordinates(height, width):
+  """An image whose pixels are (row, column, 0)."""
+  y, x = np.mgrid[:height, :width]
+  return np.stack([y, x, 0 * x], -1).astype(np.uint8)
+
+
+def encoded(image, fmt="PNG", mode="RGB", **options):
+  file = io.BytesIO()
+  Image.fromarray(image).convert(mode).save(file, fmt, **options)
+  return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def china():
+  datasets = pytest.importorskip("sklearn.datasets")
+  path = pathlib.Path(datasets.__file__).parent / "images" / "china.jpg"
+  return path.read_bytes()
+
+
+def test_names_and_parameters_are_those_of_the_language():
+  assert ops.OPS.keys() == opstring.SHAPE_FNS.keys()
+  for name, op in ops.OPS.items():
+    here = list(inspect.signature(op).parameters.values())[2:]
+    there = list(
+      inspect.signature(opstring.SHAPE_FNS[name]).parameters.values()
+    )
+    assert [(p.name, p.default) for p in here] == [
+      (p.name, p.default) for p in there[1:]
+    ], name
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "decode|resize((5, 9))",
+    "decode|resize_small(16)|central_crop((7, 9))",
+    "decode|resize(8, method='bicubic')|pad(2)",
+    "decode|resize_small(9, 'nearest')|random_crop(8)|flip_lr",
+    "decode|inception_crop((6, 10), area_min=20)|pad(1)|random_crop((6, 10))",
+    "decode_inception_crop(12)|flip_lr",
+  ],
+)
+def test_output_has_the_size_that_the_language_says(text):
+  record = {"image": encoded(noise(20, 30)), "label": 1}
+  out = ops.compose(text)(
+    {**record, "image": tf.constant(record["image"])}, KEY
+  )
+  assert out["image"].dtype == tf.uint8
+  assert out["image"].shape == (*opstring.image_size(text), 3)
+  assert out["label"] == 1
+
+
+def test_compose_refuses_malformed_text():
+  with pytest.raises(ValueError, match="'flip_rl'.*Did you mean 'flip_lr'"):
+    ops.compose("decode|flip_rl")
+  with pytest.raises(ValueError, match="expected operations such as"):
+    ops.compose("decode||flip_lr")
+
+
+def test_china_is_bit_for_bit_as_big_vision_prepares_it(china):
+  """Equal, though 1/255 would do: both drop the fraction after a resize."""
+  stored = np.load(pathlib.Path(__file__).parent / "preprocess_china_jpg.npz")
+  for name, text in {
+    "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
+    "resize_256_center_224": "decode|resize(256)|central_crop(224)",
+    "resize_384": "decode|resize(384)",
+    "resize_small_448_center_384": "decode|resize_small(448)|central_crop(384)",
+  }.items():
+    image = ops.compose(text)({"image": tf.constant(china)}, KEY)["image"]
+    image = np.asarray(image, np.float64) / 127.5 - 1
+    # Float32 of the stored numbers: 2^-24 relative.
+    np.testing.assert_allclose(
+      image[::16, ::16], stored[f"{name}_every_16th"], rtol=0, atol=1e-7
+    )
+    # Means of 50,000 numbers, summed there in float32: 1e-6 per level of 255.
+    np.testing.assert_allclose(
+      image.mean((0, 1)), stored[f"{name}_mean"], rtol=0, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize(
+  "fmt,mode", [("PNG", m) for m in "1 L LA P RGBA".split()]
+)
+def test_decode_turns_png_of_any_kind_into_rgb(fmt, mode):
+  data = encoded(noise(9, 7), fmt, mode)
+  expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+  np.testing.assert_array_equal(ops.decode(tf.constant(data), KEY), expected)
+
+
+def test_decode_of_other_formats():
+  image = noise(9, 7)
+  for fmt, options in (("WEBP", {"lossless": True}), ("BMP", {})):
+    data = tf.constant(encoded(image, fmt, **options))
+    np.testing.assert_array_equal(ops.decode(data, KEY), image)
+  # 16 bits: the upper eight are kept.
+  deep = image[..., 0].astype(np.uint16) * 256 + 255
+  file = io.BytesIO()
+  Image.fromarray(deep).save(file, "PNG")
+  np.testing.assert_array_equal(
+    ops.decode(tf.constant(file.getvalue()), KEY),
+    np.repeat(image[..., :1], 3, -1),
+  )
+  for mode in ("L", "CMYK"):
+    data = encoded(image, "JPEG", mode)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    # Two decoders round the transform and the colours differently.
+    out = np.asarray(ops.decode(tf.constant(data), KEY), int)
+    assert np.abs(out - expected).max() <= 4, mode
+
+
+def test_decode_of_arrays_passes_them_through_with_three_channels():
+  grey = tf.constant(noise(4, 5)[..., :1])
+  np.testing.assert_array_equal(ops.decode(grey, KEY), np.repeat(grey, 3, -1))
+  np.testing.assert_array_equal(
+    ops.decode(grey[..., 0], KEY), np.repeat(grey, 3, -1)
+  )
+  out = ops.decode_inception_crop(grey, KEY, 4)
+  assert out.shape == (4, 4, 3)
+
+
+def test_decode_ignores_exif_orientation():
+  image = noise(8, 16)
+  exif = Image.Exif()
+  exif[0x112] = 6  # Rotate by 90 degrees to view.
+  data = tf.constant(encoded(image, "JPEG", exif=exif))
+  assert ops.decode(data, KEY).shape == (8, 16, 3)
+
+
+def test_resize_drops_the_fraction():
+  # The centre of two pixels 0 and 3 is 1.5.
+  image = tf.constant([[[0] * 3, [3] * 3]], tf.uint8)
+  np.testing.assert_array_equal(
+    ops.resize(image, KEY, (1, 1)), np.full([1, 1, 3], 1)
+  )
+
+
+def test_resize_of_a_ramp_is_a_ramp_between_the_borders():
+  ramp = np.repeat(np.arange(0, 160, 10, np.uint8)[None, :, None], 4, 0)
+  ramp = np.repeat(ramp, 3, -1)
+  # Half-pixel centres: column j of the double lies at (j + 0.5) / 2 - 0.5.
+  expected = np.clip(((np.arange(32) + 0.5) / 2 - 0.5) * 10, 0, 150)
+  out = ops.resize(tf.constant(ramp), KEY, (4, 32))
+  np.testing.assert_array_equal(out[0, :, 0], np.floor(expected))
+
+
+def test_bicubic_stays_in_range():
+  image = np.zeros([8, 8, 3], np.uint8)
+  image[:, 4:] = 255
+  out = np.asarray(ops.resize(tf.constant(image), KEY, 32, "bicubic"))
+  # Were the overshoot to wrap around, the dark half would have bright pixels.
+  assert out[:, :12].max() < 64 and out[:, 20:].min() > 191
+
+
+@pytest.mark.parametrize(
+  "shape,size,expected",
+  [((427, 640), 256, (256, 384)), ((5, 3), 6, (10, 6)), ((7, 7), 4, (4, 4))],
+)
+def test_resize_small_keeps_the_aspect(shape, size, expected):
+  out = ops.resize_small(tf.constant(noise(*shape)), KEY, size)
+  assert out.shape[:2] == expected
+
+
+def test_resize_small_by_half_averages_areas():
+  image = noise(8, 12)
+  means = image.reshape(4, 2, 6, 2, 3).mean((1, 3))
+  np.testing.assert_array_equal(
+    ops.resize_small(tf.constant(image), KEY, 4), np.floor(means)
+  )
+
+
+def test_central_crop_leaves_the_odd_pixel_at_the_end():
+  image = coordinates(9, 8)
+  np.testing.assert_array_equal(
+    ops.central_crop(tf.constant(image), KEY, (4, 3)), image[2:6, 2:5]
+  )
+
+
+@pytest.mark.parametrize("op", ["central_crop", "random_crop"])
+def test_a_crop_larger_than_the_image_says_so(op):
+  with pytest.raises(ValueError, match=rf"{op}.*larger than the image"):
+    ops.compose(f"decode|{op}(9)")({"image": tf.constant(noise(8, 9))}, KEY)
+
+  @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+  def graph(data):
+    return ops.compose(f"decode|{op}(9)")({"image": data}, KEY)
+
+  with pytest.raises(
+    tf.errors.InvalidArgumentError,
+    match=rf"in {op}\(9, 9\): expected images at least that large; resize",
+  ):
+    graph(encoded(noise(8, 9)))
+
+
+def test_random_crop_hits_every_position_equally_often():
+  image = coordinates(6, 5)
+  corners = []
+  for key in keys(1200):
+    crop = np.asarray(ops.random_crop(tf.constant(image), key, (4, 3)))
+    y, x = crop[0, 0, :2]
+    np.testing.assert_array_equal(crop, image[y : y + 4, x : x + 3])
+    corners.append(3 * y + x)
+  counts = np.bincount(corners, minlength=9)
+  # Binomial with mean 133 and deviation 11: four deviations.
+  assert len(counts) == 9 and np.abs(counts - 1200 / 9).max() < 44
+
+
+def test_flip_mirrors_half_of_the_images():
+  image = noise(3, 4)
+  flipped = 0
+  for key in keys(400):
+    out = np.asarray(ops.flip_lr(tf.constant(image), key))
+    is_same = np.array_equal(out, image)
+    assert is_same or np.array_equal(out, image[:, ::-1])
+    flipped += not is_same
+  assert 160 < flipped < 240  # Mean 200, deviation 10.
+
+
+def test_the_same_operation_twice_draws_twice():
+  once, twice = (
+    ops.compose("decode|flip_lr"),
+    ops.compose("decode|flip_lr|flip_lr"),
+  )
+  image = tf.constant(noise(3, 4))
+  same = 0
+  for key in keys(200):
+    out = np.asarray(twice({"image": image}, key)["image"])
+    same += np.array_equal(out, image)
+    again = np.asarray(twice({"image": image}, key)["image"])
+    np.testing.assert_array_equal(out, again)
+    once({"image": image}, key)
+  assert 60 < same < 140  # With one key for both it would be 200.
+
+
+def test_pad_adds_black():
+  image = noise(3, 4)
+  out = np.asarray(ops.pad(tf.constant(image), KEY, 2))
+  np.testing.assert_array_equal(out[2:-2, 2:-2], image)
+  assert out.shape == (7, 8, 3) and out.sum() == image.sum()
+
+
+def _box(image_of_coordinates):
+  y, x = np.moveaxis(np.asarray(image_of_coordinates, int), -1, 0)[:2]
+  return y.min(), x.min(), y.max() + 1, x.max() + 1
+
+
+def test_inception_crop_keeps_to_area_and_aspect():
+  height, width = 180, 240
+  image = tf.constant(coordinates(height, width))
+  areas, aspects = [], []
+  for key in keys(300):
+    # More pixels than the box has, so that the borders show.
+    box = _box(ops.inception_crop(image, key, 256, area_min=20, area_max=70))
+    areas.append((box[2] - box[0]) * (box[3] - box[1]) / (height * width))
+    aspects.append((box[3] - box[1]) / (box[2] - box[0]))
+  # Sides are whole pixels, at least 70 here: 1.5 % each.
+  assert 0.20 * 0.97 < min(areas) < 0.25 and 0.65 < max(areas) < 0.70 * 1.03
+  assert 0.75 * 0.97 < min(aspects) < 0.80 and 1.25 < max(aspects) < 1.38
+
+
+def test_inception_crop_takes_the_whole_image_when_nothing_fits():
+  # Three quarters of a strip of 1:8 are no box of 3:4 to 4:3.
+  image = tf.constant(coordinates(20, 160))
+  for key in keys(3):
+    out = ops.inception_crop(image, key, (20, 160), area_min=75)
+    np.testing.assert_array_equal(out, image)
+
+
+@pytest.mark.parametrize("fmt", ["PNG", "JPEG"])
+def test_fused_decode_equals_decode_then_crop(fmt, china):
+  data = tf.constant(china)
+  if fmt == "PNG":
+    data = tf.constant(encoded(np.asarray(Image.open(io.BytesIO(china)))))
+  whole = ops.decode(data, KEY)
+  for key in keys(8):
+    fused = np.asarray(ops.decode_inception_crop(data, key, 64), int)
+    plain = np.asarray(ops.inception_crop(whole, key, 64), int)
+    difference = np.abs(fused - plain)
+    if fmt == "PNG":
+      assert difference.max() == 0
+    # Colours are stored for 2x2 pixels and interpolated; at the edge of the
+    # crop a neighbour is missing. Inside, nothing differs.
+    assert difference[1:-1, 1:-1].max() == 0
+    assert difference.max() <= 32
+
+
+def test_fused_decode_draws_for_the_area_asked(china):
+  whole = ops.decode(tf.constant(china), KEY)
+  out = ops.decode_inception_crop(tf.constant(china), KEY, 64, 100, 100)
+  # 427 x 640 is 2:3: no box of at most 4:3 has the whole area.
+  np.testing.assert_array_equal(out, ops.resize(whole, KEY, 64))

@@ -1,0 +1,344 @@
+"""Batches: a function of (seed, step), whatever the number of processes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from vit_jax.data import pipeline, sources, tfds_source
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Source
+
+OPS = "decode|pad(2)|random_crop(8)|flip_lr"
+
+
+class Numbers(Source):
+  """Images that hold the number of their record; no file behind them."""
+
+  def load(self, raw):
+    index = raw["index"]
+    # A mark that moves under crops and flips: pixels differ in every place.
+    image = tf.reshape(tf.range(8 * 8, dtype=tf.int64), [8, 8, 1]) + index
+    image = tf.cast(tf.repeat(image % 256, 3, -1), tf.uint8)
+    label = tf.cast(index % self.num_classes, tf.int32)
+    return {"image": image, "label": label, "index": index}
+
+  def labels(self):
+    return np.arange(self.num_examples, dtype=np.int32) % self.num_classes
+
+
+class Streamed(Numbers):
+  """The same, as if the records were read from files."""
+
+  is_light = False
+
+
+def numbers(num_examples, cls=Numbers):
+  return cls(name="n", split="s", num_examples=num_examples, num_classes=7)
+
+
+def global_batches(source, steps, processes=1, ops=OPS, **options):
+  """Training batches, put together from the parts of all processes."""
+  options = {"batch_size": 32, "seed": 0, **options}
+  parts = [
+    pipeline.train_batches(
+      source, ops, process_index=p, process_count=processes, **options
+    )
+    for p in range(processes)
+  ]
+  return [joined([next(part) for part in parts]) for _ in range(steps)]
+
+
+def joined(parts):
+  return {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+
+
+def assert_same(batches, others):
+  for batch, other in zip(batches, others, strict=True):
+    assert batch.keys() == other.keys()
+    for key in batch:
+      np.testing.assert_array_equal(batch[key], other[key], err_msg=key)
+
+
+def test_a_batch_is_what_the_contract_says():
+  (batch,) = global_batches(numbers(100), 1)
+  assert batch["image"].shape == (32, 8, 8, 3)
+  assert {k: v.dtype for k, v in batch.items()} == {
+    "image": np.uint8,
+    "label": np.int32,
+    "mask": np.bool_,
+    "index": np.int64,
+  }
+  assert batch["mask"].all()
+  np.testing.assert_array_equal(batch["label"], batch["index"] % 7)
+
+
+@pytest.mark.parametrize("cls", [Numbers, Streamed])
+def test_processes_together_give_the_same_batches(cls):
+  source = numbers(101, cls)
+  alone = global_batches(source, 8, shuffle_buffer=96)
+  for processes in (2, 4):
+    assert_same(global_batches(source, 8, processes, shuffle_buffer=96), alone)
+
+
+def test_the_seed_decides_order_and_augmentation():
+  source = numbers(100)
+  first = global_batches(source, 3)
+  assert_same(first, global_batches(source, 3))
+  (other,) = global_batches(source, 1, seed=1)
+  assert not np.array_equal(first[0]["index"], other["index"])
+  # Of the same records, the pixels differ too.
+  by_index = dict(zip(other["index"], other["image"], strict=True))
+  both = [
+    np.array_equal(image, by_index[i])
+    for batch in first
+    for i, image in zip(batch["index"], batch["image"], strict=True)
+    if i in by_index
+  ]
+  assert both and np.mean(both) < 0.3
+
+
+@pytest.mark.parametrize("cls", [Numbers, Streamed])
+def test_a_later_start_continues_the_same_run(cls):
+  # Shards of 3 and 4 records: every batch is in several epochs.
+  source = numbers(109, cls)
+  run = global_batches(source, 14, shuffle_buffer=64)
+  for start in (1, 3, 4, 7, 13):
+    assert_same(
+      global_batches(source, 14 - start, start_step=start, shuffle_buffer=64),
+      run[start:],
+    )
+  assert_same(
+    global_batches(source, 4, 2, start_step=10, shuffle_buffer=64), run[10:]
+  )
+
+
+@pytest.mark.parametrize("num_examples", [96, 100, 127])
+def test_every_shard_goes_through_all_its_records_in_every_epoch(num_examples):
+  steps, shards = 16, 32
+  batches = global_batches(numbers(num_examples), steps, ops="decode|resize(8)")
+  streams = np.stack([batch["index"] for batch in batches], 1)
+  bounds = np.arange(shards + 1) * num_examples // shards
+  orders = set()
+  for stream, (begin, end) in zip(
+    streams, itertools.pairwise(bounds), strict=True
+  ):
+    for epoch in range(steps // (end - begin)):
+      seen = stream[epoch * (end - begin) : (epoch + 1) * (end - begin)]
+      assert sorted(seen) == list(range(begin, end))
+      orders.add(tuple(seen - begin))
+  assert len(orders) > 5  # Of 6 for three records: shards and epochs differ.
+
+
+def test_a_small_buffer_loses_and_repeats_nothing():
+  source = numbers(320, Streamed)
+  batches = global_batches(source, 10, shuffle_buffer=1)
+  indices = np.concatenate([batch["index"] for batch in batches])
+  assert sorted(indices) == list(range(320))
+
+
+def test_augmentation_differs_from_epoch_to_epoch():
+  batches = global_batches(numbers(32), 8)
+  images = [batch["image"][np.argsort(batch["index"])] for batch in batches]
+  same = [
+    (a == b).all((1, 2, 3)).mean() for a, b in itertools.combinations(images, 2)
+  ]
+  assert np.mean(same) < 0.1  # One of 50 crops and flips.
+
+
+@pytest.mark.parametrize(
+  "num_examples,batch_size,shards",
+  [(10**6, 4096, 64), (10**6, 96, 32), (50, 128, 32), (1, 128, 1), (9, 7, 1)],
+)
+def test_number_of_shards(num_examples, batch_size, shards):
+  source = numbers(num_examples)
+  assert pipeline.num_shards(source, batch_size) == shards
+  (batch,) = global_batches(source, 1, batch_size=batch_size)
+  assert len(batch["index"]) == batch_size
+
+
+def test_a_number_of_processes_that_divides_no_shards_is_refused():
+  with pytest.raises(
+    ValueError,
+    match="got process 0 of 3, expected .* divides the 32 virtual shards of 100"
+    ".*change data.batch_size or use 1 processes",
+  ):
+    pipeline.train_batches(
+      numbers(100), OPS, batch_size=96, seed=0, process_count=3
+    )
+  with pytest.raises(ValueError, match="got process 2 of 2"):
+    pipeline.eval_batches(
+      numbers(9), OPS, batch_size=4, process_index=2, process_count=2
+    )
+  with pytest.raises(ValueError, match="of 3 and batches of 4, expected"):
+    pipeline.eval_batches(numbers(9), OPS, batch_size=4, process_count=3)
+
+
+def test_malformed_operations_are_refused_before_the_first_batch():
+  for make in (
+    lambda ops: pipeline.train_batches(numbers(9), ops, batch_size=4, seed=0),
+    lambda ops: pipeline.eval_batches(numbers(9), ops, batch_size=4),
+  ):
+    with pytest.raises(ValueError, match="unknown operation 'resise'"):
+      make("decode|resise(8)")
+    with pytest.raises(ValueError, match="leaves images of differing size"):
+      make("decode")
+
+
+@pytest.mark.parametrize("num_examples", [1, 3, 8, 61, 64])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_yields_every_record_once(num_examples, processes):
+  source = numbers(num_examples)
+  runs = [
+    list(
+      pipeline.eval_batches(
+        source,
+        "decode|resize(8)",
+        batch_size=8,
+        process_index=p,
+        process_count=processes,
+      )
+    )
+    for p in range(processes)
+  ]
+  expected = pipeline.num_eval_batches(source, batch_size=8)
+  assert [len(run) for run in runs] == [expected] * processes
+  batches = [batch for run in runs for batch in run]
+  assert {batch["image"].shape for batch in batches} == {
+    (8 // processes, 8, 8, 3)
+  }
+  everything = joined(batches)
+  real = everything["mask"]
+  np.testing.assert_array_equal(
+    everything["index"][real], np.arange(num_examples)
+  )
+  assert (everything["index"][~real] == -1).all()
+  assert not everything["image"][~real].any()
+  assert everything["index"].dtype == np.int64
+
+
+def test_evaluation_of_some_records():
+  source = numbers(50)
+  wanted = np.array([40, 3, 3, 17, 49, 0])
+  for processes in (1, 2):
+    batches = [
+      batch
+      for p in range(processes)
+      for batch in pipeline.eval_batches(
+        source,
+        OPS,
+        batch_size=4,
+        process_index=p,
+        process_count=processes,
+        indices=wanted,
+      )
+    ]
+    num = pipeline.num_eval_batches(source, batch_size=4, indices=wanted)
+    assert num == 2 and len(batches) == num * processes
+    everything = joined(batches)
+    assert everything["index"][everything["mask"]].tolist() == [
+      0,
+      3,
+      17,
+      40,
+      49,
+    ]
+  none = np.array([], int)
+  assert not list(
+    pipeline.eval_batches(source, OPS, batch_size=4, indices=none)
+  )
+  with pytest.raises(
+    ValueError, match="got indices from 0 to 50, expected 0 to"
+  ):
+    pipeline.eval_batches(source, OPS, batch_size=4, indices=[0, 50])
+
+
+def _records(path, num, start):
+  """Writes examples as TFDS does; the image is PNG, the label its number."""
+  with tf.io.TFRecordWriter(str(path)) as writer:
+    for i in range(start, start + num):
+      png = tf.io.encode_png(np.full([8, 8, 1], i, np.uint8)).numpy()
+      feature = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[png])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i])),
+      }
+      features = tf.train.Features(feature=feature)
+      writer.write(tf.train.Example(features=features).SerializeToString())
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+  """100 records in files of 50, 0, 1, 30 and 39, the ends of two unused."""
+  folder = tmp_path_factory.mktemp("records")
+  pieces, start = [], 0
+  for i, (num, skip, unused) in enumerate(
+    [(50, 0, 0), (1, 0, 0), (33, 3, 0), (41, 0, 2)]
+  ):
+    take = num - skip - unused
+    file = _records(folder / f"{i}.tfrecord", num, start - skip)
+    pieces.append(tfds_source.Piece(file, skip, take))
+    start += take
+  return tfds_source.TfdsStream(
+    name="files",
+    split="train",
+    num_examples=start,
+    num_classes=256,
+    pieces=tuple(pieces),
+  )
+
+
+@pytest.mark.parametrize(
+  "start,stop",
+  [(0, 120), (0, 1), (49, 52), (50, 51), (51, 81), (119, 120), (9, 9)],
+)
+def test_any_part_of_files_can_be_read(stream, start, stop):
+  assert stream.num_examples == 120
+  records = list(stream.records(start, stop).as_numpy_iterator())
+  assert [int(r["index"]) for r in records] == list(range(start, stop))
+  assert [int(r["label"]) for r in records] == list(range(start, stop))
+  np.testing.assert_array_equal(stream.labels(), np.arange(120))
+  at = stream.raw_at(np.array([3, 50, 90])).map(stream.load)
+  assert [int(r["label"]) for r in at] == [3, 50, 90]
+
+
+def test_files_and_memory_give_the_same_records(stream):
+  options = dict(name="m", split="train", num_examples=120, num_classes=256)
+  memory = tfds_source.TfdsMemory(stream=stream, **options)
+  np.testing.assert_array_equal(memory.labels(), stream.labels())
+  ops = "decode|central_crop(8)"
+  assert_same(
+    pipeline.eval_batches(memory, ops, batch_size=50),
+    pipeline.eval_batches(stream, ops, batch_size=50),
+  )
+  one, two, resumed = (
+    global_batches(source, 4, processes, ops, shuffle_buffer=64, start_step=s)
+    for source, processes, s in ((stream, 1, 2), (stream, 2, 2), (stream, 1, 4))
+  )
+  assert_same(one, two)
+  assert_same(one[2:], resumed[:2])
+  for batch in one:
+    # The image was read from the file of its own label and index.
+    np.testing.assert_array_equal(batch["image"][:, 3, 3, 0], batch["label"])
+    np.testing.assert_array_equal(batch["index"], batch["label"])
+
+
+def test_an_image_smaller_than_the_crop_is_named(stream):
+  batches = pipeline.eval_batches(
+    stream, "decode|central_crop(9)", batch_size=4
+  )
+  with pytest.raises(
+    ValueError,
+    match=r"reading 'files' \('train'\).*in central_crop\(9, 9\): expected"
+    r" images at least that large.*8",
+  ):
+    next(batches)
+
+
+def test_the_embedded_digits(tmp_path):
+  source = sources.open_source("digits", "train", str(tmp_path))
+  (batch,) = global_batches(source, 1, batch_size=256)
+  labels = source.labels()
+  np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
+  assert len(np.unique(batch["index"])) == 256
+  assert (batch["image"] == batch["image"][..., :1]).all()  # Grey to colour.

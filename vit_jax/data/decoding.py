@@ -1,0 +1,144 @@
+"""From raw records to rows of a batch, in spite of broken images.
+
+Nearly all images can be decoded, so that is tried the quick way. At the first
+one that cannot, reading starts again at the same batch in a slower, careful
+way, in which such an image becomes a row with mask False and nothing shifts.
+Every such image is named once, and too many of them are an error.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+
+from vit_jax import opstring
+from vit_jax.batch import Batch
+from vit_jax.data import ops as ops_lib
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Record, Source
+
+MAX_UNDECODABLE = 0.01  # Share of a split; ten are allowed in any case.
+
+
+def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
+  """Returns a quick and a careful function {"raw", "epoch"} -> row.
+
+  Args:
+    source: what the raw records are of.
+    ops: preprocessing, see `vit_jax.opstring`.
+    root: of all keys; the key of a record is (root + epoch, index).
+
+  Raises:
+    ValueError: Malformed `ops`.
+  """
+  first, *rest = ops_lib.bind(ops)
+  height, width = opstring.image_size(ops)
+
+  def decode(element: Record, load) -> Record:
+    record = load(element["raw"])
+    key = tf.stack([root + element["epoch"], record["index"]])
+    image = first(record["image"], key)
+    return {**record, "image": image, "mask": tf.constant(True), "key": key}
+
+  def blank(element: Record) -> Record:
+    return {
+      "image": tf.zeros([1, 1, 3], tf.uint8),
+      "label": tf.constant(0),
+      "index": element["raw"]["index"],
+      "mask": tf.constant(False),
+      "key": tf.zeros([2], tf.int64),
+    }
+
+  def finish(record: Record) -> Record:
+    image = record["image"]
+    for op in rest:
+      image = op(image, record["key"])
+    image = tf.ensure_shape(image, [height, width, 3])
+    return {"image": image} | {k: record[k] for k in ("label", "mask", "index")}
+
+  def quick(element: Record) -> Record:
+    return finish(decode(element, source.load))
+
+  def careful(element: Record) -> Record:
+    record = _first_that_works(
+      element,
+      lambda e: decode(e, source.load),
+      lambda e: decode(e, source.reload),
+      blank,
+    )
+    # An error in here is none of the image: crops that do not fit, say.
+    row = tf.cond(
+      record["mask"],
+      lambda: finish(record)["image"],
+      lambda: tf.zeros([height, width, 3], tf.uint8),
+    )
+    return {"image": row} | {k: record[k] for k in ("label", "mask", "index")}
+
+  no_autograph = tf.autograph.experimental.do_not_convert
+  return no_autograph(quick), no_autograph(careful)
+
+
+def iterate(
+  source: Source,
+  read: Callable[[int, Callable], tf.data.Dataset],
+  fns: tuple[Callable, Callable],
+  first_step: int,
+) -> Iterator[Batch]:
+  """Yields the batches of `read(first_step, row function)` as numpy.
+
+  Raises:
+    ValueError: Too many images that cannot be decoded, or an error of the
+      preprocessing or of reading, with what was being read.
+  """
+  quick, careful = fns
+  is_careful, step = False, first_step
+  iterator = read(step, quick).as_numpy_iterator()
+  while True:
+    try:
+      batch = next(iterator)
+    except StopIteration:
+      return
+    except tf.errors.OpError as e:
+      if is_careful:
+        raise ValueError(_readable(e, source)) from e
+      is_careful = True
+      iterator = read(step, careful).as_numpy_iterator()
+      continue
+    if not batch["mask"].all():
+      _count_undecodable(batch, source)
+    step += 1
+    yield Batch(**batch)
+
+
+def _first_that_works(element: Record, *functions) -> Record:
+  """Applies the first function that raises no error, inside the graph."""
+  given = tf.data.Dataset.from_tensors(element)
+  results = given.map(functions[0]).ignore_errors()
+  for fn in functions[1:]:
+    results = results.concatenate(given.map(fn).ignore_errors())
+  return results.take(1).get_single_element()
+
+
+def _count_undecodable(batch: Batch, source: Source) -> None:
+  limit = max(10, int(source.num_examples * MAX_UNDECODABLE))
+  bad = source.undecodable
+  for index in batch["index"][~batch["mask"]].tolist():
+    if index in bad:
+      continue
+    bad.add(index)
+    logging.warning(
+      "Cannot decode %s; it does not count (number %d of up to %d).",
+      source.record_name(index),
+      len(bad),
+      limit,
+    )
+  if len(bad) > limit:
+    first = ", ".join(source.record_name(i) for i in sorted(bad)[:3])
+    raise ValueError(
+      f"got {len(bad)} images of {source.name!r} ({source.split!r}) that cannot"
+      f" be decoded, among them {first}; expected at most {limit}. Repair or"
+      " remove them."
+    )
+
+
+def _readable(error: Exception, source: Source) -> str:
+  text = " ".join(line.strip() for line in error.message.strip().splitlines())
+  return f"while reading {source.name!r} ({source.split!r}): {text}"
