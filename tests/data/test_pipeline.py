@@ -153,8 +153,9 @@ def test_augmentation_differs_from_epoch_to_epoch():
 def test_number_of_shards(num_examples, batch_size, shards):
   source = numbers(num_examples)
   assert pipeline.num_shards(source, batch_size) == shards
-  (batch,) = global_batches(source, 1, batch_size=batch_size)
-  assert len(batch["index"]) == batch_size
+  if num_examples < 100:
+    (batch,) = global_batches(source, 1, batch_size=batch_size)
+    assert len(batch["index"]) == batch_size
 
 
 def test_a_number_of_processes_that_divides_no_shards_is_refused():

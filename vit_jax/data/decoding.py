@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from vit_jax import opstring
 from vit_jax.batch import Batch
 from vit_jax.data import ops as ops_lib
-from vit_jax.data.host_tf import tf
+from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
 
 MAX_UNDECODABLE = 0.01  # Share of a split; ten are allowed in any case.
@@ -72,8 +72,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
     )
     return {"image": row} | {k: record[k] for k in ("label", "mask", "index")}
 
-  no_autograph = tf.autograph.experimental.do_not_convert
-  return no_autograph(quick), no_autograph(careful)
+  return as_is(quick), as_is(careful)
 
 
 def iterate(

@@ -60,25 +60,6 @@ class FakeSource(Source):
   spans: tuple[splits.Span, ...]
   facts: Facts
 
-  @functools.cached_property
-  def _images(self) -> tf.Tensor:
-    """Encoded images, string [n]; the image of class c at c, modulo n."""
-    with tf.init_scope():  # The first use may be inside a traced function.
-      rng = np.random.RandomState(0)
-      encode = tf.io.encode_jpeg if self.facts.image == "jpeg" else _encode_png
-      images = (
-        _image(rng, i % self.num_classes, self.facts.size)
-        for i in range(self._num_images)
-      )
-      return tf.stack([encode(image) for image in images])
-
-  @property
-  def _num_images(self) -> int:
-    # A multiple of the classes, so that every class has images of its own.
-    if self.num_classes >= _NUM_IMAGES:
-      return _NUM_IMAGES
-    return _NUM_IMAGES // self.num_classes * self.num_classes
-
   def _base_index(self, index):
     """Returns the position in the unsliced split: for the same content."""
     lengths = [span.stop - span.start for span in self.spans]
@@ -90,8 +71,9 @@ class FakeSource(Source):
   def load(self, raw: Record) -> Record:
     """See `Source`."""
     base = self._base_index(raw["index"])
+    images = _images(self.num_classes, self.facts.image, self.facts.size)
     return {
-      "image": tf.gather(self._images, base % self._num_images),
+      "image": tf.gather(images, base % len(images)),
       "label": tf.cast(base % self.num_classes, tf.int32),
       "index": raw["index"],
     }
@@ -147,17 +129,28 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
   return Facts(num_classes, sizes or guess)
 
 
+@functools.cache
+def _images(num_classes: int, kind: str, size: tuple[int, int]) -> tf.Tensor:
+  """Returns encoded images, string [n], n a multiple of the classes if few.
+
+  Record i shows image i modulo n, so that every class has images of its own.
+  """
+  count = _NUM_IMAGES
+  if num_classes < count:
+    count -= count % num_classes
+  rng = np.random.RandomState(0)
+  encode = tf.io.encode_jpeg if kind == "jpeg" else tf.io.encode_png
+  with tf.init_scope():  # The first use may be inside a traced function.
+    return tf.stack(
+      [encode(_image(rng, i % num_classes, size)) for i in range(count)]
+    )
+
+
 def _image(rng, label: int, size: tuple[int, int]) -> np.ndarray:
   """Returns noise over a wave whose direction and length tell the class."""
-  height, width = size
-  y, x = np.mgrid[:height, :width] / max(size)
+  y, x = np.mgrid[: size[0], : size[1]].astype(np.float32) / max(size)
   angle = label * 2.4  # Radians; about the golden angle, so classes differ.
-  wave = np.sin(
-    (x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi * (1 + label % 7)
-  )
-  noise = rng.uniform(-40, 40, size=(height, width, 3))
-  return np.uint8(128 + 60 * wave[..., None] + noise)
-
-
-def _encode_png(image: np.ndarray) -> tf.Tensor:
-  return tf.io.encode_png(image)
+  phase = x * np.cos(angle) + y * np.sin(angle)
+  wave = np.sin(phase * np.float32(2 * np.pi * (1 + label % 7)))
+  noise = rng.randint(0, 81, size=(*size, 3), dtype=np.uint8)
+  return np.uint8(88 + 60 * wave[..., None]) + noise

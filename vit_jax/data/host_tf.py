@@ -20,4 +20,8 @@ for _kind in ("GPU", "TPU"):
         stacklevel=2,
       )
 
-__all__ = ["tf"]
+# Functions of data sets are traced as they are: nothing here needs Python
+# control flow turned into TensorFlow's, and the attempt takes time.
+as_is = tf.autograph.experimental.do_not_convert
+
+__all__ = ["as_is", "tf"]

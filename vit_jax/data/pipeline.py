@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax import opstring
 from vit_jax.batch import Batch
 from vit_jax.data import decoding
-from vit_jax.data.host_tf import tf
+from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Source
 
 MAX_SHARDS = 64
@@ -176,6 +176,7 @@ def _shard_stream(
 ) -> Callable[[tf.Tensor], tf.data.Dataset]:
   """Returns shard -> {"raw", "epoch"}, endless, from `position` of it on."""
 
+  @as_is
   def stream(shard):
     begin = shard * source.num_examples // shards
     end = (shard + 1) * source.num_examples // shards

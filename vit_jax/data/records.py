@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.host_tf import tf
+from vit_jax.data.host_tf import as_is, tf
 
 Record = dict[str, Any]  # Of tensors, maybe nested.
 
@@ -67,4 +67,4 @@ class Source(abc.ABC):
   def records(self, start=0, stop=None) -> tf.data.Dataset:
     """Streams {"image", "label", "index"} in order."""
     raw = self.raw(start, self.num_examples if stop is None else stop)
-    return raw.map(self.load, num_parallel_calls=tf.data.AUTOTUNE)
+    return raw.map(as_is(self.load), num_parallel_calls=tf.data.AUTOTUNE)

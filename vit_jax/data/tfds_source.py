@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, splits
-from vit_jax.data.host_tf import tf
+from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
 from vit_jax.variants import nearest
 
@@ -52,6 +52,7 @@ class TfdsStream(Source):
     skips = tf.constant([piece.skip for piece in self.pieces], tf.int64)
     ends = tf.constant(ends)
 
+    @as_is
     def read(i):
       # Of this file's part of the split, the part within start and stop.
       low = tf.maximum(begins[i], start)
@@ -72,7 +73,7 @@ class TfdsStream(Source):
     wanted[indices] = True
     wanted = tf.constant(wanted)
     raw = self.raw(min(indices), max(indices) + 1)
-    return raw.filter(lambda record: wanted[record["index"]])
+    return raw.filter(as_is(lambda record: wanted[record["index"]]))
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -87,7 +88,7 @@ class TfdsStream(Source):
     batches = (
       self.raw(0, self.num_examples)
       .batch(_BATCH)
-      .map(lambda raw: _parse(raw["example"], names))
+      .map(as_is(lambda raw: _parse(raw["example"], names)))
       .prefetch(1)
     )
     parts = list(batches)

@@ -1,0 +1,336 @@
+"""Opening data sets: by name, by slice, made up, and every way to fail."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vit_jax import config
+from vit_jax.data import fake, pipeline, sources, splits, tfds_source
+from vit_jax.data.host_tf import tf
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+SIZES = {"train": 1297, "test": 7}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  return str(tmp_path_factory.mktemp("tfds"))
+
+
+def fault(*args, **options):
+  with pytest.raises(ValueError) as info:
+    sources.open_source(*args, **options)
+  return str(info.value)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "train",
+    "train[:99%]",
+    "train[99%:]",
+    "train[-10%:]",
+    "train[:-100]",
+    "train[100:200]+test",
+    "train[33%:66%]+train[5:6]",
+    "test[:50%]",
+    " train + test[1:] ",
+  ],
+)
+def test_splits_mean_what_tfds_means(text):
+  infos = {
+    name: tfds.core.SplitInfo(
+      name=name, shard_lengths=[size], num_bytes=0, filename_template=None
+    )
+    for name, size in SIZES.items()
+  }
+  spec = tfds.core.ReadInstruction.from_spec(text.replace(" ", ""))
+  expected = [
+    (
+      part.splitname,
+      part.from_ or 0,
+      SIZES[part.splitname] if part.to is None else part.to,
+    )
+    for part in spec.to_absolute(infos)
+  ]
+  spans = splits.parse_split(text, SIZES)
+  assert [tuple(span) for span in spans] == expected
+  assert splits.num_records(spans) == sum(b - a for _, a, b in expected)
+
+
+@pytest.mark.parametrize(
+  "text,message",
+  [
+    ("val", r"got split 'val', expected one of train \(1,297 records\), test"),
+    ("tran", "Did you mean 'train'?"),
+    ("train[", r"got split 'train\[', expected one such as 'train', 'train\["),
+    ("train+", "expected one such as"),
+    ("train[::2]", "expected one such as"),
+    ("", "expected one such as"),
+    ("train[a:]", "got bound 'a' in split .* expected a number of records or"),
+    ("train[1.5:]", "got bound '1.5' in split"),
+    ("train[:101%]", "got bound '101%' in split .* expected at most 100%"),
+    ("test[:8]", "got bound '8' .* expected at most its 7 records"),
+    (
+      "train[5:2]",
+      "holds no records: it means 5 to 2, expected bounds in rising",
+    ),
+    ("test+test[:0]", r"of which 'test\[:0\]' holds no records"),
+  ],
+)
+def test_wrong_splits_are_explained(text, message):
+  with pytest.raises(splits.SplitError, match=message):
+    splits.parse_split(text, SIZES)
+
+
+def test_digits_are_made_once_and_then_found(data_dir, capsys):
+  source = sources.open_source("digits", "train", data_dir)
+  out = capsys.readouterr().out
+  assert f"Data set 'digits' is not in {data_dir}/digits" in out
+  assert re.search(r"Data set 'digits' made in \d+ s", out)
+  assert (source.num_examples, source.num_classes) == (1297, 10)
+  assert source.class_names == tuple("0123456789")
+  assert source.name == "digits" and source.split == "train"
+  sources.open_source("digits", "test", data_dir)
+  assert "made" not in capsys.readouterr().out
+
+
+def test_losing_a_race_to_make_a_data_set_ends_well(tmp_path, monkeypatch):
+  prepare = tfds.core.DatasetBuilder.download_and_prepare
+
+  def beaten(self, **options):
+    other = tfds.builder(self.name, data_dir=self.data_dir_root)
+    prepare(other, **options)
+    raise OSError("Directory not empty")
+
+  monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", beaten)
+  source = sources.open_source("digits", "test", str(tmp_path))
+  assert source.labels().sum() == 50 * 45
+
+  def full(self, **options):
+    raise OSError("No space left on device")
+
+  monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", full)
+  with pytest.raises(OSError, match="No space left"):
+    sources.open_source("digits", "test", str(tmp_path / "other"))
+
+
+@pytest.mark.slow
+def test_a_race_to_make_a_data_set_ends_well(tmp_path):
+  """Two processes at once; both must end with the same records."""
+  code = (
+    "from vit_jax.data import sources;"
+    f"s = sources.open_source('digits', 'train', {str(tmp_path)!r});"
+    "print('sum', s.labels().sum())"
+  )
+  runs = [
+    subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    for _ in range(2)
+  ]
+  outputs = [run.communicate()[0].decode() for run in runs]
+  assert [run.returncode for run in runs] == [0, 0]
+  sums = {output.split("sum")[1] for output in outputs}
+  assert len(sums) == 1
+  leftovers = [p.name for p in (tmp_path / "digits").iterdir()]
+  assert leftovers == ["1.0.0"]
+
+
+def test_slices_read_the_records_that_tfds_reads(data_dir):
+  builder = tfds.builder("digits", data_dir=data_dir)
+  for split in ("train[:1%]", "train[100:120]+test[-5:]"):
+    source = sources.open_source("digits", split, data_dir)
+    # One file after the other, as here.
+    config = tfds.ReadConfig(interleave_cycle_length=1)
+    expected = builder.as_dataset(split=split, read_config=config)
+    expected = list(tfds.as_numpy(expected))
+    records = list(source.records().as_numpy_iterator())
+    assert len(records) == source.num_examples == len(expected)
+    np.testing.assert_array_equal(
+      source.labels(), [e["label"] for e in expected]
+    )
+    for i, (record, example) in enumerate(zip(records, expected, strict=True)):
+      assert record["index"] == i and record["label"] == example["label"]
+      image = tf.io.decode_png(record["image"])
+      np.testing.assert_array_equal(image, example["image"])
+
+
+def test_large_splits_are_streamed_and_small_ones_kept(data_dir, monkeypatch):
+  memory = sources.open_source("digits", "train+test", data_dir)
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  stream = sources.open_source("digits", "train+test", data_dir)
+  assert memory.is_light and not stream.is_light
+  a, b = (list(s.records(1290, 1310)) for s in (memory, stream))
+  for x, y in zip(a, b, strict=True):
+    assert all((x[key] == y[key]).numpy() for key in x)
+
+
+def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
+  text = fault("cifar10", "train", data_dir)
+  assert f"expected its records in {data_dir}/cifar10" in text
+  assert (
+    'python -c "import tensorflow_datasets as tfds;'
+    f" tfds.builder('cifar10', data_dir='{data_dir}').download_and_prepare()\""
+  ) in text
+  assert "fake_data=True" in text
+  text = fault("imagenet2012", "train", data_dir)
+  assert "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar" in text
+  assert f"into {data_dir}/downloads/manual" in text
+
+
+def test_the_command_is_one_that_python_takes(data_dir, monkeypatch):
+  code = re.search('python -c "(.*?)"', fault("cifar10", "train", data_dir))[1]
+  prepared = []
+  monkeypatch.setattr(
+    tfds.core.DatasetBuilder,
+    "download_and_prepare",
+    lambda self: prepared.append(self.name),
+  )
+  exec(code, {})
+  assert prepared == ["cifar10"]
+
+
+def test_an_unknown_data_set_gets_a_suggestion(data_dir):
+  text = fault("cifar01", "train", data_dir)
+  assert "got data set 'cifar01', expected a name that TFDS knows" in text
+  assert "Did you mean 'cifar10'?" in text
+  assert "Did you mean 'digits'?" in fault("digit", "train", data_dir)
+  assert "Did you mean 'imagenet21k'?" in fault(
+    "imagenet21", "full", data_dir, fake=True
+  )
+  for bad in ("", "glyphs/size=0", "glyphs/colour=3", "cifar10/no_such", "a b"):
+    assert f"got data set {bad!r}" in fault(bad, "train", data_dir)
+
+
+def test_other_features_are_listed(data_dir):
+  text = fault("imagenet2012_real", "validation", data_dir)
+  assert "real_label" in text and "expected an 8-bit `image` and one" in text
+  assert "'text'" in fault("imdb_reviews", "train", data_dir)
+
+
+@pytest.mark.parametrize(
+  "dataset", [*(k for k in fake.FACTS if k != "folder"), "folder:/nowhere"]
+)
+def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
+  known = fake.facts(dataset)
+  for split, count in known.splits.items():
+    source = sources.open_source(dataset, split, str(tmp_path), fake=True)
+    assert source.num_examples == count
+    assert source.num_classes == known.num_classes > 1
+  assert not list(tmp_path.iterdir())
+  (batch,) = pipeline.eval_batches(
+    source, "decode_inception_crop(16)", batch_size=4, indices=range(4)
+  )
+  assert batch["mask"].all() and batch["image"].std() > 10
+  (record,) = source.records(3, 4)
+  image = tf.io.decode_image(record["image"])
+  assert tuple(image.shape) == (*known.size, 3)
+  assert bool(tf.io.is_jpeg(record["image"])) == (known.image == "jpeg")
+
+
+def test_fake_counts_are_those_of_the_data_sets():
+  count = lambda name, split: fake.facts(name).splits[split]
+  assert count("imagenet2012", "train") == 1_281_167
+  source = sources.open_source("imagenet21k", "full[51200:]", fake=True)
+  assert source.num_examples == 14_197_122 - 51_200
+  assert source.num_classes == 21_843
+  assert fake.facts("glyphs/count=300").splits["train"] == 300
+  assert fake.facts("glyphs/size=40").size == (40, 40)
+  assert fake.facts("digits").splits == {"train": 1297, "test": 500}
+  assert fake.facts("mnist").num_classes == 10  # Not in the table.
+
+
+def test_fake_facts_agree_with_tfds(data_dir):
+  for name, known in fake.FACTS.items():
+    if name in ("imagenet21k", "imagenet2012_real", "glyphs", "folder"):
+      continue
+    builder = tfds.builder(name, data_dir=data_dir)
+    assert builder.info.features["label"].num_classes == known.num_classes, name
+  digits = sources.open_source("digits", "train+test", data_dir)
+  assert digits.num_examples == sum(fake.FACTS["digits"].splits.values())
+
+
+def test_a_slice_of_fake_data_holds_the_same_records():
+  whole = sources.open_source("cifar10", "train", fake=True)
+  part = sources.open_source("cifar10", "test[5:7]+train[1000:1003]", fake=True)
+  records = list(part.records(2, 5))
+  for record, same in zip(records, whole.records(1000, 1003), strict=True):
+    assert record["label"] == same["label"]
+    assert record["image"] == same["image"]
+  assert [int(r["index"]) for r in records] == [2, 3, 4]
+  np.testing.assert_array_equal(part.labels(), [5, 6, 0, 1, 2])
+  assert np.bincount(whole.labels()).tolist() == [5000] * 10
+
+
+def test_fake_images_of_a_class_are_alike():
+  source = sources.open_source("cifar10", "train", fake=True)
+  images = np.stack(
+    [tf.io.decode_png(r["image"]).numpy() for r in source.records(0, 40)]
+  ).astype(float)
+  same = np.abs(images[:30] - images[10:]).mean()
+  other = np.abs(images[:39] - images[1:]).mean()
+  assert 0 < same < 0.8 * other
+
+
+def _config(**options):
+  values = config.defaults()
+  values.data.dataset = "digits"
+  values.data.ops = "decode|resize(8)"
+  with values.unlocked():
+    values.update(options)
+  return config.freeze(values)
+
+
+def test_faults_of_a_good_config_are_none(data_dir):
+  evals = {
+    "test": {"kind": "classification", "split": "test", "dataset": None},
+    "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
+  }
+  good = _config(data={"data_dir": data_dir}, evals=evals)
+  assert sources.faults(good) == []
+  good = _config(fake_data=True, data={"dataset": "imagenet2012"})
+  assert sources.faults(good) == []
+
+
+def test_faults_begin_with_the_key_and_come_all_at_once(data_dir):
+  evals = {
+    "a": {"kind": "classification", "split": "vali"},
+    "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
+    "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
+  }
+  data = {
+    "data_dir": data_dir,
+    "split": "train[",
+    "shuffle_buffer": 0,
+    "ops": "no such thing",
+  }
+  found = sources.faults(_config(data=data, evals=evals))
+  starts = [
+    "config.data.shuffle_buffer: got 0, expected at least 1",
+    "config.data.split: got split 'train['",
+    "config.evals.a.split: got split 'vali', expected one of",
+    "config.evals.b.dataset: got data set 'cifar01'",
+    "config.evals.c.train_split: got split 'tran'",
+    "config.evals.c.split: got split 'test[5:2]'",
+  ]
+  assert len(found) == len(starts)
+  for text, start in zip(found, starts, strict=True):
+    assert text.startswith(start), text
+
+
+def test_a_shared_data_set_is_one_fault(data_dir):
+  evals = {"a": {"kind": "classification", "split": "test"}}
+  data = {"data_dir": data_dir, "dataset": "digets", "batch_size": 0}
+  found = sources.faults(_config(data=data, evals=evals))
+  assert [text.split(":")[0] for text in found] == [
+    "config.data.batch_size",
+    "config.data.dataset",
+  ]
+
+
+def test_devices_are_left_to_jax():
+  assert tf.config.get_visible_devices("GPU") == []
+  assert tf.config.get_visible_devices("TPU") == []
