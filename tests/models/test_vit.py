@@ -258,7 +258,7 @@ def logits_and_gradients(scan, remat):
     return jnp.sum(logits**2), logits
 
   grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
-  return np.asarray(logits), jax.device_get(unstack_blocks(grads))
+  return np.asarray(logits), unstack_blocks(jax.device_get(grads))
 
 
 @pytest.mark.parametrize(

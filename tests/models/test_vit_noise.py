@@ -50,16 +50,16 @@ def test_training_is_the_same_without_dropout_and_asks_for_no_key():
 
 
 def test_dropout_is_off_in_evaluation_and_a_function_of_the_key():
-  # A scan compiles the many random draws of its blocks once.
-  options = dict(dropout=0.3, stochastic_depth=0.2, scan=True)
-  expected, _ = apply(is_training=False, scan=True)
-  np.testing.assert_array_equal(
-    apply(is_training=False, **options)[0], expected
-  )
-  first, again = (apply(seed=1, **options)[0] for _ in range(2))
+  x = images(200)
+  expected, _ = apply(x, is_training=False, scan=True)
+  options = dict(dropout=0.25, scan=True)  # a scan compiles its draws once
+  off, _ = apply(x, is_training=False, stochastic_depth=0.2, **options)
+  np.testing.assert_array_equal(off, expected)
+  first, again = (apply(x, seed=1, **options)[0] for _ in range(2))
   np.testing.assert_array_equal(first, again)
-  assert np.abs(first - apply(seed=2, **options)[0]).min() > 1e-3
-  assert np.abs(first - expected).min() > 1e-3
+  other, _ = apply(x, seed=2, **options)
+  assert np.abs(first - other).max() > 0.01
+  assert np.abs(first - expected).max() > 0.01
 
 
 def test_dropout_has_the_paper_s_places():
