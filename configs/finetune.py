@@ -40,6 +40,8 @@ def get_config(arg: str = ""):
       f" (a folder as folder:/path).{nearest(kind, DATASETS)}"
     )
   train, test, steps, lr = DATASETS[kind]
+  if not args["res"].isdigit():
+    raise ValueError(f"got res={args['res']}, expected pixels such as 384.")
   res = int(args["res"])
 
   c = defaults()

@@ -82,7 +82,9 @@ def test_data_set_that_is_not_on_disk():
   assert "is not prepared" in fault and "download_and_prepare()" in fault
 
 
-@pytest.mark.parametrize("classes, message", [(0, "no images"), (1, "one class")])
+@pytest.mark.parametrize(
+  "classes, message", [(0, "with no class folders"), (1, "one class")]
+)
 def test_folder_without_classes(tmp_path, classes, message):
   for i in range(classes):
     (tmp_path / f"class{i}").mkdir()

@@ -121,9 +121,12 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
   return {
-    key: jax.make_array_from_process_local_data(sharding, value)
+    key: jax.make_array_from_process_local_data(
+      # jax has no int64 by default, and no data set 2**31 records.
+      sharding,
+      value.astype(np.int32) if key == "index" else value,
+    )
     for key, value in batch.items()
-    if key != "index"  # the device has no use for it
   }
 
 

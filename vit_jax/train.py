@@ -94,7 +94,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
   else:
     state = step_lib.make_state(init, mesh, config.seed)
     if config.init:
-      state, report = load_weights(config, state)
+      state, report = load_weights(config, state, source.class_names)
       progress.note(report)
   if jax.process_index() == 0:
     pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
@@ -196,9 +196,13 @@ def check_finite(values: dict[str, float], step: int, window: int) -> None:
 
 
 def load_weights(
-  config: Config, state: step_lib.TrainState
+  config: Config,
+  state: step_lib.TrainState,
+  class_names: tuple[str, ...] | None,
 ) -> tuple[step_lib.TrainState, str]:
   """Puts the weights of config.init into a fresh state.
+
+  The head stays as it is, unless the weights were trained on the same classes.
 
   Returns:
     The state at step 0, and a table of what was loaded, resized,
@@ -209,6 +213,7 @@ def load_weights(
     state.params,
     grid=patch_grid(config.model, image_size(config.data.ops)),
     has_cls_row=has_cls_row(config.model),
+    class_names=class_names,
   )
   params = jax.tree.map(
     lambda fresh, new: (

@@ -275,3 +275,27 @@ def test_report():
     "re-initialised  head/bias, head/kernel\n"
     "ignored         pre_logits/bias, pre_logits/kernel"
   )
+
+
+@pytest.mark.parametrize(
+  "old, new, is_kept",
+  [
+    ("abcdefghijk", "abcdefghijk", True),
+    ("abcdefghijk", "bacdefghijk", False),  # as many, but others
+    (None, "abcdefghijk", True),
+    ("abcdefghijk", None, True),
+  ],
+)
+def test_the_head_of_other_classes_is_dropped(old, new, is_kept):
+  found = published()
+  names = list(old) if old else None
+  found = weights.Weights(found.params, found.metadata | {"class_names": names})
+  params, report = weights.adapt(
+    found,
+    make_target(),
+    grid=(4, 4),
+    has_cls_row=True,
+    class_names=tuple(new) if new else None,
+  )
+  assert (params["head"]["kernel"] is not None) == is_kept
+  assert bool(report.reinitialised) != is_kept

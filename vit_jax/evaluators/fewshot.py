@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from vit_jax import ridge
 from vit_jax.config import Config, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import Source, open_source
 from vit_jax.sharding import replicated, to_global
+from vit_jax.step import normalise
 
 
 class Fewshot:
@@ -50,70 +51,91 @@ class Fewshot:
 
     def features(params, batch):
       _, out = predict(params, batch["image"])
-      return {"features": _layer(out, config.layer), **batch}
+      return _layer(out, config.layer)
 
-    self._features = jax.jit(features, out_shardings=replicated(mesh))
+    def pixels(params, batch):
+      del params
+      return normalise(batch["image"]).reshape(len(batch["image"]), -1)
+
+    # Every process gets all rows, and solves the same equations.
+    self._features, self._pixels = (
+      jax.jit(
+        lambda params, batch, fn=fn: {
+          "x": fn(params, batch),
+          **{k: batch[k] for k in ("label", "mask", "index")},
+        },
+        out_shardings=replicated(mesh),
+      )
+      for fn in (features, pixels)
+    )
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
 
     With config.baselines also `<name>/random_init/<k>shot`, the same network
-    with random weights, and `<name>/raw_pixels/<k>shot`, which stay the same
+    with random weights, and `<name>/raw_pixels/<k>shot`; these stay the same
     and are computed once.
     """
     name = self.config.name
-    scores = self._accuracies(name, self._extract(params))
     if self.config.baselines and not self._baselines:
-      sides = self._extract(self._random_params())
-      pixels = [(_flat_pixels(rows["image"]), rows) for _, rows in sides]
+      random = self._accuracies(self._features, self._random_params())
+      pixels = self._accuracies(self._pixels, None)
       self._baselines = {
-        **self._accuracies(f"{name}/random_init", sides),
-        **self._accuracies(f"{name}/raw_pixels", pixels),
+        **{f"{name}/random_init/{k}": v for k, v in random.items()},
+        **{f"{name}/raw_pixels/{k}": v for k, v in pixels.items()},
       }
-    return scores | self._baselines
+    scores = self._accuracies(self._features, params)
+    return {f"{name}/{k}": v for k, v in scores.items()} | self._baselines
 
-  def _extract(self, params) -> list[tuple[np.ndarray, dict]]:
-    """Features and rows of the support's split and of the scored one."""
-    sides = []
-    for source in (self._support, self._test):
-      batches = eval_batches(
-        source,
-        self.config.ops,
-        batch_size=self.config.batch_size,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-      )
-      parts = [
-        jax.device_get(self._features(params, to_global(b, self._mesh)))
-        for b in batches
-      ]
-      rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-      keep = rows["mask"]
-      rows = {k: v[keep] for k, v in rows.items()}
-      sides.append((rows["features"], rows))
-    return sides
-
-  def _accuracies(self, prefix: str, sides) -> dict[str, float]:
-    (x, train), (x_test, test) = sides
+  def _accuracies(self, extract: Callable, params) -> dict[str, float]:
+    labels = self._support.labels()
+    chosen = {
+      (shots, seed): ridge.sample_shots(labels, shots, seed)
+      for shots in self.config.shots
+      for seed in self.config.seeds
+    }
+    wanted = np.unique(np.concatenate(list(chosen.values())))
+    support = self._extract(self._support, extract, params, wanted)
+    test = self._extract(self._test, extract, params, None)
     found = {}
     for shots in self.config.shots:
       scores = []
       for seed in self.config.seeds:
-        chosen = ridge.sample_shots(train["label"], shots, seed)
+        # What could not be decoded is not among the rows.
+        rows = np.isin(support["index"], chosen[shots, seed])
         fit = ridge.fit(
-          x[chosen],
-          train["label"][chosen],
+          support["x"][rows],
+          support["label"][rows],
           self._support.num_classes,
           self.config.l2,
         )
-        scores.append(ridge.accuracy(fit, x_test, test["label"]))
-      found[f"{prefix}/{shots}shot"] = float(np.mean(scores))
+        scores.append(ridge.accuracy(fit, test["x"], test["label"]))
+      found[f"{shots}shot"] = float(np.mean(scores))
     return found
 
-
-def _flat_pixels(images: np.ndarray) -> np.ndarray:
-  """uint8 [n, h, w, c] -> float32 [n, h * w * c] in [-1, 1]."""
-  return images.reshape(len(images), -1).astype(np.float32) / 127.5 - 1
+  def _extract(
+    self,
+    source: Source,
+    extract: Callable,
+    params,
+    indices: np.ndarray | None,
+  ) -> dict[str, np.ndarray]:
+    """Features, labels and record numbers, in the order of the records."""
+    batches = eval_batches(
+      source,
+      self.config.ops,
+      batch_size=self.config.batch_size,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+      indices=indices,
+    )
+    parts = [
+      jax.device_get(extract(params, to_global(b, self._mesh))) for b in batches
+    ]
+    rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    rows = {k: v[rows["mask"]] for k, v in rows.items()}
+    order = np.argsort(rows["index"])
+    return {k: v[order] for k, v in rows.items()}
 
 
 def _layer(out: dict, path: str) -> jax.Array:

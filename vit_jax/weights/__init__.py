@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import flax
@@ -103,13 +104,15 @@ def adapt(
   *,
   grid: tuple[int, int],
   has_cls_row: bool,
+  class_names: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
   Arrays are taken where path and shape agree; the position table is resampled
   to the model's grid; blocks are stacked or unstacked as the model has them.
-  Head and pre_logits are taken together, if both agree in all shapes;
-  otherwise the model keeps its initial ones. All else must agree.
+  Head and pre_logits are taken together, if both agree in all shapes and the
+  classes are not known to be others; otherwise the model keeps its initial
+  ones. All else must agree.
 
   Args:
     weights: From `read`.
@@ -117,6 +120,7 @@ def adapt(
     grid: Rows and columns of patches of the model's images.
     has_cls_row: Whether the model's position table has a row for the class
       token.
+    class_names: Of the model's data; None where nobody knows them.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, None where the model
@@ -145,7 +149,11 @@ def adapt(
     for tree in (shapes, expected)
   ]
   reinitialised, ignored = (), ()
-  if heads[0] != heads[1]:
+  old_names = weights.metadata.get("class_names")
+  has_other_classes = bool(old_names and class_names) and list(
+    old_names
+  ) != list(class_names)
+  if heads[0] != heads[1] or has_other_classes:
     reinitialised = tuple(sorted(heads[1]))
     ignored = tuple(sorted(heads[0].keys() - heads[1].keys()))
 
