@@ -89,14 +89,12 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
   """
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
-  class_names, by_split = _scan(root, dataset)
-  spans = splits.parse_split(
-    split,
-    {k: sum(map(len, files.values())) for k, files in by_split.items()},
-  )
+  root = root.absolute()
+  class_names, by_split = _scan(root, dataset, _stamp(root))
+  spans = splits.parse_split(split, {k: len(r) for k, r in by_split.items()})
   records = []
   for span in spans:
-    records += _ordered(by_split[span.split])[span.start : span.stop]
+    records += by_split[span.split][span.start : span.stop]
   label_of = {name: i for i, name in enumerate(class_names)}
   return FolderSource(
     name=dataset,
@@ -109,18 +107,37 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
   )
 
 
-def _scan(root: pathlib.Path, dataset: str):
-  """Returns class names and, for each split, the files of each class."""
+def _stamp(root: pathlib.Path) -> tuple[int, ...]:
+  """Returns when the folders changed: while they do not, one scan is enough."""
+  if not root.is_dir():
+    return ()
+  folders = [root, *(root / name for name in _subfolders(root))]
+  for folder in folders[1:]:
+    if folder.name in SPLIT_FOLDERS:
+      folders += [folder / name for name in _subfolders(folder)]
+  return tuple(folder.stat().st_mtime_ns for folder in folders)
+
+
+@functools.lru_cache(maxsize=2)
+def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
+  """Returns class names and, for each split, (path, class) of its records."""
+  del stamp
   if not root.is_dir():
     raise ValueError(
-      f"got data set {dataset!r}, but {root.absolute()} is no folder; expected"
+      f"got data set {dataset!r}, but {root} is no folder; expected"
       " one folder of images per class in it."
     )
   names = _subfolders(root)
   found = [name for name in SPLIT_FOLDERS if name in names]
-  if "train" not in found:
+  if "train" in found:
+    class_names, by_split = _given_splits(root, found, dataset)
+  else:
     files = _class_files(root, names, dataset)
-    return tuple(files), _divide(root, files)
+    class_names, by_split = tuple(files), _divide(root, files)
+  return class_names, {k: _ordered(files) for k, files in by_split.items()}
+
+
+def _given_splits(root: pathlib.Path, found: list[str], dataset: str):
   if len(found) == 1:
     raise ValueError(
       f"got data set {dataset!r} with {root / 'train'} but no split to score;"

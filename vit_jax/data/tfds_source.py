@@ -73,7 +73,7 @@ class TfdsStream(Source):
     wanted[indices] = True
     wanted = tf.constant(wanted)
     raw = self.raw(min(indices), max(indices) + 1)
-    return raw.filter(as_is(lambda record: wanted[record["index"]]))
+    return raw.filter(as_is(lambda record: tf.gather(wanted, record["index"])))
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -81,9 +81,9 @@ class TfdsStream(Source):
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
-    return self.columns("label")["label"]
+    return self.columns("label")["label"].numpy()
 
-  def columns(self, *names: str) -> dict[str, np.ndarray]:
+  def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """Reads the whole split: "image" (encoded bytes) or "label" or both."""
     batches = (
       self.raw(0, self.num_examples)
@@ -92,7 +92,7 @@ class TfdsStream(Source):
       .prefetch(1)
     )
     parts = list(batches)
-    return {k: np.concatenate([p[k] for p in parts]) for k in names}
+    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,8 +104,7 @@ class TfdsMemory(Source):
   @functools.cached_property
   def _columns(self) -> dict[str, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      columns = self.stream.columns("image", "label")
-      return {k: tf.constant(v) for k, v in columns.items()}
+      return self.stream.columns("image", "label")
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -130,6 +129,13 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   check_features(dataset, builder)
   if not builder.is_prepared():
     builder = _prepare(builder, dataset, data_dir)
+  stored_as = builder.info.file_format.value
+  if stored_as != "tfrecord":
+    raise ValueError(
+      f"got data set {dataset!r}, written to {builder.data_dir} as"
+      f" {stored_as}, expected tfrecord; prepare it again, as TFDS does unless"
+      " told otherwise."
+    )
   infos = builder.info.splits
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
