@@ -292,7 +292,7 @@ def test_the_head_of_other_classes_is_dropped(old, new, is_kept):
   found = weights.Weights(found.params, found.metadata | {"class_names": names})
   params, report = weights.adapt(
     found,
-    make_target(),
+    make_target(pre_logits=True),
     grid=(4, 4),
     has_cls_row=True,
     class_names=tuple(new) if new else None,
