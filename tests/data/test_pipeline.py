@@ -1,5 +1,6 @@
 """Batches: a function of (seed, step), whatever the number of processes."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -329,6 +330,41 @@ def test_files_and_memory_give_the_same_records(stream):
     # The image was read from the file of its own label and index.
     np.testing.assert_array_equal(batch["image"][:, 3, 3, 0], batch["label"])
     np.testing.assert_array_equal(batch["index"], batch["label"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Damaged(Numbers):
+  """As `Numbers`, but encoded, and one record is cut short."""
+
+  broken: int
+
+  def load(self, raw):
+    record = super().load(raw)
+    png = tf.io.encode_png(record["image"])
+    is_bad = raw["index"] == self.broken
+    png = tf.where(is_bad, tf.strings.substr(png, 0, 50), png)
+    return {**record, "image": png}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
+  good = global_batches(numbers(50), 8, processes, start_step=1)
+  broken = good[4]["index"][0].item()
+  hits = [broken in batch["index"] for batch in good]
+  assert not hits[0] and sum(hits) > 1
+  source = Damaged(
+    name="n", split="s", num_examples=50, num_classes=7, broken=broken
+  )
+  bad = global_batches(source, 8, processes, start_step=1)
+  assert len(caplog.records) == 1
+  assert f"Cannot decode record {broken} of 'n', split 's'" in caplog.text
+  for batch, expected in zip(bad, good, strict=True):
+    is_bad = expected["index"] == broken
+    np.testing.assert_array_equal(batch["mask"], ~is_bad)
+    np.testing.assert_array_equal(batch["index"], expected["index"])
+    np.testing.assert_array_equal(
+      batch["image"][~is_bad], expected["image"][~is_bad]
+    )
 
 
 def test_an_image_smaller_than_the_crop_is_named(stream):
