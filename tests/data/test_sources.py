@@ -201,6 +201,8 @@ def test_an_unknown_data_set_gets_a_suggestion(data_dir):
   assert "Did you mean 'imagenet21k'?" in fault(
     "imagenet21", "full", data_dir, fake=True
   )
+  text = fault("imagenet21k", "full[51200:]", data_dir)
+  assert "TFDS cannot prepare; write its images to folders" in text
   for bad in ("", "glyphs/size=0", "glyphs/colour=3", "cifar10/no_such", "a b"):
     assert f"got data set {bad!r}" in fault(bad, "train", data_dir)
 

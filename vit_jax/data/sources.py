@@ -22,6 +22,7 @@ def open_source(
 
   Never downloads. A data set of TFDS must have been prepared before, except
   for the embedded ones (digits, glyphs), which are made on first use.
+  Splits of up to 256 MiB are kept in memory, encoded; larger ones are streamed.
 
   Args:
     dataset: name in TFDS, with a config if it has several, or "folder:/path"

@@ -20,6 +20,7 @@ MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
 _MANUAL_FILES = {
   "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 }
+_NOT_IN_TFDS = ("imagenet21k",)
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
 
 
@@ -174,6 +175,12 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
+    if dataset in _NOT_IN_TFDS:
+      raise ValueError(
+        f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
+        " prepare; write its images to folders, one per class, and use"
+        " folder:/path, or make them up with fake_data=True."
+      ) from None
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
