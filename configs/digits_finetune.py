@@ -1,7 +1,11 @@
-"""Fine-tunes the glyph model on real handwritten digits at 48 px.
+"""Fine-tunes the glyph model on real handwritten digits, at 48 px.
 
-Run: python -m vit_jax.train --config=configs/digits_finetune.py:init=runs/glyphs
-Without an argument the same steps are trained from scratch.
+The head is dropped for a zero-initialised one and the position embeddings are
+interpolated from 4 x 4 to 6 x 6 patches. Without an argument, the same steps
+from scratch.
+
+Run: python -m vit_jax.train --workdir=runs/digits \
+  --config=configs/digits_finetune.py:init=runs/glyphs
 """
 
 from vit_jax.config import defaults
@@ -14,20 +18,24 @@ def get_config(arg: str = ""):
   c = defaults()
   c.init = init or None
   c.model.variant = "Ti/8"
-  c.model.width, c.model.depth = 96, 6
-  c.model.mlp_dim, c.model.num_heads = 384, 3
+  c.model.width, c.model.depth = 128, 4
+  c.model.mlp_dim, c.model.num_heads = 512, 4
   c.model.pool = "gap"
+
   c.data.dataset = "digits"
-  c.data.batch_size = 128
-  c.data.ops = "decode|resize(48)"
-  c.total_steps = 300
+  c.data.ops = "decode|resize(48)|pad(4)|random_crop(48)"
+  c.data.batch_size = 96
+  c.total_steps = 300  # 300 * 96 / 1,297 = 22 epochs
+
   c.optim.name = "sgd"
   c.optim.momentum = 0.9
-  c.optim.lr = 0.03
+  c.optim.lr = 0.06
   c.optim.schedule = "cosine"
   c.optim.warmup_steps = 30
   c.optim.clip_norm = 1.0
+
   c.log_steps = 10
+  c.checkpoint.every_steps = 100
   c.evals = {
     "digits": {
       "kind": "classification",

@@ -1,5 +1,9 @@
 """A small ViT pre-trained on rendered letters and symbols, 32 px.
 
+112 classes of several scripts, no digits; transfer to handwritten digits is
+measured by few-shot regression. Its l2 of 16 was chosen on a part of the
+training digits, not on the test digits.
+
 Run: python -m vit_jax.train --config=configs/glyphs.py
 """
 
@@ -8,33 +12,37 @@ from vit_jax.config import defaults
 
 def get_config():
   c = defaults()
-  c.model.variant = "Ti/8"
-  c.model.width, c.model.depth = 96, 6
-  c.model.mlp_dim, c.model.num_heads = 384, 3
+  c.model.variant = "Ti/8"  # the patch; all sizes follow
+  c.model.width, c.model.depth = 128, 4
+  c.model.mlp_dim, c.model.num_heads = 512, 4
   c.model.pool = "gap"
-  c.data.dataset = "glyphs/size=32,count=30000,seed=0"
-  c.data.batch_size = 128
+
+  c.data.dataset = "glyphs/size=32,count=40000,seed=0"
   c.data.ops = "decode|resize(32)"
-  c.total_steps = 2000
-  c.optim.lr = 1e-3
-  c.optim.warmup_steps = 200
-  c.optim.weight_decay = 0.05
+  c.data.batch_size = 64
+  c.total_steps = 3600  # 3,600 * 64 / 40,000 = 5.8 epochs
+
+  c.optim.lr = 1.5e-3
+  c.optim.warmup_steps = 100
+  c.optim.beta2 = 0.99
+  c.optim.weight_decay = 0.1
   c.optim.clip_norm = 1.0
-  c.checkpoint.every_steps = 500
+
+  c.checkpoint.every_steps = 600
   c.evals = {
     "glyphs": {
       "kind": "classification",
       "split": "validation",
       "ops": "decode|resize(32)",
-      "every_steps": 500,
+      "every_steps": 600,
     },
-    "digits": {
+    "fewshot": {
       "kind": "fewshot",
       "dataset": "digits",
       "ops": "decode|resize(32)",
       "l2": 16.0,
       "baselines": True,
-      "every_steps": 500,
+      "every_steps": 600,
     },
   }
   return c

@@ -6,9 +6,12 @@ Only light modules are imported, so that `--help` answers at once.
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 from typing import NamedTuple
+
+from etils import epath
 
 from vit_jax import config as config_lib
 from vit_jax.variants import nearest
@@ -43,6 +46,9 @@ def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
   Raises:
     ConfigError: There is no config to go on with.
   """
+  # TensorFlow only reads images here; its greetings would hide what matters.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   argv = sys.argv[1:] if argv is None else argv
   words, faults = _split(argv)
   given: dict[str, str | None] = dict.fromkeys(flags)
@@ -169,8 +175,8 @@ def _load(source: str, faults: list[str]) -> dict | None:
 
 def _config_of(checkpoint: str | None) -> dict | None:
   """Returns the config that a run, or one of its steps, was made with."""
-  folder = pathlib.Path(checkpoint or "nowhere")
-  for parent in (folder, *folder.resolve().parents[:2]):
+  folder = epath.Path(checkpoint or "nowhere")
+  for parent in (folder, folder.parent, folder.parent.parent):
     if (parent / "config.json").is_file():
       return json.loads((parent / "config.json").read_text())
   return None

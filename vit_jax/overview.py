@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import json
-import pathlib
 import platform
 import re
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 import vit_jax
@@ -93,12 +93,12 @@ def parameter_table(params) -> str:
 def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
   """Writes one file of a run."""
   text = json.dumps(values, indent=2, ensure_ascii=False)
-  (pathlib.Path(workdir) / name).write_text(text + "\n")
+  (epath.Path(workdir) / name).write_text(text + "\n")
 
 
 def changes(config: Config, workdir: str) -> list[str]:
   """Returns how a config differs from the one that a run was begun with."""
-  path = pathlib.Path(workdir) / "config.json"
+  path = epath.Path(workdir) / "config.json"
   if not path.exists():
     return []
   old, new = (_flat(c) for c in (json.loads(path.read_text()), to_dict(config)))

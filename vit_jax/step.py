@@ -101,8 +101,8 @@ def make_train_step(
     mesh: Where it runs.
 
   Returns:
-    A function; metrics are float32 scalars `loss`, `grad_norm` (before
-    clipping) and `rows` (how many counted).
+    A function; metrics are the float32 scalars `loss` and `grad_norm`, before
+    clipping.
   """
   accum = config.optim.accum_steps
   loss_fn = LOSSES[config.loss]
@@ -146,11 +146,7 @@ def make_train_step(
     ema = state.ema
     if ema is not None:
       ema = optim.ema(ema, params, config.optim.ema_decay)
-    metrics = {
-      "loss": loss,
-      "grad_norm": optax.tree.norm(grads),
-      "rows": rows,
-    }
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
   shardings = infer(state_shape, mesh)

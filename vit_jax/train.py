@@ -16,11 +16,11 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import collections
-import pathlib
 import sys
 
 import jax
 import numpy as np
+from etils import epath
 
 from vit_jax import (
   checkpoint,
@@ -97,7 +97,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
       state, report = load_weights(config, state, source.class_names)
       progress.note(report)
   if jax.process_index() == 0:
-    pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
+    epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     overview.write_json(workdir, "config.json", to_dict(config))
     overview.write_json(workdir, "metadata.json", metadata)
 
@@ -234,7 +234,8 @@ def save_predictions(judges, state, workdir: str) -> None:
   for judge in judges:
     if judge.config.kind == "classification":
       rows = judge.predictions(state.eval_params, NUM_PREDICTIONS)
-      np.savez_compressed(pathlib.Path(workdir) / "predictions.npz", **rows)
+      with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
+        np.savez_compressed(f, **rows)
       return
 
 

@@ -1,11 +1,11 @@
 """Where metrics go: `metrics.jsonl` and TensorBoard, from process 0 only."""
 
 import json
-import pathlib
 import time
 
 import jax
 from clu import metric_writers
+from etils import epath
 
 METRICS = "metrics.jsonl"
 
@@ -30,7 +30,7 @@ class Writer:
     }
     if jax.process_index() != 0:
       return
-    path = pathlib.Path(workdir) / METRICS
+    path = epath.Path(workdir) / METRICS
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
@@ -53,7 +53,7 @@ class Writer:
 
 def read_metrics(workdir: str) -> list[dict]:
   """Returns the lines of a run's metrics; a line cut off is left out."""
-  path = pathlib.Path(workdir) / METRICS
+  path = epath.Path(workdir) / METRICS
   rows = []
   for line in path.read_text().splitlines() if path.exists() else []:
     try:

@@ -1,8 +1,10 @@
 """Records of data sets that TFDS has written to disk."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import logging
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +23,11 @@ _MANUAL_FILES = {
   "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 }
 _NOT_IN_TFDS = ("imagenet21k",)
+# What TFDS warns of when all is well.
+_NOISE = ("Using custom data configuration", "Variant folder")
+logging.getLogger("absl").addFilter(
+  lambda record: not record.getMessage().startswith(_NOISE)
+)
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
 
 
@@ -161,6 +168,16 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   return TfdsMemory(stream=stream, **known)
 
 
+def will_be_made(dataset: str, data_dir: str | None) -> bool:
+  """True for an embedded data set that is not on disk yet.
+
+  Raises:
+    ValueError: See `find_builder`.
+  """
+  builder = find_builder(dataset, data_dir)
+  return builder.name in EMBEDDED and not builder.is_prepared()
+
+
 def find_builder(dataset: str, data_dir: str | None, known=()):
   """Returns the builder, without looking at the disk for records.
 
@@ -226,7 +243,10 @@ def _prepare(builder, dataset: str, data_dir: str | None):
   )
   start = time.monotonic()
   try:
-    builder.download_and_prepare()
+    # TFDS talks of a download and draws nested bars; the lines here say it.
+    with contextlib.redirect_stdout(None):
+      tfds.disable_progress_bar()
+      builder.download_and_prepare()
   except (OSError, ValueError, tf.errors.OpError):
     # TFDS writes elsewhere and renames at the end, which fails for all but
     # the first of several processes; then the data are there all the same.
