@@ -89,9 +89,10 @@ def test_loads_and_has_a_model(name, argument):
   ],
 )
 def test_arguments_that_are_wrong(source, message):
-  (fault,) = cli.parse("x", {}, [f"--config=configs/{source}"]).faults
-  assert fault.startswith(f"--config=configs/{source}: ")
-  assert message in fault
+  with pytest.raises(SystemExit) as e:
+    cli.parse("x", {}, [f"--config=configs/{source}"])
+  assert f"  - --config=configs/{source}: " in str(e.value)
+  assert message in str(e.value)
 
 
 if __name__ == "__main__":

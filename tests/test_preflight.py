@@ -74,7 +74,7 @@ def test_warmup_longer_than_the_epochs():
   config = _config(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
   (fault,) = _faults(config)
   # 2 * 1,297 / 16 = 162 steps.
-  assert "got 1000, longer than the run of 162 steps" in fault
+  assert "got 1000, as long as the run of 162 steps or longer" in fault
 
 
 def test_data_set_that_is_not_on_disk():
@@ -105,3 +105,76 @@ def test_init_of_another_shape(tmp_path):
 def test_init_that_is_no_run(tmp_path):
   (fault,) = _faults(_config(init=str(tmp_path)))
   assert "has no checkpoint in it; expected the folder of a run" in fault
+
+
+def _eval(**options):
+  return {"e": {"dataset": "digits", "ops": "decode|resize(16)", **options}}
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"evals": _eval(kind="fewshot", layer="prelogits")},
+      "config.evals.e.layer: got 'prelogits', expected a name among",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", shots=(1, 500))},
+      "config.evals.e.shots: ",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", l2=0.0)},
+      "config.evals.e.l2: got 0.0, expected more than 0",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", shots=())},
+      "config.evals.e.shots: got (), expected numbers",
+    ),
+    (
+      {
+        "evals": _eval(kind="classification", dataset="cifar100", split="test"),
+        "fake_data": True,
+      },
+      "config.evals.e.dataset: got 'cifar100' with 100 classes, expected at"
+      " most the 10 of the head",
+    ),
+    (
+      {
+        "evals": {
+          "train": {
+            "kind": "classification",
+            "split": "test",
+            "ops": "decode|resize(16)",
+          }
+        }
+      },
+      "got the name 'train', expected one without '/' and other",
+    ),
+    ({"num_classes": 5}, "config.num_classes: got 5, expected at least the 10"),
+  ],
+)
+def test_faults_that_would_show_only_after_training(changes, message):
+  (fault,) = _faults(_config(**changes))
+  assert message in fault
+
+
+def test_shapes_of_init_are_told_with_the_rest(tmp_path):
+  path = tmp_path / "weights.npz"
+  np.savez(path, cls=np.zeros((1, 1, 64), np.float32))
+  faults = _faults(_config(init=str(path), mesh__data=3))
+  assert any(f.startswith("config.mesh") for f in faults)
+  assert any("cls: got shape (1, 1, 64)" in f for f in faults)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"text\n"])
+def test_init_that_is_damaged(tmp_path, content):
+  path = tmp_path / "weights.npz"
+  path.write_bytes(content)
+  (fault,) = _faults(_config(init=str(path)))
+  assert fault.startswith(f"config.init: got '{path}'")
+
+
+def test_processes_that_cannot_share_rows(monkeypatch):
+  monkeypatch.setattr(preflight.jax, "process_count", lambda: 4)
+  faults = _faults(_config(mesh__data=1, mesh__tensor=8))
+  assert "config.mesh: got data*fsdp = 1, which 4 processes" in faults[0]

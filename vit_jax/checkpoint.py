@@ -94,9 +94,12 @@ class Checkpointer:
           train=ocp.args.StandardRestore(train),
         ),
       )
-    except (KeyError, ValueError) as e:
+    except (KeyError, TypeError, ValueError):
       raise ConfigError(
-        [f"{folder}: written by another optimizer; {advice} {str(e)[:300]}"]
+        [
+          f"{folder}: the optimizer's state does not fit config.optim (name,"
+          f" ema_decay, accumulator_dtype); {advice}"
+        ]
       ) from None
     return _join(items.params, items.train, target)
 
@@ -120,7 +123,9 @@ def find(path: str) -> epath.Path:
       steps = [
         p
         for p in parent.iterdir()
-        if p.name.isdigit() and (p / "params").is_dir()
+        if p.name.isdigit()
+        and (p / "params").is_dir()
+        and ocp.utils.is_checkpoint_finalized(p)  # else still being written
       ]
       if steps:
         return max(steps, key=lambda p: int(p.name)).resolve()

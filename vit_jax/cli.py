@@ -41,10 +41,8 @@ def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
     argv: Words after the command; None: those of this process.
 
   Returns:
-    `Args`. Ends the process after `--help`.
-
-  Raises:
-    ConfigError: There is no config to go on with.
+    `Args`. Ends the process after `--help`, and where no config can be
+    loaded, which it explains.
   """
   # TensorFlow only reads images here; its greetings would hide what matters.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -70,18 +68,22 @@ def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
     if value is None and key not in ("help", "h", "fake_data"):
       faults.append(f"--{key}: got no value, expected --{key}=VALUE.")
   values = config_lib.to_dict(config_lib.Config())
+  loaded = None
   if source:
-    values = _load(source, faults) or values
-  elif written := _config_of(given.get("checkpoint")):
-    values = written
+    loaded = _load(source, faults)
+  elif given.get("checkpoint"):
+    loaded = _config_of(given["checkpoint"], faults)
   elif not wants_help:
     faults.append("--config: got none, expected --config=configs/<name>.py.")
+  values = loaded or values
   for path, value in overrides.items():
     _override(values, path, value)
   if wants_help:
     print(help_text(door, flags, values))
     sys.exit(0)
   config, more = config_lib.build(values)
+  if not loaded:  # whatever else could be said would be of no config of theirs
+    sys.exit(str(config_lib.ConfigError(faults + more)))
   name = pathlib.PurePath(_file_of(source or "")[0]).stem
   return Args(config, name, given, faults + more)
 
@@ -173,12 +175,16 @@ def _load(source: str, faults: list[str]) -> dict | None:
     return None
 
 
-def _config_of(checkpoint: str | None) -> dict | None:
+def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
   """Returns the config that a run, or one of its steps, was made with."""
-  folder = epath.Path(checkpoint or "nowhere")
+  folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     if (parent / "config.json").is_file():
       return json.loads((parent / "config.json").read_text())
+  faults.append(
+    f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
+    " above it; expected the folder of a run, or --config=configs/<name>.py."
+  )
   return None
 
 

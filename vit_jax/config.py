@@ -39,7 +39,7 @@ def _field(default, doc: str, choices: tuple = ()):
 class ModelConfig:
   """The network."""
 
-  name: str = _field("vit", "family of the model: vit")
+  name: str = _field("vit", "family of the model", ("vit",))
   variant: str = _field("B/16", "size/patch: Ti S B L H g G / pixels")
   width: int | None = _field(None, "width of a token; None: the variant's")
   depth: int | None = _field(None, "number of blocks; None: the variant's")
@@ -334,7 +334,10 @@ def _build(cls, values, where: str, faults: list[str]):
 
 def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   built = []
-  evals = evals or {}
+  evals = {} if evals in (None, "", "None", "{}") else evals
+  if not isinstance(evals, dict):
+    faults.append(f"{where}: got {evals!r}, expected evaluators by name.")
+    return ()
   with_kind = [
     n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
   ]

@@ -6,6 +6,10 @@ import os
 
 import jax
 
+from vit_jax.config import ConfigError
+
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
 
 def initialise() -> None:
   """Connects this process to the others, if there are others.
@@ -13,12 +17,22 @@ def initialise() -> None:
   On a TPU VM the machine's own metadata say who they are. Elsewhere, set in
   every process JAX_COORDINATOR_ADDRESS (host:port of process 0),
   JAX_NUM_PROCESSES and JAX_PROCESS_ID. A process on its own needs nothing.
+
+  Raises:
+    ConfigError: Only some of the three are set.
   """
-  if "JAX_COORDINATOR_ADDRESS" in os.environ:
-    jax.distributed.initialize(
-      os.environ["JAX_COORDINATOR_ADDRESS"],
-      int(os.environ["JAX_NUM_PROCESSES"]),
-      int(os.environ["JAX_PROCESS_ID"]),
+  given = [os.environ.get(name) for name in VARIABLES]
+  if all(given):
+    address, count, index = given
+    jax.distributed.initialize(address, int(count), int(index))
+  elif any(given):
+    raise ConfigError(
+      [
+        f"environment variable {name}: not set, though another of"
+        f" {', '.join(VARIABLES)} is; set all three, or none."
+        for name, value in zip(VARIABLES, given, strict=True)
+        if not value
+      ]
     )
   elif _is_tpu_vm():
     jax.distributed.initialize()

@@ -44,12 +44,11 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     ConfigError: The checkpoint is missing or is of another model, or a
       data set is missing.
   """
-  faults = []
   try:
     params, metadata = checkpoint.load_params(path)
   except FileNotFoundError as e:
-    faults = [f"--checkpoint: {e}"]
-  preflight.check(config, faults=faults)
+    raise ConfigError([f"--checkpoint: {e}"]) from None
+  preflight.check(config, num_classes=metadata["num_classes"])
   mesh = sharding.make_mesh(config.mesh)
   size = image_size(config.data.ops)
   model = build(config.model, metadata["num_classes"])
@@ -89,8 +88,10 @@ def main(args: cli.Args) -> None:
   """Joins the other processes, looks for faults, evaluates."""
   distributed.initialise()
   try:
+    if not args.flags["checkpoint"]:
+      args.faults.append("--checkpoint: got none, expected --checkpoint=<run>.")
     if args.faults:
-      preflight.check(args.config, faults=args.faults)
+      raise ConfigError(args.faults)
     evaluate(args.config, args.flags["checkpoint"])
   except ConfigError as e:
     sys.exit(str(e))

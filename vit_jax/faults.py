@@ -6,7 +6,13 @@ by `vit_jax.preflight`.
 
 from collections.abc import Iterator
 
-from vit_jax.config import Config, ModelConfig, OptimConfig, size
+from vit_jax.config import (
+  Config,
+  FewshotConfig,
+  ModelConfig,
+  OptimConfig,
+  size,
+)
 from vit_jax.opstring import image_size
 
 
@@ -16,6 +22,7 @@ def faults(config: Config) -> list[str]:
     *_length_faults(config),
     *_range_faults(config),
     *_batch_faults(config),
+    *_evaluator_faults(config),
     *_optim_faults(config.optim),
     *_mesh_faults(config),
     *_model_faults(config.model),
@@ -26,12 +33,12 @@ def faults(config: Config) -> list[str]:
 def warmup_faults(config: Config, total_steps: int) -> list[str]:
   """The warm-up must end before the run does."""
   warmup = config.optim.warmup_steps
-  if warmup <= total_steps:
+  if warmup < total_steps:
     return []
   return [
-    f"config.optim.warmup_steps: got {warmup}, longer than the run of"
-    f" {total_steps} steps; set it to {total_steps // 10} or less, or make the"
-    " run longer (config.total_steps, config.total_epochs)."
+    f"config.optim.warmup_steps: got {warmup}, as long as the run of"
+    f" {total_steps} steps or longer; set it to {total_steps // 10} or less,"
+    " or make the run longer (config.total_steps, config.total_epochs)."
   ]
 
 
@@ -99,6 +106,24 @@ def _batch_faults(config: Config) -> Iterator[str]:
       )
 
 
+def _evaluator_faults(config: Config) -> Iterator[str]:
+  for e in config.evals:
+    where = f"config.evals.{e.name}"
+    if e.name == "train" or "/" in e.name:
+      yield (
+        f"{where}: got the name {e.name!r}, expected one without '/' and other"
+        " than 'train', which names the metrics of training."
+      )
+    if not isinstance(e, FewshotConfig):
+      continue
+    if e.l2 <= 0:
+      yield f"{where}.l2: got {e.l2}, expected more than 0."
+    if not e.shots or min(e.shots) < 1:
+      yield f"{where}.shots: got {e.shots}, expected numbers such as 1,5."
+    if not e.seeds or min(e.seeds) < 0:
+      yield f"{where}.seeds: got {e.seeds}, expected numbers such as 0,1."
+
+
 def _optim_faults(optim: OptimConfig) -> Iterator[str]:
   for key in ("warmup_steps", "end_lr", "weight_decay"):
     if getattr(optim, key) < 0:
@@ -143,10 +168,10 @@ def _model_faults(model: ModelConfig) -> Iterator[str]:
       f"config.model.num_heads: got {sizes.num_heads}, which does not divide"
       f" the width of {sizes.width}; use a divisor of {sizes.width}."
     )
-  if model.posemb == "sincos2d" and sizes.width % 4:
+  if model.posemb == "sincos2d" and (sizes.width % 4 or sizes.width < 8):
     yield (
-      f"config.model.width: got {sizes.width}, expected a multiple of 4 for"
-      " config.model.posemb='sincos2d'."
+      f"config.model.width: got {sizes.width}, expected a multiple of 4, and"
+      " at least 8, for config.model.posemb='sincos2d'."
     )
 
 

@@ -1,5 +1,7 @@
 """How much arithmetic a step is, and how much a device could do."""
 
+import re
+
 from vit_jax.config import ModelConfig, size
 
 # Dense bfloat16 peak of one jax device, FLOP/s, by jax's `device_kind`; the
@@ -25,7 +27,7 @@ PEAK_FLOPS = {
 
 def peak_flops(device_kind: str) -> float | None:
   """Returns bfloat16 FLOP/s of a device, None where it is not known."""
-  matches = [k for k in PEAK_FLOPS if k in device_kind]
+  matches = [k for k in PEAK_FLOPS if re.search(rf"\b{k}\b", device_kind)]
   return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 

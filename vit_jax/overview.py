@@ -93,7 +93,14 @@ def parameter_table(params) -> str:
 def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
   """Writes one file of a run."""
   text = json.dumps(values, indent=2, ensure_ascii=False)
-  (epath.Path(workdir) / name).write_text(text + "\n")
+  replace_text(epath.Path(workdir) / name, text + "\n")
+
+
+def replace_text(path: epath.Path, text: str) -> None:
+  """Writes a file so that whoever is stopped leaves the old or the new one."""
+  draft = path.parent / (path.name + ".new")
+  draft.write_text(text)
+  draft.replace(path)
 
 
 def changes(config: Config, workdir: str) -> list[str]:

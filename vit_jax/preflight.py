@@ -1,21 +1,26 @@
 """Looks at a whole run before anything is compiled, and tells all at once."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 from etils import epath
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax.config import Config, ConfigError, has_cls_row, patch_grid
-from vit_jax.data import sources
+from vit_jax.data import pipeline, sources
+from vit_jax.evaluators.fewshot import layer_of
 from vit_jax.faults import faults as word_faults
 from vit_jax.faults import warmup_faults
 from vit_jax.models import build
 from vit_jax.opstring import image_size
+from vit_jax.ridge import sample_shots
 
 
 def check(
-  config: Config, workdir: str | None = None, faults: Iterable[str] = ()
+  config: Config,
+  workdir: str | None = None,
+  faults: Iterable[str] = (),
+  num_classes: int | None = None,
 ) -> None:
   """Raises if a run cannot work: words, machine, disk.
 
@@ -24,23 +29,31 @@ def check(
     workdir: Its folder; where that holds a checkpoint, config.init is not
       looked at, since the run resumes.
     faults: What was found before, to be told in the same breath.
+    num_classes: Width of the head of a checkpoint that shall be evaluated, not
+      trained; None for a training run.
 
   Raises:
     ConfigError: With every fault.
   """
-  faults = [*faults, *word_faults(config), *mesh_faults(config)]
-  data_faults = sources.faults(config)
-  if not faults and not data_faults:
-    # These need a model and a data set that can be built at all.
-    num_steps = total_steps(config)
-    faults += warmup_faults(config, num_steps)
+  is_training = num_classes is None
+  found = [*faults, *word_faults(config), *mesh_faults(config)]
+  found += sources.faults(config, is_training)
+  checks: list[Callable[[], list[str]]] = [
+    lambda: evaluator_faults(config, num_classes)
+  ]
+  if is_training:
+    checks += [lambda: run_faults(config)]
     if config.init and not _resumes(workdir):
-      faults += init_faults(config)
-  elif config.init:
-    faults += missing_init_faults(config)
-  faults = list(dict.fromkeys(faults + data_faults))
-  if faults:
-    raise ConfigError(faults)
+      checks += [lambda: init_faults(config)]
+  for look in checks:
+    try:
+      found += look()
+    except (AssertionError, TypeError, ValueError, ZeroDivisionError):
+      if not found:
+        raise
+      # No model or no data to look at, for a reason that is told already.
+  if found:
+    raise ConfigError(dict.fromkeys(found))
 
 
 def total_steps(config: Config) -> int:
@@ -63,10 +76,20 @@ def open_train(config: Config) -> sources.Source:
 
 def mesh_faults(config: Config) -> list[str]:
   """The mesh must fit the devices, and the batches the mesh."""
+  axes = [getattr(config.mesh, axis) for axis in sharding.AXES]
+  if any(n < 1 and n != -1 for n in axes) or axes.count(-1) > 1:
+    return []  # told by its words
   try:
     shape = sharding.mesh_shape(config.mesh, jax.device_count())
-  except (ValueError, ZeroDivisionError) as e:
-    return [str(e)] if min(vars(config.mesh).values()) >= -1 else []
+  except ValueError as e:
+    return [str(e)]
+  parts, processes = shape["data"] * shape["fsdp"], jax.process_count()
+  if parts % processes:
+    return [
+      f"config.mesh: got data*fsdp = {parts}, which {processes} processes"
+      " cannot share: each must hold whole rows of a batch; use a multiple of"
+      f" {processes}, and config.mesh.tensor within a process."
+    ]
   batches = [("config.data.batch_size", config.data.batch_size, True)]
   for e in config.evals:
     if e.batch_size is not None:
@@ -79,35 +102,99 @@ def mesh_faults(config: Config) -> list[str]:
   return found
 
 
-def missing_init_faults(config: Config) -> list[str]:
-  """The weights to start from must be there."""
+def run_faults(config: Config) -> list[str]:
+  """The length of the run, its head and its processes must fit the data."""
+  found = []
+  source = open_train(config)
+  if config.total_steps is None:
+    found += warmup_faults(config, total_steps(config))
+  if config.num_classes and config.num_classes < source.num_classes:
+    found.append(
+      f"config.num_classes: got {config.num_classes}, expected at least the"
+      f" {source.num_classes} classes of {source.name!r}, or None."
+    )
+  shards = pipeline.num_shards(source, config.data.batch_size)
+  if shards % jax.process_count():
+    found.append(
+      f"config.data.batch_size: got {config.data.batch_size}, whose {shards}"
+      f" shards {jax.process_count()} processes cannot share; use a multiple of"
+      f" the number of processes, which must be a power of 2 up to"
+      f" {pipeline.MAX_SHARDS}."
+    )
+  return found
+
+
+def evaluator_faults(
+  config: Config, num_classes: int | None = None
+) -> list[str]:
+  """Evaluators must fit the head, the model's layers and the labels.
+
+  Args:
+    config: The run.
+    num_classes: Width of the head; None: as training would make it.
+  """
+  if not config.evals:
+    return []
+  num_classes = (
+    num_classes or config.num_classes or open_train(config).num_classes
+  )
+  _, out = _shapes(config, num_classes)[0]
+  found = []
+  for e in config.evals:
+    where = f"config.evals.{e.name}"
+    split = e.split if e.kind == "classification" else e.train_split
+    source = sources.open_source(
+      e.dataset or config.data.dataset,
+      split,
+      config.data.data_dir,
+      fake=config.fake_data,
+    )
+    if e.kind == "classification":
+      if source.num_classes > num_classes:
+        found.append(
+          f"{where}.dataset: got {source.name!r} with {source.num_classes}"
+          f" classes, expected at most the {num_classes} of the head."
+        )
+      continue
+    try:
+      jax.eval_shape(lambda out, e=e: layer_of(out, e.layer), out)
+    except ValueError as error:
+      found.append(f"{where}.layer: {error}")
+    if source.is_light and e.shots:  # else its labels take a while to read
+      try:
+        sample_shots(source.labels(), max(e.shots), 0)
+      except ValueError as error:
+        found.append(f"{where}.shots: {error}")
+  return found
+
+
+def init_faults(config: Config) -> list[str]:
+  """The weights to start from must be there, and fit the model."""
   try:
     if not epath.Path(config.init).is_file():
       checkpoint.find(config.init)
   except FileNotFoundError as e:
     return [f"config.init: {e}"]
-  return []
-
-
-def init_faults(config: Config) -> list[str]:
-  """The weights to start from must fit the model."""
-  if missing := missing_init_faults(config):
-    return missing
-  size = image_size(config.data.ops)
-  num_classes = config.num_classes or open_train(config).num_classes
-  model = build(config.model, num_classes)
-  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  source = open_train(config)
+  _, variables = _shapes(config, config.num_classes or source.num_classes)
   try:
     weights.adapt(
       weights.read(config.init),
-      shapes,
-      grid=patch_grid(config.model, size),
+      variables["params"],
+      grid=patch_grid(config.model, image_size(config.data.ops)),
       has_cls_row=has_cls_row(config.model),
+      class_names=source.class_names,
     )
   except ValueError as e:
     return [f"config.init: {e}"]
   return []
+
+
+def _shapes(config: Config, num_classes: int):
+  """Shapes of ((logits, out), variables) of the model on one image."""
+  model = build(config.model, num_classes)
+  images = jax.ShapeDtypeStruct((1, *image_size(config.data.ops), 3), "float32")
+  return jax.eval_shape(model.init_with_output, jax.random.key(0), images)
 
 
 def _resumes(workdir: str | None) -> bool:

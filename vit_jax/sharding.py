@@ -117,14 +117,17 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 
   Args:
     batch: The rows of this process; the image stays uint8 on its way.
-    mesh: Rows are split over its axes data and fsdp.
+    mesh: Rows are split over its axes data and fsdp; every process must hold
+      whole rows (see `batch_faults`).
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
+  rows = len(batch["mask"]) * jax.process_count()
   return {
     key: jax.make_array_from_process_local_data(
       # jax has no int64 by default, and no data set 2**31 records.
       sharding,
       value.astype(np.int32) if key == "index" else value,
+      (rows, *value.shape[1:]),
     )
     for key, value in batch.items()
   }

@@ -77,6 +77,16 @@ def make_state(
   return jax.jit(init, out_shardings=shardings)(rng)
 
 
+def make_params(
+  init: Callable[[jax.Array], TrainState], mesh: Mesh, seed: int
+) -> Any:
+  """Returns the parameters of the fresh state alone."""
+  params = lambda rng: init(rng).params
+  rng = jax.random.key(seed)
+  shardings = infer(jax.eval_shape(params, rng), mesh)
+  return jax.jit(params, out_shardings=shardings)(rng)
+
+
 def make_train_step(
   config: Config,
   model: nn.Module,

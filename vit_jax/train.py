@@ -21,6 +21,7 @@ import sys
 import jax
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
 from vit_jax import (
   checkpoint,
@@ -86,6 +87,13 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
   )
 
   # The state: resumed, or fresh with given weights, or fresh.
+  if start > total_steps:
+    raise ConfigError(
+      [
+        f"config.total_steps: got {total_steps}, expected at least the {start}"
+        f" steps that {workdir} has done; or choose another --workdir."
+      ]
+    )
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     for change in overview.changes(config, workdir):
@@ -118,7 +126,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     config,
     step_lib.make_predict(model),
     mesh,
-    random_params=lambda: step_lib.make_state(init, mesh, config.seed).params,
+    random_params=lambda: step_lib.make_params(init, mesh, config.seed),
   )
   writer = Writer(workdir, start)
   meter = Meter(
@@ -133,10 +141,17 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     writer.scalars(step, scores)
     progress.note(overview.format_scores(step, scores))
 
-  for judge in judges:  # in case it stopped between checkpoint and evaluation
-    if start and judge.config.name not in writer.scored:
-      if is_due(judge.config.every_steps, start) or start == total_steps:
-        evaluate(judge, start)
+  # In case it was stopped between checkpoint and evaluation. Process 0 knows.
+  scored = [judge.config.name in writer.scored for judge in judges]
+  scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
+  for judge, is_scored in zip(judges, scored, strict=True):
+    is_last = start == total_steps
+    if (
+      start
+      and not is_scored
+      and (is_due(judge.config.every_steps, start) or is_last)
+    ):
+      evaluate(judge, start)
   waiting = collections.deque()
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
@@ -148,9 +163,10 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     if len(waiting) > 2:  # so that no more than three batches fill the device
       jax.block_until_ready(waiting.popleft())
 
-    if step % config.log_steps == 0 or step == start + 1 or is_last:
+    saves = is_due(config.checkpoint.every_steps, step) or is_last
+    if saves or is_due(config.log_steps, step) or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-      check_finite(values, step, config.log_steps)
+      check_finite(values, step)  # before a checkpoint can be overwritten
       values["lr"] = float(schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / source.num_examples
       values |= meter.rates(step)
@@ -160,14 +176,14 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
       progress.update(step)
 
     with meter.paused():
-      if is_due(config.checkpoint.every_steps, step) or is_last:
+      if saves:
         checkpointer.save(step, state, {**metadata, "step": step})
       for judge in judges:
         if is_due(judge.config.every_steps, step) or is_last:
           evaluate(judge, step)
 
   if start == total_steps:
-    progress.note(f"complete    all {total_steps:,} steps are done")
+    progress.note(f"complete    all {total_steps:,} steps were done before")
   save_predictions(judges, state, workdir)
   checkpointer.close()
   writer.close()
@@ -180,7 +196,7 @@ def is_due(every_steps: int, step: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def check_finite(values: dict[str, float], step: int, window: int) -> None:
+def check_finite(values: dict[str, float], step: int) -> None:
   """Stops a run that has diverged.
 
   Raises:
@@ -189,8 +205,8 @@ def check_finite(values: dict[str, float], step: int, window: int) -> None:
   bad = [k for k, v in values.items() if not np.isfinite(v)]
   if bad:
     raise FloatingPointError(
-      f"train/{bad[0]} is {values[bad[0]]} at step {step}; it was finite"
-      f" {window} steps before. Lower config.optim.lr, lengthen"
+      f"train/{bad[0]} is {values[bad[0]]} at step {step}; the last checkpoint"
+      " was still finite. Lower config.optim.lr, lengthen"
       " config.optim.warmup_steps, or set config.optim.clip_norm."
     )
 
@@ -247,7 +263,7 @@ def main(args: cli.Args) -> None:
     if args.faults:
       preflight.check(args.config, workdir, args.faults)
     train_and_evaluate(args.config, workdir)
-  except ConfigError as e:
+  except (ConfigError, FloatingPointError) as e:
     sys.exit(str(e))
 
 

@@ -1,5 +1,6 @@
 """Values of options: text of the command line to what an option holds."""
 
+import math
 import types
 import typing
 
@@ -44,10 +45,12 @@ def parse_value(annotation, value, where: str):
       raise fault
     if annotation is int:
       number = int(value.replace("_", "")) if isinstance(value, str) else value
-      if number != int(number):
+      if not math.isfinite(number) or number != int(number):
         raise fault
       return int(number)
     if annotation is float:
+      if not math.isfinite(float(value)):
+        raise fault
       return float(value)
   except (KeyError, TypeError, ValueError):
     raise fault from None

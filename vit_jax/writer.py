@@ -7,6 +7,8 @@ import jax
 from clu import metric_writers
 from etils import epath
 
+from vit_jax.overview import replace_text
+
 METRICS = "metrics.jsonl"
 
 
@@ -19,20 +21,22 @@ class Writer:
       are dropped, since they will be written again.
 
   Attributes:
-    scored: Evaluators whose results of step `resumed_at` are there.
+    scored: Evaluators whose results of step `resumed_at` are there; known to
+      process 0 alone.
   """
 
   def __init__(self, workdir: str, resumed_at: int = 0):
     self._file = self._board = None
+    self.scored: set[str] = set()
+    if jax.process_index() != 0:
+      return
     kept = [r for r in read_metrics(workdir) if r["step"] <= resumed_at]
     self.scored = {
       k.split("/")[0] for r in kept for k in r if r["step"] == resumed_at
     }
-    if jax.process_index() != 0:
-      return
     path = epath.Path(workdir) / METRICS
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(r) + "\n" for r in kept))
+    replace_text(path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
     self._board = metric_writers.SummaryWriter(str(path.parent / "tensorboard"))
 

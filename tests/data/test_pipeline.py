@@ -156,7 +156,7 @@ def test_augmentation_differs_from_epoch_to_epoch():
 
 @pytest.mark.parametrize(
   "num_examples,batch_size,shards",
-  [(10**6, 4096, 64), (10**6, 96, 32), (50, 128, 32), (1, 128, 1), (9, 7, 1)],
+  [(10**6, 4096, 256), (10**6, 96, 32), (50, 128, 32), (1, 128, 1), (9, 7, 1)],
 )
 def test_number_of_shards(num_examples, batch_size, shards):
   source = numbers(num_examples)

@@ -202,7 +202,7 @@ def _images_in(root: pathlib.Path) -> list[str]:
       for name in files
       if name.lower().endswith(SUFFIXES) and not name.startswith(".")
     ]
-  return found
+  return sorted(found)  # os.walk follows the file system's own order
 
 
 def _hash(path: str) -> bytes:

@@ -1,7 +1,7 @@
 """From a source to batches: the same for any number of processes.
 
 A training batch is a function of (seed, step). The split is cut into S
-virtual shards, S = gcd(batch_size, 64), of consecutive records. Each shard is
+virtual shards, S = gcd(batch_size, 256), of consecutive records. Each shard is
 an endless stream: epoch after epoch its records, each epoch shuffled by a
 seed made of (seed, epoch, shard). The batch at step s is made of the elements
 s k to (s + 1) k, k = batch_size / S, of all streams, shard after shard. Of P
@@ -24,7 +24,7 @@ from vit_jax.data import decoding
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Source
 
-MAX_SHARDS = 64
+MAX_SHARDS = 256
 _PREFETCH = 2  # Batches decoded ahead.
 _FOREVER = 2**62
 _PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
@@ -45,7 +45,7 @@ def train_batches(
   batch_size: int,
   seed: int,
   start_step: int = 0,
-  shuffle_buffer: int = 250_000,
+  shuffle_buffer: int = 50_000,
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:

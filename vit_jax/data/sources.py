@@ -48,14 +48,20 @@ def kind_of(dataset: str, fake: bool = False) -> str:
   return "folder" if dataset.startswith(folder.PREFIX) else "tfds"
 
 
-def faults(config: Config) -> list[str]:
+def faults(config: Config, is_training: bool = True) -> list[str]:
   """Returns all that is wrong with the data of a config; raises nothing.
 
   Opens every data set, but makes none: an embedded one that is absent is
   looked at by what is known of it. Preprocessing is not looked at:
   `vit_jax.opstring` does that.
+
+  Args:
+    config: the run.
+    is_training: False leaves out the split to train on.
   """
-  found = _open_faults(config, "config.data", config.data, "split")
+  found = []
+  if is_training:
+    found += _open_faults(config, "config.data", config.data, "split")
   for evaluator in config.evals:
     where = f"config.evals.{evaluator.name}"
     for option in ("train_split", "split"):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.batch import Batch
 from vit_jax.config import ClassificationConfig, Config
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
@@ -49,7 +50,7 @@ class Classification:
     loss_fn = LOSSES[run.loss]
 
     def score(params, batch):
-      """Sums over the rows that count, and the predictions of all rows."""
+      """Sums over the rows that count, and how many they are."""
       logits, _ = predict(params, batch["image"])
       labels = batch["label"]
       per_example = {
@@ -60,13 +61,20 @@ class Classification:
       sums = {
         k: sum_and_count(v, batch["mask"]) for k, v in per_example.items()
       }
-      return sums, jax.nn.softmax(logits)
+      return sums
+
+    def probabilities(params, batch):
+      return jax.nn.softmax(predict(params, batch["image"])[0])
 
     self._score = jax.jit(score, out_shardings=replicated(mesh))
+    self._probabilities = jax.jit(probabilities, out_shardings=replicated(mesh))
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`."""
-    sums = [jax.device_get(s) for _, s, _ in self._scored(params)]
+    sums = [
+      jax.device_get(self._score(params, to_global(batch, self._mesh)))
+      for batch in self._batches()
+    ]
     scores = {k: mean([s[k] for s in sums]) for k in sums[0]}
     scores["count"] = float(sum(s["top1"][1] for s in sums))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
@@ -83,7 +91,8 @@ class Classification:
       probability float [n].
     """
     rows: dict[str, list] = {"image": [], "label": [], "probabilities": []}
-    for batch, _, probabilities in self._scored(params):
+    for batch in self._batches():
+      probabilities = self._probabilities(params, to_global(batch, self._mesh))
       keep = batch["mask"]
       rows["image"].append(batch["image"][keep])
       rows["label"].append(batch["label"][keep])
@@ -97,14 +106,11 @@ class Classification:
       "probability": probabilities.max(-1),
     }
 
-  def _scored(self, params) -> Iterator[tuple]:
-    batches = eval_batches(
+  def _batches(self) -> Iterator[Batch]:
+    return eval_batches(
       self._source,
       self.config.ops,
       batch_size=self.config.batch_size,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
     )
-    for batch in batches:
-      sums, probabilities = self._score(params, to_global(batch, self._mesh))
-      yield batch, sums, probabilities

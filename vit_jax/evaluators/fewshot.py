@@ -6,6 +6,7 @@ arXiv:2010.11929). The L2 weight is fixed in the config: nothing is picked on
 the split that is scored.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ class Fewshot:
 
     def features(params, batch):
       _, out = predict(params, batch["image"])
-      return _layer(out, config.layer)
+      return layer_of(out, config.layer)
 
     def pixels(params, batch):
       del params
@@ -88,12 +89,7 @@ class Fewshot:
     return {f"{name}/{k}": v for k, v in scores.items()} | self._baselines
 
   def _accuracies(self, extract: Callable, params) -> dict[str, float]:
-    labels = self._support.labels()
-    chosen = {
-      (shots, seed): ridge.sample_shots(labels, shots, seed)
-      for shots in self.config.shots
-      for seed in self.config.seeds
-    }
+    chosen = self._chosen
     wanted = np.unique(np.concatenate(list(chosen.values())))
     support = self._extract(self._support, extract, params, wanted)
     test = self._extract(self._test, extract, params, None)
@@ -112,6 +108,16 @@ class Fewshot:
         scores.append(ridge.accuracy(fit, test["x"], test["label"]))
       found[f"{shots}shot"] = float(np.mean(scores))
     return found
+
+  @functools.cached_property
+  def _chosen(self) -> dict[tuple[int, int], np.ndarray]:
+    """(shots, seed) -> record numbers; reads the labels of the split once."""
+    labels = self._support.labels()
+    return {
+      (shots, seed): ridge.sample_shots(labels, shots, seed)
+      for shots in self.config.shots
+      for seed in self.config.seeds
+    }
 
   def _extract(
     self,
@@ -138,15 +144,20 @@ class Fewshot:
     return {k: v[order] for k, v in rows.items()}
 
 
-def _layer(out: dict, path: str) -> jax.Array:
-  """Finds "encoder/block03/+mlp" in nested dicts, mean over tokens if any."""
+def layer_of(out: dict, path: str) -> jax.Array:
+  """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
+
+  Raises:
+    ValueError: There is none; the message lists the names.
+  """
   found = out
   for key in path.split("/"):
     if not isinstance(found, dict) or key not in found:
       known = sorted(found) if isinstance(found, dict) else []
       raise ValueError(
-        f"config.evals.*.layer: got {path!r}, expected a name among"
-        f" {', '.join(known)} at {key!r}."
+        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
       )
     found = found[key]
-  return found if found.ndim == 2 else found.mean(axis=1)
+  if isinstance(found, dict):
+    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(found)}.")
+  return found.mean(axis=tuple(range(1, found.ndim - 1)))

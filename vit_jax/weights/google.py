@@ -8,6 +8,8 @@ class token). big_vision files may stack the blocks on a leading axis.
 
 import os
 import re
+import zipfile
+import zlib
 
 import flax
 import jax.numpy as jnp
@@ -42,8 +44,22 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
   zeros, which changes nothing.
 
   Raises:
-    ValueError: An array is no array of numbers, or two have the same name.
+    ValueError: The file is damaged or no .npz, an array is no array of
+      numbers, or two have the same name.
   """
+  try:
+    with epath.Path(path).open("rb") as stream:
+      if not zipfile.is_zipfile(stream):
+        raise zipfile.BadZipFile("it is no zip archive")
+    return _read(path)
+  except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as e:
+    raise ValueError(
+      f"got {str(path)!r}, which cannot be read as a .npz ({e}); expected a"
+      " whole file of arrays: copy it again, and compare its size."
+    ) from None
+
+
+def _read(path: str | os.PathLike) -> dict[str, np.ndarray]:
   params = {}
   # epath opens gs:// as well; np.load reads an array only when it is asked for.
   with (
