@@ -71,7 +71,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     "config.model.varaint: no such option. Did you mean 'variant'?",
     "config.model.pool: got 'gapp', expected one of token, gap, map. Did you"
     " mean 'gap'?",
-    "config.model.scan: got 'maybe', expected a value of type bool.",
+    "config.model.scan: got 'maybe', expected a value of type true/false.",
     "config.data: got 3, expected options of its own.",
     "config.evals.val.kind: got 'clasification', expected one of"
     " classification, fewshot. Did you mean 'classification'?",
@@ -223,7 +223,9 @@ def test_command_line_collects_every_fault():
   assert args.config.model.variant == "L/16"
   assert args.config.fake_data
   text = "\n".join(args.faults)
-  with pytest.raises(SystemExit, match="no file. Did you mean 'vit_b16.py'?"):
+  with pytest.raises(
+    SystemExit, match="no Python file. Did you mean 'vit_b16.py'?"
+  ):
     cli.parse("x", {}, [f"--config={ROOT}/configs/vit_b17.py"])
   assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
   assert "config.modle: no such option. Did you mean 'model'?" in text

@@ -85,7 +85,7 @@ def test_loads_and_has_a_model(name, argument):
     ("finetune.py:dataset=cifar11", "Did you mean 'cifar10'?"),
     ("finetune.py:res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
-    ("glyphs.py:x", "takes 0 positional arguments"),
+    ("glyphs.py:x", "got the argument 'x', but it takes none"),
   ],
 )
 def test_arguments_that_are_wrong(source, message):

@@ -10,7 +10,7 @@ import tiny
 
 from vit_jax import checkpoint, train
 from vit_jax import evaluate as evaluate_lib
-from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.writer import read_metrics
 
 OPS = "decode|resize(16)"
@@ -182,10 +182,51 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
 
 
 def test_a_run_that_diverges_is_stopped():
-  with pytest.raises(FloatingPointError, match="train/loss is nan at step 7"):
+  with pytest.raises(FloatingPointError, match="loss is nan at step 7"):
     train.check_finite({"loss": float("nan"), "grad_norm": 1.0}, 7)
 
 
 @pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
 def test_is_due(every, steps):
   assert [s for s in range(1, 9) if train.is_due(every, s)] == steps
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"total_steps": 10},
+      "config.total_steps: got 10, expected at least the 20",
+    ),
+    ({"seed": 1}, "config.seed was 0, is now 1: the run in"),
+    ({"fake_data": True}, "config.fake_data was False, is now True"),
+  ],
+)
+def test_a_run_goes_on_as_it_began(run, changes, message):
+  workdir, _ = run
+  with pytest.raises(ConfigError) as e:
+    train.train_and_evaluate(_config(**changes), workdir)
+  assert message in str(e.value)
+  config = json.loads((pathlib.Path(workdir) / "config.json").read_text())
+  assert config["total_steps"] == 20
+
+
+def test_a_workdir_that_cannot_be(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(ConfigError, match="--workdir: got .* no files can be"):
+    train.train_and_evaluate(_config(), str(tmp_path / "file"))
+
+
+def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
+  config = _config(
+    optim__lr=1e38,
+    optim__warmup_steps=1,
+    optim__clip_norm=None,
+    checkpoint__every_steps=1,
+    log_steps=20,
+    evals=None,
+  )
+  with pytest.raises(FloatingPointError, match="is (nan|inf) at step"):
+    train.train_and_evaluate(config, str(tmp_path))
+  params, _ = checkpoint.load_params(str(tmp_path))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

@@ -9,6 +9,10 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 
+class DataError(ValueError):
+  """Records that cannot be used; the message tells which, and what to do."""
+
+
 class Batch(TypedDict):
   """One batch of this process, as numpy.
 

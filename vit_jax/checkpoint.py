@@ -17,6 +17,7 @@ from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.sharding import path_of
 
 FOLDER = "checkpoints"
+MAX_DIFFERENCES = 6  # told one by one
 
 
 class Checkpointer:
@@ -132,7 +133,7 @@ def find(path: str) -> epath.Path:
   is_there = "has no checkpoint in it" if base.exists() else "does not exist"
   raise FileNotFoundError(
     f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
-    f" {FOLDER}/<step>/params), of one step, or a .npz file of weights."
+    f" {FOLDER}/<step>/params), or of one step."
   )
 
 
@@ -164,7 +165,10 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def shape_faults(got, want, where: str, advice: str) -> list[str]:
-  """Returns one text a parameter that is missing, extra, or of other shape.
+  """Says which parameters are missing, extra, or of another shape.
+
+  Returns:
+    One text, or none.
 
   Args:
     got: Nested dict of arrays or shapes, as written.
@@ -179,12 +183,21 @@ def shape_faults(got, want, where: str, advice: str) -> list[str]:
     }
     for tree in (got, want)
   )
-  return [
-    f"{where}: {key} has shape {got.get(key, 'none')}, expected"
-    f" {want.get(key, 'none')} by config.model; {advice}"
+  differences = [
+    f"{key} has {_shape(got.get(key))}, expected {_shape(want.get(key))}"
     for key in sorted(got.keys() | want.keys())
     if got.get(key) != want.get(key)
   ]
+  if not differences:
+    return []
+  more = len(differences) - MAX_DIFFERENCES
+  told = "; ".join(differences[:MAX_DIFFERENCES])
+  told += f"; and {more} more" * (more > 0)
+  return [f"{where} does not fit config.model: {told}; {advice}"]
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+  return "no such parameter" if shape is None else f"shape {shape}"
 
 
 def _shapes(folder: epath.Path):

@@ -5,10 +5,12 @@ Only light modules are imported, so that `--help` answers at once.
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
 import sys
+import traceback
 from typing import NamedTuple
 
 from etils import epath
@@ -159,20 +161,26 @@ def _load(source: str, faults: list[str]) -> dict | None:
   """Runs `get_config(argument)` of a config file."""
   file, argument = _file_of(source)
   path = pathlib.Path(file)
-  if not path.is_file():
+  if not path.is_file() or path.suffix != ".py":
     near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
-    faults.append(f"--config: got {file!r}, which is no file.{near}")
+    faults.append(f"--config: got {file!r}, which is no Python file.{near}")
     return None
   spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-    config = module.get_config(argument) if argument else module.get_config()
+    get_config = module.get_config
+    if argument and not inspect.signature(get_config).parameters:
+      raise ValueError(f"got the argument {argument!r}, but it takes none.")
+    config = get_config(argument) if argument else get_config()
     return config.to_dict()
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    text = str(e.args[0] if e.args else e).replace("\\n", " ").strip("\"'")
-    faults.append(f"--config={source}: {text}")
-    return None
+  except ValueError as e:
+    faults.append(f"--config={source}: {e}")
+  except Exception as e:  # whatever a file of theirs may raise
+    line = traceback.extract_tb(e.__traceback__)[-1].lineno
+    text = str(e).replace("\\n", " ")
+    faults.append(f"--config={source}: {type(e).__name__}, line {line}: {text}")
+  return None
 
 
 def _config_of(checkpoint: str, faults: list[str]) -> dict | None:

@@ -312,7 +312,8 @@ def _build(cls, values, where: str, faults: list[str]):
   fields = {f.name: f for f in dataclasses.fields(cls)}
   for key in values:
     if key not in fields:
-      faults.append(f"{where}.{key}: no such option.{nearest(key, fields)}")
+      near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+      faults.append(f"{where}.{key}: no such option.{near}")
   built = {}
   for name, field in fields.items():
     if name not in values:
@@ -334,7 +335,7 @@ def _build(cls, values, where: str, faults: list[str]):
 
 def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   built = []
-  evals = {} if evals in (None, "", "None", "{}") else evals
+  evals = {} if evals in (None, "", "None", "none", "{}") else evals
   if not isinstance(evals, dict):
     faults.append(f"{where}: got {evals!r}, expected evaluators by name.")
     return ()

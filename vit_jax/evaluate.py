@@ -25,6 +25,7 @@ from vit_jax import (
   sharding,
 )
 from vit_jax import step as step_lib
+from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError
 from vit_jax.models import build
 from vit_jax.opstring import image_size
@@ -61,12 +62,15 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     params,
     shapes,
     f"--checkpoint={path}",
-    "leave --config out to use the one that wrote it.",
+    "evaluate it with the config that wrote it (leave out --config and"
+    " --config.model...).",
   )
   if faults:
     raise ConfigError(faults)
   shardings = sharding.infer(shapes, mesh)
   params = jax.tree.map(jax.device_put, params, shardings)
+  if config.fake_data and jax.process_index() == 0:
+    print("data made up (fake_data); --fake_data=false takes the real ones")
   judges = evaluators.build(
     config,
     step_lib.make_predict(model),
@@ -93,7 +97,7 @@ def main(args: cli.Args) -> None:
     if args.faults:
       raise ConfigError(args.faults)
     evaluate(args.config, args.flags["checkpoint"])
-  except ConfigError as e:
+  except (ConfigError, DataError) as e:
     sys.exit(str(e))
 
 

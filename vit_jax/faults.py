@@ -37,8 +37,8 @@ def warmup_faults(config: Config, total_steps: int) -> list[str]:
     return []
   return [
     f"config.optim.warmup_steps: got {warmup}, as long as the run of"
-    f" {total_steps} steps or longer; set it to {total_steps // 10} or less,"
-    " or make the run longer (config.total_steps, config.total_epochs)."
+    f" {total_steps} steps or longer; set it to {total_steps // 10}, or make"
+    " the run longer (config.total_steps, config.total_epochs)."
   ]
 
 

@@ -103,17 +103,21 @@ def replace_text(path: epath.Path, text: str) -> None:
   draft.replace(path)
 
 
-def changes(config: Config, workdir: str) -> list[str]:
-  """Returns how a config differs from the one that a run was begun with."""
+def changes(config: Config, workdir: str) -> dict[str, str]:
+  """Returns how a config differs from the one that a run was begun with.
+
+  Returns:
+    Key without "config." -> a text; nothing for a new run.
+  """
   path = epath.Path(workdir) / "config.json"
   if not path.exists():
-    return []
+    return {}
   old, new = (_flat(c) for c in (json.loads(path.read_text()), to_dict(config)))
-  return [
-    f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+  return {
+    key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
     if old.get(key) != new.get(key)
-  ]
+  }
 
 
 def text(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import jax
 from etils import epath
 
-from vit_jax import checkpoint, sharding, weights
+from vit_jax import checkpoint, overview, sharding, weights
 from vit_jax.config import Config, ConfigError, has_cls_row, patch_grid
 from vit_jax.data import pipeline, sources
 from vit_jax.evaluators.fewshot import layer_of
@@ -14,6 +14,9 @@ from vit_jax.faults import warmup_faults
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.ridge import sample_shots
+
+# What a run began with cannot be changed under way.
+FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
 
 
 def check(
@@ -43,7 +46,9 @@ def check(
   ]
   if is_training:
     checks += [lambda: run_faults(config)]
-    if config.init and not _resumes(workdir):
+    if start := _step_reached(workdir):
+      checks += [lambda: resume_faults(config, workdir, start)]
+    elif config.init:
       checks += [lambda: init_faults(config)]
   for look in checks:
     try:
@@ -52,8 +57,24 @@ def check(
       if not found:
         raise
       # No model or no data to look at, for a reason that is told already.
+  if workdir is not None and not found:
+    found += workdir_faults(workdir)
   if found:
     raise ConfigError(dict.fromkeys(found))
+
+
+def workdir_faults(workdir: str) -> list[str]:
+  """The folder of the run must be one that can be written to; makes it."""
+  try:
+    folder = epath.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").open("a").close()
+  except OSError as e:
+    return [
+      f"--workdir: got {workdir!r}, where no files can be written"
+      f" ({e.strerror or e}); expected a folder, there or to be made."
+    ]
+  return []
 
 
 def total_steps(config: Config) -> int:
@@ -168,6 +189,22 @@ def evaluator_faults(
   return found
 
 
+def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
+  """A run goes on as it began, and not to a step that lies behind it."""
+  found = [
+    f"{text}: the run in {workdir} goes on as it began; take another --workdir,"
+    " or delete that one."
+    for key, text in overview.changes(config, workdir).items()
+    if key in FIXED
+  ]
+  if start > total_steps(config):
+    found.append(
+      f"config.total_steps: got {total_steps(config)}, expected at least the"
+      f" {start} steps that {workdir} has done; or take another --workdir."
+    )
+  return found
+
+
 def init_faults(config: Config) -> list[str]:
   """The weights to start from must be there, and fit the model."""
   try:
@@ -197,8 +234,9 @@ def _shapes(config: Config, num_classes: int):
   return jax.eval_shape(model.init_with_output, jax.random.key(0), images)
 
 
-def _resumes(workdir: str | None) -> bool:
+def _step_reached(workdir: str | None) -> int:
+  """The step that a run goes on from; 0 for a new one."""
   try:
-    return workdir is not None and bool(checkpoint.find(workdir))
+    return int(checkpoint.find(workdir).name) if workdir else 0
   except FileNotFoundError:
-    return False
+    return 0

@@ -111,8 +111,8 @@ def make_train_step(
     mesh: Where it runs.
 
   Returns:
-    A function; metrics are the float32 scalars `loss` and `grad_norm`, before
-    clipping.
+    A function; metrics are the float32 scalars `loss`, `grad_norm` (before
+    clipping) and `param_norm` (after the update).
   """
   accum = config.optim.accum_steps
   loss_fn = LOSSES[config.loss]
@@ -156,7 +156,11 @@ def make_train_step(
     ema = state.ema
     if ema is not None:
       ema = optim.ema(ema, params, config.optim.ema_decay)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+    metrics = {
+      "loss": loss,
+      "grad_norm": optax.tree.norm(grads),
+      "param_norm": optax.tree.norm(params),
+    }
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
   shardings = infer(state_shape, mesh)

@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import collections
+import contextlib
 import sys
 
 import jax
@@ -33,6 +34,7 @@ from vit_jax import (
   weights,
 )
 from vit_jax import step as step_lib
+from vit_jax.batch import DataError
 from vit_jax.config import (
   Config,
   ConfigError,
@@ -67,6 +69,13 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     FloatingPointError: The loss or the gradients are no longer finite.
   """
   preflight.check(config, workdir)
+  with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
+    return _train(config, workdir, at_exit)
+
+
+def _train(
+  config: Config, workdir: str, at_exit: contextlib.ExitStack
+) -> step_lib.TrainState:
   mesh = sharding.make_mesh(config.mesh)
 
   source = preflight.open_train(config)
@@ -80,23 +89,18 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
   shapes = jax.eval_shape(init, jax.random.key(config.seed))
   metadata = overview.metadata(config, source, shapes.params, num_classes)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
+  at_exit.callback(checkpointer.close)
   start = checkpointer.latest_step() or 0
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
+  at_exit.callback(progress.close)
   progress.note(
     overview.text(config, mesh, source, shapes.params, total_steps, workdir)
   )
 
   # The state: resumed, or fresh with given weights, or fresh.
-  if start > total_steps:
-    raise ConfigError(
-      [
-        f"config.total_steps: got {total_steps}, expected at least the {start}"
-        f" steps that {workdir} has done; or choose another --workdir."
-      ]
-    )
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
-    for change in overview.changes(config, workdir):
+    for change in overview.changes(config, workdir).values():
       progress.note(f"changed     {change}")
     state = checkpointer.restore(start, shapes, sharding.infer(shapes, mesh))
   else:
@@ -105,7 +109,6 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
       state, report = load_weights(config, state, source.class_names)
       progress.note(report)
   if jax.process_index() == 0:
-    epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     overview.write_json(workdir, "config.json", to_dict(config))
     overview.write_json(workdir, "metadata.json", metadata)
 
@@ -129,6 +132,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     random_params=lambda: step_lib.make_params(init, mesh, config.seed),
   )
   writer = Writer(workdir, start)
+  at_exit.callback(writer.close)
   meter = Meter(
     config.data.batch_size,
     mesh.size,
@@ -138,6 +142,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
 
   def evaluate(judge, step: int) -> None:
     scores = judge.run(state.eval_params)
+    check_finite(scores, step)
     writer.scalars(step, scores)
     progress.note(overview.format_scores(step, scores))
 
@@ -185,9 +190,6 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
   save_predictions(judges, state, workdir)
-  checkpointer.close()
-  writer.close()
-  progress.close()
   return state
 
 
@@ -205,8 +207,8 @@ def check_finite(values: dict[str, float], step: int) -> None:
   bad = [k for k, v in values.items() if not np.isfinite(v)]
   if bad:
     raise FloatingPointError(
-      f"train/{bad[0]} is {values[bad[0]]} at step {step}; the last checkpoint"
-      " was still finite. Lower config.optim.lr, lengthen"
+      f"{bad[0]} is {values[bad[0]]} at step {step}; older checkpoints are"
+      " still finite. Lower config.optim.lr, lengthen"
       " config.optim.warmup_steps, or set config.optim.clip_norm."
     )
 
@@ -263,8 +265,10 @@ def main(args: cli.Args) -> None:
     if args.faults:
       preflight.check(args.config, workdir, args.faults)
     train_and_evaluate(args.config, workdir)
-  except (ConfigError, FloatingPointError) as e:
+  except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))
+  except KeyboardInterrupt:
+    sys.exit("stopped; the same command goes on from the last checkpoint")
 
 
 if __name__ == "__main__":

@@ -61,10 +61,13 @@ def parse_value(annotation, value, where: str):
 
 def _type_name(annotation) -> str:
   if typing.get_origin(annotation) is tuple:
-    return f"{typing.get_args(annotation)[0].__name__}, comma-separated"
-  return {"str": "text", "int": "whole number", "float": "number"}.get(
-    annotation.__name__, annotation.__name__
-  )
+    return f"{_type_name(typing.get_args(annotation)[0])}s, comma-separated"
+  return {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true/false",
+  }[annotation]
 
 
 def check_choice(value, choices: tuple | None, where: str) -> None:

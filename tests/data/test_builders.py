@@ -118,7 +118,7 @@ def test_no_class_is_a_digit_in_any_form():
 
 
 def test_every_class_has_several_fonts_that_draw_it_differently():
-  assert len(set(render.CHARACTERS)) == len(render.CHARACTERS) == 112
+  assert len(set(render.CHARACTERS)) == len(render.CHARACTERS) == 92
   for character in render.CHARACTERS:
     fonts = render.fonts_with(character)
     assert len(fonts) >= 3, character
@@ -165,13 +165,13 @@ def test_glyphs_are_records_like_any_other(glyphs_builder):
   assert info.features["image"].shape == (16, 16, 1)
   # Validation comes on top: 5 %, but at least one image of every class.
   sizes = {name: split.num_examples for name, split in info.splits.items()}
-  assert sizes == {"train": 130, "validation": 112}
+  assert sizes == {"train": 130, "validation": 92}
   assert glyphs.num_validation(20_000) == 1_000
 
   for split in ("train", "validation"):
     images, labels = _arrays(glyphs_builder, split)
     assert images.dtype == np.uint8 and images.min() == 0
-    assert set(labels) == set(range(112))
+    assert set(labels) == set(range(92))
     drawn = _drawn(split=split, count=len(images), size=16, seed=3)
     expected = [
       (image.tobytes(), render.label_of(i)) for i, image in enumerate(drawn)

@@ -175,7 +175,7 @@ def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
     'python -c "import tensorflow_datasets as tfds;'
     f" tfds.builder('cifar10', data_dir='{data_dir}').download_and_prepare()\""
   ) in text
-  assert "fake_data=True" in text
+  assert "--fake_data" in text
   text = fault("imagenet2012", "train", data_dir)
   assert "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar" in text
   assert f"into {data_dir}/downloads/manual" in text

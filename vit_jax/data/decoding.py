@@ -7,10 +7,11 @@ Every such image is named once, and too many of them are an error.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 
 from vit_jax import opstring
-from vit_jax.batch import Batch
+from vit_jax.batch import Batch, DataError
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
@@ -97,7 +98,7 @@ def iterate(
       return
     except tf.errors.OpError as e:
       if is_careful:
-        raise ValueError(_readable(e, source)) from e
+        raise DataError(_readable(e, source)) from None
       is_careful = True
       iterator = read(step, careful).as_numpy_iterator()
       continue
@@ -131,7 +132,7 @@ def _count_undecodable(batch: Batch, source: Source) -> None:
     )
   if len(bad) > limit:
     first = ", ".join(source.record_name(i) for i in sorted(bad)[:3])
-    raise ValueError(
+    raise DataError(
       f"got {len(bad)} images of {source.name!r} ({source.split!r}) that cannot"
       f" be decoded, among them {first}; expected at most {limit}. Repair or"
       " remove them."
@@ -139,5 +140,9 @@ def _count_undecodable(batch: Batch, source: Source) -> None:
 
 
 def _readable(error: Exception, source: Source) -> str:
-  text = " ".join(line.strip() for line in error.message.strip().splitlines())
+  """What the graph said, without the names of its nodes."""
+  text = re.sub(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*", "", error.message, flags=re.S
+  )
+  text = " ".join(text.replace("assertion failed:", "").split())
   return f"while reading {source.name!r} ({source.split!r}): {text}"

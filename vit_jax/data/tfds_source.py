@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -204,6 +205,10 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
       f" cifar10, or folder:/path/to/images.{nearest(dataset, known)}"
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
+    if os.path.isdir(dataset):
+      raise ValueError(
+        f"got data set {dataset!r}, which is a folder: write folder:{dataset}."
+      ) from None
     first = str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
 
@@ -280,7 +285,7 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
       f" (before that, put {_MANUAL_FILES[builder.name]} from image-net.org,"
       f" unopened, into {builder.data_dir_root}/downloads/manual)"
     )
-  return text + ". To try the program without data, set fake_data=True."
+  return text + ". To try the program without data, add --fake_data."
 
 
 def _pieces(infos, span: splits.Span) -> Sequence[Piece]:

@@ -37,14 +37,14 @@ from scipy import ndimage
 # Ze, which is the digit three in all but name.
 CHARACTERS = (
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-  "abdefghmnqrty"
-  "ΓΔΘΛΞΠΣΦΨΩβγδεζλξσω"
-  "БДЖИЦЧШЫЭЮЯ"
-  "ԱԽՃՋՖ"
-  "აბდლმფქხჯ"
+  "abdefghmnqrt"
+  "ΓΔΘΠΣΦΨΩγδελξσω"
+  "БДЖИЧШЭЮЯ"
+  "ԱԽՃ"
+  "აბდლმფ"
   "אגטלמשע"
-  "جسعكص"
-  "&@%?#$€£§∞√∂∀≠⊕→♠"
+  "جسع"
+  "&@%?$€£§∞∂≠"
 )
 
 SPLITS = ("train", "validation")
