@@ -186,6 +186,7 @@ _FORMATS = {
   "loss": _loss,
   "lr": lambda v: f"lr {v:.2e}",
   "grad_norm": lambda v: f"|g| {v:.3g}",
+  "param_norm": lambda v: f"|w| {v:.3g}",
   "epoch": lambda v: f"epoch {v:.2f}",
   "images_per_second": lambda v: f"{_rate(v)} img/s",
   PER_DEVICE: lambda v: f"{_rate(v)} img/s/device",
