@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import losses, step
+from vit_jax.models.vit import stack_blocks
 
 ONE = jax.devices()[:1]
 
@@ -88,20 +89,25 @@ def test_same_seed_same_bits_other_seed_other(one_device):
   [
     {"mesh__data": 8},
     {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-    {"mesh__data": 1, "mesh__fsdp": 8},
-    {"optim__accum_steps": 2},
-    {"optim__accum_steps": 2, "mesh__fsdp": 4, "model__scan": True},
+    {"optim__accum_steps": 2, "mesh__fsdp": 4},
+    {"optim__accum_steps": 4, "model__scan": True, "model__remat": "full"},
   ],
   ids=str,
 )
-def test_equal_on_any_mesh_and_in_microbatches(one_device, changes):
-  _, _, metrics = one_device
-  _, others = tiny.Parts(tiny.config(**changes)).run(5)
-  if changes.get("model__scan"):
-    # Stacked blocks draw their initial weights from other keys, so only the
-    # first loss (zero head: log 10) can be compared.
-    assert others[0]["loss"] == pytest.approx(np.log(10), rel=1e-6)
-    return
+def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
+  one, _, metrics = one_device
+  parts = tiny.Parts(tiny.config(**changes))
+  # The same initial weights, whichever way the blocks are stored.
+  params = jax.device_get(one.state().params)
+  if parts.config.model.scan:
+    params = stack_blocks(params)
+  state = parts.state()
+  state = state.replace(
+    params=jax.tree.map(
+      lambda new, old: jax.device_put(new, old.sharding), params, state.params
+    )
+  )
+  _, others = parts.run(5, state)
   # Sums in another order; five steps at a high learning rate amplify it.
   np.testing.assert_allclose(_losses(others), _losses(metrics), rtol=1e-5)
 
@@ -149,8 +155,9 @@ def test_microbatches_lower_the_peak_of_memory():
     lowered = parts.train_step.lower(parts.state(), batch)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
-  # Activations dominate: 8 microbatches need little more than an eighth.
-  assert temporaries(8) < 0.35 * temporaries(1)
+  # 8 microbatches keep an eighth of the activations, beside the sum of the
+  # gradients and the buffers of one microbatch's products.
+  assert temporaries(8) < 0.2 * temporaries(1)
 
 
 def test_dropout_changes_with_the_step_and_not_with_the_history():
@@ -186,6 +193,19 @@ def test_sigmoid_loss_and_smoothing_are_used():
   _, metrics = parts.run(1)
   # A zero head: each of 10 classes costs log 2.
   assert metrics[0]["loss"] == pytest.approx(10 * np.log(2), rel=1e-6)
-  hard = tiny.Parts(tiny.config(model__head_bias=0.0), ONE).run(2)[1][1]
-  soft = tiny.Parts(tiny.config(label_smoothing=0.2), ONE).run(2)[1][1]
-  assert hard["loss"] != soft["loss"]
+
+
+def test_smoothing_is_that_of_the_config():
+  """With a head that is not zero, the loss written out."""
+  parts = tiny.Parts(tiny.config(label_smoothing=0.2), ONE)
+  state, _ = parts.run(1)
+  batch = tiny.batch(1, parts.config)
+  logits, _ = parts.model.apply(
+    {"params": state.params}, step.normalise(jnp.asarray(batch["image"]))
+  )
+  one_hot = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
+  targets = 0.8 * one_hot + 0.2 / tiny.NUM_CLASSES
+  want = -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)[:-1].mean()
+  _, (metrics,) = parts.run(1, state)
+  # Sums of 15 terms in another order.
+  np.testing.assert_allclose(metrics["loss"], want, rtol=1e-6)

@@ -1,0 +1,85 @@
+"""Every recipe runs anywhere on made-up data, through the command line."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vit_jax.writer import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _run(module, *words):
+  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return subprocess.run(
+    [sys.executable, "-m", f"vit_jax.{module}", *words],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=env,
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "source",
+  [
+    "vit_b16.py:imagenet2012",
+    "vit_b32.py:imagenet21k",
+    "vit_l16.py:imagenet21k",
+    "vit_l32.py:folder:/nowhere",
+    "vit_h14.py:imagenet2012",
+    "finetune.py:model=B/16,dataset=cifar10,res=384",
+  ],
+)
+def test_recipe_on_made_up_data(source, tmp_path):
+  """Two steps of the whole width; two blocks stand for the others."""
+  done = _run(
+    "train",
+    f"--config=configs/{source}",
+    "--fake_data",
+    f"--workdir={tmp_path}",
+    "--config.data.batch_size=4",
+    "--config.total_steps=2",
+    "--config.optim.warmup_steps=1",
+    "--config.model.depth=2",
+  )
+  assert done.returncode == 0, done.stderr
+  rows = read_metrics(str(tmp_path))
+  assert np.isfinite([r["train/loss"] for r in rows if "train/loss" in r]).all()
+  (scores,) = [r for r in rows if r["step"] == 2 and "train/loss" not in r]
+  assert scores[next(k for k in scores if k.endswith("/count"))] == 8
+  config = json.loads((tmp_path / "config.json").read_text())
+  assert config["fake_data"]
+
+
+@pytest.mark.slow
+def test_a_refused_run_says_all_and_fails(tmp_path):
+  done = _run(
+    "train",
+    "--config=configs/digits_finetune.py",
+    f"--workdir={tmp_path / 'run'}",
+    "--config.modle.x=1",
+    "--config.data.dataset=digitz",
+    "--config.model.num_heads=3",
+  )
+  assert done.returncode != 0
+  assert "Traceback" not in done.stderr
+  assert "3 faults in the configuration:" in done.stderr
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_evaluate_needs_a_checkpoint(tmp_path):
+  for words, message in (
+    (["--config=configs/digits_finetune.py"], "--checkpoint: got none"),
+    ([f"--checkpoint={tmp_path}"], "with no config.json of a run in it"),
+  ):
+    done = _run("evaluate", *words)
+    assert done.returncode != 0
+    assert message in done.stderr and "Traceback" not in done.stderr
