@@ -187,8 +187,8 @@ def test_a_run_that_diverges_is_stopped():
 
 
 @pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
-def test_is_due(every, steps):
-  assert [s for s in range(1, 9) if train.is_due(every, s)] == steps
+def test_is_multiple(every, steps):
+  assert [s for s in range(1, 9) if train.is_multiple(s, every)] == steps
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
 def _train(
   config: Config, workdir: str, at_exit: contextlib.ExitStack
 ) -> step_lib.TrainState:
+  """The run itself; what it registers at `at_exit` is closed in any case."""
   mesh = sharding.make_mesh(config.mesh)
 
   source = preflight.open_train(config)
@@ -140,6 +141,9 @@ def _train(
     peak_flops(jax.devices()[0].device_kind),
   )
 
+  def is_due(cadence, step: int) -> bool:
+    return step == total_steps or is_multiple(step, cadence.every_steps)
+
   def evaluate(judge, step: int) -> None:
     scores = judge.run(state.eval_params)
     check_finite(scores, step)
@@ -150,26 +154,21 @@ def _train(
   scored = [judge.config.name in writer.scored for judge in judges]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for judge, is_scored in zip(judges, scored, strict=True):
-    is_last = start == total_steps
-    if (
-      start
-      and not is_scored
-      and (is_due(judge.config.every_steps, start) or is_last)
-    ):
+    if start and not is_scored and is_due(judge.config, start):
       evaluate(judge, start)
+
   waiting = collections.deque()
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
   for step in range(start + 1, total_steps + 1):
-    is_last = step == total_steps
     batch = sharding.to_global(next(batches), mesh)
     state, metrics = train_step(state, batch)
     waiting.append(metrics["loss"])
     if len(waiting) > 2:  # so that no more than three batches fill the device
       jax.block_until_ready(waiting.popleft())
 
-    saves = is_due(config.checkpoint.every_steps, step) or is_last
-    if saves or is_due(config.log_steps, step) or step == start + 1:
+    saves = is_due(config.checkpoint, step)
+    if saves or is_multiple(step, config.log_steps) or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       check_finite(values, step)  # before a checkpoint can be overwritten
       values["lr"] = float(schedule(step - 1))
@@ -184,7 +183,7 @@ def _train(
       if saves:
         checkpointer.save(step, state, {**metadata, "step": step})
       for judge in judges:
-        if is_due(judge.config.every_steps, step) or is_last:
+        if is_due(judge.config, step):
           evaluate(judge, step)
 
   if start == total_steps:
@@ -193,7 +192,7 @@ def _train(
   return state
 
 
-def is_due(every_steps: int, step: int) -> bool:
+def is_multiple(step: int, every_steps: int) -> bool:
   """True at multiples of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
 

@@ -9,6 +9,7 @@ float32.
 
 from typing import Any
 
+import einops
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -272,7 +273,7 @@ class ViT(nn.Module):
     )(images)
     out["stem"] = x
     num_images, grid_h, grid_w, _ = x.shape
-    x = x.reshape(num_images, grid_h * grid_w, self.width)
+    x = einops.rearrange(x, "b gh gw d -> b (gh gw) d")
 
     if self.posemb == "sincos2d":
       x = x + jnp.asarray(sincos2d(grid_h, grid_w, self.width), x.dtype)[None]
