@@ -102,8 +102,10 @@ def test_two_processes_are_as_one(tmp_path):
       np.testing.assert_allclose(a[key], b[key], rtol=1e-5, err_msg=key)
   assert one[-2]["test/count"] == 101
 
-  # What two processes wrote, one goes on with.
+  # What two processes wrote, two go on with, and one.
   config_json = json.loads((tmp_path / "two/config.json").read_text())
   assert config_json["total_steps"] == 6
+  out, _ = _train(config, tmp_path / "two", 2, "--config.total_steps=7")
+  assert "resumes     step 6" in out and "step 7/7" in out
   (out,) = _train(config, tmp_path / "two", 1, "--config.total_steps=8")
-  assert "resumes     step 6" in out and "step 8/8" in out
+  assert "resumes     step 7" in out and "step 8/8" in out

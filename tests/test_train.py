@@ -11,6 +11,7 @@ import tiny
 from vit_jax import checkpoint, train
 from vit_jax import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.data import tfds_source
 from vit_jax.writer import read_metrics
 
 OPS = "decode|resize(16)"
@@ -129,6 +130,33 @@ def test_resumed_run_ends_in_the_same_bits(run, tmp_path, monkeypatch):
     if r["step"] not in (9,)  # the first step of a process is logged
   ]
   assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
+
+
+@pytest.mark.slow
+def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
+  """Records from files, averages, microbatches, scan, parameters sharded."""
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  config = _config(
+    data__ops="decode|resize(20)|pad(2)|random_crop(16)",
+    optim__accum_steps=2,
+    optim__ema_decay=0.9,
+    optim__accumulator_dtype="bfloat16",
+    mesh__fsdp=4,
+    model__scan=True,
+    model__remat="full",
+    model__stochastic_depth=0.1,
+    evals=None,
+  )
+  whole = train.train_and_evaluate(config, str(tmp_path / "whole"))
+  with monkeypatch.context() as patch:
+    _stop_after(patch, 18)
+    with pytest.raises(Stopped):
+      train.train_and_evaluate(config, str(tmp_path / "cut"))
+  resumed = train.train_and_evaluate(config, str(tmp_path / "cut"))
+  for a, b in zip(
+    jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True
+  ):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_a_finished_run_is_left_alone(run, capfd):
