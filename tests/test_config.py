@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import tiny
 
 from vit_jax import cli, variants
 from vit_jax import config as config_lib
@@ -22,12 +23,7 @@ FEWSHOT = {"kind": "fewshot", "dataset": "digits", "shots": (1, 5)}
 def _valid(**changes):
   c = defaults()
   c.total_steps = 100
-  for key, value in changes.items():
-    *parents, leaf = key.split("__")
-    inner = c
-    for parent in parents:
-      inner = inner[parent]
-    inner[leaf] = value
+  tiny.apply(c, changes)
   return freeze(c)
 
 

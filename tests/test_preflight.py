@@ -14,12 +14,7 @@ def _config(**changes):
   values["data"]["dataset"] = "digits"
   config = defaults()
   config.update(values)
-  for key, value in changes.items():
-    *parents, leaf = key.split("__")
-    inner = config
-    for parent in parents:
-      inner = inner[parent]
-    inner[leaf] = value
+  tiny.apply(config, changes)
   return freeze(config)
 
 

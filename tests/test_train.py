@@ -44,12 +44,7 @@ def _config(**changes) -> Config:
   c.log_steps = 4
   c.model.dropout = 0.1
   c.evals = EVALS
-  for key, value in changes.items():
-    *parents, leaf = key.split("__")
-    inner = c
-    for parent in parents:
-      inner = inner[parent]
-    inner[leaf] = value
+  tiny.apply(c, changes)
   return freeze(c)
 
 

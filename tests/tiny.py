@@ -21,13 +21,18 @@ def config(**changes) -> Config:
   c.data.batch_size = 16
   c.optim.lr = 1e-2
   c.optim.clip_norm = 1.0
+  apply(c, changes)
+  return freeze(c)
+
+
+def apply(c, changes: dict) -> None:
+  """Sets options of a ConfigDict: {"model__width": 3} sets c.model.width."""
   for key, value in changes.items():
     *parents, leaf = key.split("__")
     inner = c
     for parent in parents:
       inner = inner[parent]
     inner[leaf] = value
-  return freeze(c)
 
 
 class Parts:
