@@ -173,3 +173,12 @@ def test_processes_that_cannot_share_rows(monkeypatch):
   monkeypatch.setattr(preflight.jax, "process_count", lambda: 4)
   faults = _faults(_config(mesh__data=1, mesh__tensor=8))
   assert "config.mesh: got data*fsdp = 1, which 4 processes" in faults[0]
+
+
+def test_faults_are_told_before_a_data_set_is_made(tmp_path):
+  evals = _eval(kind="fewshot", split="test", layer="nothing")
+  config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
+  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  for text in ("config.x", "config.mesh", "config.evals.e.layer"):
+    assert text in faults
+  assert not list(tmp_path.iterdir())

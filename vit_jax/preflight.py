@@ -77,11 +77,15 @@ def workdir_faults(workdir: str) -> list[str]:
   return []
 
 
-def total_steps(config: Config) -> int:
-  """Returns the length of a run in steps; the data set must be there."""
+def total_steps(config: Config, source: sources.Source) -> int:
+  """Returns the length of a run in steps.
+
+  Args:
+    config: Its total_steps, or its total_epochs over the source.
+    source: The split to train on.
+  """
   if config.total_steps is not None:
     return config.total_steps
-  source = open_train(config)
   return max(
     1, round(config.total_epochs * source.num_examples / config.data.batch_size)
   )
@@ -91,6 +95,14 @@ def open_train(config: Config) -> sources.Source:
   """Opens the split that a run trains on."""
   data = config.data
   return sources.open_source(
+    data.dataset, data.split, data.data_dir, fake=config.fake_data
+  )
+
+
+def _look_at_train(config: Config) -> sources.Source:
+  """As `open_train`, but makes no data set."""
+  data = config.data
+  return sources.look_at(
     data.dataset, data.split, data.data_dir, fake=config.fake_data
   )
 
@@ -126,9 +138,9 @@ def mesh_faults(config: Config) -> list[str]:
 def run_faults(config: Config) -> list[str]:
   """The length of the run, its head and its processes must fit the data."""
   found = []
-  source = open_train(config)
+  source = _look_at_train(config)
   if config.total_steps is None:
-    found += warmup_faults(config, total_steps(config))
+    found += warmup_faults(config, total_steps(config, source))
   if config.num_classes and config.num_classes < source.num_classes:
     found.append(
       f"config.num_classes: got {config.num_classes}, expected at least the"
@@ -157,14 +169,14 @@ def evaluator_faults(
   if not config.evals:
     return []
   num_classes = (
-    num_classes or config.num_classes or open_train(config).num_classes
+    num_classes or config.num_classes or _look_at_train(config).num_classes
   )
   _, out = _shapes(config, num_classes)[0]
   found = []
   for e in config.evals:
     where = f"config.evals.{e.name}"
     split = e.split if e.kind == "classification" else e.train_split
-    source = sources.open_source(
+    source = sources.look_at(
       e.dataset or config.data.dataset,
       split,
       config.data.data_dir,
@@ -197,10 +209,11 @@ def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
     for key, text in overview.changes(config, workdir).items()
     if key in FIXED
   ]
-  if start > total_steps(config):
+  num_steps = total_steps(config, _look_at_train(config))
+  if start > num_steps:
     found.append(
-      f"config.total_steps: got {total_steps(config)}, expected at least the"
-      f" {start} steps that {workdir} has done; or take another --workdir."
+      f"config.total_steps: got {num_steps}, expected at least the {start}"
+      f" steps that {workdir} has done; or take another --workdir."
     )
   return found
 
@@ -212,7 +225,7 @@ def init_faults(config: Config) -> list[str]:
       checkpoint.find(config.init)
   except FileNotFoundError as e:
     return [f"config.init: {e}"]
-  source = open_train(config)
+  source = _look_at_train(config)
   _, variables = _shapes(config, config.num_classes or source.num_classes)
   try:
     weights.adapt(

@@ -80,7 +80,7 @@ def _train(
   mesh = sharding.make_mesh(config.mesh)
 
   source = preflight.open_train(config)
-  total_steps = preflight.total_steps(config)
+  total_steps = preflight.total_steps(config, source)
   size = image_size(config.data.ops)
   num_classes = config.num_classes or source.num_classes
 

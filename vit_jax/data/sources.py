@@ -41,6 +41,19 @@ def open_source(
   return SOURCES[kind_of(dataset, fake)](dataset, split, data_dir)
 
 
+def look_at(
+  dataset: str, split: str, data_dir: str | None = None, *, fake: bool = False
+) -> Source:
+  """As `open_source`, but makes no data set.
+
+  An embedded one that is absent is stood in for by made-up records of the same
+  number and classes, so that faults can be told before it is made.
+  """
+  if kind_of(dataset, fake) == "tfds":
+    fake = tfds_source.will_be_made(dataset, data_dir)
+  return open_source(dataset, split, data_dir, fake=fake)
+
+
 def kind_of(dataset: str, fake: bool = False) -> str:
   """Returns the key of `SOURCES` that opens a data set."""
   if fake:
@@ -75,10 +88,7 @@ def _open_faults(config: Config, where: str, options, option: str):
   at = where if options.dataset is not None else "config.data"
   dataset = options.dataset or config.data.dataset
   try:
-    is_tfds = kind_of(dataset, config.fake_data) == "tfds"
-    is_absent = is_tfds and tfds_source.will_be_made(dataset, data_dir)
-    fake_it = config.fake_data or is_absent
-    open_source(dataset, split, data_dir, fake=fake_it)
+    look_at(dataset, split, data_dir, fake=config.fake_data)
   except SplitError as e:
     return [f"{where}.{option}: {e}"]
   except Exception as e:  # Whatever it is, the others shall be told as well.
