@@ -179,7 +179,6 @@ def test_every_option_is_read_somewhere():
     for p in (ROOT / "vit_jax").rglob("*.py")
     if p.name not in ("config.py", "recipes.py", "faults.py")
   )
-  code += (ROOT / "vit_jax/config.py").read_text().split("def size(")[1]
 
   def names(cls):
     for f in dataclasses.fields(cls):

@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 
 from vit_jax.values import check_choice, parse_value
-from vit_jax.variants import Size, nearest, parse_variant
+from vit_jax.variants import nearest
 
 
 class ConfigError(ValueError):
@@ -39,8 +39,15 @@ def _field(default, doc: str, choices: tuple = ()):
 class ModelConfig:
   """The network."""
 
-  name: str = _field("vit", "family of the model", ("vit",))
-  variant: str = _field("B/16", "size/patch: Ti S B L H g G / pixels")
+  name: str = _field(
+    "vit",
+    "family: Transformers (hybrids, too), ResNets as BiT released them, and"
+    " in the form that the hybrids have",
+    ("vit", "bit", "bit_v1"),
+  )
+  variant: str = _field(
+    "B/16", "B/16 (Ti S B L H g G e So400m / pixels), R50+B/16, R50x1"
+  )
   width: int | None = _field(None, "width of a token; None: the variant's")
   depth: int | None = _field(None, "number of blocks; None: the variant's")
   mlp_dim: int | None = _field(
@@ -49,16 +56,54 @@ class ModelConfig:
   num_heads: int | None = _field(
     None, "attention heads; None: the variant's; must divide the width"
   )
+  stage_blocks: tuple[int, ...] | None = _field(
+    None, "units in each stage of the ResNet; None: the variant's"
+  )
+  stage_width: float | None = _field(
+    None, "factor of the ResNet's widths; None: the variant's"
+  )
   pool: str = _field(
     "token",
     "what the head sees: class token, mean over tokens, attention pooling",
     ("token", "gap", "map"),
   )
   posemb: str = _field(
-    "learn", "position embedding", ("learn", "sincos2d", "none")
+    "learn",
+    "positions: a table, one of rows and one of columns, offsets in every"
+    " attention, fixed sines, nothing",
+    ("learn", "learn2d", "relative", "sincos2d", "none"),
+  )
+  cls_row: bool = _field(
+    True, "whether the learned table has a row for the class token, too"
   )
   pre_logits: bool = _field(
     False, "tanh layer as wide as a token before the head"
+  )
+  gelu: str = _field(
+    "tanh",
+    "form of GELU: Google's weights have tanh, those of PyTorch erf",
+    ("tanh", "erf"),
+  )
+  ln_eps: float = _field(
+    1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
+  )
+  gn_eps: float | None = _field(
+    None, "added to GroupNorm's variance; None: 1e-5 for bit, else 1e-6"
+  )
+  ws_eps: float | None = _field(
+    None,
+    "added where kernels are standardised; None: 1e-10 for bit, else 1e-5",
+  )
+  ws_eps_on: str | None = _field(
+    None,
+    "what ws_eps is added to; None: the variance for bit, else the deviation",
+    ("var", "std"),
+  )
+  root_pad: str = _field(
+    "zero",
+    "bit: what the root's maximum sees beyond the border, a zero as in BiT's"
+    " own code, or nothing as in big_vision's",
+    ("zero", "nothing"),
   )
   dropout: float = _field(0.0, "share of activations dropped, 0 to 1")
   stochastic_depth: float = _field(
@@ -279,32 +324,6 @@ def to_dict(config: Config) -> dict[str, Any]:
   return _as_dict(config, plain=True)
 
 
-def size(model: ModelConfig) -> tuple[Size, int]:
-  """Returns the sizes and the patch's side, overrides applied.
-
-  Raises:
-    ValueError: The variant is unknown.
-  """
-  sizes, patch = parse_variant(model.variant)
-  fields = [f.name for f in dataclasses.fields(Size)]
-  overrides = {f: getattr(model, f) for f in fields}
-  overrides = {f: v for f, v in overrides.items() if v is not None}
-  return dataclasses.replace(sizes, **overrides), patch
-
-
-def patch_grid(
-  model: ModelConfig, image_size: tuple[int, int]
-) -> tuple[int, int]:
-  """Returns rows and columns of patches in an image of (height, width)."""
-  _, patch = size(model)
-  return image_size[0] // patch, image_size[1] // patch
-
-
-def has_cls_row(model: ModelConfig) -> bool:
-  """Whether the table of positions begins with a row for the class token."""
-  return model.pool == "token" and model.posemb == "learn"
-
-
 def _build(cls, values, where: str, faults: list[str]):
   if not isinstance(values, dict):
     faults.append(f"{where}: got {values!r}, expected options of its own.")
@@ -378,6 +397,7 @@ def _as_dict(config, plain: bool = False) -> dict[str, Any]:
       out[field.name] = _as_dict(value, plain)
     elif value is None and not plain:
       (kind,) = [t for t in typing.get_args(field.type) if t is not type(None)]
+      kind = typing.get_origin(kind) or kind  # tuple, of tuple[int, ...]
       out[field.name] = ml_collections.config_dict.placeholder(kind)
     else:
       out[field.name] = list(value) if isinstance(value, tuple) else value

@@ -12,7 +12,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 import vit_jax
-from vit_jax.config import Config, has_cls_row, patch_grid, to_dict
+from vit_jax.config import Config, to_dict
+from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.opstring import image_size
 from vit_jax.sharding import path_of
 

@@ -6,11 +6,12 @@ import jax
 from etils import epath
 
 from vit_jax import checkpoint, overview, sharding, weights
-from vit_jax.config import Config, ConfigError, has_cls_row, patch_grid
+from vit_jax.config import Config, ConfigError
 from vit_jax.data import pipeline, sources
 from vit_jax.evaluators.fewshot import layer_of
 from vit_jax.faults import faults as word_faults
 from vit_jax.faults import warmup_faults
+from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.ridge import sample_shots

@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax import checkpoint, figures
 from vit_jax import runs as runs_lib
 from vit_jax.figures import Line
-from vit_jax.models.posemb import resample_posemb
+from vit_jax.models.resample import resample_posemb
 from vit_jax.page import missing, page, picture, share, table
 from vit_jax.progress import format_seconds
 from vit_jax.runs import Run

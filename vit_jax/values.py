@@ -76,7 +76,7 @@ def check_choice(value, choices: tuple | None, where: str) -> None:
   Raises:
     ValueError: The message names `where`, the choices and the nearest.
   """
-  if choices and value not in choices:
+  if choices and value is not None and value not in choices:
     raise ValueError(
       f"{where}: got {value!r}, expected one of {', '.join(choices)}."
       + nearest(str(value), choices)

@@ -10,7 +10,8 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.config import ModelConfig
 from vit_jax.models import build
-from vit_jax.models.vit import ViT, stack_blocks, unstack_blocks
+from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.models.vit import ViT
 from vit_jax.variants import SIZES
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)

@@ -9,8 +9,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from vit_jax import checkpoint, weights
-from vit_jax.models.posemb import resample_posemb
-from vit_jax.models.vit import ViT, stack_blocks
+from vit_jax.models.resample import resample_posemb
+from vit_jax.models.stacking import stack_blocks
+from vit_jax.models.vit import ViT
 from vit_jax.weights.google import POS_EMBEDDING
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

@@ -2,7 +2,9 @@
 
 import flax.linen as nn
 
-from vit_jax.config import ModelConfig, size
+from vit_jax.config import ModelConfig
+from vit_jax.geometry import norms, size, stages
+from vit_jax.models.resnet import Norms, ResNet
 from vit_jax.models.vit import ViT
 from vit_jax.variants import nearest
 
@@ -18,6 +20,11 @@ def _vit(model: ModelConfig, num_classes: int) -> ViT:
     num_heads=sizes.num_heads,
     pool=model.pool,
     posemb=model.posemb,
+    cls_row=model.cls_row,
+    stages=stages(model),
+    norms=Norms(*norms(model)),
+    gelu=model.gelu,
+    ln_eps=model.ln_eps,
     pre_logits=model.pre_logits,
     dropout=model.dropout,
     stochastic_depth=model.stochastic_depth,
@@ -28,7 +35,20 @@ def _vit(model: ModelConfig, num_classes: int) -> ViT:
   )
 
 
-MODELS = {"vit": _vit}
+def _resnet(model: ModelConfig, num_classes: int) -> ResNet:
+  return ResNet(
+    num_classes=num_classes,
+    stages=stages(model),
+    form="v1" if model.name == "bit_v1" else "v2",
+    norms=Norms(*norms(model)),
+    root_pad=model.root_pad,
+    head_bias=model.head_bias,
+    dtype=model.dtype,
+    remat=model.remat == "full",
+  )
+
+
+MODELS = {"vit": _vit, "bit": _resnet, "bit_v1": _resnet}
 
 
 def build(model: ModelConfig, num_classes: int) -> nn.Module:

@@ -12,8 +12,8 @@ import numpy as np
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.models.posemb import resample_posemb
-from vit_jax.models.vit import stack_blocks, unstack_blocks
+from vit_jax.models.resample import resample_posemb
+from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.weights import google
 
 # Trained for one set of classes: loaded as a whole or not at all.

@@ -1,0 +1,297 @@
+"""Resizing against scipy, jax, the original code, other libraries, by hand."""
+
+import pathlib
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax.models.resample import (
+  METHODS,
+  resample_patch_kernel,
+  resample_posemb,
+)
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+GRIDS = [
+  ((4, 4), (6, 6)),
+  ((14, 14), (24, 24)),
+  ((24, 24), (7, 7)),
+  ((14, 14), (15, 13)),
+  ((4, 4), (2, 8)),
+  ((7, 7), (1, 1)),
+]
+OBLONG_GRIDS = [((3, 5), (8, 2)), ((1, 4), (3, 4))]
+PATCHES = [
+  ((8, 8), (16, 16)),
+  ((16, 16), (14, 14)),
+  ((16, 16), (32, 32)),
+  ((16, 16), (17, 15)),
+  ((16, 8), (4, 12)),
+  ((32, 32), (16, 16)),
+]
+
+
+def _assert_equal_but_for_positions(got, expected, table, old, new):
+  """Others compute the places of points in float32.
+
+  A place is a number up to the grid's side, so wrong by 2^-24 times that in
+  each of the directions; filters are less steep than 4 a point.
+  """
+  side = max(*old, *new)
+  atol = 8 * 2.0**-24 * side * np.abs(table).max()
+  np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+
+
+def _timm_layers(monkeypatch):
+  """timm, which imports a torchvision that may be of another torch."""
+  name = "torchvision._meta_registrations"
+  monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+  import timm.layers
+
+  return timm.layers
+
+
+@pytest.mark.parametrize(
+  "old, new",
+  [
+    ((4, 4), (6, 6)),
+    ((14, 14), (24, 24)),
+    ((24, 24), (7, 7)),
+    ((3, 5), (8, 2)),
+    ((5, 3), (5, 9)),
+    ((4, 6), (1, 1)),
+    ((1, 4), (3, 4)),
+  ],
+)
+@pytest.mark.parametrize("has_cls_row", [False, True])
+def test_equals_scipy(old, new, has_cls_row):
+  rng = np.random.default_rng(0)
+  num_rows = old[0] * old[1] + has_cls_row
+  table = rng.normal(size=(1, num_rows, 8)).astype("f")
+  got = resample_posemb(table, old, new, has_cls_row)
+  grid = table[0, int(has_cls_row) :].reshape(*old, 8)
+  zoom = (new[0] / old[0], new[1] / old[1], 1)
+  expected = scipy.ndimage.zoom(grid, zoom, order=1).reshape(-1, 8)
+  assert got.dtype == np.float32
+  assert got.shape == (1, new[0] * new[1] + has_cls_row, 8)
+  # Both interpolate in float64; what is left is one rounding to float32.
+  np.testing.assert_allclose(
+    got[0, int(has_cls_row) :], expected, rtol=2e-7, atol=2e-7
+  )
+  if has_cls_row:
+    np.testing.assert_array_equal(got[0, 0], table[0, 0])
+
+
+@pytest.mark.parametrize(
+  "kind, old, new",
+  [("token", 7, 12), ("token", 7, 5), ("gap", 8, 3), ("gap", 8, 14)],
+)
+def test_equals_the_original_code(kind, old, new):
+  data = np.load(DATA / "posemb_zoom.npz")
+  got = resample_posemb(
+    data[f"{kind}_{old}x{old}"], (old, old), (new, new), kind == "token"
+  )
+  np.testing.assert_allclose(
+    got, data[f"{kind}_{new}x{new}"], rtol=2e-7, atol=2e-7
+  )
+
+
+def test_equal_grids_change_nothing():
+  table = np.random.default_rng(0).normal(size=(1, 13, 4)).astype("f")
+  assert resample_posemb(table, (3, 4), (3, 4), has_cls_row=True) is table
+
+
+def test_corners_stay_and_planes_stay_planes():
+  y, x = np.mgrid[:3, :5] / np.array([2.0, 4.0])[:, None, None]
+  table = np.stack([y, x, 2 * y - x], -1).reshape(1, 15, 3)
+  y, x = np.mgrid[:7, :4] / np.array([6.0, 3.0])[:, None, None]
+  expected = np.stack([y, x, 2 * y - x], -1).reshape(1, 28, 3)
+  got = resample_posemb(table, (3, 5), (7, 4), has_cls_row=False)
+  np.testing.assert_allclose(got, expected, atol=1e-12)  # float64 throughout
+
+
+def test_rows_are_counted_and_not_guessed():
+  # 16 rows: a square, but the caller says 15 patches and a class token.
+  table = np.zeros((1, 16, 4), "f")
+  assert resample_posemb(table, (3, 5), (1, 2), True).shape == (1, 3, 4)
+  with pytest.raises(
+    ValueError, match="got 16 rows, expected 17: 4 x 4 patches and a class"
+  ):
+    resample_posemb(table, (4, 4), (6, 6), has_cls_row=True)
+
+
+def test_unknown_method():
+  with pytest.raises(ValueError) as e:
+    resample_posemb(np.zeros((1, 4, 4)), (2, 2), (3, 3), False, "bicubik")
+  assert str(e.value) == (
+    "position table: got method 'bicubik', expected one of zoom, bilinear,"
+    " bicubic, timm, hf. Did you mean 'bicubic'?"
+  )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("old, new", [(1, 3), (3, 1), (5, 9), (9, 4), (4, 4)])
+def test_weights_keep_constants_and_symmetry(method, old, new):
+  weights = METHODS[method](old, new)
+  assert weights.shape == (new, old)
+  np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-14)
+  if new > 1 or method != "zoom":  # whose single point is the first
+    np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-14)
+  if new == old:
+    np.testing.assert_array_equal(weights, np.eye(old))
+
+
+@pytest.mark.parametrize(
+  "method, old, new, row, expected",
+  [
+    ("zoom", 3, 5, 1, [1 / 2, 1 / 2, 0]),
+    ("bilinear", 2, 4, 0, [1, 0]),
+    ("bilinear", 2, 4, 1, [3 / 4, 1 / 4]),
+    # Twice as wide: 3, 3, 1 quarters, and a fourth outside.
+    ("bilinear", 4, 2, 0, [3 / 7, 3 / 7, 1 / 7, 0]),
+    # Keys' cubic at distances of 5, 1, 3, 7 quarters; 7 and 3 are outside in
+    # the first row, and dropped, or else the first point's.
+    ("bicubic", 4, 8, 3, np.array([-9, 111, 29, -3]) / 128),
+    ("bicubic", 4, 8, 0, np.array([111, -9, 0, 0]) / 102),
+    ("timm", 4, 8, 0, np.array([111, -9, 0, 0]) / 102),
+    ("hf", 4, 8, 3, np.array([-27, 225, 67, -9]) / 256),
+    ("hf", 4, 8, 0, np.array([-9 + 67 + 225, -27, 0, 0]) / 256),
+    # Not widened: distances of 3, 1, 1, 3 halves.
+    ("hf", 8, 2, 0, np.array([-3, 19, 19, -3, 0, 0, 0, 0]) / 32),
+  ],
+)
+def test_weights_in_closed_form(method, old, new, row, expected):
+  got = METHODS[method](old, new)[row]
+  np.testing.assert_allclose(got, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
+@pytest.mark.parametrize(
+  "method, theirs, antialias",
+  [
+    ("bilinear", "bilinear", True),
+    ("bicubic", "bicubic", True),
+    ("hf", "cubic-pytorch", False),
+  ],
+)
+def test_equals_jax(method, theirs, antialias, old, new):
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(1, old[0] * old[1] + 1, 8)).astype("f")
+  got = resample_posemb(table, old, new, True, method)
+  grid = table[:, 1:].reshape(1, *old, 8)
+  expected = jax.image.resize(grid, (1, *new, 8), theirs, antialias)
+  _assert_equal_but_for_positions(
+    got[:, 1:], np.reshape(expected, (1, -1, 8)), table, old, new
+  )
+  np.testing.assert_array_equal(got[:, 0], table[:, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
+@pytest.mark.parametrize("has_cls_row", [False, True])
+def test_equals_timm(old, new, has_cls_row, monkeypatch):
+  import torch
+
+  layers = _timm_layers(monkeypatch)
+  rng = np.random.default_rng(0)
+  num_rows = old[0] * old[1] + has_cls_row
+  table = rng.normal(size=(1, num_rows, 8)).astype("f")
+  got = resample_posemb(table, old, new, has_cls_row, "timm")
+  expected = layers.resample_abs_pos_embed(
+    torch.tensor(table), list(new), list(old), int(has_cls_row)
+  )
+  _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", GRIDS)  # theirs are square at first
+def test_equals_hugging_face(old, new):
+  import torch
+  from transformers import ViTConfig
+  from transformers.models.vit.modeling_vit import ViTEmbeddings
+
+  config = ViTConfig(image_size=4 * old[0], patch_size=4, hidden_size=8)
+  embeddings = ViTEmbeddings(config)
+  table = embeddings.position_embeddings.detach().numpy()
+  got = resample_posemb(table, old, new, True, "hf")
+  with torch.no_grad():
+    expected = embeddings.interpolate_pos_encoding(
+      torch.zeros(1, new[0] * new[1] + 1, 8), 4 * new[0], 4 * new[1]
+    )
+  _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
+
+
+@pytest.mark.parametrize(
+  "old, new", [((8, 8), (16, 16)), ((14, 14), (16, 16)), ((3, 5), (4, 5))]
+)
+def test_enlarged_patches_have_the_same_embedding(old, new):
+  rng = np.random.default_rng(0)
+  kernel = rng.normal(size=(*old, 3, 4)).astype("f")
+  patches = rng.normal(size=(6, *old, 3)).astype("f")
+  resized = resample_patch_kernel(kernel, new)
+  assert resized.dtype == np.float32 and resized.shape == (*new, 3, 4)
+  expected = np.einsum("bhwc,hwcd->bd", patches, kernel)
+  enlarged = jax.image.resize(patches, (6, *new, 3), "bilinear")
+  got = np.einsum("bhwc,hwcd->bd", enlarged, resized)
+  # Up to 768 terms of size 10, of which each has a few roundings to float32;
+  # these add up like a random walk: 10 * sqrt(768) * 2^-23 = 3e-5.
+  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+  # The enlarged patch of ones is one of ones.
+  np.testing.assert_allclose(
+    resized.sum((0, 1)), kernel.sum((0, 1)), rtol=0, atol=1e-4
+  )
+
+
+def test_half_the_patch_sums_its_pixels():
+  # Halving takes means of two, B B^T = 1/4 over both sides, w = 4 B kernel.
+  kernel = np.random.default_rng(0).normal(size=(8, 6, 3, 4))
+  got = resample_patch_kernel(kernel, (4, 3))
+  expected = kernel.reshape(4, 2, 3, 2, 3, 4).sum((1, 3))
+  np.testing.assert_allclose(got, expected, atol=1e-13)  # float64 throughout
+
+
+@pytest.mark.parametrize("old, new", [(16, 14), (16, 5), (8, 12), (9, 3)])
+def test_patch_kernels_minimise_the_error(old, new):
+  # Normal equations of |B^T w - kernel|^2, one side at a time; B is "hf"'s
+  # rule for places and edges with a linear filter, here by np.interp.
+  at = (np.arange(new) + 0.5) * old / new - 0.5
+  resize = np.stack([np.interp(at, np.arange(old), e) for e in np.eye(old)], 1)
+  kernel = np.random.default_rng(0).normal(size=(old, 1, 2, 3))
+  new_kernel = resample_patch_kernel(kernel, (new, 1))[:, 0]
+  error = np.einsum("qp,qcd->pcd", resize, new_kernel) - kernel[:, 0]
+  gradient = np.einsum("qp,pcd->qcd", resize, error)
+  np.testing.assert_allclose(gradient, 0, atol=1e-13)  # float64 throughout
+  if new > old:
+    np.testing.assert_allclose(error, 0, atol=1e-13)
+
+
+def test_equal_patches_change_nothing():
+  kernel = np.zeros((4, 6, 3, 5), "f")
+  assert resample_patch_kernel(kernel, (4, 6)) is kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", PATCHES)
+def test_patch_kernels_equal_timm(old, new, monkeypatch):
+  import torch
+
+  layers = _timm_layers(monkeypatch)
+  kernel = np.random.default_rng(0).normal(size=(*old, 3, 4)).astype("f")
+  got = resample_patch_kernel(kernel, new)
+  # timm's default is bicubic and antialiased, the paper's is neither.
+  expected = layers.resample_patch_embed(
+    torch.tensor(kernel.transpose(3, 2, 0, 1)),
+    list(new),
+    interpolation="bilinear",
+    antialias=False,
+  )
+  # timm inverts in float32. The matrix of both sides has a condition number
+  # below 10, and errors of its entries below 2^-24 times the patch's side.
+  atol = 10 * 2.0**-24 * max(*old, *new) * np.abs(got).max()
+  np.testing.assert_allclose(
+    got, expected.numpy().transpose(2, 3, 1, 0), rtol=0, atol=atol
+  )

@@ -1,0 +1,247 @@
+"""The Transformer's encoder: positions, blocks, and the norm at the end.
+
+Equations 1 to 3 of arXiv:2010.11929. Parameters are float32; matrix products,
+and the stream of tokens between them, have type `dtype`; the statistics of the
+norms are float32.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.precision import at_least_float32
+
+# What the forward pass keeps for the backward pass. "dots" keeps the products
+# with weights; those of attention, which have batch dimensions and grow with
+# the square of the number of tokens, are computed again.
+REMAT_POLICIES = {
+  "none": None,
+  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class MlpBlock(nn.Module):
+  """Dense, GELU ("tanh" or "erf"), dense; dropout after both."""
+
+  mlp_dim: int
+  dropout: float
+  gelu: str
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "b n d"], is_training: bool
+  ) -> Float[Array, "b n d"]:
+    def dense(features):
+      return nn.Dense(
+        features,
+        dtype=self.dtype,
+        kernel_init=nn.initializers.xavier_uniform(),
+        bias_init=nn.initializers.normal(1e-6),
+      )
+
+    width = x.shape[-1]
+    x = nn.gelu(dense(self.mlp_dim)(x), approximate=self.gelu == "tanh")
+    x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
+    x = dense(width)(x)
+    return nn.Dropout(self.dropout)(x, deterministic=not is_training)
+
+
+class EncoderBlock(nn.Module):
+  """Equations 2 and 3: attention, then MLP, each x + branch(norm(x))."""
+
+  mlp_dim: int
+  num_heads: int
+  has_relative_positions: bool
+  dropout: float
+  gelu: str
+  ln_eps: float
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "b n d"],
+    drop_rate: Float[Array, ""] | None,
+    is_training: bool,
+  ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
+    """Returns the tokens and the intermediates by name.
+
+    Args:
+      x: Tokens.
+      drop_rate: Chance that an example skips a branch; None skips none.
+      is_training: Whether dropout is on.
+    """
+    out = {}
+
+    def norm(name, x):
+      return nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)(x)
+
+    y = norm("LayerNorm_0", x)
+    y = MultiHeadDotProductAttention(
+      self.num_heads,
+      self.dtype,
+      self.has_relative_positions,
+      name="MultiHeadDotProductAttention_0",
+    )(y, y)
+    y = nn.Dropout(self.dropout)(y, deterministic=not is_training)
+    out["attention"] = y = self._drop_branch(y, drop_rate)
+    out["after_attention"] = x = x + y
+
+    y = MlpBlock(
+      self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_0"
+    )(norm("LayerNorm_1", x), is_training)
+    out["mlp"] = y = self._drop_branch(y, drop_rate)
+    out["after_mlp"] = x = x + y
+    return x, out
+
+  def _drop_branch(self, x, rate):
+    """Zeroes whole examples, and scales the rest to keep the expectation."""
+    if rate is None:
+      return x
+    keep = jax.random.bernoulli(
+      self.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)
+    )
+    return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)
+
+
+class PositionEmbedding(nn.Module):
+  """A learned table, one row a token.
+
+  Attributes:
+    num_without: Tokens in front that have no row.
+  """
+
+  num_without: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    _, num_tokens, width = x.shape
+    table = self.param(
+      "pos_embedding",
+      nn.initializers.normal(0.02),
+      (1, num_tokens - self.num_without, width),
+    )
+    return x + _in_front(self.num_without, table).astype(x.dtype)
+
+
+class PositionEmbedding2D(nn.Module):
+  """Learned tables of half the width, of columns (x) and of rows (y).
+
+  A patch gets those of its column and of its row, one behind the other.
+
+  Attributes:
+    grid: Rows and columns of patches.
+    num_without: Tokens in front, which get nothing.
+
+  Source: arXiv:2010.11929, appendix D.4.
+  """
+
+  grid: tuple[int, int]
+  num_without: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    rows, columns = self.grid
+    half = x.shape[-1] // 2
+    init = nn.initializers.normal(0.02)
+    of_x = self.param("pos_embedding_x", init, (1, columns, half))
+    of_y = self.param("pos_embedding_y", init, (1, rows, half))
+    table = jnp.concatenate(
+      [
+        jnp.broadcast_to(of_x, (rows, columns, half)),
+        jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
+      ],
+      axis=-1,
+    ).reshape(1, rows * columns, 2 * half)
+    return x + _in_front(self.num_without, table).astype(x.dtype)
+
+
+def _in_front(num_rows: int, table):
+  """Puts rows of zeros before a table."""
+  return jnp.pad(table, ((0, 0), (num_rows, 0), (0, 0)))
+
+
+class Encoder(nn.Module):
+  """Positions, blocks, and the norm at the end.
+
+  Attributes:
+    posemb: As `ViT`'s; what is no parameter was added before.
+    grid: Rows and columns of patches.
+    num_without: Tokens in front of those that have a position.
+  """
+
+  depth: int
+  mlp_dim: int
+  num_heads: int
+  posemb: str
+  grid: tuple[int, int]
+  num_without: int
+  dropout: float
+  stochastic_depth: float
+  gelu: str
+  ln_eps: float
+  dtype: DTypeLike
+  scan: bool
+  remat: str
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "b n d"], is_training: bool
+  ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
+    out = {}
+    if self.posemb == "learn":
+      x = PositionEmbedding(self.num_without, name="posembed_input")(x)
+    elif self.posemb == "learn2d":
+      x = PositionEmbedding2D(
+        self.grid, self.num_without, name="posembed_input"
+      )(x)
+    out["with_posemb"] = x
+    x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
+
+    block = EncoderBlock
+    if self.remat != "none":
+      block = nn.remat(
+        EncoderBlock,
+        policy=REMAT_POLICIES[self.remat],
+        prevent_cse=not self.scan,  # a scan's body is safe from it as it is
+        static_argnums=(3,),  # is_training; self counts
+      )
+    fields = dict(
+      mlp_dim=self.mlp_dim,
+      num_heads=self.num_heads,
+      has_relative_positions=self.posemb == "relative",
+      dropout=self.dropout,
+      gelu=self.gelu,
+      ln_eps=self.ln_eps,
+      dtype=self.dtype,
+    )
+    rates = None
+    if is_training and self.stochastic_depth > 0:
+      rates = jnp.linspace(0, self.stochastic_depth, self.depth)
+    if self.scan:
+      x, stacked = nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, nn.broadcast),
+        length=self.depth,
+      )(**fields, name="encoderblock")(x, rates, is_training)
+      for i in range(self.depth):
+        out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
+    else:
+      for i in range(self.depth):
+        name = f"encoderblock_{i}"
+        rate = None if rates is None else rates[i]
+        x, out[name] = block(**fields, name=name)(x, rate, is_training)
+    # From here on float32: the norm's output feeds pooling and head.
+    out["encoded"] = x = nn.LayerNorm(
+      self.ln_eps, dtype=at_least_float32(self.dtype), name="encoder_norm"
+    )(x)
+    return x, out

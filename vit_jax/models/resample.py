@@ -1,0 +1,196 @@
+"""Resizing of what was learned on a grid: position tables, patch kernels.
+
+All is linear and separable: a matrix [new, old] for the rows, one for the
+columns, in float64.
+"""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax import variants
+
+
+def resample_posemb(
+  table: Float[np.ndarray, "1 n d"],
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+  has_cls_row: bool,
+  method: str = "zoom",
+) -> Float[np.ndarray, "1 m d"]:
+  """Interpolates a learned table to another grid of patches.
+
+  Nothing is guessed from the number of rows. The methods of `METHODS`:
+
+  - "zoom": bilinear between the corners, which stay where they are: row i of
+    the new grid lies at i (old - 1) / (new - 1) of the old one, and so for
+    columns. The paper's code: scipy.ndimage.zoom with order=1.
+
+  All others compare centres of patches: row i of the new grid lies at
+  (i + 1/2) old / new - 1/2 of the old one.
+
+  - "bilinear": linear; when shrinking, the filter is widened by old / new
+    (antialiasing). Weights outside the grid are dropped, the others divided by
+    their sum. FlexiViT's: jax.image.resize(method="bilinear").
+  - "bicubic": the same with Keys' cubic filter, a = -1/2:
+    jax.image.resize(method="bicubic").
+  - "timm": another name of "bicubic", which is what timm's
+    resample_abs_pos_embed does: torch has a = -1/2 where it antialiases.
+  - "hf": Keys' filter with a = -3/4, never widened; outside the grid is the
+    nearest patch of its edge. interpolate_pos_encoding of Hugging Face's ViT:
+    torch's bicubic without antialiasing.
+
+  Args:
+    table: One row a token, in raster order.
+    old_grid: Rows and columns of patches that the table was made for.
+    new_grid: Rows and columns wanted.
+    has_cls_row: Whether row 0 belongs to the class token; it is kept as it is.
+    method: A name of `METHODS`.
+
+  Returns:
+    The new table, of the same type; the same one if the grids are equal.
+
+  Raises:
+    ValueError: The table has not as many rows as the old grid, or the method
+      is unknown.
+
+  Source: arXiv:2010.11929, section 3.2, for "zoom"; R. Keys, Cubic convolution
+  interpolation for digital image processing, IEEE TASSP 29(6), 1981, for the
+  cubic filters.
+
+  Example:
+    >>> line = np.array([0.0, 2.0]).reshape(1, 2, 1)
+    >>> resample_posemb(line, (1, 2), (1, 3), has_cls_row=False).ravel()
+    array([0., 1., 2.])
+  """
+  if method not in METHODS:
+    raise ValueError(
+      f"position table: got method {method!r}, expected one of"
+      f" {', '.join(METHODS)}.{variants.nearest(method, METHODS)}"
+    )
+  num_extra = int(has_cls_row)
+  expected = old_grid[0] * old_grid[1] + num_extra
+  if table.shape[1] != expected:
+    raise ValueError(
+      f"position table: got {table.shape[1]} rows, expected {expected}:"
+      f" {old_grid[0]} x {old_grid[1]} patches"
+      f" {'and' if has_cls_row else 'without'} a class token. State the grid"
+      " that the table was trained for."
+    )
+  if old_grid == new_grid:
+    return table
+  extra, patches = table[0, :num_extra], table[0, num_extra:]
+  patches = np.einsum(
+    "yh,xw,hwd->yxd",
+    METHODS[method](old_grid[0], new_grid[0]),
+    METHODS[method](old_grid[1], new_grid[1]),
+    patches.reshape(*old_grid, -1).astype(np.float64),
+    optimize=True,
+  ).reshape(-1, table.shape[2])
+  return np.concatenate([extra, patches.astype(table.dtype)])[None]
+
+
+def resample_patch_kernel(
+  kernel: Float[np.ndarray, "p_h p_w c d"], new: tuple[int, int]
+) -> Float[np.ndarray, "q_h q_w c d"]:
+  """Resizes the patch embedding to patches of another size (PI-resize).
+
+  Where B resizes an old patch x linearly to the new size, without
+  antialiasing, the new kernel is the w that minimises the mean of
+  (<x, kernel> - <B x, w>)^2 over white noise x:
+
+    w = (B^T)^+ kernel,  ^+ the pseudoinverse.
+
+  If no side shrinks, the two inner products are equal for every x. The bias of
+  the embedding stays as it is.
+
+  Args:
+    kernel: Of patches of (p_h, p_w) pixels.
+    new: (q_h, q_w), rows and columns of the new patch in pixels.
+
+  Returns:
+    The new kernel, of the same type; the same one if the sizes are equal.
+
+  Source: arXiv:2212.08013, section 3.4; the authors' code (big_vision,
+  models/proj/flexi/vit.py) resizes with tf.image.resize, which is bilinear and
+  by default not antialiased.
+
+  Example:
+    >>> resample_patch_kernel(np.ones((4, 4, 1, 1)), (2, 2)).ravel().round(6)
+    array([4., 4., 4., 4.])
+  """
+  if kernel.shape[:2] == tuple(new):
+    return kernel
+  # (A kron B)^+ = A^+ kron B^+: the two sides are inverted one by one.
+  to_rows, to_columns = (
+    np.linalg.pinv(_weights(p, q, _triangle, antialias=False).T)
+    for p, q in zip(kernel.shape[:2], new, strict=True)
+  )
+  resized = np.einsum(
+    "yh,xw,hwcd->yxcd",
+    to_rows,
+    to_columns,
+    kernel.astype(np.float64),
+    optimize=True,
+  )
+  return resized.astype(kernel.dtype)
+
+
+def _zoom(old: int, new: int) -> Float[np.ndarray, "new old"]:
+  """Weights of the old points in the new ones; a single point is the first."""
+  return _triangle(np.linspace(0, old - 1, new)[:, None] - np.arange(old))
+
+
+def _weights(
+  old: int,
+  new: int,
+  kernel: Callable[[np.ndarray], np.ndarray],
+  antialias: bool,
+) -> Float[np.ndarray, "new old"]:
+  """Weights of the old points in the new ones, centre against centre.
+
+  Args:
+    old: Number of old points.
+    new: Number of new points.
+    kernel: Weight by distance, in old points; zero from 2 on.
+    antialias: True: the kernel is widened by old / new if that is above 1, and
+      no weight falls outside. False: it is not, and what falls outside belongs
+      to the point at that edge.
+  """
+  at = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
+  if antialias:
+    weights = kernel((at - np.arange(old)) / max(1, old / new))
+    return weights / weights.sum(axis=1, keepdims=True)
+  points = np.arange(-2, old + 2)
+  edges = np.clip(points, 0, old - 1)[:, None] == np.arange(old)
+  return kernel(at - points) @ edges
+
+
+def _triangle(distance: np.ndarray) -> np.ndarray:
+  return np.maximum(0, 1 - np.abs(distance))
+
+
+def _keys(distance: np.ndarray, a: float) -> np.ndarray:
+  """Keys' cubic; `a` is its slope at distance 1."""
+  x = np.abs(distance)
+  near = ((a + 2) * x - (a + 3)) * x * x + 1
+  far = a * (((x - 5) * x + 8) * x - 4)
+  return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+_bicubic = functools.partial(
+  _weights, kernel=functools.partial(_keys, a=-0.5), antialias=True
+)
+
+# Name -> function of (old, new) that returns the weights [new, old].
+METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
+  "zoom": _zoom,
+  "bilinear": functools.partial(_weights, kernel=_triangle, antialias=True),
+  "bicubic": _bicubic,
+  "timm": _bicubic,
+  "hf": functools.partial(
+    _weights, kernel=functools.partial(_keys, a=-0.75), antialias=False
+  ),
+}

@@ -1,0 +1,307 @@
+"""ResNets with GroupNorm and standardised kernels, as in BiT and the hybrids.
+
+The names of the modules make the paths of the parameters, which are those of
+the published hybrids (`block1/unit1/conv1/kernel`), for both forms:
+
+- V1 (`bit_v1`, and in front of a hybrid's Transformer): norm and ReLU after a
+  convolution, ReLU after the sum, padding "SAME".
+- V2 (`bit`, as released by BiT): norm and ReLU before a convolution, padding
+  equal on both sides, one more norm before the mean over positions.
+
+Parameters are float32; products have type `dtype`; the statistics of the norms
+and of the kernels are float32.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from vit_jax.models.precision import at_least_float32
+from vit_jax.variants import Stages
+
+ROOT_CHANNELS = 64
+GROUPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+  """What keeps the divisors of the norms from zero.
+
+  Attributes:
+    gn_eps: Added to GroupNorm's variance.
+    ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
+      ("var") or the standard deviation ("std").
+  """
+
+  gn_eps: float
+  ws_eps: float
+  ws_eps_on: str
+
+
+V1_NORMS = Norms(1e-6, 1e-5, "std")
+V2_NORMS = Norms(1e-5, 1e-10, "var")
+
+
+def standardise(
+  kernel: Float[Array, "h w i o"], norms: Norms
+) -> Float[Array, "h w i o"]:
+  """Gives every output channel's kernel the mean 0 and the deviation 1.
+
+  Source: arXiv:1903.10520; arXiv:1912.11370, section 3.1.
+  """
+  axes = (0, 1, 2)
+  kernel = kernel - kernel.mean(axes)
+  variance = jnp.square(kernel).mean(axes)
+  if norms.ws_eps_on == "var":
+    return kernel / jnp.sqrt(variance + norms.ws_eps)
+  return kernel / (jnp.sqrt(variance) + norms.ws_eps)
+
+
+class StdConv(nn.Module):
+  """A convolution without bias, whose kernel is standardised."""
+
+  features: int
+  side: int
+  stride: int
+  padding: Any
+  norms: Norms
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b y x f"]:
+    kernel = self.param(
+      "kernel",
+      nn.initializers.lecun_normal(),
+      (self.side, self.side, x.shape[-1], self.features),
+    )
+    kernel = standardise(kernel, self.norms)
+    return jax.lax.conv_general_dilated(
+      x.astype(self.dtype),
+      kernel.astype(self.dtype),
+      (self.stride, self.stride),
+      self.padding,
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def _norm(name: str, norms: Norms, dtype: DTypeLike, **options) -> nn.GroupNorm:
+  return nn.GroupNorm(
+    GROUPS, epsilon=norms.gn_eps, dtype=dtype, name=name, **options
+  )
+
+
+class UnitV1(nn.Module):
+  """1x1, 3x3 (with the stride), 1x1; the last norm starts at zero."""
+
+  channels: int
+  stride: int
+  norms: Norms
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b y x f"]:
+    def conv(name, features, side, stride=1):
+      return StdConv(
+        features, side, stride, "SAME", self.norms, self.dtype, name=name
+      )
+
+    def norm(name, **options):
+      return _norm(name, self.norms, self.dtype, **options)
+
+    wide = 4 * self.channels
+    shortcut = x
+    if x.shape[-1] != wide or self.stride != 1:
+      shortcut = conv("conv_proj", wide, 1, self.stride)(x)
+      shortcut = norm("gn_proj")(shortcut)
+    x = nn.relu(norm("gn1")(conv("conv1", self.channels, 1)(x)))
+    x = nn.relu(norm("gn2")(conv("conv2", self.channels, 3, self.stride)(x)))
+    x = conv("conv3", wide, 1)(x)
+    x = norm("gn3", scale_init=nn.initializers.zeros)(x)
+    return nn.relu(shortcut + x)
+
+
+class UnitV2(nn.Module):
+  """Norm and ReLU before each of 1x1, 3x3 (with the stride), 1x1."""
+
+  channels: int
+  stride: int
+  norms: Norms
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b y x f"]:
+    def conv(name, features, side, stride=1):
+      pad = ((side // 2, side // 2),) * 2
+      return StdConv(
+        features, side, stride, pad, self.norms, self.dtype, name=name
+      )
+
+    def norm_relu(name, x):
+      return nn.relu(_norm(name, self.norms, self.dtype)(x))
+
+    wide = 4 * self.channels
+    shortcut, before = x, norm_relu("gn1", x)
+    if x.shape[-1] != wide or self.stride != 1:
+      shortcut = conv("conv_proj", wide, 1, self.stride)(before)
+    x = conv("conv1", self.channels, 1)(before)
+    x = conv("conv2", self.channels, 3, self.stride)(norm_relu("gn2", x))
+    x = conv("conv3", wide, 1)(norm_relu("gn3", x))
+    return shortcut + x
+
+
+UNITS = {"v1": UnitV1, "v2": UnitV2}
+
+
+class Stage(nn.Module):
+  """Units of one width; the first of them has the stride."""
+
+  unit: Any
+  num_units: int
+  channels: int
+  stride: int
+  norms: Norms
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b y x f"]:
+    for i in range(self.num_units):
+      x = self.unit(
+        self.channels,
+        self.stride if i == 0 else 1,
+        self.norms,
+        self.dtype,
+        name=f"unit{i + 1}",
+      )(x)
+    return x
+
+
+def trunk(
+  x: Float[Array, "b h w c"],
+  form: str,
+  stages: Stages,
+  norms: Norms,
+  dtype: DTypeLike,
+  remat: Any = lambda unit: unit,
+  root_pad: str = "zero",
+) -> tuple[Float[Array, "b y x f"], dict[str, Array]]:
+  """Root and stages, as submodules of the module that calls it.
+
+  The root shrinks the image by 4 (a 7x7 convolution, then a maximum over 3x3,
+  both with stride 2), every stage but the first by 2.
+
+  Args:
+    x: Images.
+    form: "v1" or "v2".
+    stages: Units a stage, and the factor of all widths.
+    norms: Their constants.
+    dtype: Type of the products.
+    remat: Wraps the class of a unit, to compute it again in the backward pass.
+    root_pad: As `ResNet`'s; only V2's root has no ReLU before the maximum.
+
+  Returns:
+    The last feature map; and all by name: root, block1, block2, ...
+  """
+  width = round(ROOT_CHANNELS * stages.width)
+  pad = "SAME" if form == "v1" else ((3, 3), (3, 3))
+  x = StdConv(width, 7, 2, pad, norms, dtype, name="conv_root")(x)
+  if form == "v1":
+    x = nn.relu(_norm("gn_root", norms, dtype)(x))
+    x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+  else:
+    if root_pad == "zero":
+      x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+      x = nn.max_pool(x, (3, 3), (2, 2))
+    else:
+      x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+  out = {"root": x}
+  for i, num_units in enumerate(stages.blocks):
+    name = f"block{i + 1}"
+    x = out[name] = Stage(
+      remat(UNITS[form]),
+      num_units,
+      width * 2**i,
+      1 if i == 0 else 2,
+      norms,
+      dtype,
+      name=name,
+    )(x)
+  return x, out
+
+
+class ResNet(nn.Module):
+  """Images to logits, and every feature map by name.
+
+  Attributes:
+    num_classes: Logits an image; 0: no head, the features are returned.
+    stages: Units a stage, and the factor of all widths, which must make 64
+      times it a multiple of 32.
+    form: "v2" (BiT as released) or "v1" (as in the hybrids).
+    norms: Constants of the norms; None: the form's.
+    root_pad: What V2's maximum sees beyond the border of the root: "zero" (as
+      in BiT's own code, which trained the released weights, and in timm) or
+      "nothing" (as in big_vision's).
+    head_bias: Initial bias of the head; its kernel starts at zero.
+    dtype: Type of the products.
+    remat: Whether the backward pass computes each unit again.
+
+  Source: arXiv:1912.11370, section 3; arXiv:2010.11929, section 4.1. Equal to
+  big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
+  """
+
+  num_classes: int
+  stages: Stages
+  form: str = "v2"
+  norms: Norms | None = None
+  root_pad: str = "zero"
+  head_bias: float = 0.0
+  dtype: DTypeLike = "float32"
+  remat: bool = False
+
+  @nn.compact
+  def __call__(
+    self, images: Float[Array, "b h w c"], *, is_training: bool = False
+  ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
+    """Applies the network.
+
+    Args:
+      images: In [-1, 1].
+      is_training: Changes nothing here; Transformers need it.
+
+    Returns:
+      Logits, float32, and the intermediates: root, block1, block2, ...
+      [b, y, x, c]; encoded, the last map after its norm; pooled [b, c];
+      pre_logits, the same; logits.
+    """
+    del is_training
+    norms = self.norms or (V1_NORMS if self.form == "v1" else V2_NORMS)
+    remat = nn.remat if self.remat else lambda unit: unit
+    x, out = trunk(
+      images,
+      self.form,
+      self.stages,
+      norms,
+      self.dtype,
+      remat,
+      self.root_pad,
+    )
+    precise = at_least_float32(self.dtype)
+    if self.form == "v2":
+      x = nn.relu(_norm("norm-pre-head", norms, precise)(x))
+    out["encoded"] = x
+    x = x.astype(precise).mean(axis=(1, 2))
+    out["pooled"] = out["pre_logits"] = x
+    if self.num_classes:
+      x = nn.Dense(
+        self.num_classes,
+        dtype=precise,
+        kernel_init=nn.initializers.zeros,
+        bias_init=nn.initializers.constant(self.head_bias),
+        name="head",
+      )(x)
+    out["logits"] = x
+    return x, out

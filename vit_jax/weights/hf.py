@@ -1,0 +1,417 @@
+"""Weights and configs as Hugging Face's transformers has them: ViT.
+
+Names are those of the files (`vit.encoder.layer.0.attention.attention...`),
+which transformers 5 keeps on disk, though its modules are called otherwise
+(`vit.layers.0.attention.q_proj`); both are read. The files of the bare ViTModel
+lack the prefix "vit.".
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax import geometry
+from vit_jax.config import ModelConfig
+from vit_jax.models.posemb import sincos2d
+from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.torch_layout import (
+  Row,
+  add_zero_biases,
+  shorten,
+  to_ours,
+  to_theirs,
+)
+
+POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
+
+# hidden_act -> our form. gelu_fast writes sqrt(2 / pi) with ten digits, which
+# is the same float32.
+GELUS = {
+  "gelu": "erf",
+  "gelu_python": "erf",
+  "gelu_new": "tanh",
+  "gelu_accurate": "tanh",
+  "gelu_fast": "tanh",
+  "gelu_pytorch_tanh": "tanh",
+  "gelu_python_tanh": "tanh",
+}
+HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+
+# A name of transformers 5 in memory -> that of the files.
+_LAYER = r"^((?:vit\.)?)layers\.(\d+)\."
+NAMES = (
+  (_LAYER + r"attention\.q_proj\.", "attention.attention.query."),
+  (_LAYER + r"attention\.k_proj\.", "attention.attention.key."),
+  (_LAYER + r"attention\.v_proj\.", "attention.attention.value."),
+  (_LAYER + r"attention\.o_proj\.", "attention.output.dense."),
+  (_LAYER + r"mlp\.fc1\.", "intermediate.dense."),
+  (_LAYER + r"mlp\.fc2\.", "output.dense."),
+  (_LAYER, ""),
+)
+
+# What a name that we do not know is part of.
+PARTS = (
+  (r"distillation_token|cls_classifier|distillation_class", "DeiT distilled"),
+  (r"mask_token|^decoder\.", "masked image modelling"),
+  (r"layer_scale|lambda_[12]", "LayerScale"),
+  (r"register_tokens", "register tokens"),
+  (r"weights_in|weights_out", "a gated MLP (SwiGLU)"),
+  (r"relative_position", "relative positions in BEiT's form"),
+)
+
+
+def looks_like(names: Iterable[str]) -> bool:
+  """Whether these are names of a ViTModel, or of one with a head.
+
+  It may be a relative that has parts which `read` refuses.
+  """
+  published = {_publish(n).removeprefix("vit.") for n in names}
+  return "embeddings.patch_embeddings.projection.weight" in published and any(
+    n.startswith("encoder.layer.0.") for n in published
+  )
+
+
+def _publish(name: str) -> str:
+  """Returns the name that the files have."""
+  for regex, end in NAMES:
+    if re.match(regex, name):
+      return re.sub(regex, rf"\g<1>encoder.layer.\g<2>.{end}", name)
+  return name
+
+
+def read(
+  arrays: Mapping[str, LazyArray], config: Mapping[str, Any]
+) -> tuple[dict[str, LazyArray], dict[str, Any], dict[str, Any]]:
+  """Returns parameters by our flat names, options, and what else is known.
+
+  Nothing is read before it is looked at. Attention without biases gets biases
+  of zero; the pooler becomes pre_logits.
+
+  Args:
+    arrays: Name in the file -> array.
+    config: What config.json holds.
+
+  Returns:
+    Parameters; the fields gelu and ln_eps of `config.ModelConfig`; and
+    image_size (height, width), patch, num_heads, and class_names, None where
+    they are LABEL_0, LABEL_1 and so on.
+
+  Raises:
+    ValueError: Arrays have no place in our models, or other shapes than they
+      should; or the config asks for what we have not. All faults at once.
+  """
+  faults: list[str] = []
+  extras = _extras(config, faults)
+  options = {
+    "gelu": GELUS.get(config.get("hidden_act", "gelu")),
+    "ln_eps": float(config.get("layer_norm_eps", 1e-12)),
+  }
+  named: dict[str, LazyArray] = {}
+  for name, array in arrays.items():
+    published = _publish(name).removeprefix("vit.")
+    if published in named:
+      faults.append(f"got two arrays {published!r}, expected one.")
+    named[published] = array
+  rows = _rows(_depth(named, r"encoder\.layer\.(\d+)\."))
+  params, shape_faults = to_ours(rows, named, extras["num_heads"])
+  faults += shape_faults
+  add_zero_biases(params)
+  known = {row.theirs for row in rows}
+  if unknown := [n for n in named if n not in known]:
+    faults.append(_unknown(unknown))
+  faults += _head_faults(named, config, extras["class_names"])
+  if faults:
+    raise ValueError("weights of Hugging Face: " + "\n".join(faults))
+  return params, options, extras
+
+
+def _extras(config, faults: list[str]) -> dict[str, Any]:
+  """Returns what the config says; appends what we have not to `faults`."""
+  if config.get("model_type", "vit") != "vit":
+    faults.append(f"model_type: got {config['model_type']!r}, expected 'vit'.")
+  act = config.get("hidden_act", "gelu")
+  if act not in GELUS:
+    faults.append(
+      f"hidden_act: got {act!r}, expected one of {', '.join(GELUS)}."
+    )
+  patch = _pair(config.get("patch_size", 16))
+  if patch[0] != patch[1]:
+    faults.append(
+      f"patch_size: got {list(patch)}, expected a square: our patches are."
+    )
+  heads, width = (
+    config.get("num_attention_heads", 12),
+    config.get("hidden_size", 768),
+  )
+  if width % heads:
+    faults.append(
+      f"num_attention_heads: got {heads} for a hidden_size of {width}, expected"
+      " a divisor of it."
+    )
+  return {
+    "image_size": _pair(config.get("image_size", 224)),
+    "patch": patch[0],
+    "num_heads": heads,
+    "class_names": _class_names(config),
+  }
+
+
+def _pair(value) -> tuple[int, int]:
+  first, second = (value, value) if isinstance(value, int) else value
+  return first, second
+
+
+def _class_names(config) -> tuple[str, ...] | None:
+  by_number = {int(k): v for k, v in (config.get("id2label") or {}).items()}
+  names = tuple(by_number[k] for k in sorted(by_number))
+  is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
+  return names if is_named else None
+
+
+def _head_faults(named, config, class_names) -> list[str]:
+  faults = []
+  if "pooler.dense.weight" in named:
+    act = config.get("pooler_act", "tanh")
+    if act != "tanh":
+      faults.append(f"pooler_act: got {act!r}, expected 'tanh'.")
+    shape = named["pooler.dense.weight"].shape
+    if shape[0] != shape[-1]:
+      faults.append(
+        f"pooler_output_size: got {shape[0]}, expected the hidden_size"
+        f" {shape[-1]}."
+      )
+    if "classifier.weight" in named:
+      faults.append(
+        "got both pooler and classifier, expected one of them: in transformers"
+        " the classifier does not see the pooler's output. Remove pooler.dense."
+      )
+  if "classifier.weight" in named and class_names is not None:
+    num_classes = named["classifier.weight"].shape[0]
+    if num_classes != len(class_names):
+      faults.append(
+        f"id2label: got {len(class_names)} names, expected {num_classes}, one"
+        " for each row of classifier.weight."
+      )
+  return faults
+
+
+def _unknown(names: list[str]) -> str:
+  parts = [
+    part for regex, part in PARTS if any(re.search(regex, n) for n in names)
+  ]
+  are = f" They belong to {'; '.join(parts)}: no such part in vit_jax."
+  return (
+    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
+    f" models: {shorten(names)}.{are if parts else ''} Take weights of a"
+    " ViTModel or a ViTForImageClassification."
+  )
+
+
+def write(
+  params: Mapping[str, np.ndarray],
+  model: ModelConfig,
+  *,
+  num_classes: int,
+  image_size: tuple[int, int],
+  class_names: Sequence[str] | None = None,
+  grid: tuple[int, int] | None = None,
+  drop_head: bool = False,
+) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+  """Returns arrays, config.json and preprocessor_config.json.
+
+  The three make a folder that `ViTForImageClassification.from_pretrained`
+  loads; without a head, `ViTModel.from_pretrained`, whose pooler is then our
+  pre_logits. A position table without a row for the class token gets one of
+  zeros, which changes nothing; a fixed table, or none, becomes a learned one.
+  The safetensors file needs the metadata {"format": "pt"}.
+
+  Args:
+    params: Our flat names -> arrays; blocks one by one, not stacked.
+    model: What they are the parameters of.
+    num_classes: Width of the head.
+    image_size: Height and width in pixels.
+    class_names: In the order of the logits; None: LABEL_0, LABEL_1 ...
+    grid: Rows and columns of patches; None: those of `image_size`.
+    drop_head: Whether the head is left out.
+
+  Raises:
+    ValueError: transformers' ViT has not what the model has. All faults at
+      once.
+  """
+  params = dict(params)
+  if drop_head:
+    params = {k: v for k, v in params.items() if not k.startswith("head/")}
+  has_head = "head/kernel" in params
+  faults = _faults(params, model)
+  if class_names is not None and len(class_names) != num_classes:
+    faults.append(
+      f"class_names: got {len(class_names)}, expected {num_classes}."
+    )
+  if faults:
+    raise ValueError(_cannot(faults))
+  sizes, patch = geometry.size(model)
+  grid = grid or geometry.patch_grid(model, image_size)
+  params[POS_EMBEDDING] = _table(params, model, grid, sizes.width)
+  rows = _rows(sizes.depth)
+  arrays, faults = to_theirs(rows, params)
+  known = {row.ours for row in rows}
+  if unknown := [n for n in params if n not in known]:
+    faults.append(
+      f"got {shorten(unknown)}, which transformers has no place for. Write the"
+      " parameters of a ViT, blocks one by one."
+    )
+  if faults:
+    raise ValueError(_cannot(faults))
+  if has_head:
+    arrays = {
+      name if name.startswith("classifier.") else f"vit.{name}": array
+      for name, array in arrays.items()
+    }
+  config = {
+    "architectures": ["ViTForImageClassification" if has_head else "ViTModel"],
+    "model_type": "vit",
+    "hidden_size": sizes.width,
+    "num_hidden_layers": sizes.depth,
+    "num_attention_heads": sizes.num_heads,
+    "intermediate_size": sizes.mlp_dim,
+    "hidden_act": HIDDEN_ACTS[model.gelu],
+    "layer_norm_eps": model.ln_eps,
+    "image_size": _square(image_size),
+    "patch_size": patch,
+    "num_channels": int(params["embedding/kernel"].shape[2]),
+    "encoder_stride": patch,
+    "qkv_bias": True,
+    "pooler_act": "tanh",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+  }
+  if has_head:
+    names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
+    config["id2label"] = {str(i): name for i, name in enumerate(names)}
+    config["label2id"] = {name: i for i, name in enumerate(names)}
+  return arrays, config, _preprocessor(image_size)
+
+
+def _cannot(faults: list[str]) -> str:
+  lines = "\n".join(f"  - {fault}" for fault in faults)
+  return f"transformers' ViT cannot hold this model:\n{lines}"
+
+
+def _faults(params, model: ModelConfig) -> list[str]:
+  """Returns what transformers' ViT has not."""
+  if model.name != "vit":
+    return [f"config.model.name: got {model.name!r}, expected 'vit'."]
+  faults = []
+  if geometry.stages(model) is not None:
+    faults.append(
+      f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
+      " on pixels such as 'B/16'."
+    )
+  if model.pool != "token":
+    faults.append(f"config.model.pool: got {model.pool!r}, expected 'token'.")
+  if model.posemb not in ("learn", "sincos2d", "none"):
+    faults.append(
+      f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
+      " none: one table is added to the tokens, once."
+    )
+  if any(n.startswith("pre_logits/") for n in params) and (
+    "head/kernel" in params
+  ):
+    faults.append(
+      "pre_logits: got a tanh layer before the head, expected none, since the"
+      " classifier does not see the pooler's output. Leave out the head, and"
+      " the tanh layer becomes the pooler of a ViTModel: --drop_head."
+    )
+  return faults
+
+
+def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:
+  """Returns the position table, with a row for the class token."""
+  if model.posemb == "learn" and model.cls_row:
+    return np.asarray(params[POS_EMBEDDING])
+  if model.posemb == "learn":
+    table = np.asarray(params[POS_EMBEDDING])
+  elif model.posemb == "sincos2d":
+    table = sincos2d(*grid, width)[None]
+  else:
+    table = np.zeros((1, math.prod(grid), width), np.float32)
+  return np.pad(table, ((0, 0), (1, 0), (0, 0)))
+
+
+def _preprocessor(image_size: tuple[int, int]) -> dict[str, Any]:
+  """Returns what makes images of 0 to 255 the [-1, 1] of our models."""
+  return {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": {"height": image_size[0], "width": image_size[1]},
+    "resample": 2,  # PIL's bilinear
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+  }
+
+
+def _square(image_size: tuple[int, int]) -> int | list[int]:
+  height, width = image_size
+  return height if height == width else [height, width]
+
+
+def _depth(names: Iterable[str], regex: str) -> int:
+  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
+  return max(found, default=-1) + 1
+
+
+def _pairs(theirs: str, ours: str, leaf: str, *kinds: str) -> list[Row]:
+  weight, bias = kinds or ("same", "same")
+  return [
+    Row(f"{theirs}.weight", f"{ours}/{leaf}", weight),
+    Row(f"{theirs}.bias", f"{ours}/bias", bias),
+  ]
+
+
+def _norm(theirs: str, ours: str) -> list[Row]:
+  return _pairs(theirs, ours, "scale")
+
+
+def _dense(
+  theirs: str, ours: str, kind: str = "linear", bias: str = "same"
+) -> list[Row]:
+  return _pairs(theirs, ours, "kernel", kind, bias)
+
+
+def _rows(depth: int) -> list[Row]:
+  """Rows without the prefix "vit."."""
+  rows = [
+    Row("embeddings.cls_token", "cls"),
+    Row("embeddings.position_embeddings", POS_EMBEDDING),
+    *_dense("embeddings.patch_embeddings.projection", "embedding", "conv"),
+  ]
+  for i in range(depth):
+    theirs, ours = f"encoder.layer.{i}", f"Transformer/encoderblock_{i}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    rows += _norm(f"{theirs}.layernorm_before", f"{ours}/LayerNorm_0")
+    for name in ("query", "key", "value"):
+      rows += _dense(
+        f"{theirs}.attention.attention.{name}",
+        f"{attention}/{name}",
+        "to_heads",
+        "heads_bias",
+      )
+    output = f"{theirs}.attention.output.dense"
+    rows += [
+      *_dense(output, f"{attention}/out", "from_heads"),
+      *_norm(f"{theirs}.layernorm_after", f"{ours}/LayerNorm_1"),
+      *_dense(f"{theirs}.intermediate.dense", f"{ours}/MlpBlock_0/Dense_0"),
+      *_dense(f"{theirs}.output.dense", f"{ours}/MlpBlock_0/Dense_1"),
+    ]
+  return [
+    *rows,
+    *_norm("layernorm", "Transformer/encoder_norm"),
+    *_dense("pooler.dense", "pre_logits"),
+    *_dense("classifier", "head"),
+  ]

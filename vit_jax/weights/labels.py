@@ -1,0 +1,84 @@
+"""Names of a head's classes, as far as its width decides them.
+
+ImageNet-21k has been published with heads of three widths, in three orders.
+What is said of them here was compared with the lists of timm 1.0.31
+(timm/data/_info/*_synsets.txt; Google's own list, for BiT, is linked in
+google-research/big_transfer#7):
+
+- 21,841: the data set itself, the release of fall 2011. Sorted wnids.
+- 21,843: the same and n03931044 and n09859684, which a comment in
+  google-research/big_transfer#18 names, too; that they have no images is what
+  an author believes there, without being sure. Sorted wnids. timm takes this
+  list for every head of that width, those of ViT's files included.
+- 21,842: FocalNet's (microsoft/FocalNet#27). ImageNet-1k's 1,000 come first,
+  and the others follow, sorted. Place 850, n04399382, is in ImageNet-1k and in
+  neither of the two lists above: no image in training had that label.
+"""
+
+import importlib.util
+import pathlib
+
+_LABELS = "datasets/imagenet2012/labels.txt"  # in tensorflow_datasets
+
+_DESCRIPTIONS = {
+  1000: (
+    "1,000 classes: by convention ImageNet-1k in the order of sorted wnids,"
+    " n01440764 to n15075141."
+  ),
+  21_841: (
+    "21,841 classes: by convention ImageNet of fall 2011 in the order of sorted"
+    " wnids, which differs from 9205 on from Google's order of 21,843, and"
+    " everywhere from FocalNet's of 21,842."
+  ),
+  21_842: (
+    "21,842 classes: FocalNet's order, ImageNet-1k in its usual order (of which"
+    " 850, n04399382, had no images) and then the other wnids sorted; its"
+    " indices are not those of 21,843 or 21,841."
+  ),
+  21_843: (
+    "21,843 classes: Google's ImageNet-21k in the order of sorted wnids, that"
+    " of the imagenet21k and AugReg files; without 9205 (n03931044) and 15027"
+    " (n09859684) it is the order of 21,841, and FocalNet's of 21,842 is"
+    " another one."
+  ),
+}
+
+
+def imagenet1k() -> tuple[str, ...] | None:
+  """Returns the wnids of ImageNet-1k in the order of published heads.
+
+  They are read from the file of labels that TFDS brings, which is found
+  without importing TFDS. None where TFDS or that file is not installed.
+
+  Example:
+    >>> imagenet1k()[0]
+    'n01440764'
+  """
+  spec = importlib.util.find_spec("tensorflow_datasets")
+  for folder in (spec and spec.submodule_search_locations) or ():
+    file = pathlib.Path(folder) / _LABELS
+    if file.exists():
+      return tuple(file.read_text().split())
+  return None
+
+
+def describe(num_classes: int) -> str | None:
+  """Returns a sentence on the classes of a head of a known width, or None.
+
+  A width is a convention and no proof: of the class names in a checkpoint and
+  this sentence, trust the names.
+
+  Args:
+    num_classes: Width of the head; known are 1000, 21841, 21842 and 21843.
+  """
+  return _DESCRIPTIONS.get(num_classes)
+
+
+def known(num_classes: int) -> tuple[str, ...] | None:
+  """Returns the names of the classes where the width alone decides, or None.
+
+  Args:
+    num_classes: Width of the head. Only for 1000 names are at hand, those of
+      `imagenet1k`.
+  """
+  return imagenet1k() if num_classes == 1000 else None

@@ -1,0 +1,496 @@
+"""Weights as timm names them: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
+
+Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
+LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and weight
+standardisation adds 1e-8 to the variance.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax import geometry, variants
+from vit_jax.config import ModelConfig
+from vit_jax.models.posemb import sincos2d
+from vit_jax.variants import Size
+from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.torch_layout import (
+  Row,
+  add_zero_biases,
+  shorten,
+  to_ours,
+  to_theirs,
+)
+
+POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
+
+LN_EPS = 1e-6
+RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
+
+# What a name that we do not know is part of.
+PARTS = (
+  (r"dist_token|head_dist", "the distillation token of DeiT"),
+  (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale"),
+  (r"reg_token", "register tokens"),
+  (r"[qk]_norm\.", "norms of queries and keys"),
+  (r"rope|freqs", "rotary positions"),
+  (r"rel_pos|relative_position", "relative positions in timm's form"),
+  (r"\.[qkv]_bias$", "biases of queries and values (BEiT, EVA)"),
+  (r"mlp\.(w12|w[123]|fc1_[gx]|norm)\.", "a gated MLP (SwiGLU)"),
+  (r"^fc_norm\.", "the norm after pooling, timm's form of average pooling"),
+  (r"^norm_pre\.", "the norm before the blocks (CLIP)"),
+  (r"running_(mean|var)$|num_batches_tracked$", "BatchNorm"),
+)
+
+# Size -> names at 224 pixels, by the side of the patch; the first one stands
+# for other patches. vit_base_patch16_gap_224 is not B/16: it has 16 heads.
+_SIZES = {
+  (192, 12, 768, 3): {16: "vit_tiny_patch16_224"},
+  (384, 12, 1536, 6): {
+    16: "vit_small_patch16_224",
+    32: "vit_small_patch32_224",
+    8: "vit_small_patch8_224",
+  },
+  (768, 12, 3072, 12): {
+    16: "vit_base_patch16_224",
+    32: "vit_base_patch32_224",
+    8: "vit_base_patch8_224",
+  },
+  (1024, 24, 4096, 16): {
+    16: "vit_large_patch16_224",
+    32: "vit_large_patch32_224",
+    14: "vit_large_patch14_224",
+  },
+  (1280, 32, 5120, 16): {14: "vit_huge_patch14_224"},
+  (1408, 40, 6144, 16): {14: "vit_giant_patch14_224"},
+  (1664, 48, 8192, 16): {14: "vit_gigantic_patch14_224"},
+  (1152, 27, 4304, 16): {14: "vit_so400m_patch14_siglip_224"},
+}
+NAMES = {Size(*size): names for size, names in _SIZES.items()}
+
+# Names whose own defaults are not those of the class VisionTransformer.
+POOLS = {"vit_so400m_patch14_siglip_224": "map"}
+
+# (units of each stage, size, side of the patch on the stages' output) -> name;
+# the first one of the same stages stands for other sizes.
+HYBRIDS = (
+  ((), Size(192, 12, 768, 3), 8, "vit_tiny_r_s16_p8_224"),
+  ((2, 2, 2, 2), Size(384, 12, 1536, 6), 1, "vit_small_r26_s32_224"),
+  ((2, 2, 2, 2), Size(768, 12, 3072, 12), 1, "vit_base_r26_s32_224"),
+  ((3, 4, 9), Size(768, 12, 3072, 12), 1, "vit_base_r50_s16_224"),
+  ((3, 4, 6, 3), Size(1024, 24, 4096, 16), 1, "vit_large_r50_s32_224"),
+)
+
+# (units of each stage, factor of the width) -> name.
+BITS = {
+  ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
+  ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
+  ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
+  ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
+  ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
+  ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+}
+
+
+def looks_like(names: Iterable[str]) -> bool:
+  """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
+
+  It may be a relative that has parts which `read` refuses.
+  """
+  names = set(names)
+  if "patch_embed.proj.weight" in names:
+    return any(n.startswith("blocks.0.") for n in names)
+  return _is_resnet(names)
+
+
+def _is_resnet(names) -> bool:
+  return {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= set(names)
+
+
+def read(
+  arrays: Mapping[str, LazyArray], num_heads: int | None = None
+) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+  """Returns parameters by our flat names, and options of the model.
+
+  Nothing is read before it is looked at. Attention without biases gets biases
+  of zero.
+
+  Args:
+    arrays: timm's name -> array.
+    num_heads: Attention heads, which no array tells; None: those of the known
+      size of the same width, depth and mlp_dim.
+
+  Returns:
+    Parameters; and fields of `config.ModelConfig` that follow from timm's code
+    and not from the arrays: gelu, ln_eps, gn_eps, ws_eps, ws_eps_on.
+
+  Raises:
+    ValueError: Arrays have no place in our models, or other shapes than they
+      should; or the number of heads is not known.
+  """
+  is_resnet = _is_resnet(arrays)
+  faults = []
+  options: dict[str, Any] = {}
+  if is_resnet:
+    num_heads = 1  # there is no attention
+    rows = _bit_rows(_units(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.", 0))
+    options |= RESNET
+  else:
+    depth = _depth(arrays, r"blocks\.(\d+)\.")
+    units = _units(arrays, r"\w+\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", 0)
+    has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
+    rows = _vit_rows(depth) + _stem_rows(units, has_stages)
+    options |= {"gelu": "erf", "ln_eps": LN_EPS}
+    if any(n.startswith("patch_embed.backbone.") for n in arrays):
+      options |= RESNET
+    if num_heads is None:
+      num_heads, fault = _known_heads(arrays, depth)
+      faults += [fault] if fault else []
+  params, shape_faults = to_ours(rows, arrays, num_heads or 1)
+  faults += shape_faults
+  add_zero_biases(params)
+  known = {row.theirs for row in rows}
+  if unknown := [n for n in arrays if n not in known]:
+    faults.append(_unknown(unknown))
+  if faults:
+    raise ValueError("weights of timm: " + "\n".join(faults))
+  return params, options
+
+
+def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
+  """Returns the heads of the known size that these arrays have, or a fault."""
+  names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+  width, mlp_dim = (arrays[n].shape[0] if n in arrays else 0 for n in names)
+  for size in variants.SIZES.values():
+    if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
+      return size.num_heads, None
+  return None, (
+    f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
+    f" the sizes {', '.join(variants.SIZES)}, so that nothing tells the number"
+    " of attention heads. State it: num_heads."
+  )
+
+
+def _unknown(names: list[str]) -> str:
+  parts = [
+    part for regex, part in PARTS if any(re.search(regex, n) for n in names)
+  ]
+  are = f" They belong to {'; '.join(parts)}: no such part in vit_jax."
+  return (
+    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
+    f" models: {shorten(names)}.{are if parts else ''} Take weights of a plain"
+    " ViT, of its hybrids, or of BiT."
+  )
+
+
+def write(
+  params: Mapping[str, np.ndarray],
+  model: ModelConfig,
+  *,
+  grid: tuple[int, int] | None = None,
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of timm's model, by its names.
+
+  `create_call` tells which model that is. A fixed position table is written
+  as a learned one.
+
+  Args:
+    params: Our flat names -> arrays; blocks one by one, not stacked.
+    model: What they are the parameters of.
+    grid: Rows and columns of patches; needed for sincos2d alone.
+
+  Raises:
+    ValueError: The model has parts that timm's have not.
+  """
+  faults = []
+  params = dict(params)
+  stages = geometry.stages(model)
+  if model.name == "bit_v1":
+    faults.append(
+      "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
+      " ResNet with weight standardisation after activation on its own."
+    )
+  if model.name == "bit":
+    rows = _bit_rows(_units(params, r"block(\d+)/unit(\d+)/", 1))
+  else:
+    units = _units(params, r"block(\d+)/unit(\d+)/", 1)
+    rows = _vit_rows(_depth(params, r"Transformer/encoderblock_(\d+)/"))
+    rows += _stem_rows(units, bool(stages and stages.blocks))
+    faults += _vit_faults(params, model)
+    if model.posemb == "sincos2d" and grid is None:
+      faults.append(
+        "grid: got None, expected (rows, columns) of patches, which the fixed"
+        " position table is written for."
+      )
+    elif model.posemb == "sincos2d":
+      width = params["embedding/kernel"].shape[-1]
+      params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
+  arrays, missing = to_theirs(rows, params)
+  faults += missing
+  known = {row.ours for row in rows} | {"pre_logits/kernel", "pre_logits/bias"}
+  if unknown := [n for n in params if n not in known]:
+    faults.append(
+      f"got {shorten(unknown)}, which timm has no place for. Write the"
+      " parameters of a ViT, of a hybrid or of BiT, blocks one by one."
+    )
+  if faults:
+    raise ValueError("timm cannot hold this model:\n" + "\n".join(faults))
+  return arrays
+
+
+def _vit_faults(params, model: ModelConfig) -> list[str]:
+  """Returns what timm's ViT has not."""
+  faults = []
+  if any(n.startswith("pre_logits/") for n in params):
+    faults.append(
+      "pre_logits: got a tanh layer before the head, expected none: timm has no"
+      " place for it. Write the model without it and the head: --drop_head."
+    )
+  if model.posemb not in ("learn", "sincos2d", "none"):
+    faults.append(
+      f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
+      " none: timm's ViT adds one table to the tokens, once."
+    )
+  return faults
+
+
+def create_call(
+  model: ModelConfig, num_classes: int, image_size: tuple[int, int]
+) -> tuple[str | None, dict[str, Any]]:
+  """Returns what to call `timm.create_model` with, to load what `write` made.
+
+  Args:
+    model: A model that `write` takes.
+    num_classes: Width of the head, 0 for none. It is always among the
+      arguments, since timm's default depends on the name.
+    image_size: Height and width in pixels.
+
+  Returns:
+    A name, and keyword arguments that may be written as JSON; (None, {}) if
+    timm has no name for it.
+
+  Example:
+    >>> create_call(ModelConfig(variant="B/16"), 10, (224, 224))
+    ('vit_base_patch16_224', {'num_classes': 10, 'act_layer': 'gelu_tanh'})
+  """
+  stages = geometry.stages(model)
+  kwargs: dict[str, Any] = {"num_classes": num_classes}
+  if model.name == "bit":
+    name = BITS.get((tuple(stages.blocks), stages.width))
+    return (name, kwargs) if name else (None, {})
+  if model.name != "vit" or model.posemb not in ("learn", "sincos2d", "none"):
+    return None, {}
+  sizes, patch = geometry.size(model)
+  if stages is not None:
+    name, name_size, name_patch = _hybrid_name(stages, sizes)
+    if name is None:
+      return None, {}
+  else:
+    name_size = sizes if sizes in NAMES else Size(768, 12, 3072, 12)
+    names = NAMES[name_size]
+    name_patch = patch if patch in names else next(iter(names))
+    name = names[name_patch]
+  if tuple(image_size) != (224, 224):
+    kwargs["img_size"] = list(image_size)
+  if patch != name_patch:
+    kwargs["patch_size"] = patch
+  kwargs |= _size_kwargs(sizes, name_size)
+  if model.pool != POOLS.get(name, "token"):
+    kwargs["class_token"] = model.pool == "token"
+    kwargs["global_pool"] = {"gap": "avg"}.get(model.pool, model.pool)
+    if model.pool == "gap":
+      kwargs["fc_norm"] = False
+  if model.posemb == "none":
+    kwargs["pos_embed"] = "none"
+  elif model.pool == "token" and not (
+    model.posemb == "learn" and model.cls_row
+  ):
+    kwargs["no_embed_class"] = True
+  if model.gelu == "tanh":
+    kwargs["act_layer"] = "gelu_tanh"
+  return name, kwargs
+
+
+def _hybrid_name(stages, sizes: Size):
+  rows = [row for row in HYBRIDS if row[0] == tuple(stages.blocks)]
+  if not rows or stages.width != 1:
+    return None, None, None
+  row = next((r for r in rows if r[1] == sizes), rows[0])
+  return row[3], row[1], row[2]
+
+
+def _size_kwargs(sizes: Size, name_size: Size) -> dict[str, Any]:
+  kwargs = {}
+  for keyword, field in (
+    ("embed_dim", "width"),
+    ("depth", "depth"),
+    ("num_heads", "num_heads"),
+  ):
+    if getattr(sizes, field) != getattr(name_size, field):
+      kwargs[keyword] = getattr(sizes, field)
+  ratio = sizes.mlp_dim / sizes.width
+  if ratio != name_size.mlp_dim / name_size.width:
+    # timm rounds width * ratio down.
+    if int(sizes.width * ratio) < sizes.mlp_dim:
+      ratio = math.nextafter(ratio, math.inf)
+    kwargs["mlp_ratio"] = ratio
+  return kwargs
+
+
+def differences(model: ModelConfig) -> list[str]:
+  """Returns what timm computes otherwise, with the arguments of `create_call`.
+
+  One text each; none: the same numbers, up to rounding.
+  """
+  texts = []
+  if model.name == "vit" and model.ln_eps != LN_EPS:
+    texts.append(
+      f"LayerNorm adds {LN_EPS} to the variance, this model {model.ln_eps}; the"
+      " argument norm_layer=functools.partial(timm.layers.LayerNorm,"
+      f" eps={model.ln_eps}) makes it equal."
+    )
+  if geometry.stages(model) is None:
+    return texts
+  gn_eps, ws_eps, ws_eps_on = geometry.norms(model)
+  if gn_eps != RESNET["gn_eps"]:
+    texts.append(
+      f"GroupNorm adds {RESNET['gn_eps']} to the variance, this model {gn_eps}."
+    )
+  if (ws_eps, ws_eps_on) != (RESNET["ws_eps"], RESNET["ws_eps_on"]):
+    to = {"std": "the standard deviation", "var": "the variance"}
+    texts.append(
+      f"weight standardisation adds {RESNET['ws_eps']} to the variance, this"
+      f" model {ws_eps} to {to[ws_eps_on]}."
+    )
+  return texts
+
+
+def _depth(names: Iterable[str], regex: str) -> int:
+  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
+  return max(found, default=-1) + 1
+
+
+def _units(names: Iterable[str], regex: str, first: int) -> list[int]:
+  """Returns the number of units of each stage; `first` is the first number."""
+  found = [
+    (int(m[1]) - first, int(m[2]) - first)
+    for n in names
+    if (m := re.match(regex, n))
+  ]
+  num_stages = max((s for s, _ in found), default=-1) + 1
+  return [
+    max((u for s, u in found if s == stage), default=-1) + 1
+    for stage in range(num_stages)
+  ]
+
+
+def _norm(theirs: str, ours: str) -> list[Row]:
+  return [
+    Row(f"{theirs}.weight", f"{ours}/scale"),
+    Row(f"{theirs}.bias", f"{ours}/bias"),
+  ]
+
+
+def _dense(theirs: str, ours: str, kind: str = "linear") -> list[Row]:
+  return [
+    Row(f"{theirs}.weight", f"{ours}/kernel", kind),
+    Row(f"{theirs}.bias", f"{ours}/bias"),
+  ]
+
+
+def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
+  """Rows of projections that lie one below the other in one array."""
+  rows = []
+  for i, name in enumerate(names):
+    part = (i, len(names))
+    rows += [
+      Row(f"{theirs}.weight", f"{ours}/{name}/kernel", "to_heads", part),
+      Row(f"{theirs}.bias", f"{ours}/{name}/bias", "heads_bias", part),
+    ]
+  return rows
+
+
+def _mlp(theirs: str, ours: str) -> list[Row]:
+  return [
+    *_dense(f"{theirs}.fc1", f"{ours}/Dense_0"),
+    *_dense(f"{theirs}.fc2", f"{ours}/Dense_1"),
+  ]
+
+
+def _vit_rows(depth: int) -> list[Row]:
+  rows = [
+    Row("cls_token", "cls"),
+    Row("pos_embed", POS_EMBEDDING),
+    *_dense("patch_embed.proj", "embedding", "conv"),
+  ]
+  for i in range(depth):
+    theirs, ours = f"blocks.{i}", f"Transformer/encoderblock_{i}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    rows += [
+      *_norm(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
+      *_projections(f"{theirs}.attn.qkv", attention, ("query", "key", "value")),
+      *_dense(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
+      *_norm(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
+      *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0"),
+    ]
+  attention = "MAPHead_0/MultiHeadDotProductAttention_0"
+  return [
+    *rows,
+    *_norm("norm", "Transformer/encoder_norm"),
+    Row("attn_pool.latent", "MAPHead_0/probe"),
+    *_projections("attn_pool.q", attention, ("query",)),
+    *_projections("attn_pool.kv", attention, ("key", "value")),
+    *_dense("attn_pool.proj", f"{attention}/out", "from_heads"),
+    *_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
+    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
+    *_dense("head", "head"),
+  ]
+
+
+def _stem_rows(units: list[int], has_stages: bool) -> list[Row]:
+  """The ResNet below a hybrid; activations come after the norms."""
+  prefix = "patch_embed.backbone."
+  stem = prefix + "stem." * has_stages
+  rows = [
+    Row(f"{stem}conv.weight", "conv_root/kernel", "conv"),
+    *_norm(f"{stem}norm", "gn_root"),
+  ]
+  for theirs, ours in _each_unit(units):
+    rows += _unit_rows(prefix + theirs, ours)
+    rows += _norm(f"{prefix}{theirs}.downsample.norm", f"{ours}/gn_proj")
+  return rows
+
+
+def _bit_rows(units: list[int]) -> list[Row]:
+  """ResNet V2; norms and activations come before the convolutions."""
+  rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
+  for theirs, ours in _each_unit(units):
+    rows += _unit_rows(theirs, ours)
+  return [
+    *rows,
+    *_norm("norm", "norm-pre-head"),
+    *_dense("head.fc", "head", "conv1x1"),
+  ]
+
+
+def _each_unit(units: list[int]) -> list[tuple[str, str]]:
+  return [
+    (f"stages.{s}.blocks.{u}", f"block{s + 1}/unit{u + 1}")
+    for s, count in enumerate(units)
+    for u in range(count)
+  ]
+
+
+def _unit_rows(theirs: str, ours: str) -> list[Row]:
+  rows = []
+  for i in (1, 2, 3):
+    kernel = f"{ours}/conv{i}/kernel"
+    rows += [
+      Row(f"{theirs}.conv{i}.weight", kernel, "conv"),
+      *_norm(f"{theirs}.norm{i}", f"{ours}/gn{i}"),
+    ]
+  kernel = f"{ours}/conv_proj/kernel"
+  return [*rows, Row(f"{theirs}.downsample.conv.weight", kernel, "conv")]

@@ -1,0 +1,155 @@
+"""How PyTorch lays arrays out, and where the same numbers stand here.
+
+A format is a list of `Row`s: one of our arrays, and what it is a part of there.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from vit_jax.weights.lazy import LazyArray, lazy
+
+# Axes of an array there and here. D = heads * hd, in this order.
+KINDS = {
+  "same": (None, None),
+  "linear": ("[out, in]", "[in, out]"),
+  "conv": ("[out, in, h, w]", "[h, w, in, out]"),
+  "conv1x1": ("[out, in, 1, 1]", "[in, out]"),
+  "to_heads": ("[D, in]", "[in, heads, hd]"),
+  "heads_bias": ("[D]", "[heads, hd]"),
+  "from_heads": ("[out, D]", "[heads, hd, out]"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One of our arrays.
+
+  Attributes:
+    theirs: Name of the array that holds it.
+    ours: Our flat name.
+    kind: Of `KINDS`.
+    part: (i, n): it is the i-th of n equal parts of theirs, along axis 0.
+  """
+
+  theirs: str
+  ours: str
+  kind: str = "same"
+  part: tuple[int, int] = (0, 1)
+
+
+def to_ours(
+  rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
+) -> tuple[dict[str, LazyArray], list[str]]:
+  """Returns our arrays, of those rows whose array is there; and faults."""
+  params, faults = {}, []
+  for row in rows:
+    if row.theirs in arrays:
+      try:
+        params[row.ours] = _to_ours(row, arrays[row.theirs], num_heads)
+      except ValueError as e:
+        faults.append(f"{row.theirs}: {e}")
+  return params, faults
+
+
+def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
+  axes = KINDS[row.kind][0]
+  if axes and len(array.shape) != axes.count(",") + 1:
+    raise ValueError(f"got shape {tuple(array.shape)}, expected {axes}.")
+  index, count = row.part
+  if count > 1:
+    length, rest = divmod(array.shape[0], count)
+    if rest:
+      raise ValueError(
+        f"got shape {tuple(array.shape)}, expected {count} equal parts along"
+        " the first axis."
+      )
+    start = index * length
+    array = array.then(
+      (length, *array.shape[1:]), lambda a: a[start : start + length]
+    )
+  shape = tuple(array.shape)
+  if row.kind == "same":
+    return array
+  if row.kind == "linear":
+    return array.then(shape[::-1], lambda a: a.T)
+  if row.kind == "conv":
+    out, in_, h, w = shape
+    return array.then((h, w, in_, out), lambda a: a.transpose(2, 3, 1, 0))
+  if row.kind == "conv1x1":
+    if shape[2:] != (1, 1):
+      raise ValueError(f"got shape {shape}, expected {axes}.")
+    return array.then((shape[1], shape[0]), lambda a: a[:, :, 0, 0].T)
+  size = shape[1] if row.kind == "from_heads" else shape[0]
+  if size % num_heads:
+    raise ValueError(
+      f"got shape {shape}, expected {axes} with D a multiple of the"
+      f" {num_heads} heads. State the right number of heads."
+    )
+  heads = (num_heads, size // num_heads)
+  new = {
+    "to_heads": shape[1:] + heads,
+    "heads_bias": heads,
+    "from_heads": heads + shape[:1],
+  }[row.kind]
+  return array.then(new, lambda a: a.T.reshape(new))
+
+
+def to_theirs(
+  rows: Sequence[Row], params: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Returns their arrays, of those rows whose array is there; and faults."""
+  parts: dict[str, dict[int, np.ndarray]] = {}
+  counts = {row.theirs: row.part[1] for row in rows}
+  for row in rows:
+    if row.ours in params:
+      array = _to_theirs(row, np.asarray(params[row.ours]))
+      parts.setdefault(row.theirs, {})[row.part[0]] = array
+  faults = [
+    f"{row.ours}: missing, expected with the other parts of {row.theirs}."
+    for row in rows
+    if row.theirs in parts and row.part[0] not in parts[row.theirs]
+  ]
+  arrays = {
+    name: np.ascontiguousarray(
+      np.concatenate([found[i] for i in range(counts[name])])
+      if counts[name] > 1
+      else found[0]
+    )
+    for name, found in parts.items()
+    if len(found) == counts[name]
+  }
+  return arrays, faults
+
+
+def _to_theirs(row: Row, array: np.ndarray) -> np.ndarray:
+  if row.kind == "linear":
+    return array.T
+  if row.kind == "conv":
+    return array.transpose(3, 2, 0, 1)
+  if row.kind == "conv1x1":
+    return array.T[:, :, None, None]
+  if row.kind == "to_heads":
+    return array.reshape(array.shape[0], -1).T
+  if row.kind == "heads_bias":
+    return array.reshape(-1)
+  if row.kind == "from_heads":
+    return array.reshape(-1, array.shape[-1]).T
+  return array
+
+
+def add_zero_biases(params: dict[str, LazyArray]) -> None:
+  """Gives attention that has none biases of zero, in place."""
+  for name, kernel in list(params.items()):
+    path, _, leaf = name.rpartition("/")
+    if leaf == "kernel" and path.endswith(("/query", "/key", "/value")):
+      zeros = np.zeros(kernel.shape[1:], kernel.dtype)
+      params.setdefault(f"{path}/bias", lazy(zeros))
+
+
+def shorten(names: Sequence[str], count: int = 6) -> str:
+  """Returns "'a', 'b' and 3 more"."""
+  text = ", ".join(repr(n) for n in names[:count])
+  rest = len(names) - count
+  return f"{text} and {rest} more" if rest > 0 else text
