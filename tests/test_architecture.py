@@ -17,7 +17,8 @@ FLOORS = (
   "sharding checkpoint weights writer distributed meter overview",
   "step",
   "evaluators preflight",
-  "train evaluate report figures page runs",
+  "pretrained",
+  "train evaluate report convert figures page runs",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 INPUT_MAY_USE = FLOORS[0].split() + ["data"]

@@ -154,14 +154,75 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   Raises:
     FileNotFoundError: As `find`.
   """
-  folder = find(path)
+  return _restore(find(path) / "params"), load_metadata(path)
+
+
+def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+  """As `load_params`, but also takes what another program saved with Orbax.
+
+  Args:
+    path: As for `load_params`; or the folder of a tree of arrays, on its own
+      or in a sub-folder `default`.
+
+  Returns:
+    Nested dict of numpy arrays; and the metadata, {} if it is not ours.
+
+  Raises:
+    FileNotFoundError: There is no checkpoint.
+    ValueError: It is none that Orbax can read.
+  """
+  base = epath.Path(path)
+  trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
+  folder = trees[0] if trees else find(path) / "params"
+  try:
+    params = _restore(folder)
+    is_ours = not trees and (folder.parent / "metadata").is_dir()
+    return params, load_metadata(path) if is_ours else {}
+  except (KeyError, OSError, TypeError, ValueError) as e:
+    raise ValueError(
+      f"got {str(folder)!r}, which Orbax cannot read"
+      f" ({type(e).__name__}: {str(e).splitlines()[0][:200]}); copy it again."
+    ) from None
+
+
+def write_params(
+  path: str, params: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+  """Writes a folder that `load_params` reads, as one step of a run.
+
+  Args:
+    path: A folder that is not there yet.
+    params: Nested dict of arrays.
+    metadata: What JSON can hold.
+
+  Raises:
+    FileExistsError: There is something.
+  """
+  folder = epath.Path(path).resolve()
+  if folder.exists():
+    raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
+  with ocp.Checkpointer(
+    ocp.CompositeCheckpointHandler("params", "metadata")
+  ) as writer:
+    writer.save(
+      folder,
+      ocp.args.Composite(
+        params=ocp.args.StandardSave(params),
+        metadata=ocp.args.JsonSave(metadata),
+      ),
+    )
+
+
+def _restore(folder: epath.Path) -> dict[str, Any]:
+  """Reads a tree as numpy."""
+  handler = ocp.PyTreeCheckpointHandler()
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _shapes(folder)
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+    handler.metadata(folder).tree,
   )
-  params = ocp.PyTreeCheckpointHandler().restore(
-    folder / "params", args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+  return handler.restore(
+    folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
   )
-  return params, load_metadata(path)
 
 
 def shape_faults(got, want, where: str, advice: str) -> list[str]:

@@ -275,7 +275,7 @@ class Config:
     None, "width of the head; None: as many as the data set has"
   )
   init: str | None = _field(
-    None, "weights to start from: a run, a checkpoint, or a Google .npz"
+    None, "weights to start from: anything that vit_jax.load reads"
   )
   log_steps: int = _field(50, "steps between lines of metrics")
   fake_data: bool = _field(
@@ -319,9 +319,22 @@ def build(config: ml_collections.ConfigDict | dict) -> tuple[Config, list[str]]:
   return _build(Config, config, "config", faults), faults
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
   """Returns nested plain dicts, as JSON has them; `freeze` reads them back."""
   return _as_dict(config, plain=True)
+
+
+def model_from_dict(values: dict[str, Any]) -> ModelConfig:
+  """Returns what `to_dict` made of a model; absent options have defaults.
+
+  Raises:
+    ConfigError: All unknown or ill-typed options at once.
+  """
+  faults: list[str] = []
+  model = _build(ModelConfig, values, "config.model", faults)
+  if faults:
+    raise ConfigError(faults)
+  return model
 
 
 def _build(cls, values, where: str, faults: list[str]):

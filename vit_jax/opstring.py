@@ -65,12 +65,19 @@ def _inception_crop(
   return pair(size)
 
 
-def _resize(shape: Shape, size: Side, method: str = "bilinear") -> Shape:
+def _resize(
+  shape: Shape,
+  size: Side,
+  method: str = "bilinear",
+  antialias: bool = False,
+) -> Shape:
   _check_method(method)
   return pair(size)
 
 
-def _resize_small(shape: Shape, size: int, method: str = "area") -> Shape:
+def _resize_small(
+  shape: Shape, size: int, method: str = "area", antialias: bool = False
+) -> Shape:
   _check_method(method)
   pair(size)
   return None

@@ -11,7 +11,6 @@ from vit_jax.data import pipeline, sources
 from vit_jax.evaluators.fewshot import layer_of
 from vit_jax.faults import faults as word_faults
 from vit_jax.faults import warmup_faults
-from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.ridge import sample_shots
@@ -221,22 +220,17 @@ def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
 
 def init_faults(config: Config) -> list[str]:
   """The weights to start from must be there, and fit the model."""
-  try:
-    if not epath.Path(config.init).is_file():
-      checkpoint.find(config.init)
-  except FileNotFoundError as e:
-    return [f"config.init: {e}"]
   source = _look_at_train(config)
   _, variables = _shapes(config, config.num_classes or source.num_classes)
   try:
     weights.adapt(
       weights.read(config.init),
       variables["params"],
-      grid=patch_grid(config.model, image_size(config.data.ops)),
-      has_cls_row=has_cls_row(config.model),
+      config.model,
+      image_size(config.data.ops),
       class_names=source.class_names,
     )
-  except ValueError as e:
+  except (FileNotFoundError, ValueError) as e:
     return [f"config.init: {e}"]
   return []
 

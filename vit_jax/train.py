@@ -38,7 +38,6 @@ from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.data.pipeline import train_batches
 from vit_jax.flops import peak_flops, train_flops
-from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.meter import Meter
 from vit_jax.models import build
 from vit_jax.opstring import image_size
@@ -223,8 +222,8 @@ def load_weights(
   loaded, report = weights.adapt(
     weights.read(config.init),
     state.params,
-    grid=patch_grid(config.model, image_size(config.data.ops)),
-    has_cls_row=has_cls_row(config.model),
+    config.model,
+    image_size(config.data.ops),
     class_names=class_names,
   )
   params = jax.tree.map(

@@ -7,7 +7,9 @@ them, so the same key gives the same pixels in any process and at any time.
 
 Resizing computes in float32 without antialiasing and then drops the fraction.
 That is how the published checkpoints were trained and scored with big_vision
-(bit for bit, see tests); it darkens an image by half a level of 255.
+(bit for bit, see tests); it darkens an image by half a level of 255. With
+`antialias` the filter is widened when shrinking, and the result rounded: what
+Pillow does, with which PyTorch's models were trained and scored.
 """
 
 from collections.abc import Callable
@@ -74,16 +76,16 @@ def inception_crop(image, key, size, area_min=5, area_max=100):
   return resize(_crop(image, begin, extent), key, size)
 
 
-def resize(image, key, size, method="bilinear"):
+def resize(image, key, size, method="bilinear", antialias=False):
   """Resizes to `size`, whatever the aspect ratio was."""
   del key
   size = opstring.pair(size)
   if image.shape[:2] == size:
     return image
-  return tf.ensure_shape(_resized(image, size, method), [*size, 3])
+  return tf.ensure_shape(_resized(image, size, method, antialias), [*size, 3])
 
 
-def resize_small(image, key, size, method="area"):
+def resize_small(image, key, size, method="area", antialias=False):
   """Resizes so that the shorter side has `size` pixels, aspect ratio kept.
 
   Both sides are multiplied by the float32 ratio and rounded to the nearest
@@ -92,7 +94,8 @@ def resize_small(image, key, size, method="area"):
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)
   ratio = tf.cast(size, tf.float32) / tf.reduce_min(sides)
-  return _resized(image, tf.cast(tf.round(sides * ratio), tf.int32), method)
+  sides = tf.cast(tf.round(sides * ratio), tf.int32)
+  return _resized(image, sides, method, antialias)
 
 
 def central_crop(image, key, size):
@@ -195,8 +198,10 @@ def _crop(image, begin, extent):
   return tf.slice(image, begin, tf.concat([extent, [3]], 0))
 
 
-def _resized(image, size, method):
-  resized = tf.image.resize(image, size, method)
+def _resized(image, size, method, antialias):
+  resized = tf.image.resize(image, size, method, antialias=antialias)
+  if antialias and method != "nearest":
+    resized = tf.round(resized)
   # Only "bicubic" leaves the range, and only "nearest" stays uint8.
   return tf.cast(tf.clip_by_value(resized, 0, 255), tf.uint8)
 

@@ -55,8 +55,8 @@ def standardise(
   Source: arXiv:1903.10520; arXiv:1912.11370, section 3.1.
   """
   axes = (0, 1, 2)
-  kernel = kernel - kernel.mean(axes)
-  variance = jnp.square(kernel).mean(axes)
+  kernel = kernel - kernel.mean(axes, keepdims=True)
+  variance = jnp.square(kernel).mean(axes, keepdims=True)
   if norms.ws_eps_on == "var":
     return kernel / jnp.sqrt(variance + norms.ws_eps)
   return kernel / (jnp.sqrt(variance) + norms.ws_eps)

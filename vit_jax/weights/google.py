@@ -1,20 +1,20 @@
-"""Weights as Google published them: one `.npz` of flat names.
+"""Names of Google's `.npz` files: ViT, its hybrids, AugReg, big_vision.
 
 Three generations of names lead to ours: the ViT paper's (numbers counted over
 all layers of a block: `LayerNorm_2`), linen's (counted by kind: `LayerNorm_1`)
 and big_vision's (linen's, the position table on top and without a row for the
-class token). big_vision files may stack the blocks on a leading axis.
+class token; its ResNets are here, too). big_vision files may stack the blocks
+on a leading axis.
 """
 
-import os
+import functools
 import re
-import zipfile
-import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import flax
-import jax.numpy as jnp
 import numpy as np
-from etils import epath
+
+from vit_jax.weights.lazy import LazyArray
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
@@ -22,85 +22,116 @@ POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 PREFIXES = ("opt/target/", "params/")
 
 # A published name -> ours; the first match counts, other names are ours as
-# they stand. The third column is how the ViT paper's files spell our name.
+# they stand. The third column is how the ViT paper's files spell our name, the
+# fourth how big_vision's do.
 _BLOCK = r"^(Transformer/encoderblock(?:_\d+)?)"
 NAMES = (
   (
     _BLOCK + "/MultiHeadDotProductAttention_[01]/",
     r"\1/MultiHeadDotProductAttention_0/",
     r"\1/MultiHeadDotProductAttention_1/",
+    r"\1/MultiHeadDotProductAttention_0/",
   ),
-  (_BLOCK + "/LayerNorm_[12]/", r"\1/LayerNorm_1/", r"\1/LayerNorm_2/"),
-  (_BLOCK + "/MlpBlock_[03]/", r"\1/MlpBlock_0/", r"\1/MlpBlock_3/"),
-  (r"^(Transformer/)?pos_embedding$", POS_EMBEDDING, POS_EMBEDDING),
+  (
+    _BLOCK + "/LayerNorm_[12]/",
+    r"\1/LayerNorm_1/",
+    r"\1/LayerNorm_2/",
+    r"\1/LayerNorm_1/",
+  ),
+  (
+    _BLOCK + "/MlpBlock_[03]/",
+    r"\1/MlpBlock_0/",
+    r"\1/MlpBlock_3/",
+    r"\1/MlpBlock_0/",
+  ),
+  (
+    r"^(Transformer/)?(posembed_input/)?pos_embedding$",
+    POS_EMBEDDING,
+    POS_EMBEDDING,
+    "pos_embedding",
+  ),
+  (
+    r"^(?:root_block/)?conv_root/",
+    "conv_root/",
+    "conv_root/",
+    "root_block/conv_root/",
+  ),
+  (r"/unit0*(\d+)/", r"/unit\1/", r"/unit\1/", r"/unit\1/"),
 )
 
+_NORM_OF_RESNET = re.compile(r"(^|/)(gn\w*|norm-pre-head)/(scale|bias)$")
 
-def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-  """Returns the parameters of a file, by our flat names ("a/b/c").
 
-  Moments and steps of a training state are left unread. A position table
-  without a row for the class token, of a model that has one, gets a row of
-  zeros, which changes nothing.
+def looks_like(names: Iterable[str]) -> bool:
+  """Whether these are names of a ViT, a hybrid, or a ResNet of big_vision."""
+  ours = {rename(_strip(n)) for n in names}
+  return (
+    "embedding/kernel" in ours
+    or {
+      "conv_root/kernel",
+      "block1/unit1/conv1/kernel",
+    }
+    <= ours
+  )
+
+
+def read(
+  arrays: Mapping[str, LazyArray],
+) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+  """Returns the parameters by our flat names ("a/b/c"), and what they imply.
+
+  Moments and steps of a training state are left out. Blocks are taken apart.
+
+  Returns:
+    The arrays, unread; and options of the model that the names tell: cls_row,
+    root_pad.
 
   Raises:
-    ValueError: The file is damaged or no .npz, an array is no array of
-      numbers, or two have the same name.
+    ValueError: Two arrays have the same name.
   """
-  try:
-    with epath.Path(path).open("rb") as stream:
-      if not zipfile.is_zipfile(stream):
-        raise zipfile.BadZipFile("it is no zip archive")
-    return _read(path)
-  except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as e:
-    raise ValueError(
-      f"got {str(path)!r}, which cannot be read as a .npz ({e}); expected a"
-      " whole file of arrays: copy it again, and compare its size."
-    ) from None
-
-
-def _read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-  params = {}
-  # epath opens gs:// as well; np.load reads an array only when it is asked for.
-  with (
-    epath.Path(path).open("rb") as stream,
-    np.load(stream, allow_pickle=False) as file,
-  ):
-    prefix = next(
-      (p for p in PREFIXES if any(n.startswith(p) for n in file.files)), ""
-    )
-    names = [n for n in file.files if n.startswith(prefix)]
-    for name in names:
-      ours = rename(name.removeprefix(prefix))
-      if ours in params:
+  prefix = next(
+    (p for p in PREFIXES if any(n.startswith(p) for n in arrays)), ""
+  )
+  params: dict[str, LazyArray] = {}
+  for name, array in arrays.items():
+    if not name.startswith(prefix):
+      continue
+    ours = rename(name.removeprefix(prefix))
+    if _NORM_OF_RESNET.search(ours):  # some have [1, 1, 1, c]
+      array = array.then((array.size,), np.ravel)
+    for path, part in _unstacked(ours, array):
+      if path in params:
         raise ValueError(
-          f"{path}: got {name!r} and another array that are both {ours!r},"
-          " expected one. Remove one of them."
+          f"got {name!r} and another array that are both {path!r}, expected"
+          " one. Remove one of them."
         )
-      try:
-        array = file[name]
-      except ValueError as e:
-        raise ValueError(
-          f"{path}: got pickled objects in {name!r}, expected numbers; these"
-          " are not loaded, since a pickle may run any code."
-        ) from e
-      # numpy knows no bfloat16 and stores it as two nameless bytes.
-      params[ours] = array.view(jnp.bfloat16) if array.dtype == "V2" else array
-  if prefix + "pos_embedding" in names and "cls" in params:
-    table = params[POS_EMBEDDING]
-    params[POS_EMBEDDING] = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-  return params
+      params[path] = part
+  options = {}
+  if prefix + "pos_embedding" in arrays and "cls" in params:
+    options["cls_row"] = False
+  if "norm-pre-head/scale" in params:
+    options["root_pad"] = "nothing"
+  return params, options
 
 
-def write(path: str | os.PathLike, params: dict) -> None:
-  """Writes nested parameters under the names of the ViT paper's files.
+def write(
+  params: Mapping[str, np.ndarray], *, is_big_vision: bool = False
+) -> dict[str, np.ndarray]:
+  """Returns arrays under the names of the ViT paper's files.
 
   Args:
-    path: A file, ending in .npz.
-    params: Nested dict of arrays; blocks one by one, not stacked.
+    params: Our flat names -> arrays; blocks one by one, not stacked.
+    is_big_vision: Whether to spell them as big_vision does instead, which has
+      a name for all of a MAP head and a table without a class row.
   """
-  flat = flax.traverse_util.flatten_dict(params, sep="/")
-  np.savez(path, **{rename(k, 2): np.asarray(v) for k, v in flat.items()})
+  if is_big_vision:
+    return {"params/" + rename(k, 3): np.asarray(v) for k, v in params.items()}
+  return {
+    rename(k, 2): np.reshape(v, (1, 1, 1, -1))
+    if _NORM_OF_RESNET.search(k)
+    else np.asarray(v)
+    for k, v in params.items()
+  }
 
 
 def rename(name: str, column: int = 1) -> str:
@@ -114,3 +145,22 @@ def rename(name: str, column: int = 1) -> str:
     if re.search(row[0], name):
       return re.sub(row[0], row[column], name)
   return name
+
+
+def _strip(name: str) -> str:
+  return next(
+    (name.removeprefix(p) for p in PREFIXES if name.startswith(p)), name
+  )
+
+
+def _unstacked(name: str, array: LazyArray):
+  """Yields names and arrays of single blocks, or the two as they are."""
+  prefix, inner = "Transformer/encoderblock/", ""
+  if not name.startswith(prefix):
+    yield name, array
+    return
+  inner = name.removeprefix(prefix)
+  whole = functools.cache(lambda: np.asarray(array))
+  for i in range(array.shape[0]):
+    part = LazyArray(array.shape[1:], array.dtype, lambda i=i: whole()[i])
+    yield f"Transformer/encoderblock_{i}/{inner}", part

@@ -211,7 +211,7 @@ def _unknown(names: list[str]) -> str:
 
 
 def write(
-  params: Mapping[str, np.ndarray],
+  params: Mapping[str, Any],
   model: ModelConfig,
   *,
   num_classes: int,

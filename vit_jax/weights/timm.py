@@ -17,15 +17,20 @@ from vit_jax.config import ModelConfig
 from vit_jax.models.posemb import sincos2d
 from vit_jax.variants import Size
 from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.timm_names import (
+  POS_EMBEDDING,
+  bit_rows,
+  count_blocks,
+  count_units,
+  stem_rows,
+  vit_rows,
+)
 from vit_jax.weights.torch_layout import (
-  Row,
   add_zero_biases,
   shorten,
   to_ours,
   to_theirs,
 )
-
-POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
 LN_EPS = 1e-6
 RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
@@ -125,7 +130,8 @@ def read(
 
   Returns:
     Parameters; and fields of `config.ModelConfig` that follow from timm's code
-    and not from the arrays: gelu, ln_eps, gn_eps, ws_eps, ws_eps_on.
+    and not from the arrays: gelu and ln_eps of a ViT; gn_eps, ws_eps and
+    ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
     ValueError: Arrays have no place in our models, or other shapes than they
@@ -136,13 +142,15 @@ def read(
   options: dict[str, Any] = {}
   if is_resnet:
     num_heads = 1  # there is no attention
-    rows = _bit_rows(_units(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.", 0))
-    options |= RESNET
+    rows = bit_rows(count_units(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.", 0))
+    options |= RESNET | {"root_pad": "zero"}
   else:
-    depth = _depth(arrays, r"blocks\.(\d+)\.")
-    units = _units(arrays, r"\w+\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", 0)
+    depth = count_blocks(arrays, r"blocks\.(\d+)\.")
+    units = count_units(
+      arrays, r"\w+\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", 0
+    )
     has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
-    rows = _vit_rows(depth) + _stem_rows(units, has_stages)
+    rows = vit_rows(depth) + stem_rows(units, has_stages)
     options |= {"gelu": "erf", "ln_eps": LN_EPS}
     if any(n.startswith("patch_embed.backbone.") for n in arrays):
       options |= RESNET
@@ -187,7 +195,7 @@ def _unknown(names: list[str]) -> str:
 
 
 def write(
-  params: Mapping[str, np.ndarray],
+  params: Mapping[str, Any],
   model: ModelConfig,
   *,
   grid: tuple[int, int] | None = None,
@@ -214,11 +222,11 @@ def write(
       " ResNet with weight standardisation after activation on its own."
     )
   if model.name == "bit":
-    rows = _bit_rows(_units(params, r"block(\d+)/unit(\d+)/", 1))
+    rows = bit_rows(count_units(params, r"block(\d+)/unit(\d+)/", 1))
   else:
-    units = _units(params, r"block(\d+)/unit(\d+)/", 1)
-    rows = _vit_rows(_depth(params, r"Transformer/encoderblock_(\d+)/"))
-    rows += _stem_rows(units, bool(stages and stages.blocks))
+    units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
+    rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
+    rows += stem_rows(units, bool(stages and stages.blocks))
     faults += _vit_faults(params, model)
     if model.posemb == "sincos2d" and grid is None:
       faults.append(
@@ -354,6 +362,11 @@ def differences(model: ModelConfig) -> list[str]:
     )
   if geometry.stages(model) is None:
     return texts
+  if model.name == "bit" and model.root_pad != "zero":
+    texts.append(
+      "the maximum after the first convolution sees zeros beyond the border,"
+      f" this model {model.root_pad}."
+    )
   gn_eps, ws_eps, ws_eps_on = geometry.norms(model)
   if gn_eps != RESNET["gn_eps"]:
     texts.append(
@@ -366,131 +379,3 @@ def differences(model: ModelConfig) -> list[str]:
       f" model {ws_eps} to {to[ws_eps_on]}."
     )
   return texts
-
-
-def _depth(names: Iterable[str], regex: str) -> int:
-  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
-  return max(found, default=-1) + 1
-
-
-def _units(names: Iterable[str], regex: str, first: int) -> list[int]:
-  """Returns the number of units of each stage; `first` is the first number."""
-  found = [
-    (int(m[1]) - first, int(m[2]) - first)
-    for n in names
-    if (m := re.match(regex, n))
-  ]
-  num_stages = max((s for s, _ in found), default=-1) + 1
-  return [
-    max((u for s, u in found if s == stage), default=-1) + 1
-    for stage in range(num_stages)
-  ]
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-  return [
-    Row(f"{theirs}.weight", f"{ours}/scale"),
-    Row(f"{theirs}.bias", f"{ours}/bias"),
-  ]
-
-
-def _dense(theirs: str, ours: str, kind: str = "linear") -> list[Row]:
-  return [
-    Row(f"{theirs}.weight", f"{ours}/kernel", kind),
-    Row(f"{theirs}.bias", f"{ours}/bias"),
-  ]
-
-
-def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
-  """Rows of projections that lie one below the other in one array."""
-  rows = []
-  for i, name in enumerate(names):
-    part = (i, len(names))
-    rows += [
-      Row(f"{theirs}.weight", f"{ours}/{name}/kernel", "to_heads", part),
-      Row(f"{theirs}.bias", f"{ours}/{name}/bias", "heads_bias", part),
-    ]
-  return rows
-
-
-def _mlp(theirs: str, ours: str) -> list[Row]:
-  return [
-    *_dense(f"{theirs}.fc1", f"{ours}/Dense_0"),
-    *_dense(f"{theirs}.fc2", f"{ours}/Dense_1"),
-  ]
-
-
-def _vit_rows(depth: int) -> list[Row]:
-  rows = [
-    Row("cls_token", "cls"),
-    Row("pos_embed", POS_EMBEDDING),
-    *_dense("patch_embed.proj", "embedding", "conv"),
-  ]
-  for i in range(depth):
-    theirs, ours = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    rows += [
-      *_norm(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
-      *_projections(f"{theirs}.attn.qkv", attention, ("query", "key", "value")),
-      *_dense(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
-      *_norm(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
-      *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0"),
-    ]
-  attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-  return [
-    *rows,
-    *_norm("norm", "Transformer/encoder_norm"),
-    Row("attn_pool.latent", "MAPHead_0/probe"),
-    *_projections("attn_pool.q", attention, ("query",)),
-    *_projections("attn_pool.kv", attention, ("key", "value")),
-    *_dense("attn_pool.proj", f"{attention}/out", "from_heads"),
-    *_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
-    *_dense("head", "head"),
-  ]
-
-
-def _stem_rows(units: list[int], has_stages: bool) -> list[Row]:
-  """The ResNet below a hybrid; activations come after the norms."""
-  prefix = "patch_embed.backbone."
-  stem = prefix + "stem." * has_stages
-  rows = [
-    Row(f"{stem}conv.weight", "conv_root/kernel", "conv"),
-    *_norm(f"{stem}norm", "gn_root"),
-  ]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(prefix + theirs, ours)
-    rows += _norm(f"{prefix}{theirs}.downsample.norm", f"{ours}/gn_proj")
-  return rows
-
-
-def _bit_rows(units: list[int]) -> list[Row]:
-  """ResNet V2; norms and activations come before the convolutions."""
-  rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(theirs, ours)
-  return [
-    *rows,
-    *_norm("norm", "norm-pre-head"),
-    *_dense("head.fc", "head", "conv1x1"),
-  ]
-
-
-def _each_unit(units: list[int]) -> list[tuple[str, str]]:
-  return [
-    (f"stages.{s}.blocks.{u}", f"block{s + 1}/unit{u + 1}")
-    for s, count in enumerate(units)
-    for u in range(count)
-  ]
-
-
-def _unit_rows(theirs: str, ours: str) -> list[Row]:
-  rows = []
-  for i in (1, 2, 3):
-    kernel = f"{ours}/conv{i}/kernel"
-    rows += [
-      Row(f"{theirs}.conv{i}.weight", kernel, "conv"),
-      *_norm(f"{theirs}.norm{i}", f"{ours}/gn{i}"),
-    ]
-  kernel = f"{ours}/conv_proj/kernel"
-  return [*rows, Row(f"{theirs}.downsample.conv.weight", kernel, "conv")]

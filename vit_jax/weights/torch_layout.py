@@ -5,6 +5,7 @@ A format is a list of `Row`s: one of our arrays, and what it is a part of there.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
 
 
 def to_theirs(
-  rows: Sequence[Row], params: Mapping[str, np.ndarray]
+  rows: Sequence[Row], params: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns their arrays, of those rows whose array is there; and faults."""
   parts: dict[str, dict[int, np.ndarray]] = {}

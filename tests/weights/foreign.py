@@ -1,0 +1,107 @@
+"""What tests of other libraries' weights share: random ones, and logits."""
+
+import importlib
+import sys
+import types
+
+import flax
+import jax
+import numpy as np
+
+from vit_jax import models
+from vit_jax.weights.lazy import lazy
+
+
+def import_torch(name):
+  """Imports a library that stands on torch.
+
+  A torchvision that was built for another torch fails in this one of its
+  modules, which registers shapes for torch.compile and is not needed.
+  """
+  sys.modules.setdefault(
+    "torchvision._meta_registrations", types.ModuleType("unused")
+  )
+  return importlib.import_module(name)
+
+
+def shapes(model, num_classes, image_size):
+  """Returns the shapes of our model's parameters, by flat names."""
+  images = jax.ShapeDtypeStruct((1, *image_size, 3), np.float32)
+  module = models.build(model, num_classes)
+  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  flat = flax.traverse_util.flatten_dict(tree, sep="/")
+  return {k: v.shape for k, v in flat.items()}
+
+
+def random_params(model, num_classes, image_size, seed=0):
+  """Returns flat parameters of our model, in which every part matters."""
+  rng = np.random.default_rng(seed)
+  params = {}
+  for name, shape in shapes(model, num_classes, image_size).items():
+    x = rng.standard_normal(shape, np.float32)
+    if name.endswith("scale"):
+      x = 1 + 0.3 * x
+    elif name.endswith("kernel"):
+      axes = (0, 1) if name.endswith("out/kernel") else (0,)
+      axes = (0, 1, 2) if x.ndim == 4 else axes
+      x = x * np.prod([x.shape[i] for i in axes]) ** -0.5
+    else:
+      x = 0.3 * x
+    params[name] = np.float32(x)
+  return params
+
+
+def randomise(module, seed=0):
+  """Gives a torch module weights in which every part matters."""
+  import torch
+
+  rng = np.random.default_rng(seed)
+  for name, leaf in module.named_parameters():
+    x = rng.standard_normal(tuple(leaf.shape), np.float32)
+    if name.endswith("weight") and x.ndim == 1:
+      x = 1 + 0.3 * x
+    elif name.endswith("weight"):
+      x = x * np.prod(x.shape[1:]) ** -0.5
+    else:
+      x = 0.3 * x
+    leaf.data = torch.from_numpy(np.float32(x)).to(leaf.dtype)
+
+
+def state(module):
+  """Returns a torch module's arrays, lazily, as a file would."""
+  return {k: lazy(v.detach().numpy()) for k, v in module.state_dict().items()}
+
+
+def image(image_size, seed=1):
+  rng = np.random.default_rng(seed)
+  return rng.uniform(-1, 1, (1, *image_size, 3)).astype(np.float32)
+
+
+def our_logits(model, num_classes, params, images, key="logits"):
+  """Applies our model, in the type that the model states."""
+  with jax.enable_x64(model.dtype == "float64"):
+    params = {k: np.asarray(v, model.dtype) for k, v in params.items()}
+    got = {k: v.shape for k, v in params.items()}
+    assert got == shapes(model, num_classes, images.shape[1:3])
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    module = models.build(model, num_classes)
+    _, out = jax.jit(module.apply)(
+      {"params": params}, np.asarray(images, model.dtype)
+    )
+    return np.asarray(out[key])
+
+
+def torch_logits(module, images, dtype):
+  import torch
+
+  module = module.eval().to(getattr(torch, dtype))
+  x = torch.from_numpy(images).permute(0, 3, 1, 2)
+  with torch.no_grad():
+    return module(x.to(getattr(torch, dtype)))
+
+
+def error(got, expected):
+  """Returns the largest difference, as a share of the largest value."""
+  got, expected = np.asarray(got), np.asarray(expected)
+  assert got.shape == expected.shape
+  return np.abs(got - expected).max() / np.abs(expected).max()

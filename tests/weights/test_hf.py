@@ -1,0 +1,357 @@
+"""Hugging Face's names and configs; the slow ones against transformers."""
+
+import dataclasses
+import json
+import math
+
+import foreign
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from vit_jax.config import ModelConfig
+from vit_jax.models.posemb import sincos2d
+from vit_jax.weights import hf
+from vit_jax.weights.lazy import lazy
+
+TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
+SIZE = (24, 32)
+CASES = {
+  "token": dict(ln_eps=1e-12, gelu="erf"),
+  "tanh": dict(),
+  "without_row": dict(cls_row=False),
+  "sincos2d": dict(posemb="sincos2d"),
+  "no_positions": dict(posemb="none"),
+  "pre_logits": dict(pre_logits=True),
+}
+
+
+def _arrays(arrays):
+  return {k: lazy(v) for k, v in arrays.items()}
+
+
+def _write(model, params, **options):
+  options = dict(num_classes=5, image_size=SIZE) | options
+  return hf.write(params, model, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_vit_comes_back_as_it_was(name):
+  model = ModelConfig(**TINY | CASES[name])
+  params = foreign.random_params(model, 5, SIZE)
+  arrays, config, _ = _write(
+    model, params, class_names="abcde", drop_head=model.pre_logits
+  )
+  assert hf.looks_like(arrays)
+  assert all(a.flags.c_contiguous for a in arrays.values())
+  read, options, extras = hf.read(
+    _arrays(arrays), json.loads(json.dumps(config))
+  )
+  assert options == {"gelu": model.gelu, "ln_eps": model.ln_eps}
+  assert extras == {
+    "image_size": SIZE,
+    "patch": 8,
+    "class_names": None if model.pre_logits else tuple("abcde"),
+    "num_heads": 3,
+  }
+  table = np.asarray(read.pop(hf.POS_EMBEDDING))
+  expected = np.zeros_like(table)
+  if model.posemb == "sincos2d":
+    expected[0, 1:] = sincos2d(3, 4, 24)
+  elif model.posemb == "learn":
+    expected[0, int(not model.cls_row) :] = params.pop(hf.POS_EMBEDDING)
+  np.testing.assert_array_equal(table, expected)
+  if model.pre_logits:
+    del params["head/kernel"], params["head/bias"]
+  assert read.keys() == params.keys()
+  for key, array in params.items():
+    assert read[key].shape == array.shape, key
+    np.testing.assert_array_equal(np.asarray(read[key]), array, key)
+
+
+def test_the_names_of_transformers_5_in_memory_are_read():
+  heads, hd, d = 2, 3, 6
+  query = np.arange(36, dtype=np.float32).reshape(heads * hd, d)
+  out = query + 100
+  for prefix in ("vit.", ""):
+    read, _, _ = hf.read(
+      _arrays(
+        {
+          f"{prefix}layers.1.attention.q_proj.weight": query,
+          f"{prefix}layers.1.attention.o_proj.weight": out,
+          f"{prefix}layers.1.mlp.fc2.weight": out,
+          f"{prefix}layers.1.layernorm_after.weight": query[0],
+        }
+      ),
+      {"hidden_size": d, "num_attention_heads": heads},
+    )
+    block = "Transformer/encoderblock_1"
+    attention = f"{block}/MultiHeadDotProductAttention_0"
+    # Without a bias in the file it is zero.
+    assert read.keys() == {
+      f"{attention}/query/kernel",
+      f"{attention}/query/bias",
+      f"{attention}/out/kernel",
+      f"{block}/MlpBlock_0/Dense_1/kernel",
+      f"{block}/LayerNorm_1/scale",
+    }
+    kernel = np.asarray(read[f"{attention}/query/kernel"])
+    assert kernel.shape == (d, heads, hd) and kernel[4, 1, 2] == query[5, 4]
+    kernel = np.asarray(read[f"{attention}/out/kernel"])
+    assert kernel.shape == (heads, hd, d) and kernel[1, 2, 4] == out[4, 5]
+    assert not np.asarray(read[f"{attention}/query/bias"]).any()
+  assert hf.looks_like(
+    [
+      "vit.layers.0.mlp.fc1.weight",
+      "vit.embeddings.patch_embeddings.projection.weight",
+    ]
+  )
+  assert not hf.looks_like(["patch_embed.proj.weight", "blocks.0.norm1.bias"])
+
+
+def test_labels_without_names_are_none():
+  _, _, extras = hf.read({}, {"id2label": {"1": "LABEL_1", "0": "LABEL_0"}})
+  assert extras["class_names"] is None
+  names = {str(i): f"n{i}" for i in range(11)}
+  _, options, extras = hf.read({}, {"id2label": names, "image_size": [32, 48]})
+  assert extras["class_names"] == tuple(f"n{i}" for i in range(11))
+  assert extras["image_size"] == (32, 48) and extras["patch"] == 16
+  assert options == {"gelu": "erf", "ln_eps": 1e-12}
+
+
+def test_all_that_cannot_be_read_is_told_at_once():
+  square = np.zeros((4, 4), np.float32)
+  with pytest.raises(ValueError) as e:
+    hf.read(
+      _arrays(
+        {
+          "vit.embeddings.mask_token": square[:1, None],
+          "vit.encoder.layer.0.attention.attention.query.weight": square,
+          "vit.encoder.layer.0.output.dense.weight": square[0],
+          "vit.pooler.dense.weight": square[:3],
+          "classifier.weight": square,
+        }
+      ),
+      {
+        "model_type": "deit",
+        "hidden_act": "quick_gelu",
+        "patch_size": [16, 8],
+        "num_attention_heads": 3,
+        "hidden_size": 4,
+        "pooler_act": "relu",
+        "id2label": {"0": "cat", "1": "dog"},
+      },
+    )
+  assert str(e.value) == (
+    "weights of Hugging Face: model_type: got 'deit', expected 'vit'.\n"
+    "hidden_act: got 'quick_gelu', expected one of gelu, gelu_python, gelu_new,"
+    " gelu_accurate, gelu_fast, gelu_pytorch_tanh, gelu_python_tanh.\n"
+    "patch_size: got [16, 8], expected a square: our patches are.\n"
+    "num_attention_heads: got 3 for a hidden_size of 4, expected a divisor of"
+    " it.\n"
+    "encoder.layer.0.attention.attention.query.weight: got shape (4, 4),"
+    " expected [D, in] with D a multiple of the 3 heads. State the right number"
+    " of heads.\n"
+    "encoder.layer.0.output.dense.weight: got shape (4,), expected [out,"
+    " in].\n"
+    "got 1 array without a place in our models: 'embeddings.mask_token'. They"
+    " belong to masked image modelling: no such part in vit_jax. Take weights"
+    " of a ViTModel or a ViTForImageClassification.\n"
+    "pooler_act: got 'relu', expected 'tanh'.\n"
+    "pooler_output_size: got 3, expected the hidden_size 4.\n"
+    "got both pooler and classifier, expected one of them: in transformers the"
+    " classifier does not see the pooler's output. Remove pooler.dense.\n"
+    "id2label: got 2 names, expected 4, one for each row of classifier.weight."
+  )
+
+
+def test_all_that_cannot_be_written_is_told_at_once():
+  model = ModelConfig(
+    variant="R26+S/32", pool="map", posemb="relative", pre_logits=True
+  )
+  with pytest.raises(ValueError) as e:
+    _write(model, {"pre_logits/kernel": 0, "head/kernel": 0}, class_names=["a"])
+  assert str(e.value) == (
+    "transformers' ViT cannot hold this model:\n"
+    "  - config.model.variant: got the hybrid 'R26+S/32', expected a ViT on"
+    " pixels such as 'B/16'.\n"
+    "  - config.model.pool: got 'map', expected 'token'.\n"
+    "  - config.model.posemb: got 'relative', expected learn, sincos2d or none:"
+    " one table is added to the tokens, once.\n"
+    "  - pre_logits: got a tanh layer before the head, expected none, since the"
+    " classifier does not see the pooler's output. Leave out the head, and the"
+    " tanh layer becomes the pooler of a ViTModel: --drop_head.\n"
+    "  - class_names: got 1, expected 5."
+  )
+  with pytest.raises(ValueError, match="name: got 'bit', expected 'vit'"):
+    _write(ModelConfig(name="bit", variant="R50x1"), {})
+  model = ModelConfig(**TINY)
+  params = foreign.random_params(model, 5, SIZE) | {"more": np.zeros(1)}
+  with pytest.raises(ValueError, match="got 'more', which transformers has no"):
+    _write(model, params)
+
+
+def test_the_configs():
+  model = ModelConfig(**TINY)
+  params = foreign.random_params(model, 2, (32, 32))
+  _, config, preprocessor = _write(
+    model, params, num_classes=2, image_size=(32, 32), class_names=["cat", "ox"]
+  )
+  assert config == {
+    "architectures": ["ViTForImageClassification"],
+    "model_type": "vit",
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_channels": 3,
+    "encoder_stride": 8,
+    "qkv_bias": True,
+    "pooler_act": "tanh",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "id2label": {"0": "cat", "1": "ox"},
+    "label2id": {"cat": 0, "ox": 1},
+  }
+  assert preprocessor["size"] == {"height": 32, "width": 32}
+  assert preprocessor["rescale_factor"] * 255 == 1
+  _, config, _ = _write(model, params, num_classes=2, image_size=(32, 32))
+  assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+
+
+@pytest.fixture(scope="module")
+def transformers():
+  return foreign.import_torch("transformers")
+
+
+def _save(folder, arrays, config, preprocessor):
+  save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+  (folder / "config.json").write_text(json.dumps(config))
+  name = "preprocessor_config.json"
+  (folder / name).write_text(json.dumps(preprocessor))
+
+
+def _compare(transformers, folder, model, image_size, drop_head=False):
+  """Loads what we write from a folder; returns errors by type."""
+  params = foreign.random_params(model, 11, image_size)
+  _save(
+    folder,
+    *hf.write(
+      params,
+      model,
+      num_classes=11,
+      image_size=image_size,
+      drop_head=drop_head,
+    ),
+  )
+  kind = "ViTModel" if drop_head else "ViTForImageClassification"
+  theirs, report = getattr(transformers, kind).from_pretrained(
+    folder, local_files_only=True, output_loading_info=True
+  )
+  assert not any(report[k] for k in ("missing_keys", "unexpected_keys"))
+  output = "pooler_output" if drop_head else "logits"
+  images, errors = foreign.image(image_size), {}
+  for dtype in ("float32", "float64"):
+    ours = foreign.our_logits(
+      dataclasses.replace(model, dtype=dtype),
+      11,
+      params,
+      images,
+      "pre_logits" if drop_head else "logits",
+    )
+    expected = foreign.torch_logits(theirs, images, dtype)[output]
+    errors[dtype] = foreign.error(ours, expected)
+  print(errors)
+  return errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_what_we_write_is_loaded(transformers, tmp_path, name):
+  model = ModelConfig(**TINY | CASES[name])
+  errors = _compare(transformers, tmp_path, model, SIZE, model.pre_logits)
+  assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
+
+
+@pytest.mark.slow
+def test_b_16_is_loaded(transformers, tmp_path):
+  errors = _compare(transformers, tmp_path, ModelConfig(), (224, 224))
+  assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "gelu_fast"])
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_what_they_save_is_read(transformers, tmp_path, act, qkv_bias):
+  config = transformers.ViTConfig(
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=40,
+    image_size=list(SIZE),
+    patch_size=8,
+    num_labels=11,
+    hidden_act=act,
+    qkv_bias=qkv_bias,
+    layer_norm_eps=1e-3,  # so that it matters
+  )
+  theirs = transformers.ViTForImageClassification(config)
+  _assert_read(theirs, tmp_path, SIZE)
+
+
+@pytest.mark.slow
+def test_their_b_16_is_read(transformers, tmp_path):
+  config = transformers.ViTConfig(num_labels=11)
+  _assert_read(
+    transformers.ViTForImageClassification(config), tmp_path, (224, 224)
+  )
+
+
+def _assert_read(theirs, folder, image_size):
+  from safetensors.numpy import load_file
+
+  foreign.randomise(theirs)
+  theirs.save_pretrained(folder)
+  saved = load_file(folder / "model.safetensors")
+  config = json.loads((folder / "config.json").read_text())
+  params, options, extras = hf.read(_arrays(saved), config)
+  in_memory, _, _ = hf.read(foreign.state(theirs), config)
+  assert extras["image_size"] == image_size
+  assert params.keys() == in_memory.keys()
+  for name, array in params.items():
+    np.testing.assert_array_equal(array, in_memory[name], name)
+  model = ModelConfig(
+    variant=f"B/{extras['patch']}",
+    width=config["hidden_size"],
+    depth=config["num_hidden_layers"],
+    mlp_dim=config["intermediate_size"],
+    num_heads=extras["num_heads"],
+    **options,
+  )
+  images = foreign.image(image_size)
+  for dtype, limit in (("float32", 1e-4), ("float64", 5e-6)):
+    ours = foreign.our_logits(
+      dataclasses.replace(model, dtype=dtype), 11, params, images
+    )
+    logits = foreign.torch_logits(theirs, images, dtype).logits
+    error = foreign.error(ours, logits)
+    print(dtype, error)
+    assert error < limit
+
+
+@pytest.mark.slow
+def test_the_preprocessor_is_ours(transformers, tmp_path):
+  model = ModelConfig(**TINY)
+  params = foreign.random_params(model, 5, SIZE)
+  _save(tmp_path, *_write(model, params))
+  processor = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path, local_files_only=True
+  )
+  values = np.arange(math.prod(SIZE) * 3).reshape(*SIZE, 3).astype(np.uint8)
+  got = processor(values, return_tensors="np")["pixel_values"][0]
+  expected = (values / 127.5 - 1).transpose(2, 0, 1)
+  np.testing.assert_allclose(got, expected, atol=1e-6)

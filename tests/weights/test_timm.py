@@ -1,0 +1,451 @@
+"""timm's names, layouts and numbers; the slow ones against timm itself."""
+
+import dataclasses
+
+import foreign
+import numpy as np
+import pytest
+
+from vit_jax.config import ModelConfig
+from vit_jax.weights import timm as weights
+from vit_jax.weights.lazy import lazy
+
+TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
+VIT = {
+  "token": dict(TINY),
+  "token_without_row": dict(TINY, cls_row=False, gelu="erf"),
+  "token_sincos2d": dict(TINY, posemb="sincos2d"),
+  "token_no_positions": dict(TINY, posemb="none"),
+  "gap_sincos2d": dict(TINY, pool="gap", posemb="sincos2d"),
+  "gap": dict(TINY, pool="gap", gelu="erf"),
+  "map": dict(TINY, pool="map"),
+}
+AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
+SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3, **AS_TIMM)
+RESNETS = {
+  "hybrid_root": (dict(SMALL, variant="R+Ti/16"), (64, 96)),
+  "hybrid_26": (dict(SMALL, variant="R26+S/32"), (64, 64)),
+  "hybrid_50": (dict(SMALL, variant="R50+B/16"), (64, 64)),
+  "bit": (dict(name="bit", variant="R50x1", **AS_TIMM), (64, 96)),
+}
+FULL = {
+  "B/16": (dict(variant="B/16"), (224, 224)),
+  "R50+B/16": (dict(variant="R50+B/16", gelu="erf", **AS_TIMM), (224, 224)),
+  "R50x1": (dict(name="bit", variant="R50x1", **AS_TIMM), (224, 224)),
+}
+SIZE = (24, 32)
+
+
+def _arrays(params):
+  return {k: lazy(v) for k, v in params.items()}
+
+
+@pytest.mark.parametrize("name", VIT)
+def test_a_vit_comes_back_as_it_was(name):
+  model = ModelConfig(**VIT[name])
+  params = foreign.random_params(model, 5, SIZE)
+  written = weights.write(params, model, grid=(3, 4))
+  assert weights.looks_like(written)
+  read, options = weights.read(_arrays(written), num_heads=3)
+  assert options == {"gelu": "erf", "ln_eps": 1e-6}
+  if model.posemb == "sincos2d":
+    assert read.pop(weights.POS_EMBEDDING).shape == (1, 12, 24)
+  _assert_same(read, params)
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_a_resnet_comes_back_as_it_was(name):
+  fields, size = RESNETS[name]
+  model = ModelConfig(**fields)
+  params = foreign.random_params(model, 5, size)
+  written = weights.write(params, model)
+  assert weights.looks_like(written)
+  read, options = weights.read(_arrays(written), num_heads=3)
+  assert AS_TIMM.items() <= options.items()
+  other = {"root_pad"} if model.name == "bit" else {"gelu", "ln_eps"}
+  assert options.keys() == {*AS_TIMM, *other}
+  _assert_same(read, params)
+
+
+def _assert_same(read, params):
+  assert read.keys() == params.keys()
+  for name, array in params.items():
+    assert read[name].shape == array.shape, name
+    np.testing.assert_array_equal(np.asarray(read[name]), array, name)
+
+
+def test_layouts():
+  heads, hd, d = 2, 3, 5
+  qkv = np.arange(3 * heads * hd * d, dtype=np.float32).reshape(-1, d)
+  bias = np.arange(3 * heads * hd, dtype=np.float32)
+  out = np.arange(d * heads * hd, dtype=np.float32).reshape(d, -1)
+  patches = np.arange(d * 3 * 2 * 2, dtype=np.float32).reshape(d, 3, 2, 2)
+  read, _ = weights.read(
+    _arrays(
+      {
+        "patch_embed.proj.weight": patches,
+        "blocks.0.attn.qkv.weight": qkv,
+        "blocks.0.attn.qkv.bias": bias,
+        "blocks.0.attn.proj.weight": out,
+      }
+    ),
+    num_heads=heads,
+  )
+  block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"
+  value = np.asarray(read[f"{block}/value/kernel"])
+  assert value.shape == (d, heads, hd)
+  # Third of three; head 1 begins at row 3 of its 6.
+  assert value[4, 1, 2] == qkv[12 + 3 + 2, 4]
+  assert np.asarray(read[f"{block}/key/bias"])[1, 0] == bias[6 + 3]
+  kernel = np.asarray(read[f"{block}/out/kernel"])
+  assert kernel.shape == (heads, hd, d) and kernel[1, 2, 4] == out[4, 5]
+  kernel = np.asarray(read["embedding/kernel"])
+  assert (
+    kernel.shape == (2, 2, 3, d) and kernel[0, 1, 2, 4] == patches[4, 2, 0, 1]
+  )
+
+
+def test_nothing_is_read_before_it_is_looked_at():
+  def array(shape):
+    def fail():
+      raise AssertionError("read")
+
+    return dataclasses.replace(
+      lazy(np.zeros(0, np.float32)), shape=shape, read=fail
+    )
+
+  read, _ = weights.read(
+    {
+      "patch_embed.proj.weight": array((192, 3, 16, 16)),
+      "blocks.11.mlp.fc1.weight": array((768, 192)),
+      "blocks.0.mlp.fc1.weight": array((768, 192)),
+      "blocks.0.attn.qkv.weight": array((576, 192)),
+    }
+  )
+  block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"
+  assert read[f"{block}/key/kernel"].shape == (192, 3, 64)  # Ti has 3 heads
+  with pytest.raises(AssertionError, match="read"):
+    np.asarray(read[f"{block}/key/kernel"])
+
+
+def test_attention_without_biases_gets_zeros():
+  read, _ = weights.read(
+    _arrays({"blocks.0.attn.qkv.weight": np.ones((12, 4), np.float32)}), 2
+  )
+  block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"
+  bias = np.asarray(read[f"{block}/value/bias"])
+  assert bias.shape == (2, 2) and not bias.any()
+
+
+def test_unknown_arrays_are_named_at_once():
+  names = [f"blocks.{i}.ls1.gamma" for i in range(7)] + ["reg_token"]
+  arrays = {n: np.zeros(4, np.float32) for n in names}
+  with pytest.raises(ValueError) as e:
+    weights.read(_arrays(arrays), num_heads=1)
+  assert str(e.value) == (
+    "weights of timm: got 8 arrays without a place in our models:"
+    " 'blocks.0.ls1.gamma', 'blocks.1.ls1.gamma', 'blocks.2.ls1.gamma',"
+    " 'blocks.3.ls1.gamma', 'blocks.4.ls1.gamma', 'blocks.5.ls1.gamma' and 2"
+    " more. They belong to LayerScale; register tokens: no such part in"
+    " vit_jax. Take weights of a plain ViT, of its hybrids, or of BiT."
+  )
+
+
+@pytest.mark.parametrize(
+  "name, part",
+  {
+    "dist_token": "the distillation token of DeiT",
+    "blocks.0.attn.q_norm.weight": "norms of queries and keys",
+    "rope.periods": "rotary positions",
+    "blocks.0.mlp.w12.weight": "a gated MLP",
+    "fc_norm.weight": "the norm after pooling",
+    "norm_pre.weight": "the norm before the blocks",
+    "norm.num_batches_tracked": "BatchNorm",
+    "blocks.0.attn.relative_position_index": "relative positions",
+    "blocks.0.attn.q_bias": "biases of queries",
+  }.items(),
+)
+def test_relatives_are_recognised(name, part):
+  with pytest.raises(ValueError, match=part):
+    weights.read(_arrays({name: np.zeros(4, np.float32)}), num_heads=1)
+  with pytest.raises(ValueError, match="got 1 array without a place"):
+    weights.read(_arrays({"what": np.zeros(4, np.float32)}), num_heads=1)
+
+
+def test_heads_must_be_known():
+  model = ModelConfig(**TINY)
+  written = weights.write(foreign.random_params(model, 5, SIZE), model)
+  with pytest.raises(ValueError) as e:
+    weights.read(_arrays(written))
+  assert str(e.value) == (
+    "weights of timm: got width 24, depth 2 and mlp_dim 40, which is none of"
+    " the sizes Ti, S, B, L, H, g, G, e, So400m, so that nothing tells the"
+    " number of attention heads. State it: num_heads."
+  )
+  with pytest.raises(ValueError, match="D a multiple of the 7 heads. State"):
+    weights.read(_arrays(written), num_heads=7)
+
+
+def test_other_names_look_otherwise():
+  assert not weights.looks_like([])
+  assert not weights.looks_like(["embedding/kernel", "cls"])
+  assert not weights.looks_like(["stem.conv.weight", "s1.b1.conv1.weight"])
+  assert not weights.looks_like(["patch_embed.proj.weight", "layers.0.x"])
+
+
+def test_what_timm_cannot_hold():
+  model = ModelConfig(**TINY, pre_logits=True)
+  params = foreign.random_params(model, 5, SIZE)
+  with pytest.raises(ValueError, match="pre_logits: got a .* --drop_head"):
+    weights.write(params, model)
+  model = ModelConfig(**TINY, posemb="relative")
+  params = foreign.random_params(model, 5, SIZE)
+  with pytest.raises(ValueError) as e:
+    weights.write(params, model)
+  assert str(e.value) == (
+    "timm cannot hold this model:\nconfig.model.posemb: got 'relative',"
+    " expected learn, sincos2d or none: timm's ViT adds one table to the"
+    " tokens, once.\ngot 'Transformer/encoderblock_0/"
+    "MultiHeadDotProductAttention_0/offsets', 'Transformer/encoderblock_1/"
+    "MultiHeadDotProductAttention_0/offsets', which timm has no place for."
+    " Write the parameters of a ViT, of a hybrid or of BiT, blocks one by one."
+  )
+  assert weights.create_call(model, 5, SIZE) == (None, {})
+  model = ModelConfig(**TINY, posemb="sincos2d")
+  params = foreign.random_params(model, 5, SIZE)
+  with pytest.raises(ValueError, match=r"grid: got None, expected \(rows"):
+    weights.write(params, model)
+  del params[
+    "Transformer/encoderblock_1/MultiHeadDotProductAttention_0/key/bias"
+  ]
+  with pytest.raises(ValueError, match="1.*/key/bias: missing, expected with"):
+    weights.write(params, model, grid=(3, 4))
+  model = ModelConfig(name="bit_v1", variant="R50x1")
+  with pytest.raises(ValueError, match="got 'bit_v1', expected 'bit' or 'vit'"):
+    weights.write({}, model)
+  assert weights.create_call(model, 5, SIZE) == (None, {})
+
+
+@pytest.mark.parametrize(
+  "fields, image_size, name, kwargs",
+  [
+    (dict(variant="B/16"), 224, "vit_base_patch16_224", {}),
+    (dict(variant="S/14"), 224, "vit_small_patch16_224", dict(patch_size=14)),
+    (dict(variant="L/14"), 224, "vit_large_patch14_224", {}),
+    (dict(variant="g/14"), 224, "vit_giant_patch14_224", {}),
+    (dict(variant="G/14"), 224, "vit_gigantic_patch14_224", {}),
+    (
+      dict(variant="e/14"),
+      224,
+      "vit_base_patch16_224",
+      dict(
+        patch_size=14,
+        embed_dim=1792,
+        depth=56,
+        num_heads=16,
+        mlp_ratio=15360 / 1792,
+      ),
+    ),
+    (
+      dict(variant="So400m/14", pool="map"),
+      224,
+      "vit_so400m_patch14_siglip_224",
+      {},
+    ),
+    (
+      dict(variant="So400m/14", pool="gap"),
+      384,
+      "vit_so400m_patch14_siglip_224",
+      dict(
+        img_size=[384, 384],
+        class_token=False,
+        global_pool="avg",
+        fc_norm=False,
+      ),
+    ),
+    (
+      dict(variant="So400m/14"),
+      224,
+      "vit_so400m_patch14_siglip_224",
+      dict(class_token=True, global_pool="token"),
+    ),
+    (
+      dict(variant="B/32", cls_row=False),
+      224,
+      "vit_base_patch32_224",
+      dict(no_embed_class=True),
+    ),
+    (
+      dict(variant="H/14", pool="map", posemb="none"),
+      224,
+      "vit_huge_patch14_224",
+      dict(class_token=False, global_pool="map", pos_embed="none"),
+    ),
+    (dict(variant="R+Ti/16"), 224, "vit_tiny_r_s16_p8_224", {}),
+    (dict(variant="R26+S/32"), 224, "vit_small_r26_s32_224", {}),
+    (dict(variant="R26+B/32"), 224, "vit_base_r26_s32_224", {}),
+    (dict(variant="R50+B/16"), 224, "vit_base_r50_s16_224", {}),
+    (dict(variant="R50+L/32"), 224, "vit_large_r50_s32_224", {}),
+    (
+      dict(variant="R50+B/32"),
+      224,
+      "vit_large_r50_s32_224",
+      dict(embed_dim=768, depth=12, num_heads=12),
+    ),
+    (dict(variant="R101+B/32"), 224, None, None),
+    (dict(name="bit", variant="R152x4"), 480, "resnetv2_152x4_bit", {}),
+    (dict(name="bit", variant="R50x2"), 480, None, None),
+  ],
+)
+def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
+  call = weights.create_call(
+    ModelConfig(**fields, gelu="erf"), 7, (image_size, image_size)
+  )
+  expected = {} if kwargs is None else {"num_classes": 7} | kwargs
+  assert call == (name, expected)
+
+
+def test_the_call_states_the_tanh():
+  call = weights.create_call(ModelConfig(), 1000, (224, 448))
+  assert call == (
+    "vit_base_patch16_224",
+    dict(num_classes=1000, img_size=[224, 448], act_layer="gelu_tanh"),
+  )
+
+
+def test_differences():
+  assert weights.differences(ModelConfig()) == []
+  assert weights.differences(ModelConfig(ln_eps=1e-12)) == [
+    "LayerNorm adds 1e-06 to the variance, this model 1e-12; the argument"
+    " norm_layer=functools.partial(timm.layers.LayerNorm, eps=1e-12) makes it"
+    " equal."
+  ]
+  assert weights.differences(ModelConfig(variant="R50+B/16")) == [
+    "GroupNorm adds 1e-05 to the variance, this model 1e-06.",
+    "weight standardisation adds 1e-08 to the variance, this model 1e-05 to"
+    " the standard deviation.",
+  ]
+  model = ModelConfig(variant="R50+B/16", **AS_TIMM)
+  assert weights.differences(model) == []
+  model = ModelConfig(name="bit", variant="R50x1", root_pad="nothing")
+  assert weights.differences(model) == [
+    "the maximum after the first convolution sees zeros beyond the border, this"
+    " model nothing.",
+    "weight standardisation adds 1e-08 to the variance, this model 1e-10 to"
+    " the variance.",
+  ]
+
+
+@pytest.fixture(scope="module")
+def timm():
+  return foreign.import_torch("timm")
+
+
+def _compare(timm, model, image_size, num_heads=None):
+  """Checks both directions; returns errors by type."""
+  name, kwargs = weights.create_call(model, 11, image_size)
+  theirs = timm.create_model(name, **kwargs)
+  foreign.randomise(theirs)
+  grid = None
+  if model.posemb == "sincos2d":
+    grid = (image_size[0] // 8, image_size[1] // 8)
+    params = foreign.random_params(model, 11, image_size)
+    table = weights.write(params, model, grid=grid)["pos_embed"]
+    theirs.load_state_dict({"pos_embed": _tensor(table)}, strict=False)
+  params, options = weights.read(foreign.state(theirs), num_heads)
+  options.pop("gelu", None)  # timm's default; the call may have stated tanh
+  assert options.items() <= dataclasses.asdict(model).items()
+  if model.posemb == "sincos2d":
+    params.pop(weights.POS_EMBEDDING)
+  assert not weights.differences(model)
+
+  written = weights.write(
+    {k: np.asarray(v) for k, v in params.items()}, model, grid=grid
+  )
+  again = timm.create_model(name, **kwargs)
+  again.load_state_dict({k: _tensor(v) for k, v in written.items()})
+  for key, array in theirs.state_dict().items():
+    np.testing.assert_array_equal(again.state_dict()[key], array, key)
+
+  images, errors = foreign.image(image_size), {}
+  for dtype in ("float32", "float64"):
+    ours = foreign.our_logits(
+      dataclasses.replace(model, dtype=dtype), 11, params, images
+    )
+    expected = foreign.torch_logits(again, images, dtype)
+    errors[dtype] = foreign.error(ours, expected)
+  print(name, errors)
+  return errors
+
+
+def _tensor(array):
+  import torch
+
+  return torch.from_numpy(array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VIT)
+def test_logits_are_timm_s(timm, name):
+  errors = _compare(timm, ModelConfig(**VIT[name]), SIZE, num_heads=3)
+  assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESNETS)
+def test_logits_are_those_of_timm_s_resnets(timm, name):
+  fields, image_size = RESNETS[name]
+  model = ModelConfig(**fields)
+  errors = _compare(timm, model, image_size, num_heads=3)
+  assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_logits_are_timm_s_at_full_size(timm, name):
+  fields, image_size = FULL[name]
+  errors = _compare(timm, ModelConfig(**fields), image_size)
+  assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
+
+
+@pytest.mark.slow
+def test_the_stated_norm_makes_other_eps_equal(timm):
+  import functools
+
+  model = ModelConfig(**TINY, ln_eps=0.1, dtype="float64")
+  name, kwargs = weights.create_call(model, 11, SIZE)
+  norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
+  theirs = timm.create_model(name, **kwargs, norm_layer=norm)
+  foreign.randomise(theirs)
+  params, _ = weights.read(foreign.state(theirs), num_heads=3)
+  images = foreign.image(SIZE)
+  ours = foreign.our_logits(model, 11, params, images)
+  expected = foreign.torch_logits(theirs, images, "float64")
+  assert foreign.error(ours, expected) < 5e-6
+
+
+@pytest.mark.slow
+def test_timm_has_the_names(timm):
+  names = [n for by_patch in weights.NAMES.values() for n in by_patch.values()]
+  names += [row[-1] for row in weights.HYBRIDS] + list(weights.BITS.values())
+  assert set(names) <= set(timm.list_models())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "variant", ["L/14", "H/14", "g/14", "G/14", "e/14", "So400m/14"]
+)
+def test_timm_s_large_sizes_are_ours(timm, variant):
+  import torch
+
+  model = ModelConfig(variant=variant, gelu="erf")
+  name, kwargs = weights.create_call(model, 3, (224, 224))
+  with torch.device("meta"):
+    theirs = timm.create_model(name, weight_init="skip", **kwargs)
+  meta = {
+    k: dataclasses.replace(lazy(np.zeros(0, np.float32)), shape=tuple(v.shape))
+    for k, v in theirs.state_dict().items()
+  }
+  params, _ = weights.read(meta)
+  shapes = foreign.shapes(model, 3, (224, 224))
+  assert {k: v.shape for k, v in params.items()} == shapes

@@ -1,0 +1,241 @@
+"""Writes weights in another format: `python -m vit_jax.convert SRC DST --to=hf`.
+
+SRC is anything that `vit_jax.load` reads. What was written is read again, and
+its logits are compared with those of SRC.
+"""
+
+import argparse
+import json
+import sys
+
+import jax
+import numpy as np
+from etils import epath
+from flax.traverse_util import flatten_dict
+
+import vit_jax
+from vit_jax import checkpoint, weights
+from vit_jax.config import to_dict
+from vit_jax.geometry import has_cls_row, patch_grid
+from vit_jax.models.resample import METHODS
+from vit_jax.pretrained import Pretrained
+from vit_jax.weights import bit, google, hf, safetensors_file, timm
+from vit_jax.weights.reading import METADATA_KEY
+
+FORMATS = ("orbax", "npz", "timm", "hf")
+
+
+def convert(vit: Pretrained, path: str, to: str) -> list[str]:
+  """Writes a model.
+
+  Args:
+    vit: From `vit_jax.load`.
+    path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
+    to: A name of `FORMATS`.
+
+  Returns:
+    What the user should know: how to load it there, and what differs there.
+
+  Raises:
+    FileExistsError: There is something at `path`.
+    ValueError: The format has no place for what the model has.
+  """
+  target = epath.Path(path)
+  if target.exists():
+    raise FileExistsError(
+      f"DST: got {path!r}, which exists; expected a new one."
+    )
+  suffix = {"npz": ".npz", "timm": ".safetensors"}.get(to)
+  if suffix and target.suffix != suffix:
+    raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
+  if to == "orbax":
+    checkpoint.write_params(path, vit.params, vit.metadata())
+    return [
+      f"vit_jax.load({path!r}), --config.init={path}, or Orbax alone: see"
+      " docs/weights.md"
+    ]
+  params = {
+    k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
+  }
+  return WRITERS[to](vit, params, target)
+
+
+def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  config = vit.config
+  if config.name == "bit":
+    arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
+  else:
+    is_big_vision = (
+      config.name == "bit_v1"
+      or config.pool == "map"
+      or (
+        "cls" in params
+        and google.POS_EMBEDDING in params
+        and not has_cls_row(config)
+      )
+    )
+    arrays = google.write(params, is_big_vision=is_big_vision)
+    reader = "big_vision" if is_big_vision else "vision_transformer and timm"
+  target.parent.mkdir(parents=True, exist_ok=True)
+  with target.open("wb") as stream:
+    np.savez(stream, **arrays)
+  notes = [f"under the names that {reader} read"]
+  if config.name == "vit" and config.gelu == "erf":
+    notes.append(
+      "Google's codes compute GELU with tanh, this model with erf; .npz has no"
+      " place to say so: load it with gelu='erf'"
+    )
+  return notes
+
+
+def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  grid = patch_grid(vit.config, vit.image_size)
+  arrays = timm.write(params, vit.config, grid=grid)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  metadata = vit.metadata()
+  safetensors_file.write(target, arrays, {METADATA_KEY: metadata})
+  name, kwargs = timm.create_call(vit.config, vit.num_classes, vit.image_size)
+  if name is None:
+    return ["timm has no name for this model; its names of arrays are used"]
+  text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
+  return [
+    f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})",
+    *timm.differences(vit.config),
+  ]
+
+
+def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  drop_head = vit.config.pre_logits
+  arrays, config, preprocessor = hf.write(
+    params,
+    vit.config,
+    num_classes=vit.num_classes,
+    image_size=vit.image_size,
+    class_names=vit.class_names,
+    grid=patch_grid(vit.config, vit.image_size),
+    drop_head=drop_head,
+  )
+  target.mkdir(parents=True)
+  safetensors_file.write(target / "model.safetensors", arrays, {})
+  for name, values in (
+    ("config.json", config),
+    ("preprocessor_config.json", preprocessor),
+  ):
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    (target / name).write_text(text + "\n")
+  (kind,) = config["architectures"]
+  notes = [f"transformers.{kind}.from_pretrained({str(target)!r})"]
+  if drop_head and vit.num_classes:
+    notes.append(
+      "the head was left out: transformers has no tanh layer before one; this"
+      " one became the pooler of a ViTModel"
+    )
+  return notes
+
+
+WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
+
+
+def largest_difference(
+  one: Pretrained, other: Pretrained
+) -> tuple[str, float, float]:
+  """Compares two models on the same random images.
+
+  Returns:
+    The layer compared ("logits", or "pre_logits" if only one has a head); the
+    largest difference; and the largest absolute value.
+  """
+  rng = np.random.default_rng(0)
+  images = rng.uniform(-1, 1, (2, *one.image_size, 3)).astype(np.float32)
+  has_heads = one.num_classes == other.num_classes
+  layer = "logits" if has_heads else "pre_logits"
+  with jax.default_matmul_precision("highest"):
+    a, b = (np.asarray(v(images)[1][layer]) for v in (one, other))
+  return layer, float(np.abs(a - b).max()), float(np.abs(a).max())
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Loads, writes, reads again, and says all of it."""
+  args = _parse(argv)
+  given = {
+    "num_heads": args.num_heads,
+    "cls_row": args.cls_row,
+    "gelu": args.gelu,
+    "posemb": args.posemb,
+  }
+  options = {k: v for k, v in given.items() if v is not None}
+  try:
+    vit = vit_jax.load(
+      args.src,
+      image_size=args.image_size,
+      patch=args.patch,
+      grid=args.grid,
+      posemb_filter=args.posemb_filter,
+      **options,
+    )
+    print(weights.format_report(vit.report))
+    print(f"{'model':<16}{weights.describe(vit.config)}")
+    size = "x".join(map(str, vit.image_size))
+    print(f"{'images':<16}{size}, {vit.ops}")
+    notes = convert(vit, args.dst, args.to)
+    # A file says less than we know: what it cannot say is passed on.
+    told = {} if args.to == "orbax" else _untold(vit)
+    layer, difference, largest = largest_difference(
+      vit, vit_jax.load(args.dst, image_size=vit.image_size, **told)
+    )
+  except (FileNotFoundError, FileExistsError, ValueError) as e:
+    sys.exit(str(e))
+  print(f"{'written':<16}{args.dst}")
+  for note in notes:
+    print(f"{'':<16}{note}")
+  print(
+    f"{'read again':<16}largest difference of {layer} {difference:.2g}, of"
+    f" {largest:.3g}"
+  )
+
+
+def _untold(vit: Pretrained) -> dict:
+  """Numerics, which a format may have no place for."""
+  keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb num_heads".split()
+  config = to_dict(vit.config)
+  return {k: config[k] for k in keys if config[k] is not None}
+
+
+def _parse(argv) -> argparse.Namespace:
+  def sides(text: str):
+    values = tuple(int(v) for v in text.lower().split("x"))
+    if len(values) > 2 or min(values) < 1:
+      raise ValueError
+    return values if len(values) == 2 else values * 2
+
+  def truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
+  parser = argparse.ArgumentParser(
+    "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
+  )
+  parser.add_argument("src", help="anything that vit_jax.load reads")
+  parser.add_argument("dst", help="a new file (npz, timm) or folder")
+  parser.add_argument("--to", required=True, choices=FORMATS)
+  parser.add_argument(
+    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
+  )
+  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
+  parser.add_argument(
+    "--posemb_filter", default="zoom", choices=METHODS, help="(default: zoom)"
+  )
+  parser.add_argument(
+    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
+  )
+  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
+  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
+  parser.add_argument("--gelu", choices=("tanh", "erf"), help="if not SRC's")
+  parser.add_argument(
+    "--posemb", choices=("sincos2d", "none"), help="if no table"
+  )
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+  main()

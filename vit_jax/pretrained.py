@@ -1,0 +1,293 @@
+"""Models that are ready to call: `vit = vit_jax.load(path)`."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jaxtyping import Array, Float
+
+from vit_jax import overview, weights
+from vit_jax.config import ModelConfig, to_dict
+from vit_jax.geometry import feature_map, has_cls_row, patch_grid, stages
+from vit_jax.models import build
+from vit_jax.opstring import image_size as size_after
+
+DEFAULT_SIZE = 224  # pixels, where neither the file nor the caller says
+BATCH = 16  # images that `predict` passes at once
+
+# Inference needs none of what makes training fit or generalise.
+INFERENCE = dict(
+  dtype="float32", scan=False, remat="none", dropout=0.0, stochastic_depth=0.0
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """One class and the probability that the model gives it, 0 to 1."""
+
+  name: str
+  probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """A model with its weights, and all that is needed to use them.
+
+  Attributes:
+    config: The model's options.
+    params: Nested dict of arrays, float32.
+    num_classes: Width of the head; 0: there is none.
+    image_size: (height, width) of its images, pixels.
+    class_names: In the order of the logits; None where nobody knows them.
+    ops: Preprocessing that makes its images, as in `config.data.ops`.
+    report: What became of the weights.
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  num_classes: int
+  image_size: tuple[int, int]
+  class_names: tuple[str, ...] | None
+  ops: str
+  report: weights.Report
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """The linen module; `model.apply({"params": params}, images)`."""
+    return build(self.config, self.num_classes)
+
+  @functools.cached_property
+  def _apply(self):
+    return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
+
+  def __call__(
+    self, images: Float[Array, "b h w c"] | np.ndarray
+  ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
+    """Returns logits and the intermediates by name, see the model.
+
+    Args:
+      images: In [-1, 1], of `image_size`.
+
+    Raises:
+      ValueError: They are of another type or shape.
+    """
+    shape, dtype = np.shape(images), getattr(images, "dtype", None)
+    expected = (*self.image_size, 3)
+    if len(shape) != 4 or shape[1:] != expected:
+      raise ValueError(
+        f"got images of shape {shape}, expected [b, {expected[0]},"
+        f" {expected[1]}, 3]; for another size,"
+        " vit_jax.load(path, image_size=(height, width))."
+      )
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(
+        f"got images of type {dtype}, expected floats in [-1, 1]:"
+        " images / 127.5 - 1, or vit.predict(images)."
+      )
+    return self._apply(self.params, images)
+
+  def predict(
+    self, images: Sequence[str | os.PathLike | np.ndarray], top: int = 5
+  ) -> list[list[Prediction]]:
+    """Names what is on images, with the model's own preprocessing.
+
+    Args:
+      images: Files (JPEG, PNG, WebP, BMP, GIF), or uint8 arrays [h, w, 3].
+      top: Classes told of each.
+
+    Returns:
+      For each image, the likeliest first. Probabilities are the softmax of the
+      logits. A class without a name is told by its number.
+
+    Raises:
+      ValueError: The model has no head, or an image cannot be read.
+    """
+    if not self.num_classes:
+      raise ValueError("got a model without a head, expected one; call it.")
+    # Only here, since it is TensorFlow that decodes.
+    from vit_jax.data.decoding import preprocess
+
+    def ready(image):
+      try:
+        return preprocess(_readable(image), self.ops)
+      except ValueError as e:
+        where = "" if isinstance(image, np.ndarray) else f"{image}: "
+        raise ValueError(f"{where}{e}") from None
+
+    names = self.class_names or tuple(map(str, range(self.num_classes)))
+    found = []
+    for i in range(0, len(images), BATCH):
+      batch = np.stack([ready(image) for image in images[i : i + BATCH]])
+      logits, _ = self(batch.astype(np.float32) / 127.5 - 1)
+      for row in np.asarray(jax.nn.softmax(logits)):
+        best = np.argsort(-row, kind="stable")[:top]
+        found.append([Prediction(names[k], float(row[k])) for k in best])
+    return found
+
+  def metadata(self) -> dict[str, Any]:
+    """Returns what travels with the parameters, as JSON can hold it."""
+    return {
+      "model": to_dict(self.config),
+      "image_size": list(self.image_size),
+      "grid": list(patch_grid(self.config, self.image_size)),
+      "has_cls_row": has_cls_row(self.config),
+      "preprocessing": {"ops": self.ops, "value_range": [-1.0, 1.0]},
+      "num_classes": self.num_classes,
+      "class_names": list(self.class_names) if self.class_names else None,
+      "num_params": overview.num_params(self.params),
+      "step": 0,
+      "source": self.report.path,
+      "versions": overview.versions(),
+    }
+
+  def export(self, platforms: Sequence[str] = ("cpu",)) -> bytes:
+    """Returns the forward pass as StableHLO, weights inside.
+
+    `jax.export.deserialize(...).call(images)` runs it without this package, on
+    any number of images float32 [b, height, width, 3] in [-1, 1], and returns
+    the logits.
+
+    Args:
+      platforms: What it shall run on: "cpu", "cuda", "tpu".
+    """
+    (rows,) = jax.export.symbolic_shape("b")
+    images = jax.ShapeDtypeStruct((rows, *self.image_size, 3), jnp.float32)
+    logits = jax.jit(lambda x: self.model.apply({"params": self.params}, x)[0])
+    exported = jax.export.export(logits, platforms=platforms)(images)
+    return bytes(exported.serialize())
+
+
+def load(
+  path: str | os.PathLike,
+  *,
+  image_size: int | tuple[int, int] | None = None,
+  patch: int | None = None,
+  grid: tuple[int, int] | None = None,
+  posemb_filter: str = "zoom",
+  **options,
+) -> Pretrained:
+  """Loads a model with its weights from any known format.
+
+  The format is told by the content of the file: `.npz` of Google's ViT,
+  AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
+  folder of a Hugging Face ViT, the folder of one of our runs, of one step, or
+  of a plain tree of arrays saved with Orbax. The model is found by the
+  parameters' names and shapes; nothing is unpickled.
+
+  Args:
+    path: On disk, or wherever the file layer reads (gs://).
+    image_size: (height, width) or the side of a square, pixels; None: what the
+      weights were trained for. Positions are resampled.
+    patch: Side of a patch, pixels; None: the weights'. The patch embedding is
+      resized by the pseudoinverse of arXiv:2212.08013.
+    grid: Rows and columns of patches of the position table, for a file that
+      does not say and whose patches do not lie in a square.
+    posemb_filter: How positions are resampled: "zoom" (the paper's), or
+      another of `vit_jax.models.resample.METHODS`.
+    **options: Fields of `vit_jax.config.ModelConfig` that are to be otherwise,
+      such as dtype="bfloat16", gelu="erf", num_heads=3.
+
+  Raises:
+    FileNotFoundError: Nothing is there.
+    ValueError: The file is damaged, unsafe or unknown, or not a whole model.
+
+  Example:
+    >>> import vit_jax
+    >>> vit = vit_jax.load("B_16.npz", image_size=384)  # doctest: +SKIP
+    >>> logits, out = vit(images)  # doctest: +SKIP
+  """
+  unknown = options.keys() - {f.name for f in dataclasses.fields(ModelConfig)}
+  if unknown:
+    raise ValueError(
+      f"load: got {', '.join(sorted(unknown))}, expected options of the model:"
+      f" {', '.join(f.name for f in dataclasses.fields(ModelConfig))}."
+    )
+  found = weights.read(path, grid=grid, options=options)
+  config = weights.identify(
+    found.params, {**found.options, **INFERENCE, **options}
+  )
+  if patch is not None:
+    config = _with_patch(config, patch)
+  height, width = _pair(image_size) or found.image_size or _trained_at(found)
+  num_classes = weights.num_classes(found.params)
+  model = build(config, num_classes)
+  target = jax.eval_shape(
+    model.init,
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32),
+  )["params"]
+  params, report = weights.adapt(
+    found,
+    target,
+    config,
+    (height, width),
+    posemb_filter=posemb_filter,
+    resize_patch=patch is not None,
+  )
+  ops = found.ops
+  if ops is None or size_after(ops) != (height, width):
+    side = height if height == width else (height, width)
+    ops = f"decode|resize({side})"
+  return Pretrained(
+    config=config,
+    params=_to_device(params),
+    num_classes=num_classes,
+    image_size=(height, width),
+    class_names=found.class_names,
+    ops=ops,
+    report=report,
+  )
+
+
+def _with_patch(config: ModelConfig, patch: int) -> ModelConfig:
+  if config.name != "vit" or stages(config) is not None:
+    raise ValueError(
+      f"patch: got {patch}, but {config.variant} has a ResNet; expected none."
+    )
+  size = config.variant.split("/")[0]
+  return dataclasses.replace(config, variant=f"{size}/{patch}")
+
+
+def _trained_at(found: weights.Weights) -> tuple[int, int]:
+  """Pixels that the position table stands for; 224 where there is none."""
+  config = weights.identify(found.params, found.options)
+  grid = weights.table_grid(found)
+  if grid is None:
+    return DEFAULT_SIZE, DEFAULT_SIZE
+  # How many pixels a token covers: those of an image that gives one of them.
+  probe = 2**14
+  stride = probe // feature_map(config, (probe, probe))[0]
+  patch = found.params["embedding/kernel"].shape[0]
+  return grid[0] * patch * stride, grid[1] * patch * stride
+
+
+def _pair(size) -> tuple[int, int] | None:
+  if size is None or not isinstance(size, int):
+    return None if size is None else (int(size[0]), int(size[1]))
+  return size, size
+
+
+def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
+  """Moves arrays one by one, letting go of each: not all are there twice."""
+  return {
+    key: _to_device(value) if isinstance(value, dict) else jnp.asarray(value)
+    for key, value in ((k, tree.pop(k)) for k in list(tree))
+  }
+
+
+def _readable(image) -> bytes | np.ndarray:
+  if not isinstance(image, np.ndarray):
+    return epath.Path(image).read_bytes()
+  if image.dtype != np.uint8 or image.ndim != 3:
+    raise ValueError(
+      f"got an image of type {image.dtype} and shape {image.shape}, expected"
+      " uint8 [h, w, 3]."
+    )
+  return image

@@ -1,0 +1,306 @@
+"""Fits weights to a model, and says what was done."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+
+from vit_jax.config import ModelConfig
+from vit_jax.geometry import has_cls_row, norms, patch_grid
+from vit_jax.models.resample import (
+  METHODS,
+  resample_patch_kernel,
+  resample_posemb,
+)
+from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.identify import describe, identify
+from vit_jax.weights.reading import Weights
+
+# Trained for one set of classes: loaded as a whole or not at all.
+HEAD = ("head/", "pre_logits/")
+KERNEL = "embedding/kernel"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What became of the weights; paths as the file has them, unstacked.
+
+  Attributes:
+    path: Where they came from.
+    loaded: Path -> shape, resized ones included.
+    resized: Path -> (old, new), sides of a grid or of a patch.
+    reinitialised: Paths of the model that keep their initial values.
+    ignored: Paths of the file that the model has no use for.
+    notes: What else a user should know.
+  """
+
+  path: str
+  loaded: dict[str, tuple[int, ...]]
+  resized: dict[str, tuple[tuple[int, int], tuple[int, int]]]
+  reinitialised: tuple[str, ...]
+  ignored: tuple[str, ...]
+  notes: tuple[str, ...] = ()
+
+
+def adapt(
+  weights: Weights,
+  target: dict[str, Any],
+  model: ModelConfig,
+  image_size: tuple[int, int],
+  *,
+  class_names: Sequence[str] | None = None,
+  posemb_filter: str = "zoom",
+  resize_patch: bool = False,
+) -> tuple[dict[str, Any], Report]:
+  """Fits weights to a model, as the paper does before fine-tuning.
+
+  Arrays are taken where path and shape agree; tables of positions are
+  resampled to the model's grid; a row of the class token is added (zeros) or
+  folded into `cls`, as the model has it, which changes no output; blocks are
+  stacked or not as the model has them. Head and pre_logits are taken together,
+  if both agree in all shapes and the classes are not known to be others;
+  otherwise the model keeps its initial ones. All else must agree.
+
+  Args:
+    weights: From `read`.
+    target: Nested dict of what has a shape: the model's parameters.
+    model: What `target` belongs to.
+    image_size: (height, width) of its images, pixels.
+    class_names: Of the model's data; None where nobody knows them.
+    posemb_filter: How tables are resampled, a name of
+      `models.resample.METHODS`; "zoom" is the paper's.
+    resize_patch: Whether a patch embedding of another patch size is resized
+      (FlexiViT's pseudoinverse) instead of refused.
+
+  Returns:
+    Nested dict like `target` of numpy float32 arrays, None where the model
+    keeps its initial values; and what was done.
+
+  Raises:
+    ValueError: Parameters are missing, superfluous, of another shape or not
+      finite; the message lists them all, and names the model that would fit.
+
+  Source: arXiv:2010.11929, section 3.2.
+  """
+  unstacked = jax.eval_shape(unstack_blocks, target)
+  expected = {k: tuple(v.shape) for k, v in _flatten(unstacked).items()}
+  got: dict[str, Any] = dict(weights.params)
+  shapes = {k: tuple(v.shape) for k, v in got.items()}  # as in the file
+  notes = [*weights.notes, *_numerics(weights.options, model)]
+  faults: list[str] = []
+  resized: dict[str, tuple] = {}
+
+  reinitialised, ignored = _heads(
+    shapes, expected, weights.class_names, class_names
+  )
+  _fit_positions(
+    got, expected, weights, model, image_size, posemb_filter, resized, faults,
+    notes,
+  )  # fmt: skip
+  if KERNEL in got and KERNEL in expected and resize_patch:
+    old, new = shapes[KERNEL], expected[KERNEL]
+    if len(old) == 4 and old[2:] == new[2:] and old[:2] != new[:2]:
+      resized[KERNEL] = (old[:2], new[:2])
+      got[KERNEL] = resample_patch_kernel(
+        np.asarray(got[KERNEL], np.float32), new[:2]
+      )
+
+  loaded: dict[str, Any] = {}
+  for path in sorted(expected.keys() | got.keys()):
+    if path in reinitialised or path in ignored:
+      loaded |= {path: None} if path in reinitialised else {}
+    elif path not in got:
+      faults.append(f"{path}: missing, expected shape {expected[path]}.")
+    elif path not in expected:
+      faults.append(
+        f"{path}: got shape {shapes[path]}, expected no such parameter."
+      )
+    elif np.shape(got[path]) != expected[path]:
+      faults.append(
+        f"{path}: got shape {shapes[path]}, expected {expected[path]}."
+        + _advice(path, shapes[path], expected[path])
+      )
+    else:
+      loaded[path] = expected[path]
+  if not faults:  # only now is anything read that is of no use otherwise
+    for path, shape in loaded.items():
+      if shape is None:
+        continue
+      loaded[path] = np.asarray(got.pop(path), np.float32)
+      if bad := int(np.sum(~np.isfinite(loaded[path]))):
+        faults.append(
+          f"{path}: got {bad} values that are NaN or infinite, expected none."
+        )
+  if faults:
+    raise ValueError(_message(weights, model, faults))
+  report = Report(
+    path=weights.path,
+    loaded={k: v.shape for k, v in loaded.items() if v is not None},
+    resized=resized,
+    reinitialised=reinitialised,
+    ignored=ignored,
+    notes=tuple(dict.fromkeys(notes)),
+  )
+  params = flax.traverse_util.unflatten_dict(loaded, sep="/")
+  if "encoderblock" in target.get("Transformer", {}):
+    params = stack_blocks(params)
+  return params, report
+
+
+def format_report(report: Report) -> str:
+  """Returns a table of what was loaded, resized, re-initialised, ignored."""
+  count = sum(math.prod(shape) for shape in report.loaded.values())
+  resized = (
+    f"{path}: {old[0]}x{old[1]} -> {new[0]}x{new[1]}"
+    for path, (old, new) in report.resized.items()
+  )
+  rows = [
+    ("weights", report.path),
+    ("loaded", f"{len(report.loaded)} arrays, {count:,} parameters"),
+    ("resized", ", ".join(resized) or "nothing"),
+    ("re-initialised", ", ".join(report.reinitialised) or "nothing"),
+    ("ignored", ", ".join(report.ignored) or "nothing"),
+    *(("note", note) for note in report.notes),
+  ]
+  return "\n".join(f"{key:<16}{value}" for key, value in rows)
+
+
+def _heads(got, expected, old_names, new_names):
+  """Paths of the head that stay initial, and those that are left out."""
+  heads = [
+    {k: v for k, v in tree.items() if k.startswith(HEAD)}
+    for tree in (got, expected)
+  ]
+  are_others = bool(old_names and new_names) and list(old_names) != list(
+    new_names
+  )
+  if heads[0] == heads[1] and not are_others:
+    return (), ()
+  return (
+    tuple(sorted(heads[1])),
+    tuple(sorted(heads[0].keys() - heads[1].keys())),
+  )
+
+
+def _fit_positions(
+  got, expected, weights, model, image_size, method, resized, faults, notes
+) -> None:
+  """Makes the tables of positions those of the model, in `got`."""
+  if POS_EMBEDDING in got and POS_EMBEDDING in expected:
+    grid = patch_grid(model, image_size)
+    has_row, wants_row = weights.has_cls_row, has_cls_row(model)
+    try:
+      old_grid = table_grid(weights)
+      if ("cls" in got) == ("cls" in expected):
+        table = resample_posemb(
+          np.asarray(got[POS_EMBEDDING], np.float32),
+          old_grid,
+          grid,
+          has_row,
+          method,
+        )
+        if old_grid != grid:
+          resized[POS_EMBEDDING] = (old_grid, grid)
+        if wants_row and not has_row:
+          table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+          notes.append("the position table got a row of zeros for cls.")
+        if has_row and not wants_row:
+          got["cls"] = np.asarray(got["cls"], np.float32) + table[:, :1]
+          table = table[:, 1:]
+          notes.append("row 0 of the position table was added to cls.")
+        got[POS_EMBEDDING] = table
+    except ValueError as e:
+      faults.append(f"{POS_EMBEDDING}: {e}")
+      del got[POS_EMBEDDING], expected[POS_EMBEDDING]
+  for path in (POS_EMBEDDING + "_x", POS_EMBEDDING + "_y"):
+    if path in got and path in expected:
+      old, new = got[path].shape[1], expected[path][1]
+      if old != new:
+        matrix = METHODS[method](old, new)
+        got[path] = np.einsum(
+          "no,bod->bnd", matrix, np.asarray(got[path], np.float64)
+        ).astype(np.float32)
+        resized[path] = ((1, old), (1, new))
+
+
+def table_grid(weights: Weights) -> tuple[int, int] | None:
+  """Returns rows and columns of patches of the position table.
+
+  A file that states none is of a published format, in which all are square.
+
+  Returns:
+    None if there is no table.
+
+  Raises:
+    ValueError: The file states none, and the patches make no square.
+  """
+  if POS_EMBEDDING + "_x" in weights.params:
+    sides = [weights.params[POS_EMBEDDING + s].shape[1] for s in ("_y", "_x")]
+    return sides[0], sides[1]
+  if POS_EMBEDDING not in weights.params:
+    return weights.grid
+  if weights.grid:
+    return weights.grid
+  num_rows = weights.params[POS_EMBEDDING].shape[1]
+  num_patches = num_rows - int(weights.has_cls_row)
+  side = math.isqrt(num_patches)
+  if side * side != num_patches:
+    row = "with" if weights.has_cls_row else "without"
+    raise ValueError(
+      f"got {num_patches} patches ({row} a row for the class token), expected a"
+      " square number, since the file states no grid. State it: grid=(rows,"
+      " columns), and cls_row if that is wrong."
+    )
+  return side, side
+
+
+def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
+  """Says where the model computes otherwise than the weights were trained."""
+  keys = ["gelu", "ln_eps"] if model.name == "vit" else ["root_pad"]
+  notes = [
+    f"these weights were trained with {key}={options[key]}, the model has"
+    f" {getattr(model, key)}; config.model.{key}={options[key]} keeps it."
+    for key in keys
+    if key in options and options[key] != getattr(model, key)
+  ]
+  trained = norms(dataclasses.replace(model, **options))
+  if (model.name != "vit" or "gn_eps" in options) and trained != norms(model):
+    notes.append(
+      "these weights were trained with gn_eps, ws_eps, ws_eps_on ="
+      f" {trained}, the model has {norms(model)}."
+    )
+  return notes
+
+
+def _advice(path: str, got: tuple, expected: tuple) -> str:
+  if path == KERNEL and got[2:] == expected[2:]:
+    return " Set resize_patch to resize it, or take another patch."
+  if path.endswith("/offsets"):
+    return " Offsets of another number of tokens cannot be resampled."
+  return ""
+
+
+def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
+  lines = "\n".join(f"  - {fault}" for fault in faults)
+  try:
+    fits = describe(identify(weights.params, weights.options))
+  except (TypeError, ValueError) as e:
+    advice = f"No model of ours fits them: {e}"
+  else:
+    if fits == describe(model):
+      advice = "The model is the right one; take other weights."
+    else:
+      advice = f"The model that fits them: {fits}"
+  return (
+    f"{len(faults)} fault{'s' * (len(faults) != 1)} in the weights of"
+    f" {weights.path} for this model:\n{lines}\n{advice}"
+  )
+
+
+def _flatten(params: dict[str, Any]) -> dict[str, Any]:
+  return flax.traverse_util.flatten_dict(params, sep="/")

@@ -1,0 +1,156 @@
+"""Which model a set of parameters belongs to, by names and shapes alone."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.config import ModelConfig
+from vit_jax.variants import RESNETS, SIZES, Size
+from vit_jax.weights.google import POS_EMBEDDING
+
+_BLOCK = "Transformer/encoderblock_0/"
+_ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
+NEEDED = (
+  _ATTENTION + "query/kernel",
+  _BLOCK + "MlpBlock_0/Dense_0/kernel",
+)
+
+
+def identify(
+  params: Mapping[str, Any], options: Mapping[str, Any]
+) -> ModelConfig:
+  """Returns the model whose parameters these are.
+
+  Args:
+    params: Our flat names -> anything with a shape; blocks one by one.
+    options: Of the model, known from elsewhere; they go before what is found.
+
+  Raises:
+    ValueError: These are not the parameters of one of our models.
+  """
+  names = set(params)
+  if "embedding/kernel" in names:
+    found = _transformer(params)
+  elif "conv_root/kernel" in names and _blocks(names):
+    found = _resnet(params)
+  else:
+    some = ", ".join(sorted(names)[:4]) or "none"
+    raise ValueError(
+      f"got {len(names)} parameters, such as {some}; expected those of a Vision"
+      " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
+      " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
+    )
+  return ModelConfig(**found | dict(options))
+
+
+def num_classes(params: Mapping[str, Any]) -> int:
+  """Returns the width of the head, 0 where there is none."""
+  return params["head/kernel"].shape[-1] if "head/kernel" in params else 0
+
+
+def describe(model: ModelConfig) -> str:
+  """Returns the flags that make this model, e.g. --config.model.pool=gap."""
+  flags = []
+  for field in dataclasses.fields(model):
+    value = getattr(model, field.name)
+    if field.name == "variant" or value != field.default:
+      text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+      flags.append(f"--config.model.{field.name}={text}")
+  return " ".join(flags)
+
+
+def _transformer(params) -> dict[str, Any]:
+  missing = [n for n in NEEDED if n not in params]
+  if missing:
+    raise ValueError(
+      f"got parameters of a Transformer without {' and '.join(missing)};"
+      " expected a whole model."
+    )
+  kernel = params["embedding/kernel"].shape
+  query, dense = (params[n].shape for n in NEEDED)
+  for name, shape, rank in (
+    ("embedding/kernel", kernel, 4),
+    (NEEDED[0], query, 3),
+    (NEEDED[1], dense, 2),
+  ):
+    if len(shape) != rank:
+      raise ValueError(
+        f"{name}: got shape {shape}, expected {rank} dimensions."
+      )
+  if kernel[0] != kernel[1]:
+    raise ValueError(
+      f"embedding/kernel: got patches of {kernel[0]} x {kernel[1]}, expected"
+      " squares."
+    )
+  depth = len({m[1] for n in params if (m := _BLOCK_NAME.match(n))})
+  size = Size(kernel[-1], depth, dense[1], query[1])
+  name = next((k for k, v in SIZES.items() if v == size), "B")
+  found: dict[str, Any] = {"variant": f"{name}/{kernel[0]}"}
+  for field, value in dataclasses.asdict(size).items():
+    if value != getattr(SIZES[name], field):
+      found[field] = value
+  if "conv_root/kernel" in params:
+    found |= _hybrid(params, name, kernel[0])
+
+  found["pool"] = (
+    "token"
+    if "cls" in params
+    else "map"
+    if "MAPHead_0/probe" in params
+    else "gap"
+  )
+  if POS_EMBEDDING in params:
+    found["posemb"] = "learn"
+  elif POS_EMBEDDING + "_x" in params:
+    found["posemb"] = "learn2d"
+  elif _ATTENTION + "offsets" in params:
+    found["posemb"] = "relative"
+  else:
+    found["posemb"] = "sincos2d"  # as all published files without a table
+  found["pre_logits"] = "pre_logits/kernel" in params
+  return found
+
+
+_BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
+
+
+def _blocks(names) -> tuple[int, ...]:
+  """Units of each stage, as named."""
+  units: dict[int, set[str]] = {}
+  for name in names:
+    if m := re.match(r"block(\d+)/unit(\d+)/", name):
+      units.setdefault(int(m[1]), set()).add(m[2])
+  return tuple(len(units[s]) for s in sorted(units))
+
+
+def _width(params) -> float:
+  return params["conv_root/kernel"].shape[-1] / 64
+
+
+def _hybrid(params, size: str, patch: int) -> dict[str, Any]:
+  blocks, width = _blocks(params), _width(params)
+  found: dict[str, Any] = {} if width == 1 else {"stage_width": width}
+  if not blocks:
+    return found | {"variant": f"R+{size}/{2 * patch}"}
+  if patch != 1:
+    raise ValueError(
+      f"embedding/kernel: got patches of {patch} behind a ResNet of"
+      f" {len(blocks)} stages, expected 1."
+    )
+  for depth, known in RESNETS.items():
+    if blocks == known:
+      return found | {"variant": f"R{depth}+{size}/32"}
+    if blocks == (*known[:2], known[2] + known[3]):
+      return found | {"variant": f"R{depth}+{size}/16"}
+  return found | {"variant": f"R50+{size}/16", "stage_blocks": blocks}
+
+
+def _resnet(params) -> dict[str, Any]:
+  blocks, width = _blocks(params), _width(params)
+  name = "bit_v1" if "gn_root/scale" in params else "bit"
+  depth = next((d for d, known in RESNETS.items() if known == blocks), None)
+  found: dict[str, Any] = {"name": name, "variant": f"R{depth or 50}x{width:g}"}
+  if depth is None:
+    found["stage_blocks"] = blocks
+  return found

@@ -1,0 +1,84 @@
+"""Arrays of `.safetensors` files, read one by one."""
+
+import json
+import os
+import tempfile
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from vit_jax.weights.lazy import LazyArray
+
+INDEX = "model.safetensors.index.json"
+TYPES = {
+  "F64": np.float64,
+  "F32": np.float32,
+  "F16": np.float16,
+  "BF16": jnp.bfloat16,
+}
+
+
+def open_safetensors(
+  path: str | os.PathLike,
+) -> tuple[dict[str, LazyArray], dict[str, str]]:
+  """Returns the arrays by name, each read when looked at, and the metadata.
+
+  What is not on this machine's disk (gs://) is copied there first, for as long
+  as one of the arrays is held.
+
+  Args:
+    path: A file; or an index `*.index.json` of several in the same folder.
+
+  Raises:
+    ValueError: The file is damaged, or an array is not of floating point.
+  """
+  file = epath.Path(path)
+  if file.name.endswith(".index.json"):
+    parts = sorted(set(json.loads(file.read_text())["weight_map"].values()))
+    arrays: dict[str, LazyArray] = {}
+    for part in parts:
+      arrays |= open_safetensors(file.parent / part)[0]
+    return arrays, {}
+  copy = None
+  if "://" in str(path):
+    copy = tempfile.NamedTemporaryFile(suffix=".safetensors")
+    file.copy(copy.name, overwrite=True)
+  try:
+    opened = safetensors.safe_open(copy.name if copy else file, "numpy")
+    arrays = {}
+    for name in opened.keys():  # noqa: SIM118, it is no dict
+      found = opened.get_slice(name)
+      if found.get_dtype() not in TYPES:
+        raise ValueError(
+          f"{path}: got type {found.get_dtype()} in {name!r}, expected one of"
+          f" {', '.join(TYPES)}."
+        )
+      arrays[name] = LazyArray(
+        tuple(found.get_shape()),
+        np.dtype(TYPES[found.get_dtype()]),
+        # `copy` lives as long as what reads from it.
+        lambda n=name, _=copy: opened.get_tensor(n),
+      )
+    return arrays, opened.metadata() or {}
+  except safetensors.SafetensorError as e:
+    raise ValueError(
+      f"got {str(path)!r}, which cannot be read as .safetensors ({e}); expected"
+      " a whole file: copy it again, and compare its size."
+    ) from None
+
+
+def write(
+  path: str | os.PathLike,
+  arrays: dict[str, np.ndarray],
+  metadata: dict[str, Any],
+) -> None:
+  """Writes a file; `metadata` becomes texts of JSON in its head."""
+  arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+  texts = {k: json.dumps(v, ensure_ascii=False) for k, v in metadata.items()}
+  # PyTorch's loaders want to be told that these are its tensors.
+  data = safetensors.numpy.save(arrays, {"format": "pt"} | texts)
+  epath.Path(path).write_bytes(data)
