@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import losses, step
-from vit_jax.models.vit import stack_blocks
+from vit_jax.models.stacking import stack_blocks
 
 ONE = jax.devices()[:1]
 

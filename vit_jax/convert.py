@@ -1,10 +1,11 @@
-"""Writes weights in another format: `python -m vit_jax.convert SRC DST --to=hf`.
+"""Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
 
 SRC is anything that `vit_jax.load` reads. What was written is read again, and
 its logits are compared with those of SRC.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 
@@ -95,17 +96,14 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   metadata = vit.metadata()
   safetensors_file.write(target, arrays, {METADATA_KEY: metadata})
   name, kwargs = timm.create_call(vit.config, vit.num_classes, vit.image_size)
-  if name is None:
-    return ["timm has no name for this model; its names of arrays are used"]
-  text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
-  return [
-    f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})",
-    *timm.differences(vit.config),
-  ]
+  call = "timm has no name for this model; the arrays have the names of its own"
+  if name is not None:
+    text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
+    call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
+  return [call, *timm.differences(vit.config)]
 
 
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  drop_head = vit.config.pre_logits
   arrays, config, preprocessor = hf.write(
     params,
     vit.config,
@@ -113,7 +111,6 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     image_size=vit.image_size,
     class_names=vit.class_names,
     grid=patch_grid(vit.config, vit.image_size),
-    drop_head=drop_head,
   )
   target.mkdir(parents=True)
   safetensors_file.write(target / "model.safetensors", arrays, {})
@@ -124,16 +121,24 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     text = json.dumps(values, indent=2, ensure_ascii=False)
     (target / name).write_text(text + "\n")
   (kind,) = config["architectures"]
-  notes = [f"transformers.{kind}.from_pretrained({str(target)!r})"]
-  if drop_head and vit.num_classes:
-    notes.append(
-      "the head was left out: transformers has no tanh layer before one; this"
-      " one became the pooler of a ViTModel"
-    )
-  return notes
+  return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
 
 WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
+
+
+def without_head(vit: Pretrained, to: str) -> Pretrained:
+  """Leaves out the head, and, for timm, the tanh layer before it."""
+  dropped = ("head", "pre_logits") if to == "timm" else ("head",)
+  return dataclasses.replace(
+    vit,
+    config=dataclasses.replace(
+      vit.config, pre_logits=vit.config.pre_logits and to != "timm"
+    ),
+    params={k: v for k, v in vit.params.items() if k not in dropped},
+    num_classes=0,
+    class_names=None,
+  )
 
 
 def largest_difference(
@@ -142,13 +147,12 @@ def largest_difference(
   """Compares two models on the same random images.
 
   Returns:
-    The layer compared ("logits", or "pre_logits" if only one has a head); the
+    The layer compared ("logits", or "pre_logits" if there is no head); the
     largest difference; and the largest absolute value.
   """
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (2, *one.image_size, 3)).astype(np.float32)
-  has_heads = one.num_classes == other.num_classes
-  layer = "logits" if has_heads else "pre_logits"
+  layer = "logits" if one.num_classes else "pre_logits"
   with jax.default_matmul_precision("highest"):
     a, b = (np.asarray(v(images)[1][layer]) for v in (one, other))
   return layer, float(np.abs(a - b).max()), float(np.abs(a).max())
@@ -177,6 +181,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{'model':<16}{weights.describe(vit.config)}")
     size = "x".join(map(str, vit.image_size))
     print(f"{'images':<16}{size}, {vit.ops}")
+    if args.drop_head:
+      vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
     # A file says less than we know: what it cannot say is passed on.
     told = {} if args.to == "orbax" else _untold(vit)
@@ -233,6 +239,11 @@ def _parse(argv) -> argparse.Namespace:
   parser.add_argument("--gelu", choices=("tanh", "erf"), help="if not SRC's")
   parser.add_argument(
     "--posemb", choices=("sincos2d", "none"), help="if no table"
+  )
+  parser.add_argument(
+    "--drop_head",
+    action="store_true",
+    help="leave out the head; for timm, a tanh layer before it as well",
   )
   return parser.parse_args(argv)
 
