@@ -17,6 +17,10 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
+$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements-parity.txt
+	touch $@
+
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
 	mkdir -p $(DEMO)
@@ -29,7 +33,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(RUN) pytest -n 2
 
-test-all: $(VENV)/installed-test
+test-all: $(VENV)/installed-parity
 	$(RUN) pytest -n 2 -m "slow or not slow"
 
 lint: $(VENV)/installed-test

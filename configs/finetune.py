@@ -2,13 +2,14 @@
 
 Run: python -m vit_jax.train --workdir=runs/cifar10 \
   --config=configs/finetune.py:init=runs/vit_b16,model=B/16,dataset=cifar10
-Arguments: init (a run, one of its checkpoints, or a Google .npz), model,
+Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
+.safetensors, a Hugging Face folder), model (B/16, R50+B/16, R50x1),
 dataset (a TFDS name or folder:/path), res (pixels, a multiple of the patch).
 Result: not yet run at full length.
 """
 
 from vit_jax.config import defaults
-from vit_jax.variants import nearest
+from vit_jax.variants import family, nearest
 
 # Split to train on, split to score, steps, learning rate. Steps are Table 4's;
 # each learning rate is one of the grid that the paper searches per data set.
@@ -47,6 +48,7 @@ def get_config(arg: str = ""):
   c = defaults()
   c.init = args["init"] or None
   c.model.variant = args["model"]
+  c.model.name = family(args["model"])
   c.model.dtype = "bfloat16"
   c.data.dataset, c.data.split = args["dataset"], train
   c.data.batch_size = 512

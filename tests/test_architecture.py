@@ -12,7 +12,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
-  "batch config faults flops opstring recipes geometry values variants cli",
+  "batch config faults flops opstring recipes geometry published values"
+  " variants cli",
   "losses metrics models optim ridge schedules progress",
   "sharding checkpoint weights writer distributed meter overview",
   "step",

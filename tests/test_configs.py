@@ -30,6 +30,12 @@ ARGUMENTS = {
     "init=runs/vit_l16,model=L/16,dataset=imagenet2012,res=384",
     "init=weights.npz,model=H/14,dataset=folder:images,res=518",
     "init=runs/vit_b32,model=B/32,dataset=oxford_iiit_pet,res=384",
+    "init=BiT-M-R50x1.npz,model=R50x1,dataset=cifar100,res=128",
+  ],
+  "comparison": [
+    "",
+    "model=R50+B/16,dataset=imagenet2012",
+    "model=H/14,dataset=imagenet21k",
   ],
   "glyphs": [""],
   "digits_finetune": ["", "init=runs/glyphs"],

@@ -25,6 +25,21 @@ def config(**changes) -> Config:
   return freeze(c)
 
 
+# Options that make the tiny model another one, on the same images.
+HYBRID = dict(
+  model__variant="R50+Ti/16", model__stage_blocks=(1,), model__stage_width=0.5
+)
+RESNET = dict(
+  model__name="bit",
+  model__variant="R26x0.5",
+  model__stage_blocks=(1, 1),
+  model__width=None,
+  model__depth=None,
+  model__mlp_dim=None,
+  model__num_heads=None,
+)
+
+
 def apply(c, changes: dict) -> None:
   """Sets options of a ConfigDict: {"model__width": 3} sets c.model.width."""
   for key, value in changes.items():

@@ -179,9 +179,10 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     is_ours = not trees and (folder.parent / "metadata").is_dir()
     return params, load_metadata(path) if is_ours else {}
   except (KeyError, OSError, TypeError, ValueError) as e:
+    reason = str(e).partition("\n")[0][:200]
     raise ValueError(
       f"got {str(folder)!r}, which Orbax cannot read"
-      f" ({type(e).__name__}: {str(e).splitlines()[0][:200]}); copy it again."
+      f" ({type(e).__name__}: {reason}); copy it again."
     ) from None
 
 

@@ -81,10 +81,13 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   with target.open("wb") as stream:
     np.savez(stream, **arrays)
   notes = [f"under the names that {reader} read"]
-  if config.name == "vit" and config.gelu == "erf":
+  by_names = weights.identify(params, {})
+  lost = {k: v for k, v in _untold(vit).items() if v != getattr(by_names, k)}
+  if lost:
+    text = ", ".join(f"{k}={v!r}" for k, v in lost.items())
     notes.append(
-      "Google's codes compute GELU with tanh, this model with erf; .npz has no"
-      " place to say so: load it with gelu='erf'"
+      "Google's codes compute otherwise, and .npz has no place to say so: load"
+      f" it with {text}"
     )
   return notes
 
@@ -185,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
     # A file says less than we know: what it cannot say is passed on.
-    told = {} if args.to == "orbax" else _untold(vit)
+    told = _untold(vit) if args.to == "npz" else {}
     layer, difference, largest = largest_difference(
       vit, vit_jax.load(args.dst, image_size=vit.image_size, **told)
     )
@@ -201,8 +204,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _untold(vit: Pretrained) -> dict:
-  """Numerics, which a format may have no place for."""
-  keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb num_heads".split()
+  """What neither names nor shapes tell, and a .npz has no place for."""
+  keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
   config = to_dict(vit.config)
   return {k: config[k] for k in keys if config[k] is not None}
 

@@ -14,7 +14,7 @@ from etils import epath
 from jaxtyping import Array, Float
 
 from vit_jax import overview, weights
-from vit_jax.config import ModelConfig, to_dict
+from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.geometry import feature_map, has_cls_row, patch_grid, stages
 from vit_jax.models import build
 from vit_jax.opstring import image_size as size_after
@@ -209,10 +209,15 @@ def load(
       f"load: got {', '.join(sorted(unknown))}, expected options of the model:"
       f" {', '.join(f.name for f in dataclasses.fields(ModelConfig))}."
     )
+  checked = model_from_dict(options)
+  options = {name: getattr(checked, name) for name in options}
   found = weights.read(path, grid=grid, options=options)
-  config = weights.identify(
-    found.params, {**found.options, **INFERENCE, **options}
-  )
+  try:
+    config = weights.identify(
+      found.params, {**found.options, **INFERENCE, **options}
+    )
+  except ValueError as e:
+    raise ValueError(f"{path}: {e}") from None
   if patch is not None:
     config = _with_patch(config, patch)
   height, width = _pair(image_size) or found.image_size or _trained_at(found)
@@ -231,6 +236,16 @@ def load(
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
   )
+  if report.reinitialised:  # not that anything would be left to chance
+    parts = {k: found.params.get(k) for k in report.reinitialised}
+    raise ValueError(
+      f"{path}: got a head whose parts do not belong together: "
+      + ", ".join(
+        f"{k} {'missing' if v is None else f'of shape {v.shape}'}"
+        for k, v in parts.items()
+      )
+      + f"; expected {num_classes:,} classes in all. Take a whole file."
+    )
   ops = found.ops
   if ops is None or size_after(ops) != (height, width):
     side = height if height == width else (height, width)
@@ -269,9 +284,14 @@ def _trained_at(found: weights.Weights) -> tuple[int, int]:
 
 
 def _pair(size) -> tuple[int, int] | None:
-  if size is None or not isinstance(size, int):
-    return None if size is None else (int(size[0]), int(size[1]))
-  return size, size
+  if size is None:
+    return None
+  sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+  if len(sides) != 2 or any(side != side // 1 or side < 1 for side in sides):
+    raise ValueError(
+      f"image_size: got {size!r}, expected pixels: 224, or (height, width)."
+    )
+  return int(sides[0]), int(sides[1])
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:

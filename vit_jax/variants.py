@@ -138,6 +138,16 @@ def parse_variant(variant: str) -> Variant:
   return Variant(SIZES[name], 1, Stages(blocks))
 
 
+def family(variant: str) -> str:
+  """Returns config.model.name of a variant: "bit" for a ResNet, else "vit".
+
+  Example:
+    >>> family("R50x1"), family("R50+B/16")
+    ('bit', 'vit')
+  """
+  return "bit" if re.fullmatch(r"R[0-9]+x.*", variant) else "vit"
+
+
 def _blocks(depth: int) -> tuple[int, ...]:
   if depth not in RESNETS:
     raise ValueError(

@@ -17,6 +17,7 @@ from vit_jax.models.resample import (
   resample_posemb,
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.variants import nearest
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.reading import Weights
@@ -87,6 +88,11 @@ def adapt(
 
   Source: arXiv:2010.11929, section 3.2.
   """
+  if posemb_filter not in METHODS:
+    raise ValueError(
+      f"posemb_filter: got {posemb_filter!r}, expected one of"
+      f" {', '.join(METHODS)}.{nearest(posemb_filter, METHODS)}"
+    )
   unstacked = jax.eval_shape(unstack_blocks, target)
   expected = {k: tuple(v.shape) for k, v in _flatten(unstacked).items()}
   got: dict[str, Any] = dict(weights.params)

@@ -54,7 +54,7 @@ NAMES = (
     r"^(?:root_block/)?conv_root/",
     "conv_root/",
     "conv_root/",
-    "root_block/conv_root/",
+    "conv_root/",  # as its bit.py has it; ours of bit_paper.py go to bit.write
   ),
   (r"/unit0*(\d+)/", r"/unit\1/", r"/unit\1/", r"/unit\1/"),
 )
@@ -160,6 +160,8 @@ def _unstacked(name: str, array: LazyArray):
     yield name, array
     return
   inner = name.removeprefix(prefix)
+  if not array.shape:
+    raise ValueError(f"{name}: got a scalar, expected one array a block.")
   whole = functools.cache(lambda: np.asarray(array))
   for i in range(array.shape[0]):
     part = LazyArray(array.shape[1:], array.dtype, lambda i=i: whole()[i])

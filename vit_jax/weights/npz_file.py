@@ -2,6 +2,7 @@
 
 import os
 import threading
+import tokenize
 import zipfile
 import zlib
 
@@ -15,6 +16,17 @@ from vit_jax.weights.lazy import LazyArray
 # published as zeros. More than this is not what a model can be.
 MAX_EXPANSION = 50
 ALWAYS_ALLOWED = 2**30  # bytes
+
+# What zipfile raises on damaged files; the last two where damage looks like an
+# unknown compression, or like encryption.
+DAMAGES = (
+  zipfile.BadZipFile,
+  EOFError,
+  OSError,
+  zlib.error,
+  NotImplementedError,
+  RuntimeError,
+)
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
@@ -40,7 +52,7 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
         shape, dtype, lambda i=info: _read(path, archive, i, lock)
       )
     return arrays
-  except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as e:
+  except DAMAGES as e:
     raise _damaged(path, e) from None
 
 
@@ -55,7 +67,7 @@ def _header(path, name, archive, info) -> tuple[tuple[int, ...], np.dtype]:
       }[version]
       shape, _, dtype = read(stream)
       start = stream.tell()
-    except (ValueError, KeyError) as e:
+    except (ValueError, KeyError, tokenize.TokenError) as e:
       raise ValueError(
         f"{path}: got an array {name!r} with a broken head ({e}); copy the file"
         " again."
@@ -79,7 +91,7 @@ def _read(path, archive, info, lock) -> np.ndarray:
   try:
     with lock, archive.open(info) as stream:
       array = np.lib.format.read_array(stream, allow_pickle=False)
-  except (zipfile.BadZipFile, EOFError, OSError, zlib.error, ValueError) as e:
+  except (*DAMAGES, ValueError) as e:
     raise _damaged(path, e) from None
   return array.view(jnp.bfloat16) if array.dtype == "V2" else array
 

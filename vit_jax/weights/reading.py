@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, geometry
 from vit_jax.config import model_from_dict
 from vit_jax.weights import bit, google, hf, labels, timm
 from vit_jax.weights.google import POS_EMBEDDING
@@ -36,6 +37,16 @@ REFUSED = (
   (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
 )
 METADATA_KEY = "vit_jax"  # in the head of .safetensors files that we write
+
+# Dimensions of the arrays that are looked at before they are compared.
+RANKS = {
+  "cls": 3,
+  POS_EMBEDDING: 3,
+  POS_EMBEDDING + "_x": 3,
+  POS_EMBEDDING + "_y": 3,
+  "conv_root/kernel": 4,
+  "head/kernel": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +112,7 @@ def read(
       if file.is_dir()
       else _read_file(file, options)
     )
+    _check_arrays(found.params)
   except ValueError as e:
     if str(path) in str(e):
       raise
@@ -133,10 +145,7 @@ def read(
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   with file.open("rb") as stream:
     head = stream.read(64)
-    is_zip = head[:2] == b"PK" and zipfile.is_zipfile(stream)
-    if is_zip and any(
-      n.endswith("data.pkl") for n in zipfile.ZipFile(stream).namelist()
-    ):
+    if head[:2] == b"PK" and _has_pickle(stream):
       raise ValueError(
         f"got {str(file)!r}, which is a pickle of PyTorch, may run any code and"
         " is never loaded; save it as .safetensors with safetensors.torch."
@@ -156,6 +165,15 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   )
 
 
+def _has_pickle(stream) -> bool:
+  """Whether a zip is PyTorch's; a damaged one is left to `open_npz`."""
+  try:
+    names = zipfile.ZipFile(stream).namelist()
+  except (zipfile.BadZipFile, NotImplementedError):
+    return False
+  return any(name.endswith("data.pkl") for name in names)
+
+
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
@@ -169,6 +187,8 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
       " save_pretrained(..., safe_serialization=True)."
     )
   nested, metadata = checkpoint.load_tree(str(folder))
+  if isinstance(nested.get("params"), dict):  # of a training state
+    nested = nested["params"]
   flat = flax.traverse_util.flatten_dict(nested, sep="/")
   if other := [k for k, v in flat.items() if not hasattr(v, "shape")]:
     raise ValueError(
@@ -176,17 +196,28 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
     )
   params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
   found = Weights(str(folder), "checkpoint", params, metadata=metadata)
-  if not metadata:
-    return found
+  if not isinstance(metadata, dict) or not _model_of(metadata):
+    return dataclasses.replace(found, metadata={})  # of another program
   return _with_metadata(found, metadata)
+
+
+def _model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+  return metadata.get("model") or metadata.get("config", {}).get("model")
 
 
 def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
   """Adds what we wrote beside the parameters."""
-  model = metadata.get("model") or metadata["config"]["model"]
   names = metadata.get("class_names")
   size = metadata.get("image_size")
-  options = dataclasses.asdict(model_from_dict(model))
+  options = dataclasses.asdict(model_from_dict(_model_of(metadata)))
+  notes = found.notes
+  if POS_EMBEDDING in found.params and options["posemb"] != "learn":
+    # timm has no place for fixed positions: they are written as a table.
+    notes += (
+      f"positions were config.model.posemb={options['posemb']}; in this format"
+      " they are a learned table of the same values.",
+    )
+    options |= {"posemb": "learn", "cls_row": False}
   return dataclasses.replace(
     found,
     options=options,
@@ -194,6 +225,7 @@ def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
     image_size=tuple(size) if size else None,
     class_names=tuple(names) if names else None,
     ops=metadata.get("preprocessing", {}).get("ops"),
+    notes=notes,
   )
 
 
@@ -216,8 +248,9 @@ def _from_torch(
   """Parameters of a `.safetensors` with what lies beside it."""
   if timm.looks_like(arrays):
     ours = json.loads(texts.get(METADATA_KEY, "{}"))
-    heads = options.get("num_heads") or ours.get("model", {}).get("num_heads")
-    params, found = timm.read(arrays, heads)
+    params, found = timm.read(
+      arrays, options.get("num_heads") or _num_heads(ours)
+    )
     weights = Weights(str(path), "timm", params, found)
     if ours:
       return _with_metadata(weights, ours)
@@ -256,6 +289,13 @@ def _from_torch(
       return _fold(weights, about.get("image_mean"), about.get("image_std"))
     return _fold(weights, [0.0] * 3, [1.0] * 3)
   raise ValueError(_unknown_names(path, arrays))
+
+
+def _num_heads(metadata: Mapping[str, Any]) -> int | None:
+  if not _model_of(metadata):
+    return None
+  model = model_from_dict(_model_of(metadata))
+  return geometry.size(model)[0].num_heads if model.name == "vit" else None
 
 
 def _timm_ops(about: Mapping[str, Any]) -> str:
@@ -311,6 +351,19 @@ def _fold(weights: Weights, mean, std) -> Weights:
   )
 
 
+def _check_arrays(params: Mapping[str, LazyArray]) -> None:
+  for name, array in params.items():
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise ValueError(
+        f"{name}: got type {array.dtype}, expected floating point."
+      )
+    if len(array.shape) != RANKS.get(name, len(array.shape)):
+      raise ValueError(
+        f"{name}: got shape {tuple(array.shape)}, expected"
+        f" {RANKS[name]} dimensions."
+      )
+
+
 def _unknown_names(path, arrays) -> str:
   some = ", ".join(sorted(arrays)[:4]) or "none"
   return (
@@ -324,4 +377,17 @@ def _text(size: tuple[int, int]) -> str:
 
 
 def _json(path: epath.Path) -> dict[str, Any]:
-  return json.loads(path.read_text()) if path.exists() else {}
+  """What a file says that lies beside the weights; {} if it is not there."""
+  if not path.exists():
+    return {}
+  try:
+    values = json.loads(path.read_text())
+  except ValueError as e:
+    raise ValueError(
+      f"{path.name}: got no JSON ({e}); copy the file again."
+    ) from None
+  if not isinstance(values, dict):
+    raise ValueError(
+      f"{path.name}: got a {type(values).__name__}, expected options by name."
+    )
+  return values

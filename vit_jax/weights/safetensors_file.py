@@ -38,10 +38,9 @@ def open_safetensors(
   """
   file = epath.Path(path)
   if file.name.endswith(".index.json"):
-    parts = sorted(set(json.loads(file.read_text())["weight_map"].values()))
     arrays: dict[str, LazyArray] = {}
-    for part in parts:
-      arrays |= open_safetensors(file.parent / part)[0]
+    for part in _parts(file):
+      arrays |= open_safetensors(part)[0]
     return arrays, {}
   copy = None
   if "://" in str(path):
@@ -69,6 +68,24 @@ def open_safetensors(
       f"got {str(path)!r}, which cannot be read as .safetensors ({e}); expected"
       " a whole file: copy it again, and compare its size."
     ) from None
+
+
+def _parts(index: epath.Path) -> list[epath.Path]:
+  """Returns the files that an index names."""
+  try:
+    names = set(json.loads(index.read_text())["weight_map"].values())
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+      f"got {str(index)!r}, which cannot be read as an index of .safetensors"
+      f" ({type(e).__name__}: {e}); copy it again."
+    ) from None
+  parts = [index.parent / name for name in sorted(names)]
+  if missing := [part.name for part in parts if not part.exists()]:
+    raise ValueError(
+      f"got {str(index)!r} without {', '.join(missing)}, expected all"
+      f" {len(parts)} files that it names."
+    )
+  return parts
 
 
 def write(

@@ -1,0 +1,139 @@
+"""Position embeddings inside the model: tables, halves, offsets, class row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models.attention import dot_product_attention
+from vit_jax.models.vit import ViT
+
+TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
+
+
+def random_params(model, seed=1):
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
+  return jax.tree.map(lambda a: rng.normal(0, 0.2, a.shape).astype("f"), shapes)
+
+
+def run(model, params):
+  return jax.jit(model.apply)({"params": params}, IMAGES)
+
+
+@pytest.mark.parametrize("pool", ["token", "gap"])
+def test_halves_are_columns_and_rows(pool):
+  model = ViT(**TINY, pool=pool, posemb="learn2d")
+  params = random_params(model)
+  tables = params["Transformer"]["posembed_input"]
+  of_x, of_y = tables["pos_embedding_x"][0], tables["pos_embedding_y"][0]
+  assert of_x.shape == (3, 8) and of_y.shape == (2, 8)
+  _, out = run(model, params)
+  stem = np.asarray(out["stem"])
+  added = np.asarray(out["with_posemb"])
+  if pool == "token":
+    np.testing.assert_array_equal(
+      added[:, 0], np.broadcast_to(params["cls"][0], (2, 16))
+    )
+    added = added[:, 1:]
+  added = added.reshape(stem.shape) - stem
+  for y in range(2):
+    for x in range(3):
+      np.testing.assert_allclose(
+        added[0, y, x], np.concatenate([of_x[x], of_y[y]]), atol=5e-7
+      )
+
+
+def test_a_table_without_a_row_is_one_with_a_row_of_zeros():
+  without = ViT(**TINY, cls_row=False)
+  params = random_params(without)
+  table = params["Transformer"]["posembed_input"]["pos_embedding"]
+  assert table.shape == (1, 6, 16)
+  expected = run(without, params)[0]
+  params["Transformer"]["posembed_input"] = {
+    "pos_embedding": np.pad(table, ((0, 0), (1, 0), (0, 0)))
+  }
+  np.testing.assert_array_equal(run(ViT(**TINY), params)[0], expected)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 5])
+def test_offsets_are_keys_of_their_own(num_tokens):
+  """Against a loop over queries and keys, in float64."""
+  rng = np.random.default_rng(0)
+  n, h, d = num_tokens, 3, 4
+  q, k, v = rng.normal(size=(3, 2, n, h, d)).astype("f")
+  offsets = rng.normal(size=(2 * n - 1, h, d)).astype("f")
+  scores = np.zeros((2, h, n, n))
+  for i in range(n):
+    for j in range(n):
+      keys = k[:, j].astype(float) + offsets[j - i + n - 1]
+      scores[:, :, i, j] = np.sum(q[:, i] * keys, -1) / np.sqrt(d)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  expected = np.einsum("bhij,bjhd->bihd", weights, v)
+  got = dot_product_attention(*map(jnp.asarray, (q, k, v, offsets)))
+  np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
+def test_relative_positions_tell_places_apart():
+  model = ViT(**TINY, pool="gap", posemb="relative")
+  params = random_params(model)
+  attention = params["Transformer"]["encoderblock_0"][
+    "MultiHeadDotProductAttention_0"
+  ]
+  assert attention["offsets"].shape == (2 * 6 - 1, 2, 8)
+  moved = run(model, params)[0]
+  mirrored = jax.jit(model.apply)({"params": params}, IMAGES[:, :, ::-1])[0]
+  assert np.abs(np.asarray(moved) - np.asarray(mirrored)).max() > 1e-3
+
+
+@pytest.mark.parametrize("posemb", ["learn2d", "relative"])
+def test_a_scan_has_the_same_positions(posemb):
+  from vit_jax.models.stacking import stack_blocks
+
+  loop = ViT(**TINY, posemb=posemb)
+  params = random_params(loop)
+  scan = ViT(**TINY, posemb=posemb, scan=True)
+  np.testing.assert_allclose(
+    run(loop, params)[0], run(scan, stack_blocks(params))[0], atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  "options, expected",
+  [
+    (dict(gelu="erf"), "erf"),
+    (dict(ln_eps=0.5), "eps"),
+  ],
+)
+def test_numerics_reach_every_layer(options, expected):
+  """By the closed forms of one MLP, and by a norm of known variance."""
+  model = ViT(**TINY, pool="map", **options)
+  params = random_params(model)
+  _, out = run(model, params)
+  _, plain = run(ViT(**TINY, pool="map"), params)
+  for layer in ("encoderblock_0", "encoderblock_1"):
+    a, b = out[layer]["mlp"], plain[layer]["mlp"]
+    assert np.abs(np.asarray(a - b)).max() > 1e-6
+  x = np.asarray(out["encoderblock_1"]["after_mlp"], np.float64)
+  eps = options.get("ln_eps", 1e-6)
+  norm = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+    x.var(-1, keepdims=True) + eps
+  )
+  p = params["Transformer"]["encoder_norm"]
+  np.testing.assert_allclose(
+    out["encoded"], norm * p["scale"] + p["bias"], atol=5e-6
+  )
+  assert expected
+
+
+def test_float64_is_not_rounded_on_the_way():
+  with jax.enable_x64(True):
+    model = ViT(**TINY, dtype="float64")
+    params = jax.tree.map(np.float64, random_params(ViT(**TINY)))
+    images = IMAGES.astype(np.float64)
+    logits, out = jax.jit(model.apply)({"params": params}, images)
+    assert {x.dtype for x in jax.tree.leaves(out)} == {np.dtype("float64")}
+  exact = run(ViT(**TINY), jax.tree.map(np.float32, params))[0]
+  np.testing.assert_allclose(exact, logits, atol=2e-6)

@@ -1,0 +1,114 @@
+"""Names of models: parameter counts, tokens, arithmetic, the printed table."""
+
+import jax
+import pytest
+
+from vit_jax import published
+from vit_jax.config import ModelConfig
+from vit_jax.flops import forward_macs
+from vit_jax.models import __main__ as table
+from vit_jax.models import build
+
+# Counts of the paper's own code (ViT, hybrids) and of BiT; no head at 224 px,
+# 1,000 classes at 224, 1,000 classes at 384 px.
+COUNTS = {
+  "R+Ti/16": (6_144_704, 6_337_704, 6_355_944),
+  "R26+S/32": (36_046_912, 36_431_912, 36_468_392),
+  "R26+B/32": (100_614_976, 101_383_976, 101_456_936),
+  "R50+B/16": (97_890_112, 98_659_112, 98_950_952),
+  "R50+L/32": (327_969_856, 328_994_856, 329_092_136),
+  "R50x1": (23_500_352, 25_549_352, 25_549_352),
+  "R50x2": (93_891_712, 97_988_712, 97_988_712),
+  "R50x3": (211_174_080, 217_319_080, 217_319_080),
+  "R101x1": (42_492_480, 44_541_480, 44_541_480),
+  "R101x3": (381_789_888, 387_934_888, 387_934_888),
+  "R152x1": (58_136_128, 60_185_128, 60_185_128),
+  "R152x2": (232_238_208, 236_335_208, 236_335_208),
+  "R152x4": (928_340_224, 936_533_224, 936_533_224),
+  "R200x3": (562_488_000, 568_633_000, 568_633_000),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_those_published(name):
+  got = (
+    table.count(name, num_classes=0),
+    table.count(name),
+    table.count(name, 384),
+  )
+  assert got == COUNTS[name]
+
+
+# Not counted elsewhere: from the sizes of big_vision. One block has
+# 4 d^2 + 2 d m + 9 d + m numbers (four projections, two dense, two norms).
+@pytest.mark.parametrize(
+  "name, d, depth, m",
+  [
+    ("g/14", 1408, 40, 6144),
+    ("G/14", 1664, 48, 8192),
+    ("e/14", 1792, 56, 15_360),
+    ("So400m/14", 1152, 27, 4304),
+  ],
+)
+def test_counts_of_the_larger_sizes_in_closed_form(name, d, depth, m):
+  block = 4 * d * d + 2 * d * m + 9 * d + m
+  stem = 14 * 14 * 3 * d + d + d + (16 * 16 + 1) * d
+  head = 1000 * d + 1000
+  assert table.count(name) == stem + depth * block + 2 * d + head
+
+
+@pytest.mark.parametrize(
+  "name, at_224, at_384",
+  [
+    ("B/16", 197, 577),
+    ("H/14", 257, 730),
+    ("R50+B/16", 197, 577),
+    ("R50+L/32", 50, 145),
+    # The root alone shrinks by 4, its patches of 8 by 8 more.
+    ("R+Ti/16", 50, 145),
+    ("R50x1", None, None),
+  ],
+)
+def test_tokens(name, at_224, at_384):
+  assert (table.tokens(name, 224), table.tokens(name, 384)) == (at_224, at_384)
+
+
+@pytest.mark.parametrize(
+  "model",
+  [
+    ModelConfig(name="bit", variant="R26x0.5"),
+    ModelConfig(name="bit_v1", variant="R26x0.5"),
+    ModelConfig(variant="R26+Ti/16", depth=1, stage_width=0.5),
+    ModelConfig(variant="R+Ti/16", depth=1, posemb="relative", pool="map"),
+  ],
+  ids=lambda m: f"{m.name} {m.variant}",
+)
+def test_arithmetic_is_what_xla_counts(model):
+  size = (96, 64)
+  net = build(model, 10)
+  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+  variables = jax.eval_shape(net.init, jax.random.key(0), images)
+  lowered = jax.jit(lambda v, x: net.apply(v, x)[0]).lower(variables, images)
+  counted = lowered.compile().cost_analysis()["flops"] / 2
+  # XLA also counts norms, sums and activations, and leaves out the products
+  # of a convolution with its padding.
+  assert forward_macs(model, size, 10) == pytest.approx(counted, rel=0.12)
+
+
+def test_every_name_is_a_model_and_no_file_stands_twice():
+  files = [f for fits in published.FILES.values() for f in fits]
+  assert len(files) == len(set(files))
+  for name in published.FILES:
+    assert published.config(name).variant == name
+
+
+def test_the_table(capsys, monkeypatch):
+  some = {k: published.FILES[k] for k in ("Ti/16", "R+Ti/16", "R26x1")}
+  monkeypatch.setattr(published, "FILES", some)
+  table.main()
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[1].split() == (
+    "Ti/16 5,717,416 2.5 9.4 197 577 gs://vit_models/augreg/Ti_16-*.npz".split()
+  )
+  assert lines[3].split()[:6] == "R+Ti/16 6,337,704 0.9 2.7 50 145".split()
+  assert lines[5].split() == "R26x1 15,987,496 4.7 13.8 - - -".split()

@@ -1,0 +1,161 @@
+"""ResNets: norms in closed form, shapes, names, and what the options do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from vit_jax.config import ModelConfig
+from vit_jax.geometry import feature_map
+from vit_jax.models import build
+from vit_jax.models.resnet import Norms, ResNet, standardise
+from vit_jax.variants import Stages
+
+SMALL = dict(num_classes=3, stages=Stages((1, 2), 0.5))
+IMAGES = jnp.asarray(
+  np.random.default_rng(0).uniform(-1, 1, (2, 40, 24, 3)), "float32"
+)
+
+
+@functools.cache
+def random_params(form):
+  """Parameters of which none is zero, unlike the initial ones."""
+  rng = np.random.default_rng(1)
+  shapes = jax.eval_shape(
+    ResNet(**SMALL, form=form).init, jax.random.key(0), IMAGES
+  )
+  return jax.tree.map(
+    lambda a: rng.normal(0, 0.3, a.shape).astype("f"), shapes["params"]
+  )
+
+
+def run(model, params, images=IMAGES):
+  return jax.jit(model.apply)({"params": params}, images)
+
+
+@pytest.mark.parametrize("on", ["var", "std"])
+def test_standardised_kernels(on):
+  kernel = np.random.default_rng(0).normal(3, 2, (3, 3, 5, 4)).astype("f")
+  eps = 0.5
+  got = standardise(jnp.asarray(kernel), Norms(1.0, eps, on))
+  flat = kernel.reshape(-1, 4)
+  divisor = np.sqrt(flat.var(0) + eps) if on == "var" else flat.std(0) + eps
+  expected = (flat - flat.mean(0)) / divisor
+  np.testing.assert_allclose(got.reshape(-1, 4), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["bit", "bit_v1"])
+@pytest.mark.parametrize("size", [(40, 24), (33, 65), (7, 1)])
+def test_maps_have_the_sizes_that_geometry_says(name, size):
+  model = ModelConfig(
+    name=name, variant="R26x1", stage_blocks=(1, 2, 1), stage_width=0.5
+  )
+  images = jax.ShapeDtypeStruct((2, *size, 3), "float32")
+  (logits, out), _ = jax.eval_shape(
+    build(model, 3).init_with_output, jax.random.key(0), images
+  )
+  assert logits.shape == (2, 3)
+  assert out["block3"].shape[1:3] == feature_map(model, size)
+  assert out["encoded"].shape == (2, *feature_map(model, size), 512)
+  assert out["root"].shape[-1] == 32 and out["block1"].shape[-1] == 128
+  assert out["pre_logits"].shape == (2, 512)
+
+
+def test_names_are_those_of_the_published_hybrids():
+  names = set(flatten_dict(random_params("v1"), sep="/"))
+  unit = [f"conv{i}/kernel" for i in (1, 2, 3)]
+  unit += [f"gn{i}/{leaf}" for i in (1, 2, 3) for leaf in ("scale", "bias")]
+  first = [*unit, "conv_proj/kernel", "gn_proj/scale", "gn_proj/bias"]
+  assert names == {
+    *("conv_root/kernel", "gn_root/scale", "gn_root/bias"),
+    *(f"block{b}/unit1/{n}" for b in (1, 2) for n in first),
+    *(f"block2/unit2/{n}" for n in unit),
+    *("head/kernel", "head/bias"),
+  }
+  v2 = set(flatten_dict(random_params("v2"), sep="/"))
+  assert v2 - names == {"norm-pre-head/scale", "norm-pre-head/bias"}
+  assert names - v2 == {
+    *("gn_root/scale", "gn_root/bias"),
+    *(f"block{b}/unit1/gn_proj/{n}" for b in (1, 2) for n in ("scale", "bias")),
+  }
+
+
+def test_a_fresh_unit_of_v1_passes_its_input_on():
+  """The last norm of a unit starts at zero, and the head at zero."""
+  model = ResNet(**SMALL, form="v1", head_bias=-2.0)
+  params = model.init(jax.random.key(0), IMAGES)["params"]
+  logits, out = run(model, params)
+  np.testing.assert_array_equal(logits, -2.0)
+  unit = params["block2"]["unit2"]
+  assert not unit["gn3"]["scale"].any() and unit["gn2"]["scale"].all()
+  only_first = params | {"block2": params["block2"] | {"unit2": unit}}
+  shorter = ResNet(num_classes=3, stages=Stages((1, 1), 0.5), form="v1")
+  del only_first["block2"]["unit2"]
+  np.testing.assert_array_equal(
+    run(shorter, only_first)[1]["block2"], out["block2"]
+  )
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_computing_again_changes_nothing(form):
+  params = random_params(form)
+
+  def loss(model):
+    fn = lambda p: jnp.sum(model.apply({"params": p}, IMAGES)[0] ** 2)
+    return jax.jit(jax.value_and_grad(fn))(params)
+
+  plain, again = (
+    loss(ResNet(**SMALL, form=form, remat=r)) for r in (False, True)
+  )
+  # One compiler pass may order the sums of one program otherwise.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4),
+    plain,
+    again,
+  )
+
+
+def test_bfloat16_keeps_the_head_in_float32():
+  params = random_params("v2")
+  logits, out = run(ResNet(**SMALL, dtype="bfloat16"), params)
+  assert out["block2"].dtype == jnp.bfloat16
+  assert logits.dtype == out["pre_logits"].dtype == jnp.float32
+  exact = run(ResNet(**SMALL), params)[0]
+  # Eight bits of mantissa, through seven layers.
+  np.testing.assert_allclose(logits, exact, atol=0.1 * np.abs(exact).max())
+
+
+def test_what_the_root_sees_beyond_the_border():
+  """Zeros count where all that is inside is negative."""
+  images = np.ones((1, 4, 4, 3), "f")
+  params = jax.tree.map(np.copy, random_params("v2"))
+  kernel = -np.abs(params["conv_root"]["kernel"])
+  params["conv_root"]["kernel"] = kernel
+  stages = Stages((), 0.5)
+  params = {k: params[k] for k in ("conv_root", "head", "norm-pre-head")}
+  params["norm-pre-head"] = {"scale": np.ones(32), "bias": np.zeros(32)}
+  params["head"] = {"kernel": np.zeros((32, 3)), "bias": np.zeros(3)}
+  roots = {
+    pad: run(ResNet(3, stages, root_pad=pad), params, images)[1]["root"]
+    for pad in ("zero", "nothing")
+  }
+  conv = np.asarray(roots["nothing"])
+  np.testing.assert_array_equal(roots["zero"], np.maximum(conv, 0))
+  assert (conv < 0).any()
+
+
+def test_without_a_head_the_features_come_out():
+  params = {k: v for k, v in random_params("v2").items() if k != "head"}
+  logits, out = run(ResNet(0, SMALL["stages"]), params)
+  np.testing.assert_array_equal(logits, out["pre_logits"])
+
+
+def test_the_family_decides_about_norms():
+  assert build(ModelConfig(name="bit", variant="R50x1"), 3).norms == Norms(
+    1e-5, 1e-10, "var"
+  )
+  hybrid = build(ModelConfig(variant="R50+B/16", gn_eps=1e-3), 3)
+  assert hybrid.norms == Norms(1e-3, 1e-5, "std")

@@ -1,0 +1,97 @@
+"""Names of BiT's own files, in both directions."""
+
+import doctest
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax import weights
+from vit_jax.weights import bit
+from vit_jax.weights.lazy import lazy
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+
+
+def params():
+  """Of a ResNet V2: units (1, 2, 1), half of the width, 7 classes."""
+  found = weights.read(DATA / "bit_v2.weights.npz")
+  return {k: np.asarray(v) for k, v in found.params.items()}
+
+
+def test_what_is_written_is_read_as_it_was():
+  expected = params()
+  written = bit.write(expected)
+  assert bit.looks_like(written)
+  assert written["resnet/head/conv2d/kernel"].shape == (1, 1, 512, 7)
+  got = bit.read({k: lazy(v) for k, v in written.items()})
+  assert got.keys() == expected.keys()
+  for name, array in expected.items():
+    assert got[name].shape == array.shape
+    np.testing.assert_array_equal(got[name], array, name)
+
+
+def test_a_file_is_told_by_its_names(tmp_path):
+  np.savez(tmp_path / "BiT-M.npz", **bit.write(params()))
+  found = weights.read(tmp_path / "BiT-M.npz")
+  assert (found.format, found.options) == ("bit", {"root_pad": "zero"})
+  model = weights.identify(found.params, found.options)
+  assert (model.name, model.stage_blocks) == ("bit", (1, 2, 1))
+
+
+@pytest.mark.parametrize(
+  "published, ours",
+  [
+    ("root_block/standardized_conv2d/kernel", "conv_root/kernel"),
+    (
+      "block1/unit01/a/standardized_conv2d/kernel",
+      "block1/unit1/conv1/kernel",
+    ),
+    (
+      "block4/unit12/c/standardized_conv2d_52/kernel",
+      "block4/unit12/conv3/kernel",
+    ),
+    (
+      "block2/unit01/a/proj/standardized_conv2d/kernel",
+      "block2/unit1/conv_proj/kernel",
+    ),
+    ("block3/unit23/b/group_norm/gamma", "block3/unit23/gn2/scale"),
+    ("group_norm/beta", "norm-pre-head/bias"),
+    ("head/conv2d/bias", "head/bias"),
+    ("block1/unit01/d/group_norm/beta", None),
+    ("block1/unit01/a/conv2d/kernel", None),
+  ],
+)
+def test_names(published, ours):
+  assert bit.rename(f"resnet/{published}") == ours
+
+
+def test_published_names_have_two_digits():
+  unit = "resnet/block3/unit02/"
+  written = bit.write(
+    {
+      "block3/unit2/conv2/kernel": np.zeros((3, 3, 4, 4)),
+      "block3/unit2/gn3/bias": np.zeros(4),
+      "block3/unit2/conv_proj/kernel": np.zeros((1, 1, 4, 4)),
+    }
+  )
+  assert written.keys() == {
+    unit + "b/standardized_conv2d/kernel",
+    unit + "c/group_norm/beta",
+    unit + "a/proj/standardized_conv2d/kernel",
+  }
+
+
+def test_other_names_are_all_told():
+  name = "resnet/block1/unit01/a/standardized_conv2d/kernel"
+  with pytest.raises(ValueError) as e:
+    bit.read({k: lazy(np.zeros(3)) for k in (name, "momentum", "extra")})
+  assert str(e.value) == (
+    "got names that no BiT file has: extra, momentum (2 in all)."
+  )
+  assert not bit.looks_like(["block1/unit1/conv1/kernel"])
+
+
+def test_examples_in_docstrings():
+  failed, attempted = doctest.testmod(bit)
+  assert attempted and not failed

@@ -1,0 +1,79 @@
+"""Prints every model by name: `python -m vit_jax.models`."""
+
+import dataclasses
+
+import jax
+
+from vit_jax import published
+from vit_jax.flops import forward_macs
+from vit_jax.geometry import patch_grid
+from vit_jax.models import build
+
+NUM_CLASSES = 1000
+SIDES = (224, 384)
+
+
+def count(name: str, side: int = 224, num_classes: int = NUM_CLASSES) -> int:
+  """Returns the number of parameters, by shapes alone.
+
+  Args:
+    name: Of `published.FILES`.
+    side: Of the images, pixels; the position table grows with it.
+    num_classes: Width of the head.
+  """
+  # Stacked blocks have as many numbers, and are traced once for any depth.
+  config = published.config(name)
+  if config.name == "vit":
+    config = dataclasses.replace(config, scan=True)
+  images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
+  model = build(config, num_classes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  return sum(x.size for x in jax.tree.leaves(shapes["params"]))
+
+
+def tokens(name: str, side: int) -> int | None:
+  """Returns the tokens of an image, the class token's included, or None."""
+  config = published.config(name)
+  if config.name != "vit":
+    return None
+  rows, columns = patch_grid(config, (side, side))
+  return rows * columns + 1
+
+
+def row(name: str) -> tuple[str, ...]:
+  """Returns the cells of one model."""
+  macs = [
+    forward_macs(published.config(name), (s, s), NUM_CLASSES) for s in SIDES
+  ]
+  return (
+    name,
+    f"{count(name):,}",
+    *(f"{2 * m / 1e9:,.1f}" for m in macs),
+    *(str(tokens(name, s) or "-") for s in SIDES),
+  )
+
+
+def main() -> None:
+  """Prints one line a model, and a line for each kind of file."""
+  head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
+  cells = [head, *(row(name) for name in published.FILES)]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  for i, line in enumerate(cells):
+    first, *others = (
+      text.ljust(w) if k == 0 else text.rjust(w)
+      for k, (text, w) in enumerate(zip(line, widths, strict=True))
+    )
+    files = published.FILES.get(line[0], ("published files",) * (i == 0))
+    start = "  ".join([first, *others])
+    for k, file in enumerate(files or ("-",)):
+      print(f"{start if k == 0 else ' ' * len(start)}  {file}".rstrip())
+  print(
+    "\nParameters with the class token, a learned table and 1,000 classes at"
+    " 224 px\n(R...x...: BiT's ResNets). FLOPs of the forward pass of one"
+    " image, two a\nmultiply-add. At 384 px a patch of 14 takes 378. Any other"
+    " size and patch works,\ntoo: --config.model.variant=S/8."
+  )
+
+
+if __name__ == "__main__":
+  main()
