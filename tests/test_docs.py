@@ -59,9 +59,15 @@ class Block:
   span: tuple[int, int]  # of the output in the text
 
   @property
+  def file(self) -> str | None:
+    """Its name, where the block is one."""
+    match = re.match(r"# (\w+\.py)\n", self.code)
+    return match[1] if match else None
+
+  @property
   def group(self) -> str:
     """Neighbours of the same group share a process."""
-    if self.kind == "sh" or re.match(r"# \w+\.py\n", self.code):
+    if self.kind == "sh" or self.file:
       return f"{self.line}"
     return ALONE if self.code.startswith(ALONE) else "with"
 
@@ -89,15 +95,16 @@ def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
   python = folder / "bin" / "python"
   python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
   python.chmod(0o755)
+  for block in BLOCKS:  # a section may use the module of another one
+    if name := block.file:
+      (folder / name).write_text(block.code)
   outputs = []
   for group, some in itertools.groupby(blocks, lambda b: b.group):
     some = list(some)
     if some[0].kind == "sh":
       command = ["bash", "-euo", "pipefail", "-c", some[0].code]
       outputs.append(_call(command, folder))
-    elif group not in (ALONE, "with"):
-      name = some[0].code.split()[1]
-      (folder / name).write_text(some[0].code)
+    elif some[0].file:
       outputs.append("")
     else:
       todo = folder / "todo.json"

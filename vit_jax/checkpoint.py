@@ -173,7 +173,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """
   base = epath.Path(path)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
-  folder = trees[0] if trees else find(path) / "params"
+  folder = trees[0].resolve() if trees else find(path) / "params"
   try:
     params = _restore(folder)
     is_ours = not trees and (folder.parent / "metadata").is_dir()

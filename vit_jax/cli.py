@@ -188,7 +188,9 @@ def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
   folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     if (parent / "config.json").is_file():
-      return json.loads((parent / "config.json").read_text())
+      values = json.loads((parent / "config.json").read_text())
+      if "optim" in values:  # else it is that of another program
+        return values
   faults.append(
     f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
     " above it; expected the folder of a run, or --config=configs/<name>.py."

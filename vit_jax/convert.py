@@ -180,7 +180,6 @@ def main(argv: list[str] | None = None) -> None:
       posemb_filter=args.posemb_filter,
       **options,
     )
-    print(weights.format_report(vit.report))
     print(f"{'model':<16}{weights.describe(vit.config)}")
     size = "x".join(map(str, vit.image_size))
     print(f"{'images':<16}{size}, {vit.ops}")
@@ -190,7 +189,8 @@ def main(argv: list[str] | None = None) -> None:
     # A file says less than we know: what it cannot say is passed on.
     told = _untold(vit) if args.to == "npz" else {}
     layer, difference, largest = largest_difference(
-      vit, vit_jax.load(args.dst, image_size=vit.image_size, **told)
+      vit,
+      vit_jax.load(args.dst, image_size=vit.image_size, verbose=False, **told),
     )
   except (FileNotFoundError, FileExistsError, ValueError) as e:
     sys.exit(str(e))

@@ -1,6 +1,7 @@
 """Scores a checkpoint: `python -m vit_jax.evaluate --checkpoint=RUN`.
 
-Runs the evaluators of the config that wrote it, or of --config.
+Runs the evaluators of the config that wrote it, or of --config, which
+published weights need: --checkpoint=B_16.npz --config=configs/finetune.py:...
 """
 
 from vit_jax import cli
@@ -8,7 +9,7 @@ from vit_jax import cli
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "vit_jax.evaluate",
-    {"checkpoint": "folder of a run, or of one step in its checkpoints/"},
+    {"checkpoint": "run, one of its checkpoints, or published weights"},
   )
 
 # ruff: noqa: E402
@@ -17,12 +18,12 @@ import sys
 import jax
 
 from vit_jax import (
-  checkpoint,
   distributed,
   evaluators,
   overview,
   preflight,
   sharding,
+  weights,
 )
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
@@ -36,7 +37,8 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
   Args:
     config: Gives the model and the evaluators.
-    path: Folder of a run, or of one step.
+    path: Weights with a head, as `vit_jax.load` takes them: the folder of a
+      run or of one step, or a published file.
 
   Returns:
     All metrics by name, as in training, baselines included.
@@ -46,27 +48,32 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
       data set is missing.
   """
   try:
-    params, metadata = checkpoint.load_params(path)
-  except FileNotFoundError as e:
+    found = weights.read(path)
+    num_classes = weights.num_classes(found.params)
+    if not num_classes:
+      raise ValueError(f"got {path!r}, which has no head; expected one.")
+  except (FileNotFoundError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  preflight.check(config, num_classes=metadata["num_classes"])
+  preflight.check(config, num_classes=num_classes)
   mesh = sharding.make_mesh(config.mesh)
   size = image_size(config.data.ops)
-  model = build(config.model, metadata["num_classes"])
+  model = build(config.model, num_classes)
 
   def init(rng):
     return model.init(rng, jax.numpy.zeros((1, *size, 3)))["params"]
 
   shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  faults = checkpoint.shape_faults(
-    params,
-    shapes,
-    f"--checkpoint={path}",
-    "evaluate it with the config that wrote it (leave out --config and"
-    " --config.model...).",
-  )
-  if faults:
-    raise ConfigError(faults)
+  try:
+    params, report = weights.adapt(found, shapes, config.model, size)
+    if report.reinitialised:
+      raise ValueError(
+        f"got a head other than {', '.join(report.reinitialised)}; set"
+        " config.model.pre_logits as it was trained."
+      )
+  except ValueError as e:
+    raise ConfigError([f"--checkpoint: {e}"]) from None
+  if jax.process_index() == 0 and found.format != "checkpoint":
+    print(weights.format_report(report))
   shardings = sharding.infer(shapes, mesh)
   params = jax.tree.map(jax.device_put, params, shardings)
   if config.fake_data and jax.process_index() == 0:
@@ -79,13 +86,13 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
       jax.random.key(config.seed)
     ),
   )
-  found = {}
+  results, step = {}, found.metadata.get("step", 0)
   for judge in judges:
     scores = judge.run(params)
     if jax.process_index() == 0:
-      print(overview.format_scores(metadata["step"], scores), flush=True)
-    found |= scores
-  return found
+      print(overview.format_scores(step, scores), flush=True)
+    results |= scores
+  return results
 
 
 def main(args: cli.Args) -> None:

@@ -171,6 +171,7 @@ def load(
   patch: int | None = None,
   grid: tuple[int, int] | None = None,
   posemb_filter: str = "zoom",
+  verbose: bool = True,
   **options,
 ) -> Pretrained:
   """Loads a model with its weights from any known format.
@@ -191,6 +192,8 @@ def load(
       does not say and whose patches do not lie in a square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or
       another of `vit_jax.models.resample.METHODS`.
+    verbose: Whether to print a table of what was loaded, resized,
+      re-initialised and ignored; it is the result's `report`, too.
     **options: Fields of `vit_jax.config.ModelConfig` that are to be otherwise,
       such as dtype="bfloat16", gelu="erf", num_heads=3.
 
@@ -236,6 +239,8 @@ def load(
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
   )
+  if verbose:
+    print(weights.format_report(report))
   if report.reinitialised:  # not that anything would be left to chance
     parts = {k: found.params.get(k) for k in report.reinitialised}
     raise ValueError(

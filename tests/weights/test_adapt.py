@@ -3,28 +3,35 @@
 import dataclasses
 import pathlib
 
+import foreign
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import checkpoint, weights
-from vit_jax.models.resample import resample_posemb
+from vit_jax import checkpoint, cli, models, weights
+from vit_jax.config import ModelConfig, to_dict
+from vit_jax.models.resample import (
+  METHODS,
+  resample_patch_kernel,
+  resample_posemb,
+)
 from vit_jax.models.stacking import stack_blocks
-from vit_jax.models.vit import ViT
+from vit_jax.weights.fitting import KERNEL
 from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.lazy import lazy
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
 BLOCK = "Transformer/encoderblock_1/"
+SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 
 
-def make_target(image=(32, 32), **options):
-  size = dict(
-    num_classes=11, patch=8, width=48, depth=2, mlp_dim=96, num_heads=4
-  )
-  model = ViT(**size | options)
+def make_target(model, image=(32, 32), num_classes=11):
+  module = models.build(model, num_classes)
   images = jax.ShapeDtypeStruct((1, *image, 3), "float32")
-  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  return jax.eval_shape(module.init, jax.random.key(0), images)["params"]
 
 
 def published(name="vit_token_prelogits"):
@@ -32,14 +39,23 @@ def published(name="vit_token_prelogits"):
   return weights.read(DATA / f"{name}.weights.npz")
 
 
-def changed(params):
-  found = published()
-  return dataclasses.replace(found, params=found.params | params)
+def changed(params, name="vit_token_prelogits"):
+  found = published(name)
+  new = {k: lazy(v) for k, v in params.items()}
+  return dataclasses.replace(found, params=found.params | new)
 
 
-def adapt(found, target, grid=(4, 4), has_cls_row=True):
+def random_weights(model, image, **fields):
+  params = foreign.random_params(model, 11, image)
+  params = {k: lazy(v) for k, v in params.items()}
+  return weights.Weights("random", "google", params, **fields)
+
+
+def adapt(found, image=(32, 32), num_classes=11, adapt_options=None, **fields):
+  model = ModelConfig(**SIZE | fields)
+  target = make_target(model, image, num_classes)
   params, report = weights.adapt(
-    found, target, grid=grid, has_cls_row=has_cls_row
+    found, target, model, image, **adapt_options or {}
   )
   return flatten_dict(params, sep="/"), report
 
@@ -69,11 +85,13 @@ TANH = ("pre_logits/bias", "pre_logits/kernel")
 def test_the_head_is_taken_as_a_whole_or_not(
   source, options, reinitialised, ignored
 ):
-  found, target = published(source), make_target(**options)
-  params, report = adapt(found, target)
+  found = published(source)
+  params, report = adapt(found, **options)
   assert report.reinitialised == reinitialised
   assert report.ignored == ignored
-  expected = flatten_dict(target, sep="/")
+  num_classes = options.pop("num_classes", 11)
+  model = ModelConfig(**SIZE | options)
+  expected = flatten_dict(make_target(model, num_classes=num_classes), sep="/")
   assert params.keys() == expected.keys()
   for path, array in params.items():
     if path in reinitialised:
@@ -87,9 +105,10 @@ def test_the_head_is_taken_as_a_whole_or_not(
 
 
 def test_the_caller_keeps_its_own_where_there_is_none():
-  target = make_target(num_classes=3)
+  model = ModelConfig(**SIZE)
+  target = make_target(model, num_classes=3)
   fresh = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), target)
-  loaded, _ = weights.adapt(published(), fresh, grid=(4, 4), has_cls_row=True)
+  loaded, _ = weights.adapt(published(), fresh, model, (32, 32))
   params = jax.tree.map(
     lambda old, new: old if new is None else new, fresh, loaded
   )
@@ -97,176 +116,411 @@ def test_the_caller_keeps_its_own_where_there_is_none():
   assert not params["head"]["kernel"].any() and params["cls"].any()
 
 
+def test_what_is_dropped_or_refused_is_never_read():
+  def fail():
+    raise AssertionError("read")
+
+  found = published()
+  for path in HEAD + TANH:
+    found.params[path] = dataclasses.replace(found.params[path], read=fail)
+  _, report = adapt(found, num_classes=3)
+  assert report.reinitialised == HEAD
+  found.params["head/kernel"] = dataclasses.replace(
+    found.params["head/kernel"], shape=(48, 10**9)
+  )
+  _, report = adapt(found, pre_logits=True)
+  assert report.reinitialised == HEAD + TANH
+  for path, array in found.params.items():
+    found.params[path] = dataclasses.replace(array, read=fail)
+  kernel = BLOCK + "MlpBlock_0/Dense_0/kernel"
+  found.params[kernel] = dataclasses.replace(
+    found.params[kernel], shape=(10**9, 10**9)
+  )
+  del found.params[POS_EMBEDDING]  # which is resampled beforehand
+  with pytest.raises(ValueError, match="got shape .1000000000, 1000000000., ex"):
+    adapt(found)
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
   "image, grid", [((48, 48), (6, 6)), ((16, 40), (2, 5))]
 )
-def test_positions_are_resampled_to_the_grid(image, grid):
+def test_positions_are_resampled_to_the_grid(image, grid, method):
   found = published("vit_linen_names")
-  params, report = adapt(found, make_target(image), grid)
+  params, report = adapt(
+    found, image, adapt_options=dict(posemb_filter=method)
+  )
   assert report.resized == {POS_EMBEDDING: ((4, 4), grid)}
   np.testing.assert_array_equal(
     params[POS_EMBEDDING],
     resample_posemb(
-      found.params[POS_EMBEDDING].astype("f"), (4, 4), grid, has_cls_row=True
+      np.asarray(found.params[POS_EMBEDDING], np.float32),
+      (4, 4),
+      grid,
+      has_cls_row=True,
+      method=method,
     ),
   )
 
 
-def test_the_same_count_on_another_grid_is_resampled():
-  params, report = adapt(
-    published("vit_linen_names"), make_target((16, 64)), (2, 8)
+@pytest.mark.parametrize("posemb", ["learn", "learn2d"])
+def test_an_unknown_filter(posemb):
+  model = ModelConfig(**SIZE, posemb=posemb)
+  found = random_weights(model, (32, 32), has_cls_row=posemb == "learn")
+  with pytest.raises(ValueError) as e:
+    adapt(
+      found, (64, 64), posemb=posemb, adapt_options=dict(posemb_filter="zom")
+    )
+  assert str(e.value) == (
+    "posemb_filter: got 'zom', expected one of zoom, bilinear, bicubic, timm,"
+    " hf. Did you mean 'zoom'?"
   )
+
+
+def test_the_same_count_on_another_grid_is_resampled():
+  found = published("vit_linen_names")
+  params, report = adapt(found, (16, 64))
   assert report.resized == {POS_EMBEDDING: ((4, 4), (2, 8))}
   # Row 1 of 2 is the last of 4.
   np.testing.assert_array_equal(
-    params[POS_EMBEDDING][0, 9],
-    published("vit_linen_names").params[POS_EMBEDDING][0, 13],
+    params[POS_EMBEDDING][0, 9], np.asarray(found.params[POS_EMBEDDING])[0, 13]
   )
 
 
 def test_without_class_token():
-  target = make_target((48, 48), pool="gap")
-  params, report = adapt(published("bv_scan"), target, (6, 6), False)
+  params, report = adapt(published("bv_scan"), (48, 48), pool="gap")
   assert params[POS_EMBEDDING].shape == (1, 36, 48)
   assert report.resized == {POS_EMBEDDING: ((4, 4), (6, 6))}
 
 
+@pytest.mark.parametrize(
+  "name, cls_row, note",
+  [
+    ("bv_token", True, "the position table got a row of zeros for cls."),
+    (
+      "vit_linen_names",
+      False,
+      "row 0 of the position table was added to cls.",
+    ),
+  ],
+)
+def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
+  """No output changes: cls and its row are added before anything else."""
+  found = published(name)
+  old = {
+    k: np.asarray(found.params[k], np.float32) for k in (POS_EMBEDDING, "cls")
+  }
+  params, report = adapt(found, cls_row=cls_row)
+  assert report.notes == (note,) and not report.resized
+  if cls_row:
+    row = np.zeros((1, 1, 48))
+    expected = np.concatenate([row, old[POS_EMBEDDING]], axis=1)
+    np.testing.assert_array_equal(params["cls"], old["cls"])
+  else:
+    expected = old[POS_EMBEDDING][:, 1:]
+    np.testing.assert_array_equal(
+      params["cls"], old["cls"] + old[POS_EMBEDDING][:, :1]
+    )
+  np.testing.assert_array_equal(params[POS_EMBEDDING], expected)
+
+  model = models.build(ModelConfig(**SIZE, cls_row=cls_row), 11)
+  io = np.load(DATA / f"{name}.io.npz")
+  logits, _ = jax.jit(model.apply)(
+    {"params": unflatten_dict(params, sep="/")}, io["image"]
+  )
+  # As test_pretrained.py explains.
+  np.testing.assert_allclose(logits, io["logits"], atol=2e-5)
+
+  # And at once with another grid.
+  resized, report = adapt(found, (48, 64), cls_row=cls_row)
+  assert report.resized == {POS_EMBEDDING: ((4, 4), (6, 8))}
+  assert resized[POS_EMBEDDING].shape == (1, 48 + cls_row, 48)
+  np.testing.assert_array_equal(resized["cls"], params["cls"])
+
+
+def test_tables_of_rows_and_of_columns_are_resized_each_alone():
+  model = ModelConfig(**SIZE, posemb="learn2d")
+  found = random_weights(model, (24, 32))
+  assert weights.table_grid(found) == (3, 4)
+  for axis, line in (("_y", [0.0, 2, 4]), ("_x", [0.0, 3, 6, 9])):
+    table = np.outer(line, np.ones(48))[None].astype(np.float32)
+    found.params[POS_EMBEDDING + axis] = lazy(table)
+  params, report = adapt(found, (40, 16), posemb="learn2d")
+  assert report.resized == {
+    POS_EMBEDDING + "_y": ((1, 3), (1, 5)),
+    POS_EMBEDDING + "_x": ((1, 4), (1, 2)),
+  }
+  assert params[POS_EMBEDDING + "_y"][0, :, 7].tolist() == [0, 1, 2, 3, 4]
+  assert params[POS_EMBEDDING + "_x"][0, :, 7].tolist() == [0, 9]
+  same, report = adapt(found, (24, 32), posemb="learn2d")
+  assert not report.resized
+  np.testing.assert_array_equal(
+    same[POS_EMBEDDING + "_y"], found.params[POS_EMBEDDING + "_y"]
+  )
+
+
+def test_relative_positions_of_another_grid_are_refused():
+  model = ModelConfig(**SIZE, posemb="relative")
+  found = random_weights(model, (32, 32))
+  params, _ = adapt(found, posemb="relative")
+  path = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0/offsets"
+  assert path.format(0) in params
+  with pytest.raises(ValueError) as e:
+    adapt(found, (16, 16), posemb="relative")
+  old, new = (
+    flatten_dict(make_target(model, (side, side)), sep="/")[path.format(0)]
+    for side in (32, 16)
+  )
+  faults = "\n".join(
+    f"  - {path.format(i)}: got shape {old.shape}, expected {new.shape}."
+    " Offsets of another number of tokens cannot be resampled."
+    for i in (0, 1)
+  )
+  assert str(e.value) == (
+    f"2 faults in the weights of random for this model:\n{faults}\n"
+    "The model is the right one; take other weights."
+  )
+
+
+@pytest.mark.parametrize("patch", [4, 16])
+def test_the_patch_embedding_is_resized_if_asked(patch):
+  found = published("vit_linen_names")
+  # As many tokens as before: no other change.
+  image, options = (4 * patch,) * 2, dict(variant=f"B/{patch}")
+  with pytest.raises(ValueError) as e:
+    adapt(found, image, **options)
+  assert str(e.value) == (
+    f"1 fault in the weights of {found.path} for this model:\n"
+    f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
+    f" {patch}, 3, 48). Set resize_patch to resize it, or take another patch.\n"
+    "The model that fits them: --config.model.variant=B/8"
+    " --config.model.width=48 --config.model.depth=2 --config.model.mlp_dim=96"
+    " --config.model.num_heads=4"
+  )
+  params, report = adapt(
+    found, image, adapt_options=dict(resize_patch=True), **options
+  )
+  assert report.resized == {KERNEL: ((8, 8), (patch, patch))}
+  np.testing.assert_array_equal(
+    params[KERNEL],
+    resample_patch_kernel(
+      np.asarray(found.params[KERNEL], np.float32), (patch, patch)
+    ),
+  )
+  others = params.keys() - {KERNEL}
+  for path in others:
+    np.testing.assert_array_equal(params[path], found.params[path])
+
+
+def test_a_kernel_of_another_width_is_not_resized():
+  with pytest.raises(ValueError, match=r"expected \(4, 4, 3, 64\)\.\n"):
+    adapt(
+      published("vit_linen_names"),
+      (16, 16),
+      adapt_options=dict(resize_patch=True),
+      variant="B/4",
+      width=64,
+    )
+
+
 def test_loops_become_scans_and_back():
   found = published("vit_linen_names")
-  loop, _ = weights.adapt(found, make_target(), grid=(4, 4), has_cls_row=True)
-  scan, report = weights.adapt(
-    found, make_target(scan=True), grid=(4, 4), has_cls_row=True
-  )
-  jax.tree.map(np.testing.assert_array_equal, scan, stack_blocks(loop))
+  loop, scan = (ModelConfig(**SIZE, scan=s) for s in (False, True))
+  as_loop, _ = weights.adapt(found, make_target(loop), loop, (32, 32))
+  as_scan, report = weights.adapt(found, make_target(scan), scan, (32, 32))
+  jax.tree.map(np.testing.assert_array_equal, as_scan, stack_blocks(as_loop))
   assert BLOCK + "LayerNorm_0/scale" in report.loaded
-  stacked = dataclasses.replace(found, params=flatten_dict(scan, sep="/"))
-  for options in (dict(), dict(scan=True)):
-    got, _ = adapt(stacked, make_target(**options))
-    expected = flatten_dict(scan if options else loop, sep="/")
-    assert got.keys() == expected.keys()
-    for path in got:
-      np.testing.assert_array_equal(got[path], expected[path])
 
 
-def test_our_checkpoints_state_their_grid(monkeypatch, tmp_path):
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda a: rng.normal(size=a.shape).astype("f"), make_target((16, 32))
-  )
-  metadata = {"grid": [2, 4], "has_cls_row": True, "image_size": [16, 32]}
-  monkeypatch.setattr(
-    checkpoint, "load_params", lambda path: (params, dict(metadata))
-  )
-  found = weights.read(tmp_path)
-  assert found.metadata == metadata | {
-    "format": "checkpoint",
-    "path": str(tmp_path),
-    "grid": (2, 4),
-    "pre_logits": False,
+def test_our_checkpoints_state_what_they_are(tmp_path):
+  model = ModelConfig(**SIZE, num_classes=3) if False else ModelConfig(**SIZE)
+  params = foreign.random_params(model, 2, (16, 32))
+  metadata = {
+    "model": to_dict(model),
+    "grid": [2, 4],
+    "image_size": [16, 32],
+    "class_names": ["cat", "ox"],
+    "preprocessing": {"ops": "decode|resize((16, 32))"},
   }
-  _, report = adapt(found, make_target((16, 32)), (2, 4))
-  assert not report.resized
-  _, report = adapt(found, make_target(), (4, 4))
+  path = str(tmp_path / "step")
+  checkpoint.write_params(path, unflatten_dict(params, sep="/"), metadata)
+  found = weights.read(path)
+  assert found.metadata == metadata
+  assert (found.format, found.grid, found.image_size, found.has_cls_row) == (
+    "checkpoint",
+    (2, 4),
+    (16, 32),
+    True,
+  )
+  assert found.class_names == ("cat", "ox")
+  assert found.ops == "decode|resize((16, 32))"
+  assert found.options == dataclasses.asdict(model)
+  _, report = adapt(found, (16, 32), num_classes=2)
+  assert not report.resized and not report.notes
+  _, report = adapt(found, num_classes=2)
   assert report.resized == {POS_EMBEDDING: ((2, 4), (4, 4))}
 
 
 def test_an_unknown_grid_is_asked_for():
   table = np.zeros((1, 1 + 15, 48), "f")  # 15 patches; 16 is no excuse
   found = changed({POS_EMBEDDING: table})
-  target = make_target((24, 40))
-  with pytest.raises(
-    ValueError, match=r"got 15 patches, expected a square .* grid=\(rows"
-  ):
-    adapt(found, target, (3, 5))
-  stated = dataclasses.replace(
-    found, metadata=found.metadata | {"grid": (3, 5)}
+  with pytest.raises(ValueError) as e:
+    adapt(found, (24, 40))
+  assert str(e.value).split("\n")[1] == (
+    f"  - {POS_EMBEDDING}: got 15 patches (with a row for the class token),"
+    " expected a square number, since the file states no grid. State it:"
+    " grid=(rows, columns), and cls_row if that is wrong."
   )
-  _, report = adapt(stated, target, (3, 5))
+  stated = dataclasses.replace(found, grid=(3, 5))
+  _, report = adapt(stated, (24, 40))
   assert not report.resized
-  wrong = dataclasses.replace(found, metadata=found.metadata | {"grid": (4, 5)})
+  wrong = dataclasses.replace(found, grid=(4, 5))
   with pytest.raises(ValueError, match="got 16 rows, expected 21: 4 x 5"):
-    adapt(wrong, target, (3, 5))
+    adapt(wrong, (24, 40))
 
 
 def test_all_faults_are_told_at_once():
   kernel = BLOCK + "MlpBlock_0/Dense_0/kernel"
   norm = "Transformer/encoder_norm/scale"
-  bad = np.ones(48, "f")
-  bad[3:5] = np.nan, np.inf
   found = changed(
-    {kernel: np.zeros((48, 95), "f"), norm: bad, "conv_root/kernel": bad}
+    {
+      kernel: np.zeros((48, 95), "f"),
+      norm: np.ones(47, "f"),
+      "conv_root/kernel": np.ones((7, 7, 3, 64), "f"),
+    }
   )
   del found.params["cls"]
   with pytest.raises(ValueError) as e:
-    adapt(found, make_target(num_classes=3))
+    adapt(found, num_classes=3)
   assert str(e.value) == (
     "4 faults in the weights of"
     f" {DATA}/vit_token_prelogits.weights.npz for this model:\n"
-    f"  - {norm}: got 2 values that are NaN or infinite, expected none.\n"
+    f"  - {norm}: got shape (47,), expected (48,).\n"
     f"  - {kernel}: got shape (48, 95), expected (48, 96).\n"
     "  - cls: missing, expected shape (1, 1, 48).\n"
-    "  - conv_root/kernel: got shape (48,), expected no such parameter.\n"
-    "Set config.model (variant, pool, posemb) as these weights were trained,"
-    " or take others."
+    "  - conv_root/kernel: got shape (7, 7, 3, 64), expected no such"
+    " parameter.\n"
+    "The model that fits them: --config.model.variant=R+B/16"
+    " --config.model.width=48 --config.model.depth=2 --config.model.mlp_dim=96"
+    " --config.model.num_heads=4 --config.model.pool=gap"
+    " --config.model.pre_logits=True"
+  )
+
+
+@pytest.mark.parametrize("path", ["Transformer/encoder_norm/scale", "cls"])
+def test_what_is_not_finite_is_refused(path):
+  found = published("vit_linen_names")
+  bad = np.array(found.params[path], np.float32)
+  bad[..., 3:6] = np.nan, np.inf, -np.inf
+  with pytest.raises(ValueError) as e:
+    adapt(changed({path: bad}, "vit_linen_names"))
+  assert str(e.value) == (
+    f"1 fault in the weights of {found.path} for this model:\n"
+    f"  - {path}: got 3 values that are NaN or infinite, expected none.\n"
+    "The model is the right one; take other weights."
   )
 
 
 @pytest.mark.parametrize(
-  "source, options, has_cls_row, message",
+  "source, options, message",
   [
     (
       "vit_linen_names",
       dict(pool="gap"),
-      False,
       r"2 faults .*pos_embedding: got shape \(1, 17, 48\), expected \(1, 16,"
       r" 48\).*- cls: got shape \(1, 1, 48\), expected no such",
     ),
-    ("bv_scan", dict(), True, r"cls: missing, expected shape \(1, 1, 48\)"),
+    ("bv_scan", dict(), r"cls: missing, expected shape \(1, 1, 48\)"),
     (
       "vit_linen_names",
       dict(posemb="none"),
-      False,
       "^1 fault in .*pos_embedding: got shape .* expected no such parameter",
     ),
     (
       "vit_linen_names",
       dict(depth=1),
-      True,
       "16 faults .*encoderblock_1/LayerNorm_0/bias: got shape .* no such",
     ),
     (
       "vit_linen_names",
       dict(depth=3, scan=True),
-      True,
       "16 faults .*encoderblock_2/LayerNorm_0/bias: missing",
     ),
     (
       "vit_linen_names",
       dict(width=64),
-      True,
       r"got shape \(1, 17, 48\), expected \(1, 17, 64\)",
     ),
   ],
 )
-def test_other_models(source, options, has_cls_row, message):
-  with pytest.raises(ValueError, match=f"(?s){message}"):
-    adapt(published(source), make_target(**options), has_cls_row=has_cls_row)
+def test_other_models_are_told_and_the_one_that_fits_loads(
+  source, options, message
+):
+  found = published(source)
+  with pytest.raises(ValueError, match=f"(?s){message}") as e:
+    adapt(found, **options)
+  line = str(e.value).rsplit("\n", 1)[1]
+  advice, *flags = line.split(" --")
+  assert advice == "The model that fits them:"
+  config = ROOT / "configs" / "glyphs.py"
+  args = cli.parse(
+    "vit_jax.train",
+    {},
+    [f"--config={config}", *(f"--{flag}" for flag in flags)],
+  )
+  assert not args.faults
+  model = args.config.model
+  params, report = weights.adapt(found, make_target(model), model, (32, 32))
+  assert params["cls" if source != "bv_scan" else "head"] is not None
+  assert not (report.resized or report.reinitialised or report.ignored)
 
 
 def test_weights_of_something_else_are_all_faults():
-  found = weights.Weights(
-    {"conv/kernel": np.zeros(3)},
-    {"grid": None, "has_cls_row": False, "path": "x"},
+  found = weights.Weights("x", "google", {"conv/kernel": lazy(np.zeros(3))})
+  with pytest.raises(ValueError) as e:
+    adapt(found)
+  text = str(e.value)
+  assert text.startswith("41 faults in the weights of x for this model:\n")
+  assert "\n  - conv/kernel: got shape (3,), expected no such parameter." in text
+  assert "\nNo model of ours fits them: got 1 parameters, such as conv/" in text
+
+
+def test_other_numerics_are_noted():
+  found = dataclasses.replace(
+    published("vit_linen_names"), options={"gelu": "erf", "ln_eps": 1e-12}
   )
-  with pytest.raises(ValueError, match="conv/kernel: got .*no such parameter"):
-    adapt(found, make_target())
+  _, report = adapt(found)
+  assert report.notes == (
+    "these weights were trained with gelu=erf, the model has tanh;"
+    " config.model.gelu=erf keeps it.",
+    "these weights were trained with ln_eps=1e-12, the model has 1e-06;"
+    " config.model.ln_eps=1e-12 keeps it.",
+  )
+  _, report = adapt(found, gelu="erf", ln_eps=1e-12)
+  assert report.notes == ()
+
+
+def test_other_norms_are_noted():
+  options = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")  # timm's
+  found = published("bit_v2")
+  found = dataclasses.replace(found, options=found.options | options)
+  model = weights.identify(found.params, {})
+  target = make_target(model, (64, 64), 7)
+  _, report = weights.adapt(found, target, model, (64, 64))
+  assert report.notes == (
+    "these weights were trained with root_pad=nothing, the model has zero;"
+    " config.model.root_pad=nothing keeps it.",
+    "these weights were trained with gn_eps, ws_eps, ws_eps_on = (1e-05, 1e-08,"
+    " 'var'), the model has (1e-05, 1e-10, 'var').",
+  )
+  model = weights.identify(found.params, found.options)
+  _, report = weights.adapt(found, target, model, (64, 64))
+  assert report.notes == ()
 
 
 def test_report():
-  found = dataclasses.replace(
-    published(), metadata=published().metadata | {"path": "B_16.npz"}
-  )
-  _, report = adapt(found, make_target((48, 48), num_classes=3), (6, 6))
+  found = dataclasses.replace(published(), path="B_16.npz", notes=("Mind.",))
+  _, report = adapt(found, (48, 48), num_classes=3)
   # 9,264 of the stem, 48 of cls, 37 * 48 positions, 2 * 18,960 of the blocks,
   # 96 of the last norm.
   assert weights.format_report(report) == (
@@ -274,7 +528,8 @@ def test_report():
     "loaded          38 arrays, 49,104 parameters\n"
     f"resized         {POS_EMBEDDING}: 4x4 -> 6x6\n"
     "re-initialised  head/bias, head/kernel\n"
-    "ignored         pre_logits/bias, pre_logits/kernel"
+    "ignored         pre_logits/bias, pre_logits/kernel\n"
+    "note            Mind."
   )
 
 
@@ -288,15 +543,23 @@ def test_report():
   ],
 )
 def test_the_head_of_other_classes_is_dropped(old, new, is_kept):
-  found = published()
-  names = list(old) if old else None
-  found = weights.Weights(found.params, found.metadata | {"class_names": names})
-  params, report = weights.adapt(
-    found,
-    make_target(pre_logits=True),
-    grid=(4, 4),
-    has_cls_row=True,
-    class_names=tuple(new) if new else None,
+  found = dataclasses.replace(
+    published(), class_names=tuple(old) if old else None
   )
-  assert (params["head"]["kernel"] is not None) == is_kept
+  params, report = adapt(
+    found,
+    pre_logits=True,
+    adapt_options=dict(class_names=tuple(new) if new else None),
+  )
+  assert (params["head/kernel"] is not None) == is_kept
   assert bool(report.reinitialised) != is_kept
+
+
+def test_halves_become_single_floats():
+  found = published("vit_linen_names")
+  for name, array in found.params.items():
+    found.params[name] = array.then(
+      array.shape, lambda a: a.astype(jnp.bfloat16)
+    )
+  params, _ = adapt(found)
+  assert {a.dtype for a in params.values()} == {np.dtype(np.float32)}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -285,14 +286,17 @@ def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
 
 def _advice(path: str, got: tuple, expected: tuple) -> str:
   if path == KERNEL and got[2:] == expected[2:]:
-    return " Set resize_patch to resize it, or take another patch."
+    return (
+      f" To resize it: vit_jax.load(path, patch={expected[0]}), or"
+      f" python -m vit_jax.convert SRC DST --to=orbax --patch={expected[0]}."
+    )
   if path.endswith("/offsets"):
     return " Offsets of another number of tokens cannot be resampled."
   return ""
 
 
 def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
-  lines = "\n".join(f"  - {fault}" for fault in faults)
+  lines = "\n".join(f"  - {fault}" for fault in _grouped(faults))
   try:
     fits = describe(identify(weights.params, weights.options))
   except (TypeError, ValueError) as e:
@@ -306,6 +310,19 @@ def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
     f"{len(faults)} fault{'s' * (len(faults) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"
   )
+
+
+def _grouped(faults: list[str]) -> list[str]:
+  """Tells what is the same in several blocks, or units of a stage, once."""
+  groups: dict[str, list[str]] = {}
+  for fault in faults:
+    path, _, text = fault.partition(":")
+    same = re.sub(r"(encoderblock_|unit)\d+", r"\1*", path)
+    groups.setdefault(f"{same}:{text}", []).append(fault)
+  return [
+    group[0] if len(group) == 1 else f"{text} ({len(group)} times)"
+    for text, group in groups.items()
+  ]
 
 
 def _flatten(params: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,172 @@
+"""Which model a set of parameters belongs to."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from vit_jax import cli, models, weights
+from vit_jax.config import ModelConfig
+from vit_jax.models.stacking import unstack_blocks
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
+# What the files of tests/data hold, as their makers documented it.
+KNOWN = {
+  "vit_token": dict(SIZE, depth=3),
+  "vit_token_prelogits": dict(SIZE, pre_logits=True),
+  "vit_gap": dict(SIZE, num_heads=3, pool="gap"),
+  "vit_linen_names": SIZE,
+  "hybrid_r": dict(
+    SIZE, variant="R50+B/16", stage_width=0.5, stage_blocks=(1, 2, 1)
+  ),
+  # Patches of 4 on the feature map, as in R+B/8.
+  "hybrid_root_only": dict(SIZE, variant="R+B/8", stage_width=0.5),
+  "bv_gap_sincos2d_rep": dict(
+    SIZE, pool="gap", posemb="sincos2d", pre_logits=True
+  ),
+  "bv_token": dict(SIZE, cls_row=False),
+  "bv_map": dict(SIZE, pool="map"),
+  "bv_scan": dict(SIZE, pool="gap"),
+  "bit_v1": dict(name="bit_v1", variant="R50x0.5", stage_blocks=(1, 2, 1)),
+  "bit_v2": dict(
+    name="bit",
+    variant="R50x0.5",
+    stage_blocks=(1, 2, 1),
+    root_pad="nothing",
+  ),
+}
+
+
+def shapes(model, num_classes=5, side=None):
+  """Of the parameters, blocks one by one; a scan is traced sooner."""
+  is_vit = model.name == "vit"
+  side = side or (56 if "/14" in model.variant else 64)
+  module = models.build(
+    dataclasses.replace(model, scan=is_vit), num_classes=num_classes
+  )
+  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  return flatten_dict(jax.eval_shape(unstack_blocks, tree), sep="/")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_published_files(name):
+  found = weights.read(DATA / f"{name}.weights.npz")
+  model = weights.identify(found.params, found.options)
+  assert model == ModelConfig(**KNOWN[name])
+  expected = 7 if name.startswith("bit") else 11
+  assert weights.num_classes(found.params) == expected
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    dict(variant=v)
+    for v in "Ti/16 S/32 B/8 L/14 H/14 g/14 G/14 So400m/14".split()
+  ]
+  + [dict(variant=v) for v in "R+Ti/16 R26+S/32 R50+B/16".split()]
+  + [dict(name="bit", variant="R50x1"), dict(name="bit_v1", variant="R26x3")]
+  + [
+    dict(variant="S/16", pool="gap", posemb="none"),
+    dict(variant="Ti/16", pool="map", posemb="learn2d"),
+    dict(variant="Ti/16", posemb="relative", pre_logits=True),
+    dict(variant="B/16", num_heads=16),  # as vit_base_patch16_gap_224 of timm
+  ],
+  ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_every_model_is_found_by_its_shapes(fields):
+  model = ModelConfig(**fields)
+  # Nothing tells that there are no positions.
+  options = {"posemb": "none"} if model.posemb == "none" else {}
+  found = weights.identify(shapes(model), options)
+  assert found == model
+  assert weights.num_classes(shapes(model, num_classes=0)) == 0
+
+
+def test_what_is_known_goes_before_what_is_found():
+  params = shapes(ModelConfig(variant="Ti/16", pool="gap", posemb="sincos2d"))
+  found = weights.identify(params, {})
+  assert found.posemb == "sincos2d"  # as in all published files
+  found = weights.identify(params, {"posemb": "none", "gelu": "erf"})
+  assert (found.posemb, found.gelu, found.variant) == ("none", "erf", "Ti/16")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_description_is_a_command_line_that_makes_the_model(name):
+  model = ModelConfig(**KNOWN[name])
+  flags = weights.describe(model).split()
+  config = pathlib.Path(__file__).parents[2] / "configs" / "glyphs.py"
+  reset = [
+    f"--config.model.{f.name}={f.default}" for f in dataclasses.fields(model)
+  ]
+  args = cli.parse("vit_jax.train", {}, [f"--config={config}", *reset, *flags])
+  assert not args.faults
+  assert args.config.model == model
+
+
+def test_descriptions():
+  assert weights.describe(ModelConfig()) == "--config.model.variant=B/16"
+  assert weights.describe(ModelConfig(**KNOWN["hybrid_root_only"])) == (
+    "--config.model.variant=R+B/8 --config.model.width=48"
+    " --config.model.depth=2 --config.model.mlp_dim=96"
+    " --config.model.num_heads=4 --config.model.stage_width=0.5"
+  )
+  assert weights.describe(ModelConfig(**KNOWN["bit_v1"])) == (
+    "--config.model.name=bit_v1 --config.model.variant=R50x0.5"
+    " --config.model.stage_blocks=1,2,1"
+  )
+
+
+QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+DENSE = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"embedding/kernel": None},
+      "got 39 parameters, such as Transformer/encoder_norm/bias, Transformer/"
+      "encoder_norm/scale, Transformer/encoderblock_0/LayerNorm_0/bias,"
+      " Transformer/encoderblock_0/LayerNorm_0/scale; expected those of a"
+      " Vision Transformer (embedding/kernel, Transformer/encoderblock_0/...),"
+      " of a hybrid, or of a BiT ResNet (conv_root/kernel,"
+      " block1/unit1/...).",
+    ),
+    (
+      {QUERY: None, DENSE: None},
+      f"got parameters of a Transformer without {QUERY} and {DENSE}; expected a"
+      " whole model.",
+    ),
+    ({QUERY: (48, 48)}, f"{QUERY}: got shape (48, 48), expected 3 dimensions."),
+    (
+      {"embedding/kernel": (8, 4, 3, 48)},
+      "embedding/kernel: got patches of 8 x 4, expected squares.",
+    ),
+    (
+      {
+        "conv_root/kernel": (7, 7, 3, 64),
+        "block1/unit1/conv1/kernel": (1, 1, 64, 64),
+      },
+      "embedding/kernel: got patches of 8 behind a ResNet of 1 stages,"
+      " expected 1.",
+    ),
+  ],
+)
+def test_what_is_no_model(changes, message):
+  params = shapes(ModelConfig(**SIZE))
+  for name, shape in changes.items():
+    params[name] = shape and jax.ShapeDtypeStruct(shape, np.float32)
+  params = {k: v for k, v in params.items() if v is not None}
+  with pytest.raises(ValueError) as e:
+    weights.identify(params, {})
+  assert str(e.value) == message
+
+
+def test_nothing_is_no_model():
+  with pytest.raises(ValueError, match="got 0 parameters, such as none; expe"):
+    weights.identify({}, {})
