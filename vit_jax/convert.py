@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.config import to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
@@ -81,13 +80,11 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   with target.open("wb") as stream:
     np.savez(stream, **arrays)
   notes = [f"under the names that {reader} read"]
-  by_names = weights.identify(params, {})
-  lost = {k: v for k, v in _untold(vit).items() if v != getattr(by_names, k)}
-  if lost:
-    text = ", ".join(f"{k}={v!r}" for k, v in lost.items())
+  if untold := _untold(vit):
+    text = ", ".join(f"{k}={v!r}" for k, v in untold.items())
     notes.append(
-      "Google's codes compute otherwise, and .npz has no place to say so: load"
-      f" it with {text}"
+      f"load it with {text}: .npz has no place to say so, and Google's codes do"
+      " otherwise"
     )
   return notes
 
@@ -204,10 +201,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _untold(vit: Pretrained) -> dict:
-  """What neither names nor shapes tell, and a .npz has no place for."""
+  """Arguments of `vit_jax.load` that a .npz needs: it has only arrays."""
+  params = flatten_dict(vit.params, sep="/")
+  by_names = weights.identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  config = to_dict(vit.config)
-  return {k: config[k] for k in keys if config[k] is not None}
+  untold = {k: getattr(vit.config, k) for k in keys}
+  untold = {k: v for k, v in untold.items() if v != getattr(by_names, k)}
+  if google.POS_EMBEDDING in params:
+    rows, columns = patch_grid(vit.config, vit.image_size)
+    untold |= {"grid": (rows, columns)} if rows != columns else {}
+  return untold
 
 
 def _parse(argv) -> argparse.Namespace:
@@ -218,7 +221,9 @@ def _parse(argv) -> argparse.Namespace:
     return values if len(values) == 2 else values * 2
 
   def truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
+    if text.lower() not in ("true", "false"):
+      raise ValueError
+    return text.lower() == "true"
 
   sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = argparse.ArgumentParser(

@@ -64,12 +64,12 @@ def test_published_files(name):
 
 @pytest.mark.parametrize(
   "fields",
-  [
-    dict(variant=v)
-    for v in "Ti/16 S/32 B/8 L/14 H/14 g/14 G/14 So400m/14".split()
+  [dict(variant=v) for v in "Ti/16 S/32 H/14 So400m/14".split()]
+  + [dict(variant=v) for v in "R+Ti/16 R50+B/16".split()]
+  + [
+    dict(name="bit", variant="R50x1"),
+    dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
   ]
-  + [dict(variant=v) for v in "R+Ti/16 R26+S/32 R50+B/16".split()]
-  + [dict(name="bit", variant="R50x1"), dict(name="bit_v1", variant="R26x3")]
   + [
     dict(variant="S/16", pool="gap", posemb="none"),
     dict(variant="Ti/16", pool="map", posemb="learn2d"),

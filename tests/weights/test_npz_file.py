@@ -1,7 +1,9 @@
 """Reading `.npz`: one array at a time, nothing unpickled, no bombs."""
 
+import gc
 import io
 import pathlib
+import warnings
 import zipfile
 
 import jax.numpy as jnp
@@ -209,3 +211,17 @@ def test_more_than_stated_is_not_read(tmp_path):
   _set(path, 24, len(small).to_bytes(4, "little"))
   with pytest.raises(ValueError, match="Bad CRC-32 for file 'a.npy'"):
     read_all(path)
+
+
+def test_the_file_is_closed_with_the_last_array(file):
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    array = open_npz(file)["half"]
+    gc.collect()
+    assert np.asarray(array).shape == (9000,)  # still open
+    del array
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError):
+      open_npz(file)
+    gc.collect()
+  assert not [w for w in caught if w.category is ResourceWarning]

@@ -27,6 +27,12 @@ from vit_jax.weights.reading import Weights
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
 
+# Options of a model that its parameters have no part in.
+NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
+TRAINING = (
+  "dropout", "stochastic_depth", "head_bias", "dtype", "scan", "remat"
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -135,9 +141,9 @@ def adapt(
     else:
       loaded[path] = expected[path]
   if not faults:  # only now is anything read that is of no use otherwise
-    for path, shape in loaded.items():
-      if shape is None:
-        continue
+    read = [path for path, shape in loaded.items() if shape is not None]
+    # One after the other those that lie stacked in one array of the file.
+    for path in sorted(read, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
       loaded[path] = np.asarray(got.pop(path), np.float32)
       if bad := int(np.sum(~np.isfinite(loaded[path]))):
         faults.append(
@@ -298,14 +304,16 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
 def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
   lines = "\n".join(f"  - {fault}" for fault in _grouped(faults))
   try:
-    fits = describe(identify(weights.params, weights.options))
+    kept = {f: getattr(model, f) for f in (*NUMERICS, *TRAINING)}
+    options = {f: v for f, v in weights.options.items() if f not in TRAINING}
+    fits = identify(weights.params, kept | options)
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
   else:
-    if fits == describe(model):
+    if fits == model:
       advice = "The model is the right one; take other weights."
     else:
-      advice = f"The model that fits them: {fits}"
+      advice = f"The model that fits them: {describe(fits, model)}"
   return (
     f"{len(faults)} fault{'s' * (len(faults) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"

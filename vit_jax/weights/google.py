@@ -7,7 +7,6 @@ class token; its ResNets are here, too). big_vision files may stack the blocks
 on a leading axis.
 """
 
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -162,7 +161,16 @@ def _unstacked(name: str, array: LazyArray):
   inner = name.removeprefix(prefix)
   if not array.shape:
     raise ValueError(f"{name}: got a scalar, expected one array a block.")
-  whole = functools.cache(lambda: np.asarray(array))
+  unread, whole = set(range(array.shape[0])), None
+
+  def read(i: int) -> np.ndarray:
+    # The whole is kept until each of its blocks was looked at once.
+    nonlocal whole
+    found = np.asarray(array) if whole is None else whole
+    unread.discard(i)
+    whole = found if unread else None
+    return found[i].copy()
+
   for i in range(array.shape[0]):
-    part = LazyArray(array.shape[1:], array.dtype, lambda i=i: whole()[i])
+    part = LazyArray(array.shape[1:], array.dtype, lambda i=i: read(i))
     yield f"Transformer/encoderblock_{i}/{inner}", part

@@ -49,12 +49,17 @@ def num_classes(params: Mapping[str, Any]) -> int:
   return params["head/kernel"].shape[-1] if "head/kernel" in params else 0
 
 
-def describe(model: ModelConfig) -> str:
-  """Returns the flags that make this model, e.g. --config.model.pool=gap."""
-  flags = []
+def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
+  """Returns the flags that make this model, e.g. --config.model.pool=gap.
+
+  Args:
+    model: What is wanted.
+    base: What a config has without them; None: the defaults.
+  """
+  base, flags = base or ModelConfig(), []
   for field in dataclasses.fields(model):
     value = getattr(model, field.name)
-    if field.name == "variant" or value != field.default:
+    if field.name == "variant" or value != getattr(base, field.name):
       text = ",".join(map(str, value)) if isinstance(value, tuple) else value
       flags.append(f"--config.model.{field.name}={text}")
   return " ".join(flags)

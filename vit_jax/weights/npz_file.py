@@ -3,6 +3,7 @@
 import os
 import threading
 import tokenize
+import weakref
 import zipfile
 import zlib
 
@@ -17,16 +18,9 @@ from vit_jax.weights.lazy import LazyArray
 MAX_EXPANSION = 50
 ALWAYS_ALLOWED = 2**30  # bytes
 
-# What zipfile raises on damaged files; the last two where damage looks like an
+# What zipfile raises on damaged files; the last where damage looks like an
 # unknown compression, or like encryption.
-DAMAGES = (
-  zipfile.BadZipFile,
-  EOFError,
-  OSError,
-  zlib.error,
-  NotImplementedError,
-  RuntimeError,
-)
+DAMAGES = (zipfile.BadZipFile, EOFError, OSError, zlib.error, RuntimeError)
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
@@ -39,8 +33,10 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
     ValueError: The file is damaged, holds something else than arrays of
       numbers, or states to be far larger than it is.
   """
+  stream = epath.Path(path).open("rb")
   try:
-    archive = zipfile.ZipFile(epath.Path(path).open("rb"))
+    archive = zipfile.ZipFile(stream)
+    weakref.finalize(archive, stream.close)
     infos = [i for i in archive.infolist() if i.filename.endswith(".npy")]
     _check_expansion(path, infos)
     lock = threading.Lock()  # one file handle for all
@@ -53,6 +49,7 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
       )
     return arrays
   except DAMAGES as e:
+    stream.close()
     raise _damaged(path, e) from None
 
 

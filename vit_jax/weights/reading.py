@@ -128,6 +128,11 @@ def read(
   names, notes = found.class_names, list(found.notes)
   if "head/kernel" in found.params:
     width = found.params["head/kernel"].shape[-1]
+    if names is not None and len(names) != width:
+      notes.append(
+        f"got {len(names)} names for a head of {width} classes: left out."
+      )
+      names = None
     if names is None and found.format != "checkpoint":
       names = labels.known(width)
       if sentence := labels.describe(width):

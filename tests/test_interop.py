@@ -1,0 +1,274 @@
+"""Our parameters in other code, and other code's in ours.
+
+That docs/weights.md does what it says is tested in test_docs.py.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding, PartitionSpec
+
+import vit_jax
+from vit_jax import checkpoint, train
+from vit_jax.config import defaults, freeze
+from vit_jax.models.stacking import stack_blocks
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+MODULE = re.search(
+  r"^```python\n(# plain_vit.py\n.*?)^```$",
+  (ROOT / "docs" / "weights.md").read_text(),
+  re.MULTILINE | re.DOTALL,
+)[1]
+
+# Logits are sums of some hundred products in several layers; in another order,
+# each rounds at 6e-8 of its value. 7e-7 of the largest logit was the most seen.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def vit():
+  return vit_jax.load(DATA / "vit_token.weights.npz", verbose=False)
+
+
+@pytest.fixture
+def plain_vit(tmp_path, monkeypatch):
+  """The module of the docs, for parameters of the fixture `vit`."""
+  (tmp_path / "plain_vit.py").write_text(MODULE)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "plain_vit", raising=False)
+  module = importlib.import_module("plain_vit")
+  return module.ViT(8, 48, 3, 4, 96, 11)
+
+
+def images(vit, rows=2):
+  rng = np.random.default_rng(0)
+  return np.float32(rng.uniform(-1, 1, (rows, *vit.image_size, 3)))
+
+
+def assert_same(got, expected):
+  got, expected = np.asarray(got), np.asarray(expected)
+  assert got.shape == expected.shape
+  assert np.abs(got - expected).max() < TOLERANCE * np.abs(expected).max()
+
+
+def alone(code: str, folder, *args) -> str:
+  """Runs code on one device, in a process in which vit_jax is not there."""
+  env = dict(os.environ, JAX_PLATFORMS="cpu")
+  env.pop("XLA_FLAGS", None)
+  code = 'import sys; sys.modules["vit_jax"] = None\n' + code
+  out = subprocess.run(
+    [sys.executable, "-c", code, *map(str, args)],
+    cwd=folder,
+    env=env,
+    capture_output=True,
+    text=True,
+  )
+  assert out.returncode == 0, out.stderr
+  return out.stdout
+
+
+RESTORE = """
+import json, jax, numpy as np, orbax.checkpoint as ocp
+from plain_vit import ViT
+folder, io, fields = sys.argv[1:]
+io, model = np.load(io), ViT(**json.loads(fields))
+shapes = jax.eval_shape(model.init, jax.random.key(0), io["images"])
+here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+like = jax.tree.map(
+  lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
+)
+with ocp.StandardCheckpointer() as reader:
+  params = reader.restore(folder, like["params"])
+logits = jax.jit(model.apply)({"params": params}, io["images"])
+np.save("logits.npy", logits)
+print(jax.device_count(), {type(x).__name__ for x in jax.tree.leaves(params)})
+"""
+
+
+def restore(vit, folder, tmp_path):
+  """Returns images, and logits of the docs' module with params of `folder`."""
+  (tmp_path / "plain_vit.py").write_text(MODULE)
+  x, c = images(vit), vit.config
+  np.savez(tmp_path / "io.npz", images=x)
+  fields = dict(
+    patch=int(c.variant.split("/")[1]),
+    width=c.width,
+    depth=c.depth,
+    heads=c.num_heads,
+    hidden=c.mlp_dim,
+    classes=vit.num_classes,
+  )
+  printed = alone(RESTORE, tmp_path, folder, "io.npz", json.dumps(fields))
+  assert printed == "1 {'ArrayImpl'}\n"
+  return x, np.load(tmp_path / "logits.npy")
+
+
+def test_sharded_parameters_are_read_on_one_device(vit, tmp_path):
+  mesh = jax.make_mesh((8,), ("fsdp",))
+  assert mesh.size == 8
+
+  def spread(x):
+    axis = next((i for i, n in enumerate(x.shape) if n % 8 == 0), None)
+    names = [None] * x.ndim
+    if axis is not None:
+      names[axis] = "fsdp"
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*names)))
+
+  params = jax.tree.map(spread, vit.params)
+  assert not params["head"]["kernel"].is_fully_replicated
+  checkpoint.write_params(str(tmp_path / "out"), params, vit.metadata())
+  x, logits = restore(vit, tmp_path / "out" / "params", tmp_path)
+  assert_same(logits, vit(x)[0])
+
+
+@pytest.mark.slow
+def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
+  c = defaults()
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 32, 2
+  c.model.mlp_dim, c.model.num_heads = 64, 4
+  c.data.dataset, c.data.ops = "digits", "decode|resize(16)"
+  c.data.batch_size, c.total_steps = 32, 3
+  c.optim.ema_decay = 0.5  # the parameters to be read are the averaged ones
+  train.train_and_evaluate(freeze(c), str(tmp_path / "run"))
+  vit = vit_jax.load(tmp_path / "run", verbose=False)
+  assert vit.class_names == tuple("0123456789")
+  folder = tmp_path / "run" / "checkpoints" / "3" / "params"
+  x, logits = restore(vit, folder, tmp_path)
+  assert_same(logits, vit(x)[0])
+
+
+LAYOUTS = {
+  "tree": lambda params: params,
+  "params": lambda params: {"params": params},
+  "stacked": stack_blocks,
+  "state": lambda params: TrainState.create(
+    apply_fn=None, params=params, tx=optax.chain(optax.adam(1e-3))
+  ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("writer", ["standard", "pytree", "manager"])
+def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
+  monkeypatch.chdir(tmp_path)
+  folder, tree = tmp_path / "theirs", LAYOUTS[layout](vit.params)
+  if writer == "manager":
+    with ocp.CheckpointManager(folder) as manager:
+      manager.save(5, args=ocp.args.StandardSave(tree))
+    folder = folder / "5"
+  else:
+    kind = {
+      "standard": ocp.StandardCheckpointer,
+      "pytree": ocp.PyTreeCheckpointer,
+    }[writer]
+    with kind() as checkpointer:
+      checkpointer.save(folder, tree)
+  got = vit_jax.load(folder.relative_to(tmp_path), verbose=False)
+  jax.tree.map(np.testing.assert_array_equal, got.params, vit.params)
+  assert got.config == vit.config and got.image_size == vit.image_size
+
+
+def test_a_model_of_ours_is_one_of_nnx(vit):
+  model = nnx.bridge.ToNNX(vit.model, rngs=nnx.Rngs(0))
+  x = images(vit)
+  nnx.bridge.lazy_init(model, jax.numpy.asarray(x))
+  nnx.update(model, vit.params)
+  logits, out = nnx.jit(lambda model, x: model(x))(model, x)
+  assert_same(logits, vit(x)[0])
+  assert out["pre_logits"].shape == (2, 48)
+
+
+def test_nnx_trains_them(vit, plain_vit):
+  model = nnx.bridge.ToNNX(plain_vit, rngs=nnx.Rngs(0))
+  x = images(vit)
+  nnx.bridge.lazy_init(model, x)
+  nnx.update(model, vit.params)
+  optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+
+  @nnx.jit
+  def step(model, optimizer):
+    def loss(model):
+      labels = np.array([0, 1])
+      return optax.softmax_cross_entropy_with_integer_labels(
+        model(x), labels
+      ).mean()
+
+    value, gradients = nnx.value_and_grad(loss)(model)
+    optimizer.update(model, gradients)
+    return value
+
+  losses = [float(step(model, optimizer)) for _ in range(3)]
+  assert losses[2] < losses[1] < losses[0]
+  params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  before, after = (jax.tree.structure(t) for t in (vit.params, params))
+  assert before == after  # so that they go back the same way
+
+
+CALL = """
+import jax.export
+import numpy as np
+data = open(sys.argv[1], "rb").read()
+exported = jax.export.deserialize(bytearray(data))
+x = np.load("images.npy")
+logits = [np.asarray(exported.call(x[:n])) for n in (1, 2, len(x))]
+np.savez("logits.npz", *logits)
+for wrong in (x[:, :-1], x.astype(np.float16)):
+  try:
+    exported.call(wrong)
+  except ValueError:
+    print("refused")
+assert "flax" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    ("vit_token", {}),
+    ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
+    ("bv_map", {}),
+    pytest.param("hybrid_r", {}, marks=pytest.mark.slow),
+    pytest.param("bit_v2", {}, marks=pytest.mark.slow),
+  ],
+)
+def test_exported_models_need_jax_alone(name, options, tmp_path):
+  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False, **options)
+  (tmp_path / "model").write_bytes(vit.export())
+  x = images(vit, rows=5)
+  np.save(tmp_path / "images.npy", x)
+  assert alone(CALL, tmp_path, "model") == "refused\n" * 2
+  logits = np.load(tmp_path / "logits.npz")
+  for key, rows in zip(logits, (1, 2, 5), strict=True):
+    expected = np.asarray(vit(x[:rows])[0])
+    if "dtype" not in options:
+      assert_same(logits[key], expected)
+    else:
+      # 8 bits of mantissa: what rounds otherwise differs by 2^-8.
+      np.testing.assert_allclose(
+        logits[key], expected, atol=0.02 * np.abs(expected).max()
+      )
+
+
+def test_an_export_states_its_platforms(vit):
+  def read(**options):
+    return jax.export.deserialize(bytearray(vit.export(**options)))
+
+  assert read().platforms == ("cpu",)
+  exported = read(platforms=("cuda", "tpu"))
+  assert exported.platforms == ("cuda", "tpu")
+  with pytest.raises(ValueError, match="platforms"):
+    exported.call(images(vit))
