@@ -34,7 +34,7 @@ def test_image_size(text, size):
     ("decode|inceptoin_crop(3)", "got unknown operation 'inceptoin_crop'"),
     ("resize(3)", "expected one decode or decode_inception_crop, first"),
     ("decode|decode|resize(3)", "expected one decode"),
-    ("decode|resize(1, 2, 3)", "expected resize(size, method='bilinear')"),
+    ("decode|resize(1, 2, 3, 4)", "expected resize(size, method='bilinear', "),
     ("decode|resize()", "missing a required argument: 'size'"),
     ("decode|resize(8, method='cubic')", "Did you mean 'bicubic'?"),
     ("decode|resize(-3)", "expected pixels such as 224 or (height, width)"),

@@ -155,7 +155,8 @@ def test_faults_that_would_show_only_after_training(changes, message):
 
 def test_shapes_of_init_are_told_with_the_rest(tmp_path):
   path = tmp_path / "weights.npz"
-  np.savez(path, cls=np.zeros((1, 1, 64), np.float32))
+  arrays = {"cls": (1, 1, 64), "embedding/kernel": (8, 8, 3, 64)}
+  np.savez(path, **{k: np.zeros(v, np.float32) for k, v in arrays.items()})
   faults = _faults(_config(init=str(path), mesh__data=3))
   assert any(f.startswith("config.mesh") for f in faults)
   assert any("cls: got shape (1, 1, 64)" in f for f in faults)

@@ -220,17 +220,21 @@ def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
 
 def init_faults(config: Config) -> list[str]:
   """The weights to start from must be there, and fit the model."""
+  try:
+    found = weights.read(config.init)
+  except (FileNotFoundError, ValueError) as e:
+    return [f"config.init: {e}"]
   source = _look_at_train(config)
   _, variables = _shapes(config, config.num_classes or source.num_classes)
   try:
     weights.adapt(
-      weights.read(config.init),
+      found,
       variables["params"],
       config.model,
       image_size(config.data.ops),
       class_names=source.class_names,
     )
-  except (FileNotFoundError, ValueError) as e:
+  except ValueError as e:
     return [f"config.init: {e}"]
   return []
 

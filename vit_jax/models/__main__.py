@@ -13,8 +13,8 @@ NUM_CLASSES = 1000
 SIDES = (224, 384)
 
 
-def count(name: str, side: int = 224, num_classes: int = NUM_CLASSES) -> int:
-  """Returns the number of parameters, by shapes alone.
+def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
+  """Returns the shapes of the parameters, without computing them.
 
   Args:
     name: Of `published.FILES`.
@@ -27,8 +27,12 @@ def count(name: str, side: int = 224, num_classes: int = NUM_CLASSES) -> int:
     config = dataclasses.replace(config, scan=True)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
   model = build(config, num_classes)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  return sum(x.size for x in jax.tree.leaves(shapes["params"]))
+  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+
+def count(params) -> int:
+  """Returns the number of parameters of a tree of arrays or shapes."""
+  return sum(x.size for x in jax.tree.leaves(params))
 
 
 def tokens(name: str, side: int) -> int | None:
@@ -47,7 +51,7 @@ def row(name: str) -> tuple[str, ...]:
   ]
   return (
     name,
-    f"{count(name):,}",
+    f"{count(shapes(name)):,}",
     *(f"{2 * m / 1e9:,.1f}" for m in macs),
     *(str(tokens(name, s) or "-") for s in SIDES),
   )
