@@ -39,6 +39,19 @@ def test_parameter_counts_are_those_published(name):
   assert got == COUNTS[name]
 
 
+@pytest.mark.parametrize(
+  "patch, channels", [(16, 1024), (32, 2048)], ids=["/16", "/32"]
+)
+def test_the_same_resnet_is_before_b_and_l(patch, channels):
+  """What a hybrid has more than its Transformer, but for the embedding."""
+  stems = set()
+  for size, d in (("B", 768), ("L", 1024)):
+    hybrid = table.count(table.shapes(f"R50+{size}/{patch}"))
+    plain = table.count(table.shapes(f"{size}/{patch}"))
+    stems.add(hybrid - plain - (channels - 3 * patch * patch) * d)
+  assert len(stems) == 1
+
+
 # Not counted elsewhere: from the sizes of big_vision. One block has
 # 4 d^2 + 2 d m + 9 d + m numbers (four projections, two dense, two norms).
 @pytest.mark.parametrize(
