@@ -12,14 +12,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
-  "batch config faults flops opstring recipes geometry published values"
-  " variants cli",
+  "batch chips config datasets faults flops opstring recipes geometry"
+  " published values variants cli",
   "losses metrics models optim ridge schedules progress",
-  "sharding checkpoint weights writer distributed meter overview",
+  "hlo hlo_text sharding checkpoint weights writer distributed meter overview"
+  " startup",
   "step",
   "evaluators preflight",
   "pretrained",
-  "train evaluate report convert figures page runs",
+  "train evaluate plan report convert figures page runs",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 INPUT_MAY_USE = FLOORS[0].split() + ["data"]

@@ -34,13 +34,19 @@ class Args(NamedTuple):
   faults: list[str]
 
 
-def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
+def parse(
+  door: str,
+  flags: dict[str, str],
+  argv: list[str] | None = None,
+  switches: tuple[str, ...] = (),
+):
   """Reads `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
   Args:
     door: Name of the module, e.g. "vit_jax.train", for the help text.
     flags: Further flags and what they mean.
     argv: Words after the command; None: those of this process.
+    switches: Those of the flags that need no value, and then are "true".
 
   Returns:
     `Args`. Ends the process after `--help`, and where no config can be
@@ -63,11 +69,11 @@ def parse(door: str, flags: dict[str, str], argv: list[str] | None = None):
     elif key.startswith("config."):
       overrides[key.removeprefix("config.")] = value
     elif key in given:
-      given[key] = value
+      given[key] = "true" if value is None and key in switches else value
     else:
       known = ["config", "fake_data", "help", *flags]
       faults.append(f"--{key}: no such flag.{nearest(key, known)}")
-    if value is None and key not in ("help", "h", "fake_data"):
+    if value is None and key not in ("help", "h", "fake_data", *switches):
       faults.append(f"--{key}: got no value, expected --{key}=VALUE.")
   values = config_lib.to_dict(config_lib.Config())
   loaded = None

@@ -7,8 +7,6 @@ common to its class, so that a model can learn something.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,38 +14,9 @@ from vit_jax.data import builders, folder, splits, tfds_source
 from vit_jax.data.builders import glyphs
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
+from vit_jax.datasets import FACTS, Facts
 
 _NUM_IMAGES = 256  # Different ones; records share them.
-
-
-class Facts(NamedTuple):
-  """What a data set looks like: classes, records per split, typical image."""
-
-  num_classes: int
-  splits: Mapping[str, int]
-  image: str = "jpeg"  # or "png"
-  size: tuple[int, int] = (256, 320)
-
-
-# Sources: the TFDS catalogue; for imagenet21k, image-net.org's number of
-# images and the number of classes of the published checkpoints. TFDS has no
-# imagenet21k; here it is one split "full", of which big_vision trains on
-# full[51200:] and validates on full[25600:51200].
-FACTS = {
-  "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
-  "imagenet2012_real": Facts(1000, {"validation": 50_000}),
-  "imagenet21k": Facts(21_843, {"full": 14_197_122}),
-  "imagenet_v2": Facts(1000, {"test": 10_000}),
-  "cifar10": Facts(10, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
-  "cifar100": Facts(100, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
-  "oxford_iiit_pet": Facts(37, {"train": 3680, "test": 3669}),
-  "oxford_flowers102": Facts(
-    102, {"train": 1020, "validation": 1020, "test": 6149}
-  ),
-  "digits": Facts(10, {"train": 1297, "test": 500}, "png", (8, 8)),
-  "glyphs": Facts(0, {}, "png"),  # Depends on the options: see `facts`.
-  "folder": Facts(10, {"train": 1000, "val": 100}),
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,0 +1,423 @@
+"""Compiles a run for a TPU slice that is not there, and tells what it costs.
+
+python -m vit_jax.plan --config=configs/vit_l16.py:imagenet21k \
+  --topology=v5e:16x16
+
+The step is the one that trains; the compiler is the real one (`pip install
+libtpu`), which needs no TPU. Nothing runs.
+"""
+
+import os
+
+from vit_jax import cli
+
+FLAGS = {
+  "topology": "slice to compile for: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
+  "json": "print one line of JSON instead of a table",
+  "search": "try accumulation, remat, scan and mesh, and name the fastest",
+}
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  ARGS = cli.parse("vit_jax.plan", FLAGS, switches=("json", "search"))
+
+# The machine at hand is only the compiler's. libtpu must not look for a TPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+
+# ruff: noqa: E402
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+
+from vit_jax import sharding
+from vit_jax import step as step_lib
+from vit_jax.chips import CHIPS, Chip
+from vit_jax.config import Config, ConfigError
+from vit_jax.data import splits
+from vit_jax.datasets import FACTS
+from vit_jax.faults import faults as word_faults
+from vit_jax.flops import train_flops
+from vit_jax.hlo import Module
+from vit_jax.models import build
+from vit_jax.opstring import image_size
+from vit_jax.optim import make_optimizer
+
+OUT_OF_MEMORY = (
+  r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
+  r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
+)
+
+# Only steps of the schedule depend on the length, not what a step costs.
+UNKNOWN_LENGTH = 10_000
+
+
+def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
+  """Returns the jitted train step and its abstract arguments.
+
+  `step.lower(*arguments).compile()` compiles it for the devices of the mesh,
+  which need not exist.
+
+  Args:
+    config: The run.
+    mesh: With the axes of `sharding.AXES`.
+
+  Returns:
+    The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
+  """
+  size, num_classes = image_size(config.data.ops), classes_of(config)
+  model = build(config.model, num_classes)
+  tx, _ = make_optimizer(config.optim, steps_of(config) or UNKNOWN_LENGTH)
+  init = step_lib.make_init(config, model, tx, size)
+  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
+  state = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    sharding.infer(shapes, mesh),
+  )
+  rows = NamedSharding(mesh, sharding.BATCH_SPEC)
+  num_rows = config.data.batch_size
+  batch = {
+    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
+    for key, shape, dtype in (
+      ("image", (*size, 3), jnp.uint8),
+      ("label", (), jnp.int32),
+      ("mask", (), jnp.bool_),
+      ("index", (), jnp.int32),
+    )
+  }
+  return step, (state, batch)
+
+
+def plan(config: Config, topology: str) -> dict[str, Any]:
+  """Compiles the step for a slice, and prices it.
+
+  Two estimates of a step's time disagree, and no TPU is here to settle it:
+  `cycles_seconds` is the compiler's cycles of every instruction over the clock,
+  and the bytes of collectives over the links' rate, nothing overlapped;
+  `optimal_seconds` is the compiler's coarser roofline. Both count every trip of
+  a loop. `price_seconds` is their geometric mean, and what the rates are made
+  of.
+
+  Args:
+    config: The run.
+    topology: Such as "v5e:16x16".
+
+  Returns:
+    What JSON can hold, of each chip: fits, capacity_bytes, peak_bytes (XLA's
+    own), argument_bytes, temporary_bytes, flops, bytes_accessed,
+    cycles_seconds, optimal_seconds, price_seconds, collectives (kind -> [times,
+    bytes]), mfu; of all: chips, images_per_second, steps, hours, chip_hours
+    (None where the length is unknown). If it does not fit, what compiling would
+    tell is None.
+
+  Raises:
+    ConfigError: The config, or the slice, cannot work.
+  """
+  chip, devices = describe(topology)
+  if found := faults(config, len(devices)):
+    raise ConfigError(found)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  step, arguments = lower(config, mesh)
+  steps = steps_of(config)
+  result: dict[str, Any] = {
+    "topology": topology,
+    "chips": len(devices),
+    "mesh": dict(mesh.shape),
+    "batch_size": config.data.batch_size,
+    "accum_steps": config.optim.accum_steps,
+    "remat": config.model.remat,
+    "scan": config.model.scan,
+    "capacity_bytes": chip.capacity,
+    "steps": steps,
+  }
+  try:
+    compiled = step.lower(*arguments).compile()
+  except jax.errors.JaxRuntimeError as e:
+    peak, capacity = _needed_and_there(e)
+    return {
+      **result,
+      **dict.fromkeys(PRICES),
+      "fits": False,
+      "peak_bytes": peak,
+      "capacity_bytes": capacity,
+    }
+  memory = compiled.memory_analysis()
+  result |= {
+    "fits": memory.peak_memory_in_bytes <= chip.capacity,
+    "peak_bytes": memory.peak_memory_in_bytes,
+    "argument_bytes": memory.argument_size_in_bytes,
+    "temporary_bytes": memory.temp_size_in_bytes,
+  }
+  result |= price(compiled, chip)
+  seconds = result["price_seconds"]
+  per_image = train_flops(
+    config.model, image_size(config.data.ops), classes_of(config)
+  )
+  needed = per_image * config.data.batch_size / len(devices)
+  result |= {
+    "images_per_second": config.data.batch_size / seconds,
+    "mfu": needed / (seconds * chip.peak_flops),
+    "hours": steps and steps * seconds / 3600,
+    "chip_hours": steps and steps * seconds * len(devices) / 3600,
+  }
+  return result
+
+
+def _needed_and_there(error: Exception) -> tuple[int, int]:
+  """Reads the bytes out of the compiler's complaint; raises another error."""
+  found = next(
+    (m for p in OUT_OF_MEMORY if (m := re.search(p, str(error)))), None
+  )
+  if found is None:
+    raise error
+  unit = {"K": 2**10, "M": 2**20, "G": 2**30}
+  needed, there = (
+    int(float(number) * unit[letter])
+    for number, letter in (found.group(1, 2), found.group(3, 4))
+  )
+  return needed, there
+
+
+PRICES = (
+  "argument_bytes temporary_bytes flops bytes_accessed cycles_seconds"
+  " optimal_seconds price_seconds collectives images_per_second mfu hours"
+  " chip_hours"
+).split()
+
+
+def price(compiled, chip: Chip) -> dict[str, Any]:
+  """Returns what a compiled step does, and for how long, on each chip."""
+  text, costs = compiled.as_text(), compiled.cost_analysis()
+  looped, once = Module(text).totals(chip)
+  # XLA takes a second off for each custom call that it does not know.
+  unknown = len(re.findall(r'custom_call_target="ConcatBitcast"', text))
+  optimal = costs["optimal_seconds"] + unknown
+  optimal *= looped.roof_seconds / once.roof_seconds
+  cycles = looped.cycles / chip.clock + looped.ici_seconds(chip)
+  return {
+    "flops": costs["flops"] + looped.flops - once.flops,
+    "bytes_accessed": costs["bytes accessed"] * looped.bytes / once.bytes,
+    "cycles_seconds": cycles,
+    "optimal_seconds": optimal,
+    "price_seconds": math.sqrt(cycles * optimal),
+    "collectives": looped.collectives,
+  }
+
+
+def describe(topology: str) -> tuple[Chip, list]:
+  """Returns the chip and the devices of a slice.
+
+  Raises:
+    ConfigError: libtpu is absent, or does not know it.
+  """
+  generation = topology.split(":")[0]
+  if generation not in CHIPS:
+    raise ConfigError(
+      [
+        f"--topology: got {topology!r}, expected one of {', '.join(CHIPS)} and"
+        " a shape, such as v5e:16x16."
+      ]
+    )
+  if importlib.util.find_spec("libtpu") is None:
+    raise ConfigError(
+      [
+        "libtpu: not installed; the TPU's compiler is in it: pip install"
+        " libtpu (no TPU is needed)."
+      ]
+    )
+  # One device a chip, as Cloud TPU runs a v4.
+  options = {"chip_config_name": "megacore"} if generation == "v4" else {}
+  try:
+    found = topologies.get_topology_desc(
+      platform="tpu", topology_name=topology, **options
+    )
+  except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
+    raise ConfigError(
+      [f"--topology: got {topology!r}, which libtpu refuses: {e}"]
+    ) from None
+  return CHIPS[generation], list(found.devices)
+
+
+def faults(config: Config, num_devices: int) -> list[str]:
+  """Returns what is wrong with a run on so many devices, one text a fault."""
+  found = word_faults(config)
+  try:
+    shape = sharding.mesh_shape(config.mesh, num_devices)
+  except ValueError as e:
+    return [*found, str(e)]
+  size, accum = config.data.batch_size, config.optim.accum_steps
+  if not found:
+    found += sharding.batch_faults("config.data.batch_size", size, accum, shape)
+  try:
+    classes_of(config)
+  except ValueError as e:
+    found.append(str(e))
+  return found
+
+
+def classes_of(config: Config) -> int:
+  """Returns the width of the head, without looking at data.
+
+  Raises:
+    ValueError: Nobody knows it.
+  """
+  known = FACTS.get(config.data.dataset.split("/")[0].split(":")[0])
+  if config.num_classes or (known and known.num_classes):
+    return config.num_classes or known.num_classes
+  raise ValueError(
+    f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
+    " only the data tell; set it."
+  )
+
+
+def steps_of(config: Config) -> int | None:
+  """Returns the length of the run, or None where only the data tell it."""
+  known = FACTS.get(config.data.dataset)
+  if config.total_steps or not known:
+    return config.total_steps
+  try:
+    spans = splits.parse_split(config.data.split, known.splits)
+  except splits.SplitError:
+    return None
+  examples = splits.num_records(spans)
+  return max(1, round(config.total_epochs * examples / config.data.batch_size))
+
+
+def choices(config: Config, num_devices: int) -> Iterator[Config]:
+  """Yields the config with other ways to do the same: the search's space.
+
+  The batch stays, since the recipe depends on it. Blocks are scanned, which
+  compiles in a minute; the config itself comes first.
+  """
+  yield config
+  meshes = [dict(data=-1, fsdp=1, tensor=1), dict(data=1, fsdp=-1, tensor=1)]
+  rows = config.data.batch_size // num_devices
+  accums = [n for n in (1, 2, 4, 8, 16, 32) if rows % n == 0 and rows // n >= 8]
+  for mesh in meshes:
+    for accum in accums:
+      for remat in ("none", "dots", "full"):
+        yield dataclasses.replace(
+          config,
+          mesh=dataclasses.replace(config.mesh, **mesh),
+          optim=dataclasses.replace(config.optim, accum_steps=accum),
+          model=dataclasses.replace(config.model, scan=True, remat=remat),
+        )
+
+
+def search(config: Config, topology: str, report=print) -> dict[str, Any]:
+  """Plans every choice, tells each, and returns the fastest that fits.
+
+  Raises:
+    ConfigError: As `plan`; or nothing fits.
+  """
+  _, devices = describe(topology)
+  best = None
+  for choice in choices(config, len(devices)):
+    found = plan(choice, topology)
+    report(line(found))
+    is_better = best is None or found["price_seconds"] < best["price_seconds"]
+    if found["fits"] and is_better:
+      best = found
+  if best is None:
+    raise ConfigError(
+      [
+        f"config.data.batch_size: got {config.data.batch_size}, which fits"
+        f" {topology} in none of the ways tried; use a smaller batch, or a"
+        " larger slice."
+      ]
+    )
+  return best
+
+
+def line(found: dict[str, Any]) -> str:
+  """Returns one choice and its price in a line."""
+  mesh = " ".join(f"{k}={v}" for k, v in found["mesh"].items())
+  what = (
+    f"{mesh} accum={found['accum_steps']} remat={found['remat']}"
+    f" scan={found['scan']}"
+  )
+  if not found["fits"]:
+    return f"{what:<60} does not fit: {_gib(found['peak_bytes'])}"
+  return (
+    f"{what:<60} {1e3 * found['price_seconds']:8.1f} ms"
+    f"  {_gib(found['peak_bytes'])}"
+  )
+
+
+def table(found: dict[str, Any]) -> str:
+  """Returns a plan in words and numbers."""
+  mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
+  room = found["capacity_bytes"] - found["peak_bytes"]
+  verdict = "fits" if found["fits"] else "DOES NOT FIT"
+  rows = {
+    "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
+    "verdict": f"{verdict}: {_gib(found['peak_bytes'])} of"
+    f" {_gib(found['capacity_bytes'])} a chip, {_gib(abs(room))}"
+    f" {'to spare' if room >= 0 else 'too much'}",
+  }
+  if found["price_seconds"] is not None:
+    rows |= {
+      "memory": f"arguments {_gib(found['argument_bytes'])}, temporaries"
+      f" {_gib(found['temporary_bytes'])}",
+      "work": f"{found['flops'] / 1e12:,.2f} TFLOP,"
+      f" {found['bytes_accessed'] / 1e9:,.1f} GB a chip and step",
+      "collectives": ", ".join(
+        f"{n:,.0f} x {kind} {size / 1e6:,.0f} MB"
+        for kind, (n, size) in found["collectives"].items()
+      )
+      or "none",
+      "step": f"{1e3 * found['price_seconds']:,.1f} ms (cycles and links"
+      f" {1e3 * found['cycles_seconds']:,.1f}, roofline"
+      f" {1e3 * found['optimal_seconds']:,.1f})",
+      "speed": f"{found['images_per_second']:,.0f} images/s, MFU"
+      f" {100 * found['mfu']:.1f} %",
+    }
+    if found["hours"] is not None:
+      rows["run"] = (
+        f"{found['steps']:,} steps: {found['hours']:,.1f} hours,"
+        f" {found['chip_hours']:,.0f} chip-hours, without evaluation"
+      )
+  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+
+
+def _gib(size: int) -> str:
+  return f"{size / 2**30:.2f} GiB"
+
+
+def main(args: cli.Args) -> None:
+  """Plans, or searches, and prints."""
+  wants_json = args.flags["json"] == "true"
+  try:
+    found = list(args.faults)
+    if not args.flags["topology"]:
+      found.append("--topology: got none, expected such as v5e:16x16.")
+    if found:
+      raise ConfigError(found)
+    topology = args.flags["topology"]
+    if args.flags["search"] == "true":
+      quiet = (
+        (lambda text: print(text, file=sys.stderr)) if wants_json else print
+      )
+      result = search(args.config, topology, quiet)
+    else:
+      result = plan(args.config, topology)
+  except ConfigError as e:
+    sys.exit(str(e))
+  print(json.dumps(result) if wants_json else table(result))
+
+
+if __name__ == "__main__":
+  main(ARGS)
