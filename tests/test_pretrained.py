@@ -379,20 +379,21 @@ def test_only_what_is_needed_is_imported():
 
 
 MEMORY = """
-  import resource, sys
+  import re, sys
   import jax, vit_jax
   from vit_jax import pretrained
-  def now():  # resident bytes
-    pages = int(open("/proc/self/statm").read().split()[1])
-    return pages * resource.getpagesize()
+  def resident(what):  # bytes, "VmRSS" now or "VmHWM" at their peak
+    # Not getrusage: its peak is that of the process that started this one.
+    status = open("/proc/self/status").read()
+    return 1024 * int(re.search(what + r":\\s+(\\d+) kB", status)[1])
   # What a first load imports and keeps.
   vit_jax.load(sys.argv[1], verbose=False)
-  before = now()
+  before = resident("VmRSS")
   vit = vit_jax.load(sys.argv[2], verbose=False)
   jax.block_until_ready(vit.params)
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  peak = resident("VmHWM")
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
-  print((peak - before) / size, (now() - before) / size, size)
+  print((peak - before) / size, (resident("VmRSS") - before) / size, size)
 """
 
 
