@@ -12,6 +12,8 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The embedded data sets are made afresh, and nobody's own are touched.
 os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
+# So are the programs that XLA compiles.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"
 atexit.register(shutil.rmtree, os.environ["TFDS_DATA_DIR"], ignore_errors=True)
 
 import jax  # noqa: E402  (after the flags that it reads)

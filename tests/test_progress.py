@@ -66,6 +66,19 @@ def test_a_file_gets_one_line_per_log_step():
   assert "\r" not in file.getvalue() and "\x1b" not in file.getvalue()
 
 
+@pytest.mark.parametrize(
+  "share, shown", [(0.1, ""), (0.104, "  input wait 10%"), (1.0, "100%")]
+)
+def test_waiting_for_input_is_shown_above_a_tenth(share, shown):
+  file = io.StringIO()
+  bar = progress.Progress(10, stream=file, clock=_Clock())
+  bar.note(None)  # nothing to say
+  bar.update(10, {"loss": 0.5, "input_wait": share})
+  assert shown in file.getvalue()
+  assert bool(shown) == ("input" in file.getvalue())
+  assert file.getvalue().count("\n") == 1
+
+
 def test_the_last_line_tells_the_time_taken():
   file, clock = io.StringIO(), _Clock()
   bar = progress.Progress(10, stream=file, clock=clock)

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import re
+import time
 
 import jax
 import numpy as np
@@ -103,14 +105,34 @@ def test_metrics_of_a_run(run):
   assert {"few/random_init/1shot", "few/raw_pixels/5shot"} <= rows[-1].keys()
 
 
-def test_resumed_run_ends_in_the_same_bits(run, tmp_path, monkeypatch):
+@pytest.fixture
+def cache_of_all():
+  """Programs are kept however quickly they compile."""
+  before = jax.config.jax_persistent_cache_min_compile_time_secs
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  yield
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+def test_resumed_run_ends_in_the_same_bits(
+  run, tmp_path, monkeypatch, cache_of_all, capfd
+):
+  """Compiled by the uninterrupted run, read from the cache by the resumed."""
   workdir, state = run
   with monkeypatch.context() as patch:
     _stop_after(patch, 11)
     with pytest.raises(Stopped):
       train.train_and_evaluate(_config(), str(tmp_path))
   assert checkpoint.find(str(tmp_path)).name == "8"
+  capfd.readouterr()
   resumed = train.train_and_evaluate(_config(), str(tmp_path))
+  (line,) = re.findall("^start  .*", capfd.readouterr().err, re.MULTILINE)
+  assert re.fullmatch(
+    r"start +\d+\.\d s to the end of the first step: checks .*, data .*, model"
+    r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
+    r" hit, /.*/xla\)",
+    line,
+  )
   for a, b in zip(
     jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True
   ):
@@ -119,12 +141,45 @@ def test_resumed_run_ends_in_the_same_bits(run, tmp_path, monkeypatch):
     {
       k: v
       for k, v in r.items()
-      if not k.startswith(("time", "train/images")) and k != "train/mfu"
+      if not k.startswith(("time", "train/images", "train/input"))
+      and k != "train/mfu"
     }
     for r in rows
     if r["step"] not in (9,)  # the first step of a process is logged
   ]
   assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
+  """Either a batch takes 0.2 seconds, or a step; both take a few ms beside."""
+  make = train.step_lib.make_train_step
+
+  def make_slow(*args):
+    train_step = make(*args)
+
+    def step(state, batch):
+      time.sleep(0.0 if is_slow else 0.2)
+      return train_step(state, batch)
+
+    return step
+
+  def batches(*_, batch_size, **__):
+    for step in range(8):
+      time.sleep(0.2 if is_slow else 0.0)
+      yield tiny.batch(step, _config())
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
+  monkeypatch.setattr(train, "train_batches", batches)
+  config = _config(total_steps=8, evals=None)
+  train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert "train/input_wait" not in rows[0]
+  shares = [r["train/input_wait"] for r in rows[1:]]
+  assert all(0 <= s <= 1 and (s > 0.1) == is_slow for s in shares), shares
+  err = capfd.readouterr().err
+  assert err.count("input       the device waited for images") == is_slow
+  assert ("  input wait " in err) == is_slow
 
 
 @pytest.mark.slow

@@ -18,6 +18,13 @@ from etils import epath
 from vit_jax import config as config_lib
 from vit_jax.variants import nearest
 
+# Flags of the doors that several processes can share; see distributed.py.
+PROCESS_FLAGS = {
+  "coordinator": "host:port of process 0, where several meet (any free port)",
+  "num_processes": "how many processes there are",
+  "process_id": "which one this is, from 0",
+}
+
 
 class Args(NamedTuple):
   """What was asked for.

@@ -3,39 +3,207 @@
 import glob
 import importlib.util
 import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 
 from vit_jax.config import ConfigError
 
+# Which process this is: by flags of the doors, or by the environment.
+FLAGS = ("coordinator", "num_processes", "process_id")
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
+TIMEOUT = 300.0  # seconds, as jax waits by default
 
-def initialise() -> None:
+ADVICE = (
+  "see that all processes were started, with the same address and number and"
+  " each with an id of its own, that the address is that of process 0's host,"
+  " that its port is free there, and that the others can reach it"
+)
+SLURM_ADVICE = (
+  "see in the job's log whether a task ended early, and that the nodes reach"
+  " each other's ports; JAX_COORDINATOR_PORT chooses another one"
+)
+TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
+
+
+def initialise(
+  flags: Mapping[str, str | None] | None = None,
+  faults: Iterable[str] = (),
+  timeout: float = TIMEOUT,
+) -> None:
   """Connects this process to the others, if there are others.
 
-  On a TPU VM the machine's own metadata say who they are. Elsewhere, set in
-  every process JAX_COORDINATOR_ADDRESS (host:port of process 0),
-  JAX_NUM_PROCESSES and JAX_PROCESS_ID. A process on its own needs nothing.
+  The first of these that is there says who they are:
+
+  1. the flags --coordinator=host:port --num_processes --process_id;
+  2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
+  3. SLURM, for a process that srun started beside others;
+  4. on a TPU VM, the machine's own metadata.
+
+  A process on its own needs nothing.
+
+  Args:
+    flags: Those of the command line, of which `FLAGS` are looked at.
+    faults: What was found before, to be told in the same breath.
+    timeout: Seconds that the others have to come.
 
   Raises:
-    ConfigError: Only some of the three are set.
+    ConfigError: Only some of the three are set, or one of them is no address
+      or no such number; or the others did not come.
   """
-  given = [os.environ.get(name) for name in VARIABLES]
-  if all(given):
-    address, count, index = given
-    jax.distributed.initialize(address, int(count), int(index))
-  elif any(given):
-    raise ConfigError(
-      [
-        f"environment variable {name}: not set, though another of"
-        f" {', '.join(VARIABLES)} is; set all three, or none."
-        for name, value in zip(VARIABLES, given, strict=True)
-        if not value
-      ]
+  flags = flags or {}
+  by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
+  by_name = {name: os.environ.get(name) for name in VARIABLES}
+  # A flag without its value is None, too, and among `faults` already.
+  given = by_flag if any(by_flag.values()) else by_name
+  if any(given.values()):
+    if found := _faults(given):
+      raise ConfigError([*faults, *found])
+    address, count, index = given.values()
+    settings = {
+      "coordinator_address": address,
+      "num_processes": int(count),
+      "process_id": int(index),
+      "cluster_detection_method": "deactivate",
+      "local_device_ids": _slurm_devices() if _is_slurm_step() else None,
+    }
+    _join(settings, f"{address}: process {index} of {count}", ADVICE, timeout)
+  elif _is_slurm_step():
+    settings = {
+      "cluster_detection_method": "slurm",
+      "local_device_ids": _slurm_devices(),
+    }
+    who = (
+      f"SLURM job {os.environ['SLURM_JOB_ID']}, first of the nodes"
+      f" {os.environ['SLURM_STEP_NODELIST']}: process"
+      f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
     )
+    _join(settings, who, SLURM_ADVICE, timeout)
   elif _is_tpu_vm():
-    jax.distributed.initialize()
+    _join({}, "first host of the TPU slice: this process", TPU_ADVICE, timeout)
+  elif _number("SLURM_NTASKS") > 1:
+    print(
+      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
+      " not start this process, which works alone; put srun before the"
+      " command.",
+      file=sys.stderr,
+    )
+
+
+def _faults(given: dict[str, str | None]) -> list[str]:
+  """Three words must be there, an address and two numbers."""
+  missing = [name for name, value in given.items() if not value]
+  found = [
+    f"{name}: not set, though another of {', '.join(given)} is; set all three,"
+    " or none."
+    for name in missing
+  ]
+  (where, address), (how_many, count), (which, index) = given.items()
+  if address:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+      found.append(
+        f"{where}: got {address!r}, expected host:port of process 0, such as"
+        " host0:1234."
+      )
+  if count and not (count.isdecimal() and int(count) > 0):
+    found.append(f"{how_many}: got {count!r}, expected a number from 1.")
+    count = None
+  below = f"0 to {int(count) - 1}" if count else f"0 to below {how_many}"
+  if index and not (
+    index.isdecimal() and (not count or int(index) < int(count))
+  ):
+    found.append(
+      f"{which}: got {index!r}, expected {below}, another one in every process."
+    )
+  return found
+
+
+def _join(
+  settings: dict[str, Any], who: str, advice: str, timeout: float
+) -> None:
+  """Waits for the others.
+
+  Where they do not come, jax ends the process with a stack of C++. So it waits
+  in a thread, and longer than we do.
+
+  Args:
+    settings: For `jax.distributed.initialize`, which finds out the rest.
+    who: Where the processes meet, and which one this is, for the error.
+    advice: What to look at, for the error.
+    timeout: Seconds.
+
+  Raises:
+    ConfigError: They did not come.
+  """
+  failed: list[BaseException] = []
+
+  def connect():
+    try:
+      jax.distributed.initialize(
+        **settings, initialization_timeout=int(timeout) + 60
+      )
+    except BaseException as e:  # a thread would print it, and go
+      failed.append(e)
+
+  waiting = threading.Thread(target=connect, daemon=True)
+  waiting.start()
+  waiting.join(timeout)
+  if waiting.is_alive():
+    what = f"waited {timeout:g} s in vain for the others"
+  elif failed:
+    reason = str(failed[0]).partition("\n")[0][:200]
+    what = f"could not join ({type(failed[0]).__name__}: {reason})"
+  else:
+    return
+  raise ConfigError([f"{who} {what}; {advice}."])
+
+
+def _is_slurm_step() -> bool:
+  """True if srun started this process, beside others.
+
+  A batch script, and a shell within an allocation, have the variables of the
+  job without being one of its tasks; there the step is missing or has one task.
+  """
+  return (
+    "SLURM_JOB_ID" in os.environ
+    and "SLURM_STEP_NODELIST" in os.environ
+    and _number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS")) > 1
+  )
+
+
+def _slurm_devices() -> list[int] | None:
+  """Returns which of the GPUs that it sees are this task's.
+
+  jax takes one, that of the task's number on its node. That is right where all
+  tasks of a node see all GPUs and are as many. It would leave seven of eight
+  idle where one task has a node to itself, and find none where SLURM shows
+  each task only its own (--gpus-per-task).
+
+  Returns:
+    Numbers; an empty list leaves all; None leaves it to jax.
+  """
+  if os.environ.get("JAX_LOCAL_DEVICE_IDS"):  # jax looks at it
+    return None
+  tasks = _number("SLURM_NTASKS") // max(1, _number("SLURM_STEP_NUM_NODES"))
+  seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+  num_seen = len(seen.split(",")) if seen else 0
+  if tasks <= 1 or 0 < num_seen < max(tasks, _number("SLURM_GPUS_ON_NODE")):
+    return []
+  if not num_seen:
+    return None
+  share, first = num_seen // tasks, _number("SLURM_LOCALID")
+  return list(range(first * share, (first + 1) * share))
+
+
+def _number(name: str, default: int = 0) -> int:
+  """Returns an environment variable's number; the default if it has none."""
+  value = os.environ.get(name, "")
+  return int(value) if value.isdecimal() else default
 
 
 def _is_tpu_vm() -> bool:

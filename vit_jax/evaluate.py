@@ -9,7 +9,10 @@ from vit_jax import cli
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "vit_jax.evaluate",
-    {"checkpoint": "run, one of its checkpoints, or published weights"},
+    {
+      "checkpoint": "run, one of its checkpoints, or published weights",
+      **cli.PROCESS_FLAGS,
+    },
   )
 
 # ruff: noqa: E402
@@ -23,6 +26,7 @@ from vit_jax import (
   overview,
   preflight,
   sharding,
+  startup,
   weights,
 )
 from vit_jax import step as step_lib
@@ -97,8 +101,9 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
 def main(args: cli.Args) -> None:
   """Joins the other processes, looks for faults, evaluates."""
-  distributed.initialise()
   try:
+    distributed.initialise(args.flags, args.faults)
+    startup.use_cache()
     if not args.flags["checkpoint"]:
       args.faults.append("--checkpoint: got none, expected --checkpoint=<run>.")
     if args.faults:

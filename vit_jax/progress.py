@@ -80,9 +80,9 @@ class Progress:
     elif self._is_shown and metrics is not None:
       self._write(f"step {'  '.join(self._head() + self._fields())}\n")
 
-  def note(self, text: str) -> None:
-    """Prints text, above the bar where there is one."""
-    if not self._is_shown:
+  def note(self, text: str | None) -> None:
+    """Prints text, above the bar where there is one; nothing for None."""
+    if not self._is_shown or text is None:
       return
     if self._is_bar and self._is_open:
       self._write(f"\r\x1b[K{text}\n")
@@ -170,6 +170,8 @@ def _formatted(metrics: Mapping) -> list[str]:
   shown = {k: v for k, v in metrics.items() if v is not None}
   if shown.get(PER_DEVICE) == shown.get("images_per_second"):
     shown.pop(PER_DEVICE, None)  # One device: the same number again.
+  if shown.get("input_wait", 1.0) <= 0.1:
+    shown.pop("input_wait")  # As it should be.
   known = [text(shown.pop(k)) for k, text in _FORMATS.items() if k in shown]
   return known + [f"{name} {value:.4g}" for name, value in shown.items()]
 
@@ -191,6 +193,7 @@ _FORMATS = {
   "images_per_second": lambda v: f"{_rate(v)} img/s",
   PER_DEVICE: lambda v: f"{_rate(v)} img/s/device",
   "mfu": lambda v: f"MFU {100 * v:.1f}%",
+  "input_wait": lambda v: f"input wait {100 * v:.0f}%",
 }
 
 
@@ -202,6 +205,7 @@ def _least_needed(metrics: Mapping) -> str:
     "epoch",
     "lr",
     "mfu",
+    "input_wait",
     "images_per_second",
     "loss",
   )

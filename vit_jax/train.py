@@ -6,12 +6,15 @@ command again goes on where the last checkpoint was written, and ends in the
 same bits as a run that was never interrupted.
 """
 
-from vit_jax import cli
+from vit_jax import cli, startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "vit_jax.train",
-    {"workdir": "folder of the run (default: runs/<config name>)"},
+    {
+      "workdir": "folder of the run (default: runs/<config name>)",
+      **cli.PROCESS_FLAGS,
+    },
   )
 
 # ruff: noqa: E402
@@ -48,12 +51,15 @@ from vit_jax.writer import Writer
 NUM_PREDICTIONS = 64  # test images kept with what the model said of them
 
 
-def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
+def train_and_evaluate(
+  config: Config, workdir: str, began: float | None = None
+) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
   Args:
     config: The run.
     workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
+    began: When the command did, as `startup.BEGAN`; None: now.
 
   Returns:
     The last state.
@@ -62,18 +68,24 @@ def train_and_evaluate(config: Config, workdir: str) -> step_lib.TrainState:
     ConfigError: Something about the run cannot work; nothing was compiled.
     FloatingPointError: The loss or the gradients are no longer finite.
   """
-  preflight.check(config, workdir)
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
-    return _train(config, workdir, at_exit)
+    phases = at_exit.enter_context(startup.Start(began))
+    preflight.check(config, workdir)
+    phases.ends("checks")
+    return _train(config, workdir, phases, at_exit)
 
 
 def _train(
-  config: Config, workdir: str, at_exit: contextlib.ExitStack
+  config: Config,
+  workdir: str,
+  phases: startup.Start,
+  at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; what it registers at `at_exit` is closed in any case."""
   mesh = sharding.make_mesh(config.mesh)
 
   source = preflight.open_train(config)
+  phases.ends("data")
   total_steps = preflight.total_steps(config, source)
   size = image_size(config.data.ops)
   num_classes = config.num_classes or source.num_classes
@@ -106,6 +118,7 @@ def _train(
   if jax.process_index() == 0:
     overview.write_json(workdir, "config.json", to_dict(config))
     overview.write_json(workdir, "metadata.json", metadata)
+  phases.ends("model and state")
 
   train_step = step_lib.make_train_step(
     config, model, tx, num_classes, shapes, mesh
@@ -134,6 +147,7 @@ def _train(
     train_flops(config.model, size, num_classes),
     peak_flops(jax.devices()[0].device_kind),
   )
+  at_exit.callback(meter.close)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -150,13 +164,18 @@ def _train(
   for judge, is_scored in zip(judges, scored, strict=True):
     if start and not is_scored and is_due(judge.config, start):
       evaluate(judge, start)
+  phases.ends("evaluators")
 
   waiting = collections.deque()
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
   for step in range(start + 1, total_steps + 1):
-    batch = sharding.to_global(next(batches), mesh)
+    with meter.input():
+      batch = sharding.to_global(next(batches), mesh)
+    if step == start + 1:
+      phases.ends("first batch")
     state, metrics = train_step(state, batch)
+    meter.runs(metrics["loss"])
     waiting.append(metrics["loss"])
     if len(waiting) > 2:  # so that no more than three batches fill the device
       jax.block_until_ready(waiting.popleft())
@@ -170,6 +189,8 @@ def _train(
       values |= meter.rates(step)
       writer.scalars(step, {f"train/{k}": v for k, v in values.items()})
       progress.update(step, values)
+      progress.note(phases.text("first step"))
+      progress.note(meter.advice(values))
     else:
       progress.update(step)
 
@@ -252,12 +273,13 @@ def save_predictions(judges, state, workdir: str) -> None:
 
 def main(args: cli.Args) -> None:
   """Joins the other processes, looks for faults, trains."""
-  distributed.initialise()
+  startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   try:
+    distributed.initialise(args.flags, args.faults)
     if args.faults:
       preflight.check(args.config, workdir, args.faults)
-    train_and_evaluate(args.config, workdir)
+    train_and_evaluate(args.config, workdir, startup.BEGAN)
   except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:

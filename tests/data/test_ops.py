@@ -238,6 +238,9 @@ def test_flip_mirrors_half_of_the_images():
     is_same = np.array_equal(out, image)
     assert is_same or np.array_equal(out, image[:, ::-1])
     flipped += not is_same
+    # The draw is a promise: runs would not resume to the bit without it.
+    draw = tf.random.stateless_uniform([], key)
+    assert is_same == bool(draw >= 0.5)
   assert 160 < flipped < 240  # Mean 200, deviation 10.
 
 
@@ -307,6 +310,25 @@ def test_fused_decode_equals_decode_then_crop(fmt, china):
     # crop a neighbour is missing. Inside, nothing differs.
     assert difference[1:-1, 1:-1].max() == 0
     assert difference.max() <= 32
+
+
+def test_fused_decode_differs_at_the_outermost_pixels_alone():
+  """At ImageNet's size; what the docstring states."""
+  images = pytest.importorskip("sklearn.datasets").load_sample_images().images
+  means = []
+  for photo in images:
+    cut = photo[26:401, 70:570]
+    data = tf.constant(encoded(cut, "JPEG", quality=91))
+    whole = ops.decode(data, KEY)
+    for key in keys(40):
+      fused = np.asarray(ops.decode_inception_crop(data, key, 224), int)
+      plain = np.asarray(ops.inception_crop(whole, key, 224), int)
+      difference = np.abs(fused - plain)
+      # The smallest box has 84 pixels: one of it reaches 4 of 224 at most.
+      assert difference[4:-4, 4:-4].max() == 0
+      assert difference.max() <= 18
+      means.append(difference.mean())
+  assert np.mean(means) <= 0.002
 
 
 def test_fused_decode_draws_for_the_area_asked(china):

@@ -41,9 +41,10 @@ def decode(image, key):
 def decode_inception_crop(image, key, size, area_min=5, area_max=100):
   """Is `decode`, then `inception_crop`, but decodes little outside the crop.
 
-  The box is the same as theirs. Pixels differ slightly (see the test) along
-  the edge of the crop of a JPEG with subsampled colours, because the decoder
-  interpolates colours without the neighbours outside.
+  The box is the same as theirs, and so are the pixels, but for the outermost
+  of the crop of a JPEG with subsampled colours, because the decoder
+  interpolates colours without the neighbours outside: by at most 18 levels of
+  255 on photographs, 0.002 in the mean over a crop of 224 (see the test).
   """
   if image.dtype != tf.string:
     image = _as_rgb(image)
@@ -121,7 +122,8 @@ def random_crop(image, key, size):
 def flip_lr(image, key):
   """Mirrors left and right for every second key."""
   is_flipped = tf.random.stateless_uniform([], key) < 0.5
-  return tf.where(is_flipped, tf.reverse(image, [1]), image)
+  # Not tf.where: it takes nearly as long as the decoding of a JPEG.
+  return tf.cond(is_flipped, lambda: tf.reverse(image, [1]), lambda: image)
 
 
 def pad(image, key, pixels):

@@ -1,0 +1,163 @@
+"""Images per second from JPEGs to batches: `python benchmarks/input.py`.
+
+The JPEGs have the size of ImageNet's (500 x 375, about 60 kB) and are cut from
+scikit-learn's two photographs; they lie in memory, so the disk is not
+measured. They pass through `train_batches`, as in training. On one core and
+on all, all variants take turns in one process. Given are medians over the
+rounds: images per second of time on the clock, the same per second that a core
+was busy (which other programs disturb less), and the latter as a ratio to the
+first variant, of the same round. docs/performance.md says what was learnt.
+"""
+
+import os
+import sys
+
+CORES = sorted(os.sched_getaffinity(0))
+if __name__ == "__main__" and len(sys.argv) > 1:  # before TensorFlow starts
+  os.sched_setaffinity(0, CORES[: int(sys.argv[1])])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+# ruff: noqa: E402
+import dataclasses
+import io
+import statistics
+import subprocess
+import time
+from unittest import mock
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from vit_jax.data import ops
+from vit_jax.data.host_tf import tf
+from vit_jax.data.pipeline import train_batches
+from vit_jax.data.records import Source
+
+BATCH = 32
+ROUNDS = 9
+BATCHES = 16  # of a round that are timed
+SKIPPED = 4  # before them: those decoded while another variant was timed
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Jpegs(Source):
+  """Encoded images in memory."""
+
+  images: tf.Tensor
+
+  def load(self, raw):
+    index = raw["index"]
+    return {
+      "image": self.images[index],
+      "label": tf.constant(0),
+      "index": index,
+    }
+
+  def labels(self):
+    return np.zeros(self.num_examples, np.int32)
+
+
+def photographs(count: int) -> list[bytes]:
+  """Returns JPEGs, each another part of one of two photographs."""
+  rng = np.random.default_rng(0)
+  photos = load_sample_images().images
+  encoded = []
+  for i in range(count):
+    photo = photos[i % len(photos)]
+    y, x = (rng.integers(0, n + 1) for n in (427 - 375, 640 - 500))
+    file = io.BytesIO()
+    Image.fromarray(photo[y : y + 375, x : x + 500]).save(
+      file, "JPEG", quality=91
+    )
+    encoded.append(file.getvalue())
+  return encoded
+
+
+def source(count: int = 256) -> Jpegs:
+  return Jpegs(
+    name="photographs",
+    split="train",
+    num_examples=count,
+    num_classes=1,
+    images=tf.constant(photographs(count)),
+  )
+
+
+def flip_by_where(image, key):
+  """`flip_lr` as it stood."""
+  is_flipped = tf.random.stateless_uniform([], key) < 0.5
+  return tf.where(is_flipped, tf.reverse(image, [1]), image)
+
+
+def decode_roughly(image, key, size):
+  """`decode_inception_crop` by the decoder's less exact, quicker ways."""
+  shape = tf.image.extract_jpeg_shape(image)
+  crop = tf.image.decode_and_crop_jpeg(
+    image,
+    tf.concat(ops._inception_box(shape, key, 5, 100), 0),
+    channels=3,
+    dct_method="INTEGER_FAST",
+    fancy_upscaling=False,
+  )
+  return ops.resize(crop, key, size)
+
+
+APART = "decode|inception_crop(224)|flip_lr"
+FUSED = "decode_inception_crop(224)|flip_lr"
+OLD = {"flip_lr": flip_by_where}
+VARIANTS = {  # name -> operations, and what replaces some of them
+  "decode, then crop; flip as it was": (APART, OLD),
+  "fused; flip as it was": (FUSED, OLD),
+  "decode, then crop": (APART, {}),
+  "fused": (FUSED, {}),
+  "fused, no flip": ("decode_inception_crop(224)", {}),
+  "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),
+}
+
+
+def batches(images: Jpegs, variant: str):
+  """Returns the endless iterator of a variant, its first batch taken."""
+  text, replaced = VARIANTS[variant]
+  with mock.patch.dict(ops.OPS, replaced):
+    iterator = train_batches(images, text, batch_size=BATCH, seed=0)
+    next(iterator)  # builds the graph
+  return iterator
+
+
+def measure() -> None:
+  """Prints a table for the cores that this process may use."""
+  images = source()
+  iterators = {name: batches(images, name) for name in VARIANTS}
+  clock, busy = ({name: [] for name in VARIANTS} for _ in range(2))
+  for _ in range(ROUNDS):
+    for name, iterator in iterators.items():
+      for _ in range(SKIPPED):
+        next(iterator)
+      start, start_busy = time.perf_counter(), time.process_time()
+      for _ in range(BATCHES):
+        next(iterator)
+      count = BATCHES * BATCH
+      clock[name].append(count / (time.perf_counter() - start))
+      busy[name].append(count / (time.process_time() - start_busy))
+  print(f"cores: {len(os.sched_getaffinity(0))}; load {os.getloadavg()[0]:.1f}")
+  print(f"{'':36}  images/s  per busy core  ratio")
+  first = busy[next(iter(VARIANTS))]
+  for name in VARIANTS:
+    pairs = zip(busy[name], first, strict=True)
+    print(
+      f"{name:36}  {statistics.median(clock[name]):8,.0f}"
+      f"  {statistics.median(busy[name]):13,.0f}"
+      f"  {statistics.median(a / b for a, b in pairs):5.2f}"
+    )
+
+
+if __name__ == "__main__":
+  if len(sys.argv) > 1:
+    measure()
+  else:
+    sizes = [len(jpeg) for jpeg in photographs(16)]
+    print(f"JPEGs of 500 x 375, {np.mean(sizes) / 1000:.0f} kB in the mean")
+    for cores in dict.fromkeys((1, len(CORES))):
+      subprocess.run([sys.executable, __file__, str(cores)], check=True)

@@ -1,0 +1,92 @@
+"""From the command to the first step: where the time goes, and the cache.
+
+XLA's programs are kept on disk, so that a run that goes on, or is begun again
+with the same shapes, need not compile them again.
+"""
+
+import os
+import pathlib
+import time
+
+BEGAN = time.perf_counter()  # The doors import this before jax.
+HITS = "/jax/compilation_cache/cache_hits"
+
+
+def use_cache() -> None:
+  """Keeps compiled programs in $XDG_CACHE_HOME/vit_jax/xla, or ~/.cache.
+
+  Only those that take more than a second to compile (jax's default). The
+  name of a file is a hash of program, versions, devices and flags, so a wrong
+  one is never taken, and any may be deleted. JAX_COMPILATION_CACHE_DIR names
+  another folder; JAX_ENABLE_COMPILATION_CACHE=false leaves it all.
+  """
+  import jax  # only here, as BEGAN comes before
+
+  if jax.config.jax_compilation_cache_dir is None:
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(base) / "vit_jax" / "xla"
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+      return  # a home that cannot be written to; compiling works all the same
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+class Start:
+  """Seconds of each phase from the beginning to the first step.
+
+  Args:
+    since: When the command began, by time.perf_counter(), all imports until
+      now being the first phase; None: now.
+  """
+
+  def __init__(self, since: float | None = None):
+    from jax import monitoring
+
+    self._began = self._last = time.perf_counter() if since is None else since
+    self._phases: dict[str, float] = {}
+    self._hits = self._hits_before = 0
+    self._unregister = lambda: monitoring.unregister_event_listener(self._count)
+    monitoring.register_event_listener(self._count)
+    if since is not None:
+      self.ends("imports")
+
+  def ends(self, phase: str) -> None:
+    """Says that a phase ends; the next begins."""
+    now = time.perf_counter()
+    self._phases[phase] = now - self._last
+    self._last = now
+    self._hits_before = self._hits
+
+  def text(self, phase: str) -> str | None:
+    """Ends the last phase, in which the step was compiled or read.
+
+    Returns:
+      One line: the whole, each phase, and whether the cache had the step;
+      None if it was told before.
+    """
+    import jax
+
+    if phase in self._phases:
+      return None
+    is_hit = self._hits > self._hits_before
+    self.ends(phase)
+    folder = jax.config.jax_compilation_cache_dir
+    if folder is None or not jax.config.jax_enable_compilation_cache:
+      cache = "no cache"
+    else:
+      cache = f"cache {'hit' if is_hit else 'miss'}, {folder}"
+    phases = ", ".join(f"{k} {v:.1f}" for k, v in self._phases.items())
+    return (
+      f"start       {self._last - self._began:.1f} s to the end of the first"
+      f" step: {phases} ({cache})"
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self._unregister()
+
+  def _count(self, event: str, **_) -> None:
+    self._hits += event == HITS
