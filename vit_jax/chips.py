@@ -16,7 +16,7 @@ class Chip:
     hbm_bandwidth: Bytes/s.
     clock: Of the matrix unit, Hz.
     ici_bandwidth: All links between chips, one way, bytes/s.
-    capacity: Of the memory, bytes; what XLA leaves to a program.
+    capacity: Of the memory, bytes: what libtpu 0.0.50 leaves to a program.
   """
 
   peak_flops: float
@@ -27,8 +27,8 @@ class Chip:
 
 
 CHIPS = {
-  "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, 32 * 2**30),
-  "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, 16 * 2**30),
-  "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, 95 * 2**30),
-  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, 32 * 2**30),
+  "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, int(30.75 * 2**30)),
+  "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, int(15.75 * 2**30)),
+  "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, int(95.73 * 2**30)),
+  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, int(31.24 * 2**30)),
 }

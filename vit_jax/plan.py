@@ -24,7 +24,9 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+# Else it complains that it cannot find them out.
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 # ruff: noqa: E402
 import dataclasses
