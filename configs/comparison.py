@@ -9,7 +9,7 @@ decay, weight decay 0.1, no dropout. R200x3 is not in that table.
 Result: not yet run.
 """
 
-from vit_jax.recipes import table3
+from vit_jax.recipes import arguments, table3
 from vit_jax.variants import family, nearest
 
 LEARNING_RATES = {
@@ -32,15 +32,7 @@ ARGUMENTS = {"model": "R50x1", "dataset": "imagenet21k"}
 
 
 def get_config(arg: str = ""):
-  args = dict(ARGUMENTS)
-  for part in arg.split(",") if arg else ():
-    key, _, value = part.partition("=")
-    if key not in args:
-      raise ValueError(
-        f"got argument {key!r}, expected {', '.join(args)}."
-        + nearest(key, args)
-      )
-    args[key] = value
+  args = arguments(arg, ARGUMENTS)
   model = args["model"]
   if model not in LEARNING_RATES:
     raise ValueError(

@@ -9,6 +9,7 @@ Result: not yet run at full length.
 """
 
 from vit_jax.config import defaults
+from vit_jax.recipes import arguments
 from vit_jax.variants import family, nearest
 
 # Split to train on, split to score, steps, learning rate. Steps are Table 4's;
@@ -25,15 +26,7 @@ ARGUMENTS = {"init": "", "model": "B/16", "dataset": "cifar10", "res": "384"}
 
 
 def get_config(arg: str = ""):
-  args = dict(ARGUMENTS)
-  for part in arg.split(",") if arg else ():
-    key, _, value = part.partition("=")
-    if key not in args:
-      raise ValueError(
-        f"got argument {key!r}, expected {', '.join(args)}."
-        + nearest(key, args)
-      )
-    args[key] = value
+  args = arguments(arg, ARGUMENTS)
   kind = args["dataset"].split(":")[0]
   if kind not in DATASETS:
     raise ValueError(

@@ -3,6 +3,7 @@
 After a wanted change: python tests/test_configs.py writes the golden texts.
 """
 
+import doctest
 import json
 import pathlib
 import sys
@@ -10,7 +11,7 @@ import sys
 import jax
 import pytest
 
-from vit_jax import cli
+from vit_jax import cli, recipes, variants
 from vit_jax.config import to_dict
 from vit_jax.faults import faults
 from vit_jax.models import build
@@ -57,6 +58,12 @@ def _golden(name):
 @pytest.fixture(autouse=True)
 def _at_root(monkeypatch):
   monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("module", [recipes, variants])
+def test_examples_in_docstrings(module):
+  failed, attempted = doctest.testmod(module)
+  assert attempted and not failed
 
 
 def test_every_config_is_tested():

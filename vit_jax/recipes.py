@@ -1,4 +1,4 @@
-"""The recipes of arXiv:2010.11929 that several config files share."""
+"""What several config files share: their arguments, recipes of the paper."""
 
 import ml_collections
 
@@ -6,6 +6,32 @@ from vit_jax.config import defaults
 from vit_jax.variants import nearest
 
 DATASETS = ("imagenet2012", "imagenet21k", "folder")
+
+
+def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
+  """Reads the argument of a config, "model=B/16,res=384".
+
+  Args:
+    text: What stands behind the colon.
+    known: Name -> default.
+
+  Raises:
+    ValueError: A name is unknown.
+
+  Example:
+    >>> arguments("res=384", {"model": "B/16", "res": "224"})
+    {'model': 'B/16', 'res': '384'}
+  """
+  values = dict(known)
+  for part in text.split(",") if text else ():
+    key, _, value = part.partition("=")
+    if key not in known:
+      raise ValueError(
+        f"got argument {key!r}, expected {', '.join(known)}."
+        + nearest(key, known)
+      )
+    values[key] = value
+  return values
 
 
 def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:

@@ -23,6 +23,7 @@ from vit_jax.weights.torch_layout import (
   shorten,
   to_ours,
   to_theirs,
+  unplaced,
 )
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
@@ -121,7 +122,9 @@ def read(
   add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
-    faults.append(_unknown(unknown))
+    faults.append(
+      unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
+    )
   faults += _head_faults(named, config, extras["class_names"])
   if faults:
     raise ValueError("weights of Hugging Face: " + "\n".join(faults))
@@ -196,18 +199,6 @@ def _head_faults(named, config, class_names) -> list[str]:
         " for each row of classifier.weight."
       )
   return faults
-
-
-def _unknown(names: list[str]) -> str:
-  parts = [
-    part for regex, part in PARTS if any(re.search(regex, n) for n in names)
-  ]
-  are = f" They belong to {'; '.join(parts)}: no such part in vit_jax."
-  return (
-    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{are if parts else ''} Take weights of a"
-    " ViTModel or a ViTForImageClassification."
-  )
 
 
 def write(

@@ -6,7 +6,6 @@ standardisation adds 1e-8 to the variance.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +29,7 @@ from vit_jax.weights.torch_layout import (
   shorten,
   to_ours,
   to_theirs,
+  unplaced,
 )
 
 LN_EPS = 1e-6
@@ -162,7 +162,9 @@ def read(
   add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in arrays if n not in known]:
-    faults.append(_unknown(unknown))
+    faults.append(
+      unplaced(unknown, PARTS, "a plain ViT, of its hybrids, or of BiT")
+    )
   if faults:
     raise ValueError("weights of timm: " + "\n".join(faults))
   return params, options
@@ -179,18 +181,6 @@ def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
     f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
     f" the sizes {', '.join(variants.SIZES)}, so that nothing tells the number"
     " of attention heads. State it: num_heads."
-  )
-
-
-def _unknown(names: list[str]) -> str:
-  parts = [
-    part for regex, part in PARTS if any(re.search(regex, n) for n in names)
-  ]
-  are = f" They belong to {'; '.join(parts)}: no such part in vit_jax."
-  return (
-    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{are if parts else ''} Take weights of a plain"
-    " ViT, of its hybrids, or of BiT."
   )
 
 

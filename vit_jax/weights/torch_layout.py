@@ -4,6 +4,7 @@ A format is a list of `Row`s: one of our arrays, and what it is a part of there.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,3 +155,23 @@ def shorten(names: Sequence[str], count: int = 6) -> str:
   text = ", ".join(repr(n) for n in names[:count])
   rest = len(names) - count
   return f"{text} and {rest} more" if rest > 0 else text
+
+
+def unplaced(
+  names: Sequence[str], parts: Iterable[tuple[str, str]], takes: str
+) -> str:
+  """Returns a fault: arrays that no model of ours has a place for.
+
+  Args:
+    names: Of the arrays.
+    parts: Regular expression of names -> what such arrays belong to.
+    takes: Whose weights are taken instead.
+  """
+  found = [
+    part for regex, part in parts if any(re.search(regex, n) for n in names)
+  ]
+  are = f" They belong to {'; '.join(found)}: no such part in vit_jax."
+  return (
+    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
+    f" models: {shorten(names)}.{are if found else ''} Take weights of {takes}."
+  )
