@@ -23,10 +23,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "weights.md"
 ALONE = "# Without vit_jax"
-SLOW = (
-  "Into other Flax code",
-  "From other Flax code",
-)  # processes of their own
+# Those with processes of their own.
+SLOW = ("Convert", "Into other Flax code", "From other Flax code")
 
 BLOCK = re.compile(
   r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"

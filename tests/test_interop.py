@@ -238,9 +238,9 @@ assert "flax" not in sys.modules
 @pytest.mark.parametrize(
   "name, options",
   [
-    ("vit_token", {}),
     ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
-    ("bv_map", {}),
+    pytest.param("vit_token", {}, marks=pytest.mark.slow),
+    pytest.param("bv_map", {}, marks=pytest.mark.slow),
     pytest.param("hybrid_r", {}, marks=pytest.mark.slow),
     pytest.param("bit_v2", {}, marks=pytest.mark.slow),
   ],

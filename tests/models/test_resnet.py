@@ -83,6 +83,7 @@ def test_names_are_those_of_the_published_hybrids():
   }
 
 
+@pytest.mark.slow
 def test_a_fresh_unit_of_v1_passes_its_input_on():
   """The last norm of a unit starts at zero, and the head at zero."""
   model = ResNet(**SMALL, form="v1", head_bias=-2.0)
