@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.head import head
 from vit_jax.models.precision import at_least_float32
 from vit_jax.variants import Stages
 
@@ -296,12 +297,6 @@ class ResNet(nn.Module):
     x = x.astype(precise).mean(axis=(1, 2))
     out["pooled"] = out["pre_logits"] = x
     if self.num_classes:
-      x = nn.Dense(
-        self.num_classes,
-        dtype=precise,
-        kernel_init=nn.initializers.zeros,
-        bias_init=nn.initializers.constant(self.head_bias),
-        name="head",
-      )(x)
+      x = head(self.num_classes, self.head_bias, precise)(x)
     out["logits"] = x
     return x, out

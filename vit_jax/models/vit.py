@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.encoder import REMAT_POLICIES, Encoder, MlpBlock
+from vit_jax.models.head import head
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resnet import V1_NORMS, Norms, trunk
@@ -191,13 +192,7 @@ class ViT(nn.Module):
       x = nn.tanh(nn.Dense(self.width, dtype=precise, name="pre_logits")(x))
     out["pre_logits"] = x
     if self.num_classes:
-      x = nn.Dense(
-        self.num_classes,
-        dtype=precise,
-        kernel_init=nn.initializers.zeros,
-        bias_init=nn.initializers.constant(self.head_bias),
-        name="head",
-      )(x)
+      x = head(self.num_classes, self.head_bias, precise)(x)
     out["logits"] = x
     return x, out
 
