@@ -410,10 +410,10 @@ def main(args: cli.Args) -> None:
       raise ConfigError(found)
     topology = args.flags["topology"]
     if args.flags["search"] == "true":
-      quiet = (
-        (lambda text: print(text, file=sys.stderr)) if wants_json else print
-      )
-      result = search(args.config, topology, quiet)
+      stream = sys.stderr if wants_json else sys.stdout
+      say = lambda text: print(text, file=stream, flush=True)
+      result = search(args.config, topology, say)
+      say(f"fastest: {line(result)}")
     else:
       result = plan(args.config, topology)
   except ConfigError as e:

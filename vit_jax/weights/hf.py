@@ -209,7 +209,6 @@ def write(
   image_size: tuple[int, int],
   class_names: Sequence[str] | None = None,
   grid: tuple[int, int] | None = None,
-  drop_head: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
   """Returns arrays, config.json and preprocessor_config.json.
 
@@ -222,19 +221,16 @@ def write(
   Args:
     params: Our flat names -> arrays; blocks one by one, not stacked.
     model: What they are the parameters of.
-    num_classes: Width of the head.
+    num_classes: Width of the head, if `params` has one.
     image_size: Height and width in pixels.
     class_names: In the order of the logits; None: LABEL_0, LABEL_1 ...
     grid: Rows and columns of patches; None: those of `image_size`.
-    drop_head: Whether the head is left out.
 
   Raises:
     ValueError: transformers' ViT has not what the model has. All faults at
       once.
   """
   params = dict(params)
-  if drop_head:
-    params = {k: v for k, v in params.items() if not k.startswith("head/")}
   has_head = "head/kernel" in params
   faults = _faults(params, model)
   if class_names is not None and len(class_names) != num_classes:
