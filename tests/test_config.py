@@ -121,14 +121,13 @@ def test_values_of_another_type(annotation, value):
     ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
     ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
     (
-      {"optim__accum_steps": 3},
-      "config.optim.accum_steps: got 3, which does not divide"
-      " config.data.batch_size=4096",
+      {"optim__microbatch": 0},
+      "config.optim.microbatch: got 0, expected 1 or more images",
     ),
     ({"optim__lr": 0.0}, "config.optim.lr: got 0.0, expected more than 0"),
     ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0, expected 0"),
     ({"optim__weight_decay": -1.0}, "config.optim.weight_decay: got -1.0"),
-    ({"mesh__fsdp": -1}, "expected at most one -1"),
+    ({"mesh__tensor": -1}, "expected at most one -1"),
     ({"mesh__tensor": 0}, "config.mesh.tensor: got 0, expected a number of"),
     (
       {"model__variant": "X/16"},

@@ -9,7 +9,7 @@ import jax
 import pytest
 import tiny
 
-from vit_jax import plan, sharding
+from vit_jax import plan, search, sharding
 from vit_jax.config import ConfigError
 
 FOUND = {
@@ -73,8 +73,8 @@ def test_the_table():
   assert plan.table(too_much).splitlines()[1] == (
     "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
   )
-  assert plan.line(too_much).endswith("does not fit: 20.00 GiB")
-  assert "200.0 ms" in plan.line(FOUND)
+  assert search.line(too_much).endswith("does not fit: 20.00 GiB")
+  assert "200.0 ms" in search.line(FOUND)
 
 
 @pytest.mark.parametrize(
@@ -134,35 +134,6 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ConfigError, match="pip install libtpu"):
     plan.describe("v5e:2x2")
-
-
-def test_the_search_keeps_the_recipe(monkeypatch):
-  config = tiny.config(data__batch_size=128, data__dataset="cifar10")
-  tried = list(plan.choices(config, 4))
-  assert tried[0] == config
-  assert {c.data.batch_size for c in tried} == {128}
-  assert {c.optim.accum_steps for c in tried} == {1, 2, 4}  # 8 rows or more
-  assert {c.mesh.fsdp for c in tried} == {1, -1}
-
-  prices = {1: 3.0, 2: 1.0, 4: 2.0}
-
-  def fake(choice, topology):
-    return FOUND | {
-      "accum_steps": choice.optim.accum_steps,
-      "fits": choice.optim.accum_steps != 2,
-      "price_seconds": prices[choice.optim.accum_steps],
-    }
-
-  monkeypatch.setattr(plan, "describe", lambda name: (None, [0] * 4))
-  monkeypatch.setattr(plan, "plan", fake)
-  lines = []
-  best = plan.search(config, "v5e:2x2", lines.append)
-  assert best["accum_steps"] == 4 and len(lines) == len(tried)
-  monkeypatch.setattr(
-    plan, "plan", lambda *_: FOUND | {"fits": False, "price_seconds": None}
-  )
-  with pytest.raises(ConfigError, match="in none of the ways tried"):
-    plan.search(config, "v5e:2x2", lines.append)
 
 
 def test_the_door_tells_all_at_once():

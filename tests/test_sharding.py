@@ -36,6 +36,15 @@ def test_rest_of_the_devices_goes_to_the_open_axis():
 
 
 @pytest.mark.parametrize(
+  "devices, data, fsdp",
+  [(1, 1, 1), (8, 1, 8), (24, 2, 12), (64, 4, 16), (256, 16, 16)],
+)
+def test_fsdp_takes_up_to_16_and_data_the_rest(devices, data, fsdp):
+  shape = sharding.mesh_shape(MeshConfig(fsdp=-1), devices)
+  assert shape == {"data": data, "fsdp": fsdp, "tensor": 1}
+
+
+@pytest.mark.parametrize(
   "mesh", [MeshConfig(data=3), MeshConfig(tensor=3), MeshConfig(data=16)]
 )
 def test_mesh_that_does_not_fit(mesh):
@@ -45,12 +54,11 @@ def test_mesh_that_does_not_fit(mesh):
 
 def test_batch_that_does_not_divide():
   shape = {"data": 4, "fsdp": 2, "tensor": 1}
-  assert sharding.batch_faults("k", 32, 4, shape) == []
-  (fault,) = sharding.batch_faults("config.data.batch_size", 36, 4, shape)
+  assert sharding.batch_faults("k", 32, shape) == []
+  (fault,) = sharding.batch_faults("config.data.batch_size", 36, shape)
   assert fault == (
-    "config.data.batch_size: got 36 in 4 microbatches, which does not split"
-    " over data*fsdp = 8 devices; use a multiple of 32 such as 32, or set"
-    " config.mesh."
+    "config.data.batch_size: got 36, which does not split over data*fsdp = 8"
+    " devices; use a multiple of 8 such as 32, or set config.mesh."
   )
 
 

@@ -188,7 +188,7 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
   config = _config(
     data__ops="decode|resize(20)|pad(2)|random_crop(16)",
-    optim__accum_steps=2,
+    optim__microbatch=2,
     optim__ema_decay=0.9,
     optim__accumulator_dtype="bfloat16",
     mesh__fsdp=4,

@@ -181,8 +181,10 @@ class OptimConfig:
   clip_norm: float | None = _field(
     None, "largest global norm of the gradient; None: no clipping"
   )
-  accum_steps: int = _field(
-    1, "microbatches a step is cut into; must divide the batch"
+  microbatch: int | None = _field(
+    None,
+    "most images that pass through a device at once, whose gradients are then"
+    " summed; None: all of its share of the batch",
   )
   ema_decay: float | None = _field(
     None, "decay per step of the averaged parameters; None: no average"
@@ -194,7 +196,11 @@ class MeshConfig:
   """How devices are arranged; the product is the number of devices."""
 
   data: int = _field(-1, "copies of the model; -1: all remaining devices")
-  fsdp: int = _field(1, "devices that share parameters, and split the batch")
+  fsdp: int = _field(
+    1,
+    "devices that share the state, and split the batch; -1 beside data=-1: up"
+    " to 16 that divide the devices",
+  )
   tensor: int = _field(1, "devices that split heads and hidden units")
 
 

@@ -91,15 +91,13 @@ def _range_faults(config: Config) -> Iterator[str]:
 
 
 def _batch_faults(config: Config) -> Iterator[str]:
-  batch, accum = config.data.batch_size, config.optim.accum_steps
+  batch, micro = config.data.batch_size, config.optim.microbatch
   if batch < 1:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
-  if accum < 1:
-    yield f"config.optim.accum_steps: got {accum}, expected 1 or more."
-  elif batch % accum:
+  if micro is not None and micro < 1:
     yield (
-      f"config.optim.accum_steps: got {accum}, which does not divide"
-      f" config.data.batch_size={batch}; use a divisor of {batch}."
+      f"config.optim.microbatch: got {micro}, expected 1 or more images, or"
+      " None for all at once."
     )
   for e in config.evals:
     if e.batch_size is not None and e.batch_size < 1:
@@ -150,8 +148,11 @@ def _mesh_faults(config: Config) -> Iterator[str]:
         f"config.mesh.{key}: got {value}, expected a number of devices, or -1"
         " for all that remain."
       )
-  if list(axes.values()).count(-1) > 1:
-    yield f"config.mesh: got {axes}, expected at most one -1."
+  if axes["tensor"] == -1 and -1 in (axes["data"], axes["fsdp"]):
+    yield (
+      f"config.mesh: got {axes}, expected at most one -1, or data=-1 and"
+      " fsdp=-1."
+    )
 
 
 def _model_faults(model: ModelConfig) -> Iterator[str]:

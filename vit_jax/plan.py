@@ -14,7 +14,7 @@ from vit_jax import cli
 FLAGS = {
   "topology": "slice to compile for: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
   "json": "print one line of JSON instead of a table",
-  "search": "try accumulation, remat, scan and mesh, and name the fastest",
+  "search": "try mesh, microbatch, remat, scan and batch, and name the fastest",
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
@@ -29,13 +29,11 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 # ruff: noqa: E402
-import dataclasses
 import importlib.util
 import json
 import math
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -55,6 +53,7 @@ from vit_jax.hlo import Module
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.optim import make_optimizer
+from vit_jax.search import gib, search
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -139,7 +138,10 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     "chips": len(devices),
     "mesh": dict(mesh.shape),
     "batch_size": config.data.batch_size,
-    "accum_steps": config.optim.accum_steps,
+    "accum_steps": sharding.num_passes(
+      config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"]),
+      config.optim.microbatch,
+    ),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "capacity_bytes": chip.capacity,
@@ -260,9 +262,10 @@ def faults(config: Config, num_devices: int) -> list[str]:
     shape = sharding.mesh_shape(config.mesh, num_devices)
   except ValueError as e:
     return [*found, str(e)]
-  size, accum = config.data.batch_size, config.optim.accum_steps
   if not found:
-    found += sharding.batch_faults("config.data.batch_size", size, accum, shape)
+    found += sharding.batch_faults(
+      "config.data.batch_size", config.data.batch_size, shape
+    )
   try:
     classes_of(config)
   except ValueError as e:
@@ -298,67 +301,6 @@ def steps_of(config: Config) -> int | None:
   return max(1, round(config.total_epochs * examples / config.data.batch_size))
 
 
-def choices(config: Config, num_devices: int) -> Iterator[Config]:
-  """Yields the config with other ways to do the same: the search's space.
-
-  The batch stays, since the recipe depends on it. Blocks are scanned, which
-  compiles in a minute; the config itself comes first.
-  """
-  yield config
-  meshes = [dict(data=-1, fsdp=1, tensor=1), dict(data=1, fsdp=-1, tensor=1)]
-  rows = config.data.batch_size // num_devices
-  accums = [n for n in (1, 2, 4, 8, 16, 32) if rows % n == 0 and rows // n >= 8]
-  for mesh in meshes:
-    for accum in accums:
-      for remat in ("none", "dots", "full"):
-        yield dataclasses.replace(
-          config,
-          mesh=dataclasses.replace(config.mesh, **mesh),
-          optim=dataclasses.replace(config.optim, accum_steps=accum),
-          model=dataclasses.replace(config.model, scan=True, remat=remat),
-        )
-
-
-def search(config: Config, topology: str, report=print) -> dict[str, Any]:
-  """Plans every choice, tells each, and returns the fastest that fits.
-
-  Raises:
-    ConfigError: As `plan`; or nothing fits.
-  """
-  _, devices = describe(topology)
-  best = None
-  for choice in choices(config, len(devices)):
-    found = plan(choice, topology)
-    report(line(found))
-    is_better = best is None or found["price_seconds"] < best["price_seconds"]
-    if found["fits"] and is_better:
-      best = found
-  if best is None:
-    raise ConfigError(
-      [
-        f"config.data.batch_size: got {config.data.batch_size}, which fits"
-        f" {topology} in none of the ways tried; use a smaller batch, or a"
-        " larger slice."
-      ]
-    )
-  return best
-
-
-def line(found: dict[str, Any]) -> str:
-  """Returns one choice and its price in a line."""
-  mesh = " ".join(f"{k}={v}" for k, v in found["mesh"].items())
-  what = (
-    f"{mesh} accum={found['accum_steps']} remat={found['remat']}"
-    f" scan={found['scan']}"
-  )
-  if not found["fits"]:
-    return f"{what:<60} does not fit: {_gib(found['peak_bytes'])}"
-  return (
-    f"{what:<60} {1e3 * found['price_seconds']:8.1f} ms"
-    f"  {_gib(found['peak_bytes'])}"
-  )
-
-
 def table(found: dict[str, Any]) -> str:
   """Returns a plan in words and numbers."""
   mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
@@ -366,14 +308,14 @@ def table(found: dict[str, Any]) -> str:
   verdict = "fits" if found["fits"] else "DOES NOT FIT"
   rows = {
     "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
-    "verdict": f"{verdict}: {_gib(found['peak_bytes'])} of"
-    f" {_gib(found['capacity_bytes'])} a chip, {_gib(abs(room))}"
+    "verdict": f"{verdict}: {gib(found['peak_bytes'])} of"
+    f" {gib(found['capacity_bytes'])} a chip, {gib(abs(room))}"
     f" {'to spare' if room >= 0 else 'too much'}",
   }
   if found["price_seconds"] is not None:
     rows |= {
-      "memory": f"arguments {_gib(found['argument_bytes'])}, temporaries"
-      f" {_gib(found['temporary_bytes'])}",
+      "memory": f"arguments {gib(found['argument_bytes'])}, temporaries"
+      f" {gib(found['temporary_bytes'])}",
       "work": f"{found['flops'] / 1e12:,.2f} TFLOP,"
       f" {found['bytes_accessed'] / 1e9:,.1f} GB a chip and step",
       "collectives": ", ".join(
@@ -395,10 +337,6 @@ def table(found: dict[str, Any]) -> str:
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
-def _gib(size: int) -> str:
-  return f"{size / 2**30:.2f} GiB"
-
-
 def main(args: cli.Args) -> None:
   """Plans, or searches, and prints."""
   wants_json = args.flags["json"] == "true"
@@ -411,9 +349,12 @@ def main(args: cli.Args) -> None:
     topology = args.flags["topology"]
     if args.flags["search"] == "true":
       stream = sys.stderr if wants_json else sys.stdout
-      say = lambda text: print(text, file=stream, flush=True)
-      result = search(args.config, topology, say)
-      say(f"fastest: {line(result)}")
+      result = search(
+        args.config,
+        len(describe(topology)[1]),
+        lambda choice: plan(choice, topology),
+        lambda text: print(text, file=stream, flush=True),
+      )
     else:
       result = plan(args.config, topology)
   except ConfigError as e:

@@ -123,15 +123,14 @@ def mesh_faults(config: Config) -> list[str]:
       " cannot share: each must hold whole rows of a batch; use a multiple of"
       f" {processes}, and config.mesh.tensor within a process."
     ]
-  batches = [("config.data.batch_size", config.data.batch_size, True)]
+  batches = {"config.data.batch_size": config.data.batch_size}
   for e in config.evals:
     if e.batch_size is not None:
-      batches.append((f"config.evals.{e.name}.batch_size", e.batch_size, False))
+      batches[f"config.evals.{e.name}.batch_size"] = e.batch_size
   found = []
-  for key, size, is_train in batches:
-    accum = config.optim.accum_steps if is_train else 1
-    if size > 0 and accum > 0 and size % accum == 0:
-      found += sharding.batch_faults(key, size, accum, shape)
+  for key, size in batches.items():
+    if size > 0:
+      found += sharding.batch_faults(key, size, shape)
   return found
 
 

@@ -4,6 +4,7 @@ Batches are split over `data` and `fsdp`; parameters, and whatever the
 optimizer keeps for each of them, over `fsdp` and `tensor`.
 """
 
+import math
 import re
 
 import jax
@@ -15,7 +16,12 @@ from vit_jax.batch import Batch
 from vit_jax.config import MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
-BATCH_SPEC = P(("data", "fsdp"))
+BATCH_AXES = ("data", "fsdp")
+BATCH_SPEC = P(BATCH_AXES)
+
+# One side of a v5e or v6e pod: the state is then small, and the parts are large
+# enough for a TPU to scatter what it reduces (measured: docs/performance.md).
+MAX_FSDP = 16
 
 # First match wins; matched at the end of a path such as
 # "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", so that the
@@ -41,14 +47,21 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
 def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
+  If fsdp is -1 it gets the largest divisor of what is left up to `MAX_FSDP`,
+  and data, if that is -1, too, the rest.
+
   Raises:
     ValueError: The axes do not multiply to the number of devices.
   """
   shape = {axis: getattr(mesh, axis) for axis in AXES}
-  fixed = int(np.prod([n for n in shape.values() if n != -1]))
-  if -1 in shape.values() and num_devices % fixed == 0:
+  fixed = math.prod(n for n in shape.values() if n != -1)
+  if num_devices % fixed == 0:
     rest = num_devices // fixed
-    return {axis: rest if n == -1 else n for axis, n in shape.items()}
+    if shape["data"] == shape["fsdp"] == -1:
+      shape["fsdp"] = max(n for n in range(1, MAX_FSDP + 1) if rest % n == 0)
+      rest //= shape["fsdp"]
+    shape = {axis: rest if n == -1 else n for axis, n in shape.items()}
+    fixed = math.prod(shape.values())
   if fixed != num_devices:
     raise ValueError(
       f"config.mesh: got {shape}, which does not fit {num_devices} device(s);"
@@ -77,36 +90,70 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   )
 
 
-def batch_faults(
-  key: str, batch_size: int, accum_steps: int, shape: dict[str, int]
-) -> list[str]:
-  """Every device must get the same number of rows of every microbatch."""
+def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
+  """Every device must get the same number of rows."""
   parts = shape["data"] * shape["fsdp"]
-  micro = batch_size // accum_steps
-  if micro % parts == 0:
+  if batch_size % parts == 0:
     return []
-  near = max(1, round(micro / parts)) * parts * accum_steps
-  of = f" in {accum_steps} microbatches" * (accum_steps > 1)
+  near = max(1, round(batch_size / parts)) * parts
   return [
-    f"{key}: got {batch_size}{of}, which does not split over data*fsdp ="
-    f" {parts} devices; use a multiple of {parts * accum_steps} such as {near},"
+    f"{key}: got {batch_size}, which does not split over data*fsdp ="
+    f" {parts} devices; use a multiple of {parts} such as {near},"
     " or set config.mesh."
   ]
+
+
+def num_passes(num_rows: int, microbatch: int | None) -> int:
+  """Returns the fewest equal passes of at most so many rows.
+
+  Example:
+    >>> num_passes(24, 16), num_passes(24, None), num_passes(8, 16)
+    (2, 1, 1)
+  """
+  least = -(-num_rows // (microbatch or num_rows))
+  return next(n for n in range(least, num_rows + 1) if num_rows % n == 0)
 
 
 def infer(tree, mesh: Mesh):
   """Returns a NamedSharding for every leaf, by `PARAM_RULES`.
 
   Blocks stacked for a scan have one more dimension in front, which is left
-  whole. A dimension that the devices do not divide is left whole as well.
+  whole. Where fsdp does not divide the dimension of the rule, it takes the
+  largest that it does divide; where tensor does not, that stays whole (see
+  `left_whole`).
 
   Args:
     tree: Parameters, or a state that holds such; arrays or shapes.
     mesh: Its axes are those of `AXES`.
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: NamedSharding(mesh, _spec(path, leaf.shape, mesh)), tree
+    lambda path, leaf: NamedSharding(
+      mesh, _spec(path_of(path), leaf.shape, mesh)
+    ),
+    tree,
   )
+
+
+def left_whole(tree, mesh: Mesh) -> tuple[float, dict[str, list[str]]]:
+  """Tells what the mesh does not split.
+
+  Returns:
+    The share of the bytes that every device along fsdp holds in full, 0 to 1;
+    and axis -> paths of the leaves that a rule would have it split, were they
+    divisible.
+  """
+  whole, total = 0, 0
+  indivisible: dict[str, list[str]] = {"fsdp": [], "tensor": []}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    name = path_of(path)
+    size = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    got = _names(_spec(name, leaf.shape, mesh))
+    total += size
+    whole += size * ("fsdp" not in got)
+    for axis in _names(_rule(name, len(leaf.shape))):
+      if axis not in got and mesh.shape[axis] > 1:
+        indivisible[axis].append(name)
+  return whole / max(total, 1), {k: v for k, v in indivisible.items() if v}
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -140,18 +187,46 @@ def path_of(path) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _spec(path, shape: tuple[int, ...], mesh: Mesh) -> P:
-  name = path_of(path)
+def _rule(name: str, num_dims: int) -> P:
   spec = next(
     spec for rule, spec in PARAM_RULES if re.search(rf"(^|/){rule}$", name)
   )
-  if len(shape) < len(spec):  # e.g. a placeholder of the optimizer
+  if num_dims < len(spec):  # e.g. a placeholder of the optimizer
     return P()
-  axes = (None,) * (len(shape) - len(spec)) + tuple(spec)
-  return P(*(_divides(a, n, mesh) for a, n in zip(axes, shape, strict=True)))
+  return P(*(None,) * (num_dims - len(spec)), *spec)
 
 
-def _divides(axes, size: int, mesh: Mesh):
+def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+  rule = _rule(name, len(shape))
+  axes = [
+    _dividing(axes, size, mesh)
+    for axes, size in zip(rule, shape[: len(rule)], strict=True)
+  ]
+  if "fsdp" in _names(rule) and "fsdp" not in _names(axes):
+    free = [
+      i
+      for i, size in enumerate(shape)
+      if axes[i] is None and size % mesh.shape["fsdp"] == 0
+    ]
+    if free:
+      axes[max(free, key=lambda i: shape[i])] = "fsdp"
+  return P(*axes)
+
+
+def _dividing(axes, size: int, mesh: Mesh):
+  """Those of a dimension's axes that divide it, from the left."""
   names = (axes,) if isinstance(axes, str) else axes or ()
-  devices = int(np.prod([mesh.shape[a] for a in names]))
-  return axes if size % devices == 0 else None
+  kept = ()
+  for name in names:
+    if size % math.prod(mesh.shape[a] for a in (*kept, name)) == 0:
+      kept += (name,)
+  return kept[0] if len(kept) == 1 else kept or None
+
+
+def _names(spec) -> set[str]:
+  """The axes that a spec names."""
+  return {
+    name
+    for axes in spec
+    for name in ((axes,) if isinstance(axes, str) else axes or ())
+  }

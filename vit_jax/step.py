@@ -15,10 +15,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import optim
+from vit_jax import collectives, optim
 from vit_jax.config import Config
 from vit_jax.losses import LOSSES, smooth, targets_of
-from vit_jax.sharding import BATCH_SPEC, infer, replicated
+from vit_jax.sharding import (
+  BATCH_AXES,
+  BATCH_SPEC,
+  infer,
+  num_passes,
+  replicated,
+)
 
 
 @flax.struct.dataclass
@@ -97,10 +103,10 @@ def make_train_step(
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
-  The loss is the mean over the rows that the mask leaves. With
-  config.optim.accum_steps above 1 the batch passes in microbatches, whose
-  gradients are summed by a scan, so that only one microbatch's activations
-  live at a time; the result is that of the whole batch up to rounding.
+  The loss is the mean over the rows that the mask leaves. Every device passes
+  its own rows through the network, config.optim.microbatch at a time, and sums
+  their gradients; only these sums cross the links, once a step. The result is
+  that of the whole batch on one device, up to rounding.
 
   Args:
     config: The run.
@@ -114,16 +120,18 @@ def make_train_step(
     A function; metrics are the float32 scalars `loss`, `grad_norm` (before
     clipping) and `param_norm` (after the update).
   """
-  accum = config.optim.accum_steps
   loss_fn = LOSSES[config.loss]
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
+  shardings = infer(state_shape, mesh)
+  specs = collectives.manual_specs(shardings.params)
 
   def summed_loss(params, batch, rng):
-    """Sum over the rows, so that microbatches add up."""
+    """Sum over the rows, so that passes and devices add up."""
     logits, _ = model.apply(
       {"params": params},
       normalise(batch["image"]),
       is_training=True,
+      records=batch["index"],
       rngs={"dropout": rng},
     )
     targets = targets_of(batch["label"], num_classes)
@@ -131,20 +139,38 @@ def make_train_step(
     return jnp.sum(loss_fn(logits, targets) * batch["mask"])
 
   def loss_and_grads(params, batch, rng):
-    if accum == 1:
-      return jax.value_and_grad(summed_loss)(params, batch, rng)
+    """Of one device's rows, given its part of the parameters."""
+    whole = collectives.gather(params, specs, config.model.dtype)
+    grad_fn = jax.value_and_grad(summed_loss)
+    num_rows = batch["mask"].shape[0]
+    passes = num_passes(num_rows, config.optim.microbatch)
+    if passes == 1:
+      loss, grads = grad_fn(whole, batch, rng)
+    else:
 
-    def add_microbatch(total, i_and_micro):
-      i, micro = i_and_micro
-      part = jax.value_and_grad(summed_loss)(
-        params, micro, jax.random.fold_in(rng, i)
+      def add_pass(total, micro):
+        part = grad_fn(whole, micro, rng)
+        return jax.tree.map(
+          lambda t, p: t + p.astype(t.dtype), total, part
+        ), None
+
+      zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+      total = (jnp.zeros(()), jax.tree.map(zeros, whole))
+      micros = jax.tree.map(
+        lambda x: x.reshape(passes, num_rows // passes, *x.shape[1:]), batch
       )
-      return jax.tree.map(jnp.add, total, part), None
+      (loss, grads), _ = jax.lax.scan(add_pass, total, micros)
+      grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, whole)
+    return collectives.total(loss), collectives.reduce(grads, specs)
 
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    micros = jax.tree.map(lambda x: _microbatches(x, accum, mesh), batch)
-    total, _ = jax.lax.scan(add_microbatch, zeros, (jnp.arange(accum), micros))
-    return total
+  loss_and_grads = jax.shard_map(
+    loss_and_grads,
+    mesh=mesh,
+    in_specs=(specs, BATCH_SPEC, P()),
+    out_specs=(P(), specs),
+    axis_names=set(BATCH_AXES),
+    check_vma=False,
+  )
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     rng = jax.random.fold_in(root, state.step)
@@ -163,7 +189,6 @@ def make_train_step(
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
-  shardings = infer(state_shape, mesh)
   return jax.jit(
     train_step,
     in_shardings=(shardings, NamedSharding(mesh, BATCH_SPEC)),
@@ -182,14 +207,3 @@ def make_predict(model: nn.Module) -> Callable[[Any, UInt8[Array, "..."]], Any]:
     return model.apply({"params": params}, normalise(images))
 
   return predict
-
-
-def _microbatches(x: jax.Array, accum: int, mesh: Mesh) -> jax.Array:
-  """[b, ...] -> [accum, b / accum, ...] without moving rows between devices.
-
-  Row r goes to microbatch r % accum, so each device keeps its own rows.
-  """
-  x = x.reshape(x.shape[0] // accum, accum, *x.shape[1:]).swapaxes(0, 1)
-  return jax.lax.with_sharding_constraint(
-    x, NamedSharding(mesh, P(None, *BATCH_SPEC))
-  )

@@ -105,7 +105,9 @@ class MultiHeadDotProductAttention(nn.Module):
         nn.initializers.normal(0.02),
         (2 * tokens.shape[1] - 1, *heads),
       ).astype(self.dtype)
-    x = dot_product_attention(
+    # Scores grow with the square of the number of tokens: to keep them for the
+    # backward pass costs a TPU more than to compute them again.
+    x = jax.checkpoint(dot_product_attention)(
       dense("query", heads)(queries),
       dense("key", heads)(tokens),
       dense("value", heads)(tokens),

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.noise import RECORDS, Dropout, keeps
 from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
@@ -36,7 +37,7 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], is_training: bool
+    self, x: Float[Array, "b n d"], records: RECORDS
   ) -> Float[Array, "b n d"]:
     def dense(features):
       return nn.Dense(
@@ -48,9 +49,9 @@ class MlpBlock(nn.Module):
 
     width = x.shape[-1]
     x = nn.gelu(dense(self.mlp_dim)(x), approximate=self.gelu == "tanh")
-    x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
+    x = Dropout(self.dropout)(x, records)
     x = dense(width)(x)
-    return nn.Dropout(self.dropout)(x, deterministic=not is_training)
+    return Dropout(self.dropout)(x, records)
 
 
 class EncoderBlock(nn.Module):
@@ -69,14 +70,14 @@ class EncoderBlock(nn.Module):
     self,
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
-    is_training: bool,
+    records: RECORDS,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
     Args:
       x: Tokens.
       drop_rate: Chance that an example skips a branch; None skips none.
-      is_training: Whether dropout is on.
+      records: Whose tokens they are; None: dropout is off.
     """
     out = {}
 
@@ -90,25 +91,23 @@ class EncoderBlock(nn.Module):
       self.has_relative_positions,
       name="MultiHeadDotProductAttention_0",
     )(y, y)
-    y = nn.Dropout(self.dropout)(y, deterministic=not is_training)
-    out["attention"] = y = self._drop_branch(y, drop_rate)
+    y = Dropout(self.dropout)(y, records)
+    out["attention"] = y = self._drop_branch(y, drop_rate, records)
     out["after_attention"] = x = x + y
 
     y = MlpBlock(
       self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_0"
-    )(norm("LayerNorm_1", x), is_training)
-    out["mlp"] = y = self._drop_branch(y, drop_rate)
+    )(norm("LayerNorm_1", x), records)
+    out["mlp"] = y = self._drop_branch(y, drop_rate, records)
     out["after_mlp"] = x = x + y
     return x, out
 
-  def _drop_branch(self, x, rate):
+  def _drop_branch(self, x, rate, records):
     """Zeroes whole examples, and scales the rest to keep the expectation."""
     if rate is None:
       return x
-    keep = jax.random.bernoulli(
-      self.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)
-    )
-    return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)
+    kept = keeps(self.make_rng("dropout"), records, (1, 1), rate)
+    return jnp.where(kept, x / (1 - rate).astype(x.dtype), 0)
 
 
 class PositionEmbedding(nn.Module):
@@ -193,7 +192,7 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], is_training: bool
+    self, x: Float[Array, "b n d"], records: RECORDS
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     out = {}
     if self.posemb == "learn":
@@ -203,7 +202,7 @@ class Encoder(nn.Module):
         self.grid, self.num_without, name="posembed_input"
       )(x)
     out["with_posemb"] = x
-    x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
+    x = Dropout(self.dropout)(x, records)
 
     block = EncoderBlock
     if self.remat != "none":
@@ -211,7 +210,6 @@ class Encoder(nn.Module):
         EncoderBlock,
         policy=REMAT_POLICIES[self.remat],
         prevent_cse=not self.scan,  # a scan's body is safe from it as it is
-        static_argnums=(3,),  # is_training; self counts
       )
     fields = dict(
       mlp_dim=self.mlp_dim,
@@ -223,7 +221,7 @@ class Encoder(nn.Module):
       dtype=self.dtype,
     )
     rates = None
-    if is_training and self.stochastic_depth > 0:
+    if records is not None and self.stochastic_depth > 0:
       rates = jnp.linspace(0, self.stochastic_depth, self.depth)
     if self.scan:
       x, stacked = nn.scan(
@@ -232,14 +230,14 @@ class Encoder(nn.Module):
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast),
         length=self.depth,
-      )(**fields, name="encoderblock")(x, rates, is_training)
+      )(**fields, name="encoderblock")(x, rates, records)
       for i in range(self.depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
       for i in range(self.depth):
         name = f"encoderblock_{i}"
         rate = None if rates is None else rates[i]
-        x, out[name] = block(**fields, name=name)(x, rate, is_training)
+        x, out[name] = block(**fields, name=name)(x, rate, records)
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
       self.ln_eps, dtype=at_least_float32(self.dtype), name="encoder_norm"

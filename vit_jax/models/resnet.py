@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.head import head
+from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
 from vit_jax.variants import Stages
 
@@ -265,20 +266,25 @@ class ResNet(nn.Module):
 
   @nn.compact
   def __call__(
-    self, images: Float[Array, "b h w c"], *, is_training: bool = False
+    self,
+    images: Float[Array, "b h w c"],
+    *,
+    is_training: bool = False,
+    records: RECORDS = None,
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
     """Applies the network.
 
     Args:
       images: In [-1, 1].
       is_training: Changes nothing here; Transformers need it.
+      records: Likewise.
 
     Returns:
       Logits, float32, and the intermediates: root, block1, block2, ...
       [b, y, x, c]; encoded, the last map after its norm; pooled [b, c];
       pre_logits, the same; logits.
     """
-    del is_training
+    del is_training, records
     norms = self.norms or (V1_NORMS if self.form == "v1" else V2_NORMS)
     remat = nn.remat if self.remat else lambda unit: unit
     x, out = trunk(

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.encoder import REMAT_POLICIES, Encoder, MlpBlock
 from vit_jax.models.head import head
+from vit_jax.models.noise import RECORDS
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resnet import V1_NORMS, Norms, trunk
@@ -110,7 +111,11 @@ class ViT(nn.Module):
 
   @nn.compact
   def __call__(
-    self, images: Float[Array, "b h w c"], *, is_training: bool = False
+    self,
+    images: Float[Array, "b h w c"],
+    *,
+    is_training: bool = False,
+    records: RECORDS = None,
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
     """Applies the network.
 
@@ -118,6 +123,8 @@ class ViT(nn.Module):
       images: In [-1, 1].
       is_training: Whether dropout and stochastic depth are on; they draw from
         the rng "dropout".
+      records: A number for each image, which decides with the rng what is
+        dropped; None: its place in the batch.
 
     Returns:
       Logits, float32, and the intermediates: root, block1, ... of a hybrid's
@@ -131,6 +138,10 @@ class ViT(nn.Module):
       ValueError: An option is unknown, or sizes do not divide.
     """
     self._check_options()
+    if not is_training:
+      records = None
+    elif records is None:
+      records = jnp.arange(images.shape[0])
     out, x = {}, images
     if self.stages is not None:
       x, out = trunk(
@@ -169,7 +180,7 @@ class ViT(nn.Module):
       scan=self.scan,
       remat=self.remat,
       name="Transformer",
-    )(x, is_training)
+    )(x, records)
     out |= encoder_out
 
     if self.pool == "token":

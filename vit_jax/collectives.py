@@ -1,0 +1,85 @@
+"""What crosses the links in a step: parameters once, gradients once.
+
+The devices along `data` and `fsdp` compute each for itself, inside one
+`shard_map`; XLA splits only what is split along `tensor`.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from vit_jax.sharding import BATCH_AXES, path_of
+
+# Used in the type of the matrix products, so they may as well travel in it.
+IN_PRODUCTS = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+
+
+def manual_specs(shardings):
+  """Keeps of every sharding what concerns the axes of the batch."""
+
+  def keep(axes):
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    return next((a for a in names if a in BATCH_AXES), None)
+
+  return jax.tree.map(lambda s: P(*map(keep, s.spec)), shardings)
+
+
+def gather(params, specs, dtype: DTypeLike):
+  """Returns whole parameters from the parts that the devices hold.
+
+  Inside `shard_map`. The kernels of matrix products take the products' type
+  before they travel, where they would after.
+
+  Args:
+    params: Each device's parts.
+    specs: What `manual_specs` says of them.
+    dtype: config.model.dtype.
+  """
+
+  def whole(path, x, spec):
+    if re.search(IN_PRODUCTS, path_of(path)):
+      x = x.astype(dtype)
+    dim = _split_dim(spec)
+    if dim is None or jax.lax.axis_size("fsdp") == 1:
+      return x
+    return jax.lax.all_gather(x, "fsdp", axis=dim, tiled=True)
+
+  return jax.tree_util.tree_map_with_path(whole, params, specs)
+
+
+def reduce(grads, specs):
+  """Sums gradients over the devices; each keeps its part, in float32.
+
+  Inside `shard_map`; what `gather` gave is what they are gradients of.
+  """
+
+  def part(g, spec):
+    # They travel in the type that they have: without the barrier XLA may widen
+    # them to float32 before they do.
+    g = jax.lax.optimization_barrier(g)
+    dim = _split_dim(spec)
+    if dim is None or jax.lax.axis_size("fsdp") == 1:
+      return total(g).astype(jnp.float32)
+    # The parts get a dimension of their own. Otherwise a TPU reduces whole
+    # arrays where a part is no multiple of its tiles: twice the bytes.
+    parts = jax.lax.axis_size("fsdp")
+    size = g.shape[dim] // parts
+    g = g.reshape(*g.shape[:dim], parts, size, *g.shape[dim + 1 :])
+    g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=dim)
+    return total(g, ("data",)).astype(jnp.float32)
+
+  return jax.tree.map(part, grads, specs)
+
+
+def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
+  """Sums over the devices along these axes; inside `shard_map`."""
+  # XLA refuses a sum over nothing but axes of one device beside a tensor axis.
+  axes = tuple(a for a in axes if jax.lax.axis_size(a) > 1)
+  return jax.lax.psum(x, axes) if axes else x
+
+
+def _split_dim(spec: P) -> int | None:
+  return next((i for i, axis in enumerate(spec) if axis == "fsdp"), None)
