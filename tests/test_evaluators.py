@@ -158,6 +158,7 @@ def test_features_on_eight_devices_equal_those_on_one(params):
   for a, b in zip(*rows, strict=True):
     assert a["x"].dtype == np.float32 and a["x"].shape[1] == 32
     np.testing.assert_array_equal(a["index"], b["index"])
+    assert (np.diff(a["index"]) > 0).all()
     np.testing.assert_array_equal(a["label"], b["label"])
     np.testing.assert_allclose(a["x"], b["x"], rtol=0, atol=1e-5)
   batch = tiny.batch(0, tiny.config(data__batch_size=64))
