@@ -16,11 +16,11 @@ FLOORS = (
   " published values variants cli",
   "losses metrics models optim ridge schedules progress",
   "hlo hlo_text sharding checkpoint weights writer distributed meter overview"
-  " startup",
+  " startup ceiling",
   "step",
   "evaluators preflight",
   "pretrained",
-  "train evaluate plan report convert figures page runs",
+  "train evaluate plan benchmark report convert figures page runs",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 INPUT_MAY_USE = FLOORS[0].split() + ["data"]
@@ -91,7 +91,7 @@ def _modules_after(code):
 
 @pytest.mark.parametrize(
   "module",
-  ["step", "models", "losses", "weights", "sharding", "checkpoint", "report"],
+  "step models losses weights sharding checkpoint report benchmark".split(),
 )
 def test_needs_no_tensorflow(module):
   assert "tensorflow" not in _modules_after(f"import vit_jax.{module}")

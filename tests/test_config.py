@@ -266,7 +266,7 @@ def test_help_is_quick_and_shows_units():
     "config.optim.warmup_steps = 0\n      steps of linear rise from 0 to lr",
     "config.model.pool = 'token'",
     "(token, gap, map)",
-    "config.evals.<name>.l2 = 1024.0",
+    "config.evals.<name>.l2 = (1024.0,)",
     "--workdir",
   ):
     assert text in out

@@ -46,7 +46,7 @@ def get_config(scored="yes"):
   if scored == "yes":
     c.evals = {
       "test": {"kind": "classification", **split},
-      "few": {"kind": "fewshot", **split, "l2": 1.0, "shots": (1, 5)},
+      "few": {"kind": "fewshot", **split, "l2": (1.0,), "shots": (1, 5)},
     }
   return c
 """

@@ -1,4 +1,7 @@
-"""Scores over whole splits, whatever the batch."""
+"""Scores over whole splits, whatever the batch, mesh or thread."""
+
+import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +9,11 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluators, losses, step
+from vit_jax import evaluators, losses, sharding, step
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
+from vit_jax.evaluators.forward import forward
 
 OPS = "decode|resize(16)"
 
@@ -90,7 +94,7 @@ def _fewshot(**changes):
       "split": "test[:200]",
       "ops": OPS,
       "batch_size": 64,
-      "l2": 1.0,
+      "l2": (1.0,),
       "shots": (1, 10),
       **changes,
     }
@@ -116,6 +120,129 @@ def test_fewshot_is_the_same_in_any_batch(parts, params):
   large = _judge(parts, _fewshot(batch_size=200, shots=(5,))).run(params)
   # Features differ in the last place only; an example or two may flip.
   assert small["f/5shot"] == pytest.approx(large["f/5shot"], abs=2 / 200)
+
+
+def test_fewshot_of_several_penalties(parts, params, monkeypatch):
+  """Each as if alone; one decomposition and two passes for all of them."""
+  l2s, eigh, calls, passes = (1.0, 64.0, 0.25), np.linalg.eigh, [], []
+  judge = _judge(parts, _fewshot(l2=l2s, seeds=(0, 1)))
+  extract = judge._extract
+  judge._extract = lambda *args: passes.append(args[0]) or extract(*args)
+  gathered = judge.gather(params)
+  assert passes == [judge._support, judge._test]
+  with monkeypatch.context() as patch:
+    patch.setattr(np.linalg, "eigh", lambda a: calls.append(a) or eigh(a))
+    scores = judge.score(gathered)
+  assert len(calls) == 2 * 2  # shots, seeds
+  want = {}
+  for l2, prefix in zip(l2s, ("", "l2=64/", "l2=0.25/"), strict=True):
+    judge.config = _fewshot(l2=(l2,), seeds=(0, 1))
+    for key, value in judge.score(gathered).items():
+      want[key.replace("f/", f"f/{prefix}")] = value
+  assert scores == want and len(want) == 6
+  assert len(set(scores.values())) > 2  # the penalty does matter
+
+
+def test_features_on_eight_devices_equal_those_on_one(params):
+  """To 1e-5: float32 (eps 1.2e-7) summed otherwise in some 20 layers.
+
+  Every device computes its 8 rows of 64; features are gathered, and no more.
+  """
+  one = tiny.Parts(tiny.config(), devices=jax.devices()[:1])
+  many = tiny.Parts(tiny.config(mesh__fsdp=4))
+  rows = []
+  for p in (one, many):
+    judge = _judge(p, _fewshot(shots=(5,)))
+    here = jax.device_put(params, sharding.infer(params, p.mesh))
+    rows.append(judge.gather(here)[""])
+  for a, b in zip(*rows, strict=True):
+    assert a["x"].dtype == np.float32 and a["x"].shape[1] == 32
+    np.testing.assert_array_equal(a["index"], b["index"])
+    assert (np.diff(a["index"]) > 0).all()
+    np.testing.assert_array_equal(a["label"], b["label"])
+    np.testing.assert_allclose(a["x"], b["x"], rtol=0, atol=1e-5)
+  batch = tiny.batch(0, tiny.config(data__batch_size=64))
+  batch = sharding.to_global(batch, many.mesh)
+  text = judge._features.lower(here, batch).compile().as_text()
+  assert re.search(r"f32\[8,2,2,32\]\S* convolution", text)  # of the patches
+  assert re.search(r"f32\[64,32\]\S* all-gather", text)
+  assert not re.search(r"\[64,16,16,3\]", text)  # no image leaves its device
+  assert not re.search(r"\[64,5,32\]", text)  # nor do tokens
+
+
+def test_a_batch_is_dispatched_before_the_one_before_is_fetched(parts):
+  events = []
+
+  class Result:
+    def __init__(self, i):
+      self.i = i
+
+    def copy_to_host_async(self):
+      events.append(f"copy {self.i}")
+
+    def __array__(self, *_, **__):
+      events.append(f"fetch {self.i}")
+      return np.float32(self.i)
+
+  def fn(numbers, batch):
+    i = next(numbers)
+    events.append(f"run {i}")
+    return Result(i)
+
+  batches = [tiny.batch(i, parts.config) for i in range(3)]
+  values = list(forward(fn, iter(range(3)), batches, parts.mesh))
+  assert values == [0, 1, 2]
+  in_turn = "run 0, run 1, fetch 0, run 2, fetch 1, fetch 2"
+  told = [e for e in dict.fromkeys(events) if "copy" not in e]
+  assert ", ".join(told) == in_turn
+  assert events.index("copy 0") < events.index("run 1")
+  assert not list(forward(fn, iter([]), [], parts.mesh))
+
+
+class _Slow:
+  """An evaluator whose second half waits for `go`."""
+
+  def __init__(self, error=None):
+    self.go, self.error = threading.Event(), error
+
+  def gather(self, params):
+    return params + 1
+
+  def score(self, gathered):
+    assert self.go.wait(60)
+    if self.error:
+      raise self.error
+    return {"s/x": gathered}
+
+
+def test_scores_of_a_thread_come_in_order():
+  scoring, first, second = evaluators.Background(), _Slow(), _Slow()
+  second.go.set()
+  scoring.start(3, first, 30.0)
+  scoring.start(5, second, 50.0)
+  assert not list(scoring.finished(wait=False))  # the loop goes on
+  first.go.set()
+  want = [(3, {"s/x": 31.0}), (5, {"s/x": 51.0})]
+  assert list(scoring.finished(wait=True)) == want
+  assert not list(scoring.finished(wait=True))
+  scoring.close()
+
+
+def test_an_error_of_the_thread_is_raised_in_the_loop():
+  scoring, judge = evaluators.Background(), _Slow(ValueError("singular"))
+  scoring.start(3, judge, 0.0)
+  judge.go.set()
+  with pytest.raises(ValueError, match="singular"):
+    list(scoring.finished(wait=True))
+  scoring.close()
+
+
+def test_only_process_0_scores(monkeypatch):
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  scoring = evaluators.Background()
+  scoring.start(3, _Slow(AssertionError("must not be called")), 0.0)
+  assert not list(scoring.finished(wait=True))
+  scoring.close()
 
 
 def test_unknown_layer_lists_the_known(parts, params):

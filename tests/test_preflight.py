@@ -118,8 +118,8 @@ def _eval(**options):
       "config.evals.e.shots: ",
     ),
     (
-      {"evals": _eval(kind="fewshot", l2=0.0)},
-      "config.evals.e.l2: got 0.0, expected more than 0",
+      {"evals": _eval(kind="fewshot", l2=(1.0, 0.0))},
+      "config.evals.e.l2: got (1.0, 0.0), expected numbers above 0",
     ),
     (
       {"evals": _eval(kind="fewshot", shots=())},

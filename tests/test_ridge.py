@@ -1,5 +1,6 @@
 """Few-shot regression: stored results, normal equations, drawing of shots."""
 
+import contextlib
 import doctest
 import pathlib
 
@@ -17,6 +18,15 @@ def _case(num_examples, num_features, seed=0, num_classes=3):
     0.1, 9, num_features
   )
   return x.astype(np.float32), rng.integers(0, num_classes, num_examples)
+
+
+@contextlib.contextmanager
+def _eigh_counted():
+  """Yields the sizes of the matrices taken apart inside, in order."""
+  eigh, sizes = np.linalg.eigh, []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(np.linalg, "eigh", lambda a: sizes.append(len(a)) or eigh(a))
+    yield sizes
 
 
 def test_examples():
@@ -37,39 +47,57 @@ def test_accuracies_of_big_vision():
     _, seed, shots, _, l2 = name.split("_")
     seed, shots = int(seed[len("seed") :]), int(shots[len("shots") :])
     chosen = ridge.sample_shots(y, shots, seed, num_classes=12)
-    model = ridge.fit(x[chosen], y[chosen], 12, float(l2))
+    (model,) = ridge.fit(x[chosen], y[chosen], 12, [float(l2)])
     got = ridge.accuracy(model, x_test, y_test)
     assert abs(got - want) < 1.5 / len(y_test), name
 
 
-@pytest.mark.parametrize("l2", [2.0**-6, 1.0, 2.0**10])
 @pytest.mark.parametrize("sizes", [(40, 7), (8, 7), (7, 7), (5, 30)])
-def test_normal_equations(sizes, l2):
+def test_normal_equations(sizes):
+  """All penalties from one decomposition, of 8, 8, 7 and 5 rows."""
   x, y = _case(*sizes)
-  model = ridge.fit(x, y, 3, l2)
+  l2s = [2.0**-6, 1.0, 2.0**10]
+  with _eigh_counted() as sizes_taken_apart:
+    models = ridge.fit(x, y, 3, l2s)
+  assert sizes_taken_apart == [min(sizes[0], sizes[1] + 1)]
   z = (x.astype(np.float64) - x.mean(0, np.float64)) / (
     x.std(0, dtype=np.float64) + 1e-5
   )
   z = np.concatenate([z, np.full((len(z), 1), 100.0)], axis=1)
   targets = 2.0 * np.eye(3)[y] - 1.0
-  gram = z.T @ z + l2 * np.eye(z.shape[1])
-  want = np.linalg.solve(gram, z.T @ targets)
-  # Condition up to 4e5 / 0.016 (constant feature): 1e-16 * 3e7, with room.
-  np.testing.assert_allclose(model.weights, want, rtol=1e-6, atol=1e-8)
+  for l2, model in zip(l2s, models, strict=True):
+    gram = z.T @ z + l2 * np.eye(z.shape[1])
+    want = np.linalg.solve(gram, z.T @ targets)
+    # Condition up to 4e5 / 0.016 (constant feature): 1e-16 * 3e7, with room.
+    np.testing.assert_allclose(model.weights, want, rtol=1e-6, atol=1e-8)
 
 
-def test_all_penalties_equal_one_by_one():
-  x, y = _case(20, 6)
-  l2s = [0.5, 8.0, 1024.0]
-  together = ridge.fit_all(x, y, 3, l2s)
-  for l2, model in zip(l2s, together, strict=True):
-    np.testing.assert_array_equal(model.weights, ridge.fit(x, y, 3, l2).weights)
+def test_both_gram_matrices_give_the_same():
+  """Constant features are whitened to 0: more features than shots, no news."""
+  x, y = _case(9, 8)
+  more = np.concatenate([x, np.full((9, 3), 4.0, np.float32)], axis=1)
+  with _eigh_counted() as sizes:
+    (primal,) = ridge.fit(x, y, 3, [1.0])
+    (dual,) = ridge.fit(more, y, 3, [1.0])
+  assert sizes == [9, 9]  # X'X of 8 features and the bias; XX' of 9 shots
+  # Condition 9e4 (the bias's feature) / 1: 1e-16 * 9e4, with room.
+  kept = np.delete(dual.weights, [8, 9, 10], axis=0)
+  np.testing.assert_allclose(kept, primal.weights, rtol=1e-9, atol=1e-11)
+  np.testing.assert_array_equal(dual.weights[8:11], 0.0)
+
+
+def test_scored_in_parts(monkeypatch):
+  x, y = _case(50, 6)
+  (model,) = ridge.fit(x, y, 3, [1.0])
+  whole = ridge.predict(model, x)
+  monkeypatch.setattr(ridge, "ROWS", 7)
+  np.testing.assert_array_equal(ridge.predict(model, x), whole)
 
 
 def test_a_constant_feature_does_no_harm():
   x, y = _case(20, 6)
   x[:, 2] = 4.0
-  assert np.isfinite(ridge.fit(x, y, 3, 1.0).weights).all()
+  assert np.isfinite(ridge.fit(x, y, 3, [1.0])[0].weights).all()
 
 
 def test_shots_are_the_first_of_each_class_in_turn():
@@ -98,9 +126,9 @@ def test_too_few_examples_of_a_class():
 def test_faulty_input():
   x, y = _case(20, 6)
   with pytest.raises(ValueError, match="l2: got 0"):
-    ridge.fit(x, y, 3, 0.0)
+    ridge.fit(x, y, 3, [1.0, 0.0])
   with pytest.raises(ValueError, match="classes from 0 to 2, expected"):
-    ridge.fit(x, y, 2, 1.0)
+    ridge.fit(x, y, 2, [1.0])
   x[4, 1] = np.nan
   with pytest.raises(ValueError, match="1 of 20 rows .* first is row 4"):
-    ridge.fit(x, y, 3, 1.0)
+    ridge.fit(x, y, 3, [1.0])

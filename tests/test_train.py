@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import threading
 import time
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoint, train
+from vit_jax import checkpoint, evaluators, train
 from vit_jax import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
@@ -30,7 +31,7 @@ EVALS = {
     "train_split": "train[:400]",
     "split": "test[:100]",
     "shots": (1, 5),
-    "l2": 1.0,
+    "l2": (1.0, 64.0),
     "baselines": True,
   },
 }
@@ -207,6 +208,57 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
     jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True
   ):
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_the_host_scores(tmp_path, monkeypatch):
+  """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
+  at_step_7, was_in_time = threading.Event(), []
+  make, score = train.step_lib.make_train_step, evaluators.Fewshot.score
+
+  def make_told(*args):
+    train_step = make(*args)
+
+    def step(state, batch):
+      if int(state.step) == 6:
+        at_step_7.set()
+      if int(state.step) == 8 and not was_resumed:
+        raise Stopped
+      return train_step(state, batch)
+
+    return step
+
+  def slow_score(self, gathered):
+    was_in_time.append(at_step_7.wait(60))
+    time.sleep(0.5)
+    return score(self, gathered)
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_told)
+  monkeypatch.setattr(evaluators.Fewshot, "score", slow_score)
+  few = {**EVALS["few"], "every_steps": 4, "baselines": False}
+  config = _config(total_steps=12, evals={"few": few})
+  was_resumed = False
+  with pytest.raises(Stopped):
+    train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert [r["step"] for r in rows if "few/5shot" in r] == [4]
+  was_resumed = True
+  train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
+  assert all("few/l2=64/1shot" in r for r in rows if "few/5shot" in r)
+  assert all(was_in_time)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_scores_stops_the_run(tmp_path, monkeypatch):
+  def fail(*_):
+    raise np.linalg.LinAlgError("no convergence")
+
+  monkeypatch.setattr(np.linalg, "eigh", fail)
+  config = _config(total_steps=2, evals={"few": EVALS["few"]})
+  with pytest.raises(np.linalg.LinAlgError, match="no convergence"):
+    train.train_and_evaluate(config, str(tmp_path))
 
 
 def test_a_finished_run_is_left_alone(run, capfd):

@@ -249,7 +249,11 @@ class FewshotConfig:
   layer: str = _field("pre_logits", "which intermediate is the feature")
   shots: tuple[int, ...] = _field((1, 5, 10, 25), "examples per class")
   seeds: tuple[int, ...] = _field((0, 1, 2), "draws of the shots, averaged")
-  l2: float = _field(1024.0, "weight of the L2 penalty, fixed beforehand")
+  l2: tuple[float, ...] = _field(
+    (1024.0,),
+    "weights of the L2 penalty, fixed beforehand: the first gives"
+    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
+  )
   baselines: bool = _field(
     False, "also score random weights and raw pixels, once"
   )

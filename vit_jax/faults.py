@@ -117,8 +117,8 @@ def _evaluator_faults(config: Config) -> Iterator[str]:
       )
     if not isinstance(e, FewshotConfig):
       continue
-    if e.l2 <= 0:
-      yield f"{where}.l2: got {e.l2}, expected more than 0."
+    if not e.l2 or min(e.l2) <= 0:
+      yield f"{where}.l2: got {e.l2}, expected numbers above 0 such as 16,1024."
     if not e.shots or min(e.shots) < 1:
       yield f"{where}.shots: got {e.shots}, expected numbers such as 1,5."
     if not e.seeds or min(e.seeds) < 0:

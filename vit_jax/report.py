@@ -184,7 +184,7 @@ class Report:
       "A linear classifier in closed form (ridge regression) on frozen"
       f" features: {data}"
       + (f", mean of {draws} draws of the labelled images" if draws > 1 else "")
-      + (f", L2 weight {options['l2']:g}" if "l2" in options else "")
+      + (f", L2 weight {options['l2'][0]:g}" if options.get("l2") else "")
       + ". Columns: labelled images per class."
     )
     drawn = self._picture(

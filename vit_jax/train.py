@@ -152,18 +152,21 @@ def _train(
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
 
-  def evaluate(judge, step: int) -> None:
-    scores = judge.run(state.eval_params)
-    check_finite(scores, step)
-    writer.scalars(step, scores)
-    progress.note(overview.format_scores(step, scores))
+  scoring = evaluators.Background()
+  at_exit.callback(scoring.close)
+
+  def write_scores(wait: bool) -> None:
+    for step, scores in scoring.finished(wait):
+      check_finite(scores, step)
+      writer.scalars(step, scores)
+      progress.note(overview.format_scores(step, scores))
 
   # In case it was stopped between checkpoint and evaluation. Process 0 knows.
   scored = [judge.config.name in writer.scored for judge in judges]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for judge, is_scored in zip(judges, scored, strict=True):
     if start and not is_scored and is_due(judge.config, start):
-      evaluate(judge, start)
+      scoring.start(start, judge, state.eval_params)
   phases.ends("evaluators")
 
   waiting = collections.deque()
@@ -194,12 +197,15 @@ def _train(
     else:
       progress.update(step)
 
+    due = [judge for judge in judges if is_due(judge.config, step)]
     with meter.paused():
+      # A run that resumes from this checkpoint looks for no earlier scores.
+      write_scores(wait=saves or bool(due))
       if saves:
         checkpointer.save(step, state, {**metadata, "step": step})
-      for judge in judges:
-        if is_due(judge.config, step):
-          evaluate(judge, step)
+      for judge in due:
+        scoring.start(step, judge, state.eval_params)
+  write_scores(wait=True)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")

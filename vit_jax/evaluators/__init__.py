@@ -1,4 +1,8 @@
-"""Judges of a state: each has `run(params)` -> {metric: value}."""
+"""Judges of a state: each has `run(params)` -> {metric: value}.
+
+It has two halves: `gather(params)`, for which the devices are needed, and
+`score(gathered)` on the host, which training need not wait for.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.config import Config
+from vit_jax.evaluators.background import Background as Background
 from vit_jax.evaluators.classification import Classification
 from vit_jax.evaluators.fewshot import Fewshot
 

@@ -12,6 +12,7 @@ from vit_jax.batch import Batch
 from vit_jax.config import ClassificationConfig, Config
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
+from vit_jax.evaluators.forward import forward
 from vit_jax.losses import LOSSES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
 from vit_jax.sharding import replicated, to_global
@@ -49,7 +50,7 @@ class Classification:
     self._source = source
     loss_fn = LOSSES[run.loss]
 
-    def score(params, batch):
+    def sums(params, batch):
       """Sums over the rows that count, and how many they are."""
       logits, _ = predict(params, batch["image"])
       labels = batch["label"]
@@ -58,23 +59,26 @@ class Classification:
         "top5": top_k_correct(logits, labels, 5),
         "loss": loss_fn(logits, targets_of(labels, logits.shape[-1])),
       }
-      sums = {
+      return {
         k: sum_and_count(v, batch["mask"]) for k, v in per_example.items()
       }
-      return sums
 
     def probabilities(params, batch):
       return jax.nn.softmax(predict(params, batch["image"])[0])
 
-    self._score = jax.jit(score, out_shardings=replicated(mesh))
+    self._sums = jax.jit(sums, out_shardings=replicated(mesh))
     self._probabilities = jax.jit(probabilities, out_shardings=replicated(mesh))
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`."""
-    sums = [
-      jax.device_get(self._score(params, to_global(batch, self._mesh)))
-      for batch in self._batches()
-    ]
+    return self.score(self.gather(params))
+
+  def gather(self, params: Any) -> list[dict[str, Any]]:
+    """Runs on the devices: the sums of every batch."""
+    return list(forward(self._sums, params, self._batches(), self._mesh))
+
+  def score(self, sums: list[dict[str, Any]]) -> dict[str, float]:
+    """Runs on the host; returns what `run` does."""
     scores = {k: mean([s[k] for s in sums]) for k in sums[0]}
     scores["count"] = float(sum(s["top1"][1] for s in sums))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}

@@ -2,8 +2,10 @@
 
 A linear map from a layer's output to {-1, 1} targets is solved in closed form
 for a few examples per class, then scored on a whole split (section 4.1 of
-arXiv:2010.11929). The L2 weight is fixed in the config: nothing is picked on
-the split that is scored.
+arXiv:2010.11929). Every draw of the shots takes one eigendecomposition,
+whatever the number of L2 weights. All weights are fixed in the config, and the
+first of them is the one that counts: nothing is picked on the split that is
+scored.
 """
 
 import functools
@@ -18,8 +20,11 @@ from vit_jax import ridge
 from vit_jax.config import Config, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import Source, open_source
-from vit_jax.sharding import replicated, to_global
+from vit_jax.evaluators.forward import forward
+from vit_jax.sharding import replicated
 from vit_jax.step import normalise
+
+Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 
 class Fewshot:
@@ -58,7 +63,8 @@ class Fewshot:
       del params
       return normalise(batch["image"]).reshape(len(batch["image"]), -1)
 
-    # Every process gets all rows, and solves the same equations.
+    # Rows are split over the mesh; of `out` only one layer is computed to the
+    # end, gathered and fetched.
     self._features, self._pixels = (
       jax.jit(
         lambda params, batch, fn=fn: {
@@ -73,40 +79,58 @@ class Fewshot:
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
 
-    With config.baselines also `<name>/random_init/<k>shot`, the same network
-    with random weights, and `<name>/raw_pixels/<k>shot`; these stay the same
-    and are computed once.
+    That is with the first L2 weight; `<name>/l2=<weight>/<k>shot` with each of
+    the others. With config.baselines also `<name>/random_init/...`, the same
+    network with random weights, and `<name>/raw_pixels/...`; these stay the
+    same and are computed once.
     """
-    name = self.config.name
-    if self.config.baselines and not self._baselines:
-      random = self._accuracies(self._features, self._random_params())
-      pixels = self._accuracies(self._pixels, None)
-      self._baselines = {
-        **{f"{name}/random_init/{k}": v for k, v in random.items()},
-        **{f"{name}/raw_pixels/{k}": v for k, v in pixels.items()},
-      }
-    scores = self._accuracies(self._features, params)
-    return {f"{name}/{k}": v for k, v in scores.items()} | self._baselines
+    return self.score(self.gather(params))
 
-  def _accuracies(self, extract: Callable, params) -> dict[str, float]:
-    chosen = self._chosen
-    wanted = np.unique(np.concatenate(list(chosen.values())))
-    support = self._extract(self._support, extract, params, wanted)
-    test = self._extract(self._test, extract, params, None)
-    found = {}
+  def gather(self, params: Any) -> dict[str, tuple[Rows, Rows]]:
+    """Runs on the devices: features by what they are of ("": the model).
+
+    Each split is passed through once, for all shots and seeds together. The
+    pair holds the rows of all shots, and those of the split to score.
+    """
+    features = {"": (self._features, params)}
+    if self.config.baselines and not self._baselines:
+      features["random_init/"] = (self._features, self._random_params())
+      features["raw_pixels/"] = (self._pixels, None)
+    wanted = np.unique(np.concatenate(list(self._chosen.values())))
+    return {
+      of: (
+        self._extract(self._support, fn, params, wanted),
+        self._extract(self._test, fn, params, None),
+      )
+      for of, (fn, params) in features.items()
+    }
+
+  def score(self, gathered: dict[str, tuple[Rows, Rows]]) -> dict[str, float]:
+    """Runs on the host, maybe in a thread; returns what `run` does."""
+    scores: dict[str, float] = {}
+    for of, (support, test) in gathered.items():
+      found = self._baselines if of else scores
+      for metric, value in self._accuracies(support, test).items():
+        found[f"{self.config.name}/{of}{metric}"] = value
+    return scores | self._baselines
+
+  def _accuracies(self, support: Rows, test: Rows) -> dict[str, float]:
+    l2s, found = self.config.l2, {}
     for shots in self.config.shots:
-      scores = []
-      for seed in self.config.seeds:
+      scores = np.zeros((len(self.config.seeds), len(l2s)))
+      for i, seed in enumerate(self.config.seeds):
         # What could not be decoded is not among the rows.
-        rows = np.isin(support["index"], chosen[shots, seed])
-        fit = ridge.fit(
+        rows = np.isin(support["index"], self._chosen[shots, seed])
+        fits = ridge.fit(
           support["x"][rows],
           support["label"][rows],
           self._support.num_classes,
-          self.config.l2,
+          l2s,
         )
-        scores.append(ridge.accuracy(fit, test["x"], test["label"]))
-      found[f"{shots}shot"] = float(np.mean(scores))
+        scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
+      for l2, value in zip(l2s, scores.mean(axis=0), strict=True):
+        prefix = "" if l2 == l2s[0] else f"l2={l2:g}/"
+        found[f"{prefix}{shots}shot"] = float(value)
     return found
 
   @functools.cached_property
@@ -125,7 +149,7 @@ class Fewshot:
     extract: Callable,
     params,
     indices: np.ndarray | None,
-  ) -> dict[str, np.ndarray]:
+  ) -> Rows:
     """Features, labels and record numbers, in the order of the records."""
     batches = eval_batches(
       source,
@@ -135,9 +159,7 @@ class Fewshot:
       process_count=jax.process_count(),
       indices=indices,
     )
-    parts = [
-      jax.device_get(extract(params, to_global(b, self._mesh))) for b in batches
-    ]
+    parts = list(forward(extract, params, batches, self._mesh))
     rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     order = np.argsort(rows["index"])

@@ -1,0 +1,380 @@
+"""Times the training step of a config: `python -m vit_jax.benchmark`.
+
+python -m vit_jax.benchmark --config=configs/vit_b16.py \
+  --config.data.batch_size=256
+
+The step, the state and the loop are those that train. A made-up batch lies on
+the device; `--input=real` reads the config's data and sends them, as training
+does. Nothing is written.
+"""
+
+from vit_jax import cli
+
+FLAGS = {
+  "input": "synthetic (default): one batch, on the device; real: as training",
+  "steps": "steps that are timed, after a warm-up (default: 50)",
+  "json": "print one line of JSON instead of a table",
+}
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  ARGS = cli.parse("vit_jax.benchmark", FLAGS, switches=("json",))
+
+# ruff: noqa: E402
+import collections
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax import sharding
+from vit_jax import step as step_lib
+from vit_jax.batch import Batch
+from vit_jax.ceiling import ceiling
+from vit_jax.config import Config, ConfigError
+from vit_jax.flops import peak_flops, train_flops
+from vit_jax.meter import Meter
+from vit_jax.models import build
+from vit_jax.opstring import image_size
+from vit_jax.optim import make_optimizer
+
+INPUTS = ("synthetic", "real")
+BLOCKS = 10  # into which the steps are cut; the medians are over them
+WARMUP = 3  # steps at least, of which nothing is told
+AHEAD = 2  # steps given to the device while one computes, as in training
+
+
+def measure(
+  config: Config, kind: str = "synthetic", steps: int = 50
+) -> dict[str, Any]:
+  """Compiles the step of a run on the devices at hand, and times it.
+
+  Evaluators and config.init are not looked at.
+
+  Args:
+    config: The run.
+    kind: Of input, one of `INPUTS`.
+    steps: How many are timed, in at most `BLOCKS` equal blocks.
+
+  Returns:
+    What JSON can hold. Of the run: device, devices, mesh, jax, xla_flags,
+    model, params, image_size, dtype, batch_size, accum_steps, remat, scan,
+    input. Times: compile_seconds (no cache), steps, block_steps, step_seconds
+    (median over blocks), step_seconds_least, step_seconds_most. Of a device:
+    images_per_second_per_device, flops_per_second (model FLOPs: what is
+    recomputed does not count), ceiling_flops (see `ceiling`), ceiling_side, mfu
+    (of that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and
+    mfu_of_peak, None where unknown, peak_bytes and peak_bytes_by ("device", or
+    "compiler" where the device keeps no count). Of all: images_per_second,
+    flops_per_image, loss (of the last step), input_wait (None for synthetic
+    input; else as `meter.Meter`).
+
+  Raises:
+    ConfigError: Something about the run cannot work, or memory is too small.
+  """
+  config = dataclasses.replace(config, evals=(), init=None)
+  check(config, kind)
+  try:
+    return _measure(config, kind, steps)
+  except jax.errors.JaxRuntimeError as e:
+    if "RESOURCE_EXHAUSTED" not in str(e):
+      raise
+    raise ConfigError(
+      [
+        f"config.data.batch_size: got {config.data.batch_size}, which does not"
+        " fit the memory; use a smaller one, config.optim.accum_steps, or"
+        f" config.model.remat=full. XLA says: {str(e).splitlines()[0]}"
+      ]
+    ) from None
+
+
+def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
+  mesh = sharding.make_mesh(config.mesh)
+  device = mesh.devices.flat[0]
+  size = image_size(config.data.ops)
+  batches, num_classes, total_steps = INPUT_FNS[kind](config, mesh)
+
+  model = build(config.model, num_classes)
+  tx, _ = make_optimizer(config.optim, total_steps)
+  init = step_lib.make_init(config, model, tx, size)
+  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
+  state = step_lib.make_state(init, mesh, config.seed)
+  batch = next(batches)
+  start = time.perf_counter()
+  compiled = step.lower(state, batch).compile()
+  compile_seconds = time.perf_counter() - start
+
+  block = max(1, steps // BLOCKS)
+  steps -= steps % block
+  per_image = train_flops(config.model, size, num_classes)
+  seconds, wait, loss = run(
+    compiled,
+    state,
+    itertools.chain([batch], batches),
+    Meter(config.data.batch_size, mesh.size, per_image, None),
+    warmup=max(WARMUP, block),
+    block=block,
+    steps=steps,
+  )
+  peak_bytes, by = peak_memory(device, compiled)
+  del state, batch  # the ceiling's matrices may need the room
+  side, roof = ceiling(config.model.dtype, device)
+  peak = peak_flops(device.device_kind)
+  images = config.data.batch_size / statistics.median(seconds)
+  rate = images / mesh.size * per_image
+  return {
+    "device": device.device_kind,
+    "devices": mesh.size,
+    "mesh": dict(mesh.shape),
+    "jax": jax.__version__,
+    "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    "model": f"{config.model.name} {config.model.variant}",
+    "params": sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.params)),
+    "image_size": list(size),
+    "dtype": config.model.dtype,
+    "batch_size": config.data.batch_size,
+    "accum_steps": config.optim.accum_steps,
+    "remat": config.model.remat,
+    "scan": config.model.scan,
+    "input": kind,
+    "compile_seconds": compile_seconds,
+    "steps": steps,
+    "block_steps": block,
+    "step_seconds": statistics.median(seconds),
+    "step_seconds_least": min(seconds),
+    "step_seconds_most": max(seconds),
+    "images_per_second": images,
+    "images_per_second_per_device": images / mesh.size,
+    "flops_per_image": per_image,
+    "flops_per_second": rate,
+    "ceiling_flops": roof,
+    "ceiling_side": side,
+    "mfu": rate / roof,
+    "peak_flops": peak,
+    "mfu_of_peak": peak and rate / peak,
+    "peak_bytes": peak_bytes,
+    "peak_bytes_by": by,
+    "loss": loss,
+    "input_wait": wait if kind == "real" else None,
+  }
+
+
+def run(
+  step: Callable,
+  state: Any,
+  batches: Iterator[dict],
+  meter: Meter,
+  *,
+  warmup: int,
+  block: int,
+  steps: int,
+) -> tuple[list[float], float, float]:
+  """Trains for a while; the host never waits for the newest step.
+
+  Args:
+    step: Compiled; donates the state.
+    state: Not to be used afterwards.
+    batches: On the device.
+    meter: Of this run alone; closed here.
+    warmup: Steps before the first that counts.
+    block: Steps of a block.
+    steps: That count; a multiple of `block`.
+
+  Returns:
+    Seconds a step of each block, the share of time that the device waited for
+    input, and the last loss.
+  """
+  waiting, ends = collections.deque(), []
+
+  def see_end_of_first():
+    loss = jax.block_until_ready(waiting.popleft())
+    ends.append(time.perf_counter())
+    if len(ends) == warmup:
+      meter.rates(warmup)
+    return loss
+
+  try:
+    for _ in range(warmup + steps):
+      with meter.input():
+        batch = next(batches)
+      state, metrics = step(state, batch)
+      meter.runs(metrics["loss"])
+      waiting.append(metrics["loss"])
+      if len(waiting) > AHEAD:
+        see_end_of_first()
+    while waiting:
+      loss = see_end_of_first()
+    wait = meter.rates(warmup + steps)["input_wait"]
+  finally:
+    meter.close()
+  at = ends[warmup - 1 :: block]
+  seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
+  return seconds, wait, float(loss)
+
+
+def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
+  """Returns the most bytes in use so far, and whose count that is.
+
+  A CPU keeps no count; the compiler's, of the step alone, stands for it.
+  """
+  counted = device.memory_stats() or {}
+  if "peak_bytes_in_use" in counted:
+    return counted["peak_bytes_in_use"], "device"
+  memory = compiled.memory_analysis()
+  total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+  total += memory.output_size_in_bytes - memory.alias_size_in_bytes
+  return total, "compiler"
+
+
+def synthetic(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
+  """Returns one batch of noise for ever, the classes, the run's steps."""
+  num_classes = _plan().classes_of(config)
+  rows, rng = config.data.batch_size, np.random.default_rng(config.seed)
+  batch = Batch(
+    image=rng.integers(
+      0, 256, (rows, *image_size(config.data.ops), 3), np.uint8
+    ),
+    label=rng.integers(0, num_classes, rows, np.int32),
+    mask=np.ones(rows, bool),
+    index=np.arange(rows),
+  )
+  on_device = jax.block_until_ready(sharding.to_global(batch, mesh))
+  total_steps = _plan().steps_of(config) or _plan().UNKNOWN_LENGTH
+  return itertools.repeat(on_device), num_classes, total_steps
+
+
+def real(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
+  """As `synthetic`, of the config's data; the transfer is in each `next`."""
+  from vit_jax import preflight  # TensorFlow comes with it
+  from vit_jax.data.pipeline import train_batches
+
+  source = preflight.open_train(config)
+  batches = train_batches(
+    source,
+    config.data.ops,
+    batch_size=config.data.batch_size,
+    seed=config.seed,
+    shuffle_buffer=config.data.shuffle_buffer,
+  )
+  return (
+    map(functools.partial(sharding.to_global, mesh=mesh), batches),
+    config.num_classes or source.num_classes,
+    preflight.total_steps(config, source),
+  )
+
+
+INPUT_FNS = {"synthetic": synthetic, "real": real}
+
+
+def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
+  """Raises if the run cannot be timed.
+
+  Args:
+    config: The run.
+    kind: Of input.
+    faults: What was found before, to be told in the same breath.
+
+  Raises:
+    ConfigError: With every fault.
+  """
+  found = list(faults or ())
+  if kind not in INPUTS:
+    found.append(f"--input: got {kind!r}, expected {' or '.join(INPUTS)}.")
+  if kind == "real" and importlib.util.find_spec("tensorflow") is None:
+    found.append(
+      "--input: got 'real', which TensorFlow reads, and that is not installed;"
+      " use --input=synthetic."
+    )
+  elif kind == "real":
+    from vit_jax import preflight
+
+    return preflight.check(config, faults=found)
+  if found := found + _plan().faults(config, jax.device_count()):
+    raise ConfigError(dict.fromkeys(found))
+
+
+def _plan():
+  """Returns the module `plan`, which knows data sets without their records.
+
+  It sets the environment for a compiler without devices; so those that are
+  here have to be found before.
+  """
+  jax.devices()
+  from vit_jax import plan
+
+  return plan
+
+
+def table(found: dict[str, Any]) -> str:
+  """Returns a measurement in words and numbers."""
+  height, width = found["image_size"]
+  milli = {k: f"{1e3 * found[k]:,.1f}" for k in found if k.startswith("step_")}
+  blocks = found["steps"] // found["block_steps"]
+  mfu = f"{100 * found['mfu']:.1f} % of the ceiling"
+  if found["peak_flops"]:
+    mfu += (
+      f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
+      f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
+    )
+  counted = {
+    "device": "as the device counts",
+    "compiler": "of the step, as the compiler counts",
+  }
+  flags = f"; XLA_FLAGS={found['xla_flags']}" if found["xla_flags"] else ""
+  rows = {
+    "device": f"{found['devices']} x {found['device']}, jax"
+    f" {found['jax']}{flags}",
+    "model": f"{found['model']}, {found['params'] / 1e6:,.1f} M parameters,"
+    f" {height} x {width} pixels, {found['dtype']}",
+    "batch": f"{found['batch_size']:,} images,"
+    f" accum_steps={found['accum_steps']}, remat={found['remat']},"
+    f" scan={found['scan']}, {found['input']} input",
+    "compile": f"{found['compile_seconds']:.1f} s",
+    "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"
+    f" {found['block_steps']} ({milli['step_seconds_least']} to"
+    f" {milli['step_seconds_most']})",
+    "speed": f"{found['images_per_second']:,.1f} images/s,"
+    f" {found['images_per_second_per_device']:,.1f} a device",
+    "work": f"{found['flops_per_image'] / 1e9:,.2f} GFLOP an image,"
+    f" {found['flops_per_second'] / 1e12:,.3f} TFLOP/s a device",
+    "ceiling": f"{found['ceiling_flops'] / 1e12:,.3f} TFLOP/s, products of"
+    f" {found['ceiling_side']:,} x {found['ceiling_side']:,} {found['dtype']}",
+    "MFU": mfu,
+    "memory": f"{found['peak_bytes'] / 2**30:.2f} GiB at most,"
+    f" {counted[found['peak_bytes_by']]}",
+  }
+  if found["input_wait"] is not None:
+    rows["waiting"] = f"{100 * found['input_wait']:.0f} % of the time for input"
+  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+
+
+def main(args: cli.Args) -> None:
+  """Measures and prints."""
+  kind, steps = args.flags["input"] or "synthetic", args.flags["steps"] or "50"
+  try:
+    found = list(args.faults)
+    if not steps.isdecimal() or int(steps) < 1:
+      found.append(f"--steps: got {steps!r}, expected a number from 1.")
+    if found:
+      check(args.config, kind, found)
+    result = measure(args.config, kind, int(steps))
+  except ConfigError as e:
+    sys.exit(str(e))
+  wants_json = args.flags["json"] == "true"
+  print(json.dumps(result) if wants_json else table(result))
+
+
+if __name__ == "__main__":
+  main(ARGS)
