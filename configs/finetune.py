@@ -9,7 +9,7 @@ Result: not yet run at full length.
 """
 
 from vit_jax.config import defaults
-from vit_jax.recipes import arguments
+from vit_jax.recipes import arguments, for_tpus
 from vit_jax.variants import family, nearest
 
 # Split to train on, split to score, steps, learning rate. Steps are Table 4's;
@@ -47,6 +47,7 @@ def get_config(arg: str = ""):
   c.data.batch_size = 512
   c.data.ops = f"decode_inception_crop({res})|flip_lr"
   c.total_steps = steps
+  for_tpus(c)
   c.optim.name = "sgd"
   c.optim.momentum = 0.9
   c.optim.lr = lr

@@ -15,12 +15,12 @@ FLOORS = (
   "batch chips config datasets faults flops opstring recipes geometry"
   " published values variants cli",
   "losses metrics models optim ridge schedules progress",
-  "hlo hlo_text sharding checkpoint weights writer distributed meter overview"
-  " startup ceiling",
+  "hlo hlo_text sharding collectives checkpoint weights writer"
+  " distributed meter overview startup ceiling",
   "step",
   "evaluators preflight",
   "pretrained",
-  "train evaluate plan benchmark report convert figures page runs",
+  "train evaluate plan search benchmark report convert figures page runs",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 INPUT_MAY_USE = FLOORS[0].split() + ["data"]

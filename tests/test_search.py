@@ -38,7 +38,11 @@ def test_choices_keep_the_recipe():
 def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   lines = []
   best = search(CONFIG, 4, fake, lines.append)
-  assert (best["accum_steps"], best["scan"], best["batch_size"]) == (16, False, 128)
+  assert (best["accum_steps"], best["scan"], best["batch_size"]) == (
+    16,
+    False,
+    128,
+  )
   # One line a choice, the loop, two batches, and the two conclusions.
   assert len(lines) == len(list(choices(CONFIG, 4))) + 5
   assert "batch=256" in lines[-2] and "does not fit: 1.00 GiB" in lines[-2]

@@ -51,7 +51,7 @@ class MAPHead(nn.Module):
     )(probe, x)
     y = nn.LayerNorm(self.ln_eps, dtype=self.dtype, name="LayerNorm_0")(x)
     y = MlpBlock(self.mlp_dim, 0.0, self.gelu, self.dtype, name="MlpBlock_0")(
-      y, False
+      y, None
     )
     return (x + y)[:, 0].astype(at_least_float32(self.dtype))
 
