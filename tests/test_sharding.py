@@ -78,20 +78,52 @@ def test_stacked_blocks_keep_their_leading_axis_whole():
   assert specs[key][1] == P(None, "tensor", "fsdp")
 
 
-@pytest.mark.parametrize("variant", ["Ti/16", "B/16", "L/16", "H/14"])
-@pytest.mark.parametrize("pool", ["token", "map"])
-def test_little_is_left_on_every_device(variant, pool):
-  mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=8))
-  specs = _specs(ModelConfig(variant=variant, pool=pool), mesh)
-  sizes = {k: int(np.prod(shape.shape)) for k, (shape, _) in specs.items()}
-  whole = sum(sizes[k] for k, (_, spec) in specs.items() if not any(spec))
-  assert whole / sum(sizes.values()) < 0.01
+WIDE = jax.sharding.AbstractMesh((16, 16, 1), sharding.AXES)
+EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
 
 
-def test_a_dimension_that_does_not_divide_is_left_whole():
-  specs = _specs(ModelConfig(variant="Ti/16"))  # 3 heads on 2 devices
-  key = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+def _shapes(model: ModelConfig):
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
+  init = build(model, 1000).init
+  return jax.eval_shape(init, jax.random.key(0), images)["params"]
+
+
+@pytest.mark.parametrize("mesh", [EIGHT, WIDE], ids=["8", "16"])
+@pytest.mark.parametrize(
+  "model",
+  [
+    ModelConfig(variant="Ti/16"),
+    ModelConfig(variant="S/16", pool="map", posemb="relative"),
+    ModelConfig(variant="B/16", pool="gap", scan=True),
+    ModelConfig(variant="H/14", posemb="learn2d"),
+    ModelConfig(variant="R50+B/16"),
+    ModelConfig(name="bit", variant="R50x1"),
+    ModelConfig(name="bit_v1", variant="R26x1"),
+  ],
+  ids=lambda m: m.variant,
+)
+def test_less_than_a_hundredth_is_left_on_every_device(model, mesh):
+  share, indivisible = sharding.left_whole(_shapes(model), mesh)
+  assert 0 < share < 0.01
+  assert "tensor" not in indivisible  # one device
+
+
+def test_what_does_not_divide_goes_elsewhere_or_stays_whole_and_is_told():
+  model = ModelConfig(variant="Ti/16")  # 3 heads, width 192
+  specs = _specs(model)
+  key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
   assert specs[key][1] == P("fsdp", None, None)
+  _, indivisible = sharding.left_whole(_shapes(model), MESH)
+  assert key in indivisible["tensor"] and len(indivisible["tensor"]) == 12 * 7
+  # 9 does not divide 192, but the 3 * 64 of no dimension either.
+  mesh = jax.sharding.AbstractMesh((1, 128, 1), sharding.AXES)
+  specs = _specs(model, mesh)
+  key = "Transformer/encoderblock_3/MlpBlock_0/Dense_0/kernel"
+  assert specs[key][1] == P(None, "fsdp")  # 768, where 192 would be the rule
+  config = tiny.config(model__variant="Ti/16", data__batch_size=1024)
+  text = sharding.describe(config, _shapes(model), MESH)
+  assert text.startswith("1 microbatch a step; every device holds 0.")
+  assert "tensor=2 does not divide 84 leaves such as Transformer/" in text
 
 
 def test_to_global_splits_rows_and_keeps_bytes():

@@ -93,7 +93,7 @@ def measure(
     raise ConfigError(
       [
         f"config.data.batch_size: got {config.data.batch_size}, which does not"
-        " fit the memory; use a smaller one, config.optim.accum_steps, or"
+        " fit the memory; use a smaller one, config.optim.microbatch, or"
         f" config.model.remat=full. XLA says: {str(e).splitlines()[0]}"
       ]
     ) from None
@@ -145,7 +145,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
-    "accum_steps": config.optim.accum_steps,
+    "accum_steps": sharding.accum_steps(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "input": kind,

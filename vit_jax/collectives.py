@@ -43,7 +43,7 @@ def gather(params, specs, dtype: DTypeLike):
     if re.search(IN_PRODUCTS, path_of(path)):
       x = x.astype(dtype)
     dim = _split_dim(spec)
-    if dim is None or jax.lax.axis_size("fsdp") == 1:
+    if dim is None:
       return x
     return jax.lax.all_gather(x, "fsdp", axis=dim, tiled=True)
 
@@ -61,7 +61,7 @@ def reduce(grads, specs):
     # them to float32 before they do.
     g = jax.lax.optimization_barrier(g)
     dim = _split_dim(spec)
-    if dim is None or jax.lax.axis_size("fsdp") == 1:
+    if dim is None:
       return total(g).astype(jnp.float32)
     # The parts get a dimension of their own. Otherwise a TPU reduces whole
     # arrays where a part is no multiple of its tiles: twice the bytes.

@@ -12,6 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 import vit_jax
+from vit_jax import sharding
 from vit_jax.config import Config, to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.opstring import image_size
@@ -136,7 +137,8 @@ def text(
   lines = [
     parameter_table(params),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
-    f" {jax.process_count()} process(es); mesh {axes}",
+    f" {jax.process_count()} process(es); mesh {axes};"
+    f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant} ({config.model.name}),"
     f" {num_params(params):,} parameters, {config.model.dtype}",
     f"data        {config.data.dataset} [{config.data.split}]:"

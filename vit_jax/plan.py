@@ -138,10 +138,7 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     "chips": len(devices),
     "mesh": dict(mesh.shape),
     "batch_size": config.data.batch_size,
-    "accum_steps": sharding.num_passes(
-      config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"]),
-      config.optim.microbatch,
-    ),
+    "accum_steps": sharding.accum_steps(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "capacity_bytes": chip.capacity,

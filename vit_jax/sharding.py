@@ -9,11 +9,11 @@ import re
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
-from vit_jax.config import MeshConfig
+from vit_jax.config import Config, MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -36,7 +36,7 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
   (r"embedding/kernel", P(None, None, None, ("fsdp", "tensor"))),
   (r"conv\w*/kernel", P(None, None, None, ("fsdp", "tensor"))),
   (r"pos_embedding(_[xy])?", P(None, None, "fsdp")),
-  (r"offsets", P(None, "tensor", None)),
+  (r"offsets", P(None, "tensor", "fsdp")),
   (r"pre_logits/kernel", P("fsdp", "tensor")),
   (r"head/kernel", P("fsdp", "tensor")),
   (r"head/bias", P("tensor")),
@@ -103,6 +103,13 @@ def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
   ]
 
 
+def accum_steps(config: Config, mesh: Mesh) -> int:
+  """Returns in how many microbatches a device passes its rows of a batch."""
+  devices = mesh.shape["data"] * mesh.shape["fsdp"]
+  rows = config.data.batch_size // devices
+  return num_passes(rows, config.optim.microbatch)
+
+
 def num_passes(num_rows: int, microbatch: int | None) -> int:
   """Returns the fewest equal passes of at most so many rows.
 
@@ -114,7 +121,7 @@ def num_passes(num_rows: int, microbatch: int | None) -> int:
   return next(n for n in range(least, num_rows + 1) if num_rows % n == 0)
 
 
-def infer(tree, mesh: Mesh):
+def infer(tree, mesh: Mesh | AbstractMesh):
   """Returns a NamedSharding for every leaf, by `PARAM_RULES`.
 
   Blocks stacked for a scan have one more dimension in front, which is left
@@ -134,7 +141,9 @@ def infer(tree, mesh: Mesh):
   )
 
 
-def left_whole(tree, mesh: Mesh) -> tuple[float, dict[str, list[str]]]:
+def left_whole(
+  tree, mesh: Mesh | AbstractMesh
+) -> tuple[float, dict[str, list[str]]]:
   """Tells what the mesh does not split.
 
   Returns:
@@ -154,6 +163,21 @@ def left_whole(tree, mesh: Mesh) -> tuple[float, dict[str, list[str]]]:
       if axis not in got and mesh.shape[axis] > 1:
         indivisible[axis].append(name)
   return whole / max(total, 1), {k: v for k, v in indivisible.items() if v}
+
+
+def describe(config: Config, params, mesh: Mesh) -> str:
+  """Returns in words how a step is cut up, and what is not."""
+  passes = accum_steps(config, mesh)
+  text = f"{passes} microbatch{'es' * (passes > 1)} a step"
+  share, indivisible = left_whole(params, mesh)
+  if mesh.shape["fsdp"] > 1:
+    text += f"; every device holds {100 * share:.2f} % of the parameters whole"
+  for axis, names in indivisible.items():
+    text += (
+      f"; {axis}={mesh.shape[axis]} does not divide {len(names)} leaves such as"
+      f" {names[0]}, which it leaves whole or splits along another dimension"
+    )
+  return text
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -196,13 +220,13 @@ def _rule(name: str, num_dims: int) -> P:
   return P(*(None,) * (num_dims - len(spec)), *spec)
 
 
-def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
   rule = _rule(name, len(shape))
   axes = [
     _dividing(axes, size, mesh)
     for axes, size in zip(rule, shape[: len(rule)], strict=True)
   ]
-  if "fsdp" in _names(rule) and "fsdp" not in _names(axes):
+  if "fsdp" in _names(rule) - _names(axes) and mesh.shape["fsdp"] > 1:
     free = [
       i
       for i, size in enumerate(shape)
@@ -213,12 +237,15 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
   return P(*axes)
 
 
-def _dividing(axes, size: int, mesh: Mesh):
-  """Those of a dimension's axes that divide it, from the left."""
+def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
+  """Those of a dimension's axes that split and divide it, from the left."""
   names = (axes,) if isinstance(axes, str) else axes or ()
   kept = ()
   for name in names:
-    if size % math.prod(mesh.shape[a] for a in (*kept, name)) == 0:
+    if (
+      mesh.shape[name] > 1
+      and size % math.prod(mesh.shape[a] for a in (*kept, name)) == 0
+    ):
       kept += (name,)
   return kept[0] if len(kept) == 1 else kept or None
 
