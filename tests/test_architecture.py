@@ -16,7 +16,7 @@ FLOORS = (
   " published values variants cli",
   "losses metrics models optim ridge schedules progress",
   "hlo hlo_text sharding collectives checkpoint weights writer"
-  " distributed meter overview startup ceiling",
+  " distributed meter overview startup ceiling host_memory",
   "step",
   "evaluators preflight",
   "pretrained",

@@ -38,7 +38,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import host_memory, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.ceiling import ceiling
@@ -369,6 +369,7 @@ def main(args: cli.Args) -> None:
       found.append(f"--steps: got {steps!r}, expected a number from 1.")
     if found:
       check(args.config, kind, found)
+    host_memory.keep()
     result = measure(args.config, kind, int(steps))
   except ConfigError as e:
     sys.exit(str(e))
