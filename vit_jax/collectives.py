@@ -8,13 +8,20 @@ import re
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from vit_jax.sharding import BATCH_AXES, path_of
+from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
 # Used in the type of the matrix products, so they may as well travel in it.
 IN_PRODUCTS = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+
+
+def manual_axes(mesh: Mesh) -> set[str]:
+  """Returns the axes along which devices compute each for itself."""
+  # All of them where XLA has nothing to split.
+  return set(BATCH_AXES if mesh.shape["tensor"] > 1 else AXES)
 
 
 def manual_specs(shardings):
@@ -57,9 +64,12 @@ def reduce(grads, specs):
   """
 
   def part(g, spec):
-    # They travel in the type that they have: without the barrier XLA may widen
-    # them to float32 before they do.
-    g = jax.lax.optimization_barrier(g)
+    if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
+      # They travel in the type that they have: without the barrier XLA may
+      # widen them to float32 before they do.
+      g = jax.lax.optimization_barrier(g)
+    else:  # XLA for CPUs dies of bfloat16 beside an axis that it splits itself
+      g = g.astype(jnp.float32)
     dim = _split_dim(spec)
     if dim is None:
       return total(g).astype(jnp.float32)

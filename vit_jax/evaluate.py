@@ -23,6 +23,7 @@ import jax
 from vit_jax import (
   distributed,
   evaluators,
+  host_memory,
   overview,
   preflight,
   sharding,
@@ -103,6 +104,7 @@ def main(args: cli.Args) -> None:
   """Joins the other processes, looks for faults, evaluates."""
   try:
     distributed.initialise(args.flags, args.faults)
+    host_memory.keep()
     startup.use_cache()
     if not args.flags["checkpoint"]:
       args.faults.append("--checkpoint: got none, expected --checkpoint=<run>.")

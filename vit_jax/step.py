@@ -18,13 +18,7 @@ from jaxtyping import Array, Float, UInt8
 from vit_jax import collectives, optim
 from vit_jax.config import Config
 from vit_jax.losses import LOSSES, smooth, targets_of
-from vit_jax.sharding import (
-  BATCH_AXES,
-  BATCH_SPEC,
-  infer,
-  num_passes,
-  replicated,
-)
+from vit_jax.sharding import BATCH_SPEC, infer, num_passes, replicated
 
 
 @flax.struct.dataclass
@@ -168,7 +162,7 @@ def make_train_step(
     mesh=mesh,
     in_specs=(specs, BATCH_SPEC, P()),
     out_specs=(P(), specs),
-    axis_names=set(BATCH_AXES),
+    axis_names=collectives.manual_axes(mesh),
     check_vma=False,
   )
 

@@ -31,6 +31,7 @@ from vit_jax import (
   checkpoint,
   distributed,
   evaluators,
+  host_memory,
   overview,
   preflight,
   sharding,
@@ -283,6 +284,7 @@ def main(args: cli.Args) -> None:
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   try:
     distributed.initialise(args.flags, args.faults)
+    host_memory.keep()
     if args.faults:
       preflight.check(args.config, workdir, args.faults)
     train_and_evaluate(args.config, workdir, startup.BEGAN)

@@ -1,5 +1,7 @@
 """Attention: softmax(Q K^T / sqrt(d)) V, and its projections."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.precision import at_least_float32
+
+# Of L/16, 16 images at 224 px or 2 at 384.
+MAX_SCORES = 11_000_000
 
 
 def dot_product_attention(
@@ -68,6 +73,38 @@ def _offset_to_key(
   return rows[..., :num_tokens]
 
 
+def attend(
+  query: Float[Array, "b q heads d"],
+  key: Float[Array, "b k heads d"],
+  value: Float[Array, "b k heads d"],
+  offsets: Float[Array, "r heads d"] | None,
+) -> Float[Array, "b q heads d"]:
+  """Returns `dot_product_attention` in the way that is fast in training.
+
+  Scores grow with the square of the number of tokens: to keep them for the
+  backward pass costs more than to compute them again; and they are of so few
+  images at once that a TPU need not write them to its main memory
+  (docs/performance.md).
+  """
+  attention = jax.checkpoint(dot_product_attention)
+  num_images = query.shape[0]
+  at_once = num_images
+  # In a step's shard_map the images are the device's own. Elsewhere they may be
+  # spread over many, and a slice would make them travel.
+  if jax.sharding.get_abstract_mesh().manual_axes:
+    of_image = key.shape[1] * math.prod(query.shape[1:3])
+    at_once = max(
+      n
+      for n in range(1, num_images + 1)
+      if num_images % n == 0 and (n == 1 or n * of_image <= MAX_SCORES)
+    )
+  parts = [
+    attention(*(x[i : i + at_once] for x in (query, key, value)), offsets)
+    for i in range(0, num_images, at_once)
+  ]
+  return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
 class MultiHeadDotProductAttention(nn.Module):
   """Attention of `queries` to `tokens`, between linear maps with biases.
 
@@ -105,9 +142,7 @@ class MultiHeadDotProductAttention(nn.Module):
         nn.initializers.normal(0.02),
         (2 * tokens.shape[1] - 1, *heads),
       ).astype(self.dtype)
-    # Scores grow with the square of the number of tokens: to keep them for the
-    # backward pass costs a TPU more than to compute them again.
-    x = jax.checkpoint(dot_product_attention)(
+    x = attend(
       dense("query", heads)(queries),
       dense("key", heads)(tokens),
       dense("value", heads)(tokens),
