@@ -20,6 +20,7 @@ FOUND = {
   "accum_steps": 4,
   "remat": "dots",
   "scan": True,
+  "split": "4 microbatches a step",
   "capacity_bytes": 16 * 2**30,
   "peak_bytes": 4 * 2**30,
   "fits": True,
@@ -60,6 +61,7 @@ def test_the_step_is_the_one_that_trains():
 def test_the_table():
   assert plan.table(FOUND).splitlines() == [
     "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
+    "split       4 microbatches a step",
     "verdict     fits: 4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
     "memory      arguments 1.00 GiB, temporaries 3.00 GiB",
     "work        13.68 TFLOP, 86.9 GB a chip and step",
@@ -121,8 +123,8 @@ def test_faults_are_told_before_compiling():
 @pytest.mark.parametrize(
   "topology, text",
   [
-    ("v9:2x2", "expected one of v4, v5e, v5p, v6e and a shape"),
-    ("2x2", "expected one of v4, v5e, v5p, v6e and a shape"),
+    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
+    ("2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
   ],
 )
 def test_an_unknown_slice(topology, text):

@@ -1,7 +1,7 @@
-"""What a TPU chip can do: the makers' data sheets.
+"""What a TPU can do: the makers' data sheets.
 
-Source: cloud.google.com/tpu/docs, one page a generation. A device of jax is a
-chip (v4 and v5p in megacore).
+Source: cloud.google.com/tpu/docs, one page a generation; for the links of v3,
+the bandwidth of all-reduces over a pod.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One chip.
+  """What jax calls a device: a chip (v4 and v5p in megacore), half a v3.
 
   Attributes:
     peak_flops: Dense bfloat16, FLOP/s.
@@ -17,6 +17,7 @@ class Chip:
     clock: Of the matrix unit, Hz.
     ici_bandwidth: All links between chips, one way, bytes/s.
     capacity: Of the memory, bytes: what libtpu 0.0.50 leaves to a program.
+    share: Of a chip.
   """
 
   peak_flops: float
@@ -24,9 +25,11 @@ class Chip:
   clock: float
   ici_bandwidth: float
   capacity: int
+  share: float = 1.0
 
 
 CHIPS = {
+  "v3": Chip(61.5e12, 450e9, 0.94e9, 164e9, int(15.48 * 2**30), share=0.5),
   "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, int(30.75 * 2**30)),
   "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, int(15.75 * 2**30)),
   "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, int(95.73 * 2**30)),

@@ -12,7 +12,7 @@ import os
 from vit_jax import cli
 
 FLAGS = {
-  "topology": "slice to compile for: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
+  "topology": "slice to compile for: v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4",
   "json": "print one line of JSON instead of a table",
   "search": "try mesh, microbatch, remat, scan and batch, and name the fastest",
 }
@@ -117,12 +117,12 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     topology: Such as "v5e:16x16".
 
   Returns:
-    What JSON can hold, of each chip: fits, capacity_bytes, peak_bytes (XLA's
-    own), argument_bytes, temporary_bytes, flops, bytes_accessed,
-    cycles_seconds, optimal_seconds, price_seconds, collectives (kind -> [times,
-    bytes]), mfu; of all: chips, images_per_second, steps, hours, chip_hours
-    (None where the length is unknown). If it does not fit, what compiling would
-    tell is None.
+    What JSON can hold, of each device (a chip, half a v3): fits,
+    capacity_bytes, peak_bytes (XLA's own), argument_bytes, temporary_bytes,
+    flops, bytes_accessed, cycles_seconds, optimal_seconds, price_seconds,
+    collectives (kind -> [times, bytes]), mfu; of all: chips, split (how, in
+    words), images_per_second, steps, hours, chip_hours (None where the length
+    is unknown). If it does not fit, what compiling would tell is None.
 
   Raises:
     ConfigError: The config, or the slice, cannot work.
@@ -132,15 +132,16 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     raise ConfigError(found)
   mesh = sharding.make_mesh(config.mesh, devices)
   step, arguments = lower(config, mesh)
-  steps = steps_of(config)
+  steps, num_chips = steps_of(config), int(len(devices) * chip.share)
   result: dict[str, Any] = {
     "topology": topology,
-    "chips": len(devices),
+    "chips": num_chips,
     "mesh": dict(mesh.shape),
     "batch_size": config.data.batch_size,
     "accum_steps": sharding.accum_steps(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
+    "split": sharding.describe(config, arguments[0].params, mesh),
     "capacity_bytes": chip.capacity,
     "steps": steps,
   }
@@ -172,7 +173,7 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     "images_per_second": config.data.batch_size / seconds,
     "mfu": needed / (seconds * chip.peak_flops),
     "hours": steps and steps * seconds / 3600,
-    "chip_hours": steps and steps * seconds * len(devices) / 3600,
+    "chip_hours": steps and steps * seconds * num_chips / 3600,
   }
   return result
 
@@ -305,6 +306,7 @@ def table(found: dict[str, Any]) -> str:
   verdict = "fits" if found["fits"] else "DOES NOT FIT"
   rows = {
     "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
+    "split": found["split"],
     "verdict": f"{verdict}: {gib(found['peak_bytes'])} of"
     f" {gib(found['capacity_bytes'])} a chip, {gib(abs(room))}"
     f" {'to spare' if room >= 0 else 'too much'}",
