@@ -72,7 +72,7 @@ def test_the_table():
   ]
   too_much = FOUND | dict.fromkeys(plan.PRICES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
-  assert plan.table(too_much).splitlines()[1] == (
+  assert plan.table(too_much).splitlines()[2] == (
     "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
   )
   assert search.line(too_much).endswith("does not fit: 20.00 GiB")

@@ -9,12 +9,13 @@ answered at once.
 
 import dataclasses
 import typing
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.values import check_choice, parse_value
 from vit_jax.variants import nearest
+
+if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
+  import ml_collections
 
 
 class ConfigError(ValueError):
@@ -299,17 +300,19 @@ class Config:
   evals: tuple[EvalConfig, ...] = ()
 
 
-def defaults() -> ml_collections.ConfigDict:
+def defaults() -> "ml_collections.ConfigDict":
   """Returns all options at their defaults, to set what differs.
 
   `evals` is empty; a config file assigns a dict of evaluators, e.g.
   `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
   take the defaults of their kind.
   """
+  import ml_collections
+
   return ml_collections.ConfigDict(_as_dict(Config()), type_safe=True).lock()
 
 
-def freeze(config: ml_collections.ConfigDict | dict) -> Config:
+def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
   """Turns a config into its frozen form.
 
   Raises:
@@ -321,10 +324,12 @@ def freeze(config: ml_collections.ConfigDict | dict) -> Config:
   return frozen
 
 
-def build(config: ml_collections.ConfigDict | dict) -> tuple[Config, list[str]]:
+def build(
+  config: "ml_collections.ConfigDict | dict",
+) -> tuple[Config, list[str]]:
   """As `freeze`, but returns the faults; a faulty option has its default."""
   faults: list[str] = []
-  if isinstance(config, ml_collections.ConfigDict):
+  if not isinstance(config, dict):
     config = config.to_dict()
   return _build(Config, config, "config", faults), faults
 
@@ -404,6 +409,9 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
 
 def _as_dict(config, plain: bool = False) -> dict[str, Any]:
   """Nested dicts; unless `plain`, None becomes a typed placeholder."""
+  if not plain:
+    import ml_collections
+
   out: dict[str, Any] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)

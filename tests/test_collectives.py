@@ -1,0 +1,71 @@
+"""What crosses the links: parameters once, gradients once, in their types."""
+
+import collections
+
+import jax
+import pytest
+import tiny
+
+from vit_jax import sharding
+
+SENDING = ("all_gather", "reduce_scatter", "psum")
+
+
+def equations(jaxpr, loops=()):
+  """Yields every equation with the primitives of the loops around it."""
+  for equation in jaxpr.eqns:
+    yield equation, loops
+    for value in equation.params.values():
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        is_loop = equation.primitive.name in ("scan", "while")
+        name = (equation.primitive.name,) if is_loop else ()
+        yield from equations(inner, loops + name)
+
+
+def sent(**changes):
+  """Returns (primitive, type) -> arrays, and whether one is sent in a loop."""
+  parts = tiny.Parts(tiny.config(**changes))
+  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
+  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
+  counts, in_loops, loops_seen = collections.Counter(), 0, 0
+  for equation, loops in equations(jaxpr.jaxpr):
+    loops_seen += equation.primitive.name == "scan"
+    name = next(
+      (s for s in SENDING if equation.primitive.name.startswith(s)), 0
+    )
+    if name:
+      for x in equation.invars:
+        counts[name, x.aval.dtype.name] += 1
+      in_loops += bool(loops)
+  return counts, in_loops, loops_seen
+
+
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_once_a_step(microbatch):
+  counts, in_loops, loops = sent(
+    mesh__data=2,
+    mesh__fsdp=4,
+    model__dtype="bfloat16",
+    optim__microbatch=microbatch,
+  )
+  assert loops == (microbatch is not None) and in_loops == 0
+  # Of 2 blocks with 6 kernels each, and the patches'.
+  assert counts["all_gather", "bfloat16"] == 13
+  assert counts["reduce_scatter", "bfloat16"] == 13
+  # Positions and head stay in float32.
+  assert counts["all_gather", "float32"] == 2
+  assert counts["reduce_scatter", "float32"] == 2
+
+
+def test_nothing_is_gathered_where_nothing_is_split():
+  counts, *_ = sent(mesh__data=8)
+  assert {name for name, _ in counts} == {"psum"}
+
+
+def test_in_float32_beside_an_axis_that_xla_splits():
+  counts, *_ = sent(
+    mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__dtype="bfloat16"
+  )
+  assert counts["reduce_scatter", "bfloat16"] == counts["psum", "bfloat16"] == 0
+  assert counts["all_gather", "bfloat16"] > 0
