@@ -87,22 +87,25 @@ def attend(
   (docs/performance.md).
   """
   attention = jax.checkpoint(dot_product_attention)
-  num_images = query.shape[0]
-  at_once = num_images
   # In a step's shard_map the images are the device's own. Elsewhere they may be
   # spread over many, and a slice would make them travel.
-  if jax.sharding.get_abstract_mesh().manual_axes:
-    of_image = key.shape[1] * math.prod(query.shape[1:3])
-    at_once = max(
-      n
-      for n in range(1, num_images + 1)
-      if num_images % n == 0 and (n == 1 or n * of_image <= MAX_SCORES)
-    )
-  parts = [
-    attention(*(x[i : i + at_once] for x in (query, key, value)), offsets)
-    for i in range(0, num_images, at_once)
-  ]
-  return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+  if not jax.sharding.get_abstract_mesh().manual_axes:
+    return attention(query, key, value, offsets)
+  num_images = query.shape[0]
+  of_image = key.shape[1] * math.prod(query.shape[1:3])
+  at_once = max(
+    n
+    for n in range(1, num_images + 1)
+    if num_images % n == 0 and (n == 1 or n * of_image <= MAX_SCORES)
+  )
+  if at_once == num_images:
+    return attention(query, key, value, offsets)
+  return jnp.concatenate(
+    [
+      attention(*(x[i : i + at_once] for x in (query, key, value)), offsets)
+      for i in range(0, num_images, at_once)
+    ]
+  )
 
 
 class MultiHeadDotProductAttention(nn.Module):
