@@ -24,7 +24,7 @@ MODELS = {
   ),
   "hybrid in a scan": tiny.HYBRID | dict(model__scan=True),
   # At a higher rate its losses rise and fall, and rounding grows with them.
-  "resnet": tiny.RESNET | dict(optim__lr=0.02),
+  "resnet": tiny.RESNET | dict(optim__lr=0.01),
 }
 
 
@@ -49,7 +49,7 @@ def check(name: str, mesh: tuple[int, int, int], **changes) -> None:
     mesh__tensor=tensor,
   )
   got = losses(tiny.Parts(config))
-  assert got[-1] < 0.97 * got[0]
+  assert got[-1] < 0.99 * got[0]
   np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
