@@ -32,12 +32,12 @@ PLANS = (
 )
 HEAD = """# What the recipes cost
 
-`python -m vit_jax.plan` for every recipe, on common slices; written by `python
-benchmarks/plans.py` with {versions}. Nothing here ran: the TPU's compiler says
-so. Memory is XLA's peak, of a chip. Milliseconds of a step are given three
-times: cycles and links, nothing overlapped / the compiler's coarser roofline /
-their geometric mean, which the other columns follow. Hours are for all steps of
-the recipe, without evaluation.
+`python -m vit_jax.plan` for recipes on common slices; written by `python
+benchmarks/plans.py` with {versions}.
+Nothing here ran: the TPU's compiler says so. Memory is XLA's peak, of a chip.
+Milliseconds of a step are given three times: cycles and links, nothing
+overlapped / the compiler's coarser roofline / their geometric mean, which the
+other columns follow. Hours are for all steps of the recipe, without evaluation.
 
 | config | slice | batch | GiB | ms | images/s | MFU | hours | chip-hours |
 |---|---|---|---|---|---|---|---|---|
