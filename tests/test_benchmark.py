@@ -5,11 +5,13 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny
 
@@ -189,14 +191,19 @@ def test_memory_is_kept_for_the_next_step():
   code = (
     "import jax, resource; from vit_jax import host_memory;"
     "assert host_memory.keep();"
-    "f = jax.jit(lambda x: jax.lax.sort(x.T + 1).sum());"
-    "x = jax.numpy.ones((4096, 4096)); f(x); f(x);"
+    "f = jax.jit(lambda x: x + 1);"
+    "x = jax.numpy.ones((4096, 4096));"
     "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt;"
-    "old = faults(); f(x).block_until_ready(); print(faults() - old)"
+    "f(x).block_until_ready(); now = [faults()];"
+    "[(f(x).block_until_ready(), now.append(faults())) for _ in range(15)];"
+    "print(now)"
   )
   command = [sys.executable, "-c", code]
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
-  assert int(done.stdout) < 1000  # of the 16,384 pages of one temporary
+  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}  # one device
+  now = json.loads(subprocess.check_output(command, env=env))
+  # One result is 16,384 pages. A small block at its old place moves it, once
+  # in some calls, so the median is looked at.
+  assert statistics.median(np.diff(now)) < 1000, now
 
 
 @pytest.mark.slow
