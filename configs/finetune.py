@@ -47,7 +47,7 @@ def get_config(arg: str = ""):
   c.data.batch_size = 512
   c.data.ops = f"decode_inception_crop({res})|flip_lr"
   c.total_steps = steps
-  for_tpus(c)
+  for_tpus(c, microbatch=16)
   c.optim.name = "sgd"
   c.optim.momentum = 0.9
   c.optim.lr = lr

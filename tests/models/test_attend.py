@@ -1,4 +1,4 @@
-"""Attention in training: in pieces, and without keeping its scores."""
+"""Attention in training: a gradient of its own, and in pieces."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.models import attention
+from vit_jax.models.attention import MultiHeadDotProductAttention
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
 QKV = jnp.asarray(np.random.default_rng(0).normal(size=(3, 6, 9, 2, 4)), "f")
+TOKENS = QKV.reshape(3, 6, 9, 8)[0]
 
 
-def loss(attend):
-  return lambda qkv: jnp.sum(jnp.sin(attend(*qkv, None)))
+def loss(attend, *args):
+  return lambda qkv: jnp.sum(jnp.sin(attend(*qkv, *args).astype("f")))
 
 
 def on_a_device(fn):
@@ -23,7 +25,7 @@ def on_a_device(fn):
   )
 
 
-def products(fn) -> int:
+def products(fn, *args) -> int:
   def count(jaxpr) -> int:
     inner = [
       getattr(v, "jaxpr", v) for e in jaxpr.eqns for v in e.params.values()
@@ -31,34 +33,82 @@ def products(fn) -> int:
     here = sum(e.primitive.name == "dot_general" for e in jaxpr.eqns)
     return here + sum(count(j) for j in inner if hasattr(j, "eqns"))
 
-  return count(jax.make_jaxpr(fn)(QKV).jaxpr)
+  return count(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_gradient_is_that_of_the_formula(keep):
+  plain = loss(attention.dot_product_attention)
+  want = jax.jit(jax.value_and_grad(plain))(QKV)
+  got = jax.jit(jax.value_and_grad(loss(attention.attend, keep)))(QKV)
+  np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+  # Rounding of sums over 9 keys.
+  np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_gradient_in_bfloat16_is_as_good(keep):
+  """Against float32, it is no worse than what autodiff makes of bfloat16."""
+  exact = jax.jit(jax.grad(loss(attention.dot_product_attention)))(QKV)
+  half = QKV.astype(jnp.bfloat16)
+
+  def error(fn, *args):
+    got = jax.jit(jax.grad(loss(fn, *args)))(half)
+    return jnp.sqrt(jnp.mean((got.astype("f") - exact) ** 2))
+
+  auto = error(attention.dot_product_attention)
+  assert auto > 1e-3
+  assert error(attention.attend, keep) < 1.1 * auto
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_backward_pass_keeps_weights_only_if_told(keep):
+  fn = loss(attention.attend, keep)
+  kept = jax.eval_shape(lambda qkv: jax.vjp(fn, qkv)[1], QKV)
+  largest = max(x.size for x in jax.tree.leaves(kept))
+  assert (largest >= 6 * 2 * 9 * 9) == keep
 
 
 # Of 6 images; 2 heads x 9 x 9 scores are of one.
 @pytest.mark.parametrize(
   "max_scores, pieces", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
 )
-def test_pieces_are_the_whole(monkeypatch, max_scores, pieces):
-  whole = jax.value_and_grad(loss(attention.dot_product_attention))(QKV)
+@pytest.mark.parametrize("relative", [False, True])
+def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
+  module = MultiHeadDotProductAttention(2, has_relative_positions=relative)
+  variables = jax.jit(module.init)(jax.random.key(0), TOKENS, TOKENS)
+
+  def fn(variables, tokens):
+    return jnp.sum(jnp.sin(module.apply(variables, tokens, tokens)))
+
+  grad = lambda fn: jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))
+  args = (variables, TOKENS)
+  whole = grad(fn)(*args)
+  monkeypatch.setattr(attention, "FAST_MEMORY", ("cpu",))
   monkeypatch.setattr(attention, "MAX_SCORES", max_scores)
-  fn = on_a_device(loss(attention.attend))
-  assert products(fn) == 2 * pieces
-  got = jax.value_and_grad(fn)(QKV)
-  # The same products of the same numbers; only sums over images differ.
-  np.testing.assert_allclose(got[0], whole[0], rtol=1e-5)
-  np.testing.assert_allclose(got[1], whole[1], rtol=1e-5, atol=1e-6)
+  in_step = on_a_device(fn)
+  assert products(in_step, *args) == products(fn, *args) * pieces
+  got = grad(in_step)(*args)
+  # The same products of the same numbers; only sums over images differ. What
+  # should be zero, as the gradient of the key's bias, is rounding alone.
+  assert jax.tree.structure(got) == jax.tree.structure(whole)
+  for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_allclose(g, w, rtol=1e-5, atol=5e-6)
 
 
-def test_images_that_may_be_elsewhere_are_not_sliced(monkeypatch):
+def test_images_that_may_be_elsewhere_are_not_cut(monkeypatch):
+  monkeypatch.setattr(attention, "FAST_MEMORY", ("cpu",))
   monkeypatch.setattr(attention, "MAX_SCORES", 1)
-  assert products(loss(attention.attend)) == 2
+  assert attention.num_pieces(6, 162) == 1
 
 
-def test_the_backward_pass_keeps_no_scores():
-  def largest_kept(attend):
-    _, backward = jax.vjp(loss(attend), QKV)
-    return max(x.size for x in jax.tree.leaves(backward))
+def test_other_chips_take_all_images_at_once(monkeypatch):
+  monkeypatch.setattr(attention, "MAX_SCORES", 1)
+  seen = []
 
-  scores = 6 * 2 * 9 * 9
-  assert largest_kept(attention.dot_product_attention) >= scores
-  assert largest_kept(attention.attend) < scores
+  def fn(x):
+    seen.append(attention.num_pieces(6, 162))
+    return x
+
+  on_a_device(fn)(jnp.ones(1))
+  assert seen == [1]

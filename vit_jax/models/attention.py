@@ -1,6 +1,6 @@
 """Attention: softmax(Q K^T / sqrt(d)) V, and its projections."""
 
-import math
+import functools
 
 import flax.linen as nn
 import jax
@@ -10,8 +10,14 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.precision import at_least_float32
 
-# Of L/16, 16 images at 224 px or 2 at 384.
+# Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, in which the scores of
+# few images stay if there are no more: of L/16, 16 at 224 px or 2 at 384.
+FAST_MEMORY = ("TPU v5 lite", "TPU v6 lite")
 MAX_SCORES = 11_000_000
+
+# Those (v4, v5p) on which to keep the weights is faster than to compute them
+# again. For all of this: docs/performance.md.
+KEEP_WEIGHTS = ("TPU v4", "TPU v5")
 
 
 def dot_product_attention(
@@ -44,6 +50,11 @@ def dot_product_attention(
   """
   # On a CPU (6 layers, width 96, 17 tokens) jax.nn.dot_product_attention makes
   # a training step 1.06 to 1.11 times as long as these two products.
+  weights = _weights(query, key, value.dtype, offsets)
+  return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def _weights(query, key, dtype, offsets=None) -> Float[Array, "b heads q k"]:
   query = query / query.shape[-1] ** 0.5
   precise = at_least_float32(query.dtype)
   scores = jnp.einsum(
@@ -54,8 +65,7 @@ def dot_product_attention(
       "bqhd,rhd->bhqr", query, offsets, preferred_element_type=precise
     )
     scores = scores + _offset_to_key(by_offset)
-  weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-  return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+  return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
 def _offset_to_key(
@@ -73,38 +83,83 @@ def _offset_to_key(
   return rows[..., :num_tokens]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def attend(
   query: Float[Array, "b q heads d"],
   key: Float[Array, "b k heads d"],
   value: Float[Array, "b k heads d"],
-  offsets: Float[Array, "r heads d"] | None,
+  keep_weights: bool,
 ) -> Float[Array, "b q heads d"]:
-  """Returns `dot_product_attention` in the way that is fast in training.
+  """Returns `dot_product_attention`, with a backward pass of fewer bytes.
 
-  Scores grow with the square of the number of tokens: to keep them for the
-  backward pass costs more than to compute them again; and they are of so few
-  images at once that a TPU need not write them to its main memory
-  (docs/performance.md).
+  The softmax's gradient needs, for every query, the sum over keys of weight
+  times gradient. That is the product of the output and its gradient, which are
+  at hand; so the gradient of the scores is one elementwise function of a
+  product, which XLA writes once.
+
+  Args:
+    query: Of the tokens that ask.
+    key: Of the tokens that are looked at.
+    value: Of the same.
+    keep_weights: Whether the backward pass finds the weights, in the type of
+      the values, or computes them again.
+
+  Source: arXiv:2205.14135, appendix B.2, for the gradient.
   """
-  attention = jax.checkpoint(dot_product_attention)
+  return dot_product_attention(query, key, value)
+
+
+def _attend_forward(query, key, value, keep_weights):
+  weights = _weights(query, key, value.dtype)
+  out = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+  return out, (query, key, value, out, weights if keep_weights else None)
+
+
+def _attend_backward(keep_weights, kept, grad):
+  query, key, value, out, weights = kept
+  if not keep_weights:
+    # Or else XLA finds that it had them before, and keeps them.
+    query, key, grad = jax.lax.optimization_barrier((query, key, grad))
+    weights = _weights(query, key, value.dtype)
+  precise = at_least_float32(value.dtype)
+  d_value = jnp.einsum("bhqk,bqhd->bkhd", weights, grad)
+  d_weights = jnp.einsum(
+    "bqhd,bkhd->bhqk", grad, value, preferred_element_type=precise
+  )
+  mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
+  d_scores = weights.astype(precise) * (d_weights - jnp.swapaxes(mean, 1, 2))
+  d_scores = d_scores.astype(query.dtype)
+  scale = query.shape[-1] ** 0.5
+  d_query = jnp.einsum("bhqk,bkhd->bqhd", d_scores, key) / scale
+  d_key = jnp.einsum("bhqk,bqhd->bkhd", d_scores, query / scale)
+  return d_query, d_key, d_value
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _chip() -> str:
+  """Returns the kind of chip that a step is made for, "" outside of one."""
+  mesh = jax.sharding.get_abstract_mesh()
   # In a step's shard_map the images are the device's own. Elsewhere they may be
-  # spread over many, and a slice would make them travel.
-  if not jax.sharding.get_abstract_mesh().manual_axes:
-    return attention(query, key, value, offsets)
-  num_images = query.shape[0]
-  of_image = key.shape[1] * math.prod(query.shape[1:3])
-  at_once = max(
+  # spread over many, and a piece of them would have to travel.
+  return mesh.abstract_device.device_kind if mesh.manual_axes else ""
+
+
+def num_pieces(num_images: int, scores: int) -> int:
+  """Returns in how many equal pieces attention takes its images.
+
+  Args:
+    num_images: All of them.
+    scores: Of one image.
+  """
+  if _chip() not in FAST_MEMORY:
+    return 1
+  return next(
     n
     for n in range(1, num_images + 1)
-    if num_images % n == 0 and (n == 1 or n * of_image <= MAX_SCORES)
-  )
-  if at_once == num_images:
-    return attention(query, key, value, offsets)
-  return jnp.concatenate(
-    [
-      attention(*(x[i : i + at_once] for x in (query, key, value)), offsets)
-      for i in range(0, num_images, at_once)
-    ]
+    if num_images % n == 0
+    and (n == num_images or num_images // n * scores <= MAX_SCORES)
   )
 
 
@@ -138,17 +193,33 @@ class MultiHeadDotProductAttention(nn.Module):
       )
 
     heads = (self.num_heads, width // self.num_heads)
-    offsets = None
+    query, key, value = (dense(n, heads) for n in ("query", "key", "value"))
+    out = dense("out", width, (-2, -1))
     if self.has_relative_positions:
       offsets = self.param(
         "offsets",
         nn.initializers.normal(0.02),
         (2 * tokens.shape[1] - 1, *heads),
       ).astype(self.dtype)
-    x = attend(
-      dense("query", heads)(queries),
-      dense("key", heads)(tokens),
-      dense("value", heads)(tokens),
-      offsets,
+      core = jax.checkpoint(
+        functools.partial(dot_product_attention, offsets=offsets)
+      )
+    else:
+      core = functools.partial(attend, keep_weights=_chip() in KEEP_WEIGHTS)
+
+    def attention(queries, tokens):
+      return out(core(query(queries), key(tokens), value(tokens)))
+
+    num_images, num_queries, _ = queries.shape
+    scores = self.num_heads * num_queries * tokens.shape[1]
+    pieces = num_pieces(num_images, scores)
+    if pieces == 1:
+      return attention(queries, tokens)
+    return jnp.concatenate(
+      [
+        attention(*piece)
+        for piece in zip(
+          jnp.split(queries, pieces), jnp.split(tokens, pieces), strict=True
+        )
+      ]
     )
-    return dense("out", width, (-2, -1))(x)
