@@ -7,7 +7,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import losses, step
+from vit_jax import chips, losses, step
 from vit_jax.models.stacking import stack_blocks
 
 ONE = jax.devices()[:1]
@@ -229,3 +229,12 @@ def test_smoothing_is_that_of_the_config():
   _, (metrics,) = parts.run(1, state)
   # Sums of 15 terms in another order.
   np.testing.assert_allclose(metrics["loss"], want, rtol=1e-6)
+
+
+def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
+  parts = one_device[0]
+  assert chips.compiler_options(ONE[0].device_kind) == {}
+  # A kind of the table is told an option, which a CPU's compiler refuses.
+  monkeypatch.setitem(chips.SCOPED_MEMORY, ONE[0].device_kind, 1)
+  with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
+    tiny.Parts(parts.config, ONE).run(1)

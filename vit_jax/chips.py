@@ -1,7 +1,7 @@
-"""What a TPU can do: the makers' data sheets.
+"""What a TPU can do: the makers' data sheets; and what its compiler is told.
 
 Source: cloud.google.com/tpu/docs, one page a generation; for the links of v3,
-the bandwidth of all-reduces over a pod.
+the bandwidth of all-reduces over a pod. Options: docs/performance.md.
 """
 
 import dataclasses
@@ -35,3 +35,16 @@ CHIPS = {
   "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, int(95.73 * 2**30)),
   "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, int(31.24 * 2**30)),
 }
+
+# KiB of the fast memory that one operation may use for itself, by jax's name of
+# the kind (here v5p). The rest holds what is fetched ahead, which XLA does not
+# do there. Other kinds: as the compiler has it.
+SCOPED_MEMORY = {"TPU v5": 49_152}
+
+
+def compiler_options(device_kind: str) -> dict[str, str]:
+  """Returns what `jax.jit` tells the compiler for such devices."""
+  if device_kind not in SCOPED_MEMORY:
+    return {}
+  size = SCOPED_MEMORY[device_kind]
+  return {"xla_tpu_scoped_vmem_limit_kib": str(size)}

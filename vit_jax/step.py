@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
 from vit_jax import collectives, optim
+from vit_jax.chips import compiler_options
 from vit_jax.config import Config
 from vit_jax.losses import LOSSES, smooth, targets_of
 from vit_jax.sharding import BATCH_SPEC, infer, num_passes, replicated
@@ -188,6 +189,7 @@ def make_train_step(
     in_shardings=(shardings, NamedSharding(mesh, BATCH_SPEC)),
     out_shardings=(shardings, replicated(mesh)),
     donate_argnums=0,
+    compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
   )
 
 
