@@ -4,6 +4,7 @@ The devices along `data` and `fsdp` compute each for itself, inside one
 `shard_map`; XLA splits only what is split along `tensor`.
 """
 
+import math
 import re
 
 import jax
@@ -52,7 +53,11 @@ def gather(params, specs, dtype: DTypeLike):
     dim = _split_dim(spec)
     if dim is None:
       return x
-    return jax.lax.all_gather(x, "fsdp", axis=dim, tiled=True)
+    shape = [*x.shape]
+    shape[dim] *= jax.lax.axis_size("fsdp")
+    x, axis = _flat(x, dim)
+    x = jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+    return x.reshape(shape)
 
   return jax.tree_util.tree_map_with_path(whole, params, specs)
 
@@ -64,22 +69,25 @@ def reduce(grads, specs):
   """
 
   def part(g, spec):
+    dim = _split_dim(spec)
+    shape = [*g.shape]
+    if dim is not None:
+      g, axis = _flat(g, dim)
     if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
       # They travel in the type that they have: without the barrier XLA may
       # widen them to float32 before they do.
       g = jax.lax.optimization_barrier(g)
     else:  # XLA for CPUs dies of bfloat16 beside an axis that it splits itself
       g = g.astype(jnp.float32)
-    dim = _split_dim(spec)
     if dim is None:
       return total(g).astype(jnp.float32)
     # The parts get a dimension of their own. Otherwise a TPU reduces whole
     # arrays where a part is no multiple of its tiles: twice the bytes.
     parts = jax.lax.axis_size("fsdp")
-    size = g.shape[dim] // parts
-    g = g.reshape(*g.shape[:dim], parts, size, *g.shape[dim + 1 :])
-    g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=dim)
-    return total(g, ("data",)).astype(jnp.float32)
+    shape[dim] //= parts
+    g = g.reshape(*g.shape[:axis], parts, shape[dim], *g.shape[axis + 1 :])
+    g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis)
+    return total(g, ("data",)).astype(jnp.float32).reshape(shape)
 
   return jax.tree.map(part, grads, specs)
 
@@ -89,6 +97,18 @@ def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
   # XLA refuses a sum over nothing but axes of one device beside a tensor axis.
   axes = tuple(a for a in axes if jax.lax.axis_size(a) > 1)
   return jax.lax.psum(x, axes) if axes else x
+
+
+def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
+  """Merges the dimensions before `dim`, and those after; and where it now is.
+
+  What travels are matrices: heads of 64 would be padded to a TPU's tiles of
+  128, and copied on either side of the journey.
+  """
+  before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+  shape = (before,) * (dim > 0) + (x.shape[dim],)
+  shape += (after,) * (dim < x.ndim - 1)
+  return x.reshape(shape), int(dim > 0)
 
 
 def _split_dim(spec: P) -> int | None:
