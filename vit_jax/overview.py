@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import platform
 import re
 from typing import Any
@@ -12,9 +13,11 @@ from etils import epath
 from jax.sharding import Mesh
 
 import vit_jax
-from vit_jax import sharding
+from vit_jax import geometry, sharding
 from vit_jax.config import Config, to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
+from vit_jax.models import cudnn
+from vit_jax.models.attention import implementation
 from vit_jax.opstring import image_size
 from vit_jax.sharding import path_of
 
@@ -149,7 +152,30 @@ def text(
     f" {epochs:,.2f} epochs",
     f"files       {workdir}: checkpoints/, metrics.jsonl, tensorboard/",
   ]
+  if attention := _attention(config, mesh):
+    lines.insert(3, f"attention   {attention}")
   return "\n".join(lines)
+
+
+def _attention(config: Config, mesh: Mesh) -> str:
+  """What computes it, where there is a choice: on GPUs."""
+  model, kind = config.model, mesh.devices.flat[0].platform
+  if (
+    model.name != "vit"
+    or model.posemb == "relative"
+    or kind not in cudnn.PLATFORMS
+  ):
+    return ""
+  sizes, _ = geometry.size(model)
+  num_tokens = math.prod(patch_grid(model, image_size(config.data.ops)))
+  found, fault = implementation(
+    kind,
+    num_tokens + (model.pool == "token"),
+    sizes.num_heads,
+    sizes.width // sizes.num_heads,
+    model.dtype,
+  )
+  return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
 
 
 def format_scores(step: int, scores: dict[str, float]) -> str:

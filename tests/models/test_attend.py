@@ -49,6 +49,13 @@ def test_the_gradient_is_that_of_the_formula(keep):
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_gradient_in_bfloat16_is_as_good(keep):
   """Against float32, it is no worse than what autodiff makes of bfloat16."""
+
+  # Behind the barrier, XLA for CPUs of jax 0.12 has the products that it needs.
+  def loss(attend, *args):
+    barrier = jax.lax.optimization_barrier
+    fn = lambda qkv: barrier(attend(*qkv, *args)).astype("f")
+    return lambda qkv: jnp.sum(jnp.sin(fn(qkv)))
+
   exact = jax.jit(jax.grad(loss(attention.dot_product_attention)))(QKV)
   half = QKV.astype(jnp.bfloat16)
 

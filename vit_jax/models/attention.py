@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models import cudnn
 from vit_jax.models.precision import at_least_float32
 
 # Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, in which the scores of
@@ -138,12 +139,41 @@ def _attend_backward(keep_weights, kept, grad):
 attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _chip() -> str:
-  """Returns the kind of chip that a step is made for, "" outside of one."""
+def _chip() -> tuple[str, str]:
+  """Returns platform and kind of chip of a step, "" outside of one."""
   mesh = jax.sharding.get_abstract_mesh()
   # In a step's shard_map the images are the device's own. Elsewhere they may be
   # spread over many, and a piece of them would have to travel.
-  return mesh.abstract_device.device_kind if mesh.manual_axes else ""
+  if not mesh.manual_axes:
+    return "", ""
+  device = mesh.abstract_device
+  return device.platform, device.device_kind
+
+
+def implementation(
+  platform: str,
+  num_tokens: int,
+  num_heads: int,
+  head_dim: int,
+  dtype: DTypeLike,
+) -> tuple[str, str]:
+  """Returns what computes attention of tokens to themselves, and why.
+
+  Args:
+    platform: Of the devices: "tpu", "cpu", "gpu" or "cuda".
+    num_tokens: Of an image.
+    num_heads: Heads.
+    head_dim: Width of each.
+    dtype: Of the matrix products.
+
+  Returns:
+    "cudnn" or "xla"; and on a GPU, why it is not cuDNN.
+  """
+  if platform not in cudnn.PLATFORMS:
+    return "xla", ""
+  dtype = jnp.dtype(dtype).name
+  fault = cudnn.fault(num_tokens, num_heads, head_dim, dtype)
+  return ("xla", fault) if fault else ("cudnn", "")
 
 
 def num_pieces(num_images: int, scores: int) -> int:
@@ -153,7 +183,7 @@ def num_pieces(num_images: int, scores: int) -> int:
     num_images: All of them.
     scores: Of one image.
   """
-  if _chip() not in FAST_MEMORY:
+  if _chip()[1] not in FAST_MEMORY:
     return 1
   return next(
     n
@@ -204,8 +234,11 @@ class MultiHeadDotProductAttention(nn.Module):
       core = jax.checkpoint(
         functools.partial(dot_product_attention, offsets=offsets)
       )
+    elif self._with_cudnn(queries is tokens, tokens.shape[1], heads):
+      core = cudnn.attend
     else:
-      core = functools.partial(attend, keep_weights=_chip() in KEEP_WEIGHTS)
+      keep_weights = _chip()[1] in KEEP_WEIGHTS
+      core = functools.partial(attend, keep_weights=keep_weights)
 
     def attention(queries, tokens):
       return out(core(query(queries), key(tokens), value(tokens)))
@@ -223,3 +256,7 @@ class MultiHeadDotProductAttention(nn.Module):
         )
       ]
     )
+
+  def _with_cudnn(self, to_itself: bool, num_tokens: int, heads) -> bool:
+    sizes = (num_tokens, *heads, self.dtype)
+    return to_itself and implementation(_chip()[0], *sizes)[0] == "cudnn"
