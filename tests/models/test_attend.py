@@ -119,3 +119,15 @@ def test_other_chips_take_all_images_at_once(monkeypatch):
 
   on_a_device(fn)(jnp.ones(1))
   assert seen == [1]
+
+
+def test_outside_of_a_step_it_differentiates_forwards_and_twice():
+  module = MultiHeadDotProductAttention(2)
+  variables = jax.jit(module.init)(jax.random.key(0), TOKENS, TOKENS)
+  fn = lambda x: jnp.sum(jnp.sin(module.apply(variables, x, x)))
+  twice = jax.jit(lambda x: jax.jvp(jax.grad(fn), (x,), (x,))[1])(TOKENS)
+  step = 1e-2
+  near = [jax.jit(jax.grad(fn))(TOKENS * (1 + s)) for s in (step, -step)]
+  slope = (near[0] - near[1]) / (2 * step)
+  # Of a difference quotient: step squared, and rounding over the step.
+  np.testing.assert_allclose(twice, slope, rtol=1e-3, atol=3e-3)

@@ -140,14 +140,12 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _chip() -> tuple[str, str]:
-  """Returns platform and kind of chip of a step, "" outside of one."""
+  """Returns platform and kind of chip of a train step, "" outside of one."""
   mesh = jax.sharding.get_abstract_mesh()
   # In a step's shard_map the images are the device's own. Elsewhere they may be
   # spread over many, and a piece of them would have to travel.
-  if not mesh.manual_axes:
-    return "", ""
-  device = mesh.abstract_device
-  return device.platform, device.device_kind
+  device = mesh.abstract_device if mesh.manual_axes else None
+  return (device.platform, device.device_kind) if device else ("", "")
 
 
 def implementation(
@@ -225,20 +223,14 @@ class MultiHeadDotProductAttention(nn.Module):
     heads = (self.num_heads, width // self.num_heads)
     query, key, value = (dense(n, heads) for n in ("query", "key", "value"))
     out = dense("out", width, (-2, -1))
+    offsets = None
     if self.has_relative_positions:
       offsets = self.param(
         "offsets",
         nn.initializers.normal(0.02),
         (2 * tokens.shape[1] - 1, *heads),
       ).astype(self.dtype)
-      core = jax.checkpoint(
-        functools.partial(dot_product_attention, offsets=offsets)
-      )
-    elif self._with_cudnn(queries is tokens, tokens.shape[1], heads):
-      core = cudnn.attend
-    else:
-      keep_weights = _chip()[1] in KEEP_WEIGHTS
-      core = functools.partial(attend, keep_weights=keep_weights)
+    core = self._core(queries is tokens, tokens.shape[1], heads, offsets)
 
     def attention(queries, tokens):
       return out(core(query(queries), key(tokens), value(tokens)))
@@ -257,6 +249,14 @@ class MultiHeadDotProductAttention(nn.Module):
       ]
     )
 
-  def _with_cudnn(self, to_itself: bool, num_tokens: int, heads) -> bool:
+  def _core(self, to_itself: bool, num_tokens: int, heads, offsets):
+    platform, kind = _chip()
+    if offsets is not None or not kind:
+      # As anyone may differentiate it, forwards and twice, too.
+      return jax.checkpoint(
+        functools.partial(dot_product_attention, offsets=offsets)
+      )
     sizes = (num_tokens, *heads, self.dtype)
-    return to_itself and implementation(_chip()[0], *sizes)[0] == "cudnn"
+    if to_itself and implementation(platform, *sizes)[0] == "cudnn":
+      return cudnn.attend
+    return functools.partial(attend, keep_weights=kind in KEEP_WEIGHTS)
