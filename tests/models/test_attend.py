@@ -103,22 +103,19 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
     np.testing.assert_allclose(g, w, rtol=1e-5, atol=5e-6)
 
 
-def test_images_that_may_be_elsewhere_are_not_cut(monkeypatch):
+def test_only_in_a_step_on_such_a_chip(monkeypatch):
+  """Elsewhere images may be spread over devices, or their number be unknown."""
+  module = MultiHeadDotProductAttention(2)
+  variables = jax.eval_shape(module.init, jax.random.key(0), TOKENS, TOKENS)
+  monkeypatch.setattr(attention, "MAX_SCORES", 1)
+  count = lambda wrap: products(
+    wrap(lambda v, x: module.apply(v, x, x)), variables, TOKENS
+  )
+  whole = 4 + 2
+  assert count(on_a_device) == whole
   monkeypatch.setattr(attention, "FAST_MEMORY", ("cpu",))
-  monkeypatch.setattr(attention, "MAX_SCORES", 1)
-  assert attention.num_pieces(6, 162) == 1
-
-
-def test_other_chips_take_all_images_at_once(monkeypatch):
-  monkeypatch.setattr(attention, "MAX_SCORES", 1)
-  seen = []
-
-  def fn(x):
-    seen.append(attention.num_pieces(6, 162))
-    return x
-
-  on_a_device(fn)(jnp.ones(1))
-  assert seen == [1]
+  assert count(on_a_device) == 6 * whole
+  assert count(lambda fn: fn) == whole
 
 
 def test_outside_of_a_step_it_differentiates_forwards_and_twice():
