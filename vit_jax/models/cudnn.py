@@ -28,7 +28,8 @@ def fault(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   """Tries it on the first of this process's devices, gradients included.
 
   It depends on the driver, the library, the chip and the sizes, so nothing but
-  a try tells; as in a step, inside a `shard_map`.
+  a try tells; as in a step, inside a `shard_map`. The processes of a run are
+  taken to be alike.
 
   Args:
     num_tokens: Of an image.
