@@ -69,3 +69,16 @@ def test_in_float32_beside_an_axis_that_xla_splits():
   )
   assert counts["reduce_scatter", "bfloat16"] == counts["psum", "bfloat16"] == 0
   assert counts["all_gather", "bfloat16"] > 0
+
+
+def test_kernels_travel_as_matrices():
+  """A TPU pads heads of 64 to 128, and copies them on either side."""
+  parts = tiny.Parts(tiny.config(mesh__data=2, mesh__fsdp=4))
+  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
+  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
+  gathered = [
+    equation.invars[0].aval.ndim
+    for equation, _ in equations(jaxpr.jaxpr)
+    if equation.primitive.name == "all_gather"
+  ]
+  assert set(gathered) == {2}

@@ -80,6 +80,7 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
   c.model.dtype = "bfloat16"
   c.data.batch_size = 4096
   c.data.ops = "decode_inception_crop(224)|flip_lr"
+  # Others are the largest models, and ResNets, whose maps take the most memory.
   for_tpus(c, microbatch=64 if variant[0] in "BL" else 16)
   c.optim.warmup_steps = 10_000
   c.optim.end_lr = 1e-5
