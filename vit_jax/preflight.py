@@ -7,7 +7,7 @@ from etils import epath
 
 from vit_jax import checkpoint, overview, sharding, weights
 from vit_jax.config import Config, ConfigError
-from vit_jax.data import pipeline, sources
+from vit_jax.data import sources
 from vit_jax.evaluators.fewshot import layer_of
 from vit_jax.faults import faults as word_faults
 from vit_jax.faults import warmup_faults
@@ -135,7 +135,7 @@ def mesh_faults(config: Config) -> list[str]:
 
 
 def run_faults(config: Config) -> list[str]:
-  """The length of the run, its head and its processes must fit the data."""
+  """The length of the run and its head must fit the data."""
   found = []
   source = _look_at_train(config)
   if config.total_steps is None:
@@ -144,14 +144,6 @@ def run_faults(config: Config) -> list[str]:
     found.append(
       f"config.num_classes: got {config.num_classes}, expected at least the"
       f" {source.num_classes} classes of {source.name!r}, or None."
-    )
-  shards = pipeline.num_shards(source, config.data.batch_size)
-  if shards % jax.process_count():
-    found.append(
-      f"config.data.batch_size: got {config.data.batch_size}, whose {shards}"
-      f" shards {jax.process_count()} processes cannot share; use a multiple of"
-      f" the number of processes, which must be a power of 2 up to"
-      f" {pipeline.MAX_SHARDS}."
     )
   return found
 
@@ -192,7 +184,7 @@ def evaluator_faults(
       jax.eval_shape(lambda out, e=e: layer_of(out, e.layer), out)
     except ValueError as error:
       found.append(f"{where}.layer: {error}")
-    if source.is_light and e.shots:  # else its labels take a while to read
+    if source.is_by_number and e.shots:  # else its labels take a while to read
       try:
         sample_shots(source.labels(), max(e.shots), 0)
       except ValueError as error:

@@ -104,7 +104,7 @@ def test_a_fresh_import_registers_the_builders_and_leaves_tensorflow_out():
     env=os.environ | {"TFDS_DATA_DIR": "/nowhere"},
   ).stdout
   assert output.splitlines() == [
-    "/nowhere/glyphs/size8_count20000_seed7/1.0.0",
+    "/nowhere/glyphs/size8_count20000_seed7/1.1.0",
     "[]",
   ]
 
@@ -160,7 +160,7 @@ def test_glyphs_fill_the_image_and_are_not_cut_off():
 
 def test_glyphs_are_records_like_any_other(glyphs_builder):
   info = glyphs_builder.info
-  assert info.full_name == "glyphs/size16_count130_seed3/1.0.0"
+  assert info.full_name == "glyphs/size16_count130_seed3/1.1.0"
   assert info.features["label"].names == list(render.CHARACTERS)
   assert info.features["image"].shape == (16, 16, 1)
   # Validation comes on top: 5 %, but at least one image of every class.

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from vit_jax import config
-from vit_jax.data import fake, pipeline, sources, splits, tfds_source
+from vit_jax.data import builders, fake, pipeline, sources, splits, tfds_source
+from vit_jax.data.builders import digits, embedded
 from vit_jax.data.host_tf import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -136,7 +138,7 @@ def test_a_race_to_make_a_data_set_ends_well(tmp_path):
   sums = {output.split("sum")[1] for output in outputs}
   assert len(sums) == 1
   leftovers = [p.name for p in (tmp_path / "digits").iterdir()]
-  assert leftovers == ["1.0.0"]
+  assert leftovers == ["1.1.0"]
 
 
 def test_slices_read_the_records_that_tfds_reads(data_dir):
@@ -158,14 +160,88 @@ def test_slices_read_the_records_that_tfds_reads(data_dir):
       np.testing.assert_array_equal(image, example["image"])
 
 
-def test_large_splits_are_streamed_and_small_ones_kept(data_dir, monkeypatch):
-  memory = sources.open_source("digits", "train+test", data_dir)
+class Sorted(builders.Digits):
+  """300 images of ten classes, in their order, in several files."""
+
+  name = "sorted_digits"
+
+  def _info(self):
+    features = super()._info().features
+    return embedded.EmbeddedInfo(
+      builder=self, features=features, disable_shuffling=True
+    )
+
+  def _split_generators(self, dl_manager):
+    images, labels = digits.load()
+    first = np.argsort(labels, kind="stable")[::6].tolist()
+    return {
+      "train": self._generate_examples(images, labels, first),
+      "test": self._generate_examples(images, labels, list(range(300))),
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+  """The same records in both formats: format -> data_dir."""
+  dirs = {}
+  for file_format in ("tfrecord", "array_record"):
+    dirs[file_format] = str(tmp_path_factory.mktemp(file_format))
+    builder = Sorted(data_dir=dirs[file_format], file_format=file_format)
+    config = tfds.download.DownloadConfig(num_shards=5)
+    builder.download_and_prepare(download_config=config)
+  return dirs
+
+
+def open_sorted(prepared, file_format, split="train"):
+  builder = Sorted(data_dir=prepared[file_format])
+  with mock.patch.object(tfds_source, "find_builder", lambda *_: builder):
+    return sources.open_source("sorted_digits", split)
+
+
+def test_embedded_data_are_written_to_be_read_by_number(data_dir):
+  sources.open_source("digits", "test", data_dir)
+  builder = tfds.builder("digits", data_dir=data_dir)
+  assert builder.info.file_format.value == "array_record"
+
+
+@pytest.mark.parametrize("split", ["train", "train[7:200]+test[10:20]"])
+def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
+  kept = open_sorted(prepared, "tfrecord", split)
+  assert isinstance(kept, tfds_source.TfdsMemory)
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
-  stream = sources.open_source("digits", "train+test", data_dir)
-  assert memory.is_light and not stream.is_light
-  a, b = (list(s.records(1290, 1310)) for s in (memory, stream))
-  for x, y in zip(a, b, strict=True):
-    assert all((x[key] == y[key]).numpy() for key in x)
+  stream = open_sorted(prepared, "tfrecord", split)
+  by_number = open_sorted(prepared, "array_record", split)
+  assert not stream.is_by_number and by_number.is_by_number
+  assert len(stream.pieces) > 3
+  num = kept.num_examples
+  for source in (stream, by_number):
+    np.testing.assert_array_equal(source.labels(), kept.labels())
+    for start, stop in ((0, num), (num // 2, num // 2 + 3)):
+      expected, got = (list(s.records(start, stop)) for s in (kept, source))
+      for x, y in zip(expected, got, strict=True):
+        assert all((x[key] == y[key]).numpy() for key in x)
+  some = np.array([0, 5, num - 1])
+  at = [by_number.load(raw)["label"].numpy() for raw in by_number.raw_at(some)]
+  np.testing.assert_array_equal(at, kept.labels()[some])
+  # In any order, as training asks for them.
+  raw = by_number.fetch(tf.constant(some[::-1], tf.int64))
+  np.testing.assert_array_equal(raw["index"], some[::-1])
+  batches = [
+    next(pipeline.train_batches(s, "decode|resize(8)", batch_size=32, seed=0))
+    for s in (kept, by_number)
+  ]
+  for key in batches[0]:
+    np.testing.assert_array_equal(batches[0][key], batches[1][key])
+
+
+def test_a_split_in_class_order_is_told(prepared, monkeypatch):
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  note = open_sorted(prepared, "tfrecord").note()
+  assert "'sorted_digits' [train] is stored in the order of its classes" in note
+  assert "array_record" in note
+  assert open_sorted(prepared, "tfrecord", "test").note() == ""
+  # Drawn by number, it is mixed as well as any other.
+  assert open_sorted(prepared, "array_record").note() == ""
 
 
 def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):

@@ -1,41 +1,30 @@
 """From a source to batches: the same for any number of processes.
 
-A training batch is a function of (seed, step). The split is cut into S
-virtual shards, S = gcd(batch_size, 256), of consecutive records. Each shard is
-an endless stream: epoch after epoch its records, each epoch shuffled by a
-seed made of (seed, epoch, shard). The batch at step s is made of the elements
-s k to (s + 1) k, k = batch_size / S, of all streams, shard after shard. Of P
-processes, process p reads the shards p S / P to (p + 1) S / P: whatever P is,
-the parts together are the same batch. A run that starts at step s leaves out
-whole epochs for nothing and the rest of one epoch without decoding it.
+A training batch is a function of (seed, step): its rows are the positions
+step * batch_size to (step + 1) * batch_size of the run, and
+`vit_jax.data.order` says which record stands at a position. Process p of P
+reads the p-th of P equal parts of every batch.
+
+Of records that can be reached by number a process fetches its own alone, and a
+run starts at any step at once. Of streamed records it reads the lanes that its
+rows come from; a run that starts in the middle of an epoch reads, without
+decoding, what that epoch has seen.
 
 Augmentation draws from (seed, epoch, record), not from the place in a batch.
 """
 
-import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from vit_jax import opstring
 from vit_jax.batch import Batch
-from vit_jax.data import decoding
+from vit_jax.data import decoding, order
 from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import FETCHED, PARALLEL, Source
 
-MAX_SHARDS = 256
 _PREFETCH = 2  # Batches decoded ahead.
 _FOREVER = 2**62
-_PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-
-
-def num_shards(source: Source, batch_size: int) -> int:
-  """Returns into how many virtual shards a split is cut for training."""
-  shards = math.gcd(batch_size, MAX_SHARDS)
-  while shards > source.num_examples:
-    shards //= 2
-  return shards
 
 
 def train_batches(
@@ -57,47 +46,183 @@ def train_batches(
     batch_size: rows of a batch, over all processes.
     seed: of order and augmentation.
     start_step: number of the first batch.
-    shuffle_buffer: encoded records held for shuffling, over all processes.
-      It bounds memory where records are streamed from files; numbers of files
-      or of records in memory are always shuffled over their whole shard. When
-      an epoch of a stream ends, the buffer is filled anew.
+    shuffle_buffer: encoded records held for shuffling, over all processes,
+      where records are streamed from files. When an epoch ends, the buffer is
+      filled anew.
     process_index: number of this process.
-    process_count: number of processes; must divide the number of shards.
+    process_count: number of processes; must divide the batch size.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
   """
-  shards = num_shards(source, batch_size)
-  if not 0 <= process_index < process_count or shards % process_count:
-    raise ValueError(
-      f"got process {process_index} of {process_count}, expected a number of"
-      f" processes that divides the {shards} virtual shards of"
-      f" {source.num_examples:,} records in batches of {batch_size} (its"
-      f" greatest divisor that is a power of 2, up to {MAX_SHARDS}, and no"
-      " more than records); change data.batch_size or use"
-      f" {math.gcd(shards, process_count)} processes."
-    )
-  per_step = batch_size // shards  # Of each shard.
-  local = shards // process_count
-  rows = batch_size // process_count
-  row_fns = decoding.row_fns(source, ops, _root(seed))
+  row_fns = decoding.row_fns(source, ops, order.root(seed))
+  options = dict(
+    batch_size=batch_size,
+    seed=seed,
+    shuffle_buffer=shuffle_buffer,
+    process_index=process_index,
+    process_count=process_count,
+  )
+  train_records(source, start_step=start_step, **options)  # Raises now.
 
   def read(step: int, row_fn) -> tf.data.Dataset:
-    stream = _shard_stream(
-      source, seed, shards, step * per_step, shuffle_buffer
-    )
-    elements = tf.data.Dataset.range(
-      process_index * local, (process_index + 1) * local
-    ).interleave(
-      stream,
-      cycle_length=local,
-      block_length=per_step,
-      # Files are read in parallel; numbers are quicker read one by one.
-      **({} if source.is_light else _PARALLEL),
-    )
-    return _batched(elements, row_fn, rows)
+    records = train_records(source, start_step=step, **options)
+    return _batched(records, row_fn, batch_size // process_count)
 
   return decoding.iterate(source, read, row_fns, start_step)
+
+
+def train_records(
+  source: Source,
+  *,
+  batch_size: int,
+  seed: int,
+  start_step: int = 0,
+  shuffle_buffer: int = 50_000,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> tf.data.Dataset:
+  """Streams the raw records of `train_batches`, row by row.
+
+  Returns:
+    An endless dataset of {"raw": see `Source`, "epoch": int64 []}.
+  """
+  _check_processes(batch_size, process_index, process_count)
+  rows = batch_size // process_count
+  first_row = process_index * rows
+  if source.is_by_number:
+    return _permuted(source, seed, batch_size, start_step, first_row, rows)
+  return _streamed(
+    source, seed, batch_size, start_step, first_row, rows, shuffle_buffer
+  )
+
+
+def _check_processes(batch_size: int, index: int, count: int) -> None:
+  if not 0 <= index < count or batch_size % count:
+    raise ValueError(
+      f"got process {index} of {count} and batches of {batch_size}, expected a"
+      " batch_size that is a multiple of the number of processes."
+    )
+
+
+def _permuted(
+  source: Source,
+  seed: int,
+  batch_size: int,
+  start_step: int,
+  first_row: int,
+  rows: int,
+) -> tf.data.Dataset:
+  """Streams {"raw", "epoch"} for rows `first_row` and on of each batch."""
+
+  def fetch(counts):
+    step, row = counts // rows, counts % rows
+    positions = step * batch_size + first_row + row
+    indices = order.shuffled(positions, source.num_examples, seed)
+    return {
+      "raw": source.fetch(indices),
+      "epoch": positions // source.num_examples,
+    }
+
+  counts = tf.data.Dataset.range(start_step * rows, _FOREVER)
+  return counts.batch(FETCHED).map(as_is(fetch), **PARALLEL).unbatch()
+
+
+def _streamed(
+  source: Source,
+  seed: int,
+  batch_size: int,
+  start_step: int,
+  first_row: int,
+  rows: int,
+  shuffle_buffer: int,
+) -> tf.data.Dataset:
+  """As `_permuted`, but reads the files from their beginnings to their ends."""
+  lanes = order.Lanes.for_batches(source.num_examples, batch_size)
+  per_step = batch_size // lanes.num_lanes  # Rows of a lane in a batch.
+  buffer = max(1, shuffle_buffer // lanes.num_lanes)
+  first = first_row // per_step
+  last = (first_row + rows - 1) // per_step
+  num_read = (last - first + 1) * per_step
+  unused = first_row - first * per_step  # They are another process's.
+
+  @as_is
+  def lane_stream(lane):
+    element = start_step * per_step
+    epoch = lanes.epoch_at(lane, element)
+    done = element - lanes.first_element(lane, epoch)
+
+    def read_epoch(epoch):
+      raw = _lane_records(source, lanes, seed, lane, epoch)
+      raw = raw.shuffle(
+        buffer,
+        seed=_draw(seed, epoch, -1 - lane, None),
+        reshuffle_each_iteration=False,
+      )
+      return tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(epoch)})
+
+    epochs = tf.data.Dataset.range(epoch, _FOREVER)
+    return epochs.flat_map(as_is(read_epoch)).skip(done)
+
+  elements = tf.data.Dataset.range(first, last + 1).interleave(
+    lane_stream,
+    cycle_length=last - first + 1,
+    block_length=per_step,
+    **PARALLEL,
+  )
+  if num_read == rows:
+    return elements
+
+  def is_own(number, _):
+    return (number % num_read >= unused) & (number % num_read < unused + rows)
+
+  own = elements.enumerate().filter(as_is(is_own))
+  return own.map(as_is(lambda _, element: element))
+
+
+def _lane_records(
+  source: Source, lanes: order.Lanes, seed: int, lane, epoch
+) -> tf.data.Dataset:
+  """Streams a lane's records of an epoch, from all its places in turn."""
+  num, places = source.num_examples, lanes.num_places
+  begin, end = lanes.bounds(lane, epoch)
+  # Files are cut at other places in every epoch.
+  starts = tf.constant(source.file_starts(), tf.int64)
+  shift = starts[_draw(seed, epoch, _SHIFT, starts.shape[0])]
+
+  @as_is
+  def read_place(place):
+    start = begin + (end - begin) * place // places
+    stop = begin + (end - begin) * (place + 1) // places
+    start, length = (start + shift) % num, stop - start
+    over = tf.maximum(start + length - num, 0)
+    rest = source.raw(start, start + length - over)
+    return rest.concatenate(source.raw(0, over))
+
+  return tf.data.Dataset.range(places).interleave(
+    read_place, cycle_length=places, block_length=1
+  )
+
+
+_SHIFT = -1 - order.MAX_LANES
+
+
+def _draw(seed: int, epoch, purpose, below: int | None) -> tf.Tensor:
+  """Returns a random int64, below a bound if one is given.
+
+  Args:
+    seed: of the run.
+    epoch: of the number.
+    purpose: negative, where the keys of augmentation are not.
+    below: the bound.
+  """
+  return tf.random.stateless_uniform(
+    [],
+    tf.stack([order.root(seed) + epoch, tf.cast(purpose, tf.int64)]),
+    minval=None if below is None else 0,
+    maxval=below,
+    dtype=tf.int64,
+  )
 
 
 def num_eval_batches(
@@ -137,12 +262,7 @@ def eval_batches(
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
   """
-  if not 0 <= process_index < process_count or batch_size % process_count:
-    raise ValueError(
-      f"got process {process_index} of {process_count} and batches of"
-      f" {batch_size}, expected a batch_size that is a multiple of the number"
-      " of processes."
-    )
+  _check_processes(batch_size, process_index, process_count)
   if indices is not None:
     indices = np.unique(indices)
     last = source.num_examples - 1
@@ -171,50 +291,12 @@ def eval_batches(
   return _padded(batches, rows, num_batches, opstring.image_size(ops))
 
 
-def _shard_stream(
-  source: Source, seed: int, shards: int, position: int, shuffle_buffer: int
-) -> Callable[[tf.Tensor], tf.data.Dataset]:
-  """Returns shard -> {"raw", "epoch"}, endless, from `position` of it on."""
-
-  @as_is
-  def stream(shard):
-    begin = shard * source.num_examples // shards
-    end = (shard + 1) * source.num_examples // shards
-    size = end - begin
-    buffer = size if source.is_light else max(1, shuffle_buffer // shards)
-
-    def read_epoch(epoch):
-      shuffle_seed = tf.random.stateless_uniform(
-        [],
-        # Negative, where the keys of augmentation are not.
-        tf.stack([_root(seed) + epoch, -1 - shard]),
-        minval=None,
-        maxval=None,
-        dtype=tf.int64,
-      )
-      raw = source.raw(begin, end).shuffle(
-        buffer, seed=shuffle_seed, reshuffle_each_iteration=False
-      )
-      return tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(epoch)})
-
-    epochs = tf.data.Dataset.range(position // size, _FOREVER)
-    return epochs.flat_map(read_epoch).skip(position % size)
-
-  return stream
-
-
 def _repeated(value) -> tf.data.Dataset:
   return tf.data.Dataset.from_tensors(tf.cast(value, tf.int64)).repeat()
 
 
-def _root(seed: int) -> int:
-  """Spreads seeds so far apart that adding an epoch never meets another."""
-  digest = hashlib.blake2b(str(seed).encode(), digest_size=7).digest()
-  return int.from_bytes(digest, "big")
-
-
 def _batched(elements: tf.data.Dataset, row_fn, rows: int) -> tf.data.Dataset:
-  dataset = elements.map(row_fn, **_PARALLEL).batch(rows).prefetch(_PREFETCH)
+  dataset = elements.map(row_fn, **PARALLEL).batch(rows).prefetch(_PREFETCH)
   options = tf.data.Options()
   # An image is small; many at once use the cores better than many per image.
   options.threading.max_intra_op_parallelism = 1

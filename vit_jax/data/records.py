@@ -10,15 +10,20 @@ from vit_jax.data.host_tf import as_is, tf
 
 Record = dict[str, Any]  # Of tensors, maybe nested.
 
+PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+FETCHED = 64  # Records fetched with one call.
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.
 
   Reading has two stages. `raw` streams records as they are stored, or only
-  their numbers, and is what gets shuffled; `load` turns one of them, in
-  parallel with others, into {"image", "label", "index"}: the image as encoded
-  bytes or uint8 [h, w, c], the label int32 [], the index int64 [].
+  their numbers; `load` turns one of them, in parallel with others, into
+  {"image", "label", "index"}: the image as encoded bytes or uint8 [h, w, c],
+  the label int32 [], the index int64 []. A source whose records can be reached
+  by number may override `fetch`; one that is streamed has `is_by_number` False
+  and its own `raw`, `raw_at` and `file_starts`.
 
   Attributes:
     name: as given in the config.
@@ -36,17 +41,32 @@ class Source(abc.ABC):
   # Records met so far that cannot be decoded; the pipeline fills it in.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
-  # Whether raw records are just numbers: shuffling them needs no memory.
-  is_light = True
+  # Whether records can be reached by number, at the price of one.
+  is_by_number = True
+
+  def fetch(self, indices: tf.Tensor) -> Record:
+    """Returns the raw records at the indices, int64 [n], in any order."""
+    return {"index": indices}
 
   def raw(self, start, stop) -> tf.data.Dataset:
     """Streams the raw records `start` to `stop` (excluded; may be tensors)."""
-    return tf.data.Dataset.zip({"index": tf.data.Dataset.range(start, stop)})
+    return self._fetched(tf.data.Dataset.range(start, stop))
 
   def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
     """Streams the raw records at the indices, which must rise."""
     indices = np.asarray(indices, np.int64)
-    return tf.data.Dataset.from_tensor_slices({"index": indices})
+    return self._fetched(tf.data.Dataset.from_tensor_slices(indices))
+
+  def _fetched(self, indices: tf.data.Dataset) -> tf.data.Dataset:
+    return indices.batch(FETCHED).map(as_is(self.fetch), **PARALLEL).unbatch()
+
+  def file_starts(self) -> np.ndarray:
+    """Returns the first record of every file, int64 [files], rising from 0."""
+    return np.zeros(1, np.int64)
+
+  def note(self) -> str:
+    """Returns what a user should know before training on it, or ""."""
+    return ""
 
   @abc.abstractmethod
   def load(self, raw: Record) -> Record:

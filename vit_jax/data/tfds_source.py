@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
-from vit_jax.data import builders, splits
+from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
 from vit_jax.variants import nearest
@@ -30,6 +30,8 @@ logging.getLogger("absl").addFilter(
   lambda record: not record.getMessage().startswith(_NOISE)
 )
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
+_READ_AHEAD = 2**18  # Bytes, of each of up to a thousand open files.
+_PROBES, _PROBED = 16, 32  # Places looked at for their order; records of each.
 
 
 class Piece(NamedTuple):
@@ -41,48 +43,10 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TfdsStream(Source):
-  """Reads the files anew in every epoch; for what does not fit in memory."""
+class TfdsFiles(Source):
+  """Records in files, as serialized examples."""
 
   pieces: tuple[Piece, ...]
-  is_light = False
-
-  def raw(self, start, stop) -> tf.data.Dataset:
-    """See `Source`; skipped records of a file are read but not parsed."""
-    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
-    ends = np.cumsum([piece.take for piece in self.pieces])
-    begins = tf.constant(ends - [piece.take for piece in self.pieces])
-    first = tf.searchsorted(ends, [start], side="right")[0]
-    last = tf.searchsorted(begins, [stop], side="left")[0]
-    files = tf.data.Dataset.range(
-      tf.cast(first, tf.int64), tf.cast(last, tf.int64)
-    )
-    names = tf.constant([piece.file for piece in self.pieces])
-    skips = tf.constant([piece.skip for piece in self.pieces], tf.int64)
-    ends = tf.constant(ends)
-
-    @as_is
-    def read(i):
-      # Of this file's part of the split, the part within start and stop.
-      low = tf.maximum(begins[i], start)
-      high = tf.minimum(ends[i], stop)
-      records = tf.data.TFRecordDataset(names[i], buffer_size=2**20)
-      return records.skip(skips[i] + low - begins[i]).take(high - low)
-
-    return tf.data.Dataset.zip(
-      {
-        "index": tf.data.Dataset.range(start, stop),
-        "example": files.flat_map(read),
-      }
-    )
-
-  def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
-    """See `Source`; reads all files between the first and the last index."""
-    wanted = np.zeros(self.num_examples, bool)
-    wanted[indices] = True
-    wanted = tf.constant(wanted)
-    raw = self.raw(min(indices), max(indices) + 1)
-    return raw.filter(as_is(lambda record: tf.gather(wanted, record["index"])))
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -105,15 +69,115 @@ class TfdsStream(Source):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsByNumber(TfdsFiles):
+  """Fetches records by number, from files of format array_record."""
+
+  @functools.cached_property
+  def _records(self):
+    # Late: TFDS has the package on Linux alone.
+    from array_record.python import array_record_data_source
+
+    return array_record_data_source.ArrayRecordDataSource(
+      [f"{p.file}[{p.skip}:{p.skip + p.take}]" for p in self.pieces]
+    )
+
+  def fetch(self, indices: tf.Tensor) -> Record:
+    """See `Source`; also the serialized `example`."""
+
+    def read(indices):
+      examples = self._records.__getitems__(indices.tolist())
+      return np.array(examples, object)
+
+    examples = tf.numpy_function(read, [indices], tf.string)
+    examples = tf.ensure_shape(examples, indices.shape)
+    return {"index": indices, "example": examples}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsStream(TfdsFiles):
+  """Reads tfrecord files from their beginnings; for what fits no memory."""
+
+  is_by_number = False
+
+  def raw(self, start, stop) -> tf.data.Dataset:
+    """See `Source`; skipped records of a file are not read."""
+    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+    begins = self.file_starts()
+    ends = begins + [piece.take for piece in self.pieces]
+    first = tf.searchsorted(ends, [start], side="right")[0]
+    last = tf.searchsorted(begins, [stop], side="left")[0]
+    files = tf.data.Dataset.range(
+      tf.cast(first, tf.int64), tf.cast(last, tf.int64)
+    )
+    names = tf.constant([piece.file for piece in self.pieces])
+    skips = tf.constant([piece.skip for piece in self.pieces], tf.int64)
+    begins, ends = tf.constant(begins), tf.constant(ends)
+
+    @as_is
+    def read(i):
+      # Of this file's part of the split, the part within start and stop.
+      low = tf.maximum(begins[i], start)
+      high = tf.minimum(ends[i], stop)
+      records = tf.data.TFRecordDataset(names[i], buffer_size=_READ_AHEAD)
+      return records.skip(skips[i] + low - begins[i]).take(high - low)
+
+    return tf.data.Dataset.zip(
+      {
+        "index": tf.data.Dataset.range(start, stop),
+        "example": files.flat_map(read),
+      }
+    )
+
+  def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
+    """See `Source`; reads all files between the first and the last index."""
+    wanted = np.zeros(self.num_examples, bool)
+    wanted[indices] = True
+    wanted = tf.constant(wanted)
+    raw = self.raw(min(indices), max(indices) + 1)
+    return raw.filter(as_is(lambda record: tf.gather(wanted, record["index"])))
+
+  def file_starts(self) -> np.ndarray:
+    """See `Source`."""
+    takes = np.array([piece.take for piece in self.pieces], np.int64)
+    return np.cumsum(takes) - takes
+
+  def note(self) -> str:
+    """See `Source`: tells if neighbours have the same class."""
+    places = np.linspace(
+      0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
+    )
+    labels = np.stack(
+      [self._labels_from(place, _PROBED) for place in np.unique(places)]
+    )
+    of_neighbours = (labels[:, 1:] == labels[:, :-1]).mean()
+    counts = np.unique(labels, return_counts=True)[1]
+    by_chance = ((counts / labels.size) ** 2).sum()
+    if of_neighbours - by_chance < 0.25:
+      return ""
+    return (
+      f"{self.name!r} [{self.split}] is stored in the order of its classes:"
+      f" {of_neighbours:.0%} of neighbours have the same, {by_chance:.0%} would"
+      " by chance. A batch is drawn from many places of the files, and is still"
+      " mixed worse than one drawn from all records. Write the data set as"
+      " array_record, whose records are drawn by number, or in a random order."
+    )
+
+  def _labels_from(self, start: int, num: int) -> np.ndarray:
+    examples = self.raw(start, min(start + num, self.num_examples)).batch(num)
+    parsed = _parse(next(iter(examples))["example"], ("label",))
+    return parsed["label"].numpy()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TfdsMemory(Source):
   """Reads the split once and keeps the encoded records in memory."""
 
-  stream: TfdsStream
+  files: TfdsFiles
 
   @functools.cached_property
   def _columns(self) -> dict[str, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      return self.stream.columns("image", "label")
+      return self.files.columns("image", "label")
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -124,6 +188,10 @@ class TfdsMemory(Source):
   def labels(self) -> np.ndarray:
     """See `Source`."""
     return self._columns["label"].numpy()
+
+
+# Format of TFDS -> what reads files of it that are too many for the memory.
+_FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 
 
 def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
@@ -139,11 +207,11 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   if not builder.is_prepared():
     builder = _prepare(builder, dataset, data_dir)
   stored_as = builder.info.file_format.value
-  if stored_as != "tfrecord":
+  if stored_as not in _FORMATS:
     raise ValueError(
       f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {stored_as}, expected tfrecord; prepare it again, as TFDS does unless"
-      " told otherwise."
+      f" {stored_as}, expected {' or '.join(_FORMATS)}; prepare it again with"
+      " one of these as file_format."
     )
   infos = builder.info.splits
   spans = splits.parse_split(
@@ -159,14 +227,29 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     class_names=tuple(label.names),
   )
   pieces = [p for span in spans for p in _pieces(infos, span)]
-  stream = TfdsStream(pieces=tuple(pieces), **known)
+  files = _FORMATS[stored_as](pieces=tuple(pieces), **known)
   num_bytes = sum(
     infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
     for s in spans
   )
   if num_bytes > MEMORY_LIMIT:
-    return stream
-  return TfdsMemory(stream=stream, **known)
+    _allow_open_files()
+    return files
+  return TfdsMemory(files=files, **known)
+
+
+def _allow_open_files() -> None:
+  """Raises the process's own limit of open files to what streams may need."""
+  try:
+    import resource  # of Unix
+  except ImportError:
+    return
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = order.MAX_PLACES + 1024  # beside those of everything else
+  if hard != resource.RLIM_INFINITY:
+    wanted = min(wanted, hard)
+  if soft != resource.RLIM_INFINITY and soft < wanted:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def will_be_made(dataset: str, data_dir: str | None) -> bool:

@@ -48,8 +48,8 @@ def split_indices(labels: np.ndarray) -> dict[str, list[int]]:
 class Digits(embedded.EmbeddedBuilder):
   """Real handwritten digits, 8x8 pixels: 1,297 to train on, 500 to test."""
 
-  VERSION = tfds.core.Version("1.0.0")
-  RELEASE_NOTES = {"1.0.0": "First release."}
+  VERSION = tfds.core.Version("1.1.0")
+  RELEASE_NOTES = {"1.1.0": "Records can be read by number (array_record)."}
 
   def _info(self) -> tfds.core.DatasetInfo:
     return embedded.EmbeddedInfo(

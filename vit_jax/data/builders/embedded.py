@@ -1,5 +1,6 @@
 """What the builders of embedded data share: they never ask the network."""
 
+import importlib.util
 import io
 
 import numpy as np
@@ -27,6 +28,12 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   # do not install.
   code_path = None
   pkg_dir_path = epath.Path(__file__).parent
+
+  def __init__(self, *, file_format: str | None = None, **kwargs):
+    """As the base class; without a format, one that is read by number."""
+    if file_format is None and importlib.util.find_spec("array_record"):
+      file_format = "array_record"
+    super().__init__(file_format=file_format, **kwargs)
 
   def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
     """Writes the records, unless they are there; see the base class."""

@@ -130,8 +130,8 @@ class Glyphs(embedded.EmbeddedBuilder):
   out keep these values. `validation` adds 5 % to the `count` of `train`.
   """
 
-  VERSION = tfds.core.Version("1.0.0")
-  RELEASE_NOTES = {"1.0.0": "First release."}
+  VERSION = tfds.core.Version("1.1.0")
+  RELEASE_NOTES = {"1.1.0": "Records can be read by number (array_record)."}
 
   def __init__(
     self,

@@ -1,0 +1,230 @@
+"""Which record a run meets when: exact counts, uniform, the same everywhere."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from vit_jax.data import order, pipeline
+from vit_jax.data.host_tf import tf
+from vit_jax.data.records import Source
+
+SIZES = [1, 2, 7, 16, 300, 510, 1000, 1020, 2040, 4097]
+BATCHES = [1, 7, 48, 96, 512, 1000]
+
+
+class ByNumber(Source):
+  """Records that are but their numbers."""
+
+  def load(self, raw):
+    raise NotImplementedError
+
+  def labels(self):
+    raise NotImplementedError
+
+
+class Streamed(ByNumber):
+  """The same, as if read from seven files."""
+
+  is_by_number = False
+
+  def file_starts(self):
+    return np.unique(np.arange(7) * self.num_examples // 7)
+
+
+def source(cls, num_examples):
+  return cls(name="n", split="s", num_examples=num_examples, num_classes=2)
+
+
+def rows(cls, num_examples, steps, processes=1, **options):
+  """The records of some batches, int64 [steps, batch], and their epochs."""
+  options = {"seed": 0, "shuffle_buffer": 64, **options}
+  parts = []
+  for process in range(processes):
+    records = pipeline.train_records(
+      source(cls, num_examples),
+      process_index=process,
+      process_count=processes,
+      **options,
+    )
+    batches = records.batch(options["batch_size"] // processes).take(steps)
+    got = list(batches.as_numpy_iterator())
+    parts.append(
+      (
+        np.stack([b["raw"]["index"] for b in got]),
+        np.stack([b["epoch"] for b in got]),
+      )
+    )
+  return tuple(np.concatenate(part, 1) for part in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_every_epoch_is_a_permutation(num_examples):
+  """30 epochs, for any batch size: a batch is a slice of the positions."""
+  positions = tf.range(30 * num_examples, dtype=tf.int64)
+  epochs = np.reshape(
+    order.shuffled(positions, num_examples, seed=3), [30, num_examples]
+  )
+  np.testing.assert_array_equal(
+    np.sort(epochs, 1), np.tile(np.arange(num_examples), [30, 1])
+  )
+  if num_examples > 100:
+    assert len(np.unique(epochs, axis=0)) == 30
+    other = order.shuffled(positions, num_examples, seed=4).numpy()
+    assert (epochs[0] != other[:num_examples]).mean() > 0.9
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+@pytest.mark.parametrize("batch_size", BATCHES)
+def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
+  lanes = order.Lanes.for_batches(num_examples, batch_size)
+  assert batch_size % lanes.num_lanes == 0
+  assert lanes.num_lanes * lanes.num_places <= order.MAX_PLACES
+  number = np.arange(lanes.num_lanes)
+  for epoch in range(30):
+    begins, ends = lanes.bounds(number, epoch)
+    # One behind the other, together all; as many as elements of the epoch.
+    np.testing.assert_array_equal(begins[1:], ends[:-1])
+    assert begins[0] == 0 and ends[-1] == num_examples
+    first = lanes.first_element(number, epoch)
+    np.testing.assert_array_equal(
+      ends - begins, lanes.first_element(number, epoch + 1) - first
+    )
+    has_some = ends > begins
+    np.testing.assert_array_equal(
+      lanes.epoch_at(number, first)[has_some], epoch
+    )
+    assert np.ptp(ends - begins) <= 1
+
+
+@pytest.mark.parametrize("cls", [ByNumber, Streamed])
+@pytest.mark.parametrize(
+  "num_examples, batch_size", [(1000, 512), (300, 512), (127, 12), (2040, 96)]
+)
+def test_records_are_seen_equally_often(cls, num_examples, batch_size):
+  """What a batch carries over an epoch's end belongs to the next epoch."""
+  num_epochs = 30 if num_examples < 1000 else 6
+  steps = -(-num_epochs * num_examples // batch_size)
+  indices, epochs = rows(cls, num_examples, steps, batch_size=batch_size)
+  seen = collections.defaultdict(list)
+  for index, epoch in zip(indices.ravel(), epochs.ravel(), strict=True):
+    seen[epoch].append(index)
+  for epoch in range(num_epochs):
+    assert sorted(seen[epoch]) == list(range(num_examples))
+  # A batch holds the positions of a run in their order, epoch after epoch.
+  for step, row in enumerate(epochs):
+    want = np.arange(step * batch_size, (step + 1) * batch_size) // num_examples
+    np.testing.assert_array_equal(np.sort(row), want)
+
+
+@pytest.mark.parametrize("cls", [ByNumber, Streamed])
+def test_any_number_of_processes_and_any_start(cls):
+  options = dict(num_examples=127, batch_size=60)
+  alone, epochs = rows(cls, steps=8, **options)
+  assert epochs.max() == 3
+  for processes in (2, 3, 4, 5, 6):
+    together, _ = rows(cls, steps=3, processes=processes, **options)
+    np.testing.assert_array_equal(together, alone[:3])
+  for start in np.random.RandomState(0).randint(1, 7, 3).tolist():
+    resumed, _ = rows(cls, steps=2, processes=3, start_step=start, **options)
+    np.testing.assert_array_equal(resumed, alone[start : start + 2])
+
+
+def test_a_process_reads_only_its_lanes_of_the_files():
+  read = collections.Counter()
+
+  class Counted(Streamed):
+    def raw(self, start, stop):
+      def count(index):
+        read[int(index)] += 1
+        return index
+
+      numbers = tf.data.Dataset.range(start, stop)
+      return numbers.map(
+        lambda i: {
+          "index": tf.ensure_shape(tf.numpy_function(count, [i], tf.int64), [])
+        }
+      )
+
+  rows(Counted, 1200, 20, batch_size=12, shuffle_buffer=12)
+  everything = sum(read.values())
+  read.clear()
+  records = pipeline.train_records(
+    source(Counted, 1200),
+    batch_size=12,
+    seed=0,
+    shuffle_buffer=12,
+    process_index=1,
+    process_count=4,
+  )
+  list(records.take(3 * 20))
+  assert sum(read.values()) < everything / 3
+
+
+def _counts_of_classes(
+  num_examples, num_classes, batch_size, files, start, steps
+):
+  """Classes in batches of a split in class order, from many files."""
+
+  class Files(Streamed):
+    def file_starts(self):
+      return np.arange(files) * num_examples // files
+
+  records = pipeline.train_records(
+    source(Files, num_examples), batch_size=batch_size, seed=0, start_step=start
+  )
+  got = []
+  for batch in records.batch(batch_size).take(steps).as_numpy_iterator():
+    classes = batch["raw"]["index"] * num_classes // num_examples
+    got.append(np.bincount(classes, minlength=num_classes))
+  return np.stack(got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [0, 180])
+@pytest.mark.parametrize("batch_size, ideal", [(1000, 632), (4096, 983)])
+def test_a_sorted_split_of_imagenets_size_is_mixed(batch_size, ideal, start):
+  """Of 1,000 classes a random batch shows `ideal`."""
+  counts = _counts_of_classes(
+    1_281_167, 1000, batch_size, files=1024, start=start, steps=3
+  )
+  assert (counts > 0).sum(1).min() > 0.97 * ideal
+  expected = batch_size / 1000
+  chi_square = ((counts - expected) ** 2 / expected).sum(1)
+  # 999 degrees of freedom: mean 999, deviation 45. Lower is more even.
+  assert chi_square.max() < 999 + 5 * 45
+
+
+def test_permuted_batches_have_the_classes_of_random_ones():
+  """Chi-square over 64 classes in class order, 200 batches of 512."""
+  num, batch, classes = 50_000, 512, 64
+  positions = tf.range(200 * batch, dtype=tf.int64)
+  drawn = order.shuffled(positions, num, seed=1).numpy() * classes // num
+  counts = np.stack(
+    [np.bincount(b, minlength=classes) for b in drawn.reshape(200, batch)]
+  )
+  chi_square = ((counts - batch / classes) ** 2 / (batch / classes)).sum(1)
+  # Without replacement: (1 - batch / num) of 63; deviation sqrt(126 / 200).
+  mean = 63 * (1 - batch / num)
+  assert abs(chi_square.mean() - mean) < 4 * np.sqrt(2 * 63 / 200)
+
+
+def test_neighbours_in_the_order_are_not_correlated():
+  num = 1_281_167
+  draws = order.shuffled(tf.range(100_000, dtype=tf.int64), num, seed=0).numpy()
+  for lag in (1, 2, 3, 64, 4096):
+    r = np.corrcoef(draws[:-lag], draws[lag:])[0, 1]
+    assert abs(r) * np.sqrt(len(draws)) < 4
+
+
+def test_epochs_of_all_seeds_have_orders_of_their_own():
+  drawn = {
+    tuple(
+      order.shuffled(
+        epoch * 50 + tf.range(50, dtype=tf.int64), 50, seed
+      ).numpy()
+    )
+    for seed in range(20)
+    for epoch in range(20)
+  }
+  assert len(drawn) == 400
