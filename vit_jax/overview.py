@@ -154,6 +154,8 @@ def text(
   ]
   if attention := _attention(config, mesh):
     lines.insert(3, f"attention   {attention}")
+  if note := source.note():
+    lines.append(f"note        {note}")
   return "\n".join(lines)
 
 

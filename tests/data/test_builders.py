@@ -23,7 +23,7 @@ def _drawn(num_workers=0, split="train", count=150, **options):
 
 
 def _arrays(builder, split):
-  examples = list(tfds.as_numpy(builder.as_dataset(split=split)))
+  examples = list(builder.as_data_source(split=split))
   images = np.stack([example["image"] for example in examples])
   return images, np.array([example["label"] for example in examples])
 

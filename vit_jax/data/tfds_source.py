@@ -147,7 +147,10 @@ class TfdsStream(TfdsFiles):
       0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
     )
     labels = np.stack(
-      [self._labels_from(place, _PROBED) for place in np.unique(places)]
+      [
+        self._labels_from(place, _PROBED)
+        for place in np.unique(places).tolist()
+      ]
     )
     of_neighbours = (labels[:, 1:] == labels[:, :-1]).mean()
     counts = np.unique(labels, return_counts=True)[1]
