@@ -1,4 +1,4 @@
-"""Two and four real processes train, stop, go on and evaluate as one would.
+"""Two, three and four real processes train, stop, go on and evaluate as one would.
 
 Real processes on this machine, which meet on its loopback; their collectives
 are gloo's. What one process would do is done in this one, on 1 or 2 devices.
@@ -37,7 +37,7 @@ def get_config(scored="yes"):
   c.model.mlp_dim, c.model.num_heads = 64, 4
   c.data.dataset = "digits"
   c.data.ops = "decode|resize(16)"
-  c.data.batch_size = 16
+  c.data.batch_size = 12
   c.optim.name, c.optim.lr, c.optim.schedule = "sgd", 0.005, "constant"
   c.log_steps = 1
   c.checkpoint.every_steps, c.checkpoint.keep_last = 3, 3
@@ -76,6 +76,7 @@ class Runs(NamedTuple):
   one, one_on_two: One process with one device, and with two.
   two: Two processes to step 6, and two others to step 8.
   two_four: Two to step 6, then four.
+  two_three: Two to step 6, then three.
   four_one: Four, with parameters in shards, to step 6, then one.
   """
 
@@ -84,6 +85,7 @@ class Runs(NamedTuple):
   one_on_two: pathlib.Path
   two: pathlib.Path
   two_four: pathlib.Path
+  two_three: pathlib.Path
   four_one: pathlib.Path
   of_two: list[tuple[str, str]]
   of_four: list[tuple[str, str]]
@@ -165,17 +167,17 @@ def runs(tmp_path_factory):
   tmp = tmp_path_factory.mktemp("runs")
   config = tmp / "tiny.py"
   config.write_text(CONFIG)
-  runs = {name: tmp / name for name in Runs._fields[1:6]}
+  runs = {name: tmp / name for name in Runs._fields[1:7]}
   _alone(config, runs["one"], 1)
   _alone(config, runs["one_on_two"], 2)
   words = [f"--workdir={runs['two']}"]
   of_two = _start(2, False, config, words, runs["two"])
-  shutil.copytree(
-    runs["two"], runs["two_four"], ignore=shutil.ignore_patterns("8")
-  )
+  for name in ("two_four", "two_three"):
+    shutil.copytree(runs["two"], runs[name], ignore=shutil.ignore_patterns("8"))
   words = [f"--workdir={runs['four_one']}", "--config.mesh.fsdp=2"]
   of_four = _start(4, True, config, words, runs["two_four"])
   _alone(config, runs["four_one"], 1)
+  _start(3, False, config, [f"--workdir={tmp / 'three'}"], runs["two_three"])
   return Runs(config, *runs.values(), of_two, of_four)
 
 
@@ -206,7 +208,9 @@ EXACT = r"train/(lr|epoch)|test/(top1|top5|count)|few/"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["one_on_two", "two", "two_four", "four_one"])
+@pytest.mark.parametrize(
+  "name", ["one_on_two", "two", "two_four", "two_three", "four_one"]
+)
 def test_the_numbers_are_those_of_one_process(runs, name):
   """To 1e-6: more devices add up float32 (eps 1.2e-7) in another order."""
   one, other = _values(runs.one), _values(getattr(runs, name))
@@ -237,7 +241,9 @@ def test_two_processes_are_one_with_two_devices_bit_for_bit(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, count", [("two", 2), ("two_four", 4)])
+@pytest.mark.parametrize(
+  "name, count", [("two", 2), ("two_three", 3), ("two_four", 4)]
+)
 def test_evaluation_is_exact_in_every_process(runs, name, count):
   workdir = getattr(runs, name)
   told = [
@@ -267,7 +273,7 @@ def test_only_process_0_speaks(runs, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two", "two_four", "four_one"])
+@pytest.mark.parametrize("name", ["two", "two_three", "two_four", "four_one"])
 def test_a_checkpoint_is_written_once(runs, name):
   folder = getattr(runs, name) / "checkpoints"
   assert sorted(p.name for p in folder.iterdir()) == ["3", "6", "8"]

@@ -144,8 +144,8 @@ class DataConfig:
   batch_size: int = _field(4096, "images per step, over all devices")
   shuffle_buffer: int = _field(
     50_000,
-    "encoded records held in memory for shuffling, over all processes; those"
-    " of ImageNet take 110 kB each",
+    "encoded records held in memory to shuffle streamed files, over all"
+    " processes; those of ImageNet take 110 kB each",
   )
 
 
