@@ -1,4 +1,4 @@
-"""Two, three and four real processes train, stop, go on and evaluate as one would.
+"""Several real processes train, stop, go on and evaluate as one would.
 
 Real processes on this machine, which meet on its loopback; their collectives
 are gloo's. What one process would do is done in this one, on 1 or 2 devices.

@@ -16,6 +16,8 @@ from vit_jax.data.host_tf import tf
 
 MAX_LANES = 256
 MAX_PLACES = 1024
+# To open a file takes as long as to read some records.
+_MIN_RECORDS = 64  # At a place.
 
 # Four, the default, leave neighbours correlated (lag 1 over 80,000 draws: 14
 # standard deviations off; with 16: below 2).
@@ -86,10 +88,10 @@ class Lanes:
   @classmethod
   def for_batches(cls, num_examples: int, batch_size: int) -> "Lanes":
     """Returns the lanes for a split and a batch size, over all processes."""
-    most = min(batch_size, num_examples, MAX_LANES)
+    places = max(1, min(MAX_PLACES, num_examples // _MIN_RECORDS))
+    most = min(batch_size, places, MAX_LANES)
     num_lanes = next(n for n in range(most, 0, -1) if batch_size % n == 0)
-    places = min(MAX_PLACES, num_examples) // num_lanes
-    return cls(num_examples, num_lanes, places)
+    return cls(num_examples, num_lanes, places // num_lanes)
 
   def epoch_at(self, lane, element):
     """Returns the epoch to which a lane's element belongs."""

@@ -194,10 +194,8 @@ def _lane_records(
   def read_place(place):
     start = begin + (end - begin) * place // places
     stop = begin + (end - begin) * (place + 1) // places
-    start, length = (start + shift) % num, stop - start
-    over = tf.maximum(start + length - num, 0)
-    rest = source.raw(start, start + length - over)
-    return rest.concatenate(source.raw(0, over))
+    first = (start + shift) % num
+    return source.raw(first, first + stop - start)
 
   return tf.data.Dataset.range(places).interleave(
     read_place, cycle_length=places, block_length=1

@@ -23,7 +23,8 @@ class Source(abc.ABC):
   {"image", "label", "index"}: the image as encoded bytes or uint8 [h, w, c],
   the label int32 [], the index int64 []. A source whose records can be reached
   by number may override `fetch`; one that is streamed has `is_by_number` False
-  and its own `raw`, `raw_at` and `file_starts`.
+  and its own `raw`, which goes on at the first record behind the last, `raw_at`
+  and `file_starts`.
 
   Attributes:
     name: as given in the config.

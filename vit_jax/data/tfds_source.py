@@ -101,17 +101,19 @@ class TfdsStream(TfdsFiles):
 
   def raw(self, start, stop) -> tf.data.Dataset:
     """See `Source`; skipped records of a file are not read."""
+    num = self.num_examples
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
     begins = self.file_starts()
-    ends = begins + [piece.take for piece in self.pieces]
-    first = tf.searchsorted(ends, [start], side="right")[0]
+    begins = np.concatenate([begins, begins + num])  # twice round
+    takes = [piece.take for piece in self.pieces] * 2
+    first = tf.searchsorted(begins + takes, [start], side="right")[0]
     last = tf.searchsorted(begins, [stop], side="left")[0]
     files = tf.data.Dataset.range(
       tf.cast(first, tf.int64), tf.cast(last, tf.int64)
     )
-    names = tf.constant([piece.file for piece in self.pieces])
-    skips = tf.constant([piece.skip for piece in self.pieces], tf.int64)
-    begins, ends = tf.constant(begins), tf.constant(ends)
+    names = tf.constant([piece.file for piece in self.pieces] * 2)
+    skips = tf.constant([piece.skip for piece in self.pieces] * 2, tf.int64)
+    begins, ends = tf.constant(begins), tf.constant(begins + takes)
 
     @as_is
     def read(i):
@@ -121,12 +123,10 @@ class TfdsStream(TfdsFiles):
       records = tf.data.TFRecordDataset(names[i], buffer_size=_READ_AHEAD)
       return records.skip(skips[i] + low - begins[i]).take(high - low)
 
-    return tf.data.Dataset.zip(
-      {
-        "index": tf.data.Dataset.range(start, stop),
-        "example": files.flat_map(read),
-      }
+    records = tf.data.Dataset.zip(
+      tf.data.Dataset.range(start, stop), files.flat_map(read)
     )
+    return records.map(as_is(lambda i, e: {"index": i % num, "example": e}))
 
   def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
     """See `Source`; reads all files between the first and the last index."""
