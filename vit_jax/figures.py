@@ -49,7 +49,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
 _DPI = 200  # Of what is a picture inside a chart; all else are vectors.
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
-_LONG = 20  # Characters of a name that fits beside the axes.
+_LONG = 21  # Characters of a name that fits beside the axes.
 
 
 class Line(NamedTuple):
@@ -267,7 +267,10 @@ def _curves(
 
 
 def _end(line: Line, text: Callable[[float], str] | None) -> str:
-  return " ".join(filter(None, [line.label, text and text(line.y[-1])]))
+  """Name and last value; a name that is too long loses its middle."""
+  name = line.label
+  name = name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
+  return " ".join(filter(None, [name, text and text(line.y[-1])]))
 
 
 def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
@@ -289,11 +292,10 @@ def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
 def _label_below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
   """Writes names that are too long for that below, each on its own line."""
   figure.set_figheight(figure.get_figheight() + 0.21 * len(ends))
-  texts = [t if len(t) <= 58 else f"{t[:28]}…{t[-29:]}" for _, t, _ in ends]
   handles = [drawn for _, _, drawn in ends]
   legend = figure.legend(
     handles,
-    texts,
+    [text for _, text, _ in ends],
     loc="outside lower left",
     frameon=False,
     fontsize=9.5,

@@ -60,6 +60,11 @@ p { margin: 0 0 12px; max-width: 70ch; }
 .grid figure { max-width: 560px; }
 figure { margin: 0; }
 figure img { display: block; width: 100%; height: auto; }
+img.dark { display: none; }
+@media screen and (prefers-color-scheme: dark) {
+  img.light { display: none; }
+  img.dark { display: block; }
+}
 .cards {
   display: grid; gap: 14px 12px; margin: 0 0 24px; font-size: 13px;
   grid-template-columns: repeat(
@@ -69,7 +74,7 @@ figure img { display: block; width: 100%; height: auto; }
 .cards .pixels { image-rendering: pixelated; }
 .cards figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
 .cards b, .cards .prob { color: var(--ink); }
-.cards .wrong img { outline: 3px solid var(--wrong); }
+.cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
 .cards .wrong b { color: var(--wrong); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
@@ -86,13 +91,15 @@ th { font-weight: 600; }
 .facts td, .numbers td { font-variant-numeric: tabular-nums; }
 .facts td { min-width: 110px; }
 .numbers { width: 100%; }
+.numbers th, .numbers td { padding: 8px 0; }
 .numbers td, .numbers th:not(:first-child) {
-  text-align: right; white-space: nowrap; padding: 8px 0 8px 14px;
+  text-align: right; white-space: nowrap; padding-left: 14px;
 }
 @media (max-width: 560px) {
   .facts { font-size: 12px; }
   .facts td { min-width: 72px; padding-right: 8px; }
   .numbers { font-size: 13px; }
+  .numbers th:first-child { white-space: normal; }
   .numbers td, .numbers th:not(:first-child) { padding-left: 8px; }
 }
 details { margin-top: 10px; font-size: 14px; }
@@ -105,7 +112,9 @@ pre {
   :root { color-scheme: light; }
   body { padding: 0; }
   h2, h3 { break-after: avoid; }
+  h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
+  .grid { grid-template-columns: 1fr 1fr; }
 }
 """
 
@@ -131,13 +140,16 @@ def page(title: str, body: str) -> str:
 def picture(light: bytes, dark: bytes, alt: str) -> str:
   """Returns a chart, two SVG files, that holds its pictures itself.
 
-  Which is shown follows the page's colours; on paper it is the light one.
+  Which is shown follows the page's colours; on paper it is the light one. A
+  <picture> would keep the dark one on the paper of a dark browser.
   """
-  return (
-    '<figure><picture><source media="screen and (prefers-color-scheme: dark)"'
-    f' srcset="{_link("svg+xml", dark)}">'
-    f'<img alt="{html.escape(alt)}" src="{_link("svg+xml", light)}">'
-    "</picture></figure>"
+  files = (("light", light), ("dark", dark))
+  return "<figure>{}</figure>".format(
+    "".join(
+      f'<img class="{kind}" alt="{html.escape(alt)}"'
+      f' src="{_link("svg+xml", file)}">'
+      for kind, file in files
+    )
   )
 
 
@@ -235,4 +247,4 @@ def share(value: float | None) -> str:
 
 def missing(what: str) -> str:
   """Says what the report lacks, or nothing if it lacks nothing."""
-  return what and f'<p class="missing">Left out: {html.escape(what)}.</p>'
+  return what and f'<p class="missing">Left out: {breakable(what)}.</p>'

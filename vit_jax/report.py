@@ -26,6 +26,7 @@ from vit_jax.runs import Run
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
 NUM_IMAGES = 24
 MOST_TILES = 8
+MOST_COLUMNS = 4  # runs side by side; more are rows
 MOST_WEIGHTS = 4  # L2 weights with a chart of their own
 
 
@@ -92,25 +93,19 @@ class Report:
         top1, top5, loss, count = (
           run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
         )
-        of = f"{run.scored(name)}, {run.label}"
+        who = f", {run.label}" if len(self.runs) > 1 else ""
         texts = (
           "—" if loss is None else f"{loss:.4g}",
           "—" if count is None else f"{count:,.0f}",
         )
-        rows.append([of, share(top1), share(top5), *texts])
+        rows.append([run.scored(name) + who, share(top1), share(top5), *texts])
     head = ["", "top-1", "top-5", "loss", "images"]
     return rows and f"<h2>Scores</h2>\n{table('numbers', head, rows)}" or ""
 
   def _facts(self) -> str:
-    columns = [runs_lib.facts(run) for run in self.runs]
-    names = dict.fromkeys(k for column in columns for k in column)
-    facts = table(
-      "facts",
-      ["", *(r.label for r in self.runs)],
-      [[n, *(c.get(n, "—") for c in columns)] for n in names],
-    )
+    facts = _facts_table({r.label: runs_lib.facts(r) for r in self.runs})
     folded = "".join(
-      f"<details><summary>config of {html.escape(run.name)}</summary><pre>"
+      f"<details><summary>config of {breakable(run.name)}</summary><pre>"
       f"{html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))}"
       "</pre></details>"
       for run in self.runs
@@ -135,6 +130,7 @@ class Report:
   def _curves(self, dataset: str, group: list[Run]) -> str:
     shown, more = group[: figures.MOST_LINES], group[figures.MOST_LINES :]
     names = ", ".join(r.label for r in shown)
+    title = names if len(group) <= 3 else f"{len(group)} runs"
     charts = [
       ("train/loss", "loss", figures.loss),
       ("train/lr", "learning rate", figures.learning_rate),
@@ -148,6 +144,9 @@ class Report:
         lacking.append(f"{what} of {', '.join(has_none)}")
       if metric is None:
         lines, draw = _accuracies(shown), _accuracy_chart(shown)
+        if cut := [line.label for line in lines[figures.MOST_LINES :]]:
+          lacking.append(f"curves of {', '.join(cut)}: see the tables")
+        lines = lines[: figures.MOST_LINES]
       else:
         lines = _lines((_name(r, shown), r, metric) for r in shown)
       if lines:
@@ -157,11 +156,12 @@ class Report:
             f"{what}_{dataset}", functools.partial(draw, lines), picture_of
           )
         )
-    left = [f"curves of {r.name} (too many for one picture)" for r in more]
+    if more:
+      names = ", ".join(r.name for r in more)
+      lacking.append(f"curves of {names} (too many for one picture)")
     return (
-      f"<h2>{breakable(dataset)}: {breakable(names)}</h2>\n"
-      f'<div class="grid">{"".join(drawn)}</div>'
-      + missing("; ".join(lacking + left))
+      f"<h2>{breakable(dataset)}: {breakable(title)}</h2>\n"
+      f'<div class="grid">{"".join(drawn)}</div>' + missing("; ".join(lacking))
     )
 
   def _fewshot(self) -> str:
@@ -175,7 +175,7 @@ class Report:
 
   def _fewshot_of(self, run: Run, name: str) -> str:
     """Table and charts of an evaluator's last accuracies, all L2 weights."""
-    found = {run.label: run.fewshot(name)}
+    found = {"trained weights": run.fewshot(name)}
     found |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
     absent = [text for text, by_l2 in found.items() if not by_l2]
     found = {text: by_l2 for text, by_l2 in found.items() if by_l2}
@@ -234,21 +234,20 @@ class Report:
         continue
       right = sum(e.label == e.guess for e in found.first)
       which = "" if found.is_whole else " that the run kept"
+      shown = len(found.mistakes)
       wrong = (
         f"{found.num_wrong:,} of the {found.num_images:,} images{which} are"
         " named wrongly"
+        + (
+          f"; the {shown} of the highest probability"
+          * (shown < found.num_wrong)
+        )
       )
       parts.append(
         f"<h3>{breakable(found.of)}: {breakable(run.label)}</h3>"
         f'<p class="soft">The first images: {right} of {len(found.first)}'
-        f" right.</p>{cards(found.first)}"
-        f'<p class="soft">The worst mistakes: {wrong}'
-        + (
-          f"; the {len(found.mistakes)} of the highest probability"
-          f":</p>{cards(found.mistakes)}"
-          if found.mistakes
-          else ".</p>"
-        )
+        f' right.</p>{cards(found.first)}<p class="soft">Worst mistakes:'
+        f" {wrong}.</p>{cards(found.mistakes) if shown else ''}"
       )
     text = (
       "<p>Under each image, the class that the model names and the probability"
@@ -356,6 +355,21 @@ def _lines(wanted) -> list[Line]:
   return [line for line in lines if len(line.x)]
 
 
+def _facts_table(facts: dict[str, dict[str, str]]) -> str:
+  """Facts by run: a column each; many runs: what is the same is said once."""
+  names = dict.fromkeys(k for found in facts.values() for k in found)
+  values = {n: [found.get(n, "—") for found in facts.values()] for n in names}
+  if len(facts) <= MOST_COLUMNS:
+    return table("facts", ["", *facts], [[n, *v] for n, v in values.items()])
+  same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
+  differ = [n for n in values if n not in same]
+  parts = [table("facts", ["", "all runs"], list(map(list, same.items())))]
+  if differ:
+    rows = [[r, *(values[n][i] for n in differ)] for i, r in enumerate(facts)]
+    parts.append(table("facts", ["", *differ], rows))
+  return "<br>".join(parts)
+
+
 def _headlines(run: Run) -> list[tuple[float | None, str, str]]:
   """Share, what it is of, and what else to know, of all that a run scored."""
   found = [
@@ -394,17 +408,17 @@ def _accuracies(group: list[Run]) -> list[Line]:
     return _lines((r.label, r, r.top1() or "") for r in group)
   (run,) = group
   names = run.evaluators("classification")
-  prefix = {n: f"{run.scored(n)} " if len(names) > 1 else "" for n in names}
-  wanted = [
-    (f"{prefix[n]}top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)
-  ]
-  for name in run.evaluators("fewshot")[:1]:
-    first, *others = run.fewshot(name) or [""]
-    wanted += [
-      (f"10-shot, L2 {l2}", run, f"{name}/{of}10shot")
-      for l2, of in [(first, ""), *((l2, f"l2={l2}/") for l2 in others)]
-    ]
-  return _lines(wanted)[: figures.MOST_LINES]
+  if len(names) > 1:
+    wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
+  else:
+    wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
+  fewshot = run.evaluators("fewshot")
+  for name in fewshot:
+    which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
+    for i, l2 in enumerate(run.fewshot(name)):
+      metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
+      wanted.append((f"{which}10-shot, L2 {l2}", run, metric))
+  return _lines(wanted)
 
 
 def _accuracy_chart(group: list[Run]) -> Callable:
