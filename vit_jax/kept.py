@@ -75,8 +75,8 @@ def predictions(run: Run, limit: int) -> Predictions | None:
     mistakes = [r for r in rows if r.label not in (r.guess, NO_LABEL)]
     mistakes.sort(key=lambda r: -r.probability)
     num_images, num_wrong = len(rows), len(mistakes)
-    scored = [run.scored(n) for n in run.evaluators("classification")]
-    of = scored[0] if scored else run.dataset
+    judged = [n for n, e in run.evals.items() if e.kind == "classification"]
+    of = run.scored(judged[0]) if judged else run.dataset
   return Predictions(
     of, rows[:limit], mistakes[:limit], num_images, num_wrong, is_whole
   )
@@ -99,7 +99,9 @@ def _examples(
     return names[i] if i < len(names) else str(i)
 
   rows = zip(images, labels, guesses, probabilities, strict=True)
-  return [Example(i, name(l), name(g), float(p)) for i, l, g, p in rows]
+  return [
+    Example(i, name(int(l)), name(int(g)), float(p)) for i, l, g, p in rows
+  ]
 
 
 class Positions(NamedTuple):

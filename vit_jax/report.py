@@ -116,6 +116,7 @@ class Report:
       "metadata.json": [r.name for r in self.runs if not r.metadata],
     }
     lacking = [f"{k} of {', '.join(v)}" for k, v in files.items() if v]
+    lacking += [f"{r.name}: {fault}" for r in self.runs for fault in r.faults]
     return (
       f"<h2>What was run</h2>\n{facts}{folded}{missing('; '.join(lacking))}"
     )
@@ -222,40 +223,27 @@ class Report:
 
   def _predictions(self) -> str:
     """The first images of a split, and those that are worst mistaken."""
-    parts, lacking = [], []
+    parts, none, damaged = [], [], []
     for run in self.runs:
       try:
         found = kept.predictions(run, NUM_IMAGES)
       except Exception as e:  # Whatever a damaged file may raise.
-        lacking.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
+        what = str(e)[:200] or type(e).__name__
+        damaged.append(f"predictions.npz of {run.name}: {what}")
         continue
       if found is None or not found.first:
-        lacking.append(f"predictions.npz of {run.name}")
+        none.append(run.name)
         continue
-      right = sum(e.label == e.guess for e in found.first)
-      which = "" if found.is_whole else " that the run kept"
-      shown = len(found.mistakes)
-      wrong = (
-        f"{found.num_wrong:,} of the {found.num_images:,} images{which} are"
-        " named wrongly"
-        + (
-          f"; the {shown} of the highest probability"
-          * (shown < found.num_wrong)
-        )
-      )
-      parts.append(
-        f"<h3>{breakable(found.of)}: {breakable(run.label)}</h3>"
-        f'<p class="soft">The first images: {right} of {len(found.first)}'
-        f' right.</p>{cards(found.first)}<p class="soft">Worst mistakes:'
-        f" {wrong}.</p>{cards(found.mistakes) if shown else ''}"
-      )
+      parts.append(f"<h3>{breakable(found.of)}: {breakable(run.label)}</h3>")
+      parts.append(_first_and_worst(found))
     text = (
       "<p>Under each image, the class that the model names and the probability"
       " it gives it; errors are framed, the true class below.</p>"
     )
+    lacking = [f"predictions.npz of {', '.join(none)}"] if none else []
     return (
       f"<h2>Images</h2>\n{text if parts else ''}{''.join(parts)}"
-      f"{missing('; '.join(lacking))}"
+      f"{missing('; '.join(lacking + damaged))}"
     )
 
   def _positions(self) -> str:
@@ -386,6 +374,21 @@ def _headlines(run: Run) -> list[tuple[float | None, str, str]]:
     more = [f"L2 {w}: {share(by_l2[w].get(shots))}" for w in others]
     found.append((by_l2[first].get(shots), what, ", ".join(more)))
   return found
+
+
+def _first_and_worst(found: kept.Predictions) -> str:
+  """Images with captions that say how many there are."""
+  right = sum(e.label == e.guess for e in found.first)
+  which = "" if found.is_whole else " that the run kept"
+  worst = f"{found.num_wrong:,} of the {found.num_images:,} images{which} are"
+  worst += " named wrongly"
+  if len(found.mistakes) < found.num_wrong:
+    worst += f"; the {len(found.mistakes)} of the highest probability"
+  return (
+    f'<p class="soft">The first images: {right} of {len(found.first)} right.'
+    f'</p>{cards(found.first)}<p class="soft">Worst mistakes: {worst}.</p>'
+    f"{cards(found.mistakes) if found.mistakes else ''}"
+  )
 
 
 def _fewshot_text(run: Run, name: str, weights: list[str]) -> str:

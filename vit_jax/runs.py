@@ -8,7 +8,7 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.config import EvalConfig, build
+from vit_jax.config import Config, EvalConfig, build
 from vit_jax.progress import format_seconds
 
 METRICS = "metrics.jsonl"
@@ -49,9 +49,17 @@ class Run:
 
   @functools.cached_property
   def evals(self) -> dict[str, EvalConfig]:
-    """Options of the evaluators, by name."""
-    values = {"evals": self.config.get("evals")}
-    return {e.name: e for e in build(values)[0].evals}
+    """Options of the evaluators, by name; those of `faults` at defaults."""
+    return {e.name: e for e in self._built[0].evals}
+
+  @property
+  def faults(self) -> list[str]:
+    """What of the evaluators' options this version cannot read."""
+    return [fault.rstrip(".") for fault in self._built[1]]
+
+  @functools.cached_property
+  def _built(self) -> tuple[Config, list[str]]:
+    return build({"evals": self.config.get("evals")})
 
   @property
   def steps(self) -> int:
