@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax import figures, kept
+from vit_jax import figures, kept, tables
 from vit_jax import runs as runs_lib
 from vit_jax.figures import Line
 from vit_jax.page import breakable, cards, missing, page, picture, share, table
@@ -26,7 +26,6 @@ from vit_jax.runs import Run
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
 NUM_IMAGES = 24
 MOST_TILES = 8
-MOST_COLUMNS = 4  # runs side by side; more are rows
 MOST_WEIGHTS = 4  # L2 weights with a chart of their own
 
 
@@ -47,7 +46,7 @@ class Report:
     """Returns the page; `pictures` is full afterwards."""
     parts = [
       self._head(),
-      self._scores(),
+      tables.scores(self.runs),
       self._facts(),
       *(self._curves(name, group) for name, group in self._groups().items()),
       self._fewshot(),
@@ -65,7 +64,7 @@ class Report:
         more if is_alone else f"{run.label}{more and '; '}{more}",
       )
       for run in self.runs
-      for value, what, more in _headlines(run)
+      for value, what, more in tables.headlines(run)
     ][:MOST_TILES]
     seconds = self.summary["wall_seconds"]
     if seconds is not None:
@@ -85,25 +84,8 @@ class Report:
       f'<div class="tiles">{cells}</div>'
     )
 
-  def _scores(self) -> str:
-    """What the heads of all runs got on all splits; few-shot comes later."""
-    rows = []
-    for run in self.runs:
-      for name in run.evaluators("classification"):
-        top1, top5, loss, count = (
-          run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
-        )
-        who = f", {run.label}" if len(self.runs) > 1 else ""
-        texts = (
-          "—" if loss is None else f"{loss:.4g}",
-          "—" if count is None else f"{count:,.0f}",
-        )
-        rows.append([run.scored(name) + who, share(top1), share(top5), *texts])
-    head = ["", "top-1", "top-5", "loss", "images"]
-    return rows and f"<h2>Scores</h2>\n{table('numbers', head, rows)}" or ""
-
   def _facts(self) -> str:
-    facts = _facts_table({r.label: runs_lib.facts(r) for r in self.runs})
+    facts = tables.facts(self.runs)
     folded = "".join(
       f"<details><summary>config of {breakable(run.name)}</summary><pre>"
       f"{html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))}"
@@ -216,7 +198,7 @@ class Report:
       lacking.append(f"charts of L2 {', '.join(more)}, which the table has")
     return (
       f"<h3>{breakable(run.scored(name))}: {breakable(run.label)}</h3>"
-      f"<p>{html.escape(_fewshot_text(run, name, weights))}</p>"
+      f"<p>{html.escape(tables.fewshot_text(run, name, weights))}</p>"
       f'<div class="grid">{"".join(drawn)}</div>{numbers}'
       + missing("; ".join(lacking))
     )
@@ -343,39 +325,6 @@ def _lines(wanted) -> list[Line]:
   return [line for line in lines if len(line.x)]
 
 
-def _facts_table(facts: dict[str, dict[str, str]]) -> str:
-  """Facts by run: a column each; many runs: what is the same is said once."""
-  names = dict.fromkeys(k for found in facts.values() for k in found)
-  values = {n: [found.get(n, "—") for found in facts.values()] for n in names}
-  if len(facts) <= MOST_COLUMNS:
-    return table("facts", ["", *facts], [[n, *v] for n, v in values.items()])
-  same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
-  differ = [n for n in values if n not in same]
-  parts = [table("facts", ["", "all runs"], list(map(list, same.items())))]
-  if differ:
-    rows = [[r, *(values[n][i] for n in differ)] for i, r in enumerate(facts)]
-    parts.append(table("facts", ["", *differ], rows))
-  return "<br>".join(parts)
-
-
-def _headlines(run: Run) -> list[tuple[float | None, str, str]]:
-  """Share, what it is of, and what else to know, of all that a run scored."""
-  found = [
-    (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
-    for n in run.evaluators("classification")
-  ]
-  for name in run.evaluators("fewshot"):
-    by_l2 = run.fewshot(name)
-    if not by_l2:
-      continue
-    first, *others = by_l2
-    shots = "10" if "10" in by_l2[first] else list(by_l2[first])[-1]
-    what = f"{run.scored(name)}, {shots}-shot, L2 {first}"
-    more = [f"L2 {w}: {share(by_l2[w].get(shots))}" for w in others]
-    found.append((by_l2[first].get(shots), what, ", ".join(more)))
-  return found
-
-
 def _first_and_worst(found: kept.Predictions) -> str:
   """Images with captions that say how many there are."""
   right = sum(e.label == e.guess for e in found.first)
@@ -389,20 +338,6 @@ def _first_and_worst(found: kept.Predictions) -> str:
     f'</p>{cards(found.first)}<p class="soft">Worst mistakes: {worst}.</p>'
     f"{cards(found.mistakes) if found.mistakes else ''}"
   )
-
-
-def _fewshot_text(run: Run, name: str, weights: list[str]) -> str:
-  """What the numbers of a few-shot evaluator are."""
-  options = run.evals.get(name)
-  draws = len(options.seeds) if options else 1
-  text = (
-    "A linear classifier in closed form (ridge regression) on frozen features"
-  )
-  if draws > 1:
-    text += f", mean of {draws} draws of the labelled images"
-  if len(weights) > 1:
-    text += f". All L2 weights of the config; the first, {weights[0]}, counts"
-  return f"{text}. Columns: labelled images per class; bold: their best."
 
 
 def _accuracies(group: list[Run]) -> list[Line]:
