@@ -267,14 +267,18 @@ def test_predictions_of_earlier_versions(tmp_path):
   """Their mistakes are those among the images that they have."""
   _write_run(tmp_path / "a", "digits", (ClassificationConfig(),), [], (2, 2))
   with np.load(tmp_path / "a" / "predictions.npz") as file:
-    old = {k: file[k] for k in ("image", "label", "prediction", "probability")}
+    old = {k: file[k] for k in ("image", "label", "probability")}
+  old["prediction"] = np.array([1, 1, 0])
   np.savez(tmp_path / "a" / "predictions.npz", **old)
   (run,) = runs.find_runs(tmp_path)
   found = kept.predictions(run, 24)
-  assert [(e.label, e.guess) for e in found.mistakes] == [("$", "Σ")]
+  assert [(e.label, e.guess) for e in found.mistakes] == [
+    ("$", "Σ"),
+    ("Σ", "$"),
+  ]
   assert found.of == "digits validation" and not found.is_whole
   text = report.write_report(str(tmp_path)).read_text()
-  assert "1 of the 3 images that the run kept are named wrongly.<" in text
+  assert "2 of the 3 images that the run kept are named wrongly.<" in text
   (tmp_path / "a" / "predictions.npz").write_bytes(b"PK cut off")
   text = report.write_report(str(tmp_path)).read_text()
   assert "Left out: predictions.npz of a: " in text
