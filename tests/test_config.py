@@ -90,6 +90,8 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     (float | None, "0.5", 0.5),
     (tuple[int, ...], "(1, 5,10)", (1, 5, 10)),
     (tuple[int, ...], [1, 5], (1, 5)),
+    (tuple[float, ...], 16, (16.0,)),  # as config.json of old runs has it
+    (tuple[float, ...], "16", (16.0,)),
     (str, "none", "none"),
   ],
 )

@@ -1,5 +1,6 @@
 """Scores over whole splits, whatever the batch, mesh or thread."""
 
+import doctest
 import re
 import threading
 
@@ -13,6 +14,7 @@ from vit_jax import evaluators, losses, sharding, step
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
+from vit_jax.evaluators import classification
 from vit_jax.evaluators.forward import forward
 
 OPS = "decode|resize(16)"
@@ -77,12 +79,40 @@ def test_every_example_counts_once(parts, params, by_hand, batch_size):
   assert scores["v/loss"] == pytest.approx(float(loss.mean()), rel=1e-6)
 
 
-def test_predictions_are_those_of_the_model(parts, params, by_hand):
+@pytest.mark.parametrize("batch_size", [16, 104])
+@pytest.mark.parametrize(("limit", "num_mistakes"), [(20, 7), (500, 500)])
+def test_predictions_and_worst_mistakes(
+  parts, params, by_hand, batch_size, limit, num_mistakes
+):
   logits, label = by_hand
-  rows = _judge(parts, _classification(16)).predictions(params, 20)
-  np.testing.assert_array_equal(rows["label"], label[:20])
-  np.testing.assert_array_equal(rows["prediction"], logits[:20].argmax(-1))
-  assert rows["image"].shape == (20, 16, 16, 3)
+  (batch,) = eval_batches(
+    open_source("digits", "test[:101]"), OPS, batch_size=101
+  )
+  judge = _judge(parts, _classification(batch_size))
+  rows = judge.predictions(params, limit, num_mistakes)
+  said = {
+    "image": batch["image"],
+    "label": label,
+    "prediction": logits.argmax(-1),
+    "probability": np.asarray(jax.nn.softmax(logits)).max(-1),
+  }
+  wrong = np.flatnonzero(said["prediction"] != label)
+  worst = wrong[np.argsort(-said["probability"][wrong])][:num_mistakes]
+  assert 7 < len(wrong) < 101
+  for key, values in said.items():
+    close = {"rtol": 1e-5 if key == "probability" else 0}
+    np.testing.assert_allclose(rows[key], values[:limit], **close)
+    np.testing.assert_allclose(rows["mistake_" + key], values[worst], **close)
+  assert rows["num_images"] == 101 and rows["num_wrong"] == len(wrong)
+  assert rows["dataset"] == "digits" and rows["split"] == "test[:101]"
+  assert len(rows) == 12
+
+
+def test_what_is_a_mistake():
+  assert doctest.testmod(classification).failed == 0
+  several = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32)
+  wrong = classification.is_mistake(several, np.array([2, 2, 0]))
+  assert wrong.tolist() == [False, True, False]  # the last has no label
 
 
 def _fewshot(**changes):

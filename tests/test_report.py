@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import report, runs
+from vit_jax import kept, report, runs
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import (
   CheckpointConfig,
@@ -21,6 +21,25 @@ from vit_jax.config import (
 
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
 SHOTS = ("1", "5", "10", "25")
+
+
+def _write_predictions(path, dataset):
+  """Three images and two mistakes, of 500 images with 40 mistakes."""
+  np.savez(
+    path / "predictions.npz",
+    image=np.zeros((3, 8, 8, 3), np.uint8),
+    label=np.array([0, 1, 1]),
+    prediction=np.array([0, 1, 0]),
+    probability=np.array([0.5, 0.75, 1.0], np.float32),
+    mistake_image=np.zeros((2, 8, 8, 3), np.uint8),
+    mistake_label=np.array([1, 0]),
+    mistake_prediction=np.array([0, 1]),
+    mistake_probability=np.array([0.875, 0.625], np.float32),
+    num_images=np.array(500),
+    num_wrong=np.array(40),
+    dataset=np.array(dataset),
+    split=np.array("test"),
+  )
 
 
 def _write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
@@ -39,13 +58,7 @@ def _write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
   (path / "metadata.json").write_text(json.dumps(metadata))
   text = "".join(json.dumps(r) + "\n" for r in rows)
   (path / "metrics.jsonl").write_text(text + '{"step": 9, "cut o')
-  np.savez(
-    path / "predictions.npz",
-    image=np.zeros((3, 8, 8, 3), np.uint8),
-    label=np.array([0, 1, 1]),
-    prediction=np.array([0, 1, 0]),
-    probability=np.array([0.5, 0.75, 1.0], np.float32),
-  )
+  _write_predictions(path, dataset)
   checkpointer = Checkpointer(str(path), CheckpointConfig())
   table = jnp.ones((1, grid[0] * grid[1] + 1, 4))
   params = {"Transformer": {"posembed_input": {"pos_embedding": table}}}
@@ -70,7 +83,11 @@ def _train_rows():
 
 
 def _shots(prefix, first):
-  return {f"{prefix}/{k}shot": first + i / 8 for i, k in enumerate(SHOTS)}
+  """Few-shot accuracies with the first L2 weight, and half of them with 4."""
+  by_k = {k: first + i / 8 for i, k in enumerate(SHOTS)}
+  return {f"{prefix}/{k}shot": v for k, v in by_k.items()} | {
+    f"{prefix}/l2=4/{k}shot": v / 2 for k, v in by_k.items()
+  }
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +98,7 @@ def demo(tmp_path_factory):
     "glyphs/size=32",
     (
       ClassificationConfig(name="val"),
-      FewshotConfig(name="digits", dataset="digits"),
+      FewshotConfig(name="digits", dataset="digits", l2=(16.0, 4.0)),
     ),
     [
       {
@@ -109,8 +126,12 @@ def demo(tmp_path_factory):
   return base
 
 
-def _shots_of(first):
-  return {k: first + i / 8 for i, k in enumerate(SHOTS)}
+def _shots_of(first, share=1.0):
+  return {k: (first + i / 8) * share for i, k in enumerate(SHOTS)}
+
+
+def _shots_by_l2(first):
+  return {"16": _shots_of(first), "4": _shots_of(first, 0.5)}
 
 
 def test_summary_of_the_demo(demo):
@@ -119,6 +140,11 @@ def test_summary_of_the_demo(demo):
     "fewshot": _shots_of(0.5),
     "fewshot_random_init": _shots_of(0.0),
     "fewshot_raw_pixels": _shots_of(0.125),
+    "fewshot_by_l2": {
+      "features": _shots_by_l2(0.5),
+      "random_init": _shots_by_l2(0.0),
+      "raw_pixels": _shots_by_l2(0.125),
+    },
     "digits_test_accuracy": 0.875,
     "digits_test_accuracy_from_scratch": 0.625,
     "wall_seconds": 12.5,
@@ -132,6 +158,7 @@ class _Page(html.parser.HTMLParser):
   def __init__(self, text):
     super().__init__()
     self.images, self.links, self.open = [], [], []
+    self.rows, self.tiles, self.text = [], [], []
     self.feed(text)
 
   def handle_starttag(self, tag, attrs):
@@ -139,18 +166,42 @@ class _Page(html.parser.HTMLParser):
     if tag == "img":
       self.images.append(attrs)
     self.links += [v for k, v in attrs.items() if k in ("src", "href")]
-    if tag not in ("img", "meta", "link"):
-      self.open.append(tag)
+    if tag == "tr":
+      self.rows.append([])
+    if tag in ("th", "td"):
+      self.rows[-1].append("")
+    if tag == "b" and "tiles" in self.classes():
+      self.tiles.append([])
+    if tag not in ("img", "meta", "link", "wbr", "br"):
+      self.open.append((tag, attrs.get("class")))
 
   def handle_endtag(self, tag):
-    assert self.open.pop() == tag
+    assert self.open.pop()[0] == tag
+
+  def handle_data(self, data):
+    tags = [tag for tag, _ in self.open]
+    if "td" in tags or "th" in tags:
+      self.rows[-1][-1] += data
+    elif "tiles" in self.classes():
+      if tags[-1] == "b":
+        self.tiles[-1] += [data, "", ""]
+      else:
+        self.tiles[-1][1 + (tags[-1] == "i")] += data
+    if "style" not in tags:
+      self.text.append(data)
+
+  def classes(self):
+    return [name for _, name in self.open]
 
 
 def test_page_is_self_contained(demo):
   text = (demo / "report.html").read_text()
   page = _Page(text)
   assert page.open == []
-  assert all(i["src"].startswith("data:image/png;base64,") for i in page.images)
+  kinds = {i["src"].partition(";base64,")[0] for i in page.images}
+  assert kinds == {"data:image/png", "data:image/svg+xml"}
+  schemes = [i.get("class") for i in page.images if "svg" in i["src"][:20]]
+  assert schemes == ["light", "dark"] * 14
   assert all(i["alt"] for i in page.images)
   assert all(link.startswith("data:") for link in page.links)
   assert "http" not in text and "@import" not in text and "url(" not in text
@@ -159,23 +210,142 @@ def test_page_is_self_contained(demo):
 
 def test_pictures(demo):
   assert sorted(p.name for p in (demo / "figures").iterdir()) == [
-    "accuracy_digits.png",
-    "accuracy_glyphs.png",
-    "fewshot_pretrain.png",
-    "learning_rate_digits.png",
-    "learning_rate_glyphs.png",
-    "loss_digits.png",
-    "loss_glyphs.png",
-    "positions_finetune.png",
-    "positions_pretrain.png",
-    "positions_pretrain_for_finetune.png",
-    "positions_scratch.png",
-    "predictions_finetune.png",
-    "predictions_pretrain.png",
-    "predictions_scratch.png",
-    "throughput_digits.png",
-    "throughput_glyphs.png",
+    "accuracy_digits.svg",
+    "accuracy_glyphs.svg",
+    "fewshot_pretrain_digits_l2_16.svg",
+    "fewshot_pretrain_digits_l2_4.svg",
+    "learning_rate_digits.svg",
+    "learning_rate_glyphs.svg",
+    "loss_digits.svg",
+    "loss_glyphs.svg",
+    "positions_finetune.svg",
+    "positions_pretrain.svg",
+    "positions_pretrain_for_finetune.svg",
+    "positions_scratch.svg",
+    "throughput_digits.svg",
+    "throughput_glyphs.svg",
   ]
+
+
+def test_tiles_say_data_set_and_metric(demo):
+  page = _Page((demo / "report.html").read_text())
+  assert page.tiles == [
+    ["75.0%", "glyphs validation, top-1", "pre-trained"],
+    ["75.0%", "digits test, 10-shot, L2 16", "pre-trained; L2 4: 37.5%"],
+    ["87.5%", "digits test, top-1", "fine-tuned"],
+    ["62.5%", "digits test, top-1", "from scratch"],
+    ["12s", "wall time", ""],
+  ]
+
+
+def test_every_l2_weight_is_in_the_table(demo):
+  rows = _Page((demo / "report.html").read_text()).rows
+  start = rows.index(["features", "L2", *SHOTS])
+  assert rows[start + 1 : start + 7] == [
+    [text, l2, *(f"{100 * (first + i / 8) * share:.1f}%" for i in range(4))]
+    for l2, share in (("16", 1), ("4", 0.5))
+    for text, first in (
+      ("trained weights", 0.5),
+      ("random weights", 0.0),
+      ("raw pixels", 0.125),
+    )
+  ]
+
+
+def test_worst_mistakes_say_split_and_count(demo):
+  text = "".join(_Page((demo / "report.html").read_text()).text)
+  assert "digits test: fine-tuned" in text
+  first, _, worst = text.partition("digits test: fine-tuned")[2].partition(
+    "Worst mistakes: 40 of the 500 images are named wrongly; the 2 of the"
+    " highest probability."
+  )
+  assert "2 of 3 right" in first and "✗ 0 100%true: 1" in first
+  assert worst.startswith("✗ 0 88%true: 1✗ 1 62%true: 0")
+
+
+def test_predictions_of_earlier_versions(tmp_path):
+  """Their mistakes are those among the images that they have."""
+  _write_run(tmp_path / "a", "digits", (ClassificationConfig(),), [], (2, 2))
+  with np.load(tmp_path / "a" / "predictions.npz") as file:
+    old = {k: file[k] for k in ("image", "label", "probability")}
+  old["prediction"] = np.array([1, 1, 0])
+  np.savez(tmp_path / "a" / "predictions.npz", **old)
+  (run,) = runs.find_runs(tmp_path)
+  found = kept.predictions(run, 24)
+  assert [(e.label, e.guess) for e in found.mistakes] == [
+    ("$", "Σ"),
+    ("Σ", "$"),
+  ]
+  assert found.of == "digits validation" and not found.is_whole
+  text = report.write_report(str(tmp_path)).read_text()
+  assert "2 of the 3 images that the run kept are named wrongly.<" in text
+  (tmp_path / "a" / "predictions.npz").write_bytes(b"PK cut off")
+  text = report.write_report(str(tmp_path)).read_text()
+  assert "Left out: predictions.npz of a: " in text
+
+
+def test_a_config_with_one_number_as_l2(demo, tmp_path):
+  """That is how runs had it before there were several."""
+  config = json.loads((demo / "pretrain" / "config.json").read_text())
+  config["evals"]["digits"]["l2"] = 16.0
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  rows = [{"step": 2, **{f"digits/{k}shot": 0.5 for k in SHOTS}}]
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]))
+  page = _Page(report.write_report(str(tmp_path)).read_text())
+  assert ["trained weights", "16", *["50.0%"] * 4] in page.rows
+  assert ["50.0%", "digits test, 10-shot, L2 16", ""] in page.tiles
+  (tmp_path / "config.json").unlink()  # Nothing tells the weight, or the data.
+  page = _Page(report.write_report(str(tmp_path)).read_text())
+  assert ["trained weights", "?", *["50.0%"] * 4] in page.rows
+
+
+def test_options_that_cannot_be_read_are_told(tmp_path):
+  config = to_dict(Config(evals=(FewshotConfig(name="few"),)))
+  config["evals"]["few"]["l2"] = "much"
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  page = _Page(report.write_report(str(tmp_path)).read_text())
+  text = "config.evals.few.l2: got 'much', expected a value of type number"
+  assert text in "".join(page.text)
+
+
+def test_several_data_sets(tmp_path):
+  evals = (
+    ClassificationConfig(name="val"),
+    ClassificationConfig(name="real", dataset="folder:/data/my_real/"),
+    ClassificationConfig(name="again"),  # as val, with other operations
+    FewshotConfig(name="pets", dataset="oxford_pets/a=1", l2=(2.0,)),
+    FewshotConfig(name="cars", dataset="cars", l2=(2.0,)),
+  )
+  row = {"step": 1, "pets/25shot": 0.5, "cars/5shot": 0.125}
+  for i, name in enumerate(("val", "real", "again")):
+    row |= {f"{name}/top1": i / 4, f"{name}/loss": 1.5, f"{name}/count": 1e4}
+  _write_run(tmp_path / "a", "imagenet/x", evals, [row], (2, 2))
+  page = _Page(report.write_report(str(tmp_path)).read_text())
+  assert page.tiles == [
+    ["0.0%", "imagenet validation (val), top-1", ""],
+    ["25.0%", "my_real validation, top-1", ""],
+    ["50.0%", "imagenet validation (again), top-1", ""],
+    ["50.0%", "oxford_pets test, 25-shot, L2 2", ""],
+    ["12.5%", "cars test, 5-shot, L2 2", ""],
+  ]
+  start = page.rows.index(["", "top-1", "top-5", "loss", "images"])
+  scores = [r[0] for r in page.rows[start + 1 : start + 4]]
+  assert scores == [t[1].removesuffix(", top-1") for t in page.tiles[:3]]
+  assert page.rows[start + 2][1:] == ["25.0%", "—", "1.5", "10,000"]
+
+
+def test_many_runs_are_rows(tmp_path):
+  for i in range(5):
+    path = tmp_path / f"run{i}"
+    path.mkdir()
+    config = to_dict(
+      Config(data=DataConfig(dataset="digits", batch_size=8 + i))
+    )
+    (path / "config.json").write_text(json.dumps(config))
+  rows = _Page(report.write_report(str(tmp_path)).read_text()).rows
+  assert ["data", "digits [train]"] in rows
+  start = rows.index(["", "batch"])
+  assert rows[start + 1 :] == [[f"run{i}", str(8 + i)] for i in range(5)]
 
 
 def test_a_single_run(demo, tmp_path):
@@ -236,7 +406,7 @@ def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
   text = report.write_report(str(tmp_path)).read_text()
-  assert f"Left out: {tmp_path.name}: " in text
+  assert f"Left out: {tmp_path.name}: " in "".join(_Page(text).text)
 
 
 def test_several_right_classes(tmp_path):
@@ -248,8 +418,8 @@ def test_several_right_classes(tmp_path):
     probability=np.ones(2, np.float32),
   )
   run = runs.Run("x", tmp_path, {}, {"class_names": ["a", "b"]}, [])
-  rows = runs.predictions(run, 9)
-  assert rows["labels"] == ["2", "a"] and rows["guesses"] == ["2", "2"]
+  rows = kept.predictions(run, 9).first
+  assert [(e.label, e.guess) for e in rows] == [("2", "2"), ("a", "2")]
 
 
 def test_errors(tmp_path):

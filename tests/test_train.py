@@ -91,6 +91,10 @@ def test_files_of_a_run(run):
   with np.load(folder / "predictions.npz") as found:
     assert found["image"].shape == (64, 16, 16, 3)
     assert found["probability"].max() <= 1
+    assert found["num_images"] == 100 and 0 < found["num_wrong"] < 100
+    assert len(found["mistake_image"]) == min(24, found["num_wrong"])
+    assert (found["mistake_label"] != found["mistake_prediction"]).all()
+    assert (np.diff(found["mistake_probability"]) <= 0).all()
 
 
 def test_metrics_of_a_run(run):

@@ -1,52 +1,55 @@
-"""The pictures of the report, one function each.
+"""The charts of the report, one function each.
 
-All are drawn for a column of 470 pixels, at twice that resolution, so that
-their text is still legible on a telephone. Lines carry their names at their
-ends; colours are those of Okabe and Ito, which stay apart for colour-blind
-eyes, and line styles differ as well.
+All are drawn for a column of 470 pixels, so that their text is still legible
+on a telephone, and take the colours of the style they are drawn in: `render`
+draws each twice, for light pages and for dark ones. Lines carry their names at
+their ends; their hues are those of Okabe and Ito, which stay apart for
+colour-blind eyes, as dark or as light as text needs on its page, and line
+styles differ as well.
 """
 
-import functools
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+class Palette(NamedTuple):
+  """Colours of a chart; `paper` and `ink` are those of the page."""
+
+  paper: str
+  ink: str
+  faint: str
+  grid: str
+  lines: tuple[str, ...]
+
+
+LIGHT = Palette(
+  "#ffffff",
+  "#1d1d1f",
+  "#6e6e73",
+  "#e6e6e6",
+  ("#0072b2", "#c04f00", "#007f5c", "#a8487f", "#8a6500", "#4a4a4a"),
+)
+DARK = Palette(
+  "#17181a",
+  "#e8e8ea",
+  "#96969e",
+  "#35363a",
+  ("#56b4e9", "#ff8a4c", "#2fc99a", "#e39bc4", "#e6b422", "#c8c8c8"),
+)
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
-INK, FAINT, WRONG = "#222222", "#8a8a8a", "#B3261E"
-DPI = 200
+MOST_LINES = len(DASHES)
+_DPI = 200  # Of what is a picture inside a chart; all else are vectors.
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
-MOST_LINES = len(COLOURS)
-_STYLE = {
-  "font.family": "DejaVu Sans",  # It has every glyph of the embedded data.
-  "font.size": 10,
-  "axes.titlesize": 11,
-  "axes.titleweight": "bold",
-  "axes.titlelocation": "left",
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.edgecolor": FAINT,
-  "axes.labelcolor": INK,
-  "axes.grid": True,
-  "axes.axisbelow": True,
-  "grid.color": "#e6e6e6",
-  "grid.linewidth": 0.8,
-  "text.color": INK,
-  "xtick.color": INK,
-  "ytick.color": INK,
-  "xtick.major.size": 0,
-  "ytick.major.size": 0,
-  "lines.linewidth": 1.8,
-  "figure.facecolor": "white",
-}
+_LONG = 21  # Characters of a name that fits beside the axes.
 
 
 class Line(NamedTuple):
@@ -57,25 +60,53 @@ class Line(NamedTuple):
   y: Sequence[float]
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-  """Draws with this module's style and leaves the caller's as it was."""
+def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
+  """Returns a chart as SVG for light and for dark pages.
 
-  @functools.wraps(draw)
-  def styled(*args, **kwargs):
-    with mpl.rc_context(_STYLE):
-      return draw(*args, **kwargs)
+  Text is drawn as outlines, so that no font is needed where it is seen.
 
-  return styled
+  Args:
+    draw: One of the functions below with its arguments.
+  """
+  files = []
+  for palette in (LIGHT, DARK):
+    with mpl.rc_context(_style(palette)):
+      buffer = io.BytesIO()
+      draw().savefig(buffer, dpi=_DPI, format="svg", metadata={"Date": None})
+    files.append(buffer.getvalue())
+  return files[0], files[1]
 
 
-def png(figure: Figure) -> bytes:
-  """Renders a figure."""
-  buffer = io.BytesIO()
-  figure.savefig(buffer, dpi=DPI, format="png")
-  return buffer.getvalue()
+def _style(palette: Palette) -> dict[str, Any]:
+  return {
+    "font.family": "DejaVu Sans",  # It has every glyph of the embedded data.
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": palette.paper,
+    "axes.edgecolor": palette.faint,
+    "axes.labelcolor": palette.ink,
+    "axes.titlecolor": palette.ink,
+    "axes.prop_cycle": mpl.cycler(color=palette.lines),
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": palette.grid,
+    "grid.linewidth": 0.8,
+    "text.color": palette.ink,
+    "xtick.color": palette.ink,
+    "ytick.color": palette.ink,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.8,
+    "figure.facecolor": palette.paper,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "vit_jax",  # The same chart is the same file.
+  }
 
 
-@_styled
 def loss(lines: Sequence[Line]) -> Figure:
   """Training loss over steps; where points are many, a running mean on top."""
   return _curves(
@@ -83,13 +114,11 @@ def loss(lines: Sequence[Line]) -> Figure:
   )
 
 
-@_styled
 def learning_rate(lines: Sequence[Line]) -> Figure:
   """Learning rate over steps."""
   return _curves("Learning rate", lines, None, axis="e", floor=0.0)
 
 
-@_styled
 def accuracy(lines: Sequence[Line], chance: float | None = None) -> Figure:
   """Shares from 0 to 1 over steps, in percent; `chance` as a dotted line."""
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
@@ -103,7 +132,6 @@ def accuracy(lines: Sequence[Line], chance: float | None = None) -> Figure:
   )
 
 
-@_styled
 def throughput(lines: Sequence[Line]) -> Figure:
   """Images per second over steps, from 0."""
   return _curves(
@@ -111,19 +139,25 @@ def throughput(lines: Sequence[Line]) -> Figure:
   )
 
 
-@_styled
-def fewshot(lines: Sequence[Line]) -> Figure:
-  """Accuracy in percent over examples per class, on a logarithmic axis."""
+def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
+  """Accuracy in percent over examples per class, on a logarithmic axis.
+
+  Args:
+    lines: Shares from 0 to 1.
+    title: Says which L2 weight it is.
+    top: Largest share of all charts to compare, which have the same axis.
+  """
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
   figure = _curves(
-    "Few-shot accuracy",
+    title,
     lines,
     lambda v: f"{v:.1f}%",
     axis="%",
     floor=0.0,
+    top=100 * top,
     x_label="labelled images per class",
   )
-  (axes,) = figure.axes
+  axes = figure.axes[0]
   shots = sorted({x for l in lines for x in l.x})
   axes.set_xscale("log")
   axes.set_xlim(shots[0] * 0.9, shots[-1] * 1.1)
@@ -132,73 +166,6 @@ def fewshot(lines: Sequence[Line]) -> Figure:
   return figure
 
 
-@_styled
-def predictions(
-  images: np.ndarray,
-  labels: Sequence[str],
-  guesses: Sequence[str],
-  probabilities: Float[np.ndarray, " n"],
-  num_columns: int = 6,
-) -> Figure:
-  """Images with the class that the model names, errors framed and marked.
-
-  Args:
-    images: uint8 [n, h, w, 3].
-    labels: True names.
-    guesses: Names of the predictions.
-    probabilities: That the model gives its predictions, 0 to 1.
-    num_columns: Pictures in a row.
-  """
-  longest = max(map(len, [*labels, *guesses]))
-  if longest > 8:  # Words, not characters: fewer and wider columns.
-    num_columns = min(num_columns, 3)
-  num_columns = min(num_columns, len(images))
-  num_rows = math.ceil(len(images) / num_columns)
-  cell = 4.8 / num_columns
-  font = 11 if longest <= 3 else 9 if longest <= 8 else 8
-  is_all_right = list(labels) == list(guesses)
-  # Height of the lines below a picture, inches.
-  text = (1.8 if is_all_right else 3.1) * font / 72
-  figure = Figure(figsize=(4.8, num_rows * (cell + text)))
-  grid = figure.subplots(num_rows, num_columns, squeeze=False)
-  figure.subplots_adjust(
-    left=0.01,
-    right=0.99,
-    top=1 - 0.06 / figure.get_figheight(),
-    bottom=text / figure.get_figheight(),
-    hspace=text / cell + 0.05,
-    wspace=0.08,
-  )
-  for axes in grid.flat:
-    axes.set_axis_off()
-  # Names are set as they are: a "$" is no formula.
-  write = functools.partial(_write, size=font, parse_math=False)
-  rows = zip(grid.flat, images, labels, guesses, probabilities, strict=False)
-  for axes, image, label, guess, probability in rows:
-    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.grid(False)
-    said = f"{_short(guess)} {100 * probability:.0f}%"
-    if guess == label:
-      write(axes, 0, said, INK)
-      continue
-    write(axes, 0, f"✗ {said}", WRONG, weight="bold")
-    write(axes, 1, f"true: {_short(label)}", INK)
-    axes.add_patch(
-      Rectangle(
-        (0, 0),
-        1,
-        1,
-        transform=axes.transAxes,
-        fill=False,
-        edgecolor=WRONG,
-        linewidth=3,
-        clip_on=False,
-      )
-    )
-  return figure
-
-
-@_styled
 def similarity(
   table: Float[np.ndarray, "n d"], grid: tuple[int, int], title: str
 ) -> Figure:
@@ -234,7 +201,7 @@ def similarity(
     mosaic, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
   )
   axes.grid(False)
-  axes.set_title(title)
+  axes.set_title(title, parse_math=False)
   for spine in axes.spines.values():
     spine.set_visible(False)
   for axis, count in ((axes.xaxis, w), (axes.yaxis, h)):
@@ -256,6 +223,7 @@ def _curves(
   axis: str,
   *,
   floor: float | None = None,
+  top: float | None = None,
   is_noisy: bool = False,
   mark: tuple[float, str] | None = None,
   x_label: str = "step",
@@ -263,54 +231,80 @@ def _curves(
   """Lines with their names at their right ends, and last values by `text`."""
   figure = Figure(figsize=(4.8, 3.2), layout="constrained")
   axes = figure.subplots()
-  for line, colour, dashes in zip(lines, COLOURS, DASHES, strict=False):
+  faint = mpl.rcParams["axes.edgecolor"]
+  colours = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
+  ends = []
+  for line, colour, dashes in zip(lines, colours, DASHES, strict=False):
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
     if is_noisy and len(y) > 60:
       axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
       y = _running_mean(y, len(y) // 30)
     marker = "o" if len(x) <= 12 else ""
-    axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=4)
+    (drawn,) = axes.plot(
+      x, y, color=colour, linestyle=dashes, marker=marker, markersize=4
+    )
+    if len(line.y) and math.isfinite(line.y[-1]):
+      ends.append((line.y[-1], _end(line, text), drawn))
   if mark:
-    axes.axhline(mark[0], color=FAINT, linestyle=":", linewidth=1.2)
-  axes.set_title(title)
+    drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
+    ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
+  axes.set_title(title, parse_math=False)
   axes.set_xlabel(x_label)
   finite = [v for l in lines for v in l.y if math.isfinite(v)]
   if floor is not None and finite:
-    axes.set_ylim(floor, (max(max(finite), mark[0] if mark else 0) or 1) * 1.08)
+    top = top or max(max(finite), mark[0] if mark else 0)
+    axes.set_ylim(floor, (top or 1) * 1.08)
   axes.set_xlim(0, max([x for l in lines for x in l.x], default=0) * 1.02 or 1)
   axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS))
   axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
   axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
   axes.yaxis.set_major_formatter(FuncFormatter(_tick(axis)))
-  ends = [
-    (line.y[-1], _end(line, text), colour)
-    for line, colour in zip(lines, COLOURS, strict=False)
-    if len(line.y) and math.isfinite(line.y[-1])
-  ]
-  if mark:
-    ends.append((mark[0], f"{mark[1]} {text(mark[0])}", FAINT))
-  _label_ends(axes, ends)
+  if any(len(name) > _LONG for _, name, _ in ends):
+    _label_below(figure, ends)
+  else:
+    _label_ends(axes, ends)
   return figure
 
 
 def _end(line: Line, text: Callable[[float], str] | None) -> str:
-  return " ".join(filter(None, [line.label, text and text(line.y[-1])]))
+  """Name and last value; a name that is too long loses its middle."""
+  name = line.label
+  name = name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
+  return " ".join(filter(None, [name, text and text(line.y[-1])]))
 
 
-def _label_ends(axes, ends: list[tuple[float, str, str]]) -> None:
+def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
   """Writes names right of the axes, at the lines' ends but never on top."""
   low, high = axes.get_ylim()
   heights = [(y - low) / (high - low) for y, _, _ in ends]
-  for height, (_, text, colour) in zip(_spread(heights), ends, strict=True):
+  for height, (_, text, drawn) in zip(_spread(heights), ends, strict=True):
     axes.annotate(
       text,
       (1.02, height),
       xycoords="axes fraction",
       va="center",
-      color=colour,
+      color=drawn.get_color(),
       fontsize=9.5,
       parse_math=False,
     )
+
+
+def _label_below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
+  """Writes names that are too long for that below, each on its own line."""
+  figure.set_figheight(figure.get_figheight() + 0.21 * len(ends))
+  handles = [drawn for _, _, drawn in ends]
+  legend = figure.legend(
+    handles,
+    [text for _, text, _ in ends],
+    loc="outside lower left",
+    frameon=False,
+    fontsize=9.5,
+    handlelength=2.4,
+    labelspacing=0.3,
+    labelcolor="linecolor",
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)
 
 
 def _spread(heights: Sequence[float], gap: float = 0.085) -> list[float]:
@@ -363,24 +357,3 @@ def _power(value: float) -> str:
   """Like "2.5e-4": f"{value:g}" takes more room, and pads the exponent."""
   digits, exponent = f"{value:.1e}".split("e")
   return f"{digits.removesuffix('.0')}e{int(exponent)}"
-
-
-def _write(axes, line: int, text: str, colour: str, **kwargs) -> None:
-  """Writes the line-th line below a picture."""
-  axes.annotate(
-    text,
-    (0.5, 0),
-    xycoords="axes fraction",
-    xytext=(0, -3 - line * 1.35 * kwargs["size"]),
-    textcoords="offset points",
-    ha="center",
-    va="top",
-    color=colour,
-    **kwargs,
-  )
-
-
-def _short(name: str, length: int = 15) -> str:
-  """Cuts a long name; marks keep what follows on the right of a Hebrew one."""
-  name = name if len(name) <= length else name[: length - 1] + "…"
-  return f"\u200e{name}\u200e"

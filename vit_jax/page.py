@@ -2,17 +2,25 @@
 
 import base64
 import html
+import io
+import re
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+from PIL import Image
+
+# Where a line may end inside a name or a path, but not inside a number.
+_BREAK = re.compile(r"(?<=[/_])(?=\w)|(?<=,)(?=[^\d\s])")
 _STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1d1d1f; --soft: #63636a; --line: #e2e2e6;
-  --wash: #f5f5f7;
+  --wash: #f5f5f7; --wrong: #b3261e;
 }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root {
     --paper: #17181a; --ink: #e8e8ea; --soft: #a2a2aa; --line: #35363a;
-    --wash: #222327;
+    --wash: #222327; --wrong: #ff8f85;
   }
 }
 * { box-sizing: border-box; }
@@ -23,6 +31,7 @@ body {
   -webkit-text-size-adjust: 100%;
 }
 h1 { font-size: 28px; line-height: 1.2; margin: 0 0 4px; }
+h3 { font-size: 16px; margin: 20px 0 8px; }
 h2 {
   font-size: 20px; margin: 48px 0 12px; padding-top: 16px;
   border-top: 1px solid var(--line);
@@ -39,25 +48,34 @@ p { margin: 0 0 12px; max-width: 70ch; }
   display: block; font-size: 24px; line-height: 1.25;
   font-variant-numeric: tabular-nums;
 }
-.tiles span {
-  display: block; color: var(--soft); font-size: 13px; line-height: 1.35;
+.tiles span { display: block; font-size: 14px; line-height: 1.35; }
+.tiles i {
+  display: block; font-style: normal; color: var(--soft); font-size: 13px;
+  line-height: 1.35;
 }
 .grid {
   display: grid; gap: 16px; margin: 12px 0; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
 }
-.stack { display: grid; gap: 28px; margin: 16px 0; }
-.stack figure { max-width: 640px; }
 .grid figure { max-width: 560px; }
 figure { margin: 0; }
-figcaption { margin-bottom: 6px; }
-/* The pictures are black on white; in the dark they lie on white cards. */
-figure img {
-  display: block; width: 100%; height: auto; background: #fff;
+figure img { display: block; width: 100%; height: auto; }
+img.dark { display: none; }
+@media screen and (prefers-color-scheme: dark) {
+  img.light { display: none; }
+  img.dark { display: block; }
 }
-@media (prefers-color-scheme: dark) {
-  figure img { padding: 8px; border-radius: 8px; filter: brightness(0.92); }
+.cards {
+  display: grid; gap: 14px 12px; margin: 0 0 24px; font-size: 13px;
+  grid-template-columns: repeat(
+    auto-fill, minmax(min(100%, max(88px, var(--card))), 1fr));
 }
+.cards img { max-width: 176px; }
+.cards .pixels { image-rendering: pixelated; }
+.cards figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
+.cards b, .cards .prob { color: var(--ink); }
+.cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
+.cards .wrong b { color: var(--wrong); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
 th, td {
@@ -73,14 +91,15 @@ th { font-weight: 600; }
 .facts td, .numbers td { font-variant-numeric: tabular-nums; }
 .facts td { min-width: 110px; }
 .numbers { width: 100%; }
+.numbers th, .numbers td { padding: 8px 0; }
 .numbers td, .numbers th:not(:first-child) {
-  text-align: right; white-space: nowrap; padding: 8px 0 8px 14px;
+  text-align: right; white-space: nowrap; padding-left: 14px;
 }
 @media (max-width: 560px) {
-  .facts { font-size: 12px; overflow-wrap: anywhere; }
-  .facts th:first-child { overflow-wrap: normal; }
+  .facts { font-size: 12px; }
   .facts td { min-width: 72px; padding-right: 8px; }
   .numbers { font-size: 13px; }
+  .numbers th:first-child { white-space: normal; }
   .numbers td, .numbers th:not(:first-child) { padding-left: 8px; }
 }
 details { margin-top: 10px; font-size: 14px; }
@@ -88,6 +107,14 @@ summary { cursor: pointer; color: var(--soft); }
 pre {
   overflow-x: auto; background: var(--wash); border-radius: 8px;
   padding: 12px; font-size: 12px; line-height: 1.4;
+}
+@media print {
+  :root { color-scheme: light; }
+  body { padding: 0; }
+  h2, h3 { break-after: avoid; }
+  h3 + p { break-after: avoid; }
+  figure, tr, .tiles div { break-inside: avoid; }
+  .grid { grid-template-columns: 1fr 1fr; }
 }
 """
 
@@ -110,17 +137,86 @@ def page(title: str, body: str) -> str:
 """
 
 
-def picture(png: bytes, alt: str, caption: str = "") -> str:
-  """Returns a figure that holds its picture itself; both texts are text."""
-  source = base64.b64encode(png).decode()
-  below = caption and f"<figcaption>{html.escape(caption)}</figcaption>"
-  return (
-    f'<figure>{below}<img alt="{html.escape(alt)}"'
-    f' src="data:image/png;base64,{source}"></figure>'
+def picture(light: bytes, dark: bytes, alt: str) -> str:
+  """Returns a chart, two SVG files, that holds its pictures itself.
+
+  Which is shown follows the page's colours; on paper it is the light one. A
+  <picture> would keep the dark one on the paper of a dark browser.
+  """
+  files = (("light", light), ("dark", dark))
+  return "<figure>{}</figure>".format(
+    "".join(
+      f'<img class="{kind}" alt="{html.escape(alt)}"'
+      f' src="{_link("svg+xml", file)}">'
+      for kind, file in files
+    )
   )
 
 
-def table(kind: str, head: list[str], rows: list[list[str]]) -> str:
+def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
+  """Returns images with what a model says of them, errors framed and marked.
+
+  Columns are as wide as the longest word of a name, so that none is broken.
+
+  Args:
+    examples: (uint8 [h, w, 3], true name, name of the prediction, its
+      probability from 0 to 1) each.
+  """
+  parts, longest = [], 0
+  for image, label, guess, probability in examples:
+    is_right = label == guess
+    said = f"<b><bdi>{breakable(guess)}</bdi></b>"
+    chance = f'<span class="prob">{100 * probability:.0f}%</span>'
+    kind, mark, truth = "card", "", ""
+    if not is_right:
+      kind, mark = "card wrong", "✗ "
+      truth = f"<br>true: <bdi>{breakable(label)}</bdi>"
+    parts.append(
+      f'<figure class="{kind}">{_image(image, label)}<figcaption>'
+      f"{mark}{said} {chance}{truth}</figcaption></figure>"
+    )
+    words = [w for name in (label, guess) for w in _words(name)]
+    longest = max([longest, *map(len, words)])
+  return (
+    f'<div class="cards" style="--card: {longest + 1}ch">{"".join(parts)}</div>'
+  )
+
+
+def _image(image: np.ndarray, label: str) -> str:
+  """A small image to the bit and with its pixels in sight, a photo as JPEG."""
+  is_small = max(image.shape[:2]) <= 64
+  kind, how = ("png", {}) if is_small else ("jpeg", {"quality": 88})
+  buffer = io.BytesIO()
+  Image.fromarray(image).save(buffer, kind, **how)
+  style = ' class="pixels"' if is_small else ""
+  return (
+    f'<img{style} alt="{html.escape(label)}"'
+    f' src="{_link(kind, buffer.getvalue())}">'
+  )
+
+
+def _link(kind: str, data: bytes) -> str:
+  return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def breakable(text: str) -> str:
+  """Returns text as HTML whose lines may end after / and _, and in a list.
+
+  Example:
+    >>> breakable("a_b/c=1,d=2, 1,000 <")
+    'a_<wbr>b/<wbr>c=1,<wbr>d=2, 1,000 &lt;'
+  """
+  return "<wbr>".join(map(html.escape, _BREAK.split(text)))
+
+
+def _words(text: str) -> list[str]:
+  """The parts of a text that stay on one line."""
+  return [
+    w for part in _BREAK.split(text) for w in re.split(r"\s|(?<=-)", part)
+  ]
+
+
+def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """Returns a table of texts; the first cell of a row names it.
 
   Args:
@@ -129,13 +225,13 @@ def table(kind: str, head: list[str], rows: list[list[str]]) -> str:
     rows: All others; a cell that starts with "*" is the best of its column.
   """
   cell = lambda text: (
-    f"<td><b>{html.escape(text[1:])}</b></td>"
+    f"<td><b>{breakable(text[1:])}</b></td>"
     if text.startswith("*")
-    else f"<td>{html.escape(text)}</td>"
+    else f"<td>{breakable(text)}</td>"
   )
-  first = "".join(f"<th>{html.escape(text)}</th>" for text in head)
+  first = "".join(f"<th>{breakable(text)}</th>" for text in head)
   rest = "".join(
-    f"<tr><th>{html.escape(name)}</th>{''.join(map(cell, cells))}</tr>"
+    f"<tr><th>{breakable(name)}</th>{''.join(map(cell, cells))}</tr>"
     for name, *cells in rows
   )
   return (
@@ -151,4 +247,4 @@ def share(value: float | None) -> str:
 
 def missing(what: str) -> str:
   """Says what the report lacks, or nothing if it lacks nothing."""
-  return what and f'<p class="missing">Left out: {html.escape(what)}.</p>'
+  return what and f'<p class="missing">Left out: {breakable(what)}.</p>'

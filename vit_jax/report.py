@@ -1,33 +1,32 @@
 """Draws what runs did: `python -m vit_jax.report runs/demo`.
 
 Reads a run, or all runs of a directory, and writes beside them `report.html`
-(one file, pictures inside, no network), `figures/*.png` and `summary.json`.
+(one file, pictures inside, no network), `figures/*.svg` and `summary.json`.
 What a run lacks is left out, with a line that says so.
 """
 
 import argparse
+import functools
 import html
 import json
 import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from vit_jax import checkpoint, figures
+from vit_jax import figures, kept, tables
 from vit_jax import runs as runs_lib
 from vit_jax.figures import Line
-from vit_jax.models.resample import resample_posemb
-from vit_jax.page import missing, page, picture, share, table
+from vit_jax.page import breakable, cards, missing, page, picture, share, table
 from vit_jax.progress import format_seconds
 from vit_jax.runs import Run
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
-NUM_IMAGES = 36
-TABLE = ("Transformer", "posembed_input", "pos_embedding")
+NUM_IMAGES = 24
+MOST_TILES = 8
+MOST_WEIGHTS = 4  # L2 weights with a chart of their own
 
 
 class Report:
@@ -47,6 +46,7 @@ class Report:
     """Returns the page; `pictures` is full afterwards."""
     parts = [
       self._head(),
+      tables.scores(self.runs),
       self._facts(),
       *(self._curves(name, group) for name, group in self._groups().items()),
       self._fewshot(),
@@ -56,49 +56,38 @@ class Report:
     return page(self.title, "\n".join(parts))
 
   def _head(self) -> str:
-    tiles = [(share(value), text) for value, text in self._headlines()]
+    is_alone = len(self.runs) == 1
+    tiles = [
+      (
+        share(value),
+        what,
+        more if is_alone else f"{run.label}{more and '; '}{more}",
+      )
+      for run in self.runs
+      for value, what, more in tables.headlines(run)
+    ][:MOST_TILES]
     seconds = self.summary["wall_seconds"]
     if seconds is not None:
-      tiles.append((format_seconds(seconds), "wall time"))
+      tiles.append((format_seconds(seconds), "wall time", ""))
     cells = "".join(
-      f"<div><b>{html.escape(number)}</b><span>{html.escape(text)}</span></div>"
-      for number, text in tiles
+      f"<div><b>{html.escape(number)}</b><span>{breakable(what)}</span>"
+      f"<i>{breakable(more)}</i></div>"
+      for number, what, more in tiles
     )
     versions = self.summary["versions"] or {}
     text = ", ".join(f"{k} {v}" for k, v in versions.items())
     written = time.strftime("%Y-%m-%d %H:%M %Z")
     return (
-      f"<h1>{html.escape(self.title)}</h1>\n"
+      f"<h1>{breakable(self.title)}</h1>\n"
       f'<p class="soft">vit_jax, written {written}.'
       f" {html.escape(text) or 'Versions were not recorded.'}</p>\n"
       f'<div class="tiles">{cells}</div>'
     )
 
-  def _headlines(self) -> list[tuple[float | None, str]]:
-    summary = self.summary
-    if "runs" in summary:
-      named = [(r.last(r.top1()), f"{r.label}: {r.top1()}") for r in self.runs]
-      return [(v, text) for v, text in named if v is not None][:4]
-    return [
-      (summary["glyphs_val_accuracy"], "glyphs, validation"),
-      (
-        (summary["fewshot"] or {}).get("10"),
-        "digits, 10 labels a class, frozen features",
-      ),
-      (summary["digits_test_accuracy"], "digits, fine-tuned"),
-      (summary["digits_test_accuracy_from_scratch"], "digits, from scratch"),
-    ]
-
   def _facts(self) -> str:
-    columns = [runs_lib.facts(run) for run in self.runs]
-    names = dict.fromkeys(k for column in columns for k in column)
-    facts = table(
-      "facts",
-      ["", *(r.label for r in self.runs)],
-      [[n, *(c.get(n, "—") for c in columns)] for n in names],
-    )
+    facts = tables.facts(self.runs)
     folded = "".join(
-      f"<details><summary>config of {html.escape(run.name)}</summary><pre>"
+      f"<details><summary>config of {breakable(run.name)}</summary><pre>"
       f"{html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))}"
       "</pre></details>"
       for run in self.runs
@@ -109,6 +98,7 @@ class Report:
       "metadata.json": [r.name for r in self.runs if not r.metadata],
     }
     lacking = [f"{k} of {', '.join(v)}" for k, v in files.items() if v]
+    lacking += [f"{r.name}: {fault}" for r in self.runs for fault in r.faults]
     return (
       f"<h2>What was run</h2>\n{facts}{folded}{missing('; '.join(lacking))}"
     )
@@ -123,6 +113,7 @@ class Report:
   def _curves(self, dataset: str, group: list[Run]) -> str:
     shown, more = group[: figures.MOST_LINES], group[figures.MOST_LINES :]
     names = ", ".join(r.label for r in shown)
+    title = names if len(group) <= 3 else f"{len(group)} runs"
     charts = [
       ("train/loss", "loss", figures.loss),
       ("train/lr", "learning rate", figures.learning_rate),
@@ -136,100 +127,121 @@ class Report:
         lacking.append(f"{what} of {', '.join(has_none)}")
       if metric is None:
         lines, draw = _accuracies(shown), _accuracy_chart(shown)
+        if cut := [line.label for line in lines[figures.MOST_LINES :]]:
+          lacking.append(f"curves of {', '.join(cut)}: see the tables")
+        lines = lines[: figures.MOST_LINES]
       else:
         lines = _lines((_name(r, shown), r, metric) for r in shown)
       if lines:
         picture_of = f"{what}: {names}"
         drawn.append(
-          self._picture(f"{what}_{dataset}", draw(lines), picture_of)
+          self._picture(
+            f"{what}_{dataset}", functools.partial(draw, lines), picture_of
+          )
         )
-    left = [f"curves of {r.name} (too many for one picture)" for r in more]
+    if more:
+      names = ", ".join(r.name for r in more)
+      lacking.append(f"curves of {names} (too many for one picture)")
     return (
-      f"<h2>{html.escape(dataset)}: {html.escape(names)}</h2>\n"
-      f'<div class="grid">{"".join(drawn)}</div>'
-      + missing("; ".join(lacking + left))
+      f"<h2>{breakable(dataset)}: {breakable(title)}</h2>\n"
+      f'<div class="grid">{"".join(drawn)}</div>' + missing("; ".join(lacking))
     )
 
   def _fewshot(self) -> str:
-    parts = [self._fewshot_of(r) for r in self.runs if r.fewshot()]
+    parts = [
+      self._fewshot_of(r, n) for r in self.runs for n in r.evaluators("fewshot")
+    ]
     return "<h2>Few-shot transfer</h2>\n" + (
       "".join(parts)
       or missing("few-shot accuracies, of which no run wrote any")
     )
 
-  def _fewshot_of(self, run: Run) -> str:
-    """Table and picture of a run's last few-shot accuracies."""
-    found = {run.label: run.fewshot()}
-    found |= {text: run.fewshot(key) for key, text in BASELINES.items()}
-    absent = [text for text, values in found.items() if not values]
-    found = {text: values for text, values in found.items() if values}
-    shots = sorted({k for values in found.values() for k in values}, key=int)
-    best = {k: max(v.get(k) or 0.0 for v in found.values()) for k in shots}
-    mark = lambda v, k: "*" if v is not None and v == best[k] else ""
-    cells = lambda v: [mark(v.get(k), k) + share(v.get(k)) for k in shots]
+  def _fewshot_of(self, run: Run, name: str) -> str:
+    """Table and charts of an evaluator's last accuracies, all L2 weights."""
+    found = {"trained weights": run.fewshot(name)}
+    found |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
+    absent = [text for text, by_l2 in found.items() if not by_l2]
+    found = {text: by_l2 for text, by_l2 in found.items() if by_l2}
+    weights = list(dict.fromkeys(w for by_l2 in found.values() for w in by_l2))
+    rows = [
+      (w, text, by_l2[w])
+      for w in weights
+      for text, by_l2 in found.items()
+      if w in by_l2
+    ]
+    shots = sorted({k for _, _, values in rows for k in values}, key=int)
+    best = {k: max(v.get(k, 0.0) for _, _, v in rows) for k in shots}
+    mark = lambda v, k: "*" if v.get(k) == best[k] else ""
     numbers = table(
       "numbers",
-      ["features", *shots],
-      [[text, *cells(values)] for text, values in found.items()],
+      ["features", "L2", *shots],
+      [
+        [text, w, *(mark(v, k) + share(v.get(k)) for k in shots)]
+        for w, text, v in rows
+      ],
     )
-    lines = []
-    for text, values in found.items():
-      points = [(int(k), v) for k, v in values.items() if v is not None]
-      lines.append(Line(text, *zip(*points, strict=True)))
-    name = run.evaluators("fewshot")[0]
-    options = (run.config.get("evals") or {}).get(name, {})
-    data = options.get("dataset") or run.dataset
-    draws = len(options.get("seeds") or [])
-    text = (
-      "A linear classifier in closed form (ridge regression) on frozen"
-      f" features: {data}"
-      + (f", mean of {draws} draws of the labelled images" if draws > 1 else "")
-      + (f", L2 weight {options['l2'][0]:g}" if options.get("l2") else "")
-      + ". Columns: labelled images per class."
-    )
-    drawn = self._picture(
-      f"fewshot_{run.name}", figures.fewshot(lines), f"few-shot, {run.label}"
-    )
+    drawn = []
+    for weight in weights[:MOST_WEIGHTS]:
+      lines = [
+        Line(text, [int(k) for k in values], list(values.values()))
+        for w, text, values in rows
+        if w == weight
+      ]
+      title = f"Few-shot accuracy, L2 {weight}"
+      draw = functools.partial(
+        figures.fewshot, lines, title, max(best.values())
+      )
+      file = f"fewshot_{run.name}_{name}_l2_{weight}"
+      drawn.append(self._picture(file, draw, f"{title}: {run.label}"))
+    lacking = [f"baseline of {text}" for text in absent]
+    if more := weights[MOST_WEIGHTS:]:
+      lacking.append(f"charts of L2 {', '.join(more)}, which the table has")
     return (
-      f"<p>{html.escape(text)}</p>"
-      f'<div class="grid">{drawn}{numbers}</div>'
-      + missing(", ".join(f"baseline of {text}" for text in absent))
+      f"<h3>{breakable(run.scored(name))}: {breakable(run.label)}</h3>"
+      f"<p>{html.escape(tables.fewshot_text(run, name, weights))}</p>"
+      f'<div class="grid">{"".join(drawn)}</div>{numbers}'
+      + missing("; ".join(lacking))
     )
 
   def _predictions(self) -> str:
-    parts, lacking = [], []
+    """The first images of a split, and those that are worst mistaken."""
+    parts, none, damaged = [], [], []
     for run in self.runs:
-      rows = runs_lib.predictions(run, NUM_IMAGES)
-      if rows is None or not len(rows["images"]):
-        lacking.append(run.name)
+      try:
+        found = kept.predictions(run, NUM_IMAGES)
+      except Exception as e:  # Whatever a damaged file may raise.
+        what = str(e)[:200] or type(e).__name__
+        damaged.append(f"predictions.npz of {run.name}: {what}")
         continue
-      right = sum(map(str.__eq__, rows["labels"], rows["guesses"]))
-      text = (
-        f"{run.label}, {run.dataset}: {right} of {len(rows['images'])} right"
-      )
-      figure = figures.predictions(**rows)
-      parts.append(self._picture(f"predictions_{run.name}", figure, text, text))
+      if found is None or not found.first:
+        none.append(run.name)
+        continue
+      parts.append(f"<h3>{breakable(found.of)}: {breakable(run.label)}</h3>")
+      parts.append(_first_and_worst(found))
     text = (
-      "The first images of the split. Under each, the class that the model"
-      " names and the probability it gives it; errors are framed, the true"
-      " class below."
+      "<p>Under each image, the class that the model names and the probability"
+      " it gives it; errors are framed, the true class below.</p>"
     )
-    lacking = f"predictions.npz of {', '.join(lacking)}" if lacking else ""
-    return f"<h2>Test images</h2>\n{_grid(text, parts)}{missing(lacking)}"
+    lacking = [f"predictions.npz of {', '.join(none)}"] if none else []
+    return (
+      f"<h2>Images</h2>\n{text if parts else ''}{''.join(parts)}"
+      f"{missing('; '.join(lacking + damaged))}"
+    )
 
   def _positions(self) -> str:
     """Similarity of position embeddings, before and after interpolation."""
     found, lacking, drawn = {}, [], []
     for run in self.runs:
       try:
-        found[run.name] = load_positions(run)
+        found[run.name] = kept.load_positions(run)
       except Exception as e:  # Whatever a damaged checkpoint may raise.
         lacking.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
 
-    def draw(name: str, title: str, positions: Positions) -> None:
+    def draw(name: str, title: str, positions: kept.Positions) -> None:
       h, w = positions.grid
-      figure = figures.similarity(
-        positions.of_patches(), (h, w), f"{title}: {h} × {w}"
+      table = positions.of_patches()
+      figure = functools.partial(
+        figures.similarity, table, (h, w), f"{title}: {h} × {w}"
       )
       alt = f"cosine similarity of position embeddings, {title}"
       drawn.append(self._picture(f"positions_{name}", figure, alt))
@@ -260,15 +272,16 @@ class Report:
     parts = pathlib.PurePath(run.config.get("init") or "").parts
     return next((r for r in self.runs if r.name in parts and r != run), None)
 
-  def _picture(self, name: str, figure, alt: str, caption: str = "") -> str:
-    """Keeps a picture and returns its HTML."""
+  def _picture(self, name: str, draw: Callable, alt: str) -> str:
+    """Keeps a chart and returns its HTML."""
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    self.pictures[f"{name}.png"] = png = figures.png(figure)
-    return picture(png, alt, caption)
+    light, dark = figures.render(draw)
+    self.pictures[f"{name}.svg"] = light
+    return picture(light, dark, alt)
 
 
 def write_report(directory: str, out: str | None = None) -> pathlib.Path:
-  """Writes `report.html`, `figures/*.png` and `summary.json`.
+  """Writes `report.html`, `figures/*.svg` and `summary.json`.
 
   Args:
     directory: A run's workdir, or a directory of such.
@@ -295,50 +308,6 @@ def write_report(directory: str, out: str | None = None) -> pathlib.Path:
   return target / "report.html"
 
 
-class Positions(NamedTuple):
-  """A learned position embedding.
-
-  table: [1 n d].
-  grid: Rows and columns of patches.
-  has_cls_row: Whether row 0 belongs to the class token.
-  """
-
-  table: np.ndarray
-  grid: tuple[int, int]
-  has_cls_row: bool
-
-  def of_patches(self) -> np.ndarray:
-    """Returns the rows of the patches, [h*w d]."""
-    return self.table[0, int(self.has_cls_row) :]
-
-  def resampled(self, grid: tuple[int, int]) -> "Positions":
-    """Returns what fine-tuning on this grid starts from."""
-    new = resample_posemb(self.table, self.grid, grid, self.has_cls_row)
-    return Positions(new, grid, self.has_cls_row)
-
-
-def load_positions(run: Run) -> Positions:
-  """Reads the table of a run's newest checkpoint.
-
-  Raises:
-    ValueError: The model has no such table, or no grid is recorded.
-    FileNotFoundError: The run has no checkpoint.
-  """
-  if not (run.path / checkpoint.FOLDER).is_dir():
-    raise FileNotFoundError("no checkpoint")
-  params, metadata = checkpoint.load_params(str(run.path))
-  metadata = run.metadata | metadata
-  for key in TABLE:
-    params = params.get(key) if isinstance(params, dict) else None
-  if params is None:
-    raise ValueError("its positions are not learned")
-  if "grid" not in metadata:
-    raise ValueError("its metadata has no grid")
-  array, (h, w) = np.asarray(params, np.float32), metadata["grid"]
-  has_cls_row = metadata.get("has_cls_row", array.shape[1] == h * w + 1)
-  return Positions(array, (h, w), bool(has_cls_row))
-
-
 def _grid(text: str, pictures: list[str]) -> str:
   """Pictures side by side under their explanation; nothing for none."""
   pictures = "".join(pictures)
@@ -356,20 +325,38 @@ def _lines(wanted) -> list[Line]:
   return [line for line in lines if len(line.x)]
 
 
+def _first_and_worst(found: kept.Predictions) -> str:
+  """Images with captions that say how many there are."""
+  right = sum(e.label == e.guess for e in found.first)
+  which = "" if found.is_whole else " that the run kept"
+  worst = f"{found.num_wrong:,} of the {found.num_images:,} images{which} are"
+  worst += " named wrongly"
+  if len(found.mistakes) < found.num_wrong:
+    worst += f"; the {len(found.mistakes)} of the highest probability"
+  return (
+    f'<p class="soft">The first images: {right} of {len(found.first)} right.'
+    f'</p>{cards(found.first)}<p class="soft">Worst mistakes: {worst}.</p>'
+    f"{cards(found.mistakes) if found.mistakes else ''}"
+  )
+
+
 def _accuracies(group: list[Run]) -> list[Line]:
   """Top-1 of every run; of a single one, all that it scored."""
   if len(group) > 1:
     return _lines((r.label, r, r.top1() or "") for r in group)
   (run,) = group
   names = run.evaluators("classification")
-  prefix = {n: f"{n} " if len(names) > 1 else "" for n in names}
-  wanted = [
-    (f"{prefix[n]}top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)
-  ]
-  wanted += [
-    (f"{n} 10-shot", run, f"{n}/10shot") for n in run.evaluators("fewshot")[:1]
-  ]
-  return _lines(wanted)[: figures.MOST_LINES]
+  if len(names) > 1:
+    wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
+  else:
+    wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
+  fewshot = run.evaluators("fewshot")
+  for name in fewshot:
+    which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
+    for i, l2 in enumerate(run.fewshot(name)):
+      metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
+      wanted.append((f"{which}10-shot, L2 {l2}", run, metric))
+  return _lines(wanted)
 
 
 def _accuracy_chart(group: list[Run]) -> Callable:

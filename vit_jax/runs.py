@@ -8,8 +8,7 @@ import pathlib
 import re
 from typing import Any
 
-import numpy as np
-
+from vit_jax.config import Config, EvalConfig, build
 from vit_jax.progress import format_seconds
 
 METRICS = "metrics.jsonl"
@@ -48,6 +47,20 @@ class Run:
     full = self.config.get("data", {}).get("dataset") or "unknown data"
     return full if full.startswith("folder:") else full.split("/")[0]
 
+  @functools.cached_property
+  def evals(self) -> dict[str, EvalConfig]:
+    """Options of the evaluators, by name; those of `faults` at defaults."""
+    return {e.name: e for e in self._built[0].evals}
+
+  @property
+  def faults(self) -> list[str]:
+    """What of the evaluators' options this version cannot read."""
+    return [fault.rstrip(".") for fault in self._built[1]]
+
+  @functools.cached_property
+  def _built(self) -> tuple[Config, list[str]]:
+    return build({"evals": self.config.get("evals")})
+
   @property
   def steps(self) -> int:
     """Updates applied, as far as the metrics tell."""
@@ -72,8 +85,7 @@ class Run:
 
   def evaluators(self, kind: str) -> list[str]:
     """Returns names of evaluators: those of the config, or as written."""
-    evals = self.config.get("evals") or {}
-    found = [n for n, e in evals.items() if e.get("kind") == kind]
+    found = [n for n, e in self.evals.items() if e.kind == kind]
     if kind == "classification":
       written = [n[: -len("/top1")] for n in self.names if n.endswith("/top1")]
     else:
@@ -81,21 +93,46 @@ class Run:
       written = [m["name"] for m in matches if m]
     return [n for n in dict.fromkeys([*found, *written]) if n in {*written}]
 
+  def scored(self, name: str) -> str:
+    """Returns data set and split of an evaluator, its name if unknown."""
+    own = self.config.get("data", {}).get("dataset")
+    texts = {
+      n: f"{short(e.dataset or own or n)} {e.split}"
+      for n, e in self.evals.items()
+    }
+    text = texts.get(name, name)
+    same = [n for n, t in texts.items() if t == text]
+    return text if len(same) < 2 else f"{text} ({name})"
+
   def top1(self) -> str | None:
     """Returns the name of the metric that stands for the run."""
     names = self.evaluators("classification")
     return f"{names[0]}/top1" if names else None
 
-  def fewshot(self, baseline: str | None = None) -> dict[str, float]:
-    """Returns the last accuracies by shots, {"1": 0.5, ...}; {} if none."""
-    names = self.evaluators("fewshot")
-    if not names:
-      return {}
-    prefix = f"{names[0]}/" + (f"{baseline}/" if baseline else "")
-    pattern = re.compile(re.escape(prefix) + r"(\d+)shot")
+  def fewshot(self, name: str, of: str = "") -> dict[str, dict[str, float]]:
+    """Returns the last accuracies by L2 weight, then by shots.
+
+    Args:
+      name: Of the evaluator.
+      of: "" for the run's features, or a baseline, "raw_pixels".
+
+    Returns:
+      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, the weight that the config
+      names first before the others, "?" if it is not known; {} if there are
+      none.
+    """
+    options = self.evals.get(name)
+    first = f"{options.l2[0]:g}" if options and options.l2 else "?"
+    prefix = re.escape(f"{name}/{of}/" if of else f"{name}/")
+    pattern = re.compile(prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>\d+)shot")
     matches = [m for m in map(pattern.fullmatch, self.names) if m]
-    matches.sort(key=lambda m: int(m[1]))
-    return {m[1]: self.last(m[0]) for m in matches}
+    matches.sort(key=lambda m: (m["l2"] is not None, int(m["shots"])))
+    found: dict[str, dict[str, float]] = {}
+    for match in matches:
+      value = self.last(match[0])
+      if value is not None:
+        found.setdefault(match["l2"] or first, {})[match["shots"]] = value
+    return found
 
   def wall_seconds(self) -> float | None:
     """Returns the time from the first line to the last, pauses included."""
@@ -160,17 +197,35 @@ def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
     return {"runs": values, **end}
   by_name = {r.name: r for r in runs}
   top1 = {n: r.last(r.top1()) for n, r in by_name.items()}
-  none = lambda baseline=None: {}
-  shots = by_name["pretrain"].fewshot if "pretrain" in by_name else none
+  shots = {of: {} for of in ("features", "random_init", "raw_pixels")}
+  if run := by_name.get("pretrain"):
+    for name in run.evaluators("fewshot")[:1]:
+      shots = {
+        of: run.fewshot(name, of.replace("features", "")) for of in shots
+      }
+  first = {of: next(iter(by_l2.values()), None) for of, by_l2 in shots.items()}
   return {
     "glyphs_val_accuracy": top1.get("pretrain"),
-    "fewshot": shots() or None,
-    "fewshot_random_init": shots("random_init") or None,
-    "fewshot_raw_pixels": shots("raw_pixels") or None,
+    "fewshot": first["features"],
+    "fewshot_random_init": first["random_init"],
+    "fewshot_raw_pixels": first["raw_pixels"],
+    "fewshot_by_l2": shots,
     "digits_test_accuracy": top1.get("finetune"),
     "digits_test_accuracy_from_scratch": top1.get("scratch"),
     **end,
   }
+
+
+def short(dataset: str) -> str:
+  """Returns a data set's name without its options, or path.
+
+  Example:
+    >>> short("glyphs/size=32"), short("folder:/data/flowers/")
+    ('glyphs', 'flowers')
+  """
+  if dataset.startswith("folder:"):
+    return pathlib.PurePath(dataset.removeprefix("folder:")).name or dataset
+  return dataset.split("/")[0]
 
 
 def is_number(value) -> bool:
@@ -214,32 +269,6 @@ def facts(run: Run) -> dict[str, str]:
   if run.wall_seconds() is not None:
     found["time"] = format_seconds(run.wall_seconds())
   return found
-
-
-def predictions(run: Run, limit: int) -> dict[str, Any] | None:
-  """Returns the first images that a run kept, None if it kept none.
-
-  Returns:
-    images [n h w 3], labels and guesses as names, probabilities [n]. Of
-    several true classes the one that is hit is named.
-  """
-  path = run.path / "predictions.npz"
-  if not path.exists():
-    return None
-  with np.load(path) as data:
-    rows = {k: data[k][:limit] for k in data.files}
-  guesses, labels = rows["prediction"], rows["label"]
-  if labels.ndim == 2:
-    hits = labels[np.arange(len(labels)), guesses] > 0
-    labels = np.where(hits, guesses, labels.argmax(-1))
-  names = run.metadata.get("class_names") or []
-  name = lambda i: names[i] if 0 <= i < len(names) else str(i)
-  return {
-    "images": rows["image"],
-    "labels": [name(int(i)) for i in labels],
-    "guesses": [name(int(i)) for i in guesses],
-    "probabilities": rows["probability"].astype(np.float64),
-  }
 
 
 def _is_run(path: pathlib.Path) -> bool:

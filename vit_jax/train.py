@@ -50,6 +50,7 @@ from vit_jax.progress import Progress
 from vit_jax.writer import Writer
 
 NUM_PREDICTIONS = 64  # test images kept with what the model said of them
+NUM_MISTAKES = 24  # and as many that it got most confidently wrong
 
 
 def train_and_evaluate(
@@ -267,12 +268,12 @@ def load_weights(
 
 
 def save_predictions(judges, state, workdir: str) -> None:
-  """Keeps some images of the first classification, for the report."""
+  """Keeps images and mistakes of the first classification, for the report."""
   if jax.process_count() > 1:
     return  # this process sees only its own share of the images
   for judge in judges:
     if judge.config.kind == "classification":
-      rows = judge.predictions(state.eval_params, NUM_PREDICTIONS)
+      rows = judge.predictions(state.eval_params, NUM_PREDICTIONS, NUM_MISTAKES)
       with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
         np.savez_compressed(f, **rows)
       return

@@ -28,6 +28,8 @@ def parse_value(annotation, value, where: str):
   if typing.get_origin(annotation) is tuple:
     if isinstance(value, str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+      value = [value]  # As text has it, and as config.json of old runs.
     if not isinstance(value, list | tuple):
       raise fault
     (element, _) = typing.get_args(annotation)

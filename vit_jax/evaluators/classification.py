@@ -1,6 +1,7 @@
 """Top-1, top-5 and loss over a whole split, every example exactly once."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.evaluators.forward import forward
 from vit_jax.losses import LOSSES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
-from vit_jax.sharding import replicated, to_global
+from vit_jax.sharding import replicated
 
 
 class Classification:
@@ -66,8 +67,12 @@ class Classification:
     def probabilities(params, batch):
       return jax.nn.softmax(predict(params, batch["image"])[0])
 
+    def answers(params, batch):
+      found = probabilities(params, batch)
+      return {"prediction": found.argmax(-1), "probability": found.max(-1)}
+
     self._sums = jax.jit(sums, out_shardings=replicated(mesh))
-    self._probabilities = jax.jit(probabilities, out_shardings=replicated(mesh))
+    self._answers = jax.jit(answers, out_shardings=replicated(mesh))
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`."""
@@ -83,32 +88,46 @@ class Classification:
     scores["count"] = float(sum(s["top1"][1] for s in sums))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 
-  def predictions(self, params: Any, limit: int) -> dict[str, np.ndarray]:
-    """Returns the first images with what the model says; one process only.
+  def predictions(
+    self, params: Any, limit: int, num_mistakes: int
+  ) -> dict[str, np.ndarray]:
+    """Returns the first images and the worst mistakes; one process only.
+
+    The whole split is passed through once more; never more images are held
+    than those asked for and two batches.
 
     Args:
       params: Of the model.
-      limit: How many at most.
+      limit: How many of the first images at most.
+      num_mistakes: How many mistakes at most: images whose predicted class is
+        none of their labels, by falling probability of that class. Images
+        without a label are no mistakes.
 
     Returns:
-      image uint8 [n, h, w, 3], label int [n], prediction int [n] and its
-      probability float [n].
+      image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction
+      int [n] and its probability float [n]; the same of the mistakes with
+      `mistake_` before the name; and of the split `num_images`, how many of
+      them `num_wrong`, its `dataset` and `split`.
     """
-    rows: dict[str, list] = {"image": [], "label": [], "probabilities": []}
-    for batch in self._batches():
-      probabilities = self._probabilities(params, to_global(batch, self._mesh))
-      keep = batch["mask"]
-      rows["image"].append(batch["image"][keep])
-      rows["label"].append(batch["label"][keep])
-      rows["probabilities"].append(np.asarray(probabilities)[keep])
-      if sum(len(r) for r in rows["label"]) >= limit:
-        break
-    found = {k: np.concatenate(v)[:limit] for k, v in rows.items()}
-    probabilities = found.pop("probabilities")
-    return found | {
-      "prediction": probabilities.argmax(-1),
-      "probability": probabilities.max(-1),
-    }
+    batches, again = itertools.tee(self._batches())
+    answers = forward(self._answers, params, batches, self._mesh)
+    first, worst, num_images, num_wrong = {}, {}, 0, 0
+    for batch, answer in zip(again, answers, strict=True):
+      rows = {"image": batch["image"], "label": batch["label"], **answer}
+      rows = _chosen(rows, batch["mask"])
+      wrong = _chosen(rows, is_mistake(rows["label"], rows["prediction"]))
+      first = _joined(first, _chosen(rows, slice(max(0, limit - num_images))))
+      num_images += len(rows["label"])
+      num_wrong += len(wrong["label"])
+      worst = _joined(worst, wrong)
+      order = np.argsort(-worst["probability"], kind="stable")
+      worst = _chosen(worst, order[:num_mistakes])
+    return (
+      first
+      | {f"mistake_{k}": v for k, v in worst.items()}
+      | {"num_images": np.array(num_images), "num_wrong": np.array(num_wrong)}
+      | {k: np.array(getattr(self.config, k)) for k in ("dataset", "split")}
+    )
 
   def _batches(self) -> Iterator[Batch]:
     return eval_batches(
@@ -118,3 +137,31 @@ class Classification:
       process_index=jax.process_index(),
       process_count=jax.process_count(),
     )
+
+
+def is_mistake(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+  """True where an image has labels, and the prediction is none of them.
+
+  Args:
+    labels: [n], -1 for none, or [n, classes], positive where it applies.
+    predictions: [n].
+
+  Example:
+    >>> is_mistake(np.array([2, 0, -1]), np.array([2, 1, 1])).tolist()
+    [False, True, False]
+  """
+  if labels.ndim == 1:
+    return (labels >= 0) & (labels != predictions)
+  hits = np.take_along_axis(labels, predictions[:, None], axis=-1)[:, 0] > 0
+  return (labels.max(-1) > 0) & ~hits
+
+
+def _chosen(rows: dict[str, np.ndarray], index) -> dict[str, np.ndarray]:
+  return {k: v[index] for k, v in rows.items()}
+
+
+def _joined(
+  rows: dict[str, np.ndarray], more: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Rows of both, in this order; `rows` may be {}."""
+  return {k: np.concatenate([rows[k], more[k]]) for k in rows} or more
