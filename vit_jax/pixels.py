@@ -1,11 +1,9 @@
 """The operations of evaluation on one image, in numpy: no TensorFlow, no jax.
 
 `vit_jax.data.ops` has all operations, for training and scoring; those without
-randomness are here as well, for `predict`. From the same pixels "resize" and
-"resize_small" make the same: bit for bit with the method "bilinear", "nearest"
-and "area" without antialiasing; with antialiasing, or "bicubic", at most 1 level
-of 255 is between them (see the test). The decoder of JPEG files is another one,
-see `vit_jax.images`.
+randomness are here as well, for `predict`. They give the same pixels bit for
+bit with the methods "bilinear", "nearest" and "area" without antialiasing. With
+antialiasing, or with "bicubic", some differ by 1 level of 255 (see the test).
 """
 
 from collections.abc import Callable
@@ -16,10 +14,10 @@ from PIL import Image
 
 from vit_jax import opstring
 
-Pixels = UInt8[np.ndarray, "h w 3"]
 
-
-def apply(image: Pixels, ops: str) -> Pixels:
+def apply(
+  image: UInt8[np.ndarray, "h w 3"], ops: str
+) -> UInt8[np.ndarray, "height width 3"]:
   """Returns the image as the operations make it.
 
   Args:
@@ -131,7 +129,7 @@ def _bilinear(image, size):
 
 
 def _antialiased(image, size, method):
-  """Filters widened when shrinking; Pillow's, in floats, not rounded between."""
+  """Filters widened when shrinking: Pillow's, in floats all the way."""
   filters = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,

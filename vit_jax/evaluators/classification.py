@@ -13,7 +13,7 @@ from vit_jax.config import ClassificationConfig, Config
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.evaluators.forward import forward
-from vit_jax.losses import LOSSES, targets_of
+from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
 from vit_jax.sharding import replicated, to_global
 
@@ -64,7 +64,7 @@ class Classification:
       }
 
     def probabilities(params, batch):
-      return jax.nn.softmax(predict(params, batch["image"])[0])
+      return PROBABILITIES[run.loss](predict(params, batch["image"])[0])
 
     self._sums = jax.jit(sums, out_shardings=replicated(mesh))
     self._probabilities = jax.jit(probabilities, out_shardings=replicated(mesh))
@@ -92,7 +92,7 @@ class Classification:
 
     Returns:
       image uint8 [n, h, w, 3], label int [n], prediction int [n] and its
-      probability float [n].
+      probability float [n], by the loss of the run: softmax or sigmoid.
     """
     rows: dict[str, list] = {"image": [], "label": [], "probabilities": []}
     for batch in self._batches():
