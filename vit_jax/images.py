@@ -5,6 +5,7 @@ from JPEG others: its inverse cosine transform is the accurate one, TensorFlow's
 is the fast one.
 """
 
+import glob
 import io
 import os
 import re
@@ -17,6 +18,14 @@ from jaxtyping import UInt8
 from PIL import Image
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP or GIF"
+# What Pillow raises, depending on the format and on what is wrong.
+BROKEN = (
+  OSError,
+  SyntaxError,
+  EOFError,
+  ValueError,
+  Image.DecompressionBombError,
+)
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 
@@ -83,14 +92,11 @@ def _is_one(images) -> bool:
 
 
 def _matches(path) -> list[Any]:
-  parts = epath.Path(path).parts
-  first = next((i for i, p in enumerate(parts) if re.search(r"[*?[]", p)), None)
-  if first is None or epath.Path(path).exists():
+  text = str(path)
+  if not re.search(r"[*?[]", text) or os.path.exists(path):
     return [path]
-  root = epath.Path(*parts[:first])
-  found = sorted(map(str, root.glob("/".join(parts[first:]))))
-  if not found:
-    raise FileNotFoundError(f"got {str(path)!r}, which matches no file.")
+  if not (found := sorted(glob.glob(text, recursive=True))):
+    raise FileNotFoundError(f"got {text!r}, which matches no file.")
   return found
 
 
@@ -99,29 +105,35 @@ def _decoded(path: epath.Path):
     raise FileNotFoundError("got a path with no file, expected an image.")
   if path.is_dir():
     raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
-  data = path.read_bytes()
+  if not (data := path.read_bytes()):
+    raise ValueError(f"got an empty file; {EXPECTED}.")
   try:
-    with Image.open(io.BytesIO(data)) as image:
-      return _rgb(image)
+    image = Image.open(io.BytesIO(data))
   except Image.UnidentifiedImageError:
-    got = f"{len(data):,} bytes that are no image" if data else "an empty file"
-    raise ValueError(f"got {got}; {EXPECTED}.") from None
+    raise ValueError(
+      f"got {len(data):,} bytes that are no image; {EXPECTED}."
+    ) from None
+  except BROKEN as e:
+    raise _cannot_decode(e) from None
+  with image:
+    return _rgb(image)
 
 
 def _rgb(image: Image.Image):
+  if image.mode in ("I", "F"):
+    raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
   try:
-    image.load()
     if image.mode.startswith("I;16"):  # Pillow would cut off what is above 255
       return _three_channels((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-      raise ValueError(
-        f"got a PIL image of mode {image.mode}, expected 8 bits."
-      )
     return np.asarray(image.convert("RGB"))
-  except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as e:
-    raise ValueError(
-      f"got an image that cannot be decoded ({e}); {EXPECTED}, whole."
-    ) from None
+  except BROKEN as e:
+    raise _cannot_decode(e) from None
+
+
+def _cannot_decode(error: Exception) -> ValueError:
+  return ValueError(
+    f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
+  )
 
 
 def _three_channels(image):
