@@ -100,3 +100,17 @@ def test_needs_no_tensorflow(module):
 def test_words_need_nothing_heavy():
   modules = _modules_after("import vit_jax.cli, vit_jax.recipes")
   assert not modules & {"jax", "flax", "tensorflow", "optax"}
+
+
+def _requirements(name):
+  lines = (PACKAGE.parent / name).read_text().splitlines()
+  return {line for line in lines if line and not line.startswith("#")}
+
+
+def test_the_lean_requirements_are_a_part_of_all():
+  # pip has -r for it, but setuptools, which reads the same file, has not.
+  lean, every = map(
+    _requirements, ("requirements-lean.txt", "requirements.txt")
+  )
+  assert lean < every
+  assert not any(line.startswith(("tensorflow", "clu")) for line in lean)
