@@ -449,6 +449,19 @@ def test_only_what_is_needed_is_imported(tmp_path, vit, china):
   assert run(code, china[0], *paths) == (expected, "")
 
 
+@pytest.mark.slow
+def test_nothing_is_said_where_tensorflow_is_needed(china):
+  code = """
+    import sys
+    import vit_jax.train
+    from vit_jax.data import ops
+    from vit_jax.data.host_tf import tf
+    record = {"image": tf.io.read_file(sys.argv[1])}
+    ops.compose("decode|resize(32)")(record, tf.zeros([2], tf.int64))
+  """
+  assert run(code, china[0]) == ("", "")
+
+
 MEMORY = """
   import re, sys
   import jax, vit_jax
