@@ -83,6 +83,18 @@ def test_predictions_are_those_of_the_model(parts, params, by_hand):
   np.testing.assert_array_equal(rows["label"], label[:20])
   np.testing.assert_array_equal(rows["prediction"], logits[:20].argmax(-1))
   assert rows["image"].shape == (20, 16, 16, 3)
+  softmax = np.asarray(jax.nn.softmax(logits[:20]))
+  np.testing.assert_allclose(rows["probability"], softmax.max(-1), rtol=1e-5)
+
+
+def test_a_sigmoid_has_probabilities_of_its_own(params, by_hand):
+  parts = tiny.Parts(tiny.config(loss="sigmoid"))
+  rows = _judge(parts, _classification(16)).predictions(params, 20)
+  best = by_hand[0][:20].astype(np.float64).max(-1)
+  # Logits reach some tens, and float32 rounds at 6e-8 of them.
+  np.testing.assert_allclose(
+    rows["probability"], 1 / (1 + np.exp(-best)), rtol=1e-5
+  )
 
 
 def _fewshot(**changes):
