@@ -263,7 +263,9 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
 
 @pytest.mark.parametrize("to", convert.FORMATS)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to):
-  vit = dataclasses.replace(make(**CASES["12_heads"][0]), loss="sigmoid")
+  vit = dataclasses.replace(
+    make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
+  )
   dst = str(tmp_path / ("x" + SUFFIX[to]))
   notes = convert.convert(vit, dst, to)
   again = vit_jax.load(dst, verbose=False)
