@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
   "batch chips config datasets faults flops opstring recipes geometry"
-  " published values variants cli",
+  " published values variants cli images pixels",
   "losses metrics models optim ridge schedules progress",
   "hlo hlo_text sharding collectives checkpoint weights writer"
   " distributed meter overview startup ceiling host_memory",
@@ -101,3 +101,17 @@ def test_needs_no_tensorflow(module):
 def test_words_need_nothing_heavy():
   modules = _modules_after("import vit_jax.cli, vit_jax.recipes")
   assert not modules & {"jax", "flax", "tensorflow", "optax"}
+
+
+def _requirements(name):
+  lines = (PACKAGE.parent / name).read_text().splitlines()
+  return {line for line in lines if line and not line.startswith("#")}
+
+
+def test_the_lean_requirements_are_a_part_of_all():
+  # pip has -r for it, but setuptools, which reads the same file, has not.
+  lean, every = map(
+    _requirements, ("requirements-lean.txt", "requirements.txt")
+  )
+  assert lean < every
+  assert not any(line.startswith(("tensorflow", "clu")) for line in lean)

@@ -42,6 +42,7 @@ def make(num_classes=5, image_size=SIZE, names="abcde", **fields):
     image_size=image_size,
     class_names=tuple(names) if names else None,
     ops=f"decode|resize({image_size})",
+    loss="softmax",
     report=weights.Report("random", {}, {}, (), ()),
   )
 
@@ -258,6 +259,20 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
   assert len(got) == len(notes), got
   for one, start in zip(got, notes, strict=True):
     assert one.startswith(start), one
+
+
+@pytest.mark.parametrize("to", convert.FORMATS)
+def test_a_sigmoid_is_not_forgotten(tmp_path, to):
+  vit = dataclasses.replace(
+    make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
+  )
+  dst = str(tmp_path / ("x" + SUFFIX[to]))
+  notes = convert.convert(vit, dst, to)
+  again = vit_jax.load(dst, verbose=False)
+  if to == "npz":
+    assert any("load it with" in n and "loss='sigmoid'" in n for n in notes)
+    again = vit_jax.load(dst, loss="sigmoid", verbose=False)
+  assert again.loss == "sigmoid"
 
 
 def test_what_is_there_stays(tmp_path):

@@ -115,6 +115,16 @@ def test_what_is_a_mistake():
   assert wrong.tolist() == [False, True, False]  # the last has no label
 
 
+def test_a_sigmoid_has_probabilities_of_its_own(params, by_hand):
+  parts = tiny.Parts(tiny.config(loss="sigmoid"))
+  rows = _judge(parts, _classification(16)).predictions(params, 20, 0)
+  best = by_hand[0][:20].astype(np.float64).max(-1)
+  # Logits reach some tens, and float32 rounds at 6e-8 of them.
+  np.testing.assert_allclose(
+    rows["probability"], 1 / (1 + np.exp(-best)), rtol=1e-5
+  )
+
+
 def _fewshot(**changes):
   return FewshotConfig(
     **{

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from test_images import PHOTOS, of_evaluators
 
 import vit_jax
-from vit_jax import checkpoint, pretrained, weights
+from vit_jax import checkpoint, convert, pixels, pretrained, weights
 from vit_jax.config import ConfigError
 from vit_jax.models import build
 from vit_jax.weights import labels
@@ -266,38 +267,97 @@ def test_an_export_runs_without_the_package(vit):
 
 @pytest.fixture(scope="module")
 def china(tmp_path_factory):
-  """A photo as JPEG and as PNG, and each one's pixels."""
-  import tensorflow as tf
-
-  datasets = pytest.importorskip("sklearn.datasets")
-  source = pathlib.Path(datasets.__file__).parent / "images" / "china.jpg"
+  """A photo as JPEG and as PNG, and its pixels."""
+  source = PHOTOS / "china.jpg"
   folder = tmp_path_factory.mktemp("china")
   jpeg, png = folder / "china.jpg", folder / "china.png"
   jpeg.write_bytes(source.read_bytes())
-  pixels = tf.io.decode_image(source.read_bytes()).numpy()
-  Image.fromarray(pixels).save(png)
+  with Image.open(jpeg) as image:
+    pixels = np.asarray(image)
+    image.save(png)
   return jpeg, png, pixels
 
 
-def test_files_and_arrays_give_the_same(vit, china):
-  found = vit.predict([*china, str(china[0])], top=11)
-  assert found[0] == found[1] == found[2] == found[3]
-  names = [p.name for p in found[0]]
+def test_whatever_holds_an_image_gives_the_same(vit, china):
+  _, png, pixels = china
+  with Image.open(png) as image:
+    found = vit.predict([png, str(png), image, pixels], top=11)
+  first, *_ = found
+  assert found == [first] * 4
+  # One image a call: sums in another order than of four.
+  (alone,) = vit.predict(png, top=11)
+  for x in (str(png), pixels, pixels[None], f"{png.parent}/*.png"):
+    assert vit.predict(x, top=11) == [alone]
+  names = [p.name for p in first]
   assert sorted(names, key=int) == [str(i) for i in range(11)]
-  probabilities = [p.probability for p in found[0]]
+  probabilities = [p.probability for p in first]
   assert probabilities == sorted(probabilities, reverse=True)
   assert sum(probabilities) == pytest.approx(1, abs=1e-6)
 
-  from vit_jax.data.decoding import preprocess
-
-  image = preprocess(china[2], vit.ops)
+  image = of_evaluators(png.read_bytes(), vit.ops)
   logits, _ = vit(image[None].astype(np.float32) / 127.5 - 1)
   expected = np.asarray(jax.nn.softmax(logits))[0]
   np.testing.assert_allclose(
     probabilities, expected[[int(n) for n in names]], rtol=1e-5
   )
-  (five,) = vit.predict([china[2]])
+  (five,) = vit.predict([pixels])
   assert [p.name for p in five] == names[:5]
+
+
+def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
+  jpeg, _, _ = china
+  found = {p.name: p.probability for p in vit.predict(jpeg, top=11)[0]}
+  image = of_evaluators(jpeg.read_bytes(), vit.ops)
+  logits, _ = vit(image[None].astype(np.float32) / 127.5 - 1)
+  expected = np.asarray(jax.nn.log_softmax(logits))[0]
+  logits = np.log([found[str(i)] for i in range(11)])
+  # Seen: 0.07, of log-probabilities down to -7.
+  assert 0 < np.abs(logits - expected).max() < 0.15
+
+
+def test_the_order_is_that_of_the_images(vit):
+  images = [np.full((9, 7, 3), v, np.uint8) for v in range(0, 255, 12)]
+  found = vit.predict(images)
+  assert len(found) == 22 > pretrained.BATCH
+  assert found[::-1] == vit.predict(images[::-1])
+  assert found[:3] != found[3:6]
+
+
+def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
+  sigmoid = vit_jax.load(TOKEN, loss="sigmoid")
+  assert (vit.loss, sigmoid.loss) == ("softmax", "sigmoid")
+  images = [china[2], np.zeros((8, 8, 3), np.uint8)]
+  rows = [pixels.apply(image, vit.ops) for image in images]
+  logits, _ = vit(np.stack(rows).astype(np.float32) / 127.5 - 1)
+  expected = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+  found = sigmoid.predict(images, top=11)
+  for some, row in zip(found, expected, strict=True):
+    for p in some:
+      assert p.probability == pytest.approx(row[int(p.name)], rel=1e-5)
+    assert some[0].probability == max(p.probability for p in some)
+  # A run says it, and so does what was made of it.
+  checkpoint.write_params(
+    str(tmp_path / "run"), vit.params, vit.metadata() | {"loss": "sigmoid"}
+  )
+  assert vit_jax.load(tmp_path / "run").loss == "sigmoid"
+  assert vit_jax.load(tmp_path / "run", loss="softmax").loss == "softmax"
+  run = vit.metadata()
+  del run["loss"]
+  run["config"] = {"loss": "sigmoid", "model": run["model"]}
+  checkpoint.write_params(str(tmp_path / "step"), vit.params, run)
+  assert vit_jax.load(tmp_path / "step").loss == "sigmoid"
+  with pytest.raises(ValueError) as e:
+    vit_jax.load(TOKEN, loss="sigmoids")
+  assert str(e.value) == (
+    "loss: got 'sigmoids', expected one of softmax, sigmoid."
+  )
+
+
+def test_random_operations_of_training_are_not_for_predicting(vit, tmp_path):
+  metadata = vit.metadata()
+  metadata["preprocessing"]["ops"] = "decode_inception_crop(32)|flip_lr"
+  checkpoint.write_params(str(tmp_path / "run"), vit.params, metadata)
+  assert vit_jax.load(tmp_path / "run").ops == "decode|resize(32)"
 
 
 def test_more_images_than_a_batch(vit, monkeypatch):
@@ -310,30 +370,33 @@ def test_more_images_than_a_batch(vit, monkeypatch):
   assert vit.predict([]) == []
 
 
-def test_what_cannot_be_predicted(vit, tmp_path, china):
-  broken = tmp_path / "broken.jpg"
+def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
+  broken, missing = tmp_path / "broken.jpg", tmp_path / "none.jpg"
   broken.write_bytes(b"no image")
+  why = "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP or GIF."
   with pytest.raises(ValueError) as e:
     vit.predict([china[0], broken])
-  assert str(e.value).startswith(
-    f"{broken}: got an image that cannot be decoded ("
+  assert str(e.value) == f"{broken}: {why}"
+  with pytest.raises(FileNotFoundError) as e:
+    vit.predict(missing)
+  assert (
+    str(e.value) == f"{missing}: got a path with no file, expected an image."
   )
-  assert str(e.value).endswith("; expected JPEG, PNG, WebP, BMP or GIF.")
+  # All at once, in whatever batch.
+  monkeypatch.setattr(pretrained, "BATCH", 2)
   cut = tmp_path / "cut.png"
   cut.write_bytes(china[1].read_bytes()[:5000])
-  with pytest.raises(ValueError, match=f"^{cut}: got an image that cannot"):
-    vit.predict([cut])
-  with pytest.raises(FileNotFoundError, match="none.jpg"):
-    vit.predict([tmp_path / "none.jpg"])
-  for image, kind in (
-    (np.zeros((32, 32, 3), "f"), "type float32 and shape (32, 32, 3)"),
-    (np.zeros((32, 32), np.uint8), "type uint8 and shape (32, 32)"),
-  ):
-    with pytest.raises(ValueError) as e:
-      vit.predict([image])
-    assert str(e.value) == (
-      f"got an image of {kind}, expected uint8 [h, w, 3]."
-    )
+  images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing, cut]
+  with pytest.raises(ValueError) as e:
+    vit.predict(images)
+  first, *lines = str(e.value).split("\n")
+  assert first == "4 of 6 images cannot be read:"
+  assert [line.split(": ")[0] for line in lines] == [
+    f"  - {name}" for name in (broken, "image 2", missing, cut)
+  ]
+  assert "function_node" not in str(e.value)
+  with pytest.raises(FileNotFoundError, match="matches no file"):
+    vit.predict(f"{tmp_path}/*.gif")
 
 
 def test_without_a_head(tmp_path):
@@ -361,21 +424,42 @@ def run(code, *args):
     check=True,
     env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
   )
-  return out.stdout
+  return out.stdout, out.stderr
 
 
-def test_only_what_is_needed_is_imported():
+def test_only_what_is_needed_is_imported(tmp_path, vit, china):
   code = """
     import sys
     import vit_jax
     print("jax" in sys.modules, "numpy" in sys.modules)
-    vit = vit_jax.load(sys.argv[1], verbose=False)
     import numpy as np
-    vit(np.zeros((1, 32, 32, 3), np.float32))
-    print("jax" in sys.modules, "tensorflow" in sys.modules,
-          "torch" in sys.modules)
+    for path in sys.argv[2:]:
+      vit = vit_jax.load(path, verbose=False)
+      vit(np.zeros((1, 32, 32, 3), np.float32))
+      print(vit.predict(sys.argv[1])[0][0].name)
+    heavy = "jax torch clu tensorflow tensorflow_datasets sklearn"
+    print(*set(heavy.split()) & set(sys.modules))
   """
-  assert run(code, TOKEN) == "False False\nTrue False False\n"
+  paths = [TOKEN, tmp_path / "vit.safetensors", tmp_path / "run"]
+  convert.convert(vit, str(paths[1]), "timm")
+  convert.convert(vit, str(paths[2]), "orbax")
+  best = vit.predict(china[0])[0][0].name
+  expected = f"False False\n{best}\n{best}\n{best}\njax\n"
+  # On the terminal as well: no warnings of TensorFlow, absl or Orbax.
+  assert run(code, china[0], *paths) == (expected, "")
+
+
+@pytest.mark.slow
+def test_nothing_is_said_where_tensorflow_is_needed(china):
+  code = """
+    import sys
+    import vit_jax.train
+    from vit_jax.data import ops
+    from vit_jax.data.host_tf import tf
+    record = {"image": tf.io.read_file(sys.argv[1])}
+    ops.compose("decode|resize(32)")(record, tf.zeros([2], tf.int64))
+  """
+  assert run(code, china[0]) == ("", "")
 
 
 MEMORY = """
@@ -440,7 +524,7 @@ def _big(path, prefix, is_stacked):
 def test_the_memory_that_loading_takes(tmp_path, is_stacked):
   path = tmp_path / "big.npz"
   _big(path, "", is_stacked)
-  peak, after, size = map(float, run(MEMORY, TOKEN, path).split())
+  peak, after, size = map(float, run(MEMORY, TOKEN, path)[0].split())
   print(f"peak {peak:.2f}, afterwards {after:.2f} times {size / 1e6:.0f} MB")
   assert size == pytest.approx(path.stat().st_size, rel=1e-3)
   # Once as numpy, while the arrays move one by one to where jax wants them, and

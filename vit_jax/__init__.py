@@ -1,6 +1,13 @@
 """Vision Transformers in JAX/Flax: pre-train, transfer, report."""
 
+import os
+
 __version__ = "0.1.0"
+
+# TensorFlow only reads images here, and is told so before anything imports it:
+# its greetings would hide what matters.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def load(path, **options):

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import inspect
 import json
-import os
 import pathlib
 import sys
 import traceback
@@ -59,9 +58,6 @@ def parse(
     `Args`. Ends the process after `--help`, and where no config can be
     loaded, which it explains.
   """
-  # TensorFlow only reads images here; its greetings would hide what matters.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   argv = sys.argv[1:] if argv is None else argv
   words, faults = _split(argv)
   given: dict[str, str | None] = dict.fromkeys(flags)

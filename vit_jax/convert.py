@@ -19,7 +19,7 @@ from vit_jax import checkpoint, weights
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
-from vit_jax.weights import bit, google, hf, safetensors_file, timm
+from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
 from vit_jax.weights.reading import METADATA_KEY
 
 FORMATS = ("orbax", "npz", "timm", "hf")
@@ -111,6 +111,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     image_size=vit.image_size,
     class_names=vit.class_names,
     grid=patch_grid(vit.config, vit.image_size),
+    loss=vit.loss,
   )
   target.mkdir(parents=True)
   safetensors_file.write(target / "model.safetensors", arrays, {})
@@ -210,6 +211,8 @@ def _untold(vit: Pretrained) -> dict:
   if google.POS_EMBEDDING in params:
     rows, columns = patch_grid(vit.config, vit.image_size)
     untold |= {"grid": (rows, columns)} if rows != columns else {}
+  guess = labels.loss(vit.num_classes, vit.config.name == "vit") or "softmax"
+  untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
   return untold
 
 

@@ -113,3 +113,7 @@ def sigmoid_xent(
 
 
 LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}
+
+# What the logits of a head mean that was trained with each: probabilities that
+# sum to 1 over the classes, or one of its own for each class.
+PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}

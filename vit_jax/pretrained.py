@@ -10,12 +10,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jaxtyping import Array, Float
 
-from vit_jax import overview, weights
+from vit_jax import images as images_lib
+from vit_jax import overview, pixels, weights
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.geometry import feature_map, has_cls_row, patch_grid, stages
+from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
 from vit_jax.opstring import image_size as size_after
 
@@ -47,6 +48,7 @@ class Pretrained:
     image_size: (height, width) of its images, pixels.
     class_names: In the order of the logits; None where nobody knows them.
     ops: Preprocessing that makes its images, as in `config.data.ops`.
+    loss: "softmax" or "sigmoid": what the head was trained with.
     report: What became of the weights.
   """
 
@@ -56,6 +58,7 @@ class Pretrained:
   image_size: tuple[int, int]
   class_names: tuple[str, ...] | None
   ops: str
+  loss: str
   report: weights.Report
 
   @functools.cached_property
@@ -93,42 +96,55 @@ class Pretrained:
       )
     return self._apply(self.params, images)
 
-  def predict(
-    self, images: Sequence[str | os.PathLike | np.ndarray], top: int = 5
-  ) -> list[list[Prediction]]:
+  def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
     """Names what is on images, with the model's own preprocessing.
 
+    Grey images become RGB, alpha is dropped, EXIF orientations are not applied:
+    as in training. Pillow decodes and numpy resizes, see `vit_jax.pixels`; from
+    files without loss, and from arrays, the model gets what the evaluators
+    get (antialiased resizing: but for 1 level of 255 in 1 of 1,000). Of JPEG
+    files TensorFlow's decoder makes pixels that differ by 1 level in the mean,
+    at most 18 on photographs.
+
     Args:
-      images: Files (JPEG, PNG, WebP, BMP, GIF), or uint8 arrays [h, w, 3].
+      images: A path, a glob, a PIL image, or an array uint8 [h, w],
+        [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these in a list, or
+        as an array [b, h, w, c]. Files: JPEG, PNG, WebP, BMP, GIF, and what
+        else Pillow reads.
       top: Classes told of each.
 
     Returns:
-      For each image, the likeliest first. Probabilities are the softmax of the
-      logits. A class without a name is told by its number.
+      One list for each image, in the order of `images` (of a glob: of the
+      names), the likeliest class first. Probabilities are the softmax of the
+      logits, or, if the model was trained with `loss` "sigmoid", each logit's
+      own sigmoid, which do not sum to 1. A class without a name is told by its
+      number.
 
     Raises:
-      ValueError: The model has no head, or an image cannot be read.
+      FileNotFoundError: A file is missing, or a glob matches nothing.
+      ValueError: The model has no head, or some images cannot be read: all of
+        them are named.
     """
     if not self.num_classes:
       raise ValueError("got a model without a head, expected one; call it.")
-    # Only here, since it is TensorFlow that decodes.
-    from vit_jax.data.decoding import preprocess
-
-    def ready(image):
-      try:
-        return preprocess(_readable(image), self.ops)
-      except ValueError as e:
-        where = "" if isinstance(image, np.ndarray) else f"{image}: "
-        raise ValueError(f"{where}{e}") from None
-
+    images = images_lib.listed(images)
     names = self.class_names or tuple(map(str, range(self.num_classes)))
-    found = []
+    found, faults = [], []
     for i in range(0, len(images), BATCH):
-      batch = np.stack([ready(image) for image in images[i : i + BATCH]])
-      logits, _ = self(batch.astype(np.float32) / 127.5 - 1)
-      for row in np.asarray(jax.nn.softmax(logits)):
+      rows = []
+      for index, image in enumerate(images[i : i + BATCH], i):
+        try:
+          rows.append(pixels.apply(images_lib.read(image), self.ops))
+        except (FileNotFoundError, ValueError) as e:
+          faults.append((f"{images_lib.name(image, index)}: {e}", type(e)))
+      if faults:
+        continue  # only to name the others
+      logits, _ = self(np.stack(rows).astype(np.float32) / 127.5 - 1)
+      for row in np.asarray(PROBABILITIES[self.loss](logits)):
         best = np.argsort(-row, kind="stable")[:top]
         found.append([Prediction(names[k], float(row[k])) for k in best])
+    if faults:
+      raise _together(faults, len(images))
     return found
 
   def metadata(self) -> dict[str, Any]:
@@ -141,6 +157,7 @@ class Pretrained:
       "preprocessing": {"ops": self.ops, "value_range": [-1.0, 1.0]},
       "num_classes": self.num_classes,
       "class_names": list(self.class_names) if self.class_names else None,
+      "loss": self.loss,
       "num_params": overview.num_params(self.params),
       "step": 0,
       "source": self.report.path,
@@ -171,6 +188,7 @@ def load(
   patch: int | None = None,
   grid: tuple[int, int] | None = None,
   posemb_filter: str = "zoom",
+  loss: str | None = None,
   verbose: bool = True,
   **options,
 ) -> Pretrained:
@@ -192,6 +210,11 @@ def load(
       does not say and whose patches do not lie in a square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or
       another of `vit_jax.models.resample.METHODS`.
+    loss: "softmax" or "sigmoid", for the probabilities of `predict`: what the
+      head was trained with. None: what a run of ours, or config.json of
+      Hugging Face, says; else sigmoid for the 21,843 classes of Google's
+      ImageNet-21k files, and softmax, which is wrong for other heads of a
+      sigmoid, such as AugReg's from ImageNet-1k alone: no file says so.
     verbose: Whether to print a table of what was loaded, resized,
       re-initialised and ignored; it is the result's `report`, too.
     **options: Fields of `vit_jax.config.ModelConfig` that are to be otherwise,
@@ -211,6 +234,10 @@ def load(
     raise ValueError(
       f"load: got {', '.join(sorted(unknown))}, expected options of the model:"
       f" {', '.join(f.name for f in dataclasses.fields(ModelConfig))}."
+    )
+  if loss not in (None, *PROBABILITIES):
+    raise ValueError(
+      f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
   checked = model_from_dict(options)
   options = {name: getattr(checked, name) for name in options}
@@ -252,7 +279,11 @@ def load(
       + f"; expected {num_classes:,} classes in all. Take a whole file."
     )
   ops = found.ops
-  if ops is None or size_after(ops) != (height, width):
+  if (
+    ops is None
+    or size_after(ops) != (height, width)
+    or pixels.is_random(ops)  # of a run that scored nothing
+  ):
     side = height if height == width else (height, width)
     ops = f"decode|resize({side})"
   return Pretrained(
@@ -262,6 +293,7 @@ def load(
     image_size=(height, width),
     class_names=found.class_names,
     ops=ops,
+    loss=loss or found.loss or "softmax",
     report=report,
   )
 
@@ -307,12 +339,10 @@ def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _readable(image) -> bytes | np.ndarray:
-  if not isinstance(image, np.ndarray):
-    return epath.Path(image).read_bytes()
-  if image.dtype != np.uint8 or image.ndim != 3:
-    raise ValueError(
-      f"got an image of type {image.dtype} and shape {image.shape}, expected"
-      " uint8 [h, w, 3]."
-    )
-  return image
+def _together(faults: list[tuple[str, type]], total: int) -> Exception:
+  texts, kinds = zip(*faults, strict=True)
+  kind = FileNotFoundError if set(kinds) == {FileNotFoundError} else ValueError
+  if len(texts) == 1:
+    return kind(texts[0])
+  lines = "".join(f"\n  - {text}" for text in texts)
+  return kind(f"{len(texts)} of {total:,} images cannot be read:{lines}")

@@ -4,12 +4,19 @@ Source: README of google-research/vision_transformer and of big_vision for the
 buckets; timm 1.0.31 for its tags, which also tell what each bucket holds.
 """
 
+import re
+import urllib.parse
+
 from vit_jax.config import ModelConfig
 from vit_jax.variants import family
+
+HOST = "https://storage.googleapis.com"  # of what is public in gs://
 
 _I21K = "gs://vit_models/imagenet21k/{}.npz"
 _BOTH = "gs://vit_models/imagenet21k+imagenet2012/{}.npz"
 _AUGREG = "gs://vit_models/augreg/{}-*.npz"
+AUGREG_INDEX = "gs://vit_models/augreg/index.csv"
+BUCKETS = ("gs://vit_models/", "gs://bit_models/", "gs://big_vision/")
 _TIMM = "timm {}"
 _HF = "hf google/{}"
 _BIT = "gs://bit_models/BiT-{{S,M}}-{}.npz"
@@ -123,3 +130,33 @@ FILES: dict[str, tuple[str, ...]] = {
 def config(name: str) -> ModelConfig:
   """Returns the model of a name in `FILES`, as its files have it."""
   return ModelConfig(name=family(name), variant=name)
+
+
+def https(file: str) -> str:
+  """Returns the https:// address of a file in a public bucket, gs://...
+
+  Example:
+    >>> https("gs://vit_models/imagenet21k/ViT-B_16.npz")
+    'https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'
+  """
+  return f"{HOST}/{urllib.parse.quote(file.removeprefix('gs://'))}"
+
+
+def addresses(file: str) -> tuple[str, ...]:
+  """Returns an entry of `FILES` as `vit_jax.load` takes it, braces expanded.
+
+  Example:
+    >>> addresses("gs://bit_models/BiT-{S,M}-R50x1.npz")[1]
+    'gs://bit_models/BiT-M-R50x1.npz'
+    >>> addresses("hf google/vit-base-patch16-224")
+    ('hf-hub:google/vit-base-patch16-224',)
+  """
+  kind, _, name = file.partition(" ")
+  if owner := {"timm": "hf-hub:timm/", "hf": "hf-hub:"}.get(kind):
+    return (owner + name,)
+  if "*" in file:
+    return (f"{file} (all are named in {AUGREG_INDEX})",)
+  before, *choices = re.split("[{}]", file, maxsplit=2)
+  if not choices:
+    return (file,)
+  return tuple(before + c + choices[1] for c in choices[0].split(","))

@@ -52,6 +52,7 @@ def test_a_vit_comes_back_as_it_was(name):
     "patch": 8,
     "class_names": None if model.pre_logits else tuple("abcde"),
     "num_heads": 3,
+    "loss": None,
   }
   table = np.asarray(read.pop(hf.POS_EMBEDDING))
   expected = np.zeros_like(table)

@@ -118,6 +118,8 @@ def test_a_width_that_has_names(tmp_path, num_classes, is_named, sentence):
   )
   found = weights.read(path)
   assert found.class_names == (labels.imagenet1k() if is_named else None)
+  # Google's files of ImageNet-21k were trained with a sigmoid.
+  assert found.loss == (None if is_named else "sigmoid")
   (note,) = found.notes
   assert note == labels.describe(num_classes) and sentence in note
 
@@ -411,7 +413,10 @@ def test_other_files(tmp_path, content, said):
 
 def test_what_is_not_there(tmp_path):
   path = tmp_path / "none.npz"
-  assert message(path) == f"got '{path}', which does not exist; {EXPECTED}."
+  assert message(path) == (
+    f"got '{path}', which does not exist; {EXPECTED}, or an address:"
+    " https://..., hf-hub:OWNER/NAME."
+  )
   assert message(tmp_path) == (
     f"got '{tmp_path}', which has no checkpoint in it; expected the folder of a"
     " run (it holds checkpoints/<step>/params), or of one step."

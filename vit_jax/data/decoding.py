@@ -146,25 +146,3 @@ def _readable(error: Exception, source: Source) -> str:
   )
   text = " ".join(text.replace("assertion failed:", "").split())
   return f"while reading {source.name!r} ({source.split!r}): {text}"
-
-
-def preprocess(image, ops: str):
-  """Returns one image as the operations make it, uint8 [h, w, 3], as numpy.
-
-  Args:
-    image: Encoded bytes, or an array uint8 [h, w, 3].
-    ops: Preprocessing, see `vit_jax.opstring`; without randomness.
-
-  Raises:
-    ValueError: Malformed `ops`, or bytes that are no image.
-  """
-  try:
-    record = {"image": tf.constant(image)}
-    return ops_lib.compose(ops)(record, tf.zeros([2], tf.int64))[
-      "image"
-    ].numpy()
-  except tf.errors.InvalidArgumentError as e:
-    raise ValueError(
-      f"got an image that cannot be decoded ({str(e).splitlines()[0][:200]});"
-      " expected JPEG, PNG, WebP, BMP or GIF."
-    ) from None

@@ -6,7 +6,15 @@ before anything else that TensorFlow does in the process.
 
 import warnings
 
-import tensorflow as tf
+try:
+  import tensorflow as tf
+except ModuleNotFoundError as e:
+  raise ModuleNotFoundError(
+    f"got no {e.name}, expected it for training and scoring:"
+    " pip install -r requirements.txt. (requirements-lean.txt is enough to load"
+    " models and to predict.)",
+    name=e.name,
+  ) from None
 
 for _kind in ("GPU", "TPU"):
   try:

@@ -14,7 +14,7 @@ from vit_jax.config import ClassificationConfig, Config
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.evaluators.forward import forward
-from vit_jax.losses import LOSSES, targets_of
+from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
 from vit_jax.sharding import replicated
 
@@ -65,7 +65,7 @@ class Classification:
       }
 
     def probabilities(params, batch):
-      return jax.nn.softmax(predict(params, batch["image"])[0])
+      return PROBABILITIES[run.loss](predict(params, batch["image"])[0])
 
     def answers(params, batch):
       found = probabilities(params, batch)
@@ -105,9 +105,10 @@ class Classification:
 
     Returns:
       image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction
-      int [n] and its probability float [n]; the same of the mistakes with
-      `mistake_` before the name; and of the split `num_images`, how many of
-      them `num_wrong`, its `dataset` and `split`.
+      int [n] and its probability float [n], by the loss of the run: softmax or
+      sigmoid; the same of the mistakes with `mistake_` before the name; and of
+      the split `num_images`, how many of them `num_wrong`, its `dataset` and
+      `split`.
     """
     batches, again = itertools.tee(self._batches())
     answers = forward(self._answers, params, batches, self._mesh)

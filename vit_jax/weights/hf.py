@@ -39,6 +39,7 @@ GELUS = {
   "gelu_pytorch_tanh": "tanh",
   "gelu_python_tanh": "tanh",
 }
+MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 # A name of transformers 5 in memory -> that of the files.
@@ -97,8 +98,8 @@ def read(
 
   Returns:
     Parameters; the fields gelu and ln_eps of `config.ModelConfig`; and
-    image_size (height, width), patch, num_heads, and class_names, None where
-    they are LABEL_0, LABEL_1 and so on.
+    image_size (height, width), patch, num_heads, loss (None unless it says
+    sigmoid), and class_names, None where they are LABEL_0, LABEL_1 and so on.
 
   Raises:
     ValueError: Arrays have no place in our models, or other shapes than they
@@ -159,6 +160,7 @@ def _extras(config, faults: list[str]) -> dict[str, Any]:
     "patch": patch[0],
     "num_heads": heads,
     "class_names": _class_names(config),
+    "loss": "sigmoid" if config.get("problem_type") == MULTI_LABEL else None,
   }
 
 
@@ -209,6 +211,7 @@ def write(
   image_size: tuple[int, int],
   class_names: Sequence[str] | None = None,
   grid: tuple[int, int] | None = None,
+  loss: str = "softmax",
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
   """Returns arrays, config.json and preprocessor_config.json.
 
@@ -225,6 +228,8 @@ def write(
     image_size: Height and width in pixels.
     class_names: In the order of the logits; None: LABEL_0, LABEL_1 ...
     grid: Rows and columns of patches; None: those of `image_size`.
+    loss: What the head was trained with; transformers shows probabilities
+      accordingly.
 
   Raises:
     ValueError: transformers' ViT has not what the model has. All faults at
@@ -279,6 +284,8 @@ def write(
     names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
     config["id2label"] = {str(i): name for i, name in enumerate(names)}
     config["label2id"] = {name: i for i, name in enumerate(names)}
+    if loss == "sigmoid":
+      config["problem_type"] = MULTI_LABEL
   return arrays, config, _preprocessor(image_size)
 
 

@@ -74,6 +74,17 @@ def describe(num_classes: int) -> str | None:
   return _DESCRIPTIONS.get(num_classes)
 
 
+def loss(num_classes: int, is_vit: bool) -> str | None:
+  """Returns what a published head of this width was trained with, or None.
+
+  The heads of 21,843 classes are those of Google's ViT and AugReg files, which
+  were trained with a sigmoid for each class; of BiT's nothing is said.
+
+  Source: google-research/vision_transformer#34; big_vision's vit_i21k.py.
+  """
+  return "sigmoid" if is_vit and num_classes == 21_843 else None
+
+
 def known(num_classes: int) -> tuple[str, ...] | None:
   """Returns the names of the classes where the width alone decides, or None.
 

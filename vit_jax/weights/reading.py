@@ -15,8 +15,9 @@ from etils import epath
 
 from vit_jax import checkpoint, geometry
 from vit_jax.config import model_from_dict
-from vit_jax.weights import bit, google, hf, labels, timm
+from vit_jax.weights import bit, download, google, hf, labels, timm
 from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.lazy import LazyArray, lazy
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, open_safetensors
@@ -65,6 +66,7 @@ class Weights:
     image_size: (height, width) in pixels, or None where nobody says.
     class_names: In the order of the logits, or None.
     ops: Preprocessing, as `config.data.ops`, or None where nobody says.
+    loss: What the head was trained with, as `config.loss`; None: unknown.
     notes: What a user should know of them.
     metadata: What a checkpoint says more.
   """
@@ -78,6 +80,7 @@ class Weights:
   image_size: tuple[int, int] | None = None
   class_names: tuple[str, ...] | None = None
   ops: str | None = None
+  loss: str | None = None
   notes: tuple[str, ...] = ()
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -91,7 +94,8 @@ def read(
   """Reads weights of any known format; arrays only when they are looked at.
 
   Args:
-    path: As `EXPECTED` says, on disk or wherever `epath` reads (gs://).
+    path: As `EXPECTED` says, on disk or wherever `epath` reads (gs://); or what
+      `download.local` fetches: https://..., hf-hub:OWNER/NAME.
     grid: Rows and columns of patches of the position table, for a file that
       does not say and whose patches do not lie in a square.
     options: Fields of `ModelConfig` that the caller knows better, such as
@@ -101,10 +105,11 @@ def read(
     FileNotFoundError: Nothing is there.
     ValueError: The format is unknown or unsafe, or the file is damaged.
   """
-  file, options = epath.Path(path), dict(options or {})
+  file, options = download.local(path), dict(options or {})
   if not file.exists():
     raise FileNotFoundError(
-      f"got {str(path)!r}, which does not exist; {EXPECTED}."
+      f"got {str(path)!r}, which does not exist; {EXPECTED}, or"
+      f" an address: https://..., {download.HUB}OWNER/NAME."
     )
   try:
     found = (
@@ -114,6 +119,10 @@ def read(
     )
     _check_arrays(found.params)
   except ValueError as e:
+    if download.is_remote(path):
+      raise ValueError(
+        f"{path}: {e} It was downloaded; delete {file} to fetch it again."
+      ) from None
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
@@ -125,7 +134,7 @@ def read(
     and "cls" in found.params
     and merged.get("cls_row", True)
   )
-  names, notes = found.class_names, list(found.notes)
+  names, notes, loss = found.class_names, list(found.notes), found.loss
   if "head/kernel" in found.params:
     width = found.params["head/kernel"].shape[-1]
     if names is not None and len(names) != width:
@@ -133,16 +142,19 @@ def read(
         f"got {len(names)} names for a head of {width} classes: left out."
       )
       names = None
+    loss = found.loss or labels.loss(width, NEEDED[0] in found.params)
     if names is None and found.format != "checkpoint":
       names = labels.known(width)
       if sentence := labels.describe(width):
         notes.append(sentence)
   return dataclasses.replace(
     found,
+    path=str(path),
     grid=grid,
     options=merged,
     has_cls_row=has_cls_row,
     class_names=tuple(names) if names else None,
+    loss=loss,
     notes=tuple(notes),
   )
 
@@ -230,6 +242,7 @@ def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
     image_size=tuple(size) if size else None,
     class_names=tuple(names) if names else None,
     ops=metadata.get("preprocessing", {}).get("ops"),
+    loss=metadata.get("loss") or metadata.get("config", {}).get("loss"),
     notes=notes,
   )
 
@@ -286,6 +299,7 @@ def _from_torch(
       grid=(size[0] // extras["patch"], size[1] // extras["patch"]),
       image_size=size,
       class_names=extras["class_names"],
+      loss=extras["loss"],
       ops=f"decode|resize({_text(size)}, antialias=True)",
     )
     folder = path if path.is_dir() else path.parent

@@ -1,0 +1,279 @@
+"""Weights by address or name, from servers on this machine, and without one."""
+
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import cli, convert, preflight, published, weights
+from vit_jax.weights import download
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+TOKEN = DATA / "vit_token.weights.npz"
+
+
+@contextlib.contextmanager
+def server(answer):
+  """Serves `answer(handler)` on a free port; yields address and requests."""
+  asked = []
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+      asked.append(f"{self.command} {self.path}")
+      answer(self)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args):
+      pass
+
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as it:
+    threading.Thread(target=it.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{it.server_port}", asked
+    it.shutdown()
+
+
+def send(handler, data, code=200, length=None, **headers):
+  handler.send_response(code)
+  if length is not False:
+    handler.send_header("Content-Length", length or len(data))
+  for name, value in headers.items():
+    handler.send_header(name.replace("_", "-"), value)
+  handler.end_headers()
+  if handler.command == "GET":
+    handler.wfile.write(data)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  return tmp_path / "cache" / "vit_jax" / "weights"
+
+
+def fault(path, kind=FileNotFoundError):
+  with pytest.raises(kind) as e:
+    weights.read(path)
+  return str(e.value)
+
+
+# https://
+
+
+def test_a_file_is_downloaded_once(cache, capsys):
+  with server(lambda h: send(h, TOKEN.read_bytes())) as (host, asked):
+    url = f"{host}/models/vit%20b.npz?download=true"
+    vit = vit_jax.load(url)
+    (file,) = cache.iterdir()
+    assert file.read_bytes() == TOKEN.read_bytes()
+    assert file == download.cached(url)
+    assert hashlib.md5(url.encode()).hexdigest() in file.name
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"weights         {url}\n")
+    assert printed.err == f"downloading     {url}\n{'':<16}to {file}\n"
+    again = vit_jax.load(url, verbose=False)
+    assert capsys.readouterr().err == "" and len(asked) == 1
+  # Without the server as well.
+  assert vit_jax.load(url, verbose=False).metadata()["source"] == url
+  jax.tree.map(np.testing.assert_array_equal, vit.params, again.params)
+
+
+def test_a_truncated_download_leaves_nothing(cache):
+  data = TOKEN.read_bytes()
+  broken = lambda h: send(h, data[:5000], length=len(data))
+  with server(broken) as (host, _):
+    text = fault(f"{host}/vit.npz")
+  more = len(data) - 5000
+  assert f"IncompleteRead(5000 bytes read, {more} more expected)" in text
+  assert list(cache.iterdir()) == []
+
+
+def test_what_a_server_refuses(cache):
+  with server(lambda h: send(h, b"gone", 404)) as (host, _):
+    url = f"{host}/vit.npz"
+    text = fault(url)
+  assert text == (
+    f"got '{url}', which cannot be downloaded: 404 Client Error: Not Found for"
+    f" url: {url}. Try again, or fetch it where there is a network:\n"
+    f"  curl --fail --location --output vit.npz '{url}'\n"
+    f"and give the path of the file, or put it at {download.cached(url)}."
+  )
+  assert list(cache.iterdir()) == []
+
+
+def test_a_page_instead_of_weights_can_be_fetched_again(cache):
+  with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
+    url = f"{host}/vit.npz"
+    text, file = fault(url, ValueError), download.cached(url)
+  assert text.startswith(f"{url}: got '{file}', which is neither .npz nor")
+  assert text.endswith(f" It was downloaded; delete {file} to fetch it again.")
+
+
+def test_without_a_network_the_text_says_what_to_do(cache):
+  with server(lambda h: send(h, b"")) as (host, _):
+    pass  # nobody listens there any more
+  url = f"{host}/x/vit.npz"
+  text = fault(url)
+  assert "Connection refused" in text
+  assert f"\n  curl --fail --location --output vit.npz '{url}'\n" in text
+  # As it says: by hand.
+  file = download.cached(url)
+  assert text.endswith(f"or put it at {file}.")
+  file.write_bytes(TOKEN.read_bytes())
+  assert weights.read(url).path == url
+
+
+def test_published_buckets_are_read_by_https(monkeypatch):
+  assert all(
+    f.startswith(published.BUCKETS)
+    for files in published.FILES.values()
+    for f in files
+    if f.startswith("gs://")
+  )
+  with server(lambda h: send(h, TOKEN.read_bytes())) as (host, asked):
+    monkeypatch.setattr(published, "HOST", host)
+    path = "gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"
+    assert weights.read(path).path == path
+    assert asked == ["GET /vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"]
+  text = fault("gs://vit_models/augreg/B_16-*.npz", ValueError)
+  assert "stands for several files" in text and "augreg/index.csv" in text
+  assert not download.is_remote("gs://my-bucket/vit.npz")
+
+
+def test_training_starts_from_an_address():
+  config = cli.parse(
+    "vit_jax.train",
+    {},
+    [
+      f"--config={CONFIGS}/finetune.py:init=http://127.0.0.1:9/x.npz,model=B/16",
+      "--fake_data",
+    ],
+  ).config
+  assert config.init == "http://127.0.0.1:9/x.npz"
+  (fault,) = preflight.init_faults(config)
+  assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
+  assert "cannot be downloaded: " in fault
+  config = dataclasses.replace(config, init="B/16")
+  (fault,) = preflight.init_faults(config)
+  assert fault.startswith("config.init: got 'B/16', the name of a model")
+
+
+# Names.
+
+
+@pytest.mark.parametrize("name", ["B/16", "ViT-B/16", "ViT-B_16", "B_16"])
+def test_the_name_of_a_model(name):
+  assert fault(name, ValueError) == (
+    f"got {name!r}, the name of a model, expected the path of weights, or one"
+    " of these, which is downloaded once:\n"
+    "  gs://vit_models/imagenet21k/ViT-B_16.npz\n"
+    "  gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz\n"
+    "  gs://vit_models/augreg/B_16-*.npz (all are named in"
+    " gs://vit_models/augreg/index.csv)\n"
+    "  hf-hub:timm/vit_base_patch16_224.augreg_in21k\n"
+    "  hf-hub:google/vit-base-patch16-224\n"
+    "Without a network, fetch it elsewhere (gs://NAME is at"
+    " https://storage.googleapis.com/NAME) and give its path."
+  )
+
+
+def test_other_names(tmp_path, monkeypatch):
+  assert "  gs://bit_models/BiT-S-R50x1.npz\n  gs://bit_models/BiT-M" in fault(
+    "R50x1", ValueError
+  )
+  assert fault("S/14", ValueError) == (
+    "got 'S/14', a model of which no files were published; expected the path of"
+    " weights."
+  )
+  assert fault("none.npz").endswith(
+    ", or an address: https://..., hf-hub:OWNER/NAME."
+  )
+  # What lies there goes before.
+  monkeypatch.chdir(tmp_path)
+  convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")
+  assert weights.read("B/16").format == "checkpoint"
+
+
+# hf-hub:
+
+
+def test_a_hub_without_its_library(monkeypatch):
+  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+  name = "google/vit-base-patch16-224"
+  assert fault(f"hf-hub:{name}@v2") == (
+    f"got 'hf-hub:{name}@v2', but huggingface_hub is not installed: pip install"
+    " huggingface_hub. Or fetch config.json and model.safetensors from"
+    f" https://huggingface.co/{name}/tree/v2 into a folder, and give its path."
+  )
+  assert fault("hf-hub:vit", ValueError).startswith(
+    "got 'hf-hub:vit', expected hf-hub:OWNER/NAME, e.g. hf-hub:timm/"
+  )
+
+
+HUB = """
+  import sys, vit_jax
+  for name in sys.argv[1:]:
+    try:
+      print(vit_jax.load(name, verbose=False).report.path)
+    except FileNotFoundError as e:
+      print(e)
+"""
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_model_of_a_hub(tmp_path):
+  """The address of the hub is read when its library is imported."""
+  pytest.importorskip("huggingface_hub")
+  folder = tmp_path / "model"
+  convert.convert(vit_jax.load(TOKEN), str(folder), "hf")
+  files = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+  def answer(handler):
+    path = handler.path.partition("?")[0]
+    name = path.rsplit("/", 1)[-1]
+    if path.startswith("/api/models/me/vit/tree/"):  # as new libraries ask
+      about = [
+        {"type": "file", "path": f, "size": len(data), "oid": "0" * 40}
+        for f, data in [*files.items(), ("pytorch_model.bin", b"x")]
+      ]
+      send(handler, json.dumps(about).encode(), Content_Type="application/json")
+    elif path.startswith("/api/models/me/vit/"):
+      siblings = [{"rfilename": f} for f in [*files, "pytorch_model.bin"]]
+      about = {"id": "me/vit", "sha": COMMIT, "siblings": siblings}
+      send(handler, json.dumps(about).encode(), Content_Type="application/json")
+    elif path.startswith(f"/me/vit/resolve/{COMMIT}/") and name in files:
+      tag = hashlib.sha1(files[name]).hexdigest()
+      send(handler, files[name], X_Repo_Commit=COMMIT, ETag=f'"{tag}"')
+    else:
+      send(handler, b"", 404)
+
+  def load(host, *names):
+    env = os.environ | {"HF_ENDPOINT": host, "HF_HOME": str(tmp_path / "hub")}
+    code = "\n".join(line[2:] for line in HUB.splitlines())
+    out = subprocess.run(
+      [sys.executable, "-c", code, *names],
+      env=env,
+      capture_output=True,
+      text=True,
+    )
+    assert out.returncode == 0, out.stderr
+    return out.stdout.splitlines()
+
+  with server(answer) as (host, asked):
+    names = ("hf-hub:me/vit", "hf-hub:me/vit@main", "hf-hub:me/none")
+    *found, none = load(host, *names)
+    assert found == list(names[:2])
+    assert none.startswith("got 'hf-hub:me/none', which cannot be downloaded: ")
+    assert not any("pytorch_model" in path for path in asked)
+  assert load(host, *names[:2]) == found  # without a network: what is kept

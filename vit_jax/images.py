@@ -1,0 +1,150 @@
+"""Images as people have them, to arrays: files, globs, PIL images, arrays.
+
+Pillow decodes. From lossless files it makes the pixels of TensorFlow's decoder,
+from JPEG others: its inverse cosine transform is the accurate one, TensorFlow's
+is the fast one.
+"""
+
+import glob
+import io
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jaxtyping import UInt8
+from PIL import Image
+
+EXPECTED = "expected JPEG, PNG, WebP, BMP or GIF"
+# What Pillow raises, depending on the format and on what is wrong.
+BROKEN = (
+  OSError,
+  SyntaxError,
+  EOFError,
+  ValueError,
+  Image.DecompressionBombError,
+)
+ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
+
+
+def listed(images: Any) -> list[Any]:
+  """Returns one entry an image: globs are expanded, in order of the names.
+
+  Args:
+    images: A path, a glob, a PIL image, an array [h, w] or [h, w, c]; or any
+      number of these in a list or another iterable, or as an array
+      [b, h, w, c].
+
+  Raises:
+    FileNotFoundError: A glob matches nothing.
+    ValueError: It is nothing of the kind.
+  """
+  if isinstance(images, str | os.PathLike):
+    return _matches(images)
+  if _is_one(images):
+    return [images]
+  if not isinstance(images, Iterable):
+    raise ValueError(
+      f"got {type(images).__name__}, expected a path, a glob, a PIL image, an"
+      " array, or a list of these."
+    )
+  found = []
+  for image in images:
+    found += _matches(image) if isinstance(image, str) else [image]
+  return found
+
+
+def name(image: Any, index: int) -> str:
+  """Returns what to call an image in an error: its path, or its place."""
+  if isinstance(image, str | os.PathLike):
+    return str(image)
+  return getattr(image, "filename", "") or f"image {index}"
+
+
+def read(image: Any) -> UInt8[np.ndarray, "h w 3"]:
+  """Returns the pixels as RGB.
+
+  Grey becomes three equal channels, an alpha channel is dropped, 16 bits
+  become 8, of an animation the first frame is taken, and an EXIF orientation is
+  not applied: as in training. `PIL.ImageOps.exif_transpose` turns an image.
+
+  Args:
+    image: A path, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3]
+      or [h, w, 4].
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: It is no image.
+  """
+  if isinstance(image, Image.Image):
+    return _rgb(image)
+  if isinstance(image, str | os.PathLike):
+    return _decoded(epath.Path(image))
+  return _three_channels(image)
+
+
+def _is_one(images) -> bool:
+  if isinstance(images, str | os.PathLike | Image.Image):
+    return True
+  return hasattr(images, "__array__") and np.ndim(images) != 4
+
+
+def _matches(path) -> list[Any]:
+  text = str(path)
+  if not re.search(r"[*?[]", text) or os.path.exists(path):
+    return [path]
+  if not (found := sorted(glob.glob(text, recursive=True))):
+    raise FileNotFoundError(f"got {text!r}, which matches no file.")
+  return found
+
+
+def _decoded(path: epath.Path):
+  if not path.exists():
+    raise FileNotFoundError("got a path with no file, expected an image.")
+  if path.is_dir():
+    raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
+  if not (data := path.read_bytes()):
+    raise ValueError(f"got an empty file; {EXPECTED}.")
+  try:
+    image = Image.open(io.BytesIO(data))
+  except Image.UnidentifiedImageError:
+    raise ValueError(
+      f"got {len(data):,} bytes that are no image; {EXPECTED}."
+    ) from None
+  except BROKEN as e:
+    raise _cannot_decode(e) from None
+  with image:
+    return _rgb(image)
+
+
+def _rgb(image: Image.Image):
+  if image.mode in ("I", "F"):
+    raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
+  try:
+    if image.mode.startswith("I;16"):  # Pillow would cut off what is above 255
+      return _three_channels((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
+  except BROKEN as e:
+    raise _cannot_decode(e) from None
+
+
+def _cannot_decode(error: Exception) -> ValueError:
+  return ValueError(
+    f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
+  )
+
+
+def _three_channels(image):
+  image = np.asarray(image)
+  if image.ndim == 2:
+    image = image[..., None]
+  good = image.ndim == 3 and image.shape[-1] in (1, 3, 4) and image.size
+  if image.dtype != np.uint8 or not good:
+    hint = "; np.uint8(255 * image) if it is in [0, 1]"
+    raise ValueError(
+      f"got an array of type {image.dtype} and shape {image.shape}, {ARRAYS}"
+      f"{hint if image.dtype.kind == 'f' else ''}."
+    )
+  return np.repeat(image, 3, -1) if image.shape[-1] == 1 else image[..., :3]

@@ -1,0 +1,206 @@
+"""Weights by address or name: downloads them once, and says how to otherwise.
+
+`https://...` is fetched by pooch, `hf-hub:OWNER/NAME` by huggingface_hub, which
+is installed on its own; each has its cache. The buckets of the published files
+are public, so `gs://vit_models/...` is fetched by https: that needs no account.
+"""
+
+import os
+import pathlib
+import re
+import sys
+
+from etils import epath
+
+from vit_jax import published
+from vit_jax.variants import parse_variant
+
+HUB = "hf-hub:"
+HUB_FILES = (
+  "config.json",
+  "preprocessor_config.json",
+  "model*.safetensors",
+  "model.safetensors.index.json",
+)
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+  """Whether `local` has to fetch it."""
+  return _url(str(path)) is not None or str(path).startswith(HUB)
+
+
+def local(path: str | os.PathLike) -> epath.Path:
+  """Returns where the file or folder is, after a download if need be.
+
+  Args:
+    path: On disk or in a bucket, which is returned as it is; an address
+      (https://, http://, gs:// of a published file); or
+      hf-hub:OWNER/NAME[@REVISION].
+
+  Raises:
+    FileNotFoundError: It cannot be fetched; the text says what to do.
+    ValueError: It is the name of a model, of which there are several files.
+  """
+  text = str(path)
+  if text.startswith(HUB):
+    return epath.Path(_from_hub(text))
+  if url := _url(text):
+    if "*" in text:
+      raise ValueError(
+        f"got {text!r}, which stands for several files; expected one of them:"
+        f" {published.AUGREG_INDEX} names them."
+      )
+    return epath.Path(_from_web(url))
+  found = epath.Path(path)
+  name = text.removeprefix("ViT-").replace("_", "/")
+  if not text.startswith("gs://") and not found.exists() and _is_model(name):
+    raise ValueError(_choices(text, published.FILES.get(name, ())))
+  return found
+
+
+def cache_folder() -> pathlib.Path:
+  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that in ~/.cache."""
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(base) / "vit_jax" / "weights"
+
+
+def cached(url: str) -> pathlib.Path:
+  """Returns the file that an address is kept in: its hash, and its name."""
+  import pooch  # here and below: takes a while to import
+
+  return cache_folder() / pooch.utils.unique_file_name(url)
+
+
+def _url(text: str) -> str | None:
+  if re.match("https?://", text):
+    return text
+  return published.https(text) if text.startswith(published.BUCKETS) else None
+
+
+def _is_model(text: str) -> bool:
+  try:
+    parse_variant(text)
+  except ValueError:
+    return False
+  return True
+
+
+def _from_web(url: str) -> pathlib.Path:
+  """Downloads to a file beside the final one, and renames it when complete."""
+  import pooch
+  import requests
+
+  file = cached(url)
+  if file.exists():
+    return file
+  pooch.get_logger().setLevel("WARNING")
+  print(f"downloading     {url}\n{'':<16}to {file}", file=sys.stderr)
+  try:
+    pooch.retrieve(
+      url,
+      known_hash=None,  # none are published
+      fname=file.name,
+      path=file.parent,
+      downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
+    )
+  except (requests.RequestException, OSError) as e:
+    raise FileNotFoundError(
+      f"got {url!r}, which cannot be downloaded: {_reason(e)}. Try again, or"
+      " fetch it where there is a network:\n"
+      f"  curl --fail --location --output {url.rsplit('/', 1)[-1]} '{url}'\n"
+      f"and give the path of the file, or put it at {file}."
+    ) from None
+  return file
+
+
+def _reason(error: Exception) -> str:
+  """The innermost reason, which is the one that says something."""
+  inner = error
+  while isinstance(inner, Exception):
+    text, inner = (
+      inner,
+      next(
+        (
+          a
+          for a in (getattr(inner, "reason", None), *inner.args)
+          if isinstance(a, Exception)
+        ),
+        None,
+      ),
+    )
+  return str(text).strip() or type(text).__name__
+
+
+class _Progress:
+  """What pooch counts into: one line that is rewritten on a terminal."""
+
+  def __init__(self):
+    self.total = self._done = 0
+    self._is_shown = sys.stderr.isatty()
+
+  def update(self, more: int) -> None:
+    self._done += more
+    if self._is_shown:
+      share = f" of {self.total / 1e6:,.0f}" if self.total else ""
+      text = f"\r{'':<16}{self._done / 1e6:,.0f}{share} MB"
+      print(text, end="", file=sys.stderr, flush=True)
+
+  def reset(self) -> None:
+    self._done = 0
+
+  def close(self) -> None:
+    if self._is_shown:
+      print(file=sys.stderr)
+
+
+def _from_hub(text: str) -> str:
+  name, _, revision = text.removeprefix(HUB).partition("@")
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    raise ValueError(
+      f"got {text!r}, expected {HUB}OWNER/NAME, e.g."
+      f" {HUB}timm/vit_base_patch16_224.augreg_in21k."
+    )
+  advice = (
+    "Or fetch config.json and model.safetensors from"
+    f" https://huggingface.co/{name}/tree/{revision or 'main'} into a folder,"
+    " and give its path."
+  )
+  try:
+    import huggingface_hub
+  except ImportError:
+    raise FileNotFoundError(
+      f"got {text!r}, but huggingface_hub is not installed: pip install"
+      f" huggingface_hub. {advice}"
+    ) from None
+  try:
+    folder = huggingface_hub.snapshot_download(
+      name, revision=revision or None, allow_patterns=HUB_FILES
+    )
+  except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as e:
+    reason = _reason(e).splitlines()[0].rstrip(".")
+    raise FileNotFoundError(
+      f"got {text!r}, which cannot be downloaded: {reason}. {advice}"
+    ) from None
+  if not list(pathlib.Path(folder).glob("model*.safetensors")):
+    raise FileNotFoundError(
+      f"got {text!r}, which has no model.safetensors; pickles"
+      " (pytorch_model.bin) are never loaded."
+    )
+  return folder
+
+
+def _choices(name: str, files: tuple[str, ...]) -> str:
+  """The published files of a model, each as it can be given."""
+  if not files:
+    return (
+      f"got {name!r}, a model of which no files were published; expected the"
+      " path of weights."
+    )
+  lines = [f"  {a}" for f in files for a in published.addresses(f)]
+  return (
+    f"got {name!r}, the name of a model, expected the path of weights, or one"
+    " of these, which is downloaded once:\n"
+    + "\n".join(lines)
+    + "\nWithout a network, fetch it elsewhere (gs://NAME is at"
+    f" {published.HOST}/NAME) and give its path."
+  )
