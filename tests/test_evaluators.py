@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluators, losses, sharding, step
+from vit_jax import evaluators, losses, sharding, step, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
@@ -41,6 +41,7 @@ def _judge(parts, config):
     step.make_predict(parts.model),
     parts.mesh,
     random_params=lambda: parts.state().params,
+    head=weights.Head(10),
   )
   return judge
 

@@ -16,6 +16,7 @@ from vit_jax.evaluators.forward import forward
 from vit_jax.losses import LOSSES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
 from vit_jax.sharding import replicated, to_global
+from vit_jax.weights import Head, match
 
 
 class Classification:
@@ -28,6 +29,7 @@ class Classification:
     predict: (params, uint8 images) -> (logits, out).
     mesh: Where it runs.
     random_params: Not needed here.
+    head: The classes of the logits; labels are matched with them.
   """
 
   def __init__(
@@ -37,6 +39,7 @@ class Classification:
     predict: Callable,
     mesh: Mesh,
     random_params: Callable,
+    head: Head,
   ):
     del random_params
     self.config = config
@@ -48,6 +51,8 @@ class Classification:
       few = min(source.num_examples, 2 * config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
+    self._columns, how = match(source, head)
+    self.note = f"{config.name}: {source.name} [{source.split}], {how}"
     loss_fn = LOSSES[run.loss]
 
     def sums(params, batch):
@@ -92,7 +97,7 @@ class Classification:
 
     Returns:
       image uint8 [n, h, w, 3], label int [n], prediction int [n] and its
-      probability float [n].
+      probability float [n]; label and prediction are columns of the head.
     """
     rows: dict[str, list] = {"image": [], "label": [], "probabilities": []}
     for batch in self._batches():
@@ -111,10 +116,12 @@ class Classification:
     }
 
   def _batches(self) -> Iterator[Batch]:
-    return eval_batches(
+    """Yields the split with the head's columns for labels."""
+    for batch in eval_batches(
       self._source,
       self.config.ops,
       batch_size=self.config.batch_size,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
-    )
+    ):
+      yield {**batch, "label": self._columns[batch["label"]]}
