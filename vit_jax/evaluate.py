@@ -143,7 +143,7 @@ def record(
   results, step = {}, found.metadata.get("step", 0)
   for judge in judges:
     if is_first:
-      print(judge.note, flush=True)
+      print(f"{judge.config.name:<11} {judge.note}", flush=True)
     scores = judge.run(params)
     if is_first:
       print(overview.format_scores(step, scores), flush=True)
@@ -165,9 +165,10 @@ def record(
 def with_fewshot(config: Config, dataset: str) -> Config:
   """Returns the config with one few-shot evaluator, on that data set.
 
-  It learns from `train`, from 1, 5, 10 and 25 examples a class as far as every
-  class has so many, and from all; and scores the first split of `HELD_OUT`.
-  Images are preprocessed as the config's evaluators do.
+  It learns from `train`, from the numbers of examples that every class has, and
+  from all; and scores the first split of `HELD_OUT`. Its other options are
+  those of the config's own few-shot evaluator, if it has one. Images are
+  preprocessed as for the config's other evaluators.
 
   Raises:
     ConfigError: The data set, or one of the splits, is not there.
@@ -195,13 +196,16 @@ def with_fewshot(config: Config, dataset: str) -> Config:
       )
   except ValueError as e:
     raise ConfigError([f"--fewshot: {e}"]) from None
-  known = FewshotConfig()
+  own = [e for e in config.evals if e.kind == "fewshot"]
+  known = [*own, FewshotConfig()][0]
   evaluator = dataclasses.replace(
     known,
     dataset=dataset,
+    train_split="train",
     split=held_out[0],
     ops=overview.eval_ops(config),
-    shots=(*(k for k in known.shots if k <= fewest), 0),
+    shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
+    baselines=False,  # raw pixels of all images may take more memory than is
   )
   return dataclasses.replace(config, evals=(evaluator,))
 

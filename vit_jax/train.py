@@ -143,7 +143,7 @@ def _train(
   )
   for judge in judges:
     if judge.config.dataset != config.data.dataset:
-      progress.note(f"evaluator   {judge.note}")
+      progress.note(f"{judge.config.name:<11} {judge.note}")
   writer = Writer(workdir, start)
   at_exit.callback(writer.close)
   meter = Meter(

@@ -52,7 +52,7 @@ class Classification:
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
     self._columns, how = match(source, head)
-    self.note = f"{config.name}: {source.name} [{source.split}], {how}"
+    self.note = f"{source.name} [{source.split}], {how}"
     loss_fn = LOSSES[run.loss]
 
     def sums(params, batch):

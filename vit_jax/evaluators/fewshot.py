@@ -59,7 +59,7 @@ class Fewshot:
       for split in (config.train_split, config.split)
     )
     self.note = (
-      f"{config.name}: {config.dataset}, learns from [{config.train_split}]"
+      f"{config.dataset}, learns from [{config.train_split}]"
       f" ({self._support.num_examples:,} images,"
       f" {self._support.num_classes:,} classes), scored on [{config.split}]"
       f" ({self._test.num_examples:,})"
