@@ -190,9 +190,9 @@ def with_fewshot(config: Config, dataset: str) -> Config:
     fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
     if not held_out or not fewest:
       raise ValueError(
-        f"got {dataset!r} with {fewest} training images of one of its classes"
-        f" and the split {', '.join(held_out) or 'train alone'}; expected one"
-        f" or more of each class, and a split {' or '.join(HELD_OUT)}."
+        f"got {dataset!r} with {fewest:,} training images of its rarest class"
+        f" and {', '.join(held_out) or 'nothing'} to score; expected one or"
+        f" more of every class, and a split {', '.join(HELD_OUT)}."
       )
   except ValueError as e:
     raise ConfigError([f"--fewshot: {e}"]) from None
@@ -205,7 +205,7 @@ def with_fewshot(config: Config, dataset: str) -> Config:
     split=held_out[0],
     ops=overview.eval_ops(config),
     shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
-    baselines=False,  # raw pixels of all images may take more memory than is
+    baselines=False,  # raw pixels of all images can take all memory
   )
   return dataclasses.replace(config, evals=(evaluator,))
 
