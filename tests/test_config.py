@@ -73,7 +73,8 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     " classification, fewshot. Did you mean 'classification'?",
     "config.evals.few.shot: no such option. Did you mean 'shots'?",
     "config.evals.few.shots: got 'x', expected a value of type whole number.",
-    "config.evals.vall: no such evaluator. Did you mean 'val'?",
+    "config.evals.vall: no such evaluator; those of this config: val, few. Did"
+    " you mean 'val'?",
   )
   assert str(e.value).startswith("10 faults in the configuration:\n  - config.")
 

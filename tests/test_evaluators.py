@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluators, losses, sharding, step
+from vit_jax import evaluators, losses, ridge, sharding, step, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
@@ -34,7 +34,7 @@ def params(parts):
   return {**params, "head": {**params["head"], "kernel": head}}
 
 
-def _judge(parts, config):
+def _judge(parts, config, names=None):
   config_all = parts.config.__class__(
     **{**vars(parts.config), "evals": (config,)}
   )
@@ -43,6 +43,7 @@ def _judge(parts, config):
     step.make_predict(parts.model),
     parts.mesh,
     random_params=lambda: parts.state().params,
+    head=weights.Head(10, names),
   )
   return judge
 
@@ -77,6 +78,25 @@ def test_every_example_counts_once(parts, params, by_hand, batch_size):
   assert scores["v/top5"] == pytest.approx(top5)
   loss = losses.softmax_xent(jnp.asarray(logits), jnp.eye(10)[label])
   assert scores["v/loss"] == pytest.approx(float(loss.mean()), rel=1e-6)
+
+
+def test_the_order_of_the_heads_classes_is_no_matter(parts, params, by_hand):
+  """Columns and their names permuted alike: the same scores, to the bit."""
+  order = np.random.default_rng(0).permutation(10)
+  head = {k: v[..., order] for k, v in params["head"].items()}
+  names = tuple(str(i) for i in order)
+  config = _classification(16)
+  judge = _judge(parts, config, names)
+  scores = judge.run({**params, "head": head})
+  assert judge.note.endswith("10 classes, matched by name; another order")
+  want = _judge(parts, config).run(params)
+  # The loss sums ten terms in another order.
+  assert scores.pop("v/loss") == pytest.approx(want.pop("v/loss"), rel=1e-6)
+  assert scores == want
+  # Without the names, labels meet the columns of others.
+  assert _judge(parts, config).run({**params, "head": head}) != want
+  rows = judge.predictions({**params, "head": head}, 20, 0)
+  np.testing.assert_array_equal(order[rows["label"]], by_hand[1][:20])
 
 
 @pytest.mark.parametrize("batch_size", [16, 104])
@@ -283,6 +303,20 @@ def test_only_process_0_scores(monkeypatch):
   scoring.start(3, _Slow(AssertionError("must not be called")), 0.0)
   assert not list(scoring.finished(wait=True))
   scoring.close()
+
+
+def test_shots_of_0_are_all_examples(parts, params):
+  """The map that `ridge.fit` finds for the whole split."""
+  labels = open_source("digits", "train[:40]").labels()
+  count = int(np.bincount(labels).min())
+  judge = _judge(parts, _fewshot(train_split="train[:40]", shots=(count, 0)))
+  gathered = judge.gather(params)
+  assert len(gathered[""][0]["label"]) == 40
+  scores = judge.score(gathered)
+  assert set(scores) == {f"f/{count}shot", "f/all"}
+  support, test = gathered[""]
+  (fit,) = ridge.fit(support["x"], support["label"], 10, [1.0])
+  assert scores["f/all"] == ridge.accuracy(fit, test["x"], test["label"])
 
 
 def test_unknown_layer_lists_the_known(parts, params):

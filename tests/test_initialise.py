@@ -273,7 +273,7 @@ def test_doors_tell_them_with_their_own_faults(calls, door, tmp_path):
   config.write_text("from vit_jax.config import defaults as get_config\n")
   args = cli.parse(
     "x",
-    {"workdir": "", "checkpoint": "", **cli.PROCESS_FLAGS},
+    {"workdir": "", "checkpoint": "", "json": "", **cli.PROCESS_FLAGS},
     [f"--config={config}", "--process_id=7", "--num_processes=2", "--wrkdir=x"],
   )
   with pytest.raises(SystemExit) as e:

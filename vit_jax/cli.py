@@ -25,6 +25,13 @@ PROCESS_FLAGS = {
 }
 
 
+NO_CHECKPOINT = (
+  "--checkpoint: got none, expected the folder of a run, as in"
+  " --checkpoint=runs/<config name>, or published weights beside"
+  " --config=configs/finetune.py:model=B/16."
+)
+
+
 class Args(NamedTuple):
   """What was asked for.
 
@@ -85,7 +92,11 @@ def parse(
   elif given.get("checkpoint"):
     loaded = _config_of(given["checkpoint"], faults)
   elif not wants_help:
-    faults.append("--config: got none, expected --config=configs/<name>.py.")
+    faults.append(
+      NO_CHECKPOINT
+      if "checkpoint" in flags
+      else "--config: got none, expected --config=configs/<name>.py."
+    )
   values = loaded or values
   for path, value in overrides.items():
     _override(values, path, value)
@@ -101,9 +112,11 @@ def parse(
 
 def help_text(door: str, flags: dict[str, str], values: dict) -> str:
   """Returns usage and every option with its type, value and unit."""
+  config = "--config=configs/<name>.py[:argument]"
+  if "checkpoint" in flags:
+    config = f"--checkpoint=<run> [{config}]"
   lines = [
-    f"usage: python -m {door} --config=configs/<name>.py[:argument]"
-    " [--config.<option>=<value> ...] [flags]",
+    f"usage: python -m {door} {config} [--config.<option>=<value> ...] [flags]",
     "",
     "flags:",
   ]
@@ -192,14 +205,25 @@ def _load(source: str, faults: list[str]) -> dict | None:
   return None
 
 
-def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
-  """Returns the config that a run, or one of its steps, was made with."""
+def run_of(checkpoint: str) -> epath.Path | None:
+  """Returns the folder of the run that a checkpoint or step is of, if any."""
   folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
-    if (parent / "config.json").is_file():
-      values = json.loads((parent / "config.json").read_text())
-      if "optim" in values:  # else it is that of another program
-        return values
+    if _config_in(parent):
+      return parent
+  return None
+
+
+def _config_in(folder: epath.Path) -> dict | None:
+  file = folder / "config.json"
+  values = json.loads(file.read_text()) if file.is_file() else {}
+  return values if "optim" in values else None  # that of another program
+
+
+def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
+  """Returns the config that a run, or one of its steps, was made with."""
+  if run := run_of(checkpoint):
+    return _config_in(run)
   faults.append(
     f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
     " above it; expected the folder of a run, or --config=configs/<name>.py."

@@ -248,7 +248,10 @@ class FewshotConfig:
   )
   every_steps: int = _field(0, "steps between evaluations; 0: only at the end")
   layer: str = _field("pre_logits", "which intermediate is the feature")
-  shots: tuple[int, ...] = _field((1, 5, 10, 25), "examples per class")
+  shots: tuple[int, ...] = _field(
+    (1, 5, 10, 25),
+    "examples per class; 0: all of train_split, as <name>/all",
+  )
   seeds: tuple[int, ...] = _field((0, 1, 2), "draws of the shots, averaged")
   l2: tuple[float, ...] = _field(
     (1024.0,),
@@ -392,7 +395,11 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   for name, values in evals.items():
     path = f"{where}.{name}"
     if name not in with_kind:
-      faults.append(f"{path}: no such evaluator.{nearest(name, with_kind)}")
+      known = ", ".join(with_kind) or "none"
+      faults.append(
+        f"{path}: no such evaluator; those of this config: {known}."
+        + nearest(name, with_kind)
+      )
       continue
     kind = values["kind"]
     if kind not in EVALUATOR_CONFIGS:

@@ -19,14 +19,19 @@ TRANSFORMER_ONLY = (
 ).split()
 
 
-def faults(config: Config) -> list[str]:
-  """Returns one text a fault: config key, got, expected, what to do."""
+def faults(config: Config, is_training: bool = True) -> list[str]:
+  """Returns one text a fault: config key, got, expected, what to do.
+
+  Args:
+    config: The run.
+    is_training: False leaves out its length and the optimizer.
+  """
+  training = [*_length_faults(config), *_optim_faults(config.optim)]
   return [
-    *_length_faults(config),
+    *(training if is_training else ()),
     *_range_faults(config),
     *_batch_faults(config),
     *_evaluator_faults(config),
-    *_optim_faults(config.optim),
     *_mesh_faults(config),
     *_model_faults(config.model),
     *_image_faults(config),
@@ -119,8 +124,11 @@ def _evaluator_faults(config: Config) -> Iterator[str]:
       continue
     if not e.l2 or min(e.l2) <= 0:
       yield f"{where}.l2: got {e.l2}, expected numbers above 0 such as 16,1024."
-    if not e.shots or min(e.shots) < 1:
-      yield f"{where}.shots: got {e.shots}, expected numbers such as 1,5."
+    if not e.shots or min(e.shots) < 0:
+      yield (
+        f"{where}.shots: got {e.shots}, expected numbers such as 1,5, or 0 for"
+        " all examples."
+      )
     if not e.seeds or min(e.seeds) < 0:
       yield f"{where}.seeds: got {e.seeds}, expected numbers such as 0,1."
 

@@ -51,7 +51,6 @@ def metadata(
     num_classes: Width of the head.
   """
   size = image_size(config.data.ops)
-  evals = [e.ops for e in config.evals if e.kind == "classification"]
   names = source.class_names
   return {
     "config": to_dict(config),
@@ -59,7 +58,7 @@ def metadata(
     "grid": list(patch_grid(config.model, size)),
     "has_cls_row": has_cls_row(config.model),
     "preprocessing": {
-      "ops": evals[0] if evals else config.data.ops,
+      "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],
     },
     "num_classes": num_classes,
@@ -69,6 +68,20 @@ def metadata(
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
   }
+
+
+def eval_ops(config: Config) -> str:
+  """Returns the preprocessing of images to be scored, that of training if no
+  evaluator says another."""
+  of_head = [e.ops for e in config.evals if e.kind == "classification"]
+  return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
+
+
+def class_names(workdir: str) -> tuple[str, ...] | None:
+  """Returns those of the data that a run was begun on; None: nobody knows."""
+  path = epath.Path(workdir) / "metadata.json"
+  names = path.exists() and json.loads(path.read_text()).get("class_names")
+  return tuple(names) if names else None
 
 
 def parameter_table(params) -> str:

@@ -14,6 +14,7 @@ from vit_jax.faults import warmup_faults
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.ridge import sample_shots
+from vit_jax.writer import METRICS, SCORES
 
 # What a run began with cannot be changed under way.
 FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
@@ -23,26 +24,26 @@ def check(
   config: Config,
   workdir: str | None = None,
   faults: Iterable[str] = (),
-  num_classes: int | None = None,
+  head: weights.Head | None = None,
 ) -> None:
   """Raises if a run cannot work: words, machine, disk.
 
   Args:
     config: The run.
-    workdir: Its folder; where that holds a checkpoint, config.init is not
-      looked at, since the run resumes.
+    workdir: Folder that its files go to; where that holds a checkpoint,
+      config.init is not looked at, since the run resumes.
     faults: What was found before, to be told in the same breath.
-    num_classes: Width of the head of a checkpoint that shall be evaluated, not
-      trained; None for a training run.
+    head: That of a checkpoint that shall be evaluated, not trained; None for a
+      training run.
 
   Raises:
     ConfigError: With every fault.
   """
-  is_training = num_classes is None
-  found = [*faults, *word_faults(config), *mesh_faults(config)]
+  is_training = head is None
+  found = [*faults, *word_faults(config, is_training), *mesh_faults(config)]
   found += sources.faults(config, is_training)
   checks: list[Callable[[], list[str]]] = [
-    lambda: evaluator_faults(config, num_classes)
+    lambda: evaluator_faults(config, head)
   ]
   if is_training:
     checks += [lambda: run_faults(config)]
@@ -58,17 +59,17 @@ def check(
         raise
       # No model or no data to look at, for a reason that is told already.
   if workdir is not None and not found:
-    found += workdir_faults(workdir)
+    found += workdir_faults(workdir, METRICS if is_training else SCORES)
   if found:
     raise ConfigError(dict.fromkeys(found))
 
 
-def workdir_faults(workdir: str) -> list[str]:
-  """The folder of the run must be one that can be written to; makes it."""
+def workdir_faults(workdir: str, file: str) -> list[str]:
+  """The folder must be one that the file can be written to; makes it."""
   try:
     folder = epath.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.jsonl").open("a").close()
+    (folder / file).open("a").close()
   except OSError as e:
     return [
       f"--workdir: got {workdir!r}, where no files can be written"
@@ -149,20 +150,21 @@ def run_faults(config: Config) -> list[str]:
 
 
 def evaluator_faults(
-  config: Config, num_classes: int | None = None
+  config: Config, head: weights.Head | None = None
 ) -> list[str]:
   """Evaluators must fit the head, the model's layers and the labels.
 
   Args:
     config: The run.
-    num_classes: Width of the head; None: as training would make it.
+    head: None: as training would make it.
   """
   if not config.evals:
     return []
-  num_classes = (
-    num_classes or config.num_classes or _look_at_train(config).num_classes
-  )
-  _, out = _shapes(config, num_classes)[0]
+  if head is None:
+    train = _look_at_train(config)
+    num_classes = config.num_classes or train.num_classes
+    head = weights.Head(num_classes, train.class_names)
+  _, out = _shapes(config, head.num_classes)[0]
   found = []
   for e in config.evals:
     where = f"config.evals.{e.name}"
@@ -174,17 +176,17 @@ def evaluator_faults(
       fake=config.fake_data,
     )
     if e.kind == "classification":
-      if source.num_classes > num_classes:
-        found.append(
-          f"{where}.dataset: got {source.name!r} with {source.num_classes}"
-          f" classes, expected at most the {num_classes} of the head."
-        )
+      try:
+        weights.match(source, head)
+      except ValueError as error:
+        found.append(f"{where}.dataset: {error}")
       continue
     try:
       jax.eval_shape(lambda out, e=e: layer_of(out, e.layer), out)
     except ValueError as error:
       found.append(f"{where}.layer: {error}")
-    if source.is_by_number and e.shots:  # else its labels take a while to read
+    # Labels that are streamed take a while to read.
+    if source.is_by_number and max(e.shots, default=0):
       try:
         sample_shots(source.labels(), max(e.shots), 0)
       except ValueError as error:
@@ -200,7 +202,16 @@ def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
     for key, text in overview.changes(config, workdir).items()
     if key in FIXED
   ]
-  num_steps = total_steps(config, _look_at_train(config))
+  source = _look_at_train(config)
+  was = overview.class_names(workdir)
+  if was and source.class_names and was != source.class_names:
+    found.append(
+      f"config.data.dataset: got the {len(source.class_names)} classes"
+      f" {weights.some(source.class_names)}, but the run in {workdir} began"
+      f" with the {len(was)} classes {weights.some(was)}; take another"
+      " --workdir."
+    )
+  num_steps = total_steps(config, source)
   if start > num_steps:
     found.append(
       f"config.total_steps: got {num_steps}, expected at least the {start}"

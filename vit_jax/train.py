@@ -140,7 +140,11 @@ def _train(
     step_lib.make_predict(model),
     mesh,
     random_params=lambda: step_lib.make_params(init, mesh, config.seed),
+    head=weights.Head(num_classes, source.class_names),
   )
+  for judge in judges:
+    if judge.config.dataset != config.data.dataset:
+      progress.note(f"{judge.config.name:<11} {judge.note}")
   writer = Writer(workdir, start)
   at_exit.callback(writer.close)
   meter = Meter(
@@ -242,7 +246,8 @@ def load_weights(
 ) -> tuple[step_lib.TrainState, str]:
   """Puts the weights of config.init into a fresh state.
 
-  The head stays as it is, unless the weights were trained on the same classes.
+  The head stays as it is, unless the weights were trained on the same classes;
+  then theirs is put in the order of `class_names`.
 
   Returns:
     The state at step 0, and a table of what was loaded, resized,

@@ -10,6 +10,7 @@ from etils import epath
 from vit_jax.overview import replace_text
 
 METRICS = "metrics.jsonl"
+SCORES = "evaluation.jsonl"  # of a checkpoint, by `vit_jax.evaluate`
 
 
 class Writer:

@@ -74,12 +74,43 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
   train = sources.open_source(dataset, "train")
   assert train.num_examples == 7 and train.class_names == ("a", "b")
   assert sources.open_source(dataset, "test").num_examples == 3
+  val = sources.open_source(dataset, "val")
+  assert val.num_examples == 2 and "/validation/" in val.paths[0]
   with pytest.raises(
     ValueError,
-    match=r"got split 'val', expected one of train \(7 records\), validation"
-    r" \(2 records\), test \(3 records\)\.",
+    match=r"got split 'train2', expected one of train \(7 records\), val"
+    r" \(2 records\), test \(3 records\)\. Did you mean 'train'\?",
   ):
-    sources.open_source(dataset, "val")
+    sources.open_source(dataset, "train2")
+
+
+@pytest.mark.parametrize(
+  "train, held_out, split",
+  [
+    ("Train", "Val", "val"),
+    ("TRAINING", "valid", "val"),
+    ("training", "Validation", "val"),
+    ("train", "dev", "val"),
+    ("Train", "Testing", "test"),
+    ("train", "eval", "test"),
+  ],
+)
+def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
+  classes(tmp_path / train, a=3, b=4)
+  dataset = classes(tmp_path / held_out, a=1, b=1).removesuffix(f"/{held_out}")
+  source = sources.open_source(dataset, "train[:3]+Training[3:]")
+  assert source.num_examples == 7 and source.class_names == ("a", "b")
+  for name in (split, held_out, *folder.SPLIT_FOLDERS[split]):
+    found = sources.open_source(dataset, f"{name}[:100%]")
+    assert found.num_examples == 2 and f"/{held_out}/" in found.paths[0]
+
+
+def test_a_class_may_be_called_train(tmp_path):
+  dataset = classes(tmp_path, bus=5, train=5, test=5)
+  source = sources.open_source(dataset, "train")
+  assert source.class_names == ("bus", "test", "train")
+  # Of an old split that was made, by another name.
+  assert sources.open_source(dataset, "validation").num_examples == 3
 
 
 def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
@@ -131,6 +162,50 @@ def test_errors_name_what_is_wrong(tmp_path):
   classes(only / "val", a=2, bb=2)
   assert f"class folder {only}/val/bb, expected a class of" in fault(only)
   assert "Did you mean 'b'?" in fault(only)
+  classes(only / "Valid", a=2, b=2)
+  assert (
+    f"with the folders {only}/Valid and {only}/val, which mean the same split,"
+    " 'val'; expected one of them." in fault(only)
+  )
+  loose = tmp_path / "loose"
+  write(loose / "Train" / "1.png")
+  write(loose / "Val" / "1.png")
+  assert f"no class folders but loose images in {loose}/Train" in fault(loose)
+
+
+@pytest.mark.parametrize(
+  "layout, meant",
+  [
+    (("big/a", "big/b", "small/a"), "big"),  # classes one level too deep
+    (("pets/images/a", "pets/images/b"), "pets/images"),  # two levels
+    (("pets/Train/a", "pets/Train/b", "pets/Val/a"), "pets"),
+    (("trainset/a", "trainset/b", "valset/a", "valset/b"), "trainset"),
+    (("train/x/a", "train/x/b", "val/x/a", "val/x/b"), "train/x"),
+    (("train/x/a", "train/x/b", "train/y/a", "val/x/a"), "train/x"),
+  ],
+)
+def test_a_folder_too_high_is_refused_with_the_one_meant(
+  tmp_path, layout, meant
+):
+  for path in layout:
+    for i in range(3):
+      write(tmp_path / path / f"{i}.png", i)
+  with pytest.raises(ValueError) as info:
+    sources.open_source(f"folder:{tmp_path}", "train")
+  text = str(info.value)
+  assert "hold no images of their own, only folders" in text or (
+    "with only one class folder" in text
+  )
+  assert text.endswith(f" Did you mean folder:{tmp_path / meant}?")
+
+
+def test_folders_of_classes_may_have_folders_beside_images(tmp_path):
+  write(tmp_path / "a" / "1.png")
+  write(tmp_path / "a" / "more" / "2.png")
+  write(tmp_path / "b" / "x" / "1.png")
+  write(tmp_path / "b" / "y" / "2.png")
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  assert source.num_examples == 4
 
 
 def odd_images(root):

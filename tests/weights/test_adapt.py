@@ -540,7 +540,8 @@ def test_report():
   "old, new, is_kept",
   [
     ("abcdefghijk", "abcdefghijk", True),
-    ("abcdefghijk", "bacdefghijk", False),  # as many, but others
+    ("abcdefghijk", "xbcdefghijk", False),  # as many, but others
+    ("abcdefghijk", "bacdefghijk", True),  # in another order
     (None, "abcdefghijk", True),
     ("abcdefghijk", None, True),
   ],
@@ -556,6 +557,20 @@ def test_the_head_of_other_classes_is_dropped(old, new, is_kept):
   )
   assert (params["head/kernel"] is not None) == is_kept
   assert bool(report.reinitialised) != is_kept
+  if is_kept:
+    order = [(old or new).index(name) for name in new or old]
+    for path in ("head/kernel", "head/bias"):
+      array = np.asarray(found.params[path])
+      np.testing.assert_array_equal(params[path], array[..., order])
+  told = " ".join(report.notes)
+  assert ("in the order of the data's, by name" in told) == (
+    (old, new) == ("abcdefghijk", "bacdefghijk")
+  )
+  assert (
+    "its classes are others (a, b, c, d and 7 more; those of the data: x, b, c,"
+    " d and 7 more)" in told
+  ) != is_kept
+  assert ("no names of its own to compare" in told) == (old is None)
 
 
 def test_halves_become_single_floats():

@@ -5,6 +5,9 @@ Two layouts:
   /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split is made
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
+Splits are `train`, `val` and `test`; folders, and the splits of a config, may
+have any name of `SPLIT_FOLDERS` for them, in any case.
+
 Made splits: of every class, its files are put in the order of a hash of their
 names, and the first 10 % (at least one, if there are two) become `val`. The
 hash depends on nothing but the name and a constant, so every machine and
@@ -31,7 +34,13 @@ from vit_jax.variants import nearest
 
 PREFIX = "folder:"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-SPLIT_FOLDERS = ("train", "val", "validation", "test")
+# Split -> names of its folder, in lower case.
+SPLIT_FOLDERS = {
+  "train": ("train", "training"),
+  "val": ("val", "valid", "validation", "dev"),
+  "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
 _SALT = "vit_jax folder split 0"  # The seed of the split.
 
@@ -85,13 +94,15 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
 
   Raises:
     ValueError: Nothing there, no class folders or just one, a class without
-      images, classes that differ between splits; unknown split.
+      images, classes that hold folders alone, classes that differ between
+      splits, two folders of one split; unknown split.
   """
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
   root = root.absolute()
   class_names, by_split = _scan(root, dataset, _stamp(root))
-  spans = splits.parse_split(split, {k: len(r) for k, r in by_split.items()})
+  sizes = {k: len(r) for k, r in by_split.items()}
+  spans = splits.parse_split(split, sizes, synonyms=_SPLIT_OF)
   records = []
   for span in spans:
     records += by_split[span.split][span.start : span.stop]
@@ -113,7 +124,7 @@ def _stamp(root: pathlib.Path) -> tuple[int, ...]:
     return ()
   folders = [root, *(root / name for name in _subfolders(root))]
   for folder in folders[1:]:
-    if folder.name in SPLIT_FOLDERS:
+    if folder.name.lower() in _SPLIT_OF:
       folders += [folder / name for name in _subfolders(folder)]
   return tuple(folder.stat().st_mtime_ns for folder in folders)
 
@@ -128,42 +139,73 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
       " one folder of images per class in it."
     )
   names = _subfolders(root)
-  found = [name for name in SPLIT_FOLDERS if name in names]
-  if "train" in found:
-    class_names, by_split = _given_splits(root, found, dataset)
+  if found := _split_folders(root, names, dataset):
+    class_names, by_split = _given_splits(found, dataset)
   else:
     files = _class_files(root, names, dataset)
     class_names, by_split = tuple(files), _divide(root, files)
   return class_names, {k: _ordered(files) for k, files in by_split.items()}
 
 
-def _given_splits(root: pathlib.Path, found: list[str], dataset: str):
+def _split_folders(
+  root: pathlib.Path, names: list[str], dataset: str
+) -> dict[str, pathlib.Path]:
+  """Returns the folder of each split; none where the folders are classes.
+
+  They are splits if one means `train`, unless that is a class among others: it
+  holds no folders, and not all beside it are named as splits.
+  """
+  found = collections.defaultdict(list)
+  for name in names:
+    if split := _SPLIT_OF.get(name.lower()):
+      found[split].append(root / name)
+  others = len(names) - sum(map(len, found.values()))
+  if "train" not in found or (others and not _subfolders(found["train"][0])):
+    return {}
+  for split, folders in found.items():
+    if len(folders) > 1:
+      raise ValueError(
+        f"got data set {dataset!r} with the folders"
+        f" {' and '.join(map(str, folders))}, which mean the same split,"
+        f" {split!r}; expected one of them. Join them, or move others away."
+      )
+  return {split: found[split][0] for split in SPLIT_FOLDERS if split in found}
+
+
+def _given_splits(found: dict[str, pathlib.Path], dataset: str):
+  train = found["train"]
   if len(found) == 1:
     raise ValueError(
-      f"got data set {dataset!r} with {root / 'train'} but no split to score;"
-      f" expected {root / 'val'} beside it. To have one made, name the folder"
-      f" of the classes: {PREFIX}{root / 'train'}."
+      f"got data set {dataset!r} with {train} but no split to score; expected"
+      f" {train.parent / 'val'} beside it (or {_others()}). To have one made,"
+      f" name the folder of the classes: {PREFIX}{train}."
     )
   by_split = {
-    name: _class_files(root / name, _subfolders(root / name), dataset)
-    for name in found
+    split: _class_files(folder, _subfolders(folder), dataset)
+    for split, folder in found.items()
   }
   class_names = tuple(by_split["train"])
-  for name, files in by_split.items():
+  for split, files in by_split.items():
     for extra in sorted(set(files) - set(class_names)):
       raise ValueError(
         f"got data set {dataset!r} with the class folder"
-        f" {root / name / extra}, expected a class of"
-        f" {root / 'train'}.{nearest(extra, class_names)}"
+        f" {found[split] / extra}, expected a class of"
+        f" {train}.{nearest(extra, class_names)}"
       )
   return class_names, {
-    split: {c: _full(root / split / c, names) for c, names in files.items()}
+    split: {c: _full(found[split] / c, names) for c, names in files.items()}
     for split, files in by_split.items()
   }
 
 
+def _others() -> str:
+  names = (*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"])
+  return f"{', '.join(names)}, in any case"
+
+
 def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
   """Returns the images of each class folder, sub-folders included."""
+  files = {name: _images_in(root / name) for name in names}
   if len(names) < 2:
     loose = any(p.suffix.lower() in SUFFIXES for p in root.iterdir())
     got = (
@@ -172,10 +214,16 @@ def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
     raise ValueError(
       f"got data set {dataset!r} with {got}"
       f"{' but loose images' * loose} in {root}; expected one folder of"
-      " images per class, and at least two classes."
+      f" images per class, and at least two classes.{_meant(root, files)}"
     )
-  files = {name: _images_in(root / name) for name in names}
   empty = [name for name in names if not files[name]]
+  if len(empty) < len(names) and not any(map(_own, files.values())):
+    raise ValueError(
+      f"got data set {dataset!r} whose class folders in {root}"
+      f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) hold no images of"
+      " their own, only folders; expected the images of a class in its"
+      f" folder.{_meant(root, files)}"
+    )
   if empty:
     more = f" and {len(empty) - 1} more" * (len(empty) > 1)
     raise ValueError(
@@ -184,6 +232,27 @@ def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
       " case). Add images or remove the folder."
     )
   return files
+
+
+def _own(images: list[str]) -> bool:
+  """True if some lie in the folder itself, not deeper."""
+  return any(os.sep not in path for path in images)
+
+
+def _meant(root: pathlib.Path, files: _Files) -> str:
+  """Says which folder below probably is that of the classes, if one is.
+
+  Args:
+    root: What was named.
+    files: Its folders, and the images in each.
+  """
+  while files and not any(map(_own, files.values())):
+    root = root / max(files, key=lambda name: len(files[name]))
+    files = {name: _images_in(root / name) for name in _subfolders(root)}
+    is_split = any(name.lower() in SPLIT_FOLDERS["train"] for name in files)
+    if is_split or (len(files) > 1 and any(map(_own, files.values()))):
+      return f" Did you mean {PREFIX}{root}?"
+  return ""
 
 
 def _subfolders(root: pathlib.Path) -> list[str]:

@@ -29,7 +29,9 @@ class Span(NamedTuple):
   stop: int
 
 
-def parse_split(text: str, sizes: Mapping[str, int]) -> tuple[Span, ...]:
+def parse_split(
+  text: str, sizes: Mapping[str, int], synonyms: Mapping[str, str] | None = None
+) -> tuple[Span, ...]:
   """Reads a split with its slices.
 
   A bound in percent is rounded to the nearest record; a negative one counts
@@ -38,6 +40,8 @@ def parse_split(text: str, sizes: Mapping[str, int]) -> tuple[Span, ...]:
   Args:
     text: names with optional slices, joined by "+".
     sizes: number of records of each split that exists.
+    synonyms: other names in lower case, which may be given in any case, and
+      the splits that they mean.
 
   Raises:
     SplitError: Syntax, an unknown split (with the known ones and their
@@ -47,7 +51,9 @@ def parse_split(text: str, sizes: Mapping[str, int]) -> tuple[Span, ...]:
     >>> parse_split("train[:99%]", {"train": 200, "test": 10})
     (Span(split='train', start=0, stop=198),)
   """
-  return tuple(_parse_part(part, text, sizes) for part in text.split("+"))
+  return tuple(
+    _parse_part(part, text, sizes, synonyms or {}) for part in text.split("+")
+  )
 
 
 def num_records(spans: tuple[Span, ...]) -> int:
@@ -55,7 +61,9 @@ def num_records(spans: tuple[Span, ...]) -> int:
   return sum(span.stop - span.start for span in spans)
 
 
-def _parse_part(part: str, text: str, sizes: Mapping[str, int]) -> Span:
+def _parse_part(
+  part: str, text: str, sizes: Mapping[str, int], synonyms: Mapping[str, str]
+) -> Span:
   match = _PART.fullmatch(part.strip())
   if not match:
     raise SplitError(
@@ -63,6 +71,8 @@ def _parse_part(part: str, text: str, sizes: Mapping[str, int]) -> Span:
       " 'train[100:200]+test'."
     )
   name, start, stop = match.groups()
+  if name not in sizes:
+    name = synonyms.get(name.lower(), name)
   if name not in sizes:
     known = ", ".join(f"{k} ({v:,} records)" for k, v in sizes.items())
     raise SplitError(

@@ -17,6 +17,7 @@ from vit_jax.evaluators.forward import forward
 from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
 from vit_jax.metrics import mean, sum_and_count, top_k_correct
 from vit_jax.sharding import replicated
+from vit_jax.weights import Head, match
 
 
 class Classification:
@@ -29,6 +30,7 @@ class Classification:
     predict: (params, uint8 images) -> (logits, out).
     mesh: Where it runs.
     random_params: Not needed here.
+    head: The classes of the logits; labels are matched with them.
   """
 
   def __init__(
@@ -38,6 +40,7 @@ class Classification:
     predict: Callable,
     mesh: Mesh,
     random_params: Callable,
+    head: Head,
   ):
     del random_params
     self.config = config
@@ -49,6 +52,8 @@ class Classification:
       few = min(source.num_examples, 2 * config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
+    self._columns, how = match(source, head)
+    self.note = f"{source.name} [{source.split}], {how}"
     loss_fn = LOSSES[run.loss]
 
     def sums(params, batch):
@@ -108,7 +113,7 @@ class Classification:
       int [n] and its probability float [n], by the loss of the run: softmax or
       sigmoid; the same of the mistakes with `mistake_` before the name; and of
       the split `num_images`, how many of them `num_wrong`, its `dataset` and
-      `split`.
+      `split`. Labels and predictions are columns of the head.
     """
     batches, again = itertools.tee(self._batches())
     answers = forward(self._answers, params, batches, self._mesh)
@@ -131,13 +136,15 @@ class Classification:
     )
 
   def _batches(self) -> Iterator[Batch]:
-    return eval_batches(
+    """Yields the split with the head's columns for labels."""
+    for batch in eval_batches(
       self._source,
       self.config.ops,
       batch_size=self.config.batch_size,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
-    )
+    ):
+      yield {**batch, "label": self._columns[batch["label"]]}
 
 
 def is_mistake(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from vit_jax.data.sources import Source, open_source
 from vit_jax.evaluators.forward import forward
 from vit_jax.sharding import replicated
 from vit_jax.step import normalise
+from vit_jax.weights import Head
 
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
@@ -36,6 +37,7 @@ class Fewshot:
     predict: (params, uint8 images) -> (logits, out).
     mesh: Where it runs.
     random_params: Makes freshly initialised parameters, for the baseline.
+    head: Not needed here: the data set's own classes are learned.
   """
 
   def __init__(
@@ -45,7 +47,9 @@ class Fewshot:
     predict: Callable,
     mesh: Mesh,
     random_params: Callable,
+    head: Head,
   ):
+    del head
     self.config = config
     self._mesh = mesh
     self._random_params = random_params
@@ -53,6 +57,12 @@ class Fewshot:
     self._support, self._test = (
       open_source(config.dataset, split, run.data.data_dir, fake=run.fake_data)
       for split in (config.train_split, config.split)
+    )
+    self.note = (
+      f"{config.dataset}, learns from [{config.train_split}]"
+      f" ({self._support.num_examples:,} images,"
+      f" {self._support.num_classes:,} classes), scored on [{config.split}]"
+      f" ({self._test.num_examples:,})"
     )
 
     def features(params, batch):
@@ -78,6 +88,8 @@ class Fewshot:
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
+
+    `<name>/all` is that of a map learned from the whole train_split.
 
     That is with the first L2 weight; `<name>/l2=<weight>/<k>shot` with each of
     the others. With config.baselines also `<name>/random_init/...`, the same
@@ -117,10 +129,11 @@ class Fewshot:
   def _accuracies(self, support: Rows, test: Rows) -> dict[str, float]:
     l2s, found = self.config.l2, {}
     for shots in self.config.shots:
-      scores = np.zeros((len(self.config.seeds), len(l2s)))
-      for i, seed in enumerate(self.config.seeds):
+      draws = [key for key in self._chosen if key[0] == shots]
+      scores = np.zeros((len(draws), len(l2s)))
+      for i, draw in enumerate(draws):
         # What could not be decoded is not among the rows.
-        rows = np.isin(support["index"], self._chosen[shots, seed])
+        rows = np.isin(support["index"], self._chosen[draw])
         fits = ridge.fit(
           support["x"][rows],
           support["label"][rows],
@@ -130,18 +143,22 @@ class Fewshot:
         scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
       for l2, value in zip(l2s, scores.mean(axis=0), strict=True):
         prefix = "" if l2 == l2s[0] else f"l2={l2:g}/"
-        found[f"{prefix}{shots}shot"] = float(value)
+        found[prefix + (f"{shots}shot" if shots else "all")] = float(value)
     return found
 
   @functools.cached_property
   def _chosen(self) -> dict[tuple[int, int], np.ndarray]:
     """(shots, seed) -> record numbers; reads the labels of the split once."""
-    labels = self._support.labels()
-    return {
-      (shots, seed): ridge.sample_shots(labels, shots, seed)
-      for shots in self.config.shots
-      for seed in self.config.seeds
-    }
+    everything = np.arange(self._support.num_examples)
+    drawn = {(0, 0): everything} if 0 in self.config.shots else {}
+    if shots := [k for k in self.config.shots if k]:
+      labels = self._support.labels()
+      drawn |= {
+        (k, seed): ridge.sample_shots(labels, k, seed)
+        for k in shots
+        for seed in self.config.seeds
+      }
+    return drawn
 
   def _extract(
     self,

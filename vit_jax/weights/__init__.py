@@ -1,5 +1,6 @@
 """Weights from elsewhere: read a file, fit it to a model, say what was done."""
 
+from vit_jax.weights.classes import Head, match, some
 from vit_jax.weights.fitting import (
   Report,
   adapt,
@@ -10,13 +11,16 @@ from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import Weights, read
 
 __all__ = (
+  "Head",
   "Report",
   "Weights",
   "adapt",
   "describe",
   "format_report",
   "identify",
+  "match",
   "num_classes",
   "read",
+  "some",
   "table_grid",
 )

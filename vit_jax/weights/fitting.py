@@ -19,6 +19,7 @@ from vit_jax.models.resample import (
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.variants import nearest
+from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.reading import Weights
@@ -71,8 +72,9 @@ def adapt(
   resampled to the model's grid; a row of the class token is added (zeros) or
   folded into `cls`, as the model has it, which changes no output; blocks are
   stacked or not as the model has them. Head and pre_logits are taken together,
-  if both agree in all shapes and the classes are not known to be others;
-  otherwise the model keeps its initial ones. All else must agree.
+  if both agree in all shapes and the classes are not known to be others, the
+  head's columns in the order of the model's classes; otherwise the model keeps
+  its initial ones. All else must agree.
 
   Args:
     weights: From `read`.
@@ -109,7 +111,7 @@ def adapt(
   resized: dict[str, tuple] = {}
 
   reinitialised, ignored = _heads(
-    shapes, expected, weights.class_names, class_names
+    got, expected, weights.class_names, class_names, notes
   )
   _fit_positions(
     got, expected, weights, model, image_size, posemb_filter, resized, faults,
@@ -183,16 +185,38 @@ def format_report(report: Report) -> str:
   return "\n".join(f"{key:<16}{value}" for key, value in rows)
 
 
-def _heads(got, expected, old_names, new_names):
-  """Paths of the head that stay initial, and those that are left out."""
+def _heads(got, expected, old_names, new_names, notes):
+  """Paths of the head that stay initial, and those that are left out.
+
+  Puts the head's columns, in `got`, in the order of the new names.
+  """
   heads = [
-    {k: v for k, v in tree.items() if k.startswith(HEAD)}
-    for tree in (got, expected)
+    {k: tuple(v.shape) for k, v in got.items() if k.startswith(HEAD)},
+    {k: v for k, v in expected.items() if k.startswith(HEAD)},
   ]
-  are_others = bool(old_names and new_names) and list(old_names) != list(
-    new_names
-  )
-  if heads[0] == heads[1] and not are_others:
+  fits = heads[0] == heads[1]
+  if fits and heads[0] and new_names and not old_names:
+    notes.append(
+      "the head is kept as it is: it has as many classes as the data, and no"
+      " names of its own to compare."
+    )
+  elif fits and heads[0] and new_names and old_names:
+    columns = by_name(new_names, old_names)
+    if columns is None or len(columns) != len(old_names):
+      fits = False
+      notes.append(
+        "the head is not loaded: its classes are others"
+        f" ({some(old_names)}; those of the data: {some(new_names)})."
+      )
+    elif not np.array_equal(columns, np.arange(len(columns))):
+      for path in ("head/kernel", "head/bias"):
+        got[path] = got[path].then(
+          got[path].shape, lambda a: np.asarray(a)[..., columns]
+        )
+      notes.append(
+        "the head's classes were put in the order of the data's, by name."
+      )
+  if fits:
     return (), ()
   return (
     tuple(sorted(heads[1])),

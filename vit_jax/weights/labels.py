@@ -17,6 +17,7 @@ google-research/big_transfer#7):
 
 import importlib.util
 import pathlib
+from collections.abc import Sequence
 
 _LABELS = "datasets/imagenet2012/labels.txt"  # in tensorflow_datasets
 
@@ -93,3 +94,19 @@ def known(num_classes: int) -> tuple[str, ...] | None:
       `imagenet1k`.
   """
   return imagenet1k() if num_classes == 1000 else None
+
+
+def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
+  """Returns the wnids of a head that names ImageNet-1k's classes in words.
+
+  Args:
+    names: In the order of the head; those of ImageNet-1k begin with the tench
+      and the goldfish, as in Hugging Face's config.json.
+
+  Returns:
+    Nothing for other names, and where `imagenet1k` finds none.
+  """
+  firsts = [name.split(",")[0] for name in names[:2]]
+  if len(names) != 1000 or firsts != ["tench", "goldfish"]:
+    return ()
+  return imagenet1k() or ()
