@@ -199,6 +199,13 @@ def open_sorted(prepared, file_format, split="train"):
     return sources.open_source("sorted_digits", split)
 
 
+def test_an_embedded_set_that_is_absent_has_its_class_names(tmp_path):
+  source = sources.look_at("digits", "train", str(tmp_path))
+  assert source.class_names == tuple("0123456789")
+  assert source.num_examples == 1297
+  assert not list(tmp_path.iterdir())
+
+
 def test_embedded_data_are_written_to_be_read_by_number(data_dir):
   sources.open_source("digits", "test", data_dir)
   builder = tfds.builder("digits", data_dir=data_dir)

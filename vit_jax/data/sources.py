@@ -1,5 +1,7 @@
 """Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path"."""
 
+import dataclasses
+
 from vit_jax.config import Config
 from vit_jax.data import fake, folder, tfds_source
 from vit_jax.data.records import Source
@@ -49,9 +51,13 @@ def look_at(
   An embedded one that is absent is stood in for by made-up records of the same
   number and classes, so that faults can be told before it is made.
   """
-  if kind_of(dataset, fake) == "tfds":
-    fake = tfds_source.will_be_made(dataset, data_dir)
-  return open_source(dataset, split, data_dir, fake=fake)
+  if kind_of(dataset, fake) != "tfds":
+    return open_source(dataset, split, data_dir, fake=fake)
+  if not tfds_source.will_be_made(dataset, data_dir):
+    return open_source(dataset, split, data_dir)
+  stand_in = open_source(dataset, split, data_dir, fake=True)
+  names = tfds_source.class_names(dataset, data_dir)
+  return dataclasses.replace(stand_in, class_names=names)
 
 
 def kind_of(dataset: str, fake: bool = False) -> str:

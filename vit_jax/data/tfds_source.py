@@ -265,6 +265,15 @@ def will_be_made(dataset: str, data_dir: str | None) -> bool:
   return builder.name in EMBEDDED and not builder.is_prepared()
 
 
+def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
+  """Returns the classes by label, without looking at the disk for records.
+
+  Raises:
+    ValueError: See `find_builder`.
+  """
+  return tuple(find_builder(dataset, data_dir).info.features["label"].names)
+
+
 def find_builder(dataset: str, data_dir: str | None, known=()):
   """Returns the builder, without looking at the disk for records.
 
