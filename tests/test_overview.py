@@ -3,8 +3,8 @@
 import types
 
 import pytest
-
 import tiny
+
 from vit_jax import overview
 
 SOURCE = types.SimpleNamespace(num_examples=100, num_classes=10)

@@ -4,7 +4,9 @@ from vit_jax.weights.fitting import (
   Report,
   adapt,
   format_report,
+  model_to_finetune,
   table_grid,
+  trained_at,
 )
 from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import Weights, read
@@ -16,7 +18,9 @@ __all__ = (
   "describe",
   "format_report",
   "identify",
+  "model_to_finetune",
   "num_classes",
   "read",
   "table_grid",
+  "trained_at",
 )
