@@ -357,9 +357,9 @@ def _lines(wanted) -> list[Line]:
 
 
 def _accuracies(group: list[Run]) -> list[Line]:
-  """Top-1 of every run; of a single one, all that it scored."""
+  """Top-1 of every run, over its steps; of a single one, all that it scored."""
   if len(group) > 1:
-    return _lines((r.label, r, r.top1() or "") for r in group)
+    return _lines((_scored(r), r, r.curve() or "") for r in group)
   (run,) = group
   names = run.evaluators("classification")
   prefix = {n: f"{n} " if len(names) > 1 else "" for n in names}
@@ -370,6 +370,13 @@ def _accuracies(group: list[Run]) -> list[Line]:
     (f"{n} 10-shot", run, f"{n}/10shot") for n in run.evaluators("fewshot")[:1]
   ]
   return _lines(wanted)[: figures.MOST_LINES]
+
+
+def _scored(run: Run) -> str:
+  """The run, and on which evaluator if not on the one that stands for it."""
+  if run.curve() == run.top1():
+    return run.label
+  return f"{run.label}, {run.curve().removesuffix('/top1')}"
 
 
 def _accuracy_chart(group: list[Run]) -> Callable:

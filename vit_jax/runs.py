@@ -86,6 +86,11 @@ class Run:
     names = self.evaluators("classification")
     return f"{names[0]}/top1" if names else None
 
+  def curve(self) -> str | None:
+    """Returns the top-1 that was scored most often: a test is scored once."""
+    names = [f"{n}/top1" for n in self.evaluators("classification")]
+    return max(names, key=lambda n: len(self.series(n)[0]), default=None)
+
   def fewshot(self, baseline: str | None = None) -> dict[str, float]:
     """Returns the last accuracies by shots, {"1": 0.5, ...}; {} if none."""
     names = self.evaluators("fewshot")
