@@ -2,10 +2,18 @@
 
 Run: python -m vit_jax.train \
   --config=configs/comparison.py:model=R50x1,dataset=imagenet21k
-Arguments: model (of LEARNING_RATES), dataset (imagenet21k, imagenet2012).
+Arguments: model (of LEARNING_RATES), dataset (of EPOCHS).
 The recipe is that of Table 3 of arXiv:2010.11929 for JFT-300M, which is not
-public: 7 epochs (H/14: 14), Adam for the ResNets, too, batch 4096, a linear
-decay, weight decay 0.1, no dropout. R200x3 is not in that table.
+public: Adam for the ResNets, too, batch 4096, a linear decay, weight decay 0.1,
+no dropout. R200x3 is not in that table.
+The length is not that of JFT-300M. There, 7 epochs are 518,000 steps, of which
+the 10,000 of warm-up are 2 %; 7 epochs of ImageNet-21k are 24,175, and of
+ImageNet 2,189, less than the warm-up. It is what Table 3 has for the data set
+itself (for ImageNet-21k the shorter of its two), with the same warm-up: 10 % of
+about 100,000 steps. Every model is trained for as long; the paper trains H/14,
+and in figure 5 some others, twice.
+On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
+0.3): compare these scores with each other alone.
 Result: not yet run.
 """
 
@@ -28,24 +36,28 @@ LEARNING_RATES = {
   "R50+L/32": 2e-4,
   "R50+L/16": 4e-4,
 }
+EPOCHS = {
+  "imagenet21k": 30.0,  # 30 * 14,145,922 / 4096 = 103,608 steps
+  "imagenet2012": 300.0,  # 300 * 1,281,167 / 4096 = 93,835 steps
+}
 ARGUMENTS = {"model": "R50x1", "dataset": "imagenet21k"}
 
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  model = args["model"]
-  if model not in LEARNING_RATES:
-    raise ValueError(
-      f"got model={model}, expected one of {', '.join(LEARNING_RATES)}."
-      + nearest(model, LEARNING_RATES)
-    )
-  c = table3(model, args["dataset"])
+  for name, known in (("model", LEARNING_RATES), ("dataset", EPOCHS)):
+    if args[name] not in known:
+      raise ValueError(
+        f"got {name}={args[name]}, expected one of {', '.join(known)}."
+        + nearest(args[name], known)
+      )
+  model, dataset = args["model"], args["dataset"]
+  c = table3(model, dataset)
   c.model.name = family(model)
   c.model.pre_logits = c.model.name == "vit"
   c.model.dropout = 0.0
-  c.total_epochs = 14.0 if model == "H/14" else 7.0
+  c.total_epochs = EPOCHS[dataset]
   c.optim.lr = LEARNING_RATES[model]
   c.optim.schedule = "linear"
   c.optim.weight_decay = 0.1
-  c.optim.clip_norm = None
   return c

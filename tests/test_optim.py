@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import math
 
 import jax
 import jax.numpy as jnp
@@ -162,13 +163,39 @@ def test_bfloat16_accumulator_rounds_only_what_is_stored():
   assert state[0].nu["head"]["bias"].dtype == jnp.float32
 
 
-def test_ema_approaches_geometrically():
+def test_ema_of_a_long_run_approaches_geometrically():
   average = jax.tree.map(jnp.zeros_like, PARAMS)
-  for _ in range(3):
-    average = optim.ema(average, PARAMS, decay=0.5)
+  for step in range(100, 103):
+    average = optim.ema(average, PARAMS, decay=0.5, step=step)
   np.testing.assert_allclose(average["head"]["bias"], [1 - 0.5**3])
-  same = optim.ema(PARAMS, PARAMS, decay=0.9999)
+  same = optim.ema(PARAMS, PARAMS, decay=0.9999, step=10**6)
   jax.tree.map(np.testing.assert_array_equal, same, PARAMS)
+
+
+def test_ema_forgets_its_start():
+  """Of the start 1 / binomial(n + 9, 9) is left, whatever the decay."""
+  left, expected = {"w": jnp.ones(())}, 1.0
+  for step in range(12):
+    left = optim.ema(left, {"w": jnp.zeros(())}, decay=0.9999, step=step)
+    expected /= math.comb(step + 10, 9) / math.comb(step + 9, 9)
+    # One rounding of the weight and one of the product in each step.
+    np.testing.assert_allclose(left["w"], expected, rtol=1e-5)
+  assert expected == pytest.approx(1 / math.comb(21, 9))
+
+
+def test_ema_rises_as_in_tensorflow():
+  """The numbers in the documentation's example: 0 -> 4.5 -> 4.555."""
+  average = optim.ema({"w": jnp.zeros(())}, {"w": 5.0}, decay=0.99, step=0)
+  np.testing.assert_allclose(average["w"], 4.5, rtol=1e-6)
+  average = optim.ema(average, {"w": 10.0}, decay=0.99, step=10_000)
+  np.testing.assert_allclose(average["w"], 4.555, rtol=1e-6)
+
+
+def test_ema_reaches_its_decay_where_it_says():
+  for decay, steps in ((0.99, 890), (0.999, 8990)):
+    assert (10 * decay - 1) / (1 - decay) == pytest.approx(steps)
+    weights = [float(optim.ema_weight(decay, s)) for s in (steps - 9, steps)]
+    assert weights[0] > weights[1] == pytest.approx(1 - decay, rel=1e-6)
 
 
 def test_unknown_name():

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import pathlib
 import types
 
 import jax.numpy as jnp
@@ -407,6 +408,19 @@ def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
   (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
   text = report.write_report(str(tmp_path)).read_text()
   assert f"Left out: {tmp_path.name}: " in "".join(_Page(text).text)
+
+
+def test_what_is_scored_once_stands_for_the_run_but_is_no_curve():
+  evals = {
+    name: {"kind": "classification", "split": name} for name in ("test", "val")
+  }
+  rows = [{"step": s, "val/top1": s / 8} for s in (1, 2, 3)]
+  rows.append({"step": 3, "test/top1": 0.5})
+  path = pathlib.Path("runs/x")
+  found = runs.Run("x", path, {"evals": evals}, {}, rows)
+  assert found.top1() == "test/top1" and found.last(found.top1()) == 0.5
+  assert found.curve() == "val/top1"
+  assert runs.Run("z", path, {}, {}, []).curve() is None
 
 
 def test_several_right_classes(tmp_path):

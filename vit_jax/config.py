@@ -188,7 +188,9 @@ class OptimConfig:
     " summed; None: all of its share of the batch",
   )
   ema_decay: float | None = _field(
-    None, "decay per step of the averaged parameters; None: no average"
+    None,
+    "decay per step of the averaged parameters, to which it rises as"
+    " (1 + step) / (10 + step); None: no average",
   )
 
 

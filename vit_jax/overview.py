@@ -19,6 +19,7 @@ from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
 from vit_jax.models.attention import implementation
 from vit_jax.opstring import image_size
+from vit_jax.optim import ema_weight
 from vit_jax.sharding import path_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -167,9 +168,25 @@ def text(
   ]
   if attention := _attention(config, mesh):
     lines.insert(3, f"attention   {attention}")
+  if config.optim.ema_decay is not None:
+    average = _average(config.optim.ema_decay, total_steps)
+    lines.insert(-1, f"average     {average}")
   if note := source.note():
     lines.append(f"note        {note}")
   return "\n".join(lines)
+
+
+def _average(decay: float, total_steps: int) -> str:
+  """What the averaged parameters are in the end, and if that was asked for."""
+  weight = float(ema_weight(decay, total_steps - 1))
+  text = f"of the parameters of about the last {1 / weight:,.0f} steps"
+  if weight > np.float32(1.0 - decay):
+    text += (
+      f"; config.optim.ema_decay={decay:g} is for runs of"
+      f" {(10 * decay - 1) / (1 - decay):,.0f} steps or more, and rises to"
+      f" {1 - weight:.4f} in this one"
+    )
+  return text
 
 
 def _attention(config: Config, mesh: Mesh) -> str:

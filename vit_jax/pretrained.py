@@ -15,12 +15,11 @@ from jaxtyping import Array, Float
 from vit_jax import images as images_lib
 from vit_jax import overview, pixels, weights
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
-from vit_jax.geometry import feature_map, has_cls_row, patch_grid, stages
+from vit_jax.geometry import has_cls_row, patch_grid, stages
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
 from vit_jax.opstring import image_size as size_after
 
-DEFAULT_SIZE = 224  # pixels, where neither the file nor the caller says
 BATCH = 16  # images that `predict` passes at once
 
 # Inference needs none of what makes training fit or generalise.
@@ -250,7 +249,7 @@ def load(
     raise ValueError(f"{path}: {e}") from None
   if patch is not None:
     config = _with_patch(config, patch)
-  height, width = _pair(image_size) or found.image_size or _trained_at(found)
+  height, width = _pair(image_size) or weights.trained_at(found)
   num_classes = weights.num_classes(found.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
@@ -305,19 +304,6 @@ def _with_patch(config: ModelConfig, patch: int) -> ModelConfig:
     )
   size = config.variant.split("/")[0]
   return dataclasses.replace(config, variant=f"{size}/{patch}")
-
-
-def _trained_at(found: weights.Weights) -> tuple[int, int]:
-  """Pixels that the position table stands for; 224 where there is none."""
-  config = weights.identify(found.params, found.options)
-  grid = weights.table_grid(found)
-  if grid is None:
-    return DEFAULT_SIZE, DEFAULT_SIZE
-  # How many pixels a token covers: those of an image that gives one of them.
-  probe = 2**14
-  stride = probe // feature_map(config, (probe, probe))[0]
-  patch = found.params["embedding/kernel"].shape[0]
-  return grid[0] * patch * stride, grid[1] * patch * stride
 
 
 def _pair(size) -> tuple[int, int] | None:

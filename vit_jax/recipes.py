@@ -92,7 +92,7 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
     # 21,843 classes; the images after the first 51,200 are trained on.
     c.data.dataset, c.data.split = "imagenet21k", "full[51200:]"
     evals["val"]["split"] = "full[25600:51200]"
-    c.total_epochs = 90.0  # 90 * 14,145,922 / 4096 = 310,824 steps
+    c.total_epochs = 90.0  # 90 * 14,145,922 / 4096 = 310,823 steps
     c.optim.lr = 1e-3
     c.optim.schedule = "linear"
     c.optim.weight_decay = 0.03

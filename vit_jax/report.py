@@ -341,9 +341,9 @@ def _first_and_worst(found: kept.Predictions) -> str:
 
 
 def _accuracies(group: list[Run]) -> list[Line]:
-  """Top-1 of every run; of a single one, all that it scored."""
+  """Top-1 of every run, over its steps; of a single one, all that it scored."""
   if len(group) > 1:
-    return _lines((r.label, r, r.top1() or "") for r in group)
+    return _lines((_scored(r), r, r.curve() or "") for r in group)
   (run,) = group
   names = run.evaluators("classification")
   if len(names) > 1:
@@ -357,6 +357,13 @@ def _accuracies(group: list[Run]) -> list[Line]:
       metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
       wanted.append((f"{which}10-shot, L2 {l2}", run, metric))
   return _lines(wanted)
+
+
+def _scored(run: Run) -> str:
+  """The run, and on which evaluator if not on the one that stands for it."""
+  if run.curve() == run.top1():
+    return run.label
+  return f"{run.label}, {run.curve().removesuffix('/top1')}"
 
 
 def _accuracy_chart(group: list[Run]) -> Callable:

@@ -109,6 +109,11 @@ class Run:
     names = self.evaluators("classification")
     return f"{names[0]}/top1" if names else None
 
+  def curve(self) -> str | None:
+    """Returns the top-1 that was scored most often: a test is scored once."""
+    names = [f"{n}/top1" for n in self.evaluators("classification")]
+    return max(names, key=lambda n: len(self.series(n)[0]), default=None)
+
   def fewshot(self, name: str, of: str = "") -> dict[str, dict[str, float]]:
     """Returns the last accuracies by L2 weight, then by shots.
 

@@ -176,7 +176,7 @@ def make_train_step(
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None:
-      ema = optim.ema(ema, params, config.optim.ema_decay)
+      ema = optim.ema(ema, params, config.optim.ema_decay, state.step)
     metrics = {
       "loss": loss,
       "grad_norm": optax.tree.norm(grads),

@@ -58,6 +58,17 @@ def test_published_files(name):
   found = weights.read(DATA / f"{name}.weights.npz")
   model = weights.identify(found.params, found.options)
   assert model == ModelConfig(**KNOWN[name])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_fine_tuning_keeps_size_and_numerics(name):
+  found = weights.read(
+    DATA / f"{name}.weights.npz",
+    options=dict(gelu="erf", ln_eps=1e-12, dropout=0.1, dtype="bfloat16"),
+  )
+  model = weights.model_to_finetune(found)
+  kept = dict(gelu="erf", ln_eps=1e-12, pre_logits=False)
+  assert model == ModelConfig(**KNOWN[name] | kept)
   expected = 7 if name.startswith("bit") else 11
   assert weights.num_classes(found.params) == expected
 

@@ -5,7 +5,9 @@ from vit_jax.weights.fitting import (
   Report,
   adapt,
   format_report,
+  model_to_finetune,
   table_grid,
+  trained_at,
 )
 from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import Weights, read
@@ -19,8 +21,10 @@ __all__ = (
   "format_report",
   "identify",
   "match",
+  "model_to_finetune",
   "num_classes",
   "read",
   "some",
   "table_grid",
+  "trained_at",
 )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.geometry import has_cls_row, norms, patch_grid
+from vit_jax.geometry import feature_map, has_cls_row, norms, patch_grid
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -27,6 +27,7 @@ from vit_jax.weights.reading import Weights
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
+DEFAULT_SIZE = 224  # pixels, where nobody says
 
 # Options of a model that its parameters have no part in.
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
@@ -359,3 +360,33 @@ def _grouped(faults: list[str]) -> list[str]:
 
 def _flatten(params: dict[str, Any]) -> dict[str, Any]:
   return flax.traverse_util.flatten_dict(params, sep="/")
+
+
+def trained_at(weights: Weights) -> tuple[int, int]:
+  """Returns (height, width) of the images that weights were trained on, pixels.
+
+  As the file states it, else what the position table stands for, else 224.
+  """
+  if weights.image_size:
+    return weights.image_size
+  config = identify(weights.params, weights.options)
+  grid = table_grid(weights)
+  if grid is None:
+    return DEFAULT_SIZE, DEFAULT_SIZE
+  # How many pixels a token covers: those of an image that gives one of them.
+  probe = 2**14
+  stride = probe // feature_map(config, (probe, probe))[0]
+  patch = weights.params[KERNEL].shape[0]
+  return grid[0] * patch * stride, grid[1] * patch * stride
+
+
+def model_to_finetune(weights: Weights) -> ModelConfig:
+  """Returns the model of weights, as it is fine-tuned on other classes.
+
+  Family, size and numerics are those of the weights. The tanh layer before the
+  head goes, as in arXiv:2010.11929; what only training has (dropout, type of
+  the products, ...) is at its default.
+  """
+  fresh = ModelConfig()
+  defaults = {name: getattr(fresh, name) for name in (*TRAINING, "pre_logits")}
+  return identify(weights.params, {**weights.options, **defaults})

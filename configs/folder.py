@@ -1,0 +1,89 @@
+"""Your own images, on one machine: a laptop's CPU will do.
+
+Run: python -m vit_jax.train --workdir=runs/mine \
+  --config=configs/folder.py:path=/path/to/images,init=ViT.npz
+Arguments: path (a folder with one sub-folder a class, see README), init
+(anything that vit_jax.load reads; without it a small ViT from scratch, which
+needs many more images and steps to be any good), res (pixels, a multiple of the
+patch; by default what init was trained on, or 128).
+Model and numerics are those of init; batch and length follow from the number
+of images. Nothing is chosen on the images of the test: with a `test` folder,
+`val` is scored after every epoch and `test` once, at the end; without one, a
+tenth of `train` is scored after every epoch, and `val` at the end.
+Cost: 11 minutes on 2 CPU cores that other work shared, for 3,000 JPEGs of
+500 x 375 pixels (six drawn shapes over two photographs), init the demo's model
+of 0.8 M parameters, res=64. Result (jax 0.10.2): 88.0 % of 300 test images.
+Other models: not yet run; python -m vit_jax.models tells what an image costs.
+"""
+
+import dataclasses
+import math
+
+from vit_jax.config import defaults
+from vit_jax.recipes import arguments
+
+ARGUMENTS = {"path": "", "init": "", "res": ""}
+
+
+def get_config(arg: str = ""):
+  # Only here, since they take seconds to import.
+  from vit_jax import weights
+  from vit_jax.data import sources, splits
+
+  args = arguments(arg, ARGUMENTS)
+  if not args["path"]:
+    raise ValueError("got no path, expected path=/path/to/images.")
+  dataset = f"folder:{args['path']}"
+  try:
+    sources.look_at(dataset, "test")
+    train, val, test = "train", "val", "test"
+  except splits.SplitError:
+    train, val, test = "train[:90%]", "train[90%:]", "val"
+  num_images = sources.look_at(dataset, train).num_examples
+
+  c = defaults()
+  if args["init"]:
+    try:
+      found = weights.read(args["init"])
+    except FileNotFoundError as e:
+      raise ValueError(f"init: {e}") from None
+    model = dataclasses.asdict(weights.model_to_finetune(found))
+    c.init = args["init"]
+    c.model.update({k: v for k, v in model.items() if v is not None})
+    height, width = weights.trained_at(found)
+    num_epochs = 10
+    c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
+    c.optim.lr = 0.01
+  else:
+    c.model.variant = "Ti/16"
+    c.model.pool, c.model.posemb = "gap", "sincos2d"
+    height = width = 128
+    num_epochs = 100
+    c.optim.lr = 1e-3
+    c.optim.weight_decay = 0.1
+  if args["res"]:
+    if not args["res"].isdigit():
+      raise ValueError(f"got res={args['res']}, expected pixels such as 224.")
+    height = width = int(args["res"])
+  size = height if height == width else (height, width)
+
+  c.data.dataset, c.data.split = dataset, train
+  c.data.ops = f"decode_inception_crop({size})|flip_lr"
+  # 50 to 100 steps an epoch, as far as 8 to 128 images a step allow.
+  batch = 2 ** int(math.log2(num_images / 50)) if num_images > 50 else 1
+  c.data.batch_size = min(128, max(8, batch))
+  epoch = math.ceil(num_images / c.data.batch_size)
+  c.total_steps = num_epochs * epoch
+  c.optim.schedule = "cosine"
+  c.optim.warmup_steps = c.total_steps // 10
+  c.optim.clip_norm = 1.0
+  c.optim.microbatch = 16  # so that a larger batch takes no more memory
+
+  c.log_steps = max(1, epoch // 5)
+  c.checkpoint.every_steps = epoch
+  score = {"kind": "classification", "ops": f"decode|resize({size})"}
+  c.evals = {
+    "test": {**score, "split": test},
+    "val": {**score, "split": val, "every_steps": epoch},
+  }
+  return c
