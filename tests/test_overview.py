@@ -7,7 +7,9 @@ import tiny
 
 from vit_jax import overview
 
-SOURCE = types.SimpleNamespace(num_examples=100, num_classes=10)
+SOURCE = types.SimpleNamespace(
+  num_examples=100, num_classes=10, note=lambda: ""
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,12 @@ def test_no_average_no_line():
     parts.config, parts.mesh, SOURCE, parts.shapes.params, 500, "runs/x"
   )
   assert "average" not in text
+
+
+def test_a_note_on_the_data_is_shown():
+  parts = tiny.Parts(tiny.config())
+  source = types.SimpleNamespace(**{**vars(SOURCE), "note": lambda: "in order"})
+  text = overview.text(
+    parts.config, parts.mesh, source, parts.shapes.params, 500, "runs/x"
+  )
+  assert "note        in order" in text.splitlines()
