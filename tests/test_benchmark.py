@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def test_it_measures_the_step():
   config = tiny.config(num_classes=tiny.NUM_CLASSES)
   found = benchmark.measure(config, steps=21)
   assert json.loads(json.dumps(found)) == found
-  assert (found["steps"], found["block_steps"]) == (20, 2)
+  assert (found["steps"], found["block_steps"]) == (20, 5)
   assert found["devices"] == found["mesh"]["data"] == 8
   least, most = found["step_seconds_least"], found["step_seconds_most"]
   assert 0 < least <= found["step_seconds"] <= most
@@ -102,6 +103,52 @@ def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
   assert seen == given == list(range(9))
   assert len(seconds) == 3 and min(seconds) >= 0
   assert 0 <= wait <= 1 and loss == 8.0
+
+
+class Result:
+  """What a device computes until `end`, on a clock that each thread has."""
+
+  clock = threading.local()
+
+  def __init__(self, end):
+    self._end = end
+
+  def block_until_ready(self):
+    self.clock.now = max(self._end, getattr(self.clock, "now", 0.0))
+    return self
+
+  def __float__(self):
+    self.block_until_ready()
+    return 0.5
+
+
+def test_blocks_are_timed_by_when_steps_end(monkeypatch):
+  """Not by when the loop hears of it: it is kept while it hands out a step."""
+  now = lambda: getattr(Result.clock, "now", 0.0)
+  monkeypatch.setattr(benchmark.time, "perf_counter", now)
+
+  def step(number, _):
+    Result(2.0 * number).block_until_ready()  # till the step before has ended
+    return number + 1, {"loss": Result(2.0 * (number + 1))}
+
+  seconds, _, loss = benchmark.run(
+    step,
+    0,
+    itertools.repeat(None),
+    Meter(1, 1, 1, None),
+    warmup=3,
+    block=1,
+    steps=10,
+  )
+  assert seconds == [2.0] * 10 and loss == 0.5
+
+
+@pytest.mark.parametrize(
+  "asked, timed, block",
+  [(1, 1, 1), (4, 4, 4), (10, 10, 5), (21, 20, 5), (50, 50, 5), (77, 77, 7)],
+)
+def test_no_block_of_one_step_among_others(asked, timed, block):
+  assert benchmark.blocks(asked) == (timed, block)
 
 
 def test_the_ceiling_is_a_rate():
