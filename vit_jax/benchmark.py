@@ -176,8 +176,8 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
 def blocks(steps: int) -> tuple[int, int]:
   """Returns how many steps are timed, and how many make a block.
 
-    >>> blocks(10), blocks(77)
-    ((10, 5), (77, 7))
+  >>> blocks(10), blocks(77)
+  ((10, 5), (77, 7))
   """
   block = min(steps, max(LEAST_BLOCK, steps // BLOCKS))
   return steps - steps % block, block
