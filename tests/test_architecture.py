@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
   "batch chips config datasets faults flops opstring recipes geometry"
-  " published values variants cli",
+  " published values variants cli signals",
   "losses metrics models optim ridge schedules progress",
   "hlo hlo_text sharding collectives checkpoint weights writer"
   " distributed meter overview startup ceiling host_memory",

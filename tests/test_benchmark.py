@@ -31,7 +31,7 @@ FOUND = {
   "image_size": [224, 224],
   "dtype": "bfloat16",
   "batch_size": 1024,
-  "accum_steps": 1,
+  "microbatches": 1,
   "remat": "none",
   "scan": False,
   "input": "real",
@@ -160,7 +160,7 @@ def test_the_table():
   assert benchmark.table(FOUND).splitlines() == [
     "device      2 x NVIDIA H200, jax 0.10.2; XLA_FLAGS=--xla_a=1",
     "model       vit B/16, 86.6 M parameters, 224 x 224 pixels, bfloat16",
-    "batch       1,024 images, accum_steps=1, remat=none, scan=False, real"
+    "batch       1,024 images, microbatches=1, remat=none, scan=False, real"
     " input",
     "compile     31.2 s",
     "step        200.0 ms, the median of 10 blocks of 5 (190.0 to 310.0)",

@@ -72,7 +72,7 @@ def measure(
 
   Returns:
     What JSON can hold. Of the run: device, devices, mesh, jax, xla_flags,
-    model, params, image_size, dtype, batch_size, accum_steps, remat, scan,
+    model, params, image_size, dtype, batch_size, microbatches, remat, scan,
     input. Times: compile_seconds (no cache), steps, block_steps, step_seconds
     (median over blocks), step_seconds_least, step_seconds_most. Of a device:
     images_per_second_per_device, flops_per_second (model FLOPs: what is
@@ -147,7 +147,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
-    "accum_steps": sharding.accum_steps(config, mesh),
+    "microbatches": sharding.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "input": kind,
@@ -345,7 +345,7 @@ def table(found: dict[str, Any]) -> str:
     "model": f"{found['model']}, {found['params'] / 1e6:,.1f} M parameters,"
     f" {height} x {width} pixels, {found['dtype']}",
     "batch": f"{found['batch_size']:,} images,"
-    f" accum_steps={found['accum_steps']}, remat={found['remat']},"
+    f" microbatches={found['microbatches']}, remat={found['remat']},"
     f" scan={found['scan']}, {found['input']} input",
     "compile": f"{found['compile_seconds']:.1f} s",
     "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"
