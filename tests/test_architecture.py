@@ -98,5 +98,7 @@ def test_needs_no_tensorflow(module):
 
 
 def test_words_need_nothing_heavy():
-  modules = _modules_after("import vit_jax.cli, vit_jax.recipes")
+  modules = _modules_after(
+    "import vit_jax.cli, vit_jax.recipes, vit_jax.models, vit_jax.signals"
+  )
   assert not modules & {"jax", "flax", "tensorflow", "optax"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 # What no handler of Python interrupts: C code that holds the main thread.
-BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)"
 
 ONE = f"""
 import hashlib
@@ -50,20 +50,35 @@ plan.main(cli.Args(config, "tiny", flags, []))
 """
 
 
-def start(code, *words):
-  return subprocess.Popen(
-    [sys.executable, "-c", code, *words],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
-  )
+# What a shell starts in the background ignores Ctrl-C, and hands that down.
+HEED = "import signal\nsignal.signal(2, signal.default_int_handler)\n"
+
+
+@pytest.fixture
+def start():
+  processes = []
+
+  def start(code, *words):
+    process = subprocess.Popen(
+      [sys.executable, "-c", HEED + code, *words],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+    )
+    processes.append(process)
+    return process
+
+  yield start
+  for process in processes:
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.parametrize(
   "number, status", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_one_line_and_the_status(number, status):
+def test_one_line_and_the_status(start, number, status):
   process = start(ONE)
   assert process.stdout.readline() == "begun\n"
   process.send_signal(number)
@@ -106,7 +121,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("wants_json", [False, True])
-def test_a_search_that_is_ended_tells_what_it_has(wants_json):
+def test_a_search_that_is_ended_tells_what_it_has(start, wants_json):
   process = start(PLAN, "true" if wants_json else "false")
   stream = process.stderr if wants_json else process.stdout
   lines = [stream.readline() for _ in range(2)]

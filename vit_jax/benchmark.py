@@ -41,8 +41,9 @@ from vit_jax import host_memory, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.ceiling import ceiling
+from vit_jax.chips import peak_flops, unknown_peak
 from vit_jax.config import Config, ConfigError
-from vit_jax.flops import peak_flops, train_flops
+from vit_jax.flops import train_flops
 from vit_jax.meter import Meter
 from vit_jax.models import build
 from vit_jax.opstring import image_size
@@ -334,6 +335,8 @@ def table(found: dict[str, Any]) -> str:
       f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
       f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
+  elif found["device"] != "cpu":
+    mfu += f"; {unknown_peak(found['device'])}"
   counted = {
     "device": "as the device counts",
     "compiler": "of the step, as the compiler counts",

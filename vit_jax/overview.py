@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import geometry, sharding
+from vit_jax.chips import peak_flops, unknown_peak
 from vit_jax.config import Config, to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
@@ -154,6 +155,9 @@ def text(
   ]
   if attention := _attention(config, mesh):
     lines.insert(3, f"attention   {attention}")
+  device = mesh.devices.flat[0]
+  if device.platform != "cpu" and peak_flops(device.device_kind) is None:
+    lines.append(f"MFU         not shown: {unknown_peak(device.device_kind)}")
   return "\n".join(lines)
 
 
