@@ -172,12 +172,12 @@ def test_the_table():
     "waiting     3 % of the time for input",
   ]
   bare = FOUND | {"peak_flops": None, "mfu_of_peak": None, "input_wait": None}
-  bare |= {"peak_bytes_by": "compiler", "xla_flags": ""}
+  bare |= {"peak_bytes_by": "compiler", "xla_flags": "", "device": "Tesla T4"}
   lines = benchmark.table(bare).splitlines()
-  assert lines[0] == "device      2 x NVIDIA H200, jax 0.10.2"
+  assert lines[0] == "device      2 x Tesla T4, jax 0.10.2"
   assert lines[-2] == (
-    "MFU         34.6 % of the ceiling; no bfloat16 rate of 'NVIDIA H200' is"
-    " known (vit_jax/chips.py)"
+    "MFU         34.6 % of the ceiling; no bfloat16 rate of 'Tesla T4' is known"
+    " (vit_jax/chips.py)"
   )
   lines = benchmark.table(bare | {"device": "cpu"}).splitlines()
   assert lines[-2] == "MFU         34.6 % of the ceiling"

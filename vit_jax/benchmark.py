@@ -335,8 +335,8 @@ def table(found: dict[str, Any]) -> str:
       f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
       f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
-  elif found["device"] != "cpu":
-    mfu += f"; {unknown_peak(found['device'])}"
+  elif fault := unknown_peak(found["device"]):
+    mfu += f"; {fault}"
   counted = {
     "device": "as the device counts",
     "compiler": "of the step, as the compiler counts",

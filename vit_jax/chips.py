@@ -79,7 +79,9 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def unknown_peak(device_kind: str) -> str:
-  """Returns in words that a device has no rate in `PEAK_FLOPS`."""
+  """Returns why there is no MFU; "" for a known device, and for a CPU."""
+  if device_kind == "cpu" or peak_flops(device_kind):
+    return ""
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/chips.py)"
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import geometry, sharding
-from vit_jax.chips import peak_flops, unknown_peak
+from vit_jax.chips import unknown_peak
 from vit_jax.config import Config, to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
@@ -155,9 +155,8 @@ def text(
   ]
   if attention := _attention(config, mesh):
     lines.insert(3, f"attention   {attention}")
-  device = mesh.devices.flat[0]
-  if device.platform != "cpu" and peak_flops(device.device_kind) is None:
-    lines.append(f"MFU         not shown: {unknown_peak(device.device_kind)}")
+  if fault := unknown_peak(mesh.devices.flat[0].device_kind):
+    lines.append(f"MFU         not shown: {fault}")
   return "\n".join(lines)
 
 
