@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable
 
 SIZES = {"Ti/16": "tiny", "S/16": "small", "B/16": "base", "L/16": "large"}
@@ -47,14 +46,9 @@ def our_config(model: str, size: int, batch: int, dtype: str):
 def timm_step(model: str, size: int, batch: int, device: str) -> Callable:
   """Returns a function that trains timm's model by one step, not waiting."""
   import torch
+  import torch_libraries
 
-  # A torchvision that was built for another torch fails in this one of its
-  # modules, which timm's Transformers have no use for.
-  sys.modules.setdefault(
-    "torchvision._meta_registrations", types.ModuleType("unused")
-  )
-  import timm
-
+  timm = torch_libraries.load("timm")
   torch.manual_seed(0)
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   is_gpu = device == "cuda"
@@ -95,8 +89,9 @@ def measure_timm(args: argparse.Namespace) -> dict:
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
   step = timm_step(args.model, args.size, args.batch, device)
-  block = max(1, args.steps // 10)
+  block = min(args.steps, max(5, args.steps // 10))
   warmup, ends, waiting = max(3, block), [], collections.deque()
+  ahead = 2 if device == "cuda" else 0  # a CPU has done a step at its return
 
   def see_end_of_first():
     event = waiting.popleft()
@@ -112,7 +107,7 @@ def measure_timm(args: argparse.Namespace) -> dict:
     waiting.append(torch.cuda.Event() if device == "cuda" else None)
     if waiting[-1] is not None:
       waiting[-1].record()
-    if len(waiting) > 2:
+    if len(waiting) > ahead:
       see_end_of_first()
   while waiting:
     see_end_of_first()

@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
   "batch chips config datasets faults flops opstring recipes geometry"
-  " published values variants cli images pixels",
+  " published values variants cli images pixels signals",
   "losses metrics models optim ridge schedules progress",
   "hlo hlo_text sharding collectives checkpoint weights writer"
   " distributed meter overview startup ceiling host_memory",
@@ -99,7 +99,9 @@ def test_needs_no_tensorflow(module):
 
 
 def test_words_need_nothing_heavy():
-  modules = _modules_after("import vit_jax.cli, vit_jax.recipes")
+  modules = _modules_after(
+    "import vit_jax.cli, vit_jax.recipes, vit_jax.models, vit_jax.signals"
+  )
   assert not modules & {"jax", "flax", "tensorflow", "optax"}
 
 

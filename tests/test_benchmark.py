@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ FOUND = {
   "image_size": [224, 224],
   "dtype": "bfloat16",
   "batch_size": 1024,
-  "accum_steps": 1,
+  "microbatches": 1,
   "remat": "none",
   "scan": False,
   "input": "real",
@@ -47,8 +48,8 @@ FOUND = {
   "ceiling_flops": 780e12,
   "ceiling_side": 8192,
   "mfu": 0.3459,
-  "peak_flops": 989e12,
-  "mfu_of_peak": 0.2728,
+  "peak_flops": 989.5e12,
+  "mfu_of_peak": 0.2727,
   "peak_bytes": 40 * 2**30,
   "peak_bytes_by": "device",
   "input_wait": 0.034,
@@ -64,7 +65,7 @@ def test_it_measures_the_step():
   config = tiny.config(num_classes=tiny.NUM_CLASSES)
   found = benchmark.measure(config, steps=21)
   assert json.loads(json.dumps(found)) == found
-  assert (found["steps"], found["block_steps"]) == (20, 2)
+  assert (found["steps"], found["block_steps"]) == (20, 5)
   assert found["devices"] == found["mesh"]["data"] == 8
   least, most = found["step_seconds_least"], found["step_seconds_most"]
   assert 0 < least <= found["step_seconds"] <= most
@@ -104,6 +105,52 @@ def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
   assert 0 <= wait <= 1 and loss == 8.0
 
 
+class Result:
+  """What a device computes until `end`, on a clock that each thread has."""
+
+  clock = threading.local()
+
+  def __init__(self, end):
+    self._end = end
+
+  def block_until_ready(self):
+    self.clock.now = max(self._end, getattr(self.clock, "now", 0.0))
+    return self
+
+  def __float__(self):
+    self.block_until_ready()
+    return 0.5
+
+
+def test_blocks_are_timed_by_when_steps_end(monkeypatch):
+  """Not by when the loop hears of it: it is kept while it hands out a step."""
+  now = lambda: getattr(Result.clock, "now", 0.0)
+  monkeypatch.setattr(benchmark.time, "perf_counter", now)
+
+  def step(number, _):
+    Result(2.0 * number).block_until_ready()  # till the step before has ended
+    return number + 1, {"loss": Result(2.0 * (number + 1))}
+
+  seconds, _, loss = benchmark.run(
+    step,
+    0,
+    itertools.repeat(None),
+    Meter(1, 1, 1, None),
+    warmup=3,
+    block=1,
+    steps=10,
+  )
+  assert seconds == [2.0] * 10 and loss == 0.5
+
+
+@pytest.mark.parametrize(
+  "asked, timed, block",
+  [(1, 1, 1), (4, 4, 4), (10, 10, 5), (21, 20, 5), (50, 50, 5), (77, 77, 7)],
+)
+def test_no_block_of_one_step_among_others(asked, timed, block):
+  assert benchmark.blocks(asked) == (timed, block)
+
+
 def test_the_ceiling_is_a_rate():
   side, rate = ceiling.ceiling("bfloat16", jax.devices()[0])
   assert side in (32, 64) and 1e5 < rate < 1e13
@@ -113,21 +160,26 @@ def test_the_table():
   assert benchmark.table(FOUND).splitlines() == [
     "device      2 x NVIDIA H200, jax 0.10.2; XLA_FLAGS=--xla_a=1",
     "model       vit B/16, 86.6 M parameters, 224 x 224 pixels, bfloat16",
-    "batch       1,024 images, accum_steps=1, remat=none, scan=False, real"
+    "batch       1,024 images, microbatches=1, remat=none, scan=False, real"
     " input",
     "compile     31.2 s",
     "step        200.0 ms, the median of 10 blocks of 5 (190.0 to 310.0)",
     "speed       5,120.0 images/s, 2,560.0 a device",
     "work        105.40 GFLOP an image, 269.800 TFLOP/s a device",
     "ceiling     780.000 TFLOP/s, products of 8,192 x 8,192 bfloat16",
-    "MFU         34.6 % of the ceiling, 27.3 % of the maker's 989.0 TFLOP/s",
+    "MFU         34.6 % of the ceiling, 27.3 % of the maker's 989.5 TFLOP/s",
     "memory      40.00 GiB at most, as the device counts",
     "waiting     3 % of the time for input",
   ]
   bare = FOUND | {"peak_flops": None, "mfu_of_peak": None, "input_wait": None}
-  bare |= {"peak_bytes_by": "compiler", "xla_flags": ""}
+  bare |= {"peak_bytes_by": "compiler", "xla_flags": "", "device": "Tesla T4"}
   lines = benchmark.table(bare).splitlines()
-  assert lines[0] == "device      2 x NVIDIA H200, jax 0.10.2"
+  assert lines[0] == "device      2 x Tesla T4, jax 0.10.2"
+  assert lines[-2] == (
+    "MFU         34.6 % of the ceiling; no bfloat16 rate of 'Tesla T4' is known"
+    " (vit_jax/chips.py)"
+  )
+  lines = benchmark.table(bare | {"device": "cpu"}).splitlines()
   assert lines[-2] == "MFU         34.6 % of the ceiling"
   assert lines[-1].endswith("of the step, as the compiler counts")
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch_libraries
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import vit_jax
@@ -473,7 +474,7 @@ def test_the_command_names_a_faulty_flag(capsys, word, text):
 
 @pytest.fixture(scope="module")
 def timm():
-  return foreign.import_torch("timm")
+  return torch_libraries.load("timm")
 
 
 def _check_logits(vit, theirs):
@@ -519,7 +520,7 @@ def test_timm_takes_the_call_that_is_told(tmp_path, timm, name):
 @pytest.mark.parametrize("name", ["token", "torch_s", "no_row", "none"])
 def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-  transformers = foreign.import_torch("transformers")
+  transformers = torch_libraries.load("transformers")
   vit, path = make(**CASES[name][0]), str(tmp_path / "vit")
   (call,) = convert.convert(vit, path, "hf")
   theirs = eval(call, {"transformers": transformers})

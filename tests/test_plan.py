@@ -2,14 +2,18 @@
 
 import importlib.util
 import json
+import math
+import re
 import subprocess
 import sys
+import time
 
 import jax
 import pytest
 import tiny
 
-from vit_jax import plan, search, sharding
+from vit_jax import plan, sharding
+from vit_jax.chips import CHIPS
 from vit_jax.config import ConfigError
 
 FOUND = {
@@ -17,7 +21,7 @@ FOUND = {
   "chips": 8,
   "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
   "batch_size": 1024,
-  "accum_steps": 4,
+  "microbatches": 4,
   "remat": "dots",
   "scan": True,
   "split": "4 microbatches a step",
@@ -75,8 +79,6 @@ def test_the_table():
   assert plan.table(too_much).splitlines()[2] == (
     "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
   )
-  assert search.line(too_much).endswith("does not fit: 20.00 GiB")
-  assert "200.0 ms" in search.line(FOUND)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,44 @@ def test_the_door_tells_all_at_once():
   assert "config.optim.lr: got 'fast'" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+def test_help_names_every_family_of_slices():
+  found = re.findall(r"(v\w+):\d", plan.FLAGS["topology"])
+  assert found == list(CHIPS)
+
+
+needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
   reason="compiles with libtpu, which only planning needs: pip install libtpu",
 )
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_libtpu_knows_the_slices_of_the_help():
+  for topology in re.findall(r"v\w+:[\dx]+", plan.FLAGS["topology"]):
+    chip, devices = plan.describe(topology)
+    sides = map(int, topology.split(":")[1].split("x"))
+    assert len(devices) * chip.share == math.prod(sides)
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("flags", [(), ("--search",)])
+def test_libtpu_prints_no_stack_when_ended(flags):
+  command = [sys.executable, "-m", "vit_jax.plan", "--topology=v5e:2x2"]
+  command += ["--config=configs/vit_b16.py", *flags]
+  process = subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+  time.sleep(20)  # it compiles for minutes
+  process.terminate()
+  _, said = process.communicate()
+  assert process.returncode == 143
+  assert said.startswith("SIGTERM: ended; ") and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@needs_libtpu
 def test_compiled_for_a_slice():
   code = (
     "import json, tiny; from vit_jax import plan;"

@@ -20,7 +20,6 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse("vit_jax.benchmark", FLAGS, switches=("json",))
 
 # ruff: noqa: E402
-import collections
 import dataclasses
 import functools
 import importlib.util
@@ -42,8 +41,9 @@ from vit_jax import host_memory, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.ceiling import ceiling
+from vit_jax.chips import peak_flops, unknown_peak
 from vit_jax.config import Config, ConfigError
-from vit_jax.flops import peak_flops, train_flops
+from vit_jax.flops import train_flops
 from vit_jax.meter import Meter
 from vit_jax.models import build
 from vit_jax.opstring import image_size
@@ -51,6 +51,10 @@ from vit_jax.optim import make_optimizer
 
 INPUTS = ("synthetic", "real")
 BLOCKS = 10  # into which the steps are cut; the medians are over them
+# Steps of a block at least, if there are as many. A program that has the core
+# delays the clock by a step or two, which makes one block longer, the next
+# shorter, and a block of one step nothing at all.
+LEAST_BLOCK = 5
 WARMUP = 3  # steps at least, of which nothing is told
 AHEAD = 2  # steps given to the device while one computes, as in training
 
@@ -65,11 +69,11 @@ def measure(
   Args:
     config: The run.
     kind: Of input, one of `INPUTS`.
-    steps: How many are timed, in at most `BLOCKS` equal blocks.
+    steps: How many are timed, in equal blocks; see `blocks`.
 
   Returns:
     What JSON can hold. Of the run: device, devices, mesh, jax, xla_flags,
-    model, params, image_size, dtype, batch_size, accum_steps, remat, scan,
+    model, params, image_size, dtype, batch_size, microbatches, remat, scan,
     input. Times: compile_seconds (no cache), steps, block_steps, step_seconds
     (median over blocks), step_seconds_least, step_seconds_most. Of a device:
     images_per_second_per_device, flops_per_second (model FLOPs: what is
@@ -116,8 +120,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
   compiled = step.lower(state, batch).compile()
   compile_seconds = time.perf_counter() - start
 
-  block = max(1, steps // BLOCKS)
-  steps -= steps % block
+  steps, block = blocks(steps)
   per_image = train_flops(config.model, size, num_classes)
   seconds, wait, loss = run(
     compiled,
@@ -145,7 +148,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
-    "accum_steps": sharding.accum_steps(config, mesh),
+    "microbatches": sharding.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "input": kind,
@@ -169,6 +172,16 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "loss": loss,
     "input_wait": wait if kind == "real" else None,
   }
+
+
+def blocks(steps: int) -> tuple[int, int]:
+  """Returns how many steps are timed, and how many make a block.
+
+  >>> blocks(10), blocks(77)
+  ((10, 5), (77, 7))
+  """
+  block = min(steps, max(LEAST_BLOCK, steps // BLOCKS))
+  return steps - steps % block, block
 
 
 def run(
@@ -196,32 +209,26 @@ def run(
     Seconds a step of each block, the share of time that the device waited for
     input, and the last loss.
   """
-  waiting, ends = collections.deque(), []
-
-  def see_end_of_first():
-    loss = jax.block_until_ready(waiting.popleft())
-    ends.append(time.perf_counter())
-    if len(ends) == warmup:
-      meter.rates(warmup)
-    return loss
-
+  ends = []
   try:
-    for _ in range(warmup + steps):
+    for number in range(warmup + steps):
       with meter.input():
         batch = next(batches)
       state, metrics = step(state, batch)
-      meter.runs(metrics["loss"])
-      waiting.append(metrics["loss"])
-      if len(waiting) > AHEAD:
-        see_end_of_first()
-    while waiting:
-      loss = see_end_of_first()
+      ends.append(meter.runs(metrics["loss"]))
+      if number >= AHEAD:
+        ends[number - AHEAD].result()
+      if number == warmup:
+        meter.rates(warmup)
+    loss = float(metrics["loss"])
     wait = meter.rates(warmup + steps)["input_wait"]
+    # Times of the meter's thread: this one learns of several ends at once where
+    # handing out a step waits for the step before, as on a CPU.
+    at = [end.result() for end in ends[warmup - 1 :: block]]
   finally:
     meter.close()
-  at = ends[warmup - 1 :: block]
   seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
-  return seconds, wait, float(loss)
+  return seconds, wait, loss
 
 
 def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
@@ -328,6 +335,8 @@ def table(found: dict[str, Any]) -> str:
       f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
       f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
+  elif fault := unknown_peak(found["device"]):
+    mfu += f"; {fault}"
   counted = {
     "device": "as the device counts",
     "compiler": "of the step, as the compiler counts",
@@ -339,7 +348,7 @@ def table(found: dict[str, Any]) -> str:
     "model": f"{found['model']}, {found['params'] / 1e6:,.1f} M parameters,"
     f" {height} x {width} pixels, {found['dtype']}",
     "batch": f"{found['batch_size']:,} images,"
-    f" accum_steps={found['accum_steps']}, remat={found['remat']},"
+    f" microbatches={found['microbatches']}, remat={found['remat']},"
     f" scan={found['scan']}, {found['input']} input",
     "compile": f"{found['compile_seconds']:.1f} s",
     "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"

@@ -184,8 +184,8 @@ class OptimConfig:
   )
   microbatch: int | None = _field(
     None,
-    "most images that pass through a device at once, whose gradients are then"
-    " summed; None: all of its share of the batch",
+    "most images of a microbatch, on each device, which sums the gradients of"
+    " its microbatches; None: one microbatch",
   )
   ema_decay: float | None = _field(
     None,

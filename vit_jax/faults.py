@@ -102,7 +102,7 @@ def _batch_faults(config: Config) -> Iterator[str]:
   if micro is not None and micro < 1:
     yield (
       f"config.optim.microbatch: got {micro}, expected 1 or more images, or"
-      " None for all at once."
+      " None for one microbatch."
     )
   for e in config.evals:
     if e.batch_size is not None and e.batch_size < 1:

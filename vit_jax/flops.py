@@ -1,35 +1,7 @@
-"""How much arithmetic a step is, and how much a device could do."""
-
-import re
+"""How much arithmetic a step is."""
 
 from vit_jax.config import ModelConfig
 from vit_jax.geometry import patch_grid, size, stages
-
-# Dense bfloat16 peak of one jax device, FLOP/s, by jax's `device_kind`; the
-# makers' data sheets. A v2 or v3 device is one core, half a chip.
-PEAK_FLOPS = {
-  "TPU v2": 22.5e12,
-  "TPU v3": 61.5e12,
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5p": 459e12,
-  "TPU v5": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-  "V100": 125e12,
-  "T4": 65e12,
-  "A100": 312e12,
-  "L4": 121e12,
-  "H100": 989e12,
-  "H200": 989e12,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-  """Returns bfloat16 FLOP/s of a device, None where it is not known."""
-  matches = [k for k in PEAK_FLOPS if re.search(rf"\b{k}\b", device_kind)]
-  return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 
 def forward_macs(

@@ -71,13 +71,17 @@ class Meter:
       rates["mfu"] = per_device * self._flops_per_image / self._peak_flops
     return rates
 
-  def runs(self, result) -> None:
+  def runs(self, result) -> concurrent.futures.Future[float]:
     """Says that the device was given a step.
 
     Args:
       result: An array that the step computes, and nobody donates.
+
+    Returns:
+      When the device had computed it, by time.perf_counter().
     """
     self._idle_since = self._watcher.submit(_end_of, result)
+    return self._idle_since
 
   @contextlib.contextmanager
   def input(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import geometry, sharding
+from vit_jax.chips import unknown_peak
 from vit_jax.config import Config, to_dict
 from vit_jax.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
@@ -173,6 +174,8 @@ def text(
     lines.insert(-1, f"average     {average}")
   if note := source.note():
     lines.append(f"note        {note}")
+  if fault := unknown_peak(mesh.devices.flat[0].device_kind):
+    lines.append(f"MFU         not shown: {fault}")
   return "\n".join(lines)
 
 

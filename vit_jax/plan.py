@@ -9,15 +9,17 @@ libtpu`), which needs no TPU. Nothing runs.
 
 import os
 
-from vit_jax import cli
+from vit_jax import cli, signals
 
 FLAGS = {
-  "topology": "slice to compile for: v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4",
+  "topology": "slice to compile for, one of a family such as v3:4x4,"
+  " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
   "json": "print one line of JSON instead of a table",
   "search": "try mesh, microbatch, remat, scan and batch, and name the fastest",
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  signals.end_at_once()
   ARGS = cli.parse("vit_jax.plan", FLAGS, switches=("json", "search"))
 
 # The machine at hand is only the compiler's. libtpu must not look for a TPU.
@@ -53,7 +55,7 @@ from vit_jax.hlo import Module
 from vit_jax.models import build
 from vit_jax.opstring import image_size
 from vit_jax.optim import make_optimizer
-from vit_jax.search import gib, search
+from vit_jax.search import Search, gib
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -138,7 +140,7 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     "chips": num_chips,
     "mesh": dict(mesh.shape),
     "batch_size": config.data.batch_size,
-    "accum_steps": sharding.accum_steps(config, mesh),
+    "microbatches": sharding.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "split": sharding.describe(config, arguments[0].params, mesh),
@@ -346,19 +348,43 @@ def main(args: cli.Args) -> None:
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
+    with signals.held():
+      num_devices = len(describe(topology)[1])  # libtpu's handlers come with it
+      signals.end_at_once(lambda: f"{topology} was not compiled to the end")
     if args.flags["search"] == "true":
-      stream = sys.stderr if wants_json else sys.stdout
-      result = search(
-        args.config,
-        len(describe(topology)[1]),
-        lambda choice: plan(choice, topology),
-        lambda text: print(text, file=stream, flush=True),
-      )
+      result = _search(args.config, topology, num_devices, wants_json)
     else:
-      result = plan(args.config, topology)
+      result = signals.in_thread(lambda: plan(args.config, topology))
   except ConfigError as e:
     sys.exit(str(e))
-  print(json.dumps(result) if wants_json else table(result))
+  show(result, wants_json)
+
+
+def _search(
+  config: Config, topology: str, num_devices: int, wants_json: bool
+) -> dict[str, Any]:
+  stream = sys.stderr if wants_json else sys.stdout
+  search = Search(
+    config,
+    num_devices,
+    lambda choice: plan(choice, topology),
+    lambda text: print(text, file=stream, end="", flush=True),
+  )
+
+  def last_words() -> str:
+    print(file=stream, flush=True)  # ends the line of the choice
+    if search.fastest:
+      show(search.fastest[0], wants_json)
+    at = f"at choice {search.number} of {search.total}"
+    return f"{at}; fastest so far: {search.best()}"
+
+  signals.end_at_once(last_words)
+  return signals.in_thread(search.run)
+
+
+def show(result: dict[str, Any], wants_json: bool) -> None:
+  """Prints a plan."""
+  print(json.dumps(result) if wants_json else table(result), flush=True)
 
 
 if __name__ == "__main__":

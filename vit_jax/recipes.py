@@ -39,8 +39,8 @@ def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
 
   Args:
     c: To be changed. The state is split over up to 16 chips.
-    microbatch: Images of a device that pass at once: as many as 16 GiB hold,
-      if that is faster. The results are the same.
+    microbatch: Images of one, on each device: as many as 16 GiB hold, if that
+      is faster. The results are the same.
 
   Source: docs/performance.md.
   """

@@ -10,13 +10,8 @@ from vit_jax.config import Config, ConfigError
 Found = dict[str, Any]
 
 
-def search(
-  config: Config,
-  num_devices: int,
-  plan: Callable[[Config], Found],
-  report: Callable[[str], None],
-) -> Found:
-  """Plans every choice, tells each, and returns the fastest that fits.
+class Search:
+  """Plans one choice after another, tells each, and keeps the fastest.
 
   First mesh, microbatch and remat at the batch of the config, with blocks in a
   scan, which compiles in a minute; then the best of these in a loop; then half
@@ -27,39 +22,86 @@ def search(
     config: The run; itself the first choice.
     num_devices: Of the slice.
     plan: Compiles one choice; see `vit_jax.plan.plan`.
-    report: Takes a line of text.
+    report: Takes text; what it is given ends with a newline or is the
+      beginning of a line.
 
-  Raises:
-    ConfigError: Nothing fits.
+  Attributes:
+    fastest: What was planned for the fastest choice that fits, and the choice;
+      None before the first that does.
+    number: Of the choice that is being compiled, from 1; 0 before the first.
+    total: Of choices.
   """
-  fitting: list[tuple[Found, Config]] = []
 
-  def attempt(choice: Config) -> None:
-    found = plan(choice)
-    report(line(found))
-    if found["fits"]:
-      fitting.append((found, choice))
+  def __init__(
+    self,
+    config: Config,
+    num_devices: int,
+    plan: Callable[[Config], Found],
+    report: Callable[[str], None],
+  ):
+    self.fastest: tuple[Found, Config] | None = None
+    self.number = 0
+    self._config, self._num_devices = config, num_devices
+    self._plan, self._report = plan, report
+    self._choices = list(choices(config, num_devices))
+    self._batches = batches(config, num_devices)
+    self.total = len(self._choices) + 1 + len(self._batches)
 
-  def best() -> tuple[Found, Config]:
-    return max(fitting, key=lambda pair: pair[0]["images_per_second"])
+  def run(self) -> Found:
+    """Returns the plan of the fastest.
 
-  for choice in choices(config, num_devices):
-    attempt(choice)
-  if fitting and best()[1].model.scan:
-    attempt(in_a_loop(best()[1]))
-  if fitting:
-    report(f"fastest at this batch: {line(best()[0])}")
-  for choice in other_batches(best()[1] if fitting else config, num_devices):
-    attempt(choice)
-  if not fitting:
-    raise ConfigError(
-      [
-        f"config.data.batch_size: got {config.data.batch_size}, which fits in"
-        " none of the ways tried; use a smaller batch, or a larger slice."
-      ]
+    Raises:
+      ConfigError: Nothing fits.
+    """
+    self._report(
+      f"{self.total} choices: {len(self._choices)} of mesh, microbatch and"
+      " remat, the fastest of them without scan, and it with a batch of"
+      f" {' and '.join(map(str, self._batches)) or 'no other size'}\n"
     )
-  report(f"fastest: {line(best()[0])}")
-  return best()[0]
+    for choice in self._choices:
+      self._attempt(choice)
+    if self.fastest and self.fastest[1].model.scan:
+      self._attempt(in_a_loop(self.fastest[1]))
+    else:
+      self.total -= 1
+    base = self.fastest[1] if self.fastest else self._config
+    for batch_size in self._batches:
+      data = dataclasses.replace(base.data, batch_size=batch_size)
+      self._attempt(dataclasses.replace(base, data=data))
+    if not self.fastest:
+      got = self._config.data.batch_size
+      raise ConfigError(
+        [
+          f"config.data.batch_size: got {got}, which fits in none of the ways"
+          " tried; use a smaller batch, or a larger slice."
+        ]
+      )
+    self._report(f"fastest: {self.best()}\n")
+    return self.fastest[0]
+
+  def _attempt(self, choice: Config) -> None:
+    self.number += 1
+    count = f"{self.number:>{len(str(self.total))}}/{self.total}"
+    self._report(f"[{count}] {options(choice):<70} ")
+    found = self._plan(choice)
+    is_faster = found["fits"] and (
+      self.fastest is None
+      or found["images_per_second"] > self.fastest[0]["images_per_second"]
+    )
+    if is_faster:
+      self.fastest = (found, choice)
+      best = "this"
+    else:
+      best = speed(self.fastest[0]) if self.fastest else "none"
+    self._report(f"{price(found)}; fastest so far: {best}\n")
+
+  def best(self) -> str:
+    """Returns the fastest so far, its price, and how to ask for it."""
+    if self.fastest is None:
+      return "none"
+    found, choice = self.fastest
+    flags = options(choice).replace(" ", " --config.")
+    return f"{price(found)}, with --config.{flags}"
 
 
 def choices(config: Config, num_devices: int) -> Iterator[Config]:
@@ -70,12 +112,14 @@ def choices(config: Config, num_devices: int) -> Iterator[Config]:
   for fsdp, microbatch, remat in itertools.product(
     (1, -1), microbatches, ("none", "dots", "full")
   ):
-    yield dataclasses.replace(
+    choice = dataclasses.replace(
       config,
       mesh=dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, tensor=1),
       optim=dataclasses.replace(config.optim, microbatch=microbatch),
       model=dataclasses.replace(config.model, scan=True, remat=remat),
     )
+    if choice != config:
+      yield choice
 
 
 def in_a_loop(config: Config) -> Config:
@@ -84,27 +128,34 @@ def in_a_loop(config: Config) -> Config:
   return dataclasses.replace(config, model=model)
 
 
-def other_batches(config: Config, num_devices: int) -> Iterator[Config]:
-  """Yields half and twice the batch, where the devices divide them."""
-  for batch_size in (config.data.batch_size // 2, config.data.batch_size * 2):
-    if batch_size and batch_size % num_devices == 0:
-      data = dataclasses.replace(config.data, batch_size=batch_size)
-      yield dataclasses.replace(config, data=data)
+def batches(config: Config, num_devices: int) -> list[int]:
+  """Returns half and twice the batch, where the devices divide them."""
+  sizes = (config.data.batch_size // 2, config.data.batch_size * 2)
+  return [n for n in sizes if n and n % num_devices == 0]
 
 
-def line(found: Found) -> str:
-  """Returns one choice and its price in a line."""
-  mesh = " ".join(f"{k}={v}" for k, v in found["mesh"].items())
-  what = (
-    f"{mesh} batch={found['batch_size']} accum={found['accum_steps']}"
-    f" remat={found['remat']} scan={found['scan']}"
-  )
-  if not found["fits"]:
-    return f"{what:<70} does not fit: {gib(found['peak_bytes'])}"
+def options(choice: Config) -> str:
+  """Returns what makes a choice, as options under config."""
+  mesh, model = choice.mesh, choice.model
   return (
-    f"{what:<70} {1e3 * found['price_seconds']:8.1f} ms"
-    f" {found['images_per_second']:9,.0f} images/s  {gib(found['peak_bytes'])}"
+    f"mesh.data={mesh.data} mesh.fsdp={mesh.fsdp} mesh.tensor={mesh.tensor}"
+    f" data.batch_size={choice.data.batch_size}"
+    f" optim.microbatch={choice.optim.microbatch}"
+    f" model.remat={model.remat} model.scan={str(model.scan).lower()}"
   )
+
+
+def price(found: Found) -> str:
+  """Returns what a choice costs, in a few words."""
+  if not found["fits"]:
+    return f"does not fit: {gib(found['peak_bytes'])}"
+  milli = 1e3 * found["price_seconds"]
+  return f"{milli:.1f} ms, {speed(found)}, {gib(found['peak_bytes'])}"
+
+
+def speed(found: Found) -> str:
+  """Returns the rate of a choice."""
+  return f"{found['images_per_second']:,.0f} images/s"
 
 
 def gib(size: int) -> str:

@@ -103,19 +103,19 @@ def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
   ]
 
 
-def accum_steps(config: Config, mesh: Mesh) -> int:
-  """Returns in how many microbatches a device passes its rows of a batch."""
+def microbatches_of(config: Config, mesh: Mesh) -> int:
+  """Returns the number of microbatches of a step, on every device."""
   devices = mesh.shape["data"] * mesh.shape["fsdp"]
   rows = config.data.batch_size // devices
-  return num_passes(rows, config.optim.microbatch)
+  return num_microbatches(rows, config.optim.microbatch)
 
 
-def num_passes(num_rows: int, microbatch: int | None) -> int:
-  """Returns the fewest equal passes of at most so many rows.
+def num_microbatches(num_rows: int, microbatch: int | None) -> int:
+  """Returns the least number of equal microbatches of at most so many rows.
 
   Example:
-    >>> num_passes(24, 16), num_passes(24, None), num_passes(8, 16)
-    (2, 1, 1)
+    >>> [num_microbatches(24, n) for n in (16, 7, None)]
+    [2, 4, 1]
   """
   least = -(-num_rows // (microbatch or num_rows))
   return next(n for n in range(least, num_rows + 1) if num_rows % n == 0)
@@ -167,8 +167,8 @@ def left_whole(
 
 def describe(config: Config, params, mesh: Mesh) -> str:
   """Returns in words how a step is cut up, and what is not."""
-  passes = accum_steps(config, mesh)
-  text = f"{passes} microbatch{'es' * (passes > 1)} a step"
+  number = microbatches_of(config, mesh)
+  text = f"{number} microbatch{'es' * (number > 1)} a step"
   share, indivisible = left_whole(params, mesh)
   if mesh.shape["fsdp"] > 1:
     text += f"; every device holds {100 * share:.2f} % of the parameters whole"

@@ -19,7 +19,7 @@ from vit_jax import collectives, optim
 from vit_jax.chips import compiler_options
 from vit_jax.config import Config
 from vit_jax.losses import LOSSES, smooth, targets_of
-from vit_jax.sharding import BATCH_SPEC, infer, num_passes, replicated
+from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 
 
 @flax.struct.dataclass
@@ -98,8 +98,8 @@ def make_train_step(
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
-  The loss is the mean over the rows that the mask leaves. Every device passes
-  its own rows through the network, config.optim.microbatch at a time, and sums
+  The loss is the mean over the rows that the mask leaves. Every device cuts
+  its own rows into microbatches of at most config.optim.microbatch, and sums
   their gradients; only these sums cross the links, once a step. The result is
   that of the whole batch on one device, up to rounding.
 
@@ -121,7 +121,7 @@ def make_train_step(
   specs = collectives.manual_specs(shardings.params)
 
   def summed_loss(params, batch, rng):
-    """Sum over the rows, so that passes and devices add up."""
+    """Sum over the rows, so that microbatches and devices add up."""
     logits, _ = model.apply(
       {"params": params},
       normalise(batch["image"]),
@@ -138,23 +138,23 @@ def make_train_step(
     whole = collectives.gather(params, specs, config.model.dtype)
     grad_fn = jax.value_and_grad(summed_loss)
     num_rows = batch["mask"].shape[0]
-    passes = num_passes(num_rows, config.optim.microbatch)
-    if passes == 1:
+    number = num_microbatches(num_rows, config.optim.microbatch)
+    if number == 1:
       loss, grads = grad_fn(whole, batch, rng)
     else:
 
-      def add_pass(total, micro):
-        part = grad_fn(whole, micro, rng)
+      def add(total, microbatch):
+        part = grad_fn(whole, microbatch, rng)
         return jax.tree.map(
           lambda t, p: t + p.astype(t.dtype), total, part
         ), None
 
       zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
       total = (jnp.zeros(()), jax.tree.map(zeros, whole))
-      micros = jax.tree.map(
-        lambda x: x.reshape(passes, num_rows // passes, *x.shape[1:]), batch
+      microbatches = jax.tree.map(
+        lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
       )
-      (loss, grads), _ = jax.lax.scan(add_pass, total, micros)
+      (loss, grads), _ = jax.lax.scan(add, total, microbatches)
       grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, whole)
     return collectives.total(loss), collectives.reduce(grads, specs)
 

@@ -39,9 +39,10 @@ from vit_jax import (
 )
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
+from vit_jax.chips import peak_flops
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.data.pipeline import train_batches
-from vit_jax.flops import peak_flops, train_flops
+from vit_jax.flops import train_flops
 from vit_jax.meter import Meter
 from vit_jax.models import build
 from vit_jax.opstring import image_size

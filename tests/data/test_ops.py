@@ -286,6 +286,23 @@ def test_inception_crop_keeps_to_area_and_aspect():
   assert 0.75 * 0.97 < min(aspects) < 0.80 and 1.25 < max(aspects) < 1.38
 
 
+def test_inception_crop_draws_big_vision_s_boxes():
+  """Which leaves the aspect ratio and the attempts to TensorFlow."""
+  image = coordinates(180, 240)
+  for key in keys(20):
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+      image.shape,
+      tf.zeros([0, 0, 4]),
+      key,
+      min_object_covered=0.0,
+      area_range=(0.05, 1.0),
+      use_image_if_no_bounding_boxes=True,
+    )
+    box = _box(ops.inception_crop(tf.constant(image), key, 256))
+    begin, size = begin.numpy(), size.numpy()
+    assert box == (*begin[:2], *(begin + size)[:2])
+
+
 def test_inception_crop_takes_the_whole_image_when_nothing_fits():
   # Three quarters of a strip of 1:8 are no box of 3:4 to 4:3.
   image = tf.constant(coordinates(20, 160))

@@ -1,13 +1,12 @@
 """Resizing against scipy, jax, the original code, other libraries, by hand."""
 
 import pathlib
-import sys
-import types
 
 import jax
 import numpy as np
 import pytest
 import scipy.ndimage
+import torch_libraries
 
 from vit_jax.models.resample import (
   METHODS,
@@ -44,15 +43,6 @@ def _assert_equal_but_for_positions(got, expected, table, old, new):
   side = max(*old, *new)
   atol = 8 * 2.0**-24 * side * np.abs(table).max()
   np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
-
-
-def _timm_layers(monkeypatch):
-  """timm, which imports a torchvision that may be of another torch."""
-  name = "torchvision._meta_registrations"
-  monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-  import timm.layers
-
-  return timm.layers
 
 
 @pytest.mark.parametrize(
@@ -193,10 +183,10 @@ def test_equals_jax(method, theirs, antialias, old, new):
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
 @pytest.mark.parametrize("has_cls_row", [False, True])
-def test_equals_timm(old, new, has_cls_row, monkeypatch):
+def test_equals_timm(old, new, has_cls_row):
   import torch
 
-  layers = _timm_layers(monkeypatch)
+  layers = torch_libraries.load("timm.layers")
   rng = np.random.default_rng(0)
   num_rows = old[0] * old[1] + has_cls_row
   table = rng.normal(size=(1, num_rows, 8)).astype("f")
@@ -211,11 +201,10 @@ def test_equals_timm(old, new, has_cls_row, monkeypatch):
 @pytest.mark.parametrize("old, new", GRIDS)  # theirs are square at first
 def test_equals_hugging_face(old, new):
   import torch
-  from transformers import ViTConfig
-  from transformers.models.vit.modeling_vit import ViTEmbeddings
 
-  config = ViTConfig(image_size=4 * old[0], patch_size=4, hidden_size=8)
-  embeddings = ViTEmbeddings(config)
+  vit = torch_libraries.load("transformers.models.vit.modeling_vit")
+  config = vit.ViTConfig(image_size=4 * old[0], patch_size=4, hidden_size=8)
+  embeddings = vit.ViTEmbeddings(config)
   table = embeddings.position_embeddings.detach().numpy()
   got = resample_posemb(table, old, new, True, "hf")
   with torch.no_grad():
@@ -276,10 +265,10 @@ def test_equal_patches_change_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new", PATCHES)
-def test_patch_kernels_equal_timm(old, new, monkeypatch):
+def test_patch_kernels_equal_timm(old, new):
   import torch
 
-  layers = _timm_layers(monkeypatch)
+  layers = torch_libraries.load("timm.layers")
   kernel = np.random.default_rng(0).normal(size=(*old, 3, 4)).astype("f")
   got = resample_patch_kernel(kernel, new)
   # timm's default is bicubic and antialiased, the paper's is neither.

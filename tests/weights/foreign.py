@@ -1,27 +1,11 @@
 """What tests of other libraries' weights share: random ones, and logits."""
 
-import importlib
-import sys
-import types
-
 import flax
 import jax
 import numpy as np
 
 from vit_jax import models
 from vit_jax.weights.lazy import lazy
-
-
-def import_torch(name):
-  """Imports a library that stands on torch.
-
-  A torchvision that was built for another torch fails in this one of its
-  modules, which registers shapes for torch.compile and is not needed.
-  """
-  sys.modules.setdefault(
-    "torchvision._meta_registrations", types.ModuleType("unused")
-  )
-  return importlib.import_module(name)
 
 
 def shapes(model, num_classes, image_size):

@@ -7,6 +7,7 @@ import math
 import foreign
 import numpy as np
 import pytest
+import torch_libraries
 from safetensors.numpy import save_file
 
 from vit_jax.config import ModelConfig
@@ -225,7 +226,7 @@ def test_the_configs():
 
 @pytest.fixture(scope="module")
 def transformers():
-  return foreign.import_torch("transformers")
+  return torch_libraries.load("transformers")
 
 
 def _save(folder, arrays, config, preprocessor):

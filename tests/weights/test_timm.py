@@ -5,6 +5,7 @@ import dataclasses
 import foreign
 import numpy as np
 import pytest
+import torch_libraries
 
 from vit_jax.config import ModelConfig
 from vit_jax.weights import timm as weights
@@ -338,7 +339,7 @@ def test_differences():
 
 @pytest.fixture(scope="module")
 def timm():
-  return foreign.import_torch("timm")
+  return torch_libraries.load("timm")
 
 
 def _compare(timm, model, image_size, num_heads=None):

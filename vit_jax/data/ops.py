@@ -20,7 +20,8 @@ from vit_jax.data.records import Record
 
 BoundOp = Callable[..., tf.Tensor]
 
-ASPECT_RATIOS = (3 / 4, 4 / 3)  # Width over height, of an inception crop.
+# Of an inception crop: TensorFlow's defaults, and so big_vision's.
+ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # Then the whole image is taken.
 
 
@@ -68,8 +69,9 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
 def inception_crop(image, key, size, area_min=5, area_max=100):
   """Crops a random box and resizes it.
 
-  The box covers `area_min` to `area_max` percent of the image, its aspect
-  ratio is between 3/4 and 4/3; the whole image is taken if 100 attempts fail.
+  The box covers `area_min` to `area_max` percent of the image, its width is
+  0.75 to 1.33 times its height (as in big_vision; the paper says 3/4 to 4/3);
+  the whole image is taken if 100 attempts fail.
 
   Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
   """

@@ -1,15 +1,18 @@
-"""Every model by name."""
+"""Every model by name.
 
-import flax.linen as nn
+The modules are imported when they are built, so that `python -m vit_jax.models
+--help` need not wait for jax and flax.
+"""
 
 from vit_jax.config import ModelConfig
 from vit_jax.geometry import norms, size, stages
-from vit_jax.models.resnet import Norms, ResNet
-from vit_jax.models.vit import ViT
 from vit_jax.variants import nearest
 
 
-def _vit(model: ModelConfig, num_classes: int) -> ViT:
+def _vit(model: ModelConfig, num_classes: int):
+  from vit_jax.models.resnet import Norms
+  from vit_jax.models.vit import ViT
+
   sizes, patch = size(model)
   return ViT(
     num_classes=num_classes,
@@ -35,7 +38,9 @@ def _vit(model: ModelConfig, num_classes: int) -> ViT:
   )
 
 
-def _resnet(model: ModelConfig, num_classes: int) -> ResNet:
+def _resnet(model: ModelConfig, num_classes: int):
+  from vit_jax.models.resnet import Norms, ResNet
+
   return ResNet(
     num_classes=num_classes,
     stages=stages(model),
@@ -51,8 +56,8 @@ def _resnet(model: ModelConfig, num_classes: int) -> ResNet:
 MODELS = {"vit": _vit, "bit": _resnet, "bit_v1": _resnet}
 
 
-def build(model: ModelConfig, num_classes: int) -> nn.Module:
-  """Returns the network that `model` describes.
+def build(model: ModelConfig, num_classes: int):
+  """Returns the network that `model` describes, a `flax.linen.Module`.
 
   Called on images [b, h, w, c] in [-1, 1] it returns logits [b, num_classes]
   and a dict of intermediates, of which "pre_logits" is what the head sees.
