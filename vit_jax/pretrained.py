@@ -20,7 +20,7 @@ from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
 from vit_jax.opstring import image_size as size_after
 
-BATCH = 16  # images that `predict` passes at once
+BATCH = 16  # images in a forward pass of `predict`
 
 # Inference needs none of what makes training fit or generalise.
 INFERENCE = dict(
