@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.models.noise import RECORDS, Dropout, keeps
+from vit_jax.models.noise import RECORDS, Dropout, drop
 from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
@@ -106,8 +106,7 @@ class EncoderBlock(nn.Module):
     """Zeroes whole examples, and scales the rest to keep the expectation."""
     if rate is None:
       return x
-    kept = keeps(self.make_rng("dropout"), records, (1, 1), rate)
-    return jnp.where(kept, x / (1 - rate).astype(x.dtype), 0)
+    return drop(x, self.make_rng("dropout"), records, (1, 1), rate)
 
 
 class PositionEmbedding(nn.Module):
