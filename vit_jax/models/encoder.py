@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.models.noise import RECORDS, Dropout, keeps
+from vit_jax.models.noise import RECORDS, Dropout, drop
 from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
@@ -93,21 +93,24 @@ class EncoderBlock(nn.Module):
     )(y, y)
     y = Dropout(self.dropout)(y, records)
     out["attention"] = y = self._drop_branch(y, drop_rate, records)
-    out["after_attention"] = x = x + y
+    out["after_attention"] = x = (x + y).astype(x.dtype)
 
     y = MlpBlock(
       self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_0"
     )(norm("LayerNorm_1", x), records)
     out["mlp"] = y = self._drop_branch(y, drop_rate, records)
-    out["after_mlp"] = x = x + y
+    out["after_mlp"] = x = (x + y).astype(x.dtype)
     return x, out
 
   def _drop_branch(self, x, rate, records):
-    """Zeroes whole examples, and scales the rest to keep the expectation."""
+    """Zeroes whole examples, and scales the rest to keep the expectation.
+
+    In float32, since the first blocks scale by less than bfloat16 can tell
+    from 1; rounded with the sum.
+    """
     if rate is None:
       return x
-    kept = keeps(self.make_rng("dropout"), records, (1, 1), rate)
-    return jnp.where(kept, x / (1 - rate).astype(x.dtype), 0)
+    return drop(x, self.make_rng("dropout"), records, (1, 1), rate)
 
 
 class PositionEmbedding(nn.Module):
