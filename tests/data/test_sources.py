@@ -242,6 +242,21 @@ def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
     np.testing.assert_array_equal(batches[0][key], batches[1][key])
 
 
+@pytest.mark.slow
+def test_a_process_that_reads_by_number_ends(data_dir):
+  """Though records are being read ahead; unclosed, one of three never ends."""
+  code = (
+    "from vit_jax.data import pipeline, sources, tfds_source;"
+    "tfds_source.MEMORY_LIMIT = 0;"
+    f"s = sources.open_source('digits', 'train', {data_dir!r});"
+    "assert isinstance(s, tfds_source.TfdsByNumber);"
+    "b = pipeline.train_batches(s, 'decode|resize(64)', batch_size=64, seed=0);"
+    "next(b)"
+  )
+  for _ in range(8):
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_split_in_class_order_is_told(prepared, monkeypatch):
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
   note = open_sorted(prepared, "tfrecord").note()

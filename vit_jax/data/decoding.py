@@ -6,8 +6,11 @@ way, in which such an image becomes a row with mask False and nothing shifts.
 Every such image is named once, and too many of them are an error.
 """
 
+import atexit
+import contextlib
 import logging
 import re
+import weakref
 from collections.abc import Callable, Iterator
 
 from vit_jax import opstring
@@ -88,6 +91,25 @@ def iterate(
     ValueError: Too many images that cannot be decoded, or an error of the
       preprocessing or of reading, with what was being read.
   """
+  batches = _iterate(source, read, fns, first_step)
+  _OPEN.add(batches)
+  return batches
+
+
+# TensorFlow's threads may be running Python to read records. A process that
+# ends while they do waits for them for good, since from then on they never get
+# the interpreter; so iterators are closed before it ends.
+_OPEN: weakref.WeakSet = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+  for batches in list(_OPEN):
+    with contextlib.suppress(ValueError):  # in use by a thread of its own
+      batches.close()
+
+
+def _iterate(source, read, fns, first_step) -> Iterator[Batch]:
   quick, careful = fns
   is_careful, step = False, first_step
   iterator = read(step, quick).as_numpy_iterator()
