@@ -95,7 +95,9 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
 
 def test_a_run_says_which(monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
-  source = types.SimpleNamespace(num_examples=100, num_classes=10)
+  source = types.SimpleNamespace(
+    num_examples=100, num_classes=10, note=lambda: ""
+  )
   parts = tiny.Parts(config, jax.devices()[:1])
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
