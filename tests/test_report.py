@@ -239,6 +239,21 @@ def test_tiles_say_data_set_and_metric(demo):
   ]
 
 
+def test_a_held_out_part_is_no_headline_beside_a_test(tmp_path):
+  evals = (
+    ClassificationConfig(name="val", split="train[90%:]"),
+    ClassificationConfig(name="test", split="test"),
+  )
+  row = {"step": 1, "val/top1": 0.5, "test/top1": 0.25}
+  _write_run(tmp_path / "a", "digits", evals, [row], (2, 2))
+  page = _Page(report.write_report(str(tmp_path / "a")).read_text())
+  assert [t[:2] for t in page.tiles] == [["25.0%", "digits test, top-1"]]
+  assert ["digits train[90%:]", "50.0%"] in [row[:2] for row in page.rows]
+  _write_run(tmp_path / "b", "digits", evals[:1], [row], (2, 2))
+  page = _Page(report.write_report(str(tmp_path / "b")).read_text())
+  assert page.tiles[0][:2] == ["50.0%", "digits train[90%:], top-1"]
+
+
 def test_every_l2_weight_is_in_the_table(demo):
   rows = _Page((demo / "report.html").read_text()).rows
   start = rows.index(["features", "L2", *SHOTS])

@@ -104,6 +104,14 @@ class Run:
     same = [n for n, t in texts.items() if t == text]
     return text if len(same) < 2 else f"{text} ({name})"
 
+  def is_held_out(self, name: str) -> bool:
+    """True for an evaluator on a part of the split that was trained on."""
+    data, options = self.config.get("data", {}), self.evals.get(name)
+    if options is None or options.dataset not in (None, data.get("dataset")):
+      return False
+    base = options.split.partition("[")[0]
+    return base == str(data.get("split")).partition("[")[0]
+
   def top1(self) -> str | None:
     """Returns the name of the metric that stands for the run."""
     names = self.evaluators("classification")

@@ -8,10 +8,16 @@ MOST_COLUMNS = 4  # runs side by side; more are rows
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
-  """Share, what it is of, and what else to know, of all that a run scored."""
+  """Share, what it is of, and what else to know, of all that a run scored.
+
+  A held-out part of the split that was trained on is no headline beside
+  another split: a run is chosen by it.
+  """
+  names = run.evaluators("classification")
+  tests = [n for n in names if not run.is_held_out(n)]
   found = [
     (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
-    for n in run.evaluators("classification")
+    for n in tests or names
   ]
   for name in run.evaluators("fewshot"):
     by_l2 = run.fewshot(name)
