@@ -249,6 +249,7 @@ def test_a_held_out_part_is_no_headline_beside_a_test(tmp_path):
   page = _Page(report.write_report(str(tmp_path / "a")).read_text())
   assert [t[:2] for t in page.tiles] == [["25.0%", "digits test, top-1"]]
   assert ["digits train[90%:]", "50.0%"] in [row[:2] for row in page.rows]
+  row.pop("test/top1")
   _write_run(tmp_path / "b", "digits", evals[:1], [row], (2, 2))
   page = _Page(report.write_report(str(tmp_path / "b")).read_text())
   assert page.tiles[0][:2] == ["50.0%", "digits train[90%:], top-1"]
