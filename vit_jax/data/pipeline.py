@@ -55,18 +55,19 @@ def train_batches(
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
   """
+  _check_processes(batch_size, process_index, process_count)
   row_fns = decoding.row_fns(source, ops, order.root(seed))
-  options = dict(
-    batch_size=batch_size,
-    seed=seed,
-    shuffle_buffer=shuffle_buffer,
-    process_index=process_index,
-    process_count=process_count,
-  )
-  train_records(source, start_step=start_step, **options)  # Raises now.
 
   def read(step: int, row_fn) -> tf.data.Dataset:
-    records = train_records(source, start_step=step, **options)
+    records = train_records(
+      source,
+      batch_size=batch_size,
+      seed=seed,
+      start_step=step,
+      shuffle_buffer=shuffle_buffer,
+      process_index=process_index,
+      process_count=process_count,
+    )
     return _batched(records, row_fn, batch_size // process_count)
 
   return decoding.iterate(source, read, row_fns, start_step)
