@@ -1,0 +1,184 @@
+"""Records in the files that TFDS writes: by number, streamed, in memory."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.host_tf import as_is, tf
+from vit_jax.data.records import Record, Source
+
+_BATCH = 1024  # Records parsed at a time, where none is decoded.
+_READ_AHEAD = 2**18  # Bytes, of each of up to a thousand open files.
+_PROBES, _PROBED = 16, 32  # Places looked at for their order; records of each.
+
+
+class Piece(NamedTuple):
+  """Consecutive records of a file: `take` of them after `skip`."""
+
+  file: str
+  skip: int
+  take: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsFiles(Source):
+  """Records in files, as serialized examples."""
+
+  pieces: tuple[Piece, ...]
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    return {**_parse(raw["example"], ("image", "label")), "index": raw["index"]}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`; reads the whole split."""
+    return self.columns("label")["label"].numpy()
+
+  def columns(self, *names: str) -> dict[str, tf.Tensor]:
+    """Reads the whole split: "image" (encoded bytes) or "label" or both."""
+    batches = (
+      self.raw(0, self.num_examples)
+      .batch(_BATCH)
+      .map(as_is(lambda raw: _parse(raw["example"], names)))
+      .prefetch(1)
+    )
+    parts = list(batches)
+    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsByNumber(TfdsFiles):
+  """Fetches records by number, from files of format array_record."""
+
+  @functools.cached_property
+  def _records(self):
+    # Late: TFDS has the package on Linux alone.
+    from array_record.python import array_record_data_source
+
+    return array_record_data_source.ArrayRecordDataSource(
+      [f"{p.file}[{p.skip}:{p.skip + p.take}]" for p in self.pieces]
+    )
+
+  def fetch(self, indices: tf.Tensor) -> Record:
+    """See `Source`; also the serialized `example`."""
+
+    def read(indices):
+      examples = self._records.__getitems__(indices.tolist())
+      return np.array(examples, object)
+
+    examples = tf.numpy_function(read, [indices], tf.string)
+    examples = tf.ensure_shape(examples, indices.shape)
+    return {"index": indices, "example": examples}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsStream(TfdsFiles):
+  """Reads tfrecord files from their beginnings; for what fits no memory."""
+
+  is_by_number = False
+
+  def raw(self, start, stop) -> tf.data.Dataset:
+    """See `Source`; skipped records of a file are not read."""
+    num = self.num_examples
+    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+    begins = self.file_starts()
+    begins = np.concatenate([begins, begins + num])  # twice round
+    takes = [piece.take for piece in self.pieces] * 2
+    first = tf.searchsorted(begins + takes, [start], side="right")[0]
+    last = tf.searchsorted(begins, [stop], side="left")[0]
+    files = tf.data.Dataset.range(
+      tf.cast(first, tf.int64), tf.cast(last, tf.int64)
+    )
+    names = tf.constant([piece.file for piece in self.pieces] * 2)
+    skips = tf.constant([piece.skip for piece in self.pieces] * 2, tf.int64)
+    begins, ends = tf.constant(begins), tf.constant(begins + takes)
+
+    @as_is
+    def read(i):
+      # Of this file's part of the split, the part within start and stop.
+      low = tf.maximum(begins[i], start)
+      high = tf.minimum(ends[i], stop)
+      records = tf.data.TFRecordDataset(names[i], buffer_size=_READ_AHEAD)
+      return records.skip(skips[i] + low - begins[i]).take(high - low)
+
+    records = tf.data.Dataset.zip(
+      tf.data.Dataset.range(start, stop), files.flat_map(read)
+    )
+    return records.map(as_is(lambda i, e: {"index": i % num, "example": e}))
+
+  def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
+    """See `Source`; reads all files between the first and the last index."""
+    wanted = np.zeros(self.num_examples, bool)
+    wanted[indices] = True
+    wanted = tf.constant(wanted)
+    raw = self.raw(min(indices), max(indices) + 1)
+    return raw.filter(as_is(lambda record: tf.gather(wanted, record["index"])))
+
+  def file_starts(self) -> np.ndarray:
+    """See `Source`."""
+    takes = np.array([piece.take for piece in self.pieces], np.int64)
+    return np.cumsum(takes) - takes
+
+  def note(self) -> str:
+    """See `Source`: tells if neighbours have the same class."""
+    places = np.linspace(
+      0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
+    )
+    labels = np.stack(
+      [
+        self._labels_from(place, _PROBED)
+        for place in np.unique(places).tolist()
+      ]
+    )
+    of_neighbours = (labels[:, 1:] == labels[:, :-1]).mean()
+    counts = np.unique(labels, return_counts=True)[1]
+    by_chance = ((counts / labels.size) ** 2).sum()
+    if of_neighbours - by_chance < 0.25:
+      return ""
+    return (
+      f"{self.name!r} [{self.split}] is stored in the order of its classes:"
+      f" {of_neighbours:.0%} of neighbours have the same, {by_chance:.0%} would"
+      " by chance. A batch is drawn from many places of the files, and is still"
+      " mixed worse than one drawn from all records. Write the data set as"
+      " array_record, whose records are drawn by number, or in a random order."
+    )
+
+  def _labels_from(self, start: int, num: int) -> np.ndarray:
+    examples = self.raw(start, min(start + num, self.num_examples)).batch(num)
+    parsed = _parse(next(iter(examples))["example"], ("label",))
+    return parsed["label"].numpy()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TfdsMemory(Source):
+  """Reads the split once and keeps the encoded records in memory."""
+
+  files: TfdsFiles
+
+  @functools.cached_property
+  def _columns(self) -> dict[str, tf.Tensor]:
+    with tf.init_scope():  # The first use may be inside a traced function.
+      return self.files.columns("image", "label")
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    index = raw["index"]
+    columns = {k: tf.gather(v, index) for k, v in self._columns.items()}
+    return {**columns, "index": index}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`."""
+    return self._columns["label"].numpy()
+
+
+def _parse(example: tf.Tensor, names: Sequence[str]) -> Record:
+  """Parses one serialized example or a batch; the image stays encoded."""
+  types = {"image": tf.string, "label": tf.int64}
+  features = {k: tf.io.FixedLenFeature([], types[k]) for k in names}
+  parsed = tf.io.parse_example(example, features)
+  if "label" in parsed:
+    parsed["label"] = tf.cast(parsed["label"], tf.int32)
+  return parsed
