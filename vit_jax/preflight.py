@@ -185,8 +185,7 @@ def evaluator_faults(
       jax.eval_shape(lambda out, e=e: layer_of(out, e.layer), out)
     except ValueError as error:
       found.append(f"{where}.layer: {error}")
-    # Labels that are streamed take a while to read.
-    if source.is_by_number and max(e.shots, default=0):
+    if source.knows_labels and max(e.shots, default=0):
       try:
         sample_shots(source.labels(), max(e.shots), 0)
       except ValueError as error:

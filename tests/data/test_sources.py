@@ -220,6 +220,9 @@ def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
   stream = open_sorted(prepared, "tfrecord", split)
   by_number = open_sorted(prepared, "array_record", split)
   assert not stream.is_by_number and by_number.is_by_number
+  # Before a run, nothing may ask for labels that take reading the files.
+  assert kept.knows_labels
+  assert not stream.knows_labels and not by_number.knows_labels
   assert len(stream.pieces) > 3
   num = kept.num_examples
   for source in (stream, by_number):

@@ -25,6 +25,7 @@ from vit_jax.data.records import FETCHED, PARALLEL, Source
 
 _PREFETCH = 2  # Batches decoded ahead.
 _FOREVER = 2**62
+_SHIFT = -1 - order.MAX_LANES  # What a number is drawn for: below all lanes.
 
 
 def train_batches(
@@ -83,7 +84,7 @@ def train_records(
   process_index: int = 0,
   process_count: int = 1,
 ) -> tf.data.Dataset:
-  """Streams the raw records of `train_batches`, row by row.
+  """Streams the raw records of `train_batches`, row by row; its arguments.
 
   Returns:
     An endless dataset of {"raw": see `Source`, "epoch": int64 []}.
@@ -201,9 +202,6 @@ def _lane_records(
   return tf.data.Dataset.range(places).interleave(
     read_place, cycle_length=places, block_length=1
   )
-
-
-_SHIFT = -1 - order.MAX_LANES
 
 
 def _draw(seed: int, epoch, purpose, below: int | None) -> tf.Tensor:

@@ -44,6 +44,8 @@ class Source(abc.ABC):
 
   # Whether records can be reached by number, at the price of one.
   is_by_number = True
+  # Whether `labels` need not read the whole split from files.
+  knows_labels = True
 
   def fetch(self, indices: tf.Tensor) -> Record:
     """Returns the raw records at the indices, int64 [n], in any order."""

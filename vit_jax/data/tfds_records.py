@@ -28,6 +28,7 @@ class TfdsFiles(Source):
   """Records in files, as serialized examples."""
 
   pieces: tuple[Piece, ...]
+  knows_labels = False
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
