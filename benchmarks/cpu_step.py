@@ -34,11 +34,12 @@ import numpy as np
 import optax
 from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
-from vit_jax import host_memory, sharding
+from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.geometry import size as size_of
+from vit_jax.families.geometry import size as size_of
 from vit_jax.models import build
 from vit_jax.optim import make_optimizer
+from vit_jax.runtime import host_memory
 
 PIXELS, BATCH = 224, 8
 

@@ -126,7 +126,8 @@ def measure_ours(args: argparse.Namespace) -> dict:
   """Times our step."""
   import jax
 
-  from vit_jax import benchmark, host_memory
+  from vit_jax import benchmark
+  from vit_jax.runtime import host_memory
 
   host_memory.keep()
   dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"

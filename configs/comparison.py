@@ -17,8 +17,9 @@ On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
 Result: not yet run.
 """
 
-from vit_jax.recipes import arguments, table3
-from vit_jax.variants import family, nearest
+from vit_jax.config.recipes import arguments, table3
+from vit_jax.families.names import family
+from vit_jax.options import nearest
 
 LEARNING_RATES = {
   "B/32": 8e-4,

@@ -14,8 +14,9 @@ Result: not yet run at full length.
 """
 
 from vit_jax.config import defaults
-from vit_jax.recipes import arguments, for_tpus
-from vit_jax.variants import family, nearest, parse_variant
+from vit_jax.config.recipes import arguments, for_tpus
+from vit_jax.families.names import family, parse_variant
+from vit_jax.options import nearest
 
 # Share of `train` to train on, split to test on, steps, learning rate. Steps
 # are Table 4's, the held-out shares those of appendix B.1.1, and the splits

@@ -20,7 +20,7 @@ import dataclasses
 import math
 
 from vit_jax.config import defaults
-from vit_jax.recipes import arguments
+from vit_jax.config.recipes import arguments
 
 ARGUMENTS = {"path": "", "init": "", "res": ""}
 

@@ -6,7 +6,7 @@ Table 3 has no row of H/14 on ImageNet-21k; the values of L/16 are taken.
 Result: not yet run at full length.
 """
 
-from vit_jax.recipes import table3
+from vit_jax.config.recipes import table3
 
 
 def get_config(dataset: str = "imagenet2012"):

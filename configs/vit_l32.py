@@ -5,7 +5,7 @@ The argument is imagenet2012, imagenet21k or folder:/path/to/images.
 Result: not yet run at full length.
 """
 
-from vit_jax.recipes import table3
+from vit_jax.config.recipes import table3
 
 
 def get_config(dataset: str = "imagenet2012"):

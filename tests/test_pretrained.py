@@ -16,8 +16,9 @@ from PIL import Image
 from test_images import PHOTOS, of_evaluators
 
 import vit_jax
-from vit_jax import checkpoint, convert, pixels, pretrained, weights
+from vit_jax import checkpoint, convert, pretrained, weights
 from vit_jax.config import ConfigError
+from vit_jax.data import pixels
 from vit_jax.models import build
 from vit_jax.weights import labels
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import schedules
+from vit_jax import optim
 from vit_jax.config import OptimConfig
 
 TOTAL, WARMUP, PEAK, END = 1000, 100, 3e-3, 1e-5
@@ -33,14 +33,12 @@ def _want(name, step):
 
 
 def test_examples():
-  assert doctest.testmod(schedules).failed == 0
+  assert doctest.testmod(optim).failed == 0
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_closed_form(name):
-  lr = schedules.make_schedule(
-    dataclasses.replace(CONFIG, schedule=name), TOTAL
-  )
+  lr = optim.make_schedule(dataclasses.replace(CONFIG, schedule=name), TOTAL)
   steps = [0, 1, 50, 99, 100, 101, 400, 550, 999, 1000, 1200]
   want = [_want(name, s) for s in steps]
   # cos of a float32 angle is good to 1e-7 of the peak, not of a small rate.
@@ -54,9 +52,7 @@ def test_closed_form(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_endpoints(name):
-  lr = schedules.make_schedule(
-    dataclasses.replace(CONFIG, schedule=name), TOTAL
-  )
+  lr = optim.make_schedule(dataclasses.replace(CONFIG, schedule=name), TOTAL)
   assert float(lr(0)) == 0.0
   assert float(lr(WARMUP)) == np.float32(PEAK)
   if name in ("cosine", "linear"):
@@ -67,27 +63,27 @@ def test_endpoints(name):
 @pytest.mark.parametrize("name", ALL)
 def test_without_warmup_the_first_update_has_the_peak(name):
   config = dataclasses.replace(CONFIG, schedule=name, warmup_steps=0)
-  assert float(schedules.make_schedule(config, TOTAL)(0)) == np.float32(PEAK)
+  assert float(optim.make_schedule(config, TOTAL)(0)) == np.float32(PEAK)
 
 
 def test_rsqrt_falls_to_a_root_of_a_half_in_its_timescale():
   config = dataclasses.replace(CONFIG, schedule="rsqrt")
-  lr = schedules.make_schedule(config, TOTAL)
+  lr = optim.make_schedule(config, TOTAL)
   assert float(lr(WARMUP + 300)) == pytest.approx(PEAK / math.sqrt(2), rel=1e-6)
 
 
 def test_a_rate_of_zero_is_no_division_by_zero():
   config = OptimConfig(lr=0.0, schedule="cosine")
-  assert float(schedules.make_schedule(config, 10)(5)) == 0.0
+  assert float(optim.make_schedule(config, 10)(5)) == 0.0
 
 
 @pytest.mark.parametrize("warmup", [1000, 1001, -1])
 def test_warmup_must_end_before_the_run(warmup):
   config = dataclasses.replace(CONFIG, warmup_steps=warmup)
   with pytest.raises(ValueError, match=rf"warmup_steps: got {warmup}, .* 1000"):
-    schedules.make_schedule(config, TOTAL)
+    optim.make_schedule(config, TOTAL)
 
 
 def test_unknown_decay():
   with pytest.raises(ValueError, match="got 'stair', expected one of cosine"):
-    schedules.make_schedule(OptimConfig(schedule="stair"), 10)
+    optim.make_schedule(OptimConfig(schedule="stair"), 10)

@@ -7,7 +7,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import chips, losses, step
+from vit_jax import devices, losses, step
 from vit_jax.models.stacking import stack_blocks
 
 ONE = jax.devices()[:1]
@@ -234,8 +234,8 @@ def test_smoothing_is_that_of_the_config():
 
 def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
   parts = one_device[0]
-  assert chips.compiler_options(ONE[0].device_kind) == {}
+  assert devices.compiler_options(ONE[0].device_kind) == {}
   # A kind of the table is told an option, which a CPU's compiler refuses.
-  monkeypatch.setitem(chips.SCOPED_MEMORY, ONE[0].device_kind, 1)
+  monkeypatch.setitem(devices.SCOPED_MEMORY, ONE[0].device_kind, 1)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     tiny.Parts(parts.config, ONE).run(1)

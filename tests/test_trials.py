@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax.writer import read_metrics
+from vit_jax.runtime.writer import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -8,7 +8,7 @@ the device; `--input=real` reads the config's data and sends them, as training
 does. Nothing is written.
 """
 
-from vit_jax import cli
+from vit_jax.config import cli
 
 FLAGS = {
   "input": "synthetic (default): one batch, on the device; real: as training",
@@ -37,17 +37,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import host_memory, sharding
+from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
-from vit_jax.ceiling import ceiling
-from vit_jax.chips import peak_flops, unknown_peak
 from vit_jax.config import Config, ConfigError
-from vit_jax.flops import train_flops
-from vit_jax.meter import Meter
+from vit_jax.config.preprocessing import image_size
+from vit_jax.devices import peak_flops, unknown_peak
+from vit_jax.families.flops import train_flops
 from vit_jax.models import build
-from vit_jax.opstring import image_size
 from vit_jax.optim import make_optimizer
+from vit_jax.runtime import host_memory
+from vit_jax.runtime.ceiling import ceiling
+from vit_jax.runtime.throughput import Meter
 
 INPUTS = ("synthetic", "real")
 BLOCKS = 10  # into which the steps are cut; the medians are over them
@@ -264,10 +265,10 @@ def synthetic(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
 
 def real(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
   """As `synthetic`, of the config's data; the transfer is in each `next`."""
-  from vit_jax import preflight  # TensorFlow comes with it
   from vit_jax.data.pipeline import train_batches
+  from vit_jax.runtime import prepare  # TensorFlow comes with it
 
-  source = preflight.open_train(config)
+  source = prepare.open_train(config)
   batches = train_batches(
     source,
     config.data.ops,
@@ -278,7 +279,7 @@ def real(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
   return (
     map(functools.partial(sharding.to_global, mesh=mesh), batches),
     config.num_classes or source.num_classes,
-    preflight.total_steps(config, source),
+    prepare.total_steps(config, source),
   )
 
 
@@ -305,9 +306,9 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
       " use --input=synthetic."
     )
   elif kind == "real":
-    from vit_jax import preflight
+    from vit_jax.runtime import prepare
 
-    return preflight.check(config, faults=found)
+    return prepare.check(config, faults=found)
   if found := found + _plan().faults(config, jax.device_count()):
     raise ConfigError(dict.fromkeys(found))
 

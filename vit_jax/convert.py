@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.geometry import has_cls_row, patch_grid
+from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm

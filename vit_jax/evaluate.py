@@ -6,7 +6,7 @@ With --fewshot=DATASET it measures instead what a linear map of its features
 learns from a few examples of that data set, and from all: nothing is trained.
 """
 
-from vit_jax import cli
+from vit_jax.config import cli
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
@@ -36,24 +36,16 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import (
-  distributed,
-  evaluators,
-  host_memory,
-  overview,
-  preflight,
-  sharding,
-  startup,
-  weights,
-)
+from vit_jax import evaluators, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, FewshotConfig
+from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources
 from vit_jax.data.splits import SplitError
 from vit_jax.models import build
-from vit_jax.opstring import image_size
-from vit_jax.writer import SCORES
+from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
+from vit_jax.runtime.writer import SCORES
 
 # Of the splits that there are, the first of these is scored.
 HELD_OUT = ("test", "val", "validation")
@@ -106,7 +98,7 @@ def record(
       )
   except (FileNotFoundError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  preflight.check(config, workdir, head=head)
+  prepare.check(config, workdir, head=head)
   mesh = sharding.make_mesh(config.mesh)
   size = image_size(config.data.ops)
   model = build(config.model, head.num_classes)
@@ -146,7 +138,7 @@ def record(
       print(f"{judge.config.name:<11} {judge.note}", flush=True)
     scores = judge.run(params)
     if is_first:
-      print(overview.format_scores(step, scores), flush=True)
+      print(run_info.format_scores(step, scores), flush=True)
     results |= scores
   row = {
     "checkpoint": str(path),
@@ -203,7 +195,7 @@ def with_fewshot(config: Config, dataset: str) -> Config:
     dataset=dataset,
     train_split="train",
     split=held_out[0],
-    ops=overview.eval_ops(config),
+    ops=run_info.eval_ops(config),
     shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
     baselines=False,  # raw pixels of all images can take all memory
   )
@@ -216,7 +208,7 @@ def main(args: cli.Args) -> None:
   wants_json = flags["json"] == "true"
   try:
     with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
-      distributed.initialise(flags, args.faults)
+      processes.initialise(flags, args.faults)
       host_memory.keep()
       startup.use_cache()
       if not flags["checkpoint"]:

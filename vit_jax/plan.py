@@ -9,7 +9,8 @@ libtpu`), which needs no TPU. Nothing runs.
 
 import os
 
-from vit_jax import cli, signals
+from vit_jax.config import cli
+from vit_jax.runtime import signals
 
 FLAGS = {
   "topology": "slice to compile for, one of a family such as v3:4x4,"
@@ -45,17 +46,17 @@ from jax.sharding import Mesh, NamedSharding
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.chips import CHIPS, Chip
 from vit_jax.config import Config, ConfigError
+from vit_jax.config.checks import faults as word_faults
+from vit_jax.config.preprocessing import image_size
 from vit_jax.data import splits
-from vit_jax.datasets import FACTS
-from vit_jax.faults import faults as word_faults
-from vit_jax.flops import train_flops
-from vit_jax.hlo import Module
+from vit_jax.data.facts import FACTS
+from vit_jax.devices import CHIPS, Chip
+from vit_jax.families.flops import train_flops
 from vit_jax.models import build
-from vit_jax.opstring import image_size
 from vit_jax.optim import make_optimizer
-from vit_jax.search import Search, gib
+from vit_jax.planning.hlo import Module
+from vit_jax.planning.search import Search, gib
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",

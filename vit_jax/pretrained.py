@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import images as images_lib
-from vit_jax import overview, pixels, weights
+from vit_jax import weights
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
-from vit_jax.geometry import has_cls_row, patch_grid, stages
+from vit_jax.config.preprocessing import image_size as size_after
+from vit_jax.data import images as images_lib
+from vit_jax.data import pixels
+from vit_jax.families.geometry import has_cls_row, patch_grid, stages
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
-from vit_jax.opstring import image_size as size_after
+from vit_jax.runtime import run_info
 
 BATCH = 16  # images in a forward pass of `predict`
 
@@ -99,8 +101,8 @@ class Pretrained:
     """Names what is on images, with the model's own preprocessing.
 
     Grey images become RGB, alpha is dropped, EXIF orientations are not applied:
-    as in training. Pillow decodes and numpy resizes, see `vit_jax.pixels`; from
-    files without loss, and from arrays, the model gets what the evaluators
+    as in training. Pillow decodes and numpy resizes (`vit_jax.data.pixels`);
+    from files without loss, and from arrays, the model gets what the evaluators
     get (antialiased resizing: but for 1 level of 255 in 1 of 1,000). Of JPEG
     files TensorFlow's decoder makes pixels that differ by 1 level in the mean,
     at most 18 on photographs.
@@ -157,10 +159,10 @@ class Pretrained:
       "num_classes": self.num_classes,
       "class_names": list(self.class_names) if self.class_names else None,
       "loss": self.loss,
-      "num_params": overview.num_params(self.params),
+      "num_params": run_info.num_params(self.params),
       "step": 0,
       "source": self.report.path,
-      "versions": overview.versions(),
+      "versions": run_info.versions(),
     }
 
   def export(self, platforms: Sequence[str] = ("cpu",)) -> bytes:

@@ -16,12 +16,20 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax import figures, kept, tables
-from vit_jax import runs as runs_lib
-from vit_jax.figures import Line
-from vit_jax.page import breakable, cards, missing, page, picture, share, table
-from vit_jax.progress import format_seconds
-from vit_jax.runs import Run
+from vit_jax.reporting import figures, kept, tables
+from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.figures import Line
+from vit_jax.reporting.page import (
+  breakable,
+  cards,
+  missing,
+  page,
+  picture,
+  share,
+  table,
+)
+from vit_jax.reporting.runs import Run
+from vit_jax.runtime.progress import format_seconds
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
 NUM_IMAGES = 24

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
 from vit_jax import collectives, optim
-from vit_jax.chips import compiler_options
 from vit_jax.config import Config
+from vit_jax.devices import compiler_options
 from vit_jax.losses import LOSSES, smooth, targets_of
 from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 

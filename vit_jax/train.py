@@ -6,7 +6,8 @@ command again goes on where the last checkpoint was written, and ends in the
 same bits as a run that was never interrupted.
 """
 
-from vit_jax import cli, startup
+from vit_jax.config import cli
+from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
@@ -27,28 +28,20 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import (
-  checkpoint,
-  distributed,
-  evaluators,
-  host_memory,
-  overview,
-  preflight,
-  sharding,
-  weights,
-)
+from vit_jax import checkpoint, evaluators, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
-from vit_jax.chips import peak_flops
 from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.config.preprocessing import image_size
 from vit_jax.data.pipeline import train_batches
-from vit_jax.flops import train_flops
-from vit_jax.meter import Meter
+from vit_jax.devices import peak_flops
+from vit_jax.families.flops import train_flops
 from vit_jax.models import build
-from vit_jax.opstring import image_size
 from vit_jax.optim import make_optimizer
-from vit_jax.progress import Progress
-from vit_jax.writer import Writer
+from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime.progress import Progress
+from vit_jax.runtime.throughput import Meter
+from vit_jax.runtime.writer import Writer
 
 NUM_PREDICTIONS = 64  # test images kept with what the model said of them
 NUM_MISTAKES = 24  # and as many that it got most confidently wrong
@@ -73,7 +66,7 @@ def train_and_evaluate(
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     phases = at_exit.enter_context(startup.Start(began))
-    preflight.check(config, workdir)
+    prepare.check(config, workdir)
     phases.ends("checks")
     return _train(config, workdir, phases, at_exit)
 
@@ -87,9 +80,9 @@ def _train(
   """The run itself; what it registers at `at_exit` is closed in any case."""
   mesh = sharding.make_mesh(config.mesh)
 
-  source = preflight.open_train(config)
+  source = prepare.open_train(config)
   phases.ends("data")
-  total_steps = preflight.total_steps(config, source)
+  total_steps = prepare.total_steps(config, source)
   size = image_size(config.data.ops)
   num_classes = config.num_classes or source.num_classes
 
@@ -97,20 +90,20 @@ def _train(
   tx, schedule = make_optimizer(config.optim, total_steps)
   init = step_lib.make_init(config, model, tx, size)
   shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  metadata = overview.metadata(config, source, shapes.params, num_classes)
+  metadata = run_info.metadata(config, source, shapes.params, num_classes)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   start = checkpointer.latest_step() or 0
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
   progress.note(
-    overview.text(config, mesh, source, shapes.params, total_steps, workdir)
+    run_info.text(config, mesh, source, shapes.params, total_steps, workdir)
   )
 
   # The state: resumed, or fresh with given weights, or fresh.
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
-    for change in overview.changes(config, workdir).values():
+    for change in run_info.changes(config, workdir).values():
       progress.note(f"changed     {change}")
     state = checkpointer.restore(start, shapes, sharding.infer(shapes, mesh))
   else:
@@ -119,8 +112,8 @@ def _train(
       state, report = load_weights(config, state, source.class_names)
       progress.note(report)
   if jax.process_index() == 0:
-    overview.write_json(workdir, "config.json", to_dict(config))
-    overview.write_json(workdir, "metadata.json", metadata)
+    run_info.write_json(workdir, "config.json", to_dict(config))
+    run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
   train_step = step_lib.make_train_step(
@@ -166,7 +159,7 @@ def _train(
     for step, scores in scoring.finished(wait):
       check_finite(scores, step)
       writer.scalars(step, scores)
-      progress.note(overview.format_scores(step, scores))
+      progress.note(run_info.format_scores(step, scores))
 
   # In case it was stopped between checkpoint and evaluation. Process 0 knows.
   scored = [judge.config.name in writer.scored for judge in judges]
@@ -290,10 +283,10 @@ def main(args: cli.Args) -> None:
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   try:
-    distributed.initialise(args.flags, args.faults)
+    processes.initialise(args.flags, args.faults)
     host_memory.keep()
     if args.faults:
-      preflight.check(args.config, workdir, args.faults)
+      prepare.check(args.config, workdir, args.faults)
     train_and_evaluate(args.config, workdir, startup.BEGAN)
   except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import opstring
+from vit_jax.config import preprocessing
 from vit_jax.data import ops
 from vit_jax.data.host_tf import tf
 
@@ -44,11 +44,11 @@ def china():
 
 
 def test_names_and_parameters_are_those_of_the_language():
-  assert ops.OPS.keys() == opstring.SHAPE_FNS.keys()
+  assert ops.OPS.keys() == preprocessing.SHAPE_FNS.keys()
   for name, op in ops.OPS.items():
     here = list(inspect.signature(op).parameters.values())[2:]
     there = list(
-      inspect.signature(opstring.SHAPE_FNS[name]).parameters.values()
+      inspect.signature(preprocessing.SHAPE_FNS[name]).parameters.values()
     )
     assert [(p.name, p.default) for p in here] == [
       (p.name, p.default) for p in there[1:]
@@ -72,7 +72,7 @@ def test_output_has_the_size_that_the_language_says(text):
     {**record, "image": tf.constant(record["image"])}, KEY
   )
   assert out["image"].dtype == tf.uint8
-  assert out["image"].shape == (*opstring.image_size(text), 3)
+  assert out["image"].shape == (*preprocessing.image_size(text), 3)
   assert out["label"] == 1
 
 

@@ -14,9 +14,10 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import overview, sharding
+from vit_jax import sharding
 from vit_jax.models import attention, cudnn
 from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.runtime import run_info
 
 SIZES = (9, 2, 8, "bfloat16")
 PLAIN = jax.nn.dot_product_attention
@@ -102,7 +103,7 @@ def test_a_run_says_which(monkeypatch):
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   text = functools.partial(
-    overview.text, config, mesh, source, params, 20, "runs/x"
+    run_info.text, config, mesh, source, params, 20, "runs/x"
   )
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))

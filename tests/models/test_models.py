@@ -5,8 +5,8 @@ import doctest
 import pytest
 
 from vit_jax.config import ModelConfig
+from vit_jax.families.names import SIZES
 from vit_jax.models import attention, build, posemb
-from vit_jax.variants import SIZES
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -7,9 +7,9 @@ import sys
 import jax
 import pytest
 
-from vit_jax import published
 from vit_jax.config import ModelConfig
-from vit_jax.flops import forward_macs
+from vit_jax.families import published
+from vit_jax.families.flops import forward_macs
 from vit_jax.models import __main__ as table
 from vit_jax.models import build
 

@@ -9,10 +9,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from vit_jax.config import ModelConfig
-from vit_jax.geometry import feature_map
+from vit_jax.families.geometry import feature_map
+from vit_jax.families.names import Stages
 from vit_jax.models import build
 from vit_jax.models.resnet import Norms, ResNet, standardise
-from vit_jax.variants import Stages
 
 SMALL = dict(num_classes=3, stages=Stages((1, 2), 0.5))
 IMAGES = jnp.asarray(

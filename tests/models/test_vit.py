@@ -9,10 +9,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from vit_jax.config import ModelConfig
+from vit_jax.families.names import SIZES
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.models.vit import ViT
-from vit_jax.variants import SIZES
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
 IMAGES = jnp.asarray(

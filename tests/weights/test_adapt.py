@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import checkpoint, cli, models, weights
-from vit_jax.config import ModelConfig, to_dict
+from vit_jax import checkpoint, models, weights
+from vit_jax.config import ModelConfig, cli, to_dict
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,

@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import cli, convert, preflight, published, weights
+from vit_jax import convert, weights
+from vit_jax.config import cli
+from vit_jax.families import published
+from vit_jax.runtime import prepare
 from vit_jax.weights import download
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -161,11 +164,11 @@ def test_training_starts_from_an_address():
     ],
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
-  (fault,) = preflight.init_faults(config)
+  (fault,) = prepare.init_faults(config)
   assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in fault
   config = dataclasses.replace(config, init="B/16")
-  (fault,) = preflight.init_faults(config)
+  (fault,) = prepare.init_faults(config)
   assert fault.startswith("config.init: got 'B/16', the name of a model")
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from vit_jax import cli, models, weights
-from vit_jax.config import ModelConfig
+from vit_jax import models, weights
+from vit_jax.config import ModelConfig, cli
 from vit_jax.models.stacking import unstack_blocks
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

@@ -13,8 +13,8 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 
-from vit_jax import opstring
 from vit_jax.batch import Batch, DataError
+from vit_jax.config import preprocessing
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
@@ -27,14 +27,14 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
 
   Args:
     source: what the raw records are of.
-    ops: preprocessing, see `vit_jax.opstring`.
+    ops: preprocessing, see `vit_jax.config.preprocessing`.
     root: of all keys; the key of a record is (root + epoch, index).
 
   Raises:
     ValueError: Malformed `ops`.
   """
   first, *rest = ops_lib.bind(ops)
-  height, width = opstring.image_size(ops)
+  height, width = preprocessing.image_size(ops)
 
   def decode(element: Record, load) -> Record:
     record = load(element["raw"])

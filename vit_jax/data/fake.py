@@ -12,9 +12,9 @@ import numpy as np
 
 from vit_jax.data import builders, folder, splits, tfds_source
 from vit_jax.data.builders import glyphs
+from vit_jax.data.facts import FACTS, Facts
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
-from vit_jax.datasets import FACTS, Facts
 
 _NUM_IMAGES = 256  # Different ones; records share them.
 

@@ -30,7 +30,7 @@ import numpy as np
 from vit_jax.data import splits
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
-from vit_jax.variants import nearest
+from vit_jax.options import nearest
 
 PREFIX = "folder:"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")

@@ -1,4 +1,4 @@
-"""What the operations of `vit_jax.opstring` do to the pixels of one image.
+"""What the operations of an op string do to the pixels of one image.
 
 An operation takes an image uint8 [h, w, 3] (`decode*`: encoded bytes, or an
 array that passes through), a key, and its own parameters; it returns an image
@@ -14,7 +14,7 @@ Pillow does, with which PyTorch's models were trained and scored.
 
 from collections.abc import Callable
 
-from vit_jax import opstring
+from vit_jax.config import preprocessing
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record
 
@@ -82,7 +82,7 @@ def inception_crop(image, key, size, area_min=5, area_max=100):
 def resize(image, key, size, method="bilinear", antialias=False):
   """Resizes to `size`, whatever the aspect ratio was."""
   del key
-  size = opstring.pair(size)
+  size = preprocessing.pair(size)
   if image.shape[:2] == size:
     return image
   return tf.ensure_shape(_resized(image, size, method, antialias), [*size, 3])
@@ -104,14 +104,14 @@ def resize_small(image, key, size, method="area", antialias=False):
 def central_crop(image, key, size):
   """Crops the middle; an odd pixel more is left at the bottom and right."""
   del key
-  size = opstring.pair(size)
+  size = preprocessing.pair(size)
   spare = _spare("central_crop", image, size)
   return tf.ensure_shape(_crop(image, spare // 2, size), [*size, 3])
 
 
 def random_crop(image, key, size):
   """Crops a box of `size`, every position equally likely."""
-  size = opstring.pair(size)
+  size = preprocessing.pair(size)
   spare = _spare("random_crop", image, size)
   begin = tf.random.stateless_uniform(
     [2], key, minval=None, maxval=None, dtype=tf.uint32
@@ -154,22 +154,23 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   so that two random operations, or the same one twice, draw independently.
 
   Raises:
-    ValueError: As `opstring.parse_ops`.
+    ValueError: As `preprocessing.parse_ops`.
   """
-  return tuple(_bound(op, i) for i, op in enumerate(opstring.parse_ops(text)))
+  ops = preprocessing.parse_ops(text)
+  return tuple(_bound(op, i) for i, op in enumerate(ops))
 
 
 def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
   """Returns fn(record, seed_pair) -> record with its "image" processed.
 
   Args:
-    text: operations, see `vit_jax.opstring`.
+    text: operations, see `vit_jax.config.preprocessing`.
 
   The seed pair, int64 [2], must differ between records, and for one record
   between epochs: `vit_jax.data.pipeline` uses (seed and epoch, index).
 
   Raises:
-    ValueError: As `opstring.parse_ops`.
+    ValueError: As `preprocessing.parse_ops`.
   """
   steps = bind(text)
 
@@ -182,7 +183,7 @@ def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
   return fn
 
 
-def _bound(op: opstring.Op, position: int) -> BoundOp:
+def _bound(op: preprocessing.Op, position: int) -> BoundOp:
   def fn(image, seed_pair):
     # Injective for up to 64 operations; Philox does the scrambling.
     key = tf.cast(seed_pair, tf.int64) * [1, 64] + [0, position]
@@ -229,7 +230,7 @@ def _spare(name, image, size):
   """Returns by how many pixels the image exceeds `size`, at least 0."""
   spare = tf.shape(image)[:2] - size
   if None not in image.shape[:2]:
-    opstring.SHAPE_FNS[name](tuple(image.shape[:2]), size)
+    preprocessing.SHAPE_FNS[name](tuple(image.shape[:2]), size)
     return spare
   fault = tf.debugging.Assert(
     tf.reduce_all(spare >= 0),

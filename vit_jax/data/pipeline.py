@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vit_jax import opstring
 from vit_jax.batch import Batch
+from vit_jax.config import preprocessing
 from vit_jax.data import decoding, order
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import FETCHED, PARALLEL, Source
@@ -43,7 +43,7 @@ def train_batches(
 
   Args:
     source: what to read.
-    ops: preprocessing, see `vit_jax.opstring`.
+    ops: preprocessing, see `vit_jax.config.preprocessing`.
     batch_size: rows of a batch, over all processes.
     seed: of order and augmentation.
     start_step: number of the first batch.
@@ -250,7 +250,7 @@ def eval_batches(
 
   Args:
     source: what to read.
-    ops: preprocessing, see `vit_jax.opstring`.
+    ops: preprocessing, see `vit_jax.config.preprocessing`.
     batch_size: rows of a batch, over all processes.
     process_index: number of this process.
     process_count: number of processes; must divide `batch_size`.
@@ -285,7 +285,7 @@ def eval_batches(
   row_fns = decoding.row_fns(source, ops, root=0)
   batches = decoding.iterate(source, read, row_fns, first_step=0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
-  return _padded(batches, rows, num_batches, opstring.image_size(ops))
+  return _padded(batches, rows, num_batches, preprocessing.image_size(ops))
 
 
 def _repeated(value) -> tf.data.Dataset:

@@ -72,7 +72,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
 
   Opens every data set, but makes none: an embedded one that is absent is
   looked at by what is known of it. Preprocessing is not looked at:
-  `vit_jax.opstring` does that.
+  `vit_jax.config.preprocessing` does that.
 
   Args:
     config: the run.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vit_jax.variants import nearest
+from vit_jax.options import nearest
 
 _PART = re.compile(
   r"(?P<name>[\w.-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?"

@@ -19,7 +19,7 @@ from vit_jax.data.tfds_records import (
   TfdsMemory,
   TfdsStream,
 )
-from vit_jax.variants import nearest
+from vit_jax.options import nearest
 
 EMBEDDED = (builders.Digits.name, builders.Glyphs.name)
 MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.

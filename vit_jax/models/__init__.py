@@ -5,8 +5,8 @@ The modules are imported when they are built, so that `python -m vit_jax.models
 """
 
 from vit_jax.config import ModelConfig
-from vit_jax.geometry import norms, size, stages
-from vit_jax.variants import nearest
+from vit_jax.families.geometry import norms, size, stages
+from vit_jax.options import nearest
 
 
 def _vit(model: ModelConfig, num_classes: int):

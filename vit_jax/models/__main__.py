@@ -16,9 +16,9 @@ import dataclasses
 
 import jax
 
-from vit_jax import published
-from vit_jax.flops import forward_macs
-from vit_jax.geometry import patch_grid
+from vit_jax.families import published
+from vit_jax.families.flops import forward_macs
+from vit_jax.families.geometry import patch_grid
 from vit_jax.models import build
 
 NUM_CLASSES = 1000

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.families.names import Stages
 from vit_jax.models.head import head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
-from vit_jax.variants import Stages
 
 ROOT_CHANNELS = 64
 GROUPS = 32

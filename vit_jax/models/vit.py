@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.families.names import Stages
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.encoder import REMAT_POLICIES, Encoder, MlpBlock
 from vit_jax.models.head import head
@@ -22,7 +23,7 @@ from vit_jax.models.noise import RECORDS
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resnet import V1_NORMS, Norms, trunk
-from vit_jax.variants import Stages, nearest
+from vit_jax.options import nearest
 
 POOLS = ("token", "gap", "map")
 POSEMBS = ("learn", "learn2d", "relative", "sincos2d", "none")

@@ -12,8 +12,8 @@ import sys
 
 from etils import epath
 
-from vit_jax import published
-from vit_jax.variants import parse_variant
+from vit_jax.families import published
+from vit_jax.families.names import parse_variant
 
 HUB = "hf-hub:"
 HUB_FILES = (

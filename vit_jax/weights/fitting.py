@@ -11,14 +11,19 @@ import jax
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.geometry import feature_map, has_cls_row, norms, patch_grid
+from vit_jax.families.geometry import (
+  feature_map,
+  has_cls_row,
+  norms,
+  patch_grid,
+)
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
   resample_posemb,
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
-from vit_jax.variants import nearest
+from vit_jax.options import nearest
 from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import describe, identify

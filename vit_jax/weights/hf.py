@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import geometry
 from vit_jax.config import ModelConfig
+from vit_jax.families import geometry
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.torch_layout import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import ModelConfig
-from vit_jax.variants import RESNETS, SIZES, Size
+from vit_jax.families.names import RESNETS, SIZES, Size
 from vit_jax.weights.google import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"

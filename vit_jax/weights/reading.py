@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, geometry
+from vit_jax import checkpoint
 from vit_jax.config import model_from_dict
+from vit_jax.families import geometry
 from vit_jax.weights import bit, download, google, hf, labels, timm
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import NEEDED

@@ -1,0 +1,263 @@
+"""A checkpoint is scored on other data: classes by name, few-shot, files."""
+
+import contextlib
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import evaluate, train
+from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
+
+OPS = "decode|resize(16)"
+COLOURS = {
+  "blue": (0, 0, 200),
+  "green": (0, 200, 0),
+  "red": (200, 0, 0),
+  "white": (200, 200, 200),
+}
+
+
+def folder(root, colour_of, num_images=16):
+  """One class folder a name, with images of its colour."""
+  rng = np.random.default_rng(0)
+  for name, colour in colour_of.items():
+    (root / name).mkdir(parents=True)
+    for i in range(num_images):
+      noise = rng.integers(0, 50, (8, 8, 3))
+      image = Image.fromarray(np.uint8(noise + COLOURS[colour]))
+      image.save(root / name / f"{i}.png")
+  return f"folder:{root}"
+
+
+def config(dataset, **changes):
+  c = defaults()
+  c.update(to_dict(tiny.config()))
+  c.data.dataset = dataset
+  c.evals = {"val": {"kind": "classification", "split": "val", "ops": OPS}}
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run on four colours, at the end of which all are told apart."""
+  root = tmp_path_factory.mktemp("colours")
+  dataset = folder(root / "data", {name: name for name in COLOURS})
+  workdir = root / "run"
+  train.train_and_evaluate(config(dataset), str(workdir))
+  return workdir, dataset
+
+
+def _eval(dataset, **options):
+  return {
+    "val": {
+      "kind": "classification",
+      "dataset": dataset,
+      "split": "train+val",
+      "ops": OPS,
+      **options,
+    }
+  }
+
+
+def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
+  """Two of four: labels 0 and 1 are columns 3 and 0, or 1 and 2."""
+  workdir, dataset = run
+  same = evaluate.evaluate(config(dataset, evals=_eval(dataset)), str(workdir))
+  assert same["val/top1"] == 1 and same["val/count"] == 64
+  assert "4 classes, matched by name; the same order" in capsys.readouterr().out
+  few = folder(tmp_path / "few", {"red": "red", "white": "white"})
+  scores = evaluate.evaluate(config(dataset, evals=_eval(few)), str(workdir))
+  assert scores["val/top1"] == 1 and scores["val/count"] == 32
+  out = capsys.readouterr().out
+  assert (
+    f"val         {few} [train+val], 2 of the head's 4 classes, matched by"
+    " name; another order\n" in out
+  )
+  # Where the names are not known, labels are columns, which are others here.
+  file = workdir / "checkpoints" / "20" / "metadata" / "metadata"
+  assert json.loads(file.read_text())["class_names"] == sorted(COLOURS)
+  text = file.read_text()
+  try:
+    file.write_text(text.replace('"class_names": [', '"names": ['))
+    scores = evaluate.evaluate(config(dataset, evals=_eval(few)), str(workdir))
+  finally:
+    file.write_text(text)
+  assert scores["val/top1"] == 0
+  out = capsys.readouterr().out
+  assert "2 classes, matched by position alone: the head has no names" in out
+
+
+def test_other_classes_are_refused_before_anything_is_compiled(
+  run, tmp_path, monkeypatch
+):
+  workdir, dataset = run
+  monkeypatch.setattr(jax, "jit", None)
+  other = folder(tmp_path / "other", {"red": "red", "rot": "red"})
+  with pytest.raises(ConfigError) as e:
+    evaluate.evaluate(config(dataset, evals=_eval(other)), str(workdir))
+  (fault,) = e.value.faults
+  assert fault.startswith(
+    f"config.evals.val.dataset: got {other!r}, of whose 2 classes 1 are not"
+    " among those of the head: rot; expected names of the head's 4 classes:"
+    " blue, green, red, white. "
+  )
+  # So is a training run with such an evaluator, and one that goes on with
+  # other classes than it began with.
+  with pytest.raises(ConfigError, match="config.evals.val.dataset: got"):
+    train.train_and_evaluate(
+      config(dataset, evals=_eval(other)), str(tmp_path / "run")
+    )
+  assert not (tmp_path / "run").exists()
+  five = folder(tmp_path / "five", {**{c: c for c in COLOURS}, "rot": "red"})
+  with pytest.raises(ConfigError) as e:
+    train.train_and_evaluate(config(five, total_steps=21), str(workdir))
+  assert (
+    "config.data.dataset: got the 5 classes blue, green, red, rot and 1 more,"
+    f" but the run in {workdir} began with the 4 classes blue, green, red,"
+    " white; take another --workdir."
+  ) in e.value.faults
+
+
+def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
+  workdir, dataset = run
+  few = folder(tmp_path / "few", {"red": "red", "white": "white"})
+  c = config(
+    dataset, init=str(workdir), total_steps=1, optim__lr=1e-9, evals=_eval(few)
+  )
+  train.train_and_evaluate(c, str(tmp_path / "run"))
+  err = capfd.readouterr().err
+  assert f"val         {few} [train+val], 2 of the head's 4 classes" in err
+  assert "re-initialised  nothing" in err and "top1 1.0000" in err
+  with np.load(tmp_path / "run" / "predictions.npz") as found:
+    # Columns of the head, as the names in metadata.json.
+    assert set(found["label"]) == {2, 3}
+    np.testing.assert_array_equal(found["label"], found["prediction"])
+
+
+def _main(*words):
+  flags = {
+    k: "" for k in ("checkpoint", "fewshot", "workdir", "json")
+  } | cli.PROCESS_FLAGS
+  args = cli.parse("vit_jax.evaluate", flags, list(words), ("json",))
+  evaluate.main(args)
+
+
+def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
+  """No config, no training; shots as far as every class has them, and all."""
+  workdir, _ = run
+  own = folder(tmp_path / "own", {"x": "red", "y": "green"}, 7)
+  (tmp_path / "own" / "y" / "0.png").unlink()  # 6 training images of x, 5 of y
+  _main(f"--checkpoint={workdir}", f"--fewshot={own}", "--json")
+  out, err = capfd.readouterr()
+  row = json.loads(out)  # one line, and nothing else
+  assert row["scores"] == {
+    "fewshot/1shot": 1.0,
+    "fewshot/5shot": 1.0,
+    "fewshot/all": 1.0,
+  }
+  assert row["step"] == 20 and row["checkpoint"] == str(workdir)
+  text = (
+    f"{own}, learns from [train] (11 images, 2 classes), scored on [val] (2)"
+  )
+  assert row["data"] == {"fewshot": text}
+  assert f"fewshot     {text}\nstep 20: fewshot  1shot 1.0000" in err
+  # The last line of the run's file; --workdir names another folder.
+  lines = (workdir / "evaluation.jsonl").read_text().splitlines()
+  assert json.loads(lines[-1]) == row
+  _main(
+    f"--checkpoint={workdir}/checkpoints",
+    f"--fewshot={own}",
+    f"--workdir={tmp_path}/here",
+  )
+  assert (
+    f"written     {tmp_path}/here/evaluation.jsonl" in capfd.readouterr().out
+  )
+  (line,) = (tmp_path / "here" / "evaluation.jsonl").read_text().splitlines()
+  assert json.loads(line)["scores"] == row["scores"]
+
+
+def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):
+  root = tmp_path / "own"
+  folder(root / "train", {"a": "red", "b": "blue"}, 12)
+  folder(root / "valid", {"a": "red"} | {"b": "blue"}, 2)
+  c = config(f"folder:{root}", evals=_eval(None, ops="decode|resize((16, 16))"))
+  (found,) = evaluate.with_fewshot(c, f"folder:{root}").evals
+  assert (found.train_split, found.split) == ("train", "val")
+  assert found.shots == (1, 5, 10, 0) and not found.baselines
+  assert found.ops == "decode|resize((16, 16))"
+  folder(root / "Testing", {"a": "red", "b": "blue"}, 2)
+  (found,) = evaluate.with_fewshot(c, f"folder:{root}").evals
+  assert found.split == "test"
+  few = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
+  (found,) = evaluate.with_fewshot(
+    config("x", evals=few), f"folder:{root}"
+  ).evals
+  assert found.l2 == (1.0, 2.0) and found.shots == (3, 0) and found.name == "f"
+  with pytest.raises(ConfigError, match="--fewshot: got data set .* no folder"):
+    evaluate.with_fewshot(c, f"folder:{root}/nowhere")
+
+
+def test_evaluation_needs_no_length_and_no_optimizer(run):
+  workdir, dataset = run
+  c = config(dataset, total_steps=None, optim__lr=-1.0)
+  assert evaluate.evaluate(c, str(workdir))["val/top1"] == 1
+
+
+def test_what_is_missing_is_named(capsys):
+  with pytest.raises(SystemExit) as e:
+    _main()
+  assert str(e.value).endswith(
+    "  - --checkpoint: got none, expected the folder of a run, as in"
+    " --checkpoint=runs/<config name>, or published weights beside"
+    " --config=configs/finetune.py:model=B/16."
+  )
+  assert str(e.value).startswith("1 fault")
+  with pytest.raises(SystemExit):
+    _main("--help")
+  usage = capsys.readouterr().out.splitlines()[0]
+  assert usage.startswith(
+    "usage: python -m vit_jax.evaluate --checkpoint=<run>"
+  )
+
+
+def test_an_unknown_evaluator_lists_those_there_are(run):
+  workdir, _ = run
+  with pytest.raises(SystemExit) as e:
+    _main(f"--checkpoint={workdir}", "--config.evals.x.split=test")
+  assert "config.evals.x: no such evaluator; those of this config: val." in str(
+    e.value
+  )
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
+  workdir, _ = run
+  (tmp_path / "file").write_text("")
+  with pytest.raises(SystemExit) as e, contextlib.redirect_stdout(None):
+    _main(f"--checkpoint={workdir}", f"--workdir={tmp_path}/file/x")
+  assert f"--workdir: got '{tmp_path}/file/x', where no files can" in str(
+    e.value
+  )
+
+
+def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
+  """The head plays no part: features alone are scored the same."""
+  workdir, dataset = run
+  c = evaluate.with_fewshot(config(dataset), dataset)
+  want = evaluate.evaluate(c, str(workdir))
+  read = evaluate.weights.read
+
+  def headless(path):
+    found = read(path)
+    params = {k: v for k, v in found.params.items() if k[:5] != "head/"}
+    return dataclasses.replace(found, params=params)
+
+  monkeypatch.setattr(evaluate.weights, "read", headless)
+  assert evaluate.evaluate(c, str(workdir)) == want
+  with pytest.raises(ConfigError, match="has no head; expected one, or --few"):
+    evaluate.evaluate(config(dataset), str(workdir))

@@ -1,0 +1,205 @@
+"""The planner: words, arguments, tables; compiling needs libtpu (see below)."""
+
+import importlib.util
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+import tiny
+
+from vit_jax import plan, sharding
+from vit_jax.config import ConfigError
+from vit_jax.devices import CHIPS
+
+FOUND = {
+  "topology": "v5e:2x4",
+  "chips": 8,
+  "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
+  "batch_size": 1024,
+  "microbatches": 4,
+  "remat": "dots",
+  "scan": True,
+  "split": "4 microbatches a step",
+  "capacity_bytes": 16 * 2**30,
+  "peak_bytes": 4 * 2**30,
+  "fits": True,
+  "argument_bytes": 2**30,
+  "temporary_bytes": 3 * 2**30,
+  "flops": 13.68e12,
+  "bytes_accessed": 86.9e9,
+  "cycles_seconds": 0.4,
+  "optimal_seconds": 0.1,
+  "price_seconds": 0.2,
+  "collectives": {"all-reduce": [97, 753e6]},
+  "images_per_second": 5120.0,
+  "mfu": 0.25,
+  "steps": 18_000,
+  "hours": 1.0,
+  "chip_hours": 8.0,
+}
+
+
+def test_the_step_is_the_one_that_trains():
+  """Its abstract arguments take a real state and a real batch."""
+  config = tiny.config(num_classes=tiny.NUM_CLASSES, mesh__fsdp=2)
+  parts = tiny.Parts(config)
+  step, (state, batch) = plan.lower(config, parts.mesh)
+  real = sharding.to_global(tiny.batch(0, config), parts.mesh)
+  assert jax.tree.structure(state) == jax.tree.structure(parts.shapes)
+  for wanted, given in ((batch, real), (state, parts.state())):
+    for a, b in zip(
+      jax.tree.leaves(wanted), jax.tree.leaves(given), strict=True
+    ):
+      assert (a.shape, a.dtype) == (b.shape, b.dtype)
+      assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  lowered = step.lower(state, batch).as_text()
+  mine = parts.train_step.lower(parts.state(), real).as_text()
+  assert lowered == mine
+
+
+def test_the_table():
+  assert plan.table(FOUND).splitlines() == [
+    "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
+    "split       4 microbatches a step",
+    "verdict     fits: 4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
+    "memory      arguments 1.00 GiB, temporaries 3.00 GiB",
+    "work        13.68 TFLOP, 86.9 GB a chip and step",
+    "collectives 97 x all-reduce 753 MB",
+    "step        200.0 ms (cycles and links 400.0, roofline 100.0)",
+    "speed       5,120 images/s, MFU 25.0 %",
+    "run         18,000 steps: 1.0 hours, 8 chip-hours, without evaluation",
+  ]
+  too_much = FOUND | dict.fromkeys(plan.PRICES)
+  too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
+  assert plan.table(too_much).splitlines()[2] == (
+    "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
+  )
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "RESOURCE_EXHAUSTED: Used 20.50G of 15.75G hbm. Exceeded by 4.75G",
+    "the total memory required for HLO temporaries (20.50G) exceeds available"
+    " HBM (15.75G). HLO module: jit_train_step.",
+  ],
+)
+def test_the_compiler_s_complaint_is_read(text):
+  needed, there = plan._needed_and_there(RuntimeError(text))
+  assert (needed / 2**30, there / 2**30) == (20.5, 15.75)
+
+
+def test_another_error_is_not_swallowed():
+  with pytest.raises(RuntimeError, match="something else"):
+    plan._needed_and_there(RuntimeError("something else"))
+
+
+def test_the_length_of_the_run_needs_no_data():
+  config = tiny.config(
+    data__dataset="imagenet21k",
+    data__split="full[51200:]",
+    data__batch_size=4096,
+    total_steps=None,
+    total_epochs=90.0,
+  )
+  assert plan.steps_of(config) == round(90 * (14_197_122 - 51_200) / 4096)
+  assert plan.classes_of(config) == 21_843
+  assert plan.steps_of(tiny.config(data__dataset="folder:x")) == 20
+  with pytest.raises(ValueError, match="config.num_classes: got None for"):
+    plan.classes_of(tiny.config(data__dataset="somebody_s"))
+
+
+def test_faults_are_told_before_compiling():
+  config = tiny.config(data__batch_size=12, data__dataset="cifar10")
+  (fault,) = plan.faults(config, 8)
+  assert fault.startswith("config.data.batch_size: got 12, which does not")
+  (fault,) = plan.faults(tiny.config(mesh__data=3), 8)
+  assert "does not fit 8 device(s)" in fault
+
+
+@pytest.mark.parametrize(
+  "topology, text",
+  [
+    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
+    ("2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
+  ],
+)
+def test_an_unknown_slice(topology, text):
+  with pytest.raises(ConfigError, match=text):
+    plan.describe(topology)
+
+
+def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match="pip install libtpu"):
+    plan.describe("v5e:2x2")
+
+
+def test_the_door_tells_all_at_once():
+  command = [sys.executable, "-m", "vit_jax.plan", "--json"]
+  command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 1
+  assert "--topology: got none" in done.stderr
+  assert "config.optim.lr: got 'fast'" in done.stderr
+
+
+def test_help_names_every_family_of_slices():
+  found = re.findall(r"(v\w+):\d", plan.FLAGS["topology"])
+  assert found == list(CHIPS)
+
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None,
+  reason="compiles with libtpu, which only planning needs: pip install libtpu",
+)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_libtpu_knows_the_slices_of_the_help():
+  for topology in re.findall(r"v\w+:[\dx]+", plan.FLAGS["topology"]):
+    chip, devices = plan.describe(topology)
+    sides = map(int, topology.split(":")[1].split("x"))
+    assert len(devices) * chip.share == math.prod(sides)
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("flags", [(), ("--search",)])
+def test_libtpu_prints_no_stack_when_ended(flags):
+  command = [sys.executable, "-m", "vit_jax.plan", "--topology=v5e:2x2"]
+  command += ["--config=configs/vit_b16.py", *flags]
+  process = subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+  time.sleep(20)  # it compiles for minutes
+  process.terminate()
+  _, said = process.communicate()
+  assert process.returncode == 143
+  assert said.startswith("SIGTERM: ended; ") and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_compiled_for_a_slice():
+  code = (
+    "import json, tiny; from vit_jax import plan;"
+    "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
+    "print(json.dumps(plan.plan(c, 'v5e:2x2')))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+  )
+  found = json.loads(done.stdout)
+  assert found["fits"] and found["chips"] == 4 and found["steps"] == 20
+  assert found["peak_bytes"] > 0 and found["collectives"]

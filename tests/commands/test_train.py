@@ -1,0 +1,366 @@
+"""The whole of it: train, be stopped, go on, evaluate, fine-tune."""
+
+import json
+import pathlib
+import re
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoint, evaluators, train
+from vit_jax import evaluate as evaluate_lib
+from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.data import tfds_source
+from vit_jax.runtime.writer import read_metrics
+
+OPS = "decode|resize(16)"
+EVALS = {
+  "test": {
+    "kind": "classification",
+    "split": "test[:100]",
+    "ops": OPS,
+    "every_steps": 8,
+  },
+  "few": {
+    "kind": "fewshot",
+    "ops": OPS,
+    "train_split": "train[:400]",
+    "split": "test[:100]",
+    "shots": (1, 5),
+    "l2": (1.0, 64.0),
+    "baselines": True,
+  },
+}
+
+
+def _config(**changes) -> Config:
+  """20 steps on real digits; a checkpoint every 8."""
+  c = defaults()
+  c.update(to_dict(tiny.config()))
+  c.data.dataset = "digits"
+  c.data.shuffle_buffer = 500
+  c.checkpoint.every_steps = 8
+  c.log_steps = 4
+  c.model.dropout = 0.1
+  c.evals = EVALS
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  workdir = str(tmp_path_factory.mktemp("run"))
+  return workdir, train.train_and_evaluate(_config(), workdir)
+
+
+class Stopped(Exception):
+  """Stands for a machine that is taken away."""
+
+
+def _stop_after(monkeypatch, steps):
+  make = train.step_lib.make_train_step
+
+  def make_stopping(*args):
+    train_step, calls = make(*args), []
+
+    def step(state, batch):
+      calls.append(0)
+      if len(calls) > steps:
+        raise Stopped
+      return train_step(state, batch)
+
+    return step
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_stopping)
+
+
+def test_files_of_a_run(run):
+  workdir, state = run
+  assert int(state.step) == 20
+  folder = pathlib.Path(workdir)
+  metadata = json.loads((folder / "metadata.json").read_text())
+  assert metadata["class_names"] == [str(i) for i in range(10)]
+  assert metadata["grid"] == [2, 2] and metadata["has_cls_row"]
+  assert metadata["preprocessing"]["ops"] == OPS
+  config = freeze(json.loads((folder / "config.json").read_text()))
+  assert config == _config()
+  with np.load(folder / "predictions.npz") as found:
+    assert found["image"].shape == (64, 16, 16, 3)
+    assert found["probability"].max() <= 1
+    assert found["num_images"] == 100 and 0 < found["num_wrong"] < 100
+    assert len(found["mistake_image"]) == min(24, found["num_wrong"])
+    assert (found["mistake_label"] != found["mistake_prediction"]).all()
+    assert (np.diff(found["mistake_probability"]) <= 0).all()
+
+
+def test_metrics_of_a_run(run):
+  rows = read_metrics(run[0])
+  logged = [r["step"] for r in rows if "train/loss" in r]
+  assert logged == [1, 4, 8, 12, 16, 20]
+  assert [r["step"] for r in rows if "test/top1" in r] == [8, 16, 20]
+  assert [r["step"] for r in rows if "few/5shot" in r] == [20]
+  assert all(r["test/count"] == 100 for r in rows if "test/count" in r)
+  first = next(r for r in rows if r["step"] == 1)
+  assert first["train/loss"] == pytest.approx(np.log(10), rel=1e-6)
+  assert "train/images_per_second" in rows[-3]
+  assert {"few/random_init/1shot", "few/raw_pixels/5shot"} <= rows[-1].keys()
+
+
+@pytest.fixture
+def cache_of_all():
+  """Programs are kept however quickly they compile."""
+  before = jax.config.jax_persistent_cache_min_compile_time_secs
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  yield
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+def test_resumed_run_ends_in_the_same_bits(
+  run, tmp_path, monkeypatch, cache_of_all, capfd
+):
+  """Compiled by the uninterrupted run, read from the cache by the resumed."""
+  workdir, state = run
+  with monkeypatch.context() as patch:
+    _stop_after(patch, 11)
+    with pytest.raises(Stopped):
+      train.train_and_evaluate(_config(), str(tmp_path))
+  assert checkpoint.find(str(tmp_path)).name == "8"
+  capfd.readouterr()
+  resumed = train.train_and_evaluate(_config(), str(tmp_path))
+  (line,) = re.findall("^start  .*", capfd.readouterr().err, re.MULTILINE)
+  assert re.fullmatch(
+    r"start +\d+\.\d s to the end of the first step: checks .*, data .*, model"
+    r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
+    r" hit, /.*/xla\)",
+    line,
+  )
+  for a, b in zip(
+    jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True
+  ):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+  same = lambda rows: [
+    {
+      k: v
+      for k, v in r.items()
+      if not k.startswith(("time", "train/images", "train/input"))
+      and k != "train/mfu"
+    }
+    for r in rows
+    if r["step"] not in (9,)  # the first step of a process is logged
+  ]
+  assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
+  """Either a batch takes 0.2 seconds, or a step; both take a few ms beside."""
+  make = train.step_lib.make_train_step
+
+  def make_slow(*args):
+    train_step = make(*args)
+
+    def step(state, batch):
+      time.sleep(0.0 if is_slow else 0.2)
+      return train_step(state, batch)
+
+    return step
+
+  def batches(*_, batch_size, **__):
+    for step in range(8):
+      time.sleep(0.2 if is_slow else 0.0)
+      yield tiny.batch(step, _config())
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
+  monkeypatch.setattr(train, "train_batches", batches)
+  config = _config(total_steps=8, evals=None)
+  train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert "train/input_wait" not in rows[0]
+  shares = [r["train/input_wait"] for r in rows[1:]]
+  assert all(0 <= s <= 1 and (s > 0.1) == is_slow for s in shares), shares
+  err = capfd.readouterr().err
+  assert err.count("input       the device waited for images") == is_slow
+  assert ("  input wait " in err) == is_slow
+
+
+@pytest.mark.slow
+def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
+  """Records from files, averages, microbatches, scan, parameters sharded."""
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  config = _config(
+    data__ops="decode|resize(20)|pad(2)|random_crop(16)",
+    optim__microbatch=2,
+    optim__ema_decay=0.9,
+    optim__accumulator_dtype="bfloat16",
+    mesh__fsdp=4,
+    model__scan=True,
+    model__remat="full",
+    model__stochastic_depth=0.1,
+    evals=None,
+  )
+  whole = train.train_and_evaluate(config, str(tmp_path / "whole"))
+  with monkeypatch.context() as patch:
+    _stop_after(patch, 18)
+    with pytest.raises(Stopped):
+      train.train_and_evaluate(config, str(tmp_path / "cut"))
+  resumed = train.train_and_evaluate(config, str(tmp_path / "cut"))
+  for a, b in zip(
+    jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True
+  ):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_the_host_scores(tmp_path, monkeypatch):
+  """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
+  at_step_7, was_in_time = threading.Event(), []
+  make, score = train.step_lib.make_train_step, evaluators.Fewshot.score
+
+  def make_told(*args):
+    train_step = make(*args)
+
+    def step(state, batch):
+      if int(state.step) == 6:
+        at_step_7.set()
+      if int(state.step) == 8 and not was_resumed:
+        raise Stopped
+      return train_step(state, batch)
+
+    return step
+
+  def slow_score(self, gathered):
+    was_in_time.append(at_step_7.wait(60))
+    time.sleep(0.5)
+    return score(self, gathered)
+
+  monkeypatch.setattr(train.step_lib, "make_train_step", make_told)
+  monkeypatch.setattr(evaluators.Fewshot, "score", slow_score)
+  few = {**EVALS["few"], "every_steps": 4, "baselines": False}
+  config = _config(total_steps=12, evals={"few": few})
+  was_resumed = False
+  with pytest.raises(Stopped):
+    train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert [r["step"] for r in rows if "few/5shot" in r] == [4]
+  was_resumed = True
+  train.train_and_evaluate(config, str(tmp_path))
+  rows = read_metrics(str(tmp_path))
+  assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
+  assert all("few/l2=64/1shot" in r for r in rows if "few/5shot" in r)
+  assert all(was_in_time)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_scores_stops_the_run(tmp_path, monkeypatch):
+  def fail(*_):
+    raise np.linalg.LinAlgError("no convergence")
+
+  monkeypatch.setattr(np.linalg, "eigh", fail)
+  config = _config(total_steps=2, evals={"few": EVALS["few"]})
+  with pytest.raises(np.linalg.LinAlgError, match="no convergence"):
+    train.train_and_evaluate(config, str(tmp_path))
+
+
+def test_a_finished_run_is_left_alone(run, capfd):
+  workdir, state = run
+  before = read_metrics(workdir)
+  again = train.train_and_evaluate(_config(), workdir)
+  np.testing.assert_array_equal(
+    again.params["head"]["kernel"], state.params["head"]["kernel"]
+  )
+  assert read_metrics(workdir) == before
+  assert "all 20 steps were done before" in capfd.readouterr().err
+
+
+def test_changed_options_are_told_when_resuming(run, capfd):
+  workdir, _ = run
+  train.train_and_evaluate(_config(log_steps=5), workdir)
+  err = capfd.readouterr().err
+  assert "resumes     step 20" in err
+  assert "config.log_steps was 4, is now 5" in err
+
+
+def test_evaluate_alone_gives_the_same(run, capsys):
+  workdir, _ = run
+  scores = evaluate_lib.evaluate(_config(), workdir)
+  last = read_metrics(workdir)[-2:]
+  for row in last:
+    for key, value in row.items():
+      if key not in ("step", "time"):
+        assert scores[key] == value
+  assert "step 20: test" in capsys.readouterr().out
+
+
+def test_fine_tune_at_another_size(run, tmp_path, capfd):
+  workdir, state = run
+  ops = "decode|resize((24, 32))"
+  evals = {"test": {**EVALS["test"], "ops": ops}}
+  config = _config(
+    init=workdir, data__ops=ops, total_steps=1, optim__lr=1e-9, evals=evals
+  )
+  tuned = train.train_and_evaluate(config, str(tmp_path))
+  err = capfd.readouterr().err
+  assert "2x2 -> 3x4" in err
+  table = tuned.params["Transformer"]["posembed_input"]["pos_embedding"]
+  assert table.shape == (1, 13, 32)
+  # Corners stay where they are; one step of 1e-9 is far below float32's last
+  # place of numbers of this size.
+  old = np.asarray(
+    state.params["Transformer"]["posembed_input"]["pos_embedding"]
+  )
+  np.testing.assert_allclose(table[0, [0, 1, 4, 9, 12]], old[0], atol=2e-7)
+
+
+def test_a_run_that_diverges_is_stopped():
+  with pytest.raises(FloatingPointError, match="loss is nan at step 7"):
+    train.check_finite({"loss": float("nan"), "grad_norm": 1.0}, 7)
+
+
+@pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
+def test_is_multiple(every, steps):
+  assert [s for s in range(1, 9) if train.is_multiple(s, every)] == steps
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"total_steps": 10},
+      "config.total_steps: got 10, expected at least the 20",
+    ),
+    ({"seed": 1}, "config.seed was 0, is now 1: the run in"),
+    ({"fake_data": True}, "config.fake_data was False, is now True"),
+  ],
+)
+def test_a_run_goes_on_as_it_began(run, changes, message):
+  workdir, _ = run
+  with pytest.raises(ConfigError) as e:
+    train.train_and_evaluate(_config(**changes), workdir)
+  assert message in str(e.value)
+  config = json.loads((pathlib.Path(workdir) / "config.json").read_text())
+  assert config["total_steps"] == 20
+
+
+def test_a_workdir_that_cannot_be(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(ConfigError, match="--workdir: got .* no files can be"):
+    train.train_and_evaluate(_config(), str(tmp_path / "file"))
+
+
+def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
+  config = _config(
+    optim__lr=1e38,
+    optim__warmup_steps=1,
+    optim__clip_norm=None,
+    checkpoint__every_steps=1,
+    log_steps=20,
+    evals=None,
+  )
+  with pytest.raises(FloatingPointError, match="is (nan|inf) at step"):
+    train.train_and_evaluate(config, str(tmp_path))
+  params, _ = checkpoint.load_params(str(tmp_path))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

@@ -1,0 +1,264 @@
+"""Every config: passes preflight with all that it advertises, equals its golden
+text, has a model.
+
+After a wanted change: PYTHONPATH=. python tests/test_configs.py writes the
+golden texts.
+"""
+
+import contextlib
+import dataclasses
+import doctest
+import importlib.util
+import itertools
+import json
+import math
+import pathlib
+import re
+import tempfile
+
+import flax
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax.config import cli, recipes, to_dict
+from vit_jax.config.checks import faults
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data import sources
+from vit_jax.families import names as sizes
+from vit_jax.families import published
+from vit_jax.models import build
+from vit_jax.runtime import prepare
+
+ROOT = pathlib.Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+# Every file, with the arguments that its recipes differ by: the golden texts.
+ARGUMENTS = {
+  **{
+    f"vit_{v}": ["imagenet2012", "imagenet21k", "folder:images"]
+    for v in ("b16", "b32", "l16", "l32", "h14")
+  },
+  "finetune": [
+    "",
+    "init=runs/vit_l16,model=L/16,dataset=imagenet2012,res=384",
+    "init=weights.npz,model=H/14,dataset=folder:images,res=518",
+    "init=runs/vit_b32,model=B/32,dataset=oxford_iiit_pet,res=384",
+    "init=BiT-M-R50x1.npz,model=R50x1,dataset=cifar100,res=128",
+    "model=B/16,dataset=oxford_flowers102",
+  ],
+  "comparison": [
+    "",
+    "model=R50+B/16,dataset=imagenet2012",
+    "model=H/14,dataset=imagenet21k",
+  ],
+  "folder": [
+    "path=images",
+    "path=images,init=weights.npz",
+    "path=split,init=weights.npz,res=64",
+  ],
+  "glyphs": [""],
+  "digits_finetune": ["", "init=runs/glyphs"],
+}
+CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
+LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
+# Folders of images, and how many each class has there.
+IMAGES = {"images": 200, "split/train": 90, "split/val": 9, "split/test": 9}
+
+
+def _load(name, argument):
+  colon = ":" if argument else ""
+  file = ROOT / "configs" / f"{name}.py"
+  return cli.parse("x", {}, [f"--config={file}{colon}{argument}"])
+
+
+def _module(name):
+  path = ROOT / "configs" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(name, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def _golden(name):
+  """All options of a config, for each of its arguments."""
+  values = {a: to_dict(_load(name, a).config) for a in ARGUMENTS[name]}
+  return json.dumps(values, indent=1) + "\n"
+
+
+def _make_files(folder):
+  """What `ARGUMENTS` name: folders of images (nobody opens them), weights."""
+  for name, count in IMAGES.items():
+    for label in ("cat", "dog"):
+      (folder / name / label).mkdir(parents=True)
+      for i in range(count):
+        (folder / name / label / f"{i}.jpg").touch()
+  model = tiny.config().model
+  images = jax.numpy.zeros((1, 48, 48, 3))
+  params = build(model, 10).init(jax.random.key(0), images)["params"]
+  flat = flax.traverse_util.flatten_dict(params, sep="/")
+  np.savez(folder / "weights.npz", **flat)
+
+
+@contextlib.contextmanager
+def _files():
+  with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+    _make_files(pathlib.Path(name))
+    yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _where_files_are():
+  with _files():
+    yield
+
+
+def _advertised():
+  """Every config with every value that its tables, or docstring, tell."""
+  for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32", "vit_h14"):
+    for dataset in recipes.DATASETS:
+      yield name, dataset.replace("folder", "folder:images")
+  module = _module("comparison")
+  for model, dataset in itertools.product(module.LEARNING_RATES, module.EPOCHS):
+    yield "comparison", f"model={model},dataset={dataset}"
+  for model, dataset in itertools.product(
+    published.FILES, _module("finetune").DATASETS
+  ):
+    dataset = dataset.replace("folder", "folder:images")
+    yield "finetune", f"model={model},dataset={dataset}"
+  yield from (("folder", argument) for argument in ARGUMENTS["folder"])
+  yield from (("glyphs", ""), ("digits_finetune", ""))
+
+
+def _without_disk(name, argument):
+  """The config of a run of made-up data that starts from scratch."""
+  args = _load(name, argument)
+  is_there = name == "folder"  # its data and weights
+  config = dataclasses.replace(
+    args.config,
+    fake_data=not is_there,
+    init=args.config.init if is_there else None,
+  )
+  return config, args.faults
+
+
+@pytest.mark.parametrize("module", [recipes, sizes])
+def test_examples_in_docstrings(module):
+  failed, attempted = doctest.testmod(module)
+  assert attempted and not failed
+
+
+def test_every_config_is_tested():
+  assert {p.stem for p in (ROOT / "configs").glob("*.py")} == set(ARGUMENTS)
+  assert {p.stem for p in GOLDEN.glob("*.json")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_golden_text(name):
+  assert _golden(name) == (GOLDEN / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize(
+  "name, argument",
+  [
+    pytest.param(*c, marks=[pytest.mark.slow] * bool(LARGE.search(":".join(c))))
+    for c in CASES
+  ],
+)
+def test_passes_preflight(name, argument):
+  config, told = _without_disk(name, argument)
+  prepare.check(config, faults=told)
+
+
+def test_all_that_is_advertised_can_start():
+  """All but the shapes of the model, which take seconds each: below."""
+  found = {}
+  for name, argument in _advertised():
+    config, told = _without_disk(name, argument)
+    told = [
+      *told,
+      *faults(config),
+      *prepare.mesh_faults(config),
+      *sources.faults(config),
+      *prepare.run_faults(config),
+    ]
+    found |= {f"{name}:{argument}": told} if told else {}
+  assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, argument",
+  [
+    (name, argument)
+    for name, argument in _advertised()
+    # Every model and every data set, but not each with each.
+    if name != "finetune" or re.search("=B/16,|=cifar10$", argument)
+  ],
+)
+def test_all_that_is_advertised_passes_preflight(name, argument):
+  config, told = _without_disk(name, argument)
+  prepare.check(config, faults=told)
+
+
+@pytest.mark.parametrize("name", ["comparison", "finetune", "folder"])
+def test_every_argument_is_explained(name):
+  module = _module(name)
+  explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
+  assert set(module.ARGUMENTS) <= set(explained)
+  for table in re.findall(r"\(of ([A-Z_]+)", module.__doc__):
+    assert getattr(module, table)
+
+
+def test_folder_takes_model_and_size_from_the_weights():
+  config = _load("folder", "path=images,init=weights.npz").config
+  # The file has no name for its size: B, and what differs from it.
+  assert config.model == dataclasses.replace(tiny.config().model, variant="B/8")
+  assert image_size(config.data.ops) == (48, 48)
+  config = _load("folder", "path=images,init=weights.npz,res=64").config
+  assert image_size(config.data.ops) == (64, 64)
+
+
+def test_folder_takes_splits_and_length_from_the_images():
+  made = _load("folder", "path=images,init=weights.npz").config
+  splits = {e.name: (e.split, e.every_steps) for e in made.evals}
+  # Of 400 images 360 are not `val`, of which 324 are trained on.
+  assert made.data.split == "train[:90%]" and made.data.batch_size == 8
+  assert made.total_steps == 10 * math.ceil(324 / 8)
+  assert splits == {"test": ("val", 0), "val": ("train[90%:]", 41)}
+  given = _load("folder", "path=split,init=weights.npz,res=64").config
+  splits = {e.name: (e.split, e.every_steps) for e in given.evals}
+  assert given.data.split == "train" and given.total_steps == 10 * 23
+  assert splits == {"test": ("test", 0), "val": ("val", 23)}
+
+
+@pytest.mark.parametrize(
+  "source, message",
+  [
+    ("vit_b16.py:imagnet2012", "Did you mean 'imagenet2012'?"),
+    ("finetune.py:ini=x", "Did you mean 'init'?"),
+    ("finetune.py:dataset=cifar11", "Did you mean 'cifar10'?"),
+    ("finetune.py:res=big", "res=big"),
+    ("finetune.py:model=C/16", "got size 'C'"),
+    ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
+    ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
+    ("folder.py:init=weights.npz", "expected path=/path/to/images"),
+    ("folder.py:path=nothing", "is no folder"),
+    ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
+    ("folder.py:path=images,res=big", "res=big"),
+    ("digits_finetune.py:x", "expected init=<run>"),
+    ("glyphs.py:x", "got the argument 'x', but it takes none"),
+  ],
+)
+def test_arguments_that_are_wrong(source, message):
+  with pytest.raises(SystemExit) as e:
+    cli.parse("x", {}, [f"--config={ROOT}/configs/{source}"])
+  assert f"  - --config={ROOT}/configs/{source}: " in str(e.value)
+  assert message in str(e.value)
+
+
+if __name__ == "__main__":
+  with _files():
+    for config_name in ARGUMENTS:
+      (GOLDEN / f"{config_name}.json").write_text(_golden(config_name))

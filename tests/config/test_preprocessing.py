@@ -1,0 +1,54 @@
+"""The language of preprocessing."""
+
+import pytest
+
+from vit_jax.config.preprocessing import Op, image_size, parse_ops
+
+
+def test_parses_names_arguments_and_keywords():
+  assert parse_ops("decode| resize((32, 48), method='area') |flip_lr") == (
+    Op("decode", (), {}),
+    Op("resize", ((32, 48),), {"method": "area"}),
+    Op("flip_lr", (), {}),
+  )
+
+
+@pytest.mark.parametrize(
+  "text, size",
+  [
+    ("decode|inception_crop(224)|flip_lr", (224, 224)),
+    ("decode_inception_crop((96, 64), 20, 80)", (96, 64)),
+    ("decode|resize_small(256)|central_crop(224)", (224, 224)),
+    ("decode|resize((32, 48))|pad(2)", (36, 52)),
+    ("decode|resize(32)|pad(4)|random_crop(32)", (32, 32)),
+  ],
+)
+def test_image_size(text, size):
+  assert image_size(text) == size
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("decode|inceptoin_crop(3)", "Did you mean 'inception_crop'?"),
+    ("decode|inceptoin_crop(3)", "got unknown operation 'inceptoin_crop'"),
+    ("resize(3)", "expected one decode or decode_inception_crop, first"),
+    ("decode|decode|resize(3)", "expected one decode"),
+    ("decode|resize(1, 2, 3, 4)", "expected resize(size, method='bilinear', "),
+    ("decode|resize()", "missing a required argument: 'size'"),
+    ("decode|resize(8, method='cubic')", "Did you mean 'bicubic'?"),
+    ("decode|resize(-3)", "expected pixels such as 224 or (height, width)"),
+    ("decode|resize(8)|random_crop(9)", "larger than the image of (8, 8)"),
+    ("decode|resize_small(256)", "leaves images of differing size"),
+    ("decode|inception_crop(8, 0)", "0 < area_min <= area_max <= 100"),
+    ("decode|resize(8)|pad(-1)", "expected pixels to add on each side"),
+    ("decode|resize(x)", "expected operations such as"),
+    ("decode||flip_lr", "expected operations such as"),
+    ("decode|resize(8", "expected operations such as"),
+    ("decode|inception_crop(8, 'a')", "in 'inception_crop'"),
+  ],
+)
+def test_faults(text, message):
+  with pytest.raises(ValueError) as e:
+    image_size(text)
+  assert message in str(e.value)

@@ -1,0 +1,301 @@
+"""Options: types, defaults, faults; the command line that sets them."""
+
+import dataclasses
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax.config import (
+  Config,
+  ConfigError,
+  build,
+  cli,
+  defaults,
+  freeze,
+  to_dict,
+)
+from vit_jax.config.checks import faults
+from vit_jax.options import parse_value
+
+ROOT = pathlib.Path(__file__).parents[2]
+FEWSHOT = {"kind": "fewshot", "dataset": "digits", "shots": (1, 5)}
+
+
+def _valid(**changes):
+  c = defaults()
+  c.total_steps = 100
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+def test_defaults_freeze_to_the_default_config():
+  assert freeze(defaults()) == Config()
+
+
+def test_frozen_config_survives_json_and_is_hashable():
+  c = defaults()
+  c.evals = {"few": FEWSHOT, "val": {"kind": "classification"}}
+  frozen = freeze(c)
+  assert freeze(to_dict(frozen)) == frozen
+  assert hash(frozen) == hash(freeze(to_dict(frozen)))
+  assert [e.name for e in frozen.evals] == ["few", "val"]
+  assert frozen.evals[0].shots == (1, 5)
+
+
+def test_misspelt_attribute_in_a_config_file():
+  with pytest.raises(AttributeError, match='Did you mean "variant"'):
+    defaults().model.varient = "B/16"
+
+
+def test_all_unknown_and_ill_typed_options_in_one_error():
+  with pytest.raises(ConfigError) as e:
+    freeze(
+      {
+        "modle": {},
+        "log_steps": "many",
+        "model": {"varaint": "B/16", "pool": "gapp", "scan": "maybe"},
+        "data": 3,
+        "evals": {
+          "val": {"kind": "clasification"},
+          "few": {**FEWSHOT, "shot": 3, "shots": "1,x"},
+          "vall": {"split": "test"},
+        },
+      }
+    )
+  assert e.value.faults == (
+    "config.modle: no such option. Did you mean 'model'?",
+    "config.log_steps: got 'many', expected a value of type whole number.",
+    "config.model.varaint: no such option. Did you mean 'variant'?",
+    "config.model.pool: got 'gapp', expected one of token, gap, map. Did you"
+    " mean 'gap'?",
+    "config.model.scan: got 'maybe', expected a value of type true/false.",
+    "config.data: got 3, expected options of its own.",
+    "config.evals.val.kind: got 'clasification', expected one of"
+    " classification, fewshot. Did you mean 'classification'?",
+    "config.evals.few.shot: no such option. Did you mean 'shots'?",
+    "config.evals.few.shots: got 'x', expected a value of type whole number.",
+    "config.evals.vall: no such evaluator; those of this config: val, few. Did"
+    " you mean 'val'?",
+  )
+  assert str(e.value).startswith("10 faults in the configuration:\n  - config.")
+
+
+@pytest.mark.parametrize(
+  "annotation, text, value",
+  [
+    (int, "1_000", 1000),
+    (float, "3e-4", 3e-4),
+    (float, 3, 3.0),
+    (bool, "True", True),
+    (bool, "0", False),
+    (int | None, "None", None),
+    (float | None, "0.5", 0.5),
+    (tuple[int, ...], "(1, 5,10)", (1, 5, 10)),
+    (tuple[int, ...], [1, 5], (1, 5)),
+    (tuple[float, ...], 16, (16.0,)),  # as config.json of old runs has it
+    (tuple[float, ...], "16", (16.0,)),
+    (str, "none", "none"),
+  ],
+)
+def test_values_of_the_command_line(annotation, text, value):
+  assert parse_value(annotation, text, "x") == value
+
+
+@pytest.mark.parametrize(
+  "annotation, value",
+  [(int, "1.5"), (int, 1.5), (int, True), (bool, 1), (float, "a"), (str, 3)],
+)
+def test_values_of_another_type(annotation, value):
+  with pytest.raises(ValueError, match="^x: got .* expected a value of type"):
+    parse_value(annotation, value, "x")
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"total_steps": None}, "config.total_steps: got neither steps nor epochs"),
+    ({"total_steps": 0}, "config.total_steps: got 0, expected 1 or more"),
+    (
+      {"optim__warmup_steps": 100},
+      "config.optim.warmup_steps: got 100, as long as the run of 100 steps",
+    ),
+    ({"label_smoothing": 1.0}, "config.label_smoothing: got 1.0, expected a"),
+    ({"model__dropout": -0.1}, "config.model.dropout: got -0.1, expected a"),
+    ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
+    ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
+    ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
+    (
+      {"optim__microbatch": 0},
+      "config.optim.microbatch: got 0, expected 1 or more images",
+    ),
+    ({"optim__lr": 0.0}, "config.optim.lr: got 0.0, expected more than 0"),
+    ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0, expected 0"),
+    ({"optim__weight_decay": -1.0}, "config.optim.weight_decay: got -1.0"),
+    ({"mesh__tensor": -1}, "expected at most one -1"),
+    ({"mesh__tensor": 0}, "config.mesh.tensor: got 0, expected a number of"),
+    (
+      {"model__variant": "X/16"},
+      "config.model.variant: got size 'X', expected one of Ti, S, B, L, H",
+    ),
+    ({"model__variant": "b/16"}, "Did you mean 'B'?"),
+    ({"model__variant": "B16"}, "expected '<size>/<patch in pixels>'"),
+    ({"model__width": 0}, "config.model.width: got 0, expected 1 or more"),
+    (
+      {"model__num_heads": 5},
+      "config.model.num_heads: got 5, which does not divide the width of 768",
+    ),
+    (
+      {"model__variant": "B/15"},
+      "config.data.ops: got images of 224x224 pixels, which the patch of 15",
+    ),
+    (
+      {
+        "model__posemb": "sincos2d",
+        "model__width": 6,
+        "model__num_heads": 1,
+      },
+      "config.model.width: got 6, expected a multiple of 4",
+    ),
+    ({"data__ops": "decode|resiz(8)"}, "Did you mean 'resize'?"),
+    (
+      {"evals": {"val": {"kind": "classification", "ops": "decode|resize(9)"}}},
+      "config.evals.val.ops: got images of 9x9 pixels, expected 224x224 as",
+    ),
+    (
+      {"evals": {"val": {"kind": "classification", "batch_size": 0}}},
+      "config.evals.val.batch_size: got 0",
+    ),
+  ],
+)
+def test_word_faults(changes, message):
+  assert any(message in f for f in faults(_valid(**changes)))
+
+
+def test_no_faults_where_there_are_none():
+  assert faults(_valid()) == []
+
+
+def test_every_option_is_read_somewhere():
+  """An option that nobody reads would be silently without effect."""
+  code = "".join(
+    p.read_text()
+    for p in (ROOT / "vit_jax").rglob("*.py")
+    if p.name not in ("schema.py", "recipes.py", "checks.py")
+  )
+
+  def names(cls):
+    for f in dataclasses.fields(cls):
+      if dataclasses.is_dataclass(f.type):
+        yield from names(f.type)
+      else:
+        yield f.name
+
+  classes = [Config, *config_lib.EVALUATOR_CONFIGS.values()]
+  # Read by name, with getattr: the overrides of Size, the axes of the mesh.
+  by_name = [f.name for f in dataclasses.fields(sizes.Size)]
+  by_name += [f.name for f in dataclasses.fields(config_lib.MeshConfig)]
+  unread = [
+    n
+    for c in classes
+    for n in names(c)
+    if not re.search(rf"\.{n}\b", code) and n not in by_name
+  ]
+  assert not unread
+
+
+def test_command_line_collects_every_fault():
+  args = cli.parse(
+    "vit_jax.train",
+    {"workdir": ""},
+    [
+      f"--config={ROOT}/configs/vit_b16.py",
+      "--wrkdir=x",
+      "--config.modle.x=3",
+      "bare",
+      "--config.model.variant",
+      "L/16",
+      "--fake_data",
+      "--config.optim.lr",
+    ],
+  )
+  assert args.config.model.variant == "L/16"
+  assert args.config.fake_data
+  text = "\n".join(args.faults)
+  with pytest.raises(
+    SystemExit, match="no Python file. Did you mean 'vit_b16.py'?"
+  ):
+    cli.parse("x", {}, [f"--config={ROOT}/configs/vit_b17.py"])
+  assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
+  assert "config.modle: no such option. Did you mean 'model'?" in text
+  assert "--config.optim.lr: got no value" in text
+  assert "'bare': got a bare word" in text
+
+
+def test_a_fault_inside_a_config_file_is_told(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text(
+    "from vit_jax.config import defaults\n"
+    "def get_config():\n"
+    "  c = defaults()\n"
+    "  c.optim.lerning_rate = 1.0\n"
+    "  return c\n"
+  )
+  with pytest.raises(SystemExit) as e:
+    cli.parse("x", {}, [f"--config={file}"])
+  assert str(e.value).startswith("1 fault in the configuration:")
+  assert "lerning_rate" in str(e.value) and str(file) in str(e.value)
+
+
+def test_no_config_is_a_fault():
+  with pytest.raises(
+    SystemExit, match="--config: got none, expected --config="
+  ):
+    cli.parse("x", {}, [])
+
+
+def test_help_is_quick_and_shows_units():
+  """Processor time, since other tests run beside this one."""
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  out = subprocess.run(
+    [sys.executable, "-m", "vit_jax.train", "--help"],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=ROOT,
+  ).stdout
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+  assert used < 2
+  for text in (
+    "config.optim.warmup_steps = 0\n      steps of linear rise from 0 to lr",
+    "config.model.pool = 'token'",
+    "(token, gap, map)",
+    "config.evals.<name>.l2 = (1024.0,)",
+    "--workdir",
+  ):
+    assert text in out
+
+
+def test_build_keeps_defaults_where_there_are_faults():
+  config, found = build({"seed": 3, "log_steps": "x"})
+  assert (config.seed, config.log_steps) == (3, Config().log_steps)
+  assert len(found) == 1
+
+
+def test_readme_is_complete():
+  assert "@@" not in (ROOT / "README.md").read_text()
+
+
+def test_names_of_models_are_those_of_the_config():
+  from vit_jax.models import MODELS
+
+  (field,) = [
+    f for f in dataclasses.fields(config_lib.ModelConfig) if f.name == "name"
+  ]
+  assert set(field.metadata["choices"]) == set(MODELS)

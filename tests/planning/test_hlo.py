@@ -1,0 +1,120 @@
+"""Reading compiled modules: against another reading of the same text."""
+
+import gzip
+import pathlib
+
+import pytest
+
+from vit_jax.devices import CHIPS
+from vit_jax.planning.hlo import Module
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+V5E = CHIPS["v5e"]
+
+
+@pytest.fixture(scope="module")
+def module():
+  """Three scanned blocks, two microbatches, fsdp=2, compiled for v5e:2x2."""
+  text = gzip.decompress((DATA / "tiny_v5e_2x2.hlo.gz").read_bytes())
+  return Module(text.decode())
+
+
+def test_sums_are_those_of_another_reader(module):
+  looped, _ = module.totals(V5E)
+  assert looped.cycles == 1_543_088
+  assert looped.flops == 241_594_368
+  assert looped.bytes == 198_164
+  assert looped.roof_seconds == pytest.approx(1.46815001e-06, rel=1e-8)
+  assert looped.ici_seconds(V5E) == pytest.approx(4.46384e-05, rel=1e-8)
+  assert looped.collectives == {
+    "all-gather": [24, 67_968],
+    "all-gather(fused)": [14, 2_752_512],
+    "all-to-all": [2, 34_816],
+    "all-reduce": [83, 3_036_192],
+  }
+
+
+def test_loops_have_their_trips(module):
+  """The scans over blocks, forward and back, and that of microbatches."""
+  assert sorted(module.loops().values()) == [2, 3, 3]
+  looped, once = module.totals(V5E)
+  # Most of the products are in the six runs of a block (two by three).
+  assert 5.4 < looped.flops / once.flops < 6
+
+
+LOOP = """
+HloModule x
+
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %x = f32[8,16]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  %two = s32[]{:T(128)} constant(2)
+  %next = s32[]{:T(128)} add(%i, %two)
+  %y = f32[8,16]{1,0:T(8,128)} add(%x, %x), \
+backend_config={"estimated_cycles":"7"}
+  ROOT %t = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}) tuple(%next, %y)
+}
+
+%cond (p: (s32[], f32[8,16])) -> pred[] {
+  %p = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %n = s32[]{:T(128)} constant(9)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+ENTRY %main (a: f32[8,16], w: f32[16,32]) -> f32[8,32] {
+  %a = f32[8,16]{1,0:T(8,128)} parameter(0)
+  %w = f32[16,32]{1,0:T(8,128)S(1)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %start = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}) tuple(%zero, %a)
+  %loop = (s32[]{:T(128)}, f32[8,16]{1,0:T(8,128)}) while(%start), \
+condition=%cond, body=%body
+  %x = f32[8,16]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  %sum = f32[8,16]{1,0:T(8,128)} all-reduce(%x), channel_id=1, to_apply=%add
+  ROOT %dot = f32[8,32]{1,0:T(8,128)} dot(%sum, %w), \
+lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+backend_config={"estimated_cycles":"100"}
+}
+"""
+
+
+def test_a_module_in_closed_form():
+  module = Module(LOOP)
+  looped, once = module.totals(V5E)
+  # From 0 to 9 in steps of 2: five trips of one addition of 7 cycles; its next
+  # counter, as every instruction, counts with its traffic.
+  assert module.loops() == {"body": 5}
+  assert (looped.cycles, once.cycles) == (5 * 7 + 100, 7 + 100)
+  assert looped.flops == once.flops == 2 * 8 * 16 * 32
+  assert looped.collectives == {"all-reduce": [1, 8 * 16 * 4]}
+  assert looped.ici_seconds(V5E) == 2 * 8 * 16 * 4 / 200e9
+  # A tile has 8 x 128 numbers, whatever of it is used: 4,096 bytes a matrix;
+  # scalars have 4, and `w` is in the fast memory already.
+  assert looped.bytes == 5 * (3 * 4 + 3 * 4096) + 2 * 4096
+
+
+@pytest.mark.parametrize(
+  "line, flops",
+  [
+    (  # 3 x 3 over 5 x 5 with padding: 13 of 15 pairs a side meet an input
+      "%c = f32[1,5,5,2]{3,2,1,0} convolution(%l, %r), window={size=3x3"
+      " pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+      2 * 13 * 13 * 4 * 2,
+    ),
+    (
+      "%c = f32[1,3,3,2]{3,2,1,0} convolution(%l, %r), window={size=3x3"
+      " stride=2x2 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+      2 * 7 * 7 * 4 * 2,
+    ),
+  ],
+)
+def test_what_meets_the_padding_does_not_count(line, flops):
+  text = (
+    "ENTRY %main (l: f32[1,5,5,4], r: f32[3,3,4,2]) -> f32[] {\n"
+    "  %l = f32[1,5,5,4]{3,2,1,0} parameter(0)\n"
+    "  %r = f32[3,3,4,2]{3,2,1,0} parameter(1)\n"
+    f"  ROOT {line}\n"
+    "}\n"
+  )
+  assert Module(text).totals(V5E)[0].flops == flops

@@ -1,0 +1,112 @@
+"""The planner's search, with a made-up compiler."""
+
+import re
+
+import pytest
+import tiny
+
+from vit_jax.config import Config, ConfigError
+from vit_jax.planning.search import Search, choices, options
+
+CONFIG = tiny.config(data__batch_size=128, data__dataset="cifar10")
+
+
+def fake(choice: Config) -> dict:
+  """Fast with microbatches of 16 and in a loop; a batch of 256 does not fit."""
+  speed = 100.0 + 50.0 * (choice.optim.microbatch == 16)
+  speed += 20.0 * (not choice.model.scan)
+  return {
+    "batch_size": choice.data.batch_size,
+    "scan": choice.model.scan,
+    "fits": choice.data.batch_size < 256,
+    "peak_bytes": 2**30,
+    "price_seconds": choice.data.batch_size / speed,
+    "images_per_second": speed,
+  }
+
+
+def search(config, plan):
+  """Returns the search, done, and what it reported."""
+  texts = []
+  found = Search(config, 4, plan, texts.append)
+  found.run()
+  return found, "".join(texts).splitlines()
+
+
+def test_choices_keep_the_recipe():
+  tried = list(choices(CONFIG, 4))
+  assert tried[0] == CONFIG
+  assert {c.data.batch_size for c in tried} == {128}
+  assert {c.optim.microbatch for c in tried} == {None, 16, 8}  # of 32 rows
+  assert {c.mesh.fsdp for c in tried} == {1, -1}
+  assert len(set(tried)) == len(tried)
+  again = list(choices(tried[5], 4))  # itself one of the others
+  assert len(set(again)) == len(again) == len(tried) - 1
+
+
+def test_the_best_is_tried_in_a_loop_and_with_other_batches():
+  found, lines = search(CONFIG, fake)
+  best, choice = found.fastest
+  assert (choice.optim.microbatch, choice.model.scan) == (16, False)
+  assert choice.data.batch_size == 128 and best == fake(choice)
+  # The number of choices, a line each, of which three come later; the fastest.
+  total = len(list(choices(CONFIG, 4))) + 3
+  assert lines[0].startswith(
+    f"{total} choices: {total - 3} of mesh, microbatch"
+  )
+  assert lines[0].endswith("with a batch of 64 and 256")
+  numbers = [re.match(r"\[ *(\d+)/(\d+)\] ", x).groups() for x in lines[1:-1]]
+  assert numbers == [(str(n), str(total)) for n in range(1, total + 1)]
+  assert "data.batch_size=256" in lines[-2]
+  assert lines[-2].endswith(
+    "does not fit: 1.00 GiB; fastest so far: 170 images/s"
+  )
+  assert lines[-1] == (
+    "fastest: 752.9 ms, 170 images/s, 1.00 GiB, with --config.mesh.data=-1"
+    " --config.mesh.fsdp=1 --config.mesh.tensor=1 --config.data.batch_size=128"
+    " --config.optim.microbatch=16 --config.model.remat=none"
+    " --config.model.scan=false"
+  )
+
+
+def test_a_choice_is_told_before_it_is_compiled():
+  told = []
+
+  def plan(choice):
+    assert told[-1].endswith(options(choice).ljust(70) + " ")
+    assert f"[{len(told) // 2:>2}/{found.total}]" in told[-1]
+    return fake(choice)
+
+  found = Search(CONFIG, 4, plan, told.append)
+  found.run()
+  assert told[2].endswith("fastest so far: this\n")
+  assert told[4].endswith("fastest so far: 120 images/s\n")
+
+
+def test_no_loop_is_tried_twice():
+  loops = lambda c: fake(c) | {"images_per_second": 1.0 + (not c.model.scan)}
+  found, lines = search(CONFIG, loops)
+  assert found.number == found.total == len(lines) - 2
+  assert not found.fastest[1].model.scan
+
+
+def test_a_smaller_batch_where_nothing_else_fits():
+  fits_small = lambda c: fake(c) | {"fits": c.data.batch_size < 128}
+  found, lines = search(CONFIG, fits_small)
+  assert found.fastest[0]["batch_size"] == 64
+  assert lines[1].endswith("does not fit: 1.00 GiB; fastest so far: none")
+  nothing = lambda c: fake(c) | {"fits": False}
+  with pytest.raises(ConfigError, match="got 128, which fits in none of"):
+    search(CONFIG, nothing)
+
+
+def test_the_options_are_those_of_the_command_line():
+  from vit_jax.config import cli
+
+  flags = [
+    f"--config.{x}" for x in options(list(choices(CONFIG, 4))[3]).split()
+  ]
+  args = cli.parse("x", {}, ["--config=configs/vit_b16.py", *flags])
+  assert not args.faults
+  assert args.config.optim.microbatch is None
+  assert args.config.model.remat == "full" or args.config.model.remat == "dots"

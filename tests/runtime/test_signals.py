@@ -1,0 +1,145 @@
+"""Ctrl-C and SIGTERM end a process at once, whatever C code is at work."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# What no handler of Python interrupts: C code that holds the main thread.
+BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)"
+
+ONE = f"""
+import hashlib
+from vit_jax.runtime import signals
+
+signals.end_at_once(lambda: "half done")
+work = lambda: (print("begun", flush=True), {BUSY})
+signals.in_thread(work)
+"""
+
+# A planner whose compiler takes a moment for the first choice, and hours for
+# the second.
+PLAN = f"""
+import hashlib, sys
+import tiny
+from vit_jax import plan
+from vit_jax.config import cli
+from vit_jax.devices import CHIPS
+
+config = tiny.config(data__dataset="cifar10", data__batch_size=64)
+plan.describe = lambda topology: (CHIPS["v5e"], [None] * 4)
+found = dict.fromkeys(plan.PRICES) | dict(
+  topology="v5e:2x2", chips=4, mesh=dict(data=4), split="", fits=True,
+  capacity_bytes=2**34, peak_bytes=2**30, batch_size=64, argument_bytes=1,
+  temporary_bytes=1, flops=1.0, bytes_accessed=1.0, cycles_seconds=0.5,
+  optimal_seconds=0.5, price_seconds=0.5, collectives={{}},
+  images_per_second=128.0, mfu=0.1,
+)
+calls = []
+
+def slow(choice, topology):
+  calls.append(choice)
+  if len(calls) == 2:
+    {BUSY}
+  return found
+
+plan.plan = slow
+flags = dict(topology="v5e:2x2", search="true", json=sys.argv[1])
+plan.main(cli.Args(config, "tiny", flags, []))
+"""
+
+
+# What a shell starts in the background ignores Ctrl-C, and hands that down.
+HEED = "import signal\nsignal.signal(2, signal.default_int_handler)\n"
+
+
+@pytest.fixture
+def start():
+  processes = []
+
+  def start(code, *words):
+    process = subprocess.Popen(
+      [sys.executable, "-c", HEED + code, *words],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+    )
+    processes.append(process)
+    return process
+
+  yield start
+  for process in processes:
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+  "number, status", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_one_line_and_the_status(start, number, status):
+  process = start(ONE)
+  assert process.stdout.readline() == "begun\n"
+  process.send_signal(number)
+  _, said = process.communicate(timeout=30)
+  assert said == f"{number.name}: ended; half done\n"
+  assert process.returncode == status
+
+
+def test_what_the_work_returns_and_raises():
+  code = """
+from vit_jax.runtime import signals
+print(signals.in_thread(lambda: 3))
+signals.in_thread(lambda: 1 / 0)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True
+  )
+  assert done.stdout == "3\n" and done.returncode == 1
+  assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_signal_waits_while_it_is_held_and_an_ignored_one_is_ignored():
+  code = """
+import os, signal
+from vit_jax.runtime import signals
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signals.end_at_once()
+with signals.held():
+  os.kill(os.getpid(), signal.SIGTERM)
+  os.kill(os.getpid(), signal.SIGINT)
+  print("still here", flush=True)
+  signals.end_at_once(lambda: "by the new handler")
+signal.pause()
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
+  )
+  assert (done.stdout, done.returncode) == ("still here\n", 143)
+  assert done.stderr == "SIGTERM: ended; by the new handler\n"
+
+
+@pytest.mark.parametrize("wants_json", [False, True])
+def test_a_search_that_is_ended_tells_what_it_has(start, wants_json):
+  process = start(PLAN, "true" if wants_json else "false")
+  stream = process.stderr if wants_json else process.stdout
+  lines = [stream.readline() for _ in range(2)]
+  assert lines[0].startswith("16 choices: 13 of mesh, microbatch and remat")
+  assert lines[1].startswith("[ 1/16] mesh.data=")
+  assert lines[1].endswith(
+    " 500.0 ms, 128 images/s, 1.00 GiB; fastest so far: this\n"
+  )
+  assert stream.read(8) == "[ 2/16] "  # which is being compiled
+  process.send_signal(signal.SIGINT)
+  out, said = process.communicate(timeout=30)
+  assert process.returncode == -signal.SIGINT
+  last = said.splitlines()[-1]
+  assert last.startswith(
+    "SIGINT: ended; at choice 2 of 16; fastest so far: 500.0 ms, 128 images/s,"
+  )
+  if wants_json:
+    assert json.loads(out)["images_per_second"] == 128.0
+  else:
+    assert "speed       128 images/s, MFU 10.0 %" in out.splitlines()

@@ -1,0 +1,39 @@
+"""Every option of a run, and what reads and checks them; without jax."""
+
+from vit_jax.config.schema import (
+  EVALUATOR_CONFIGS,
+  CheckpointConfig,
+  ClassificationConfig,
+  Config,
+  DataConfig,
+  EvalConfig,
+  FewshotConfig,
+  MeshConfig,
+  ModelConfig,
+  OptimConfig,
+  build,
+  defaults,
+  freeze,
+  model_from_dict,
+  to_dict,
+)
+from vit_jax.options import ConfigError
+
+__all__ = (
+  "EVALUATOR_CONFIGS",
+  "CheckpointConfig",
+  "ClassificationConfig",
+  "Config",
+  "ConfigError",
+  "DataConfig",
+  "EvalConfig",
+  "FewshotConfig",
+  "MeshConfig",
+  "ModelConfig",
+  "OptimConfig",
+  "build",
+  "defaults",
+  "freeze",
+  "model_from_dict",
+  "to_dict",
+)

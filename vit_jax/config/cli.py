@@ -1,0 +1,242 @@
+"""The command line of the doors: flags, the config file, its overrides.
+
+Only light modules are imported, so that `--help` answers at once.
+"""
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import pathlib
+import sys
+import traceback
+from typing import NamedTuple
+
+from etils import epath
+
+from vit_jax import config as config_lib
+from vit_jax.options import nearest
+
+# Flags of the doors that several processes can share; see distributed.py.
+PROCESS_FLAGS = {
+  "coordinator": "host:port of process 0, where several meet (any free port)",
+  "num_processes": "how many processes there are",
+  "process_id": "which one this is, from 0",
+}
+
+
+NO_CHECKPOINT = (
+  "--checkpoint: got none, expected the folder of a run, as in"
+  " --checkpoint=runs/<config name>, or published weights beside"
+  " --config=configs/finetune.py:model=B/16."
+)
+
+
+class Args(NamedTuple):
+  """What was asked for.
+
+  config: Faulty options have their defaults; see `faults`.
+  config_name: File name of the config without its ending, e.g. "vit_l16".
+  flags: Flags of this door, by name; absent ones are None.
+  faults: One text a fault, to be raised with those found later.
+  """
+
+  config: config_lib.Config
+  config_name: str
+  flags: dict[str, str | None]
+  faults: list[str]
+
+
+def parse(
+  door: str,
+  flags: dict[str, str],
+  argv: list[str] | None = None,
+  switches: tuple[str, ...] = (),
+):
+  """Reads `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
+
+  Args:
+    door: Name of the module, e.g. "vit_jax.train", for the help text.
+    flags: Further flags and what they mean.
+    argv: Words after the command; None: those of this process.
+    switches: Those of the flags that need no value, and then are "true".
+
+  Returns:
+    `Args`. Ends the process after `--help`, and where no config can be
+    loaded, which it explains.
+  """
+  argv = sys.argv[1:] if argv is None else argv
+  words, faults = _split(argv)
+  given: dict[str, str | None] = dict.fromkeys(flags)
+  overrides, source, wants_help = {}, None, False
+  for key, value in words:
+    if key in ("help", "h"):
+      wants_help = True
+    elif key == "config":
+      source = value
+    elif key == "fake_data":
+      overrides["fake_data"] = "true" if value is None else value
+    elif key.startswith("config."):
+      overrides[key.removeprefix("config.")] = value
+    elif key in given:
+      given[key] = "true" if value is None and key in switches else value
+    else:
+      known = ["config", "fake_data", "help", *flags]
+      faults.append(f"--{key}: no such flag.{nearest(key, known)}")
+    if value is None and key not in ("help", "h", "fake_data", *switches):
+      faults.append(f"--{key}: got no value, expected --{key}=VALUE.")
+  values = config_lib.to_dict(config_lib.Config())
+  loaded = None
+  if source:
+    loaded = _load(source, faults)
+  elif given.get("checkpoint"):
+    loaded = _config_of(given["checkpoint"], faults)
+  elif not wants_help:
+    faults.append(
+      NO_CHECKPOINT
+      if "checkpoint" in flags
+      else "--config: got none, expected --config=configs/<name>.py."
+    )
+  values = loaded or values
+  for path, value in overrides.items():
+    _override(values, path, value)
+  if wants_help:
+    print(help_text(door, flags, values))
+    sys.exit(0)
+  config, more = config_lib.build(values)
+  if not loaded:  # whatever else could be said would be of no config of theirs
+    sys.exit(str(config_lib.ConfigError(faults + more)))
+  name = pathlib.PurePath(_file_of(source or "")[0]).stem
+  return Args(config, name, given, faults + more)
+
+
+def help_text(door: str, flags: dict[str, str], values: dict) -> str:
+  """Returns usage and every option with its type, value and unit."""
+  config = "--config=configs/<name>.py[:argument]"
+  if "checkpoint" in flags:
+    config = f"--checkpoint=<run> [{config}]"
+  lines = [
+    f"usage: python -m {door} {config} [--config.<option>=<value> ...] [flags]",
+    "",
+    "flags:",
+  ]
+  every_flag = {
+    "config": "config file, and after a colon the argument it takes",
+    "fake_data": "make records up in memory (config.fake_data)",
+    **flags,
+  }
+  lines += [f"  --{name:<26} {doc}" for name, doc in every_flag.items()]
+  lines += ["", "options (--config.<option>=<value>), here with their values:"]
+  lines += _option_lines(config_lib.Config, values, "config")
+  for kind, cls in config_lib.EVALUATOR_CONFIGS.items():
+    lines += ["", f"options of an evaluator of kind {kind!r}:"]
+    lines += _option_lines(cls, {}, "config.evals.<name>")
+  return "\n".join(lines)
+
+
+def _option_lines(cls, values: dict, where: str) -> list[str]:
+  lines = []
+  for field in dataclasses.fields(cls):
+    if dataclasses.is_dataclass(field.type):
+      nested = values.get(field.name)
+      nested = nested if isinstance(nested, dict) else {}
+      lines += _option_lines(field.type, nested, f"{where}.{field.name}")
+    elif field.metadata:
+      value = values.get(field.name, field.default)
+      doc = field.metadata["doc"]
+      if field.metadata["choices"]:
+        doc += f" ({', '.join(field.metadata['choices'])})"
+      lines.append(f"  {where}.{field.name} = {value!r}")
+      lines.append(f"      {doc}")
+  return lines
+
+
+def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
+  """Words -> (key, value) pairs; accepts `--key=value` and `--key value`."""
+  pairs, faults, rest = [], [], list(argv)
+  while rest:
+    word = rest.pop(0)
+    if not word.startswith("-"):
+      faults.append(f"{word!r}: got a bare word, expected --flag=value.")
+      continue
+    key, equals, value = word.lstrip("-").partition("=")
+    if equals:
+      pairs.append((key, value))
+    elif (
+      key not in ("help", "h", "fake_data")
+      and rest[:1]
+      and not rest[0].startswith("--")
+    ):
+      pairs.append((key, rest.pop(0)))
+    else:
+      pairs.append((key, None))
+  return pairs, faults
+
+
+def _file_of(source: str) -> tuple[str, str]:
+  """Splits "configs/a.py:x=gs://b" at the first colon after the file."""
+  stem, ending, argument = source.partition(".py:")
+  return (stem + ".py", argument) if ending else (source, "")
+
+
+def _load(source: str, faults: list[str]) -> dict | None:
+  """Runs `get_config(argument)` of a config file."""
+  file, argument = _file_of(source)
+  path = pathlib.Path(file)
+  if not path.is_file() or path.suffix != ".py":
+    near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
+    faults.append(f"--config: got {file!r}, which is no Python file.{near}")
+    return None
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    get_config = module.get_config
+    if argument and not inspect.signature(get_config).parameters:
+      raise ValueError(f"got the argument {argument!r}, but it takes none.")
+    config = get_config(argument) if argument else get_config()
+    return config.to_dict()
+  except ValueError as e:
+    faults.append(f"--config={source}: {e}")
+  except Exception as e:  # whatever a file of theirs may raise
+    line = traceback.extract_tb(e.__traceback__)[-1].lineno
+    text = str(e).replace("\\n", " ")
+    faults.append(f"--config={source}: {type(e).__name__}, line {line}: {text}")
+  return None
+
+
+def run_of(checkpoint: str) -> epath.Path | None:
+  """Returns the folder of the run that a checkpoint or step is of, if any."""
+  folder = epath.Path(checkpoint)
+  for parent in (folder, folder.parent, folder.parent.parent):
+    if _config_in(parent):
+      return parent
+  return None
+
+
+def _config_in(folder: epath.Path) -> dict | None:
+  file = folder / "config.json"
+  values = json.loads(file.read_text()) if file.is_file() else {}
+  return values if "optim" in values else None  # that of another program
+
+
+def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
+  """Returns the config that a run, or one of its steps, was made with."""
+  if run := run_of(checkpoint):
+    return _config_in(run)
+  faults.append(
+    f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
+    " above it; expected the folder of a run, or --config=configs/<name>.py."
+  )
+  return None
+
+
+def _override(values: dict, path: str, value: str | None) -> None:
+  """Sets values[a][b] for path "a.b"; `build` judges it afterwards."""
+  *parents, leaf = path.split(".")
+  for parent in parents:
+    inner = values.get(parent)
+    if not isinstance(inner, dict):
+      inner = values[parent] = {}
+    values = inner
+  values[leaf] = value

@@ -1,0 +1,211 @@
+"""The language of preprocessing: "decode|inception_crop(224)|flip_lr".
+
+Operations are separated by `|`; arguments are Python literals. This module
+knows every operation's signature and what it does to the size of an image, so
+that a misspelt one is refused before TensorFlow is imported;
+`vit_jax.data.ops` holds what they do to the pixels, under the same names.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vit_jax.options import nearest
+
+Shape = tuple[int, int] | None  # (height, width); None: differs by image
+Side = int | tuple[int, int]  # one number stands for a square
+Percent = int | float
+
+
+class Op(NamedTuple):
+  """One parsed operation."""
+
+  name: str
+  args: tuple
+  kwargs: dict
+
+
+def pair(size: Side) -> tuple[int, int]:
+  """Returns (height, width) in pixels; one number means a square.
+
+  Raises:
+    ValueError: `size` is neither a positive integer nor two of them.
+  """
+  sides = (size, size) if isinstance(size, int) else size
+  good = isinstance(sides, tuple | list) and len(sides) == 2
+  if not good or not all(isinstance(s, int) and s > 0 for s in sides):
+    raise ValueError(
+      f"got size {size!r}, expected pixels such as 224 or (height, width)."
+    )
+  return tuple(sides)
+
+
+# One function per operation, with its parameters; it returns the shape after.
+
+
+def _decode(shape: Shape) -> Shape:
+  return None
+
+
+def _decode_inception_crop(
+  shape: Shape, size: Side, area_min: Percent = 5, area_max: Percent = 100
+) -> Shape:
+  return _inception_crop(shape, size, area_min, area_max)
+
+
+def _inception_crop(
+  shape: Shape, size: Side, area_min: Percent = 5, area_max: Percent = 100
+) -> Shape:
+  if not 0 < area_min <= area_max <= 100:
+    raise ValueError(
+      f"got area_min={area_min}, area_max={area_max}, expected percent of the"
+      " image's area with 0 < area_min <= area_max <= 100."
+    )
+  return pair(size)
+
+
+def _resize(
+  shape: Shape,
+  size: Side,
+  method: str = "bilinear",
+  antialias: bool = False,
+) -> Shape:
+  _check_method(method)
+  return pair(size)
+
+
+def _resize_small(
+  shape: Shape, size: int, method: str = "area", antialias: bool = False
+) -> Shape:
+  _check_method(method)
+  pair(size)
+  return None
+
+
+def _central_crop(shape: Shape, size: Side) -> Shape:
+  return _cropped("central_crop", shape, size)
+
+
+def _random_crop(shape: Shape, size: Side) -> Shape:
+  return _cropped("random_crop", shape, size)
+
+
+def _flip_lr(shape: Shape) -> Shape:
+  return shape
+
+
+def _pad(shape: Shape, pixels: int) -> Shape:
+  if not isinstance(pixels, int) or pixels < 0:
+    raise ValueError(f"got {pixels!r}, expected pixels to add on each side.")
+  return None if shape is None else tuple(s + 2 * pixels for s in shape)
+
+
+def _cropped(name: str, shape: Shape, size: Side) -> Shape:
+  size = pair(size)
+  if shape is not None and any(a < b for a, b in zip(shape, size, strict=True)):
+    raise ValueError(
+      f"got {name}{size}, larger than the image of {shape} pixels before it."
+    )
+  return size
+
+
+RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
+
+
+def _check_method(method: str) -> None:
+  if method not in RESIZE_METHODS:
+    raise ValueError(
+      f"got resize method {method!r}, expected one of"
+      f" {', '.join(RESIZE_METHODS)}." + nearest(str(method), RESIZE_METHODS)
+    )
+
+
+SHAPE_FNS: dict[str, Callable[..., Shape]] = {
+  "decode": _decode,
+  "decode_inception_crop": _decode_inception_crop,
+  "inception_crop": _inception_crop,
+  "resize": _resize,
+  "resize_small": _resize_small,
+  "central_crop": _central_crop,
+  "random_crop": _random_crop,
+  "flip_lr": _flip_lr,
+  "pad": _pad,
+}
+
+
+def parse_ops(text: str) -> tuple[Op, ...]:
+  """Reads a string of operations.
+
+  Raises:
+    ValueError: Syntax, an unknown operation (with the nearest known one), or
+      arguments that it does not take.
+
+  Example:
+    >>> parse_ops("decode|resize(8)")[1]
+    Op(name='resize', args=(8,), kwargs={})
+  """
+  return tuple(_parse_op(part.strip(), text) for part in text.split("|"))
+
+
+def image_size(text: str) -> tuple[int, int]:
+  """Returns the (height, width) in pixels that come out of the operations.
+
+  Raises:
+    ValueError: As `parse_ops`; or the operations do not begin by decoding, or
+      leave images of differing size.
+
+  Example:
+    >>> image_size("decode|resize_small(256)|central_crop(224)")
+    (224, 224)
+  """
+  shape = None
+  for i, op in enumerate(parse_ops(text)):
+    if op.name.startswith("decode") != (i == 0):
+      raise ValueError(
+        f"got {text!r}, expected one decode or decode_inception_crop, first."
+      )
+    try:
+      shape = SHAPE_FNS[op.name](shape, *op.args, **op.kwargs)
+    except (TypeError, ValueError) as e:
+      raise ValueError(f"in {op.name!r} of {text!r}: {e}") from None
+  if shape is None:
+    raise ValueError(
+      f"got {text!r}, which leaves images of differing size; end it with an"
+      " operation that fixes the size, such as resize(224)."
+    )
+  return shape
+
+
+def _parse_op(part: str, text: str) -> Op:
+  try:
+    node = ast.parse(part, mode="eval").body
+    call = node if isinstance(node, ast.Call) else None
+    name = (call.func if call else node).id
+    args = [ast.literal_eval(a) for a in call.args] if call else []
+    kwargs = (
+      {k.arg: ast.literal_eval(k.value) for k in call.keywords} if call else {}
+    )
+  except (SyntaxError, ValueError, AttributeError):
+    raise ValueError(
+      f"got {part!r} in {text!r}, expected operations such as"
+      " 'decode|resize(224)|flip_lr'."
+    ) from None
+  if name not in SHAPE_FNS:
+    raise ValueError(
+      f"got unknown operation {name!r} in {text!r}, expected one of"
+      f" {', '.join(SHAPE_FNS)}." + nearest(name, SHAPE_FNS)
+    )
+  parameters = list(inspect.signature(SHAPE_FNS[name]).parameters.values())[1:]
+  signature = inspect.Signature(parameters)
+  try:
+    signature.bind(*args, **kwargs)
+  except TypeError as e:
+    usage = ", ".join(
+      p.name + ("" if p.default is p.empty else f"={p.default!r}")
+      for p in parameters
+    )
+    raise ValueError(
+      f"got {part!r} in {text!r}: {e}; expected {name}({usage})."
+    ) from None
+  return Op(name, tuple(args), kwargs)

@@ -1,0 +1,188 @@
+"""The operations of evaluation on one image, in numpy: no TensorFlow, no jax.
+
+`vit_jax.data.ops` has all operations, for training and scoring; those without
+randomness are here as well, for `predict`. They give the same pixels bit for
+bit; but with antialiasing 1 in 1,000 differs by 1 level of 255 (see the test).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from vit_jax.config import preprocessing
+
+
+def apply(
+  image: UInt8[np.ndarray, "h w 3"], ops: str
+) -> UInt8[np.ndarray, "height width 3"]:
+  """Returns the image as the operations make it.
+
+  Args:
+    image: Any size.
+    ops: See `vit_jax.config.preprocessing`; the first one decodes, which is
+      done.
+
+  Raises:
+    ValueError: Malformed `ops`, a random one among them, or an image that is
+      smaller than a crop.
+
+  Example:
+    >>> apply(np.zeros((9, 7, 3), np.uint8), "decode|resize(4)").shape
+    (4, 4, 3)
+  """
+  parsed = preprocessing.parse_ops(ops)
+  if random := [op.name for op in parsed if op.name not in OPS]:
+    raise ValueError(
+      f"got {ops!r} with {', '.join(random)}, which is random; expected"
+      f" operations of {', '.join(OPS)}."
+    )
+  for op in parsed:
+    image = OPS[op.name](image, *op.args, **op.kwargs)
+  return image
+
+
+def is_random(ops: str) -> bool:
+  """Whether the operations draw random numbers."""
+  return any(op.name not in OPS for op in preprocessing.parse_ops(ops))
+
+
+def resize(image, size, method="bilinear", antialias=False):
+  """Resizes to `size`, whatever the aspect ratio was."""
+  size = preprocessing.pair(size)
+  if image.shape[:2] == size:
+    return image
+  if method == "nearest":
+    rows, columns = (
+      np.floor((_whole(want) + 0.5) * _scale(have, want)).astype(int)
+      for have, want in zip(image.shape, size, strict=False)
+    )
+    return image[rows[:, None], columns]
+  if method == "area":
+    heights, widths = map(_scale, image.shape[:2], size)
+    found = _weighted(image, size, _area, (1, 0)) * (1 / (heights * widths))
+  elif antialias:
+    found = np.round(_antialiased(image, size, method))
+  elif method == "bicubic":
+    found = _weighted(image, size, _bicubic, (0, 1))
+  else:
+    found = _bilinear(image, size)
+  return found.clip(0, 255).astype(np.uint8)
+
+
+def resize_small(image, size, method="area", antialias=False):
+  """Resizes so that the shorter side has `size` pixels, aspect ratio kept."""
+  sides = np.array(image.shape[:2], np.float32)
+  height, width = np.round(sides * (np.float32(size) / sides.min()))
+  return resize(image, (int(height), int(width)), method, antialias)
+
+
+def central_crop(image, size):
+  """Crops the middle; an odd pixel more is left at the bottom and right."""
+  height, width = preprocessing.SHAPE_FNS["central_crop"](image.shape[:2], size)
+  top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+  return image[top : top + height, left : left + width]
+
+
+def pad(image, pixels):
+  """Adds `pixels` black ones on each side."""
+  return np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
+
+
+OPS: dict[str, Callable[..., np.ndarray]] = {
+  "decode": lambda image: image,
+  "resize": resize,
+  "resize_small": resize_small,
+  "central_crop": central_crop,
+  "pad": pad,
+}
+
+
+def _scale(have: int, want: int) -> np.float32:
+  return np.float32(have) / np.float32(want)
+
+
+def _whole(count: int) -> np.ndarray:
+  return np.arange(count, dtype=np.float32)
+
+
+def _centres(have: int, want: int) -> np.ndarray:
+  """Where the centres of the new pixels lie, in pixels of the old image."""
+  return (_whole(want) + 0.5) * _scale(have, want) - 0.5
+
+
+def _bilinear(image, size):
+  """Interpolates in float32, columns first: a + (b - a) x, as TensorFlow."""
+  low, high, share = [], [], []
+  for have, want in zip(image.shape, size, strict=False):
+    at = _centres(have, want)
+    low.append(np.floor(at).clip(0).astype(int))
+    high.append(np.ceil(at).clip(max=have - 1).astype(int))
+    share.append((at - np.floor(at))[:, None, None])
+  rows, columns = share[0], share[1][:, 0]
+
+  def row(index):
+    lines = image[index].astype(np.float32)
+    left, right = lines[:, low[1]], lines[:, high[1]]
+    return left + (right - left) * columns
+
+  top, bottom = row(low[0]), row(high[0])
+  return top + (bottom - top) * rows
+
+
+def _antialiased(image, size, method):
+  """Filters widened when shrinking: Pillow's, in floats all the way."""
+  filters = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+  }
+  channels = (
+    Image.fromarray(channel.astype(np.float32)).resize(
+      size[::-1], filters[method]
+    )
+    for channel in np.moveaxis(image, -1, 0)
+  )
+  return np.stack([np.asarray(c) for c in channels], -1)
+
+
+def _weighted(image, size, weights, axes):
+  """Sums over some old pixels for each new one, along one axis, then another.
+
+  In float32 and in TensorFlow's order: as the result is not rounded, a last
+  digit decides whether a flat area keeps its level or loses one.
+  """
+  for axis in axes:
+    index, weight = weights(image.shape[axis], size[axis])
+    shape = (-1, 1) if axis else (-1, 1, 1)
+    image = sum(
+      np.take(image, i, axis) * w.reshape(shape)
+      for i, w in zip(index.T, weight.T, strict=True)
+    )
+  return image.astype(np.float32)
+
+
+def _area(have, want):
+  """Returns which old pixels a new one covers, and how much of each."""
+  scale = _scale(have, want)
+  edges = _whole(want + 1)[:, None] * scale
+  begin, end = edges[:-1], edges[1:]
+  index = np.floor(begin) + _whole(int(np.ceil(scale)) + 1)
+  covered = np.minimum(index + 1, end) - np.maximum(index, begin)
+  covered[(index < begin) & (index + 1 > end)] = scale  # inside a single pixel
+  return index.clip(max=have - 1).astype(int), covered.clip(0)
+
+
+def _bicubic(have, want):
+  """Keys' kernel with a = -1/2, its argument in steps of 1/1024."""
+  at = _centres(have, want)
+  share = np.round((at - np.floor(at)) * 1024)[:, None] / 1024
+  offset = np.arange(-1, 3)
+  index, x = np.floor(at)[:, None] + offset, np.abs(share - offset)
+  near = (1.5 * x - 2.5) * x * x + 1
+  far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+  weight = np.where(x <= 1, near, far).astype(np.float32)
+  weight *= (index >= 0) & (index < have)
+  one, two, three, four = weight.T
+  weight *= (1 / (one + two + three + four))[:, None]
+  return index.clip(0, have - 1).astype(int), weight

@@ -1,0 +1,99 @@
+"""What chips can do, by their makers; and what a TPU's compiler is told.
+
+Source: cloud.google.com/tpu/docs, one page a generation; for the links of v3,
+the bandwidth of all-reduces over a pod; for GPUs, NVIDIA's data sheet of each.
+Options: docs/performance.md.
+"""
+
+import dataclasses
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What jax calls a device: a chip (v4 and v5p in megacore), half a v3.
+
+  Attributes:
+    peak_flops: Dense bfloat16, FLOP/s.
+    hbm_bandwidth: Bytes/s.
+    clock: Of the matrix unit, Hz.
+    ici_bandwidth: All links between chips, one way, bytes/s.
+    capacity: Of the memory, bytes: what libtpu 0.0.50 leaves to a program.
+    share: Of a chip.
+  """
+
+  peak_flops: float
+  hbm_bandwidth: float
+  clock: float
+  ici_bandwidth: float
+  capacity: int
+  share: float = 1.0
+
+
+CHIPS = {
+  "v3": Chip(61.5e12, 450e9, 0.94e9, 164e9, int(15.48 * 2**30), share=0.5),
+  "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, int(30.75 * 2**30)),
+  "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, int(15.75 * 2**30)),
+  "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, int(95.73 * 2**30)),
+  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, int(31.24 * 2**30)),
+}
+
+# Dense bfloat16 peak of one jax device, FLOP/s, by a pattern of the whole of
+# jax's `device_kind`: that of a GPU is the name that its driver gives. NVIDIA
+# prints most rates "with sparsity", twice the dense one, which stands here. A
+# device of TPU v2, v3 or 7x is a core, half a chip. Without an entry are those
+# that multiply no bfloat16 (V100, T4), and parts of a GPU (MIG).
+PEAK_FLOPS = {
+  r"TPU v2": 22.5e12,
+  r"TPU v3": CHIPS["v3"].peak_flops,
+  r"TPU v4": CHIPS["v4"].peak_flops,
+  r"TPU v5( lite|e)": CHIPS["v5e"].peak_flops,
+  r"TPU v5p?": CHIPS["v5p"].peak_flops,
+  r"TPU v6( lite|e)": CHIPS["v6e"].peak_flops,
+  r"TPU7x": 2307e12 / 2,
+  r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB": 312e12,
+  r"NVIDIA A100 80GB PCIe": 312e12,
+  r"NVIDIA A30": 165e12,
+  r"NVIDIA A10": 125e12,
+  r"NVIDIA A10G": 70e12,
+  r"NVIDIA L4": 121e12,
+  r"NVIDIA L40": 181.05e12,
+  r"NVIDIA L40S": 362.05e12,
+  r"NVIDIA H100 80GB HBM3": 989.5e12,
+  r"NVIDIA H100 PCIe": 756.5e12,
+  r"NVIDIA H100 NVL": 835.5e12,
+  r"NVIDIA H200": 989.5e12,
+  r"NVIDIA H200 NVL": 835.5e12,
+  r"NVIDIA GH200 \d+GB?( HBM3e)?": 989.5e12,
+  r"NVIDIA B[23]00": 2250e12,
+  r"NVIDIA GB[23]00": 2500e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Returns bfloat16 FLOP/s of a device, None where it is not known."""
+  for pattern, rate in PEAK_FLOPS.items():
+    if re.fullmatch(pattern, device_kind):
+      return rate
+  return None
+
+
+def unknown_peak(device_kind: str) -> str:
+  """Returns why there is no MFU; "" for a known device, and for a CPU."""
+  if device_kind == "cpu" or peak_flops(device_kind):
+    return ""
+  return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
+
+
+# KiB of the fast memory that one operation may use for itself, by jax's name of
+# the kind (here v5p). The rest holds what is fetched ahead, which XLA does not
+# do there. Other kinds: as the compiler has it.
+SCOPED_MEMORY = {"TPU v5": 49_152}
+
+
+def compiler_options(device_kind: str) -> dict[str, str]:
+  """Returns what `jax.jit` tells the compiler for such devices."""
+  if device_kind not in SCOPED_MEMORY:
+    return {}
+  size = SCOPED_MEMORY[device_kind]
+  return {"xla_tpu_scoped_vmem_limit_kib": str(size)}

@@ -1,0 +1,1 @@
+"""What is known of the models without jax: sizes, grids, arithmetic."""

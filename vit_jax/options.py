@@ -1,0 +1,115 @@
+"""Values of options: text of the command line to what an option holds."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+  """All that is wrong with a config, one line a fault."""
+
+  def __init__(self, faults):
+    self.faults = tuple(faults)
+    lines = "\n".join(f"  - {fault}" for fault in self.faults)
+    count = len(self.faults)
+    super().__init__(
+      f"{count} fault{'s' * (count != 1)} in the configuration:\n{lines}"
+    )
+
+
+def option(default, doc: str, choices: tuple[str, ...] = ()):
+  return dataclasses.field(
+    default=default, metadata={"doc": doc, "choices": choices}
+  )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+  """Returns " Did you mean 'x'?" for the known word next to `word`, or ""."""
+  known = sorted(known)
+  close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+  if not close:
+    lowered = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
+    close = [lowered[c] for c in close]
+  return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def parse_value(annotation, value, where: str):
+  """Converts `value`, maybe a text of the command line, to the type.
+
+  Raises:
+    ValueError: It is of another type; the message names `where`.
+  """
+  options = typing.get_args(annotation)
+  is_optional = (
+    isinstance(annotation, types.UnionType) and type(None) in options
+  )
+  if is_optional:
+    if value is None or value in ("None", "none", "null"):
+      return None
+    (annotation,) = [o for o in options if o is not type(None)]
+  kind = f"{_type_name(annotation)}{' or None' * is_optional}"
+  fault = ValueError(
+    f"{where}: got {value!r}, expected a value of type {kind}."
+  )
+  if typing.get_origin(annotation) is tuple:
+    if isinstance(value, str):
+      value = [v for v in value.strip("()[] ").split(",") if v.strip()]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+      value = [value]  # As text has it, and as config.json of old runs.
+    if not isinstance(value, list | tuple):
+      raise fault
+    (element, _) = typing.get_args(annotation)
+    return tuple(parse_value(element, v, where) for v in value)
+  try:
+    if annotation is bool:
+      if isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}[
+          value.lower()
+        ]
+      if not isinstance(value, bool):
+        raise fault
+      return value
+    if isinstance(value, bool):
+      raise fault
+    if annotation is int:
+      number = int(value.replace("_", "")) if isinstance(value, str) else value
+      if not math.isfinite(number) or number != int(number):
+        raise fault
+      return int(number)
+    if annotation is float:
+      if not math.isfinite(float(value)):
+        raise fault
+      return float(value)
+  except (KeyError, TypeError, ValueError):
+    raise fault from None
+  if not isinstance(value, str):
+    raise fault
+  return value
+
+
+def _type_name(annotation) -> str:
+  if typing.get_origin(annotation) is tuple:
+    return f"{_type_name(typing.get_args(annotation)[0])}s, comma-separated"
+  return {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true/false",
+  }[annotation]
+
+
+def check_choice(value, choices: tuple | None, where: str) -> None:
+  """Refuses a value that is not among the choices, if there are any.
+
+  Raises:
+    ValueError: The message names `where`, the choices and the nearest.
+  """
+  if choices and value is not None and value not in choices:
+    raise ValueError(
+      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
+      + nearest(str(value), choices)
+    )

@@ -1,0 +1,295 @@
+"""What a module that XLA compiled for a TPU does, and how often.
+
+XLA's own cost analysis counts the body of a loop once, whatever its trips, and
+knows nothing of collectives. Here every instruction is visited with the number
+of times that it runs.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+
+from vit_jax.devices import Chip
+from vit_jax.planning.hlo_text import Instruction, parse, product_flops
+
+COLLECTIVES = (
+  "all-reduce",
+  "all-gather",
+  "reduce-scatter",
+  "collective-permute",
+  "all-to-all",
+  "ragged-all-to-all",
+  "collective-broadcast",
+)
+# These move nothing, or name what another instruction moves.
+FREE = (
+  "parameter constant tuple get-tuple-element bitcast after-all partition-id"
+  " replica-id"
+).split()
+
+
+@dataclasses.dataclass
+class Totals:
+  """Sums over a module, for one chip and one run.
+
+  Attributes:
+    cycles: Of the compiler's estimates; collectives and custom kernels have
+      none.
+    flops: Of products and convolutions.
+    bytes: To and from the main memory.
+    roof_seconds: Of every instruction, the longer of its arithmetic and its
+      traffic, at full rates.
+    collectives: Kind -> [how often, bytes].
+  """
+
+  cycles: float = 0.0
+  flops: float = 0.0
+  bytes: float = 0.0
+  roof_seconds: float = 0.0
+  collectives: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+  def ici_seconds(self, chip: Chip) -> float:
+    """Time of the collectives at the links' full rate, nothing overlapped.
+
+    An all-reduce passes its bytes twice.
+    """
+    return sum(
+      (2 if kind.startswith("all-reduce") else 1) * size / chip.ici_bandwidth
+      for kind, (_, size) in self.collectives.items()
+    )
+
+
+class Module:
+  """A compiled module, from its text (`compiled.as_text()`)."""
+
+  def __init__(self, text: str):
+    self._computations, self._entry = parse(text)
+    self._reads = functools.cache(self._parameter_reads)
+    self._writes = functools.cache(self._root_writes)
+    self._flops = functools.cache(self._computation_flops)
+
+  def totals(self, chip: Chip) -> tuple[Totals, Totals]:
+    """Returns the sums with loops, and those with every body once."""
+    looped, once = Totals(), Totals()
+    for x, names, trips in self._visit(self._entry, 1):
+      self._add(x, names, trips, looped, chip)
+      self._add(x, names, 1, once, chip)
+    return looped, once
+
+  def loops(self) -> dict[str, int]:
+    """Returns the trips of every loop by the name of its body."""
+    return {
+      x.called("body"): self._trips(x)
+      for names in self._computations.values()
+      for x in names.values()
+      if x.opcode == "while"
+    }
+
+  def _visit(self, name: str, trips: int) -> Iterator[tuple]:
+    """Yields (instruction, its computation, how often it runs)."""
+    names = self._computations[name]
+    for x in names.values():
+      if x.opcode == "while":
+        yield from self._visit(x.called("body"), trips * self._trips(x))
+      elif x.opcode == "conditional":
+        for branch in re.findall(r"%([\w.\-]+)", x.attributes.split("}")[0]):
+          if branch in self._computations:
+            yield from self._visit(branch, trips)
+      elif x.opcode == "call":
+        yield from self._visit(x.called("to_apply"), trips)
+      elif x.opcode == "async-start":
+        yield from self._visit(x.called("calls"), trips)
+      else:
+        yield x, names, trips
+
+  def _trips(self, loop: Instruction) -> int:
+    """How often a loop's body runs: a bound, over the step of the counter."""
+    if m := re.search(r"known_trip_count\D*(\d+)", loop.attributes):
+      return int(m[1])
+    condition = self._computations[loop.called("condition")]
+    bounds = _constants(condition)
+    for x in condition.values():
+      if x.opcode == "fusion":
+        bounds += _constants(self._computations[x.called("calls")])
+    bounds = [b for b in bounds if b > 0]
+    return -(-max(bounds) // self._step(loop, condition)) if bounds else 1
+
+  def _step(self, loop: Instruction, condition: dict[str, Instruction]) -> int:
+    """What the counter grows by; 1 where that cannot be read."""
+    counters = [
+      int(re.search(r"index=(\d+)", x.attributes)[1])
+      for x in condition.values()
+      if x.opcode == "get-tuple-element"
+    ]
+    body = self._computations[loop.called("body")]
+    root = next(x for x in body.values() if x.is_root)
+    if not counters or counters[0] >= len(root.operands):
+      return 1
+    x = _behind_copies(body, root.operands[counters[0]])
+    if x is None:
+      return 1
+    if x.opcode == "fusion":
+      steps = _constants(self._computations[x.called("calls")])
+    else:
+      inputs = [_behind_copies(body, o) for o in x.operands]
+      steps = _constants({y.name: y for y in inputs if y})
+    return steps[0] if len(steps) == 1 and steps[0] > 0 else 1
+
+  def _add(self, x, names, trips: int, total: Totals, chip: Chip) -> None:
+    if x.opcode.endswith("-done") or x.opcode in FREE:
+      return
+    for kind, size in self._collectives_of(x, names):
+      entry = total.collectives.setdefault(kind, [0, 0])
+      entry[0] += trips
+      entry[1] += trips * size
+    if x.kind in COLLECTIVES or x.opcode.endswith("-start"):
+      return
+    if m := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
+      total.cycles += trips * int(m[1])
+    flops = self._flops_of(x, names)
+    size = self._bytes_of(x, names)
+    total.flops += trips * flops
+    total.bytes += trips * size
+    total.roof_seconds += trips * max(
+      flops / chip.peak_flops, size / chip.hbm_bandwidth
+    )
+
+  def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
+    """Yields kind and bytes, the larger of what goes in and what comes out."""
+    if x.kind in COLLECTIVES:
+      ins = [a for o in x.operands if o in names for a in names[o].arrays]
+      outs = x.arrays
+      # A start's type repeats the operands before the results.
+      if x.opcode == "all-gather-start":
+        outs = outs[len(ins) : 2 * len(ins)] or outs
+      elif x.opcode == "all-reduce-start":
+        outs = outs[: len(ins)] or outs
+      elif x.opcode == "collective-permute-start":
+        outs = outs[1:2] or outs
+      yield x.kind, max(_size(ins), _size(outs))
+    elif x.opcode == "fusion":
+      # An asynchronous one is spread over fusions that share its channel.
+      inner = self._computations[x.called("calls")]
+      for y in inner.values():
+        if y.kind in COLLECTIVES and not y.opcode.endswith("-done"):
+          channel = re.search(r"channel_id=(\d+)", y.attributes)
+          key = (id(names), channel[1] if channel else y.name)
+          if self._first_of_channel.setdefault(key, x.name) == x.name:
+            ins = [a for o in y.operands if o in inner for a in inner[o].arrays]
+            yield f"{y.kind}(fused)", max(_size(ins), _size(y.arrays))
+
+  @functools.cached_property
+  def _first_of_channel(self) -> dict[tuple[int, str], str]:
+    """The fusion of a computation that counts for a channel."""
+    return {}
+
+  def _flops_of(self, x, names) -> int:
+    if x.opcode in ("convolution", "dot"):
+      return product_flops(x, *(names[o] for o in x.operands[:2]))
+    return self._flops(x.called("calls")) if x.opcode == "fusion" else 0
+
+  def _computation_flops(self, name: str) -> int:
+    names = self._computations[name]
+    return sum(self._flops_of(x, names) for x in names.values())
+
+  def _bytes_of(self, x, names) -> int:
+    operands = [names[o] for o in x.operands if o in names]
+    if x.opcode == "fusion":
+      called = x.called("calls")
+      reads, writes = self._reads(called), self._writes(called)
+      size = sum(
+        min(reads.get(i, _padded(y.arrays)), _padded(y.arrays))
+        for i, y in enumerate(operands)
+        if all(a.is_in_hbm for a in y.arrays)
+      )
+      for i, a in enumerate(x.arrays):
+        if a.is_in_hbm:
+          part = writes[i] if i < len(writes) else None
+          size += a.bytes if part is None else part
+      return size
+    if x.opcode in ("slice", "dynamic-slice"):
+      return x.hbm_bytes + _padded(x.arrays)
+    if x.opcode == "dynamic-update-slice":
+      return 2 * _padded(operands[1].arrays)
+    return x.hbm_bytes + sum(y.hbm_bytes for y in operands)
+
+  def _parameter_reads(self, name: str) -> dict[int, int]:
+    """Bytes that a fused computation reads of each parameter, slices alone."""
+    names = self._computations[name]
+    users: dict[str, list[Instruction]] = {}
+    for x in names.values():
+      for operand in set(x.operands):
+        users.setdefault(operand, []).append(x)
+
+    def used(wanted: str, full: int, depth: int) -> int:
+      size = 0
+      for y in users.get(wanted, []):
+        if y.opcode in ("dynamic-slice", "slice", "gather") and (
+          y.operands[0] == wanted
+        ):
+          size += _padded(y.arrays)
+        elif y.opcode == "dynamic-update-slice" and y.operands[0] == wanted:
+          pass
+        elif y.opcode in ("bitcast", "get-tuple-element") and depth < 4:
+          size += used(y.name, full, depth + 1)
+        elif y.opcode == "fusion" and depth < 6:
+          reads = self._reads(y.called("calls"))
+          size += sum(
+            reads.get(i, full) for i, o in enumerate(y.operands) if o == wanted
+          )
+        else:
+          return full
+      return min(size, full)
+
+    return {
+      int(re.match(r"\d+", x.attributes)[0]): used(x.name, _padded(x.arrays), 0)
+      for x in names.values()
+      if x.opcode == "parameter"
+    }
+
+  def _root_writes(self, name: str) -> tuple[int | None, ...]:
+    """Bytes that each result of a fused computation writes; None: all."""
+    names = self._computations[name]
+    root = next(x for x in names.values() if x.is_root)
+
+    def written(x: Instruction | None, depth: int) -> int | None:
+      if x is None:
+        return None
+      if x.opcode == "dynamic-update-slice":
+        update = names.get(x.operands[1])
+        return _padded(update.arrays) if update else None
+      if x.opcode == "bitcast" and depth < 4:
+        return written(names.get(x.operands[0]), depth + 1)
+      if x.opcode == "fusion":
+        inner = self._writes(x.called("calls"))
+        return inner[0] if len(inner) == 1 else None
+      return None
+
+    if root.opcode == "tuple":
+      return tuple(written(names.get(o), 0) for o in root.operands)
+    return (written(root, 0),)
+
+
+def _size(arrays) -> int:
+  return sum(a.logical_bytes for a in arrays)
+
+
+def _padded(arrays) -> int:
+  return sum(a.bytes for a in arrays)
+
+
+def _constants(names: dict[str, Instruction]) -> list[int]:
+  found = (
+    re.match(r"-?\d+(?=$|[,)\s])", x.attributes)
+    for x in names.values()
+    if x.opcode == "constant"
+  )
+  return [int(m[0]) for m in found if m]
+
+
+def _behind_copies(names, name: str) -> Instruction | None:
+  x = names.get(name)
+  while x and x.opcode in ("copy", "bitcast", "copy-start", "copy-done"):
+    x = names.get(x.operands[0])
+  return x

@@ -1,0 +1,1 @@
+"""Runs as figures and as a page."""

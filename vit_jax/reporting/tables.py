@@ -1,0 +1,81 @@
+"""What the report says of runs in words and numbers."""
+
+from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.page import share, table
+from vit_jax.reporting.runs import Run
+
+MOST_COLUMNS = 4  # runs side by side; more are rows
+
+
+def headlines(run: Run) -> list[tuple[float | None, str, str]]:
+  """Share, what it is of, and what else to know, of all that a run scored.
+
+  A held-out part of the split that was trained on is no headline beside
+  another split: a run is chosen by it.
+  """
+  names = run.evaluators("classification")
+  tests = [n for n in names if not run.is_held_out(n)]
+  found = [
+    (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
+    for n in tests or names
+  ]
+  for name in run.evaluators("fewshot"):
+    by_l2 = run.fewshot(name)
+    if not by_l2:
+      continue
+    first, *others = by_l2
+    shots = "10" if "10" in by_l2[first] else list(by_l2[first])[-1]
+    what = f"{run.scored(name)}, {shots}-shot, L2 {first}"
+    more = [f"L2 {w}: {share(by_l2[w].get(shots))}" for w in others]
+    found.append((by_l2[first].get(shots), what, ", ".join(more)))
+  return found
+
+
+def scores(runs: list[Run]) -> str:
+  """What the heads of all runs got on all splits, a row each."""
+  rows = []
+  for run in runs:
+    who = f", {run.label}" if len(runs) > 1 else ""
+    for name in run.evaluators("classification"):
+      top1, top5, loss, count = (
+        run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
+      )
+      texts = (
+        "—" if loss is None else f"{loss:.4g}",
+        "—" if count is None else f"{count:,.0f}",
+      )
+      rows.append([run.scored(name) + who, share(top1), share(top5), *texts])
+  if not rows:
+    return ""
+  head = ["", "top-1", "top-5", "loss", "images"]
+  return f"<h2>Scores</h2>\n{table('numbers', head, rows)}"
+
+
+def facts(runs: list[Run]) -> str:
+  """Facts by run, a column each; of many runs what is the same is said once."""
+  labels, found = [r.label for r in runs], [runs_lib.facts(r) for r in runs]
+  names = dict.fromkeys(k for facts in found for k in facts)
+  values = {n: [facts.get(n, "—") for facts in found] for n in names}
+  if len(runs) <= MOST_COLUMNS:
+    return table("facts", ["", *labels], [[n, *v] for n, v in values.items()])
+  same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
+  differ = [n for n in values if n not in same]
+  parts = [table("facts", ["", "all runs"], list(map(list, same.items())))]
+  if differ:
+    rows = [[r, *(values[n][i] for n in differ)] for i, r in enumerate(labels)]
+    parts.append(table("facts", ["", *differ], rows))
+  return "<br>".join(parts)
+
+
+def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
+  """What the numbers of a few-shot evaluator are."""
+  options = run.evals.get(name)
+  draws = len(options.seeds) if options else 1
+  text = (
+    "A linear classifier in closed form (ridge regression) on frozen features"
+  )
+  if draws > 1:
+    text += f", mean of {draws} draws of the labelled images"
+  if len(weights) > 1:
+    text += f". All L2 weights of the config; the first, {weights[0]}, counts"
+  return f"{text}. Columns: labelled images per class; bold: their best."

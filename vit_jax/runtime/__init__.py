@@ -1,0 +1,1 @@
+"""What a run needs beside its step: processes, phases, files, progress."""

@@ -1,0 +1,236 @@
+"""What a run says of itself: at its start on the screen, and in its files."""
+
+import importlib.metadata
+import json
+import math
+import platform
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+import vit_jax
+from vit_jax import sharding
+from vit_jax.config import Config, to_dict
+from vit_jax.config.preprocessing import image_size
+from vit_jax.devices import unknown_peak
+from vit_jax.families import geometry
+from vit_jax.families.geometry import has_cls_row, patch_grid
+from vit_jax.models import cudnn
+from vit_jax.models.attention import implementation
+from vit_jax.optim import ema_weight
+from vit_jax.sharding import path_of
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that a result depends on."""
+  found = {p: importlib.metadata.version(p) for p in PACKAGES}
+  return {
+    "python": platform.python_version(),
+    "vit_jax": vit_jax.__version__,
+    **found,
+  }
+
+
+def num_params(params) -> int:
+  """Returns how many numbers a tree of arrays or shapes holds."""
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
+
+
+def metadata(
+  config: Config, source, params, num_classes: int
+) -> dict[str, Any]:
+  """Returns what must travel with the weights, as JSON can hold it.
+
+  Args:
+    config: The run.
+    source: The data it trains on; gives the names of the classes.
+    params: Arrays or shapes.
+    num_classes: Width of the head.
+  """
+  size = image_size(config.data.ops)
+  names = source.class_names
+  return {
+    "config": to_dict(config),
+    "image_size": list(size),
+    "grid": list(patch_grid(config.model, size)),
+    "has_cls_row": has_cls_row(config.model),
+    "preprocessing": {
+      "ops": eval_ops(config),
+      "value_range": [-1.0, 1.0],
+    },
+    "num_classes": num_classes,
+    "class_names": list(names) if names else None,
+    "num_params": num_params(params),
+    "num_examples": source.num_examples,
+    "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "versions": versions(),
+  }
+
+
+def eval_ops(config: Config) -> str:
+  """Returns the preprocessing of images to be scored, that of training if no
+  evaluator says another."""
+  of_head = [e.ops for e in config.evals if e.kind == "classification"]
+  return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
+
+
+def class_names(workdir: str) -> tuple[str, ...] | None:
+  """Returns those of the data that a run was begun on; None: nobody knows."""
+  path = epath.Path(workdir) / "metadata.json"
+  names = path.exists() and json.loads(path.read_text()).get("class_names")
+  return tuple(names) if names else None
+
+
+def parameter_table(params) -> str:
+  """Returns one line a parameter; those of equal blocks share a line.
+
+  Args:
+    params: Nested dict of arrays or shapes.
+  """
+  rows: dict[tuple, int] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = re.sub(r"encoderblock_\d+", "encoderblock_*", path_of(path))
+    key = (name, tuple(leaf.shape))
+    rows[key] = rows.get(key, 0) + 1
+  cells = [("parameter", "shape", "times", "numbers")]
+  for (name, shape), times in rows.items():
+    sizes = " ".join(map(str, shape)) or "scalar"
+    numbers = times * int(np.prod(shape))
+    cells.append((name, sizes, str(times), f"{numbers:,}"))
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  return "\n".join(
+    f"{name:<{widths[0]}}  {shape:<{widths[1]}}"
+    f"  {times:>{widths[2]}}  {numbers:>{widths[3]}}"
+    for name, shape, times, numbers in cells
+  )
+
+
+def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
+  """Writes one file of a run."""
+  text = json.dumps(values, indent=2, ensure_ascii=False)
+  replace_text(epath.Path(workdir) / name, text + "\n")
+
+
+def replace_text(path: epath.Path, text: str) -> None:
+  """Writes a file so that whoever is stopped leaves the old or the new one."""
+  draft = path.parent / (path.name + ".new")
+  draft.write_text(text)
+  draft.replace(path)
+
+
+def changes(config: Config, workdir: str) -> dict[str, str]:
+  """Returns how a config differs from the one that a run was begun with.
+
+  Returns:
+    Key without "config." -> a text; nothing for a new run.
+  """
+  path = epath.Path(workdir) / "config.json"
+  if not path.exists():
+    return {}
+  old, new = (_flat(c) for c in (json.loads(path.read_text()), to_dict(config)))
+  return {
+    key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+    for key in sorted(old.keys() | new.keys())
+    if old.get(key) != new.get(key)
+  }
+
+
+def text(
+  config: Config,
+  mesh: Mesh,
+  source,
+  params,
+  total_steps: int,
+  workdir: str,
+) -> str:
+  """Returns the lines shown before the first step."""
+  batch = config.data.batch_size
+  epochs = total_steps * batch / source.num_examples
+  axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+  lines = [
+    parameter_table(params),
+    f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
+    f" {jax.process_count()} process(es); mesh {axes};"
+    f" {sharding.describe(config, params, mesh)}",
+    f"model       {config.model.variant} ({config.model.name}),"
+    f" {num_params(params):,} parameters, {config.model.dtype}",
+    f"data        {config.data.dataset} [{config.data.split}]:"
+    f" {source.num_examples:,} images, {source.num_classes:,} classes"
+    + ", made up (fake_data)"
+    * config.fake_data,
+    f"length      {total_steps:,} steps of {batch:,} images,"
+    f" {epochs:,.2f} epochs",
+    f"files       {workdir}: checkpoints/, metrics.jsonl, tensorboard/",
+  ]
+  if attention := _attention(config, mesh):
+    lines.insert(3, f"attention   {attention}")
+  if config.optim.ema_decay is not None:
+    average = _average(config.optim.ema_decay, total_steps)
+    lines.insert(-1, f"average     {average}")
+  if note := source.note():
+    lines.append(f"note        {note}")
+  if fault := unknown_peak(mesh.devices.flat[0].device_kind):
+    lines.append(f"MFU         not shown: {fault}")
+  return "\n".join(lines)
+
+
+def _average(decay: float, total_steps: int) -> str:
+  """What the averaged parameters are in the end, and if that was asked for."""
+  weight = float(ema_weight(decay, total_steps - 1))
+  text = f"of the parameters of about the last {1 / weight:,.0f} steps"
+  if weight > np.float32(1.0 - decay):
+    text += (
+      f"; config.optim.ema_decay={decay:g} is for runs of"
+      f" {(10 * decay - 1) / (1 - decay):,.0f} steps or more, and rises to"
+      f" {1 - weight:.4f} in this one"
+    )
+  return text
+
+
+def _attention(config: Config, mesh: Mesh) -> str:
+  """What computes it, where there is a choice: on GPUs."""
+  model, kind = config.model, mesh.devices.flat[0].platform
+  if (
+    model.name != "vit"
+    or model.posemb == "relative"
+    or kind not in cudnn.PLATFORMS
+  ):
+    return ""
+  sizes, _ = geometry.size(model)
+  num_tokens = math.prod(patch_grid(model, image_size(config.data.ops)))
+  found, fault = implementation(
+    kind,
+    num_tokens + (model.pool == "token"),
+    sizes.num_heads,
+    sizes.width // sizes.num_heads,
+    model.dtype,
+  )
+  return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
+
+
+def format_scores(step: int, scores: dict[str, float]) -> str:
+  """Returns an evaluator's results, baselines on lines of their own."""
+  rows: dict[str, list[str]] = {}
+  for key, value in scores.items():
+    name, metric = key.rsplit("/", 1)
+    text = f"{value:,.0f}" if metric == "count" else f"{value:.4f}"
+    rows.setdefault(name, []).append(f"{metric} {text}")
+  head, width = f"step {step:,}: ", max(map(len, rows))
+  lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]
+  return head + ("\n" + " " * len(head)).join(lines)
+
+
+def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
+  flat = {}
+  for key, value in values.items():
+    if isinstance(value, dict) and value:
+      flat |= _flat(value, f"{prefix}{key}.")
+    else:
+      flat[prefix + key] = value
+  return flat

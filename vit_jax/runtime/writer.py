@@ -1,0 +1,68 @@
+"""Where metrics go: `metrics.jsonl` and TensorBoard, from process 0 only."""
+
+import json
+import time
+
+import jax
+from clu import metric_writers
+from etils import epath
+
+from vit_jax.runtime.run_info import replace_text
+
+METRICS = "metrics.jsonl"
+SCORES = "evaluation.jsonl"  # of a checkpoint, by `vit_jax.evaluate`
+
+
+class Writer:
+  """Appends scalars to the files of a run.
+
+  Args:
+    workdir: Folder of the run.
+    resumed_at: Step the run goes on from; later lines of an interrupted run
+      are dropped, since they will be written again.
+
+  Attributes:
+    scored: Evaluators whose results of step `resumed_at` are there; known to
+      process 0 alone.
+  """
+
+  def __init__(self, workdir: str, resumed_at: int = 0):
+    self._file = self._board = None
+    self.scored: set[str] = set()
+    if jax.process_index() != 0:
+      return
+    kept = [r for r in read_metrics(workdir) if r["step"] <= resumed_at]
+    self.scored = {
+      k.split("/")[0] for r in kept for k in r if r["step"] == resumed_at
+    }
+    path = epath.Path(workdir) / METRICS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, "".join(json.dumps(r) + "\n" for r in kept))
+    self._file = path.open("a")
+    self._board = metric_writers.SummaryWriter(str(path.parent / "tensorboard"))
+
+  def scalars(self, step: int, values: dict[str, float]) -> None:
+    """Writes one line; `step` is the number of updates applied."""
+    if self._file is None:
+      return
+    row = {"step": step, "time": round(time.time(), 3), **values}
+    self._file.write(json.dumps(row) + "\n")
+    self._file.flush()
+    self._board.write_scalars(step, values)
+
+  def close(self) -> None:
+    if self._file is not None:
+      self._file.close()
+      self._board.close()
+
+
+def read_metrics(workdir: str) -> list[dict]:
+  """Returns the lines of a run's metrics; a line cut off is left out."""
+  path = epath.Path(workdir) / METRICS
+  rows = []
+  for line in path.read_text().splitlines() if path.exists() else []:
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      continue  # the process died while writing it
+  return rows
