@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower floors first; a module may import its own floor and those below.
 FLOORS = (
-  "options batch devices",
+  "options batch devices objectives",
   "families config",
   "losses metrics models optim ridge",
   "sharding collectives checkpoint weights",

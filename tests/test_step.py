@@ -210,7 +210,7 @@ def test_ema_follows_and_is_what_evaluation_sees():
 
 
 def test_sigmoid_loss_and_smoothing_are_used():
-  parts = tiny.Parts(tiny.config(loss="sigmoid"), ONE)
+  parts = tiny.Parts(tiny.config(objective__loss="sigmoid"), ONE)
   _, metrics = parts.run(1)
   # A zero head: each of 10 classes costs log 2.
   assert metrics[0]["loss"] == pytest.approx(10 * np.log(2), rel=1e-6)
@@ -218,7 +218,7 @@ def test_sigmoid_loss_and_smoothing_are_used():
 
 def test_smoothing_is_that_of_the_config():
   """With a head that is not zero, the loss written out."""
-  parts = tiny.Parts(tiny.config(label_smoothing=0.2), ONE)
+  parts = tiny.Parts(tiny.config(objective__label_smoothing=0.2), ONE)
   state, _ = parts.run(1)
   batch = tiny.batch(1, parts.config)
   logits, _ = parts.model.apply(

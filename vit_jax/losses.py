@@ -58,7 +58,8 @@ def smooth(
   """
   if not 0.0 <= amount <= 1.0:
     raise ValueError(
-      f"config.label_smoothing: got {amount}, expected a share from 0 to 1."
+      f"config.objective.label_smoothing: got {amount}, expected a share"
+      " from 0 to 1."
     )
   return (1.0 - amount) * targets + amount / targets.shape[-1]
 

@@ -115,7 +115,7 @@ def make_train_step(
     A function; metrics are the float32 scalars `loss`, `grad_norm` (before
     clipping) and `param_norm` (after the update).
   """
-  loss_fn = LOSSES[config.loss]
+  loss_fn = LOSSES[config.objective.loss]
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
   shardings = infer(state_shape, mesh)
   specs = collectives.manual_specs(shardings.params)
@@ -130,7 +130,7 @@ def make_train_step(
       rngs={"dropout": rng},
     )
     targets = targets_of(batch["label"], num_classes)
-    targets = smooth(targets, config.label_smoothing)
+    targets = smooth(targets, config.objective.label_smoothing)
     return jnp.sum(loss_fn(logits, targets) * batch["mask"])
 
   def loss_and_grads(params, batch, rng):

@@ -21,6 +21,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.checks import faults
+from vit_jax.families import names as sizes
 from vit_jax.options import parse_value
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -125,7 +126,10 @@ def test_values_of_another_type(annotation, value):
       {"optim__warmup_steps": 100},
       "config.optim.warmup_steps: got 100, as long as the run of 100 steps",
     ),
-    ({"label_smoothing": 1.0}, "config.label_smoothing: got 1.0, expected a"),
+    (
+      {"objective": {"label_smoothing": 1.0}},
+      "config.objective.label_smoothing: got 1.0, expected a",
+    ),
     ({"model__dropout": -0.1}, "config.model.dropout: got -0.1, expected a"),
     ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
     ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),

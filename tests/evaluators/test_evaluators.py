@@ -136,7 +136,7 @@ def test_what_is_a_mistake():
 
 
 def test_a_sigmoid_has_probabilities_of_its_own(params, by_hand):
-  parts = tiny.Parts(tiny.config(loss="sigmoid"))
+  parts = tiny.Parts(tiny.config(objective__loss="sigmoid"))
   rows = _judge(parts, _classification(16)).predictions(params, 20, 0)
   best = by_hand[0][:20].astype(np.float64).max(-1)
   # Logits reach some tens, and float32 rounds at 6e-8 of them.

@@ -2,6 +2,7 @@
 
 from vit_jax.config.schema import (
   EVALUATOR_CONFIGS,
+  RENAMED,
   CheckpointConfig,
   ClassificationConfig,
   Config,
@@ -16,11 +17,13 @@ from vit_jax.config.schema import (
   freeze,
   model_from_dict,
   to_dict,
+  upgraded,
 )
 from vit_jax.options import ConfigError
 
 __all__ = (
   "EVALUATOR_CONFIGS",
+  "RENAMED",
   "CheckpointConfig",
   "ClassificationConfig",
   "Config",
@@ -36,4 +39,5 @@ __all__ = (
   "freeze",
   "model_from_dict",
   "to_dict",
+  "upgraded",
 )

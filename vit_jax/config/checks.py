@@ -34,6 +34,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
     *_evaluator_faults(config),
     *_mesh_faults(config),
     *_model_faults(config.model),
+    *config.objective.faults(),
     *_image_faults(config),
   ]
 
@@ -69,7 +70,6 @@ def _length_faults(config: Config) -> Iterator[str]:
 
 def _range_faults(config: Config) -> Iterator[str]:
   shares = {
-    "label_smoothing": config.label_smoothing,
     "model.dropout": config.model.dropout,
     "model.stochastic_depth": config.model.stochastic_depth,
   }

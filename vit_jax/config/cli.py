@@ -32,6 +32,15 @@ NO_CHECKPOINT = (
 )
 
 
+# Modules that config files import, and have moved: old name -> new name.
+MOVED = {
+  "vit_jax.recipes": "vit_jax.config.recipes",
+  "vit_jax.opstring": "vit_jax.config.preprocessing",
+  "vit_jax.variants": "vit_jax.families",
+  "vit_jax.datasets": "vit_jax.data.facts",
+}
+
+
 class Args(NamedTuple):
   """What was asked for.
 
@@ -199,10 +208,21 @@ def _load(source: str, faults: list[str]) -> dict | None:
   except ValueError as e:
     faults.append(f"--config={source}: {e}")
   except Exception as e:  # whatever a file of theirs may raise
-    line = traceback.extract_tb(e.__traceback__)[-1].lineno
-    text = str(e).replace("\\n", " ")
-    faults.append(f"--config={source}: {type(e).__name__}, line {line}: {text}")
+    frames = traceback.extract_tb(e.__traceback__)
+    line = next(f.lineno for f in reversed(frames) if f.filename == str(path))
+    text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")
+    faults.append(f"--config={source}, line {line}: {text}")
   return None
+
+
+def _moved(error: Exception) -> str:
+  """Returns the new name of the option or module that was asked for, or ""."""
+  if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+    return f"{error.name} is now {MOVED[error.name]}; import that."
+  for old, new in config_lib.RENAMED.items():
+    if f'"{old}"' in str(error):
+      return f"config.{old} is now config.{new}; set that."
+  return ""
 
 
 def run_of(checkpoint: str) -> epath.Path | None:
@@ -217,7 +237,9 @@ def run_of(checkpoint: str) -> epath.Path | None:
 def _config_in(folder: epath.Path) -> dict | None:
   file = folder / "config.json"
   values = json.loads(file.read_text()) if file.is_file() else {}
-  return values if "optim" in values else None  # that of another program
+  if "optim" not in values:
+    return None  # that of another program
+  return config_lib.upgraded(values)
 
 
 def _config_of(checkpoint: str, faults: list[str]) -> dict | None:

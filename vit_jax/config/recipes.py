@@ -72,7 +72,7 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
       f" folder:/path.{nearest(kind, DATASETS)}"
     )
   c = defaults()
-  c.loss = "sigmoid"
+  c.objective.loss = "sigmoid"
   c.model.variant = variant
   c.model.pre_logits = True
   c.model.head_bias = -10.0

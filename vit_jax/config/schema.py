@@ -11,6 +11,7 @@ import dataclasses
 import typing
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.objectives import OBJECTIVES, Classification, Objective
 from vit_jax.options import (
   ConfigError,
   check_choice,
@@ -270,10 +271,6 @@ class Config:
   total_epochs: float | None = option(
     None, "length of the run in passes over data.split"
   )
-  loss: str = option("softmax", "cross-entropy", ("softmax", "sigmoid"))
-  label_smoothing: float = option(
-    0.0, "share of the target spread over all classes, 0 to 1"
-  )
   num_classes: int | None = option(
     None, "width of the head; None: as many as the data set has"
   )
@@ -285,11 +282,32 @@ class Config:
     False, "records made up in memory, shaped like those of the data set"
   )
   model: ModelConfig = ModelConfig()
+  objective: Objective = Classification()
   data: DataConfig = DataConfig()
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evals: tuple[EvalConfig, ...] = ()
+
+
+# Options with kinds of their own: the option that chooses, and kind -> class.
+UNIONS = {"objective": ("kind", OBJECTIVES)}
+
+# Options that have moved: old path -> new path.
+RENAMED = {
+  "loss": "objective.loss",
+  "label_smoothing": "objective.label_smoothing",
+}
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+  """Returns the config of an earlier version, as `to_dict` makes it now."""
+  values = {**values}
+  for old, new in RENAMED.items():
+    if old in values:
+      parent, leaf = new.split(".")
+      values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
+  return values
 
 
 def defaults() -> "ml_collections.ConfigDict":
@@ -301,7 +319,9 @@ def defaults() -> "ml_collections.ConfigDict":
   """
   import ml_collections
 
-  return ml_collections.ConfigDict(_as_dict(Config()), type_safe=True).lock()
+  config = ml_collections.ConfigDict(_as_dict(Config()), type_safe=True).lock()
+  config.objective.unlock()  # other kinds have other options
+  return config
 
 
 def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
@@ -350,7 +370,11 @@ def _build(cls, values, where: str, faults: list[str]):
     return cls()
   fields = {f.name: f for f in dataclasses.fields(cls)}
   for key in values:
-    if key not in fields:
+    if key in fields:
+      continue
+    if cls is Config and key in RENAMED:
+      faults.append(f"config.{key}: is now config.{RENAMED[key]}; set that.")
+    else:
       near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
       faults.append(f"{where}.{key}: no such option.{near}")
   built = {}
@@ -360,6 +384,8 @@ def _build(cls, values, where: str, faults: list[str]):
     path, value = f"{where}.{name}", values[name]
     if name == "evals":
       built[name] = _build_evals(value, path, faults)
+    elif name in UNIONS:
+      built[name] = _build_kind(name, value, faults)
     elif dataclasses.is_dataclass(field.type):
       built[name] = _build(field.type, value, path, faults)
     else:
@@ -370,6 +396,42 @@ def _build(cls, values, where: str, faults: list[str]):
         faults.append(str(e))
         built.pop(name, None)
   return cls(**built)
+
+
+def _build_kind(name: str, values, faults: list[str]):
+  """Builds one of the kinds that an option of `UNIONS` has to choose from.
+
+  What only other kinds have is passed over at its default, since a config that
+  began as another kind has it all.
+  """
+  selector, kinds = UNIONS[name]
+  where, default = f"config.{name}", Config.__dataclass_fields__[name].default
+  if not isinstance(values, dict):
+    return _build(type(default), values, where, faults)
+  kind = values.get(selector, getattr(default, selector))
+  if kind not in kinds:
+    faults.append(
+      f"{where}.{selector}: got {kind!r}, expected one of {', '.join(kinds)}."
+      + nearest(str(kind), kinds)
+    )
+    return default
+  own = {f.name for f in dataclasses.fields(kinds[kind])}
+  kept = {}
+  for key, value in values.items():
+    others = [
+      field
+      for cls in kinds.values()
+      for field in dataclasses.fields(cls)
+      if field.name == key and key not in own
+    ]
+    if not others:
+      kept[key] = value
+    elif all(value != f.default for f in others):
+      faults.append(
+        f"{where}.{key}: got {value!r}, which {kind} has no use for; leave it"
+        f" at {others[0].default!r}."
+      )
+  return _build(kinds[kind], kept, where, faults)
 
 
 def _build_evals(evals, where: str, faults: list[str]) -> tuple:

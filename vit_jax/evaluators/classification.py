@@ -54,7 +54,7 @@ class Classification:
     self._source = source
     self._columns, how = match(source, head)
     self.note = f"{source.name} [{source.split}], {how}"
-    loss_fn = LOSSES[run.loss]
+    loss_fn = LOSSES[run.objective.loss]
 
     def sums(params, batch):
       """Sums over the rows that count, and how many they are."""
@@ -70,7 +70,9 @@ class Classification:
       }
 
     def probabilities(params, batch):
-      return PROBABILITIES[run.loss](predict(params, batch["image"])[0])
+      return PROBABILITIES[run.objective.loss](
+        predict(params, batch["image"])[0]
+      )
 
     def answers(params, batch):
       found = probabilities(params, batch)

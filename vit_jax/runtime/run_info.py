@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.config import Config, to_dict
+from vit_jax.config import Config, to_dict, upgraded
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import unknown_peak
 from vit_jax.families import geometry
@@ -133,7 +133,8 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   path = epath.Path(workdir) / "config.json"
   if not path.exists():
     return {}
-  old, new = (_flat(c) for c in (json.loads(path.read_text()), to_dict(config)))
+  began = upgraded(json.loads(path.read_text()))
+  old, new = _flat(began), _flat(to_dict(config))
   return {
     key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())

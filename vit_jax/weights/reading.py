@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.config import model_from_dict
+from vit_jax.config import model_from_dict, upgraded
 from vit_jax.families import geometry
 from vit_jax.weights import bit, download, google, hf, labels, timm
 from vit_jax.weights.google import POS_EMBEDDING
@@ -243,9 +243,14 @@ def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
     image_size=tuple(size) if size else None,
     class_names=tuple(names) if names else None,
     ops=metadata.get("preprocessing", {}).get("ops"),
-    loss=metadata.get("loss") or metadata.get("config", {}).get("loss"),
+    loss=metadata.get("loss") or _loss_of(metadata.get("config", {})),
     notes=notes,
   )
+
+
+def _loss_of(run: dict[str, Any]) -> str | None:
+  """Returns the loss that the config of a run names, if any."""
+  return upgraded(run).get("objective", {}).get("loss")
 
 
 def _from_npz(file: epath.Path, arrays: dict[str, LazyArray]) -> Weights:

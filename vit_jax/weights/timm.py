@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.config import ModelConfig
 from vit_jax.families import geometry
-from vit_jax.families.names import Size
+from vit_jax.families.names import SIZES, Size
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_names import (
@@ -174,12 +174,12 @@ def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
   """Returns the heads of the known size that these arrays have, or a fault."""
   names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
   width, mlp_dim = (arrays[n].shape[0] if n in arrays else 0 for n in names)
-  for size in names.SIZES.values():
+  for size in SIZES.values():
     if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
       return size.num_heads, None
   return None, (
     f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
-    f" the sizes {', '.join(names.SIZES)}, so that nothing tells the number"
+    f" the sizes {', '.join(SIZES)}, so that nothing tells the number"
     " of attention heads. State it: num_heads."
   )
 
