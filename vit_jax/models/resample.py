@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.families import names
+from vit_jax.options import nearest
 
 
 def resample_posemb(
@@ -68,7 +68,7 @@ def resample_posemb(
   if method not in METHODS:
     raise ValueError(
       f"position table: got method {method!r}, expected one of"
-      f" {', '.join(METHODS)}.{names.nearest(method, METHODS)}"
+      f" {', '.join(METHODS)}.{nearest(method, METHODS)}"
     )
   num_extra = int(has_cls_row)
   expected = old_grid[0] * old_grid[1] + num_extra
