@@ -63,23 +63,18 @@ class Checkpointer:
       ),
     )
 
-  def restore(self, step: int, state_shape, shardings):
+  def restore(self, step: int, state):
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
       step: One that is there.
-      state_shape: `eval_shape` of the state.
-      shardings: Where each array goes; need not be where it was.
+      state: Of `jax.ShapeDtypeStruct`, with the sharding of each array, which
+        need not be the one that it was saved with.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer.
     """
-    target = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      state_shape,
-      shardings,
-    )
-    params, train = _split(target)
+    params, train = _split(state)
     folder = self._manager.directory / str(step)
     advice = (
       "resume with the config that wrote it"
@@ -102,7 +97,7 @@ class Checkpointer:
           f" ema_decay, accumulator_dtype); {advice}"
         ]
       ) from None
-    return _join(items.params, items.train, target)
+    return _join(items.params, items.train, state)
 
   def close(self) -> None:
     """Waits until everything is on disk."""
