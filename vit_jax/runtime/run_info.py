@@ -20,7 +20,7 @@ from vit_jax.devices import unknown_peak
 from vit_jax.families import geometry
 from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
-from vit_jax.models.attention import implementation
+from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
 from vit_jax.sharding import path_of
 
