@@ -20,7 +20,16 @@ class ConfigError(ValueError):
     )
 
 
-def option(default, doc: str, choices: tuple[str, ...] = ()):
+def option(default, doc: str, choices: dict[str, str] | tuple[str, ...] = ()):
+  """Returns a dataclass field that `--help` can describe.
+
+  Args:
+    default: Value where nothing is set.
+    doc: What the option means, with its unit, in a line.
+    choices: Every value that it may have, and what each means; none: any.
+  """
+  if not isinstance(choices, dict):
+    choices = dict.fromkeys(choices, "")
   return dataclasses.field(
     default=default, metadata={"doc": doc, "choices": choices}
   )
@@ -102,7 +111,7 @@ def _type_name(annotation) -> str:
   }[annotation]
 
 
-def check_choice(value, choices: tuple | None, where: str) -> None:
+def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
   """Refuses a value that is not among the choices, if there are any.
 
   Raises:

@@ -1,10 +1,11 @@
-"""Compiles a run for a TPU slice that is not there, and tells what it costs.
+"""Compiles a run for a TPU slice that is not there, and estimates its cost.
 
 python -m vit_jax.plan --config=configs/vit_l16.py:imagenet21k \
   --topology=v5e:16x16
 
-The step is the one that trains; the compiler is the real one (`pip install
-libtpu`), which needs no TPU. Nothing runs.
+The step is the one that trains, and the compiler is the real one (`pip install
+libtpu`), which needs no TPU. Memory is what that compiler reports. Times are
+estimates: no chip has confirmed them.
 """
 
 import os
@@ -16,7 +17,8 @@ FLAGS = {
   "topology": "slice to compile for, one of a family such as v3:4x4,"
   " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
   "json": "print one line of JSON instead of a table",
-  "search": "try mesh, microbatch, remat, scan and batch, and name the fastest",
+  "search": "try mesh, microbatch, remat, scan and batch, and name the choice"
+  " with the shortest estimate",
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
@@ -325,16 +327,17 @@ def table(found: dict[str, Any]) -> str:
         for kind, (n, size) in found["collectives"].items()
       )
       or "none",
-      "step": f"{1e3 * found['price_seconds']:,.1f} ms (cycles and links"
-      f" {1e3 * found['cycles_seconds']:,.1f}, roofline"
+      "step": f"{1e3 * found['price_seconds']:,.1f} ms, an estimate (cycles"
+      f" and links {1e3 * found['cycles_seconds']:,.1f}, roofline"
       f" {1e3 * found['optimal_seconds']:,.1f})",
       "speed": f"{found['images_per_second']:,.0f} images/s, MFU"
-      f" {100 * found['mfu']:.1f} %",
+      f" {100 * found['mfu']:.1f} %, estimates",
     }
     if found["hours"] is not None:
       rows["run"] = (
         f"{found['steps']:,} steps: {found['hours']:,.1f} hours,"
-        f" {found['chip_hours']:,.0f} chip-hours, without evaluation"
+        f" {found['chip_hours']:,.0f} chip-hours, estimates, without"
+        " evaluation"
       )
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 

@@ -152,12 +152,15 @@ def _option_lines(cls, values: dict, where: str) -> list[str]:
       lines += _option_lines(field.type, nested, f"{where}.{field.name}")
     elif field.metadata:
       value = values.get(field.name, field.default)
-      doc = field.metadata["doc"]
-      if field.metadata["choices"]:
-        doc += f" ({', '.join(field.metadata['choices'])})"
       lines.append(f"  {where}.{field.name} = {value!r}")
-      lines.append(f"      {doc}")
+      lines.append(f"      {field.metadata['doc']}")
+      lines += _choice_lines(field.metadata["choices"])
   return lines
+
+
+def _choice_lines(choices: dict[str, str]) -> list[str]:
+  width = max(map(len, choices), default=0)
+  return [f"        {n:<{width}}  {doc}".rstrip() for n, doc in choices.items()]
 
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:

@@ -56,7 +56,8 @@ class Search:
     self._report(
       f"{self.total} choices: {len(self._choices)} of mesh, microbatch and"
       " remat, the fastest of them without scan, and it with a batch of"
-      f" {' and '.join(map(str, self._batches)) or 'no other size'}\n"
+      f" {' and '.join(map(str, self._batches)) or 'no other size'};"
+      " times are estimates\n"
     )
     for choice in self._choices:
       self._attempt(choice)
@@ -76,7 +77,7 @@ class Search:
           " tried; use a smaller batch, or a larger slice."
         ]
       )
-    self._report(f"fastest: {self.best()}\n")
+    self._report(f"fastest by estimate: {self.best()}\n")
     return self.fastest[0]
 
   def _attempt(self, choice: Config) -> None:
