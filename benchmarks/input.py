@@ -6,7 +6,7 @@ measured. They pass through `train_batches`, as in training. On one core and
 on all, all variants take turns in one process. Given are medians over the
 rounds: images per second of time on the clock, the same per second that a core
 was busy (which other programs disturb less), and the latter as a ratio to the
-first variant, of the same round. docs/performance.md says what was learnt.
+first variant, of the same round. docs/performance_log.md has the results.
 """
 
 import os

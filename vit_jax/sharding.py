@@ -20,7 +20,7 @@ BATCH_AXES = ("data", "fsdp")
 BATCH_SPEC = P(BATCH_AXES)
 
 # One side of a v5e or v6e pod: the state is then small, and the parts are large
-# enough for a TPU to scatter what it reduces (measured: docs/performance.md).
+# enough for a TPU to scatter what it reduces (docs/performance_log.md).
 MAX_FSDP = 16
 
 # First match wins; matched at the end of a path such as

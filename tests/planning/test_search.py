@@ -63,7 +63,8 @@ def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   )
   assert lines[-1] == (
     "fastest by estimate: 752.9 ms, 170 images/s, 1.00 GiB, with"
-    " --config.mesh.data=-1 --config.mesh.fsdp=1 --config.mesh.tensor=1 --config.data.batch_size=128"
+    " --config.mesh.data=-1 --config.mesh.fsdp=1 --config.mesh.tensor=1"
+    " --config.data.batch_size=128"
     " --config.optim.microbatch=16 --config.model.remat=none"
     " --config.model.scan=false"
   )

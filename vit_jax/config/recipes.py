@@ -42,7 +42,7 @@ def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
     microbatch: Images of one, on each device: as many as 16 GiB hold, if that
       is faster. The results are the same.
 
-  Source: docs/performance.md.
+  Source: docs/performance_log.md.
   """
   c.mesh.fsdp = -1
   c.optim.microbatch = microbatch
