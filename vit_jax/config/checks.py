@@ -1,7 +1,7 @@
-"""What the words of a config alone show to be wrong, all at once.
+"""Checks that need nothing but the config itself; all faults at once.
 
-What needs the machine or the disk (devices, data sets, weights) is looked at
-by `vit_jax.runtime.prepare`.
+Checks that need the machine or the disk (devices, data sets, weights) are in
+`vit_jax.runtime.prepare`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ TRANSFORMER_ONLY = (
 
 
 def faults(config: Config, is_training: bool = True) -> list[str]:
-  """Returns one text a fault: config key, got, expected, what to do.
+  """Returns one text per fault: config key, got, expected, what to do.
 
   Args:
     config: The run.
@@ -40,7 +40,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
 
 
 def warmup_faults(config: Config, total_steps: int) -> list[str]:
-  """The warm-up must end before the run does."""
+  """Returns a fault unless the warm-up ends before the run does."""
   warmup = config.optim.warmup_steps
   if warmup < total_steps:
     return []
@@ -260,7 +260,7 @@ def _image_faults(config: Config) -> Iterator[str]:
   except ValueError:
     return  # already reported
   if height % patch or width % patch:
-    # Behind a ResNet a patch covers more pixels.
+    # A patch on a ResNet's output covers more pixels.
     patch = patch * want[0] // height if height else patch
     near = [max(1, round(s / patch)) * patch for s in want]
     yield (

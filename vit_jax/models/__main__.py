@@ -29,11 +29,11 @@ def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
   """Returns the shapes of the parameters, without computing them.
 
   Args:
-    name: Of `published.FILES`.
-    side: Of the images, pixels; the position table grows with it.
+    name: A key of `published.FILES`.
+    side: Side of the images, pixels; the position table grows with it.
     num_classes: Width of the head.
   """
-  # Stacked blocks have as many numbers, and are traced once for any depth.
+  # Stacked blocks have as many parameters, and are traced once for any depth.
   config = published.config(name)
   if config.name == "vit":
     config = dataclasses.replace(config, scan=True)
@@ -48,7 +48,7 @@ def count(params) -> int:
 
 
 def tokens(name: str, side: int) -> int | None:
-  """Returns the tokens of an image, the class token's included, or None."""
+  """Returns the number of tokens of an image, class token included, or None."""
   config = published.config(name)
   if config.name != "vit":
     return None
@@ -70,7 +70,7 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-  """Prints one line a model, and a line for each kind of file."""
+  """Prints one line per model, and a line for each kind of file."""
   head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
   cells = [head, *(row(name) for name in published.FILES)]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

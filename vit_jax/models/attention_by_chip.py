@@ -1,8 +1,7 @@
 """How a chip computes attention: which program, what it keeps, in what pieces.
 
-Every choice gives the numbers of `attention.dot_product_attention` but for
-rounding. What each of them was measured or estimated to save:
-docs/performance_log.md.
+All choices give the numbers of `attention.dot_product_attention` up to
+rounding. Their measured or estimated gains: docs/performance_log.md.
 """
 
 import functools
@@ -38,8 +37,8 @@ def attend(
 
   The gradient of the softmax needs, for every query, the sum over keys of
   weight times gradient. It equals the product of the output and its gradient,
-  which are at hand; so the gradient of the scores is one elementwise function
-  of a matrix product, which XLA writes once.
+  which are already in memory; so the gradient of the scores is one elementwise
+  function of a matrix product, which XLA writes once.
 
   Args:
     query, key, value: Projected queries, keys and values.
@@ -113,7 +112,8 @@ def in_pieces(
 ) -> Float[Array, "b q d"]:
   """Returns attention(queries, tokens), few images at a time where that pays.
 
-  Projections included, so that no queries, keys or values are copied.
+  `attention` includes the projections, so that no queries, keys or values are
+  copied.
   """
   if _chip()[1] not in FAST_MEMORY:
     return attention(queries, tokens)
