@@ -13,11 +13,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from vit_jax.families import FAMILIES
 from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
-# Used in the type of the matrix products, so they are cast before the
-# all-gather.
-IN_PRODUCTS = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+# Kernels that are used only in the type of the matrix products, and so are cast
+# to it before the all-gather.
+CAST = "|".join(
+  f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
+)
 
 
 def manual_axes(mesh: Mesh) -> set[str]:
@@ -49,7 +52,7 @@ def gather(params, specs, dtype: DTypeLike):
   """
 
   def whole(path, x, spec):
-    if re.search(IN_PRODUCTS, path_of(path)):
+    if re.search(CAST, path_of(path)):
       x = x.astype(dtype)
     dim = _split_dim(spec)
     if dim is None:

@@ -139,24 +139,55 @@ def help_text(command: str, flags: dict[str, str], values: dict) -> str:
   lines += ["", "options (--config.<option>=<value>), here with their values:"]
   lines += _option_lines(config_lib.Config, values, "config")
   for kind, cls in config_lib.EVALUATOR_CONFIGS.items():
-    lines += ["", f"options of an evaluator of kind {kind!r}:"]
+    lines += ["", f"options of an evaluator of kind {kind!r}, {summary(cls)}:"]
     lines += _option_lines(cls, {}, "config.evals.<name>")
   return "\n".join(lines)
+
+
+def summary(cls) -> str:
+  """Returns the first sentence of a class, to be read after its name."""
+  text = cls.__doc__.split("\n")[0].removesuffix(".")
+  return text[:1].lower() + text[1:]
+
+
+def _kind_lines(name: str, values: dict) -> list[str]:
+  """Lines of an option of `UNIONS`: the kinds, and the options of this one."""
+  selector, kinds = config_lib.UNIONS[name]
+  kind = values.get(selector, next(iter(kinds)))
+  cls = kinds.get(kind, next(iter(kinds.values())))
+  lines = [f"  config.{name}.{selector} = {kind!r}"]
+  lines += _choice_lines({k: summary(c) for k, c in kinds.items()})
+  unread = getattr(cls, "unread", lambda options: ())(values)
+  return lines + [
+    line
+    for field in dataclasses.fields(cls)
+    if field.metadata and field.name not in unread
+    for line in _field_lines(field, values, f"config.{name}")
+  ]
 
 
 def _option_lines(cls, values: dict, where: str) -> list[str]:
   lines = []
   for field in dataclasses.fields(cls):
-    if dataclasses.is_dataclass(field.type):
+    if field.name in config_lib.UNIONS:
+      nested = values.get(field.name)
+      lines += _kind_lines(field.name, nested if nested else {})
+    elif dataclasses.is_dataclass(field.type):
       nested = values.get(field.name)
       nested = nested if isinstance(nested, dict) else {}
       lines += _option_lines(field.type, nested, f"{where}.{field.name}")
     elif field.metadata:
-      value = values.get(field.name, field.default)
-      lines.append(f"  {where}.{field.name} = {value!r}")
-      lines.append(f"      {field.metadata['doc']}")
-      lines += _choice_lines(field.metadata["choices"])
+      lines += _field_lines(field, values, where)
   return lines
+
+
+def _field_lines(field, values: dict, where: str) -> list[str]:
+  value = values.get(field.name, field.default)
+  return [
+    f"  {where}.{field.name} = {value!r}",
+    f"      {field.metadata['doc']}",
+    *_choice_lines(field.metadata["choices"]),
+  ]
 
 
 def _choice_lines(choices: dict[str, str]) -> list[str]:
