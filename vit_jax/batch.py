@@ -1,4 +1,4 @@
-"""What a batch is: the contract between the input and the step.
+"""The type of a batch: the contract between the input and the step.
 
 Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class DataError(ValueError):
-  """Records that cannot be used; the message tells which, and what to do."""
+  """Records that cannot be used; the message says which, and what to do."""
 
 
 class Batch(TypedDict):

@@ -17,7 +17,7 @@ from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.sharding import path_of
 
 FOLDER = "checkpoints"
-MAX_DIFFERENCES = 6  # told one by one
+MAX_DIFFERENCES = 6  # listed one by one
 
 
 class Checkpointer:
@@ -25,7 +25,7 @@ class Checkpointer:
 
   Args:
     workdir: Folder of the run; checkpoints go to its `checkpoints/<step>/`.
-    config: How often, and what stays.
+    config: How often to write, and what to keep.
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
@@ -47,9 +47,9 @@ class Checkpointer:
     """Starts to write; returns as soon as the arrays are copied.
 
     Args:
-      step: Updates applied so far; nothing happens if it is already there.
+      step: Updates applied so far; nothing happens if its checkpoint exists.
       state: A `step.TrainState`.
-      metadata: What JSON can hold.
+      metadata: A dict for JSON.
     """
     if step == self.latest_step():
       return
@@ -67,9 +67,9 @@ class Checkpointer:
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
-      step: One that is there.
-      state: Of `jax.ShapeDtypeStruct`, with the sharding of each array, which
-        need not be the one that it was saved with.
+      step: A step that has a checkpoint.
+      state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
+        differ from that of the run that wrote it.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer.
@@ -121,7 +121,7 @@ def find(path: str) -> epath.Path:
         for p in parent.iterdir()
         if p.name.isdigit()
         and (p / "params").is_dir()
-        and ocp.utils.is_checkpoint_finalized(p)  # else still being written
+        and ocp.utils.is_checkpoint_finalized(p)  # else incomplete
       ]
       if steps:
         return max(steps, key=lambda p: int(p.name)).resolve()
@@ -138,7 +138,7 @@ def load_metadata(path: str) -> dict[str, Any]:
 
 
 def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Reads parameters alone, as numpy, whatever devices wrote them.
+  """Reads only the parameters, as numpy, whatever devices wrote them.
 
   Args:
     path: Folder of a run, of its checkpoints, or of one step.
@@ -153,18 +153,18 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """As `load_params`, but also takes what another program saved with Orbax.
+  """Reads parameters as `load_params` does, also those of other programs.
 
   Args:
-    path: As for `load_params`; or the folder of a tree of arrays, on its own
-      or in a sub-folder `default`.
+    path: As for `load_params`; or the folder of a tree of arrays, directly or
+      in a sub-folder `default`.
 
   Returns:
     Nested dict of numpy arrays; and the metadata, {} if it is not ours.
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    ValueError: It is none that Orbax can read.
+    ValueError: Orbax cannot read it.
   """
   base = epath.Path(path)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
@@ -187,12 +187,12 @@ def write_params(
   """Writes a folder that `load_params` reads, as one step of a run.
 
   Args:
-    path: A folder that is not there yet.
+    path: A folder that does not exist yet.
     params: Nested dict of arrays.
-    metadata: What JSON can hold.
+    metadata: A dict for JSON.
 
   Raises:
-    FileExistsError: There is something.
+    FileExistsError: The path exists.
   """
   folder = epath.Path(path).resolve()
   if folder.exists():
@@ -222,7 +222,7 @@ def _restore(folder: epath.Path) -> dict[str, Any]:
 
 
 def shape_faults(got, want, where: str, advice: str) -> list[str]:
-  """Says which parameters are missing, extra, or of another shape.
+  """Returns which parameters are missing, extra, or of another shape.
 
   Returns:
     One text, or none.
@@ -258,7 +258,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _shapes(folder: epath.Path):
-  """Shapes of the parameters, without reading them."""
+  """Returns shapes of the parameters, without reading them."""
   return ocp.PyTreeCheckpointHandler().metadata(folder / "params").tree
 
 

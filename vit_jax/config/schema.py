@@ -45,12 +45,24 @@ class DataConfig:
 class OptimConfig:
   """The optimizer and its schedule."""
 
-  name: str = option("adamw", "update rule", ("adamw", "sgd"))
+  name: str = option(
+    "adamw",
+    "update rule",
+    {
+      "adamw": "Adam with decoupled weight decay",
+      "sgd": "gradient descent with momentum",
+    },
+  )
   lr: float = option(1e-3, "peak learning rate, per step")
   schedule: str = option(
     "cosine",
     "learning rate after the warm-up",
-    ("cosine", "linear", "rsqrt", "constant"),
+    {
+      "cosine": "half a cosine from lr to end_lr",
+      "linear": "a straight line from lr to end_lr",
+      "rsqrt": "lr / sqrt(1 + steps since / rsqrt_timescale)",
+      "constant": "lr",
+    },
   )
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
   end_lr: float = option(

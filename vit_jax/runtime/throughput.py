@@ -19,20 +19,20 @@ AHEAD = 2  # steps given to the device while it computes one
 
 
 class Meter:
-  """Images per second and waiting for input between log steps.
+  """Measures images per second and waiting for input between log steps.
 
   Pauses are left out. `input_wait` is the share, 0 to 1, of the time on the
   clock in which both were true: the loop of this process was inside `input`,
-  and the device had finished every step it was given (`runs`). Waiting while
-  a step still computes costs nothing, and is not counted; nor is what another
-  process waits, which lengthens the step. On a CPU that both decodes and
+  and the device had finished every step it was given (`runs`). Waiting while a
+  step still computes costs nothing, and is not counted; nor is the waiting of
+  another process, which lengthens the step. On a CPU that both decodes and
   computes, a small share does not mean that decoding is free.
 
   Args:
     batch_size: Images per step, over all devices.
-    num_devices: Of all processes.
-    flops_per_image: Of a training step.
-    peak_flops: Of one device, FLOP/s; None where it is not known.
+    num_devices: Number of devices of all processes.
+    flops_per_image: FLOPs of a training step per image.
+    peak_flops: Peak of one device, FLOP/s; None where it is not known.
   """
 
   def __init__(
@@ -48,7 +48,7 @@ class Meter:
     self._peak_flops = peak_flops
     self._last: tuple[int, float] | None = None
     self._waited = 0.0
-    # A thread that waits for each step, to know when the device got idle.
+    # A thread that waits for each step, to know when the device became idle.
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "meter")
     self._idle_since: concurrent.futures.Future | None = None
     self._is_told = False
@@ -56,7 +56,7 @@ class Meter:
   def rates(self, step: int) -> dict[str, float]:
     """Returns the rates since the last call; the first call has none.
 
-    The first call follows the first step, whose compilation says nothing of
+    The first call follows the first step, whose compilation is no measure of
     the speed. `mfu` is a share of the peak, 0 to 1.
     """
     now, last = time.perf_counter(), self._last
@@ -76,20 +76,20 @@ class Meter:
     return rates
 
   def runs(self, result) -> concurrent.futures.Future[float]:
-    """Says that the device was given a step.
+    """Records that the device was given a step.
 
     Args:
-      result: An array that the step computes, and nobody donates.
+      result: An array that the step computes, and that is not donated.
 
     Returns:
-      When the device had computed it, by time.perf_counter().
+      A future of the time when it was computed, by time.perf_counter().
     """
     self._idle_since = self._watcher.submit(_end_of, result)
     return self._idle_since
 
   @contextlib.contextmanager
   def input(self) -> Iterator[None]:
-    """Inside, the loop takes the next batch and sends it to the device."""
+    """The context in which the loop takes the next batch and sends it."""
     start = time.perf_counter()
     yield
     if self._idle_since is not None and self._idle_since.done():
@@ -97,7 +97,7 @@ class Meter:
       self._waited += max(0.0, time.perf_counter() - idle_since)
 
   def advice(self, rates: dict[str, float]) -> str | None:
-    """Returns what to do about slow input, the first time that it is slow."""
+    """Returns advice on slow input, the first time that it is slow."""
     if self._is_told or rates.get("input_wait", 0.0) <= TOLD:
       return None
     self._is_told = True
@@ -153,7 +153,7 @@ def updates(
 
 
 def _end_of(result) -> float:
-  """Returns when the device had computed it; an error is the loop's to meet."""
+  """Returns when the device had computed it; the loop will meet any error."""
   with contextlib.suppress(Exception):
     result.block_until_ready()
   return time.perf_counter()
