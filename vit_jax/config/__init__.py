@@ -1,14 +1,10 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
 from vit_jax.config.schema import (
-  EVALUATOR_CONFIGS,
   RENAMED,
   CheckpointConfig,
-  ClassificationConfig,
   Config,
   DataConfig,
-  EvalConfig,
-  FewshotConfig,
   MeshConfig,
   ModelConfig,
   OptimConfig,
@@ -19,17 +15,21 @@ from vit_jax.config.schema import (
   to_dict,
   upgraded,
 )
+from vit_jax.evaluators import (
+  ClassificationConfig,
+  EvaluatorConfig,
+  FewshotConfig,
+)
 from vit_jax.options import ConfigError
 
 __all__ = (
-  "EVALUATOR_CONFIGS",
   "RENAMED",
   "CheckpointConfig",
   "ClassificationConfig",
   "Config",
   "ConfigError",
   "DataConfig",
-  "EvalConfig",
+  "EvaluatorConfig",
   "FewshotConfig",
   "MeshConfig",
   "ModelConfig",
