@@ -34,7 +34,9 @@ class EvaluatorConfig:
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
   scores_head: ClassVar[bool] = False
 
-  def resolved(self, dataset: str, batch_size: int) -> "EvaluatorConfig":
+  def resolved(
+    self, dataset: str | None, batch_size: int | None
+  ) -> "EvaluatorConfig":
     """Returns the options with those of config.data where they are None."""
     return dataclasses.replace(
       self,
