@@ -5,6 +5,7 @@ import numpy as np
 
 from vit_jax import optim, sharding, step
 from vit_jax.config import Config, defaults, freeze
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 
 NUM_CLASSES = 10
@@ -48,6 +49,11 @@ def apply(c, changes: dict) -> None:
     for parent in parents:
       inner = inner[parent]
     inner[leaf] = value
+
+
+def ViT(num_classes: int, patch: int, **options):
+  """The linen module with these options of its family."""
+  return ViTConfig(variant=f"B/{patch}", **options).build(num_classes)
 
 
 class Parts:

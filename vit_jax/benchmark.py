@@ -43,7 +43,6 @@ from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.families.flops import train_flops
 from vit_jax.models import build
 from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory
@@ -122,7 +121,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
   compile_seconds = time.perf_counter() - start
 
   steps, block = blocks(steps)
-  per_image = train_flops(config.model, size, num_classes)
+  per_image = config.model.train_flops(size, num_classes)
   seconds, wait, loss = run(
     compiled,
     state,

@@ -34,7 +34,6 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.families.flops import train_flops
 from vit_jax.models import build
 from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory, prepare, processes, run_info
@@ -146,7 +145,7 @@ def _train(
   meter = Meter(
     config.data.batch_size,
     mesh.size,
-    train_flops(config.model, size, num_classes),
+    config.model.train_flops(size, num_classes),
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)

@@ -40,8 +40,8 @@ def _config(**changes):
 
 def _only_classes(code):
   """README's imports and classes, without the run."""
-  space = {}
-  exec(re.split(r"^(?:rng|dataset) = ", code, flags=re.MULTILINE)[0], space)
+  space = {"__name__": "readme"}
+  exec(code.split("\nrng = ")[0], space)
   return space
 
 
@@ -90,7 +90,7 @@ def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
 @pytest.mark.slow
 def test_readme_as_it_stands(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  space = {}
+  space = {"__name__": "__main__"}
   exec(ARRAYS, space)
   assert (tmp_path / "runs/arrays/checkpoints/30").is_dir()
 
@@ -103,7 +103,7 @@ def test_a_torch_loader_feeds_the_same_rows(arrays, tmp_path, monkeypatch):
   import torch
 
   monkeypatch.chdir(tmp_path)
-  space = {}
+  space = {"__name__": "__main__"}
   exec(ARRAYS, space)
   exec(LOADER, space)
   assert (tmp_path / "runs/loader/checkpoints/30").is_dir()

@@ -1,13 +1,7 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
-from vit_jax.config.schema import (
+from vit_jax.config.parse import (
   RENAMED,
-  CheckpointConfig,
-  Config,
-  DataConfig,
-  MeshConfig,
-  ModelConfig,
-  OptimConfig,
   build,
   defaults,
   freeze,
@@ -15,15 +9,25 @@ from vit_jax.config.schema import (
   to_dict,
   upgraded,
 )
+from vit_jax.config.schema import (
+  UNIONS,
+  CheckpointConfig,
+  Config,
+  DataConfig,
+  MeshConfig,
+  OptimConfig,
+)
 from vit_jax.evaluators import (
   ClassificationConfig,
   EvaluatorConfig,
   FewshotConfig,
 )
+from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
   "RENAMED",
+  "UNIONS",
   "CheckpointConfig",
   "ClassificationConfig",
   "Config",
@@ -37,6 +41,7 @@ __all__ = (
   "build",
   "defaults",
   "freeze",
+  "model_config",
   "model_from_dict",
   "to_dict",
   "upgraded",
