@@ -54,7 +54,7 @@ def main(workdir: str) -> None:
   logits, _ = loaded(images.astype(np.float32))
   exported = jax.export.deserialize(bytearray(loaded.export()))
   np.testing.assert_allclose(exported.call(images.astype("f")), logits, 1e-5)
-  convert.write(loaded, workdir + "/orbax", "orbax")
+  convert.convert(loaded, workdir + "/orbax", "orbax")
   again = vit_jax.load(workdir + "/orbax", verbose=False)
   np.testing.assert_array_equal(again(images.astype("f"))[0], logits)
 
