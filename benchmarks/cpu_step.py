@@ -36,7 +36,6 @@ from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.families.geometry import size as size_of
 from vit_jax.runtime import host_memory
 
 PIXELS, BATCH = 224, 8
@@ -103,7 +102,8 @@ def our_step(variant: str) -> Callable[[], None]:
 
 def plain_step(variant: str) -> Callable[[], None]:
   """As `our_step`, of flax's and optax's parts."""
-  sizes, patch = size_of(our_config(variant, PIXELS, BATCH, "float32").model)
+  model = our_config(variant, PIXELS, BATCH, "float32").model
+  sizes, patch = model.size, model.patch
   model = PlainViT(
     patch, sizes.width, sizes.depth, sizes.mlp_dim, sizes.num_heads
   )

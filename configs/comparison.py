@@ -18,7 +18,7 @@ Result: not yet run.
 """
 
 from vit_jax.config.recipes import arguments, table3
-from vit_jax.families.names import family
+from vit_jax.families import family
 from vit_jax.options import nearest
 
 LEARNING_RATES = {

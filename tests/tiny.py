@@ -4,6 +4,7 @@ import numpy as np
 
 from vit_jax import sharding, step
 from vit_jax.config import Config, defaults, freeze
+from vit_jax.families.vit import ViTConfig
 
 NUM_CLASSES = 10
 
@@ -46,6 +47,11 @@ def apply(c, changes: dict) -> None:
     for parent in parents:
       inner = inner[parent]
     inner[leaf] = value
+
+
+def ViT(num_classes: int, patch: int, **options):
+  """The linen module with these options of its family."""
+  return ViTConfig(variant=f"B/{patch}", **options).build(num_classes)
 
 
 class Parts:

@@ -43,7 +43,6 @@ from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.families.flops import train_flops
 from vit_jax.runtime import host_memory
 from vit_jax.runtime.ceiling import ceiling
 from vit_jax.runtime.throughput import Meter, updates
@@ -116,7 +115,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
 
   leaves = jax.tree.leaves(assembly.state.params)
   steps, block = blocks(steps)
-  per_image = train_flops(config.model, size, num_classes)
+  per_image = config.model.train_flops(size, num_classes)
   seconds, wait, loss = run(
     compiled,
     state,

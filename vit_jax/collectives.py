@@ -13,10 +13,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from vit_jax.families import FAMILIES
 from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
-# Used in the type of the matrix products, so they may as well travel in it.
-IN_PRODUCTS = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+# Kernels that are used in the type of the matrix products alone.
+CAST = "|".join(
+  f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
+)
 
 
 def manual_axes(mesh: Mesh) -> set[str]:
@@ -38,8 +41,8 @@ def manual_specs(shardings):
 def gather(params, specs, dtype: DTypeLike):
   """Returns whole parameters from the parts that the devices hold.
 
-  Inside `shard_map`. The kernels of matrix products take the products' type
-  before they travel, where they would after.
+  Inside `shard_map`. The kernels of matrix products are cast to the products'
+  type before the all-gather, where the products would cast them after it.
 
   Args:
     params: Each device's parts.
@@ -48,7 +51,7 @@ def gather(params, specs, dtype: DTypeLike):
   """
 
   def whole(path, x, spec):
-    if re.search(IN_PRODUCTS, path_of(path)):
+    if re.search(CAST, path_of(path)):
       x = x.astype(dtype)
     dim = _split_dim(spec)
     if dim is None:

@@ -16,10 +16,10 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
+from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.reading import METADATA_KEY
 
 FORMATS = ("orbax", "npz", "timm", "hf")
@@ -62,18 +62,10 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   config = vit.config
-  if config.name == "bit":
+  if bit.holds(config):
     arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
   else:
-    is_big_vision = (
-      config.name == "bit_v1"
-      or config.pool == "map"
-      or (
-        "cls" in params
-        and google.POS_EMBEDDING in params
-        and not has_cls_row(config)
-      )
-    )
+    is_big_vision = google.is_big_vision(config, params)
     arrays = google.write(params, is_big_vision=is_big_vision)
     reader = "big_vision" if is_big_vision else "vision_transformer and timm"
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +82,7 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  grid = patch_grid(vit.config, vit.image_size)
+  grid = vit.config.grid(vit.image_size)
   arrays = timm.write(params, vit.config, grid=grid)
   target.parent.mkdir(parents=True, exist_ok=True)
   metadata = vit.metadata()
@@ -110,7 +102,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     num_classes=vit.num_classes,
     image_size=vit.image_size,
     class_names=vit.class_names,
-    grid=patch_grid(vit.config, vit.image_size),
+    grid=vit.config.grid(vit.image_size),
     loss=vit.loss,
   )
   target.mkdir(parents=True)
@@ -206,12 +198,12 @@ def _untold(vit: Pretrained) -> dict:
   params = flatten_dict(vit.params, sep="/")
   by_names = weights.identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  untold = {k: getattr(vit.config, k) for k in keys}
+  untold = {k: getattr(vit.config, k) for k in keys if hasattr(vit.config, k)}
   untold = {k: v for k, v in untold.items() if v != getattr(by_names, k)}
   if google.POS_EMBEDDING in params:
-    rows, columns = patch_grid(vit.config, vit.image_size)
+    rows, columns = vit.config.grid(vit.image_size)
     untold |= {"grid": (rows, columns)} if rows != columns else {}
-  guess = labels.loss(vit.num_classes, vit.config.name == "vit") or "softmax"
+  guess = labels.loss(vit.num_classes, NEEDED[0] in params) or "softmax"
   untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
   return untold
 

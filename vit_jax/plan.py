@@ -52,7 +52,6 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data import splits
 from vit_jax.data.facts import FACTS
 from vit_jax.devices import CHIPS, Chip
-from vit_jax.families.flops import train_flops
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search, gib
 
@@ -160,8 +159,8 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
   }
   result |= price(compiled, chip)
   seconds = result["price_seconds"]
-  per_image = train_flops(
-    config.model, image_size(config.data.ops), classes_of(config)
+  per_image = config.model.train_flops(
+    image_size(config.data.ops), classes_of(config)
   )
   needed = per_image * config.data.batch_size / len(devices)
   result |= {

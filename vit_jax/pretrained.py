@@ -18,17 +18,12 @@ from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
-from vit_jax.families.geometry import has_cls_row, patch_grid, stages
+from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
 from vit_jax.runtime import run_info
 
 BATCH = 16  # images in a forward pass of `predict`
-
-# Inference needs none of what makes training fit or generalise.
-INFERENCE = dict(
-  dtype="float32", scan=False, remat="none", dropout=0.0, stochastic_depth=0.0
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +149,8 @@ class Pretrained:
     return {
       "model": to_dict(self.config),
       "image_size": list(self.image_size),
-      "grid": list(patch_grid(self.config, self.image_size)),
-      "has_cls_row": has_cls_row(self.config),
+      "grid": list(self.config.grid(self.image_size)),
+      "has_cls_row": self.config.has_cls_row,
       "preprocessing": {"ops": self.ops, "value_range": [-1.0, 1.0]},
       "num_classes": self.num_classes,
       "class_names": list(self.class_names) if self.class_names else None,
@@ -219,7 +214,7 @@ def load(
       sigmoid, such as AugReg's from ImageNet-1k alone: no file says so.
     verbose: Whether to print a table of what was loaded, resized,
       re-initialised and ignored; it is the result's `report`, too.
-    **options: Fields of `vit_jax.config.ModelConfig` that are to be otherwise,
+    **options: Options of the model's family that are to be otherwise,
       such as dtype="bfloat16", gelu="erf", num_heads=3.
 
   Raises:
@@ -231,27 +226,19 @@ def load(
     >>> vit = vit_jax.load("B_16.npz", image_size=384)  # doctest: +SKIP
     >>> logits, out = vit(images)  # doctest: +SKIP
   """
-  unknown = options.keys() - {f.name for f in dataclasses.fields(ModelConfig)}
-  if unknown:
-    raise ValueError(
-      f"load: got {', '.join(sorted(unknown))}, expected options of the model:"
-      f" {', '.join(f.name for f in dataclasses.fields(ModelConfig))}."
-    )
   if loss not in (None, *PROBABILITIES):
     raise ValueError(
       f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
-  checked = model_from_dict(options)
-  options = {name: getattr(checked, name) for name in options}
+  options = _checked(options)
   found = weights.read(path, grid=grid, options=options)
   try:
-    config = weights.identify(
-      found.params, {**found.options, **INFERENCE, **options}
-    )
+    config = weights.identify(found.params, {**found.options, **options})
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
+  config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
-    config = _with_patch(config, patch)
+    config = config.with_patch(patch)
   height, width = _pair(image_size) or weights.trained_at(found)
   num_classes = weights.num_classes(found.params)
   model = build(config, num_classes)
@@ -300,13 +287,25 @@ def load(
   )
 
 
-def _with_patch(config: ModelConfig, patch: int) -> ModelConfig:
-  if config.name != "vit" or stages(config) is not None:
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+  """Returns options of a model with the types of a family that has them all.
+
+  Raises:
+    ValueError: There is no such family, or one has another type.
+  """
+  fields = {
+    name: [f.name for f in dataclasses.fields(cls)]
+    for name, cls in FAMILIES.items()
+  }
+  name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
+  if name is None:
+    of = "; ".join(f"{n}: {', '.join(f)}" for n, f in fields.items())
     raise ValueError(
-      f"patch: got {patch}, but {config.variant} has a ResNet; expected none."
+      f"load: got {', '.join(sorted(options))}, expected options of one family"
+      f" of models ({of})."
     )
-  size = config.variant.split("/")[0]
-  return dataclasses.replace(config, variant=f"{size}/{patch}")
+  checked = model_from_dict({"name": name, **options})
+  return {key: getattr(checked, key) for key in options}
 
 
 def _pair(size) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
+from vit_jax.families import FAMILIES
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -23,23 +24,13 @@ BATCH_SPEC = P(BATCH_AXES)
 # enough for a TPU to scatter what it reduces (measured: docs/performance.md).
 MAX_FSDP = 16
 
-# First match wins; matched at the end of a path such as
+# What every family says of the ends of paths such as
 # "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", so that the
-# optimizer's moments go where their parameters are.
+# optimizer's moments go where their parameters are. The first match counts.
 PARAM_RULES: tuple[tuple[str, P], ...] = (
-  (r"(query|key|value)/kernel", P("fsdp", "tensor", None)),
-  (r"(query|key|value)/bias", P("tensor", None)),
-  (r"out/kernel", P("tensor", None, "fsdp")),
-  (r"MlpBlock_0/Dense_0/kernel", P("fsdp", "tensor")),
-  (r"MlpBlock_0/Dense_0/bias", P("tensor")),
-  (r"MlpBlock_0/Dense_1/kernel", P("tensor", "fsdp")),
-  (r"embedding/kernel", P(None, None, None, ("fsdp", "tensor"))),
-  (r"conv\w*/kernel", P(None, None, None, ("fsdp", "tensor"))),
-  (r"pos_embedding(_[xy])?", P(None, None, "fsdp")),
-  (r"offsets", P(None, "tensor", "fsdp")),
-  (r"pre_logits/kernel", P("fsdp", "tensor")),
-  (r"head/kernel", P("fsdp", "tensor")),
-  (r"head/bias", P("tensor")),
+  *dict.fromkeys(
+    (rule, P(*axes)) for cls in FAMILIES.values() for rule, axes in cls.SHARDING
+  ),
   (r".*", P()),
 )
 

@@ -34,7 +34,6 @@ from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data.pipeline import train_batches
 from vit_jax.devices import peak_flops
-from vit_jax.families.flops import train_flops
 from vit_jax.runtime import host_memory, prepare, processes, run_info
 from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.throughput import Meter, updates
@@ -137,7 +136,7 @@ def _train(
   meter = Meter(
     config.data.batch_size,
     mesh.size,
-    train_flops(config.model, size, num_classes),
+    config.model.train_flops(size, num_classes),
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)

@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 import tiny
 
+from vit_jax import families
 from vit_jax.config import cli, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources
-from vit_jax.families import names as sizes
-from vit_jax.families import published
+from vit_jax.families import resnet, vit
 from vit_jax.models import build
 from vit_jax.runtime import prepare
 
@@ -123,7 +123,7 @@ def _advertised():
   for model, dataset in itertools.product(module.LEARNING_RATES, module.EPOCHS):
     yield "comparison", f"model={model},dataset={dataset}"
   for model, dataset in itertools.product(
-    published.FILES, _module("finetune").DATASETS
+    families.PUBLISHED, _module("finetune").DATASETS
   ):
     dataset = dataset.replace("folder", "folder:images")
     yield "finetune", f"model={model},dataset={dataset}"
@@ -143,7 +143,7 @@ def _without_disk(name, argument):
   return config, args.faults
 
 
-@pytest.mark.parametrize("module", [recipes, sizes])
+@pytest.mark.parametrize("module", [recipes, families, resnet, vit])
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)
   assert attempted and not failed

@@ -1,17 +1,7 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
-from vit_jax.config.schema import (
-  EVALUATOR_CONFIGS,
+from vit_jax.config.parse import (
   RENAMED,
-  CheckpointConfig,
-  ClassificationConfig,
-  Config,
-  DataConfig,
-  EvalConfig,
-  FewshotConfig,
-  MeshConfig,
-  ModelConfig,
-  OptimConfig,
   build,
   defaults,
   freeze,
@@ -19,11 +9,25 @@ from vit_jax.config.schema import (
   to_dict,
   upgraded,
 )
+from vit_jax.config.schema import (
+  EVALUATOR_CONFIGS,
+  UNIONS,
+  CheckpointConfig,
+  ClassificationConfig,
+  Config,
+  DataConfig,
+  EvalConfig,
+  FewshotConfig,
+  MeshConfig,
+  OptimConfig,
+)
+from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
   "EVALUATOR_CONFIGS",
   "RENAMED",
+  "UNIONS",
   "CheckpointConfig",
   "ClassificationConfig",
   "Config",
@@ -37,6 +41,7 @@ __all__ = (
   "build",
   "defaults",
   "freeze",
+  "model_config",
   "model_from_dict",
   "to_dict",
   "upgraded",

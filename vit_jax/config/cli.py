@@ -143,21 +143,44 @@ def help_text(door: str, flags: dict[str, str], values: dict) -> str:
   return "\n".join(lines)
 
 
+def _kind_lines(name: str, values: dict) -> list[str]:
+  """Lines of an option of `UNIONS`: the kinds, and the options of this one."""
+  selector, kinds = config_lib.UNIONS[name]
+  kind = values.get(selector, next(iter(kinds)))
+  cls = kinds.get(kind, next(iter(kinds.values())))
+  lines = [f"  config.{name}.{selector} = {kind!r}"]
+  for key, known in kinds.items():
+    lines.append(f"      {key}: {known.__doc__.splitlines()[0]}")
+  unread = getattr(cls, "unread", lambda options: ())(values)
+  return lines + [
+    line
+    for field in dataclasses.fields(cls)
+    if field.metadata and field.name not in unread
+    for line in _field_lines(field, values, f"config.{name}")
+  ]
+
+
 def _option_lines(cls, values: dict, where: str) -> list[str]:
   lines = []
   for field in dataclasses.fields(cls):
-    if dataclasses.is_dataclass(field.type):
+    if field.name in config_lib.UNIONS:
+      nested = values.get(field.name)
+      lines += _kind_lines(field.name, nested if nested else {})
+    elif dataclasses.is_dataclass(field.type):
       nested = values.get(field.name)
       nested = nested if isinstance(nested, dict) else {}
       lines += _option_lines(field.type, nested, f"{where}.{field.name}")
     elif field.metadata:
-      value = values.get(field.name, field.default)
-      doc = field.metadata["doc"]
-      if field.metadata["choices"]:
-        doc += f" ({', '.join(field.metadata['choices'])})"
-      lines.append(f"  {where}.{field.name} = {value!r}")
-      lines.append(f"      {doc}")
+      lines += _field_lines(field, values, where)
   return lines
+
+
+def _field_lines(field, values: dict, where: str) -> list[str]:
+  value = values.get(field.name, field.default)
+  doc = field.metadata["doc"]
+  if field.metadata["choices"]:
+    doc += f" ({', '.join(field.metadata['choices'])})"
+  return [f"  {where}.{field.name} = {value!r}", f"      {doc}"]
 
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:

@@ -12,7 +12,6 @@ Parameters are float32; products have type `dtype`; the statistics of the norms
 and of the kernels are float32.
 """
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -21,32 +20,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.families.names import Stages
+from vit_jax.families.resnet import (
+  GROUPS,
+  ROOT_CHANNELS,
+  BiTConfig,
+  Norms,
+  Stages,
+)
 from vit_jax.models.head import head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
-
-ROOT_CHANNELS = 64
-GROUPS = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class Norms:
-  """What keeps the divisors of the norms from zero.
-
-  Attributes:
-    gn_eps: Added to GroupNorm's variance.
-    ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
-      ("var") or the standard deviation ("std").
-  """
-
-  gn_eps: float
-  ws_eps: float
-  ws_eps_on: str
-
-
-V1_NORMS = Norms(1e-6, 1e-5, "std")
-V2_NORMS = Norms(1e-5, 1e-10, "var")
 
 
 def standardise(
@@ -203,7 +186,7 @@ def trunk(
     norms: Their constants.
     dtype: Type of the products.
     remat: Wraps the class of a unit, to compute it again in the backward pass.
-    root_pad: As `ResNet`'s; only V2's root has no ReLU before the maximum.
+    root_pad: As in `BiTConfig`; only V2's root has no ReLU before the maximum.
 
   Returns:
     The last feature map; and all by name: root, block1, block2, ...
@@ -239,30 +222,15 @@ class ResNet(nn.Module):
   """Images to logits, and every feature map by name.
 
   Attributes:
+    options: Those of BiT as released (V2), or of the hybrids' form (V1).
     num_classes: Logits an image; 0: no head, the features are returned.
-    stages: Units a stage, and the factor of all widths, which must make 64
-      times it a multiple of 32.
-    form: "v2" (BiT as released) or "v1" (as in the hybrids).
-    norms: Constants of the norms; None: the form's.
-    root_pad: What V2's maximum sees beyond the border of the root: "zero" (as
-      in BiT's own code, which trained the released weights, and in timm) or
-      "nothing" (as in big_vision's).
-    head_bias: Initial bias of the head; its kernel starts at zero.
-    dtype: Type of the products.
-    remat: Whether the backward pass computes each unit again.
 
   Source: arXiv:1912.11370, section 3; arXiv:2010.11929, section 4.1. Equal to
   big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
   """
 
+  options: BiTConfig
   num_classes: int
-  stages: Stages
-  form: str = "v2"
-  norms: Norms | None = None
-  root_pad: str = "zero"
-  head_bias: float = 0.0
-  dtype: DTypeLike = "float32"
-  remat: bool = False
 
   @nn.compact
   def __call__(
@@ -285,24 +253,23 @@ class ResNet(nn.Module):
       pre_logits, the same; logits.
     """
     del is_training, records
-    norms = self.norms or (V1_NORMS if self.form == "v1" else V2_NORMS)
-    remat = nn.remat if self.remat else lambda unit: unit
+    options = self.options
     x, out = trunk(
       images,
-      self.form,
-      self.stages,
-      norms,
-      self.dtype,
-      remat,
-      self.root_pad,
+      options.FORM,
+      options.stages,
+      options.norms,
+      options.dtype,
+      nn.remat if options.remat == "full" else lambda unit: unit,
+      options.root_pad,
     )
-    precise = at_least_float32(self.dtype)
-    if self.form == "v2":
-      x = nn.relu(_norm("norm-pre-head", norms, precise)(x))
+    precise = at_least_float32(options.dtype)
+    if options.FORM == "v2":
+      x = nn.relu(_norm("norm-pre-head", options.norms, precise)(x))
     out["encoded"] = x
     x = x.astype(precise).mean(axis=(1, 2))
     out["pooled"] = out["pre_logits"] = x
     if self.num_classes:
-      x = head(self.num_classes, self.head_bias, precise)(x)
+      x = head(self.num_classes, options.head_bias, precise, "head")(x)
     out["logits"] = x
     return x, out

@@ -109,14 +109,15 @@ def choices(config: Config, num_devices: int) -> Iterator[Config]:
   yield config
   rows = config.data.batch_size // num_devices
   microbatches = [None, *(n for n in (64, 32, 16, 8) if n < rows)]
-  for fsdp, microbatch, remat in itertools.product(
-    (1, -1), microbatches, ("none", "dots", "full")
+  models = (config.model.stacked() or config.model).recomputed()
+  for fsdp, microbatch, model in itertools.product(
+    (1, -1), microbatches, models
   ):
     choice = dataclasses.replace(
       config,
       mesh=dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, tensor=1),
       optim=dataclasses.replace(config.optim, microbatch=microbatch),
-      model=dataclasses.replace(config.model, scan=True, remat=remat),
+      model=model,
     )
     if choice != config:
       yield choice
@@ -124,8 +125,7 @@ def choices(config: Config, num_devices: int) -> Iterator[Config]:
 
 def in_a_loop(config: Config) -> Config:
   """Returns the config with its blocks one by one."""
-  model = dataclasses.replace(config.model, scan=False)
-  return dataclasses.replace(config, model=model)
+  return dataclasses.replace(config, model=config.model.unstacked())
 
 
 def batches(config: Config, num_devices: int) -> list[int]:
@@ -137,12 +137,16 @@ def batches(config: Config, num_devices: int) -> list[int]:
 def options(choice: Config) -> str:
   """Returns what makes a choice, as options under config."""
   mesh, model = choice.mesh, choice.model
-  return (
+  text = (
     f"mesh.data={mesh.data} mesh.fsdp={mesh.fsdp} mesh.tensor={mesh.tensor}"
     f" data.batch_size={choice.data.batch_size}"
     f" optim.microbatch={choice.optim.microbatch}"
-    f" model.remat={model.remat} model.scan={str(model.scan).lower()}"
   )
+  if "remat" in model.__dataclass_fields__:
+    text += f" model.remat={model.remat}"
+  if "scan" in model.__dataclass_fields__:
+    text += f" model.scan={str(model.scan).lower()}"
+  return text
 
 
 def price(found: Found) -> str:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import platform
 import re
 from typing import Any
@@ -17,8 +16,6 @@ from vit_jax import sharding
 from vit_jax.config import Config, to_dict, upgraded
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import unknown_peak
-from vit_jax.families import geometry
-from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
 from vit_jax.models.attention import implementation
 from vit_jax.optim import ema_weight
@@ -58,8 +55,8 @@ def metadata(
   return {
     "config": to_dict(config),
     "image_size": list(size),
-    "grid": list(patch_grid(config.model, size)),
-    "has_cls_row": has_cls_row(config.model),
+    "grid": list(config.model.grid(size)),
+    "has_cls_row": config.model.has_cls_row,
     "preprocessing": {
       "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],
@@ -196,22 +193,11 @@ def _average(decay: float, total_steps: int) -> str:
 
 def _attention(config: Config, mesh: Mesh) -> str:
   """What computes it, where there is a choice: on GPUs."""
-  model, kind = config.model, mesh.devices.flat[0].platform
-  if (
-    model.name != "vit"
-    or model.posemb == "relative"
-    or kind not in cudnn.PLATFORMS
-  ):
+  kind = mesh.devices.flat[0].platform
+  heads = config.model.attention(image_size(config.data.ops))
+  if heads is None or kind not in cudnn.PLATFORMS:
     return ""
-  sizes, _ = geometry.size(model)
-  num_tokens = math.prod(patch_grid(model, image_size(config.data.ops)))
-  found, fault = implementation(
-    kind,
-    num_tokens + (model.pool == "token"),
-    sizes.num_heads,
-    sizes.width // sizes.num_heads,
-    model.dtype,
-  )
+  found, fault = implementation(kind, *heads, config.model.dtype)
   return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
 
 

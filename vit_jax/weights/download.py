@@ -12,8 +12,7 @@ import sys
 
 from etils import epath
 
-from vit_jax.families import published
-from vit_jax.families.names import parse_variant
+from vit_jax.families import PUBLISHED, by_variant, published
 
 HUB = "hf-hub:"
 HUB_FILES = (
@@ -54,7 +53,7 @@ def local(path: str | os.PathLike) -> epath.Path:
   found = epath.Path(path)
   name = text.removeprefix("ViT-").replace("_", "/")
   if not text.startswith("gs://") and not found.exists() and _is_model(name):
-    raise ValueError(_choices(text, published.FILES.get(name, ())))
+    raise ValueError(_choices(text, PUBLISHED.get(name, ())))
   return found
 
 
@@ -78,11 +77,7 @@ def _url(text: str) -> str | None:
 
 
 def _is_model(text: str) -> bool:
-  try:
-    parse_variant(text)
-  except ValueError:
-    return False
-  return True
+  return not any(by_variant(text).faults())
 
 
 def _from_web(url: str) -> pathlib.Path:

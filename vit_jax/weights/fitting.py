@@ -10,13 +10,9 @@ import flax
 import jax
 import numpy as np
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.geometry import (
-  feature_map,
-  has_cls_row,
-  norms,
-  patch_grid,
-)
+from vit_jax.config import ModelConfig, model_config
+from vit_jax.families.resnet import BiTConfig
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -235,8 +231,8 @@ def _fit_positions(
 ) -> None:
   """Makes the tables of positions those of the model, in `got`."""
   if POS_EMBEDDING in got and POS_EMBEDDING in expected:
-    grid = patch_grid(model, image_size)
-    has_row, wants_row = weights.has_cls_row, has_cls_row(model)
+    grid = model.grid(image_size)
+    has_row, wants_row = weights.has_cls_row, model.has_cls_row
     try:
       old_grid = table_grid(weights)
       if ("cls" in got) == ("cls" in expected):
@@ -304,19 +300,22 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
   """Says where the model computes otherwise than the weights were trained."""
-  keys = ["gelu", "ln_eps"] if model.name == "vit" else ["root_pad"]
+  norms = ("gn_eps", "ws_eps", "ws_eps_on")
+  options = {k: v for k, v in options.items() if k in (*model.NUMERICS, *norms)}
+  keys = [key for key in model.NUMERICS if key not in norms]
   notes = [
     f"these weights were trained with {key}={options[key]}, the model has"
     f" {getattr(model, key)}; config.model.{key}={options[key]} keeps it."
     for key in keys
     if key in options and options[key] != getattr(model, key)
   ]
-  trained = norms(dataclasses.replace(model, **options))
-  if (model.name != "vit" or "gn_eps" in options) and trained != norms(model):
-    notes.append(
-      "these weights were trained with gn_eps, ws_eps, ws_eps_on ="
-      f" {trained}, the model has {norms(model)}."
-    )
+  if isinstance(model, BiTConfig) or "gn_eps" in options:
+    trained = dataclasses.replace(model, **options).norms
+    if trained != model.norms:
+      notes.append(
+        "these weights were trained with gn_eps, ws_eps, ws_eps_on ="
+        f" {tuple(trained)}, the model has {tuple(model.norms)}."
+      )
   return notes
 
 
@@ -334,7 +333,9 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
 def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
   lines = "\n".join(f"  - {fault}" for fault in _grouped(faults))
   try:
-    kept = {f: getattr(model, f) for f in (*NUMERICS, *TRAINING)}
+    kept = {
+      f: getattr(model, f) for f in (*NUMERICS, *TRAINING) if hasattr(model, f)
+    }
     options = {f: v for f, v in weights.options.items() if f not in TRAINING}
     fits = identify(weights.params, kept | options)
   except (TypeError, ValueError) as e:
@@ -376,11 +377,11 @@ def trained_at(weights: Weights) -> tuple[int, int]:
     return weights.image_size
   config = identify(weights.params, weights.options)
   grid = table_grid(weights)
-  if grid is None:
+  if grid is None or not isinstance(config, ViTConfig):
     return DEFAULT_SIZE, DEFAULT_SIZE
   # How many pixels a token covers: those of an image that gives one of them.
   probe = 2**14
-  stride = probe // feature_map(config, (probe, probe))[0]
+  stride = probe // config.feature_map((probe, probe))[0]
   patch = weights.params[KERNEL].shape[0]
   return grid[0] * patch * stride, grid[1] * patch * stride
 
@@ -392,6 +393,6 @@ def model_to_finetune(weights: Weights) -> ModelConfig:
   head goes, as in arXiv:2010.11929; what only training has (dropout, type of
   the products, ...) is at its default.
   """
-  fresh = ModelConfig()
+  fresh = model_config()
   defaults = {name: getattr(fresh, name) for name in (*TRAINING, "pre_logits")}
   return identify(weights.params, {**weights.options, **defaults})

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.families import ModelConfig
 from vit_jax.weights.lazy import LazyArray
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
@@ -111,6 +112,20 @@ def read(
   if "norm-pre-head/scale" in params:
     options["root_pad"] = "nothing"
   return params, options
+
+
+def is_big_vision(model: ModelConfig, params: Mapping[str, Any]) -> bool:
+  """Whether only big_vision's names have a place for such a model.
+
+  Args:
+    model: Of the parameters.
+    params: By our flat names.
+  """
+  return (
+    model.name == "bit_v1"
+    or getattr(model, "pool", None) == "map"
+    or ("cls" in params and POS_EMBEDDING in params and not model.has_cls_row)
+  )
 
 
 def write(

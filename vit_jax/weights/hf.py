@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.families import geometry
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.torch_layout import (
@@ -244,8 +243,8 @@ def write(
     )
   if faults:
     raise ValueError(_cannot(faults))
-  sizes, patch = geometry.size(model)
-  grid = grid or geometry.patch_grid(model, image_size)
+  sizes, patch = model.size, model.patch
+  grid = grid or model.grid(image_size)
   params[POS_EMBEDDING] = _table(params, model, grid, sizes.width)
   rows = _rows(sizes.depth)
   arrays, faults = to_theirs(rows, params)
@@ -299,7 +298,7 @@ def _faults(params, model: ModelConfig) -> list[str]:
   if model.name != "vit":
     return [f"config.model.name: got {model.name!r}, expected 'vit'."]
   faults = []
-  if geometry.stages(model) is not None:
+  if model.stages is not None:
     faults.append(
       f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
       " on pixels such as 'B/16'."

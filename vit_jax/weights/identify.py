@@ -5,12 +5,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.names import RESNETS, SIZES, Size
+from vit_jax.config import ConfigError, ModelConfig, model_from_dict
+from vit_jax.families import model_config
+from vit_jax.families.resnet import RESNETS
+from vit_jax.families.vit import SIZES, Size
 from vit_jax.weights.google import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
+# Families whose parameters are known by their names; other files must say.
+RECOGNISED = ("vit", "bit", "bit_v1")
 NEEDED = (
   _ATTENTION + "query/kernel",
   _BLOCK + "MlpBlock_0/Dense_0/kernel",
@@ -30,6 +34,8 @@ def identify(
     ValueError: These are not the parameters of one of our models.
   """
   names = set(params)
+  if options.get("name", "vit") not in RECOGNISED:
+    return _config(options)  # whoever wrote the file says what it is
   if "embedding/kernel" in names:
     found = _transformer(params)
   elif "conv_root/kernel" in names and _blocks(names):
@@ -41,7 +47,19 @@ def identify(
       " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
-  return ModelConfig(**found | dict(options))
+  return _config({"name": "vit", **found, **options})
+
+
+def _config(options: Mapping[str, Any]) -> ModelConfig:
+  """Builds the options, but for those of other families at their defaults.
+
+  Raises:
+    ValueError: Some are not of this family.
+  """
+  try:
+    return model_from_dict(dict(options))
+  except ConfigError as e:
+    raise ValueError(" ".join(e.faults)) from None
 
 
 def num_classes(params: Mapping[str, Any]) -> int:
@@ -56,10 +74,10 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
     model: What is wanted.
     base: What a config has without them; None: the defaults.
   """
-  base, flags = base or ModelConfig(), []
+  base, flags = base or model_config(), []
   for field in dataclasses.fields(model):
-    value = getattr(model, field.name)
-    if field.name == "variant" or value != getattr(base, field.name):
+    value, was = (getattr(m, field.name, field.default) for m in (model, base))
+    if field.name == "variant" or value != was:
       text = ",".join(map(str, value)) if isinstance(value, tuple) else value
       flags.append(f"--config.model.{field.name}={text}")
   return " ".join(flags)

@@ -15,7 +15,6 @@ from etils import epath
 
 from vit_jax import checkpoint
 from vit_jax.config import model_from_dict, upgraded
-from vit_jax.families import geometry
 from vit_jax.weights import bit, download, google, hf, labels, timm
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import NEEDED
@@ -229,7 +228,9 @@ def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
   size = metadata.get("image_size")
   options = dataclasses.asdict(model_from_dict(_model_of(metadata)))
   notes = found.notes
-  if POS_EMBEDDING in found.params and options["posemb"] != "learn":
+  if (
+    POS_EMBEDDING in found.params and options.get("posemb", "learn") != "learn"
+  ):
     # timm has no place for fixed positions: they are written as a table.
     notes += (
       f"positions were config.model.posemb={options['posemb']}; in this format"
@@ -320,7 +321,7 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
   if not _model_of(metadata):
     return None
   model = model_from_dict(_model_of(metadata))
-  return geometry.size(model)[0].num_heads if model.name == "vit" else None
+  return model.size.num_heads if model.name == "vit" else None
 
 
 def _timm_ops(about: Mapping[str, Any]) -> str:

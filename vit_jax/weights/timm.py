@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.families import geometry
-from vit_jax.families.names import SIZES, Size
+from vit_jax.families.vit import SIZES, Size
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_names import (
@@ -205,7 +204,7 @@ def write(
   """
   faults = []
   params = dict(params)
-  stages = geometry.stages(model)
+  stages = model.stages
   if model.name == "bit_v1":
     faults.append(
       "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
@@ -217,13 +216,14 @@ def write(
     units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
     rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
     rows += stem_rows(units, bool(stages and stages.blocks))
-    faults += _vit_faults(params, model)
-    if model.posemb == "sincos2d" and grid is None:
+    faults += _vit_faults(params, model) if model.name == "vit" else []
+    posemb = getattr(model, "posemb", None)
+    if posemb == "sincos2d" and grid is None:
       faults.append(
         "grid: got None, expected (rows, columns) of patches, which the fixed"
         " position table is written for."
       )
-    elif model.posemb == "sincos2d":
+    elif posemb == "sincos2d":
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)
@@ -271,17 +271,17 @@ def create_call(
     timm has no name for it.
 
   Example:
-    >>> create_call(ModelConfig(variant="B/16"), 10, (224, 224))
+    >>> create_call(model_config(variant="B/16"), 10, (224, 224))
     ('vit_base_patch16_224', {'num_classes': 10, 'act_layer': 'gelu_tanh'})
   """
-  stages = geometry.stages(model)
+  stages = model.stages
   kwargs: dict[str, Any] = {"num_classes": num_classes}
   if model.name == "bit":
     name = BITS.get((tuple(stages.blocks), stages.width))
     return (name, kwargs) if name else (None, {})
   if model.name != "vit" or model.posemb not in ("learn", "sincos2d", "none"):
     return None, {}
-  sizes, patch = geometry.size(model)
+  sizes, patch = model.size, model.patch
   if stages is not None:
     name, name_size, name_patch = _hybrid_name(stages, sizes)
     if name is None:
@@ -350,14 +350,14 @@ def differences(model: ModelConfig) -> list[str]:
       " argument norm_layer=functools.partial(timm.layers.LayerNorm,"
       f" eps={model.ln_eps}) makes it equal."
     )
-  if geometry.stages(model) is None:
+  if model.stages is None:
     return texts
   if model.name == "bit" and model.root_pad != "zero":
     texts.append(
       "the maximum after the first convolution sees zeros beyond the border,"
       f" this model {model.root_pad}."
     )
-  gn_eps, ws_eps, ws_eps_on = geometry.norms(model)
+  gn_eps, ws_eps, ws_eps_on = model.norms
   if gn_eps != RESNET["gn_eps"]:
     texts.append(
       f"GroupNorm adds {RESNET['gn_eps']} to the variance, this model {gn_eps}."
