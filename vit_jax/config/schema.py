@@ -81,7 +81,10 @@ class OptimConfig:
   accumulator_dtype: str = option(
     "float32",
     "type of sgd's accumulator and of adamw's first moment",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
   clip_norm: float | None = option(
     None, "largest global norm of the gradient; None: no clipping"

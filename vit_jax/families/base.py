@@ -36,7 +36,10 @@ class ModelConfig:
   dtype: str = option(
     "float32",
     "type of the matrix products",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
 
   # Where parameters are split: the end of a path (a regular expression) -> the

@@ -189,18 +189,20 @@ class BiTConfig(ModelConfig):
   ws_eps_on: str | None = option(
     None,
     "what ws_eps is added to; None: the variance (bit_v1: the deviation)",
-    ("var", "std"),
+    {"var": "the variance", "std": "the standard deviation"},
   )
   root_pad: str = option(
     "zero",
-    "what the root's maximum sees beyond the border: a zero as in BiT's own"
-    " code, or nothing as in big_vision's; bit alone",
-    ("zero", "nothing"),
+    "padding of the root before its maximum; bit alone",
+    {
+      "zero": "zeros, as in BiT's own code",
+      "nothing": "values that never are the maximum, as in big_vision's",
+    },
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes: nothing, units",
-    ("none", "full"),
+    "what the backward pass recomputes",
+    {"none": "nothing", "full": "whole units"},
   )
 
   FORM: ClassVar[str] = "v2"

@@ -125,14 +125,23 @@ class ViTConfig(ModelConfig):
   )
   pool: str = option(
     "token",
-    "what the head sees: class token, mean over tokens, attention pooling",
-    ("token", "gap", "map"),
+    "what the head gets",
+    {
+      "token": "the class token",
+      "gap": "the mean over all tokens",
+      "map": "the tokens pooled by attention",
+    },
   )
   posemb: str = option(
     "learn",
-    "positions: a table, one of rows and one of columns, offsets in every"
-    " attention, fixed sines, nothing",
-    ("learn", "learn2d", "relative", "sincos2d", "none"),
+    "positions of tokens",
+    {
+      "learn": "a learned table, added to the tokens",
+      "learn2d": "a learned table of rows and one of columns, added",
+      "relative": "learned vectors of offsets, in every attention",
+      "sincos2d": "fixed sines and cosines, added",
+      "none": "no positions",
+    },
   )
   cls_row: bool = option(
     True, "whether the learned table has a row for the class token, too"
@@ -142,8 +151,11 @@ class ViTConfig(ModelConfig):
   )
   gelu: str = option(
     "tanh",
-    "form of GELU: Google's weights have tanh, those of PyTorch erf",
-    ("tanh", "erf"),
+    "form of GELU",
+    {
+      "tanh": "tanh approximation, as in Google's weights",
+      "erf": "exact, as in PyTorch's libraries",
+    },
   )
   ln_eps: float = option(
     1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
@@ -157,8 +169,12 @@ class ViTConfig(ModelConfig):
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes: nothing, all but products, blocks",
-    ("none", "dots", "full"),
+    "what the backward pass recomputes",
+    {
+      "none": "nothing",
+      "dots": "all but matrix products",
+      "full": "whole blocks",
+    },
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"
@@ -175,7 +191,7 @@ class ViTConfig(ModelConfig):
   ws_eps_on: str | None = option(
     None,
     "what a hybrid's ws_eps is added to; None: the deviation",
-    ("var", "std"),
+    {"var": "the variance", "std": "the standard deviation"},
   )
 
   NUMERICS: ClassVar = ("gelu", "ln_eps")

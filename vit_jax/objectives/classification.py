@@ -13,9 +13,11 @@ class Classification:
   kind: str = "classification"
   loss: str = option(
     "softmax",
-    "cross-entropy: one distribution over the classes, or each class for"
-    " itself",
-    ("softmax", "sigmoid"),
+    "cross-entropy of the logits",
+    {
+      "softmax": "one distribution over the classes",
+      "sigmoid": "a probability for each class by itself",
+    },
   )
   label_smoothing: float = option(
     0.0, "share of the target spread over all classes, 0 to 1"
