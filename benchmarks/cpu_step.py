@@ -36,8 +36,6 @@ from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory
 
 PIXELS, BATCH = 224, 8
@@ -96,15 +94,10 @@ def our_step(variant: str) -> Callable[[], None]:
   host_memory.keep()
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  model = build(config.model, NUM_CLASSES)
-  tx, _ = make_optimizer(config.optim, config.total_steps)
-  init = step_lib.make_init(config, model, tx, (PIXELS, PIXELS))
-  shapes = jax.eval_shape(init, jax.random.key(0))
-  train_step = step_lib.make_train_step(
-    config, model, tx, NUM_CLASSES, shapes, mesh
-  )
-  state = step_lib.make_state(init, mesh, 0)
-  return _repeated(train_step, state, sharding.to_global(batch(), mesh))
+  facts = step_lib.Facts(NUM_CLASSES, (PIXELS, PIXELS), config.total_steps)
+  assembly = step_lib.assemble(config, facts, mesh)
+  state, rows = assembly.fresh_state(), sharding.to_global(batch(), mesh)
+  return _repeated(assembly.train_step, state, rows)
 
 
 def plain_step(variant: str) -> Callable[[], None]:

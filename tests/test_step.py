@@ -7,7 +7,8 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import devices, losses, step
+from vit_jax import devices, losses
+from vit_jax.batch import normalise
 from vit_jax.models.stacking import stack_blocks
 
 ONE = jax.devices()[:1]
@@ -23,11 +24,11 @@ def _losses(metrics):
   return np.array([m["loss"] for m in metrics])
 
 
-def test_normalise_maps_the_ends():
-  images = jnp.array([[[[0, 255, 51]]]], jnp.uint8)
-  np.testing.assert_allclose(
-    step.normalise(images)[0, 0, 0], [-1.0, 1.0, -0.6], atol=1e-7
-  )
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_normalise_maps_the_ends(array):
+  images = normalise(array([[[[0, 255, 51]]]], np.uint8))
+  assert images.dtype == np.float32
+  np.testing.assert_allclose(images[0, 0, 0], [-1.0, 1.0, -0.6], atol=1e-7)
 
 
 def test_first_step_is_the_formula(one_device):
@@ -38,7 +39,7 @@ def test_first_step_is_the_formula(one_device):
 
   def loss(params):
     logits, _ = parts.model.apply(
-      {"params": params}, step.normalise(jnp.asarray(batch["image"]))
+      {"params": params}, normalise(jnp.asarray(batch["image"]))
     )
     targets = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
     per_example = losses.softmax_xent(logits, targets)
@@ -79,7 +80,7 @@ def test_same_seed_same_bits_other_seed_other(one_device):
   again, _ = parts.run(5)
   for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
-  other = step.make_state(parts.init, parts.mesh, seed=1)
+  other = tiny.Parts(tiny.config(seed=1), ONE).state()
   kernel = lambda s: np.asarray(s.params["embedding"]["kernel"])
   assert np.any(kernel(other) != kernel(parts.state()))
 
@@ -222,7 +223,7 @@ def test_smoothing_is_that_of_the_config():
   state, _ = parts.run(1)
   batch = tiny.batch(1, parts.config)
   logits, _ = parts.model.apply(
-    {"params": state.params}, step.normalise(jnp.asarray(batch["image"]))
+    {"params": state.params}, normalise(jnp.asarray(batch["image"]))
   )
   one_hot = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
   targets = 0.8 * one_hot + 0.2 / tiny.NUM_CLASSES

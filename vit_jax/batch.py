@@ -27,3 +27,15 @@ class Batch(TypedDict):
   label: np.ndarray
   mask: np.ndarray
   index: NotRequired[np.ndarray]
+
+
+def normalise(images):
+  """Maps 0..255 to -1..1, as the published checkpoints expect.
+
+  Args:
+    images: uint8 [b, h, w, c], of numpy or of jax.
+
+  Returns:
+    float32 [b, h, w, c].
+  """
+  return images.astype(np.float32) / 127.5 - 1.0

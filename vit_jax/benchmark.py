@@ -43,11 +43,9 @@ from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory
 from vit_jax.runtime.ceiling import ceiling
-from vit_jax.runtime.throughput import Meter
+from vit_jax.runtime.throughput import Meter, updates
 
 INPUTS = ("synthetic", "real")
 BLOCKS = 10  # into which the steps are divided; the medians are over them
@@ -56,7 +54,6 @@ BLOCKS = 10  # into which the steps are divided; the medians are over them
 # shorter; a block of one step might take no time at all.
 LEAST_BLOCK = 5
 WARMUP = 3  # steps at least, which are not reported
-AHEAD = 2  # steps given to the device while one computes, as in training
 
 
 def measure(
@@ -109,17 +106,14 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
   size = image_size(config.data.ops)
   batches, num_classes, total_steps = INPUT_FNS[kind](config, mesh)
 
-  model = build(config.model, num_classes)
-  tx, _ = make_optimizer(config.optim, total_steps)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
-  state = step_lib.make_state(init, mesh, config.seed)
-  batch = next(batches)
+  facts = step_lib.Facts(num_classes, size, total_steps)
+  assembly = step_lib.assemble(config, facts, mesh)
+  state, batch = assembly.fresh_state(), next(batches)
   start = time.perf_counter()
-  compiled = step.lower(state, batch).compile()
+  compiled = assembly.train_step.lower(state, batch).compile()
   compile_seconds = time.perf_counter() - start
 
+  leaves = jax.tree.leaves(assembly.state.params)
   steps, block = blocks(steps)
   per_image = config.model.train_flops(size, num_classes)
   seconds, wait, loss = run(
@@ -144,7 +138,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "jax": jax.__version__,
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
     "model": f"{config.model.name} {config.model.variant}",
-    "params": sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.params)),
+    "params": sum(math.prod(x.shape) for x in leaves),
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
@@ -194,7 +188,7 @@ def run(
   block: int,
   steps: int,
 ) -> tuple[list[float], float, float]:
-  """Trains for a while; the host never waits for the newest step.
+  """Trains for a while by the loop that trains, `throughput.updates`.
 
   Args:
     step: The compiled step; donates the state.
@@ -211,16 +205,13 @@ def run(
   """
   ends = []
   try:
-    for number in range(warmup + steps):
-      with meter.input():
-        batch = next(batches)
-      state, metrics = step(state, batch)
-      ends.append(meter.runs(metrics["loss"]))
-      if number >= AHEAD:
-        ends[number - AHEAD].result()
+    trained = updates(step, state, batches, range(warmup + steps), meter)
+    for number, _, metrics, end in trained:
+      ends.append(end)
+      loss = metrics["loss"]
       if number == warmup:
         meter.rates(warmup)
-    loss = float(metrics["loss"])
+    loss = float(loss)
     wait = meter.rates(warmup + steps)["input_wait"]
     # Times are those of the meter's thread: this thread sees several ends at
     # once where dispatching a step waits for the step before, as on a CPU.

@@ -63,24 +63,18 @@ class Checkpointer:
       ),
     )
 
-  def restore(self, step: int, state_shape, shardings):
+  def restore(self, step: int, state):
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
       step: A step that has a checkpoint.
-      state_shape: `eval_shape` of the state.
-      shardings: Sharding of each array; may differ from that of the run that
-        wrote it.
+      state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
+        differ from that of the run that wrote it.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer.
     """
-    target = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      state_shape,
-      shardings,
-    )
-    params, train = _split(target)
+    params, train = _split(state)
     folder = self._manager.directory / str(step)
     advice = (
       "resume with the config that wrote it"
@@ -103,7 +97,7 @@ class Checkpointer:
           f" ema_decay, accumulator_dtype); {advice}"
         ]
       ) from None
-    return _join(items.params, items.train, target)
+    return _join(items.params, items.train, state)
 
   def close(self) -> None:
     """Waits until everything is on disk."""

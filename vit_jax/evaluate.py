@@ -43,7 +43,6 @@ from vit_jax.config import Config, ConfigError, FewshotConfig
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources
 from vit_jax.data.splits import SplitError
-from vit_jax.models import build
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
 from vit_jax.runtime.writer import SCORES
 
@@ -101,14 +100,11 @@ def record(
   prepare.check(config, workdir, head=head)
   mesh = sharding.make_mesh(config.mesh)
   size = image_size(config.data.ops)
-  model = build(config.model, head.num_classes)
-
-  def init(rng):
-    return model.init(rng, jax.numpy.zeros((1, *size, 3)))["params"]
-
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  facts = step_lib.Facts(head.num_classes, size)
+  assembly = step_lib.assemble(config, facts, mesh)
+  abstract = assembly.state.params
   try:
-    params, report = weights.adapt(found, shapes, config.model, size)
+    params, report = weights.adapt(found, abstract, config.model, size)
     if report.reinitialised:
       raise ValueError(
         f"got a head other than {', '.join(report.reinitialised)}; set"
@@ -119,17 +115,16 @@ def record(
   is_first = jax.process_index() == 0
   if is_first and found.format != "checkpoint":
     print(weights.format_report(report))
-  shardings = sharding.infer(shapes, mesh)
-  params = jax.tree.map(jax.device_put, params, shardings)
+  params = jax.tree.map(
+    lambda new, like: jax.device_put(new, like.sharding), params, abstract
+  )
   if config.fake_data and is_first:
     print("data made up (fake_data); --fake_data=false takes the real ones")
   judges = evaluators.build(
     config,
-    step_lib.make_predict(model),
+    assembly.predict,
     mesh,
-    random_params=lambda: jax.jit(init, out_shardings=shardings)(
-      jax.random.key(config.seed)
-    ),
+    random_params=assembly.fresh_params,
     head=head,
   )
   results, step = {}, found.metadata.get("step", 0)

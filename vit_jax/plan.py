@@ -54,8 +54,6 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data import splits
 from vit_jax.data.facts import FACTS
 from vit_jax.devices import CHIPS, Chip
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search, gib
 
@@ -81,17 +79,11 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
   Returns:
     The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
   """
-  size, num_classes = image_size(config.data.ops), classes_of(config)
-  model = build(config.model, num_classes)
-  tx, _ = make_optimizer(config.optim, steps_of(config) or UNKNOWN_LENGTH)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
-  state = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    sharding.infer(shapes, mesh),
+  size, total_steps = image_size(config.data.ops), steps_of(config)
+  facts = step_lib.Facts(
+    classes_of(config), size, total_steps or UNKNOWN_LENGTH
   )
+  assembly = step_lib.assemble(config, facts, mesh)
   rows = NamedSharding(mesh, sharding.BATCH_SPEC)
   num_rows = config.data.batch_size
   batch = {
@@ -103,7 +95,7 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
       ("index", (), jnp.int32),
     )
   }
-  return step, (state, batch)
+  return assembly.train_step, (assembly.state, batch)
 
 
 def plan(config: Config, topology: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import weights
+from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
@@ -134,8 +135,8 @@ class Pretrained:
         except (FileNotFoundError, ValueError) as e:
           faults.append((f"{images_lib.name(image, index)}: {e}", type(e)))
       if faults:
-        continue  # only to name the other broken ones
-      logits, _ = self(np.stack(rows).astype(np.float32) / 127.5 - 1)
+        continue  # only to name the others
+      logits, _ = self(normalise(np.stack(rows)))
       for row in np.asarray(PROBABILITIES[self.loss](logits)):
         best = np.argsort(-row, kind="stable")[:top]
         found.append([Prediction(names[k], float(row[k])) for k in best])

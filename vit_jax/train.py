@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   )
 
 # ruff: noqa: E402
-import collections
 import contextlib
 import sys
 
@@ -35,11 +34,9 @@ from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data.pipeline import train_batches
 from vit_jax.devices import peak_flops
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory, prepare, processes, run_info
 from vit_jax.runtime.progress import Progress
-from vit_jax.runtime.throughput import Meter
+from vit_jax.runtime.throughput import Meter, updates
 from vit_jax.runtime.writer import Writer
 
 NUM_PREDICTIONS = 64  # test images kept with what the model said of them
@@ -85,18 +82,17 @@ def _train(
   size = image_size(config.data.ops)
   num_classes = config.num_classes or source.num_classes
 
-  model = build(config.model, num_classes)
-  tx, schedule = make_optimizer(config.optim, total_steps)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  metadata = run_info.metadata(config, source, shapes.params, num_classes)
+  facts = step_lib.Facts(num_classes, size, total_steps)
+  assembly = step_lib.assemble(config, facts, mesh)
+  abstract = assembly.state.params
+  metadata = run_info.metadata(config, source, abstract, num_classes)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   start = checkpointer.latest_step() or 0
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
   progress.note(
-    run_info.text(config, mesh, source, shapes.params, total_steps, workdir)
+    run_info.text(config, mesh, source, abstract, total_steps, workdir)
   )
 
   # The state: resumed, or fresh with given weights, or fresh.
@@ -104,9 +100,9 @@ def _train(
     progress.note(f"resumes     step {start:,} of {workdir}")
     for change in run_info.changes(config, workdir).values():
       progress.note(f"changed     {change}")
-    state = checkpointer.restore(start, shapes, sharding.infer(shapes, mesh))
+    state = checkpointer.restore(start, assembly.state)
   else:
-    state = step_lib.make_state(init, mesh, config.seed)
+    state = assembly.fresh_state()
     if config.init:
       state, report = load_weights(config, state, source.class_names)
       progress.note(report)
@@ -115,9 +111,6 @@ def _train(
     run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
-  train_step = step_lib.make_train_step(
-    config, model, tx, num_classes, shapes, mesh
-  )
   batches = train_batches(
     source,
     config.data.ops,
@@ -130,9 +123,9 @@ def _train(
   )
   judges = evaluators.build(
     config,
-    step_lib.make_predict(model),
+    assembly.predict,
     mesh,
-    random_params=lambda: step_lib.make_params(init, mesh, config.seed),
+    random_params=assembly.fresh_params,
     head=weights.Head(num_classes, source.class_names),
   )
   for judge in judges:
@@ -168,25 +161,23 @@ def _train(
       scoring.start(start, judge, state.eval_params)
   phases.ends("evaluators")
 
-  waiting = collections.deque()
+  def on_devices():
+    for number, batch in enumerate(batches):
+      batch = sharding.to_global(batch, mesh)
+      if number == 0:
+        phases.ends("first batch")
+      yield batch
+
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
-  for step in range(start + 1, total_steps + 1):
-    with meter.input():
-      batch = sharding.to_global(next(batches), mesh)
-    if step == start + 1:
-      phases.ends("first batch")
-    state, metrics = train_step(state, batch)
-    meter.runs(metrics["loss"])
-    waiting.append(metrics["loss"])
-    if len(waiting) > 2:  # so that no more than three batches fill the device
-      jax.block_until_ready(waiting.popleft())
-
+  steps = range(start + 1, total_steps + 1)
+  trained = updates(assembly.train_step, state, on_devices(), steps, meter)
+  for step, state, metrics, _ in trained:
     saves = is_due(config.checkpoint, step)
     if saves or is_multiple(step, config.log_steps) or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       check_finite(values, step)  # before a checkpoint can be overwritten
-      values["lr"] = float(schedule(step - 1))
+      values["lr"] = float(assembly.schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / source.num_examples
       values |= meter.rates(step)
       writer.scalars(step, {f"train/{k}": v for k, v in values.items()})

@@ -17,12 +17,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import ridge
+from vit_jax.batch import normalise
 from vit_jax.config import Config, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import Source, open_source
 from vit_jax.evaluators.forward import forward
 from vit_jax.sharding import replicated
-from vit_jax.step import normalise
 from vit_jax.weights import Head
 
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+from vit_jax.batch import normalise
 from vit_jax.options import option
 
 
@@ -30,3 +31,33 @@ class Classification:
         f"config.objective.label_smoothing: got {self.label_smoothing},"
         " expected a share from 0 to below 1."
       )
+
+  def make(self, model, facts):
+    """Returns the network and its loss; see `vit_jax.objectives`.
+
+    Args:
+      model: `config.model`.
+      facts: `step.Facts`, of which num_classes is the width of the head.
+    """
+    import jax.numpy as jnp
+
+    from vit_jax.losses import LOSSES, smooth, targets_of
+    from vit_jax.models import build
+
+    module = build(model, facts.num_classes)
+    cross_entropy = LOSSES[self.loss]
+
+    def loss_fn(params, batch, rng):
+      logits, _ = module.apply(
+        {"params": params},
+        normalise(batch["image"]),
+        is_training=True,
+        records=batch["index"],
+        rngs={"dropout": rng},
+      )
+      targets = targets_of(batch["label"], facts.num_classes)
+      targets = smooth(targets, self.label_smoothing)
+      loss = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
+      return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+    return module, loss_fn

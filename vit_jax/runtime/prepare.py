@@ -12,10 +12,10 @@ from vit_jax.config.checks import warmup_faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources
 from vit_jax.evaluators.fewshot import layer_of
-from vit_jax.models import build
 from vit_jax.ridge import sample_shots
 from vit_jax.runtime import run_info
 from vit_jax.runtime.writer import METRICS, SCORES
+from vit_jax.step import Facts
 
 # What a run began with cannot be changed under way.
 FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
@@ -243,9 +243,10 @@ def init_faults(config: Config) -> list[str]:
 
 def _shapes(config: Config, num_classes: int):
   """Shapes of ((logits, out), variables) of the model on one image."""
-  model = build(config.model, num_classes)
-  images = jax.ShapeDtypeStruct((1, *image_size(config.data.ops), 3), "float32")
-  return jax.eval_shape(model.init_with_output, jax.random.key(0), images)
+  size = image_size(config.data.ops)
+  module, _ = config.objective.make(config.model, Facts(num_classes, size))
+  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+  return jax.eval_shape(module.init_with_output, jax.random.key(0), images)
 
 
 def _step_reached(workdir: str | None) -> int:

@@ -1,9 +1,11 @@
-"""How fast a run is, and whether it waits for its images."""
+"""The loop that trains: how fast it goes, and whether it waits for images."""
 
+import collections
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 TOLD = 0.1  # A larger share of waiting for input is shown and explained.
 ADVICE = (
@@ -12,6 +14,8 @@ ADVICE = (
   " place of decode|inception_crop; stored images not much larger than the"
   " size trained at."
 )
+
+AHEAD = 2  # steps given to the device while it computes one
 
 
 class Meter:
@@ -111,6 +115,41 @@ class Meter:
   def close(self) -> None:
     """Ends the thread, without waiting for the device."""
     self._watcher.shutdown(wait=False, cancel_futures=True)
+
+
+def updates(
+  train_step: Callable,
+  state: Any,
+  batches: Iterable[dict],
+  steps: Iterable[int],
+  meter: Meter,
+) -> Iterator[tuple[int, Any, dict, concurrent.futures.Future[float]]]:
+  """Trains; the host never waits for the newest step.
+
+  No more than `AHEAD` batches wait on the device beside the one that is
+  computed.
+
+  Args:
+    train_step: (state, batch) -> (state, metrics); may donate the state.
+    state: Not to be used afterwards.
+    batches: On the devices, or on their way; one for each step at least.
+    steps: Their numbers.
+    meter: Told of every step, and of the time that a batch takes.
+
+  Yields:
+    After each step its number, the state, the metrics, and when it ended, see
+    `Meter.runs`.
+  """
+  batches, waiting = iter(batches), collections.deque()
+  for step in steps:
+    with meter.input():
+      batch = next(batches)
+    state, metrics = train_step(state, batch)
+    end = meter.runs(metrics["loss"])
+    waiting.append(end)
+    if len(waiting) > AHEAD:
+      waiting.popleft().result()
+    yield step, state, metrics, end
 
 
 def _end_of(result) -> float:
