@@ -116,7 +116,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and what stays on disk."""
+  """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(1, "newest checkpoints kept")

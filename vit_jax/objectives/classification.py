@@ -9,7 +9,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-  """The classes of an image, by cross-entropy."""
+  """Classes of images, by cross-entropy."""
 
   kind: str = "classification"
   loss: str = option(
@@ -25,7 +25,7 @@ class Classification:
   )
 
   def faults(self) -> Iterator[str]:
-    """Yields what is wrong with the options, one text a fault."""
+    """Yields the faults that the options alone show, one text each."""
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
