@@ -20,18 +20,16 @@ class ConfigError(ValueError):
     )
 
 
-def option(default, doc: str, choices: dict[str, str] | tuple[str, ...] = ()):
+def option(default, doc: str, choices: dict[str, str] | None = None):
   """Returns a dataclass field that `--help` can describe.
 
   Args:
     default: Value where nothing is set.
     doc: What the option means, with its unit, in a line.
-    choices: Every value that it may have, and what each means; none: any.
+    choices: Every value that it may have, and what each means; None: any.
   """
-  if not isinstance(choices, dict):
-    choices = dict.fromkeys(choices, "")
   return dataclasses.field(
-    default=default, metadata={"doc": doc, "choices": choices}
+    default=default, metadata={"doc": doc, "choices": choices or {}}
   )
 
 

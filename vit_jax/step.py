@@ -1,7 +1,7 @@
 """State and update: what a config is assembled to, and the step that trains.
 
 Nothing here reads files, or knows where batches come from and what is learned
-of them: that is the objective's.
+from them: that is the objective's task.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class TrainState:
 
   step: int32 scalar, updates applied so far.
   params: Nested dict, float32.
-  opt_state: What optax keeps.
+  opt_state: State of the optimizer.
   ema: Averaged parameters, or None where config.optim.ema_decay is.
   """
 
@@ -47,9 +47,9 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What a step needs to know of the data, and no config says.
+  """What a step needs to know about the data, and no config states.
 
-  num_classes: Of the labels.
+  num_classes: Number of classes of the labels.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None: nothing is trained.
   """
@@ -61,11 +61,11 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assembly:
-  """All that a config makes of the facts of its data; no array is there yet.
+  """What a config and the facts of its data are assembled to; no arrays yet.
 
-  seed: Root of what is random.
-  module: What is trained; maps images in [-1, 1] to (logits, out).
-  init: Makes a fresh state of a key; pure.
+  seed: Root of all randomness.
+  module: The module that is trained; maps images in [-1, 1] to (logits, out).
+  init: Makes a fresh state from a key; pure.
   state: The state, of `jax.ShapeDtypeStruct` with shardings.
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
@@ -83,7 +83,7 @@ class Assembly:
     return self._made(self.init, self.state)
 
   def fresh_params(self) -> Any:
-    """Returns the parameters of the fresh state alone."""
+    """Returns only the parameters of the fresh state."""
     return self._made(lambda rng: self.init(rng).params, self.state.params)
 
   def _made(self, init: Callable, like: Any) -> Any:
@@ -95,22 +95,22 @@ class Assembly:
   ) -> tuple[Array, dict[str, Any]]:
     """Returns (logits, out), not jitted.
 
-    Whoever jits it takes what it needs of `out`; XLA drops the rest.
+    The caller jits it and takes what it needs of `out`; XLA drops the rest.
     """
     return self.module.apply({"params": params}, normalise(images))
 
 
 def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
-  """Makes module, optimizer, abstract state and step: the one place that does.
+  """Makes module, optimizer, abstract state and step; no other place does.
 
   Args:
     config: The run.
-    facts: What its data tell.
-    mesh: Where it runs; its devices need not exist.
+    facts: Facts of its data.
+    mesh: Mesh that it runs on; its devices need not exist.
 
   Raises:
-    ValueError: The words of the config do not describe a run; see
-      `config.checks`, which tells all faults before.
+    ValueError: The config describes no run; `config.checks` finds all faults
+      beforehand.
   """
   module, loss_fn = config.objective.make(config.model, facts)
   tx, schedule = optax.identity(), None
@@ -149,17 +149,17 @@ def make_train_step(
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
   The loss is a mean: the objective's sum over what counts, divided by its
-  number, over the whole batch. Every device cuts its own rows into
+  number, over the whole batch. Every device divides its own rows into
   microbatches of at most config.optim.microbatch, and adds up their sums and
   gradients; only these cross the links, once a step. The result is that of the
   whole batch on one device, up to rounding.
 
   Args:
     config: The run.
-    loss_fn: Of the objective, see `vit_jax.objectives`.
+    loss_fn: Loss of the objective, see `vit_jax.objectives`.
     tx: The optimizer.
     state: Abstract, with shardings.
-    mesh: Where it runs.
+    mesh: Mesh that it runs on.
 
   Returns:
     A function; metrics are the float32 scalars `loss`, the objective's own
@@ -176,7 +176,7 @@ def make_train_step(
     return loss, (count, named)
 
   def sums_and_grads(params, batch, rng):
-    """Of one device's rows, given its part of the parameters."""
+    """Returns sums and gradients of a device's rows, from its parameters."""
     whole = collectives.gather(params, specs, config.model.dtype)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])

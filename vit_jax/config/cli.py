@@ -140,15 +140,14 @@ def help_text(command: str, flags: dict[str, str], values: dict) -> str:
   lines += ["", "options (--config.<option>=<value>), here with their values:"]
   lines += _option_lines(config_lib.Config, values, "config")
   for kind, cls in EVALUATORS.items():
-    lines += ["", f"options of an evaluator of kind {kind!r}, {summary(cls)}:"]
+    lines += ["", f"options of an evaluator of kind {kind!r} ({summary(cls)}):"]
     lines += _option_lines(cls, {}, "config.evals.<name>")
   return "\n".join(lines)
 
 
 def summary(cls) -> str:
-  """Returns the first sentence of a class, to be read after its name."""
-  text = cls.__doc__.split("\n")[0].removesuffix(".")
-  return text[:1].lower() + text[1:]
+  """Returns the first line of a class's docstring, without its period."""
+  return cls.__doc__.split("\n")[0].removesuffix(".")
 
 
 def _kind_lines(name: str, values: dict) -> list[str]:

@@ -82,7 +82,10 @@ class OptimConfig:
   accumulator_dtype: str = option(
     "float32",
     "type of sgd's accumulator and of adamw's first moment",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
   clip_norm: float | None = option(
     None, "largest global norm of the gradient; None: no clipping"
@@ -114,7 +117,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and what stays on disk."""
+  """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(1, "newest checkpoints kept")

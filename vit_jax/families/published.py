@@ -1,7 +1,7 @@
-"""Where the published files of weights lie.
+"""Addresses of the published files of weights.
 
 Source: README of google-research/vision_transformer and of big_vision for the
-buckets; timm 1.0.31 for its tags, which also tell what each bucket holds.
+buckets; timm 1.0.31 for its tags, which also tell what each bucket has.
 """
 
 import re
@@ -35,7 +35,7 @@ def https(file: str) -> str:
 
 
 def addresses(file: str) -> tuple[str, ...]:
-  """Returns an entry of `PUBLISHED` as `vit_jax.load` takes it.
+  """Returns the addresses of an entry of `PUBLISHED`, for `vit_jax.load`.
 
   Braces are expanded.
 

@@ -9,21 +9,23 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-  """The classes of an image, by cross-entropy."""
+  """Classes of images, by cross-entropy."""
 
   kind: str = "classification"
   loss: str = option(
     "softmax",
-    "cross-entropy: one distribution over the classes, or each class for"
-    " itself",
-    ("softmax", "sigmoid"),
+    "cross-entropy of the logits",
+    {
+      "softmax": "one distribution over the classes",
+      "sigmoid": "a probability for each class by itself",
+    },
   )
   label_smoothing: float = option(
     0.0, "share of the target spread over all classes, 0 to 1"
   )
 
   def faults(self) -> Iterator[str]:
-    """Yields what is wrong with the options, one text a fault."""
+    """Yields the faults that the options alone show, one text each."""
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
