@@ -15,7 +15,7 @@ Result: not yet run at full length.
 
 from vit_jax.config import defaults
 from vit_jax.config.recipes import arguments, for_tpus
-from vit_jax.families.names import family, parse_variant
+from vit_jax.families import by_variant, family
 from vit_jax.options import nearest
 
 # Share of `train` to train on, split to test on, steps, learning rate. Steps
@@ -47,7 +47,7 @@ def get_config(arg: str = ""):
     )
   share, test, steps, lr = DATASETS[kind]
   res = args["res"] or str(
-    384 - 384 % (parse_variant(args["model"]).patch or 1)
+    384 - 384 % getattr(by_variant(args["model"]), "patch", 1)
   )
   if not res.isdigit():
     raise ValueError(f"got res={res}, expected pixels such as 384.")

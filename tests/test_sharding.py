@@ -7,7 +7,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.config import MeshConfig, ModelConfig, model_config
 from vit_jax.models import build
 
 MESH = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -63,7 +63,7 @@ def test_batch_that_does_not_divide():
 
 
 def test_specs_of_a_block():
-  specs = _specs(ModelConfig(variant="S/16"))
+  specs = _specs(model_config(variant="S/16"))
   block = "Transformer/encoderblock_3/"
   attention = block + "MultiHeadDotProductAttention_0/"
   assert specs[attention + "query/kernel"][1] == P("fsdp", "tensor", None)
@@ -73,7 +73,7 @@ def test_specs_of_a_block():
 
 
 def test_stacked_blocks_keep_their_leading_axis_whole():
-  specs = _specs(ModelConfig(variant="S/16", scan=True))
+  specs = _specs(model_config(variant="S/16", scan=True))
   key = "Transformer/encoderblock/MlpBlock_0/Dense_1/kernel"
   assert specs[key][1] == P(None, "tensor", "fsdp")
 
@@ -92,13 +92,13 @@ def _shapes(model: ModelConfig):
 @pytest.mark.parametrize(
   "model",
   [
-    ModelConfig(variant="Ti/16"),
-    ModelConfig(variant="S/16", pool="map", posemb="relative"),
-    ModelConfig(variant="B/16", pool="gap", scan=True),
-    ModelConfig(variant="H/14", posemb="learn2d"),
-    ModelConfig(variant="R50+B/16"),
-    ModelConfig(name="bit", variant="R50x1"),
-    ModelConfig(name="bit_v1", variant="R26x1"),
+    model_config(variant="Ti/16"),
+    model_config(variant="S/16", pool="map", posemb="relative"),
+    model_config(variant="B/16", pool="gap", scan=True),
+    model_config(variant="H/14", posemb="learn2d"),
+    model_config(variant="R50+B/16"),
+    model_config(name="bit", variant="R50x1"),
+    model_config(name="bit_v1", variant="R26x1"),
   ],
   ids=lambda m: m.variant,
 )
@@ -109,7 +109,7 @@ def test_less_than_a_hundredth_is_left_on_every_device(model, mesh):
 
 
 def test_what_does_not_divide_goes_elsewhere_or_stays_whole_and_is_told():
-  model = ModelConfig(variant="Ti/16")  # 3 heads, width 192
+  model = model_config(variant="Ti/16")  # 3 heads, width 192
   specs = _specs(model)
   key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
   assert specs[key][1] == P("fsdp", None, None)

@@ -1,6 +1,6 @@
 """Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
 
-SRC is anything that `vit_jax.load` reads. What was written is read again, and
+SRC is anything that `vit_jax.load` reads. The written file is read again, and
 its logits are compared with those of SRC.
 """
 
@@ -16,10 +16,10 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
+from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.reading import METADATA_KEY
 
 FORMATS = ("orbax", "npz", "timm", "hf")
@@ -29,16 +29,16 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   """Writes a model.
 
   Args:
-    vit: From `vit_jax.load`.
+    vit: A model from `vit_jax.load`.
     path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
     to: A name of `FORMATS`.
 
   Returns:
-    What the user should know: how to load it there, and what differs there.
+    Notes for the user: how to load it there, and what differs there.
 
   Raises:
-    FileExistsError: There is something at `path`.
-    ValueError: The format has no place for what the model has.
+    FileExistsError: The path exists.
+    ValueError: The format has no place for a part of the model.
   """
   target = epath.Path(path)
   if target.exists():
@@ -62,18 +62,10 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   config = vit.config
-  if config.name == "bit":
+  if bit.holds(config):
     arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
   else:
-    is_big_vision = (
-      config.name == "bit_v1"
-      or config.pool == "map"
-      or (
-        "cls" in params
-        and google.POS_EMBEDDING in params
-        and not has_cls_row(config)
-      )
-    )
+    is_big_vision = google.is_big_vision(config, params)
     arrays = google.write(params, is_big_vision=is_big_vision)
     reader = "big_vision" if is_big_vision else "vision_transformer and timm"
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +82,7 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  grid = patch_grid(vit.config, vit.image_size)
+  grid = vit.config.grid(vit.image_size)
   arrays = timm.write(params, vit.config, grid=grid)
   target.parent.mkdir(parents=True, exist_ok=True)
   metadata = vit.metadata()
@@ -110,7 +102,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     num_classes=vit.num_classes,
     image_size=vit.image_size,
     class_names=vit.class_names,
-    grid=patch_grid(vit.config, vit.image_size),
+    grid=vit.config.grid(vit.image_size),
     loss=vit.loss,
   )
   target.mkdir(parents=True)
@@ -129,7 +121,7 @@ WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
-  """Leaves out the head, and, for timm, the tanh layer before it."""
+  """Removes the head, and, for timm, the tanh layer before it."""
   dropped = ("head", "pre_logits") if to == "timm" else ("head",)
   return dataclasses.replace(
     vit,
@@ -160,7 +152,7 @@ def largest_difference(
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Loads, writes, reads again, and says all of it."""
+  """Loads, writes, reads again, and prints a report of each."""
   args = _parse(argv)
   given = {
     "num_heads": args.num_heads,
@@ -184,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.drop_head:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
-    # A file says less than we know: what it cannot say is passed on.
+    # A file states less than is known here; the rest is passed on.
     told = _untold(vit) if args.to == "npz" else {}
     layer, difference, largest = largest_difference(
       vit,
@@ -202,16 +194,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _untold(vit: Pretrained) -> dict:
-  """Arguments of `vit_jax.load` that a .npz needs: it has only arrays."""
+  """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
   params = flatten_dict(vit.params, sep="/")
   by_names = weights.identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  untold = {k: getattr(vit.config, k) for k in keys}
+  untold = {k: getattr(vit.config, k) for k in keys if hasattr(vit.config, k)}
   untold = {k: v for k, v in untold.items() if v != getattr(by_names, k)}
   if google.POS_EMBEDDING in params:
-    rows, columns = patch_grid(vit.config, vit.image_size)
+    rows, columns = vit.config.grid(vit.image_size)
     untold |= {"grid": (rows, columns)} if rows != columns else {}
-  guess = labels.loss(vit.num_classes, vit.config.name == "vit") or "softmax"
+  guess = labels.loss(vit.num_classes, NEEDED[0] in params) or "softmax"
   untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
   return untold
 

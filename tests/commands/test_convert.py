@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import vit_jax
 from vit_jax import convert, pretrained, weights
-from vit_jax.config import ModelConfig
+from vit_jax.config import model_config
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.google import POS_EMBEDDING
 
@@ -34,7 +34,7 @@ SUFFIX = {"orbax": "", "npz": ".npz", "timm": ".safetensors", "hf": ""}
 
 def make(num_classes=5, image_size=SIZE, names="abcde", **fields):
   """A model of random weights."""
-  config = ModelConfig(**fields)
+  config = model_config(**fields)
   params = foreign.random_params(config, num_classes, image_size)
   return pretrained.Pretrained(
     config=config,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.flops import forward_macs, train_flops
+from vit_jax.config import model_config
 
 
 @pytest.mark.parametrize(
@@ -20,10 +19,10 @@ from vit_jax.families.flops import forward_macs, train_flops
   ],
 )
 def test_forward_macs(variant, gmacs):
-  macs = forward_macs(ModelConfig(variant=variant), (224, 224), 1000)
+  macs = model_config(variant=variant).forward_macs((224, 224), 1000)
   assert macs / 1e9 == pytest.approx(gmacs, abs=0.011)
 
 
 def test_three_passes_of_two_operations():
-  model = ModelConfig(variant="B/16", pool="map", pre_logits=True)
-  assert train_flops(model, (32, 64), 7) == 6 * forward_macs(model, (32, 64), 7)
+  model = model_config(variant="B/16", pool="map", pre_logits=True)
+  assert model.train_flops((32, 64), 7) == 6 * model.forward_macs((32, 64), 7)

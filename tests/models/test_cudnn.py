@@ -1,7 +1,6 @@
-"""cuDNN's attention is taken only where a try of it has worked.
+"""cuDNN's attention is used only where a trial of it has worked.
 
-There is no GPU here: the try, and who asks for it, are tested with attention by
-XLA in cuDNN's place.
+These tests need no GPU: XLA's attention stands in for cuDNN's.
 """
 
 import functools
@@ -15,9 +14,9 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.models import attention, cudnn
+from vit_jax.models import attention_by_chip, cudnn
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.runtime import run_info
+from vit_jax.runtime import prepare, run_info
 
 SIZES = (9, 2, 8, "bfloat16")
 PLAIN = jax.nn.dot_product_attention
@@ -55,7 +54,9 @@ def test_it_works(monkeypatch):
 
 def test_numbers_that_are_off(monkeypatch):
   monkeypatch.setattr(
-    cudnn, "attend", lambda q, k, v: 1.1 * attention.attend(q, k, v, False)
+    cudnn,
+    "attend",
+    lambda q, k, v: 1.1 * attention_by_chip.attend(q, k, v, False),
   )
   in_its_place(monkeypatch)
   assert "off by 10" in cudnn.fault(*SIZES)
@@ -63,7 +64,9 @@ def test_numbers_that_are_off(monkeypatch):
 
 def test_not_a_number(monkeypatch):
   monkeypatch.setattr(
-    cudnn, "attend", lambda q, k, v: jnp.nan * attention.attend(q, k, v, False)
+    cudnn,
+    "attend",
+    lambda q, k, v: jnp.nan * attention_by_chip.attend(q, k, v, False),
   )
   assert "off by nan" in cudnn.fault(*SIZES)
 
@@ -96,15 +99,14 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
 
 def test_a_run_says_which(monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
-  source = types.SimpleNamespace(
-    num_examples=100, num_classes=10, note=lambda: ""
+  data = types.SimpleNamespace(
+    num_examples=100, num_classes=10, class_names=None
   )
   parts = tiny.Parts(config, jax.devices()[:1])
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  text = functools.partial(
-    run_info.text, config, mesh, source, params, 20, "runs/x"
-  )
+  run = prepare.Run(config, "runs/x", data=data)
+  text = functools.partial(run_info.text, run, mesh, params)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   assert "\nattention   XLA (" in text()

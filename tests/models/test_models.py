@@ -4,18 +4,17 @@ import doctest
 
 import pytest
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.names import SIZES
+from vit_jax.config import model_config, model_from_dict
+from vit_jax.families.vit import SIZES
 from vit_jax.models import attention, build, posemb
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_build_has_the_variant_s_sizes(name):
-  model = build(ModelConfig(variant=f"{name}/16", pool="gap"), 10)
+  model = build(model_config(variant=f"{name}/16", pool="gap"), 10)
   size = SIZES[name]
-  assert (model.width, model.depth) == (size.width, size.depth)
-  assert (model.mlp_dim, model.num_heads) == (size.mlp_dim, size.num_heads)
-  assert (model.patch, model.num_classes, model.pool) == (16, 10, "gap")
+  assert model.options.size == size
+  assert (model.options.patch, model.num_classes) == (16, 10)
 
 
 def test_build_passes_every_option_on():
@@ -34,15 +33,16 @@ def test_build_passes_every_option_on():
     scan=True,
     remat="full",
   )
-  model = build(ModelConfig(variant="Ti/8", **options), 10)
-  assert {k: getattr(model, k) for k in options} == options
+  found = model_config(variant="Ti/8", **options)
+  assert build(found, 10).options == found
+  assert {k: getattr(found, k) for k in options} == options
 
 
 def test_an_unknown_model_lists_the_nearest():
   with pytest.raises(
     ValueError, match="model.name: got 'vti', expected .* Did you mean 'vit'"
   ):
-    build(ModelConfig(name="vti"), 10)
+    model_from_dict({"name": "vti"})
 
 
 @pytest.mark.parametrize("module", [attention, posemb])

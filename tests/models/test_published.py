@@ -7,9 +7,8 @@ import sys
 import jax
 import pytest
 
-from vit_jax.config import ModelConfig
-from vit_jax.families import published
-from vit_jax.families.flops import forward_macs
+from vit_jax.config import model_config
+from vit_jax.families import PUBLISHED, by_variant
 from vit_jax.models import __main__ as table
 from vit_jax.models import build
 
@@ -93,10 +92,10 @@ def test_tokens(name, at_224, at_384):
 @pytest.mark.parametrize(
   "model",
   [
-    ModelConfig(name="bit", variant="R26x0.5"),
-    ModelConfig(name="bit_v1", variant="R26x0.5"),
-    ModelConfig(variant="R26+Ti/16", depth=1, stage_width=0.5),
-    ModelConfig(variant="R+Ti/16", depth=1, posemb="relative", pool="map"),
+    model_config(name="bit", variant="R26x0.5"),
+    model_config(name="bit_v1", variant="R26x0.5"),
+    model_config(variant="R26+Ti/16", depth=1, stage_width=0.5),
+    model_config(variant="R+Ti/16", depth=1, posemb="relative", pool="map"),
   ],
   ids=lambda m: f"{m.name} {m.variant}",
 )
@@ -109,19 +108,19 @@ def test_arithmetic_is_what_xla_counts(model):
   counted = lowered.compile().cost_analysis()["flops"] / 2
   # XLA also counts norms, sums and activations, and leaves out the products
   # of a convolution with its padding.
-  assert forward_macs(model, size, 10) == pytest.approx(counted, rel=0.12)
+  assert model.forward_macs(size, 10) == pytest.approx(counted, rel=0.12)
 
 
 def test_every_name_is_a_model_and_no_file_stands_twice():
-  files = [f for fits in published.FILES.values() for f in fits]
+  files = [f for fits in PUBLISHED.values() for f in fits]
   assert len(files) == len(set(files))
-  for name in published.FILES:
-    assert published.config(name).variant == name
+  for name in PUBLISHED:
+    assert by_variant(name).variant == name
 
 
 def test_the_table(capsys, monkeypatch):
-  some = {k: published.FILES[k] for k in ("Ti/16", "R+Ti/16", "R26x1")}
-  monkeypatch.setattr(published, "FILES", some)
+  some = {k: PUBLISHED[k] for k in ("Ti/16", "R+Ti/16", "R26x1")}
+  monkeypatch.setattr(table, "PUBLISHED", some)
   table.main()
   lines = capsys.readouterr().out.splitlines()
   assert lines[1].split() == (
@@ -136,7 +135,7 @@ def test_help_answers_without_jax():
   command = [sys.executable, "-X", "importtime", "-m", "vit_jax.models"]
   for word, status in (("--help", 0), ("--config=x", 2)):
     done = subprocess.run([*command, word], capture_output=True, text=True)
-    assert done.returncode == status and "vit_jax.config" in done.stderr
+    assert done.returncode == status and "vit_jax.models" in done.stderr
     assert not re.search(r"\b(jax|flax|numpy)$", done.stderr, re.MULTILINE)
     assert ("Prints every model by name" in done.stdout) == (status == 0)
   assert "unrecognized arguments: --config=x" in done.stderr

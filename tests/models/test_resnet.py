@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.geometry import feature_map
-from vit_jax.families.names import Stages
+from vit_jax.config import model_config
+from vit_jax.families import resnet as family
+from vit_jax.families.resnet import Norms
 from vit_jax.models import build
-from vit_jax.models.resnet import Norms, ResNet, standardise
+from vit_jax.models.resnet import standardise
 
-SMALL = dict(num_classes=3, stages=Stages((1, 2), 0.5))
+SMALL = dict(num_classes=3, blocks=(1, 2))
 IMAGES = jnp.asarray(
   np.random.default_rng(0).uniform(-1, 1, (2, 40, 24, 3)), "float32"
 )
+
+
+def ResNet(num_classes, blocks, form="v2", **options):
+  """The linen module with these options of its family."""
+  cls = {"v1": family.BiTV1Config, "v2": family.BiTConfig}[form]
+  return cls(stage_blocks=blocks, stage_width=0.5, **options).build(num_classes)
 
 
 @functools.cache
@@ -50,7 +56,7 @@ def test_standardised_kernels(on):
 @pytest.mark.parametrize("name", ["bit", "bit_v1"])
 @pytest.mark.parametrize("size", [(40, 24), (33, 65), (7, 1)])
 def test_maps_have_the_sizes_that_geometry_says(name, size):
-  model = ModelConfig(
+  model = model_config(
     name=name, variant="R26x1", stage_blocks=(1, 2, 1), stage_width=0.5
   )
   images = jax.ShapeDtypeStruct((2, *size, 3), "float32")
@@ -58,8 +64,8 @@ def test_maps_have_the_sizes_that_geometry_says(name, size):
     build(model, 3).init_with_output, jax.random.key(0), images
   )
   assert logits.shape == (2, 3)
-  assert out["block3"].shape[1:3] == feature_map(model, size)
-  assert out["encoded"].shape == (2, *feature_map(model, size), 512)
+  assert out["block3"].shape[1:3] == model.grid(size)
+  assert out["encoded"].shape == (2, *model.grid(size), 512)
   assert out["root"].shape[-1] == 32 and out["block1"].shape[-1] == 128
   assert out["pre_logits"].shape == (2, 512)
 
@@ -93,7 +99,7 @@ def test_a_fresh_unit_of_v1_passes_its_input_on():
   unit = params["block2"]["unit2"]
   assert not unit["gn3"]["scale"].any() and unit["gn2"]["scale"].all()
   only_first = params | {"block2": params["block2"] | {"unit2": unit}}
-  shorter = ResNet(num_classes=3, stages=Stages((1, 1), 0.5), form="v1")
+  shorter = ResNet(3, (1, 1), form="v1")
   del only_first["block2"]["unit2"]
   np.testing.assert_array_equal(
     run(shorter, only_first)[1]["block2"], out["block2"]
@@ -111,7 +117,7 @@ def test_computing_again_changes_nothing(form):
     return jax.jit(jax.value_and_grad(fn))(params)
 
   plain, again = (
-    loss(ResNet(**SMALL, form=form, remat=r)) for r in (False, True)
+    loss(ResNet(**SMALL, form=form, remat=r)) for r in ("none", "full")
   )
   # One compiler pass may order the sums of one program otherwise.
   jax.tree.map(
@@ -137,12 +143,11 @@ def test_what_the_root_sees_beyond_the_border():
   params = jax.tree.map(np.copy, random_params("v2"))
   kernel = -np.abs(params["conv_root"]["kernel"])
   params["conv_root"]["kernel"] = kernel
-  stages = Stages((), 0.5)
   params = {k: params[k] for k in ("conv_root", "head", "norm-pre-head")}
   params["norm-pre-head"] = {"scale": np.ones(32), "bias": np.zeros(32)}
   params["head"] = {"kernel": np.zeros((32, 3)), "bias": np.zeros(3)}
   roots = {
-    pad: run(ResNet(3, stages, root_pad=pad), params, images)[1]["root"]
+    pad: run(ResNet(3, (), root_pad=pad), params, images)[1]["root"]
     for pad in ("zero", "nothing")
   }
   conv = np.asarray(roots["nothing"])
@@ -152,13 +157,13 @@ def test_what_the_root_sees_beyond_the_border():
 
 def test_without_a_head_the_features_come_out():
   params = {k: v for k, v in random_params("v2").items() if k != "head"}
-  logits, out = run(ResNet(0, SMALL["stages"]), params)
+  logits, out = run(ResNet(0, SMALL["blocks"]), params)
   np.testing.assert_array_equal(logits, out["pre_logits"])
 
 
 def test_the_family_decides_about_norms():
-  assert build(ModelConfig(name="bit", variant="R50x1"), 3).norms == Norms(
-    1e-5, 1e-10, "var"
-  )
-  hybrid = build(ModelConfig(variant="R50+B/16", gn_eps=1e-3), 3)
-  assert hybrid.norms == Norms(1e-3, 1e-5, "std")
+  assert build(
+    model_config(name="bit", variant="R50x1"), 3
+  ).options.norms == Norms(1e-5, 1e-10, "var")
+  hybrid = build(model_config(variant="R50+B/16", gn_eps=1e-3), 3)
+  assert hybrid.options.norms == Norms(1e-3, 1e-5, "std")

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from tiny import ViT
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.names import SIZES
+from vit_jax.config import model_config
+from vit_jax.families.vit import SIZES
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
-from vit_jax.models.vit import ViT
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
 IMAGES = jnp.asarray(
@@ -68,8 +68,8 @@ COUNTS = {
 def test_parameter_counts_are_those_published(variant):
   # Stacked blocks are traced once for any depth, so only Ti has a loop.
   scan = variant != "Ti/16"
-  config = ModelConfig(variant=variant, scan=scan)
-  with_tanh = ModelConfig(variant=variant, scan=scan, pre_logits=True)
+  config = model_config(variant=variant, scan=scan)
+  with_tanh = model_config(variant=variant, scan=scan, pre_logits=True)
   at_224, large = (1, 224, 224, 3), 378 if variant == "H/14" else 384
   headed = shapes(build(config, 1000), at_224)
   got = (
@@ -91,7 +91,7 @@ def test_parameter_count_in_closed_form(name):
   stem = patch * patch * 3 * d + d
   tokens = d + (1 + 16 * 16) * d  # class token; table
   expected = stem + tokens + size.depth * block + 2 * d + d * classes + classes
-  model = build(ModelConfig(variant=f"{name}/14", scan=True), classes)
+  model = build(model_config(variant=f"{name}/14", scan=True), classes)
   assert count(shapes(model, (1, 224, 224, 3))) == expected
 
 
@@ -314,12 +314,18 @@ def test_stacking_is_undone_and_leaves_numpy_numpy():
 @pytest.mark.parametrize(
   "options, message",
   [
-    (dict(pool="tok"), "ViT.pool: got 'tok', expected .* mean 'token'"),
-    (dict(posemb="lern"), "ViT.posemb: .* Did you mean 'learn'"),
-    (dict(remat="dot"), "ViT.remat: .* Did you mean 'dots'"),
-    (dict(num_heads=3), "got 3 heads for a width of 16, expected a divisor"),
+    (
+      dict(pool="tok"),
+      "config.model.pool: got 'tok', expected .* mean 'token'",
+    ),
+    (dict(posemb="lern"), "config.model.posemb: .* Did you mean 'learn'"),
+    (dict(remat="dot"), "config.model.remat: .* Did you mean 'dots'"),
+    (
+      dict(num_heads=3),
+      "got 3, which does not divide the width of 16",
+    ),
     (dict(patch=5), r"got images of 8 x 12 pixels, .* side 5"),
-    (dict(posemb="sincos2d", width=18), "a width of 18, expected a multiple"),
+    (dict(posemb="sincos2d", width=18), "width: got 18, expected a multiple"),
   ],
 )
 def test_what_does_not_fit_is_said(options, message):

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import ViT
 
 from vit_jax.models.attention import dot_product_attention
 from vit_jax.models.stacking import stack_blocks
-from vit_jax.models.vit import ViT
 
 TINY = dict(num_classes=5, patch=4, width=8, depth=3, mlp_dim=16, num_heads=2)
 

@@ -12,7 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax import checkpoint, models, weights
-from vit_jax.config import ModelConfig, cli, to_dict
+from vit_jax.config import cli, model_config, to_dict
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -54,7 +54,7 @@ def random_weights(model, image, **fields):
 
 
 def adapt(found, image=(32, 32), num_classes=11, adapt_options=None, **fields):
-  model = ModelConfig(**SIZE | fields)
+  model = model_config(**SIZE | fields)
   target = make_target(model, image, num_classes)
   params, report = weights.adapt(
     found, target, model, image, **adapt_options or {}
@@ -92,7 +92,7 @@ def test_the_head_is_taken_as_a_whole_or_not(
   assert report.reinitialised == reinitialised
   assert report.ignored == ignored
   num_classes = options.pop("num_classes", 11)
-  model = ModelConfig(**SIZE | options)
+  model = model_config(**SIZE | options)
   expected = flatten_dict(make_target(model, num_classes=num_classes), sep="/")
   assert params.keys() == expected.keys()
   for path, array in params.items():
@@ -107,7 +107,7 @@ def test_the_head_is_taken_as_a_whole_or_not(
 
 
 def test_the_caller_keeps_its_own_where_there_is_none():
-  model = ModelConfig(**SIZE)
+  model = model_config(**SIZE)
   target = make_target(model, num_classes=3)
   fresh = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), target)
   loaded, _ = weights.adapt(published(), fresh, model, (32, 32))
@@ -170,7 +170,7 @@ def test_positions_are_resampled_to_the_grid(image, grid, method):
 
 @pytest.mark.parametrize("posemb", ["learn", "learn2d"])
 def test_an_unknown_filter(posemb):
-  model = ModelConfig(**SIZE, posemb=posemb)
+  model = model_config(**SIZE, posemb=posemb)
   found = random_weights(model, (32, 32), has_cls_row=posemb == "learn")
   with pytest.raises(ValueError) as e:
     adapt(
@@ -228,7 +228,7 @@ def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
     )
   np.testing.assert_array_equal(params[POS_EMBEDDING], expected)
 
-  model = models.build(ModelConfig(**SIZE, cls_row=cls_row), 11)
+  model = models.build(model_config(**SIZE, cls_row=cls_row), 11)
   io = np.load(DATA / f"{name}.io.npz")
   logits, _ = jax.jit(model.apply)(
     {"params": unflatten_dict(params, sep="/")}, io["image"]
@@ -244,7 +244,7 @@ def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
 
 
 def test_tables_of_rows_and_of_columns_are_resized_each_alone():
-  model = ModelConfig(**SIZE, posemb="learn2d")
+  model = model_config(**SIZE, posemb="learn2d")
   found = random_weights(model, (24, 32))
   assert weights.table_grid(found) == (3, 4)
   for axis, line in (("_y", [0.0, 2, 4]), ("_x", [0.0, 3, 6, 9])):
@@ -265,7 +265,7 @@ def test_tables_of_rows_and_of_columns_are_resized_each_alone():
 
 
 def test_relative_positions_of_another_grid_are_refused():
-  model = ModelConfig(**SIZE, posemb="relative")
+  model = model_config(**SIZE, posemb="relative")
   found = random_weights(model, (32, 32))
   params, _ = adapt(found, posemb="relative")
   path = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0/offsets"
@@ -326,7 +326,7 @@ def test_a_kernel_of_another_width_is_not_resized():
 
 def test_loops_become_scans_and_back():
   found = published("vit_linen_names")
-  loop, scan = (ModelConfig(**SIZE, scan=s) for s in (False, True))
+  loop, scan = (model_config(**SIZE, scan=s) for s in (False, True))
   as_loop, _ = weights.adapt(found, make_target(loop), loop, (32, 32))
   as_scan, report = weights.adapt(found, make_target(scan), scan, (32, 32))
   jax.tree.map(np.testing.assert_array_equal, as_scan, stack_blocks(as_loop))
@@ -334,7 +334,7 @@ def test_loops_become_scans_and_back():
 
 
 def test_our_checkpoints_state_what_they_are(tmp_path):
-  model = ModelConfig(**SIZE)
+  model = model_config(**SIZE)
   params = foreign.random_params(model, 2, (16, 32))
   metadata = {
     "model": to_dict(model),
@@ -462,7 +462,7 @@ def test_other_models_are_told_and_the_one_that_fits_loads(
   advice, *flags = line.split(" --")
   assert advice == "The model that fits them:"
   # The config that was refused, and then these flags.
-  wrong = to_dict(ModelConfig(**SIZE | options)).items()
+  wrong = to_dict(model_config(**SIZE | options)).items()
   flags = [f"config.model.{k}={v}" for k, v in wrong] + flags
   args = cli.parse(
     "vit_jax.train",

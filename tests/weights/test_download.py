@@ -18,7 +18,7 @@ import pytest
 import vit_jax
 from vit_jax import convert, weights
 from vit_jax.config import cli
-from vit_jax.families import published
+from vit_jax.families import PUBLISHED, published
 from vit_jax.runtime import prepare
 from vit_jax.weights import download
 
@@ -140,7 +140,7 @@ def test_without_a_network_the_text_says_what_to_do(cache):
 def test_published_buckets_are_read_by_https(monkeypatch):
   assert all(
     f.startswith(published.BUCKETS)
-    for files in published.FILES.values()
+    for files in PUBLISHED.values()
     for f in files
     if f.startswith("gs://")
   )
@@ -164,11 +164,11 @@ def test_training_starts_from_an_address():
     ],
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
-  (fault,) = prepare.init_faults(config)
+  (fault,) = prepare.Run(config).weights_faults()
   assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in fault
   config = dataclasses.replace(config, init="B/16")
-  (fault,) = prepare.init_faults(config)
+  (fault,) = prepare.Run(config).weights_faults()
   assert fault.startswith("config.init: got 'B/16', the name of a model")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch_libraries
 from safetensors.numpy import save_file
 
-from vit_jax.config import ModelConfig
+from vit_jax.config import model_config
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights import hf
 from vit_jax.weights.lazy import lazy
@@ -38,7 +38,7 @@ def _write(model, params, **options):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_vit_comes_back_as_it_was(name):
-  model = ModelConfig(**TINY | CASES[name])
+  model = model_config(**TINY | CASES[name])
   params = foreign.random_params(model, 5, SIZE)
   given = _without_head(params) if model.pre_logits else params
   arrays, config, _ = _write(model, given, class_names="abcde")
@@ -167,7 +167,7 @@ def test_all_that_cannot_be_read_is_told_at_once():
 
 
 def test_all_that_cannot_be_written_is_told_at_once():
-  model = ModelConfig(
+  model = model_config(
     variant="R26+S/32", pool="map", posemb="relative", pre_logits=True
   )
   with pytest.raises(ValueError) as e:
@@ -185,15 +185,15 @@ def test_all_that_cannot_be_written_is_told_at_once():
     "  - class_names: got 1, expected 5."
   )
   with pytest.raises(ValueError, match="name: got 'bit', expected 'vit'"):
-    _write(ModelConfig(name="bit", variant="R50x1"), {})
-  model = ModelConfig(**TINY)
+    _write(model_config(name="bit", variant="R50x1"), {})
+  model = model_config(**TINY)
   params = foreign.random_params(model, 5, SIZE) | {"more": np.zeros(1)}
   with pytest.raises(ValueError, match="got 'more', which transformers has no"):
     _write(model, params)
 
 
 def test_the_configs():
-  model = ModelConfig(**TINY)
+  model = model_config(**TINY)
   params = foreign.random_params(model, 2, (32, 32))
   _, config, preprocessor = _write(
     model, params, num_classes=2, image_size=(32, 32), class_names=["cat", "ox"]
@@ -276,14 +276,14 @@ def _compare(transformers, folder, model, image_size, drop_head=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_we_write_is_loaded(transformers, tmp_path, name):
-  model = ModelConfig(**TINY | CASES[name])
+  model = model_config(**TINY | CASES[name])
   errors = _compare(transformers, tmp_path, model, SIZE, model.pre_logits)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
 @pytest.mark.slow
 def test_b_16_is_loaded(transformers, tmp_path):
-  errors = _compare(transformers, tmp_path, ModelConfig(), (224, 224))
+  errors = _compare(transformers, tmp_path, model_config(), (224, 224))
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -328,7 +328,7 @@ def _assert_read(theirs, folder, image_size):
   assert params.keys() == in_memory.keys()
   for name, array in params.items():
     np.testing.assert_array_equal(array, in_memory[name], name)
-  model = ModelConfig(
+  model = model_config(
     variant=f"B/{extras['patch']}",
     width=config["hidden_size"],
     depth=config["num_hidden_layers"],
@@ -349,7 +349,7 @@ def _assert_read(theirs, folder, image_size):
 
 @pytest.mark.slow
 def test_the_preprocessor_is_ours(transformers, tmp_path):
-  model = ModelConfig(**TINY)
+  model = model_config(**TINY)
   params = foreign.random_params(model, 5, SIZE)
   _save(tmp_path, *_write(model, params))
   processor = transformers.AutoImageProcessor.from_pretrained(

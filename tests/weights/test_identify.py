@@ -9,7 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from vit_jax import models, weights
-from vit_jax.config import ModelConfig, cli
+from vit_jax.config import cli, model_config
+from vit_jax.families import FAMILIES
 from vit_jax.models.stacking import unstack_blocks
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -43,11 +44,8 @@ KNOWN = {
 
 def shapes(model, num_classes=5, side=None):
   """Of the parameters, blocks one by one; a scan is traced sooner."""
-  is_vit = model.name == "vit"
   side = side or (56 if "/14" in model.variant else 64)
-  module = models.build(
-    dataclasses.replace(model, scan=is_vit), num_classes=num_classes
-  )
+  module = models.build(model.stacked() or model, num_classes=num_classes)
   images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
   tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
   return flatten_dict(jax.eval_shape(unstack_blocks, tree), sep="/")
@@ -57,18 +55,18 @@ def shapes(model, num_classes=5, side=None):
 def test_published_files(name):
   found = weights.read(DATA / f"{name}.weights.npz")
   model = weights.identify(found.params, found.options)
-  assert model == ModelConfig(**KNOWN[name])
+  assert model == model_config(**KNOWN[name])
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_fine_tuning_keeps_size_and_numerics(name):
-  found = weights.read(
-    DATA / f"{name}.weights.npz",
-    options=dict(gelu="erf", ln_eps=1e-12, dropout=0.1, dtype="bfloat16"),
-  )
+  is_bit = name.startswith("bit")
+  kept = dict(gn_eps=1e-4) if is_bit else dict(gelu="erf", ln_eps=1e-12)
+  training = dict(dtype="bfloat16") | ({} if is_bit else dict(dropout=0.1))
+  found = weights.read(DATA / f"{name}.weights.npz", options=kept | training)
   model = weights.model_to_finetune(found)
-  kept = dict(gelu="erf", ln_eps=1e-12, pre_logits=False)
-  assert model == ModelConfig(**KNOWN[name] | kept)
+  kept |= {} if is_bit else dict(pre_logits=False)
+  assert model == model_config(**KNOWN[name] | kept)
   expected = 7 if name.startswith("bit") else 11
   assert weights.num_classes(found.params) == expected
 
@@ -90,16 +88,16 @@ def test_fine_tuning_keeps_size_and_numerics(name):
   ids=lambda fields: "-".join(map(str, fields.values())),
 )
 def test_every_model_is_found_by_its_shapes(fields):
-  model = ModelConfig(**fields)
+  model = model_config(**fields)
   # Nothing tells that there are no positions.
-  options = {"posemb": "none"} if model.posemb == "none" else {}
+  options = {"posemb": "none"} if "none" in fields.values() else {}
   found = weights.identify(shapes(model), options)
   assert found == model
   assert weights.num_classes(shapes(model, num_classes=0)) == 0
 
 
 def test_what_is_known_goes_before_what_is_found():
-  params = shapes(ModelConfig(variant="Ti/16", pool="gap", posemb="sincos2d"))
+  params = shapes(model_config(variant="Ti/16", pool="gap", posemb="sincos2d"))
   found = weights.identify(params, {})
   assert found.posemb == "sincos2d"  # as in all published files
   found = weights.identify(params, {"posemb": "none", "gelu": "erf"})
@@ -108,25 +106,25 @@ def test_what_is_known_goes_before_what_is_found():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_description_is_a_command_line_that_makes_the_model(name):
-  model = ModelConfig(**KNOWN[name])
+  model = model_config(**KNOWN[name])
   flags = weights.describe(model).split()
   config = pathlib.Path(__file__).parents[2] / "configs" / "glyphs.py"
-  reset = [
-    f"--config.model.{f.name}={f.default}" for f in dataclasses.fields(model)
-  ]
+  families = reversed(FAMILIES.values())  # vit last, as the name
+  fields = (f for cls in families for f in dataclasses.fields(cls))
+  reset = [f"--config.model.{f.name}={f.default}" for f in fields]
   args = cli.parse("vit_jax.train", {}, [f"--config={config}", *reset, *flags])
   assert not args.faults
   assert args.config.model == model
 
 
 def test_descriptions():
-  assert weights.describe(ModelConfig()) == "--config.model.variant=B/16"
-  assert weights.describe(ModelConfig(**KNOWN["hybrid_root_only"])) == (
+  assert weights.describe(model_config()) == "--config.model.variant=B/16"
+  assert weights.describe(model_config(**KNOWN["hybrid_root_only"])) == (
     "--config.model.variant=R+B/8 --config.model.width=48"
     " --config.model.depth=2 --config.model.mlp_dim=96"
     " --config.model.num_heads=4 --config.model.stage_width=0.5"
   )
-  assert weights.describe(ModelConfig(**KNOWN["bit_v1"])) == (
+  assert weights.describe(model_config(**KNOWN["bit_v1"])) == (
     "--config.model.name=bit_v1 --config.model.variant=R50x0.5"
     " --config.model.stage_blocks=1,2,1"
   )
@@ -169,7 +167,7 @@ DENSE = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
   ],
 )
 def test_what_is_no_model(changes, message):
-  params = shapes(ModelConfig(**SIZE))
+  params = shapes(model_config(**SIZE))
   for name, shape in changes.items():
     params[name] = shape and jax.ShapeDtypeStruct(shape, np.float32)
   params = {k: v for k, v in params.items() if v is not None}

@@ -17,14 +17,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.config import ModelConfig, to_dict
+from vit_jax.config import model_config, to_dict
 from vit_jax.weights import hf, labels, safetensors_file, timm
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.reading import EXPECTED
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
-MODEL = ModelConfig(**SIZE)
+MODEL = model_config(**SIZE)
 
 
 def published(name="vit_linen_names"):
@@ -206,7 +206,7 @@ def test_another_normalisation_moves_into_the_patch_embedding(tmp_path):
 
 
 def test_a_standardised_convolution_cannot_take_it(tmp_path):
-  model = ModelConfig(name="bit", variant="R26x0.5")
+  model = model_config(name="bit", variant="R26x0.5")
   params = foreign.random_params(model, 3, (32, 32))
   path = tmp_path / "model.safetensors"
   safetensors_file.write(path, timm.write(params, model), {})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch_libraries
 
-from vit_jax.config import ModelConfig
+from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
 from vit_jax.weights.lazy import lazy
 
@@ -43,7 +43,7 @@ def _arrays(params):
 
 @pytest.mark.parametrize("name", VIT)
 def test_a_vit_comes_back_as_it_was(name):
-  model = ModelConfig(**VIT[name])
+  model = model_config(**VIT[name])
   params = foreign.random_params(model, 5, SIZE)
   written = weights.write(params, model, grid=(3, 4))
   assert weights.looks_like(written)
@@ -57,7 +57,7 @@ def test_a_vit_comes_back_as_it_was(name):
 @pytest.mark.parametrize("name", RESNETS)
 def test_a_resnet_comes_back_as_it_was(name):
   fields, size = RESNETS[name]
-  model = ModelConfig(**fields)
+  model = model_config(**fields)
   params = foreign.random_params(model, 5, size)
   written = weights.write(params, model)
   assert weights.looks_like(written)
@@ -174,7 +174,7 @@ def test_relatives_are_recognised(name, part):
 
 
 def test_heads_must_be_known():
-  model = ModelConfig(**TINY)
+  model = model_config(**TINY)
   written = weights.write(foreign.random_params(model, 5, SIZE), model)
   with pytest.raises(ValueError) as e:
     weights.read(_arrays(written))
@@ -195,11 +195,11 @@ def test_other_names_look_otherwise():
 
 
 def test_what_timm_cannot_hold():
-  model = ModelConfig(**TINY, pre_logits=True)
+  model = model_config(**TINY, pre_logits=True)
   params = foreign.random_params(model, 5, SIZE)
   with pytest.raises(ValueError, match="pre_logits: got a .* --drop_head"):
     weights.write(params, model)
-  model = ModelConfig(**TINY, posemb="relative")
+  model = model_config(**TINY, posemb="relative")
   params = foreign.random_params(model, 5, SIZE)
   with pytest.raises(ValueError) as e:
     weights.write(params, model)
@@ -212,7 +212,7 @@ def test_what_timm_cannot_hold():
     " Write the parameters of a ViT, of a hybrid or of BiT, blocks one by one."
   )
   assert weights.create_call(model, 5, SIZE) == (None, {})
-  model = ModelConfig(**TINY, posemb="sincos2d")
+  model = model_config(**TINY, posemb="sincos2d")
   params = foreign.random_params(model, 5, SIZE)
   with pytest.raises(ValueError, match=r"grid: got None, expected \(rows"):
     weights.write(params, model)
@@ -221,7 +221,7 @@ def test_what_timm_cannot_hold():
   ]
   with pytest.raises(ValueError, match="1.*/key/bias: missing, expected with"):
     weights.write(params, model, grid=(3, 4))
-  model = ModelConfig(name="bit_v1", variant="R50x1")
+  model = model_config(name="bit_v1", variant="R50x1")
   with pytest.raises(ValueError, match="got 'bit_v1', expected 'bit' or 'vit'"):
     weights.write({}, model)
   assert weights.create_call(model, 5, SIZE) == (None, {})
@@ -299,15 +299,15 @@ def test_what_timm_cannot_hold():
   ],
 )
 def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
-  call = weights.create_call(
-    ModelConfig(**fields, gelu="erf"), 7, (image_size, image_size)
-  )
+  gelu = {} if "name" in fields else dict(gelu="erf")
+  model = model_config(**fields, **gelu)
+  call = weights.create_call(model, 7, (image_size, image_size))
   expected = {} if kwargs is None else {"num_classes": 7} | kwargs
   assert call == (name, expected)
 
 
 def test_the_call_states_the_tanh():
-  call = weights.create_call(ModelConfig(), 1000, (224, 448))
+  call = weights.create_call(model_config(), 1000, (224, 448))
   assert call == (
     "vit_base_patch16_224",
     dict(num_classes=1000, img_size=[224, 448], act_layer="gelu_tanh"),
@@ -315,20 +315,20 @@ def test_the_call_states_the_tanh():
 
 
 def test_differences():
-  assert weights.differences(ModelConfig()) == []
-  assert weights.differences(ModelConfig(ln_eps=1e-12)) == [
+  assert weights.differences(model_config()) == []
+  assert weights.differences(model_config(ln_eps=1e-12)) == [
     "LayerNorm adds 1e-06 to the variance, this model 1e-12; the argument"
     " norm_layer=functools.partial(timm.layers.LayerNorm, eps=1e-12) makes it"
     " equal."
   ]
-  assert weights.differences(ModelConfig(variant="R50+B/16")) == [
+  assert weights.differences(model_config(variant="R50+B/16")) == [
     "GroupNorm adds 1e-05 to the variance, this model 1e-06.",
     "weight standardisation adds 1e-08 to the variance, this model 1e-05 to"
     " the standard deviation.",
   ]
-  model = ModelConfig(variant="R50+B/16", **AS_TIMM)
+  model = model_config(variant="R50+B/16", **AS_TIMM)
   assert weights.differences(model) == []
-  model = ModelConfig(name="bit", variant="R50x1", root_pad="nothing")
+  model = model_config(name="bit", variant="R50x1", root_pad="nothing")
   assert weights.differences(model) == [
     "the maximum after the first convolution sees zeros beyond the border, this"
     " model nothing.",
@@ -388,7 +388,7 @@ def _tensor(array):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VIT)
 def test_logits_are_timm_s(timm, name):
-  errors = _compare(timm, ModelConfig(**VIT[name]), SIZE, num_heads=3)
+  errors = _compare(timm, model_config(**VIT[name]), SIZE, num_heads=3)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -396,7 +396,7 @@ def test_logits_are_timm_s(timm, name):
 @pytest.mark.parametrize("name", RESNETS)
 def test_logits_are_those_of_timm_s_resnets(timm, name):
   fields, image_size = RESNETS[name]
-  model = ModelConfig(**fields)
+  model = model_config(**fields)
   errors = _compare(timm, model, image_size, num_heads=3)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
@@ -405,7 +405,7 @@ def test_logits_are_those_of_timm_s_resnets(timm, name):
 @pytest.mark.parametrize("name", FULL)
 def test_logits_are_timm_s_at_full_size(timm, name):
   fields, image_size = FULL[name]
-  errors = _compare(timm, ModelConfig(**fields), image_size)
+  errors = _compare(timm, model_config(**fields), image_size)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -413,7 +413,7 @@ def test_logits_are_timm_s_at_full_size(timm, name):
 def test_the_stated_norm_makes_other_eps_equal(timm):
   import functools
 
-  model = ModelConfig(**TINY, ln_eps=0.1, dtype="float64")
+  model = model_config(**TINY, ln_eps=0.1, dtype="float64")
   name, kwargs = weights.create_call(model, 11, SIZE)
   norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
   theirs = timm.create_model(name, **kwargs, norm_layer=norm)
@@ -439,7 +439,7 @@ def test_timm_has_the_names(timm):
 def test_timm_s_large_sizes_are_ours(timm, variant):
   import torch
 
-  model = ModelConfig(variant=variant, gelu="erf")
+  model = model_config(variant=variant, gelu="erf")
   name, kwargs = weights.create_call(model, 3, (224, 224))
   with torch.device("meta"):
     theirs = timm.create_model(name, weight_init="skip", **kwargs)

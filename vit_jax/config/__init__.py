@@ -1,17 +1,7 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
-from vit_jax.config.schema import (
-  EVALUATOR_CONFIGS,
+from vit_jax.config.parse import (
   RENAMED,
-  CheckpointConfig,
-  ClassificationConfig,
-  Config,
-  DataConfig,
-  EvalConfig,
-  FewshotConfig,
-  MeshConfig,
-  ModelConfig,
-  OptimConfig,
   build,
   defaults,
   freeze,
@@ -19,17 +9,31 @@ from vit_jax.config.schema import (
   to_dict,
   upgraded,
 )
+from vit_jax.config.schema import (
+  UNIONS,
+  CheckpointConfig,
+  Config,
+  DataConfig,
+  MeshConfig,
+  OptimConfig,
+)
+from vit_jax.evaluators import (
+  ClassificationConfig,
+  EvaluatorConfig,
+  FewshotConfig,
+)
+from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
-  "EVALUATOR_CONFIGS",
   "RENAMED",
+  "UNIONS",
   "CheckpointConfig",
   "ClassificationConfig",
   "Config",
   "ConfigError",
   "DataConfig",
-  "EvalConfig",
+  "EvaluatorConfig",
   "FewshotConfig",
   "MeshConfig",
   "ModelConfig",
@@ -37,6 +41,7 @@ __all__ = (
   "build",
   "defaults",
   "freeze",
+  "model_config",
   "model_from_dict",
   "to_dict",
   "upgraded",

@@ -1,117 +1,22 @@
 """Every option of a run: its type, its default, its unit.
 
-A config file (`configs/*.py`) calls `defaults()`, sets what differs and
-returns it; `freeze()` turns that into a `Config`, which is hashable and all
-that the rest of the program sees. Faults are collected, never raised one by
-one. Nothing here imports jax or TensorFlow, so that a misspelt option is
-answered at once.
+A frozen `Config` is hashable, and all that the rest of the program sees;
+`vit_jax.config.parse` makes it from a config file. Nothing here imports jax or
+TensorFlow, so that a misspelt option is answered at once.
 """
 
 import dataclasses
-import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vit_jax.evaluators import EvaluatorConfig
+from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
 from vit_jax.options import (
-  ConfigError,
-  check_choice,
-  nearest,
   option,
-  parse_value,
 )
 
 if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
-  import ml_collections
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-  """The network."""
-
-  name: str = option(
-    "vit",
-    "family: Transformers (hybrids, too), ResNets as BiT released them, and"
-    " in the form that the hybrids have",
-    ("vit", "bit", "bit_v1"),
-  )
-  variant: str = option(
-    "B/16", "B/16 (Ti S B L H g G e So400m / pixels), R50+B/16, R50x1"
-  )
-  width: int | None = option(None, "width of a token; None: the variant's")
-  depth: int | None = option(None, "number of blocks; None: the variant's")
-  mlp_dim: int | None = option(
-    None, "hidden width of the MLP; None: the variant's"
-  )
-  num_heads: int | None = option(
-    None, "attention heads; None: the variant's; must divide the width"
-  )
-  stage_blocks: tuple[int, ...] | None = option(
-    None, "units in each stage of the ResNet; None: the variant's"
-  )
-  stage_width: float | None = option(
-    None, "factor of the ResNet's widths; None: the variant's"
-  )
-  pool: str = option(
-    "token",
-    "what the head sees: class token, mean over tokens, attention pooling",
-    ("token", "gap", "map"),
-  )
-  posemb: str = option(
-    "learn",
-    "positions: a table, one of rows and one of columns, offsets in every"
-    " attention, fixed sines, nothing",
-    ("learn", "learn2d", "relative", "sincos2d", "none"),
-  )
-  cls_row: bool = option(
-    True, "whether the learned table has a row for the class token, too"
-  )
-  pre_logits: bool = option(
-    False, "tanh layer as wide as a token before the head"
-  )
-  gelu: str = option(
-    "tanh",
-    "form of GELU: Google's weights have tanh, those of PyTorch erf",
-    ("tanh", "erf"),
-  )
-  ln_eps: float = option(
-    1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
-  )
-  gn_eps: float | None = option(
-    None, "added to GroupNorm's variance; None: 1e-5 for bit, else 1e-6"
-  )
-  ws_eps: float | None = option(
-    None,
-    "added where kernels are standardised; None: 1e-10 for bit, else 1e-5",
-  )
-  ws_eps_on: str | None = option(
-    None,
-    "what ws_eps is added to; None: the variance for bit, else the deviation",
-    ("var", "std"),
-  )
-  root_pad: str = option(
-    "zero",
-    "bit: what the root's maximum sees beyond the border, a zero as in BiT's"
-    " own code, or nothing as in big_vision's",
-    ("zero", "nothing"),
-  )
-  dropout: float = option(0.0, "share of activations dropped, 0 to 1")
-  stochastic_depth: float = option(
-    0.0, "share of branches dropped in the last block, 0 to 1; linear in depth"
-  )
-  head_bias: float = option(
-    0.0, "initial bias of the head, logits; -10 suits sigmoid on many classes"
-  )
-  dtype: str = option(
-    "float32", "type of the matrix products", ("float32", "bfloat16")
-  )
-  scan: bool = option(
-    False, "scan over stacked blocks: compiles once for any depth"
-  )
-  remat: str = option(
-    "none",
-    "what the backward pass recomputes: nothing, all but products, blocks",
-    ("none", "dots", "full"),
-  )
+  pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,12 +46,24 @@ class DataConfig:
 class OptimConfig:
   """The optimizer and its schedule."""
 
-  name: str = option("adamw", "update rule", ("adamw", "sgd"))
+  name: str = option(
+    "adamw",
+    "update rule",
+    {
+      "adamw": "Adam with decoupled weight decay",
+      "sgd": "gradient descent with momentum",
+    },
+  )
   lr: float = option(1e-3, "peak learning rate, per step")
   schedule: str = option(
     "cosine",
     "learning rate after the warm-up",
-    ("cosine", "linear", "rsqrt", "constant"),
+    {
+      "cosine": "half a cosine from lr to end_lr",
+      "linear": "a straight line from lr to end_lr",
+      "rsqrt": "lr / sqrt(1 + steps since / rsqrt_timescale)",
+      "constant": "lr",
+    },
   )
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
   end_lr: float = option(
@@ -165,7 +82,10 @@ class OptimConfig:
   accumulator_dtype: str = option(
     "float32",
     "type of sgd's accumulator and of adamw's first moment",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
   clip_norm: float | None = option(
     None, "largest global norm of the gradient; None: no clipping"
@@ -197,67 +117,13 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and what stays on disk."""
+  """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(1, "newest checkpoints kept")
   keep_every_steps: int | None = option(
     None, "checkpoints at multiples of this stay for good; None: none"
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassificationConfig:
-  """Evaluator: top-1, top-5 and loss over a whole split."""
-
-  name: str = "val"  # the key under evals, and prefix of the metrics
-  kind: str = "classification"
-  dataset: str | None = option(None, "as data.dataset; None: the same")
-  split: str = option("validation", "split to score, every example once")
-  ops: str = option(
-    "decode|resize_small(256)|central_crop(224)", "preprocessing"
-  )
-  batch_size: int | None = option(
-    None, "images per batch, all devices; None: data.batch_size"
-  )
-  every_steps: int = option(0, "steps between evaluations; 0: only at the end")
-
-
-@dataclasses.dataclass(frozen=True)
-class FewshotConfig:
-  """Evaluator: closed-form ridge regression on frozen features."""
-
-  name: str = "fewshot"  # the key under evals, and prefix of the metrics
-  kind: str = "fewshot"
-  dataset: str | None = option(None, "as data.dataset; None: the same")
-  train_split: str = option("train", "split the shots are drawn from")
-  split: str = option("test", "split to score")
-  ops: str = option("decode|resize(256)|central_crop(224)", "preprocessing")
-  batch_size: int | None = option(
-    None, "images per batch, all devices; None: data.batch_size"
-  )
-  every_steps: int = option(0, "steps between evaluations; 0: only at the end")
-  layer: str = option("pre_logits", "which intermediate is the feature")
-  shots: tuple[int, ...] = option(
-    (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all",
-  )
-  seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
-  l2: tuple[float, ...] = option(
-    (1024.0,),
-    "weights of the L2 penalty, fixed beforehand: the first gives"
-    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
-  )
-  baselines: bool = option(
-    False, "also score random weights and raw pixels, once"
-  )
-
-
-EvalConfig = ClassificationConfig | FewshotConfig
-EVALUATOR_CONFIGS = {
-  "classification": ClassificationConfig,
-  "fewshot": FewshotConfig,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,213 +147,14 @@ class Config:
   fake_data: bool = option(
     False, "records made up in memory, shaped like those of the data set"
   )
-  model: ModelConfig = ModelConfig()
+  model: ModelConfig = ViTConfig()
   objective: Objective = Classification()
   data: DataConfig = DataConfig()
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
-  evals: tuple[EvalConfig, ...] = ()
+  evals: tuple[EvaluatorConfig, ...] = ()
 
 
 # Options with kinds of their own: the option that chooses, and kind -> class.
-UNIONS = {"objective": ("kind", OBJECTIVES)}
-
-# Options that have moved: old path -> new path.
-RENAMED = {
-  "loss": "objective.loss",
-  "label_smoothing": "objective.label_smoothing",
-}
-
-
-def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the config of an earlier version, as `to_dict` makes it now."""
-  values = {**values}
-  for old, new in RENAMED.items():
-    if old in values:
-      parent, leaf = new.split(".")
-      values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
-  return values
-
-
-def defaults() -> "ml_collections.ConfigDict":
-  """Returns all options at their defaults, to set what differs.
-
-  `evals` is empty; a config file assigns a dict of evaluators, e.g.
-  `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
-  take the defaults of their kind.
-  """
-  import ml_collections
-
-  config = ml_collections.ConfigDict(_as_dict(Config()), type_safe=True).lock()
-  config.objective.unlock()  # other kinds have other options
-  return config
-
-
-def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
-  """Turns a config into its frozen form.
-
-  Raises:
-    ConfigError: All unknown or ill-typed options at once.
-  """
-  frozen, faults = build(config)
-  if faults:
-    raise ConfigError(faults)
-  return frozen
-
-
-def build(
-  config: "ml_collections.ConfigDict | dict",
-) -> tuple[Config, list[str]]:
-  """As `freeze`, but returns the faults; a faulty option has its default."""
-  faults: list[str] = []
-  if not isinstance(config, dict):
-    config = config.to_dict()
-  return _build(Config, config, "config", faults), faults
-
-
-def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
-  """Returns nested plain dicts, as JSON has them; `freeze` reads them back."""
-  return _as_dict(config, plain=True)
-
-
-def model_from_dict(values: dict[str, Any]) -> ModelConfig:
-  """Returns what `to_dict` made of a model; absent options have defaults.
-
-  Raises:
-    ConfigError: All unknown or ill-typed options at once.
-  """
-  faults: list[str] = []
-  model = _build(ModelConfig, values, "config.model", faults)
-  if faults:
-    raise ConfigError(faults)
-  return model
-
-
-def _build(cls, values, where: str, faults: list[str]):
-  if not isinstance(values, dict):
-    faults.append(f"{where}: got {values!r}, expected options of its own.")
-    return cls()
-  fields = {f.name: f for f in dataclasses.fields(cls)}
-  for key in values:
-    if key in fields:
-      continue
-    if cls is Config and key in RENAMED:
-      faults.append(f"config.{key}: is now config.{RENAMED[key]}; set that.")
-    else:
-      near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
-      faults.append(f"{where}.{key}: no such option.{near}")
-  built = {}
-  for name, field in fields.items():
-    if name not in values:
-      continue
-    path, value = f"{where}.{name}", values[name]
-    if name == "evals":
-      built[name] = _build_evals(value, path, faults)
-    elif name in UNIONS:
-      built[name] = _build_kind(name, value, faults)
-    elif dataclasses.is_dataclass(field.type):
-      built[name] = _build(field.type, value, path, faults)
-    else:
-      try:
-        built[name] = parse_value(field.type, value, path)
-        check_choice(built[name], field.metadata.get("choices"), path)
-      except ValueError as e:
-        faults.append(str(e))
-        built.pop(name, None)
-  return cls(**built)
-
-
-def _build_kind(name: str, values, faults: list[str]):
-  """Builds one of the kinds that an option of `UNIONS` has to choose from.
-
-  What only other kinds have is passed over at its default, since a config that
-  began as another kind has it all.
-  """
-  selector, kinds = UNIONS[name]
-  where, default = f"config.{name}", Config.__dataclass_fields__[name].default
-  if not isinstance(values, dict):
-    return _build(type(default), values, where, faults)
-  kind = values.get(selector, getattr(default, selector))
-  if kind not in kinds:
-    faults.append(
-      f"{where}.{selector}: got {kind!r}, expected one of {', '.join(kinds)}."
-      + nearest(str(kind), kinds)
-    )
-    return default
-  own = {f.name for f in dataclasses.fields(kinds[kind])}
-  kept = {}
-  for key, value in values.items():
-    others = [
-      field
-      for cls in kinds.values()
-      for field in dataclasses.fields(cls)
-      if field.name == key and key not in own
-    ]
-    if not others:
-      kept[key] = value
-    elif all(value != f.default for f in others):
-      faults.append(
-        f"{where}.{key}: got {value!r}, which {kind} has no use for; leave it"
-        f" at {others[0].default!r}."
-      )
-  return _build(kinds[kind], kept, where, faults)
-
-
-def _build_evals(evals, where: str, faults: list[str]) -> tuple:
-  built = []
-  evals = {} if evals in (None, "", "None", "none", "{}") else evals
-  if not isinstance(evals, dict):
-    faults.append(f"{where}: got {evals!r}, expected evaluators by name.")
-    return ()
-  with_kind = [
-    n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
-  ]
-  for name, values in evals.items():
-    path = f"{where}.{name}"
-    if name not in with_kind:
-      known = ", ".join(with_kind) or "none"
-      faults.append(
-        f"{path}: no such evaluator; those of this config: {known}."
-        + nearest(name, with_kind)
-      )
-      continue
-    kind = values["kind"]
-    if kind not in EVALUATOR_CONFIGS:
-      faults.append(
-        f"{path}.kind: got {kind!r}, expected one of"
-        f" {', '.join(EVALUATOR_CONFIGS)}."
-        + nearest(str(kind), EVALUATOR_CONFIGS)
-      )
-      continue
-    values = {**values, "name": name}
-    built.append(_build(EVALUATOR_CONFIGS[kind], values, path, faults))
-  return tuple(built)
-
-
-def _as_dict(config, plain: bool = False) -> dict[str, Any]:
-  """Nested dicts; unless `plain`, None becomes a typed placeholder."""
-  if not plain:
-    import ml_collections
-
-  out: dict[str, Any] = {}
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.name == "evals":
-      named = {e.name: _as_dict(e, plain) for e in value}
-      out["evals"] = (
-        named
-        if plain
-        else ml_collections.config_dict.placeholder(object)
-        if not named
-        else named
-      )
-    elif dataclasses.is_dataclass(value):
-      out[field.name] = _as_dict(value, plain)
-    elif value is None and not plain:
-      (kind,) = [t for t in typing.get_args(field.type) if t is not type(None)]
-      kind = typing.get_origin(kind) or kind  # tuple, of tuple[int, ...]
-      out[field.name] = ml_collections.config_dict.placeholder(kind)
-    else:
-      out[field.name] = list(value) if isinstance(value, tuple) else value
-  return out
+UNIONS = {"model": ("name", FAMILIES), "objective": ("kind", OBJECTIVES)}

@@ -1,1 +1,49 @@
-"""What is known of the models without jax: sizes, grids, arithmetic."""
+"""Model families: every one by the name in `config.model.name`.
+
+The file of a family states, without jax, its options and all that follows from
+them: sizes, grid of tokens, arithmetic, sharding, faults, published files. Its
+`build` imports the linen module.
+"""
+
+from vit_jax.families.base import ModelConfig
+from vit_jax.families.resnet import BiTConfig, BiTV1Config
+from vit_jax.families.vit import ViTConfig
+
+FAMILIES: dict[str, type[ModelConfig]] = {
+  "vit": ViTConfig,
+  "bit": BiTConfig,
+  "bit_v1": BiTV1Config,
+}
+
+PUBLISHED = {
+  name: files
+  for cls in FAMILIES.values()
+  for name, files in cls.PUBLISHED.items()
+}
+
+
+def family(variant: str) -> str:
+  """Returns the first family, as config.model.name, that knows a variant.
+
+  "vit" where none does; its faults then name the known variants.
+
+  Example:
+    >>> family("R50x1"), family("R50+B/16")
+    ('bit', 'vit')
+  """
+  return next((k for k, v in FAMILIES.items() if v.knows(variant)), "vit")
+
+
+def model_config(name: str = "vit", **options) -> ModelConfig:
+  """Returns the options of a family.
+
+  Args:
+    name: A key of `FAMILIES`.
+    **options: Its fields; absent ones have their defaults.
+  """
+  return FAMILIES[name](**options)
+
+
+def by_variant(variant: str) -> ModelConfig:
+  """Returns the model of a variant with all other options at their defaults."""
+  return model_config(family(variant), variant=variant)

@@ -12,13 +12,9 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ).parse_args()
 
 # ruff: noqa: E402
-import dataclasses
-
 import jax
 
-from vit_jax.families import published
-from vit_jax.families.flops import forward_macs
-from vit_jax.families.geometry import patch_grid
+from vit_jax.families import PUBLISHED, by_variant
 from vit_jax.models import build
 
 NUM_CLASSES = 1000
@@ -29,16 +25,14 @@ def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
   """Returns the shapes of the parameters, without computing them.
 
   Args:
-    name: Of `published.FILES`.
-    side: Of the images, pixels; the position table grows with it.
+    name: A key of `PUBLISHED`.
+    side: Side of the images, pixels; the position table grows with it.
     num_classes: Width of the head.
   """
-  # Stacked blocks have as many numbers, and are traced once for any depth.
-  config = published.config(name)
-  if config.name == "vit":
-    config = dataclasses.replace(config, scan=True)
+  # Stacked blocks have as many parameters, and are traced once for any depth.
+  config = by_variant(name)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
-  model = build(config, num_classes)
+  model = build(config.stacked() or config, num_classes)
   return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
 
 
@@ -48,19 +42,14 @@ def count(params) -> int:
 
 
 def tokens(name: str, side: int) -> int | None:
-  """Returns the tokens of an image, the class token's included, or None."""
-  config = published.config(name)
-  if config.name != "vit":
-    return None
-  rows, columns = patch_grid(config, (side, side))
-  return rows * columns + 1
+  """Returns the number of tokens of an image, class token included, or None."""
+  return by_variant(name).num_tokens((side, side))
 
 
 def row(name: str) -> tuple[str, ...]:
   """Returns the cells of one model."""
-  macs = [
-    forward_macs(published.config(name), (s, s), NUM_CLASSES) for s in SIDES
-  ]
+  model = by_variant(name)
+  macs = [model.forward_macs((s, s), NUM_CLASSES) for s in SIDES]
   return (
     name,
     f"{count(shapes(name)):,}",
@@ -70,16 +59,16 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-  """Prints one line a model, and a line for each kind of file."""
+  """Prints one line per model, and a line for each kind of file."""
   head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
-  cells = [head, *(row(name) for name in published.FILES)]
+  cells = [head, *(row(name) for name in PUBLISHED)]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
   for i, line in enumerate(cells):
     first, *others = (
       text.ljust(w) if k == 0 else text.rjust(w)
       for k, (text, w) in enumerate(zip(line, widths, strict=True))
     )
-    files = published.FILES.get(line[0], ("published files",) * (i == 0))
+    files = PUBLISHED.get(line[0], ("published files",) * (i == 0))
     start = "  ".join([first, *others])
     for k, file in enumerate(files or ("-",)):
       print(f"{start if k == 0 else ' ' * len(start)}  {file}".rstrip())

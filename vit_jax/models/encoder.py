@@ -10,16 +10,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.noise import RECORDS, Dropout, drop
+from vit_jax.models.posemb import PositionEmbedding, PositionEmbedding2D
 from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
 # with weights; those of attention, which have batch dimensions and grow with
-# the square of the number of tokens, are computed again.
+# the square of the number of tokens, are recomputed.
 REMAT_POLICIES = {
   "none": None,
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -30,40 +31,34 @@ REMAT_POLICIES = {
 class MlpBlock(nn.Module):
   """Dense, GELU ("tanh" or "erf"), dense; dropout after both."""
 
-  mlp_dim: int
-  dropout: float
-  gelu: str
-  dtype: DTypeLike
+  options: ViTConfig
 
   @nn.compact
   def __call__(
     self, x: Float[Array, "b n d"], records: RECORDS
   ) -> Float[Array, "b n d"]:
+    options = self.options
+
     def dense(features):
       return nn.Dense(
         features,
-        dtype=self.dtype,
+        dtype=options.dtype,
         kernel_init=nn.initializers.xavier_uniform(),
         bias_init=nn.initializers.normal(1e-6),
       )
 
     width = x.shape[-1]
-    x = nn.gelu(dense(self.mlp_dim)(x), approximate=self.gelu == "tanh")
-    x = Dropout(self.dropout)(x, records)
+    x = dense(options.size.mlp_dim)(x)
+    x = nn.gelu(x, approximate=options.gelu == "tanh")
+    x = Dropout(options.dropout)(x, records)
     x = dense(width)(x)
-    return Dropout(self.dropout)(x, records)
+    return Dropout(options.dropout)(x, records)
 
 
 class EncoderBlock(nn.Module):
   """Equations 2 and 3: attention, then MLP, each x + branch(norm(x))."""
 
-  mlp_dim: int
-  num_heads: int
-  has_relative_positions: bool
-  dropout: float
-  gelu: str
-  ln_eps: float
-  dtype: DTypeLike
+  options: ViTConfig
 
   @nn.compact
   def __call__(
@@ -76,28 +71,26 @@ class EncoderBlock(nn.Module):
 
     Args:
       x: Tokens.
-      drop_rate: Chance that an example skips a branch; None skips none.
-      records: Whose tokens they are; None: dropout is off.
+      drop_rate: Probability that an example skips a branch; None skips none.
+      records: Number of each example's record; None: dropout is off.
     """
-    out = {}
+    out, options = {}, self.options
 
     def norm(name, x):
-      return nn.LayerNorm(self.ln_eps, dtype=self.dtype, name=name)(x)
+      return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)(x)
 
     y = norm("LayerNorm_0", x)
     y = MultiHeadDotProductAttention(
-      self.num_heads,
-      self.dtype,
-      self.has_relative_positions,
+      options.size.num_heads,
+      options.dtype,
+      options.posemb == "relative",
       name="MultiHeadDotProductAttention_0",
     )(y, y)
-    y = Dropout(self.dropout)(y, records)
+    y = Dropout(options.dropout)(y, records)
     out["attention"] = y = self._drop_branch(y, drop_rate, records)
     out["after_attention"] = x = (x + y).astype(x.dtype)
 
-    y = MlpBlock(
-      self.mlp_dim, self.dropout, self.gelu, self.dtype, name="MlpBlock_0"
-    )(norm("LayerNorm_1", x), records)
+    y = MlpBlock(options, name="MlpBlock_0")(norm("LayerNorm_1", x), records)
     out["mlp"] = y = self._drop_branch(y, drop_rate, records)
     out["after_mlp"] = x = (x + y).astype(x.dtype)
     return x, out
@@ -105,144 +98,69 @@ class EncoderBlock(nn.Module):
   def _drop_branch(self, x, rate, records):
     """Zeroes whole examples, and scales the rest to keep the expectation.
 
-    In float32, since the first blocks scale by less than bfloat16 can tell
-    from 1; rounded with the sum.
+    In float32, since the first blocks scale by a factor that bfloat16 rounds to
+    1; rounded with the sum.
     """
     if rate is None:
       return x
     return drop(x, self.make_rng("dropout"), records, (1, 1), rate)
 
 
-class PositionEmbedding(nn.Module):
-  """A learned table, one row a token.
-
-  Attributes:
-    num_without: Tokens in front that have no row.
-  """
-
-  num_without: int
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-    _, num_tokens, width = x.shape
-    table = self.param(
-      "pos_embedding",
-      nn.initializers.normal(0.02),
-      (1, num_tokens - self.num_without, width),
-    )
-    return x + _in_front(self.num_without, table).astype(x.dtype)
-
-
-class PositionEmbedding2D(nn.Module):
-  """Learned tables of half the width, of columns (x) and of rows (y).
-
-  A patch gets those of its column and of its row, one behind the other.
-
-  Attributes:
-    grid: Rows and columns of patches.
-    num_without: Tokens in front, which get nothing.
-
-  Source: arXiv:2010.11929, appendix D.4.
-  """
-
-  grid: tuple[int, int]
-  num_without: int
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-    rows, columns = self.grid
-    half = x.shape[-1] // 2
-    init = nn.initializers.normal(0.02)
-    of_x = self.param("pos_embedding_x", init, (1, columns, half))
-    of_y = self.param("pos_embedding_y", init, (1, rows, half))
-    table = jnp.concatenate(
-      [
-        jnp.broadcast_to(of_x, (rows, columns, half)),
-        jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
-      ],
-      axis=-1,
-    ).reshape(1, rows * columns, 2 * half)
-    return x + _in_front(self.num_without, table).astype(x.dtype)
-
-
-def _in_front(num_rows: int, table):
-  """Puts rows of zeros before a table."""
-  return jnp.pad(table, ((0, 0), (num_rows, 0), (0, 0)))
-
-
 class Encoder(nn.Module):
   """Positions, blocks, and the norm at the end.
 
   Attributes:
-    posemb: As `ViT`'s; what is no parameter was added before.
-    grid: Rows and columns of patches.
-    num_without: Tokens in front of those that have a position.
+    options: `posemb` chooses the positions; those without parameters were added
+      before.
   """
 
-  depth: int
-  mlp_dim: int
-  num_heads: int
-  posemb: str
-  grid: tuple[int, int]
-  num_without: int
-  dropout: float
-  stochastic_depth: float
-  gelu: str
-  ln_eps: float
-  dtype: DTypeLike
-  scan: bool
-  remat: str
+  options: ViTConfig
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], records: RECORDS
+    self,
+    x: Float[Array, "b n d"],
+    grid: tuple[int, int],
+    records: RECORDS,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
-    out = {}
-    if self.posemb == "learn":
-      x = PositionEmbedding(self.num_without, name="posembed_input")(x)
-    elif self.posemb == "learn2d":
-      x = PositionEmbedding2D(
-        self.grid, self.num_without, name="posembed_input"
-      )(x)
+    out, options = {}, self.options
+    depth, name = options.size.depth, "posembed_input"
+    # Number of tokens before those that have a position.
+    num_without = int(options.pool == "token" and not options.has_cls_row)
+    if options.posemb == "learn":
+      x = PositionEmbedding(num_without, name=name)(x)
+    elif options.posemb == "learn2d":
+      x = PositionEmbedding2D(grid, num_without, name=name)(x)
     out["with_posemb"] = x
-    x = Dropout(self.dropout)(x, records)
+    x = Dropout(options.dropout)(x, records)
 
     block = EncoderBlock
-    if self.remat != "none":
+    if options.remat != "none":
       block = nn.remat(
         EncoderBlock,
-        policy=REMAT_POLICIES[self.remat],
-        prevent_cse=not self.scan,  # a scan's body is safe from it as it is
+        policy=REMAT_POLICIES[options.remat],
+        prevent_cse=not options.scan,  # a scan's body needs no protection
       )
-    fields = dict(
-      mlp_dim=self.mlp_dim,
-      num_heads=self.num_heads,
-      has_relative_positions=self.posemb == "relative",
-      dropout=self.dropout,
-      gelu=self.gelu,
-      ln_eps=self.ln_eps,
-      dtype=self.dtype,
-    )
     rates = None
-    if records is not None and self.stochastic_depth > 0:
-      rates = jnp.linspace(0, self.stochastic_depth, self.depth)
-    if self.scan:
+    if records is not None and options.stochastic_depth > 0:
+      rates = jnp.linspace(0, options.stochastic_depth, depth)
+    if options.scan:
       x, stacked = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast),
-        length=self.depth,
-      )(**fields, name="encoderblock")(x, rates, records)
-      for i in range(self.depth):
+        length=depth,
+      )(options, name="encoderblock")(x, rates, records)
+      for i in range(depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
-      for i in range(self.depth):
+      for i in range(depth):
         name = f"encoderblock_{i}"
         rate = None if rates is None else rates[i]
-        x, out[name] = block(**fields, name=name)(x, rate, records)
+        x, out[name] = block(options, name=name)(x, rate, records)
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
-      self.ln_eps, dtype=at_least_float32(self.dtype), name="encoder_norm"
+      options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
     )(x)
     return x, out

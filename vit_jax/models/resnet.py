@@ -3,8 +3,8 @@
 The names of the modules make the paths of the parameters, which are those of
 the published hybrids (`block1/unit1/conv1/kernel`), for both forms:
 
-- V1 (`bit_v1`, and in front of a hybrid's Transformer): norm and ReLU after a
-  convolution, ReLU after the sum, padding "SAME".
+- V1 (`bit_v1`, and the ResNet of a hybrid): norm and ReLU after a convolution,
+  ReLU after the sum, padding "SAME".
 - V2 (`bit`, as released by BiT): norm and ReLU before a convolution, padding
   equal on both sides, one more norm before the mean over positions.
 
@@ -12,7 +12,6 @@ Parameters are float32; products have type `dtype`; the statistics of the norms
 and of the kernels are float32.
 """
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -21,38 +20,22 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.families.names import Stages
+from vit_jax.families.resnet import (
+  GROUPS,
+  ROOT_CHANNELS,
+  BiTConfig,
+  Norms,
+  Stages,
+)
 from vit_jax.models.head import head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
-
-ROOT_CHANNELS = 64
-GROUPS = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class Norms:
-  """What keeps the divisors of the norms from zero.
-
-  Attributes:
-    gn_eps: Added to GroupNorm's variance.
-    ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
-      ("var") or the standard deviation ("std").
-  """
-
-  gn_eps: float
-  ws_eps: float
-  ws_eps_on: str
-
-
-V1_NORMS = Norms(1e-6, 1e-5, "std")
-V2_NORMS = Norms(1e-5, 1e-10, "var")
 
 
 def standardise(
   kernel: Float[Array, "h w i o"], norms: Norms
 ) -> Float[Array, "h w i o"]:
-  """Gives every output channel's kernel the mean 0 and the deviation 1.
+  """Gives every output channel's kernel mean 0 and standard deviation 1.
 
   Source: arXiv:1903.10520; arXiv:1912.11370, section 3.1.
   """
@@ -65,7 +48,7 @@ def standardise(
 
 
 class StdConv(nn.Module):
-  """A convolution without bias, whose kernel is standardised."""
+  """A convolution without bias, with a standardised kernel."""
 
   features: int
   side: int
@@ -191,7 +174,7 @@ def trunk(
   remat: Any = lambda unit: unit,
   root_pad: str = "zero",
 ) -> tuple[Float[Array, "b y x f"], dict[str, Array]]:
-  """Root and stages, as submodules of the module that calls it.
+  """Returns root and stages, as submodules of the module that calls this.
 
   The root shrinks the image by 4 (a 7x7 convolution, then a maximum over 3x3,
   both with stride 2), every stage but the first by 2.
@@ -199,11 +182,11 @@ def trunk(
   Args:
     x: Images.
     form: "v1" or "v2".
-    stages: Units a stage, and the factor of all widths.
+    stages: Units per stage, and the factor of all widths.
     norms: Their constants.
     dtype: Type of the products.
-    remat: Wraps the class of a unit, to compute it again in the backward pass.
-    root_pad: As `ResNet`'s; only V2's root has no ReLU before the maximum.
+    remat: Wraps the class of a unit, so that the backward pass recomputes it.
+    root_pad: As in `BiTConfig`; only V2's root has no ReLU before the maximum.
 
   Returns:
     The last feature map; and all by name: root, block1, block2, ...
@@ -239,30 +222,16 @@ class ResNet(nn.Module):
   """Images to logits, and every feature map by name.
 
   Attributes:
-    num_classes: Logits an image; 0: no head, the features are returned.
-    stages: Units a stage, and the factor of all widths, which must make 64
-      times it a multiple of 32.
-    form: "v2" (BiT as released) or "v1" (as in the hybrids).
-    norms: Constants of the norms; None: the form's.
-    root_pad: What V2's maximum sees beyond the border of the root: "zero" (as
-      in BiT's own code, which trained the released weights, and in timm) or
-      "nothing" (as in big_vision's).
-    head_bias: Initial bias of the head; its kernel starts at zero.
-    dtype: Type of the products.
-    remat: Whether the backward pass computes each unit again.
+    options: Options of BiT as released (V2), or of the hybrids' form (V1).
+    num_classes: Number of logits per image; 0: no head, the features are
+      returned.
 
   Source: arXiv:1912.11370, section 3; arXiv:2010.11929, section 4.1. Equal to
   big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
   """
 
+  options: BiTConfig
   num_classes: int
-  stages: Stages
-  form: str = "v2"
-  norms: Norms | None = None
-  root_pad: str = "zero"
-  head_bias: float = 0.0
-  dtype: DTypeLike = "float32"
-  remat: bool = False
 
   @nn.compact
   def __call__(
@@ -275,34 +244,33 @@ class ResNet(nn.Module):
     """Applies the network.
 
     Args:
-      images: In [-1, 1].
-      is_training: Changes nothing here; Transformers need it.
-      records: Likewise.
+      images: Floats in [-1, 1].
+      is_training: Has no effect here; Transformers need it.
+      records: Has no effect here.
 
     Returns:
-      Logits, float32, and the intermediates: root, block1, block2, ...
-      [b, y, x, c]; encoded, the last map after its norm; pooled [b, c];
-      pre_logits, the same; logits.
+      Logits, float32, and the intermediates: root, block1, block2, ... [b, y,
+        x, c]; encoded, the last map after its norm; pooled [b, c]; pre_logits,
+        the same; logits.
     """
     del is_training, records
-    norms = self.norms or (V1_NORMS if self.form == "v1" else V2_NORMS)
-    remat = nn.remat if self.remat else lambda unit: unit
+    options = self.options
     x, out = trunk(
       images,
-      self.form,
-      self.stages,
-      norms,
-      self.dtype,
-      remat,
-      self.root_pad,
+      options.FORM,
+      options.stages,
+      options.norms,
+      options.dtype,
+      nn.remat if options.remat == "full" else lambda unit: unit,
+      options.root_pad,
     )
-    precise = at_least_float32(self.dtype)
-    if self.form == "v2":
-      x = nn.relu(_norm("norm-pre-head", norms, precise)(x))
+    precise = at_least_float32(options.dtype)
+    if options.FORM == "v2":
+      x = nn.relu(_norm("norm-pre-head", options.norms, precise)(x))
     out["encoded"] = x
     x = x.astype(precise).mean(axis=(1, 2))
     out["pooled"] = out["pre_logits"] = x
     if self.num_classes:
-      x = head(self.num_classes, self.head_bias, precise)(x)
+      x = head(self.num_classes, options.head_bias, precise, "head")(x)
     out["logits"] = x
     return x, out

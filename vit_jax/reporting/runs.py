@@ -1,4 +1,4 @@
-"""What finished or stopped runs left behind, read without jax."""
+"""The files of finished or stopped runs, read without jax."""
 
 import dataclasses
 import functools
@@ -8,10 +8,12 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.config import Config, EvalConfig, build
+from vit_jax.config import Config, EvaluatorConfig, build
 from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
+# Metrics by which evaluators are told apart, whatever their kind.
+TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
 # Order and names of the runs that `make demo` makes.
 DEMO = {
@@ -23,11 +25,11 @@ DEMO = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The files of one workdir; what is missing is empty.
+  """The files of one workdir; missing ones are empty.
 
-  name: Of the folder.
-  config: As in config.json.
-  metadata: As in metadata.json.
+  name: Name of the folder.
+  config: Contents of config.json.
+  metadata: Contents of metadata.json.
   rows: The lines of metrics.jsonl, in the order written.
   """
 
@@ -43,18 +45,22 @@ class Run:
 
   @property
   def dataset(self) -> str:
-    """Name without options, "glyphs" for "glyphs/size=32"."""
+    """The name without options: "glyphs" for "glyphs/size=32"."""
     full = self.config.get("data", {}).get("dataset") or "unknown data"
     return full if full.startswith("folder:") else full.split("/")[0]
 
   @functools.cached_property
-  def evals(self) -> dict[str, EvalConfig]:
+  def evals(self) -> dict[str, EvaluatorConfig]:
     """Options of the evaluators, by name; those of `faults` at defaults."""
-    return {e.name: e for e in self._built[0].evals}
+    data = self.config.get("data", {})
+    return {
+      e.name: e.resolved(data.get("dataset"), data.get("batch_size"))
+      for e in self._built[0].evals
+    }
 
   @property
   def faults(self) -> list[str]:
-    """What of the evaluators' options this version cannot read."""
+    """Options of the evaluators that this version cannot read."""
     return [fault.rstrip(".") for fault in self._built[1]]
 
   @functools.cached_property
@@ -63,7 +69,7 @@ class Run:
 
   @property
   def steps(self) -> int:
-    """Updates applied, as far as the metrics tell."""
+    """Updates applied, as far as the metrics show."""
     return max((r["step"] for r in self.rows), default=0)
 
   @functools.cached_property
@@ -77,62 +83,61 @@ class Run:
     return [s for s, _ in points], [v for _, v in points]
 
   def last(self, name: str | None) -> float | None:
-    """Returns the value in the last line that holds the metric."""
+    """Returns the value in the last line that has the metric."""
     for row in reversed(self.rows):
       if name in row:
         return row[name] if is_number(row[name]) else None
     return None
 
-  def evaluators(self, kind: str) -> list[str]:
-    """Returns names of evaluators: those of the config, or as written."""
-    found = [n for n, e in self.evals.items() if e.kind == kind]
-    if kind == "classification":
-      written = [n[: -len("/top1")] for n in self.names if n.endswith("/top1")]
-    else:
-      matches = [SHOT.fullmatch(n) for n in self.names]
-      written = [m["name"] for m in matches if m]
-    return [n for n in dict.fromkeys([*found, *written]) if n in {*written}]
+  def evaluators(self, metric: re.Pattern) -> list[str]:
+    """Returns names of evaluators, in the order of the config.
+
+    Args:
+      metric: What they wrote, `TOP1` or `SHOT`.
+    """
+    matches = [metric.fullmatch(n) for n in self.names]
+    written = dict.fromkeys(m["name"] for m in matches if m)
+    return [n for n in self.evals if n in written] + [
+      n for n in written if n not in self.evals
+    ]
 
   def scored(self, name: str) -> str:
     """Returns data set and split of an evaluator, its name if unknown."""
-    own = self.config.get("data", {}).get("dataset")
     texts = {
-      n: f"{short(e.dataset or own or n)} {e.split}"
-      for n, e in self.evals.items()
+      n: f"{short(e.dataset or n)} {e.split}" for n, e in self.evals.items()
     }
     text = texts.get(name, name)
     same = [n for n, t in texts.items() if t == text]
     return text if len(same) < 2 else f"{text} ({name})"
 
   def is_held_out(self, name: str) -> bool:
-    """True for an evaluator on a part of the split that was trained on."""
+    """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
-    if options is None or options.dataset not in (None, data.get("dataset")):
+    if options is None or options.dataset != data.get("dataset"):
       return False
     base = options.split.partition("[")[0]
     return base == str(data.get("split")).partition("[")[0]
 
   def top1(self) -> str | None:
-    """Returns the name of the metric that stands for the run."""
-    names = self.evaluators("classification")
+    """Returns the name of the metric that represents the run."""
+    names = self.evaluators(TOP1)
     return f"{names[0]}/top1" if names else None
 
   def curve(self) -> str | None:
     """Returns the top-1 that was scored most often: a test is scored once."""
-    names = [f"{n}/top1" for n in self.evaluators("classification")]
+    names = [f"{n}/top1" for n in self.evaluators(TOP1)]
     return max(names, key=lambda n: len(self.series(n)[0]), default=None)
 
   def fewshot(self, name: str, of: str = "") -> dict[str, dict[str, float]]:
     """Returns the last accuracies by L2 weight, then by shots.
 
     Args:
-      name: Of the evaluator.
+      name: Name of the evaluator.
       of: "" for the run's features, or a baseline, "raw_pixels".
 
     Returns:
-      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, the weight that the config
-      names first before the others, "?" if it is not known; {} if there are
-      none.
+      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, with the weight that the config
+      names first before the others, "?" if it is unknown; {} if there are none.
     """
     options = self.evals.get(name)
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
@@ -183,7 +188,7 @@ def find_runs(directory: str | pathlib.Path) -> list[Run]:
 
 
 def is_demo(runs: list[Run], directory: str | pathlib.Path) -> bool:
-  """True for what the demo made, or as much of it as there is so far."""
+  """Whether these are runs of the demo, complete or not."""
   made = {"pretrain", "finetune"} <= {r.name for r in runs}
   return made or (pathlib.Path(directory) / "demo.json").exists()
 
@@ -191,8 +196,8 @@ def is_demo(runs: list[Run], directory: str | pathlib.Path) -> bool:
 def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
   """Returns the contents of summary.json; null where nothing was measured.
 
-  Shares are from 0 to 1, each from the last line that holds it. Runs other
-  than the demo's have all their last values instead, by run.
+  Shares are from 0 to 1, each from the last line that has it. Runs other than
+  the demo's have all their last values instead, by run.
   """
   facts = _json(pathlib.Path(directory) / "demo.json")
   versions = facts.get("versions") or next(
@@ -212,7 +217,7 @@ def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
   top1 = {n: r.last(r.top1()) for n, r in by_name.items()}
   shots = {of: {} for of in ("features", "random_init", "raw_pixels")}
   if run := by_name.get("pretrain"):
-    for name in run.evaluators("fewshot")[:1]:
+    for name in run.evaluators(SHOT)[:1]:
       shots = {
         of: run.fewshot(name, of.replace("features", "")) for of in shots
       }
@@ -242,12 +247,12 @@ def short(dataset: str) -> str:
 
 
 def is_number(value) -> bool:
-  """True for a finite number: JSON Lines written by Python may hold NaN."""
+  """Whether a number is finite: JSON Lines written by Python may have NaN."""
   return isinstance(value, int | float) and math.isfinite(value)
 
 
 def facts(run: Run) -> dict[str, str]:
-  """Returns what is known of a run, by the names that the table shows."""
+  """Returns the facts of a run, by the names that the table shows."""
   config, metadata = run.config, run.metadata
   found = {}
   if model := config.get("model"):
@@ -298,17 +303,17 @@ def _read(path: pathlib.Path) -> Run:
     try:
       row = json.loads(line)
     except json.JSONDecodeError:
-      continue  # Cut off: the process died while writing it.
+      continue  # The process died while writing this line.
     if isinstance(row, dict) and isinstance(row.get("step"), int):
       rows.append(row)
   return Run(path.resolve().name, path, config, metadata, rows)
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
-  """The contents; {} if the file is missing.
+  """Returns the contents; {} if the file is missing.
 
   Raises:
-    ValueError: It is there, but no JSON object.
+    ValueError: It exists, but is no JSON object.
   """
   if not path.exists():
     return {}
@@ -324,11 +329,11 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 def _wall_seconds(
   runs: list[Run], directory: str | pathlib.Path
 ) -> float | None:
-  """Seconds to the last line written, since the time in the file `started`.
+  """Returns seconds to the last line written, since the time in `started`.
 
-  That is what `make demo` leaves, seconds of the epoch, so installing no
-  package but starting the programs and making the data count. Without it: the
-  sum over the runs of the time from the first line to the last.
+  `make demo` leaves that file (seconds of the epoch), so that installing
+  packages does not count, but starting the programs and making the data does.
+  Without it: the sum over the runs of the time from the first line to the last.
   """
   started = pathlib.Path(directory) / "started"
   times = [r["time"] for run in runs for r in run.rows if "time" in r]

@@ -1,8 +1,7 @@
-"""What a run says of itself: at its start on the screen, and in its files."""
+"""What a run reports of itself, on the screen and in its files."""
 
 import importlib.metadata
 import json
-import math
 import platform
 import re
 from typing import Any
@@ -15,12 +14,9 @@ from jax.sharding import Mesh
 import vit_jax
 from vit_jax import sharding
 from vit_jax.config import Config, to_dict, upgraded
-from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import unknown_peak
-from vit_jax.families import geometry
-from vit_jax.families.geometry import has_cls_row, patch_grid
 from vit_jax.models import cudnn
-from vit_jax.models.attention import implementation
+from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
 from vit_jax.sharding import path_of
 
@@ -38,36 +34,32 @@ def versions() -> dict[str, str]:
 
 
 def num_params(params) -> int:
-  """Returns how many numbers a tree of arrays or shapes holds."""
+  """Returns the number of elements in a tree of arrays or shapes."""
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
 
 
-def metadata(
-  config: Config, source, params, num_classes: int
-) -> dict[str, Any]:
-  """Returns what must travel with the weights, as JSON can hold it.
+def metadata(run, params) -> dict[str, Any]:
+  """Returns what must stay with the weights, as JSON can hold it.
 
   Args:
-    config: The run.
-    source: The data it trains on; gives the names of the classes.
+    run: A `prepare.Run`.
     params: Arrays or shapes.
-    num_classes: Width of the head.
   """
-  size = image_size(config.data.ops)
-  names = source.class_names
+  config, size = run.config, run.facts.image_size
+  names = run.head.class_names
   return {
     "config": to_dict(config),
     "image_size": list(size),
-    "grid": list(patch_grid(config.model, size)),
-    "has_cls_row": has_cls_row(config.model),
+    "grid": list(config.model.grid(size)),
+    "has_cls_row": config.model.has_cls_row,
     "preprocessing": {
       "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],
     },
-    "num_classes": num_classes,
+    "num_classes": run.facts.num_classes,
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
-    "num_examples": source.num_examples,
+    "num_examples": run.data.num_examples,
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
   }
@@ -76,19 +68,19 @@ def metadata(
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images to be scored, that of training if no
   evaluator says another."""
-  of_head = [e.ops for e in config.evals if e.kind == "classification"]
+  of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
 
 
 def class_names(workdir: str) -> tuple[str, ...] | None:
-  """Returns those of the data that a run was begun on; None: nobody knows."""
+  """Returns class names of the data that a run started on; None: unknown."""
   path = epath.Path(workdir) / "metadata.json"
   names = path.exists() and json.loads(path.read_text()).get("class_names")
   return tuple(names) if names else None
 
 
 def parameter_table(params) -> str:
-  """Returns one line a parameter; those of equal blocks share a line.
+  """Returns one line per parameter; those of equal blocks share a line.
 
   Args:
     params: Nested dict of arrays or shapes.
@@ -118,14 +110,14 @@ def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
 
 
 def replace_text(path: epath.Path, text: str) -> None:
-  """Writes a file so that whoever is stopped leaves the old or the new one."""
+  """Writes a file such that an interruption leaves the old or the new one."""
   draft = path.parent / (path.name + ".new")
   draft.write_text(text)
   draft.replace(path)
 
 
 def changes(config: Config, workdir: str) -> dict[str, str]:
-  """Returns how a config differs from the one that a run was begun with.
+  """Returns how a config differs from the one that a run started with.
 
   Returns:
     Key without "config." -> a text; nothing for a new run.
@@ -142,17 +134,17 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   }
 
 
-def text(
-  config: Config,
-  mesh: Mesh,
-  source,
-  params,
-  total_steps: int,
-  workdir: str,
-) -> str:
-  """Returns the lines shown before the first step."""
-  batch = config.data.batch_size
-  epochs = total_steps * batch / source.num_examples
+def text(run, mesh: Mesh, params) -> str:
+  """Returns the lines shown before the first step.
+
+  Args:
+    run: A `prepare.Run`.
+    mesh: Where it runs.
+    params: Arrays or shapes.
+  """
+  config, data = run.config, run.data
+  total_steps, batch = run.facts.total_steps, config.data.batch_size
+  epochs = total_steps * batch / data.num_examples
   axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
   lines = [
     parameter_table(params),
@@ -161,28 +153,26 @@ def text(
     f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant} ({config.model.name}),"
     f" {num_params(params):,} parameters, {config.model.dtype}",
-    f"data        {config.data.dataset} [{config.data.split}]:"
-    f" {source.num_examples:,} images, {source.num_classes:,} classes"
-    + ", made up (fake_data)"
-    * config.fake_data,
+    f"data        {run.data_name}: {data.num_examples:,} images,"
+    f" {data.num_classes:,} classes",
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
-    f"files       {workdir}: checkpoints/, metrics.jsonl, tensorboard/",
+    f"files       {run.workdir}: checkpoints/, metrics.jsonl, tensorboard/",
   ]
-  if attention := _attention(config, mesh):
+  if attention := _attention(config, run.facts.image_size, mesh):
     lines.insert(3, f"attention   {attention}")
   if config.optim.ema_decay is not None:
     average = _average(config.optim.ema_decay, total_steps)
     lines.insert(-1, f"average     {average}")
-  if note := source.note():
-    lines.append(f"note        {note}")
+  if run.data_note:
+    lines.append(f"note        {run.data_note}")
   if fault := unknown_peak(mesh.devices.flat[0].device_kind):
     lines.append(f"MFU         not shown: {fault}")
   return "\n".join(lines)
 
 
 def _average(decay: float, total_steps: int) -> str:
-  """What the averaged parameters are in the end, and if that was asked for."""
+  """Returns how many steps the averaged parameters cover at the end."""
   weight = float(ema_weight(decay, total_steps - 1))
   text = f"of the parameters of about the last {1 / weight:,.0f} steps"
   if weight > np.float32(1.0 - decay):
@@ -194,24 +184,13 @@ def _average(decay: float, total_steps: int) -> str:
   return text
 
 
-def _attention(config: Config, mesh: Mesh) -> str:
+def _attention(config: Config, size: tuple[int, int], mesh: Mesh) -> str:
   """What computes it, where there is a choice: on GPUs."""
-  model, kind = config.model, mesh.devices.flat[0].platform
-  if (
-    model.name != "vit"
-    or model.posemb == "relative"
-    or kind not in cudnn.PLATFORMS
-  ):
+  kind = mesh.devices.flat[0].platform
+  heads = config.model.attention(size)
+  if heads is None or kind not in cudnn.PLATFORMS:
     return ""
-  sizes, _ = geometry.size(model)
-  num_tokens = math.prod(patch_grid(model, image_size(config.data.ops)))
-  found, fault = implementation(
-    kind,
-    num_tokens + (model.pool == "token"),
-    sizes.num_heads,
-    sizes.width // sizes.num_heads,
-    model.dtype,
-  )
+  found, fault = implementation(kind, *heads, config.model.dtype)
   return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
 
 

@@ -1,7 +1,7 @@
 """Names of BiT's own `.npz` files, as TensorFlow wrote them.
 
 `resnet/block1/unit01/a/standardized_conv2d/kernel` is our
-`block1/unit1/conv1/kernel`, and b and c are 2 and 3. Some files count the
+`block1/unit1/conv1/kernel`; b and c are conv2 and conv3. Some files number the
 convolutions (`standardized_conv2d_7`).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from vit_jax.families import ModelConfig
 from vit_jax.weights.lazy import LazyArray
 
 _UNIT = r"resnet/block(\d)/unit0*(\d+)/"
@@ -23,11 +24,16 @@ def looks_like(names: Iterable[str]) -> bool:
   return any(re.fullmatch(_UNIT + "a/" + _CONV, n) for n in names)
 
 
+def holds(model: ModelConfig) -> bool:
+  """Whether the format has a place for such a model."""
+  return model.name == "bit"
+
+
 def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
   """Returns the arrays by our flat names, unread.
 
   Raises:
-    ValueError: There are names that a BiT file has not; tells them all.
+    ValueError: Some names are not those of a BiT file; the message lists them.
   """
   params, unknown = {}, []
   for name, array in arrays.items():

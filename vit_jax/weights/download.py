@@ -1,8 +1,9 @@
-"""Weights by address or name: downloads them once, and says how to otherwise.
+"""Weights by address or name: downloads them once, or says what to do instead.
 
 `https://...` is fetched by pooch, `hf-hub:OWNER/NAME` by huggingface_hub, which
-is installed on its own; each has its cache. The buckets of the published files
-are public, so `gs://vit_models/...` is fetched by https: that needs no account.
+is installed separately; each has its cache. The buckets of the published files
+are public, so `gs://vit_models/...` is fetched by https, which needs no
+account.
 """
 
 import os
@@ -12,8 +13,7 @@ import sys
 
 from etils import epath
 
-from vit_jax.families import published
-from vit_jax.families.names import parse_variant
+from vit_jax.families import PUBLISHED, by_variant, published
 
 HUB = "hf-hub:"
 HUB_FILES = (
@@ -25,21 +25,21 @@ HUB_FILES = (
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-  """Whether `local` has to fetch it."""
+  """Whether `local` would have to download it."""
   return _url(str(path)) is not None or str(path).startswith(HUB)
 
 
 def local(path: str | os.PathLike) -> epath.Path:
-  """Returns where the file or folder is, after a download if need be.
+  """Returns the path of the file or folder, after a download if necessary.
 
   Args:
-    path: On disk or in a bucket, which is returned as it is; an address
+    path: A path on disk or in a bucket, which is returned unchanged; an address
       (https://, http://, gs:// of a published file); or
       hf-hub:OWNER/NAME[@REVISION].
 
   Raises:
-    FileNotFoundError: It cannot be fetched; the text says what to do.
-    ValueError: It is the name of a model, of which there are several files.
+    FileNotFoundError: It cannot be fetched; the message says what to do.
+    ValueError: It is the name of a model, which has several files.
   """
   text = str(path)
   if text.startswith(HUB):
@@ -54,19 +54,19 @@ def local(path: str | os.PathLike) -> epath.Path:
   found = epath.Path(path)
   name = text.removeprefix("ViT-").replace("_", "/")
   if not text.startswith("gs://") and not found.exists() and _is_model(name):
-    raise ValueError(_choices(text, published.FILES.get(name, ())))
+    raise ValueError(_choices(text, PUBLISHED.get(name, ())))
   return found
 
 
 def cache_folder() -> pathlib.Path:
-  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that in ~/.cache."""
+  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that folder in ~/.cache."""
   base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(base) / "vit_jax" / "weights"
 
 
 def cached(url: str) -> pathlib.Path:
-  """Returns the file that an address is kept in: its hash, and its name."""
-  import pooch  # here and below: takes a while to import
+  """Returns the cache file of an address: its hash, and its file name."""
+  import pooch  # here and below, because the import takes a while
 
   return cache_folder() / pooch.utils.unique_file_name(url)
 
@@ -78,11 +78,7 @@ def _url(text: str) -> str | None:
 
 
 def _is_model(text: str) -> bool:
-  try:
-    parse_variant(text)
-  except ValueError:
-    return False
-  return True
+  return not any(by_variant(text).faults())
 
 
 def _from_web(url: str) -> pathlib.Path:
@@ -98,7 +94,7 @@ def _from_web(url: str) -> pathlib.Path:
   try:
     pooch.retrieve(
       url,
-      known_hash=None,  # none are published
+      known_hash=None,  # no hashes are published
       fname=file.name,
       path=file.parent,
       downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
@@ -114,7 +110,7 @@ def _from_web(url: str) -> pathlib.Path:
 
 
 def _reason(error: Exception) -> str:
-  """The innermost reason, which is the one that says something."""
+  """Returns the innermost cause, which is the one that explains."""
   inner = error
   while isinstance(inner, Exception):
     text, inner = (
@@ -132,7 +128,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Progress:
-  """What pooch counts into: one line that is rewritten on a terminal."""
+  """The progress that pooch reports: one line, rewritten on a terminal."""
 
   def __init__(self):
     self.total = self._done = 0
@@ -190,7 +186,7 @@ def _from_hub(text: str) -> str:
 
 
 def _choices(name: str, files: tuple[str, ...]) -> str:
-  """The published files of a model, each as it can be given."""
+  """Returns the published files of a model, each as `path` may name it."""
   if not files:
     return (
       f"got {name!r}, a model of which no files were published; expected the"

@@ -1,16 +1,20 @@
-"""Which model a set of parameters belongs to, by names and shapes alone."""
+"""Finds the model of a set of parameters, by names and shapes alone."""
 
 import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import ModelConfig
-from vit_jax.families.names import RESNETS, SIZES, Size
+from vit_jax.config import ConfigError, ModelConfig, model_from_dict
+from vit_jax.families import model_config
+from vit_jax.families.resnet import RESNETS
+from vit_jax.families.vit import SIZES, Size
 from vit_jax.weights.google import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
+# Families whose parameters are known by their names; other files must say.
+RECOGNISED = ("vit", "bit", "bit_v1")
 NEEDED = (
   _ATTENTION + "query/kernel",
   _BLOCK + "MlpBlock_0/Dense_0/kernel",
@@ -20,16 +24,18 @@ NEEDED = (
 def identify(
   params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> ModelConfig:
-  """Returns the model whose parameters these are.
+  """Returns the model that these parameters belong to.
 
   Args:
-    params: Our flat names -> anything with a shape; blocks one by one.
-    options: Of the model, known from elsewhere; they go before what is found.
+    params: Our flat names -> anything with a shape; blocks not stacked.
+    options: Options of the model known from elsewhere; they have precedence.
 
   Raises:
-    ValueError: These are not the parameters of one of our models.
+    ValueError: They are the parameters of none of our models.
   """
   names = set(params)
+  if options.get("name", "vit") not in RECOGNISED:
+    return _config(options)  # whoever wrote the file says what it is
   if "embedding/kernel" in names:
     found = _transformer(params)
   elif "conv_root/kernel" in names and _blocks(names):
@@ -41,7 +47,19 @@ def identify(
       " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
-  return ModelConfig(**found | dict(options))
+  return _config({"name": "vit", **found, **options})
+
+
+def _config(options: Mapping[str, Any]) -> ModelConfig:
+  """Builds the options, but for those of other families at their defaults.
+
+  Raises:
+    ValueError: Some are not of this family.
+  """
+  try:
+    return model_from_dict(dict(options))
+  except ConfigError as e:
+    raise ValueError(" ".join(e.faults)) from None
 
 
 def num_classes(params: Mapping[str, Any]) -> int:
@@ -53,13 +71,13 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
   """Returns the flags that make this model, e.g. --config.model.pool=gap.
 
   Args:
-    model: What is wanted.
-    base: What a config has without them; None: the defaults.
+    model: The model to be described.
+    base: What a config has without the flags; None: the defaults.
   """
-  base, flags = base or ModelConfig(), []
+  base, flags = base or model_config(), []
   for field in dataclasses.fields(model):
-    value = getattr(model, field.name)
-    if field.name == "variant" or value != getattr(base, field.name):
+    value, was = (getattr(m, field.name, field.default) for m in (model, base))
+    if field.name == "variant" or value != was:
       text = ",".join(map(str, value)) if isinstance(value, tuple) else value
       flags.append(f"--config.model.{field.name}={text}")
   return " ".join(flags)
@@ -112,7 +130,7 @@ def _transformer(params) -> dict[str, Any]:
   elif _ATTENTION + "offsets" in params:
     found["posemb"] = "relative"
   else:
-    found["posemb"] = "sincos2d"  # as all published files without a table
+    found["posemb"] = "sincos2d"  # as in all published files without a table
   found["pre_logits"] = "pre_logits/kernel" in params
   return found
 
@@ -121,7 +139,7 @@ _BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
 
 
 def _blocks(names) -> tuple[int, ...]:
-  """Units of each stage, as named."""
+  """Returns the number of units in each stage, by their names."""
   units: dict[int, set[str]] = {}
   for name in names:
     if m := re.match(r"block(\d+)/unit(\d+)/", name):

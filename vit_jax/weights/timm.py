@@ -1,4 +1,4 @@
-"""Weights as timm names them: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
+"""Weights under timm's names: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
 
 Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
 LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and weight
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.families import geometry
-from vit_jax.families.names import SIZES, Size
+from vit_jax.families.vit import SIZES, Size
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_names import (
@@ -35,7 +34,7 @@ from vit_jax.weights.torch_layout import (
 LN_EPS = 1e-6
 RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
 
-# What a name that we do not know is part of.
+# Names without a counterpart here -> what they are part of.
 PARTS = (
   (r"dist_token|head_dist", "the distillation token of DeiT"),
   (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale"),
@@ -76,7 +75,7 @@ _SIZES = {
 }
 NAMES = {Size(*size): names for size, names in _SIZES.items()}
 
-# Names whose own defaults are not those of the class VisionTransformer.
+# Names whose defaults differ from those of the class VisionTransformer.
 POOLS = {"vit_so400m_patch14_siglip_224": "map"}
 
 # (units of each stage, size, side of the patch on the stages' output) -> name;
@@ -103,7 +102,7 @@ BITS = {
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
 
-  It may be a relative that has parts which `read` refuses.
+  They may be of a relative with parts that `read` refuses.
   """
   names = set(names)
   if "patch_embed.proj.weight" in names:
@@ -120,8 +119,7 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns parameters by our flat names, and options of the model.
 
-  Nothing is read before it is looked at. Attention without biases gets biases
-  of zero.
+  No array is read before its use. Attention without biases gets biases of zero.
 
   Args:
     arrays: timm's name -> array.
@@ -134,8 +132,8 @@ def read(
     ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
-    ValueError: Arrays have no place in our models, or other shapes than they
-      should; or the number of heads is not known.
+    ValueError: Arrays have no place in our models, or unexpected shapes; or the
+      number of heads is not known.
   """
   is_resnet = _is_resnet(arrays)
   faults = []
@@ -192,20 +190,20 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of timm's model, by its names.
 
-  `create_call` tells which model that is. A fixed position table is written
-  as a learned one.
+  `create_call` says which model that is. A fixed position table is written as a
+  learned one.
 
   Args:
-    params: Our flat names -> arrays; blocks one by one, not stacked.
-    model: What they are the parameters of.
-    grid: Rows and columns of patches; needed for sincos2d alone.
+    params: Our flat names -> arrays; blocks not stacked.
+    model: Model of the parameters.
+    grid: Rows and columns of patches; needed for sincos2d only.
 
   Raises:
-    ValueError: The model has parts that timm's have not.
+    ValueError: The model has parts that timm's lack.
   """
   faults = []
   params = dict(params)
-  stages = geometry.stages(model)
+  stages = model.stages
   if model.name == "bit_v1":
     faults.append(
       "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
@@ -217,13 +215,14 @@ def write(
     units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
     rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
     rows += stem_rows(units, bool(stages and stages.blocks))
-    faults += _vit_faults(params, model)
-    if model.posemb == "sincos2d" and grid is None:
+    faults += _vit_faults(params, model) if model.name == "vit" else []
+    posemb = getattr(model, "posemb", None)
+    if posemb == "sincos2d" and grid is None:
       faults.append(
         "grid: got None, expected (rows, columns) of patches, which the fixed"
         " position table is written for."
       )
-    elif model.posemb == "sincos2d":
+    elif posemb == "sincos2d":
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)
@@ -240,7 +239,7 @@ def write(
 
 
 def _vit_faults(params, model: ModelConfig) -> list[str]:
-  """Returns what timm's ViT has not."""
+  """Returns the parts that timm's ViT lacks."""
   faults = []
   if any(n.startswith("pre_logits/") for n in params):
     faults.append(
@@ -258,7 +257,7 @@ def _vit_faults(params, model: ModelConfig) -> list[str]:
 def create_call(
   model: ModelConfig, num_classes: int, image_size: tuple[int, int]
 ) -> tuple[str | None, dict[str, Any]]:
-  """Returns what to call `timm.create_model` with, to load what `write` made.
+  """Returns the arguments of `timm.create_model` for what `write` made.
 
   Args:
     model: A model that `write` takes.
@@ -271,17 +270,17 @@ def create_call(
     timm has no name for it.
 
   Example:
-    >>> create_call(ModelConfig(variant="B/16"), 10, (224, 224))
+    >>> create_call(model_config(variant="B/16"), 10, (224, 224))
     ('vit_base_patch16_224', {'num_classes': 10, 'act_layer': 'gelu_tanh'})
   """
-  stages = geometry.stages(model)
+  stages = model.stages
   kwargs: dict[str, Any] = {"num_classes": num_classes}
   if model.name == "bit":
     name = BITS.get((tuple(stages.blocks), stages.width))
     return (name, kwargs) if name else (None, {})
   if model.name != "vit" or model.posemb not in ("learn", "sincos2d", "none"):
     return None, {}
-  sizes, patch = geometry.size(model)
+  sizes, patch = model.size, model.patch
   if stages is not None:
     name, name_size, name_patch = _hybrid_name(stages, sizes)
     if name is None:
@@ -341,7 +340,7 @@ def _size_kwargs(sizes: Size, name_size: Size) -> dict[str, Any]:
 def differences(model: ModelConfig) -> list[str]:
   """Returns what timm computes otherwise, with the arguments of `create_call`.
 
-  One text each; none: the same numbers, up to rounding.
+  One text per difference; none: the same numbers, up to rounding.
   """
   texts = []
   if model.name == "vit" and model.ln_eps != LN_EPS:
@@ -350,14 +349,14 @@ def differences(model: ModelConfig) -> list[str]:
       " argument norm_layer=functools.partial(timm.layers.LayerNorm,"
       f" eps={model.ln_eps}) makes it equal."
     )
-  if geometry.stages(model) is None:
+  if model.stages is None:
     return texts
   if model.name == "bit" and model.root_pad != "zero":
     texts.append(
       "the maximum after the first convolution sees zeros beyond the border,"
       f" this model {model.root_pad}."
     )
-  gn_eps, ws_eps, ws_eps_on = geometry.norms(model)
+  gn_eps, ws_eps, ws_eps_on = model.norms
   if gn_eps != RESNET["gn_eps"]:
     texts.append(
       f"GroupNorm adds {RESNET['gn_eps']} to the variance, this model {gn_eps}."

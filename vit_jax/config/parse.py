@@ -1,0 +1,277 @@
+"""From a config file, or the text of a command line, to a frozen `Config`.
+
+A config file (`configs/*.py`) calls `defaults()`, sets what differs and
+returns it; `freeze()` turns that into a `Config`. Faults are collected, never
+raised one by one.
+"""
+
+import dataclasses
+import functools
+import typing
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.config.schema import UNIONS, Config
+from vit_jax.evaluators import EVALUATORS
+from vit_jax.families import ModelConfig
+from vit_jax.options import ConfigError, check_choice, nearest, parse_value
+
+if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
+  import ml_collections
+
+# Options that have moved: old path -> new path.
+RENAMED = {
+  "loss": "objective.loss",
+  "label_smoothing": "objective.label_smoothing",
+}
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+  """Returns the config of an earlier version, as `to_dict` makes it now."""
+  values = {**values}
+  for old, new in RENAMED.items():
+    if old in values:
+      parent, leaf = new.split(".")
+      values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
+  for name in UNIONS:
+    if name in values:
+      values[name] = _own(name, values[name])
+  return values
+
+
+def defaults() -> "ml_collections.ConfigDict":
+  """Returns all options at their defaults, to set what differs.
+
+  `evals` is empty; a config file assigns a dict of evaluators, e.g.
+  `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
+  take the defaults of their kind.
+  """
+  return _restored(_as_dict(Config()), is_locked=True)
+
+
+@functools.cache
+def _options_class():
+  """Returns ConfigDict that, locked, takes the options of any kind.
+
+  Of a network of one family a config file makes one of another by setting its
+  name, and then its options.
+  """
+  import ml_collections
+
+  class Options(ml_collections.ConfigDict):
+    def __setitem__(self, key, value):
+      is_of_a_kind = any(
+        self.get(selector) in kinds and _defaults(kinds.values(), key)
+        for selector, kinds in UNIONS.values()
+      )
+      if is_of_a_kind and key not in self:
+        with self.unlocked():
+          super().__setitem__(key, value)
+      else:
+        super().__setitem__(key, value)
+
+    def __reduce__(self):  # a local class cannot be pickled by its name
+      return _restored, (self.to_dict(), self.is_locked)
+
+  return Options
+
+
+def _restored(values: dict[str, Any], is_locked: bool):
+  cls = _options_class()
+  options = cls(values, type_safe=True)
+  for name in UNIONS:
+    if name in options:
+      options[name] = cls(options[name], type_safe=True)
+  return options.lock() if is_locked else options
+
+
+def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
+  """Turns a config into its frozen form.
+
+  Raises:
+    ConfigError: All unknown or ill-typed options at once.
+  """
+  frozen, faults = build(config)
+  if faults:
+    raise ConfigError(faults)
+  return frozen
+
+
+def build(
+  config: "ml_collections.ConfigDict | dict",
+) -> tuple[Config, list[str]]:
+  """As `freeze`, but returns the faults; a faulty option has its default."""
+  faults: list[str] = []
+  if not isinstance(config, dict):
+    config = config.to_dict()
+  return _build(Config, config, "config", faults), faults
+
+
+def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
+  """Returns nested plain dicts, as JSON has them; `freeze` reads them back."""
+  return _as_dict(config, plain=True)
+
+
+def model_from_dict(values: dict[str, Any]) -> ModelConfig:
+  """Returns what `to_dict` made of a model; absent options have defaults.
+
+  Raises:
+    ConfigError: All unknown or ill-typed options at once.
+  """
+  faults: list[str] = []
+  model = _build_kind("model", values, faults)
+  if faults:
+    raise ConfigError(faults)
+  return model
+
+
+def _build(cls, values, where: str, faults: list[str]):
+  if not isinstance(values, dict):
+    faults.append(f"{where}: got {values!r}, expected options of its own.")
+    return cls()
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  for key in values:
+    if key in fields:
+      continue
+    if cls is Config and key in RENAMED:
+      faults.append(f"config.{key}: is now config.{RENAMED[key]}; set that.")
+    else:
+      near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+      faults.append(f"{where}.{key}: no such option.{near}")
+  built = {}
+  for name, field in fields.items():
+    if name not in values:
+      continue
+    path, value = f"{where}.{name}", values[name]
+    if name == "evals":
+      built[name] = _build_evals(value, path, faults)
+    elif name in UNIONS:
+      built[name] = _build_kind(name, value, faults)
+    elif dataclasses.is_dataclass(field.type):
+      built[name] = _build(field.type, value, path, faults)
+    else:
+      try:
+        built[name] = parse_value(field.type, value, path)
+        check_choice(built[name], field.metadata.get("choices"), path)
+      except ValueError as e:
+        faults.append(str(e))
+        built.pop(name, None)
+  return cls(**built)
+
+
+def _build_kind(name: str, values, faults: list[str]):
+  """Builds one of the kinds that an option of `UNIONS` has to choose from.
+
+  What only other kinds have is passed over at its default, since a config that
+  began as another kind has it all.
+  """
+  selector, kinds = UNIONS[name]
+  where, default = f"config.{name}", Config.__dataclass_fields__[name].default
+  if not isinstance(values, dict):
+    return _build(type(default), values, where, faults)
+  kind = values.get(selector, getattr(default, selector))
+  if kind not in kinds:
+    faults.append(
+      f"{where}.{selector}: got {kind!r}, expected one of {', '.join(kinds)}."
+      + nearest(str(kind), kinds)
+    )
+    return default
+  kept = _own(name, values)
+  own = {f.name for f in dataclasses.fields(kinds[kind])}
+  for key in [k for k in kept if k not in own]:
+    if defaults_of_others := _defaults(kinds.values(), key):
+      faults.append(
+        f"{where}.{key}: got {kept.pop(key)!r}, which"
+        f" {where}.{selector}={kind} has no use for; leave it at"
+        f" {defaults_of_others[0]!r}."
+      )
+  return _build(kinds[kind], kept, where, faults)
+
+
+def _own(name: str, values: dict[str, Any]) -> dict[str, Any]:
+  """Returns the options but for those of other kinds at their defaults."""
+  selector, kinds = UNIONS[name]
+  kind = values.get(selector, next(iter(kinds)))
+  if kind not in kinds:
+    return values
+  own = {f.name for f in dataclasses.fields(kinds[kind])}
+  return {
+    key: value
+    for key, value in values.items()
+    if key in own or not _is_default(kinds.values(), key, value)
+  }
+
+
+def _is_default(classes, key: str, value) -> bool:
+  """Whether a value, maybe a text, is the default that some class has."""
+  for cls in classes:
+    field = cls.__dataclass_fields__.get(key)
+    try:
+      if field and parse_value(field.type, value, key) == field.default:
+        return True
+    except ValueError:
+      pass
+  return False
+
+
+def _defaults(classes, key: str) -> list[Any]:
+  """Returns the defaults that an option has in those classes that have it."""
+  fields = (f for cls in classes for f in dataclasses.fields(cls))
+  return [f.default for f in fields if f.name == key]
+
+
+def _build_evals(evals, where: str, faults: list[str]) -> tuple:
+  built = []
+  evals = {} if evals in (None, "", "None", "none", "{}") else evals
+  if not isinstance(evals, dict):
+    faults.append(f"{where}: got {evals!r}, expected evaluators by name.")
+    return ()
+  with_kind = [
+    n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
+  ]
+  for name, values in evals.items():
+    path = f"{where}.{name}"
+    if name not in with_kind:
+      known = ", ".join(with_kind) or "none"
+      faults.append(
+        f"{path}: no such evaluator; those of this config: {known}."
+        + nearest(name, with_kind)
+      )
+      continue
+    kind = values["kind"]
+    if kind not in EVALUATORS:
+      faults.append(
+        f"{path}.kind: got {kind!r}, expected one of"
+        f" {', '.join(EVALUATORS)}." + nearest(str(kind), EVALUATORS)
+      )
+      continue
+    values = {**values, "name": name}
+    built.append(_build(EVALUATORS[kind], values, path, faults))
+  return tuple(built)
+
+
+def _as_dict(config, plain: bool = False) -> dict[str, Any]:
+  """Nested dicts; unless `plain`, None becomes a typed placeholder."""
+  if not plain:
+    import ml_collections
+
+  out: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.name == "evals":
+      named = {e.name: _as_dict(e, plain) for e in value}
+      out["evals"] = (
+        named
+        if plain
+        else ml_collections.config_dict.placeholder(object)
+        if not named
+        else named
+      )
+    elif dataclasses.is_dataclass(value):
+      out[field.name] = _as_dict(value, plain)
+    elif value is None and not plain:
+      (kind,) = [t for t in typing.get_args(field.type) if t is not type(None)]
+      kind = typing.get_origin(kind) or kind  # tuple, of tuple[int, ...]
+      out[field.name] = ml_collections.config_dict.placeholder(kind)
+    else:
+      out[field.name] = list(value) if isinstance(value, tuple) else value
+  return out

@@ -1,0 +1,296 @@
+"""ResNets with GroupNorm and standardised kernels (BiT): sizes and arithmetic.
+
+"R50x2" is a ResNet-50 with all widths doubled. A hybrid's Transformer has one
+in front, too (`vit_jax.families.vit`).
+
+Source: arXiv:1912.11370; section 4.1 of arXiv:2010.11929.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+from vit_jax.families import published
+from vit_jax.families.base import ModelConfig
+from vit_jax.options import option
+
+ROOT_CHANNELS = 64
+GROUPS = 32  # of the norms
+RESNETS = {
+  26: (2, 2, 2, 2),
+  50: (3, 4, 6, 3),
+  101: (3, 4, 23, 3),
+  152: (3, 8, 36, 3),
+  200: (3, 24, 36, 3),
+}
+
+
+class Stages(NamedTuple):
+  """Units in each stage of a ResNet, and the factor of all its widths."""
+
+  blocks: tuple[int, ...]
+  width: float = 1.0
+
+
+class Norms(NamedTuple):
+  """Constants that keep the divisors of the norms from zero.
+
+  gn_eps: Added to GroupNorm's variance.
+  ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
+  ("var") or the standard deviation ("std").
+  """
+
+  gn_eps: float
+  ws_eps: float
+  ws_eps_on: str
+
+
+V1_NORMS = Norms(1e-6, 1e-5, "std")
+V2_NORMS = Norms(1e-5, 1e-10, "var")
+
+
+def units(depth: int) -> tuple[int, ...]:
+  """Returns the units of each stage of a ResNet-50 and the like.
+
+  Raises:
+    ValueError: The depth is unknown.
+  """
+  if depth not in RESNETS:
+    raise ValueError(
+      f"got a ResNet-{depth}, expected one of"
+      f" {', '.join(f'R{d}' for d in RESNETS)}."
+    )
+  return RESNETS[depth]
+
+
+def parse_variant(variant: str) -> Stages:
+  """Returns the stages of "R50x2".
+
+  Raises:
+    ValueError: The text has another form, or the depth is unknown.
+
+  Example:
+    >>> parse_variant("R50x2")
+    Stages(blocks=(3, 4, 6, 3), width=2.0)
+  """
+  match = re.fullmatch(r"R([0-9]+)x([0-9]+(?:\.[0-9]+)?)", variant)
+  if not match:
+    raise ValueError(f"got {variant!r}, expected a ResNet such as 'R50x1'.")
+  if float(match[2]) <= 0:
+    raise ValueError(f"got {variant!r}, expected a width factor above 0.")
+  return Stages(units(int(match[1])), float(match[2]))
+
+
+def overridden(
+  stages: Stages, blocks: tuple[int, ...] | None, width: float | None
+) -> Stages:
+  """Returns the stages with the given values in place of their own."""
+  return Stages(
+    stages.blocks if blocks is None else blocks,
+    stages.width if width is None else width,
+  )
+
+
+def norms_of(
+  default: Norms, gn_eps: float | None, eps: float | None, on: str | None
+) -> Norms:
+  """Returns the constants with the given values in place of the family's."""
+  given = (gn_eps, eps, on)
+  return Norms(
+    *(d if g is None else g for d, g in zip(default, given, strict=True))
+  )
+
+
+def feature_map(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
+  """Returns rows and columns of the last map of an image of (height, width).
+
+  The root halves the sides twice, every stage but the first once, rounding up.
+  """
+  halvings = 2 + max(0, len(stages.blocks) - 1)
+  height, width = (-(-side // 2**halvings) for side in image_size)
+  return height, width
+
+
+def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
+  """Returns multiply-adds of root and stages, and channels of the last map."""
+  width = round(ROOT_CHANNELS * stages.width)
+  height, columns = (-(-side // 2) for side in image_size)
+  macs = height * columns * 7 * 7 * 3 * width
+  height, columns = -(-height // 2), -(-columns // 2)
+  points = height * columns
+  channels = width
+  for i, num_units in enumerate(stages.blocks):
+    narrow = width * 2**i
+    for unit in range(num_units):
+      before = points
+      if i > 0 and unit == 0:
+        height, columns = -(-height // 2), -(-columns // 2)
+        points = height * columns
+      macs += before * channels * narrow + points * 13 * narrow * narrow
+      if channels != 4 * narrow or before != points:
+        macs += points * channels * 4 * narrow
+      channels = 4 * narrow
+  return macs, channels
+
+
+def stage_faults(stages: Stages) -> Iterator[str]:
+  """Yields faults of the sizes, in terms of config.model."""
+  if any(n < 1 for n in stages.blocks):
+    yield (
+      f"config.model.stage_blocks: got {stages.blocks}, expected 1 or more"
+      " each."
+    )
+  if round(ROOT_CHANNELS * stages.width) % GROUPS or stages.width <= 0:
+    yield (
+      f"config.model.stage_width: got {stages.width}, which makes the root"
+      f" {ROOT_CHANNELS * stages.width:g} channels; expected a multiple of"
+      f" {GROUPS / ROOT_CHANNELS:g}, since the norms have {GROUPS} groups."
+    )
+
+
+def eps_faults(model: ModelConfig, *keys: str) -> Iterator[str]:
+  """Yields a fault for each of these options that is not above 0."""
+  for key in keys:
+    value = getattr(model, key)
+    if value is not None and value <= 0:
+      yield f"config.model.{key}: got {value}, expected more than 0."
+
+
+CONV_SHARDING = ((r"conv\w*/kernel", (None, None, None, ("fsdp", "tensor"))),)
+HEAD_SHARDING = (
+  (r"head/kernel", ("fsdp", "tensor")),
+  (r"head/bias", ("tensor",)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BiTConfig(ModelConfig):
+  """ResNets as BiT released them (V2): norm and ReLU before a convolution."""
+
+  name: str = "bit"
+  variant: str = option(
+    "R50x1",
+    f"depth ({' '.join(map(str, RESNETS))}) and factor of the widths: R50x1",
+  )
+  stage_blocks: tuple[int, ...] | None = option(
+    None, "units in each stage; None: the variant's"
+  )
+  stage_width: float | None = option(
+    None, "factor of the widths; None: the variant's"
+  )
+  gn_eps: float | None = option(
+    None, "added to GroupNorm's variance; None: 1e-5 (bit_v1: 1e-6)"
+  )
+  ws_eps: float | None = option(
+    None,
+    "added where kernels are standardised; None: 1e-10 (bit_v1: 1e-5)",
+  )
+  ws_eps_on: str | None = option(
+    None,
+    "what ws_eps is added to; None: the variance (bit_v1: the deviation)",
+    {"var": "the variance", "std": "the standard deviation"},
+  )
+  root_pad: str = option(
+    "zero",
+    "padding of the root before its maximum; bit alone",
+    {
+      "zero": "zeros, as in BiT's own code",
+      "nothing": "values that never are the maximum, as in big_vision's",
+    },
+  )
+  remat: str = option(
+    "none",
+    "what the backward pass recomputes",
+    {"none": "nothing", "full": "whole units"},
+  )
+
+  FORM: ClassVar[str] = "v2"
+  NORMS: ClassVar[Norms] = V2_NORMS
+  SHARDING: ClassVar = (*CONV_SHARDING, *HEAD_SHARDING)
+  NUMERICS: ClassVar = ("root_pad", "gn_eps", "ws_eps", "ws_eps_on")
+  PUBLISHED: ClassVar = published.table(
+    """
+    R26x1
+    R50x1 bit:R50x1 timm:resnetv2_50x1_bit.goog_in21k
+    R50x2
+    R50x3 bit:R50x3 timm:resnetv2_50x3_bit.goog_in21k
+    R101x1 bit:R101x1 timm:resnetv2_101x1_bit.goog_in21k
+    R101x3 bit:R101x3 timm:resnetv2_101x3_bit.goog_in21k
+    R152x1
+    R152x2 bit:R152x2 timm:resnetv2_152x2_bit.goog_in21k
+    R152x4 bit:R152x4 timm:resnetv2_152x4_bit.goog_in21k
+    R200x3
+    """
+  )
+
+  @classmethod
+  def knows(cls, variant: str) -> bool:
+    return re.fullmatch(r"R[0-9]+x.*", variant) is not None
+
+  @property
+  def stages(self) -> Stages:
+    """Returns units and width, overrides applied.
+
+    Raises:
+      ValueError: The variant is unknown, or of another family.
+    """
+    if not self.knows(self.variant):
+      raise ValueError(
+        f"got {self.variant!r}, expected a ResNet such as 'R50x1' for"
+        f" config.model.name={self.name!r}."
+      )
+    found = parse_variant(self.variant)
+    return overridden(found, self.stage_blocks, self.stage_width)
+
+  @property
+  def norms(self) -> Norms:
+    """Returns constants of the norms, the family's where they are None."""
+    return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
+
+  def build(self, num_classes: int):
+    from vit_jax.models.resnet import ResNet
+
+    return ResNet(self, num_classes)
+
+  def faults(self) -> Iterator[str]:
+    yield from super().faults()
+    try:
+      stages = self.stages
+    except ValueError as e:
+      yield f"config.model.variant: {e}"
+      return
+    yield from stage_faults(stages)
+    yield from eps_faults(self, "gn_eps", "ws_eps")
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    return feature_map(self.stages, image_size)
+
+  def forward_macs(self, image_size: tuple[int, int], num_classes: int) -> int:
+    macs, channels = trunk_macs(self.stages, image_size)
+    return macs + channels * num_classes
+
+  def for_inference(self) -> "ModelConfig":
+    return dataclasses.replace(self, dtype="float32", remat="none")
+
+  def recomputed(self) -> tuple["ModelConfig", ...]:
+    return tuple(dataclasses.replace(self, remat=r) for r in ("none", "full"))
+
+
+@dataclasses.dataclass(frozen=True)
+class BiTV1Config(BiTConfig):
+  """ResNets in the form that hybrids have (V1): norm after a convolution."""
+
+  name: str = "bit_v1"
+
+  FORM: ClassVar[str] = "v1"
+  NORMS: ClassVar[Norms] = V1_NORMS
+  PUBLISHED: ClassVar = {}
+
+  def faults(self) -> Iterator[str]:
+    yield from super().faults()
+    if self.root_pad != "zero":
+      yield (
+        f"config.model.root_pad: got {self.root_pad!r}, which"
+        " config.model.name=bit_v1 has no use for; leave it at 'zero'."
+      )

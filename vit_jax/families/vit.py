@@ -1,0 +1,422 @@
+"""The Vision Transformer and its hybrids: options, sizes, arithmetic.
+
+"B/16" is a Transformer of size B on patches of 16 pixels, "R50+B/16" the same
+on the feature map of a ResNet-50 that is 16 times smaller than the image.
+
+Source: Table 1 of arXiv:2010.11929 (B, L, H), Table 1 of arXiv:2106.10270
+(Ti, S), Table 2 of arXiv:2106.04560 (g, G), big_vision, models/vit.py (So400m,
+e); section 4.1 of arXiv:2010.11929 for the hybrids.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+from vit_jax.families import published, resnet
+from vit_jax.families.base import Heads, ModelConfig
+from vit_jax.families.resnet import Norms, Stages
+from vit_jax.options import nearest, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """Width of the tokens, number of blocks, hidden width of the MLP, heads."""
+
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+
+
+SIZES = {
+  "Ti": Size(192, 12, 768, 3),
+  "S": Size(384, 12, 1536, 6),
+  "B": Size(768, 12, 3072, 12),
+  "L": Size(1024, 24, 4096, 16),
+  "H": Size(1280, 32, 5120, 16),
+  "g": Size(1408, 40, 6144, 16),
+  "G": Size(1664, 48, 8192, 16),
+  "e": Size(1792, 56, 15360, 16),
+  "So400m": Size(1152, 27, 4304, 16),
+}
+
+
+class Variant(NamedTuple):
+  """The parts of a variant's name.
+
+  size: Size of the Transformer.
+  patch: Side of a patch: in pixels, or, on a ResNet, in points of its feature
+  map.
+  stages: Stages of the ResNet; None where there is none.
+  """
+
+  size: Size
+  patch: int
+  stages: Stages | None
+
+
+def parse_variant(variant: str) -> Variant:
+  """Parses a name such as "B/16" or "R50+B/16".
+
+  The number after the slash is the ratio of the image's side to that of the
+  grid of tokens. "R50+B/32" puts patches of 1 on the last of four stages; for
+  "R50+B/16" the units of the fourth stage are moved to the third. "R+Ti/16" has
+  only the root block and, as in the published code, patches of 8: since the
+  root shrinks an image by 4, its grid is 32 times smaller, contrary to its
+  name.
+
+  Raises:
+    ValueError: The text has another form, or a part of it is unknown.
+
+  Source: arXiv:2010.11929, section 4.1; vision_transformer, configs/models.py.
+
+  Example:
+    >>> parse_variant("R50+B/16").stages
+    Stages(blocks=(3, 4, 9), width=1.0)
+  """
+  match = re.fullmatch(
+    r"(?:R([0-9]*)\+)?([A-Za-z][A-Za-z0-9]*)/([1-9][0-9]*)", variant
+  )
+  if not match:
+    raise ValueError(
+      f"got {variant!r}, expected '<size>/<patch in pixels>' such as 'B/16', or"
+      f" 'R50+B/16', with a size of {', '.join(SIZES)}."
+    )
+  depth, name, patch = match[1], match[2], int(match[3])
+  if name not in SIZES:
+    raise ValueError(
+      f"got size {name!r}, expected one of {', '.join(SIZES)}."
+      + nearest(name, SIZES)
+    )
+  if depth is None:
+    return Variant(SIZES[name], patch, None)
+  if not depth:
+    if patch % 2:
+      raise ValueError(f"got {variant!r}, expected an even number after '/'.")
+    return Variant(SIZES[name], patch // 2, Stages(()))
+  if patch not in (16, 32):
+    raise ValueError(
+      f"got {variant!r}, expected /16 or /32 behind a ResNet, such as"
+      f" 'R{depth}+{name}/16'."
+    )
+  blocks = resnet.units(int(depth))
+  if patch == 16:
+    blocks = (*blocks[:2], blocks[2] + blocks[3])
+  return Variant(SIZES[name], 1, Stages(blocks))
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(ModelConfig):
+  """Transformers on patches of pixels, or behind a ResNet (hybrids)."""
+
+  name: str = "vit"
+  variant: str = option(
+    "B/16", f"size ({' '.join(SIZES)}) / patch in pixels: B/16, R50+B/16"
+  )
+  width: int | None = option(None, "width of a token; None: the variant's")
+  depth: int | None = option(None, "number of blocks; None: the variant's")
+  mlp_dim: int | None = option(
+    None, "hidden width of the MLP; None: the variant's"
+  )
+  num_heads: int | None = option(
+    None, "attention heads; None: the variant's; must divide the width"
+  )
+  pool: str = option(
+    "token",
+    "what the head gets",
+    {
+      "token": "the class token",
+      "gap": "the mean over all tokens",
+      "map": "the tokens pooled by attention",
+    },
+  )
+  posemb: str = option(
+    "learn",
+    "positions of tokens",
+    {
+      "learn": "a learned table, added to the tokens",
+      "learn2d": "a learned table of rows and one of columns, added",
+      "relative": "learned vectors of offsets, in every attention",
+      "sincos2d": "fixed sines and cosines, added",
+      "none": "no positions",
+    },
+  )
+  cls_row: bool = option(
+    True, "whether the learned table has a row for the class token, too"
+  )
+  pre_logits: bool = option(
+    False, "tanh layer as wide as a token before the head"
+  )
+  gelu: str = option(
+    "tanh",
+    "form of GELU",
+    {
+      "tanh": "tanh approximation, as in Google's weights",
+      "erf": "exact, as in PyTorch's libraries",
+    },
+  )
+  ln_eps: float = option(
+    1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
+  )
+  dropout: float = option(0.0, "share of activations dropped, 0 to 1")
+  stochastic_depth: float = option(
+    0.0, "share of branches dropped in the last block, 0 to 1; linear in depth"
+  )
+  scan: bool = option(
+    False, "scan over stacked blocks: compiles once for any depth"
+  )
+  remat: str = option(
+    "none",
+    "what the backward pass recomputes",
+    {
+      "none": "nothing",
+      "dots": "all but matrix products",
+      "full": "whole blocks",
+    },
+  )
+  stage_blocks: tuple[int, ...] | None = option(
+    None, "units in each stage of a hybrid's ResNet; None: the variant's"
+  )
+  stage_width: float | None = option(
+    None, "factor of the widths of a hybrid's ResNet; None: the variant's"
+  )
+  gn_eps: float | None = option(
+    None, "added to GroupNorm's variance in a hybrid; None: 1e-6"
+  )
+  ws_eps: float | None = option(
+    None, "added where kernels of a hybrid are standardised; None: 1e-5"
+  )
+  ws_eps_on: str | None = option(
+    None,
+    "what a hybrid's ws_eps is added to; None: the deviation",
+    {"var": "the variance", "std": "the standard deviation"},
+  )
+
+  NUMERICS: ClassVar = ("gelu", "ln_eps")
+  SHARDING: ClassVar = (
+    (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),
+    (r"(query|key|value)/bias", ("tensor", None)),
+    (r"out/kernel", ("tensor", None, "fsdp")),
+    (r"MlpBlock_0/Dense_0/kernel", ("fsdp", "tensor")),
+    (r"MlpBlock_0/Dense_0/bias", ("tensor",)),
+    (r"MlpBlock_0/Dense_1/kernel", ("tensor", "fsdp")),
+    (r"embedding/kernel", (None, None, None, ("fsdp", "tensor"))),
+    *resnet.CONV_SHARDING,
+    (r"pos_embedding(_[xy])?", (None, None, "fsdp")),
+    (r"offsets", (None, "tensor", "fsdp")),
+    (r"pre_logits/kernel", ("fsdp", "tensor")),
+    *resnet.HEAD_SHARDING,
+  )
+  CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+  PUBLISHED: ClassVar = published.table(
+    """
+    Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k
+    S/32 augreg:S_32 timm:vit_small_patch32_224.augreg_in21k
+    S/16 augreg:S_16 big_vision:vit_s16_i1k_{90,150,300}ep
+      timm:vit_small_patch16_224.augreg_in21k
+    S/8
+    B/32 paper:ViT-B_32 augreg:B_32 timm:vit_base_patch32_224.augreg_in21k
+      hf:vit-base-patch32-384
+    B/16 paper:ViT-B_16 augreg:B_16 timm:vit_base_patch16_224.augreg_in21k
+      hf:vit-base-patch16-224
+    B/8 augreg:B_8 timm:vit_base_patch8_224.augreg_in21k
+    L/32 paper:ViT-L_32 timm:vit_large_patch32_224.orig_in21k
+      hf:vit-large-patch32-384
+    L/16 paper:ViT-L_16 augreg:L_16 timm:vit_large_patch16_224.augreg_in21k
+      hf:vit-large-patch16-224
+    H/14 i21k:ViT-H_14 timm:vit_huge_patch14_224.orig_in21k
+      hf:vit-huge-patch14-224-in21k
+    So400m/14
+    g/14
+    G/14
+    e/14
+    R+Ti/16 augreg:R_Ti_16 timm:vit_tiny_r_s16_p8_224.augreg_in21k
+    R26+S/32 augreg:R26_S_32 timm:vit_small_r26_s32_224.augreg_in21k
+    R26+B/32
+    R50+B/32
+    R50+B/16 paper:R50+ViT-B_16 timm:vit_base_r50_s16_224.orig_in21k
+    R50+L/32 augreg:R50_L_32 timm:vit_large_r50_s32_224.augreg_in21k
+    R50+L/16
+    """
+  )
+
+  @classmethod
+  def unread(cls, options: dict) -> tuple[str, ...]:
+    """Returns the options that a model on pixels does not use."""
+    if str(options.get("variant", "")).startswith("R"):
+      return ()
+    return ("stage_blocks", "stage_width", "gn_eps", "ws_eps", "ws_eps_on")
+
+  @classmethod
+  def knows(cls, variant: str) -> bool:
+    return "/" in variant
+
+  @property
+  def _parsed(self) -> Variant:
+    return parse_variant(self.variant)
+
+  @property
+  def size(self) -> Size:
+    """Returns the sizes of the Transformer, overrides applied.
+
+    Raises:
+      ValueError: The variant is unknown.
+    """
+    fields = [f.name for f in dataclasses.fields(Size)]
+    given = {f: getattr(self, f) for f in fields}
+    given = {f: v for f, v in given.items() if v is not None}
+    return dataclasses.replace(self._parsed.size, **given)
+
+  @property
+  def patch(self) -> int:
+    """Side of a patch: pixels, or points of the feature map of a ResNet."""
+    return self._parsed.patch
+
+  @property
+  def stages(self) -> Stages | None:
+    """Returns the ResNet before the Transformer, overrides applied, or None."""
+    found = self._parsed.stages
+    if found is None:
+      return None
+    return resnet.overridden(found, self.stage_blocks, self.stage_width)
+
+  @property
+  def norms(self) -> Norms:
+    """Returns constants of the norms of the ResNet."""
+    return resnet.norms_of(
+      resnet.V1_NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on
+    )
+
+  @property
+  def has_cls_row(self) -> bool:
+    return self.pool == "token" and self.posemb == "learn" and self.cls_row
+
+  def build(self, num_classes: int):
+    from vit_jax.models.vit import ViT
+
+    return ViT(self, num_classes)
+
+  def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the sides of the map that is cut into patches."""
+    stages = self.stages
+    return resnet.feature_map(stages, image_size) if stages else image_size
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    height, width = self.feature_map(image_size)
+    return height // self.patch, width // self.patch
+
+  def num_tokens(self, image_size: tuple[int, int]) -> int:
+    rows, columns = self.grid(image_size)
+    return rows * columns + (self.pool == "token")
+
+  def attention(self, image_size: tuple[int, int]) -> Heads | None:
+    if self.posemb == "relative":  # only XLA adds the scores of offsets
+      return None
+    size = self.size
+    tokens = self.num_tokens(image_size)
+    return Heads(tokens, size.num_heads, size.width // size.num_heads)
+
+  def forward_macs(self, image_size: tuple[int, int], num_classes: int) -> int:
+    size, patch = self.size, self.patch
+    stages = self.stages
+    trunk, channels = (
+      resnet.trunk_macs(stages, image_size) if stages else (0, 3)
+    )
+    d, mlp, tokens = size.width, size.mlp_dim, self.num_tokens(image_size)
+    block = tokens * (4 * d * d + 2 * d * mlp) + 2 * tokens * tokens * d
+    if self.posemb == "relative":
+      block += tokens * (2 * tokens - 1) * d
+    pool = 0
+    if self.pool == "map":  # one query attends to all tokens, then an MLP
+      pool = 2 * tokens * d * d + 2 * d * d + 2 * tokens * d + 2 * d * mlp
+    head = d * num_classes + (d * d if self.pre_logits else 0)
+    patches = tokens - (self.pool == "token")
+    stem = patches * patch * patch * channels * d
+    return trunk + stem + size.depth * block + pool + head
+
+  def with_patch(self, patch: int) -> "ModelConfig":
+    if self.stages is not None:
+      return super().with_patch(patch)
+    size = self.variant.split("/")[0]
+    return dataclasses.replace(self, variant=f"{size}/{patch}")
+
+  def for_inference(self) -> "ModelConfig":
+    return dataclasses.replace(
+      self,
+      dtype="float32",
+      scan=False,
+      remat="none",
+      dropout=0.0,
+      stochastic_depth=0.0,
+    )
+
+  def stacked(self) -> "ModelConfig":
+    return dataclasses.replace(self, scan=True)
+
+  def unstacked(self) -> "ModelConfig":
+    return dataclasses.replace(self, scan=False)
+
+  def recomputed(self) -> tuple["ModelConfig", ...]:
+    choices = ("none", "dots", "full")
+    return tuple(dataclasses.replace(self, remat=r) for r in choices)
+
+  def faults(self) -> Iterator[str]:
+    yield from super().faults()
+    for key in ("dropout", "stochastic_depth"):
+      value = getattr(self, key)
+      if not 0 <= value < 1:
+        yield (
+          f"config.model.{key}: got {value}, expected a share from 0 to below"
+          " 1."
+        )
+    yield from resnet.eps_faults(self, "ln_eps", "gn_eps", "ws_eps")
+    try:
+      size, stages = self.size, self.stages
+    except ValueError as e:
+      yield f"config.model.variant: {e}"
+      return
+    if stages:
+      yield from resnet.stage_faults(stages)
+    for key in ("stage_blocks", "stage_width"):
+      if not stages and getattr(self, key) is not None:
+        yield (
+          f"config.model.{key}: got {getattr(self, key)}, but"
+          f" config.model.variant={self.variant!r} has no ResNet; expected"
+          " None, or a variant such as R50+B/16."
+        )
+    yield from self._number_faults(size)
+
+  def _number_faults(self, size: Size) -> Iterator[str]:
+    for key, value in dataclasses.asdict(size).items():
+      if value < 1:
+        yield f"config.model.{key}: got {value}, expected 1 or more."
+        return
+    if size.width % size.num_heads:
+      yield (
+        f"config.model.num_heads: got {size.num_heads}, which does not divide"
+        f" the width of {size.width}; use a divisor of {size.width}."
+      )
+    if self.posemb == "sincos2d" and (size.width % 4 or size.width < 8):
+      yield (
+        f"config.model.width: got {size.width}, expected a multiple of 4, and"
+        " at least 8, for config.model.posemb='sincos2d'."
+      )
+    if self.posemb == "learn2d" and size.width % 2:
+      yield (
+        f"config.model.width: got {size.width}, expected an even number for"
+        " config.model.posemb='learn2d'."
+      )
+
+  def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
+    patch, (height, width) = self.patch, self.feature_map(image_size)
+    if not (height % patch or width % patch):
+      return
+    # A patch on a ResNet's output covers more pixels.
+    patch = patch * image_size[0] // height if height else patch
+    near = [max(1, round(s / patch)) * patch for s in image_size]
+    yield (
+      f"config.data.ops: got images of {image_size[0]}x{image_size[1]} pixels,"
+      f" which the patch of {patch} (config.model.variant={self.variant!r})"
+      f" does not divide; use {near[0]}x{near[1]}, or another patch."
+    )
