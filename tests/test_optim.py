@@ -288,6 +288,6 @@ def test_ema_reaches_its_decay_where_it_says():
 
 def test_unknown_name():
   with pytest.raises(
-    ValueError, match="optim.name: got 'lamb', expected adamw"
+    ValueError, match="optim.name: got 'lamb', expected one of adamw"
   ):
     optim.make_optimizer(OptimConfig(name="lamb"), 10)

@@ -19,10 +19,8 @@ from vit_jax import checkpoint, weights
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
+from vit_jax.weights.found import METADATA_KEY
 from vit_jax.weights.identify import NEEDED
-from vit_jax.weights.reading import METADATA_KEY
-
-FORMATS = ("orbax", "npz", "timm", "hf")
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -31,7 +29,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   Args:
     vit: A model from `vit_jax.load`.
     path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
-    to: A name of `FORMATS`.
+    to: A name of `WRITERS`.
 
   Returns:
     Notes for the user: how to load it there, and what differs there.
@@ -45,19 +43,22 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
     raise FileExistsError(
       f"DST: got {path!r}, which exists; expected a new one."
     )
-  suffix = {"npz": ".npz", "timm": ".safetensors"}.get(to)
+  write, suffix = WRITERS[to]
   if suffix and target.suffix != suffix:
     raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
-  if to == "orbax":
-    checkpoint.write_params(path, vit.params, vit.metadata())
-    return [
-      f"vit_jax.load({path!r}), --config.init={path}, or Orbax alone: see"
-      " docs/weights.md"
-    ]
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  return WRITERS[to](vit, params, target)
+  return write(vit, params, target)
+
+
+def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params  # the tree itself is written
+  checkpoint.write_params(str(target), vit.params, vit.metadata())
+  return [
+    f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
+    " see docs/weights.md"
+  ]
 
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -117,17 +118,24 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
 
-WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
+# Format -> what writes it, and the ending of its file's name, if it is a file.
+WRITERS = {
+  "orbax": (_write_orbax, None),
+  "npz": (_write_npz, ".npz"),
+  "timm": (_write_timm, ".safetensors"),
+  "hf": (_write_hf, None),
+}
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
   """Removes the head, and, for timm, the tanh layer before it."""
   dropped = ("head", "pre_logits") if to == "timm" else ("head",)
+  config = vit.config
+  if to == "timm" and getattr(config, "pre_logits", False):
+    config = dataclasses.replace(config, pre_logits=False)
   return dataclasses.replace(
     vit,
-    config=dataclasses.replace(
-      vit.config, pre_logits=vit.config.pre_logits and to != "timm"
-    ),
+    config=config,
     params={k: v for k, v in vit.params.items() if k not in dropped},
     num_classes=0,
     class_names=None,
@@ -226,7 +234,7 @@ def _parse(argv) -> argparse.Namespace:
   )
   parser.add_argument("src", help="anything that vit_jax.load reads")
   parser.add_argument("dst", help="a new file (npz, timm) or folder")
-  parser.add_argument("--to", required=True, choices=FORMATS)
+  parser.add_argument("--to", required=True, choices=WRITERS)
   parser.add_argument(
     "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
   )

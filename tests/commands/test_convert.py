@@ -262,7 +262,7 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
     assert one.startswith(start), one
 
 
-@pytest.mark.parametrize("to", convert.FORMATS)
+@pytest.mark.parametrize("to", convert.WRITERS)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to):
   vit = dataclasses.replace(
     make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
@@ -437,7 +437,7 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
     (["SRC", "SRC", "--to=npz"], "which exists; expected a new one."),
     (["SRC", "DST", "--to=orbax", "--image_size=33"], "got images of 33 x 33"),
     (["SRC", "DST", "--to=orbax", "--grid=3x4"], "got 17 rows, expected 13"),
-    (["SRC", "DST", "--to=orbax", "--num_heads=5"], "got 5 heads for a width"),
+    (["SRC", "DST", "--to=orbax", "--num_heads=5"], "num_heads: got 5, which"),
   ],
 )
 def test_the_command_ends_with_the_text(tmp_path, capsys, words, text):

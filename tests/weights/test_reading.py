@@ -20,7 +20,7 @@ from vit_jax import checkpoint, weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import hf, labels, safetensors_file, timm
 from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.reading import EXPECTED
+from vit_jax.weights.found import EXPECTED
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
