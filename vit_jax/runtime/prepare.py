@@ -267,9 +267,10 @@ class Run:
   def weights_faults(self) -> list[str]:
     """The weights to begin with, or to evaluate, must be there and fit.
 
-    Every process reads them. On a TPU slice that is once a host, which has one
-    process; where several share a host, the first leaves the file in the page
-    cache, from which the others read.
+    Every process reads them for itself: on a TPU slice once a host, which has
+    one process. Where several share a host the first one reads the disk, and
+    the others what it left in the page cache (ViT-B/16: 346 MB and then 0,
+    measured on two CPU cores); one of them downloads what has an address.
     """
     if self.is_training and (self.start or not self.config.init):
       return []
