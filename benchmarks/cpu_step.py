@@ -1,12 +1,12 @@
 """Training steps on a CPU, ours beside others: `python benchmarks/cpu_step.py`.
 
-The same work by three, each in a process of its own, taking turns: ours
-(`vit_jax.step`, as the doors run it); one written as flax offers it, of
+Three programs do the same work, each in its own process, in turns: ours
+(`vit_jax.step`, as the commands run it); one of flax's own parts,
 nn.MultiHeadDotProductAttention, nn.Conv and nn.LayerNorm, with optax; and
-timm's, eager, where torch and timm are installed. Images are made up and have
-224 pixels a side, batches of 8, float32, clipped gradients, Adam with decoupled
-decay. Given are medians over the turns: seconds on the clock, seconds that a
-core was busy (which other programs disturb less), and the ratios of both to
+timm's, eager, where torch and timm are installed. Images are random and have
+224 pixels a side; batches of 8, float32, clipped gradients, Adam with decoupled
+decay. The table has medians over the turns: seconds on the clock, seconds of
+processor time (which other programs disturb less), and the ratios of both to
 ours, of the same turn.
 
 python benchmarks/cpu_step.py S/16 [TURNS]
@@ -36,15 +36,13 @@ from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory
 
 PIXELS, BATCH = 224, 8
 
 
 class PlainBlock(nn.Module):
-  """A block of the encoder, of flax's own parts."""
+  """A block of the encoder, made of flax's own parts."""
 
   mlp_dim: int
   num_heads: int
@@ -59,7 +57,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainViT(nn.Module):
-  """The Transformer of ViT, of flax's own parts."""
+  """The Transformer of ViT, made of flax's own parts."""
 
   patch: int
   width: int
@@ -96,19 +94,14 @@ def our_step(variant: str) -> Callable[[], None]:
   host_memory.keep()
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  model = build(config.model, NUM_CLASSES)
-  tx, _ = make_optimizer(config.optim, config.total_steps)
-  init = step_lib.make_init(config, model, tx, (PIXELS, PIXELS))
-  shapes = jax.eval_shape(init, jax.random.key(0))
-  train_step = step_lib.make_train_step(
-    config, model, tx, NUM_CLASSES, shapes, mesh
-  )
-  state = step_lib.make_state(init, mesh, 0)
-  return _repeated(train_step, state, sharding.to_global(batch(), mesh))
+  facts = step_lib.Facts(NUM_CLASSES, (PIXELS, PIXELS), config.total_steps)
+  assembly = step_lib.assemble(config, facts, mesh)
+  state, rows = assembly.fresh_state(), sharding.to_global(batch(), mesh)
+  return _repeated(assembly.train_step, state, rows)
 
 
 def plain_step(variant: str) -> Callable[[], None]:
-  """As `our_step`, of flax's and optax's parts."""
+  """Does what `our_step` does, with flax's and optax's parts."""
   model = our_config(variant, PIXELS, BATCH, "float32").model
   sizes, patch = model.size, model.patch
   model = PlainViT(
@@ -148,7 +141,7 @@ def _repeated(train_step, state, batch) -> Callable[[], None]:
 
 
 def timms_step(variant: str) -> Callable[[], None]:
-  """As `our_step`, of timm."""
+  """Does what `our_step` does, with timm."""
   step = timm_step(variant, PIXELS, BATCH, "cpu")
   return lambda: step().item()
 

@@ -1,12 +1,12 @@
 """Images per second from JPEGs to batches: `python benchmarks/input.py`.
 
 The JPEGs have the size of ImageNet's (500 x 375, about 60 kB) and are cut from
-scikit-learn's two photographs; they lie in memory, so the disk is not
-measured. They pass through `train_batches`, as in training. On one core and
-on all, all variants take turns in one process. Given are medians over the
-rounds: images per second of time on the clock, the same per second that a core
-was busy (which other programs disturb less), and the latter as a ratio to the
-first variant, of the same round. docs/performance.md says what was learnt.
+scikit-learn's two photographs; they are in memory, so the disk is not measured.
+They pass through `train_batches`, as in training. All variants take turns in
+one process, on one core and on all. The table has medians over the rounds:
+images per second on the clock, images per second of processor time (which other
+programs disturb less), and the latter as a ratio to the first variant, of the
+same round. docs/performance_log.md has the results.
 """
 
 import os
@@ -37,7 +37,7 @@ from vit_jax.data.records import Source
 
 BATCH = 32
 ROUNDS = 9
-BATCHES = 16  # of a round that are timed
+BATCHES = 16  # batches of a round that are timed
 SKIPPED = 4  # before them: those decoded while another variant was timed
 
 
@@ -60,7 +60,7 @@ class Jpegs(Source):
 
 
 def photographs(count: int) -> list[bytes]:
-  """Returns JPEGs, each another part of one of two photographs."""
+  """Returns JPEGs, each a different part of one of two photographs."""
   rng = np.random.default_rng(0)
   photos = load_sample_images().images
   encoded = []
@@ -86,13 +86,13 @@ def source(count: int = 256) -> Jpegs:
 
 
 def flip_by_where(image, key):
-  """`flip_lr` as it stood."""
+  """`flip_lr` as it was before."""
   is_flipped = tf.random.stateless_uniform([], key) < 0.5
   return tf.where(is_flipped, tf.reverse(image, [1]), image)
 
 
 def decode_roughly(image, key, size):
-  """`decode_inception_crop` by the decoder's less exact, quicker ways."""
+  """`decode_inception_crop` with the decoder's faster, less exact options."""
   shape = tf.image.extract_jpeg_shape(image)
   crop = tf.image.decode_and_crop_jpeg(
     image,

@@ -1,9 +1,9 @@
-"""Plans every config on common TPU slices, and writes docs/plans.md.
+"""Estimates every config on common TPU slices, and writes docs/plans.md.
 
 Run: python benchmarks/plans.py
-It takes about three minutes a line, on a CPU; what stands in the table for the
-versions at hand is not compiled again. Give names of configs to plan those
-alone.
+It takes about three minutes a line on a CPU. Lines that the table already has
+for the installed versions are not compiled again. Arguments: names of configs,
+to plan only those.
 """
 
 import importlib.metadata
@@ -30,22 +30,25 @@ PLANS = (
   (B16_384, "v5e:2x4"),
   (L16_384, "v5e:2x4"),
 )
-HEAD = """# What the recipes cost
+HEAD = """# What the recipes would cost: estimates
 
-`python -m vit_jax.plan` for recipes on common slices; written by `python
+`python -m vit_jax.plan` for recipes on common slices, written by `python
 benchmarks/plans.py` with {versions}.
-Nothing here ran: the TPU's compiler says so. Memory is XLA's peak, of a chip.
-Milliseconds of a step are given three times: cycles and links, nothing
-overlapped / the compiler's coarser roofline / their geometric mean, which the
-other columns follow. Hours are for all steps of the recipe, without evaluation.
+None of this ran on a TPU: memory is the peak of a chip as XLA reports it, and
+all other numbers are estimates, which no chip has confirmed. The time of a step
+is estimated twice, by cycles and links, nothing overlapped, and by the
+compiler's coarser roofline; the third number is their geometric mean, from
+which the other columns follow. Hours are for all steps of the recipe, without
+evaluation.
 
-| config | slice | batch | GiB | ms | images/s | MFU | hours | chip-hours |
+| config | slice | batch | GiB | estimate, ms | images/s | MFU | hours | \
+chip-hours |
 |---|---|---|---|---|---|---|---|---|
 """
 
 
 def main(wanted: list[str]) -> None:
-  """Compiles what the table lacks, and writes it after each."""
+  """Compiles what the table lacks, and writes the table after each line."""
   packages = ("jax", "libtpu")
   versions = " and ".join(
     f"{p} {importlib.metadata.version(p)}" for p in packages

@@ -1,12 +1,11 @@
 """Our training step beside timm's: `python benchmarks/timm_speed.py --help`.
 
-The same work on the same device: images made up, uint8 on the device,
-normalised in the step; softmax loss over 1000 classes; gradients clipped to a
-norm of 1; AdamW. Ours is `vit_jax.benchmark`. timm's is compiled by
-torch.compile and computes in bfloat16 by autocast on a GPU, and is eager in
-float32 on a CPU. Each runs in a process of its own, so that the memory is its
-own, and they take turns. The models differ in their GELU, tanh here and erf
-there. Needs torch and timm, and no TensorFlow.
+The same work on the same device: random images, uint8 on the device, normalised
+in the step; softmax loss over 1000 classes; gradients clipped to a norm of 1;
+AdamW. Ours is `vit_jax.benchmark`. timm's is compiled by torch.compile and
+computes in bfloat16 by autocast on a GPU, and is eager in float32 on a CPU.
+They take turns, each in its own process with its own memory. The models differ
+in their GELU, tanh here and erf there. Needs torch and timm, and no TensorFlow.
 
 python benchmarks/timm_speed.py --model=L/16 --batch=128
 python benchmarks/timm_speed.py --model=Ti/16 --size=32 --batch=4 --steps=4
@@ -152,7 +151,7 @@ def arguments() -> argparse.Namespace:
 
 
 def turn(side: str) -> dict:
-  """Measures one side in a process of its own."""
+  """Measures one side in its own process."""
   root = pathlib.Path(__file__).resolve().parents[1]
   env = {"CUDA_VISIBLE_DEVICES": "0", **os.environ}  # timm's side uses one
   env["PYTHONPATH"] = f"{root}:{env.get('PYTHONPATH', '')}"

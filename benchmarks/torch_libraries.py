@@ -9,7 +9,7 @@ import importlib
 import sys
 import types
 
-# What timm imports from, for data sets, augmentations, feature extraction and
+# Names that timm imports for data sets, augmentations, feature extraction and
 # one kind of normalisation.
 MODULES = (
   "torchvision",
@@ -24,14 +24,14 @@ MODULES = (
 
 
 def load(name: str) -> types.ModuleType:
-  """Imports a library that asks for torchvision.
+  """Imports a library that imports torchvision.
 
   A torchvision that works is left alone. Any other is hidden from the process:
   transformers then does without. timm cannot; while it is imported, every name
   in torchvision is a class that has no instances and raises when it is called.
 
   Args:
-    name: Of the library, or of a module of it, such as "timm.layers".
+    name: Name of the library, or of a module of it, such as "timm.layers".
 
   Raises:
     ImportError: The library itself is not installed.
@@ -51,7 +51,7 @@ def _torchvision_works() -> bool:
     return False  # hidden before
   try:
     importlib.import_module("torchvision")
-  except Exception:  # absent, or whatever another torch makes of it
+  except Exception:  # absent, or built for another torch
     _hide()
     return False
   return True
@@ -65,7 +65,7 @@ def _hide() -> None:
 
 
 class _Names(type):
-  """The type of a class that has every attribute, but not those of Python."""
+  """The type of a class that has every attribute, except those of Python."""
 
   def __getattr__(cls, name):
     if name.startswith("__"):
@@ -82,7 +82,7 @@ class _Names(type):
 
 
 class _Placeholder(metaclass=_Names):
-  """Stands for everything in torchvision."""
+  """Replaces everything in torchvision."""
 
 
 class _Module(types.ModuleType):

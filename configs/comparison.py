@@ -8,12 +8,12 @@ public: Adam for the ResNets, too, batch 4096, a linear decay, weight decay 0.1,
 no dropout. R200x3 is not in that table.
 The length is not that of JFT-300M. There, 7 epochs are 518,000 steps, of which
 the 10,000 of warm-up are 2 %; 7 epochs of ImageNet-21k are 24,175, and of
-ImageNet 2,189, less than the warm-up. It is what Table 3 has for the data set
-itself (for ImageNet-21k the shorter of its two), with the same warm-up: 10 % of
-about 100,000 steps. Every model is trained for as long; the paper trains H/14,
-and in figure 5 some others, twice.
+ImageNet 2,189, less than the warm-up. Instead, the length is that in Table 3
+for the data set itself (for ImageNet-21k the shorter of its two), with the same
+warm-up: 10 % of about 100,000 steps. Every model is trained for as long; the
+paper trains H/14, and in figure 5 some others, twice as long.
 On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
-0.3): compare these scores with each other alone.
+0.3), so these scores compare with each other only.
 Result: not yet run.
 """
 

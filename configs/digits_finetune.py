@@ -1,8 +1,8 @@
 """Fine-tunes the glyph model on real handwritten digits, at 48 px.
 
-The head is dropped for a zero-initialised one and the position embeddings are
+The head is replaced by a zero-initialised one, and the position embeddings are
 interpolated from 4 x 4 to 6 x 6 patches. Without an argument, the same steps
-from scratch.
+train from scratch.
 
 Run: python -m vit_jax.train --workdir=runs/digits \
   --config=configs/digits_finetune.py:init=runs/glyphs

@@ -1,8 +1,9 @@
 """A small ViT pre-trained on rendered letters and symbols, 32 px.
 
-92 classes of several scripts, no digits; transfer to handwritten digits is
-measured by few-shot regression. Its l2 of 16 was chosen on a part of the
-training digits, not on the test digits; 1024, which big_vision has, beside it.
+The data have 92 classes of several scripts and no digits; transfer to
+handwritten digits is measured by few-shot regression. Its l2 of 16 was chosen
+on a part of the training digits, not on the test digits; 1024, big_vision's
+value, is scored beside it.
 
 Run: python -m vit_jax.train --config=configs/glyphs.py
 Cost: 2.7 minutes on 2 CPU cores. Result (jax 0.10.2): 94.7 % of the

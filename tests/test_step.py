@@ -1,5 +1,7 @@
 """The train step: one device or eight, whole batches or microbatches."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,11 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import devices, losses, step
+from vit_jax import devices, losses, sharding, step
+from vit_jax.batch import normalise
+from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks
+from vit_jax.objectives import Classification
 
 ONE = jax.devices()[:1]
 
@@ -23,11 +28,11 @@ def _losses(metrics):
   return np.array([m["loss"] for m in metrics])
 
 
-def test_normalise_maps_the_ends():
-  images = jnp.array([[[[0, 255, 51]]]], jnp.uint8)
-  np.testing.assert_allclose(
-    step.normalise(images)[0, 0, 0], [-1.0, 1.0, -0.6], atol=1e-7
-  )
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_normalise_maps_the_ends(array):
+  images = normalise(array([[[[0, 255, 51]]]], np.uint8))
+  assert images.dtype == np.float32
+  np.testing.assert_allclose(images[0, 0, 0], [-1.0, 1.0, -0.6], atol=1e-7)
 
 
 def test_first_step_is_the_formula(one_device):
@@ -38,7 +43,7 @@ def test_first_step_is_the_formula(one_device):
 
   def loss(params):
     logits, _ = parts.model.apply(
-      {"params": params}, step.normalise(jnp.asarray(batch["image"]))
+      {"params": params}, normalise(jnp.asarray(batch["image"]))
     )
     targets = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
     per_example = losses.softmax_xent(logits, targets)
@@ -69,9 +74,7 @@ def test_masked_rows_do_not_count(one_device):
 
 
 def batch_of(batch, parts):
-  from vit_jax.sharding import to_global
-
-  return to_global(batch, parts.mesh)
+  return sharding.to_global(batch, parts.mesh)
 
 
 def test_same_seed_same_bits_other_seed_other(one_device):
@@ -79,7 +82,7 @@ def test_same_seed_same_bits_other_seed_other(one_device):
   again, _ = parts.run(5)
   for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
-  other = step.make_state(parts.init, parts.mesh, seed=1)
+  other = tiny.Parts(tiny.config(seed=1), ONE).state()
   kernel = lambda s: np.asarray(s.params["embedding"]["kernel"])
   assert np.any(kernel(other) != kernel(parts.state()))
 
@@ -222,7 +225,7 @@ def test_smoothing_is_that_of_the_config():
   state, _ = parts.run(1)
   batch = tiny.batch(1, parts.config)
   logits, _ = parts.model.apply(
-    {"params": state.params}, step.normalise(jnp.asarray(batch["image"]))
+    {"params": state.params}, normalise(jnp.asarray(batch["image"]))
   )
   one_hot = jax.nn.one_hot(batch["label"], tiny.NUM_CLASSES)
   targets = 0.8 * one_hot + 0.2 / tiny.NUM_CLASSES
@@ -230,6 +233,59 @@ def test_smoothing_is_that_of_the_config():
   _, (metrics,) = parts.run(1, state)
   # Sums of 15 terms in another order.
   np.testing.assert_allclose(metrics["loss"], want, rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Brightness(Classification):
+  """Toy objective: logit 0 is the image's brightness; bright rows count more.
+
+  A row counts as often as its label says; the mask has no say.
+  """
+
+  def make(self, model, facts):
+    module = build(model, facts.num_classes)
+
+    def loss_fn(params, batch, rng):
+      images = normalise(batch["image"])
+      logits, _ = module.apply({"params": params}, images)
+      error = jnp.square(logits[:, 0] - images.mean((1, 2, 3)))
+      count = batch["label"].astype(jnp.float32)
+      named = {"error": jnp.sum(error), "ones": jnp.sum(count)}
+      return jnp.sum(error * count), jnp.sum(count), named
+
+    return module, loss_fn
+
+
+def test_any_objective_is_a_mean_over_what_counts():
+  """Its sums are added over microbatches and devices before any division."""
+  config = dataclasses.replace(tiny.config(), objective=Brightness())
+  batch = tiny.batch(0, config)
+  error = normalise(batch["image"]).mean((1, 2, 3)) ** 2  # the head is zero
+  count = batch["label"].sum()
+  _, (first, *_, last) = tiny.Parts(config, ONE).run(20)
+  assert first.keys() == {"loss", "error", "ones", "grad_norm", "param_norm"}
+  # Sums of 16 terms in another order.
+  want = (batch["label"] * error).sum() / count
+  np.testing.assert_allclose(first["loss"], want, rtol=1e-5)
+  np.testing.assert_allclose(first["error"], error.sum() / count, rtol=1e-5)
+  assert first["ones"] == 1.0
+  assert last["loss"] < 0.5 * first["loss"]
+
+  changes = dict(mesh__fsdp=2, mesh__tensor=2, optim__microbatch=1)
+  config = dataclasses.replace(tiny.config(**changes), objective=Brightness())
+  _, (other,) = tiny.Parts(config).run(1)
+  for name, value in first.items():
+    np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_nothing_is_trained_where_there_are_no_steps():
+  mesh = sharding.make_mesh(tiny.config().mesh, ONE)
+  facts = step.Facts(tiny.NUM_CLASSES, (16, 16), total_steps=None)
+  assembly = step.assemble(tiny.config(), facts, mesh)
+  assert assembly.train_step is assembly.schedule is None
+  want = tiny.Parts(tiny.config(), ONE).state().params
+  got = assembly.fresh_params()
+  jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):

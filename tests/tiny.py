@@ -1,12 +1,10 @@
 """One tiny model and its parts, shared by the tests."""
 
-import jax
 import numpy as np
 
-from vit_jax import optim, sharding, step
+from vit_jax import sharding, step
 from vit_jax.config import Config, defaults, freeze
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
 
 NUM_CLASSES = 10
 
@@ -57,21 +55,18 @@ def ViT(num_classes: int, patch: int, **options):
 
 
 class Parts:
-  """Everything a step needs, built as train.py builds it."""
+  """What train.py assembles, on made-up batches of `batch`."""
 
   def __init__(self, cfg: Config, devices=None):
     self.config = cfg
     self.mesh = sharding.make_mesh(cfg.mesh, devices)
-    self.model = build(cfg.model, NUM_CLASSES)
-    self.tx, self.schedule = optim.make_optimizer(cfg.optim, cfg.total_steps)
-    self.init = step.make_init(cfg, self.model, self.tx, (16, 16))
-    self.shapes = jax.eval_shape(self.init, jax.random.key(0))
-    self.train_step = step.make_train_step(
-      cfg, self.model, self.tx, NUM_CLASSES, self.shapes, self.mesh
-    )
+    facts = step.Facts(NUM_CLASSES, (16, 16), cfg.total_steps)
+    self.assembly = step.assemble(cfg, facts, self.mesh)
+    self.model, self.init = self.assembly.module, self.assembly.init
+    self.shapes, self.train_step = self.assembly.state, self.assembly.train_step
 
   def state(self):
-    return step.make_state(self.init, self.mesh, self.config.seed)
+    return self.assembly.fresh_state()
 
   def run(self, num_steps: int, state=None):
     """Returns the state and the metrics of every step, on random batches."""

@@ -4,8 +4,8 @@ import os
 
 __version__ = "0.1.0"
 
-# TensorFlow only reads images here, and is told so before anything imports it:
-# its greetings would hide what matters.
+# TensorFlow only reads images here. It must be set up before anything imports
+# it: its messages would hide what matters.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 

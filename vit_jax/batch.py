@@ -11,7 +11,7 @@ import numpy as np
 
 
 class DataError(ValueError):
-  """Records that cannot be used; the message tells which, and what to do."""
+  """Records that cannot be used; the message says which, and what to do."""
 
 
 class Batch(TypedDict):
@@ -31,6 +31,18 @@ class Batch(TypedDict):
   label: np.ndarray
   mask: NotRequired[np.ndarray]
   index: NotRequired[np.ndarray]
+
+
+def normalise(images):
+  """Maps 0..255 to -1..1, as the published checkpoints expect.
+
+  Args:
+    images: uint8 [b, h, w, c], of numpy or of jax.
+
+  Returns:
+    float32 [b, h, w, c].
+  """
+  return images.astype(np.float32) / 127.5 - 1.0
 
 
 @runtime_checkable

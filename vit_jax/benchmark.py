@@ -3,9 +3,9 @@
 python -m vit_jax.benchmark --config=configs/vit_b16.py \
   --config.data.batch_size=256
 
-The step, the state and the loop are those that train. A made-up batch lies on
-the device; `--input=real` reads the config's data and sends them, as training
-does. Nothing is written.
+The step, the state and the loop are those of training. A synthetic batch is on
+the device; `--input=real` reads the config's data and transfers them, as
+training does. Nothing is written.
 """
 
 from vit_jax.config import cli
@@ -43,46 +43,43 @@ from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory
 from vit_jax.runtime.ceiling import ceiling
-from vit_jax.runtime.throughput import Meter
+from vit_jax.runtime.throughput import Meter, updates
 
 INPUTS = ("synthetic", "real")
-BLOCKS = 10  # into which the steps are cut; the medians are over them
-# Steps of a block at least, if there are as many. A program that has the core
-# delays the clock by a step or two, which makes one block longer, the next
-# shorter, and a block of one step nothing at all.
+BLOCKS = 10  # into which the steps are divided; the medians are over them
+# Least steps of a block, if there are as many. A program that takes the core
+# delays the clock by a step or two, which makes one block longer and the next
+# shorter; a block of one step might take no time at all.
 LEAST_BLOCK = 5
-WARMUP = 3  # steps at least, of which nothing is told
-AHEAD = 2  # steps given to the device while one computes, as in training
+WARMUP = 3  # steps at least, which are not reported
 
 
 def measure(
   config: Config, kind: str = "synthetic", steps: int = 50
 ) -> dict[str, Any]:
-  """Compiles the step of a run on the devices at hand, and times it.
+  """Compiles the step of a run for the devices of this machine, and times it.
 
-  Evaluators and config.init are not looked at.
+  Evaluators and config.init are not read.
 
   Args:
     config: The run.
-    kind: Of input, one of `INPUTS`.
-    steps: How many are timed, in equal blocks; see `blocks`.
+    kind: Kind of input, one of `INPUTS`.
+    steps: Number of steps timed, in equal blocks; see `blocks`.
 
   Returns:
-    What JSON can hold. Of the run: device, devices, mesh, jax, xla_flags,
-    model, params, image_size, dtype, batch_size, microbatches, remat, scan,
-    input. Times: compile_seconds (no cache), steps, block_steps, step_seconds
-    (median over blocks), step_seconds_least, step_seconds_most. Of a device:
-    images_per_second_per_device, flops_per_second (model FLOPs: what is
-    recomputed does not count), ceiling_flops (see `ceiling`), ceiling_side, mfu
-    (of that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and
-    mfu_of_peak, None where unknown, peak_bytes and peak_bytes_by ("device", or
-    "compiler" where the device keeps no count). Of all: images_per_second,
-    flops_per_image, loss (of the last step), input_wait (None for synthetic
-    input; else as `meter.Meter`).
+    A dict for JSON. For the run: device, devices, mesh, jax, xla_flags, model,
+      params, image_size, dtype, batch_size, microbatches, remat, scan, input.
+      Times: compile_seconds (no cache), steps, block_steps, step_seconds
+      (median over blocks), step_seconds_least, step_seconds_most. For a device:
+      images_per_second_per_device, flops_per_second (model FLOPs, without those
+      recomputed), ceiling_flops (see `ceiling`), ceiling_side, mfu (relative to
+      that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and mfu_of_peak,
+      None where unknown, peak_bytes and peak_bytes_by ("device", or "compiler"
+      where the device keeps no count). For all: images_per_second,
+      flops_per_image, loss (of the last step), input_wait (None for synthetic
+      input; else as `throughput.Meter`).
 
   Raises:
     ConfigError: Something about the run cannot work, or memory is too small.
@@ -109,17 +106,14 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
   size = image_size(config.data.ops)
   batches, num_classes, total_steps = INPUT_FNS[kind](config, mesh)
 
-  model = build(config.model, num_classes)
-  tx, _ = make_optimizer(config.optim, total_steps)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
-  state = step_lib.make_state(init, mesh, config.seed)
-  batch = next(batches)
+  facts = step_lib.Facts(num_classes, size, total_steps)
+  assembly = step_lib.assemble(config, facts, mesh)
+  state, batch = assembly.fresh_state(), next(batches)
   start = time.perf_counter()
-  compiled = step.lower(state, batch).compile()
+  compiled = assembly.train_step.lower(state, batch).compile()
   compile_seconds = time.perf_counter() - start
 
+  leaves = jax.tree.leaves(assembly.state.params)
   steps, block = blocks(steps)
   per_image = config.model.train_flops(size, num_classes)
   seconds, wait, loss = run(
@@ -144,7 +138,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
     "jax": jax.__version__,
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
     "model": f"{config.model.name} {config.model.variant}",
-    "params": sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.params)),
+    "params": sum(math.prod(x.shape) for x in leaves),
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
@@ -194,36 +188,33 @@ def run(
   block: int,
   steps: int,
 ) -> tuple[list[float], float, float]:
-  """Trains for a while; the host never waits for the newest step.
+  """Trains for a while by the loop that trains, `throughput.updates`.
 
   Args:
-    step: Compiled; donates the state.
-    state: Not to be used afterwards.
-    batches: On the device.
-    meter: Of this run alone; closed here.
+    step: The compiled step; donates the state.
+    state: State of the run; not to be used afterwards.
+    batches: Batches on the device.
+    meter: Meter of this run only; closed here.
     warmup: Steps before the first that counts.
     block: Steps of a block.
-    steps: That count; a multiple of `block`.
+    steps: Steps that count; a multiple of `block`.
 
   Returns:
-    Seconds a step of each block, the share of time that the device waited for
+    Seconds per step of each block, the share of time that the device waited for
     input, and the last loss.
   """
   ends = []
   try:
-    for number in range(warmup + steps):
-      with meter.input():
-        batch = next(batches)
-      state, metrics = step(state, batch)
-      ends.append(meter.runs(metrics["loss"]))
-      if number >= AHEAD:
-        ends[number - AHEAD].result()
+    trained = updates(step, state, batches, range(warmup + steps), meter)
+    for number, _, metrics, end in trained:
+      ends.append(end)
+      loss = metrics["loss"]
       if number == warmup:
         meter.rates(warmup)
-    loss = float(metrics["loss"])
+    loss = float(loss)
     wait = meter.rates(warmup + steps)["input_wait"]
-    # Times of the meter's thread: this one learns of several ends at once where
-    # handing out a step waits for the step before, as on a CPU.
+    # Times are those of the meter's thread: this thread sees several ends at
+    # once where dispatching a step waits for the step before, as on a CPU.
     at = [end.result() for end in ends[warmup - 1 :: block]]
   finally:
     meter.close()
@@ -232,9 +223,9 @@ def run(
 
 
 def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
-  """Returns the most bytes in use so far, and whose count that is.
+  """Returns the most bytes in use so far, and who counted them.
 
-  A CPU keeps no count; the compiler's, of the step alone, stands for it.
+  A CPU keeps no count; the compiler's, of the step alone, replaces it.
   """
   counted = device.memory_stats() or {}
   if "peak_bytes_in_use" in counted:
@@ -246,7 +237,7 @@ def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
 
 
 def synthetic(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
-  """Returns one batch of noise for ever, the classes, the run's steps."""
+  """Returns one batch of noise for ever, number of classes, length of run."""
   num_classes = _plan().classes_of(config)
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed)
   batch = Batch(
@@ -283,11 +274,11 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
 
   Args:
     config: The run.
-    kind: Of input.
-    faults: What was found before, to be told in the same breath.
+    kind: Kind of input.
+    faults: Faults found before, to be raised together with those found here.
 
   Raises:
-    ConfigError: With every fault.
+    ConfigError: All faults.
   """
   found = list(faults or ())
   if kind not in INPUTS:
@@ -308,8 +299,8 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
 def _plan():
   """Returns the module `plan`, which knows data sets without their records.
 
-  It sets the environment for a compiler without devices; so those that are
-  here have to be found before.
+  It sets the environment for a compiler without devices, so the devices of this
+  machine must be found before.
   """
   jax.devices()
   from vit_jax import plan
@@ -318,7 +309,7 @@ def _plan():
 
 
 def table(found: dict[str, Any]) -> str:
-  """Returns a measurement in words and numbers."""
+  """Returns a measurement as a table of text."""
   height, width = found["image_size"]
   milli = {k: f"{1e3 * found[k]:,.1f}" for k in found if k.startswith("step_")}
   blocks = found["steps"] // found["block_steps"]

@@ -17,7 +17,7 @@ from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.sharding import path_of
 
 FOLDER = "checkpoints"
-MAX_DIFFERENCES = 6  # told one by one
+MAX_DIFFERENCES = 6  # listed one by one
 
 
 class Checkpointer:
@@ -25,7 +25,7 @@ class Checkpointer:
 
   Args:
     workdir: Folder of the run; checkpoints go to its `checkpoints/<step>/`.
-    config: How often, and what stays.
+    config: How often to write, and what to keep.
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
@@ -47,9 +47,9 @@ class Checkpointer:
     """Starts to write; returns as soon as the arrays are copied.
 
     Args:
-      step: Updates applied so far; nothing happens if it is already there.
+      step: Updates applied so far; nothing happens if its checkpoint exists.
       state: A `step.TrainState`.
-      metadata: What JSON can hold.
+      metadata: A dict for JSON.
     """
     if step == self.latest_step():
       return
@@ -63,23 +63,18 @@ class Checkpointer:
       ),
     )
 
-  def restore(self, step: int, state_shape, shardings):
+  def restore(self, step: int, state):
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
-      step: One that is there.
-      state_shape: `eval_shape` of the state.
-      shardings: Where each array goes; need not be where it was.
+      step: A step that has a checkpoint.
+      state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
+        differ from that of the run that wrote it.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer.
     """
-    target = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      state_shape,
-      shardings,
-    )
-    params, train = _split(target)
+    params, train = _split(state)
     folder = self._manager.directory / str(step)
     advice = (
       "resume with the config that wrote it"
@@ -102,7 +97,7 @@ class Checkpointer:
           f" ema_decay, accumulator_dtype); {advice}"
         ]
       ) from None
-    return _join(items.params, items.train, target)
+    return _join(items.params, items.train, state)
 
   def close(self) -> None:
     """Waits until everything is on disk."""
@@ -126,7 +121,7 @@ def find(path: str) -> epath.Path:
         for p in parent.iterdir()
         if p.name.isdigit()
         and (p / "params").is_dir()
-        and ocp.utils.is_checkpoint_finalized(p)  # else still being written
+        and ocp.utils.is_checkpoint_finalized(p)  # else incomplete
       ]
       if steps:
         return max(steps, key=lambda p: int(p.name)).resolve()
@@ -143,7 +138,7 @@ def load_metadata(path: str) -> dict[str, Any]:
 
 
 def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Reads parameters alone, as numpy, whatever devices wrote them.
+  """Reads only the parameters, as numpy, whatever devices wrote them.
 
   Args:
     path: Folder of a run, of its checkpoints, or of one step.
@@ -158,18 +153,18 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """As `load_params`, but also takes what another program saved with Orbax.
+  """Reads parameters as `load_params` does, also those of other programs.
 
   Args:
-    path: As for `load_params`; or the folder of a tree of arrays, on its own
-      or in a sub-folder `default`.
+    path: As for `load_params`; or the folder of a tree of arrays, directly or
+      in a sub-folder `default`.
 
   Returns:
     Nested dict of numpy arrays; and the metadata, {} if it is not ours.
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    ValueError: It is none that Orbax can read.
+    ValueError: Orbax cannot read it.
   """
   base = epath.Path(path)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
@@ -192,12 +187,12 @@ def write_params(
   """Writes a folder that `load_params` reads, as one step of a run.
 
   Args:
-    path: A folder that is not there yet.
+    path: A folder that does not exist yet.
     params: Nested dict of arrays.
-    metadata: What JSON can hold.
+    metadata: A dict for JSON.
 
   Raises:
-    FileExistsError: There is something.
+    FileExistsError: The path exists.
   """
   folder = epath.Path(path).resolve()
   if folder.exists():
@@ -227,7 +222,7 @@ def _restore(folder: epath.Path) -> dict[str, Any]:
 
 
 def shape_faults(got, want, where: str, advice: str) -> list[str]:
-  """Says which parameters are missing, extra, or of another shape.
+  """Returns which parameters are missing, extra, or of another shape.
 
   Returns:
     One text, or none.
@@ -263,7 +258,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _shapes(folder: epath.Path):
-  """Shapes of the parameters, without reading them."""
+  """Returns shapes of the parameters, without reading them."""
   return ocp.PyTreeCheckpointHandler().metadata(folder / "params").tree
 
 

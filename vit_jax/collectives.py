@@ -1,7 +1,7 @@
 """What crosses the links in a step: parameters once, gradients once.
 
-The devices along `data` and `fsdp` compute each for itself, inside one
-`shard_map`; XLA splits only what is split along `tensor`.
+The devices along `data` and `fsdp` compute separately, inside one `shard_map`;
+XLA splits only along `tensor`.
 """
 
 import math
@@ -16,20 +16,21 @@ from jax.typing import DTypeLike
 from vit_jax.families import FAMILIES
 from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
-# Kernels that are used in the type of the matrix products alone.
+# Kernels that are used only in the type of the matrix products, and so are cast
+# to it before the all-gather.
 CAST = "|".join(
   f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
 )
 
 
 def manual_axes(mesh: Mesh) -> set[str]:
-  """Returns the axes along which devices compute each for itself."""
-  # All of them where XLA has nothing to split.
+  """Returns the axes along which devices compute separately."""
+  # All axes, where XLA has nothing to split.
   return set(BATCH_AXES if mesh.shape["tensor"] > 1 else AXES)
 
 
 def manual_specs(shardings):
-  """Keeps of every sharding what concerns the axes of the batch."""
+  """Keeps the part of every sharding that concerns the axes of the batch."""
 
   def keep(axes):
     names = (axes,) if isinstance(axes, str) else axes or ()
@@ -39,14 +40,14 @@ def manual_specs(shardings):
 
 
 def gather(params, specs, dtype: DTypeLike):
-  """Returns whole parameters from the parts that the devices hold.
+  """All-gathers parameters from the parts on the devices; inside `shard_map`.
 
-  Inside `shard_map`. The kernels of matrix products are cast to the products'
-  type before the all-gather, where the products would cast them after it.
+  The kernels of matrix products are cast to the products' type before the
+  all-gather instead of after it.
 
   Args:
     params: Each device's parts.
-    specs: What `manual_specs` says of them.
+    specs: Their specs, from `manual_specs`.
     dtype: config.model.dtype.
   """
 
@@ -68,7 +69,8 @@ def gather(params, specs, dtype: DTypeLike):
 def reduce(grads, specs):
   """Sums gradients over the devices; each keeps its part, in float32.
 
-  Inside `shard_map`; what `gather` gave is what they are gradients of.
+  Inside `shard_map`; these are gradients with respect to the result of
+  `gather`.
   """
 
   def part(g, spec):
@@ -77,10 +79,10 @@ def reduce(grads, specs):
     if dim is not None:
       g, axis = _flat(g, dim)
     if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
-      # They travel in the type that they have: without the barrier XLA may
-      # widen them to float32 before they do.
+      # They are sent in the type that they have: without the barrier XLA may
+      # cast them to float32 first.
       g = jax.lax.optimization_barrier(g)
-    else:  # XLA for CPUs dies of bfloat16 beside an axis that it splits itself
+    else:  # XLA for CPUs fails on bfloat16 beside an axis that it splits itself
       g = g.astype(jnp.float32)
     if dim is None:
       return total(g).astype(jnp.float32)
@@ -97,16 +99,16 @@ def reduce(grads, specs):
 
 def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
   """Sums over the devices along these axes; inside `shard_map`."""
-  # XLA refuses a sum over nothing but axes of one device beside a tensor axis.
+  # XLA refuses a sum over only axes of one device beside a tensor axis.
   axes = tuple(a for a in axes if jax.lax.axis_size(a) > 1)
   return jax.lax.psum(x, axes) if axes else x
 
 
 def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-  """Merges the dimensions before `dim`, and those after; and where it now is.
+  """Merges the dimensions before `dim`, and those after; and its new index.
 
-  What travels are matrices: heads of 64 would be padded to a TPU's tiles of
-  128, and copied on either side of the journey.
+  Collectives get matrices: heads of 64 would be padded to a TPU's tiles of 128,
+  and copied before and after.
   """
   before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
   shape = (before,) * (dim > 0) + (x.shape[dim],)

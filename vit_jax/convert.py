@@ -1,6 +1,6 @@
 """Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
 
-SRC is anything that `vit_jax.load` reads. What was written is read again, and
+SRC is anything that `vit_jax.load` reads. The written file is read again, and
 its logits are compared with those of SRC.
 """
 
@@ -29,16 +29,16 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   """Writes a model.
 
   Args:
-    vit: From `vit_jax.load`.
+    vit: A model from `vit_jax.load`.
     path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
     to: A name of `FORMATS`.
 
   Returns:
-    What the user should know: how to load it there, and what differs there.
+    Notes for the user: how to load it there, and what differs there.
 
   Raises:
-    FileExistsError: There is something at `path`.
-    ValueError: The format has no place for what the model has.
+    FileExistsError: The path exists.
+    ValueError: The format has no place for a part of the model.
   """
   target = epath.Path(path)
   if target.exists():
@@ -121,7 +121,7 @@ WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
-  """Leaves out the head, and, for timm, the tanh layer before it."""
+  """Removes the head, and, for timm, the tanh layer before it."""
   dropped = ("head", "pre_logits") if to == "timm" else ("head",)
   return dataclasses.replace(
     vit,
@@ -152,7 +152,7 @@ def largest_difference(
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Loads, writes, reads again, and says all of it."""
+  """Loads, writes, reads again, and prints a report of each."""
   args = _parse(argv)
   given = {
     "num_heads": args.num_heads,
@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.drop_head:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
-    # A file says less than we know: what it cannot say is passed on.
+    # A file states less than is known here; the rest is passed on.
     told = _untold(vit) if args.to == "npz" else {}
     layer, difference, largest = largest_difference(
       vit,
@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _untold(vit: Pretrained) -> dict:
-  """Arguments of `vit_jax.load` that a .npz needs: it has only arrays."""
+  """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
   params = flatten_dict(vit.params, sep="/")
   by_names = weights.identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()

@@ -1,8 +1,8 @@
-"""What chips can do, by their makers; and what a TPU's compiler is told.
+"""Rates of chips, as their makers state them; and options of a TPU's compiler.
 
-Source: cloud.google.com/tpu/docs, one page a generation; for the links of v3,
+Source: cloud.google.com/tpu/docs, one page per generation; for the links of v3,
 the bandwidth of all-reduces over a pod; for GPUs, NVIDIA's data sheet of each.
-Options: docs/performance.md.
+Options: docs/performance_log.md.
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What jax calls a device: a chip (v4 and v5p in megacore), half a v3.
+  """A device as jax counts them: a chip (v4 and v5p in megacore), half a v3.
 
   Attributes:
     peak_flops: Dense bfloat16, FLOP/s.
-    hbm_bandwidth: Bytes/s.
-    clock: Of the matrix unit, Hz.
+    hbm_bandwidth: Bytes/s of the main memory.
+    clock: Clock of the matrix unit, Hz.
     ici_bandwidth: All links between chips, one way, bytes/s.
-    capacity: Of the memory, bytes: what libtpu 0.0.50 leaves to a program.
-    share: Of a chip.
+    capacity: Memory that libtpu 0.0.50 leaves to a program, bytes.
+    share: Share of a chip.
   """
 
   peak_flops: float
@@ -39,10 +39,10 @@ CHIPS = {
 }
 
 # Dense bfloat16 peak of one jax device, FLOP/s, by a pattern of the whole of
-# jax's `device_kind`: that of a GPU is the name that its driver gives. NVIDIA
-# prints most rates "with sparsity", twice the dense one, which stands here. A
-# device of TPU v2, v3 or 7x is a core, half a chip. Without an entry are those
-# that multiply no bfloat16 (V100, T4), and parts of a GPU (MIG).
+# jax's `device_kind`: for a GPU that is the name given by its driver. NVIDIA
+# prints most rates "with sparsity", twice the dense rate, which is used here. A
+# device of TPU v2, v3 or 7x is a core, half a chip. Chips without bfloat16
+# products (V100, T4), and parts of a GPU (MIG), have no entry.
 PEAK_FLOPS = {
   r"TPU v2": 22.5e12,
   r"TPU v3": CHIPS["v3"].peak_flops,
@@ -85,14 +85,14 @@ def unknown_peak(device_kind: str) -> str:
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
 
 
-# KiB of the fast memory that one operation may use for itself, by jax's name of
-# the kind (here v5p). The rest holds what is fetched ahead, which XLA does not
-# do there. Other kinds: as the compiler has it.
+# KiB of the fast memory that one operation may use, by jax's name of the kind
+# (here v5p). The rest is for prefetching, which XLA does not do there.
+# Other kinds: the compiler's default.
 SCOPED_MEMORY = {"TPU v5": 49_152}
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:
-  """Returns what `jax.jit` tells the compiler for such devices."""
+  """Returns the options of `jax.jit` for the compiler of such devices."""
   if device_kind not in SCOPED_MEMORY:
     return {}
   size = SCOPED_MEMORY[device_kind]

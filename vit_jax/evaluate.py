@@ -42,7 +42,6 @@ from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, FewshotConfig
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
-from vit_jax.models import build
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
 from vit_jax.runtime.writer import SCORES
 
@@ -95,26 +94,20 @@ def record(
     raise ConfigError([f"--checkpoint: {e}"]) from None
   prepared = prepare.check(config, workdir, found=found, sources=opened)
   mesh = sharding.make_mesh(config.mesh)
-  num_classes, size, _ = prepared.facts
-  model = build(config.model, num_classes)
-
-  def init(rng):
-    return model.init(rng, jax.numpy.zeros((1, *size, 3)))["params"]
-
+  assembly = step_lib.assemble(config, prepared.facts, mesh)
   params, report = prepared.take_weights()
   is_first = jax.process_index() == 0
   if is_first and found.format != "checkpoint":
     print(weights.format_report(report))
-  shardings = sharding.infer(params, mesh)
-  params = jax.tree.map(jax.device_put, params, shardings)
+  params = jax.tree.map(
+    lambda new, like: jax.device_put(new, like.sharding),
+    params,
+    assembly.state.params,
+  )
   if config.fake_data and is_first:
     print("data made up (fake_data); --fake_data=false takes the real ones")
   evaluators = prepared.evaluators(
-    step_lib.make_predict(model),
-    mesh,
-    random_params=lambda: jax.jit(init, out_shardings=shardings)(
-      jax.random.key(config.seed)
-    ),
+    assembly.predict, mesh, random_params=assembly.fresh_params
   )
   results, step = {}, found.metadata.get("step", 0)
   for evaluator in evaluators:

@@ -1,4 +1,4 @@
-"""Cross-entropies, one value per example; whoever calls takes the mean."""
+"""Cross-entropies, one value per example; the caller takes the mean."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ def targets_of(
   """Turns the labels of a batch into targets, one weight per class.
 
   Integers become one-hot rows; rows that already have a weight per class pass
-  through. A negative label (padding) becomes a row of zeros, whose softmax
-  loss is 0; the mask of the batch must take it out of the mean all the same.
+  through. A negative label (padding) becomes a row of zeros, whose softmax loss
+  is 0; the mask of the batch must still exclude it from the mean.
 
   Raises:
     ValueError: The rows have another width than `num_classes`.
@@ -115,6 +115,6 @@ def sigmoid_xent(
 
 LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}
 
-# What the logits of a head mean that was trained with each: probabilities that
-# sum to 1 over the classes, or one of its own for each class.
+# What the logits of a head mean, by the loss of its training: probabilities
+# that sum to 1 over the classes, or an independent one for each class.
 PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}

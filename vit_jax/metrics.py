@@ -1,4 +1,4 @@
-"""Counting what is right, with padding left out exactly.
+"""Counts correct predictions, with padding excluded exactly.
 
 Means are kept as (sum, count) until the end, so that batches of different
 numbers of real examples, and devices, add up without weights.
@@ -16,20 +16,20 @@ def top_k_correct(
   labels: Int[Array, " b"] | Shaped[Array, "b classes"],
   k: int,
 ) -> Bool[Array, " b"]:
-  """True where a class among the k largest logits is a label of the example.
+  """Returns whether one of the k largest logits is that of a label.
 
-  Of equal logits the lower class comes first, so the result never depends on
-  the order of the examples or on the device; a head of zeros predicts class 0
-  and not "all right". A row that holds NaN is never right.
+  Among equal logits the lower class comes first, so the result never depends on
+  the order of the examples or on the device; a head of zeros predicts class 0,
+  not every class. A row with NaN is never right.
 
   Args:
     logits: Any float type.
-    labels: The class, where -1 is never predicted; or a row per example with
-      a positive entry for each class that counts as right. A row without any
-      is always wrong: an evaluation that skips such examples, like ImageNet
+    labels: The class, where -1 is never predicted; or a row per example with a
+      positive entry for each class that counts as right. A row without any is
+      always wrong: an evaluation that skips such examples, like ImageNet
       ReaL's, masks them with `labels.max(-1) > 0`.
-    k: 1 or more; k at least the number of classes makes every labelled
-      example right.
+    k: 1 or more; k at least the number of classes makes every labelled example
+      right.
 
   Example:
     >>> logits = jnp.array([[0.1, 0.7, 0.2], [0.4, 0.4, 0.2]])
@@ -51,10 +51,10 @@ def top_k_correct(
 def sum_and_count(
   values: Shaped[Array, " b"], mask: Bool[Array, " b"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-  """Sum of the values that count, and how many they are, in float32.
+  """Returns the sum of the values that count, and their number, in float32.
 
-  What the mask takes out is replaced, not multiplied by 0: a NaN in padding
-  does not reach the sum.
+  Masked values are replaced, not multiplied by 0, so that a NaN in padding does
+  not reach the sum.
 
   Example:
     >>> values = jnp.array([1.0, 3.0, jnp.nan])
@@ -67,7 +67,7 @@ def sum_and_count(
 
 
 def mean(parts: Iterable[tuple]) -> float:
-  """Mean of all batches from their (sum, count), added in float64.
+  """Returns the mean of all batches from their (sum, count), added in float64.
 
   Returns:
     NaN if nothing counted.

@@ -96,9 +96,9 @@ def _reads_float32(
 
 
 def decay_mask(params: PyTree) -> PyTree:
-  """True where weight decay acts: the leaves named `kernel`.
+  """Returns True where weight decay acts: the leaves named `kernel`.
 
-  So products and convolutions decay; biases, scales and offsets of
+  So kernels of products and convolutions decay; biases, scales and offsets of
   normalisations, class token, position embedding and probe do not.
 
   Source: big_vision, mask `.*/kernel$`. (The code of 2020 is believed to have
@@ -114,7 +114,7 @@ def decay_mask(params: PyTree) -> PyTree:
 
 
 def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
-  """The weight that an update's parameters get in their running average.
+  """Returns the weight of an update's parameters in their running average.
 
   max(1 - decay, 9 / (10 + step)): the decay rises as (1 + step) / (10 + step)
   until it is `decay`. Early averages so reach back about a ninth of the run,
@@ -122,8 +122,8 @@ def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
   ten. With 0.9999 throughout, 95 % would be left after 500.
 
   Args:
-    decay: config.optim.ema_decay, 0 to 1; reached after
-      (10 decay - 1) / (1 - decay) updates, such as 8,990 for 0.999.
+    decay: config.optim.ema_decay, 0 to 1; reached after (10 decay - 1) / (1 -
+      decay) updates, such as 8,990 for 0.999.
     step: Updates applied before this one.
 
   Source: tf.train.ExponentialMovingAverage, argument `num_updates`. (How the
@@ -139,14 +139,14 @@ def ema(
 
   average <- average + ema_weight(decay, step) (params - average)
 
-  Written as a difference because 0.9999 x + 0.0001 y rounds off much of what
-  the second term adds. The average starts as the initial parameters.
+  The difference form is needed because 0.9999 x + 0.0001 y rounds off much of
+  what the second term adds. The average starts as the initial parameters.
 
   Args:
-    average: As after the step before; float32.
-    params: After this step's update.
-    decay: Per step, 0 to 1; in the end the average reaches back about
-      1 / (1 - decay) steps.
+    average: The average after the previous step; float32.
+    params: Parameters after this step's update.
+    decay: Decay per step, 0 to 1; in the end the average reaches back about 1 /
+      (1 - decay) steps.
     step: Updates applied before this one.
 
   Example:
@@ -161,7 +161,7 @@ def ema(
 
 
 def _name(key: Any) -> str:
-  """The last word of a path, whichever kind of node it comes from."""
+  """Returns the last word of a path, for every kind of node."""
   return str(getattr(key, "key", getattr(key, "name", key)))
 
 
@@ -213,16 +213,16 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
 
 
 def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
-  """Learning rate by steps since the end of the warm-up."""
+  """Returns the learning rate by steps since the end of the warm-up."""
   lr, end_lr = config.lr, config.end_lr
   if config.schedule == "cosine":
-    # optax has the floor as a share of the peak; a peak of 0 has no shares.
+    # optax takes the floor as a share of the peak; a peak of 0 has none.
     share = end_lr / lr if lr else 0.0
     return optax.cosine_decay_schedule(lr, decay_steps, alpha=share)
   if config.schedule == "linear":
     return optax.linear_schedule(lr, end_lr, decay_steps)
   if config.schedule == "rsqrt":
-    # Steps of the warm-up count as 0: the joined schedule looks at both
+    # Steps of the warm-up count as 0: the joined schedule evaluates both
     # branches, and a root of a negative number would be NaN.
     since = lambda step: jnp.maximum(step, 0) / config.rsqrt_timescale
     return lambda step: lr / jnp.sqrt(1.0 + since(step))

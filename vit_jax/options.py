@@ -1,4 +1,4 @@
-"""Values of options: text of the command line to what an option holds."""
+"""Options as typed fields, and values from the text of the command line."""
 
 import dataclasses
 import difflib
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-  """All that is wrong with a config, one line a fault."""
+  """All faults of a config, one line each."""
 
   def __init__(self, faults):
     self.faults = tuple(faults)
@@ -20,9 +20,16 @@ class ConfigError(ValueError):
     )
 
 
-def option(default, doc: str, choices: tuple[str, ...] = ()):
+def option(default, doc: str, choices: dict[str, str] | None = None):
+  """Returns a dataclass field that `--help` can describe.
+
+  Args:
+    default: Value where nothing is set.
+    doc: What the option means, with its unit, in a line.
+    choices: Every value that it may have, and what each means; None: any.
+  """
   return dataclasses.field(
-    default=default, metadata={"doc": doc, "choices": choices}
+    default=default, metadata={"doc": doc, "choices": choices or {}}
   )
 
 
@@ -59,7 +66,7 @@ def parse_value(annotation, value, where: str):
     if isinstance(value, str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
     if isinstance(value, int | float) and not isinstance(value, bool):
-      value = [value]  # As text has it, and as config.json of old runs.
+      value = [value]  # As text has it, and config.json of old runs.
     if not isinstance(value, list | tuple):
       raise fault
     (element, _) = typing.get_args(annotation)
@@ -102,7 +109,7 @@ def _type_name(annotation) -> str:
   }[annotation]
 
 
-def check_choice(value, choices: tuple | None, where: str) -> None:
+def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
   """Refuses a value that is not among the choices, if there are any.
 
   Raises:

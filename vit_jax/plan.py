@@ -1,10 +1,11 @@
-"""Compiles a run for a TPU slice that is not there, and tells what it costs.
+"""Compiles a run for a TPU slice that is not there, and estimates its cost.
 
 python -m vit_jax.plan --config=configs/vit_l16.py:imagenet21k \
   --topology=v5e:16x16
 
-The step is the one that trains; the compiler is the real one (`pip install
-libtpu`), which needs no TPU. Nothing runs.
+The step is the one that trains, and the compiler is the real one (`pip install
+libtpu`), which needs no TPU. Memory is what that compiler reports. Times are
+estimates: no chip has confirmed them.
 """
 
 import os
@@ -16,18 +17,19 @@ FLAGS = {
   "topology": "slice to compile for, one of a family such as v3:4x4,"
   " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
   "json": "print one line of JSON instead of a table",
-  "search": "try mesh, microbatch, remat, scan and batch, and name the fastest",
+  "search": "try mesh, microbatch, remat, scan and batch, and name the choice"
+  " with the shortest estimate",
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   signals.end_at_once()
   ARGS = cli.parse("vit_jax.plan", FLAGS, switches=("json", "search"))
 
-# The machine at hand is only the compiler's. libtpu must not look for a TPU.
+# The machine itself only runs the compiler. libtpu must not look for a TPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-# Else it complains that it cannot find them out.
+# Without these, libtpu logs that it cannot find them out.
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
@@ -51,8 +53,6 @@ from vit_jax.config.checks import faults as word_faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
 from vit_jax.devices import CHIPS, Chip
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search, gib
 
@@ -61,7 +61,7 @@ OUT_OF_MEMORY = (
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
 
-# Only steps of the schedule depend on the length, not what a step costs.
+# The schedule's steps depend on the length; the cost of a step does not.
 UNKNOWN_LENGTH = 10_000
 
 
@@ -73,22 +73,16 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
 
   Args:
     config: The run.
-    mesh: With the axes of `sharding.AXES`.
+    mesh: A mesh with the axes of `sharding.AXES`.
 
   Returns:
     The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
   """
-  size, num_classes = image_size(config.data.ops), classes_of(config)
-  model = build(config.model, num_classes)
-  tx, _ = make_optimizer(config.optim, steps_of(config) or UNKNOWN_LENGTH)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  step = step_lib.make_train_step(config, model, tx, num_classes, shapes, mesh)
-  state = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    sharding.infer(shapes, mesh),
+  size, total_steps = image_size(config.data.ops), steps_of(config)
+  facts = step_lib.Facts(
+    classes_of(config), size, total_steps or UNKNOWN_LENGTH
   )
+  assembly = step_lib.assemble(config, facts, mesh)
   rows = NamedSharding(mesh, sharding.BATCH_SPEC)
   num_rows = config.data.batch_size
   batch = {
@@ -100,30 +94,29 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
       ("index", (), jnp.int32),
     )
   }
-  return step, (state, batch)
+  return assembly.train_step, (assembly.state, batch)
 
 
 def plan(config: Config, topology: str) -> dict[str, Any]:
-  """Compiles the step for a slice, and prices it.
+  """Compiles the step for a slice, and estimates its time.
 
-  Two estimates of a step's time disagree, and no TPU is here to settle it:
+  There are two estimates, which differ, and no chip has confirmed either:
   `cycles_seconds` is the compiler's cycles of every instruction over the clock,
-  and the bytes of collectives over the links' rate, nothing overlapped;
+  plus the bytes of collectives over the links' rate, nothing overlapped;
   `optimal_seconds` is the compiler's coarser roofline. Both count every trip of
-  a loop. `price_seconds` is their geometric mean, and what the rates are made
-  of.
+  a loop. `price_seconds` is their geometric mean, from which all rates follow.
 
   Args:
     config: The run.
-    topology: Such as "v5e:16x16".
+    topology: Name of the slice, such as "v5e:16x16".
 
   Returns:
-    What JSON can hold, of each device (a chip, half a v3): fits,
-    capacity_bytes, peak_bytes (XLA's own), argument_bytes, temporary_bytes,
-    flops, bytes_accessed, cycles_seconds, optimal_seconds, price_seconds,
-    collectives (kind -> [times, bytes]), mfu; of all: chips, split (how, in
-    words), images_per_second, steps, hours, chip_hours (None where the length
-    is unknown). If it does not fit, what compiling would tell is None.
+    A dict for JSON. For each device (a chip, half a v3): fits, capacity_bytes,
+    peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
+    bytes_accessed, cycles_seconds, optimal_seconds, price_seconds, collectives
+    (kind -> [times, bytes]), mfu. For all: chips, split (in words),
+    images_per_second, steps, hours, chip_hours (None where the length is
+    unknown). If the step does not fit, what compiling would tell is None.
 
   Raises:
     ConfigError: The config, or the slice, cannot work.
@@ -180,7 +173,7 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
 
 
 def _needed_and_there(error: Exception) -> tuple[int, int]:
-  """Reads the bytes out of the compiler's complaint; raises another error."""
+  """Parses the bytes in the compiler's message; raises any other error."""
   found = next(
     (m for p in OUT_OF_MEMORY if (m := re.search(p, str(error)))), None
   )
@@ -202,10 +195,10 @@ PRICES = (
 
 
 def price(compiled, chip: Chip) -> dict[str, Any]:
-  """Returns what a compiled step does, and for how long, on each chip."""
+  """Returns work and estimated time of a compiled step, on each chip."""
   text, costs = compiled.as_text(), compiled.cost_analysis()
   looped, once = Module(text).totals(chip)
-  # XLA takes a second off for each custom call that it does not know.
+  # XLA subtracts a second for each custom call that it does not know.
   unknown = len(re.findall(r'custom_call_target="ConcatBitcast"', text))
   optimal = costs["optimal_seconds"] + unknown
   optimal *= looped.roof_seconds / once.roof_seconds
@@ -224,7 +217,7 @@ def describe(topology: str) -> tuple[Chip, list]:
   """Returns the chip and the devices of a slice.
 
   Raises:
-    ConfigError: libtpu is absent, or does not know it.
+    ConfigError: libtpu is absent, or does not know the slice.
   """
   generation = topology.split(":")[0]
   if generation not in CHIPS:
@@ -241,7 +234,7 @@ def describe(topology: str) -> tuple[Chip, list]:
         " libtpu (no TPU is needed)."
       ]
     )
-  # One device a chip, as Cloud TPU runs a v4.
+  # One device per chip, as Cloud TPU runs a v4.
   options = {"chip_config_name": "megacore"} if generation == "v4" else {}
   try:
     found = topologies.get_topology_desc(
@@ -276,7 +269,7 @@ def classes_of(config: Config) -> int:
   """Returns the width of the head, without looking at data.
 
   Raises:
-    ValueError: Nobody knows it.
+    ValueError: Neither the config nor `FACTS` states it.
   """
   known = facts.known(config.data.dataset)
   if config.num_classes or (known and known.num_classes):
@@ -301,7 +294,7 @@ def steps_of(config: Config) -> int | None:
 
 
 def table(found: dict[str, Any]) -> str:
-  """Returns a plan in words and numbers."""
+  """Returns a plan as a table of text."""
   mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
   room = found["capacity_bytes"] - found["peak_bytes"]
   verdict = "fits" if found["fits"] else "DOES NOT FIT"
@@ -323,22 +316,23 @@ def table(found: dict[str, Any]) -> str:
         for kind, (n, size) in found["collectives"].items()
       )
       or "none",
-      "step": f"{1e3 * found['price_seconds']:,.1f} ms (cycles and links"
-      f" {1e3 * found['cycles_seconds']:,.1f}, roofline"
+      "step": f"{1e3 * found['price_seconds']:,.1f} ms, an estimate (cycles"
+      f" and links {1e3 * found['cycles_seconds']:,.1f}, roofline"
       f" {1e3 * found['optimal_seconds']:,.1f})",
       "speed": f"{found['images_per_second']:,.0f} images/s, MFU"
-      f" {100 * found['mfu']:.1f} %",
+      f" {100 * found['mfu']:.1f} %, estimates",
     }
     if found["hours"] is not None:
       rows["run"] = (
         f"{found['steps']:,} steps: {found['hours']:,.1f} hours,"
-        f" {found['chip_hours']:,.0f} chip-hours, without evaluation"
+        f" {found['chip_hours']:,.0f} chip-hours, estimates, without"
+        " evaluation"
       )
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
 def main(args: cli.Args) -> None:
-  """Plans, or searches, and prints."""
+  """Plans or searches, and prints the result."""
   wants_json = args.flags["json"] == "true"
   try:
     found = list(args.faults)

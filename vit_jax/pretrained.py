@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import weights
+from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
@@ -27,7 +28,7 @@ BATCH = 16  # images in a forward pass of `predict`
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """One class and the probability that the model gives it, 0 to 1."""
+  """A class and its probability by the model, 0 to 1."""
 
   name: str
   probability: float
@@ -35,17 +36,17 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """A model with its weights, and all that is needed to use them.
+  """A model with its weights, and all that its use needs.
 
   Attributes:
     config: The model's options.
     params: Nested dict of arrays, float32.
     num_classes: Width of the head; 0: there is none.
     image_size: (height, width) of its images, pixels.
-    class_names: In the order of the logits; None where nobody knows them.
+    class_names: Names in the order of the logits; None where they are unknown.
     ops: Preprocessing that makes its images, as in `config.data.ops`.
-    loss: "softmax" or "sigmoid": what the head was trained with.
-    report: What became of the weights.
+    loss: "softmax" or "sigmoid": the loss of the head's training.
+    report: What was done with the weights.
   """
 
   config: ModelConfig
@@ -69,10 +70,10 @@ class Pretrained:
   def __call__(
     self, images: Float[Array, "b h w c"] | np.ndarray
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
-    """Returns logits and the intermediates by name, see the model.
+    """Returns logits, and the intermediates by name; see the model.
 
     Args:
-      images: In [-1, 1], of `image_size`.
+      images: Floats in [-1, 1], of `image_size`.
 
     Raises:
       ValueError: They are of another type or shape.
@@ -93,33 +94,33 @@ class Pretrained:
     return self._apply(self.params, images)
 
   def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
-    """Names what is on images, with the model's own preprocessing.
+    """Classifies images, with the model's own preprocessing.
 
-    Grey images become RGB, alpha is dropped, EXIF orientations are not applied:
-    as in training. Pillow decodes and numpy resizes (`vit_jax.data.pixels`);
-    from files without loss, and from arrays, the model gets what the evaluators
-    get (antialiased resizing: but for 1 level of 255 in 1 of 1,000). Of JPEG
-    files TensorFlow's decoder makes pixels that differ by 1 level in the mean,
-    at most 18 on photographs.
+    As in training, grey images become RGB, alpha is dropped, and EXIF
+    orientations are not applied. Pillow decodes and numpy resizes
+    (`vit_jax.data.pixels`). From lossless files, and from arrays, the model
+    gets the pixels of evaluation (with antialiasing, 1 in 1,000 differs by 1
+    level of 255). From JPEG files, TensorFlow's decoder gives pixels that
+    differ by 1 level in the mean, and by at most 18 on photographs.
 
     Args:
-      images: A path, a glob, a PIL image, or an array uint8 [h, w],
-        [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these in a list, or
-        as an array [b, h, w, c]. Files: JPEG, PNG, WebP, BMP, GIF, and what
-        else Pillow reads.
-      top: Classes told of each.
+      images: A path, a glob, a PIL image, or an array uint8 [h, w], [h, w, 1],
+        [h, w, 3] or [h, w, 4]; or any number of these in a list, or as an array
+        [b, h, w, c]. Files: JPEG, PNG, WebP, BMP, GIF, and all else that Pillow
+        reads.
+      top: Number of classes returned for each image.
 
     Returns:
-      One list for each image, in the order of `images` (of a glob: of the
-      names), the likeliest class first. Probabilities are the softmax of the
+      One list per image, in the order of `images` (for a glob: of the names),
+      the most probable class first. Probabilities are the softmax of the
       logits, or, if the model was trained with `loss` "sigmoid", each logit's
-      own sigmoid, which do not sum to 1. A class without a name is told by its
+      own sigmoid, which do not sum to 1. A class without a name is given by its
       number.
 
     Raises:
       FileNotFoundError: A file is missing, or a glob matches nothing.
-      ValueError: The model has no head, or some images cannot be read: all of
-        them are named.
+      ValueError: The model has no head, or some images cannot be read: the
+        message names all of them.
     """
     if not self.num_classes:
       raise ValueError("got a model without a head, expected one; call it.")
@@ -135,7 +136,7 @@ class Pretrained:
           faults.append((f"{images_lib.name(image, index)}: {e}", type(e)))
       if faults:
         continue  # only to name the others
-      logits, _ = self(np.stack(rows).astype(np.float32) / 127.5 - 1)
+      logits, _ = self(normalise(np.stack(rows)))
       for row in np.asarray(PROBABILITIES[self.loss](logits)):
         best = np.argsort(-row, kind="stable")[:top]
         found.append([Prediction(names[k], float(row[k])) for k in best])
@@ -144,7 +145,7 @@ class Pretrained:
     return found
 
   def metadata(self) -> dict[str, Any]:
-    """Returns what travels with the parameters, as JSON can hold it."""
+    """Returns the JSON that goes with the parameters."""
     return {
       "model": to_dict(self.config),
       "image_size": list(self.image_size),
@@ -161,14 +162,14 @@ class Pretrained:
     }
 
   def export(self, platforms: Sequence[str] = ("cpu",)) -> bytes:
-    """Returns the forward pass as StableHLO, weights inside.
+    """Returns the forward pass as StableHLO, weights included.
 
     `jax.export.deserialize(...).call(images)` runs it without this package, on
     any number of images float32 [b, height, width, 3] in [-1, 1], and returns
     the logits.
 
     Args:
-      platforms: What it shall run on: "cpu", "cuda", "tpu".
+      platforms: Platforms to run on: "cpu", "cuda", "tpu".
     """
     (rows,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((rows, *self.image_size, 3), jnp.float32)
@@ -190,31 +191,32 @@ def load(
 ) -> Pretrained:
   """Loads a model with its weights from any known format.
 
-  The format is told by the content of the file: `.npz` of Google's ViT,
+  The format is recognised by the content of the file: `.npz` of Google's ViT,
   AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
   folder of a Hugging Face ViT, the folder of one of our runs, of one step, or
   of a plain tree of arrays saved with Orbax. The model is found by the
   parameters' names and shapes; nothing is unpickled.
 
   Args:
-    path: On disk, or wherever the file layer reads (gs://).
-    image_size: (height, width) or the side of a square, pixels; None: what the
-      weights were trained for. Positions are resampled.
+    path: A path on disk, or wherever the file layer reads (gs://).
+    image_size: (height, width) or the side of a square, pixels; None: that of
+      the weights' training. Positions are resampled.
     patch: Side of a patch, pixels; None: the weights'. The patch embedding is
       resized by the pseudoinverse of arXiv:2212.08013.
     grid: Rows and columns of patches of the position table, for a file that
-      does not say and whose patches do not lie in a square.
-    posemb_filter: How positions are resampled: "zoom" (the paper's), or
-      another of `vit_jax.models.resample.METHODS`.
-    loss: "softmax" or "sigmoid", for the probabilities of `predict`: what the
-      head was trained with. None: what a run of ours, or config.json of
-      Hugging Face, says; else sigmoid for the 21,843 classes of Google's
-      ImageNet-21k files, and softmax, which is wrong for other heads of a
-      sigmoid, such as AugReg's from ImageNet-1k alone: no file says so.
+      does not state them and whose grid is not square.
+    posemb_filter: How positions are resampled: "zoom" (the paper's), or another
+      of `vit_jax.models.resample.METHODS`.
+    loss: "softmax" or "sigmoid", for the probabilities of `predict`: the loss
+      of the head's training. None: that of our run, or of Hugging Face's
+      config.json; else sigmoid for the 21,843 classes of Google's ImageNet-21k
+      files, and softmax for all others. That is wrong for other heads trained
+      with a sigmoid, such as AugReg's from ImageNet-1k alone, whose files do
+      not say so.
     verbose: Whether to print a table of what was loaded, resized,
       re-initialised and ignored; it is the result's `report`, too.
-    **options: Options of the model's family that are to be otherwise,
-      such as dtype="bfloat16", gelu="erf", num_heads=3.
+    **options: Options of the model's family to change, such as
+      dtype="bfloat16", gelu="erf", num_heads=3.
 
   Raises:
     FileNotFoundError: Nothing is there.
@@ -270,7 +272,7 @@ def load(
   if (
     ops is None
     or size_after(ops) != (height, width)
-    or pixels.is_random(ops)  # of a run that scored nothing
+    or pixels.is_random(ops)  # from a run without evaluation
   ):
     side = height if height == width else (height, width)
     ops = f"decode|resize({side})"
@@ -319,7 +321,7 @@ def _pair(size) -> tuple[int, int] | None:
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
-  """Moves arrays one by one, letting go of each: not all are there twice."""
+  """Moves arrays one by one and releases each, so that few exist twice."""
   return {
     key: _to_device(value) if isinstance(value, dict) else jnp.asarray(value)
     for key, value in ((k, tree.pop(k)) for k in list(tree))

@@ -1,4 +1,4 @@
-"""Draws what runs did: `python -m vit_jax.report runs/demo`.
+"""Writes a report on runs: `python -m vit_jax.report runs/demo`.
 
 Reads a run, or all runs of a directory, and writes beside them `report.html`
 (one file, pictures inside, no network), `figures/*.svg` and `summary.json`.
@@ -41,9 +41,9 @@ class Report:
   """Collects the parts of the page and its pictures.
 
   Args:
-    runs: What to show.
+    runs: Runs to report on.
     summary: As `runs.summarise` returns it.
-    title: Of the page.
+    title: Title of the page.
   """
 
   def __init__(self, runs: list[Run], summary: dict, title: str):
@@ -51,7 +51,7 @@ class Report:
     self.pictures: dict[str, bytes] = {}
 
   def html(self) -> str:
-    """Returns the page; `pictures` is full afterwards."""
+    """Returns the page; `pictures` is complete afterwards."""
     parts = [
       self._head(),
       tables.scores(self.runs),
@@ -112,7 +112,7 @@ class Report:
     )
 
   def _groups(self) -> dict[str, list[Run]]:
-    """Runs on the same data are compared in one picture."""
+    """Groups runs on the same data, which are compared in one picture."""
     groups: dict[str, list[Run]] = {}
     for run in self.runs:
       groups.setdefault(run.dataset, []).append(run)
@@ -165,7 +165,7 @@ class Report:
     )
 
   def _fewshot_of(self, run: Run, name: str) -> str:
-    """Table and charts of an evaluator's last accuracies, all L2 weights."""
+    """Returns table and charts of an evaluator's last accuracies."""
     found = {"trained weights": run.fewshot(name)}
     found |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
     absent = [text for text, by_l2 in found.items() if not by_l2]
@@ -212,12 +212,12 @@ class Report:
     )
 
   def _predictions(self) -> str:
-    """The first images of a split, and those that are worst mistaken."""
+    """Returns the first images of a split, and its worst mistakes."""
     parts, none, damaged = [], [], []
     for run in self.runs:
       try:
         found = kept.predictions(run, NUM_IMAGES)
-      except Exception as e:  # Whatever a damaged file may raise.
+      except Exception as e:  # A damaged file may raise anything.
         what = str(e)[:200] or type(e).__name__
         damaged.append(f"predictions.npz of {run.name}: {what}")
         continue
@@ -237,12 +237,12 @@ class Report:
     )
 
   def _positions(self) -> str:
-    """Similarity of position embeddings, before and after interpolation."""
+    """Returns similarities of positions, before and after interpolation."""
     found, lacking, drawn = {}, [], []
     for run in self.runs:
       try:
         found[run.name] = kept.load_positions(run)
-      except Exception as e:  # Whatever a damaged checkpoint may raise.
+      except Exception as e:  # A damaged checkpoint may raise anything.
         lacking.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
 
     def draw(name: str, title: str, positions: kept.Positions) -> None:
@@ -276,7 +276,7 @@ class Report:
     )
 
   def _source_of(self, run: Run) -> Run | None:
-    """The run among these whose weights this one started from."""
+    """Returns the run among these whose weights this one started from."""
     parts = pathlib.PurePath(run.config.get("init") or "").parts
     return next((r for r in self.runs if r.name in parts and r != run), None)
 
@@ -293,7 +293,7 @@ def write_report(directory: str, out: str | None = None) -> pathlib.Path:
 
   Args:
     directory: A run's workdir, or a directory of such.
-    out: Where to write; None: to `directory`.
+    out: Folder to write to; None: `directory`.
 
   Returns:
     Path of the page.
@@ -317,24 +317,24 @@ def write_report(directory: str, out: str | None = None) -> pathlib.Path:
 
 
 def _grid(text: str, pictures: list[str]) -> str:
-  """Pictures side by side under their explanation; nothing for none."""
+  """Returns pictures side by side under their explanation; nothing for none."""
   pictures = "".join(pictures)
   return pictures and f'<p>{text}</p><div class="grid">{pictures}</div>'
 
 
 def _name(run: Run, group: list[Run]) -> str:
-  """The heading names a run that is alone; its line need not."""
+  """Returns a name for a line, or "" where the heading names the only run."""
   return run.label if len(group) > 1 else ""
 
 
 def _lines(wanted) -> list[Line]:
-  """Curves of (label, run, metric), without those that have no point."""
+  """Returns curves of (label, run, metric), leaving out empty ones."""
   lines = [Line(label, *run.series(metric)) for label, run, metric in wanted]
   return [line for line in lines if len(line.x)]
 
 
 def _first_and_worst(found: kept.Predictions) -> str:
-  """Images with captions that say how many there are."""
+  """Returns images with captions that say how many there are."""
   right = sum(e.label == e.guess for e in found.first)
   which = "" if found.is_whole else " that the run kept"
   worst = f"{found.num_wrong:,} of the {found.num_images:,} images{which} are"
@@ -349,7 +349,7 @@ def _first_and_worst(found: kept.Predictions) -> str:
 
 
 def _accuracies(group: list[Run]) -> list[Line]:
-  """Top-1 of every run, over its steps; of a single one, all that it scored."""
+  """Returns top-1 of every run over its steps; of a single run, all scores."""
   if len(group) > 1:
     return _lines((_scored(r), r, r.curve() or "") for r in group)
   (run,) = group
@@ -368,7 +368,7 @@ def _accuracies(group: list[Run]) -> list[Line]:
 
 
 def _scored(run: Run) -> str:
-  """The run, and on which evaluator if not on the one that stands for it."""
+  """Returns names of run and evaluator, if not the one that represents it."""
   if run.curve() == run.top1():
     return run.label
   return f"{run.label}, {run.curve().removesuffix('/top1')}"
@@ -380,7 +380,7 @@ def _accuracy_chart(group: list[Run]) -> Callable:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Reads the command line."""
+  """Parses the command line."""
   parser = argparse.ArgumentParser(
     "python -m vit_jax.report", description=__doc__.split("\n")[0]
   )

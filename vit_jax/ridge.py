@@ -23,7 +23,7 @@ from jaxtyping import Float64, Int64, Integer, Num
 
 BIAS = 100.0
 STD_FLOOR = 1e-5
-ROWS = 4096  # Scored at a time, which bounds the memory.
+ROWS = 4096  # Examples scored at a time, which bounds the memory.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +94,14 @@ def fit(
 ) -> list[Ridge]:
   """Fits several penalties from one eigendecomposition.
 
-  With n shots of d features (the constant counted), the smaller Gram matrix
-  is taken apart once, after which a penalty costs two matrix products:
+  With n shots of d features (the constant included), the smaller Gram matrix is
+  decomposed once, after which a penalty costs two matrix products:
 
     n >= d:  X'X = V S V',  W = V (S + l2)^-1 V' X'Y
     n < d:   XX' = U S U',  W = X' U (S + l2)^-1 U' Y
 
   Args:
-    features: Of the shots.
+    features: Features of the shots.
     labels: Their classes, 0 to num_classes - 1.
     num_classes: Columns of the targets; a class without shots gets -1 only.
     l2s: Weights of the penalty, more than 0; not divided by the number of
@@ -111,8 +111,8 @@ def fit(
     One classifier per penalty, in their order.
 
   Raises:
-    ValueError: A penalty is not positive, a label is out of range, or a
-      feature is not finite.
+    ValueError: A penalty is not positive, a label is out of range, or a feature
+      is not finite.
 
   Example:
     >>> x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
@@ -154,7 +154,7 @@ def fit(
 def predict(
   ridge: Ridge, features: Num[np.ndarray, "n d"]
 ) -> Int64[np.ndarray, " n"]:
-  """Returns the class with the largest score; the lowest of equal ones."""
+  """Returns the class with the largest score; among equal ones the lowest."""
   found = np.empty(len(features), np.int64)
   for i in range(0, len(features), ROWS):
     rows = features[i : i + ROWS].astype(np.float64)
@@ -178,7 +178,7 @@ def _whiten(features, mean, std):
 
 
 def _times_targets(rows, labels, num_classes):
-  """Returns rows' Y; Y is +1 and -1, and too large to be written down."""
+  """Returns rows' Y, where Y is +1 and -1, and too large to be stored."""
   sums = np.zeros((num_classes, rows.shape[1]))
   np.add.at(sums, labels, rows)
   return (2.0 * sums - rows.sum(axis=0)).T

@@ -1,7 +1,7 @@
-"""Which device holds what: the mesh, and one table for all parameters.
+"""Which device has which part of what: the mesh, and one table for parameters.
 
-Batches are split over `data` and `fsdp`; parameters, and whatever the
-optimizer keeps for each of them, over `fsdp` and `tensor`.
+Batches are split over `data` and `fsdp`; parameters, and all that the optimizer
+keeps for each of them, over `fsdp` and `tensor`.
 """
 
 import math
@@ -21,12 +21,12 @@ BATCH_AXES = ("data", "fsdp")
 BATCH_SPEC = P(BATCH_AXES)
 
 # One side of a v5e or v6e pod: the state is then small, and the parts are large
-# enough for a TPU to scatter what it reduces (measured: docs/performance.md).
+# enough for a TPU to scatter what it reduces (docs/performance_log.md).
 MAX_FSDP = 16
 
-# What every family says of the ends of paths such as
+# The rules of every family, for the ends of paths such as
 # "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", so that the
-# optimizer's moments go where their parameters are. The first match counts.
+# optimizer's moments are split like their parameters. The first match counts.
 PARAM_RULES: tuple[tuple[str, P], ...] = (
   *dict.fromkeys(
     (rule, P(*axes)) for cls in FAMILIES.values() for rule, axes in cls.SHARDING
@@ -38,8 +38,8 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
 def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
-  If fsdp is -1 it gets the largest divisor of what is left up to `MAX_FSDP`,
-  and data, if that is -1, too, the rest.
+  If fsdp is -1 it gets the largest divisor, up to `MAX_FSDP`, of the devices
+  left; data, if that is -1, too, gets the rest.
 
   Raises:
     ValueError: The axes do not multiply to the number of devices.
@@ -82,7 +82,7 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
 
 
 def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
-  """Every device must get the same number of rows."""
+  """Returns a fault unless every device gets the same number of rows."""
   parts = shape["data"] * shape["fsdp"]
   if batch_size % parts == 0:
     return []
@@ -115,14 +115,14 @@ def num_microbatches(num_rows: int, microbatch: int | None) -> int:
 def infer(tree, mesh: Mesh | AbstractMesh):
   """Returns a NamedSharding for every leaf, by `PARAM_RULES`.
 
-  Blocks stacked for a scan have one more dimension in front, which is left
-  whole. Where fsdp does not divide the dimension of the rule, it takes the
-  largest that it does divide; where tensor does not, that stays whole (see
-  `left_whole`).
+  Blocks stacked for a scan have one more dimension in front, which is not
+  split. Where fsdp does not divide the dimension of the rule, it splits the
+  largest dimension that it does divide; where tensor does not, that dimension
+  is not split (see `left_whole`).
 
   Args:
-    tree: Parameters, or a state that holds such; arrays or shapes.
-    mesh: Its axes are those of `AXES`.
+    tree: Parameters, or a state that has them; arrays or shapes.
+    mesh: A mesh with the axes `AXES`.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: NamedSharding(
@@ -135,11 +135,11 @@ def infer(tree, mesh: Mesh | AbstractMesh):
 def left_whole(
   tree, mesh: Mesh | AbstractMesh
 ) -> tuple[float, dict[str, list[str]]]:
-  """Tells what the mesh does not split.
+  """Returns what the mesh does not split.
 
   Returns:
-    The share of the bytes that every device along fsdp holds in full, 0 to 1;
-    and axis -> paths of the leaves that a rule would have it split, were they
+    The share of the bytes that every device along fsdp has in full, 0 to 1; and
+    axis -> paths of the leaves that a rule would have it split, were they
     divisible.
   """
   whole, total = 0, 0
@@ -157,7 +157,7 @@ def left_whole(
 
 
 def describe(config: Config, params, mesh: Mesh) -> str:
-  """Returns in words how a step is cut up, and what is not."""
+  """Returns in words how a step is divided, and what is not."""
   number = microbatches_of(config, mesh)
   text = f"{number} microbatch{'es' * (number > 1)} a step"
   share, indivisible = left_whole(params, mesh)
@@ -172,23 +172,23 @@ def describe(config: Config, params, mesh: Mesh) -> str:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Every device holds all of it."""
+  """Returns the sharding in which every device has all of an array."""
   return NamedSharding(mesh, P())
 
 
 def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-  """Makes one global array of the parts that the processes read.
+  """Makes one global array from the parts that the processes read.
 
   Args:
-    batch: The rows of this process; the image stays uint8 on its way.
-    mesh: Rows are split over its axes data and fsdp; every process must hold
+    batch: The rows of this process; the image is transferred as uint8.
+    mesh: Rows are split over its axes data and fsdp; every process must have
       whole rows (see `batch_faults`).
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
   rows = len(batch["mask"]) * jax.process_count()
   return {
     key: jax.make_array_from_process_local_data(
-      # jax has no int64 by default, and no data set 2**31 records.
+      # jax has no int64 by default, and no data set has 2**31 records.
       sharding,
       value.astype(np.int32) if key == "index" else value,
       (rows, *value.shape[1:]),
@@ -229,7 +229,7 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
 
 
 def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
-  """Those of a dimension's axes that split and divide it, from the left."""
+  """Returns those of a dimension's axes that divide it, from the left."""
   names = (axes,) if isinstance(axes, str) else axes or ()
   kept = ()
   for name in names:
@@ -242,7 +242,7 @@ def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
 
 
 def _names(spec) -> set[str]:
-  """The axes that a spec names."""
+  """Returns the axes that a spec names."""
   return {
     name
     for axes in spec

@@ -1,8 +1,10 @@
-"""State, loss and update: the one jitted function that trains.
+"""State and update: what a config is assembled to, and the step that trains.
 
-Nothing here reads files or knows where batches come from.
+Nothing here reads files, or knows where batches come from and what is learned
+from them: that is the objective's task.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +15,12 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, UInt8
 
 from vit_jax import collectives, optim
+from vit_jax.batch import normalise
 from vit_jax.config import Config
 from vit_jax.devices import compiler_options
-from vit_jax.losses import LOSSES, smooth, targets_of
 from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 
 
@@ -28,7 +30,7 @@ class TrainState:
 
   step: int32 scalar, updates applied so far.
   params: Nested dict, float32.
-  opt_state: What optax keeps.
+  opt_state: State of the optimizer.
   ema: Averaged parameters, or None where config.optim.ema_decay is.
   """
 
@@ -43,22 +45,81 @@ class TrainState:
     return self.params if self.ema is None else self.ema
 
 
-def normalise(images: UInt8[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-  """Maps 0..255 to -1..1, as the published checkpoints expect."""
-  return images.astype(jnp.float32) / 127.5 - 1.0
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What a step needs to know about the data, and no config states.
+
+  num_classes: Number of classes of the labels.
+  image_size: (height, width) after preprocessing, pixels.
+  total_steps: Length of the run in updates; None: nothing is trained.
+  """
+
+  num_classes: int
+  image_size: tuple[int, int]
+  total_steps: int | None = None
 
 
-def make_init(
-  config: Config,
-  model: nn.Module,
-  tx: optax.GradientTransformation,
-  image_size: tuple[int, int],
-) -> Callable[[jax.Array], TrainState]:
-  """Returns rng -> fresh state; pure, so its shapes come from `eval_shape`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assembly:
+  """What a config and the facts of its data are assembled to; no arrays yet.
+
+  seed: Root of all randomness.
+  module: The module that is trained; maps images in [-1, 1] to (logits, out).
+  init: Makes a fresh state from a key; pure.
+  state: The state, of `jax.ShapeDtypeStruct` with shardings.
+  schedule: Updates applied so far -> learning rate; None without training.
+  train_step: See `make_train_step`; None without training.
+  """
+
+  seed: int
+  module: nn.Module
+  init: Callable[[jax.Array], TrainState]
+  state: TrainState
+  schedule: optim.Schedule | None
+  train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
+
+  def fresh_state(self) -> TrainState:
+    """Returns the state before the first step, every array made in place."""
+    return self._made(self.init, self.state)
+
+  def fresh_params(self) -> Any:
+    """Returns only the parameters of the fresh state."""
+    return self._made(lambda rng: self.init(rng).params, self.state.params)
+
+  def _made(self, init: Callable, like: Any) -> Any:
+    made = jax.jit(init, out_shardings=shardings_of(like))
+    return made(jax.random.key(self.seed))
+
+  def predict(
+    self, params: Any, images: UInt8[Array, "b h w c"]
+  ) -> tuple[Array, dict[str, Any]]:
+    """Returns (logits, out), not jitted.
+
+    The caller jits it and takes what it needs of `out`; XLA drops the rest.
+    """
+    return self.module.apply({"params": params}, normalise(images))
+
+
+def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
+  """Makes module, optimizer, abstract state and step; no other place does.
+
+  Args:
+    config: The run.
+    facts: Facts of its data.
+    mesh: Mesh that it runs on; its devices need not exist.
+
+  Raises:
+    ValueError: The config describes no run; `config.checks` finds all faults
+      beforehand.
+  """
+  module, loss_fn = config.objective.make(config.model, facts)
+  tx, schedule = optax.identity(), None
+  if facts.total_steps is not None:
+    tx, schedule = optim.make_optimizer(config.optim, facts.total_steps)
 
   def init(rng: jax.Array) -> TrainState:
-    images = jnp.zeros((1, *image_size, 3), jnp.float32)
-    params = model.init(rng, images)["params"]
+    images = jnp.zeros((1, *facts.image_size, 3), jnp.float32)
+    params = module.init(rng, images)["params"]
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -66,81 +127,62 @@ def make_init(
       ema=None if config.optim.ema_decay is None else params,
     )
 
-  return init
-
-
-def make_state(
-  init: Callable[[jax.Array], TrainState], mesh: Mesh, seed: int
-) -> TrainState:
-  """Returns the fresh state, every array born where it belongs."""
-  rng = jax.random.key(seed)
-  shardings = infer(jax.eval_shape(init, rng), mesh)
-  return jax.jit(init, out_shardings=shardings)(rng)
-
-
-def make_params(
-  init: Callable[[jax.Array], TrainState], mesh: Mesh, seed: int
-) -> Any:
-  """Returns the parameters of the fresh state alone."""
-  params = lambda rng: init(rng).params
-  rng = jax.random.key(seed)
-  shardings = infer(jax.eval_shape(params, rng), mesh)
-  return jax.jit(params, out_shardings=shardings)(rng)
+  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  state = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    infer(shapes, mesh),
+  )
+  train_step = None
+  if facts.total_steps is not None:
+    train_step = make_train_step(config, loss_fn, tx, state, mesh)
+  return Assembly(config.seed, module, init, state, schedule, train_step)
 
 
 def make_train_step(
   config: Config,
-  model: nn.Module,
+  loss_fn: Callable[[Any, dict, jax.Array], tuple[Array, Array, dict]],
   tx: optax.GradientTransformation,
-  num_classes: int,
-  state_shape: TrainState,
+  state: TrainState,
   mesh: Mesh,
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
-  The loss is the mean over the rows that the mask leaves. Every device cuts
-  its own rows into microbatches of at most config.optim.microbatch, and sums
-  their gradients; only these sums cross the links, once a step. The result is
-  that of the whole batch on one device, up to rounding.
+  The loss is a mean: the objective's sum over what counts, divided by its
+  number, over the whole batch. Every device divides its own rows into
+  microbatches of at most config.optim.microbatch, and adds up their sums and
+  gradients; only these cross the links, once a step. The result is that of the
+  whole batch on one device, up to rounding.
 
   Args:
     config: The run.
-    model: Its `apply` gives (logits, out).
+    loss_fn: Loss of the objective, see `vit_jax.objectives`.
     tx: The optimizer.
-    num_classes: Width of the head.
-    state_shape: `eval_shape` of the state.
-    mesh: Where it runs.
+    state: Abstract, with shardings.
+    mesh: Mesh that it runs on.
 
   Returns:
-    A function; metrics are the float32 scalars `loss`, `grad_norm` (before
-    clipping) and `param_norm` (after the update).
+    A function; metrics are the float32 scalars `loss`, the objective's own
+    (means, too), `grad_norm` (before clipping) and `param_norm` (after the
+    update).
   """
-  loss_fn = LOSSES[config.objective.loss]
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
-  shardings = infer(state_shape, mesh)
+  shardings = shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
 
-  def summed_loss(params, batch, rng):
-    """Sum over the rows, so that microbatches and devices add up."""
-    logits, _ = model.apply(
-      {"params": params},
-      normalise(batch["image"]),
-      is_training=True,
-      records=batch["index"],
-      rngs={"dropout": rng},
-    )
-    targets = targets_of(batch["label"], num_classes)
-    targets = smooth(targets, config.objective.label_smoothing)
-    return jnp.sum(loss_fn(logits, targets) * batch["mask"])
+  def summed(params, batch, rng):
+    """Sums over the rows, so that microbatches and devices add up."""
+    loss, count, named = loss_fn(params, batch, rng)
+    return loss, (count, named)
 
-  def loss_and_grads(params, batch, rng):
-    """Of one device's rows, given its part of the parameters."""
+  def sums_and_grads(params, batch, rng):
+    """Returns sums and gradients of a device's rows, from its parameters."""
     whole = collectives.gather(params, specs, config.model.dtype)
-    grad_fn = jax.value_and_grad(summed_loss)
-    num_rows = batch["mask"].shape[0]
+    grad_fn = jax.value_and_grad(summed, has_aux=True)
+    num_rows = len(jax.tree.leaves(batch)[0])
     number = num_microbatches(num_rows, config.optim.microbatch)
     if number == 1:
-      loss, grads = grad_fn(whole, batch, rng)
+      sums, grads = grad_fn(whole, batch, rng)
     else:
 
       def add(total, microbatch):
@@ -149,17 +191,20 @@ def make_train_step(
           lambda t, p: t + p.astype(t.dtype), total, part
         ), None
 
-      zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
-      total = (jnp.zeros(()), jax.tree.map(zeros, whole))
       microbatches = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
       )
-      (loss, grads), _ = jax.lax.scan(add, total, microbatches)
+      one = jax.tree.map(lambda x: x[0], microbatches)
+      sums = jax.eval_shape(summed, whole, one, rng)
+      zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+      total = jax.tree.map(zeros, (sums, whole))
+      (sums, grads), _ = jax.lax.scan(add, total, microbatches)
       grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, whole)
-    return collectives.total(loss), collectives.reduce(grads, specs)
+    sums = jax.tree.map(collectives.total, sums)
+    return sums, collectives.reduce(grads, specs)
 
-  loss_and_grads = jax.shard_map(
-    loss_and_grads,
+  sums_and_grads = jax.shard_map(
+    sums_and_grads,
     mesh=mesh,
     in_specs=(specs, BATCH_SPEC, P()),
     out_specs=(P(), specs),
@@ -169,9 +214,10 @@ def make_train_step(
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     rng = jax.random.fold_in(root, state.step)
-    rows = jnp.sum(batch["mask"], dtype=jnp.float32)
-    total = loss_and_grads(state.params, batch, rng)
-    loss, grads = jax.tree.map(lambda x: x / jnp.maximum(rows, 1.0), total)
+    (loss, (count, named)), grads = sums_and_grads(state.params, batch, rng)
+    loss, named, grads = jax.tree.map(
+      lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)
+    )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
@@ -179,6 +225,7 @@ def make_train_step(
       ema = optim.ema(ema, params, config.optim.ema_decay, state.step)
     metrics = {
       "loss": loss,
+      **named,
       "grad_norm": optax.tree.norm(grads),
       "param_norm": optax.tree.norm(params),
     }
@@ -193,13 +240,6 @@ def make_train_step(
   )
 
 
-def make_predict(model: nn.Module) -> Callable[[Any, UInt8[Array, "..."]], Any]:
-  """Returns (params, uint8 images) -> (logits, out), not yet jitted.
-
-  Whoever jits it takes what it needs of `out`; XLA drops the rest.
-  """
-
-  def predict(params, images):
-    return model.apply({"params": params}, normalise(images))
-
-  return predict
+def shardings_of(tree: Any) -> Any:
+  """Returns the sharding of every leaf of an abstract tree."""
+  return jax.tree.map(lambda x: x.sharding, tree)

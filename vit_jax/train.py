@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   )
 
 # ruff: noqa: E402
-import collections
 import contextlib
 import sys
 
@@ -34,12 +33,10 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.models import build
-from vit_jax.optim import make_optimizer
 from vit_jax.runtime import host_memory, prepare, processes, run_info
 from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress
-from vit_jax.runtime.throughput import Meter
+from vit_jax.runtime.throughput import Meter, updates
 from vit_jax.runtime.writer import Writer
 
 NUM_PREDICTIONS = 64  # test images kept with what the model said of them
@@ -89,53 +86,46 @@ def _train(
 
   data = prepared.data
   phases.ends("data")
-  num_classes, size, total_steps = prepared.facts
-
-  model = build(config.model, num_classes)
-  tx, schedule = make_optimizer(config.optim, total_steps)
-  init = step_lib.make_init(config, model, tx, size)
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
-  metadata = run_info.metadata(prepared, shapes.params)
+  facts = prepared.facts
+  total_steps = facts.total_steps
+  assembly = step_lib.assemble(config, facts, mesh)
+  metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   start = prepared.start
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
-  progress.note(run_info.text(prepared, mesh, shapes.params))
+  progress.note(run_info.text(prepared, mesh, assembly.state.params))
 
   # The state: resumed, or fresh with given weights, or fresh.
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     for change in run_info.changes(config, workdir).values():
       progress.note(f"changed     {change}")
-    state = checkpointer.restore(start, shapes, sharding.infer(shapes, mesh))
+    state = checkpointer.restore(start, assembly.state)
   else:
-    state = step_lib.make_state(init, mesh, config.seed)
+    state = assembly.fresh_state()
     if config.init:
       params, report = prepared.take_weights()
       state = with_weights(state, params)
+      del params  # the host's copy
       progress.note(weights.format_report(report))
   if jax.process_index() == 0:
     run_info.write_json(workdir, "config.json", to_dict(config))
     run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
-  train_step = step_lib.make_train_step(
-    config, model, tx, num_classes, shapes, mesh
-  )
   batches = checked(
     data.batches(start, jax.process_index(), jax.process_count()),
     rows=config.data.batch_size // jax.process_count(),
-    image_size=size,
-    num_classes=num_classes,
+    image_size=facts.image_size,
+    num_classes=facts.num_classes,
     start_step=start,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
   evaluators = prepared.evaluators(
-    step_lib.make_predict(model),
-    mesh,
-    random_params=lambda: step_lib.make_params(init, mesh, config.seed),
+    assembly.predict, mesh, random_params=assembly.fresh_params
   )
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
@@ -145,7 +135,7 @@ def _train(
   meter = Meter(
     config.data.batch_size,
     mesh.size,
-    config.model.train_flops(size, num_classes),
+    config.model.train_flops(facts.image_size, facts.num_classes),
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)
@@ -170,25 +160,23 @@ def _train(
       scoring.start(start, evaluator, state.eval_params)
   phases.ends("evaluators")
 
-  waiting = collections.deque()
+  def on_devices():
+    for number, batch in enumerate(batches):
+      batch = sharding.to_global(batch, mesh)
+      if number == 0:
+        phases.ends("first batch")
+      yield batch
+
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
-  for step in range(start + 1, total_steps + 1):
-    with meter.input():
-      batch = sharding.to_global(next(batches), mesh)
-    if step == start + 1:
-      phases.ends("first batch")
-    state, metrics = train_step(state, batch)
-    meter.runs(metrics["loss"])
-    waiting.append(metrics["loss"])
-    if len(waiting) > 2:  # so that no more than three batches fill the device
-      jax.block_until_ready(waiting.popleft())
-
+  steps = range(start + 1, total_steps + 1)
+  trained = updates(assembly.train_step, state, on_devices(), steps, meter)
+  for step, state, metrics, _ in trained:
     saves = is_due(config.checkpoint, step)
     if saves or is_multiple(step, config.log_steps) or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       check_finite(values, step)  # before a checkpoint can be overwritten
-      values["lr"] = float(schedule(step - 1))
+      values["lr"] = float(assembly.schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
       writer.scalars(step, {f"train/{k}": v for k, v in values.items()})

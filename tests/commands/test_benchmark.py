@@ -18,7 +18,6 @@ import tiny
 
 from vit_jax import benchmark
 from vit_jax.config import ConfigError
-from vit_jax.families.flops import train_flops
 from vit_jax.runtime import ceiling
 from vit_jax.runtime.throughput import Meter
 
@@ -70,7 +69,7 @@ def test_it_measures_the_step():
   assert found["devices"] == found["mesh"]["data"] == 8
   least, most = found["step_seconds_least"], found["step_seconds_most"]
   assert 0 < least <= found["step_seconds"] <= most
-  per_image = train_flops(config.model, (16, 16), tiny.NUM_CLASSES)
+  per_image = config.model.train_flops((16, 16), tiny.NUM_CLASSES)
   assert found["flops_per_image"] == per_image
   rate = 16 / found["step_seconds"]
   assert found["images_per_second"] == pytest.approx(rate)

@@ -70,9 +70,11 @@ def test_the_table():
     "memory      arguments 1.00 GiB, temporaries 3.00 GiB",
     "work        13.68 TFLOP, 86.9 GB a chip and step",
     "collectives 97 x all-reduce 753 MB",
-    "step        200.0 ms (cycles and links 400.0, roofline 100.0)",
-    "speed       5,120 images/s, MFU 25.0 %",
-    "run         18,000 steps: 1.0 hours, 8 chip-hours, without evaluation",
+    "step        200.0 ms, an estimate (cycles and links 400.0, roofline"
+    " 100.0)",
+    "speed       5,120 images/s, MFU 25.0 %, estimates",
+    "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
+    " evaluation",
   ]
   too_much = FOUND | dict.fromkeys(plan.PRICES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}

@@ -279,8 +279,8 @@ def test_help_is_quick_and_shows_units():
   assert used < 2
   for text in (
     "config.optim.warmup_steps = 0\n      steps of linear rise from 0 to lr",
-    "config.model.pool = 'token'",
-    "(token, gap, map)",
+    "config.model.pool = 'token'\n      what the head gets\n"
+    "        token  the class token\n        gap    the mean over all tokens\n",
     "config.evals.<name>.l2 = (1024.0,)",
     "--workdir",
   ):

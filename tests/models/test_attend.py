@@ -1,4 +1,4 @@
-"""Attention in training: a gradient of its own, and in pieces."""
+"""Attention in training: its custom gradient, and attention in pieces."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.models import attention
-from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models import attention_by_chip
+from vit_jax.models.attention import (
+  MultiHeadDotProductAttention,
+  dot_product_attention,
+)
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
 QKV = jnp.asarray(np.random.default_rng(0).normal(size=(3, 6, 9, 2, 4)), "f")
@@ -19,7 +22,7 @@ def loss(attend, *args):
 
 
 def on_a_device(fn):
-  """As in the step: the images are the device's own."""
+  """Wraps `fn` as the step does, where images are the device's own."""
   return jax.shard_map(
     fn, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False
   )
@@ -38,9 +41,9 @@ def products(fn, *args) -> int:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_gradient_is_that_of_the_formula(keep):
-  plain = loss(attention.dot_product_attention)
+  plain = loss(dot_product_attention)
   want = jax.jit(jax.value_and_grad(plain))(QKV)
-  got = jax.jit(jax.value_and_grad(loss(attention.attend, keep)))(QKV)
+  got = jax.jit(jax.value_and_grad(loss(attention_by_chip.attend, keep)))(QKV)
   np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
   # Rounding of sums over 9 keys.
   np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
@@ -48,35 +51,35 @@ def test_the_gradient_is_that_of_the_formula(keep):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_gradient_in_bfloat16_is_as_good(keep):
-  """Against float32, it is no worse than what autodiff makes of bfloat16."""
+  """Its error against float32 is that of autodiff in bfloat16, or less."""
 
-  # Behind the barrier, XLA for CPUs of jax 0.12 has the products that it needs.
+  # Without the barrier, XLA for CPUs (jax 0.12) picks a product it lacks.
   def loss(attend, *args):
     barrier = jax.lax.optimization_barrier
     fn = lambda qkv: barrier(attend(*qkv, *args)).astype("f")
     return lambda qkv: jnp.sum(jnp.sin(fn(qkv)))
 
-  exact = jax.jit(jax.grad(loss(attention.dot_product_attention)))(QKV)
+  exact = jax.jit(jax.grad(loss(dot_product_attention)))(QKV)
   half = QKV.astype(jnp.bfloat16)
 
   def error(fn, *args):
     got = jax.jit(jax.grad(loss(fn, *args)))(half)
     return jnp.sqrt(jnp.mean((got.astype("f") - exact) ** 2))
 
-  auto = error(attention.dot_product_attention)
+  auto = error(dot_product_attention)
   assert auto > 1e-3
-  assert error(attention.attend, keep) < 1.1 * auto
+  assert error(attention_by_chip.attend, keep) < 1.1 * auto
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_backward_pass_keeps_weights_only_if_told(keep):
-  fn = loss(attention.attend, keep)
+  fn = loss(attention_by_chip.attend, keep)
   kept = jax.eval_shape(lambda qkv: jax.vjp(fn, qkv)[1], QKV)
   largest = max(x.size for x in jax.tree.leaves(kept))
   assert (largest >= 6 * 2 * 9 * 9) == keep
 
 
-# Of 6 images; 2 heads x 9 x 9 scores are of one.
+# 6 images, each with 2 heads x 9 x 9 scores.
 @pytest.mark.parametrize(
   "max_scores, pieces", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
 )
@@ -91,8 +94,8 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
   grad = lambda fn: jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))
   args = (variables, TOKENS)
   whole = grad(fn)(*args)
-  monkeypatch.setattr(attention, "FAST_MEMORY", ("cpu",))
-  monkeypatch.setattr(attention, "MAX_SCORES", max_scores)
+  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
+  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", max_scores)
   in_step = on_a_device(fn)
   assert products(in_step, *args) == products(fn, *args) * pieces
   got = grad(in_step)(*args)
@@ -107,13 +110,13 @@ def test_only_in_a_step_on_such_a_chip(monkeypatch):
   """Elsewhere images may be spread over devices, or their number be unknown."""
   module = MultiHeadDotProductAttention(2)
   variables = jax.eval_shape(module.init, jax.random.key(0), TOKENS, TOKENS)
-  monkeypatch.setattr(attention, "MAX_SCORES", 1)
+  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", 1)
   count = lambda wrap: products(
     wrap(lambda v, x: module.apply(v, x, x)), variables, TOKENS
   )
   whole = 4 + 2
   assert count(on_a_device) == whole
-  monkeypatch.setattr(attention, "FAST_MEMORY", ("cpu",))
+  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
   assert count(on_a_device) == 6 * whole
   assert count(lambda fn: fn) == whole
 
@@ -126,5 +129,5 @@ def test_outside_of_a_step_it_differentiates_forwards_and_twice():
   step = 1e-2
   near = [jax.jit(jax.grad(fn))(TOKENS * (1 + s)) for s in (step, -step)]
   slope = (near[0] - near[1]) / (2 * step)
-  # Of a difference quotient: step squared, and rounding over the step.
+  # Error of a difference quotient: step squared, and rounding over the step.
   np.testing.assert_allclose(twice, slope, rtol=1e-3, atol=3e-3)

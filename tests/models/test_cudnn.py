@@ -1,7 +1,6 @@
-"""cuDNN's attention is taken only where a try of it has worked.
+"""cuDNN's attention is used only where a trial of it has worked.
 
-There is no GPU here: the try, and who asks for it, are tested with attention by
-XLA in cuDNN's place.
+These tests need no GPU: XLA's attention stands in for cuDNN's.
 """
 
 import functools
@@ -15,7 +14,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.models import attention, cudnn
+from vit_jax.models import attention_by_chip, cudnn
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.runtime import prepare, run_info
 
@@ -55,7 +54,9 @@ def test_it_works(monkeypatch):
 
 def test_numbers_that_are_off(monkeypatch):
   monkeypatch.setattr(
-    cudnn, "attend", lambda q, k, v: 1.1 * attention.attend(q, k, v, False)
+    cudnn,
+    "attend",
+    lambda q, k, v: 1.1 * attention_by_chip.attend(q, k, v, False),
   )
   in_its_place(monkeypatch)
   assert "off by 10" in cudnn.fault(*SIZES)
@@ -63,7 +64,9 @@ def test_numbers_that_are_off(monkeypatch):
 
 def test_not_a_number(monkeypatch):
   monkeypatch.setattr(
-    cudnn, "attend", lambda q, k, v: jnp.nan * attention.attend(q, k, v, False)
+    cudnn,
+    "attend",
+    lambda q, k, v: jnp.nan * attention_by_chip.attend(q, k, v, False),
   )
   assert "off by nan" in cudnn.fault(*SIZES)
 

@@ -142,4 +142,4 @@ def test_a_search_that_is_ended_tells_what_it_has(start, wants_json):
   if wants_json:
     assert json.loads(out)["images_per_second"] == 128.0
   else:
-    assert "speed       128 images/s, MFU 10.0 %" in out.splitlines()
+    assert "speed       128 images/s, MFU 10.0 %, estimates" in out.splitlines()

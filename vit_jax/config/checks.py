@@ -1,7 +1,7 @@
-"""What the words of a config alone show to be wrong, all at once.
+"""Checks that need nothing but the config itself; all faults at once.
 
-What needs the machine or the disk (devices, data sets, weights) is looked at
-by `vit_jax.runtime.prepare`.
+Checks that need the machine or the disk (devices, data sets, weights) are in
+`vit_jax.runtime.prepare`.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from vit_jax.config.preprocessing import image_size
 
 
 def faults(config: Config, is_training: bool = True) -> list[str]:
-  """Returns one text a fault: config key, got, expected, what to do.
+  """Returns one text per fault: config key, got, expected, what to do.
 
   Args:
     config: The run.
@@ -31,7 +31,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
 
 
 def warmup_faults(config: Config, total_steps: int) -> list[str]:
-  """The warm-up must end before the run does."""
+  """Returns a fault unless the warm-up ends before the run does."""
   warmup = config.optim.warmup_steps
   if warmup < total_steps:
     return []

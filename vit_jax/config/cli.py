@@ -1,4 +1,4 @@
-"""The command line of the doors: flags, the config file, its overrides.
+"""The command line: flags, the config file, its overrides.
 
 Only light modules are imported, so that `--help` answers at once.
 """
@@ -18,9 +18,9 @@ from vit_jax import config as config_lib
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.options import nearest
 
-# Flags of the doors that several processes can share; see distributed.py.
+# Flags of the commands that run in several processes; see runtime/processes.py.
 PROCESS_FLAGS = {
-  "coordinator": "host:port of process 0, where several meet (any free port)",
+  "coordinator": "host:port of process 0, where processes meet (any free port)",
   "num_processes": "how many processes there are",
   "process_id": "which one this is, from 0",
 }
@@ -43,12 +43,12 @@ MOVED = {
 
 
 class Args(NamedTuple):
-  """What was asked for.
+  """A parsed command line.
 
   config: Faulty options have their defaults; see `faults`.
   config_name: File name of the config without its ending, e.g. "vit_l16".
-  flags: Flags of this door, by name; absent ones are None.
-  faults: One text a fault, to be raised with those found later.
+  flags: Flags of this command, by name; absent ones are None.
+  faults: One text per fault, to be raised with those found later.
   """
 
   config: config_lib.Config
@@ -58,22 +58,22 @@ class Args(NamedTuple):
 
 
 def parse(
-  door: str,
+  command: str,
   flags: dict[str, str],
   argv: list[str] | None = None,
   switches: tuple[str, ...] = (),
 ):
-  """Reads `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
+  """Parses `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
   Args:
-    door: Name of the module, e.g. "vit_jax.train", for the help text.
+    command: Name of the module, e.g. "vit_jax.train", for the help text.
     flags: Further flags and what they mean.
     argv: Words after the command; None: those of this process.
-    switches: Those of the flags that need no value, and then are "true".
+    switches: Flags that need no value, and are then "true".
 
   Returns:
-    `Args`. Ends the process after `--help`, and where no config can be
-    loaded, which it explains.
+    `Args`. Ends the process after `--help`, and, with an explanation, where no
+    config can be loaded.
   """
   argv = sys.argv[1:] if argv is None else argv
   words, faults = _split(argv)
@@ -111,22 +111,23 @@ def parse(
   for path, value in overrides.items():
     _override(values, path, value)
   if wants_help:
-    print(help_text(door, flags, values))
+    print(help_text(command, flags, values))
     sys.exit(0)
   config, more = config_lib.build(values)
-  if not loaded:  # whatever else could be said would be of no config of theirs
+  if not loaded:  # further faults would not be those of the user's config
     sys.exit(str(config_lib.ConfigError(faults + more)))
   name = pathlib.PurePath(_file_of(source or "")[0]).stem
   return Args(config, name, given, faults + more)
 
 
-def help_text(door: str, flags: dict[str, str], values: dict) -> str:
+def help_text(command: str, flags: dict[str, str], values: dict) -> str:
   """Returns usage and every option with its type, value and unit."""
   config = "--config=configs/<name>.py[:argument]"
   if "checkpoint" in flags:
     config = f"--checkpoint=<run> [{config}]"
   lines = [
-    f"usage: python -m {door} {config} [--config.<option>=<value> ...] [flags]",
+    f"usage: python -m {command} {config} [--config.<option>=<value> ...]"
+    " [flags]",
     "",
     "flags:",
   ]
@@ -139,9 +140,14 @@ def help_text(door: str, flags: dict[str, str], values: dict) -> str:
   lines += ["", "options (--config.<option>=<value>), here with their values:"]
   lines += _option_lines(config_lib.Config, values, "config")
   for kind, cls in EVALUATORS.items():
-    lines += ["", f"options of an evaluator of kind {kind!r}:"]
+    lines += ["", f"options of an evaluator of kind {kind!r} ({summary(cls)}):"]
     lines += _option_lines(cls, {}, "config.evals.<name>")
   return "\n".join(lines)
+
+
+def summary(cls) -> str:
+  """Returns the first line of a class's docstring, without its period."""
+  return cls.__doc__.split("\n")[0].removesuffix(".")
 
 
 def _kind_lines(name: str, values: dict) -> list[str]:
@@ -150,8 +156,7 @@ def _kind_lines(name: str, values: dict) -> list[str]:
   kind = values.get(selector, next(iter(kinds)))
   cls = kinds.get(kind, next(iter(kinds.values())))
   lines = [f"  config.{name}.{selector} = {kind!r}"]
-  for key, known in kinds.items():
-    lines.append(f"      {key}: {known.__doc__.splitlines()[0]}")
+  lines += _choice_lines({k: summary(c) for k, c in kinds.items()})
   unread = getattr(cls, "unread", lambda options: ())(values)
   return lines + [
     line
@@ -178,10 +183,16 @@ def _option_lines(cls, values: dict, where: str) -> list[str]:
 
 def _field_lines(field, values: dict, where: str) -> list[str]:
   value = values.get(field.name, field.default)
-  doc = field.metadata["doc"]
-  if field.metadata["choices"]:
-    doc += f" ({', '.join(field.metadata['choices'])})"
-  return [f"  {where}.{field.name} = {value!r}", f"      {doc}"]
+  return [
+    f"  {where}.{field.name} = {value!r}",
+    f"      {field.metadata['doc']}",
+    *_choice_lines(field.metadata["choices"]),
+  ]
+
+
+def _choice_lines(choices: dict[str, str]) -> list[str]:
+  width = max(map(len, choices), default=0)
+  return [f"        {n:<{width}}  {doc}".rstrip() for n, doc in choices.items()]
 
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
@@ -231,7 +242,7 @@ def _load(source: str, faults: list[str]) -> dict | None:
     return config.to_dict()
   except ValueError as e:
     faults.append(f"--config={source}: {e}")
-  except Exception as e:  # whatever a file of theirs may raise
+  except Exception as e:  # a user's file may raise anything
     frames = traceback.extract_tb(e.__traceback__)
     line = next(f.lineno for f in reversed(frames) if f.filename == str(path))
     text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")

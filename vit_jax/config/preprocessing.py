@@ -1,9 +1,9 @@
 """The language of preprocessing: "decode|inception_crop(224)|flip_lr".
 
 Operations are separated by `|`; arguments are Python literals. This module
-knows every operation's signature and what it does to the size of an image, so
-that a misspelt one is refused before TensorFlow is imported;
-`vit_jax.data.ops` holds what they do to the pixels, under the same names.
+knows every operation's signature and its effect on the size of an image, so
+that a misspelt one is refused before TensorFlow is imported; `vit_jax.data.ops`
+has their effects on the pixels, under the same names.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vit_jax.options import nearest
 
-Shape = tuple[int, int] | None  # (height, width); None: differs by image
+Shape = tuple[int, int] | None  # (height, width); None: differs between images
 Side = int | tuple[int, int]  # one number stands for a square
 Percent = int | float
 
@@ -135,7 +135,7 @@ SHAPE_FNS: dict[str, Callable[..., Shape]] = {
 
 
 def parse_ops(text: str) -> tuple[Op, ...]:
-  """Reads a string of operations.
+  """Parses a string of operations.
 
   Raises:
     ValueError: Syntax, an unknown operation (with the nearest known one), or
@@ -149,7 +149,7 @@ def parse_ops(text: str) -> tuple[Op, ...]:
 
 
 def image_size(text: str) -> tuple[int, int]:
-  """Returns the (height, width) in pixels that come out of the operations.
+  """Returns the (height, width) in pixels after the operations.
 
   Raises:
     ValueError: As `parse_ops`; or the operations do not begin by decoding, or

@@ -9,10 +9,10 @@ DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
 
 
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
-  """Reads the argument of a config, "model=B/16,res=384".
+  """Parses the argument of a config, "model=B/16,res=384".
 
   Args:
-    text: What stands behind the colon.
+    text: The text after the colon.
     known: Name -> default.
 
   Raises:
@@ -38,11 +38,11 @@ def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
   """Sets what makes a step fast on a TPU slice of any size, at equal results.
 
   Args:
-    c: To be changed. The state is split over up to 16 chips.
-    microbatch: Images of one, on each device: as many as 16 GiB hold, if that
-      is faster. The results are the same.
+    c: Config to be changed. The state is split over up to 16 chips.
+    microbatch: Images of a microbatch on each device: as many as 16 GiB hold,
+      if that is faster. The results are the same.
 
-  Source: docs/performance.md.
+  Source: docs/performance_log.md.
   """
   c.mesh.fsdp = -1
   c.optim.microbatch = microbatch

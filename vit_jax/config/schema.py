@@ -46,12 +46,24 @@ class DataConfig:
 class OptimConfig:
   """The optimizer and its schedule."""
 
-  name: str = option("adamw", "update rule", ("adamw", "sgd"))
+  name: str = option(
+    "adamw",
+    "update rule",
+    {
+      "adamw": "Adam with decoupled weight decay",
+      "sgd": "gradient descent with momentum",
+    },
+  )
   lr: float = option(1e-3, "peak learning rate, per step")
   schedule: str = option(
     "cosine",
     "learning rate after the warm-up",
-    ("cosine", "linear", "rsqrt", "constant"),
+    {
+      "cosine": "half a cosine from lr to end_lr",
+      "linear": "a straight line from lr to end_lr",
+      "rsqrt": "lr / sqrt(1 + steps since / rsqrt_timescale)",
+      "constant": "lr",
+    },
   )
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
   end_lr: float = option(
@@ -70,7 +82,10 @@ class OptimConfig:
   accumulator_dtype: str = option(
     "float32",
     "type of sgd's accumulator and of adamw's first moment",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
   clip_norm: float | None = option(
     None, "largest global norm of the gradient; None: no clipping"
@@ -102,7 +117,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and what stays on disk."""
+  """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(1, "newest checkpoints kept")

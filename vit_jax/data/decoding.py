@@ -1,9 +1,10 @@
-"""From raw records to rows of a batch, in spite of broken images.
+"""From raw records to rows of a batch, broken images included.
 
-Nearly all images can be decoded, so that is tried the quick way. At the first
-one that cannot, reading starts again at the same batch in a slower, careful
-way, in which such an image becomes a row with mask False and nothing shifts.
-Every such image is named once, and too many of them are an error.
+Nearly all images can be decoded, so a fast function is tried first. At the
+first image that it cannot decode, reading starts again at the same batch with a
+slower, careful function, which turns such an image into a row with mask False,
+so that no other row moves. Every such image is named once, and too many of them
+are an error.
 """
 
 import atexit
@@ -19,16 +20,16 @@ from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
 
-MAX_UNDECODABLE = 0.01  # Share of a split; ten are allowed in any case.
+MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
 
 
 def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
-  """Returns a quick and a careful function {"raw", "epoch"} -> row.
+  """Returns a fast and a careful function {"raw", "epoch"} -> row.
 
   Args:
-    source: what the raw records are of.
-    ops: preprocessing, see `vit_jax.config.preprocessing`.
-    root: of all keys; the key of a record is (root + epoch, index).
+    source: Source of the raw records.
+    ops: Preprocessing, see `vit_jax.config.preprocessing`.
+    root: Root of all keys; the key of a record is (root + epoch, index).
 
   Raises:
     ValueError: Malformed `ops`.
@@ -68,7 +69,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
       lambda e: decode(e, source.reload),
       blank,
     )
-    # An error in here is none of the image: crops that do not fit, say.
+    # An error here is not the image's fault: a crop that does not fit, say.
     row = tf.cond(
       record["mask"],
       lambda: finish(record)["image"],
@@ -85,27 +86,27 @@ def iterate(
   fns: tuple[Callable, Callable],
   first_step: int,
 ) -> Iterator[Batch]:
-  """Yields the batches of `read(first_step, row function)` as numpy.
+  """Yields the batches of `read(first_step, row function)` as numpy arrays.
 
   Raises:
-    ValueError: Too many images that cannot be decoded, or an error of the
-      preprocessing or of reading, with what was being read.
+    ValueError: Too many images cannot be decoded, or preprocessing or reading
+      failed; the message says what was being read.
   """
   batches = _iterate(source, read, fns, first_step)
   _OPEN.add(batches)
   return batches
 
 
-# TensorFlow's threads may be running Python to read records. A process that
-# ends while they do waits for them for good, since from then on they never get
-# the interpreter; so iterators are closed before it ends.
+# TensorFlow's threads may be running Python to read records. If the process
+# ends while they do, it waits for them for ever, since they no longer get the
+# interpreter; so iterators are closed before the end.
 _OPEN: weakref.WeakSet = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
   for batches in list(_OPEN):
-    with contextlib.suppress(ValueError):  # in use by a thread of its own
+    with contextlib.suppress(ValueError):  # used by a thread of its own
       batches.close()
 
 
@@ -162,7 +163,7 @@ def _count_undecodable(batch: Batch, source: Source) -> None:
 
 
 def _readable(error: Exception, source: Source) -> str:
-  """What the graph said, without the names of its nodes."""
+  """Returns the message of a graph's error without the names of its nodes."""
   text = re.sub(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*", "", error.message, flags=re.S
   )

@@ -2,19 +2,19 @@
 
 Two layouts:
 
-  /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split is made
+  /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split are made
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
-Splits are `train`, `val` and `test`; folders, and the splits of a config, may
-have any name of `SPLIT_FOLDERS` for them, in any case.
+Splits are `train`, `val` and `test`. Folders, and the splits in a config, may
+have any of the names in `SPLIT_FOLDERS` instead, in any case.
 
-Made splits: of every class, its files are put in the order of a hash of their
+Where splits are made, the files of every class are ordered by a hash of their
 names, and the first 10 % (at least one, if there are two) become `val`. The
-hash depends on nothing but the name and a constant, so every machine and
-every run splits alike, and a change in one class moves no file of another.
+hash depends on nothing but the name and a constant, so every machine and every
+run makes the same splits, and a change in one class moves no file of another.
 
-Within a split the records are in the order of such a hash as well: a slice
-like train[:10%] then holds all classes, as it does in TFDS.
+Within a split the records are in the order of such a hash as well: a slice like
+train[:10%] then has all classes, as it does in TFDS.
 """
 
 import collections
@@ -49,7 +49,7 @@ _Files = dict[str, list[str]]  # Class -> paths relative to the class's folder.
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class FolderSource(Source):
-  """Files with their labels; only their numbers are shuffled."""
+  """Files with their labels; only record numbers are shuffled."""
 
   paths: tuple[str, ...]
   path_labels: np.ndarray  # int32 [num_examples]
@@ -60,7 +60,7 @@ class FolderSource(Source):
       return tf.constant(self.paths), tf.constant(self.path_labels)
 
   def load(self, raw: Record) -> Record:
-    """See `Source`; refuses BMP, of which TensorFlow reads some wrongly."""
+    """See `Source`; refuses BMP, some of which TensorFlow reads wrongly."""
     record = self._read(raw)
     is_bmp = tf.strings.substr(record["image"], 0, 2) == b"BM"
     with tf.control_dependencies([tf.debugging.Assert(~is_bmp, ["BMP"])]):
@@ -93,9 +93,10 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
   """Opens "folder:/path"; a relative path is relative to the working directory.
 
   Raises:
-    ValueError: Nothing there, no class folders or just one, a class without
-      images, classes that hold folders alone, classes that differ between
-      splits, two folders of one split; unknown split.
+    ValueError: The folder does not exist, has no class folders or only one, a
+      class without images, a class with folders but no images, classes that
+      differ between splits, or two folders for one split; or the split is
+      unknown.
   """
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
@@ -119,7 +120,7 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
 
 
 def _stamp(root: pathlib.Path) -> tuple[int, ...]:
-  """Returns when the folders changed: while they do not, one scan is enough."""
+  """Returns when the folders changed; until they change, one scan is enough."""
   if not root.is_dir():
     return ()
   folders = [root, *(root / name for name in _subfolders(root))]
@@ -152,8 +153,9 @@ def _split_folders(
 ) -> dict[str, pathlib.Path]:
   """Returns the folder of each split; none where the folders are classes.
 
-  They are splits if one means `train`, unless that is a class among others: it
-  holds no folders, and not all beside it are named as splits.
+  The folders are splits if one of them has a name of `train`. The exception is
+  a data set with a class of such a name: that folder has no folders in it, and
+  not all others have names of splits.
   """
   found = collections.defaultdict(list)
   for name in names:
@@ -235,15 +237,15 @@ def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
 
 
 def _own(images: list[str]) -> bool:
-  """True if some lie in the folder itself, not deeper."""
+  """Whether some files are in the folder itself, not in a folder below."""
   return any(os.sep not in path for path in images)
 
 
 def _meant(root: pathlib.Path, files: _Files) -> str:
-  """Says which folder below probably is that of the classes, if one is.
+  """Returns a hint at the folder below that probably has the class folders.
 
   Args:
-    root: What was named.
+    root: The folder that the user gave.
     files: Its folders, and the images in each.
   """
   while files and not any(map(_own, files.values())):
@@ -271,11 +273,11 @@ def _images_in(root: pathlib.Path) -> list[str]:
       for name in files
       if name.lower().endswith(SUFFIXES) and not name.startswith(".")
     ]
-  return sorted(found)  # os.walk follows the file system's own order
+  return sorted(found)  # os.walk follows the order of the file system
 
 
 def _hash(path: str) -> bytes:
-  # Named after the class and the file, not after where the folder lies.
+  # The hash is of class and file name, not of the path of the folder.
   return hashlib.blake2b(f"{_SALT}/{path}".encode()).digest()
 
 
@@ -284,7 +286,7 @@ def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
 
 
 def _divide(root: pathlib.Path, files: _Files) -> dict[str, _Files]:
-  """Makes `train` and `val` of the files of each class."""
+  """Makes `train` and `val` from the files of each class."""
   by_split = collections.defaultdict(dict)
   for name, relative in files.items():
     paths = sorted(relative, key=_hash)
@@ -305,8 +307,8 @@ def _ordered(files: _Files) -> list[tuple[str, str]]:
 
 
 def _pillow_image(encoded: bytes) -> np.ndarray:
-  """Decodes to RGB, the first frame of an animation; alpha is dropped."""
-  from PIL import Image  # Late: few data sets need it.
+  """Decodes to RGB, of an animation the first frame; alpha is dropped."""
+  from PIL import Image  # Here, because few data sets need it.
 
   with Image.open(io.BytesIO(encoded)) as image:
     return np.asarray(image.convert("RGB"))

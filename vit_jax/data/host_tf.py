@@ -1,7 +1,7 @@
 """TensorFlow, kept to the CPU: the accelerators belong to jax.
 
-Import `tf` from here, never from `tensorflow`: hiding the devices must come
-before anything else that TensorFlow does in the process.
+Import `tf` from here, never from `tensorflow`: the devices must be hidden
+before TensorFlow does anything else in the process.
 """
 
 import warnings
@@ -28,8 +28,8 @@ for _kind in ("GPU", "TPU"):
         stacklevel=2,
       )
 
-# Functions of data sets are traced as they are: nothing here needs Python
-# control flow turned into TensorFlow's, and the attempt takes time.
+# Functions of data sets are traced as they are. None has Python control flow
+# that would need conversion to TensorFlow's, and the attempt takes time.
 as_is = tf.autograph.experimental.do_not_convert
 
 __all__ = ["as_is", "tf"]

@@ -1,8 +1,8 @@
-"""Images as people have them, to arrays: files, globs, PIL images, arrays.
+"""From images in any form to arrays: files, globs, PIL images, arrays.
 
-Pillow decodes. From lossless files it makes the pixels of TensorFlow's decoder,
-from JPEG others: its inverse cosine transform is the accurate one, TensorFlow's
-is the fast one.
+Pillow decodes. From lossless files its pixels equal those of TensorFlow's
+decoder; from JPEG they differ: Pillow's inverse cosine transform is the
+accurate one, TensorFlow's the fast one.
 """
 
 import glob
@@ -30,16 +30,16 @@ ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 
 def listed(images: Any) -> list[Any]:
-  """Returns one entry an image: globs are expanded, in order of the names.
+  """Returns one entry per image: globs are expanded, in order of the names.
 
   Args:
     images: A path, a glob, a PIL image, an array [h, w] or [h, w, c]; or any
-      number of these in a list or another iterable, or as an array
-      [b, h, w, c].
+      number of these in a list or another iterable, or as an array [b, h, w,
+      c].
 
   Raises:
     FileNotFoundError: A glob matches nothing.
-    ValueError: It is nothing of the kind.
+    ValueError: The type or shape is none of these.
   """
   if isinstance(images, str | os.PathLike):
     return _matches(images)
@@ -57,7 +57,7 @@ def listed(images: Any) -> list[Any]:
 
 
 def name(image: Any, index: int) -> str:
-  """Returns what to call an image in an error: its path, or its place."""
+  """Returns an image's name in an error: its path, or its position."""
   if isinstance(image, str | os.PathLike):
     return str(image)
   return getattr(image, "filename", "") or f"image {index}"
@@ -66,9 +66,9 @@ def name(image: Any, index: int) -> str:
 def read(image: Any) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the pixels as RGB.
 
-  Grey becomes three equal channels, an alpha channel is dropped, 16 bits
-  become 8, of an animation the first frame is taken, and an EXIF orientation is
-  not applied: as in training. `PIL.ImageOps.exif_transpose` turns an image.
+  As in training, grey becomes three equal channels, an alpha channel is
+  dropped, 16 bits become 8, an animation is represented by its first frame, and
+  an EXIF orientation is not applied (`PIL.ImageOps.exif_transpose` applies it).
 
   Args:
     image: A path, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3]
@@ -123,7 +123,7 @@ def _rgb(image: Image.Image):
   if image.mode in ("I", "F"):
     raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
   try:
-    if image.mode.startswith("I;16"):  # Pillow would cut off what is above 255
+    if image.mode.startswith("I;16"):  # Pillow would clip values above 255
       return _three_channels((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("RGB"))
   except BROKEN as e:

@@ -1,15 +1,15 @@
-"""What the operations of an op string do to the pixels of one image.
+"""The preprocessing operations: what each does to the pixels of one image.
 
 An operation takes an image uint8 [h, w, 3] (`decode*`: encoded bytes, or an
 array that passes through), a key, and its own parameters; it returns an image
-uint8 [h, w, 3]. Keys are int64 [2] as TensorFlow's stateless functions take
+uint8 [h, w, 3]. Keys are int64 [2], as TensorFlow's stateless functions take
 them, so the same key gives the same pixels in any process and at any time.
 
 Resizing computes in float32 without antialiasing and then drops the fraction.
 That is how the published checkpoints were trained and scored with big_vision
 (bit for bit, see tests); it darkens an image by half a level of 255. With
-`antialias` the filter is widened when shrinking, and the result rounded: what
-Pillow does, with which PyTorch's models were trained and scored.
+`antialias` the filter is widened when shrinking, and the result is rounded, as
+in Pillow, with which PyTorch's models were trained and scored.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from vit_jax.data.records import Record
 
 BoundOp = Callable[..., tf.Tensor]
 
-# Of an inception crop: TensorFlow's defaults, and so big_vision's.
+# Parameters of an inception crop: TensorFlow's defaults, and so big_vision's.
 ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
-MAX_ATTEMPTS = 100  # Then the whole image is taken.
+MAX_ATTEMPTS = 100  # After these the whole image is taken.
 
 
 def decode(image, key):
   """Decodes JPEG, PNG, GIF (first frame), BMP or WebP to RGB.
 
-  Grey becomes three equal channels, an alpha channel is dropped, 16 bits
-  become 8, a CMYK JPEG is converted. An EXIF orientation is not applied: nor
-  is it by the pipelines that trained the published checkpoints.
+  Grey becomes three equal channels, an alpha channel is dropped, 16 bits become
+  8, and a CMYK JPEG is converted. An EXIF orientation is not applied, and
+  neither was it by the pipelines that trained the published checkpoints.
   """
   del key
   if image.dtype != tf.string:
@@ -40,12 +40,13 @@ def decode(image, key):
 
 
 def decode_inception_crop(image, key, size, area_min=5, area_max=100):
-  """Is `decode`, then `inception_crop`, but decodes little outside the crop.
+  """Does `decode` and `inception_crop`, but decodes little outside the crop.
 
-  The box is the same as theirs, and so are the pixels, but for the outermost
-  of the crop of a JPEG with subsampled colours, because the decoder
-  interpolates colours without the neighbours outside: by at most 18 levels of
-  255 on photographs, 0.002 in the mean over a crop of 224 (see the test).
+  The box is that of `inception_crop`, and so are the pixels, except the
+  outermost ones of the crop of a JPEG with subsampled colours, since the
+  decoder interpolates colours without the neighbours outside. They differ by at
+  most 18 levels of 255 on photographs, and by 0.002 in the mean over a crop of
+  224 (see the test).
   """
   if image.dtype != tf.string:
     image = _as_rgb(image)
@@ -69,9 +70,9 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
 def inception_crop(image, key, size, area_min=5, area_max=100):
   """Crops a random box and resizes it.
 
-  The box covers `area_min` to `area_max` percent of the image, its width is
-  0.75 to 1.33 times its height (as in big_vision; the paper says 3/4 to 4/3);
-  the whole image is taken if 100 attempts fail.
+  The box covers `area_min` to `area_max` percent of the image, and its width is
+  0.75 to 1.33 times its height (as in big_vision; the paper says 3/4 to 4/3).
+  The whole image is taken if 100 attempts fail.
 
   Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
   """
@@ -80,7 +81,7 @@ def inception_crop(image, key, size, area_min=5, area_max=100):
 
 
 def resize(image, key, size, method="bilinear", antialias=False):
-  """Resizes to `size`, whatever the aspect ratio was."""
+  """Resizes to `size`, without keeping the aspect ratio."""
   del key
   size = preprocessing.pair(size)
   if image.shape[:2] == size:
@@ -102,7 +103,7 @@ def resize_small(image, key, size, method="area", antialias=False):
 
 
 def central_crop(image, key, size):
-  """Crops the middle; an odd pixel more is left at the bottom and right."""
+  """Crops the middle; an odd pixel remains at the bottom and right."""
   del key
   size = preprocessing.pair(size)
   spare = _spare("central_crop", image, size)
@@ -110,7 +111,7 @@ def central_crop(image, key, size):
 
 
 def random_crop(image, key, size):
-  """Crops a box of `size`, every position equally likely."""
+  """Crops a box of `size`, with every position equally likely."""
   size = preprocessing.pair(size)
   spare = _spare("random_crop", image, size)
   begin = tf.random.stateless_uniform(
@@ -129,7 +130,7 @@ def flip_lr(image, key):
 
 
 def pad(image, key, pixels):
-  """Adds `pixels` black ones on each side; a random crop then shifts."""
+  """Adds `pixels` black pixels on each side; a random crop then shifts."""
   del key
   return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
 
@@ -150,8 +151,9 @@ OPS: dict[str, Callable[..., tf.Tensor]] = {
 def bind(text: str) -> tuple[BoundOp, ...]:
   """Returns one function (image, seed_pair) -> image for each operation.
 
-  The key of an operation is made of the pair and its position in the string,
-  so that two random operations, or the same one twice, draw independently.
+  The key of an operation is derived from the pair and the operation's position
+  in the string, so that two random operations, or the same one twice, draw
+  independently.
 
   Raises:
     ValueError: As `preprocessing.parse_ops`.
@@ -164,7 +166,7 @@ def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
   """Returns fn(record, seed_pair) -> record with its "image" processed.
 
   Args:
-    text: operations, see `vit_jax.config.preprocessing`.
+    text: Operations, see `vit_jax.config.preprocessing`.
 
   The seed pair, int64 [2], must differ between records, and for one record
   between epochs: `vit_jax.data.pipeline` uses (seed and epoch, index).
@@ -207,7 +209,7 @@ def _resized(image, size, method, antialias):
   resized = tf.image.resize(image, size, method, antialias=antialias)
   if antialias and method != "nearest":
     resized = tf.round(resized)
-  # Only "bicubic" leaves the range, and only "nearest" stays uint8.
+  # Only "bicubic" exceeds the range, and only "nearest" stays uint8.
   return tf.cast(tf.clip_by_value(resized, 0, 255), tf.uint8)
 
 

@@ -1,12 +1,12 @@
-"""The order in which a run meets the records: a function of (seed, epoch).
+"""The order in which a run reads the records: a function of (seed, epoch).
 
 All positions of a run are numbered: position p = step * batch_size + row
-belongs to epoch p // n, n being the number of records. An epoch starts in the
-middle of a batch where n is no multiple of the batch, so that no record is
-left out and none is repeated.
+belongs to epoch p // n, n being the number of records. Where n is no multiple
+of the batch size, an epoch starts in the middle of a batch, so that no record
+is left out and none is repeated.
 
-Records that can be reached by number are permuted (`shuffled`). Streamed ones
-are cut into lanes, of which every batch takes equal parts (`Lanes`).
+Records with random access are permuted (`shuffled`). Streamed records are
+divided into lanes, each of which gives an equal part of every batch (`Lanes`).
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ from vit_jax.data.host_tf import tf
 
 MAX_LANES = 256
 MAX_PLACES = 1024
-# To open a file takes as long as to read some records.
-_MIN_RECORDS = 64  # At a place.
+# Opening a file takes as long as reading some records.
+_MIN_RECORDS = 64  # Fewest records of a place.
 
-# Four, the default, leave neighbours correlated (lag 1 over 80,000 draws: 14
-# standard deviations off; with 16: below 2).
+# Four rounds, the default, leave neighbours correlated (lag 1 over 80,000
+# draws: 14 standard deviations off; with 16 rounds: below 2).
 _ROUNDS = 16
 
 
 def root(seed: int) -> int:
-  """Spreads seeds so far apart that adding an epoch never meets another.
+  """Spreads seeds so far apart that adding an epoch never meets another seed.
 
   Returns:
     A number of 56 bits.
@@ -43,11 +43,11 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
 
   Args:
     positions: int64 [n], 0 or more, of any epochs.
-    num_examples: Records in the split.
-    seed: Of the run.
+    num_examples: Number of records in the split.
+    seed: Seed of the run.
 
   Source: TensorFlow's RandomIndexShuffle: the block cipher Simon, applied again
-    while its result is no record.
+  while its result is not the number of a record.
   """
   first, second = divmod(root(seed), 2**32)
   epoch = tf.cast(positions // num_examples, tf.uint32)
@@ -66,19 +66,19 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
 class Lanes:
   """Streams that are read at the same time and together give the batches.
 
-  Lane l holds the positions p with p mod num_lanes = l, so that every lane
-  gives batch_size / num_lanes rows to every batch. In epoch e its records are
-  as many as it has positions there, consecutive ones behind those of lane
-  l - 1: together the lanes hold every record once, and their bounds move from
-  epoch to epoch, also by `shift`.
+  Lane l has the positions p with p mod num_lanes = l, so that every lane gives
+  batch_size / num_lanes rows to every batch. In epoch e it has as many records
+  as positions, and they follow those of lane l - 1 in the files: together the
+  lanes have every record once, and their bounds move from epoch to epoch, also
+  by `shift`.
 
   A lane is read at `num_places` places at once, so that a batch draws from
   num_lanes * num_places places of the files even if these are in class order.
 
   Attributes:
-    num_examples: Records in the split.
+    num_examples: Number of records in the split.
     num_lanes: A divisor of the batch size, at most MAX_LANES.
-    num_places: Of a lane.
+    num_places: Number of places at which a lane is read.
   """
 
   num_examples: int
@@ -94,7 +94,7 @@ class Lanes:
     return cls(num_examples, num_lanes, places // num_lanes)
 
   def epoch_at(self, lane, element):
-    """Returns the epoch to which a lane's element belongs."""
+    """Returns the epoch to which an element of a lane belongs."""
     return (lane + self.num_lanes * element) // self.num_examples
 
   def first_element(self, lane, epoch):
@@ -103,7 +103,7 @@ class Lanes:
     return (epoch * self.num_examples + ahead) // self.num_lanes
 
   def bounds(self, lane, epoch):
-    """Returns where a lane's records begin and end in an epoch."""
+    """Returns where the records of a lane begin and end in an epoch."""
     return self._before(lane, epoch), self._before(lane + 1, epoch)
 
   def _before(self, lane, epoch):
@@ -116,5 +116,5 @@ class Lanes:
   def _below(self, lane, position):
     """Returns how many positions before this one belong to lanes below."""
     rest = position % self.num_lanes
-    smaller = (rest + lane - abs(rest - lane)) // 2  # also of tensors
+    smaller = (rest + lane - abs(rest - lane)) // 2  # Tensors, too.
     return position // self.num_lanes * lane + smaller

@@ -1,14 +1,14 @@
 """From a source to batches: the same for any number of processes.
 
-A training batch is a function of (seed, step): its rows are the positions
-step * batch_size to (step + 1) * batch_size of the run, and
-`vit_jax.data.order` says which record stands at a position. Process p of P
-reads the p-th of P equal parts of every batch.
+A training batch is a function of (seed, step): its rows are the positions step
+* batch_size to (step + 1) * batch_size of the run, and `vit_jax.data.order`
+says which record is at a position. Process p of P reads the p-th of P equal
+parts of every batch.
 
-Of records that can be reached by number a process fetches its own alone, and a
-run starts at any step at once. Of streamed records it reads the lanes that its
-rows come from; a run that starts in the middle of an epoch reads, without
-decoding, what that epoch has seen.
+With random access a process fetches only its own records, and a run starts at
+any step without delay. From streamed files it reads the lanes that its rows
+come from; a run that starts in the middle of an epoch first reads, without
+decoding, the part of that epoch that is over.
 
 Augmentation draws from (seed, epoch, record), not from the place in a batch.
 """
@@ -25,7 +25,7 @@ from vit_jax.data.records import FETCHED, PARALLEL, Source
 
 _PREFETCH = 2  # Batches decoded ahead.
 _FOREVER = 2**62
-_SHIFT = -1 - order.MAX_LANES  # What a number is drawn for: below all lanes.
+_SHIFT = -1 - order.MAX_LANES  # Purpose of a random number, below all lanes.
 
 
 def train_batches(
@@ -42,16 +42,16 @@ def train_batches(
   """Returns an endless iterator of this process's parts of the batches.
 
   Args:
-    source: what to read.
-    ops: preprocessing, see `vit_jax.config.preprocessing`.
-    batch_size: rows of a batch, over all processes.
-    seed: of order and augmentation.
-    start_step: number of the first batch.
-    shuffle_buffer: encoded records held for shuffling, over all processes,
-      where records are streamed from files. When an epoch ends, the buffer is
-      filled anew.
-    process_index: number of this process.
-    process_count: number of processes; must divide the batch size.
+    source: Source of the records.
+    ops: Preprocessing, see `vit_jax.config.preprocessing`.
+    batch_size: Rows of a batch, over all processes.
+    seed: Seed of order and augmentation.
+    start_step: Number of the first batch.
+    shuffle_buffer: Encoded records held for shuffling, over all processes,
+      where records are streamed from files. The buffer is filled anew at the
+      end of an epoch.
+    process_index: Number of this process.
+    process_count: Number of processes; must divide the batch size.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
@@ -115,7 +115,7 @@ def _permuted(
   first_row: int,
   rows: int,
 ) -> tf.data.Dataset:
-  """Streams {"raw", "epoch"} for rows `first_row` and on of each batch."""
+  """Streams {"raw", "epoch"} for the rows of each batch from `first_row` on."""
 
   def fetch(counts):
     step, row = counts // rows, counts % rows
@@ -139,14 +139,14 @@ def _streamed(
   rows: int,
   shuffle_buffer: int,
 ) -> tf.data.Dataset:
-  """As `_permuted`, but reads the files from their beginnings to their ends."""
+  """Streams what `_permuted` does, but reads the files from start to end."""
   lanes = order.Lanes.for_batches(source.num_examples, batch_size)
-  per_step = batch_size // lanes.num_lanes  # Rows of a lane in a batch.
+  per_step = batch_size // lanes.num_lanes  # Rows that a lane gives to a batch.
   buffer = max(1, shuffle_buffer // lanes.num_lanes)
   first = first_row // per_step
   last = (first_row + rows - 1) // per_step
   num_read = (last - first + 1) * per_step
-  unused = first_row - first * per_step  # They are another process's.
+  unused = first_row - first * per_step  # Rows of another process.
 
   @as_is
   def lane_stream(lane):
@@ -188,7 +188,7 @@ def _lane_records(
   """Streams a lane's records of an epoch, from all its places in turn."""
   num, places = source.num_examples, lanes.num_places
   begin, end = lanes.bounds(lane, epoch)
-  # Files are cut at other places in every epoch.
+  # The bounds of the places move from epoch to epoch.
   starts = tf.constant(source.file_starts(), tf.int64)
   shift = starts[_draw(seed, epoch, _SHIFT, starts.shape[0])]
 
@@ -208,10 +208,10 @@ def _draw(seed: int, epoch, purpose, below: int | None) -> tf.Tensor:
   """Returns a random int64, below a bound if one is given.
 
   Args:
-    seed: of the run.
-    epoch: of the number.
-    purpose: negative, where the keys of augmentation are not.
-    below: the bound.
+    seed: Seed of the run.
+    epoch: Epoch of the number.
+    purpose: Negative, so that it is no key of augmentation.
+    below: The bound, excluded; None: no bound.
   """
   return tf.random.stateless_uniform(
     [],
@@ -249,12 +249,12 @@ def eval_batches(
   padding: zeros, with mask False and index -1.
 
   Args:
-    source: what to read.
-    ops: preprocessing, see `vit_jax.config.preprocessing`.
-    batch_size: rows of a batch, over all processes.
-    process_index: number of this process.
-    process_count: number of processes; must divide `batch_size`.
-    indices: the records to yield, in rising order; None: all.
+    source: Source of the records.
+    ops: Preprocessing, see `vit_jax.config.preprocessing`.
+    batch_size: Rows of a batch, over all processes.
+    process_index: Number of this process.
+    process_count: Number of processes; must divide `batch_size`.
+    indices: The records to yield, in rising order; None: all.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.

@@ -2,7 +2,8 @@
 
 `vit_jax.data.ops` has all operations, for training and scoring; those without
 randomness are here as well, for `predict`. They give the same pixels bit for
-bit; but with antialiasing 1 in 1,000 differs by 1 level of 255 (see the test).
+bit, except with antialiasing, where 1 pixel in 1,000 differs by 1 level of 255
+(see the test).
 """
 
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from vit_jax.config import preprocessing
 def apply(
   image: UInt8[np.ndarray, "h w 3"], ops: str
 ) -> UInt8[np.ndarray, "height width 3"]:
-  """Returns the image as the operations make it.
+  """Returns the image after the operations.
 
   Args:
-    image: Any size.
-    ops: See `vit_jax.config.preprocessing`; the first one decodes, which is
-      done.
+    image: An image of any size.
+    ops: See `vit_jax.config.preprocessing`. The first operation, decoding, has
+      been done already.
 
   Raises:
     ValueError: Malformed `ops`, a random one among them, or an image that is
@@ -49,7 +50,7 @@ def is_random(ops: str) -> bool:
 
 
 def resize(image, size, method="bilinear", antialias=False):
-  """Resizes to `size`, whatever the aspect ratio was."""
+  """Resizes to `size`, without keeping the aspect ratio."""
   size = preprocessing.pair(size)
   if image.shape[:2] == size:
     return image
@@ -79,14 +80,14 @@ def resize_small(image, size, method="area", antialias=False):
 
 
 def central_crop(image, size):
-  """Crops the middle; an odd pixel more is left at the bottom and right."""
+  """Crops the middle; an odd pixel remains at the bottom and right."""
   height, width = preprocessing.SHAPE_FNS["central_crop"](image.shape[:2], size)
   top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
   return image[top : top + height, left : left + width]
 
 
 def pad(image, pixels):
-  """Adds `pixels` black ones on each side."""
+  """Adds `pixels` black pixels on each side."""
   return np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
 
 
@@ -108,7 +109,7 @@ def _whole(count: int) -> np.ndarray:
 
 
 def _centres(have: int, want: int) -> np.ndarray:
-  """Where the centres of the new pixels lie, in pixels of the old image."""
+  """Returns the centres of the new pixels, in pixels of the old image."""
   return (_whole(want) + 0.5) * _scale(have, want) - 0.5
 
 
@@ -132,7 +133,7 @@ def _bilinear(image, size):
 
 
 def _antialiased(image, size, method):
-  """Filters widened when shrinking: Pillow's, in floats all the way."""
+  """Resizes with Pillow's filter, widened when shrinking, all in floats."""
   filters = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -147,9 +148,9 @@ def _antialiased(image, size, method):
 
 
 def _weighted(image, size, weights, axes):
-  """Sums over some old pixels for each new one, along one axis, then another.
+  """Sums some old pixels for each new one, along one axis, then the other.
 
-  In float32 and in TensorFlow's order: as the result is not rounded, a last
+  In float32 and in TensorFlow's order: as the result is not rounded, the last
   digit decides whether a flat area keeps its level or loses one.
   """
   for axis in axes:

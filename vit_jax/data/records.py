@@ -1,4 +1,4 @@
-"""What every source of records can do; `sources.open_source` makes one."""
+"""The interface of every source of records; `sources.open_source` makes one."""
 
 import abc
 import dataclasses
@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.data.host_tf import as_is, tf
 
-Record = dict[str, Any]  # Of tensors, maybe nested.
+Record = dict[str, Any]  # A structure of tensors.
 
 PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # Records fetched with one call.
@@ -21,17 +21,17 @@ class Source(abc.ABC):
   Reading has two stages. `raw` streams records as they are stored, or only
   their numbers; `load` turns one of them, in parallel with others, into
   {"image", "label", "index"}: the image as encoded bytes or uint8 [h, w, c],
-  the label int32 [], the index int64 []. A source whose records can be reached
-  by number may override `fetch`; one that is streamed has `is_by_number` False
-  and its own `raw`, which goes on at the first record behind the last, `raw_at`
-  and `file_starts`.
+  the label int32 [], the index int64 []. A source with random access may
+  override `fetch`. A streamed source has `is_by_number` False, and its own
+  `raw` (which continues at the first record after the last), `raw_at` and
+  `file_starts`.
 
   Attributes:
-    name: as given in the config.
-    split: as given in the config, slices included.
-    num_examples: records in the split.
-    num_classes: labels are below this.
-    class_names: by label; None if the data set does not tell.
+    name: The name given in the config.
+    split: The split given in the config, slices included.
+    num_examples: Number of records in the split.
+    num_classes: Number of classes; labels are below it.
+    class_names: Names by label; None if the data set has none.
   """
 
   name: str
@@ -39,12 +39,12 @@ class Source(abc.ABC):
   num_examples: int
   num_classes: int
   class_names: tuple[str, ...] | None = None
-  # Records met so far that cannot be decoded; the pipeline fills it in.
+  # Records met so far that cannot be decoded; written by the pipeline.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
-  # Whether records can be reached by number, at the price of one.
+  # Whether there is random access: any record at the cost of one.
   is_by_number = True
-  # Whether `labels` need not read the whole split from files.
+  # Whether `labels` can be had without reading the whole split from files.
   knows_labels = True
 
   def fetch(self, indices: tf.Tensor) -> Record:
@@ -76,7 +76,7 @@ class Source(abc.ABC):
     """Turns a raw record into {"image", "label", "index"}."""
 
   def reload(self, raw: Record) -> Record:
-    """As `load`, by a slower way, for an image that could not be decoded."""
+    """Does what `load` does, more slowly, after that failed to decode."""
     return self.load(raw)
 
   @abc.abstractmethod
@@ -84,7 +84,7 @@ class Source(abc.ABC):
     """Returns all labels, int32 [num_examples], without decoding an image."""
 
   def record_name(self, index: int) -> str:
-    """Returns what a message calls a record."""
+    """Returns the name of a record in a message."""
     return f"record {index} of {self.name!r}, split {self.split!r}"
 
   def records(self, start=0, stop=None) -> tf.data.Dataset:

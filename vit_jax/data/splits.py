@@ -1,8 +1,8 @@
 """The language of splits: "train", "train[:99%]", "train[100:200]+test".
 
-The meaning is that of TFDS, so that a slice picks the same records there; it
-is read here because folders and made-up data have splits too, and so that the
-errors can name what exists.
+The meaning is that of TFDS, so that a slice has the same records there. It is
+parsed here because folders and fake data have splits too, and so that errors
+can name the splits that exist.
 """
 
 import re
@@ -18,7 +18,7 @@ _BOUND = re.compile(r"([+-]?\d+(?:\.\d+(?=%))?)(%?)")
 
 
 class SplitError(ValueError):
-  """A split that does not exist, or that is not well written."""
+  """A split that does not exist, or whose syntax is wrong."""
 
 
 class Span(NamedTuple):
@@ -32,20 +32,20 @@ class Span(NamedTuple):
 def parse_split(
   text: str, sizes: Mapping[str, int], synonyms: Mapping[str, str] | None = None
 ) -> tuple[Span, ...]:
-  """Reads a split with its slices.
+  """Parses a split with its slices.
 
   A bound in percent is rounded to the nearest record; a negative one counts
   from the end.
 
   Args:
-    text: names with optional slices, joined by "+".
-    sizes: number of records of each split that exists.
-    synonyms: other names in lower case, which may be given in any case, and
-      the splits that they mean.
+    text: Names with optional slices, joined by "+".
+    sizes: Number of records of each split that exists.
+    synonyms: Other names in lower case, accepted in any case, and the splits
+      that they stand for.
 
   Raises:
-    SplitError: Syntax, an unknown split (with the known ones and their
-      sizes), bounds outside of the split, or no records at all.
+    SplitError: Wrong syntax, an unknown split (the message has the known ones
+      and their sizes), bounds outside of the split, or no records at all.
 
   Example:
     >>> parse_split("train[:99%]", {"train": 200, "test": 10})

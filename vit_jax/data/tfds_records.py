@@ -1,4 +1,4 @@
-"""Records in the files that TFDS writes: by number, streamed, in memory."""
+"""Records in files that TFDS wrote: with random access, streamed, in memory."""
 
 import dataclasses
 import functools
@@ -11,8 +11,8 @@ from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
-_READ_AHEAD = 2**18  # Bytes, of each of up to a thousand open files.
-_PROBES, _PROBED = 16, 32  # Places looked at for their order; records of each.
+_READ_AHEAD = 2**18  # Bytes, for each of up to a thousand files.
+_PROBES, _PROBED = 16, 32  # Places checked for class order; records at each.
 
 
 class Piece(NamedTuple):
@@ -52,11 +52,11 @@ class TfdsFiles(Source):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TfdsByNumber(TfdsFiles):
-  """Fetches records by number, from files of format array_record."""
+  """Fetches records by index, from files of format array_record."""
 
   @functools.cached_property
   def _records(self):
-    # Late: TFDS has the package on Linux alone.
+    # Here, because TFDS installs the package on Linux only.
     from array_record.python import array_record_data_source
 
     return array_record_data_source.ArrayRecordDataSource(
@@ -77,7 +77,7 @@ class TfdsByNumber(TfdsFiles):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TfdsStream(TfdsFiles):
-  """Reads tfrecord files from their beginnings; for what fits no memory."""
+  """Reads tfrecord files from start to end; for splits too large for memory."""
 
   is_by_number = False
 
@@ -86,7 +86,7 @@ class TfdsStream(TfdsFiles):
     num = self.num_examples
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
     begins = self.file_starts()
-    begins = np.concatenate([begins, begins + num])  # twice round
+    begins = np.concatenate([begins, begins + num])  # two rounds
     takes = [piece.take for piece in self.pieces] * 2
     first = tf.searchsorted(begins + takes, [start], side="right")[0]
     last = tf.searchsorted(begins, [stop], side="left")[0]
@@ -99,7 +99,7 @@ class TfdsStream(TfdsFiles):
 
     @as_is
     def read(i):
-      # Of this file's part of the split, the part within start and stop.
+      # The part of this file within start and stop.
       low = tf.maximum(begins[i], start)
       high = tf.minimum(ends[i], stop)
       records = tf.data.TFRecordDataset(names[i], buffer_size=_READ_AHEAD)
@@ -124,7 +124,7 @@ class TfdsStream(TfdsFiles):
     return np.cumsum(takes) - takes
 
   def note(self) -> str:
-    """See `Source`: tells if neighbours have the same class."""
+    """See `Source`: says so if neighbouring records have the same class."""
     places = np.linspace(
       0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
     )

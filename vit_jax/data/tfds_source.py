@@ -1,4 +1,4 @@
-"""Data sets of TFDS: finds them, checks them, makes the embedded ones."""
+"""Data sets of TFDS: finds and checks them, prepares the embedded ones."""
 
 import contextlib
 import importlib.util
@@ -27,14 +27,14 @@ _MANUAL_FILES = {
   "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 }
 _NOT_IN_TFDS = ("imagenet21k",)
-# What TFDS warns of when all is well.
+# Warnings of TFDS that need no action.
 _NOISE = ("Using custom data configuration", "Variant folder")
 logging.getLogger("absl").addFilter(
   lambda record: not record.getMessage().startswith(_NOISE)
 )
 
 
-# Format of TFDS -> what reads files of it that are too many for the memory.
+# Format of TFDS -> reader of its files, for splits too large for memory.
 _FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 
 
@@ -67,7 +67,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     split=split,
     num_examples=splits.num_records(spans),
     num_classes=label.num_classes,
-    # Without names in the metadata, TFDS makes them up: "0", "1", ...
+    # Where the metadata have no names, TFDS invents "0", "1", ...
     class_names=tuple(label.names),
   )
   pieces = [p for span in spans for p in _pieces(infos, span)]
@@ -85,11 +85,11 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
 def _allow_open_files() -> None:
   """Raises the process's own limit of open files to what streams may need."""
   try:
-    import resource  # of Unix
+    import resource  # Unix only
   except ImportError:
     return
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = order.MAX_PLACES + 1024  # beside those of everything else
+  wanted = order.MAX_PLACES + 1024  # besides those of everything else
   if hard != resource.RLIM_INFINITY:
     wanted = min(wanted, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -97,7 +97,7 @@ def _allow_open_files() -> None:
 
 
 def will_be_made(dataset: str, data_dir: str | None) -> bool:
-  """True for an embedded data set that is not on disk yet.
+  """Whether the data set is embedded and not on disk yet.
 
   Raises:
     ValueError: See `find_builder`.
@@ -107,7 +107,7 @@ def will_be_made(dataset: str, data_dir: str | None) -> bool:
 
 
 def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
-  """Returns the classes by label, without looking at the disk for records.
+  """Returns the classes by label, without looking for records on disk.
 
   Raises:
     ValueError: See `find_builder`.
@@ -116,12 +116,12 @@ def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
 
 
 def find_builder(dataset: str, data_dir: str | None, known=()):
-  """Returns the builder, without looking at the disk for records.
+  """Returns the builder, without looking for records on disk.
 
   Args:
-    dataset: see `sources.open_source`.
-    data_dir: see there.
-    known: further names, to be suggested for an unknown one.
+    dataset: See `sources.open_source`.
+    data_dir: See `sources.open_source`.
+    known: Further names, suggested where a data set is unknown.
 
   Raises:
     ValueError: Unknown data set, or a config that it does not have.
@@ -150,7 +150,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
 
 
 def known_names() -> list[str]:
-  """Returns the names that TFDS knows, the embedded sets among them."""
+  """Returns the names that TFDS knows, the embedded data sets included."""
   return [*tfds.list_builders(with_community_datasets=False), *EMBEDDED]
 
 
@@ -184,13 +184,14 @@ def _prepare(builder, dataset: str, data_dir: str | None):
   )
   start = time.monotonic()
   try:
-    # TFDS talks of a download and draws nested bars; the lines here say it.
+    # TFDS speaks of a download and draws nested bars; one line here replaces
+    # them.
     with contextlib.redirect_stdout(None):
       tfds.disable_progress_bar()
       builder.download_and_prepare()
   except (OSError, ValueError, tf.errors.OpError):
-    # TFDS writes elsewhere and renames at the end, which fails for all but
-    # the first of several processes; then the data are there all the same.
+    # TFDS writes to a temporary folder and renames it at the end, which fails
+    # for all but the first of several processes; by then the data exist.
     builder = find_builder(dataset, data_dir)
     if not builder.is_prepared():
       raise
@@ -202,13 +203,14 @@ def _prepare(builder, dataset: str, data_dir: str | None):
 
 
 def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
-  # Not the command `tfds build`: it asks for apache_beam, which few have.
+  # Not the command `tfds build`: it needs apache_beam, which few have.
   where = f", data_dir={data_dir!r}" if data_dir else ""
   code = (
     "import tensorflow_datasets as tfds;"
     f" tfds.builder({dataset!r}{where}).download_and_prepare()"
   )
-  # TFDS 4.9.10 imports it to write any data set, and does not install it.
+  # TFDS 4.9.10 imports this module to write any data set, and does not install
+  # it.
   has_extra = importlib.util.find_spec("importlib_resources")
   extra = "" if has_extra else "pip install importlib_resources && "
   text = (
@@ -225,7 +227,7 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
 
 
 def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
-  """Returns where the records of a span lie."""
+  """Returns the pieces of files that have the records of a span."""
   out, begin = [], 0
   info = infos[span.split]
   for file in info.file_instructions:

@@ -1,6 +1,6 @@
 """Model families: every one by the name in `config.model.name`.
 
-A family states in its file, without jax, its options and what follows from
+The file of a family states, without jax, its options and all that follows from
 them: sizes, grid of tokens, arithmetic, sharding, faults, published files. Its
 `build` imports the linen module.
 """
@@ -25,7 +25,7 @@ PUBLISHED = {
 def family(variant: str) -> str:
   """Returns the first family, as config.model.name, that knows a variant.
 
-  "vit" where none does, whose faults then tell what is known.
+  "vit" where none does; its faults then name the known variants.
 
   Example:
     >>> family("R50x1"), family("R50+B/16")

@@ -1,4 +1,4 @@
-"""What every family of models states about itself, without jax."""
+"""The interface of a family of models, without jax."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from vit_jax.options import nearest, option
 
 
 class Heads(NamedTuple):
-  """Attention of the tokens of an image to themselves.
+  """Self-attention of the tokens of an image.
 
-  num_tokens: Tokens, the class token's included.
-  num_heads: Heads.
+  num_tokens: Number of tokens, class token included.
+  num_heads: Number of heads.
   head_dim: Width of a head.
   """
 
@@ -22,10 +22,10 @@ class Heads(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The network: the options that all families have, and what they answer.
+  """The network: the options of all families, and what a family answers.
 
-  A family is a subclass in a file of its own with its options as fields, and a
-  line in `FAMILIES`. `config.model.name` chooses it.
+  A family is a subclass in its own file, with its options as fields, and a line
+  in `FAMILIES`. `config.model.name` chooses it.
   """
 
   name: str = ""
@@ -36,30 +36,33 @@ class ModelConfig:
   dtype: str = option(
     "float32",
     "type of the matrix products",
-    ("float32", "bfloat16"),
+    {
+      "float32": "24 bits of mantissa",
+      "bfloat16": "8 bits of mantissa, the range of float32",
+    },
   )
 
-  # Where parameters are split: the end of a path (a regular expression) -> the
+  # How parameters are split: the end of a path (a regular expression) -> the
   # axes of each of its last dimensions: None, "fsdp", "tensor", or both. The
-  # first match counts, and stands for the optimizer's moments, too. Paths that
-  # no rule matches stay whole.
+  # first match counts, also for the optimizer's moments. Paths that no rule
+  # matches are not split.
   SHARDING: ClassVar[tuple[tuple[str, tuple], ...]] = ()
   # Kernels of matrix products (a regular expression, or None), cast to `dtype`
-  # before the all-gather, where the products would cast them after it.
+  # before the all-gather instead of after it.
   CAST: ClassVar[str | None] = None
   # Name of a variant -> the published files that fit it.
   PUBLISHED: ClassVar[dict[str, tuple[str, ...]]] = {}
-  # Options without a part in the parameters, which weights may be trained with:
-  # an import says where the model computes otherwise.
+  # Options that change no parameter, but that weights are trained with: an
+  # import reports where the model computes otherwise.
   NUMERICS: ClassVar[tuple[str, ...]] = ()
 
-  # Of families that have no such options.
+  # For families without such options.
   scan = False
   remat = "none"
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns the options that --help leaves out, beside these others."""
+    """Returns the options that --help leaves out, given the values of all."""
     return ()
 
   @classmethod
@@ -76,10 +79,10 @@ class ModelConfig:
     raise NotImplementedError
 
   def faults(self) -> Iterator[str]:
-    """Yields what is wrong with the options by words alone."""
+    """Yields faults that the options alone show."""
     for field in dataclasses.fields(self):
       choices, value = field.metadata.get("choices"), getattr(self, field.name)
-      # Of types jax has more than a run may choose.
+      # jax has more types than a run may choose.
       if choices and value not in (None, *choices) and field.name != "dtype":
         yield (
           f"config.model.{field.name}: got {value!r}, expected one of"
@@ -87,7 +90,7 @@ class ModelConfig:
         )
 
   def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
-    """Yields why images of (height, width) pixels do not suit the model."""
+    """Yields why images of (height, width) pixels do not fit the model."""
     return iter(())
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
@@ -104,17 +107,17 @@ class ModelConfig:
     raise NotImplementedError
 
   def train_flops(self, image_size: tuple[int, int], num_classes: int) -> int:
-    """Returns FLOPs of one image's training step: 2 a multiply-add, 3 passes.
+    """Returns FLOPs of one image's training step: 2 per multiply-add, 3 passes.
 
-    The backward pass costs two forward ones; what is recomputed to save memory
-    does not count, as is usual for model FLOPs utilisation (MFU).
+    The backward pass costs two forward ones; recomputed products do not count,
+    as is usual for model FLOPs utilisation (MFU).
     """
     return 6 * self.forward_macs(image_size, num_classes)
 
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
     """Returns the shape of self-attention that a fused kernel may compute.
 
-    None where there is no attention, or one that only XLA computes.
+    None where there is no attention, or one that only XLA can compute.
     """
     return None
 
@@ -124,14 +127,14 @@ class ModelConfig:
 
   @property
   def has_cls_row(self) -> bool:
-    """Whether a table of positions begins with a row for the class token."""
+    """Whether a position table begins with a row for the class token."""
     return False
 
   def with_patch(self, patch: int) -> "ModelConfig":
     """Returns the model with patches of another side, in pixels.
 
     Raises:
-      ValueError: It has none.
+      ValueError: It has no patches of pixels.
     """
     raise ValueError(
       f"patch: got {patch}, but {self.variant} has no patches of pixels;"
@@ -139,22 +142,22 @@ class ModelConfig:
     )
 
   def for_inference(self) -> "ModelConfig":
-    """Returns the model without what only makes training fit or generalise."""
+    """Returns the model without the options that only training needs."""
     return dataclasses.replace(self, dtype="float32")
 
   def stacked(self) -> "ModelConfig | None":
     """Returns the model with its blocks in a scan; None where there are none.
 
-    The parameters have as many numbers, and compile once for any depth.
+    It has as many parameters, and compiles one block for any depth.
     """
     return None
 
   def unstacked(self) -> "ModelConfig":
-    """Returns the model with its blocks one by one."""
+    """Returns the model with a loop over its blocks."""
     return self
 
   def recomputed(self) -> tuple["ModelConfig", ...]:
-    """Returns the model with every choice of what its backward pass recomputes.
+    """Returns the model with every choice of what the backward pass recomputes.
 
     The first recomputes nothing.
     """

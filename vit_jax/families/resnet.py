@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+from vit_jax.families import published
 from vit_jax.families.base import ModelConfig
-from vit_jax.families.published import BIT, TIMM
 from vit_jax.options import option
 
 ROOT_CHANNELS = 64
@@ -34,11 +34,11 @@ class Stages(NamedTuple):
 
 
 class Norms(NamedTuple):
-  """What keeps the divisors of the norms from zero.
+  """Constants that keep the divisors of the norms from zero.
 
   gn_eps: Added to GroupNorm's variance.
   ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
-    ("var") or the standard deviation ("std").
+  ("var") or the standard deviation ("std").
   """
 
   gn_eps: float
@@ -85,7 +85,7 @@ def parse_variant(variant: str) -> Stages:
 def overridden(
   stages: Stages, blocks: tuple[int, ...] | None, width: float | None
 ) -> Stages:
-  """Returns the stages with what is not None."""
+  """Returns the stages with the given values in place of their own."""
   return Stages(
     stages.blocks if blocks is None else blocks,
     stages.width if width is None else width,
@@ -95,7 +95,7 @@ def overridden(
 def norms_of(
   default: Norms, gn_eps: float | None, eps: float | None, on: str | None
 ) -> Norms:
-  """Returns the constants with what is not None."""
+  """Returns the constants with the given values in place of the family's."""
   given = (gn_eps, eps, on)
   return Norms(
     *(d if g is None else g for d, g in zip(default, given, strict=True))
@@ -135,7 +135,7 @@ def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def stage_faults(stages: Stages) -> Iterator[str]:
-  """Yields what is wrong with the sizes, in words of config.model."""
+  """Yields faults of the sizes, in terms of config.model."""
   if any(n < 1 for n in stages.blocks):
     yield (
       f"config.model.stage_blocks: got {stages.blocks}, expected 1 or more"
@@ -150,7 +150,7 @@ def stage_faults(stages: Stages) -> Iterator[str]:
 
 
 def eps_faults(model: ModelConfig, *keys: str) -> Iterator[str]:
-  """Yields which of these options are not above 0."""
+  """Yields a fault for each of these options that is not above 0."""
   for key in keys:
     value = getattr(model, key)
     if value is not None and value <= 0:
@@ -189,54 +189,40 @@ class BiTConfig(ModelConfig):
   ws_eps_on: str | None = option(
     None,
     "what ws_eps is added to; None: the variance (bit_v1: the deviation)",
-    ("var", "std"),
+    {"var": "the variance", "std": "the standard deviation"},
   )
   root_pad: str = option(
     "zero",
-    "what the root's maximum sees beyond the border: a zero as in BiT's own"
-    " code, or nothing as in big_vision's; bit alone",
-    ("zero", "nothing"),
+    "padding of the root before its maximum; bit alone",
+    {
+      "zero": "zeros, as in BiT's own code",
+      "nothing": "values that never are the maximum, as in big_vision's",
+    },
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes: nothing, units",
-    ("none", "full"),
+    "what the backward pass recomputes",
+    {"none": "nothing", "full": "whole units"},
   )
 
   FORM: ClassVar[str] = "v2"
   NORMS: ClassVar[Norms] = V2_NORMS
   SHARDING: ClassVar = (*CONV_SHARDING, *HEAD_SHARDING)
   NUMERICS: ClassVar = ("root_pad", "gn_eps", "ws_eps", "ws_eps_on")
-  PUBLISHED: ClassVar = {
-    "R26x1": (),
-    "R50x1": (
-      BIT.format("R50x1"),
-      TIMM.format("resnetv2_50x1_bit.goog_in21k"),
-    ),
-    "R50x2": (),
-    "R50x3": (
-      BIT.format("R50x3"),
-      TIMM.format("resnetv2_50x3_bit.goog_in21k"),
-    ),
-    "R101x1": (
-      BIT.format("R101x1"),
-      TIMM.format("resnetv2_101x1_bit.goog_in21k"),
-    ),
-    "R101x3": (
-      BIT.format("R101x3"),
-      TIMM.format("resnetv2_101x3_bit.goog_in21k"),
-    ),
-    "R152x1": (),
-    "R152x2": (
-      BIT.format("R152x2"),
-      TIMM.format("resnetv2_152x2_bit.goog_in21k"),
-    ),
-    "R152x4": (
-      BIT.format("R152x4"),
-      TIMM.format("resnetv2_152x4_bit.goog_in21k"),
-    ),
-    "R200x3": (),
-  }
+  PUBLISHED: ClassVar = published.table(
+    """
+    R26x1
+    R50x1 bit:R50x1 timm:resnetv2_50x1_bit.goog_in21k
+    R50x2
+    R50x3 bit:R50x3 timm:resnetv2_50x3_bit.goog_in21k
+    R101x1 bit:R101x1 timm:resnetv2_101x1_bit.goog_in21k
+    R101x3 bit:R101x3 timm:resnetv2_101x3_bit.goog_in21k
+    R152x1
+    R152x2 bit:R152x2 timm:resnetv2_152x2_bit.goog_in21k
+    R152x4 bit:R152x4 timm:resnetv2_152x4_bit.goog_in21k
+    R200x3
+    """
+  )
 
   @classmethod
   def knows(cls, variant: str) -> bool:
@@ -244,7 +230,7 @@ class BiTConfig(ModelConfig):
 
   @property
   def stages(self) -> Stages:
-    """Units and width, overrides applied.
+    """Returns units and width, overrides applied.
 
     Raises:
       ValueError: The variant is unknown, or of another family.
@@ -259,7 +245,7 @@ class BiTConfig(ModelConfig):
 
   @property
   def norms(self) -> Norms:
-    """Constants of the norms, the family's where they are None."""
+    """Returns constants of the norms, the family's where they are None."""
     return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
 
   def build(self, num_classes: int):

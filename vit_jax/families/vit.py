@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from vit_jax.families import resnet
+from vit_jax.families import published, resnet
 from vit_jax.families.base import Heads, ModelConfig
-from vit_jax.families.published import AUGREG, HF, I21K, TIMM, paper
 from vit_jax.families.resnet import Norms, Stages
 from vit_jax.options import nearest, option
 
@@ -44,12 +43,12 @@ SIZES = {
 
 
 class Variant(NamedTuple):
-  """What a name stands for.
+  """The parts of a variant's name.
 
-  size: The Transformer's.
-  patch: Side of a patch: in pixels, or, behind a ResNet, in points of its
-    feature map.
-  stages: The ResNet's; None where there is none.
+  size: Size of the Transformer.
+  patch: Side of a patch: in pixels, or, on a ResNet, in points of its feature
+  map.
+  stages: Stages of the ResNet; None where there is none.
   """
 
   size: Size
@@ -58,14 +57,14 @@ class Variant(NamedTuple):
 
 
 def parse_variant(variant: str) -> Variant:
-  """Returns what a name such as "B/16" or "R50+B/16" stands for.
+  """Parses a name such as "B/16" or "R50+B/16".
 
-  The number after the slash is how much smaller than the image the grid of
-  tokens is. "R50+B/32" puts patches of 1 on the last of four stages; for
+  The number after the slash is the ratio of the image's side to that of the
+  grid of tokens. "R50+B/32" puts patches of 1 on the last of four stages; for
   "R50+B/16" the units of the fourth stage are moved to the third. "R+Ti/16" has
-  the root block alone and, as in the published code, patches of 8: since the
-  root shrinks an image by 4, its grid is 32 times smaller, whatever the name
-  says.
+  only the root block and, as in the published code, patches of 8: since the
+  root shrinks an image by 4, its grid is 32 times smaller, contrary to its
+  name.
 
   Raises:
     ValueError: The text has another form, or a part of it is unknown.
@@ -125,14 +124,23 @@ class ViTConfig(ModelConfig):
   )
   pool: str = option(
     "token",
-    "what the head sees: class token, mean over tokens, attention pooling",
-    ("token", "gap", "map"),
+    "what the head gets",
+    {
+      "token": "the class token",
+      "gap": "the mean over all tokens",
+      "map": "the tokens pooled by attention",
+    },
   )
   posemb: str = option(
     "learn",
-    "positions: a table, one of rows and one of columns, offsets in every"
-    " attention, fixed sines, nothing",
-    ("learn", "learn2d", "relative", "sincos2d", "none"),
+    "positions of tokens",
+    {
+      "learn": "a learned table, added to the tokens",
+      "learn2d": "a learned table of rows and one of columns, added",
+      "relative": "learned vectors of offsets, in every attention",
+      "sincos2d": "fixed sines and cosines, added",
+      "none": "no positions",
+    },
   )
   cls_row: bool = option(
     True, "whether the learned table has a row for the class token, too"
@@ -142,8 +150,11 @@ class ViTConfig(ModelConfig):
   )
   gelu: str = option(
     "tanh",
-    "form of GELU: Google's weights have tanh, those of PyTorch erf",
-    ("tanh", "erf"),
+    "form of GELU",
+    {
+      "tanh": "tanh approximation, as in Google's weights",
+      "erf": "exact, as in PyTorch's libraries",
+    },
   )
   ln_eps: float = option(
     1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
@@ -157,8 +168,12 @@ class ViTConfig(ModelConfig):
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes: nothing, all but products, blocks",
-    ("none", "dots", "full"),
+    "what the backward pass recomputes",
+    {
+      "none": "nothing",
+      "dots": "all but matrix products",
+      "full": "whole blocks",
+    },
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"
@@ -175,7 +190,7 @@ class ViTConfig(ModelConfig):
   ws_eps_on: str | None = option(
     None,
     "what a hybrid's ws_eps is added to; None: the deviation",
-    ("var", "std"),
+    {"var": "the variance", "std": "the standard deviation"},
   )
 
   NUMERICS: ClassVar = ("gelu", "ln_eps")
@@ -194,80 +209,41 @@ class ViTConfig(ModelConfig):
     *resnet.HEAD_SHARDING,
   )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
-  PUBLISHED: ClassVar = {
-    "Ti/16": (
-      AUGREG.format("Ti_16"),
-      TIMM.format("vit_tiny_patch16_224.augreg_in21k"),
-    ),
-    "S/32": (
-      AUGREG.format("S_32"),
-      TIMM.format("vit_small_patch32_224.augreg_in21k"),
-    ),
-    "S/16": (
-      AUGREG.format("S_16"),
-      "gs://big_vision/vit_s16_i1k_{90,150,300}ep.npz",
-      TIMM.format("vit_small_patch16_224.augreg_in21k"),
-    ),
-    "S/8": (),
-    "B/32": paper(
-      "ViT-B_32",
-      AUGREG.format("B_32"),
-      TIMM.format("vit_base_patch32_224.augreg_in21k"),
-      HF.format("vit-base-patch32-384"),
-    ),
-    "B/16": paper(
-      "ViT-B_16",
-      AUGREG.format("B_16"),
-      TIMM.format("vit_base_patch16_224.augreg_in21k"),
-      HF.format("vit-base-patch16-224"),
-    ),
-    "B/8": (
-      AUGREG.format("B_8"),
-      TIMM.format("vit_base_patch8_224.augreg_in21k"),
-    ),
-    "L/32": paper(
-      "ViT-L_32",
-      TIMM.format("vit_large_patch32_224.orig_in21k"),
-      HF.format("vit-large-patch32-384"),
-    ),
-    "L/16": paper(
-      "ViT-L_16",
-      AUGREG.format("L_16"),
-      TIMM.format("vit_large_patch16_224.augreg_in21k"),
-      HF.format("vit-large-patch16-224"),
-    ),
-    "H/14": (
-      I21K.format("ViT-H_14"),
-      TIMM.format("vit_huge_patch14_224.orig_in21k"),
-      HF.format("vit-huge-patch14-224-in21k"),
-    ),
-    "So400m/14": (),
-    "g/14": (),
-    "G/14": (),
-    "e/14": (),
-    "R+Ti/16": (
-      AUGREG.format("R_Ti_16"),
-      TIMM.format("vit_tiny_r_s16_p8_224.augreg_in21k"),
-    ),
-    "R26+S/32": (
-      AUGREG.format("R26_S_32"),
-      TIMM.format("vit_small_r26_s32_224.augreg_in21k"),
-    ),
-    "R26+B/32": (),
-    "R50+B/32": (),
-    "R50+B/16": paper(
-      "R50+ViT-B_16", TIMM.format("vit_base_r50_s16_224.orig_in21k")
-    ),
-    "R50+L/32": (
-      AUGREG.format("R50_L_32"),
-      TIMM.format("vit_large_r50_s32_224.augreg_in21k"),
-    ),
-    "R50+L/16": (),
-  }
+  PUBLISHED: ClassVar = published.table(
+    """
+    Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k
+    S/32 augreg:S_32 timm:vit_small_patch32_224.augreg_in21k
+    S/16 augreg:S_16 big_vision:vit_s16_i1k_{90,150,300}ep
+      timm:vit_small_patch16_224.augreg_in21k
+    S/8
+    B/32 paper:ViT-B_32 augreg:B_32 timm:vit_base_patch32_224.augreg_in21k
+      hf:vit-base-patch32-384
+    B/16 paper:ViT-B_16 augreg:B_16 timm:vit_base_patch16_224.augreg_in21k
+      hf:vit-base-patch16-224
+    B/8 augreg:B_8 timm:vit_base_patch8_224.augreg_in21k
+    L/32 paper:ViT-L_32 timm:vit_large_patch32_224.orig_in21k
+      hf:vit-large-patch32-384
+    L/16 paper:ViT-L_16 augreg:L_16 timm:vit_large_patch16_224.augreg_in21k
+      hf:vit-large-patch16-224
+    H/14 i21k:ViT-H_14 timm:vit_huge_patch14_224.orig_in21k
+      hf:vit-huge-patch14-224-in21k
+    So400m/14
+    g/14
+    G/14
+    e/14
+    R+Ti/16 augreg:R_Ti_16 timm:vit_tiny_r_s16_p8_224.augreg_in21k
+    R26+S/32 augreg:R26_S_32 timm:vit_small_r26_s32_224.augreg_in21k
+    R26+B/32
+    R50+B/32
+    R50+B/16 paper:R50+ViT-B_16 timm:vit_base_r50_s16_224.orig_in21k
+    R50+L/32 augreg:R50_L_32 timm:vit_large_r50_s32_224.augreg_in21k
+    R50+L/16
+    """
+  )
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns the options that a model on pixels has no use for."""
+    """Returns the options that a model on pixels does not use."""
     if str(options.get("variant", "")).startswith("R"):
       return ()
     return ("stage_blocks", "stage_width", "gn_eps", "ws_eps", "ws_eps_on")
@@ -282,7 +258,7 @@ class ViTConfig(ModelConfig):
 
   @property
   def size(self) -> Size:
-    """Sizes of the Transformer, overrides applied.
+    """Returns the sizes of the Transformer, overrides applied.
 
     Raises:
       ValueError: The variant is unknown.
@@ -299,7 +275,7 @@ class ViTConfig(ModelConfig):
 
   @property
   def stages(self) -> Stages | None:
-    """The ResNet in front, overrides applied; None where there is none."""
+    """Returns the ResNet before the Transformer, overrides applied, or None."""
     found = self._parsed.stages
     if found is None:
       return None
@@ -307,7 +283,7 @@ class ViTConfig(ModelConfig):
 
   @property
   def norms(self) -> Norms:
-    """Constants of the norms of the ResNet in front."""
+    """Returns constants of the norms of the ResNet."""
     return resnet.norms_of(
       resnet.V1_NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on
     )
@@ -322,7 +298,7 @@ class ViTConfig(ModelConfig):
     return ViT(self, num_classes)
 
   def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the sides of what the patches are cut from."""
+    """Returns the sides of the map that is cut into patches."""
     stages = self.stages
     return resnet.feature_map(stages, image_size) if stages else image_size
 
@@ -335,7 +311,7 @@ class ViTConfig(ModelConfig):
     return rows * columns + (self.pool == "token")
 
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
-    if self.posemb == "relative":  # XLA alone adds its scores
+    if self.posemb == "relative":  # only XLA adds the scores of offsets
       return None
     size = self.size
     tokens = self.num_tokens(image_size)
@@ -436,10 +412,10 @@ class ViTConfig(ModelConfig):
     try:
       patch, (height, width) = self.patch, self.feature_map(image_size)
     except ValueError:
-      return  # of the variant, told by `faults`
+      return  # a fault of the variant, which `faults` yields
     if not (height % patch or width % patch):
       return
-    # Behind a ResNet a patch covers more pixels.
+    # A patch on a ResNet's output covers more pixels.
     patch = patch * image_size[0] // height if height else patch
     near = [max(1, round(s / patch)) * patch for s in image_size]
     yield (

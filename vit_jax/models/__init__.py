@@ -6,8 +6,8 @@ from vit_jax.families import ModelConfig
 def build(model: ModelConfig, num_classes: int):
   """Returns the network that `model` describes, a `flax.linen.Module`.
 
-  Called on images [b, h, w, c] in [-1, 1] it returns logits [b, num_classes]
-  and a dict of intermediates, of which "pre_logits" is what the head sees.
+  Called on images [b, h, w, c] in [-1, 1], it returns logits [b, num_classes]
+  and a dict of intermediates, of which "pre_logits" is the input of the head.
 
   Raises:
     ValueError: The variant is unknown.

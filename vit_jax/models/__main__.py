@@ -25,11 +25,11 @@ def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
   """Returns the shapes of the parameters, without computing them.
 
   Args:
-    name: Of `PUBLISHED`.
-    side: Of the images, pixels; the position table grows with it.
+    name: A key of `PUBLISHED`.
+    side: Side of the images, pixels; the position table grows with it.
     num_classes: Width of the head.
   """
-  # Stacked blocks have as many numbers, and are traced once for any depth.
+  # Stacked blocks have as many parameters, and are traced once for any depth.
   config = by_variant(name)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
   model = build(config.stacked() or config, num_classes)
@@ -42,7 +42,7 @@ def count(params) -> int:
 
 
 def tokens(name: str, side: int) -> int | None:
-  """Returns the tokens of an image, the class token's included, or None."""
+  """Returns the number of tokens of an image, class token included, or None."""
   return by_variant(name).num_tokens((side, side))
 
 
@@ -59,7 +59,7 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-  """Prints one line a model, and a line for each kind of file."""
+  """Prints one line per model, and a line for each kind of file."""
   head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
   cells = [head, *(row(name) for name in PUBLISHED)]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

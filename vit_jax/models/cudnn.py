@@ -10,12 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 PLATFORMS = ("gpu", "cuda")
 
-# Shares of the largest number: a few roundings of bfloat16, 2^-9 each.
+# Largest error, relative to the largest number: a few roundings of bfloat16,
+# 2^-9 each.
 TOLERANCE = 0.03
 
 
 def attend(query, key, value):
-  """As `attention.dot_product_attention`, fused: scores never leave the chip.
+  """Computes `attention.dot_product_attention` without storing the scores.
 
   Args:
     query: [b, q, heads, d], bfloat16; key and value alike.
@@ -25,24 +26,24 @@ def attend(query, key, value):
 
 @functools.cache
 def fault(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
-  """Tries it on the first of this process's devices, gradients included.
+  """Returns why cuDNN's attention does not work here, or "" if it does.
 
-  It depends on the driver, the library, the chip and the sizes, so nothing but
-  a try tells; as in a step, inside a `shard_map`. The processes of a run are
-  taken to be alike.
+  Whether it works depends on the driver, the library, the chip and the sizes,
+  so it is run, with its gradients, on the first device of this process, inside
+  a `shard_map` as in a step. All processes of a run are taken to be alike.
 
   Args:
-    num_tokens: Of an image.
-    num_heads: Heads.
-    head_dim: Width of each.
-    dtype: Of the matrix products.
+    num_tokens: Number of tokens of an image.
+    num_heads: Number of heads.
+    head_dim: Width of a head.
+    dtype: Type of the matrix products.
 
   Returns:
-    "" if it works, else in a line why not.
+    One line of text, or "".
   """
   if dtype != "bfloat16":
     return f"cuDNN's attention has no {dtype}"
-  # It may be asked for while a step is traced, of which a thread knows nothing.
+  # A step may be being traced; the trace does not reach into another thread.
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     return thread.submit(_try, (4, 2, num_tokens, num_heads, head_dim)).result()
 
@@ -52,19 +53,19 @@ def _try(shape: tuple[int, ...]) -> str:
   *inputs, weights = jnp.asarray(numbers, jnp.bfloat16)
   try:
     got = _results(attend, inputs, weights)
-  except Exception as e:  # whatever a driver, or a library, comes up with
+  except Exception as e:  # a driver or library may raise anything
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}"
   plain = functools.partial(jax.nn.dot_product_attention, implementation="xla")
   want = _results(plain, inputs, weights)
   for g, w in zip(got, want, strict=True):
     error = np.max(np.abs(g - w)) / np.max(np.abs(w))
-    if not error < TOLERANCE:  # not a number, either
+    if not error < TOLERANCE:  # true for NaN, too
       return f"cuDNN's numbers are off by {error:.1%}, expected {TOLERANCE:.0%}"
   return ""
 
 
 def _results(attention, inputs, weights) -> list[np.ndarray]:
-  """The output, and the gradients of its weighted sum."""
+  """Returns the output, and the gradients of its weighted sum."""
 
   def fn(inputs, weights):
     out, backward = jax.vjp(attention, *inputs)

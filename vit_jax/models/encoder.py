@@ -19,7 +19,7 @@ from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
 # with weights; those of attention, which have batch dimensions and grow with
-# the square of the number of tokens, are computed again.
+# the square of the number of tokens, are recomputed.
 REMAT_POLICIES = {
   "none": None,
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -70,8 +70,8 @@ class EncoderBlock(nn.Module):
 
     Args:
       x: Tokens.
-      drop_rate: Chance that an example skips a branch; None skips none.
-      records: Whose tokens they are; None: dropout is off.
+      drop_rate: Probability that an example skips a branch; None skips none.
+      records: Number of each example's record; None: dropout is off.
     """
     out, options = {}, self.options
 
@@ -97,8 +97,8 @@ class EncoderBlock(nn.Module):
   def _drop_branch(self, x, rate, records):
     """Zeroes whole examples, and scales the rest to keep the expectation.
 
-    In float32, since the first blocks scale by less than bfloat16 can tell
-    from 1; rounded with the sum.
+    In float32, since the first blocks scale by a factor that bfloat16 rounds to
+    1; rounded with the sum.
     """
     if rate is None:
       return x
@@ -106,10 +106,10 @@ class EncoderBlock(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-  """A learned table, one row a token.
+  """A learned table, one row per token.
 
   Attributes:
-    num_without: Tokens in front that have no row.
+    num_without: Number of leading tokens without a row.
   """
 
   num_without: int
@@ -128,11 +128,11 @@ class PositionEmbedding(nn.Module):
 class PositionEmbedding2D(nn.Module):
   """Learned tables of half the width, of columns (x) and of rows (y).
 
-  A patch gets those of its column and of its row, one behind the other.
+  A patch gets those of its column and of its row, concatenated.
 
   Attributes:
     grid: Rows and columns of patches.
-    num_without: Tokens in front, which get nothing.
+    num_without: Number of leading tokens without a position.
 
   Source: arXiv:2010.11929, appendix D.4.
   """
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
   """Positions, blocks, and the norm at the end.
 
   Attributes:
-    options: `posemb` says which positions; what is no parameter was added
+    options: `posemb` chooses the positions; those without parameters were added
       before.
   """
 
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     out, options = {}, self.options
     depth, name = options.size.depth, "posembed_input"
-    # Tokens in front of those that have a position.
+    # Number of tokens before those that have a position.
     num_without = int(options.pool == "token" and not options.has_cls_row)
     if options.posemb == "learn":
       x = PositionEmbedding(num_without, name=name)(x)
@@ -195,7 +195,7 @@ class Encoder(nn.Module):
       block = nn.remat(
         EncoderBlock,
         policy=REMAT_POLICIES[options.remat],
-        prevent_cse=not options.scan,  # a scan's body is safe from it as it is
+        prevent_cse=not options.scan,  # a scan's body needs no protection
       )
     rates = None
     if records is not None and options.stochastic_depth > 0:

@@ -1,4 +1,4 @@
-"""The linear map from features to logits, which all families end with."""
+"""The linear map from features to logits, with which all families end."""
 
 import flax.linen as nn
 from jax.typing import DTypeLike
@@ -7,13 +7,13 @@ from jax.typing import DTypeLike
 def head(
   num_classes: int, bias: float, dtype: DTypeLike, name: str | None = None
 ) -> nn.Dense:
-  """Returns the layer, a submodule of the module that calls it.
+  """Returns the head, a submodule of the module that calls this.
 
   Args:
-    num_classes: Logits an image.
+    num_classes: Number of logits per image.
     bias: Initial bias of every logit; the kernel starts at zero.
-    dtype: Of the product, float32 at least.
-    name: "head", but in a `setup`, where the attribute is the name.
+    dtype: Type of the product; float32 at least.
+    name: "head"; None in a `setup`, where the attribute is the name.
   """
   return nn.Dense(
     num_classes,

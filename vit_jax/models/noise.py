@@ -1,7 +1,7 @@
-"""Dropout whose noise belongs to the record, not to its place in a batch.
+"""Dropout whose noise depends on the record, not on its place in a batch.
 
-What is dropped is a function of (key, layer, record), so a run draws the same
-noise whatever the mesh, the microbatch and the number of processes.
+The noise is a function of (key, layer, record), so a run draws the same one
+whatever the mesh, the microbatch and the number of processes.
 """
 
 import flax.linen as nn
@@ -17,29 +17,29 @@ RECORDS = Int[Array, " b"] | None
 def bits(
   key: jax.Array, records: Int[Array, " b"], shape: tuple[int, ...]
 ) -> UInt32[Array, "b ..."]:
-  """32 random bits for every element of every record.
+  """Returns 32 random bits for every element of every record.
 
   Element (i, j), of row i of a record and column j, gets the lower half of
 
     (r_i + c_j) (s_i + d_j),
 
-  r and s drawn by jax.random for every row of every record, c and d for every
-  column, from keys of their own; the last dimension is the column. Drawing
-  costs rows plus columns, the elements only two sums and a product, where
+  where jax.random draws r and s for every row of every record, and c and d for
+  every column, from separate keys; the last dimension is the column. The draws
+  cost rows plus columns, the elements only two sums and a product, where
   jax.random would take 20 rounds for every two of them; a TPU's own generator
-  is cheap, but what it draws depends on how the batch is split.
+  is cheap, but its numbers depend on how the batch is split.
 
-  Any two elements are independent: of the two sums, in another row both, or in
-  another column both, are shifted by numbers drawn apart. No row is a shifted
-  copy of another, since c and d do not follow the column's number. The upper
-  bits are the better ones (a product is even three times in four): compare,
-  do not mask. For dropout this is plenty; as a generator it is not: of 5 rows
-  and 5 columns the 25 products hang together.
+  Any two elements are independent: in another row, or in another column, both
+  sums are shifted by independent numbers. No row is a shifted copy of another,
+  since c and d do not follow the column's number. The upper bits are the better
+  ones (a product is even three times in four): compare, do not mask. This is
+  plenty for dropout, but no general generator: the 25 products of 5 rows and 5
+  columns are not independent together.
 
   Args:
-    key: Of jax.random, typed.
-    records: Numbers, which two examples of a batch should not share.
-    shape: Of one record.
+    key: A typed key of jax.random.
+    records: Numbers of the records, which must differ within a batch.
+    shape: Shape of one record.
 
   Source: the product of two sums is that of NH, a universal hash (J. Black et
     al., "UMAC: fast and secure message authentication", CRYPTO 1999).
@@ -57,7 +57,7 @@ def bits(
 
 
 def threshold(rate: float | Float[Array, ""]) -> Int32[Array, ""]:
-  """The least of the 2^32 signed numbers that is kept; right to 2^-26."""
+  """Returns the least of the signed numbers that is kept; exact to 2^-26."""
   return jnp.asarray(rate * 2.0**32 - 2.0**31).astype(jnp.int32)
 
 
@@ -70,19 +70,19 @@ def drop(
 ) -> Float[Array, "b ..."]:
   """Zeroes a share `rate` of the elements, and divides the rest by 1 - rate.
 
-  Computed in float32 and returned so, for the caller to round once: in bfloat16
-  1 - 0.1 itself is 0.17 % too small, and so would every activation be too
-  large.
+  Computed and returned in float32, so that the caller rounds once: in bfloat16,
+  1 - 0.1 itself is 0.17 % too small, and every activation would be too large by
+  as much.
 
   Args:
     x: A batch.
-    key: Of jax.random, typed.
+    key: A typed key of jax.random.
     records: The number of each example.
-    shape: That of an example, or one that broadcasts to it: elements with the
+    shape: Shape of an example, or one that broadcasts to it: elements with the
       same draw are dropped together.
-    rate: Chance to drop, from 0 to below 1.
+    rate: Probability to drop, from 0 to below 1.
   """
-  # Compared with a sign, which a TPU does in one instruction.
+  # A comparison of signed numbers, which a TPU does in one instruction.
   drawn = jax.lax.bitcast_convert_type(bits(key, records, shape), jnp.int32)
   kept: Bool[Array, "b ..."] = drawn >= threshold(rate)
   x = x.astype(at_least_float32(x.dtype))
@@ -92,7 +92,7 @@ def drop(
 class Dropout(nn.Module):
   """Zeroes a share `rate` of the elements, and scales up the rest.
 
-  Source: arXiv:1207.0580, scaled in training instead of in use.
+  Source: arXiv:1207.0580, with the scaling in training instead of in use.
   """
 
   rate: float
@@ -101,7 +101,7 @@ class Dropout(nn.Module):
   def __call__(
     self, x: Float[Array, "b ..."], records: RECORDS
   ) -> Float[Array, "b ..."]:
-    """Args: x; and the number of each record, or None to drop nothing."""
+    """Takes x, and the number of each record, or None to drop nothing."""
     if records is None or self.rate == 0.0:
       return x
     key = self.make_rng("dropout")

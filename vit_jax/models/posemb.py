@@ -5,10 +5,10 @@ from jaxtyping import Float
 
 
 def sincos2d(grid_h: int, grid_w: int, width: int) -> Float[np.ndarray, "n d"]:
-  """Fixed embedding of a grid's positions: sines and cosines of x and of y.
+  """Returns a fixed embedding of a grid's positions: sines, cosines of x and y.
 
-  Row y * grid_w + x is [sin(x f), cos(x f), sin(y f), cos(y f)], with the
-  width / 4 frequencies f_k = 10000^(-k / (width / 4 - 1)).
+  Row y * grid_w + x is [sin(x f), cos(x f), sin(y f), cos(y f)], with the width
+  / 4 frequencies f_k = 10000^(-k / (width / 4 - 1)).
 
   Args:
     grid_h: Rows of patches.

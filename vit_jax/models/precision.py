@@ -1,4 +1,4 @@
-"""The type of what must not be rounded to bfloat16."""
+"""The type of numbers that must not be rounded to bfloat16."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,5 +6,5 @@ from jax.typing import DTypeLike
 
 
 def at_least_float32(dtype: DTypeLike) -> np.dtype:
-  """Returns float32, or float64 for it: of statistics, softmax and heads."""
+  """Returns float32, or float64 for float64: for statistics, softmax, heads."""
   return jnp.promote_types(dtype, jnp.float32)

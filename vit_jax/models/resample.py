@@ -1,7 +1,7 @@
-"""Resizing of what was learned on a grid: position tables, patch kernels.
+"""Resizes what is learned on a grid: position tables, patch kernels.
 
-All is linear and separable: a matrix [new, old] for the rows, one for the
-columns, in float64.
+All methods are linear and separable: a matrix [new, old] for the rows, one for
+the columns, in float64.
 """
 
 import functools
@@ -22,13 +22,14 @@ def resample_posemb(
 ) -> Float[np.ndarray, "1 m d"]:
   """Interpolates a learned table to another grid of patches.
 
-  Nothing is guessed from the number of rows. The methods of `METHODS`:
+  No grid is guessed from the number of rows. The methods of `METHODS`:
 
-  - "zoom": bilinear between the corners, which stay where they are: row i of
-    the new grid lies at i (old - 1) / (new - 1) of the old one, and so for
-    columns. The paper's code: scipy.ndimage.zoom with order=1.
+  - "zoom": bilinear between the corners, which stay fixed: row i of the new
+    grid is at i (old - 1) / (new - 1) of the old one; columns alike. The
+    paper's
+    code: scipy.ndimage.zoom with order=1.
 
-  All others compare centres of patches: row i of the new grid lies at
+  All others compare centres of patches: row i of the new grid is at
   (i + 1/2) old / new - 1/2 of the old one.
 
   - "bilinear": linear; when shrinking, the filter is widened by old / new
@@ -38,23 +39,24 @@ def resample_posemb(
     jax.image.resize(method="bicubic").
   - "timm": another name of "bicubic", which is what timm's
     resample_abs_pos_embed does: torch has a = -1/2 where it antialiases.
-  - "hf": Keys' filter with a = -3/4, never widened; outside the grid is the
-    nearest patch of its edge. interpolate_pos_encoding of Hugging Face's ViT:
+  - "hf": Keys' filter with a = -3/4, never widened; outside the grid the
+    nearest
+    patch of its edge counts. interpolate_pos_encoding of Hugging Face's ViT:
     torch's bicubic without antialiasing.
 
   Args:
-    table: One row a token, in raster order.
-    old_grid: Rows and columns of patches that the table was made for.
+    table: One row per token, in raster order.
+    old_grid: Rows and columns of patches of the table.
     new_grid: Rows and columns wanted.
-    has_cls_row: Whether row 0 belongs to the class token; it is kept as it is.
+    has_cls_row: Whether row 0 belongs to the class token; it is not changed.
     method: A name of `METHODS`.
 
   Returns:
     The new table, of the same type; the same one if the grids are equal.
 
   Raises:
-    ValueError: The table has not as many rows as the old grid, or the method
-      is unknown.
+    ValueError: The number of rows is not that of the old grid, or the method is
+      unknown.
 
   Source: arXiv:2010.11929, section 3.2, for "zoom"; R. Keys, Cubic convolution
   interpolation for digital image processing, IEEE TASSP 29(6), 1981, for the
@@ -97,17 +99,17 @@ def resample_patch_kernel(
 ) -> Float[np.ndarray, "q_h q_w c d"]:
   """Resizes the patch embedding to patches of another size (PI-resize).
 
-  Where B resizes an old patch x linearly to the new size, without
-  antialiasing, the new kernel is the w that minimises the mean of
-  (<x, kernel> - <B x, w>)^2 over white noise x:
+  Where B resizes an old patch x linearly to the new size, without antialiasing,
+  the new kernel is the w that minimises the mean of (<x, kernel> - <B x, w>)^2
+  over white noise x:
 
     w = (B^T)^+ kernel,  ^+ the pseudoinverse.
 
   If no side shrinks, the two inner products are equal for every x. The bias of
-  the embedding stays as it is.
+  the embedding does not change.
 
   Args:
-    kernel: Of patches of (p_h, p_w) pixels.
+    kernel: Kernel for patches of (p_h, p_w) pixels.
     new: (q_h, q_w), rows and columns of the new patch in pixels.
 
   Returns:
@@ -123,7 +125,7 @@ def resample_patch_kernel(
   """
   if kernel.shape[:2] == tuple(new):
     return kernel
-  # (A kron B)^+ = A^+ kron B^+: the two sides are inverted one by one.
+  # (A kron B)^+ = A^+ kron B^+: each side is inverted separately.
   to_rows, to_columns = (
     np.linalg.pinv(_weights(p, q, _triangle, antialias=False).T)
     for p, q in zip(kernel.shape[:2], new, strict=True)
@@ -139,7 +141,7 @@ def resample_patch_kernel(
 
 
 def _zoom(old: int, new: int) -> Float[np.ndarray, "new old"]:
-  """Weights of the old points in the new ones; a single point is the first."""
+  """Returns weights of old points in new ones; a single point is the first."""
   return _triangle(np.linspace(0, old - 1, new)[:, None] - np.arange(old))
 
 
@@ -149,15 +151,15 @@ def _weights(
   kernel: Callable[[np.ndarray], np.ndarray],
   antialias: bool,
 ) -> Float[np.ndarray, "new old"]:
-  """Weights of the old points in the new ones, centre against centre.
+  """Returns weights of old points in new ones, centre against centre.
 
   Args:
     old: Number of old points.
     new: Number of new points.
     kernel: Weight by distance, in old points; zero from 2 on.
     antialias: True: the kernel is widened by old / new if that is above 1, and
-      no weight falls outside. False: it is not, and what falls outside belongs
-      to the point at that edge.
+      weights outside are dropped. False: it is not widened, and a weight
+      outside counts for the point at that edge.
   """
   at = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
   if antialias:
@@ -173,7 +175,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def _keys(distance: np.ndarray, a: float) -> np.ndarray:
-  """Keys' cubic; `a` is its slope at distance 1."""
+  """Keys' cubic filter; `a` is its slope at distance 1."""
   x = np.abs(distance)
   near = ((a + 2) * x - (a + 3)) * x * x + 1
   far = a * (((x - 5) * x + 8) * x - 4)

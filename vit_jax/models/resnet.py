@@ -3,8 +3,8 @@
 The names of the modules make the paths of the parameters, which are those of
 the published hybrids (`block1/unit1/conv1/kernel`), for both forms:
 
-- V1 (`bit_v1`, and in front of a hybrid's Transformer): norm and ReLU after a
-  convolution, ReLU after the sum, padding "SAME".
+- V1 (`bit_v1`, and the ResNet of a hybrid): norm and ReLU after a convolution,
+  ReLU after the sum, padding "SAME".
 - V2 (`bit`, as released by BiT): norm and ReLU before a convolution, padding
   equal on both sides, one more norm before the mean over positions.
 
@@ -35,7 +35,7 @@ from vit_jax.models.precision import at_least_float32
 def standardise(
   kernel: Float[Array, "h w i o"], norms: Norms
 ) -> Float[Array, "h w i o"]:
-  """Gives every output channel's kernel the mean 0 and the deviation 1.
+  """Gives every output channel's kernel mean 0 and standard deviation 1.
 
   Source: arXiv:1903.10520; arXiv:1912.11370, section 3.1.
   """
@@ -48,7 +48,7 @@ def standardise(
 
 
 class StdConv(nn.Module):
-  """A convolution without bias, whose kernel is standardised."""
+  """A convolution without bias, with a standardised kernel."""
 
   features: int
   side: int
@@ -174,7 +174,7 @@ def trunk(
   remat: Any = lambda unit: unit,
   root_pad: str = "zero",
 ) -> tuple[Float[Array, "b y x f"], dict[str, Array]]:
-  """Root and stages, as submodules of the module that calls it.
+  """Returns root and stages, as submodules of the module that calls this.
 
   The root shrinks the image by 4 (a 7x7 convolution, then a maximum over 3x3,
   both with stride 2), every stage but the first by 2.
@@ -182,10 +182,10 @@ def trunk(
   Args:
     x: Images.
     form: "v1" or "v2".
-    stages: Units a stage, and the factor of all widths.
+    stages: Units per stage, and the factor of all widths.
     norms: Their constants.
     dtype: Type of the products.
-    remat: Wraps the class of a unit, to compute it again in the backward pass.
+    remat: Wraps the class of a unit, so that the backward pass recomputes it.
     root_pad: As in `BiTConfig`; only V2's root has no ReLU before the maximum.
 
   Returns:
@@ -222,8 +222,9 @@ class ResNet(nn.Module):
   """Images to logits, and every feature map by name.
 
   Attributes:
-    options: Those of BiT as released (V2), or of the hybrids' form (V1).
-    num_classes: Logits an image; 0: no head, the features are returned.
+    options: Options of BiT as released (V2), or of the hybrids' form (V1).
+    num_classes: Number of logits per image; 0: no head, the features are
+      returned.
 
   Source: arXiv:1912.11370, section 3; arXiv:2010.11929, section 4.1. Equal to
   big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
@@ -243,14 +244,14 @@ class ResNet(nn.Module):
     """Applies the network.
 
     Args:
-      images: In [-1, 1].
-      is_training: Changes nothing here; Transformers need it.
-      records: Likewise.
+      images: Floats in [-1, 1].
+      is_training: Has no effect here; Transformers need it.
+      records: Has no effect here.
 
     Returns:
-      Logits, float32, and the intermediates: root, block1, block2, ...
-      [b, y, x, c]; encoded, the last map after its norm; pooled [b, c];
-      pre_logits, the same; logits.
+      Logits, float32, and the intermediates: root, block1, block2, ... [b, y,
+        x, c]; encoded, the last map after its norm; pooled [b, c]; pre_logits,
+        the same; logits.
     """
     del is_training, records
     options = self.options

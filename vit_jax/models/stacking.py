@@ -1,4 +1,4 @@
-"""Blocks one by one, or stacked on a leading axis for a scan."""
+"""Blocks as separate parameters, or stacked on a leading axis for a scan."""
 
 from typing import Any
 

@@ -2,9 +2,8 @@
 
 The names of the modules make the paths of the parameters, which are those of
 the published checkpoints (`Transformer/encoderblock_0/LayerNorm_0/scale`).
-Parameters are float32; matrix products, and the stream of tokens between
-them, have the options' `dtype`; the statistics of the norms, softmax and the
-head are float32.
+Parameters are float32; matrix products and tokens between blocks have the
+options' `dtype`; the statistics of the norms, softmax and the head are float32.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from vit_jax.models.resnet import trunk
 
 
 class MAPHead(nn.Module):
-  """Attention pooling: a learned probe asks the tokens, then an MLP.
+  """Attention pooling: a learned probe attends to the tokens, then an MLP.
 
   Source: big_vision, models/vit.py; arXiv:2106.04560, section 3.3.
   """
@@ -50,12 +49,12 @@ class MAPHead(nn.Module):
 class ViT(nn.Module):
   """Images to logits, and every intermediate by name.
 
-  `__call__` is `embed`, `encode`, `pool` and the head, one after the other; an
-  objective that comes between them calls them itself, from one module.
+  `__call__` composes `embed`, `encode`, `pool` and the head. An objective that
+  needs a step in between calls them itself, inside a module of its own.
 
   Attributes:
     options: Sizes, positions, pooling and the rest; see `ViTConfig`.
-    num_classes: Logits an image; 0: no head, its input is returned.
+    num_classes: Number of logits per image; 0: no head, its input is returned.
   """
 
   options: ViTConfig
@@ -86,16 +85,16 @@ class ViT(nn.Module):
     """Applies the network.
 
     Args:
-      images: In [-1, 1].
+      images: Floats in [-1, 1].
       is_training: Whether dropout and stochastic depth are on; they draw from
         the rng "dropout".
-      records: A number for each image, which decides with the rng what is
+      records: A number for each image, which with the rng decides what is
         dropped; None: its place in the batch.
 
     Returns:
       Logits, float32, and the intermediates: those of `embed` and `encode`;
-      pooled [b, d]; pre_logits [b, d], what the head sees; logits. Under jit,
-      what nobody reads costs nothing.
+        pooled [b, d]; pre_logits [b, d], the input of the head; logits. Under
+        jit, unused intermediates cost nothing.
 
     Raises:
       ValueError: The options contradict each other, or the patch does not
@@ -121,10 +120,10 @@ class ViT(nn.Module):
   def embed(
     self, images: Float[Array, "b h w c"]
   ) -> tuple[Float[Array, "b gh gw d"], dict[str, Any]]:
-    """Cuts images into patches, and maps each to a token.
+    """Divides images into patches, and maps each to a token.
 
     Args:
-      images: In [-1, 1].
+      images: Floats in [-1, 1].
 
     Returns:
       The tokens, without a class token and without positions; and the
@@ -142,7 +141,7 @@ class ViT(nn.Module):
         options.stages,
         options.norms,
         options.dtype,
-        # A ResNet's units are recomputed as a whole, or not at all.
+        # A ResNet recomputes whole units, or nothing.
         nn.remat if options.remat == "full" else lambda unit: unit,
       )
     self._check_sides(x)
@@ -182,7 +181,7 @@ class ViT(nn.Module):
     return self.Transformer(x, (grid_h, grid_w), records)
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b d"]:
-    """Returns one vector an image: class token, mean, or attention pooling."""
+    """Returns one vector per image: class token, mean, or attention pooling."""
     if self.options.pool == "token":
       return encoded[:, 0]
     if self.options.pool == "gap":

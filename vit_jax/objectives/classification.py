@@ -3,28 +3,61 @@
 import dataclasses
 from collections.abc import Iterator
 
+from vit_jax.batch import normalise
 from vit_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-  """The classes of an image, by cross-entropy."""
+  """Classes of images, by cross-entropy."""
 
   kind: str = "classification"
   loss: str = option(
     "softmax",
-    "cross-entropy: one distribution over the classes, or each class for"
-    " itself",
-    ("softmax", "sigmoid"),
+    "cross-entropy of the logits",
+    {
+      "softmax": "one distribution over the classes",
+      "sigmoid": "a probability for each class by itself",
+    },
   )
   label_smoothing: float = option(
     0.0, "share of the target spread over all classes, 0 to 1"
   )
 
   def faults(self) -> Iterator[str]:
-    """Yields what is wrong with the options, one text a fault."""
+    """Yields the faults that the options alone show, one text each."""
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
         " expected a share from 0 to below 1."
       )
+
+  def make(self, model, facts):
+    """Returns the network and its loss; see `vit_jax.objectives`.
+
+    Args:
+      model: `config.model`.
+      facts: `step.Facts`, of which num_classes is the width of the head.
+    """
+    import jax.numpy as jnp
+
+    from vit_jax.losses import LOSSES, smooth, targets_of
+    from vit_jax.models import build
+
+    module = build(model, facts.num_classes)
+    cross_entropy = LOSSES[self.loss]
+
+    def loss_fn(params, batch, rng):
+      logits, _ = module.apply(
+        {"params": params},
+        normalise(batch["image"]),
+        is_training=True,
+        records=batch["index"],
+        rngs={"dropout": rng},
+      )
+      targets = targets_of(batch["label"], facts.num_classes)
+      targets = smooth(targets, self.label_smoothing)
+      loss = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
+      return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+    return module, loss_fn

@@ -1,1 +1,1 @@
-"""Reads what XLA compiled for a slice, and searches for a faster one."""
+"""Reads what XLA compiled for a slice, and searches for a faster program."""

@@ -1,8 +1,8 @@
-"""What a module that XLA compiled for a TPU does, and how often.
+"""Counts what a module that XLA compiled for a TPU does, and how often.
 
 XLA's own cost analysis counts the body of a loop once, whatever its trips, and
-knows nothing of collectives. Here every instruction is visited with the number
-of times that it runs.
+does not cover collectives. Here every instruction is counted as often as it
+runs.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ COLLECTIVES = (
   "ragged-all-to-all",
   "collective-broadcast",
 )
-# These move nothing, or name what another instruction moves.
+# These move no bytes, or name what another instruction moves.
 FREE = (
   "parameter constant tuple get-tuple-element bitcast after-all partition-id"
   " replica-id"
@@ -34,12 +34,11 @@ class Totals:
   """Sums over a module, for one chip and one run.
 
   Attributes:
-    cycles: Of the compiler's estimates; collectives and custom kernels have
-      none.
-    flops: Of products and convolutions.
-    bytes: To and from the main memory.
-    roof_seconds: Of every instruction, the longer of its arithmetic and its
-      traffic, at full rates.
+    cycles: The compiler's estimates; collectives and custom kernels have none.
+    flops: FLOPs of products and convolutions.
+    bytes: Bytes to and from the main memory.
+    roof_seconds: For each instruction the longer of its arithmetic and its
+      traffic, at full rates; summed.
     collectives: Kind -> [how often, bytes].
   """
 
@@ -50,7 +49,7 @@ class Totals:
   collectives: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
   def ici_seconds(self, chip: Chip) -> float:
-    """Time of the collectives at the links' full rate, nothing overlapped.
+    """Returns the time of the collectives at full rate, not overlapped.
 
     An all-reduce passes its bytes twice.
     """
@@ -104,7 +103,7 @@ class Module:
         yield x, names, trips
 
   def _trips(self, loop: Instruction) -> int:
-    """How often a loop's body runs: a bound, over the step of the counter."""
+    """Returns the trips of a loop: its bound, over the step of the counter."""
     if m := re.search(r"known_trip_count\D*(\d+)", loop.attributes):
       return int(m[1])
     condition = self._computations[loop.called("condition")]
@@ -116,7 +115,7 @@ class Module:
     return -(-max(bounds) // self._step(loop, condition)) if bounds else 1
 
   def _step(self, loop: Instruction, condition: dict[str, Instruction]) -> int:
-    """What the counter grows by; 1 where that cannot be read."""
+    """Returns the counter's increment; 1 where that cannot be read."""
     counters = [
       int(re.search(r"index=(\d+)", x.attributes)[1])
       for x in condition.values()
@@ -156,11 +155,11 @@ class Module:
     )
 
   def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
-    """Yields kind and bytes, the larger of what goes in and what comes out."""
+    """Yields kind and bytes, the larger of operands and results."""
     if x.kind in COLLECTIVES:
       ins = [a for o in x.operands if o in names for a in names[o].arrays]
       outs = x.arrays
-      # A start's type repeats the operands before the results.
+      # The type of a start has the operands before the results.
       if x.opcode == "all-gather-start":
         outs = outs[len(ins) : 2 * len(ins)] or outs
       elif x.opcode == "all-reduce-start":
@@ -169,7 +168,8 @@ class Module:
         outs = outs[1:2] or outs
       yield x.kind, max(_size(ins), _size(outs))
     elif x.opcode == "fusion":
-      # An asynchronous one is spread over fusions that share its channel.
+      # An asynchronous collective is spread over fusions that share its
+      # channel.
       inner = self._computations[x.called("calls")]
       for y in inner.values():
         if y.kind in COLLECTIVES and not y.opcode.endswith("-done"):
@@ -181,7 +181,7 @@ class Module:
 
   @functools.cached_property
   def _first_of_channel(self) -> dict[tuple[int, str], str]:
-    """The fusion of a computation that counts for a channel."""
+    """Returns the fusion of a computation that counts for a channel."""
     return {}
 
   def _flops_of(self, x, names) -> int:
@@ -215,7 +215,10 @@ class Module:
     return x.hbm_bytes + sum(y.hbm_bytes for y in operands)
 
   def _parameter_reads(self, name: str) -> dict[int, int]:
-    """Bytes that a fused computation reads of each parameter, slices alone."""
+    """Returns the bytes that a fused computation reads of each parameter.
+
+    Where it reads slices, these alone count.
+    """
     names = self._computations[name]
     users: dict[str, list[Instruction]] = {}
     for x in names.values():
@@ -249,7 +252,7 @@ class Module:
     }
 
   def _root_writes(self, name: str) -> tuple[int | None, ...]:
-    """Bytes that each result of a fused computation writes; None: all."""
+    """Returns the bytes that a fusion writes of each result; None: all."""
     names = self._computations[name]
     root = next(x for x in names.values() if x.is_root)
 

@@ -1,4 +1,4 @@
-"""The text of a compiled module: computations, instructions, arrays."""
+"""Parses the text of a compiled module: computations, instructions, arrays."""
 
 import dataclasses
 import functools
@@ -10,13 +10,13 @@ BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """Part of an instruction's type.
+  """An array in an instruction's type.
 
   Attributes:
     dims: Logical dimensions.
-    logical_bytes: Without padding.
-    bytes: In memory, padded to tiles.
-    is_in_hbm: Whether it lies in the chip's main memory.
+    logical_bytes: Bytes without padding.
+    bytes: Bytes in memory, padded to tiles.
+    is_in_hbm: Whether it is in the chip's main memory.
   """
 
   dims: tuple[int, ...]
@@ -42,7 +42,7 @@ class Instruction:
 
   @property
   def kind(self) -> str:
-    """The opcode, of asynchronous ones without -start and -done."""
+    """The opcode; for asynchronous ones without -start and -done."""
     return re.sub(r"-(start|done)$", "", self.opcode)
 
   @property
@@ -71,7 +71,7 @@ _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
 def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
-  """Takes TYPE opcode(operands), attributes apart."""
+  """Parses "TYPE opcode(operands), attributes"."""
   end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
   kind, rest = rest[:end], rest[end:].lstrip()
   start = rest.find("(")
@@ -91,7 +91,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """Place of the parenthesis that closes the one at `start`."""
+  """Returns the place of the parenthesis that closes the one at `start`."""
   depth = 0
   for m in re.finditer(r"[()]", text[start:]):
     depth += 1 if m[0] == "(" else -1
@@ -122,8 +122,8 @@ def _array(kind: str, dims: str, layout: str) -> Array:
 def product_flops(x: Instruction, left: Instruction, right: Instruction) -> int:
   """Returns 2 FLOPs for each multiply-add of a product or a convolution.
 
-  Those with the padding of a convolution, or with the gaps of a dilated input,
-  do not count.
+  Multiply-adds with the padding of a convolution, or with the gaps of a dilated
+  input, do not count.
   """
   out, l, r = x.arrays[0].dims, left.arrays[0].dims, right.arrays[0].dims
   if x.opcode == "dot":
@@ -173,10 +173,10 @@ def _pairs(
   dilate_in: int,
   dilate_window: int,
 ) -> int:
-  """Pairs of an output and a window's place that meet an input."""
+  """Returns how many pairs of an output and a window's place have an input."""
   total = 0
   for k in range(window):
-    first = k * dilate_window - pad  # where output 0 looks
+    first = k * dilate_window - pad  # the place of output 0's window
     for o in range(size_out):
       at = first + o * stride
       if at >= 0 and at % dilate_in == 0 and at // dilate_in < size_in:

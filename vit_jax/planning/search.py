@@ -1,4 +1,4 @@
-"""The planner's search: other ways to do the same work, and the fastest."""
+"""The planner's search among ways to do the same work."""
 
 import dataclasses
 import itertools
@@ -11,25 +11,25 @@ Found = dict[str, Any]
 
 
 class Search:
-  """Plans one choice after another, tells each, and keeps the fastest.
+  """Plans one choice after another, reports each, and keeps the fastest.
 
-  First mesh, microbatch and remat at the batch of the config, with blocks in a
-  scan, which compiles in a minute; then the best of these in a loop; then half
-  and twice its batch. The fastest has the most images a second; mind that
-  another batch wants another learning rate.
+  First come mesh, microbatch and remat at the batch of the config, with blocks
+  in a scan, which compiles in a minute; then the best of these in a loop; then
+  half and twice its batch. The fastest has the most images a second by the
+  planner's estimate. Another batch needs another learning rate.
 
   Args:
     config: The run; itself the first choice.
-    num_devices: Of the slice.
+    num_devices: Number of devices of the slice.
     plan: Compiles one choice; see `vit_jax.plan.plan`.
-    report: Takes text; what it is given ends with a newline or is the
-      beginning of a line.
+    report: Takes text, which ends with a newline or is the beginning of a line.
 
   Attributes:
-    fastest: What was planned for the fastest choice that fits, and the choice;
-      None before the first that does.
-    number: Of the choice that is being compiled, from 1; 0 before the first.
-    total: Of choices.
+    fastest: Plan and config of the fastest choice that fits; None before the
+      first one that does.
+    number: Number of the choice that is being compiled, from 1; 0 before the
+      first.
+    total: Number of choices.
   """
 
   def __init__(
@@ -48,7 +48,7 @@ class Search:
     self.total = len(self._choices) + 1 + len(self._batches)
 
   def run(self) -> Found:
-    """Returns the plan of the fastest.
+    """Returns the plan of the fastest choice.
 
     Raises:
       ConfigError: Nothing fits.
@@ -56,7 +56,8 @@ class Search:
     self._report(
       f"{self.total} choices: {len(self._choices)} of mesh, microbatch and"
       " remat, the fastest of them without scan, and it with a batch of"
-      f" {' and '.join(map(str, self._batches)) or 'no other size'}\n"
+      f" {' and '.join(map(str, self._batches)) or 'no other size'};"
+      " times are estimates\n"
     )
     for choice in self._choices:
       self._attempt(choice)
@@ -76,7 +77,7 @@ class Search:
           " tried; use a smaller batch, or a larger slice."
         ]
       )
-    self._report(f"fastest: {self.best()}\n")
+    self._report(f"fastest by estimate: {self.best()}\n")
     return self.fastest[0]
 
   def _attempt(self, choice: Config) -> None:
@@ -96,7 +97,7 @@ class Search:
     self._report(f"{price(found)}; fastest so far: {best}\n")
 
   def best(self) -> str:
-    """Returns the fastest so far, its price, and how to ask for it."""
+    """Returns the fastest so far: its estimate, and its options."""
     if self.fastest is None:
       return "none"
     found, choice = self.fastest
@@ -124,7 +125,7 @@ def choices(config: Config, num_devices: int) -> Iterator[Config]:
 
 
 def in_a_loop(config: Config) -> Config:
-  """Returns the config with its blocks one by one."""
+  """Returns the config with a loop over its blocks instead of a scan."""
   return dataclasses.replace(config, model=config.model.unstacked())
 
 
@@ -135,7 +136,7 @@ def batches(config: Config, num_devices: int) -> list[int]:
 
 
 def options(choice: Config) -> str:
-  """Returns what makes a choice, as options under config."""
+  """Returns the options of a choice, as under config."""
   mesh, model = choice.mesh, choice.model
   text = (
     f"mesh.data={mesh.data} mesh.fsdp={mesh.fsdp} mesh.tensor={mesh.tensor}"
@@ -150,7 +151,7 @@ def options(choice: Config) -> str:
 
 
 def price(found: Found) -> str:
-  """Returns what a choice costs, in a few words."""
+  """Returns the estimate of a choice, in a few words."""
   if not found["fits"]:
     return f"does not fit: {gib(found['peak_bytes'])}"
   milli = 1e3 * found["price_seconds"]
@@ -158,10 +159,10 @@ def price(found: Found) -> str:
 
 
 def speed(found: Found) -> str:
-  """Returns the rate of a choice."""
+  """Returns the estimated rate of a choice."""
   return f"{found['images_per_second']:,.0f} images/s"
 
 
 def gib(size: int) -> str:
-  """Returns bytes in words."""
+  """Returns bytes as text, in GiB."""
   return f"{size / 2**30:.2f} GiB"

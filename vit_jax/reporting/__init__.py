@@ -1,1 +1,1 @@
-"""Runs as figures and as a page."""
+"""Turns the files of runs into figures and a page."""

@@ -1,11 +1,10 @@
 """The charts of the report, one function each.
 
-All are drawn for a column of 470 pixels, so that their text is still legible
-on a telephone, and take the colours of the style they are drawn in: `render`
-draws each twice, for light pages and for dark ones. Lines carry their names at
-their ends; their hues are those of Okabe and Ito, which stay apart for
-colour-blind eyes, as dark or as light as text needs on its page, and line
-styles differ as well.
+All are drawn for a column of 470 pixels, so that their text is legible on a
+telephone, in the colours of the current style: `render` draws each twice, for
+light and for dark pages. Lines have their names at their ends. Their hues are
+those of Okabe and Ito, which colour-blind readers can tell apart, with the
+contrast that text needs on its page, and line styles differ as well.
 """
 
 import io
@@ -47,7 +46,7 @@ DARK = Palette(
 )
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
-_DPI = 200  # Of what is a picture inside a chart; all else are vectors.
+_DPI = 200  # Resolution of images inside a chart; all else are vectors.
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
 _LONG = 21  # Characters of a name that fits beside the axes.
 
@@ -63,7 +62,7 @@ class Line(NamedTuple):
 def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
   """Returns a chart as SVG for light and for dark pages.
 
-  Text is drawn as outlines, so that no font is needed where it is seen.
+  Text is drawn as outlines, so that the reader needs no font.
 
   Args:
     draw: One of the functions below with its arguments.
@@ -103,24 +102,24 @@ def _style(palette: Palette) -> dict[str, Any]:
     "lines.linewidth": 1.8,
     "figure.facecolor": palette.paper,
     "svg.fonttype": "path",
-    "svg.hashsalt": "vit_jax",  # The same chart is the same file.
+    "svg.hashsalt": "vit_jax",  # The same chart gives the same file.
   }
 
 
 def loss(lines: Sequence[Line]) -> Figure:
-  """Training loss over steps; where points are many, a running mean on top."""
+  """Draws the training loss over steps; of many points, also a running mean."""
   return _curves(
     "Training loss", lines, lambda v: f"{v:.3g}", axis="g", is_noisy=True
   )
 
 
 def learning_rate(lines: Sequence[Line]) -> Figure:
-  """Learning rate over steps."""
+  """Draws the learning rate over steps."""
   return _curves("Learning rate", lines, None, axis="e", floor=0.0)
 
 
 def accuracy(lines: Sequence[Line], chance: float | None = None) -> Figure:
-  """Shares from 0 to 1 over steps, in percent; `chance` as a dotted line."""
+  """Draws shares over steps, in percent; `chance` as a dotted line."""
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
   return _curves(
     "Accuracy",
@@ -133,18 +132,18 @@ def accuracy(lines: Sequence[Line], chance: float | None = None) -> Figure:
 
 
 def throughput(lines: Sequence[Line]) -> Figure:
-  """Images per second over steps, from 0."""
+  """Draws images per second over steps, from 0."""
   return _curves(
     "Images per second", lines, lambda v: f"{v:,.0f}", axis=",", floor=0.0
   )
 
 
 def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
-  """Accuracy in percent over examples per class, on a logarithmic axis.
+  """Draws accuracy in percent over examples per class, on a logarithmic axis.
 
   Args:
     lines: Shares from 0 to 1.
-    title: Says which L2 weight it is.
+    title: Names the L2 weight.
     top: Largest share of all charts to compare, which have the same axis.
   """
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
@@ -169,15 +168,15 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
 def similarity(
   table: Float[np.ndarray, "n d"], grid: tuple[int, int], title: str
 ) -> Figure:
-  """Cosine similarity of each position's embedding with those of all.
+  """Draws cosine similarities of each position's embedding with all others.
 
-  One small map per position, laid out as the patches are; the brightest point
+  One small map per position, arranged as the patches are; the brightest point
   of a map is the position itself.
 
   Args:
     table: Embeddings of the patches in raster order, without a class token's.
     grid: Rows and columns of patches.
-    title: Which table it is.
+    title: Names the table.
 
   Source: arXiv:2010.11929, Figure 7 (centre).
   """
@@ -228,7 +227,7 @@ def _curves(
   mark: tuple[float, str] | None = None,
   x_label: str = "step",
 ) -> Figure:
-  """Lines with their names at their right ends, and last values by `text`."""
+  """Draws lines with names at their right ends, and last values by `text`."""
   figure = Figure(figsize=(4.8, 3.2), layout="constrained")
   axes = figure.subplots()
   faint = mpl.rcParams["axes.edgecolor"]
@@ -267,14 +266,14 @@ def _curves(
 
 
 def _end(line: Line, text: Callable[[float], str] | None) -> str:
-  """Name and last value; a name that is too long loses its middle."""
+  """Returns name and last value; a long name loses its middle."""
   name = line.label
   name = name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
   return " ".join(filter(None, [name, text and text(line.y[-1])]))
 
 
 def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
-  """Writes names right of the axes, at the lines' ends but never on top."""
+  """Writes names right of the axes, at the lines' ends, without overlap."""
   low, high = axes.get_ylim()
   heights = [(y - low) / (high - low) for y, _, _ in ends]
   for height, (_, text, drawn) in zip(_spread(heights), ends, strict=True):
@@ -290,7 +289,7 @@ def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
 
 
 def _label_below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
-  """Writes names that are too long for that below, each on its own line."""
+  """Writes longer names below the axes, each on its own line."""
   figure.set_figheight(figure.get_figheight() + 0.21 * len(ends))
   handles = [drawn for _, _, drawn in ends]
   legend = figure.legend(
@@ -334,7 +333,7 @@ def _spread(heights: Sequence[float], gap: float = 0.085) -> list[float]:
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
-  """Mean over a centred window, cut short at both ends."""
+  """Returns the mean over a centred window, cut short at both ends."""
   half = max(width // 2, 1)
   sums = np.concatenate([[0.0], np.cumsum(values)])
   index = np.arange(len(values))
@@ -354,6 +353,6 @@ def _tick(kind: str) -> Callable[[float, int], str]:
 
 
 def _power(value: float) -> str:
-  """Like "2.5e-4": f"{value:g}" takes more room, and pads the exponent."""
+  """Returns text like "2.5e-4"; f"{value:g}" is wider and pads the exponent."""
   digits, exponent = f"{value:.1e}".split("e")
   return f"{digits.removesuffix('.0')}e{int(exponent)}"

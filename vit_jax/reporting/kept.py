@@ -1,4 +1,4 @@
-"""What a run kept beside numbers: images with predictions, a position table."""
+"""What a run kept besides numbers: images, predictions, a position table."""
 
 from typing import NamedTuple
 
@@ -13,12 +13,12 @@ TABLE = ("Transformer", "posembed_input", "pos_embedding")
 
 
 class Example(NamedTuple):
-  """An image and what the model says of it.
+  """An image and the model's prediction.
 
   image: uint8 [h, w, 3].
-  label: Name of the true class; of several, the one that is hit.
-  guess: Name of the class that the model says.
-  probability: That the model gives it, 0 to 1.
+  label: Name of the true class; of several, the one that was predicted, if any.
+  guess: Name of the predicted class.
+  probability: Its probability by the model, 0 to 1.
   """
 
   image: np.ndarray
@@ -28,14 +28,14 @@ class Example(NamedTuple):
 
 
 class Predictions(NamedTuple):
-  """What a run kept of a split.
+  """Images of a split that a run kept, with predictions.
 
   of: Data set and split, as a title has them.
   first: The first images of it.
-  mistakes: By falling probability.
-  num_images: How many were looked at for mistakes.
-  num_wrong: How many mistakes these have.
-  is_whole: Whether that was the whole split; else only those in the file.
+  mistakes: Mistakes, by falling probability.
+  num_images: Number of images searched for mistakes.
+  num_wrong: Number of mistakes among these.
+  is_whole: Whether that was the whole split; else only the images in the file.
   """
 
   of: str
@@ -47,13 +47,13 @@ class Predictions(NamedTuple):
 
 
 def predictions(run: Run, limit: int) -> Predictions | None:
-  """Returns images that a run kept and what it said, None if it kept none.
+  """Returns images that a run kept, with predictions; None if it kept none.
 
-  Files of earlier versions have no mistakes of the whole split; those among
-  the images in the file take their place.
+  Files of earlier versions have no mistakes of the whole split; those among the
+  images in the file replace them.
 
   Args:
-    run: Has a predictions.npz, or not.
+    run: A run, with a predictions.npz or without.
     limit: Most images, and most mistakes.
 
   Raises:
@@ -121,7 +121,7 @@ class Positions(NamedTuple):
     return self.table[0, int(self.has_cls_row) :]
 
   def resampled(self, grid: tuple[int, int]) -> "Positions":
-    """Returns what fine-tuning on this grid starts from."""
+    """Returns the table that fine-tuning on this grid starts from."""
     new = resample_posemb(self.table, self.grid, grid, self.has_cls_row)
     return Positions(new, grid, self.has_cls_row)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-# Where a line may end inside a name or a path, but not inside a number.
+# Where a line may break inside a name or a path, but not inside a number.
 _BREAK = re.compile(r"(?<=[/_])(?=\w)|(?<=,)(?=[^\d\s])")
 _STYLE = """
 :root {
@@ -138,10 +138,10 @@ def page(title: str, body: str) -> str:
 
 
 def picture(light: bytes, dark: bytes, alt: str) -> str:
-  """Returns a chart, two SVG files, that holds its pictures itself.
+  """Returns a chart as HTML with its pictures, two SVG files, embedded.
 
-  Which is shown follows the page's colours; on paper it is the light one. A
-  <picture> would keep the dark one on the paper of a dark browser.
+  The page's colours decide which of the two is shown; in print it is the light
+  one. A <picture> would print the dark one from a dark browser.
   """
   files = (("light", light), ("dark", dark))
   return "<figure>{}</figure>".format(
@@ -154,7 +154,7 @@ def picture(light: bytes, dark: bytes, alt: str) -> str:
 
 
 def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
-  """Returns images with what a model says of them, errors framed and marked.
+  """Returns images with a model's predictions, errors framed and marked.
 
   Columns are as wide as the longest word of a name, so that none is broken.
 
@@ -183,7 +183,7 @@ def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
 
 
 def _image(image: np.ndarray, label: str) -> str:
-  """A small image to the bit and with its pixels in sight, a photo as JPEG."""
+  """Returns a small image losslessly, with sharp pixels, a photo as JPEG."""
   is_small = max(image.shape[:2]) <= 64
   kind, how = ("png", {}) if is_small else ("jpeg", {"quality": 88})
   buffer = io.BytesIO()
@@ -200,7 +200,7 @@ def _link(kind: str, data: bytes) -> str:
 
 
 def breakable(text: str) -> str:
-  """Returns text as HTML whose lines may end after / and _, and in a list.
+  """Returns text as HTML whose lines may break after / and _, and in a list.
 
   Example:
     >>> breakable("a_b/c=1,d=2, 1,000 <")
@@ -210,14 +210,14 @@ def breakable(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-  """The parts of a text that stay on one line."""
+  """Returns the parts of a text that stay on one line."""
   return [
     w for part in _BREAK.split(text) for w in re.split(r"\s|(?<=-)", part)
   ]
 
 
 def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Returns a table of texts; the first cell of a row names it.
+  """Returns a table of texts; the first cell of a row is its name.
 
   Args:
     kind: "facts" (texts) or "numbers" (right-aligned).
@@ -241,10 +241,10 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def share(value: float | None) -> str:
-  """Writes a share in percent, as tables have it."""
+  """Returns a share as text in percent, as in tables."""
   return "—" if value is None else f"{100 * value:.1f}%"
 
 
 def missing(what: str) -> str:
-  """Says what the report lacks, or nothing if it lacks nothing."""
+  """Returns a line on what the report lacks, or nothing if it lacks nothing."""
   return what and f'<p class="missing">Left out: {breakable(what)}.</p>'

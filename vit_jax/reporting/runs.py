@@ -1,4 +1,4 @@
-"""What finished or stopped runs left behind, read without jax."""
+"""The files of finished or stopped runs, read without jax."""
 
 import dataclasses
 import functools
@@ -25,11 +25,11 @@ DEMO = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The files of one workdir; what is missing is empty.
+  """The files of one workdir; missing ones are empty.
 
-  name: Of the folder.
-  config: As in config.json.
-  metadata: As in metadata.json.
+  name: Name of the folder.
+  config: Contents of config.json.
+  metadata: Contents of metadata.json.
   rows: The lines of metrics.jsonl, in the order written.
   """
 
@@ -45,7 +45,7 @@ class Run:
 
   @property
   def dataset(self) -> str:
-    """Name without options, "glyphs" for "glyphs/size=32"."""
+    """The name without options: "glyphs" for "glyphs/size=32"."""
     full = self.config.get("data", {}).get("dataset") or "unknown data"
     return full if full.startswith("folder:") else full.split("/")[0]
 
@@ -60,7 +60,7 @@ class Run:
 
   @property
   def faults(self) -> list[str]:
-    """What of the evaluators' options this version cannot read."""
+    """Options of the evaluators that this version cannot read."""
     return [fault.rstrip(".") for fault in self._built[1]]
 
   @functools.cached_property
@@ -69,7 +69,7 @@ class Run:
 
   @property
   def steps(self) -> int:
-    """Updates applied, as far as the metrics tell."""
+    """Updates applied, as far as the metrics show."""
     return max((r["step"] for r in self.rows), default=0)
 
   @functools.cached_property
@@ -83,7 +83,7 @@ class Run:
     return [s for s, _ in points], [v for _, v in points]
 
   def last(self, name: str | None) -> float | None:
-    """Returns the value in the last line that holds the metric."""
+    """Returns the value in the last line that has the metric."""
     for row in reversed(self.rows):
       if name in row:
         return row[name] if is_number(row[name]) else None
@@ -111,7 +111,7 @@ class Run:
     return text if len(same) < 2 else f"{text} ({name})"
 
   def is_held_out(self, name: str) -> bool:
-    """True for an evaluator on a part of the split that was trained on."""
+    """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
     if options is None or options.dataset != data.get("dataset"):
       return False
@@ -119,7 +119,7 @@ class Run:
     return base == str(data.get("split")).partition("[")[0]
 
   def top1(self) -> str | None:
-    """Returns the name of the metric that stands for the run."""
+    """Returns the name of the metric that represents the run."""
     names = self.evaluators(TOP1)
     return f"{names[0]}/top1" if names else None
 
@@ -132,13 +132,12 @@ class Run:
     """Returns the last accuracies by L2 weight, then by shots.
 
     Args:
-      name: Of the evaluator.
+      name: Name of the evaluator.
       of: "" for the run's features, or a baseline, "raw_pixels".
 
     Returns:
-      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, the weight that the config
-      names first before the others, "?" if it is not known; {} if there are
-      none.
+      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, with the weight that the config
+      names first before the others, "?" if it is unknown; {} if there are none.
     """
     options = self.evals.get(name)
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
@@ -189,7 +188,7 @@ def find_runs(directory: str | pathlib.Path) -> list[Run]:
 
 
 def is_demo(runs: list[Run], directory: str | pathlib.Path) -> bool:
-  """True for what the demo made, or as much of it as there is so far."""
+  """Whether these are runs of the demo, complete or not."""
   made = {"pretrain", "finetune"} <= {r.name for r in runs}
   return made or (pathlib.Path(directory) / "demo.json").exists()
 
@@ -197,8 +196,8 @@ def is_demo(runs: list[Run], directory: str | pathlib.Path) -> bool:
 def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
   """Returns the contents of summary.json; null where nothing was measured.
 
-  Shares are from 0 to 1, each from the last line that holds it. Runs other
-  than the demo's have all their last values instead, by run.
+  Shares are from 0 to 1, each from the last line that has it. Runs other than
+  the demo's have all their last values instead, by run.
   """
   facts = _json(pathlib.Path(directory) / "demo.json")
   versions = facts.get("versions") or next(
@@ -248,12 +247,12 @@ def short(dataset: str) -> str:
 
 
 def is_number(value) -> bool:
-  """True for a finite number: JSON Lines written by Python may hold NaN."""
+  """Whether a number is finite: JSON Lines written by Python may have NaN."""
   return isinstance(value, int | float) and math.isfinite(value)
 
 
 def facts(run: Run) -> dict[str, str]:
-  """Returns what is known of a run, by the names that the table shows."""
+  """Returns the facts of a run, by the names that the table shows."""
   config, metadata = run.config, run.metadata
   found = {}
   if model := config.get("model"):
@@ -304,17 +303,17 @@ def _read(path: pathlib.Path) -> Run:
     try:
       row = json.loads(line)
     except json.JSONDecodeError:
-      continue  # Cut off: the process died while writing it.
+      continue  # The process died while writing this line.
     if isinstance(row, dict) and isinstance(row.get("step"), int):
       rows.append(row)
   return Run(path.resolve().name, path, config, metadata, rows)
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
-  """The contents; {} if the file is missing.
+  """Returns the contents; {} if the file is missing.
 
   Raises:
-    ValueError: It is there, but no JSON object.
+    ValueError: It exists, but is no JSON object.
   """
   if not path.exists():
     return {}
@@ -330,11 +329,11 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 def _wall_seconds(
   runs: list[Run], directory: str | pathlib.Path
 ) -> float | None:
-  """Seconds to the last line written, since the time in the file `started`.
+  """Returns seconds to the last line written, since the time in `started`.
 
-  That is what `make demo` leaves, seconds of the epoch, so installing no
-  package but starting the programs and making the data count. Without it: the
-  sum over the runs of the time from the first line to the last.
+  `make demo` leaves that file (seconds of the epoch), so that installing
+  packages does not count, but starting the programs and making the data does.
+  Without it: the sum over the runs of the time from the first line to the last.
   """
   started = pathlib.Path(directory) / "started"
   times = [r["time"] for run in runs for r in run.rows if "time" in r]

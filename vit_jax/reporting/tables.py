@@ -1,17 +1,17 @@
-"""What the report says of runs in words and numbers."""
+"""The tables of the report, in words and numbers."""
 
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
 
-MOST_COLUMNS = 4  # runs side by side; more are rows
+MOST_COLUMNS = 4  # runs side by side; with more runs, one per row
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
-  """Share, what it is of, and what else to know, of all that a run scored.
+  """Returns share, name and remark for each score of a run.
 
-  A held-out part of the split that was trained on is no headline beside
-  another split: a run is chosen by it.
+  A held-out part of the split that was trained on is no headline beside another
+  split: a run is chosen by it.
   """
   names = run.evaluators(runs_lib.TOP1)
   tests = [n for n in names if not run.is_held_out(n)]
@@ -32,7 +32,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
 
 
 def scores(runs: list[Run]) -> str:
-  """What the heads of all runs got on all splits, a row each."""
+  """Returns the scores of all runs' heads on all splits, a row each."""
   rows = []
   for run in runs:
     who = f", {run.label}" if len(runs) > 1 else ""
@@ -52,7 +52,7 @@ def scores(runs: list[Run]) -> str:
 
 
 def facts(runs: list[Run]) -> str:
-  """Facts by run, a column each; of many runs what is the same is said once."""
+  """Returns facts by run, a column each; facts equal in many runs only once."""
   labels, found = [r.label for r in runs], [runs_lib.facts(r) for r in runs]
   names = dict.fromkeys(k for facts in found for k in facts)
   values = {n: [facts.get(n, "—") for facts in found] for n in names}
@@ -68,7 +68,7 @@ def facts(runs: list[Run]) -> str:
 
 
 def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
-  """What the numbers of a few-shot evaluator are."""
+  """Returns what the numbers of a few-shot evaluator mean."""
   options = run.evals.get(name)
   draws = len(options.seeds) if options else 1
   text = (

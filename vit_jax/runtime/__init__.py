@@ -1,1 +1,1 @@
-"""What a run needs beside its step: processes, phases, files, progress."""
+"""What surrounds the steps of a run: processes, phases, files, progress."""

@@ -7,7 +7,7 @@ derived from the config a second time.
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from etils import epath
@@ -20,25 +20,12 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.models import build
 from vit_jax.runtime import run_info
 from vit_jax.runtime.writer import METRICS, SCORES
+from vit_jax.step import Facts
 
 # What a run began with cannot be changed under way.
 FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
-
-
-class Facts(NamedTuple):
-  """What follows from a config and its data.
-
-  num_classes: Width of the head; 0: there is none.
-  image_size: (height, width) of the images, pixels.
-  total_steps: Length of the run; 0 where nothing is trained.
-  """
-
-  num_classes: int
-  image_size: tuple[int, int]
-  total_steps: int
 
 
 class Run:
@@ -104,7 +91,7 @@ class Run:
     """Classes, size of the images, length of the run."""
     config, size = self.config, image_size(self.config.data.ops)
     if self.found is not None:
-      return Facts(weights.num_classes(self.found.params), size, 0)
+      return Facts(weights.num_classes(self.found.params), size)
     data, steps = self._seen, config.total_steps
     if steps is None:
       epochs = config.total_epochs * data.num_examples / config.data.batch_size
@@ -129,11 +116,11 @@ class Run:
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates on one image, and of its params."""
-    num_classes, size, _ = self.facts
-    model = build(self.config.model, num_classes)
+    module, _ = self.config.objective.make(self.config.model, self.facts)
+    size = self.facts.image_size
     images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
     (_, out), variables = jax.eval_shape(
-      model.init_with_output, jax.random.key(0), images
+      module.init_with_output, jax.random.key(0), images
     )
     return out, variables["params"]
 

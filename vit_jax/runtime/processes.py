@@ -12,7 +12,7 @@ import jax
 
 from vit_jax.config import ConfigError
 
-# Which process this is: by flags of the doors, or by the environment.
+# Which process this is: by flags of the command, or by the environment.
 FLAGS = ("coordinator", "num_processes", "process_id")
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -35,25 +35,25 @@ def initialise(
   faults: Iterable[str] = (),
   timeout: float = TIMEOUT,
 ) -> None:
-  """Connects this process to the others, if there are others.
+  """Connects this process to the others of its run, if there are any.
 
-  The first of these that is there says who they are:
+  The first of these that is present says which processes there are:
 
   1. the flags --coordinator=host:port --num_processes --process_id;
   2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
   3. SLURM, for a process that srun started beside others;
   4. on a TPU VM, the machine's own metadata.
 
-  A process on its own needs nothing.
+  A single process needs none.
 
   Args:
-    flags: Those of the command line, of which `FLAGS` are looked at.
-    faults: What was found before, to be told in the same breath.
-    timeout: Seconds that the others have to come.
+    flags: Flags of the command line; only `FLAGS` are read.
+    faults: Faults found before, to be raised together with those found here.
+    timeout: Seconds to wait for the other processes.
 
   Raises:
-    ConfigError: Only some of the three are set, or one of them is no address
-      or no such number; or the others did not come.
+    ConfigError: Only some of the three are set, or one of them is no address or
+      no such number; or the others did not come.
   """
   flags = flags or {}
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
@@ -95,7 +95,7 @@ def initialise(
 
 
 def _faults(given: dict[str, str | None]) -> list[str]:
-  """Three words must be there, an address and two numbers."""
+  """Checks that all three are set: an address and two numbers."""
   missing = [name for name, value in given.items() if not value]
   found = [
     f"{name}: not set, though another of {', '.join(given)} is; set all three,"
@@ -128,13 +128,13 @@ def _join(
 ) -> None:
   """Waits for the others.
 
-  Where they do not come, jax ends the process with a stack of C++. So it waits
-  in a thread, and longer than we do.
+  If they do not come, jax ends the process with a stack of C++. So jax waits in
+  a thread, with a longer timeout than this function.
 
   Args:
-    settings: For `jax.distributed.initialize`, which finds out the rest.
-    who: Where the processes meet, and which one this is, for the error.
-    advice: What to look at, for the error.
+    settings: Arguments of `jax.distributed.initialize`, which finds the others.
+    who: Address and number of this process, for the error.
+    advice: What to check, for the error.
     timeout: Seconds.
 
   Raises:
@@ -147,7 +147,7 @@ def _join(
       jax.distributed.initialize(
         **settings, initialization_timeout=int(timeout) + 60
       )
-    except BaseException as e:  # a thread would print it, and go
+    except BaseException as e:  # a thread would print it and end
       failed.append(e)
 
   waiting = threading.Thread(target=connect, daemon=True)
@@ -164,7 +164,7 @@ def _join(
 
 
 def _is_slurm_step() -> bool:
-  """True if srun started this process, beside others.
+  """Whether srun started this process, beside others.
 
   A batch script, and a shell within an allocation, have the variables of the
   job without being one of its tasks; there the step is missing or has one task.
@@ -177,17 +177,17 @@ def _is_slurm_step() -> bool:
 
 
 def _slurm_devices() -> list[int] | None:
-  """Returns which of the GPUs that it sees are this task's.
+  """Returns which of the visible GPUs belong to this task.
 
-  jax takes one, that of the task's number on its node. That is right where all
-  tasks of a node see all GPUs and are as many. It would leave seven of eight
-  idle where one task has a node to itself, and find none where SLURM shows
-  each task only its own (--gpus-per-task).
+  jax takes one GPU, that of the task's number on its node. That is right where
+  all tasks of a node see all GPUs and are as many. It would leave seven of
+  eight idle where one task has a node to itself, and find none where SLURM
+  shows each task only its own (--gpus-per-task).
 
   Returns:
     Numbers; an empty list leaves all; None leaves it to jax.
   """
-  if os.environ.get("JAX_LOCAL_DEVICE_IDS"):  # jax looks at it
+  if os.environ.get("JAX_LOCAL_DEVICE_IDS"):  # jax reads it
     return None
   tasks = _number("SLURM_NTASKS") // max(1, _number("SLURM_STEP_NUM_NODES"))
   seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")

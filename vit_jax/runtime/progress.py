@@ -1,6 +1,6 @@
-"""How far a run is: a bar on a terminal, plain lines in a file.
+"""The progress of a run: a bar on a terminal, plain lines in a file.
 
-Everything goes to stderr, so that stdout stays free for results.
+Everything goes to stderr, so that stdout has results only.
 """
 
 import io
@@ -9,26 +9,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-REDRAW_SECONDS = 0.1  # A bar redrawn at every step of 1 ms costs more than it.
+REDRAW_SECONDS = 0.1  # Redrawing takes longer than a step of 1 ms.
 PER_DEVICE = "images_per_second_per_device"
-SMALLEST_BAR = 8  # Columns; a shorter one says less than the percentage.
+SMALLEST_BAR = 8  # Columns; a shorter bar says less than the percentage.
 
 
 class Progress:
   """Shows step, metrics, speed and the time that is left.
 
-  On a terminal one line is redrawn in place; its bar takes the columns that
-  the numbers leave, and the less needed numbers go first where it is narrow.
-  Elsewhere (a file, a pipe, a job's log) each call with metrics prints one
-  line, without carriage returns.
+  On a terminal one line is redrawn in place. Its bar takes the columns that the
+  numbers leave; where it is narrow, the less important numbers are dropped
+  first. Elsewhere (a file, a pipe, a job's log) each call with metrics prints
+  one line, without carriage returns.
 
   The time left is the time per step since the first update, evaluations and
-  checkpoints included, times the steps left; compilation is not in it, since
-  it comes before the first update.
+  checkpoints included, times the steps left. Compilation is not part of it,
+  since it comes before the first update.
 
   Args:
     total_steps: Length of the run.
-    initial_step: Where the run starts, more than 0 when it is resumed.
+    initial_step: Step at which the run starts, more than 0 when it resumes.
     is_shown: False prints nothing: for all processes but the first.
     stream: None: stderr.
     clock: Seconds, for tests.
@@ -59,13 +59,13 @@ class Progress:
       self._draw()
 
   def update(self, step: int, metrics: Mapping | None = None) -> None:
-    """Says that `step` updates are applied.
+    """Records that `step` updates are applied.
 
     Args:
       step: Counted from the start of the training, not of this process.
       metrics: The newest numbers by their names in metrics.jsonl, without
-        "train/"; None keeps the ones shown. A value of None is left out;
-        "mfu" is a share from 0 to 1.
+        "train/"; None keeps the ones shown. A value of None is left out; "mfu"
+        is a share from 0 to 1.
     """
     now = self._clock()
     if self._first is None:
@@ -91,7 +91,7 @@ class Progress:
       self._write(f"{text}\n")
 
   def close(self) -> None:
-    """Leaves the last state of the bar standing; later calls do nothing."""
+    """Leaves the bar as it is on the screen; later calls do nothing."""
     if self._is_open and self._is_bar:
       self._draw()
       self._write("\n")
@@ -166,12 +166,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def _formatted(metrics: Mapping) -> list[str]:
-  """Texts in the order of `_FORMATS`, then the names that it lacks."""
+  """Returns texts in the order of `_FORMATS`, then of names that it lacks."""
   shown = {k: v for k, v in metrics.items() if v is not None}
   if shown.get(PER_DEVICE) == shown.get("images_per_second"):
     shown.pop(PER_DEVICE, None)  # One device: the same number again.
   if shown.get("input_wait", 1.0) <= 0.1:
-    shown.pop("input_wait")  # As it should be.
+    shown.pop("input_wait")  # The normal case.
   known = [text(shown.pop(k)) for k, text in _FORMATS.items() if k in shown]
   return known + [f"{name} {value:.4g}" for name, value in shown.items()]
 
@@ -198,7 +198,7 @@ _FORMATS = {
 
 
 def _least_needed(metrics: Mapping) -> str:
-  """What a narrow terminal drops first: unknown names; last: the loss."""
+  """Returns the order in which to drop: unknown names first, the loss last."""
   keep = (
     "grad_norm",
     PER_DEVICE,
@@ -217,7 +217,7 @@ def _is_terminal(stream: io.TextIOBase) -> bool:
 
 
 def _columns(stream: io.TextIOBase) -> int:
-  """Width now, so that the bar follows a window that is resized."""
+  """Returns the width now, so that the bar follows a resized window."""
   try:
     return os.get_terminal_size(stream.fileno()).columns or 80
   except (OSError, ValueError):  # No file descriptor, as in a notebook.

@@ -1,4 +1,4 @@
-"""What a run says of itself: at its start on the screen, and in its files."""
+"""What a run reports of itself, on the screen and in its files."""
 
 import importlib.metadata
 import json
@@ -16,7 +16,7 @@ from vit_jax import sharding
 from vit_jax.config import Config, to_dict, upgraded
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
-from vit_jax.models.attention import implementation
+from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
 from vit_jax.sharding import path_of
 
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def num_params(params) -> int:
-  """Returns how many numbers a tree of arrays or shapes holds."""
+  """Returns the number of elements in a tree of arrays or shapes."""
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
 
 
@@ -73,14 +73,14 @@ def eval_ops(config: Config) -> str:
 
 
 def class_names(workdir: str) -> tuple[str, ...] | None:
-  """Returns those of the data that a run was begun on; None: nobody knows."""
+  """Returns class names of the data that a run started on; None: unknown."""
   path = epath.Path(workdir) / "metadata.json"
   names = path.exists() and json.loads(path.read_text()).get("class_names")
   return tuple(names) if names else None
 
 
 def parameter_table(params) -> str:
-  """Returns one line a parameter; those of equal blocks share a line.
+  """Returns one line per parameter; those of equal blocks share a line.
 
   Args:
     params: Nested dict of arrays or shapes.
@@ -110,14 +110,14 @@ def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
 
 
 def replace_text(path: epath.Path, text: str) -> None:
-  """Writes a file so that whoever is stopped leaves the old or the new one."""
+  """Writes a file such that an interruption leaves the old or the new one."""
   draft = path.parent / (path.name + ".new")
   draft.write_text(text)
   draft.replace(path)
 
 
 def changes(config: Config, workdir: str) -> dict[str, str]:
-  """Returns how a config differs from the one that a run was begun with.
+  """Returns how a config differs from the one that a run started with.
 
   Returns:
     Key without "config." -> a text; nothing for a new run.
@@ -172,7 +172,7 @@ def text(run, mesh: Mesh, params) -> str:
 
 
 def _average(decay: float, total_steps: int) -> str:
-  """What the averaged parameters are in the end, and if that was asked for."""
+  """Returns how many steps the averaged parameters cover at the end."""
   weight = float(ema_weight(decay, total_steps - 1))
   text = f"of the parameters of about the last {1 / weight:,.0f} steps"
   if weight > np.float32(1.0 - decay):

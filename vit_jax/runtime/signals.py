@@ -14,17 +14,18 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once(last_words: Callable[[], str] = lambda: "") -> None:
-  """Has a signal end the process after one line on stderr, and no stack.
+  """Makes a signal end the process after one line on stderr, without a stack.
 
   The exit status is 143 for SIGTERM; Ctrl-C ends the process by its signal, as
   Python does (130 in a shell), so that a loop of the shell ends, too. A signal
-  that is ignored, as under nohup, stays so.
+  that is ignored, as under nohup, stays ignored.
 
-  To be called by the main thread, and again after a library that puts its own
-  handlers in place: libtpu prints a stack.
+  Call it in the main thread, and again after a library that installs its own
+  handlers: libtpu prints a stack.
 
   Args:
-    last_words: What the line says beside the signal's name; it may print.
+    last_words: Text of the line after the signal's name; the function may
+      print.
   """
 
   def end(number, _):
@@ -46,7 +47,7 @@ def end_at_once(last_words: Callable[[], str] = lambda: "") -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-  """Keeps the signals waiting; inside, a library may replace the handlers."""
+  """Blocks the signals; inside, a library may replace the handlers."""
   before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
   try:
     yield
@@ -57,8 +58,8 @@ def held() -> Iterator[None]:
 def in_thread(work: Callable[[], T]) -> T:
   """Returns what `work` returns, or raises its error; runs it in a thread.
 
-  Python calls handlers in its main thread, between two instructions: not while
-  a compiler has that thread. Waiting for another one is interrupted.
+  Python calls handlers in its main thread, between two instructions, and so not
+  while a compiler has that thread. Waiting for another thread is interrupted.
   """
   outcome = concurrent.futures.Future()
 

@@ -1,24 +1,24 @@
 """From the command to the first step: where the time goes, and the cache.
 
-XLA's programs are kept on disk, so that a run that goes on, or is begun again
-with the same shapes, need not compile them again.
+Compiled programs are kept on disk, so that a run that resumes, or starts again
+with the same shapes, need not recompile them.
 """
 
 import os
 import pathlib
 import time
 
-BEGAN = time.perf_counter()  # The doors import this before jax.
+BEGAN = time.perf_counter()  # The commands import this before jax.
 HITS = "/jax/compilation_cache/cache_hits"
 
 
 def use_cache() -> None:
   """Keeps compiled programs in $XDG_CACHE_HOME/vit_jax/xla, or ~/.cache.
 
-  Only those that take more than a second to compile (jax's default). The
-  name of a file is a hash of program, versions, devices and flags, so a wrong
-  one is never taken, and any may be deleted. JAX_COMPILATION_CACHE_DIR names
-  another folder; JAX_ENABLE_COMPILATION_CACHE=false leaves it all.
+  Only those that take more than a second to compile (jax's default). The name
+  of a file is a hash of program, versions, devices and flags, so a wrong one is
+  never used, and any may be deleted. JAX_COMPILATION_CACHE_DIR names another
+  folder; JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
   """
   import jax  # only here, as BEGAN comes before
 
@@ -28,16 +28,16 @@ def use_cache() -> None:
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-      return  # a home that cannot be written to; compiling works all the same
+      return  # a home without write access; compiling works all the same
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 class Start:
-  """Seconds of each phase from the beginning to the first step.
+  """Measures the seconds of each phase from the start to the first step.
 
   Args:
-    since: When the command began, by time.perf_counter(), all imports until
-      now being the first phase; None: now.
+    since: Start of the command, by time.perf_counter(), all imports until now
+      being the first phase; None: now.
   """
 
   def __init__(self, since: float | None = None):
@@ -52,7 +52,7 @@ class Start:
       self.ends("imports")
 
   def ends(self, phase: str) -> None:
-    """Says that a phase ends; the next begins."""
+    """Ends a phase; the next begins."""
     now = time.perf_counter()
     self._phases[phase] = now - self._last
     self._last = now
@@ -62,8 +62,8 @@ class Start:
     """Ends the last phase, in which the step was compiled or read.
 
     Returns:
-      One line: the whole, each phase, and whether the cache had the step;
-      None if it was told before.
+      One line: the total, each phase, and whether the cache had the step; None
+        on later calls.
     """
     import jax
 

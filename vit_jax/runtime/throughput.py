@@ -1,9 +1,11 @@
-"""How fast a run goes, and whether it waits for its images."""
+"""The loop that trains: how fast it goes, and whether it waits for images."""
 
+import collections
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 TOLD = 0.1  # A larger share of waiting for input is shown and explained.
 ADVICE = (
@@ -13,22 +15,24 @@ ADVICE = (
   " size trained at."
 )
 
+AHEAD = 2  # steps given to the device while it computes one
+
 
 class Meter:
-  """Images per second and waiting for input between log steps.
+  """Measures images per second and waiting for input between log steps.
 
   Pauses are left out. `input_wait` is the share, 0 to 1, of the time on the
   clock in which both were true: the loop of this process was inside `input`,
-  and the device had finished every step it was given (`runs`). Waiting while
-  a step still computes costs nothing, and is not counted; nor is what another
-  process waits, which lengthens the step. On a CPU that both decodes and
+  and the device had finished every step it was given (`runs`). Waiting while a
+  step still computes costs nothing, and is not counted; nor is the waiting of
+  another process, which lengthens the step. On a CPU that both decodes and
   computes, a small share does not mean that decoding is free.
 
   Args:
     batch_size: Images per step, over all devices.
-    num_devices: Of all processes.
-    flops_per_image: Of a training step.
-    peak_flops: Of one device, FLOP/s; None where it is not known.
+    num_devices: Number of devices of all processes.
+    flops_per_image: FLOPs of a training step per image.
+    peak_flops: Peak of one device, FLOP/s; None where it is not known.
   """
 
   def __init__(
@@ -44,7 +48,7 @@ class Meter:
     self._peak_flops = peak_flops
     self._last: tuple[int, float] | None = None
     self._waited = 0.0
-    # A thread that waits for each step, to know when the device got idle.
+    # A thread that waits for each step, to know when the device became idle.
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "meter")
     self._idle_since: concurrent.futures.Future | None = None
     self._is_told = False
@@ -52,7 +56,7 @@ class Meter:
   def rates(self, step: int) -> dict[str, float]:
     """Returns the rates since the last call; the first call has none.
 
-    The first call follows the first step, whose compilation says nothing of
+    The first call follows the first step, whose compilation is no measure of
     the speed. `mfu` is a share of the peak, 0 to 1.
     """
     now, last = time.perf_counter(), self._last
@@ -72,20 +76,20 @@ class Meter:
     return rates
 
   def runs(self, result) -> concurrent.futures.Future[float]:
-    """Says that the device was given a step.
+    """Records that the device was given a step.
 
     Args:
-      result: An array that the step computes, and nobody donates.
+      result: An array that the step computes, and that is not donated.
 
     Returns:
-      When the device had computed it, by time.perf_counter().
+      A future of the time when it was computed, by time.perf_counter().
     """
     self._idle_since = self._watcher.submit(_end_of, result)
     return self._idle_since
 
   @contextlib.contextmanager
   def input(self) -> Iterator[None]:
-    """Inside, the loop takes the next batch and sends it to the device."""
+    """The context in which the loop takes the next batch and sends it."""
     start = time.perf_counter()
     yield
     if self._idle_since is not None and self._idle_since.done():
@@ -93,7 +97,7 @@ class Meter:
       self._waited += max(0.0, time.perf_counter() - idle_since)
 
   def advice(self, rates: dict[str, float]) -> str | None:
-    """Returns what to do about slow input, the first time that it is slow."""
+    """Returns advice on slow input, the first time that it is slow."""
     if self._is_told or rates.get("input_wait", 0.0) <= TOLD:
       return None
     self._is_told = True
@@ -113,8 +117,43 @@ class Meter:
     self._watcher.shutdown(wait=False, cancel_futures=True)
 
 
+def updates(
+  train_step: Callable,
+  state: Any,
+  batches: Iterable[dict],
+  steps: Iterable[int],
+  meter: Meter,
+) -> Iterator[tuple[int, Any, dict, concurrent.futures.Future[float]]]:
+  """Trains; the host never waits for the newest step.
+
+  No more than `AHEAD` batches wait on the device beside the one that is
+  computed.
+
+  Args:
+    train_step: (state, batch) -> (state, metrics); may donate the state.
+    state: Not to be used afterwards.
+    batches: On the devices, or on their way; one for each step at least.
+    steps: Their numbers.
+    meter: Told of every step, and of the time that a batch takes.
+
+  Yields:
+    After each step its number, the state, the metrics, and when it ended, see
+    `Meter.runs`.
+  """
+  batches, waiting = iter(batches), collections.deque()
+  for step in steps:
+    with meter.input():
+      batch = next(batches)
+    state, metrics = train_step(state, batch)
+    end = meter.runs(metrics["loss"])
+    waiting.append(end)
+    if len(waiting) > AHEAD:
+      waiting.popleft().result()
+    yield step, state, metrics, end
+
+
 def _end_of(result) -> float:
-  """Returns when the device had computed it; an error is the loop's to meet."""
+  """Returns when the device had computed it; the loop will meet any error."""
   with contextlib.suppress(Exception):
     result.block_until_ready()
   return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where metrics go: `metrics.jsonl` and TensorBoard, from process 0 only."""
+"""Writes metrics to `metrics.jsonl` and TensorBoard, from process 0 only."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from etils import epath
 from vit_jax.runtime.run_info import replace_text
 
 METRICS = "metrics.jsonl"
-SCORES = "evaluation.jsonl"  # of a checkpoint, by `vit_jax.evaluate`
+SCORES = "evaluation.jsonl"  # from checkpoints, by `vit_jax.evaluate`
 
 
 class Writer:
@@ -18,12 +18,12 @@ class Writer:
 
   Args:
     workdir: Folder of the run.
-    resumed_at: Step the run goes on from; later lines of an interrupted run
+    resumed_at: Step at which the run resumes; later lines of an interrupted run
       are dropped, since they will be written again.
 
   Attributes:
-    scored: Evaluators whose results of step `resumed_at` are there; known to
-      process 0 alone.
+    scored: Evaluators that have results at step `resumed_at`; known to process
+      0 only.
   """
 
   def __init__(self, workdir: str, resumed_at: int = 0):

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: read a file, fit it to a model, say what was done."""
+"""Published weights: read a file, fit it to a model, report what was done."""
 
 from vit_jax.weights.classes import Head, match, some
 from vit_jax.weights.fitting import (

@@ -1,7 +1,7 @@
 """Names of BiT's own `.npz` files, as TensorFlow wrote them.
 
 `resnet/block1/unit01/a/standardized_conv2d/kernel` is our
-`block1/unit1/conv1/kernel`, and b and c are 2 and 3. Some files count the
+`block1/unit1/conv1/kernel`; b and c are conv2 and conv3. Some files number the
 convolutions (`standardized_conv2d_7`).
 """
 
@@ -33,7 +33,7 @@ def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
   """Returns the arrays by our flat names, unread.
 
   Raises:
-    ValueError: There are names that a BiT file has not; tells them all.
+    ValueError: Some names are not those of a BiT file; the message lists them.
   """
   params, unknown = {}, []
   for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Which column of a head stands for which class of a data set."""
+"""Which column of a head belongs to which class of a data set."""
 
 import collections
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from jaxtyping import Int32
 
 from vit_jax.weights import labels
 
-SHOWN = 4  # names told of each side
+SHOWN = 4  # names listed of each side
 
 
 class Head(NamedTuple):
   """The classes of a head.
 
-  num_classes: Its width; 0: there is none.
-  class_names: In the order of its columns; None where nobody knows them.
+  num_classes: Width of the head; 0: there is none.
+  class_names: Names in the order of its columns; None where they are unknown.
   """
 
   num_classes: int
@@ -35,18 +35,18 @@ class Matching(NamedTuple):
 
 
 def match(source, head: Head) -> Matching:
-  """Finds the column of every class of a data set: by name, where it can.
+  """Finds the column of every class of a data set, by name where possible.
 
-  Where one side has no names, or "0", "1", ... as TFDS makes them up, labels
+  Where one side has no names, or only TFDS's placeholders "0", "1", ..., labels
   are columns. The data set may have fewer classes than the head.
 
   Args:
     source: Split of a data set: `name`, `num_classes`, `class_names`.
-    head: What its labels are compared with.
+    head: The head whose columns are sought.
 
   Raises:
-    ValueError: Both sides have names and a class of the data set is not among
-      the head's, or not clearly; or the data set has more classes.
+    ValueError: Both sides have names, and a class of the data set has no
+      column, or no unique one; or the data set has more classes.
   """
   num, width = source.num_classes, head.num_classes
   columns = by_name(source.class_names, head.class_names)
@@ -81,13 +81,13 @@ def match(source, head: Head) -> Matching:
 def by_name(
   names: Sequence[str] | None, head_names: Sequence[str] | None
 ) -> Int32[np.ndarray, " classes"] | None:
-  """Returns the column of each name, or None unless all are found, once each.
+  """Returns the column of each name, or None unless each is found once.
 
-  Heads of ImageNet-1k that have words for names are found by wnid, too.
+  Heads of ImageNet-1k whose names are words are searched by wnid, too.
 
   Args:
-    names: Of a data set's classes, by label.
-    head_names: Of a head's classes, by column.
+    names: Names of a data set's classes, by label.
+    head_names: Names of a head's classes, by column.
 
   Example:
     >>> by_name(["dog", "cat"], ["cat", "cow", "dog"])
@@ -112,7 +112,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def _are_names(names: Sequence[str] | None) -> bool:
-  """False for none, and for those that TFDS makes up where there are none."""
+  """Whether these are names, neither absent nor TFDS's placeholders."""
   return bool(names) and list(names) != [str(i) for i in range(len(names))]
 
 

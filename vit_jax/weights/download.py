@@ -1,8 +1,9 @@
-"""Weights by address or name: downloads them once, and says how to otherwise.
+"""Weights by address or name: downloads them once, or says what to do instead.
 
 `https://...` is fetched by pooch, `hf-hub:OWNER/NAME` by huggingface_hub, which
-is installed on its own; each has its cache. The buckets of the published files
-are public, so `gs://vit_models/...` is fetched by https: that needs no account.
+is installed separately; each has its cache. The buckets of the published files
+are public, so `gs://vit_models/...` is fetched by https, which needs no
+account.
 """
 
 import contextlib
@@ -26,21 +27,21 @@ HUB_FILES = (
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-  """Whether `local` has to fetch it."""
+  """Whether `local` would have to download it."""
   return _url(str(path)) is not None or str(path).startswith(HUB)
 
 
 def local(path: str | os.PathLike) -> epath.Path:
-  """Returns where the file or folder is, after a download if need be.
+  """Returns the path of the file or folder, after a download if necessary.
 
   Args:
-    path: On disk or in a bucket, which is returned as it is; an address
+    path: A path on disk or in a bucket, which is returned unchanged; an address
       (https://, http://, gs:// of a published file); or
       hf-hub:OWNER/NAME[@REVISION].
 
   Raises:
-    FileNotFoundError: It cannot be fetched; the text says what to do.
-    ValueError: It is the name of a model, of which there are several files.
+    FileNotFoundError: It cannot be fetched; the message says what to do.
+    ValueError: It is the name of a model, which has several files.
   """
   text = str(path)
   if text.startswith(HUB):
@@ -60,14 +61,14 @@ def local(path: str | os.PathLike) -> epath.Path:
 
 
 def cache_folder() -> pathlib.Path:
-  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that in ~/.cache."""
+  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that folder in ~/.cache."""
   base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(base) / "vit_jax" / "weights"
 
 
 def cached(url: str) -> pathlib.Path:
-  """Returns the file that an address is kept in: its hash, and its name."""
-  import pooch  # here and below: takes a while to import
+  """Returns the cache file of an address: its hash, and its file name."""
+  import pooch  # here and below, because the import takes a while
 
   return cache_folder() / pooch.utils.unique_file_name(url)
 
@@ -98,7 +99,7 @@ def _from_web(url: str) -> pathlib.Path:
       print(f"downloading     {url}\n{'':<16}to {file}", file=sys.stderr)
       pooch.retrieve(
         url,
-        known_hash=None,  # none are published
+        known_hash=None,  # no hashes are published
         fname=file.name,
         path=file.parent,
         downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
@@ -132,7 +133,7 @@ def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-  """The innermost reason, which is the one that says something."""
+  """Returns the innermost cause, which is the one that explains."""
   inner = error
   while isinstance(inner, Exception):
     text, inner = (
@@ -150,7 +151,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Progress:
-  """What pooch counts into: one line that is rewritten on a terminal."""
+  """The progress that pooch reports: one line, rewritten on a terminal."""
 
   def __init__(self):
     self.total = self._done = 0
@@ -208,7 +209,7 @@ def _from_hub(text: str) -> str:
 
 
 def _choices(name: str, files: tuple[str, ...]) -> str:
-  """The published files of a model, each as it can be given."""
+  """Returns the published files of a model, each as `path` may name it."""
   if not files:
     return (
       f"got {name!r}, a model of which no files were published; expected the"

@@ -1,4 +1,4 @@
-"""Fits weights to a model, and says what was done."""
+"""Fits weights to a model, and reports what was done."""
 
 import dataclasses
 import math
@@ -28,9 +28,9 @@ from vit_jax.weights.reading import Weights
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
-DEFAULT_SIZE = 224  # pixels, where nobody says
+DEFAULT_SIZE = 224  # pixels, where nothing states it
 
-# Options of a model that its parameters have no part in.
+# Options of a model that its parameters do not depend on.
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
 TRAINING = (
   "dropout", "stochastic_depth", "head_bias", "dtype", "scan", "remat"
@@ -39,15 +39,15 @@ TRAINING = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What became of the weights; paths as the file has them, unstacked.
+  """What happened to each array; paths as in the file, blocks not stacked.
 
   Attributes:
-    path: Where they came from.
+    path: The file or folder of the weights.
     loaded: Path -> shape, resized ones included.
     resized: Path -> (old, new), sides of a grid or of a patch.
     reinitialised: Paths of the model that keep their initial values.
-    ignored: Paths of the file that the model has no use for.
-    notes: What else a user should know.
+    ignored: Paths of the file that the model does not use.
+    notes: Further facts that a user should know.
   """
 
   path: str
@@ -70,28 +70,28 @@ def adapt(
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
-  Arrays are taken where path and shape agree; tables of positions are
-  resampled to the model's grid; a row of the class token is added (zeros) or
-  folded into `cls`, as the model has it, which changes no output; blocks are
-  stacked or not as the model has them. Head and pre_logits are taken together,
-  if both agree in all shapes and the classes are not known to be others, the
-  head's columns in the order of the model's classes; otherwise the model keeps
-  its initial ones. All else must agree.
+  Arrays are taken where path and shape agree. Position tables are resampled to
+  the model's grid. A row of the class token is added (zeros) or folded into
+  `cls`, as the model requires, which changes no output. Blocks are stacked or
+  not, as in the model. Head and pre_logits are taken together, if both agree in
+  all shapes and the classes are not known to differ, with the head's columns in
+  the order of the model's classes; otherwise the model keeps its initial ones.
+  All other arrays must agree.
 
   Args:
-    weights: From `read`.
-    target: Nested dict of what has a shape: the model's parameters.
-    model: What `target` belongs to.
+    weights: Weights from `read`.
+    target: The model's parameters, a nested dict of anything with a shape.
+    model: The model of `target`.
     image_size: (height, width) of its images, pixels.
-    class_names: Of the model's data; None where nobody knows them.
-    posemb_filter: How tables are resampled, a name of
+    class_names: Class names of the model's data; None where they are unknown.
+    posemb_filter: Filter that resamples tables, a name of
       `models.resample.METHODS`; "zoom" is the paper's.
     resize_patch: Whether a patch embedding of another patch size is resized
       (FlexiViT's pseudoinverse) instead of refused.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, None where the model
-    keeps its initial values; and what was done.
+    keeps its initial values; and the report.
 
   Raises:
     ValueError: Parameters are missing, superfluous, of another shape or not
@@ -144,9 +144,10 @@ def adapt(
       )
     else:
       loaded[path] = expected[path]
-  if not faults:  # only now is anything read that is of no use otherwise
+  if not faults:  # no array is read before all faults are known
     read = [path for path, shape in loaded.items() if shape is not None]
-    # One after the other those that lie stacked in one array of the file.
+    # In this order, arrays that are stacked in one array of the file are
+    # neighbours.
     for path in sorted(read, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
       loaded[path] = np.asarray(got.pop(path), np.float32)
       if bad := int(np.sum(~np.isfinite(loaded[path]))):
@@ -170,7 +171,7 @@ def adapt(
 
 
 def format_report(report: Report) -> str:
-  """Returns a table of what was loaded, resized, re-initialised, ignored."""
+  """Returns a table of the arrays loaded, resized, re-initialised, ignored."""
   count = sum(math.prod(shape) for shape in report.loaded.values())
   resized = (
     f"{path}: {old[0]}x{old[1]} -> {new[0]}x{new[1]}"
@@ -188,9 +189,9 @@ def format_report(report: Report) -> str:
 
 
 def _heads(got, expected, old_names, new_names, notes):
-  """Paths of the head that stay initial, and those that are left out.
+  """Returns the head's paths that stay initial, and those left out.
 
-  Puts the head's columns, in `got`, in the order of the new names.
+  Puts the head's columns, in `got`, into the order of the new names.
   """
   heads = [
     {k: tuple(v.shape) for k, v in got.items() if k.startswith(HEAD)},
@@ -229,7 +230,7 @@ def _heads(got, expected, old_names, new_names, notes):
 def _fit_positions(
   got, expected, weights, model, image_size, method, resized, faults, notes
 ) -> None:
-  """Makes the tables of positions those of the model, in `got`."""
+  """Resamples the position tables in `got` for the model."""
   if POS_EMBEDDING in got and POS_EMBEDDING in expected:
     grid = model.grid(image_size)
     has_row, wants_row = weights.has_cls_row, model.has_cls_row
@@ -270,13 +271,14 @@ def _fit_positions(
 def table_grid(weights: Weights) -> tuple[int, int] | None:
   """Returns rows and columns of patches of the position table.
 
-  A file that states none is of a published format, in which all are square.
+  A file that states none is of a published format, in which all grids are
+  square.
 
   Returns:
     None if there is no table.
 
   Raises:
-    ValueError: The file states none, and the patches make no square.
+    ValueError: The file states none, and the number of patches is no square.
   """
   if POS_EMBEDDING + "_x" in weights.params:
     sides = [weights.params[POS_EMBEDDING + s].shape[1] for s in ("_y", "_x")]
@@ -299,7 +301,7 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
-  """Says where the model computes otherwise than the weights were trained."""
+  """Yields where the model computes otherwise than the weights were trained."""
   norms = ("gn_eps", "ws_eps", "ws_eps_on")
   options = {k: v for k, v in options.items() if k in (*model.NUMERICS, *norms)}
   keys = [key for key in model.NUMERICS if key not in norms]
@@ -352,7 +354,7 @@ def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
 
 
 def _grouped(faults: list[str]) -> list[str]:
-  """Tells what is the same in several blocks, or units of a stage, once."""
+  """Merges paths that differ only in the number of a block or unit."""
   groups: dict[str, list[str]] = {}
   for fault in faults:
     path, _, text = fault.partition(":")
@@ -371,7 +373,7 @@ def _flatten(params: dict[str, Any]) -> dict[str, Any]:
 def trained_at(weights: Weights) -> tuple[int, int]:
   """Returns (height, width) of the images that weights were trained on, pixels.
 
-  As the file states it, else what the position table stands for, else 224.
+  Taken from the file, else from the position table, else 224.
   """
   if weights.image_size:
     return weights.image_size
@@ -379,7 +381,7 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   grid = table_grid(weights)
   if grid is None or not isinstance(config, ViTConfig):
     return DEFAULT_SIZE, DEFAULT_SIZE
-  # How many pixels a token covers: those of an image that gives one of them.
+  # Pixels per token: the image size that gives one token.
   probe = 2**14
   stride = probe // config.feature_map((probe, probe))[0]
   patch = weights.params[KERNEL].shape[0]
@@ -387,11 +389,11 @@ def trained_at(weights: Weights) -> tuple[int, int]:
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:
-  """Returns the model of weights, as it is fine-tuned on other classes.
+  """Returns the model of some weights, as it is fine-tuned on other classes.
 
   Family, size and numerics are those of the weights. The tanh layer before the
-  head goes, as in arXiv:2010.11929; what only training has (dropout, type of
-  the products, ...) is at its default.
+  head is dropped, as in arXiv:2010.11929. Options that only training uses
+  (dropout, type of the products, ...) have their defaults.
   """
   fresh = model_config()
   defaults = {name: getattr(fresh, name) for name in (*TRAINING, "pre_logits")}

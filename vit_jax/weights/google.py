@@ -1,10 +1,10 @@
 """Names of Google's `.npz` files: ViT, its hybrids, AugReg, big_vision.
 
-Three generations of names lead to ours: the ViT paper's (numbers counted over
-all layers of a block: `LayerNorm_2`), linen's (counted by kind: `LayerNorm_1`)
-and big_vision's (linen's, the position table on top and without a row for the
-class token; its ResNets are here, too). big_vision files may stack the blocks
-on a leading axis.
+Three generations of names are mapped to ours: the ViT paper's (numbered over
+all layers of a block: `LayerNorm_2`), linen's (numbered by kind: `LayerNorm_1`)
+and big_vision's (linen's, with the position table at the top level and without
+a row for the class token; its ResNets are here, too). big_vision files may
+stack the blocks on a leading axis.
 """
 
 import re
@@ -18,12 +18,12 @@ from vit_jax.weights.lazy import LazyArray
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
-# Training states hold the parameters under one of these, besides moments.
+# Training states have the parameters under one of these, besides moments.
 PREFIXES = ("opt/target/", "params/")
 
-# A published name -> ours; the first match counts, other names are ours as
-# they stand. The third column is how the ViT paper's files spell our name, the
-# fourth how big_vision's do.
+# A published name -> ours; the first match counts, and other names stay as they
+# are. The third column is the name in the ViT paper's files, the fourth that in
+# big_vision's.
 _BLOCK = r"^(Transformer/encoderblock(?:_\d+)?)"
 NAMES = (
   (
@@ -54,7 +54,7 @@ NAMES = (
     r"^(?:root_block/)?conv_root/",
     "conv_root/",
     "conv_root/",
-    "conv_root/",  # as its bit.py has it; ours of bit_paper.py go to bit.write
+    "conv_root/",  # big_vision's bit.py; bit_paper.py: see bit.write
   ),
   (r"/unit0*(\d+)/", r"/unit\1/", r"/unit\1/", r"/unit\1/"),
 )
@@ -80,11 +80,12 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns the parameters by our flat names ("a/b/c"), and what they imply.
 
-  Moments and steps of a training state are left out. Blocks are taken apart.
+  Moments and steps of a training state are left out. Stacked blocks are
+  separated.
 
   Returns:
-    The arrays, unread; and options of the model that the names tell: cls_row,
-    root_pad.
+    The arrays, unread; and options of the model that follow from the names:
+    cls_row, root_pad.
 
   Raises:
     ValueError: Two arrays have the same name.
@@ -134,9 +135,9 @@ def write(
   """Returns arrays under the names of the ViT paper's files.
 
   Args:
-    params: Our flat names -> arrays; blocks one by one, not stacked.
-    is_big_vision: Whether to spell them as big_vision does instead, which has
-      a name for all of a MAP head and a table without a class row.
+    params: Our flat names -> arrays; blocks not stacked.
+    is_big_vision: Whether to use big_vision's names instead, which cover every
+      part of a MAP head and have a position table without a class row.
   """
   if is_big_vision:
     return {"params/" + rename(k, 3): np.asarray(v) for k, v in params.items()}
@@ -149,7 +150,7 @@ def write(
 
 
 def rename(name: str, column: int = 1) -> str:
-  """Returns our name of a published one, or with `column` 2 the reverse.
+  """Returns our name for a published one, or with `column` 2 the reverse.
 
   Example:
     >>> rename("Transformer/encoderblock_3/LayerNorm_2/scale")
@@ -168,7 +169,7 @@ def _strip(name: str) -> str:
 
 
 def _unstacked(name: str, array: LazyArray):
-  """Yields names and arrays of single blocks, or the two as they are."""
+  """Yields names and arrays of single blocks, or the two unchanged."""
   prefix, inner = "Transformer/encoderblock/", ""
   if not name.startswith(prefix):
     yield name, array
@@ -179,7 +180,7 @@ def _unstacked(name: str, array: LazyArray):
   unread, whole = set(range(array.shape[0])), None
 
   def read(i: int) -> np.ndarray:
-    # The whole is kept until each of its blocks was looked at once.
+    # The stacked array is kept until each of its blocks was read once.
     nonlocal whole
     found = np.asarray(array) if whole is None else whole
     unread.discard(i)

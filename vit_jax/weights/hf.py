@@ -1,7 +1,7 @@
-"""Weights and configs as Hugging Face's transformers has them: ViT.
+"""Weights and configs of Hugging Face's transformers: ViT.
 
-Names are those of the files (`vit.encoder.layer.0.attention.attention...`),
-which transformers 5 keeps on disk, though its modules are called otherwise
+Names are those of the files (`vit.encoder.layer.0.attention.attention...`).
+transformers 5 keeps these on disk, though its modules have other names
 (`vit.layers.0.attention.q_proj`); both are read. The files of the bare ViTModel
 lack the prefix "vit.".
 """
@@ -53,7 +53,7 @@ NAMES = (
   (_LAYER, ""),
 )
 
-# What a name that we do not know is part of.
+# Names without a counterpart here -> what they are part of.
 PARTS = (
   (r"distillation_token|cls_classifier|distillation_class", "DeiT distilled"),
   (r"mask_token|^decoder\.", "masked image modelling"),
@@ -67,7 +67,7 @@ PARTS = (
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViTModel, or of one with a head.
 
-  It may be a relative that has parts which `read` refuses.
+  They may be of a relative with parts that `read` refuses.
   """
   published = {_publish(n).removeprefix("vit.") for n in names}
   return "embeddings.patch_embeddings.projection.weight" in published and any(
@@ -76,7 +76,7 @@ def looks_like(names: Iterable[str]) -> bool:
 
 
 def _publish(name: str) -> str:
-  """Returns the name that the files have."""
+  """Returns the name used in the files."""
   for regex, end in NAMES:
     if re.match(regex, name):
       return re.sub(regex, rf"\g<1>encoder.layer.\g<2>.{end}", name)
@@ -88,12 +88,12 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any], dict[str, Any]]:
   """Returns parameters by our flat names, options, and what else is known.
 
-  Nothing is read before it is looked at. Attention without biases gets biases
-  of zero; the pooler becomes pre_logits.
+  No array is read before its use. Attention without biases gets biases of zero;
+  the pooler becomes pre_logits.
 
   Args:
     arrays: Name in the file -> array.
-    config: What config.json holds.
+    config: Contents of config.json.
 
   Returns:
     Parameters; the fields gelu and ln_eps of `config.ModelConfig`; and
@@ -101,8 +101,8 @@ def read(
     sigmoid), and class_names, None where they are LABEL_0, LABEL_1 and so on.
 
   Raises:
-    ValueError: Arrays have no place in our models, or other shapes than they
-      should; or the config asks for what we have not. All faults at once.
+    ValueError: Arrays have no place in our models, or unexpected shapes; or the
+      config asks for something that our models lack. All faults at once.
   """
   faults: list[str] = []
   extras = _extras(config, faults)
@@ -132,7 +132,7 @@ def read(
 
 
 def _extras(config, faults: list[str]) -> dict[str, Any]:
-  """Returns what the config says; appends what we have not to `faults`."""
+  """Returns what the config states; adds what our models lack to `faults`."""
   if config.get("model_type", "vit") != "vit":
     faults.append(f"model_type: got {config['model_type']!r}, expected 'vit'.")
   act = config.get("hidden_act", "gelu")
@@ -217,21 +217,21 @@ def write(
   The three make a folder that `ViTForImageClassification.from_pretrained`
   loads; without a head, `ViTModel.from_pretrained`, whose pooler is then our
   pre_logits. A position table without a row for the class token gets one of
-  zeros, which changes nothing; a fixed table, or none, becomes a learned one.
-  The safetensors file needs the metadata {"format": "pt"}.
+  zeros, which changes nothing; fixed positions, or none, become a learned
+  table. The safetensors file needs the metadata {"format": "pt"}.
 
   Args:
-    params: Our flat names -> arrays; blocks one by one, not stacked.
-    model: What they are the parameters of.
+    params: Our flat names -> arrays; blocks not stacked.
+    model: Model of the parameters.
     num_classes: Width of the head, if `params` has one.
     image_size: Height and width in pixels.
-    class_names: In the order of the logits; None: LABEL_0, LABEL_1 ...
+    class_names: Names in the order of the logits; None: LABEL_0, LABEL_1 ...
     grid: Rows and columns of patches; None: those of `image_size`.
-    loss: What the head was trained with; transformers shows probabilities
-      accordingly.
+    loss: Loss that the head was trained with; transformers turns logits into
+      probabilities accordingly.
 
   Raises:
-    ValueError: transformers' ViT has not what the model has. All faults at
+    ValueError: The model has parts that transformers' ViT lacks. All faults at
       once.
   """
   params = dict(params)
@@ -294,7 +294,7 @@ def _cannot(faults: list[str]) -> str:
 
 
 def _faults(params, model: ModelConfig) -> list[str]:
-  """Returns what transformers' ViT has not."""
+  """Returns the parts that transformers' ViT lacks."""
   if model.name != "vit":
     return [f"config.model.name: got {model.name!r}, expected 'vit'."]
   faults = []
@@ -335,7 +335,7 @@ def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:
 
 
 def _preprocessor(image_size: tuple[int, int]) -> dict[str, Any]:
-  """Returns what makes images of 0 to 255 the [-1, 1] of our models."""
+  """Returns the preprocessing from 0 to 255 to the [-1, 1] of our models."""
   return {
     "image_processor_type": "ViTImageProcessor",
     "do_resize": True,
@@ -378,7 +378,7 @@ def _dense(
 
 
 def _rows(depth: int) -> list[Row]:
-  """Rows without the prefix "vit."."""
+  """Returns rows without the prefix "vit."."""
   rows = [
     Row("embeddings.cls_token", "cls"),
     Row("embeddings.position_embeddings", POS_EMBEDDING),

@@ -1,4 +1,4 @@
-"""Which model a set of parameters belongs to, by names and shapes alone."""
+"""Finds the model of a set of parameters, by names and shapes alone."""
 
 import dataclasses
 import re
@@ -24,14 +24,14 @@ NEEDED = (
 def identify(
   params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> ModelConfig:
-  """Returns the model whose parameters these are.
+  """Returns the model that these parameters belong to.
 
   Args:
-    params: Our flat names -> anything with a shape; blocks one by one.
-    options: Of the model, known from elsewhere; they go before what is found.
+    params: Our flat names -> anything with a shape; blocks not stacked.
+    options: Options of the model known from elsewhere; they have precedence.
 
   Raises:
-    ValueError: These are not the parameters of one of our models.
+    ValueError: They are the parameters of none of our models.
   """
   names = set(params)
   if options.get("name", "vit") not in RECOGNISED:
@@ -71,8 +71,8 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
   """Returns the flags that make this model, e.g. --config.model.pool=gap.
 
   Args:
-    model: What is wanted.
-    base: What a config has without them; None: the defaults.
+    model: The model to be described.
+    base: What a config has without the flags; None: the defaults.
   """
   base, flags = base or model_config(), []
   for field in dataclasses.fields(model):
@@ -130,7 +130,7 @@ def _transformer(params) -> dict[str, Any]:
   elif _ATTENTION + "offsets" in params:
     found["posemb"] = "relative"
   else:
-    found["posemb"] = "sincos2d"  # as all published files without a table
+    found["posemb"] = "sincos2d"  # as in all published files without a table
   found["pre_logits"] = "pre_logits/kernel" in params
   return found
 
@@ -139,7 +139,7 @@ _BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
 
 
 def _blocks(names) -> tuple[int, ...]:
-  """Units of each stage, as named."""
+  """Returns the number of units in each stage, by their names."""
   units: dict[int, set[str]] = {}
   for name in names:
     if m := re.match(r"block(\d+)/unit(\d+)/", name):

@@ -1,14 +1,14 @@
-"""Names of a head's classes, as far as its width decides them.
+"""Class names of a head, where its width decides them.
 
-ImageNet-21k has been published with heads of three widths, in three orders.
-What is said of them here was compared with the lists of timm 1.0.31
+ImageNet-21k has been published with heads of three widths, in three orders. The
+statements here were checked against the lists of timm 1.0.31
 (timm/data/_info/*_synsets.txt; Google's own list, for BiT, is linked in
 google-research/big_transfer#7):
 
 - 21,841: the data set itself, the release of fall 2011. Sorted wnids.
-- 21,843: the same and n03931044 and n09859684, which a comment in
-  google-research/big_transfer#18 names, too; that they have no images is what
-  an author believes there, without being sure. Sorted wnids. timm takes this
+- 21,843: the same with n03931044 and n09859684, which a comment in
+  google-research/big_transfer#18 names, too; one of its authors believes there,
+  without being sure, that they have no images. Sorted wnids. timm uses this
   list for every head of that width, those of ViT's files included.
 - 21,842: FocalNet's (microsoft/FocalNet#27). ImageNet-1k's 1,000 come first,
   and the others follow, sorted. Place 850, n04399382, is in ImageNet-1k and in
@@ -48,7 +48,7 @@ _DESCRIPTIONS = {
 def imagenet1k() -> tuple[str, ...] | None:
   """Returns the wnids of ImageNet-1k in the order of published heads.
 
-  They are read from the file of labels that TFDS brings, which is found
+  They are read from the file of labels in TFDS's package, which is found
   without importing TFDS. None where TFDS or that file is not installed.
 
   Example:
@@ -66,20 +66,20 @@ def imagenet1k() -> tuple[str, ...] | None:
 def describe(num_classes: int) -> str | None:
   """Returns a sentence on the classes of a head of a known width, or None.
 
-  A width is a convention and no proof: of the class names in a checkpoint and
-  this sentence, trust the names.
+  A width is a convention and no proof: class names in a checkpoint have
+  precedence over this sentence.
 
   Args:
-    num_classes: Width of the head; known are 1000, 21841, 21842 and 21843.
+    num_classes: Width of the head; 1000, 21841, 21842 and 21843 are known.
   """
   return _DESCRIPTIONS.get(num_classes)
 
 
 def loss(num_classes: int, is_vit: bool) -> str | None:
-  """Returns what a published head of this width was trained with, or None.
+  """Returns the loss that a published head of this width had, or None.
 
   The heads of 21,843 classes are those of Google's ViT and AugReg files, which
-  were trained with a sigmoid for each class; of BiT's nothing is said.
+  were trained with a sigmoid for each class; nothing is known for BiT's.
 
   Source: google-research/vision_transformer#34; big_vision's vit_i21k.py.
   """
@@ -90,8 +90,7 @@ def known(num_classes: int) -> tuple[str, ...] | None:
   """Returns the names of the classes where the width alone decides, or None.
 
   Args:
-    num_classes: Width of the head. Only for 1000 names are at hand, those of
-      `imagenet1k`.
+    num_classes: Width of the head. Only 1000 has names, those of `imagenet1k`.
   """
   return imagenet1k() if num_classes == 1000 else None
 
@@ -100,8 +99,8 @@ def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
   """Returns the wnids of a head that names ImageNet-1k's classes in words.
 
   Args:
-    names: In the order of the head; those of ImageNet-1k begin with the tench
-      and the goldfish, as in Hugging Face's config.json.
+    names: Names in the order of the head; those of ImageNet-1k begin with the
+      tench and the goldfish, as in Hugging Face's config.json.
 
   Returns:
     Nothing for other names, and where `imagenet1k` finds none.

@@ -1,4 +1,4 @@
-"""Arrays that are read when they are looked at, one by one."""
+"""Arrays in files that are read on use, one by one."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ import numpy as np
 class LazyArray:
   """An array in a file, known by its shape; `np.asarray` reads it.
 
-  Nothing is kept: every look reads again, so a file of any size takes the
+  Nothing is kept: every use reads it again, so a file of any size takes the
   memory of one array at a time.
 
   Attributes:
-    shape: Of what `read` returns.
-    dtype: Of what `read` returns.
+    shape: Shape of what `read` returns.
+    dtype: Type of what `read` returns.
     read: Returns the array.
   """
 
@@ -38,7 +38,7 @@ class LazyArray:
     shape: tuple[int, ...],
     change: Callable[[np.ndarray], np.ndarray],
   ) -> "LazyArray":
-    """Returns what `change` makes of the array, of that shape, as lazily."""
+    """Returns the lazy array of `change(array)`, which must have that shape."""
     return LazyArray(shape, self.dtype, lambda: change(np.asarray(self)))
 
 

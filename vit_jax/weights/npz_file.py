@@ -14,24 +14,24 @@ from etils import epath
 from vit_jax.weights.lazy import LazyArray
 
 # A float32 parameter of random sign does not compress; zeros do, and heads are
-# published as zeros. More than this is not what a model can be.
+# published as zeros. A larger ratio cannot be that of a model.
 MAX_EXPANSION = 50
 ALWAYS_ALLOWED = 2**30  # bytes
 
-# What zipfile raises on damaged files; the last where damage looks like an
+# What zipfile raises on damaged files; the last two where damage looks like an
 # unknown compression, or like encryption.
 DAMAGES = (zipfile.BadZipFile, EOFError, OSError, zlib.error, RuntimeError)
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
-  """Returns the arrays by name; each is read when it is looked at.
+  """Returns the arrays by name; each is read on use.
 
-  The file stays open as long as one of them is held. `path` may be anything
-  that `epath` opens, such as gs://.
+  The file stays open as long as one of them is referenced. `path` may be
+  anything that `epath` opens, such as gs://.
 
   Raises:
-    ValueError: The file is damaged, holds something else than arrays of
-      numbers, or states to be far larger than it is.
+    ValueError: The file is damaged, has other contents than arrays of numbers,
+      or claims to be far larger than it is.
   """
   stream = epath.Path(path).open("rb")
   try:
@@ -54,7 +54,7 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
 
 
 def _header(path, name, archive, info) -> tuple[tuple[int, ...], np.dtype]:
-  """Shape and type as the array's first bytes state them."""
+  """Returns shape and type as the first bytes of the array state them."""
   with archive.open(info) as stream:
     try:
       version = np.lib.format.read_magic(stream)
@@ -80,7 +80,7 @@ def _header(path, name, archive, info) -> tuple[tuple[int, ...], np.dtype]:
       f"{path}: got {info.file_size:,} bytes for {name!r}, expected"
       f" {start + size:,} for its shape {shape}; copy the file again."
     )
-  # numpy knows no bfloat16 and stores it as two nameless bytes.
+  # numpy has no bfloat16 and stores it as two nameless bytes.
   return tuple(shape), np.dtype(jnp.bfloat16) if dtype == "V2" else dtype
 
 

@@ -1,4 +1,4 @@
-"""Reads weights of any known format, which is told by what is in the file."""
+"""Reads weights of any known format, recognised by the content of the file."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ EXPECTED = (
   " of timm, the folder of a Hugging Face model, or the folder of one of our"
   " runs, of its checkpoints or of one step"
 )
-# Kinds of files that are not read, by their first bytes.
+# Kinds of files that are refused, by their first bytes.
 REFUSED = (
   (
     rb"\x80[\x02-\x05]",
@@ -37,9 +37,9 @@ REFUSED = (
   (rb"\x89HDF", "is HDF5 (Keras); save the weights as .npz"),
   (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
 )
-METADATA_KEY = "vit_jax"  # in the head of .safetensors files that we write
+METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
 
-# Dimensions of the arrays that are looked at before they are compared.
+# Dimensions of arrays that are read before shapes are compared.
 RANKS = {
   "cls": 3,
   POS_EMBEDDING: 3,
@@ -52,23 +52,24 @@ RANKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """Parameters as they were found, under our names.
+  """Parameters under our names, and what the file states about them.
 
   Attributes:
-    path: Where.
+    path: The file or folder.
     format: "google", "bit", "timm", "hf" or "checkpoint".
-    params: Flat, "a/b/c" -> array, unread; blocks one by one.
-    options: Of the model (fields of `ModelConfig`), as far as the file or its
-      format tells what names and shapes do not.
-    grid: The (rows, columns) of patches that the position table is for, or
-      None where nobody says.
+    params: Flat, "a/b/c" -> array, unread; blocks not stacked.
+    options: Options of the model (fields of `ModelConfig`) that the file or its
+      format states, beyond what names and shapes do.
+    grid: The (rows, columns) of patches of the position table, or None where
+      they are unknown.
     has_cls_row: Whether row 0 of that table is the class token's.
-    image_size: (height, width) in pixels, or None where nobody says.
-    class_names: In the order of the logits, or None.
-    ops: Preprocessing, as `config.data.ops`, or None where nobody says.
-    loss: What the head was trained with, as `config.loss`; None: unknown.
-    notes: What a user should know of them.
-    metadata: What a checkpoint says more.
+    image_size: (height, width) in pixels, or None where it is unknown.
+    class_names: Names in the order of the logits, or None.
+    ops: Preprocessing, as `config.data.ops`, or None where it is unknown.
+    loss: Loss of the head's training, as `config.objective.loss`; None:
+      unknown.
+    notes: Facts that a user should know.
+    metadata: Everything else that a checkpoint states.
   """
 
   path: str
@@ -91,13 +92,13 @@ def read(
   grid: tuple[int, int] | None = None,
   options: Mapping[str, Any] | None = None,
 ) -> Weights:
-  """Reads weights of any known format; arrays only when they are looked at.
+  """Reads weights of any known format; arrays are read on use.
 
   Args:
     path: As `EXPECTED` says, on disk or wherever `epath` reads (gs://); or what
       `download.local` fetches: https://..., hf-hub:OWNER/NAME.
     grid: Rows and columns of patches of the position table, for a file that
-      does not say and whose patches do not lie in a square.
+      does not state them and whose grid is not square.
     options: Fields of `ModelConfig` that the caller knows better, such as
       num_heads of a timm file of an unknown size, or cls_row.
 
@@ -183,7 +184,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 
 
 def _has_pickle(stream) -> bool:
-  """Whether a zip is PyTorch's; a damaged one is left to `open_npz`."""
+  """Whether a zip file is PyTorch's; a damaged one is left to `open_npz`."""
   try:
     names = zipfile.ZipFile(stream).namelist()
   except (zipfile.BadZipFile, NotImplementedError):
@@ -231,7 +232,7 @@ def _with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
   if (
     POS_EMBEDDING in found.params and options.get("posemb", "learn") != "learn"
   ):
-    # timm has no place for fixed positions: they are written as a table.
+    # timm has no fixed positions: they are written as a learned table.
     notes += (
       f"positions were config.model.posemb={options['posemb']}; in this format"
       " they are a learned table of the same values.",
@@ -270,7 +271,7 @@ def _from_torch(
   config: dict[str, Any],
   options: dict[str, Any],
 ) -> Weights:
-  """Parameters of a `.safetensors` with what lies beside it."""
+  """Returns the parameters of a `.safetensors`, with the files beside it."""
   if timm.looks_like(arrays):
     ours = json.loads(texts.get(METADATA_KEY, "{}"))
     params, found = timm.read(
@@ -325,7 +326,7 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _timm_ops(about: Mapping[str, Any]) -> str:
-  """timm's evaluation: resize by 1 / crop_pct, crop the centre."""
+  """Returns timm's evaluation: resize by 1 / crop_pct, crop the centre."""
   _, height, width = about["input_size"]
   method = about.get("interpolation", "bicubic")
   method = method if method in ("bilinear", "bicubic") else "bicubic"
@@ -403,7 +404,7 @@ def _text(size: tuple[int, int]) -> str:
 
 
 def _json(path: epath.Path) -> dict[str, Any]:
-  """What a file says that lies beside the weights; {} if it is not there."""
+  """Returns the contents of a file beside the weights; {} if there is none."""
   if not path.exists():
     return {}
   try:

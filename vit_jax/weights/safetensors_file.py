@@ -25,10 +25,10 @@ TYPES = {
 def open_safetensors(
   path: str | os.PathLike,
 ) -> tuple[dict[str, LazyArray], dict[str, str]]:
-  """Returns the arrays by name, each read when looked at, and the metadata.
+  """Returns the arrays by name, each read on use, and the metadata.
 
-  What is not on this machine's disk (gs://) is copied there first, for as long
-  as one of the arrays is held.
+  A file that is not on this machine's disk (gs://) is copied there first, for
+  as long as one of the arrays is referenced.
 
   Args:
     path: A file; or an index `*.index.json` of several in the same folder.
@@ -59,7 +59,7 @@ def open_safetensors(
       arrays[name] = LazyArray(
         tuple(found.get_shape()),
         np.dtype(TYPES[found.get_dtype()]),
-        # `copy` lives as long as what reads from it.
+        # `copy` exists as long as an array that reads from it.
         lambda n=name, _=copy: opened.get_tensor(n),
       )
     return arrays, opened.metadata() or {}
@@ -93,9 +93,9 @@ def write(
   arrays: dict[str, np.ndarray],
   metadata: dict[str, Any],
 ) -> None:
-  """Writes a file; `metadata` becomes texts of JSON in its head."""
+  """Writes a file; `metadata` becomes JSON texts in its header."""
   arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
   texts = {k: json.dumps(v, ensure_ascii=False) for k, v in metadata.items()}
-  # PyTorch's loaders want to be told that these are its tensors.
+  # PyTorch's loaders require the statement that these are its tensors.
   data = safetensors.numpy.save(arrays, {"format": "pt"} | texts)
   epath.Path(path).write_bytes(data)

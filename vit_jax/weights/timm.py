@@ -1,4 +1,4 @@
-"""Weights as timm names them: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
+"""Weights under timm's names: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
 
 Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
 LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and weight
@@ -34,7 +34,7 @@ from vit_jax.weights.torch_layout import (
 LN_EPS = 1e-6
 RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
 
-# What a name that we do not know is part of.
+# Names without a counterpart here -> what they are part of.
 PARTS = (
   (r"dist_token|head_dist", "the distillation token of DeiT"),
   (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale"),
@@ -75,7 +75,7 @@ _SIZES = {
 }
 NAMES = {Size(*size): names for size, names in _SIZES.items()}
 
-# Names whose own defaults are not those of the class VisionTransformer.
+# Names whose defaults differ from those of the class VisionTransformer.
 POOLS = {"vit_so400m_patch14_siglip_224": "map"}
 
 # (units of each stage, size, side of the patch on the stages' output) -> name;
@@ -102,7 +102,7 @@ BITS = {
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
 
-  It may be a relative that has parts which `read` refuses.
+  They may be of a relative with parts that `read` refuses.
   """
   names = set(names)
   if "patch_embed.proj.weight" in names:
@@ -119,8 +119,7 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns parameters by our flat names, and options of the model.
 
-  Nothing is read before it is looked at. Attention without biases gets biases
-  of zero.
+  No array is read before its use. Attention without biases gets biases of zero.
 
   Args:
     arrays: timm's name -> array.
@@ -133,8 +132,8 @@ def read(
     ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
-    ValueError: Arrays have no place in our models, or other shapes than they
-      should; or the number of heads is not known.
+    ValueError: Arrays have no place in our models, or unexpected shapes; or the
+      number of heads is not known.
   """
   is_resnet = _is_resnet(arrays)
   faults = []
@@ -191,16 +190,16 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of timm's model, by its names.
 
-  `create_call` tells which model that is. A fixed position table is written
-  as a learned one.
+  `create_call` says which model that is. A fixed position table is written as a
+  learned one.
 
   Args:
-    params: Our flat names -> arrays; blocks one by one, not stacked.
-    model: What they are the parameters of.
-    grid: Rows and columns of patches; needed for sincos2d alone.
+    params: Our flat names -> arrays; blocks not stacked.
+    model: Model of the parameters.
+    grid: Rows and columns of patches; needed for sincos2d only.
 
   Raises:
-    ValueError: The model has parts that timm's have not.
+    ValueError: The model has parts that timm's lack.
   """
   faults = []
   params = dict(params)
@@ -240,7 +239,7 @@ def write(
 
 
 def _vit_faults(params, model: ModelConfig) -> list[str]:
-  """Returns what timm's ViT has not."""
+  """Returns the parts that timm's ViT lacks."""
   faults = []
   if any(n.startswith("pre_logits/") for n in params):
     faults.append(
@@ -258,7 +257,7 @@ def _vit_faults(params, model: ModelConfig) -> list[str]:
 def create_call(
   model: ModelConfig, num_classes: int, image_size: tuple[int, int]
 ) -> tuple[str | None, dict[str, Any]]:
-  """Returns what to call `timm.create_model` with, to load what `write` made.
+  """Returns the arguments of `timm.create_model` for what `write` made.
 
   Args:
     model: A model that `write` takes.
@@ -341,7 +340,7 @@ def _size_kwargs(sizes: Size, name_size: Size) -> dict[str, Any]:
 def differences(model: ModelConfig) -> list[str]:
   """Returns what timm computes otherwise, with the arguments of `create_call`.
 
-  One text each; none: the same numbers, up to rounding.
+  One text per difference; none: the same numbers, up to rounding.
   """
   texts = []
   if model.name == "vit" and model.ln_eps != LN_EPS:

@@ -42,7 +42,7 @@ def _dense(theirs: str, ours: str, kind: str = "linear") -> list[Row]:
 
 
 def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
-  """Rows of projections that lie one below the other in one array."""
+  """Returns rows of projections that are stacked in one array."""
   rows = []
   for i, name in enumerate(names):
     part = (i, len(names))
@@ -91,7 +91,7 @@ def vit_rows(depth: int) -> list[Row]:
 
 
 def stem_rows(units: list[int], has_stages: bool) -> list[Row]:
-  """The ResNet below a hybrid; activations come after the norms."""
+  """Returns rows of a hybrid's ResNet; activations come after the norms."""
   prefix = "patch_embed.backbone."
   stem = prefix + "stem." * has_stages
   rows = [
@@ -105,7 +105,7 @@ def stem_rows(units: list[int], has_stages: bool) -> list[Row]:
 
 
 def bit_rows(units: list[int]) -> list[Row]:
-  """ResNet V2; norms and activations come before the convolutions."""
+  """Returns rows of a ResNet V2; norms, activations, then convolutions."""
   rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
   for theirs, ours in _each_unit(units):
     rows += _unit_rows(theirs, ours)

@@ -1,6 +1,7 @@
-"""How PyTorch lays arrays out, and where the same numbers stand here.
+"""The layout of PyTorch's arrays, and of the same numbers here.
 
-A format is a list of `Row`s: one of our arrays, and what it is a part of there.
+A format is a list of `Row`s: one of our arrays, and the part of an array of
+theirs that holds it.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ class Row:
   """One of our arrays.
 
   Attributes:
-    theirs: Name of the array that holds it.
+    theirs: Name of the array that has it.
     ours: Our flat name.
-    kind: Of `KINDS`.
+    kind: A key of `KINDS`.
     part: (i, n): it is the i-th of n equal parts of theirs, along axis 0.
   """
 
@@ -44,7 +45,7 @@ class Row:
 def to_ours(
   rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
 ) -> tuple[dict[str, LazyArray], list[str]]:
-  """Returns our arrays, of those rows whose array is there; and faults."""
+  """Returns our arrays, from those rows whose array exists; and faults."""
   params, faults = {}, []
   for row in rows:
     if row.theirs in arrays:
@@ -101,7 +102,7 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
 def to_theirs(
   rows: Sequence[Row], params: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns their arrays, of those rows whose array is there; and faults."""
+  """Returns their arrays, from those rows whose array exists; and faults."""
   parts: dict[str, dict[int, np.ndarray]] = {}
   counts = {row.theirs: row.part[1] for row in rows}
   for row in rows:
@@ -142,7 +143,7 @@ def _to_theirs(row: Row, array: np.ndarray) -> np.ndarray:
 
 
 def add_zero_biases(params: dict[str, LazyArray]) -> None:
-  """Gives attention that has none biases of zero, in place."""
+  """Gives attention without biases biases of zero, in place."""
   for name, kernel in list(params.items()):
     path, _, leaf = name.rpartition("/")
     if leaf == "kernel" and path.endswith(("/query", "/key", "/value")):
@@ -160,12 +161,12 @@ def shorten(names: Sequence[str], count: int = 6) -> str:
 def unplaced(
   names: Sequence[str], parts: Iterable[tuple[str, str]], takes: str
 ) -> str:
-  """Returns a fault: arrays that no model of ours has a place for.
+  """Returns a fault: arrays that none of our models has a place for.
 
   Args:
-    names: Of the arrays.
-    parts: Regular expression of names -> what such arrays belong to.
-    takes: Whose weights are taken instead.
+    names: Names of the arrays.
+    parts: Regular expression of names -> what such arrays are part of.
+    takes: Whose weights are accepted instead.
   """
   found = [
     part for regex, part in parts if any(re.search(regex, n) for n in names)

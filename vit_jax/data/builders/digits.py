@@ -19,7 +19,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
   is the number of inked pixels, 0 to 16, of a 4x4 block of a 32x32 scan.
   """
   from sklearn import (
-    datasets,  # Late: takes a second, and only `load` needs it.
+    datasets,  # Here, because it takes a second to import.
   )
 
   bunch = datasets.load_digits()
@@ -31,8 +31,8 @@ def split_indices(labels: np.ndarray) -> dict[str, list[int]]:
   """Divides the records: 50 of each class to `test`, the others to `train`.
 
   Within a class the records are ordered by the SHA-256 of their index, which
-  no version of any random generator can change, and the first 50 taken. The
-  data do not tell the writers apart, so a writer may be in both splits.
+  does not depend on the version of a random generator, and the first 50 are
+  taken. The data do not name the writers, so a writer may be in both splits.
   """
   splits = {"train": [], "test": []}
   for label in range(10):

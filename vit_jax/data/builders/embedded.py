@@ -1,4 +1,4 @@
-"""What the builders of embedded data share: they never ask the network."""
+"""Base classes of the builders of embedded data, which need no network."""
 
 import importlib.util
 import io
@@ -10,10 +10,11 @@ from PIL import Image
 
 
 class EmbeddedInfo(tfds.core.DatasetInfo):
-  """Data set information that is only ever computed here.
+  """Data set information that is always computed, never fetched.
 
-  TFDS looks for the sizes of an unprepared data set in a public bucket. Ours
-  are not there, and on a machine without network the question costs seconds.
+  TFDS looks for the sizes of an unprepared data set in a public bucket. These
+  data sets are not there, and on a machine without network the request costs
+  seconds.
   """
 
   def initialize_from_bucket(self) -> None:
@@ -21,25 +22,25 @@ class EmbeddedInfo(tfds.core.DatasetInfo):
 
 
 class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """A builder whose data come with the code: nothing to download."""
+  """A builder whose data come with the code, so that nothing is downloaded."""
 
-  # Where TFDS would look for a list of checksums and for further metadata; to
-  # find that out itself, some releases need `importlib_resources`, which they
-  # do not install.
+  # TFDS would look here for a list of checksums and for further metadata. To
+  # find this folder by itself, some of its releases need `importlib_resources`,
+  # which they do not install.
   code_path = None
   pkg_dir_path = epath.Path(__file__).parent
 
   def __init__(self, *, file_format: str | None = None, **kwargs):
-    """As the base class; without a format, one that is read by number."""
+    """Takes the base class's arguments; the default format is read by index."""
     if file_format is None and importlib.util.find_spec("array_record"):
       file_format = "array_record"
     super().__init__(file_format=file_format, **kwargs)
 
   def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
-    """Writes the records, unless they are there; see the base class."""
+    """Writes the records unless they exist; see the base class."""
     if download_config is None:
       download_config = tfds.download.DownloadConfig()
-    # The public bucket again: it holds no prepared copy of these data.
+    # Never from the public bucket, which has no prepared copy of these data.
     download_config.try_download_gcs = False
     super().download_and_prepare(download_config=download_config, **kwargs)
 
@@ -47,7 +48,7 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 def png(image: np.ndarray) -> io.BytesIO:
   """Encodes uint8[h, w] as a file-like PNG, as `tfds.features.Image` takes it.
 
-  Several times faster than to let TFDS encode the array with TensorFlow.
+  Several times faster than TFDS, which encodes an array with TensorFlow.
   """
   file = io.BytesIO()
   Image.fromarray(image).save(file, format="png")

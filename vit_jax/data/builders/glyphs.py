@@ -16,12 +16,12 @@ from vit_jax.data.builders import embedded, render
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class GlyphsConfig(tfds.core.BuilderConfig):
-  """The options, and the name of the folder that they share with no other.
+  """The options, and the name of the folder that no other options have.
 
   Attributes:
-    size: side of the images in pixels, at least 8.
-    count: number of images in `train`.
-    seed: of every random choice, at least 0.
+    size: Side of the images in pixels, at least 8.
+    count: Number of images in `train`.
+    seed: Seed of every random choice, at least 0.
   """
 
   name: str = dataclasses.field(init=False)
@@ -57,10 +57,10 @@ class GlyphsConfig(tfds.core.BuilderConfig):
 
 
 def num_validation(count: int) -> int:
-  """Returns the size of `validation`: 5 %, but an image of each class.
+  """Returns the size of `validation`: 5 %, at least one image of each class.
 
-  These images come on top of the `count` training images; their random draws
-  are their own.
+  These images come in addition to the `count` training images, with random
+  draws of their own.
   """
   return max(count // 20, len(render.CHARACTERS))
 
@@ -71,15 +71,15 @@ def images(
   """Yields the first `count` images of a split in order: uint8[size, size].
 
   Args:
-    config: size and seed.
-    split: one of `render.SPLITS`.
-    count: number of images.
-    num_workers: worker processes; 0 draws in this one. By default, one per
-      available core where there is enough work. The images do not depend
-      on it.
+    config: Size and seed.
+    split: One of `render.SPLITS`.
+    count: Number of images.
+    num_workers: Number of worker processes; 0 draws in this process. The
+      default is one per available core where there is enough work. The images
+      do not depend on it.
 
   Raises:
-    RuntimeError: if a worker stopped early.
+    RuntimeError: A worker stopped early.
   """
   if num_workers is None:
     cores = (
@@ -92,9 +92,9 @@ def images(
     for index in range(count):
       yield render.render(config.seed, split, index, config.size)
     return
-  # Not `multiprocessing`: its children import the program's main module
-  # again, and with it all of jax and TensorFlow. Pipes hold the workers back
-  # when they are ahead of the reader.
+  # Not `multiprocessing`: its children import the program's main module again,
+  # and with it all of jax and TensorFlow. A full pipe makes a worker wait for
+  # the reader.
   environment = os.environ | {"OMP_NUM_THREADS": "1"}
   options = [split, config.seed, config.size, count]
   with contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def images(
       process = subprocess.Popen(
         command, stdout=subprocess.PIPE, env=environment
       )
-      # Last in, first out: stop it, then close its pipe and wait for it.
+      # Last started, first ended: stop the worker, close its pipe, wait for it.
       stack.enter_context(process)
       stack.callback(process.kill)
       workers.append(process)

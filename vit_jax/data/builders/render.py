@@ -4,16 +4,16 @@ No TensorFlow here, and no import from this package: `glyphs.py` starts this
 file as a script, once per worker process, and reads raw images from its
 standard output.
 
-How one image comes to be:
+How an image is made:
 
 1. A *field* per (character, font, style), drawn once and cached: the distance
-   in pixels of every point to the pen's path. For the style "outline" the
+   in pixels of every point to the path of the pen. For the style "outline" the
    path is the printed shape itself (negative inside it); for "pen" it is the
    shape thinned to one-pixel lines, so that serifs and contrast disappear and
-   what is left can be written with a pen of any width.
-2. The field is read through a random affine map and a smooth random warp, on
-   a grid twice as fine as the image, and cut at a random distance: that is
-   the stroke width, with a soft edge.
+   the rest can be written with a pen of any width.
+2. The field is sampled through a random affine map and a smooth random warp,
+   on a grid twice as fine as the image, and compared with a random distance:
+   that is half the stroke width, with a soft edge.
 3. The ink is cropped, fitted into a random box of the image (so nothing is
    ever cut off) and, for most images, scaled down to 8 to 16 pixels, mostly
    few, and up again with random filters: that is the blur of a small scan.
@@ -31,10 +31,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy import ndimage
 
-# Latin lower case only where it is not a smaller upper case (c, k, o, p, s,
-# ...): images are fitted into a box, so the size of a letter says nothing. For
-# the same reason no Greek or Cyrillic twin of a Latin letter, and no Cyrillic
-# Ze, which is the digit three in all but name.
+# Latin lower-case letters only where they are not smaller capitals (c, k, o, p,
+# s, ... are): images are fitted into a box, so the size of a letter says
+# nothing. For the same reason no Greek or Cyrillic letter that looks like a
+# Latin one, and no Cyrillic Ze, which looks like the digit three.
 CHARACTERS = (
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
   "abdefghmnqrt"
@@ -70,12 +70,12 @@ _FONTS = (
 )
 _FIELD = 64  # Side of a cached field, in pixels ...
 _INK = 40  # ... and the longer side of the shape in its middle.
-CHUNK = 64  # Images that a worker draws at a time.
+CHUNK = 64  # Images that a worker draws before it writes them.
 
 
 def font_directory() -> pathlib.Path:
   """Returns the folder of the TrueType fonts that matplotlib ships."""
-  import matplotlib  # Late: only this line needs it, and it takes 0.1 s.
+  import matplotlib  # Here, because it takes 0.1 s.
 
   return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
@@ -90,10 +90,10 @@ def _codepoints(font: str) -> frozenset[int]:
 
 @functools.cache
 def fonts_with(character: str) -> tuple[str, ...]:
-  """Returns the fonts whose character map holds `character`, in fixed order.
+  """Returns the fonts whose character map has `character`, in a fixed order.
 
-  The Computer Modern files are asked for Latin letters only: their other
-  slots follow TeX's encoding, not Unicode.
+  The Computer Modern fonts count for Latin letters only: their other slots
+  follow TeX's encoding, not Unicode.
   """
   is_latin = character.isascii() and character.isalpha()
   return tuple(
@@ -133,7 +133,7 @@ def shape(character: str, font: str) -> np.ndarray:
 
 @functools.cache
 def _thinning_tables() -> tuple[np.ndarray, np.ndarray]:
-  """Tells, per code of eight neighbours, whether Zhang-Suen deletes a pixel.
+  """Returns, for each code of eight neighbours, whether a pixel is deleted.
 
   Source: Zhang and Suen, A fast parallel algorithm for thinning digital
   patterns, CACM 27(3), 1984. Neighbours clockwise from the one above.
@@ -176,7 +176,7 @@ def _field(character: str, font: str, is_pen: bool) -> np.ndarray:
   else:
     outside = ndimage.distance_transform_edt(~ink)
     inside = ndimage.distance_transform_edt(ink)
-    # The two are at least one pixel each, on either side of the edge.
+    # Both distances are at least one pixel, on either side of the edge.
     field = np.where(ink, 0.5 - inside, outside - 0.5)
   return ndimage.gaussian_filter(field, 0.6).astype(np.float32)
 
@@ -193,7 +193,7 @@ def _grid(side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def label_of(index: int) -> int:
-  """Returns the class of image `index`: the classes take turns."""
+  """Returns the class of image `index`: classes repeat in order."""
   return index % len(CHARACTERS)
 
 
@@ -201,10 +201,10 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
   """Draws image `index` of a split: bright ink on black, uint8[size, size].
 
   Args:
-    seed: of the whole data set, at least 0.
-    split: one of `SPLITS`.
-    index: of the image in its split; its class is `label_of(index)`.
-    size: side in pixels.
+    seed: Seed of the whole data set, at least 0.
+    split: One of `SPLITS`.
+    index: Number of the image in its split; its class is `label_of(index)`.
+    size: Side in pixels.
   """
   rng = np.random.default_rng([seed, SPLITS.index(split), index])
   character = CHARACTERS[label_of(index)]
@@ -212,8 +212,8 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
   font = fonts[rng.integers(len(fonts))]
   is_pen = bool(rng.random() < 0.7)
 
-  # Where each point of the image lies in the field. The inverse map: a scale
-  # above one makes the drawing smaller.
+  # The place in the field of each point of the image. The map is the inverse
+  # one: a scale above one makes the drawing smaller.
   turn = np.deg2rad(rng.normal(0, 8))
   shear = rng.normal(0, 0.25)
   stretch = np.exp(rng.normal(0, 0.15))
@@ -230,15 +230,16 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
     _field(character, font, is_pen), points, order=1, mode="nearest"
   ).reshape(side, side)
 
-  # Half a stroke's width, and over how many pixels ink fades to paper.
+  # Half a stroke's width, and the number of pixels over which ink fades to
+  # paper.
   reach = rng.uniform(1.8, 4.8) if is_pen else rng.uniform(-0.2, 2.2)
   fade = rng.uniform(1, 2)
   ink = np.clip((reach - field) / fade + 0.5, 0, 1)
   image = Image.fromarray(np.round(255 * ink).astype(np.uint8))
 
-  # The part to cut out, in pixels of the drawing, such that the ink gets most
-  # of the image's height and, of its width, what it needs. Wide letters are
-  # squeezed, flat signs stretched, but not beyond recognition.
+  # The part to cut out, in pixels of the drawing. The ink gets most of the
+  # image's height, and as much of its width as it needs. Wide letters are
+  # squeezed and flat signs stretched, but not beyond recognition.
   rows = np.flatnonzero(ink.max(1) > 0.3)
   columns = np.flatnonzero(ink.max(0) > 0.3)
   top, left = rows[0], columns[0]
@@ -264,7 +265,8 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
   if small != size:
     image = image.resize((size, size), grow[int(rng.random() < 0.3)])
   pixels = np.asarray(image, np.float32)
-  # Pixels of 8x8 scans are dimmer where a stroke is thin, but seldom all.
+  # Pixels of 8x8 scans are dimmer where a stroke is thin, but rarely
+  # everywhere.
   pixels = pixels * (255 * rng.uniform(0.85, 1) / pixels.max())
   return np.round(pixels).astype(np.uint8)
 

@@ -1,0 +1,184 @@
+"""How a chip computes attention: which program, what it keeps, in what pieces.
+
+All choices give the numbers of `attention.dot_product_attention` up to
+rounding. Their measured or estimated gains: docs/performance_log.md.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from vit_jax.models import cudnn
+from vit_jax.models.attention import attention_weights, dot_product_attention
+from vit_jax.models.precision import at_least_float32
+
+# Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, which holds the scores
+# of a few images at a time: of L/16, 16 images at 224 px or 2 at 384.
+FAST_MEMORY = ("TPU v5 lite", "TPU v6 lite")
+MAX_SCORES = 11_000_000
+
+# Kinds (v4, v5p) on which keeping the weights for the backward pass is faster
+# than recomputing them.
+KEEP_WEIGHTS = ("TPU v4", "TPU v5")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def attend(
+  query: Float[Array, "b q heads d"],
+  key: Float[Array, "b k heads d"],
+  value: Float[Array, "b k heads d"],
+  keep_weights: bool,
+) -> Float[Array, "b q heads d"]:
+  """Returns `dot_product_attention`, with a backward pass of fewer bytes.
+
+  The gradient of the softmax needs, for every query, the sum over keys of
+  weight times gradient. It equals the product of the output and its gradient,
+  which are already in memory; so the gradient of the scores is one elementwise
+  function of a matrix product, which XLA writes once.
+
+  Args:
+    query, key, value: Projected queries, keys and values.
+    keep_weights: Whether the weights are kept for the backward pass, in the
+      type of the values, or recomputed there.
+
+  Source: arXiv:2205.14135, appendix B.2, for the gradient.
+  """
+  return dot_product_attention(query, key, value)
+
+
+def _attend_forward(query, key, value, keep_weights):
+  weights = attention_weights(query, key, value.dtype)
+  out = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+  return out, (query, key, value, out, weights if keep_weights else None)
+
+
+def _attend_backward(keep_weights, kept, grad):
+  query, key, value, out, weights = kept
+  if not keep_weights:
+    # Without the barrier, XLA would find the same weights in the forward pass
+    # and keep them.
+    query, key, grad = jax.lax.optimization_barrier((query, key, grad))
+    weights = attention_weights(query, key, value.dtype)
+  precise = at_least_float32(value.dtype)
+  d_value = jnp.einsum("bhqk,bqhd->bkhd", weights, grad)
+  d_weights = jnp.einsum(
+    "bqhd,bkhd->bhqk", grad, value, preferred_element_type=precise
+  )
+  mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
+  d_scores = weights.astype(precise) * (d_weights - jnp.swapaxes(mean, 1, 2))
+  d_scores = d_scores.astype(query.dtype)
+  scale = query.shape[-1] ** 0.5
+  d_query = jnp.einsum("bhqk,bkhd->bqhd", d_scores, key) / scale
+  d_key = jnp.einsum("bhqk,bqhd->bkhd", d_scores, query / scale)
+  return d_query, d_key, d_value
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def core(
+  sizes: tuple[int, int, int, DTypeLike],
+  is_self_attention: bool,
+  offsets: Float[Array, "r heads d"] | None,
+) -> Callable[..., Array]:
+  """Returns the function of (query, key, value) for the chip of this step.
+
+  Args:
+    sizes: Number of tokens, number of heads, width of a head, and type of the
+      matrix products.
+    is_self_attention: Whether queries and keys come from the same tokens.
+    offsets: See `dot_product_attention`.
+  """
+  platform, kind = _chip()
+  if offsets is not None or not kind:
+    # The custom gradient can be differentiated neither forwards nor twice.
+    return jax.checkpoint(
+      functools.partial(dot_product_attention, offsets=offsets)
+    )
+  if is_self_attention and implementation(platform, *sizes)[0] == "cudnn":
+    return cudnn.attend
+  return functools.partial(attend, keep_weights=kind in KEEP_WEIGHTS)
+
+
+def in_pieces(
+  attention: Callable[..., Array],
+  queries: Float[Array, "b q d"],
+  tokens: Float[Array, "b k d"],
+  num_heads: int,
+) -> Float[Array, "b q d"]:
+  """Returns attention(queries, tokens), few images at a time where that pays.
+
+  `attention` includes the projections, so that no queries, keys or values are
+  copied.
+  """
+  if _chip()[1] not in FAST_MEMORY:
+    return attention(queries, tokens)
+  scores = num_heads * queries.shape[1] * tokens.shape[1]
+  pieces = num_pieces(len(queries), scores)
+  return jnp.concatenate(
+    [
+      attention(*piece)
+      for piece in zip(
+        jnp.split(queries, pieces), jnp.split(tokens, pieces), strict=True
+      )
+    ]
+  )
+
+
+def num_pieces(num_images: int, scores: int) -> int:
+  """Returns the fewest equal pieces of at most `MAX_SCORES` scores each.
+
+  Args:
+    num_images: Number of images in all.
+    scores: Number of scores of one image.
+
+  Example:
+    >>> num_pieces(64, 16 * 197 * 197)  # L/16 at 224 px
+    4
+  """
+  return next(
+    n
+    for n in range(1, num_images + 1)
+    if num_images % n == 0
+    and (n == num_images or num_images // n * scores <= MAX_SCORES)
+  )
+
+
+def implementation(
+  platform: str,
+  num_tokens: int,
+  num_heads: int,
+  head_dim: int,
+  dtype: DTypeLike,
+) -> tuple[str, str]:
+  """Returns what computes self-attention, and why.
+
+  Args:
+    platform: Platform of the devices: "tpu", "cpu", "gpu" or "cuda".
+    num_tokens: Number of tokens of an image.
+    num_heads: Number of heads.
+    head_dim: Width of a head.
+    dtype: Type of the matrix products.
+
+  Returns:
+    "cudnn" or "xla"; and on a GPU, why it is not cuDNN.
+  """
+  if platform not in cudnn.PLATFORMS:
+    return "xla", ""
+  dtype = jnp.dtype(dtype).name
+  fault = cudnn.fault(num_tokens, num_heads, head_dim, dtype)
+  return ("xla", fault) if fault else ("cudnn", "")
+
+
+def _chip() -> tuple[str, str]:
+  """Returns platform and kind of chip inside a train step, else "" twice."""
+  mesh = jax.sharding.get_abstract_mesh()
+  # Inside the shard_map of a step the images are the device's own. Elsewhere
+  # they may be spread over devices, and a piece of them would have to be
+  # gathered.
+  device = mesh.abstract_device if mesh.manual_axes else None
+  return (device.platform, device.device_kind) if device else ("", "")
