@@ -89,14 +89,11 @@ class Run:
   @functools.cached_property
   def facts(self) -> Facts:
     """Classes, size of the images, length of the run."""
-    config, size = self.config, image_size(self.config.data.ops)
     if self.found is not None:
-      return Facts(weights.num_classes(self.found.params), size)
-    data, steps = self._seen, config.total_steps
-    if steps is None:
-      epochs = config.total_epochs * data.num_examples / config.data.batch_size
-      steps = max(1, round(epochs))
-    return Facts(config.num_classes or data.num_classes, size, steps)
+      num_classes = weights.num_classes(self.found.params)
+      return Facts(num_classes, image_size(self.config.data.ops))
+    data = self._seen
+    return Facts.of(self.config, data.num_classes, data.num_examples)
 
   @functools.cached_property
   def head(self) -> weights.Head:
