@@ -10,7 +10,9 @@ from vit_jax.data.splits import SplitError
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
 # without one of these is opened by TFDS.
-OPENERS = {folder.PREFIX: folder.open_folder}
+OPENERS = {
+  folder.PREFIX: folder.open_folder,
+}
 
 
 def open_source(
