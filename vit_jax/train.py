@@ -108,6 +108,7 @@ def _train(
     if config.init:
       params, report = prepared.take_weights()
       state = with_weights(state, params)
+      del params  # the host's copy
       progress.note(weights.format_report(report))
   if jax.process_index() == 0:
     run_info.write_json(workdir, "config.json", to_dict(config))

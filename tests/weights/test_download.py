@@ -1,5 +1,6 @@
 """Weights by address or name, from servers on this machine, and without one."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -10,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -90,6 +92,20 @@ def test_a_file_is_downloaded_once(cache, capsys):
   # Without the server as well.
   assert vit_jax.load(url, verbose=False).metadata()["source"] == url
   jax.tree.map(np.testing.assert_array_equal, vit.params, again.params)
+
+
+def test_processes_of_a_host_wait_for_one_download(cache):
+  def slowly(handler):
+    time.sleep(0.3)
+    send(handler, TOKEN.read_bytes())
+
+  with server(slowly) as (host, asked):
+    url = f"{host}/vit.npz"
+    # A lock belongs to whoever opened the folder: so do threads wait.
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+      found = list(pool.map(weights.read, [url] * 3))
+  assert len(asked) == 1
+  assert {w.path for w in found} == {url}
 
 
 def test_a_truncated_download_leaves_nothing(cache):
