@@ -211,7 +211,7 @@ def test_real_input_needs_tensorflow(monkeypatch):
   assert third.startswith("config.data.batch_size: got 12, which does not")
 
 
-def test_the_door_tells_all_at_once():
+def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.benchmark", "--steps=0"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--config.data.batch_size=4", "--input=none"]

@@ -107,7 +107,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
     " among those of the head: rot; expected names of the head's 4 classes:"
     " blue, green, red, white. "
   )
-  # So is a training run with such an evaluator, and one that goes on with
+  # So is a training run with such an evaluator, and one that resumes with
   # other classes than it began with.
   with pytest.raises(ConfigError, match="config.evals.val.dataset: got"):
     train.train_and_evaluate(

@@ -1,4 +1,4 @@
-"""A made-up demo: its summary to the digit, its page without the network."""
+"""A fake demo: its summary to the digit, its page without the network."""
 
 import html.parser
 import json

@@ -1,4 +1,4 @@
-"""Every format is told by what is in the file; what is broken is refused."""
+"""Every format is recognised by its content; broken files are refused."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def nested(params):
 
 
 def message(path, **options):
-  """Returns what is said of a path that cannot be loaded."""
+  """Returns the error for a path that cannot be loaded."""
   with pytest.raises((ValueError, FileNotFoundError)) as e:
     vit_jax.load(path, **options)
   return str(e.value)
@@ -368,7 +368,7 @@ def test_trees_that_are_no_model(tmp_path):
   assert "step: got type int" in message(path)
 
 
-# Orbax's threads go on for a moment, without the loop that they report to.
+# Orbax's threads outlive for a moment the loop that they report to.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_tree(tmp_path):
   path = tmp_path / "x"
