@@ -34,12 +34,13 @@ def get_config(arg: str = ""):
   if not args["path"]:
     raise ValueError("got no path, expected path=/path/to/images.")
   dataset = f"folder:{args['path']}"
+  opened = sources.Sources()
   try:
-    sources.look_at(dataset, "test")
+    opened.look_at(dataset, "test")
     train, val, test = "train", "val", "test"
   except splits.SplitError:
     train, val, test = "train[:90%]", "train[90%:]", "val"
-  num_images = sources.look_at(dataset, train).num_examples
+  num_images = opened.look_at(dataset, train).num_examples
 
   c = defaults()
   if args["init"]:

@@ -1,5 +1,7 @@
 """The train step: one device or eight, whole batches or microbatches."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,11 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import devices, losses
+from vit_jax import devices, losses, sharding, step
 from vit_jax.batch import normalise
+from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks
+from vit_jax.objectives import Classification
 
 ONE = jax.devices()[:1]
 
@@ -70,9 +74,7 @@ def test_masked_rows_do_not_count(one_device):
 
 
 def batch_of(batch, parts):
-  from vit_jax.sharding import to_global
-
-  return to_global(batch, parts.mesh)
+  return sharding.to_global(batch, parts.mesh)
 
 
 def test_same_seed_same_bits_other_seed_other(one_device):
@@ -231,6 +233,59 @@ def test_smoothing_is_that_of_the_config():
   _, (metrics,) = parts.run(1, state)
   # Sums of 15 terms in another order.
   np.testing.assert_allclose(metrics["loss"], want, rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Brightness(Classification):
+  """Toy objective: logit 0 is the image's brightness; bright rows count more.
+
+  A row counts as often as its label says; the mask has no say.
+  """
+
+  def make(self, model, facts):
+    module = build(model, facts.num_classes)
+
+    def loss_fn(params, batch, rng):
+      images = normalise(batch["image"])
+      logits, _ = module.apply({"params": params}, images)
+      error = jnp.square(logits[:, 0] - images.mean((1, 2, 3)))
+      count = batch["label"].astype(jnp.float32)
+      named = {"error": jnp.sum(error), "ones": jnp.sum(count)}
+      return jnp.sum(error * count), jnp.sum(count), named
+
+    return module, loss_fn
+
+
+def test_any_objective_is_a_mean_over_what_counts():
+  """Its sums are added over microbatches and devices before any division."""
+  config = dataclasses.replace(tiny.config(), objective=Brightness())
+  batch = tiny.batch(0, config)
+  error = normalise(batch["image"]).mean((1, 2, 3)) ** 2  # the head is zero
+  count = batch["label"].sum()
+  _, (first, *_, last) = tiny.Parts(config, ONE).run(20)
+  assert first.keys() == {"loss", "error", "ones", "grad_norm", "param_norm"}
+  # Sums of 16 terms in another order.
+  want = (batch["label"] * error).sum() / count
+  np.testing.assert_allclose(first["loss"], want, rtol=1e-5)
+  np.testing.assert_allclose(first["error"], error.sum() / count, rtol=1e-5)
+  assert first["ones"] == 1.0
+  assert last["loss"] < 0.5 * first["loss"]
+
+  changes = dict(mesh__fsdp=2, mesh__tensor=2, optim__microbatch=1)
+  config = dataclasses.replace(tiny.config(**changes), objective=Brightness())
+  _, (other,) = tiny.Parts(config).run(1)
+  for name, value in first.items():
+    np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_nothing_is_trained_where_there_are_no_steps():
+  mesh = sharding.make_mesh(tiny.config().mesh, ONE)
+  facts = step.Facts(tiny.NUM_CLASSES, (16, 16), total_steps=None)
+  assembly = step.assemble(tiny.config(), facts, mesh)
+  assert assembly.train_step is assembly.schedule is None
+  want = tiny.Parts(tiny.config(), ONE).state().params
+  got = assembly.fresh_params()
+  jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):

@@ -1,10 +1,11 @@
-"""The type of a batch: the contract between the input and the step.
+"""What a batch is, and where batches come from: all that input must be.
 
 Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
 """
 
-from typing import NotRequired, TypedDict
+from collections.abc import Iterator
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
@@ -19,13 +20,16 @@ class Batch(TypedDict):
   image: uint8 [b, h, w, c], c = 3, straight from the decoder (0 to 255).
   label: int32 [b], the class; or float32 [b, classes], one or more classes.
   mask: bool [b]; False marks a row that must not count: padding at the end of
-    an evaluation, or an image that could not be decoded.
-  index: int64 [b], number of the record in its split; -1 for padding.
+    an evaluation, or an image that could not be decoded. Data to train on may
+    leave it out: all rows count.
+  index: int64 [b], number of the record in its split; -1 for padding. What is
+    random for a record depends on it. Data to train on may leave it out: the
+    place in the stream.
   """
 
   image: np.ndarray
   label: np.ndarray
-  mask: np.ndarray
+  mask: NotRequired[np.ndarray]
   index: NotRequired[np.ndarray]
 
 
@@ -39,3 +43,180 @@ def normalise(images):
     float32 [b, h, w, c].
   """
   return images.astype(np.float32) / 127.5 - 1.0
+
+
+@runtime_checkable
+class Data(Protocol):
+  """What a run trains on; `train_and_evaluate` takes any such object.
+
+  Attributes:
+    num_examples: Records of one epoch.
+    num_classes: Labels are below this.
+    class_names: By label; None if nobody knows them.
+  """
+
+  num_examples: int
+  num_classes: int
+  class_names: tuple[str, ...] | None
+
+  def batches(
+    self, start_step: int, process_index: int, process_count: int
+  ) -> Iterator[Batch]:
+    """Returns the batches of a process, without end.
+
+    A run that resumes ends in the same bits as one that was never stopped if
+    batch n is a function of n alone.
+
+    Args:
+      start_step: Number of the first batch, from 0; a run that resumes has
+        taken so many.
+      process_index: Which process asks: it gets the rows of the p-th of equal
+        parts of every batch.
+      process_count: How many processes there are. Each batch then has
+        config.data.batch_size / process_count rows.
+    """
+    ...
+
+
+MOST_PLACES = 2**31  # index is an int32 on the devices
+
+
+def checked(
+  batches: Iterator[Any],
+  *,
+  rows: int,
+  image_size: tuple[int, int],
+  num_classes: int,
+  start_step: int = 0,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Iterator[Batch]:
+  """Yields the batches with all keys there, once they are found to be right.
+
+  Types, shapes and classes are looked at in every batch; of labels with a
+  number for every class, the numbers in the first batch alone.
+
+  Args:
+    batches: As `Data.batches` returns them.
+    rows: Of one batch of this process.
+    image_size: (height, width) in pixels.
+    num_classes: Width of the head; labels must be below this.
+    start_step: Number of the first batch.
+    process_index: Number of this process.
+    process_count: How many there are.
+
+  Raises:
+    DataError: A batch is not what the run needs, or there are no more; all
+      that is wrong with it, at once.
+  """
+  step = start_step
+  for batch in batches:
+    found = _faults(batch, rows, image_size, num_classes, step == start_step)
+    if found:
+      lines = "\n".join(f"  - {fault}" for fault in found)
+      raise DataError(
+        f"{len(found)} fault{'s' * (len(found) != 1)} in batch {step} of the"
+        f" data:\n{lines}"
+      )
+    first = (step * process_count + process_index) * rows
+    yield Batch(
+      image=batch["image"],
+      label=batch["label"]
+      if batch["label"].ndim == 2
+      else batch["label"].astype(np.int32, copy=False),
+      mask=batch["mask"] if "mask" in batch else np.ones(rows, bool),
+      index=batch["index"]
+      if "index" in batch
+      else np.arange(first, first + rows, dtype=np.int64) % MOST_PLACES,
+    )
+    step += 1
+  raise DataError(
+    f"the data ended after {step - start_step} batches, at step {step};"
+    " data.batches must go on without end, epoch after epoch."
+  )
+
+
+def _faults(
+  batch: Any,
+  rows: int,
+  image_size: tuple[int, int],
+  num_classes: int,
+  is_first: bool,
+) -> list[str]:
+  if not isinstance(batch, dict):
+    return [f"got a {_type(batch)}, expected a dict of numpy arrays."]
+  keys = ("image", "label", "mask", "index")
+  found = [
+    f"{key}: no such key; expected image, label and maybe mask, index."
+    for key in batch
+    if key not in keys
+  ]
+  labels = f"int32 ({rows},), or float32 ({rows}, {num_classes})"
+  expected = {
+    "image": f"uint8 {(rows, *image_size, 3)}",
+    "label": labels,
+    "mask": f"bool ({rows},)",
+    "index": f"int64 ({rows},)",
+  }
+  reasons = {
+    "image": "rows = config.data.batch_size / processes, height and width of"
+    " config.data.ops, values from 0 to 255",
+    "label": "the class of each row, or a number for every class",
+    "mask": "False where a row must not count",
+    "index": "numbers of the records",
+  }
+  for key in keys:
+    if key not in batch:
+      if key in ("image", "label"):
+        found.append(f"{key}: missing, expected {expected[key]}.")
+      continue
+    value = batch[key]
+    if not isinstance(value, np.ndarray):
+      found.append(
+        f"{key}: got a {_type(value)}, expected a numpy array, {expected[key]}."
+      )
+    elif not _fits(key, value, rows, image_size, num_classes):
+      found.append(
+        f"{key}: got {value.dtype} {value.shape}, expected {expected[key]}:"
+        f" {reasons[key]}."
+      )
+    elif key == "label":
+      found += _label_faults(value, num_classes, is_first)
+  return found
+
+
+def _fits(
+  key: str,
+  value: np.ndarray,
+  rows: int,
+  image_size: tuple[int, int],
+  num_classes: int,
+) -> bool:
+  if key == "image":
+    return value.dtype == np.uint8 and value.shape == (rows, *image_size, 3)
+  if key == "mask":
+    return value.dtype == bool and value.shape == (rows,)
+  if key == "label" and value.dtype == np.float32:
+    return value.shape == (rows, num_classes)
+  return np.issubdtype(value.dtype, np.integer) and value.shape == (rows,)
+
+
+def _label_faults(
+  label: np.ndarray, num_classes: int, is_first: bool
+) -> list[str]:
+  if label.ndim == 2:
+    if is_first and not (np.isfinite(label).all() and label.min() >= 0):
+      return ["label: got a number that is negative or not finite."]
+    return []
+  low, high = int(label.min()), int(label.max())
+  if low < -1 or high >= num_classes:
+    return [
+      f"label: got {low if low < -1 else high}, expected a class of the head"
+      f" from 0 to {num_classes - 1}, or -1 for none."
+    ]
+  return []
+
+
+def _type(value: Any) -> str:
+  kind = type(value)
+  return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -254,22 +254,15 @@ def synthetic(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
 
 
 def real(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
-  """Does as `synthetic` with the config's data; `next` transfers them."""
-  from vit_jax.data.pipeline import train_batches
-  from vit_jax.runtime import prepare  # imports TensorFlow
+  """As `synthetic`, of the config's data; the transfer is in each `next`."""
+  from vit_jax.runtime import prepare  # TensorFlow comes with it
 
-  source = prepare.open_train(config)
-  batches = train_batches(
-    source,
-    config.data.ops,
-    batch_size=config.data.batch_size,
-    seed=config.seed,
-    shuffle_buffer=config.data.shuffle_buffer,
-  )
+  run = prepare.Run(config)
+  batches = run.data.batches(0, jax.process_index(), jax.process_count())
   return (
     map(functools.partial(sharding.to_global, mesh=mesh), batches),
-    config.num_classes or source.num_classes,
-    prepare.total_steps(config, source),
+    run.facts.num_classes,
+    run.facts.total_steps,
   )
 
 

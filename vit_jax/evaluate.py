@@ -36,12 +36,11 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import evaluators, sharding, weights
+from vit_jax import sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, FewshotConfig
-from vit_jax.config.preprocessing import image_size
-from vit_jax.data import sources
+from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
 from vit_jax.runtime.writer import SCORES
@@ -72,7 +71,10 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
 
 def record(
-  config: Config, path: str, workdir: str | None = None
+  config: Config,
+  path: str,
+  workdir: str | None = None,
+  opened: Sources | None = None,
 ) -> dict[str, Any]:
   """As `evaluate`, and says what was scored.
 
@@ -80,6 +82,7 @@ def record(
     config: See there.
     path: See there.
     workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
+    opened: Splits that are open already; None: none.
 
   Returns:
     checkpoint (path), step (updates; 0 where nobody knows), time (seconds since
@@ -87,51 +90,30 @@ def record(
   """
   try:
     found = weights.read(path)
-    head = weights.Head(weights.num_classes(found.params), found.class_names)
-    if not head.num_classes and any(
-      e.kind == "classification" for e in config.evals
-    ):
-      raise ValueError(
-        f"got {path!r}, which has no head; expected one, or"
-        " --fewshot=<dataset>."
-      )
   except (FileNotFoundError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepare.check(config, workdir, head=head)
+  prepared = prepare.check(config, workdir, found=found, sources=opened)
   mesh = sharding.make_mesh(config.mesh)
-  size = image_size(config.data.ops)
-  facts = step_lib.Facts(head.num_classes, size)
-  assembly = step_lib.assemble(config, facts, mesh)
-  abstract = assembly.state.params
-  try:
-    params, report = weights.adapt(found, abstract, config.model, size)
-    if report.reinitialised:
-      raise ValueError(
-        f"got a head other than {', '.join(report.reinitialised)}; set"
-        " config.model.pre_logits as it was trained."
-      )
-  except ValueError as e:
-    raise ConfigError([f"--checkpoint: {e}"]) from None
+  assembly = step_lib.assemble(config, prepared.facts, mesh)
+  params, report = prepared.take_weights()
   is_first = jax.process_index() == 0
   if is_first and found.format != "checkpoint":
     print(weights.format_report(report))
   params = jax.tree.map(
-    lambda new, like: jax.device_put(new, like.sharding), params, abstract
+    lambda new, like: jax.device_put(new, like.sharding),
+    params,
+    assembly.state.params,
   )
   if config.fake_data and is_first:
     print("data made up (fake_data); --fake_data=false takes the real ones")
-  judges = evaluators.build(
-    config,
-    assembly.predict,
-    mesh,
-    random_params=assembly.fresh_params,
-    head=head,
+  evaluators = prepared.evaluators(
+    assembly.predict, mesh, random_params=assembly.fresh_params
   )
   results, step = {}, found.metadata.get("step", 0)
-  for judge in judges:
+  for evaluator in evaluators:
     if is_first:
-      print(f"{judge.config.name:<11} {judge.note}", flush=True)
-    scores = judge.run(params)
+      print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
+    scores = evaluator.run(params)
     if is_first:
       print(run_info.format_scores(step, scores), flush=True)
     results |= scores
@@ -139,7 +121,7 @@ def record(
     "checkpoint": str(path),
     "step": step,
     "time": round(time.time(), 3),
-    "data": {judge.config.name: judge.note for judge in judges},
+    "data": {e.config.name: e.note for e in evaluators},
     "scores": results,
   }
   if workdir is not None and is_first:
@@ -149,7 +131,7 @@ def record(
   return row
 
 
-def with_fewshot(config: Config, dataset: str) -> Config:
+def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
   """Returns the config with one few-shot evaluator, on that data set.
 
   It learns from `train`, from the numbers of examples that every class has, and
@@ -157,39 +139,40 @@ def with_fewshot(config: Config, dataset: str) -> Config:
   those of the config's own few-shot evaluator, if it has one. Images are
   preprocessed as for the config's other evaluators.
 
+  Args:
+    config: Of the checkpoint.
+    dataset: What to score the features on.
+    opened: Keeps the splits that are looked at, to be read later.
+
   Raises:
     ConfigError: The data set, or one of the splits, is not there.
   """
 
-  def look_at(split: str) -> sources.Source:
-    data_dir = config.data.data_dir
-    return sources.look_at(dataset, split, data_dir, fake=config.fake_data)
-
   def is_there(split: str) -> bool:
     try:
-      return bool(look_at(split))
+      return bool(opened.look_at(dataset, split))
     except SplitError:
       return False
 
   try:
-    train = look_at("train")
-    held_out = [split for split in HELD_OUT if is_there(split)]
+    train = opened.look_at(dataset, "train")
+    held_out = next(filter(is_there, HELD_OUT), None)
     fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
     if not held_out or not fewest:
       raise ValueError(
         f"got {dataset!r} with {fewest:,} training images of its rarest class"
-        f" and {', '.join(held_out) or 'nothing'} to score; expected one or"
+        f" and {held_out or 'nothing'} to score; expected one or"
         f" more of every class, and a split {', '.join(HELD_OUT)}."
       )
   except ValueError as e:
     raise ConfigError([f"--fewshot: {e}"]) from None
-  own = [e for e in config.evals if e.kind == "fewshot"]
-  known = [*own, FewshotConfig()][0]
+  own = (e for e in config.evals if isinstance(e, FewshotConfig))
+  known = next(own, FewshotConfig())
   evaluator = dataclasses.replace(
     known,
     dataset=dataset,
     train_split="train",
-    split=held_out[0],
+    split=held_out,
     ops=run_info.eval_ops(config),
     shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
     baselines=False,  # raw pixels of all images can take all memory
@@ -211,11 +194,12 @@ def main(args: cli.Args) -> None:
       if args.faults:
         raise ConfigError(args.faults)
       path, config = flags["checkpoint"], args.config
+      opened = Sources(config.data.data_dir, fake=config.fake_data)
       if flags["fewshot"]:
-        config = with_fewshot(config, flags["fewshot"])
+        config = with_fewshot(config, flags["fewshot"], opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or cli.run_of(path) or f"runs/{name}"
-      row = record(config, path, str(workdir))
+      row = record(config, path, str(workdir), opened)
   except (ConfigError, DataError) as e:
     sys.exit(str(e))
   if wants_json and jax.process_index() == 0:

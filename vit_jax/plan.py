@@ -51,8 +51,7 @@ from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import splits
-from vit_jax.data.facts import FACTS
+from vit_jax.data import facts, splits
 from vit_jax.devices import CHIPS, Chip
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search, gib
@@ -272,7 +271,7 @@ def classes_of(config: Config) -> int:
   Raises:
     ValueError: Neither the config nor `FACTS` states it.
   """
-  known = FACTS.get(config.data.dataset.split("/")[0].split(":")[0])
+  known = facts.known(config.data.dataset)
   if config.num_classes or (known and known.num_classes):
     return config.num_classes or known.num_classes
   raise ValueError(
@@ -283,7 +282,7 @@ def classes_of(config: Config) -> int:
 
 def steps_of(config: Config) -> int | None:
   """Returns the length of the run, or None where only the data tell it."""
-  known = FACTS.get(config.data.dataset)
+  known = facts.FACTS.get(config.data.dataset)
   if config.total_steps or not known:
     return config.total_steps
   try:

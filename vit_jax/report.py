@@ -28,7 +28,7 @@ from vit_jax.reporting.page import (
   share,
   table,
 )
-from vit_jax.reporting.runs import Run
+from vit_jax.reporting.runs import SHOT, TOP1, Run
 from vit_jax.runtime.progress import format_seconds
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
@@ -157,7 +157,7 @@ class Report:
 
   def _fewshot(self) -> str:
     parts = [
-      self._fewshot_of(r, n) for r in self.runs for n in r.evaluators("fewshot")
+      self._fewshot_of(r, n) for r in self.runs for n in r.evaluators(SHOT)
     ]
     return "<h2>Few-shot transfer</h2>\n" + (
       "".join(parts)
@@ -353,12 +353,12 @@ def _accuracies(group: list[Run]) -> list[Line]:
   if len(group) > 1:
     return _lines((_scored(r), r, r.curve() or "") for r in group)
   (run,) = group
-  names = run.evaluators("classification")
+  names = run.evaluators(TOP1)
   if len(names) > 1:
     wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
   else:
     wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
-  fewshot = run.evaluators("fewshot")
+  fewshot = run.evaluators(SHOT)
   for name in fewshot:
     which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
     for i, l2 in enumerate(run.fewshot(name)):

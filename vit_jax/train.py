@@ -27,14 +27,14 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import checkpoint, evaluators, sharding, weights
+from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import DataError
+from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
-from vit_jax.config.preprocessing import image_size
-from vit_jax.data.pipeline import train_batches
 from vit_jax.devices import peak_flops
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.throughput import Meter, updates
 from vit_jax.runtime.writer import Writer
@@ -44,13 +44,20 @@ NUM_MISTAKES = 24  # and as many that it got most confidently wrong
 
 
 def train_and_evaluate(
-  config: Config, workdir: str, began: float | None = None
+  config: Config,
+  workdir: str,
+  data: Data | None = None,
+  *,
+  began: float | None = None,
 ) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
   Args:
     config: The run.
     workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
+    data: What to train on; None: what config.data names. With data of one's own
+      config.data.dataset is what evaluators score that name no other, and need
+      not exist; batch_size, and the image size of ops, are those of `data`.
     began: When the command did, as `startup.BEGAN`; None: now.
 
   Returns:
@@ -58,42 +65,37 @@ def train_and_evaluate(
 
   Raises:
     ConfigError: Something about the run cannot work; nothing was compiled.
+    DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     phases = at_exit.enter_context(startup.Start(began))
-    prepare.check(config, workdir)
+    prepared = prepare.check(config, workdir, data=data)
     phases.ends("checks")
-    return _train(config, workdir, phases, at_exit)
+    return _train(prepared, phases, at_exit)
 
 
 def _train(
-  config: Config,
-  workdir: str,
+  prepared: prepare.Run,
   phases: startup.Start,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; what it registers at `at_exit` is closed in any case."""
+  config, workdir = prepared.config, prepared.workdir
   mesh = sharding.make_mesh(config.mesh)
 
-  source = prepare.open_train(config)
+  data = prepared.data
   phases.ends("data")
-  total_steps = prepare.total_steps(config, source)
-  size = image_size(config.data.ops)
-  num_classes = config.num_classes or source.num_classes
-
-  facts = step_lib.Facts(num_classes, size, total_steps)
+  facts = prepared.facts
+  total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
-  abstract = assembly.state.params
-  metadata = run_info.metadata(config, source, abstract, num_classes)
+  metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
-  start = checkpointer.latest_step() or 0
+  start = prepared.start
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
-  progress.note(
-    run_info.text(config, mesh, source, abstract, total_steps, workdir)
-  )
+  progress.note(run_info.text(prepared, mesh, assembly.state.params))
 
   # The state: resumed, or fresh with given weights, or fresh.
   if start:
@@ -104,39 +106,35 @@ def _train(
   else:
     state = assembly.fresh_state()
     if config.init:
-      state, report = load_weights(config, state, source.class_names)
-      progress.note(report)
+      params, report = prepared.take_weights()
+      state = with_weights(state, params)
+      progress.note(weights.format_report(report))
   if jax.process_index() == 0:
     run_info.write_json(workdir, "config.json", to_dict(config))
     run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
-  batches = train_batches(
-    source,
-    config.data.ops,
-    batch_size=config.data.batch_size,
-    seed=config.seed,
+  batches = checked(
+    data.batches(start, jax.process_index(), jax.process_count()),
+    rows=config.data.batch_size // jax.process_count(),
+    image_size=facts.image_size,
+    num_classes=facts.num_classes,
     start_step=start,
-    shuffle_buffer=config.data.shuffle_buffer,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
-  judges = evaluators.build(
-    config,
-    assembly.predict,
-    mesh,
-    random_params=assembly.fresh_params,
-    head=weights.Head(num_classes, source.class_names),
+  evaluators = prepared.evaluators(
+    assembly.predict, mesh, random_params=assembly.fresh_params
   )
-  for judge in judges:
-    if judge.config.dataset != config.data.dataset:
-      progress.note(f"{judge.config.name:<11} {judge.note}")
+  for evaluator in evaluators:
+    if evaluator.config.dataset != config.data.dataset:
+      progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
   writer = Writer(workdir, start)
   at_exit.callback(writer.close)
   meter = Meter(
     config.data.batch_size,
     mesh.size,
-    config.model.train_flops(size, num_classes),
+    config.model.train_flops(facts.image_size, facts.num_classes),
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)
@@ -144,7 +142,7 @@ def _train(
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
 
-  scoring = evaluators.Background()
+  scoring = Background()
   at_exit.callback(scoring.close)
 
   def write_scores(wait: bool) -> None:
@@ -154,11 +152,11 @@ def _train(
       progress.note(run_info.format_scores(step, scores))
 
   # In case it was stopped between checkpoint and evaluation. Process 0 knows.
-  scored = [judge.config.name in writer.scored for judge in judges]
+  scored = [e.config.name in writer.scored for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
-  for judge, is_scored in zip(judges, scored, strict=True):
-    if start and not is_scored and is_due(judge.config, start):
-      scoring.start(start, judge, state.eval_params)
+  for evaluator, is_scored in zip(evaluators, scored, strict=True):
+    if start and not is_scored and is_due(evaluator.config, start):
+      scoring.start(start, evaluator, state.eval_params)
   phases.ends("evaluators")
 
   def on_devices():
@@ -178,7 +176,7 @@ def _train(
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       check_finite(values, step)  # before a checkpoint can be overwritten
       values["lr"] = float(assembly.schedule(step - 1))
-      values["epoch"] = step * config.data.batch_size / source.num_examples
+      values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
       writer.scalars(step, {f"train/{k}": v for k, v in values.items()})
       progress.update(step, values)
@@ -187,19 +185,19 @@ def _train(
     else:
       progress.update(step)
 
-    due = [judge for judge in judges if is_due(judge.config, step)]
+    due = [e for e in evaluators if is_due(e.config, step)]
     with meter.paused():
       # A run that resumes from this checkpoint looks for no earlier scores.
       write_scores(wait=saves or bool(due))
       if saves:
         checkpointer.save(step, state, {**metadata, "step": step})
-      for judge in due:
-        scoring.start(step, judge, state.eval_params)
+      for evaluator in due:
+        scoring.start(step, evaluator, state.eval_params)
   write_scores(wait=True)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
-  save_predictions(judges, state, workdir)
+  save_predictions(evaluators, state, workdir)
   return state
 
 
@@ -223,46 +221,36 @@ def check_finite(values: dict[str, float], step: int) -> None:
     )
 
 
-def load_weights(
-  config: Config,
-  state: step_lib.TrainState,
-  class_names: tuple[str, ...] | None,
-) -> tuple[step_lib.TrainState, str]:
-  """Puts the weights of config.init into a fresh state.
+def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
+  """Returns a fresh state with the weights of config.init.
 
-  The head stays as it is, unless the weights were trained on the same classes;
-  then theirs is put in the order of `class_names`.
-
-  Returns:
-    The state at step 0, and a table of what was loaded, resized,
-    re-initialised and ignored.
+  Args:
+    state: At step 0.
+    params: Nested dict as that of the state; None where a parameter keeps its
+      initial value, such as the head for other classes.
   """
-  loaded, report = weights.adapt(
-    weights.read(config.init),
-    state.params,
-    config.model,
-    image_size(config.data.ops),
-    class_names=class_names,
-  )
   params = jax.tree.map(
     lambda fresh, new: (
       fresh if new is None else jax.device_put(new, fresh.sharding)
     ),
     state.params,
-    loaded,
+    params,
   )
   ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
-  state = state.replace(params=params, ema=ema)
-  return state, weights.format_report(report)
+  return state.replace(params=params, ema=ema)
 
 
-def save_predictions(judges, state, workdir: str) -> None:
-  """Keeps images and mistakes of the first classification, for the report."""
+def save_predictions(
+  evaluators: list[Evaluator], state: step_lib.TrainState, workdir: str
+) -> None:
+  """Keeps images and mistakes of the first evaluator that has some."""
   if jax.process_count() > 1:
     return  # this process sees only its own share of the images
-  for judge in judges:
-    if judge.config.kind == "classification":
-      rows = judge.predictions(state.eval_params, NUM_PREDICTIONS, NUM_MISTAKES)
+  for evaluator in evaluators:
+    rows = evaluator.predictions(
+      state.eval_params, NUM_PREDICTIONS, NUM_MISTAKES
+    )
+    if rows is not None:
       with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
         np.savez_compressed(f, **rows)
       return
@@ -277,7 +265,7 @@ def main(args: cli.Args) -> None:
     host_memory.keep()
     if args.faults:
       prepare.check(args.config, workdir, args.faults)
-    train_and_evaluate(args.config, workdir, startup.BEGAN)
+    train_and_evaluate(args.config, workdir, began=startup.BEGAN)
   except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:

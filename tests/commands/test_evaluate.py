@@ -12,6 +12,7 @@ from PIL import Image
 
 from vit_jax import evaluate, train
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
+from vit_jax.data.sources import Sources
 
 OPS = "decode|resize(16)"
 COLOURS = {
@@ -187,20 +188,20 @@ def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):
   folder(root / "train", {"a": "red", "b": "blue"}, 12)
   folder(root / "valid", {"a": "red"} | {"b": "blue"}, 2)
   c = config(f"folder:{root}", evals=_eval(None, ops="decode|resize((16, 16))"))
-  (found,) = evaluate.with_fewshot(c, f"folder:{root}").evals
+  (found,) = evaluate.with_fewshot(c, f"folder:{root}", Sources()).evals
   assert (found.train_split, found.split) == ("train", "val")
   assert found.shots == (1, 5, 10, 0) and not found.baselines
   assert found.ops == "decode|resize((16, 16))"
   folder(root / "Testing", {"a": "red", "b": "blue"}, 2)
-  (found,) = evaluate.with_fewshot(c, f"folder:{root}").evals
+  (found,) = evaluate.with_fewshot(c, f"folder:{root}", Sources()).evals
   assert found.split == "test"
   few = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
   (found,) = evaluate.with_fewshot(
-    config("x", evals=few), f"folder:{root}"
+    config("x", evals=few), f"folder:{root}", Sources()
   ).evals
   assert found.l2 == (1.0, 2.0) and found.shots == (3, 0) and found.name == "f"
   with pytest.raises(ConfigError, match="--fewshot: got data set .* no folder"):
-    evaluate.with_fewshot(c, f"folder:{root}/nowhere")
+    evaluate.with_fewshot(c, f"folder:{root}/nowhere", Sources())
 
 
 def test_evaluation_needs_no_length_and_no_optimizer(run):
@@ -248,7 +249,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
 def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   """The head plays no part: features alone are scored the same."""
   workdir, dataset = run
-  c = evaluate.with_fewshot(config(dataset), dataset)
+  c = evaluate.with_fewshot(config(dataset), dataset, Sources())
   want = evaluate.evaluate(c, str(workdir))
   read = evaluate.weights.read
 

@@ -5,16 +5,18 @@ import pathlib
 import re
 import threading
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoint, evaluators, train
+from vit_jax import checkpoint, train
 from vit_jax import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
+from vit_jax.evaluators.fewshot import Fewshot
 from vit_jax.runtime.writer import read_metrics
 
 OPS = "decode|resize(16)"
@@ -169,15 +171,17 @@ def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
 
     return step
 
-  def batches(*_, batch_size, **__):
+  def batches(*_):
     for step in range(8):
       time.sleep(0.2 if is_slow else 0.0)
       yield tiny.batch(step, _config())
 
   monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
-  monkeypatch.setattr(train, "train_batches", batches)
+  data = types.SimpleNamespace(
+    num_examples=100, num_classes=10, class_names=None, batches=batches
+  )
   config = _config(total_steps=8, evals=None)
-  train.train_and_evaluate(config, str(tmp_path))
+  train.train_and_evaluate(config, str(tmp_path), data)
   rows = read_metrics(str(tmp_path))
   assert "train/input_wait" not in rows[0]
   shares = [r["train/input_wait"] for r in rows[1:]]
@@ -218,7 +222,7 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
 def test_training_goes_on_while_the_host_scores(tmp_path, monkeypatch):
   """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
   at_step_7, was_in_time = threading.Event(), []
-  make, score = train.step_lib.make_train_step, evaluators.Fewshot.score
+  make, score = train.step_lib.make_train_step, Fewshot.score
 
   def make_told(*args):
     train_step = make(*args)
@@ -238,7 +242,7 @@ def test_training_goes_on_while_the_host_scores(tmp_path, monkeypatch):
     return score(self, gathered)
 
   monkeypatch.setattr(train.step_lib, "make_train_step", make_told)
-  monkeypatch.setattr(evaluators.Fewshot, "score", slow_score)
+  monkeypatch.setattr(Fewshot, "score", slow_score)
   few = {**EVALS["few"], "every_steps": 4, "baselines": False}
   config = _config(total_steps=12, evals={"few": few})
   was_resumed = False

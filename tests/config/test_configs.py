@@ -26,7 +26,6 @@ from vit_jax import families
 from vit_jax.config import cli, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import sources
 from vit_jax.families import resnet, vit
 from vit_jax.models import build
 from vit_jax.runtime import prepare
@@ -117,8 +116,8 @@ def _where_files_are():
 def _advertised():
   """Every config with every value that its tables, or docstring, tell."""
   for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32", "vit_h14"):
-    for dataset in recipes.DATASETS:
-      yield name, dataset.replace("folder", "folder:images")
+    for dataset in (*recipes.DATASETS, "folder:images"):
+      yield name, dataset
   module = _module("comparison")
   for model, dataset in itertools.product(module.LEARNING_RATES, module.EPOCHS):
     yield "comparison", f"model={model},dataset={dataset}"
@@ -176,12 +175,13 @@ def test_all_that_is_advertised_can_start():
   found = {}
   for name, argument in _advertised():
     config, told = _without_disk(name, argument)
+    run = prepare.Run(config)
     told = [
       *told,
       *faults(config),
       *prepare.mesh_faults(config),
-      *sources.faults(config),
-      *prepare.run_faults(config),
+      *run.data_faults(),
+      *run.run_faults(),
     ]
     found |= {f"{name}:{argument}": told} if told else {}
   assert not found

@@ -21,6 +21,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.checks import faults
+from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import vit
 from vit_jax.options import parse_value
 
@@ -200,7 +201,7 @@ def test_every_option_is_read_somewhere():
       else:
         yield f.name
 
-  classes = [Config, *config_lib.EVALUATOR_CONFIGS.values()]
+  classes = [Config, *EVALUATORS.values()]
   # Read by name, with getattr: the overrides of Size, the axes of the mesh.
   by_name = [f.name for f in dataclasses.fields(vit.Size)]
   by_name += [f.name for f in dataclasses.fields(config_lib.MeshConfig)]

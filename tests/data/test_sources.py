@@ -8,8 +8,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from vit_jax import config
-from vit_jax.data import builders, fake, pipeline, sources, splits, tfds_source
+from vit_jax.data import (
+  builders,
+  facts,
+  fake,
+  pipeline,
+  sources,
+  splits,
+  tfds_source,
+)
 from vit_jax.data.builders import digits, embedded
 from vit_jax.data.host_tf import tf
 
@@ -200,7 +207,7 @@ def open_sorted(prepared, file_format, split="train"):
 
 
 def test_an_embedded_set_that_is_absent_has_its_class_names(tmp_path):
-  source = sources.look_at("digits", "train", str(tmp_path))
+  source = sources.Sources(str(tmp_path)).look_at("digits", "train")
   assert source.class_names == tuple("0123456789")
   assert source.num_examples == 1297
   assert not list(tmp_path.iterdir())
@@ -316,7 +323,7 @@ def test_other_features_are_listed(data_dir):
 
 
 @pytest.mark.parametrize(
-  "dataset", [*(k for k in fake.FACTS if k != "folder"), "folder:/nowhere"]
+  "dataset", [*(k for k in facts.FACTS if k != "folder:"), "folder:/nowhere"]
 )
 def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
   known = fake.facts(dataset)
@@ -348,13 +355,13 @@ def test_fake_counts_are_those_of_the_data_sets():
 
 
 def test_fake_facts_agree_with_tfds(data_dir):
-  for name, known in fake.FACTS.items():
-    if name in ("imagenet21k", "imagenet2012_real", "glyphs", "folder"):
+  for name, known in facts.FACTS.items():
+    if name in ("imagenet21k", "imagenet2012_real", "glyphs", "folder:"):
       continue
     builder = tfds.builder(name, data_dir=data_dir)
     assert builder.info.features["label"].num_classes == known.num_classes, name
   digits = sources.open_source("digits", "train+test", data_dir)
-  assert digits.num_examples == sum(fake.FACTS["digits"].splits.values())
+  assert digits.num_examples == sum(facts.FACTS["digits"].splits.values())
 
 
 def test_a_slice_of_fake_data_holds_the_same_records():
@@ -377,64 +384,6 @@ def test_fake_images_of_a_class_are_alike():
   same = np.abs(images[:30] - images[10:]).mean()
   other = np.abs(images[:39] - images[1:]).mean()
   assert 0 < same < 0.8 * other
-
-
-def _config(**options):
-  values = config.defaults()
-  values.data.dataset = "digits"
-  values.data.ops = "decode|resize(8)"
-  with values.unlocked():
-    values.update(options)
-  return config.freeze(values)
-
-
-def test_faults_of_a_good_config_are_none(data_dir):
-  evals = {
-    "test": {"kind": "classification", "split": "test", "dataset": None},
-    "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
-  }
-  good = _config(data={"data_dir": data_dir}, evals=evals)
-  assert sources.faults(good) == []
-  good = _config(fake_data=True, data={"dataset": "imagenet2012"})
-  assert sources.faults(good) == []
-
-
-def test_faults_begin_with_the_key_and_come_all_at_once(data_dir):
-  evals = {
-    "a": {"kind": "classification", "split": "vali"},
-    "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
-    "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
-  }
-  data = {
-    "data_dir": data_dir,
-    "split": "train[",
-    "ops": "no such thing",
-  }
-  found = sources.faults(_config(data=data, evals=evals))
-  starts = [
-    "config.data.split: got split 'train['",
-    "config.evals.a.split: got split 'vali', expected one of",
-    "config.evals.b.dataset: got data set 'cifar01'",
-    "config.evals.c.train_split: got split 'tran'",
-    "config.evals.c.split: got split 'test[5:2]'",
-  ]
-  assert len(found) == len(starts)
-  for text, start in zip(found, starts, strict=True):
-    assert text.startswith(start), text
-
-
-def test_a_shared_data_set_is_one_fault(data_dir):
-  evals = {"a": {"kind": "classification", "split": "test"}}
-  data = {"data_dir": data_dir, "dataset": "digets"}
-  (text,) = sources.faults(_config(data=data, evals=evals))
-  assert text.startswith("config.data.dataset: got data set 'digets'")
-
-
-def test_looking_for_faults_makes_no_data_set(tmp_path):
-  data = {"data_dir": str(tmp_path), "dataset": "digits", "split": "trian"}
-  (text,) = sources.faults(_config(data=data))
-  assert text.startswith("config.data.split: got split 'trian'")
-  assert not list(tmp_path.iterdir())
 
 
 def test_devices_are_left_to_jax():

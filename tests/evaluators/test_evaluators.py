@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluators, losses, ridge, sharding, step, weights
+from vit_jax import losses, ridge, sharding, step, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
-from vit_jax.evaluators import classification
-from vit_jax.evaluators.forward import forward
+from vit_jax.evaluators import EVALUATORS, classification
+from vit_jax.evaluators.evaluator import Context
+from vit_jax.runtime.background import Background
 
 OPS = "decode|resize(16)"
 
@@ -34,18 +35,21 @@ def params(parts):
   return {**params, "head": {**params["head"], "kernel": head}}
 
 
-def _judge(parts, config, names=None):
-  config_all = parts.config.__class__(
-    **{**vars(parts.config), "evals": (config,)}
+def _evaluator(parts, options, names=None):
+  return options.make(
+    Context(
+      options=options,
+      config=parts.config,
+      sources={
+        split: open_source(options.dataset, getattr(options, split))
+        for split in options.SPLITS
+      },
+      predict=step.make_predict(parts.model),
+      mesh=parts.mesh,
+      random_params=lambda: parts.state().params,
+      head=weights.Head(10, names),
+    )
   )
-  (judge,) = evaluators.build(
-    config_all,
-    step.make_predict(parts.model),
-    parts.mesh,
-    random_params=lambda: parts.state().params,
-    head=weights.Head(10, names),
-  )
-  return judge
 
 
 def _classification(batch_size):
@@ -69,7 +73,7 @@ def by_hand(parts, params):
 
 @pytest.mark.parametrize("batch_size", [8, 104])
 def test_every_example_counts_once(parts, params, by_hand, batch_size):
-  scores = _judge(parts, _classification(batch_size)).run(params)
+  scores = _evaluator(parts, _classification(batch_size)).run(params)
   logits, label = by_hand
   order = np.argsort(-logits, axis=1)
   assert scores["v/count"] == 101
@@ -86,16 +90,16 @@ def test_the_order_of_the_heads_classes_is_no_matter(parts, params, by_hand):
   head = {k: v[..., order] for k, v in params["head"].items()}
   names = tuple(str(i) for i in order)
   config = _classification(16)
-  judge = _judge(parts, config, names)
-  scores = judge.run({**params, "head": head})
-  assert judge.note.endswith("10 classes, matched by name; another order")
-  want = _judge(parts, config).run(params)
+  evaluator = _evaluator(parts, config, names)
+  scores = evaluator.run({**params, "head": head})
+  assert evaluator.note.endswith("10 classes, matched by name; another order")
+  want = _evaluator(parts, config).run(params)
   # The loss sums ten terms in another order.
   assert scores.pop("v/loss") == pytest.approx(want.pop("v/loss"), rel=1e-6)
   assert scores == want
   # Without the names, labels meet the columns of others.
-  assert _judge(parts, config).run({**params, "head": head}) != want
-  rows = judge.predictions({**params, "head": head}, 20, 0)
+  assert _evaluator(parts, config).run({**params, "head": head}) != want
+  rows = evaluator.predictions({**params, "head": head}, 20, 0)
   np.testing.assert_array_equal(order[rows["label"]], by_hand[1][:20])
 
 
@@ -108,8 +112,8 @@ def test_predictions_and_worst_mistakes(
   (batch,) = eval_batches(
     open_source("digits", "test[:101]"), OPS, batch_size=101
   )
-  judge = _judge(parts, _classification(batch_size))
-  rows = judge.predictions(params, limit, num_mistakes)
+  evaluator = _evaluator(parts, _classification(batch_size))
+  rows = evaluator.predictions(params, limit, num_mistakes)
   said = {
     "image": batch["image"],
     "label": label,
@@ -137,7 +141,7 @@ def test_what_is_a_mistake():
 
 def test_a_sigmoid_has_probabilities_of_its_own(params, by_hand):
   parts = tiny.Parts(tiny.config(objective__loss="sigmoid"))
-  rows = _judge(parts, _classification(16)).predictions(params, 20, 0)
+  rows = _evaluator(parts, _classification(16)).predictions(params, 20, 0)
   best = by_hand[0][:20].astype(np.float64).max(-1)
   # Logits reach some tens, and float32 rounds at 6e-8 of them.
   np.testing.assert_allclose(
@@ -162,8 +166,8 @@ def _fewshot(**changes):
 
 
 def test_fewshot_beside_its_baselines(parts, params):
-  judge = _judge(parts, _fewshot(baselines=True))
-  scores = judge.run(params)
+  evaluator = _evaluator(parts, _fewshot(baselines=True))
+  scores = evaluator.run(params)
   assert set(scores) == {
     f"f/{b}{k}shot"
     for b in ("", "random_init/", "raw_pixels/")
@@ -176,8 +180,8 @@ def test_fewshot_beside_its_baselines(parts, params):
 
 
 def test_fewshot_is_the_same_in_any_batch(parts, params):
-  small = _judge(parts, _fewshot(batch_size=8, shots=(5,))).run(params)
-  large = _judge(parts, _fewshot(batch_size=200, shots=(5,))).run(params)
+  small = _evaluator(parts, _fewshot(batch_size=8, shots=(5,))).run(params)
+  large = _evaluator(parts, _fewshot(batch_size=200, shots=(5,))).run(params)
   # Features differ in the last place only; an example or two may flip.
   assert small["f/5shot"] == pytest.approx(large["f/5shot"], abs=2 / 200)
 
@@ -185,19 +189,19 @@ def test_fewshot_is_the_same_in_any_batch(parts, params):
 def test_fewshot_of_several_penalties(parts, params, monkeypatch):
   """Each as if alone; one decomposition and two passes for all of them."""
   l2s, eigh, calls, passes = (1.0, 64.0, 0.25), np.linalg.eigh, [], []
-  judge = _judge(parts, _fewshot(l2=l2s, seeds=(0, 1)))
-  extract = judge._extract
-  judge._extract = lambda *args: passes.append(args[0]) or extract(*args)
-  gathered = judge.gather(params)
-  assert passes == [judge._support, judge._test]
+  evaluator = _evaluator(parts, _fewshot(l2=l2s, seeds=(0, 1)))
+  extract = evaluator._extract
+  evaluator._extract = lambda *args: passes.append(args[0]) or extract(*args)
+  gathered = evaluator.gather(params)
+  assert passes == [evaluator._support, evaluator._test]
   with monkeypatch.context() as patch:
     patch.setattr(np.linalg, "eigh", lambda a: calls.append(a) or eigh(a))
-    scores = judge.score(gathered)
+    scores = evaluator.score(gathered)
   assert len(calls) == 2 * 2  # shots, seeds
   want = {}
   for l2, prefix in zip(l2s, ("", "l2=64/", "l2=0.25/"), strict=True):
-    judge.config = _fewshot(l2=(l2,), seeds=(0, 1))
-    for key, value in judge.score(gathered).items():
+    evaluator.config = _fewshot(l2=(l2,), seeds=(0, 1))
+    for key, value in evaluator.score(gathered).items():
       want[key.replace("f/", f"f/{prefix}")] = value
   assert scores == want and len(want) == 6
   assert len(set(scores.values())) > 2  # the penalty does matter
@@ -212,9 +216,9 @@ def test_features_on_eight_devices_equal_those_on_one(params):
   many = tiny.Parts(tiny.config(mesh__fsdp=4))
   rows = []
   for p in (one, many):
-    judge = _judge(p, _fewshot(shots=(5,)))
+    evaluator = _evaluator(p, _fewshot(shots=(5,)))
     here = jax.device_put(params, sharding.infer(params, p.mesh))
-    rows.append(judge.gather(here)[""])
+    rows.append(evaluator.gather(here)[""])
   for a, b in zip(*rows, strict=True):
     assert a["x"].dtype == np.float32 and a["x"].shape[1] == 32
     np.testing.assert_array_equal(a["index"], b["index"])
@@ -223,7 +227,7 @@ def test_features_on_eight_devices_equal_those_on_one(params):
     np.testing.assert_allclose(a["x"], b["x"], rtol=0, atol=1e-5)
   batch = tiny.batch(0, tiny.config(data__batch_size=64))
   batch = sharding.to_global(batch, many.mesh)
-  text = judge._features.lower(here, batch).compile().as_text()
+  text = evaluator._features.lower(here, batch).compile().as_text()
   assert re.search(r"f32\[8,2,2,32\]\S* convolution", text)  # of the patches
   assert re.search(r"f32\[64,32\]\S* all-gather", text)
   assert not re.search(r"\[64,16,16,3\]", text)  # no image leaves its device
@@ -250,13 +254,14 @@ def test_a_batch_is_dispatched_before_the_one_before_is_fetched(parts):
     return Result(i)
 
   batches = [tiny.batch(i, parts.config) for i in range(3)]
-  values = list(forward(fn, iter(range(3)), batches, parts.mesh))
+  forward = _evaluator(parts, _classification(16)).context.forward
+  values = list(forward(fn, iter(range(3)), batches))
   assert values == [0, 1, 2]
   in_turn = "run 0, run 1, fetch 0, run 2, fetch 1, fetch 2"
   told = [e for e in dict.fromkeys(events) if "copy" not in e]
   assert ", ".join(told) == in_turn
   assert events.index("copy 0") < events.index("run 1")
-  assert not list(forward(fn, iter([]), [], parts.mesh))
+  assert not list(forward(fn, iter([]), []))
 
 
 class _Slow:
@@ -276,7 +281,7 @@ class _Slow:
 
 
 def test_scores_of_a_thread_come_in_order():
-  scoring, first, second = evaluators.Background(), _Slow(), _Slow()
+  scoring, first, second = Background(), _Slow(), _Slow()
   second.go.set()
   scoring.start(3, first, 30.0)
   scoring.start(5, second, 50.0)
@@ -289,9 +294,9 @@ def test_scores_of_a_thread_come_in_order():
 
 
 def test_an_error_of_the_thread_is_raised_in_the_loop():
-  scoring, judge = evaluators.Background(), _Slow(ValueError("singular"))
-  scoring.start(3, judge, 0.0)
-  judge.go.set()
+  scoring, evaluator = Background(), _Slow(ValueError("singular"))
+  scoring.start(3, evaluator, 0.0)
+  evaluator.go.set()
   with pytest.raises(ValueError, match="singular"):
     list(scoring.finished(wait=True))
   scoring.close()
@@ -299,7 +304,7 @@ def test_an_error_of_the_thread_is_raised_in_the_loop():
 
 def test_only_process_0_scores(monkeypatch):
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  scoring = evaluators.Background()
+  scoring = Background()
   scoring.start(3, _Slow(AssertionError("must not be called")), 0.0)
   assert not list(scoring.finished(wait=True))
   scoring.close()
@@ -309,10 +314,12 @@ def test_shots_of_0_are_all_examples(parts, params):
   """The map that `ridge.fit` finds for the whole split."""
   labels = open_source("digits", "train[:40]").labels()
   count = int(np.bincount(labels).min())
-  judge = _judge(parts, _fewshot(train_split="train[:40]", shots=(count, 0)))
-  gathered = judge.gather(params)
+  evaluator = _evaluator(
+    parts, _fewshot(train_split="train[:40]", shots=(count, 0))
+  )
+  gathered = evaluator.gather(params)
   assert len(gathered[""][0]["label"]) == 40
-  scores = judge.score(gathered)
+  scores = evaluator.score(gathered)
   assert set(scores) == {f"f/{count}shot", "f/all"}
   support, test = gathered[""]
   (fit,) = ridge.fit(support["x"], support["label"], 10, [1.0])
@@ -320,12 +327,11 @@ def test_shots_of_0_are_all_examples(parts, params):
 
 
 def test_unknown_layer_lists_the_known(parts, params):
-  judge = _judge(parts, _fewshot(layer="prelogits"))
+  evaluator = _evaluator(parts, _fewshot(layer="prelogits"))
   with pytest.raises(ValueError, match="got 'prelogits'.*pre_logits"):
-    judge.run(params)
+    evaluator.run(params)
 
 
-def test_every_kind_has_an_evaluator():
-  from vit_jax.config import EVALUATOR_CONFIGS
-
-  assert evaluators.EVALUATORS.keys() == EVALUATOR_CONFIGS.keys()
+def test_a_kind_is_the_key_of_its_table():
+  for kind, options in EVALUATORS.items():
+    assert options().kind == kind

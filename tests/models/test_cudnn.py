@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax import sharding
 from vit_jax.models import attention_by_chip, cudnn
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.runtime import run_info
+from vit_jax.runtime import prepare, run_info
 
 SIZES = (9, 2, 8, "bfloat16")
 PLAIN = jax.nn.dot_product_attention
@@ -99,15 +99,14 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
 
 def test_a_run_says_which(monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
-  source = types.SimpleNamespace(
-    num_examples=100, num_classes=10, note=lambda: ""
+  data = types.SimpleNamespace(
+    num_examples=100, num_classes=10, class_names=None
   )
   parts = tiny.Parts(config, jax.devices()[:1])
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  text = functools.partial(
-    run_info.text, config, mesh, source, params, 20, "runs/x"
-  )
+  run = prepare.Run(config, "runs/x", data=data)
+  text = functools.partial(run_info.text, run, mesh, params)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   assert "\nattention   XLA (" in text()

@@ -183,3 +183,49 @@ def test_faults_are_told_before_a_data_set_is_made(tmp_path):
   for text in ("config.x", "config.mesh", "config.evals.e.layer"):
     assert text in faults
   assert not list(tmp_path.iterdir())
+
+
+def _data_faults(**changes):
+  return prepare.Run(_config(**changes)).data_faults()
+
+
+def test_faults_of_data_that_are_there_are_none():
+  evals = {
+    "test": {"kind": "classification", "split": "test", "dataset": None},
+    "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
+  }
+  assert _data_faults(evals=evals) == []
+  assert _data_faults(fake_data=True, data__dataset="imagenet2012") == []
+
+
+def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
+  evals = {
+    "a": {"kind": "classification", "split": "vali"},
+    "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
+    "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
+  }
+  found = _data_faults(
+    data__split="train[", data__ops="no such thing", evals=evals
+  )
+  starts = [
+    "config.data.split: got split 'train['",
+    "config.evals.a.split: got split 'vali', expected one of",
+    "config.evals.b.dataset: got data set 'cifar01'",
+    "config.evals.c.train_split: got split 'tran'",
+    "config.evals.c.split: got split 'test[5:2]'",
+  ]
+  assert len(found) == len(starts)
+  for text, start in zip(found, starts, strict=True):
+    assert text.startswith(start), text
+
+
+def test_a_shared_data_set_is_one_fault():
+  evals = _eval(kind="classification", split="test", dataset=None)
+  (text,) = _faults(_config(data__dataset="digets", evals=evals))
+  assert text.startswith("config.data.dataset: got data set 'digets'")
+
+
+def test_looking_for_faults_makes_no_data_set(tmp_path):
+  (text,) = _data_faults(data__data_dir=str(tmp_path), data__split="trian")
+  assert text.startswith("config.data.split: got split 'trian'")
+  assert not list(tmp_path.iterdir())

@@ -5,11 +5,17 @@ import types
 import pytest
 import tiny
 
-from vit_jax.runtime import run_info
+from vit_jax.runtime import prepare, run_info
 
-SOURCE = types.SimpleNamespace(
-  num_examples=100, num_classes=10, note=lambda: ""
-)
+DATA = types.SimpleNamespace(num_examples=100, num_classes=10, class_names=None)
+
+
+def _text(config, **changes):
+  parts = tiny.Parts(config)
+  run = prepare.Run(config, "runs/x", data=DATA)
+  for key, value in changes.items():
+    setattr(run, key, value)
+  return run_info.text(run, parts.mesh, parts.shapes.params)
 
 
 @pytest.mark.parametrize(
@@ -30,25 +36,14 @@ SOURCE = types.SimpleNamespace(
   ],
 )
 def test_average_is_told(decay, total_steps, line):
-  parts = tiny.Parts(tiny.config(optim__ema_decay=decay))
-  text = run_info.text(
-    parts.config, parts.mesh, SOURCE, parts.shapes.params, total_steps, "runs/x"
-  )
+  text = _text(tiny.config(optim__ema_decay=decay, total_steps=total_steps))
   assert line in text.splitlines()
 
 
 def test_no_average_no_line():
-  parts = tiny.Parts(tiny.config())
-  text = run_info.text(
-    parts.config, parts.mesh, SOURCE, parts.shapes.params, 500, "runs/x"
-  )
-  assert "average" not in text
+  assert "average" not in _text(tiny.config())
 
 
 def test_a_note_on_the_data_is_shown():
-  parts = tiny.Parts(tiny.config())
-  source = types.SimpleNamespace(**{**vars(SOURCE), "note": lambda: "in order"})
-  text = run_info.text(
-    parts.config, parts.mesh, source, parts.shapes.params, 500, "runs/x"
-  )
+  text = _text(tiny.config(), data_note="in order")
   assert "note        in order" in text.splitlines()

@@ -10,22 +10,22 @@ from vit_jax.config.parse import (
   upgraded,
 )
 from vit_jax.config.schema import (
-  EVALUATOR_CONFIGS,
   UNIONS,
   CheckpointConfig,
-  ClassificationConfig,
   Config,
   DataConfig,
-  EvalConfig,
-  FewshotConfig,
   MeshConfig,
   OptimConfig,
+)
+from vit_jax.evaluators import (
+  ClassificationConfig,
+  EvaluatorConfig,
+  FewshotConfig,
 )
 from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
-  "EVALUATOR_CONFIGS",
   "RENAMED",
   "UNIONS",
   "CheckpointConfig",
@@ -33,7 +33,7 @@ __all__ = (
   "Config",
   "ConfigError",
   "DataConfig",
-  "EvalConfig",
+  "EvaluatorConfig",
   "FewshotConfig",
   "MeshConfig",
   "ModelConfig",

@@ -6,7 +6,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 
 from collections.abc import Iterator
 
-from vit_jax.config import Config, FewshotConfig, OptimConfig
+from vit_jax.config import Config, OptimConfig
 from vit_jax.config.preprocessing import image_size
 
 
@@ -70,13 +70,11 @@ def _range_faults(config: Config) -> Iterator[str]:
   for key, value in counts.items():
     if value is not None and value < 1:
       yield f"config.{key}: got {value}, expected 1 or more."
-  cadences = {"checkpoint.every_steps": config.checkpoint.every_steps}
-  cadences |= {
-    f"evals.{e.name}.every_steps": e.every_steps for e in config.evals
-  }
-  for key, value in cadences.items():
-    if value < 0:
-      yield f"config.{key}: got {value}, expected 0 (only at the end) or more."
+  if config.checkpoint.every_steps < 0:
+    yield (
+      f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"
+      " expected 0 (only at the end) or more."
+    )
 
 
 def _batch_faults(config: Config) -> Iterator[str]:
@@ -88,33 +86,11 @@ def _batch_faults(config: Config) -> Iterator[str]:
       f"config.optim.microbatch: got {micro}, expected 1 or more images, or"
       " None for one microbatch."
     )
-  for e in config.evals:
-    if e.batch_size is not None and e.batch_size < 1:
-      yield (
-        f"config.evals.{e.name}.batch_size: got {e.batch_size}, expected 1 or"
-        " more, or None for config.data.batch_size."
-      )
 
 
 def _evaluator_faults(config: Config) -> Iterator[str]:
   for e in config.evals:
-    where = f"config.evals.{e.name}"
-    if e.name == "train" or "/" in e.name:
-      yield (
-        f"{where}: got the name {e.name!r}, expected one without '/' and other"
-        " than 'train', which names the metrics of training."
-      )
-    if not isinstance(e, FewshotConfig):
-      continue
-    if not e.l2 or min(e.l2) <= 0:
-      yield f"{where}.l2: got {e.l2}, expected numbers above 0 such as 16,1024."
-    if not e.shots or min(e.shots) < 0:
-      yield (
-        f"{where}.shots: got {e.shots}, expected numbers such as 1,5, or 0 for"
-        " all examples."
-      )
-    if not e.seeds or min(e.seeds) < 0:
-      yield f"{where}.seeds: got {e.seeds}, expected numbers such as 0,1."
+    yield from e.faults(f"config.evals.{e.name}")
 
 
 def _optim_faults(optim: OptimConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from etils import epath
 
 from vit_jax import config as config_lib
+from vit_jax.evaluators import EVALUATORS
 from vit_jax.options import nearest
 
 # Flags of the commands that run in several processes; see runtime/processes.py.
@@ -138,7 +139,7 @@ def help_text(command: str, flags: dict[str, str], values: dict) -> str:
   lines += [f"  --{name:<26} {doc}" for name, doc in every_flag.items()]
   lines += ["", "options (--config.<option>=<value>), here with their values:"]
   lines += _option_lines(config_lib.Config, values, "config")
-  for kind, cls in config_lib.EVALUATOR_CONFIGS.items():
+  for kind, cls in EVALUATORS.items():
     lines += ["", f"options of an evaluator of kind {kind!r} ({summary(cls)}):"]
     lines += _option_lines(cls, {}, "config.evals.<name>")
   return "\n".join(lines)

@@ -10,7 +10,8 @@ import functools
 import typing
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config.schema import EVALUATOR_CONFIGS, UNIONS, Config
+from vit_jax.config.schema import UNIONS, Config
+from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import ModelConfig
 from vit_jax.options import ConfigError, check_choice, nearest, parse_value
 
@@ -237,15 +238,14 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
       )
       continue
     kind = values["kind"]
-    if kind not in EVALUATOR_CONFIGS:
+    if kind not in EVALUATORS:
       faults.append(
         f"{path}.kind: got {kind!r}, expected one of"
-        f" {', '.join(EVALUATOR_CONFIGS)}."
-        + nearest(str(kind), EVALUATOR_CONFIGS)
+        f" {', '.join(EVALUATORS)}." + nearest(str(kind), EVALUATORS)
       )
       continue
     values = {**values, "name": name}
-    built.append(_build(EVALUATOR_CONFIGS[kind], values, path, faults))
+    built.append(_build(EVALUATORS[kind], values, path, faults))
   return tuple(built)
 
 

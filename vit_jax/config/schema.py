@@ -8,6 +8,7 @@ TensorFlow, so that a misspelt option is answered at once.
 import dataclasses
 from typing import TYPE_CHECKING
 
+from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
 from vit_jax.options import (
@@ -126,60 +127,6 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationConfig:
-  """Evaluator: top-1, top-5 and loss over a whole split."""
-
-  name: str = "val"  # the key under evals, and prefix of the metrics
-  kind: str = "classification"
-  dataset: str | None = option(None, "as data.dataset; None: the same")
-  split: str = option("validation", "split to score, every example once")
-  ops: str = option(
-    "decode|resize_small(256)|central_crop(224)", "preprocessing"
-  )
-  batch_size: int | None = option(
-    None, "images per batch, all devices; None: data.batch_size"
-  )
-  every_steps: int = option(0, "steps between evaluations; 0: only at the end")
-
-
-@dataclasses.dataclass(frozen=True)
-class FewshotConfig:
-  """Evaluator: closed-form ridge regression on frozen features."""
-
-  name: str = "fewshot"  # the key under evals, and prefix of the metrics
-  kind: str = "fewshot"
-  dataset: str | None = option(None, "as data.dataset; None: the same")
-  train_split: str = option("train", "split the shots are drawn from")
-  split: str = option("test", "split to score")
-  ops: str = option("decode|resize(256)|central_crop(224)", "preprocessing")
-  batch_size: int | None = option(
-    None, "images per batch, all devices; None: data.batch_size"
-  )
-  every_steps: int = option(0, "steps between evaluations; 0: only at the end")
-  layer: str = option("pre_logits", "which intermediate is the feature")
-  shots: tuple[int, ...] = option(
-    (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all",
-  )
-  seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
-  l2: tuple[float, ...] = option(
-    (1024.0,),
-    "weights of the L2 penalty, fixed beforehand: the first gives"
-    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
-  )
-  baselines: bool = option(
-    False, "also score random weights and raw pixels, once"
-  )
-
-
-EvalConfig = ClassificationConfig | FewshotConfig
-EVALUATOR_CONFIGS = {
-  "classification": ClassificationConfig,
-  "fewshot": FewshotConfig,
-}
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -206,7 +153,7 @@ class Config:
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
-  evals: tuple[EvalConfig, ...] = ()
+  evals: tuple[EvaluatorConfig, ...] = ()
 
 
 # Options with kinds of their own: the option that chooses, and kind -> class.

@@ -1,5 +1,6 @@
 """What is known of data sets without their records."""
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ class Facts(NamedTuple):
   size: tuple[int, int] = (256, 320)
 
 
+# By name in TFDS, or by prefix, which stands for any data set that has it.
 # Sources: the TFDS catalogue; for imagenet21k, image-net.org's number of
 # images and the number of classes of the published checkpoints. TFDS has no
 # imagenet21k; here it is one split "full", of which big_vision trains on
@@ -30,5 +32,25 @@ FACTS = {
   ),
   "digits": Facts(10, {"train": 1297, "test": 500}, "png", (8, 8)),
   "glyphs": Facts(0, {}, "png"),  # Depends on the options: see `facts`.
-  "folder": Facts(10, {"train": 1000, "val": 100}),
+  "folder:": Facts(10, {"train": 1000, "val": 100}),
 }
+
+# What TFDS has behind a colon: "cifar10:3.0.2", "cifar10:3.*.*".
+_VERSION = re.compile(r"(\d+|\*)(\.(\d+|\*)){2}|experimental_latest")
+
+
+def prefix_of(dataset: str) -> str:
+  """Returns what a name begins with that says how to open it, colon included.
+
+  Example:
+    >>> [prefix_of(n) for n in ("folder:/a:b", "glyphs/size=32", "mnist:3.0.1")]
+    ['folder:', '', '']
+  """
+  name, colon, rest = dataset.partition(":")
+  return name + colon if colon and not _VERSION.fullmatch(rest) else ""
+
+
+def known(dataset: str) -> Facts | None:
+  """Returns what stands in `FACTS`; options and versions are no matter."""
+  prefix = prefix_of(dataset)
+  return FACTS.get(prefix or dataset.split("/")[0].split(":")[0])

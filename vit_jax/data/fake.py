@@ -10,9 +10,9 @@ import functools
 
 import numpy as np
 
-from vit_jax.data import builders, folder, splits, tfds_source
+from vit_jax.data import builders, splits, tfds_source
 from vit_jax.data.builders import glyphs
-from vit_jax.data.facts import FACTS, Facts
+from vit_jax.data.facts import FACTS, Facts, known
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
 
@@ -59,15 +59,15 @@ def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
   Raises:
     ValueError: Unknown data set or split.
   """
-  known = facts(dataset, data_dir)
-  spans = splits.parse_split(split, known.splits)
+  found = facts(dataset, data_dir)
+  spans = splits.parse_split(split, found.splits)
   return FakeSource(
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
-    num_classes=known.num_classes,
+    num_classes=found.num_classes,
     spans=spans,
-    facts=known,
+    facts=found,
   )
 
 
@@ -77,15 +77,13 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
   Raises:
     ValueError: Unknown data set.
   """
-  if dataset.startswith(folder.PREFIX):
-    return FACTS["folder"]
-  name = dataset.split("/")[0].split(":")[0]
-  if name in FACTS and name not in ("folder", "glyphs"):
-    return FACTS[name]
+  found = known(dataset)
+  if found and found.num_classes:
+    return found
   builder = tfds_source.find_builder(dataset, data_dir, known=FACTS)
   tfds_source.check_features(dataset, builder)
   num_classes = builder.info.features["label"].num_classes
-  if name == builders.Glyphs.name:
+  if builder.name == builders.Glyphs.name:
     config = builder.builder_config
     sizes = {
       "train": config.count,

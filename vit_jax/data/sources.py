@@ -2,19 +2,15 @@
 
 import dataclasses
 
-from vit_jax.config import Config
-from vit_jax.data import fake, folder, tfds_source
+from vit_jax.data import fake as fake_lib
+from vit_jax.data import folder, tfds_source
+from vit_jax.data.facts import prefix_of
 from vit_jax.data.records import Source
 from vit_jax.data.splits import SplitError
 
-__all__ = ["SOURCES", "Source", "faults", "open_source"]
-
-# Kind of source -> function (dataset, split, data_dir) -> Source.
-SOURCES = {
-  "tfds": tfds_source.open_tfds,
-  "folder": folder.open_folder,
-  "fake": fake.open_fake,
-}
+# Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
+# without one of these is opened by TFDS.
+OPENERS = {folder.PREFIX: folder.open_folder}
 
 
 def open_source(
@@ -40,63 +36,68 @@ def open_source(
       that exist), records that are not on disk (with the command that puts
       them there), or features other than `image` and `label`.
   """
-  return SOURCES[kind_of(dataset, fake)](dataset, split, data_dir)
-
-
-def look_at(
-  dataset: str, split: str, data_dir: str | None = None, *, fake: bool = False
-) -> Source:
-  """As `open_source`, but makes no data set.
-
-  An embedded one that is absent is stood in for by made-up records of the same
-  number and classes, so that faults can be told before it is made.
-  """
-  if kind_of(dataset, fake) != "tfds":
-    return open_source(dataset, split, data_dir, fake=fake)
-  if not tfds_source.will_be_made(dataset, data_dir):
-    return open_source(dataset, split, data_dir)
-  stand_in = open_source(dataset, split, data_dir, fake=True)
-  names = tfds_source.class_names(dataset, data_dir)
-  return dataclasses.replace(stand_in, class_names=names)
-
-
-def kind_of(dataset: str, fake: bool = False) -> str:
-  """Returns the key of `SOURCES` that opens a data set."""
   if fake:
-    return "fake"
-  return "folder" if dataset.startswith(folder.PREFIX) else "tfds"
+    return fake_lib.open_fake(dataset, split, data_dir)
+  opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
+  return opener(dataset, split, data_dir)
 
 
-def faults(config: Config, is_training: bool = True) -> list[str]:
-  """Returns all that is wrong with the data of a config; raises nothing.
-
-  Opens every data set, but makes none: an embedded one that is absent is
-  looked at by what is known of it. Preprocessing is not looked at:
-  `vit_jax.config.preprocessing` does that.
+class Sources:
+  """Splits of data sets, each opened once for all who read it.
 
   Args:
-    config: the run.
-    is_training: False leaves out the split to train on.
+    data_dir: as for `open_source`.
+    fake: as for `open_source`.
   """
-  found = []
-  if is_training:
-    found += _open_faults(config, "config.data", config.data, "split")
-  for evaluator in config.evals:
-    where = f"config.evals.{evaluator.name}"
-    for option in ("train_split", "split"):
-      if hasattr(evaluator, option):
-        found += _open_faults(config, where, evaluator, option)
-  return list(dict.fromkeys(found))  # An evaluator may share one of the data.
 
+  def __init__(self, data_dir: str | None = None, *, fake: bool = False):
+    self._data_dir, self._fake = data_dir, fake
+    self._opened: dict[tuple[str, str], Source] = {}
+    self._stand_ins: dict[tuple[str, str], Source] = {}
 
-def _open_faults(config: Config, where: str, options, option: str):
-  split, data_dir = getattr(options, option), config.data.data_dir
-  at = where if options.dataset is not None else "config.data"
-  dataset = options.dataset or config.data.dataset
-  try:
-    look_at(dataset, split, data_dir, fake=config.fake_data)
-  except SplitError as e:
-    return [f"{where}.{option}: {e}"]
-  except Exception as e:  # Whatever it is, the others shall be told as well.
-    return [f"{at}.dataset: {e}"]
-  return []
+  def open(self, dataset: str, split: str) -> Source:
+    """As `open_source`; the same object for the same names."""
+    key = dataset, split
+    if key not in self._opened:
+      self._opened[key] = open_source(*key, self._data_dir, fake=self._fake)
+    return self._opened[key]
+
+  def look_at(self, dataset: str, split: str) -> Source:
+    """As `open`, but makes no data set.
+
+    An embedded one that is absent is stood in for by made-up records of the
+    same number and classes, so that faults can be told before it is made.
+    """
+    key = dataset, split
+    if key in self._opened or key in self._stand_ins:
+      return self._opened.get(key) or self._stand_ins[key]
+    if (
+      self._fake
+      or prefix_of(dataset) in OPENERS
+      or not tfds_source.will_be_made(dataset, self._data_dir)
+    ):
+      return self.open(dataset, split)
+    names = tfds_source.class_names(dataset, self._data_dir)
+    stand_in = open_source(dataset, split, self._data_dir, fake=True)
+    stand_in = dataclasses.replace(stand_in, class_names=names)
+    self._stand_ins[key] = stand_in
+    return stand_in
+
+  def faults(
+    self, dataset: str, split: str, dataset_key: str, split_key: str
+  ) -> list[str]:
+    """Returns what keeps `look_at` from a split; raises nothing.
+
+    Args:
+      dataset: as for `look_at`.
+      split: as for `look_at`.
+      dataset_key: path of the option that names the data set.
+      split_key: path of the option that names the split.
+    """
+    try:
+      self.look_at(dataset, split)
+    except SplitError as e:
+      return [f"{split_key}: {e}"]
+    except Exception as e:  # Whatever it is, the others shall be told as well.
+      return [f"{dataset_key}: {e}"]
+    return []

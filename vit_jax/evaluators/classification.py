@@ -2,63 +2,74 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from vit_jax.batch import Batch
-from vit_jax.config import ClassificationConfig, Config
-from vit_jax.data.pipeline import eval_batches
-from vit_jax.data.sources import open_source
-from vit_jax.evaluators.forward import forward
-from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
-from vit_jax.metrics import mean, sum_and_count, top_k_correct
-from vit_jax.sharding import replicated
-from vit_jax.weights import Head, match
+from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.options import option
 
 
-class Classification:
-  """Scores the head of a model on a split.
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig(EvaluatorConfig):
+  """Evaluator: top-1, top-5 and loss over a whole split."""
 
-  Args:
-    config: What to score; dataset and batch_size are set.
-    run: The run it belongs to: its loss, and whether data are made up, of
-      which two batches are scored.
-    predict: (params, uint8 images) -> (logits, out).
-    mesh: Where it runs.
-    random_params: Not needed here.
-    head: The classes of the logits; labels are matched with them.
+  name: str = "val"
+  kind: str = "classification"
+  split: str = option("validation", "split to score, every example once")
+  ops: str = option(
+    "decode|resize_small(256)|central_crop(224)", "preprocessing"
+  )
+
+  scores_head: ClassVar[bool] = True
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields a fault where classes of the data are not those of the head."""
+    from vit_jax.weights import match
+
+    try:
+      match(sources["split"], head)
+    except ValueError as e:
+      yield f"{where}.dataset: {e}"
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return Classification(context)
+
+
+class Classification(Evaluator):
+  """Scores the head of a model on a split; of made-up data, two batches.
+
+  Labels are matched with the classes of the head, as `weights.match` says; the
+  loss is that of the run.
+
+  Raises:
+    ValueError: The classes of the data are not those of the head.
   """
 
-  def __init__(
-    self,
-    config: ClassificationConfig,
-    run: Config,
-    predict: Callable,
-    mesh: Mesh,
-    random_params: Callable,
-    head: Head,
-  ):
-    del random_params
-    self.config = config
-    self._mesh = mesh
-    source = open_source(
-      config.dataset, config.split, run.data.data_dir, fake=run.fake_data
-    )
-    if run.fake_data:  # a trial: two batches show that it works
-      few = min(source.num_examples, 2 * config.batch_size)
+  def __init__(self, context: Context):
+    from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
+    from vit_jax.metrics import sum_and_count, top_k_correct
+    from vit_jax.weights import match
+
+    super().__init__(context)
+    source = context.sources["split"]
+    if context.config.fake_data:  # a trial: two batches show that it works
+      few = min(source.num_examples, 2 * self.config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
-    self._columns, how = match(source, head)
-    self.note = f"{source.name} [{source.split}], {how}"
-    loss_fn = LOSSES[run.objective.loss]
+    self._columns, how = match(source, context.head)
+    self.note += f", {how}"
+    loss = context.config.objective.loss
+    loss_fn = LOSSES[loss]
 
     def sums(params, batch):
       """Sums over the rows that count, and how many they are."""
-      logits, _ = predict(params, batch["image"])
+      logits, _ = context.predict(params, batch["image"])
       labels = batch["label"]
       per_example = {
         "top1": top_k_correct(logits, labels, 1),
@@ -69,30 +80,28 @@ class Classification:
         k: sum_and_count(v, batch["mask"]) for k, v in per_example.items()
       }
 
-    def probabilities(params, batch):
-      return PROBABILITIES[run.objective.loss](
-        predict(params, batch["image"])[0]
-      )
-
     def answers(params, batch):
-      found = probabilities(params, batch)
+      logits, _ = context.predict(params, batch["image"])
+      found = PROBABILITIES[loss](logits)
       return {"prediction": found.argmax(-1), "probability": found.max(-1)}
 
-    self._sums = jax.jit(sums, out_shardings=replicated(mesh))
-    self._answers = jax.jit(answers, out_shardings=replicated(mesh))
+    self._sums = context.jit(sums)
+    self._answers = context.jit(answers)
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`."""
-    return self.score(self.gather(params))
+    return super().run(params)
 
   def gather(self, params: Any) -> list[dict[str, Any]]:
-    """Runs on the devices: the sums of every batch."""
-    return list(forward(self._sums, params, self._batches(), self._mesh))
+    """Returns the sums of every batch."""
+    return list(self.context.forward(self._sums, params, self._batches()))
 
-  def score(self, sums: list[dict[str, Any]]) -> dict[str, float]:
-    """Runs on the host; returns what `run` does."""
-    scores = {k: mean([s[k] for s in sums]) for k in sums[0]}
-    scores["count"] = float(sum(s["top1"][1] for s in sums))
+  def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns what `run` does."""
+    from vit_jax.metrics import mean
+
+    scores = {k: mean([s[k] for s in gathered]) for k in gathered[0]}
+    scores["count"] = float(sum(s["top1"][1] for s in gathered))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 
   def predictions(
@@ -118,7 +127,7 @@ class Classification:
       `split`. Labels and predictions are columns of the head.
     """
     batches, again = itertools.tee(self._batches())
-    answers = forward(self._answers, params, batches, self._mesh)
+    answers = self.context.forward(self._answers, params, batches)
     first, worst, num_images, num_wrong = {}, {}, 0, 0
     for batch, answer in zip(again, answers, strict=True):
       rows = {"image": batch["image"], "label": batch["label"], **answer}
@@ -139,13 +148,7 @@ class Classification:
 
   def _batches(self) -> Iterator[Batch]:
     """Yields the split with the head's columns for labels."""
-    for batch in eval_batches(
-      self._source,
-      self.config.ops,
-      batch_size=self.config.batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    ):
+    for batch in self.context.batches(self._source):
       yield {**batch, "label": self._columns[batch["label"]]}
 
 

@@ -8,66 +8,106 @@ first of them is the one that counts: nothing is picked on the split that is
 scored.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from vit_jax import ridge
-from vit_jax.batch import normalise
-from vit_jax.config import Config, FewshotConfig
-from vit_jax.data.pipeline import eval_batches
-from vit_jax.data.sources import Source, open_source
-from vit_jax.evaluators.forward import forward
-from vit_jax.sharding import replicated
-from vit_jax.weights import Head
+from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.options import option
 
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 
-class Fewshot:
+@dataclasses.dataclass(frozen=True)
+class FewshotConfig(EvaluatorConfig):
+  """Evaluator: closed-form ridge regression on frozen features."""
+
+  name: str = "fewshot"
+  kind: str = "fewshot"
+  train_split: str = option("train", "split the shots are drawn from")
+  layer: str = option("pre_logits", "which intermediate is the feature")
+  shots: tuple[int, ...] = option(
+    (1, 5, 10, 25),
+    "examples per class; 0: all of train_split, as <name>/all",
+  )
+  seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
+  l2: tuple[float, ...] = option(
+    (1024.0,),
+    "weights of the L2 penalty, fixed beforehand: the first gives"
+    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
+  )
+  baselines: bool = option(
+    False, "also score random weights and raw pixels, once"
+  )
+
+  SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
+
+  def faults(self, where: str) -> Iterator[str]:
+    """See `EvaluatorConfig`."""
+    yield from super().faults(where)
+    if not self.l2 or min(self.l2) <= 0:
+      yield (
+        f"{where}.l2: got {self.l2}, expected numbers above 0 such as 16,1024."
+      )
+    if not self.shots or min(self.shots) < 0:
+      yield (
+        f"{where}.shots: got {self.shots}, expected numbers such as 1,5, or 0"
+        " for all examples."
+      )
+    if not self.seeds or min(self.seeds) < 0:
+      yield f"{where}.seeds: got {self.seeds}, expected numbers such as 0,1."
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields a fault for a layer, or a number of shots, that is not there."""
+    import jax
+
+    from vit_jax.ridge import sample_shots
+
+    try:
+      jax.eval_shape(lambda out: layer_of(out, self.layer), out)
+    except ValueError as e:
+      yield f"{where}.layer: {e}"
+    train = sources["train_split"]
+    if train.knows_labels and max(self.shots, default=0):
+      try:
+        sample_shots(train.labels(), max(self.shots), 0)
+      except ValueError as e:
+        yield f"{where}.shots: {e}"
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return Fewshot(context)
+
+
+class Fewshot(Evaluator):
   """Scores features of a model by what a few labels make of them.
 
-  Args:
-    config: What to score; dataset and batch_size are set.
-    run: The run it belongs to.
-    predict: (params, uint8 images) -> (logits, out).
-    mesh: Where it runs.
-    random_params: Makes freshly initialised parameters, for the baseline.
-    head: Not needed here: the data set's own classes are learned.
+  The head plays no part: the data set's own classes are learned.
   """
 
-  def __init__(
-    self,
-    config: FewshotConfig,
-    run: Config,
-    predict: Callable,
-    mesh: Mesh,
-    random_params: Callable,
-    head: Head,
-  ):
-    del head
-    self.config = config
-    self._mesh = mesh
-    self._random_params = random_params
+  def __init__(self, context: Context):
+    from vit_jax.step import normalise
+
+    super().__init__(context)
     self._baselines: dict[str, float] = {}
     self._support, self._test = (
-      open_source(config.dataset, split, run.data.data_dir, fake=run.fake_data)
-      for split in (config.train_split, config.split)
+      context.sources[option] for option in ("train_split", "split")
     )
     self.note = (
-      f"{config.dataset}, learns from [{config.train_split}]"
+      f"{self.config.dataset}, learns from [{self.config.train_split}]"
       f" ({self._support.num_examples:,} images,"
-      f" {self._support.num_classes:,} classes), scored on [{config.split}]"
-      f" ({self._test.num_examples:,})"
+      f" {self._support.num_classes:,} classes), scored on"
+      f" [{self.config.split}] ({self._test.num_examples:,})"
     )
 
     def features(params, batch):
-      _, out = predict(params, batch["image"])
-      return layer_of(out, config.layer)
+      _, out = context.predict(params, batch["image"])
+      return layer_of(out, self.config.layer)
 
     def pixels(params, batch):
       del params
@@ -76,12 +116,11 @@ class Fewshot:
     # Rows are split over the mesh; of `out` only one layer is computed to the
     # end, gathered and fetched.
     self._features, self._pixels = (
-      jax.jit(
+      context.jit(
         lambda params, batch, fn=fn: {
           "x": fn(params, batch),
           **{k: batch[k] for k in ("label", "mask", "index")},
-        },
-        out_shardings=replicated(mesh),
+        }
       )
       for fn in (features, pixels)
     )
@@ -96,17 +135,17 @@ class Fewshot:
     network with random weights, and `<name>/raw_pixels/...`; these stay the
     same and are computed once.
     """
-    return self.score(self.gather(params))
+    return super().run(params)
 
   def gather(self, params: Any) -> dict[str, tuple[Rows, Rows]]:
-    """Runs on the devices: features by what they are of ("": the model).
+    """Returns features by what they are of ("": the model).
 
     Each split is passed through once, for all shots and seeds together. The
     pair holds the rows of all shots, and those of the split to score.
     """
     features = {"": (self._features, params)}
     if self.config.baselines and not self._baselines:
-      features["random_init/"] = (self._features, self._random_params())
+      features["random_init/"] = (self._features, self.context.random_params())
       features["raw_pixels/"] = (self._pixels, None)
     wanted = np.unique(np.concatenate(list(self._chosen.values())))
     return {
@@ -118,7 +157,7 @@ class Fewshot:
     }
 
   def score(self, gathered: dict[str, tuple[Rows, Rows]]) -> dict[str, float]:
-    """Runs on the host, maybe in a thread; returns what `run` does."""
+    """Returns what `run` does."""
     scores: dict[str, float] = {}
     for of, (support, test) in gathered.items():
       found = self._baselines if of else scores
@@ -127,6 +166,8 @@ class Fewshot:
     return scores | self._baselines
 
   def _accuracies(self, support: Rows, test: Rows) -> dict[str, float]:
+    from vit_jax import ridge
+
     l2s, found = self.config.l2, {}
     for shots in self.config.shots:
       draws = [key for key in self._chosen if key[0] == shots]
@@ -149,6 +190,8 @@ class Fewshot:
   @functools.cached_property
   def _chosen(self) -> dict[tuple[int, int], np.ndarray]:
     """(shots, seed) -> record numbers; reads the labels of the split once."""
+    from vit_jax import ridge
+
     everything = np.arange(self._support.num_examples)
     drawn = {(0, 0): everything} if 0 in self.config.shots else {}
     if shots := [k for k in self.config.shots if k]:
@@ -162,28 +205,21 @@ class Fewshot:
 
   def _extract(
     self,
-    source: Source,
+    source: Any,
     extract: Callable,
     params,
     indices: np.ndarray | None,
   ) -> Rows:
     """Features, labels and record numbers, in the order of the records."""
-    batches = eval_batches(
-      source,
-      self.config.ops,
-      batch_size=self.config.batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-      indices=indices,
-    )
-    parts = list(forward(extract, params, batches, self._mesh))
+    batches = self.context.batches(source, indices)
+    parts = list(self.context.forward(extract, params, batches))
     rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     order = np.argsort(rows["index"])
     return {k: v[order] for k, v in rows.items()}
 
 
-def layer_of(out: dict, path: str) -> jax.Array:
+def layer_of(out: dict, path: str) -> Any:
   """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
 
   Raises:

@@ -75,8 +75,8 @@ def predictions(run: Run, limit: int) -> Predictions | None:
     mistakes = [r for r in rows if r.label not in (r.guess, NO_LABEL)]
     mistakes.sort(key=lambda r: -r.probability)
     num_images, num_wrong = len(rows), len(mistakes)
-    judged = [n for n, e in run.evals.items() if e.kind == "classification"]
-    of = run.scored(judged[0]) if judged else run.dataset
+    scored = [n for n, e in run.evals.items() if e.scores_head]
+    of = run.scored(scored[0]) if scored else run.dataset
   return Predictions(
     of, rows[:limit], mistakes[:limit], num_images, num_wrong, is_whole
   )

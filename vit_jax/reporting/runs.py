@@ -8,10 +8,12 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.config import Config, EvalConfig, build
+from vit_jax.config import Config, EvaluatorConfig, build
 from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
+# Metrics by which evaluators are told apart, whatever their kind.
+TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
 # Order and names of the runs that `make demo` makes.
 DEMO = {
@@ -48,9 +50,13 @@ class Run:
     return full if full.startswith("folder:") else full.split("/")[0]
 
   @functools.cached_property
-  def evals(self) -> dict[str, EvalConfig]:
-    """Options of the evaluators, by name; defaults for those in `faults`."""
-    return {e.name: e for e in self._built[0].evals}
+  def evals(self) -> dict[str, EvaluatorConfig]:
+    """Options of the evaluators, by name; those of `faults` at defaults."""
+    data = self.config.get("data", {})
+    return {
+      e.name: e.resolved(data.get("dataset"), data.get("batch_size"))
+      for e in self._built[0].evals
+    }
 
   @property
   def faults(self) -> list[str]:
@@ -83,22 +89,22 @@ class Run:
         return row[name] if is_number(row[name]) else None
     return None
 
-  def evaluators(self, kind: str) -> list[str]:
-    """Returns names of evaluators: those of the config, or as written."""
-    found = [n for n, e in self.evals.items() if e.kind == kind]
-    if kind == "classification":
-      written = [n[: -len("/top1")] for n in self.names if n.endswith("/top1")]
-    else:
-      matches = [SHOT.fullmatch(n) for n in self.names]
-      written = [m["name"] for m in matches if m]
-    return [n for n in dict.fromkeys([*found, *written]) if n in {*written}]
+  def evaluators(self, metric: re.Pattern) -> list[str]:
+    """Returns names of evaluators, in the order of the config.
+
+    Args:
+      metric: What they wrote, `TOP1` or `SHOT`.
+    """
+    matches = [metric.fullmatch(n) for n in self.names]
+    written = dict.fromkeys(m["name"] for m in matches if m)
+    return [n for n in self.evals if n in written] + [
+      n for n in written if n not in self.evals
+    ]
 
   def scored(self, name: str) -> str:
     """Returns data set and split of an evaluator, its name if unknown."""
-    own = self.config.get("data", {}).get("dataset")
     texts = {
-      n: f"{short(e.dataset or own or n)} {e.split}"
-      for n, e in self.evals.items()
+      n: f"{short(e.dataset or n)} {e.split}" for n, e in self.evals.items()
     }
     text = texts.get(name, name)
     same = [n for n, t in texts.items() if t == text]
@@ -107,19 +113,19 @@ class Run:
   def is_held_out(self, name: str) -> bool:
     """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
-    if options is None or options.dataset not in (None, data.get("dataset")):
+    if options is None or options.dataset != data.get("dataset"):
       return False
     base = options.split.partition("[")[0]
     return base == str(data.get("split")).partition("[")[0]
 
   def top1(self) -> str | None:
     """Returns the name of the metric that represents the run."""
-    names = self.evaluators("classification")
+    names = self.evaluators(TOP1)
     return f"{names[0]}/top1" if names else None
 
   def curve(self) -> str | None:
     """Returns the top-1 that was scored most often: a test is scored once."""
-    names = [f"{n}/top1" for n in self.evaluators("classification")]
+    names = [f"{n}/top1" for n in self.evaluators(TOP1)]
     return max(names, key=lambda n: len(self.series(n)[0]), default=None)
 
   def fewshot(self, name: str, of: str = "") -> dict[str, dict[str, float]]:
@@ -211,7 +217,7 @@ def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
   top1 = {n: r.last(r.top1()) for n, r in by_name.items()}
   shots = {of: {} for of in ("features", "random_init", "raw_pixels")}
   if run := by_name.get("pretrain"):
-    for name in run.evaluators("fewshot")[:1]:
+    for name in run.evaluators(SHOT)[:1]:
       shots = {
         of: run.fewshot(name, of.replace("features", "")) for of in shots
       }

@@ -13,13 +13,13 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   A held-out part of the split that was trained on is no headline beside another
   split: a run is chosen by it.
   """
-  names = run.evaluators("classification")
+  names = run.evaluators(runs_lib.TOP1)
   tests = [n for n in names if not run.is_held_out(n)]
   found = [
     (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
     for n in tests or names
   ]
-  for name in run.evaluators("fewshot"):
+  for name in run.evaluators(runs_lib.SHOT):
     by_l2 = run.fewshot(name)
     if not by_l2:
       continue
@@ -36,7 +36,7 @@ def scores(runs: list[Run]) -> str:
   rows = []
   for run in runs:
     who = f", {run.label}" if len(runs) > 1 else ""
-    for name in run.evaluators("classification"):
+    for name in run.evaluators(runs_lib.TOP1):
       top1, top5, loss, count = (
         run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
       )

@@ -1,18 +1,25 @@
-"""Looks at a whole run before anything is compiled, and tells all at once."""
+"""Opens, counts, reads and checks all that a run needs, before its first step.
 
+`check` tells every fault at once, before anything is compiled or a data set is
+made, and returns the `Run` that holds what it found: nothing is opened, read or
+derived from the config a second time.
+"""
+
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 from etils import epath
 
-from vit_jax import checkpoint, sharding, weights
-from vit_jax.config import Config, ConfigError
+from vit_jax import batch, checkpoint, sharding, weights
+from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.config.checks import warmup_faults
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import sources
-from vit_jax.evaluators.fewshot import layer_of
-from vit_jax.ridge import sample_shots
+from vit_jax.data.sources import Sources
+from vit_jax.data.training import TrainingData
+from vit_jax.evaluators.evaluator import Context, Evaluator
 from vit_jax.runtime import run_info
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
@@ -21,92 +28,345 @@ from vit_jax.step import Facts
 FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
 
 
+class Run:
+  """All of a run that comes from outside; each part is made on its first use.
+
+  Args:
+    config: The run.
+    workdir: Folder of its files; where that holds a checkpoint the run resumes,
+      and config.init is not read. None: nothing is written.
+    data: What it trains on; None: what config.data names.
+    found: Weights that are evaluated, not trained; None: a training run.
+    sources: What is open already; None: nothing.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    workdir: str | None = None,
+    data: Any = None,
+    found: weights.Weights | None = None,
+    sources: Sources | None = None,
+  ):
+    self.config = config
+    self.workdir = workdir
+    self.found = found
+    self.is_training = found is None
+    self.sources = sources or Sources(
+      config.data.data_dir, fake=config.fake_data
+    )
+    self._given = data
+    self._fitted: Any = None
+    # Options of the evaluators; none is left to config.data.
+    self.evals: tuple[EvaluatorConfig, ...] = tuple(
+      e.resolved(config.data.dataset, config.data.batch_size)
+      for e in config.evals
+    )
+
+  @functools.cached_property
+  def data(self) -> Any:
+    """What the run trains on, a `batch.Data`; made now if it must be."""
+    if self._given is not None:
+      return self._given
+    data = self.config.data
+    source = self.sources.open(data.dataset, data.split)
+    return TrainingData(source, self.config)
+
+  @property
+  def data_name(self) -> str:
+    """What the screen calls the data."""
+    if self._given is not None:
+      return f"{type(self._given).__name__}, given"
+    data = self.config.data
+    made_up = ", made up (fake_data)" * self.config.fake_data
+    return f"{data.dataset} [{data.split}]{made_up}"
+
+  @functools.cached_property
+  def data_note(self) -> str:
+    """What a user should know before training on the data, or ""."""
+    return "" if self._given is not None else self.data.source.note()
+
+  @functools.cached_property
+  def facts(self) -> Facts:
+    """Classes, size of the images, length of the run."""
+    config, size = self.config, image_size(self.config.data.ops)
+    if self.found is not None:
+      return Facts(weights.num_classes(self.found.params), size)
+    data, steps = self._seen, config.total_steps
+    if steps is None:
+      epochs = config.total_epochs * data.num_examples / config.data.batch_size
+      steps = max(1, round(epochs))
+    return Facts(config.num_classes or data.num_classes, size, steps)
+
+  @functools.cached_property
+  def head(self) -> weights.Head:
+    """The classes of the logits."""
+    known = self._seen if self.found is None else self.found
+    names = known.class_names
+    return weights.Head(self.facts.num_classes, tuple(names) if names else None)
+
+  @functools.cached_property
+  def start(self) -> int:
+    """The step that a run goes on from; 0 for a new one."""
+    try:
+      return int(checkpoint.find(self.workdir).name) if self.workdir else 0
+    except FileNotFoundError:
+      return 0
+
+  @functools.cached_property
+  def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shapes of the model's intermediates on one image, and of its params."""
+    module, _ = self.config.objective.make(self.config.model, self.facts)
+    size = self.facts.image_size
+    images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+    (_, out), variables = jax.eval_shape(
+      module.init_with_output, jax.random.key(0), images
+    )
+    return out, variables["params"]
+
+  def take_weights(self) -> tuple[dict[str, Any], weights.Report]:
+    """Returns the weights to begin with, or to evaluate, fitted to the model.
+
+    They are those of config.init, or `found`, as `check` read them. They are
+    returned once, so that the host can free them.
+    """
+    fitted, self._fitted = self._fitted, None
+    return fitted
+
+  def evaluators(
+    self,
+    predict: Callable[[Any, jax.Array], Any],
+    mesh: jax.sharding.Mesh,
+    random_params: Callable[[], Any],
+  ) -> list[Evaluator]:
+    """Returns the evaluators in the order of the config; makes their data.
+
+    Args:
+      predict: (params, uint8 images) -> (logits, out), not jitted.
+      mesh: Where it runs.
+      random_params: Makes freshly initialised parameters, for baselines.
+    """
+    return [
+      e.make(
+        Context(
+          options=e,
+          config=self.config,
+          sources={
+            option: self.sources.open(e.dataset, getattr(e, option))
+            for option in e.SPLITS
+          },
+          predict=predict,
+          mesh=mesh,
+          random_params=random_params,
+          head=self.head,
+        )
+      )
+      for e in self.evals
+    ]
+
+  @property
+  def _seen(self) -> Any:
+    """As `data`, but makes no data set: for its numbers and names."""
+    if self._given is not None:
+      return self._given
+    return self.sources.look_at(
+      self.config.data.dataset, self.config.data.split
+    )
+
+  def data_faults(self) -> list[str]:
+    """Every split must be there; makes no data set."""
+    config, found = self.config, []
+    if self._given is not None:
+      found += given_faults(self._given)
+    elif self.is_training:
+      found += self.sources.faults(
+        config.data.dataset,
+        config.data.split,
+        "config.data.dataset",
+        "config.data.split",
+      )
+    for written, e in zip(config.evals, self.evals, strict=True):
+      where = f"config.evals.{e.name}"
+      at = "config.data" if written.dataset is None else where
+      for option in e.SPLITS:
+        found += self.sources.faults(
+          e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
+        )
+    return found
+
+  def run_faults(self) -> list[str]:
+    """The length of the run and its head must fit the data."""
+    found = []
+    if self.config.total_steps is None:
+      found += warmup_faults(self.config, self.facts.total_steps)
+    if self.facts.num_classes < self._seen.num_classes:
+      name = getattr(self._seen, "name", "the data")
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected at least"
+        f" the {self._seen.num_classes} classes of {name!r}, or None."
+      )
+    return found
+
+  def evaluator_faults(self) -> list[str]:
+    """Evaluators must fit the head, the model's layers and the data."""
+    found = []
+    for e in self.evals:
+      splits = {
+        option: self.sources.look_at(e.dataset, getattr(e, option))
+        for option in e.SPLITS
+      }
+      where = f"config.evals.{e.name}"
+      if e.scores_head and not self.head.num_classes:
+        found.append(
+          f"--checkpoint: got {self.found.path!r}, which has no head; expected"
+          " one, or --fewshot=<dataset>."
+        )
+        continue
+      found += e.check(where, splits, self.head, self.shapes[0])
+    return found
+
+  def resume_faults(self) -> list[str]:
+    """A run goes on as it began, and not to a step that lies behind it."""
+    if not self.start:
+      return []
+    workdir, names = self.workdir, self.head.class_names
+    found = [
+      f"{text}: the run in {workdir} goes on as it began; take another"
+      " --workdir, or delete that one."
+      for key, text in run_info.changes(self.config, workdir).items()
+      if key in FIXED
+    ]
+    was = run_info.class_names(workdir)
+    if was and names and was != names:
+      found.append(
+        f"config.data.dataset: got the {len(names)} classes"
+        f" {weights.some(names)}, but the run in {workdir} began with the"
+        f" {len(was)} classes {weights.some(was)}; take another --workdir."
+      )
+    if self.start > self.facts.total_steps:
+      found.append(
+        f"config.total_steps: got {self.facts.total_steps}, expected at least"
+        f" the {self.start} steps that {workdir} has done; or take another"
+        " --workdir."
+      )
+    return found
+
+  def weights_faults(self) -> list[str]:
+    """The weights to begin with, or to evaluate, must be there and fit.
+
+    Every process reads them. On a TPU slice that is once a host, which has one
+    process; where several share a host, the first leaves the file in the page
+    cache, from which the others read.
+    """
+    if self.is_training and (self.start or not self.config.init):
+      return []
+    key = "config.init" if self.is_training else "--checkpoint"
+    try:
+      found = self.found or weights.read(self.config.init)
+    except (FileNotFoundError, ValueError) as e:
+      return [f"{key}: {e}"]
+    _, target = self.shapes
+    names = self.head.class_names if self.is_training else None
+    try:
+      self._fitted = weights.adapt(
+        found,
+        target,
+        self.config.model,
+        self.facts.image_size,
+        class_names=names,
+      )
+    except ValueError as e:
+      return [f"{key}: {e}"]
+    if not self.is_training and (kept := self._fitted[1].reinitialised):
+      return [
+        f"{key}: got a head other than {', '.join(kept)}; set"
+        " config.model.pre_logits as it was trained."
+      ]
+    return []
+
+  def workdir_faults(self) -> list[str]:
+    """The folder must be one that files can be written to; makes it."""
+    if self.workdir is None:
+      return []
+    try:
+      folder = epath.Path(self.workdir)
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / (METRICS if self.is_training else SCORES)).open("a").close()
+    except OSError as e:
+      return [
+        f"--workdir: got {self.workdir!r}, where no files can be written"
+        f" ({e.strerror or e}); expected a folder, there or to be made."
+      ]
+    return []
+
+  def check(self, faults: Iterable[str] = ()) -> None:
+    """Raises if the run cannot work: words, machine, disk.
+
+    Args:
+      faults: What was found before, to be told in the same breath.
+
+    Raises:
+      ConfigError: With every fault.
+    """
+    found = [
+      *faults,
+      *word_faults(self.config, self.is_training),
+      *mesh_faults(self.config),
+      *self.data_faults(),
+    ]
+    looks = [self.evaluator_faults] if self.evals else []
+    if self.is_training:
+      looks += [self.run_faults, self.resume_faults]
+    for look in (*looks, self.weights_faults):
+      try:
+        found += look()
+      except (AssertionError, TypeError, ValueError, ZeroDivisionError):
+        if not found:
+          raise
+        # No model or no data to look at, for a reason that is told already.
+    found = found or self.workdir_faults()
+    if found:
+      raise ConfigError(dict.fromkeys(found))
+
+
 def check(
   config: Config,
   workdir: str | None = None,
   faults: Iterable[str] = (),
-  head: weights.Head | None = None,
-) -> None:
-  """Raises if a run cannot work: words, machine, disk.
-
-  Args:
-    config: The run.
-    workdir: Folder that its files go to; where that holds a checkpoint,
-      config.init is not looked at, since the run resumes.
-    faults: What was found before, to be told in the same breath.
-    head: That of a checkpoint that shall be evaluated, not trained; None for a
-      training run.
+  *,
+  data: Any = None,
+  found: weights.Weights | None = None,
+  sources: Sources | None = None,
+) -> Run:
+  """Returns the `Run` of these arguments; `faults` are told with its own.
 
   Raises:
     ConfigError: With every fault.
   """
-  is_training = head is None
-  found = [*faults, *word_faults(config, is_training), *mesh_faults(config)]
-  found += sources.faults(config, is_training)
-  checks: list[Callable[[], list[str]]] = [
-    lambda: evaluator_faults(config, head)
-  ]
-  if is_training:
-    checks += [lambda: run_faults(config)]
-    if start := _step_reached(workdir):
-      checks += [lambda: resume_faults(config, workdir, start)]
-    elif config.init:
-      checks += [lambda: init_faults(config)]
-  for look in checks:
-    try:
-      found += look()
-    except (AssertionError, TypeError, ValueError, ZeroDivisionError):
-      if not found:
-        raise
-      # No model or no data to look at, for a reason that is told already.
-  if workdir is not None and not found:
-    found += workdir_faults(workdir, METRICS if is_training else SCORES)
-  if found:
-    raise ConfigError(dict.fromkeys(found))
+  run = Run(config, workdir, data, found, sources)
+  run.check(faults)
+  return run
 
 
-def workdir_faults(workdir: str, file: str) -> list[str]:
-  """The folder must be one that the file can be written to; makes it."""
-  try:
-    folder = epath.Path(workdir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / file).open("a").close()
-  except OSError as e:
-    return [
-      f"--workdir: got {workdir!r}, where no files can be written"
-      f" ({e.strerror or e}); expected a folder, there or to be made."
-    ]
-  return []
-
-
-def total_steps(config: Config, source: sources.Source) -> int:
-  """Returns the length of a run in steps.
-
-  Args:
-    config: Its total_steps, or its total_epochs over the source.
-    source: The split to train on.
-  """
-  if config.total_steps is not None:
-    return config.total_steps
-  return max(
-    1, round(config.total_epochs * source.num_examples / config.data.batch_size)
-  )
-
-
-def open_train(config: Config) -> sources.Source:
-  """Opens the split that a run trains on."""
-  data = config.data
-  return sources.open_source(
-    data.dataset, data.split, data.data_dir, fake=config.fake_data
-  )
-
-
-def _look_at_train(config: Config) -> sources.Source:
-  """As `open_train`, but makes no data set."""
-  data = config.data
-  return sources.look_at(
-    data.dataset, data.split, data.data_dir, fake=config.fake_data
-  )
+def given_faults(data: Any) -> list[str]:
+  """Data that were handed to a run must be a `batch.Data`."""
+  found = []
+  for key in ("num_examples", "num_classes"):
+    value = getattr(data, key, None)
+    if not isinstance(value, int) or value < 1:
+      found.append(f"data.{key}: got {value!r}, expected 1 or more.")
+  names = getattr(data, "class_names", ())
+  if names is not None and len(names) != getattr(data, "num_classes", None):
+    found.append(
+      f"data.class_names: got {len(names)}, expected one for each of"
+      " data.num_classes, or None."
+    )
+  if not callable(getattr(data, "batches", None)):
+    found.append(
+      "data.batches: got none, expected (start_step, process_index,"
+      f" process_count) -> batches; see {batch.Data.__module__}.Data."
+    )
+  return found
 
 
 def mesh_faults(config: Config) -> list[str]:
@@ -134,124 +394,3 @@ def mesh_faults(config: Config) -> list[str]:
     if size > 0:
       found += sharding.batch_faults(key, size, shape)
   return found
-
-
-def run_faults(config: Config) -> list[str]:
-  """The length of the run and its head must fit the data."""
-  found = []
-  source = _look_at_train(config)
-  if config.total_steps is None:
-    found += warmup_faults(config, total_steps(config, source))
-  if config.num_classes and config.num_classes < source.num_classes:
-    found.append(
-      f"config.num_classes: got {config.num_classes}, expected at least the"
-      f" {source.num_classes} classes of {source.name!r}, or None."
-    )
-  return found
-
-
-def evaluator_faults(
-  config: Config, head: weights.Head | None = None
-) -> list[str]:
-  """Evaluators must fit the head, the model's layers and the labels.
-
-  Args:
-    config: The run.
-    head: None: as training would make it.
-  """
-  if not config.evals:
-    return []
-  if head is None:
-    train = _look_at_train(config)
-    num_classes = config.num_classes or train.num_classes
-    head = weights.Head(num_classes, train.class_names)
-  _, out = _shapes(config, head.num_classes)[0]
-  found = []
-  for e in config.evals:
-    where = f"config.evals.{e.name}"
-    split = e.split if e.kind == "classification" else e.train_split
-    source = sources.look_at(
-      e.dataset or config.data.dataset,
-      split,
-      config.data.data_dir,
-      fake=config.fake_data,
-    )
-    if e.kind == "classification":
-      try:
-        weights.match(source, head)
-      except ValueError as error:
-        found.append(f"{where}.dataset: {error}")
-      continue
-    try:
-      jax.eval_shape(lambda out, e=e: layer_of(out, e.layer), out)
-    except ValueError as error:
-      found.append(f"{where}.layer: {error}")
-    if source.knows_labels and max(e.shots, default=0):
-      try:
-        sample_shots(source.labels(), max(e.shots), 0)
-      except ValueError as error:
-        found.append(f"{where}.shots: {error}")
-  return found
-
-
-def resume_faults(config: Config, workdir: str, start: int) -> list[str]:
-  """A run goes on as it began, and not to a step that lies behind it."""
-  found = [
-    f"{text}: the run in {workdir} goes on as it began; take another --workdir,"
-    " or delete that one."
-    for key, text in run_info.changes(config, workdir).items()
-    if key in FIXED
-  ]
-  source = _look_at_train(config)
-  was = run_info.class_names(workdir)
-  if was and source.class_names and was != source.class_names:
-    found.append(
-      f"config.data.dataset: got the {len(source.class_names)} classes"
-      f" {weights.some(source.class_names)}, but the run in {workdir} began"
-      f" with the {len(was)} classes {weights.some(was)}; take another"
-      " --workdir."
-    )
-  num_steps = total_steps(config, source)
-  if start > num_steps:
-    found.append(
-      f"config.total_steps: got {num_steps}, expected at least the {start}"
-      f" steps that {workdir} has done; or take another --workdir."
-    )
-  return found
-
-
-def init_faults(config: Config) -> list[str]:
-  """The weights to start from must be there, and fit the model."""
-  try:
-    found = weights.read(config.init)
-  except (FileNotFoundError, ValueError) as e:
-    return [f"config.init: {e}"]
-  source = _look_at_train(config)
-  _, variables = _shapes(config, config.num_classes or source.num_classes)
-  try:
-    weights.adapt(
-      found,
-      variables["params"],
-      config.model,
-      image_size(config.data.ops),
-      class_names=source.class_names,
-    )
-  except ValueError as e:
-    return [f"config.init: {e}"]
-  return []
-
-
-def _shapes(config: Config, num_classes: int):
-  """Shapes of ((logits, out), variables) of the model on one image."""
-  size = image_size(config.data.ops)
-  module, _ = config.objective.make(config.model, Facts(num_classes, size))
-  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
-  return jax.eval_shape(module.init_with_output, jax.random.key(0), images)
-
-
-def _step_reached(workdir: str | None) -> int:
-  """The step that a run goes on from; 0 for a new one."""
-  try:
-    return int(checkpoint.find(workdir).name) if workdir else 0
-  except FileNotFoundError:
-    return 0

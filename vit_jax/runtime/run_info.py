@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 import vit_jax
 from vit_jax import sharding
 from vit_jax.config import Config, to_dict, upgraded
-from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
@@ -39,19 +38,15 @@ def num_params(params) -> int:
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
 
 
-def metadata(
-  config: Config, source, params, num_classes: int
-) -> dict[str, Any]:
-  """Returns the JSON that must go with the weights.
+def metadata(run, params) -> dict[str, Any]:
+  """Returns what must stay with the weights, as JSON can hold it.
 
   Args:
-    config: The run.
-    source: The data it trains on, with the names of the classes.
+    run: A `prepare.Run`.
     params: Arrays or shapes.
-    num_classes: Width of the head.
   """
-  size = image_size(config.data.ops)
-  names = source.class_names
+  config, size = run.config, run.facts.image_size
+  names = run.head.class_names
   return {
     "config": to_dict(config),
     "image_size": list(size),
@@ -61,10 +56,10 @@ def metadata(
       "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],
     },
-    "num_classes": num_classes,
+    "num_classes": run.facts.num_classes,
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
-    "num_examples": source.num_examples,
+    "num_examples": run.data.num_examples,
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
   }
@@ -73,7 +68,7 @@ def metadata(
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images to be scored, that of training if no
   evaluator says another."""
-  of_head = [e.ops for e in config.evals if e.kind == "classification"]
+  of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
 
 
@@ -139,17 +134,17 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   }
 
 
-def text(
-  config: Config,
-  mesh: Mesh,
-  source,
-  params,
-  total_steps: int,
-  workdir: str,
-) -> str:
-  """Returns the lines shown before the first step."""
-  batch = config.data.batch_size
-  epochs = total_steps * batch / source.num_examples
+def text(run, mesh: Mesh, params) -> str:
+  """Returns the lines shown before the first step.
+
+  Args:
+    run: A `prepare.Run`.
+    mesh: Where it runs.
+    params: Arrays or shapes.
+  """
+  config, data = run.config, run.data
+  total_steps, batch = run.facts.total_steps, config.data.batch_size
+  epochs = total_steps * batch / data.num_examples
   axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
   lines = [
     parameter_table(params),
@@ -158,21 +153,19 @@ def text(
     f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant} ({config.model.name}),"
     f" {num_params(params):,} parameters, {config.model.dtype}",
-    f"data        {config.data.dataset} [{config.data.split}]:"
-    f" {source.num_examples:,} images, {source.num_classes:,} classes"
-    + ", made up (fake_data)"
-    * config.fake_data,
+    f"data        {run.data_name}: {data.num_examples:,} images,"
+    f" {data.num_classes:,} classes",
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
-    f"files       {workdir}: checkpoints/, metrics.jsonl, tensorboard/",
+    f"files       {run.workdir}: checkpoints/, metrics.jsonl, tensorboard/",
   ]
-  if attention := _attention(config, mesh):
+  if attention := _attention(config, run.facts.image_size, mesh):
     lines.insert(3, f"attention   {attention}")
   if config.optim.ema_decay is not None:
     average = _average(config.optim.ema_decay, total_steps)
     lines.insert(-1, f"average     {average}")
-  if note := source.note():
-    lines.append(f"note        {note}")
+  if run.data_note:
+    lines.append(f"note        {run.data_note}")
   if fault := unknown_peak(mesh.devices.flat[0].device_kind):
     lines.append(f"MFU         not shown: {fault}")
   return "\n".join(lines)
@@ -191,10 +184,10 @@ def _average(decay: float, total_steps: int) -> str:
   return text
 
 
-def _attention(config: Config, mesh: Mesh) -> str:
-  """Returns what computes attention, where there is a choice: on GPUs."""
+def _attention(config: Config, size: tuple[int, int], mesh: Mesh) -> str:
+  """What computes it, where there is a choice: on GPUs."""
   kind = mesh.devices.flat[0].platform
-  heads = config.model.attention(image_size(config.data.ops))
+  heads = config.model.attention(size)
   if heads is None or kind not in cudnn.PLATFORMS:
     return ""
   found, fault = implementation(kind, *heads, config.model.dtype)

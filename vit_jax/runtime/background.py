@@ -19,17 +19,17 @@ class Background:
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "scores")
     self._pending: collections.deque = collections.deque()
 
-  def start(self, step: int, judge, params: Any) -> None:
+  def start(self, step: int, evaluator: Any, params: Any) -> None:
     """Gathers now, scores later; all processes must call it.
 
     Args:
       step: Updates applied to the parameters.
-      judge: An evaluator.
+      evaluator: An `Evaluator`.
       params: Those of the model; may be donated afterwards.
     """
-    gathered = judge.gather(params)
+    gathered = evaluator.gather(params)
     if jax.process_index() == 0:
-      future = self._worker.submit(judge.score, gathered)
+      future = self._worker.submit(evaluator.score, gathered)
       self._pending.append((step, future))
 
   def finished(self, wait: bool) -> Iterator[tuple[int, dict[str, float]]]:

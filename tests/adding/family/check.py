@@ -1,0 +1,80 @@
+"""Trains, resumes, scores, plans, exports and loads an MLP-Mixer."""
+
+import dataclasses
+import os
+import sys
+import tempfile
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+
+import vit_jax
+from vit_jax import convert, plan, sharding
+from vit_jax.config import ConfigError, build, defaults, freeze
+from vit_jax.config.checks import faults
+from vit_jax.train import train_and_evaluate
+
+
+def config(steps: int):
+  c = defaults()
+  c.model.name, c.model.variant = "mixer", "Mixer-Ti/8"
+  c.model.tokens_dropout = 0.1
+  c.data.dataset, c.fake_data = "cifar10", True
+  c.data.ops = "decode|resize(32)"
+  c.data.batch_size = 16
+  c.mesh.fsdp, c.mesh.tensor = 2, 2
+  c.total_steps, c.log_steps, c.checkpoint.every_steps = steps, 1, 2
+  c.evals = {
+    "few": {
+      "kind": "fewshot",
+      "ops": "decode|resize(32)",
+      "shots": (1,),
+      "seeds": (0,),
+    }
+  }
+  return c
+
+
+def main(workdir: str) -> None:
+  run = freeze(config(2))
+  state = train_and_evaluate(run, workdir)
+  kernel = state.params["block_0"]["token_mixing"]["Dense_0"]["kernel"]
+  assert tuple(kernel.sharding.spec) == ("fsdp", "tensor")
+  state = train_and_evaluate(dataclasses.replace(run, total_steps=4), workdir)
+  assert int(state.step) == 4
+
+  step, arguments = plan.lower(run, sharding.make_mesh(run.mesh))
+  assert "all-gather" in step.lower(*arguments).compile().as_text()
+
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3))
+  loaded = vit_jax.load(workdir, verbose=False)
+  logits, _ = loaded(images.astype(np.float32))
+  exported = jax.export.deserialize(bytearray(loaded.export()))
+  np.testing.assert_allclose(exported.call(images.astype("f")), logits, 1e-5)
+  convert.convert(loaded, workdir + "/orbax", "orbax")
+  again = vit_jax.load(workdir + "/orbax", verbose=False)
+  np.testing.assert_array_equal(again(images.astype("f"))[0], logits)
+
+  wrong = config(2)
+  wrong.model.variant, wrong.model.tokens_dropout = "Mixer-Tj/8", 1.5
+  texts = "\n".join(faults(freeze(wrong)))
+  assert "config.model.variant: got 'Mixer-Tj/8'" in texts
+  assert "config.model.tokens_dropout: got 1.5" in texts
+  try:
+    freeze({"model": {"name": "mixer", "tokens_dropuot": 0.1, "pool": "gap"}})
+  except ConfigError as e:
+    assert "Did you mean 'tokens_dropout'" in str(e)
+    assert "config.model.pool: got 'gap', which config.model.name=mixer" in str(
+      e
+    )
+  assert build({"model": {"name": "mixer"}})[0].model.name == "mixer"
+
+
+if __name__ == "__main__":
+  with tempfile.TemporaryDirectory() as folder:
+    main(folder)
+  print("ok")
+  sys.exit()

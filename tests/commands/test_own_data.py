@@ -1,0 +1,209 @@
+"""Training on data of one's own, as README shows; all is opened once."""
+
+import collections
+import importlib.util
+import pathlib
+import re
+import types
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import evaluate, train, weights
+from vit_jax.batch import DataError
+from vit_jax.config import ConfigError, defaults, freeze, to_dict
+from vit_jax.data import folder, sources
+from vit_jax.runtime import prepare
+
+README = pathlib.Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(
+  r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL
+)
+ARRAYS, LOADER = (
+  next(b for b in BLOCKS if f"class {name}" in b)
+  for name in ("Arrays:", "Loader(")
+)
+OPS = "decode|resize(16)"
+
+
+def _config(**changes):
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=4, checkpoint__every_steps=2)))
+  c.data.dataset = "nowhere"
+  c.model.depth, c.model.dropout = 1, 0.1  # which depends on the index
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+def _only_classes(code):
+  """README's imports and classes, without the run."""
+  space = {"__name__": "readme"}
+  exec(code.split("\nrng = ")[0], space)
+  return space
+
+
+@pytest.fixture(scope="module")
+def arrays():
+  rng = np.random.default_rng(0)
+  label = rng.integers(10, size=100)
+  image = (
+    rng.integers(40, size=(100, 16, 16, 3)) + 20 * label[:, None, None, None]
+  )
+  return _only_classes(ARRAYS)["Arrays"](image.astype(np.uint8), label, 16)
+
+
+def _stopping(data, before):
+  """The same, from a machine that is taken away before a step."""
+
+  def batches(start_step, process_index, process_count):
+    found = data.batches(start_step, process_index, process_count)
+    for step, batch in enumerate(found, start_step):
+      if step == before:
+        raise KeyboardInterrupt
+      yield batch
+
+  return types.SimpleNamespace(**vars(data), batches=batches)
+
+
+def _assert_same(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
+  whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
+  cut = str(tmp_path / "cut")
+  with pytest.raises(KeyboardInterrupt):
+    train.train_and_evaluate(_config(), cut, _stopping(arrays, before=3))
+  resumed = train.train_and_evaluate(_config(), cut, arrays)
+  _assert_same(whole, resumed)
+  err = capfd.readouterr().err
+  assert "data        Arrays, given: 100 images, 10 classes\n" in err
+  assert "resumes     step 2" in err
+  with pytest.raises(ConfigError, match="config.data.dataset: got data set"):
+    train.train_and_evaluate(_config(), cut)  # what config.data names
+
+
+@pytest.mark.slow
+def test_readme_as_it_stands(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  space = {"__name__": "__main__"}
+  exec(ARRAYS, space)
+  assert (tmp_path / "runs/arrays/checkpoints/30").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not importlib.util.find_spec("torch"), reason="PyTorch is not installed"
+)
+def test_a_torch_loader_feeds_the_same_rows(arrays, tmp_path, monkeypatch):
+  import torch
+
+  monkeypatch.chdir(tmp_path)
+  space = {"__name__": "__main__"}
+  exec(ARRAYS, space)
+  exec(LOADER, space)
+  assert (tmp_path / "runs/loader/checkpoints/30").is_dir()
+  data = space["Loader"](
+    torch.utils.data.TensorDataset(
+      torch.from_numpy(arrays.images), torch.from_numpy(arrays.labels)
+    ),
+    10,
+    16,
+  )
+  whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
+  cut = str(tmp_path / "cut")
+  with pytest.raises(KeyboardInterrupt):
+    train.train_and_evaluate(_config(), cut, _stopping(data, before=3))
+  _assert_same(whole, train.train_and_evaluate(_config(), cut, data))
+
+
+def test_processes_get_parts_of_a_batch(arrays):
+  whole = next(arrays.batches(3, 0, 1))
+  parts = [next(arrays.batches(3, i, 2)) for i in range(2)]
+  for key, value in whole.items():
+    np.testing.assert_array_equal(
+      np.concatenate([p[key] for p in parts]), value
+    )
+
+
+def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
+  config = _config(data__ops="decode|resize(24)")
+  with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
+    train.train_and_evaluate(config, str(tmp_path), arrays)
+  assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_faults_of_data_are_told_with_the_rest():
+  data = types.SimpleNamespace(
+    num_examples=100, num_classes=0, class_names=("a",)
+  )
+  with pytest.raises(ConfigError) as e:
+    prepare.check(_config(optim__lr=-1.0), data=data)
+  text = str(e.value)
+  for fault in (
+    "config.optim.lr: got -1.0",
+    "data.num_classes: got 0, expected 1 or more.",
+    "data.class_names: got 1, expected one for each",
+    "data.batches: got none, expected (start_step, process_index,",
+  ):
+    assert fault in text
+
+
+@pytest.fixture
+def counts(tmp_path, monkeypatch):
+  """Opens of "counted:/path" by split, and reads of weights."""
+  counts = collections.Counter()
+  for i, split in enumerate(("train", "test")):
+    for name in "ab":
+      (tmp_path / "data" / split / name).mkdir(parents=True)
+      for j in range(8):
+        image = Image.new("RGB", (16, 16), (10 * i, 10 * j, 200))
+        image.save(tmp_path / "data" / split / name / f"{j}.png")
+
+  def open_counted(dataset, split, data_dir):
+    counts[split] += 1
+    dataset = dataset.replace("counted:", folder.PREFIX)
+    return folder.open_folder(dataset, split, data_dir)
+
+  monkeypatch.setitem(sources.OPENERS, "counted:", open_counted)
+  for name in ("read", "adapt"):
+    monkeypatch.setattr(weights, name, _counted(counts, getattr(weights, name)))
+  return counts
+
+
+def _counted(counts, fn):
+  def counted(*args, **kwargs):
+    counts[fn.__name__] += 1
+    return fn(*args, **kwargs)
+
+  return counted
+
+
+def test_nothing_is_opened_or_read_twice(counts, tmp_path):
+  score = {"kind": "classification", "ops": OPS}
+  few = {"kind": "fewshot", "ops": OPS, "shots": (1,), "split": "test"}
+  evals = {
+    "test": {**score, "split": "test"},
+    "few": few,
+    "seen": {**score, "split": "train"},
+  }
+  config = _config(
+    data__dataset=f"counted:{tmp_path}/data",
+    total_steps=None,
+    total_epochs=1.0,
+    evals=evals,
+  )
+  first, second = (str(tmp_path / name) for name in ("first", "second"))
+  train.train_and_evaluate(config, first)
+  assert counts == {"train": 1, "test": 1}
+  counts.clear()
+  evaluate.evaluate(config, first)
+  assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}
+  counts.clear()
+  values = to_dict(config)
+  train.train_and_evaluate(freeze({**values, "init": first}), second)
+  assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}

@@ -1,0 +1,127 @@
+"""What a batch must be is told in words before it reaches the step."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+
+from vit_jax.batch import Data, DataError, checked
+
+ROWS, SIZE, CLASSES = 4, (8, 6), 3
+
+
+def _batch(**changes):
+  batch = {
+    "image": np.zeros((ROWS, *SIZE, 3), np.uint8),
+    "label": np.array([0, 1, 2, 0]),
+  }
+  batch |= changes
+  return {k: v for k, v in batch.items() if v is not None}
+
+
+def _checked(batches, **options):
+  return checked(
+    iter(batches), rows=ROWS, image_size=SIZE, num_classes=CLASSES, **options
+  )
+
+
+def test_what_is_absent_is_filled_in():
+  batch = next(_checked([_batch()]))
+  assert batch["mask"].dtype == bool and batch["mask"].all()
+  assert batch["label"].dtype == np.int32
+  np.testing.assert_array_equal(batch["index"], [0, 1, 2, 3])
+
+
+def test_the_place_in_the_stream_is_that_of_the_whole_batch():
+  """Step 5 of 2 processes: rows 40 to 47, the second half is process 1's."""
+  found = _checked(
+    [_batch(), _batch()], start_step=5, process_index=1, process_count=2
+  )
+  np.testing.assert_array_equal(next(found)["index"], [44, 45, 46, 47])
+  np.testing.assert_array_equal(next(found)["index"], [52, 53, 54, 55])
+  far = next(_checked([_batch()], start_step=2**29 - 1))["index"]
+  assert far.dtype == np.int64 and far.max() == 2**31 - 1
+  assert next(_checked([_batch()], start_step=2**29))["index"][0] == 0
+
+
+def test_what_is_there_is_kept():
+  mask, index = np.array([True, False, True, True]), np.array([9, 8, 7, 6])
+  weights = np.eye(4, 3, dtype=np.float32)
+  batch = next(_checked([_batch(mask=mask, index=index, label=weights)]))
+  assert batch["mask"] is mask and batch["index"] is index
+  assert batch["label"] is weights
+  assert batch["image"].shape == (4, 8, 6, 3)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"image": np.zeros((4, 3, 8, 6), np.uint8)},
+      "image: got uint8 (4, 3, 8, 6), expected uint8 (4, 8, 6, 3): rows ="
+      " config.data.batch_size / processes, height and width of",
+    ),
+    (
+      {"image": np.zeros((4, 8, 6, 3), np.float32)},
+      "image: got float32 (4, 8, 6, 3), expected uint8 (4, 8, 6, 3)",
+    ),
+    ({"image": None}, "image: missing, expected uint8 (4, 8, 6, 3)."),
+    (
+      {"image": [[0]]},
+      "image: got a builtins.list, expected a numpy array, uint8 (4, 8, 6, 3).",
+    ),
+    (
+      {"label": np.zeros(5, np.int32)},
+      "label: got int32 (5,), expected int32 (4,), or float32 (4, 3): the",
+    ),
+    (
+      {"label": np.zeros((4, 2), np.float32)},
+      "label: got float32 (4, 2), expected int32 (4,), or float32 (4, 3)",
+    ),
+    (
+      {"label": np.array([0, 1, 2, 3])},
+      "label: got 3, expected a class of the head from 0 to 2, or -1 for none.",
+    ),
+    ({"label": np.array([0, 1, 2, -2])}, "label: got -2, expected a class of"),
+    (
+      {"label": np.full((4, 3), np.nan, np.float32)},
+      "label: got a number that is negative or not finite.",
+    ),
+    (
+      {"mask": np.ones(4, np.uint8)},
+      "mask: got uint8 (4,), expected bool (4,): False where a row must not",
+    ),
+    ({"index": np.zeros(4)}, "index: got float64 (4,), expected int64 (4,)"),
+    ({"images": 3}, "images: no such key; expected image, label and maybe"),
+  ],
+)
+def test_faults_of_a_batch(changes, message):
+  with pytest.raises(DataError) as e:
+    next(_checked([_batch(**changes)]))
+  assert f"1 fault in batch 0 of the data:\n  - {message}" in str(e.value)
+
+
+def test_all_faults_at_once_and_of_later_batches_too():
+  bad = _batch(image=np.zeros(3), label=np.array([7, 7, 7, 7]), mask=None)
+  found = _checked([_batch(), bad], start_step=10)
+  next(found)
+  with pytest.raises(DataError) as e:
+    next(found)
+  text = str(e.value)
+  assert text.startswith("2 faults in batch 11 of the data:")
+  assert "image: got float64 (3,)" in text and "label: got 7" in text
+  with pytest.raises(DataError, match="got a builtins.tuple, expected a dict"):
+    next(_checked([(1, 2)]))
+
+
+def test_data_that_end_are_told():
+  found = _checked(itertools.repeat(_batch(), 3), start_step=7)
+  with pytest.raises(DataError, match="ended after 3 batches, at step 10"):
+    list(found)
+
+
+def test_any_object_will_do():
+  names = ("num_examples", "num_classes", "class_names", "batches")
+  assert isinstance(types.SimpleNamespace(**dict.fromkeys(names, len)), Data)
+  assert not isinstance(types.SimpleNamespace(num_examples=1), Data)

@@ -1,0 +1,210 @@
+"""What every evaluator has: options, checks, a context, two halves of work."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vit_jax.batch import Batch
+from vit_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatorConfig:
+  """Options of every evaluator; each kind adds its own.
+
+  Class attributes:
+    SPLITS: Names of the options that name a split of `dataset`; they are opened
+      once for all who read them.
+    scores_head: Whether the logits are scored, and so a head is needed. The
+      first of these evaluators stands for the run in its summary.
+  """
+
+  name: str = ""  # the key under evals, and prefix of the metrics
+  kind: str = ""  # the key of EVALUATORS
+  dataset: str | None = option(None, "as data.dataset; None: the same")
+  split: str = option("test", "split to score")
+  ops: str = option("decode|resize(256)|central_crop(224)", "preprocessing")
+  batch_size: int | None = option(
+    None, "images per batch, all devices; None: data.batch_size"
+  )
+  every_steps: int = option(0, "steps between evaluations; 0: only at the end")
+
+  SPLITS: ClassVar[tuple[str, ...]] = ("split",)
+  scores_head: ClassVar[bool] = False
+
+  def resolved(
+    self, dataset: str | None, batch_size: int | None
+  ) -> "EvaluatorConfig":
+    """Returns the options with those of config.data where they are None."""
+    return dataclasses.replace(
+      self,
+      dataset=self.dataset or dataset,
+      batch_size=self.batch_size or batch_size,
+    )
+
+  def faults(self, where: str) -> Iterator[str]:
+    """Yields what is wrong by words alone, one text a fault.
+
+    Args:
+      where: Path of these options, "config.evals.<name>".
+    """
+    if self.name == "train" or "/" in self.name:
+      yield (
+        f"{where}: got the name {self.name!r}, expected one without '/' and"
+        " other than 'train', which names the metrics of training."
+      )
+    if self.batch_size is not None and self.batch_size < 1:
+      yield (
+        f"{where}.batch_size: got {self.batch_size}, expected 1 or more, or"
+        " None for config.data.batch_size."
+      )
+    if self.every_steps < 0:
+      yield (
+        f"{where}.every_steps: got {self.every_steps}, expected 0 (only at the"
+        " end) or more."
+      )
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields what is wrong with the run around it, before it starts.
+
+    Args:
+      where: Path of these options, "config.evals.<name>".
+      sources: Option of `SPLITS` -> what it names, a `Source`. Records of a
+        data set that is still to be made are stood in for; classes and numbers
+        are right.
+      head: `weights.Head` of the model.
+      out: Nested dict of the model's intermediates, shapes of one image.
+    """
+    return iter(())
+
+  def make(self, context: "Context") -> "Evaluator":
+    """Returns the evaluator of these options."""
+    raise NotImplementedError(type(self).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What a run hands to one of its evaluators.
+
+  Attributes:
+    options: Those of the evaluator; dataset and batch_size are set.
+    config: The run that it belongs to.
+    sources: Option of `options.SPLITS` -> the split, opened.
+    predict: (params, uint8 images) -> (logits, out), not jitted.
+    mesh: Where it runs.
+    random_params: Makes freshly initialised parameters, for baselines.
+    head: `weights.Head`, the classes of the logits.
+  """
+
+  options: EvaluatorConfig
+  config: Any
+  sources: Mapping[str, Any]
+  predict: Callable[[Any, Any], Any]
+  mesh: Any
+  random_params: Callable[[], Any]
+  head: Any
+
+  def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
+    """Returns (params, global batch) -> results, jitted, on every device."""
+    import jax
+
+    from vit_jax.sharding import replicated
+
+    return jax.jit(fn, out_shardings=replicated(self.mesh))
+
+  def batches(
+    self, source: Any, indices: np.ndarray | None = None
+  ) -> Iterator[Batch]:
+    """Returns this process's parts of a split, every record once.
+
+    Args:
+      source: One of `sources`.
+      indices: The records to read, in rising order; None: all.
+    """
+    import jax
+
+    from vit_jax.data.pipeline import eval_batches
+
+    return eval_batches(
+      source,
+      self.options.ops,
+      batch_size=self.options.batch_size,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+      indices=indices,
+    )
+
+  def forward(
+    self, fn: Callable, params: Any, batches: Iterable[Batch]
+  ) -> Iterator[Any]:
+    """Yields what a function makes of each batch, as numpy arrays.
+
+    A batch is handed to the devices before the host waits for the results of
+    the one before, so that they have work while the host fetches and decodes.
+
+    Args:
+      fn: (params, global batch) -> tree of arrays, as `jit` returns it.
+      params: Its first argument.
+      batches: The parts that this process reads.
+    """
+    import jax
+
+    from vit_jax.sharding import to_global
+
+    before = None
+    for batch in batches:
+      results = fn(params, to_global(batch, self.mesh))
+      jax.tree.map(lambda x: x.copy_to_host_async(), results)
+      if before is not None:
+        yield jax.device_get(before)
+      before = results
+    if before is not None:
+      yield jax.device_get(before)
+
+
+class Evaluator:
+  """Scores parameters in two halves, so that training need not wait.
+
+  Attributes:
+    config: Its options.
+    context: What the run lent it.
+    note: A line on the data that it scores.
+  """
+
+  def __init__(self, context: Context):
+    self.config = context.options
+    self.context = context
+    splits = (f"{s.name} [{s.split}]" for s in context.sources.values())
+    self.note = ", ".join(splits)
+
+  def gather(self, params: Any) -> Any:
+    """Runs on the devices, in all processes; returns what the host needs."""
+    raise NotImplementedError(type(self).__name__)
+
+  def score(self, gathered: Any) -> dict[str, float]:
+    """Runs on the host of process 0, maybe in a thread.
+
+    Returns:
+      Metrics by name, "<name of the evaluator>/<metric>".
+    """
+    raise NotImplementedError(type(self).__name__)
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns the scores of the parameters: both halves in turn."""
+    return self.score(self.gather(params))
+
+  def predictions(
+    self, params: Any, limit: int, num_mistakes: int
+  ) -> dict[str, np.ndarray] | None:
+    """Returns images with what the model says of them; None: it has none.
+
+    Args:
+      params: Of the model.
+      limit: How many images at most.
+      num_mistakes: How many of its mistakes at most.
+    """
+    return None
