@@ -24,6 +24,11 @@ def paper(google: str, *others: str) -> tuple[str, ...]:
   return (I21K.format(google), BOTH.format(google), *others)
 
 
+def augreg(google: str, timm: str, *others: str) -> tuple[str, ...]:
+  """Files of a model of arXiv:2106.10270: Google's, others, timm's."""
+  return (AUGREG.format(google), *others, TIMM.format(f"{timm}.augreg_in21k"))
+
+
 def https(file: str) -> str:
   """Returns the https:// address of a file in a public bucket, gs://...
 

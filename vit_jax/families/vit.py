@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from vit_jax.families import resnet
 from vit_jax.families.base import Heads, ModelConfig
-from vit_jax.families.published import AUGREG, HF, I21K, TIMM, paper
+from vit_jax.families.published import AUGREG, HF, I21K, TIMM, augreg, paper
 from vit_jax.families.resnet import Norms, Stages
 from vit_jax.options import nearest, option
 
@@ -170,11 +170,7 @@ class ViTConfig(ModelConfig):
   remat: str = option(
     "none",
     "what the backward pass recomputes",
-    {
-      "none": "nothing",
-      "dots": "all but matrix products",
-      "full": "whole blocks",
-    },
+    {"none": "nothing", "dots": "all but products", "full": "whole blocks"},
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"
@@ -211,18 +207,12 @@ class ViTConfig(ModelConfig):
   )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
   PUBLISHED: ClassVar = {
-    "Ti/16": (
-      AUGREG.format("Ti_16"),
-      TIMM.format("vit_tiny_patch16_224.augreg_in21k"),
-    ),
-    "S/32": (
-      AUGREG.format("S_32"),
-      TIMM.format("vit_small_patch32_224.augreg_in21k"),
-    ),
-    "S/16": (
-      AUGREG.format("S_16"),
+    "Ti/16": augreg("Ti_16", "vit_tiny_patch16_224"),
+    "S/32": augreg("S_32", "vit_small_patch32_224"),
+    "S/16": augreg(
+      "S_16",
+      "vit_small_patch16_224",
       "gs://big_vision/vit_s16_i1k_{90,150,300}ep.npz",
-      TIMM.format("vit_small_patch16_224.augreg_in21k"),
     ),
     "S/8": (),
     "B/32": paper(
@@ -237,10 +227,7 @@ class ViTConfig(ModelConfig):
       TIMM.format("vit_base_patch16_224.augreg_in21k"),
       HF.format("vit-base-patch16-224"),
     ),
-    "B/8": (
-      AUGREG.format("B_8"),
-      TIMM.format("vit_base_patch8_224.augreg_in21k"),
-    ),
+    "B/8": augreg("B_8", "vit_base_patch8_224"),
     "L/32": paper(
       "ViT-L_32",
       TIMM.format("vit_large_patch32_224.orig_in21k"),
@@ -261,23 +248,14 @@ class ViTConfig(ModelConfig):
     "g/14": (),
     "G/14": (),
     "e/14": (),
-    "R+Ti/16": (
-      AUGREG.format("R_Ti_16"),
-      TIMM.format("vit_tiny_r_s16_p8_224.augreg_in21k"),
-    ),
-    "R26+S/32": (
-      AUGREG.format("R26_S_32"),
-      TIMM.format("vit_small_r26_s32_224.augreg_in21k"),
-    ),
+    "R+Ti/16": augreg("R_Ti_16", "vit_tiny_r_s16_p8_224"),
+    "R26+S/32": augreg("R26_S_32", "vit_small_r26_s32_224"),
     "R26+B/32": (),
     "R50+B/32": (),
     "R50+B/16": paper(
       "R50+ViT-B_16", TIMM.format("vit_base_r50_s16_224.orig_in21k")
     ),
-    "R50+L/32": (
-      AUGREG.format("R50_L_32"),
-      TIMM.format("vit_large_r50_s32_224.augreg_in21k"),
-    ),
+    "R50+L/32": augreg("R50_L_32", "vit_large_r50_s32_224"),
     "R50+L/16": (),
   }
 
