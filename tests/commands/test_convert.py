@@ -1,4 +1,4 @@
-"""Every format out and in again; the slow ones read by others' codes."""
+"""Every format written and read; the slow tests use the other libraries."""
 
 import dataclasses
 import json
@@ -314,7 +314,7 @@ def test_a_head_that_is_left_out():
 
 @pytest.fixture
 def quick_to_compile():
-  """What the command compares is compiled, at half of the usual time."""
+  """Compiles what the command compares, in half of the usual time."""
   jax.config.update("jax_disable_most_optimizations", True)
   yield
   jax.config.update("jax_disable_most_optimizations", False)
@@ -468,7 +468,7 @@ def test_the_command_names_a_faulty_flag(capsys, word, text):
   assert text in capsys.readouterr().err
 
 
-# Read by the codes of others. Differences are shares of the largest logit:
+# Read by the other libraries. Differences are shares of the largest logit:
 # some 20 to 80 layers in float32, each in another order of sums.
 
 
