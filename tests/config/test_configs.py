@@ -1,7 +1,7 @@
 """Every config passes its checks, equals its golden text, has a model.
 
-After a wanted change: PYTHONPATH=.:tests python tests/config/test_configs.py writes the
-golden texts.
+After a wanted change, `PYTHONPATH=.:tests python tests/config/test_configs.py`
+writes the golden texts.
 """
 
 import contextlib
