@@ -22,7 +22,22 @@ from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
 from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.reading import METADATA_KEY
 
-FORMATS = ("orbax", "npz", "timm", "hf")
+FORMATS = {
+  "orbax": "a checkpoint of ours",
+  "npz": "under Google's names",
+  "timm": "a .safetensors for timm",
+  "hf": "a folder for Hugging Face's transformers",
+}
+# The choices of resample.METHODS.
+FILTERS = {
+  "zoom": "the ViT paper's (default)",
+  "bilinear": "FlexiViT's",
+  "bicubic": "timm's",
+  "timm": "the same",
+  "hf": "Hugging Face's",
+}
+GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
+POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -220,28 +235,35 @@ def _parse(argv) -> argparse.Namespace:
       raise ValueError
     return text.lower() == "true"
 
+  def listed(choices: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
   sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = argparse.ArgumentParser(
     "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
   )
   parser.add_argument("src", help="anything that vit_jax.load reads")
   parser.add_argument("dst", help="a new file (npz, timm) or folder")
-  parser.add_argument("--to", required=True, choices=FORMATS)
+  parser.add_argument(
+    "--to", required=True, choices=FORMATS, help=listed(FORMATS)
+  )
   parser.add_argument(
     "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
   parser.add_argument(
-    "--posemb_filter", default="zoom", choices=METHODS, help="(default: zoom)"
+    "--posemb_filter", default="zoom", choices=METHODS, help=listed(FILTERS)
   )
   parser.add_argument(
     "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
   )
   parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
   parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
-  parser.add_argument("--gelu", choices=("tanh", "erf"), help="if not SRC's")
   parser.add_argument(
-    "--posemb", choices=("sincos2d", "none"), help="if no table"
+    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+  )
+  parser.add_argument(
+    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
   )
   parser.add_argument(
     "--drop_head",

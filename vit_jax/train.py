@@ -271,7 +271,7 @@ def main(args: cli.Args) -> None:
   except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
-    sys.exit("stopped; the same command goes on from the last checkpoint")
+    sys.exit("stopped; the same command resumes from the last checkpoint")
 
 
 if __name__ == "__main__":
