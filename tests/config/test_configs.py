@@ -25,7 +25,7 @@ from vit_jax import families
 from vit_jax.config import cli, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
-from vit_jax.families import resnet, vit
+from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
 from vit_jax.runtime import prepare
 
@@ -141,7 +141,7 @@ def _without_disk(name, argument):
   return config, args.faults
 
 
-@pytest.mark.parametrize("module", [recipes, families, resnet, vit])
+@pytest.mark.parametrize("module", [recipes, families, published, resnet, vit])
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)
   assert attempted and not failed

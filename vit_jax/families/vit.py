@@ -405,10 +405,7 @@ class ViTConfig(ModelConfig):
       )
 
   def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
-    try:
-      patch, (height, width) = self.patch, self.feature_map(image_size)
-    except ValueError:
-      return  # a fault of the variant, which `faults` yields
+    patch, (height, width) = self.patch, self.feature_map(image_size)
     if not (height % patch or width % patch):
       return
     # A patch on a ResNet's output covers more pixels.
