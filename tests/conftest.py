@@ -10,7 +10,7 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The embedded data sets are made afresh, and nobody's own are touched.
+# The embedded data sets are made anew; a user's own are not touched.
 os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
 # So are the programs that XLA compiles.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"

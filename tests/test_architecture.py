@@ -1,4 +1,4 @@
-"""The house keeps its floors: who may import whom, and how long a file is."""
+"""The floors hold: who may import whom, and how long a file is."""
 
 import ast
 import pathlib

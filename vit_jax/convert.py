@@ -8,6 +8,8 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +23,17 @@ from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
 from vit_jax.weights.found import METADATA_KEY
 from vit_jax.weights.identify import NEEDED
+
+# The choices of resample.METHODS.
+FILTERS = {
+  "zoom": "the ViT paper's (default)",
+  "bilinear": "FlexiViT's",
+  "bicubic": "timm's",
+  "timm": "the same",
+  "hf": "Hugging Face's",
+}
+GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
+POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -43,7 +56,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
     raise FileExistsError(
       f"DST: got {path!r}, which exists; expected a new one."
     )
-  write, suffix = WRITERS[to]
+  _, write, suffix = WRITERS[to]
   if suffix and target.suffix != suffix:
     raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
   params = {
@@ -118,12 +131,24 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
 
-# Format -> what writes it, and the ending of its file's name, if it is a file.
+class Writer(NamedTuple):
+  """What writes a format.
+
+  meaning: For --help.
+  write: (model, flat parameters, path) -> notes for the user.
+  suffix: Ending of the file's name; None: it is a folder.
+  """
+
+  meaning: str
+  write: Callable[[Pretrained, dict[str, np.ndarray], epath.Path], list[str]]
+  suffix: str | None = None
+
+
 WRITERS = {
-  "orbax": (_write_orbax, None),
-  "npz": (_write_npz, ".npz"),
-  "timm": (_write_timm, ".safetensors"),
-  "hf": (_write_hf, None),
+  "orbax": Writer("a checkpoint of ours", _write_orbax),
+  "npz": Writer("under Google's names", _write_npz, ".npz"),
+  "timm": Writer("a .safetensors for timm", _write_timm, ".safetensors"),
+  "hf": Writer("a folder for Hugging Face's transformers", _write_hf),
 }
 
 
@@ -228,28 +253,38 @@ def _parse(argv) -> argparse.Namespace:
       raise ValueError
     return text.lower() == "true"
 
+  def listed(choices: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
   sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = argparse.ArgumentParser(
     "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
   )
   parser.add_argument("src", help="anything that vit_jax.load reads")
   parser.add_argument("dst", help="a new file (npz, timm) or folder")
-  parser.add_argument("--to", required=True, choices=WRITERS)
+  parser.add_argument(
+    "--to",
+    required=True,
+    choices=WRITERS,
+    help=listed({k: w.meaning for k, w in WRITERS.items()}),
+  )
   parser.add_argument(
     "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
   parser.add_argument(
-    "--posemb_filter", default="zoom", choices=METHODS, help="(default: zoom)"
+    "--posemb_filter", default="zoom", choices=METHODS, help=listed(FILTERS)
   )
   parser.add_argument(
     "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
   )
   parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
   parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
-  parser.add_argument("--gelu", choices=("tanh", "erf"), help="if not SRC's")
   parser.add_argument(
-    "--posemb", choices=("sincos2d", "none"), help="if no table"
+    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+  )
+  parser.add_argument(
+    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
   )
   parser.add_argument(
     "--drop_head",

@@ -146,7 +146,7 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
     plan.describe("v5e:2x2")
 
 
-def test_the_door_tells_all_at_once():
+def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.plan", "--json"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   done = subprocess.run(command, capture_output=True, text=True)

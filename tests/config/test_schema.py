@@ -100,7 +100,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     (float | None, "0.5", 0.5),
     (tuple[int, ...], "(1, 5,10)", (1, 5, 10)),
     (tuple[int, ...], [1, 5], (1, 5)),
-    (tuple[float, ...], 16, (16.0,)),  # as config.json of old runs has it
+    (tuple[float, ...], 16, (16.0,)),  # as in config.json of old runs
     (tuple[float, ...], "16", (16.0,)),
     (str, "none", "none"),
   ],
@@ -187,7 +187,7 @@ def test_no_faults_where_there_are_none():
 
 
 def test_every_option_is_read_somewhere():
-  """An option that nobody reads would be silently without effect."""
+  """An option that is read nowhere would silently have no effect."""
   code = "".join(
     p.read_text()
     for p in (ROOT / "vit_jax").rglob("*.py")
@@ -265,7 +265,7 @@ def test_no_config_is_a_fault():
 
 
 def test_help_is_quick_and_shows_units():
-  """Processor time, since other tests run beside this one."""
+  """Measures processor time, since other tests run beside this one."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   out = subprocess.run(
     [sys.executable, "-m", "vit_jax.train", "--help"],

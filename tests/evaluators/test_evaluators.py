@@ -285,7 +285,7 @@ def test_scores_of_a_thread_come_in_order():
   second.go.set()
   scoring.start(3, first, 30.0)
   scoring.start(5, second, 50.0)
-  assert not list(scoring.finished(wait=False))  # the loop goes on
+  assert not list(scoring.finished(wait=False))  # the loop continues
   first.go.set()
   want = [(3, {"s/x": 31.0}), (5, {"s/x": 51.0})]
   assert list(scoring.finished(wait=True)) == want

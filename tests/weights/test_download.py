@@ -141,12 +141,12 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
 
 def test_without_a_network_the_text_says_what_to_do(cache):
   with server(lambda h: send(h, b"")) as (host, _):
-    pass  # nobody listens there any more
+    pass  # the server is gone
   url = f"{host}/x/vit.npz"
   text = fault(url)
   assert "Connection refused" in text
   assert f"\n  curl --fail --location --output vit.npz '{url}'\n" in text
-  # As it says: by hand.
+  # By hand, as the message says.
   file = download.cached(url)
   assert text.endswith(f"or put it at {file}.")
   file.write_bytes(TOKEN.read_bytes())
@@ -218,7 +218,7 @@ def test_other_names(tmp_path, monkeypatch):
   assert fault("none.npz").endswith(
     ", or an address: https://..., hf-hub:OWNER/NAME."
   )
-  # What lies there goes before.
+  # An existing file has precedence.
   monkeypatch.chdir(tmp_path)
   convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")
   assert weights.read("B/16").format == "checkpoint"
