@@ -22,7 +22,7 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The embedded data sets are made afresh, and nobody's own are touched.
+# The embedded data sets are made anew; a user's own are not touched.
 os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
 # So are the programs that XLA compiles.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"

@@ -12,7 +12,7 @@ HOST = "https://storage.googleapis.com"  # of what is public in gs://
 AUGREG_INDEX = "gs://vit_models/augreg/index.csv"
 BUCKETS = ("gs://vit_models/", "gs://bit_models/", "gs://big_vision/")
 
-# Kind of a file in a table -> where it lies. Files of the ViT paper are in two
+# Kind of a file in a table -> its addresses. Files of the ViT paper are in two
 # buckets: as pre-trained, and fine-tuned on ImageNet.
 PLACES = {
   "i21k": ("gs://vit_models/imagenet21k/{}.npz",),
@@ -29,7 +29,7 @@ PLACES = {
 
 
 def table(text: str) -> dict[str, tuple[str, ...]]:
-  """Reads a table of files: a variant, then files as kind:name, see `PLACES`.
+  """Parses a table of files: a variant, then files as kind:name, see `PLACES`.
 
   Example:
     >>> table("B/16 augreg:B_16 timm:vit_base S/8")

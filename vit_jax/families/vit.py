@@ -169,11 +169,7 @@ class ViTConfig(ModelConfig):
   remat: str = option(
     "none",
     "what the backward pass recomputes",
-    {
-      "none": "nothing",
-      "dots": "all but matrix products",
-      "full": "whole blocks",
-    },
+    {"none": "nothing", "dots": "all but products", "full": "whole blocks"},
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"
