@@ -32,9 +32,9 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     if old in values:
       parent, leaf = new.split(".")
       values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
-  for name in UNIONS:
+  for name, (selector, kinds) in UNIONS.items():
     if name in values:
-      values[name] = _own(name, values[name])
+      values[name] = {selector: next(iter(kinds)), **_own(name, values[name])}
   return values
 
 
