@@ -129,8 +129,7 @@ def test_help_shows_its_options(capsys):
   with pytest.raises(SystemExit):
     cli.parse("vit_jax.train", {}, ["--help"])
   text = capsys.readouterr().out
-  own = text.split("of kind 'entropy' (How unsure a model is, on two splits)")[
-    1
-  ]
+  head = "of kind 'entropy' (How unsure a model is, on two splits)"
+  own = text.split(head)[1]
   assert "config.evals.<name>.temperature = 1.0" in own
   assert "split to compare with" in own
