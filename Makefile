@@ -31,7 +31,7 @@ demo: $(VENV)/installed
 	$(RUN) vit_jax.report $(DEMO)
 
 test: $(VENV)/installed-test
-	$(RUN) pytest -n 2
+	$(RUN) pytest -n 2 --durations=10
 
 test-all: $(VENV)/installed-parity
 	$(RUN) pytest -n 2 -m "slow or not slow"

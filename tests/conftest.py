@@ -6,11 +6,22 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# The tests compile many small programs and run each for a moment, so XLA
+# optimises little: compiling well would take most of the time. What the user
+# sets comes last, and wins; XLA_FLAGS=--xla_backend_optimization_level=3
+# --xla_cpu_use_fusion_emitters=true tests what users run.
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    os.environ.get("XLA_FLAGS", ""),
+  ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The embedded data sets are made afresh, and nobody's own are touched.
+# The embedded data sets are made anew; a user's own are not touched.
 os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
 # So are the programs that XLA compiles.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"

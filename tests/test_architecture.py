@@ -1,4 +1,4 @@
-"""The house keeps its floors: who may import whom, and how long a file is."""
+"""The floors hold: who may import whom, and how long a file is."""
 
 import ast
 import pathlib
@@ -125,3 +125,37 @@ def test_the_lean_requirements_are_a_part_of_all():
   )
   assert lean < every
   assert not any(line.startswith(("tensorflow", "clu")) for line in lean)
+
+
+def test_from_the_command_to_the_loss_it_is_under_1000_lines():
+  files = (
+    "train step objectives/classification models/vit models/encoder".split()
+  )
+  readme = (PACKAGE.parent / "README.md").read_text()
+  texts = [(PACKAGE / f"{name}.py").read_text() for name in files]
+  assert sum(len(text.splitlines()) for text in texts) < 1000
+  assert all(f"{name}.py`" in readme for name in files)
+
+
+def test_the_top_of_the_package_is_small():
+  commands = FLOORS[-1].replace("reporting", "").split()
+  top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+  packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+  assert len(top - set(commands)) <= 12
+  assert len(packages) <= 10
+
+
+def test_attention_is_one_page():
+  text = (PACKAGE / "models/attention.py").read_text()
+  assert len(text.splitlines()) < 120
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
+def test_only_weights_compare_names_of_families(path):
+  """What differs between families is asked of config.model."""
+  if _room(path) in ("weights", "families"):
+    return
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Compare):
+      text = ast.unparse(node)
+      assert "model.name" not in text, f"{path}: {text}"

@@ -1,4 +1,4 @@
-"""The benchmark of the input measures what it says."""
+"""The benchmark of the input measures what it claims."""
 
 import importlib.util
 import io

@@ -50,7 +50,7 @@ def test_once_a_step(microbatch):
     optim__microbatch=microbatch,
   )
   assert loops == (microbatch is not None) and in_loops == 0
-  # Of 2 blocks with 6 kernels each, and the patches'.
+  # 2 blocks with 6 kernels each, and the embedding's.
   assert counts["all_gather", "bfloat16"] == 13
   assert counts["reduce_scatter", "bfloat16"] == 13
   # Positions and head stay in float32.
@@ -71,8 +71,8 @@ def test_in_float32_beside_an_axis_that_xla_splits():
   assert counts["all_gather", "bfloat16"] > 0
 
 
-def test_kernels_travel_as_matrices():
-  """A TPU pads heads of 64 to 128, and copies them on either side."""
+def test_kernels_are_gathered_as_matrices():
+  """A TPU would pad heads of 64 to 128, and copy them before and after."""
   parts = tiny.Parts(tiny.config(mesh__data=2, mesh__fsdp=4))
   batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
   jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)

@@ -23,7 +23,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "weights.md"
 ALONE = "# Without vit_jax"
-# Those with processes of their own.
+# Sections that start processes of their own.
 SLOW = ("Convert", "Into other Flax code", "From other Flax code")
 
 BLOCK = re.compile(

@@ -1,4 +1,4 @@
-"""What `predict` takes, and its pixels against those of the evaluators."""
+"""The inputs of `predict`, and its pixels beside those of the evaluators."""
 
 import io
 import pathlib
@@ -18,7 +18,7 @@ NAMES = ("china.jpg", "flower.jpg")
 
 
 def of_evaluators(image, ops):
-  """The pixels that an evaluator gets, of encoded bytes or an array."""
+  """Returns an evaluator's pixels, from encoded bytes or an array."""
   record = {"image": tf.constant(image)}
   made = tensorflow_ops.compose(ops)(record, tf.zeros([2], tf.int64))
   return made["image"].numpy()
@@ -85,7 +85,7 @@ def test_chains_of_operations(arrays, ops):
   ],
 )
 def test_antialiased_pixels_differ_by_a_level_here_and_there(arrays, ops):
-  # Sums of float32 in another order; what lies between two levels then falls
+  # Sums of float32 in another order; a value between two levels is then rounded
   # to either. Largest share seen on a photograph: 7e-4.
   for name, image in arrays.items():
     found, expected = pixels.apply(image, ops), of_evaluators(image, ops)

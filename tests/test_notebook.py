@@ -1,4 +1,4 @@
-"""notebooks/finetune.ipynb: clean as it lies there, and runs to its end."""
+"""notebooks/finetune.ipynb is stored clean, and runs to its end."""
 
 import ast
 import base64

@@ -1,4 +1,4 @@
-"""One update as algebra; which leaves decay; what the state looks like."""
+"""One update as algebra; the leaves that decay; the structure of the state."""
 
 import dataclasses
 import doctest
@@ -163,7 +163,7 @@ def test_bfloat16_accumulator_rounds_only_what_is_stored():
   assert state[0].nu["head"]["bias"].dtype == jnp.float32
 
 
-# Of 4,096 weights, 200 steps of gradients as noisy as they are large.
+# Gradients of 4,096 weights over 200 steps, as noisy as they are large.
 SIZES = np.geomspace(1e-4, 1e-2, 4096)
 NOISY = SIZES * (1 + np.random.default_rng(0).normal(size=(200, 4096)))
 STORED = {"adamw": "mu", "sgd": "trace"}
@@ -261,7 +261,7 @@ def test_ema_of_a_long_run_approaches_geometrically():
 
 
 def test_ema_forgets_its_start():
-  """Of the start 1 / binomial(n + 9, 9) is left, whatever the decay."""
+  """1 / binomial(n + 9, 9) of the start is left, whatever the decay."""
   left, expected = {"w": jnp.ones(())}, 1.0
   for step in range(12):
     left = optim.ema(left, {"w": jnp.zeros(())}, decay=0.9999, step=step)
@@ -288,6 +288,6 @@ def test_ema_reaches_its_decay_where_it_says():
 
 def test_unknown_name():
   with pytest.raises(
-    ValueError, match="optim.name: got 'lamb', expected adamw"
+    ValueError, match="optim.name: got 'lamb', expected one of adamw"
   ):
     optim.make_optimizer(OptimConfig(name="lamb"), 10)

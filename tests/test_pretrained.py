@@ -1,4 +1,4 @@
-"""Models that are ready to call: parity, checks of what they get, predictions.
+"""Models that are ready to call: parity, checks of inputs, predictions.
 
 Reading and fitting have tests of their own in tests/weights.
 """
@@ -82,7 +82,7 @@ def test_it_is_ready(vit):
     ("vit_gap", (32, 32)),
     ("hybrid_r", (64, 64)),  # 4 x 4 points, each of 16 pixels
     ("hybrid_root_only", (64, 64)),  # 4 x 4 patches of 4 points of 4 pixels
-    ("bv_gap_sincos2d_rep", (224, 224)),  # nobody says
+    ("bv_gap_sincos2d_rep", (224, 224)),  # the file states none
     ("bit_v2", (224, 224)),
   ],
 )
@@ -109,7 +109,7 @@ def test_other_sizes():
   vit = vit_jax.load(TOKEN, image_size=(16, 48), posemb_filter="bicubic")
   assert vit.image_size == (16, 48) and vit.ops == "decode|resize((16, 48))"
   assert vit.report.resized == {table: ((4, 4), (2, 6))}
-  # The grid of 2 x 8 patches that someone knows of.
+  # The caller states a grid of 2 x 8 patches.
   vit = vit_jax.load(TOKEN, grid=(2, 8))
   assert vit.image_size == (16, 64) and not vit.report.resized
 

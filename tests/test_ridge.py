@@ -34,7 +34,7 @@ def test_examples():
 
 
 def test_accuracies_of_big_vision():
-  """`fewshot_lsr.npz`: results of big_vision's evaluator on made-up features.
+  """`fewshot_lsr.npz`: results of big_vision's evaluator on random features.
 
   It solves in float32, this module in float64: one test example may flip.
   """

@@ -1,4 +1,4 @@
-"""The mesh, and where each parameter goes."""
+"""The mesh, and how each parameter is split."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Libraries that ask for torchvision, where it works, fails, or is absent."""
+"""Libraries that import torchvision, where it works, fails, or is absent."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Every recipe runs anywhere on made-up data, through the command line."""
+"""Every recipe runs anywhere on fake data, through the command line."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def _run(module, *words):
     "finetune.py:model=B/16,dataset=cifar10,res=384",
   ],
 )
-def test_recipe_on_made_up_data(source, tmp_path):
+def test_recipe_on_fake_data(source, tmp_path):
   """Two steps of the whole width; two blocks stand for the others."""
   done = _run(
     "train",

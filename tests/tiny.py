@@ -55,7 +55,7 @@ def ViT(num_classes: int, patch: int, **options):
 
 
 class Parts:
-  """What train.py assembles, on made-up batches of `batch`."""
+  """What train.py assembles, with the random batches of `batch`."""
 
   def __init__(self, cfg: Config, devices=None):
     self.config = cfg
@@ -80,7 +80,7 @@ class Parts:
 
 
 def batch(seed: int, cfg: Config) -> dict:
-  """Noise whose brightness tells the class; the last row does not count."""
+  """Noise whose brightness depends on the class; the last row is masked."""
   rng = np.random.default_rng(seed)
   rows = cfg.data.batch_size
   label = rng.integers(0, NUM_CLASSES, rows).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What a batch is, and where batches come from: all that input must be.
+"""The types of batches and of data: the contract between the input and a run.
 
 Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
@@ -20,11 +20,11 @@ class Batch(TypedDict):
   image: uint8 [b, h, w, c], c = 3, straight from the decoder (0 to 255).
   label: int32 [b], the class; or float32 [b, classes], one or more classes.
   mask: bool [b]; False marks a row that must not count: padding at the end of
-    an evaluation, or an image that could not be decoded. Data to train on may
-    leave it out: all rows count.
-  index: int64 [b], number of the record in its split; -1 for padding. What is
-    random for a record depends on it. Data to train on may leave it out: the
-    place in the stream.
+    an evaluation, or an image that could not be decoded. Training data may omit
+    it: all rows count.
+  index: int64 [b], number of the record in its split; -1 for padding. Random
+    numbers for a record depend on it. Training data may omit it: the place in
+    the stream is used.
   """
 
   image: np.ndarray
@@ -37,7 +37,7 @@ def normalise(images):
   """Maps 0..255 to -1..1, as the published checkpoints expect.
 
   Args:
-    images: uint8 [b, h, w, c], of numpy or of jax.
+    images: uint8 [b, h, w, c], an array of numpy or jax.
 
   Returns:
     float32 [b, h, w, c].
@@ -47,12 +47,12 @@ def normalise(images):
 
 @runtime_checkable
 class Data(Protocol):
-  """What a run trains on; `train_and_evaluate` takes any such object.
+  """Training data; `train_and_evaluate` takes any object of this form.
 
   Attributes:
-    num_examples: Records of one epoch.
-    num_classes: Labels are below this.
-    class_names: By label; None if nobody knows them.
+    num_examples: Number of records in one epoch.
+    num_classes: Number of classes; labels are below it.
+    class_names: Names by label; None if they are unknown.
   """
 
   num_examples: int
@@ -64,15 +64,15 @@ class Data(Protocol):
   ) -> Iterator[Batch]:
     """Returns the batches of a process, without end.
 
-    A run that resumes ends in the same bits as one that was never stopped if
-    batch n is a function of n alone.
+    A resumed run ends in the same bits as an uninterrupted one if batch n is a
+    function of n alone.
 
     Args:
-      start_step: Number of the first batch, from 0; a run that resumes has
-        taken so many.
-      process_index: Which process asks: it gets the rows of the p-th of equal
-        parts of every batch.
-      process_count: How many processes there are. Each batch then has
+      start_step: Number of the first batch, from 0; a resumed run has taken
+        this many before.
+      process_index: Number p of this process, which gets the rows of the p-th
+        of equal parts of every batch.
+      process_count: Number of processes. A batch of each has
         config.data.batch_size / process_count rows.
     """
     ...
@@ -91,23 +91,23 @@ def checked(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
-  """Yields the batches with all keys there, once they are found to be right.
+  """Yields the batches with all keys, after checking them.
 
-  Types, shapes and classes are looked at in every batch; of labels with a
-  number for every class, the numbers in the first batch alone.
+  Types, shapes and classes are checked in every batch; labels with a number per
+  class have their numbers checked in the first batch only.
 
   Args:
-    batches: As `Data.batches` returns them.
-    rows: Of one batch of this process.
+    batches: The result of `Data.batches`.
+    rows: Rows of one batch of this process.
     image_size: (height, width) in pixels.
-    num_classes: Width of the head; labels must be below this.
+    num_classes: Width of the head; labels must be below it.
     start_step: Number of the first batch.
     process_index: Number of this process.
-    process_count: How many there are.
+    process_count: Number of processes.
 
   Raises:
-    DataError: A batch is not what the run needs, or there are no more; all
-      that is wrong with it, at once.
+    DataError: A batch is not what the run needs, or there are no more; the
+      message has all its faults.
   """
   step = start_step
   for batch in batches:

@@ -41,7 +41,6 @@ from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
-from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.runtime import host_memory
 from vit_jax.runtime.ceiling import ceiling
@@ -85,9 +84,9 @@ def measure(
     ConfigError: Something about the run cannot work, or memory is too small.
   """
   config = dataclasses.replace(config, evals=(), init=None)
-  check(config, kind)
+  prepared = check(config, kind)
   try:
-    return _measure(config, kind, steps)
+    return _measure(config, kind, steps, prepared)
   except jax.errors.JaxRuntimeError as e:
     if "RESOURCE_EXHAUSTED" not in str(e):
       raise
@@ -100,13 +99,13 @@ def measure(
     ) from None
 
 
-def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
+def _measure(
+  config: Config, kind: str, steps: int, prepared: Any
+) -> dict[str, Any]:
   mesh = sharding.make_mesh(config.mesh)
   device = mesh.devices.flat[0]
-  size = image_size(config.data.ops)
-  batches, num_classes, total_steps = INPUT_FNS[kind](config, mesh)
-
-  facts = step_lib.Facts(num_classes, size, total_steps)
+  batches, facts = INPUT_FNS[kind](config, mesh, prepared)
+  size = facts.image_size
   assembly = step_lib.assemble(config, facts, mesh)
   state, batch = assembly.fresh_state(), next(batches)
   start = time.perf_counter()
@@ -115,7 +114,7 @@ def _measure(config: Config, kind: str, steps: int) -> dict[str, Any]:
 
   leaves = jax.tree.leaves(assembly.state.params)
   steps, block = blocks(steps)
-  per_image = config.model.train_flops(size, num_classes)
+  per_image = config.model.train_flops(size, facts.num_classes)
   seconds, wait, loss = run(
     compiled,
     state,
@@ -236,46 +235,52 @@ def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
   return total, "compiler"
 
 
-def synthetic(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
-  """Returns one batch of noise for ever, number of classes, length of run."""
-  num_classes = _plan().classes_of(config)
+def synthetic(
+  config: Config, mesh: Mesh, prepared: None = None
+) -> tuple[Iterator[dict], step_lib.Facts]:
+  """Returns one batch of noise for ever, and the facts of the run."""
+  del prepared
+  facts = _plan().with_length(_plan().facts_of(config))
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed)
   batch = Batch(
-    image=rng.integers(
-      0, 256, (rows, *image_size(config.data.ops), 3), np.uint8
-    ),
-    label=rng.integers(0, num_classes, rows, np.int32),
+    image=rng.integers(0, 256, (rows, *facts.image_size, 3), np.uint8),
+    label=rng.integers(0, facts.num_classes, rows, np.int32),
     mask=np.ones(rows, bool),
     index=np.arange(rows),
   )
   on_device = jax.block_until_ready(sharding.to_global(batch, mesh))
-  total_steps = _plan().steps_of(config) or _plan().UNKNOWN_LENGTH
-  return itertools.repeat(on_device), num_classes, total_steps
+  return itertools.repeat(on_device), facts
 
 
-def real(config: Config, mesh: Mesh) -> tuple[Iterator[dict], int, int]:
-  """As `synthetic`, of the config's data; the transfer is in each `next`."""
-  from vit_jax.runtime import prepare  # TensorFlow comes with it
+def real(
+  config: Config, mesh: Mesh, prepared: Any
+) -> tuple[Iterator[dict], step_lib.Facts]:
+  """As `synthetic`, from the data of the config; each `next` transfers.
 
-  run = prepare.Run(config)
-  batches = run.data.batches(0, jax.process_index(), jax.process_count())
-  return (
-    map(functools.partial(sharding.to_global, mesh=mesh), batches),
-    run.facts.num_classes,
-    run.facts.total_steps,
-  )
+  Args:
+    config: The run.
+    mesh: The mesh.
+    prepared: The `prepare.Run` that `check` returned.
+  """
+  data = prepared.data
+  batches = data.batches(0, jax.process_index(), jax.process_count())
+  to_global = functools.partial(sharding.to_global, mesh=mesh)
+  return map(to_global, batches), prepared.facts
 
 
 INPUT_FNS = {"synthetic": synthetic, "real": real}
 
 
-def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
+def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
   """Raises if the run cannot be timed.
 
   Args:
     config: The run.
     kind: Kind of input.
     faults: Faults found before, to be raised together with those found here.
+
+  Returns:
+    A `prepare.Run` for real input, whose data are then open; else None.
 
   Raises:
     ConfigError: All faults.
@@ -289,11 +294,12 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> None:
       " use --input=synthetic."
     )
   elif kind == "real":
-    from vit_jax.runtime import prepare
+    from vit_jax.runtime import prepare  # TensorFlow comes with it
 
     return prepare.check(config, faults=found)
   if found := found + _plan().faults(config, jax.device_count()):
     raise ConfigError(dict.fromkeys(found))
+  return None
 
 
 def _plan():

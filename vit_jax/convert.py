@@ -8,6 +8,8 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,10 +21,19 @@ from vit_jax import checkpoint, weights
 from vit_jax.models.resample import METHODS
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
+from vit_jax.weights.found import METADATA_KEY
 from vit_jax.weights.identify import NEEDED
-from vit_jax.weights.reading import METADATA_KEY
 
-FORMATS = ("orbax", "npz", "timm", "hf")
+# The choices of resample.METHODS.
+FILTERS = {
+  "zoom": "the ViT paper's (default)",
+  "bilinear": "FlexiViT's",
+  "bicubic": "timm's",
+  "timm": "the same",
+  "hf": "Hugging Face's",
+}
+GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
+POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -31,7 +42,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   Args:
     vit: A model from `vit_jax.load`.
     path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
-    to: A name of `FORMATS`.
+    to: A name of `WRITERS`.
 
   Returns:
     Notes for the user: how to load it there, and what differs there.
@@ -45,19 +56,22 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
     raise FileExistsError(
       f"DST: got {path!r}, which exists; expected a new one."
     )
-  suffix = {"npz": ".npz", "timm": ".safetensors"}.get(to)
+  _, write, suffix = WRITERS[to]
   if suffix and target.suffix != suffix:
     raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
-  if to == "orbax":
-    checkpoint.write_params(path, vit.params, vit.metadata())
-    return [
-      f"vit_jax.load({path!r}), --config.init={path}, or Orbax alone: see"
-      " docs/weights.md"
-    ]
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  return WRITERS[to](vit, params, target)
+  return write(vit, params, target)
+
+
+def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params  # the tree itself is written
+  checkpoint.write_params(str(target), vit.params, vit.metadata())
+  return [
+    f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
+    " see docs/weights.md"
+  ]
 
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -117,17 +131,36 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
 
-WRITERS = {"npz": _write_npz, "timm": _write_timm, "hf": _write_hf}
+class Writer(NamedTuple):
+  """What writes a format.
+
+  meaning: For --help.
+  write: (model, flat parameters, path) -> notes for the user.
+  suffix: Ending of the file's name; None: it is a folder.
+  """
+
+  meaning: str
+  write: Callable[[Pretrained, dict[str, np.ndarray], epath.Path], list[str]]
+  suffix: str | None = None
+
+
+WRITERS = {
+  "orbax": Writer("a checkpoint of ours", _write_orbax),
+  "npz": Writer("under Google's names", _write_npz, ".npz"),
+  "timm": Writer("a .safetensors for timm", _write_timm, ".safetensors"),
+  "hf": Writer("a folder for Hugging Face's transformers", _write_hf),
+}
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
   """Removes the head, and, for timm, the tanh layer before it."""
   dropped = ("head", "pre_logits") if to == "timm" else ("head",)
+  config = vit.config
+  if to == "timm" and getattr(config, "pre_logits", False):
+    config = dataclasses.replace(config, pre_logits=False)
   return dataclasses.replace(
     vit,
-    config=dataclasses.replace(
-      vit.config, pre_logits=vit.config.pre_logits and to != "timm"
-    ),
+    config=config,
     params={k: v for k, v in vit.params.items() if k not in dropped},
     num_classes=0,
     class_names=None,
@@ -220,28 +253,38 @@ def _parse(argv) -> argparse.Namespace:
       raise ValueError
     return text.lower() == "true"
 
+  def listed(choices: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
   sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = argparse.ArgumentParser(
     "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
   )
   parser.add_argument("src", help="anything that vit_jax.load reads")
   parser.add_argument("dst", help="a new file (npz, timm) or folder")
-  parser.add_argument("--to", required=True, choices=FORMATS)
+  parser.add_argument(
+    "--to",
+    required=True,
+    choices=WRITERS,
+    help=listed({k: w.meaning for k, w in WRITERS.items()}),
+  )
   parser.add_argument(
     "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
   parser.add_argument(
-    "--posemb_filter", default="zoom", choices=METHODS, help="(default: zoom)"
+    "--posemb_filter", default="zoom", choices=METHODS, help=listed(FILTERS)
   )
   parser.add_argument(
     "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
   )
   parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
   parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
-  parser.add_argument("--gelu", choices=("tanh", "erf"), help="if not SRC's")
   parser.add_argument(
-    "--posemb", choices=("sincos2d", "none"), help="if no table"
+    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+  )
+  parser.add_argument(
+    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
   )
   parser.add_argument(
     "--drop_head",

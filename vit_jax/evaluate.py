@@ -1,9 +1,9 @@
 """Scores a checkpoint: `python -m vit_jax.evaluate --checkpoint=RUN`.
 
-Runs the evaluators of the config that wrote it, or of --config, which
-published weights need: --checkpoint=B_16.npz --config=configs/finetune.py:...
-With --fewshot=DATASET it measures instead what a linear map of its features
-learns from a few examples of that data set, and from all: nothing is trained.
+Runs the evaluators of the config that wrote it, or of --config, which published
+weights need: --checkpoint=B_16.npz --config=configs/finetune.py:... With
+--fewshot=DATASET it scores instead a linear map of its features, learned from a
+few examples of that data set, and from all: nothing is trained.
 """
 
 from vit_jax.config import cli
@@ -45,18 +45,18 @@ from vit_jax.data.splits import SplitError
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
 from vit_jax.runtime.writer import SCORES
 
-# Of the splits that there are, the first of these is scored.
+# The first of these splits that exists is scored.
 HELD_OUT = ("test", "val", "validation")
 
 
 def evaluate(config: Config, path: str) -> dict[str, float]:
   """Runs every evaluator of a config on a checkpoint's parameters.
 
-  Labels of a data set are matched with the checkpoint's classes by name, as
-  `weights.match` says.
+  Labels of a data set are matched with the checkpoint's classes by name, see
+  `weights.match`.
 
   Args:
-    config: Gives the model and the evaluators.
+    config: Options of the model and of the evaluators.
     path: Weights as `vit_jax.load` takes them: the folder of a run or of one
       step, or a published file.
 
@@ -64,8 +64,8 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     All metrics by name, as in training, baselines included.
 
   Raises:
-    ConfigError: The checkpoint is missing or is of another model, a data set
-      is missing, or its classes are not those of the checkpoint.
+    ConfigError: The checkpoint is missing or is of another model, a data set is
+      missing, or its classes are not those of the checkpoint.
   """
   return record(config, path)["scores"]
 
@@ -76,17 +76,17 @@ def record(
   workdir: str | None = None,
   opened: Sources | None = None,
 ) -> dict[str, Any]:
-  """As `evaluate`, and says what was scored.
+  """Does what `evaluate` does, and returns what was scored, too.
 
   Args:
-    config: See there.
-    path: See there.
+    config: As for `evaluate`.
+    path: As for `evaluate`.
     workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
     opened: Splits that are open already; None: none.
 
   Returns:
-    checkpoint (path), step (updates; 0 where nobody knows), time (seconds since
-    1970), data (evaluator -> a text) and scores.
+    checkpoint (path), step (updates; 0 where it is unknown), time (seconds
+    since 1970), data (evaluator -> a text) and scores.
   """
   try:
     found = weights.read(path)
@@ -105,7 +105,7 @@ def record(
     assembly.state.params,
   )
   if config.fake_data and is_first:
-    print("data made up (fake_data); --fake_data=false takes the real ones")
+    print("data are fake (fake_data); --fake_data=false uses the real ones")
   evaluators = prepared.evaluators(
     assembly.predict, mesh, random_params=assembly.fresh_params
   )
@@ -134,18 +134,18 @@ def record(
 def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
   """Returns the config with one few-shot evaluator, on that data set.
 
-  It learns from `train`, from the numbers of examples that every class has, and
-  from all; and scores the first split of `HELD_OUT`. Its other options are
-  those of the config's own few-shot evaluator, if it has one. Images are
-  preprocessed as for the config's other evaluators.
+  It learns from `train`, from as many examples as every class has, and from
+  all; and scores the first split of `HELD_OUT`. Its other options are those of
+  the config's own few-shot evaluator, if it has one. Images are preprocessed as
+  for the config's other evaluators.
 
   Args:
-    config: Of the checkpoint.
-    dataset: What to score the features on.
-    opened: Keeps the splits that are looked at, to be read later.
+    config: Config of the checkpoint.
+    dataset: Data set to score the features on.
+    opened: Keeps the splits that are opened, to be read later.
 
   Raises:
-    ConfigError: The data set, or one of the splits, is not there.
+    ConfigError: The data set, or one of the splits, does not exist.
   """
 
   def is_there(split: str) -> bool:
@@ -175,13 +175,13 @@ def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
     split=held_out,
     ops=run_info.eval_ops(config),
     shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
-    baselines=False,  # raw pixels of all images can take all memory
+    baselines=False,  # raw pixels of all images may exhaust the memory
   )
   return dataclasses.replace(config, evals=(evaluator,))
 
 
 def main(args: cli.Args) -> None:
-  """Joins the other processes, looks for faults, evaluates."""
+  """Joins the other processes, checks the run, evaluates."""
   flags = args.flags
   wants_json = flags["json"] == "true"
   try:

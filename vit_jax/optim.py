@@ -9,6 +9,7 @@ import optax
 from jaxtyping import ArrayLike, PyTree
 
 from vit_jax.config import OptimConfig
+from vit_jax.options import nearest
 
 Schedule = Callable  # Number of updates applied -> learning rate, float32.
 
@@ -55,26 +56,38 @@ def make_optimizer(
   parts = []
   if config.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
-  if config.name == "adamw":
-    moments = optax.scale_by_adam(
-      config.beta1,
-      config.beta2,
-      config.eps,
-      mu_dtype=config.accumulator_dtype,
-    )
-  elif config.name == "sgd":
-    moments = optax.trace(
-      config.momentum, accumulator_dtype=config.accumulator_dtype
-    )
-  else:
+  if config.name not in OPTIMIZERS:
     raise ValueError(
-      f"config.optim.name: got {config.name!r}, expected adamw or sgd."
+      f"config.optim.name: got {config.name!r}, expected one of"
+      f" {', '.join(OPTIMIZERS)}.{nearest(config.name, OPTIMIZERS)}"
     )
-  parts.append(_reads_float32(moments))
+  parts.append(_reads_float32(OPTIMIZERS[config.name](config)))
   if config.weight_decay:
     parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
   parts.append(optax.scale_by_learning_rate(schedule))
   return optax.chain(*parts), schedule
+
+
+def _adamw(config: OptimConfig) -> optax.GradientTransformation:
+  return optax.scale_by_adam(
+    config.beta1,
+    config.beta2,
+    config.eps,
+    mu_dtype=config.accumulator_dtype,
+  )
+
+
+def _sgd(config: OptimConfig) -> optax.GradientTransformation:
+  return optax.trace(
+    config.momentum, accumulator_dtype=config.accumulator_dtype
+  )
+
+
+# What a gradient becomes before weight decay and learning rate.
+OPTIMIZERS = {
+  "adamw": _adamw,
+  "sgd": _sgd,
+}
 
 
 def _reads_float32(

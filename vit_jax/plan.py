@@ -34,6 +34,8 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 # ruff: noqa: E402
+import contextlib
+import dataclasses
 import importlib.util
 import json
 import math
@@ -50,7 +52,6 @@ from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
 from vit_jax.devices import CHIPS, Chip
 from vit_jax.planning.hlo import Module
@@ -78,17 +79,14 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
   Returns:
     The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
   """
-  size, total_steps = image_size(config.data.ops), steps_of(config)
-  facts = step_lib.Facts(
-    classes_of(config), size, total_steps or UNKNOWN_LENGTH
-  )
-  assembly = step_lib.assemble(config, facts, mesh)
+  found = with_length(facts_of(config))
+  assembly = step_lib.assemble(config, found, mesh)
   rows = NamedSharding(mesh, sharding.BATCH_SPEC)
   num_rows = config.data.batch_size
   batch = {
     key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
     for key, shape, dtype in (
-      ("image", (*size, 3), jnp.uint8),
+      ("image", (*found.image_size, 3), jnp.uint8),
       ("label", (), jnp.int32),
       ("mask", (), jnp.bool_),
       ("index", (), jnp.int32),
@@ -126,7 +124,8 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     raise ConfigError(found)
   mesh = sharding.make_mesh(config.mesh, devices)
   step, arguments = lower(config, mesh)
-  steps, num_chips = steps_of(config), int(len(devices) * chip.share)
+  known = facts_of(config)
+  steps, num_chips = known.total_steps, int(len(devices) * chip.share)
   result: dict[str, Any] = {
     "topology": topology,
     "chips": num_chips,
@@ -159,9 +158,7 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
   }
   result |= price(compiled, chip)
   seconds = result["price_seconds"]
-  per_image = config.model.train_flops(
-    image_size(config.data.ops), classes_of(config)
-  )
+  per_image = config.model.train_flops(known.image_size, known.num_classes)
   needed = per_image * config.data.batch_size / len(devices)
   result |= {
     "images_per_second": config.data.batch_size / seconds,
@@ -259,38 +256,39 @@ def faults(config: Config, num_devices: int) -> list[str]:
       "config.data.batch_size", config.data.batch_size, shape
     )
   try:
-    classes_of(config)
+    facts_of(config)
   except ValueError as e:
     found.append(str(e))
   return found
 
 
-def classes_of(config: Config) -> int:
-  """Returns the width of the head, without looking at data.
+def with_length(known: step_lib.Facts) -> step_lib.Facts:
+  """Returns the facts with some length, which changes no cost of a step."""
+  steps = known.total_steps or UNKNOWN_LENGTH
+  return dataclasses.replace(known, total_steps=steps)
+
+
+def facts_of(config: Config) -> step_lib.Facts:
+  """Returns the facts of a run without looking at data.
+
+  Its total_steps is None where only the data tell it.
 
   Raises:
-    ValueError: Neither the config nor `FACTS` states it.
+    ValueError: Neither the config nor `FACTS` states the classes.
   """
   known = facts.known(config.data.dataset)
-  if config.num_classes or (known and known.num_classes):
-    return config.num_classes or known.num_classes
-  raise ValueError(
-    f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
-    " only the data tell; set it."
-  )
-
-
-def steps_of(config: Config) -> int | None:
-  """Returns the length of the run, or None where only the data tell it."""
-  known = facts.FACTS.get(config.data.dataset)
-  if config.total_steps or not known:
-    return config.total_steps
-  try:
-    spans = splits.parse_split(config.data.split, known.splits)
-  except splits.SplitError:
-    return None
-  examples = splits.num_records(spans)
-  return max(1, round(config.total_epochs * examples / config.data.batch_size))
+  num_classes = known.num_classes if known else 0
+  if not config.num_classes and not num_classes:
+    raise ValueError(
+      f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
+      " only the data tell; set it."
+    )
+  num_examples = None
+  if config.data.dataset in facts.FACTS:  # of others the numbers are no facts
+    with contextlib.suppress(splits.SplitError):
+      spans = splits.parse_split(config.data.split, known.splits)
+      num_examples = splits.num_records(spans)
+  return step_lib.Facts.of(config, num_classes, num_examples)
 
 
 def table(found: dict[str, Any]) -> str:

@@ -267,7 +267,7 @@ class Report:
           draw(f"{source.name}_for_{run.name}", title, old.resampled(grid))
       draw(run.name, run.label, found[run.name])
     text = (
-      "Each small map belongs to one patch and lies where the patch does; it"
+      "Each small map belongs to one patch and is where the patch is; it"
       " shows how similar the embedding of its position is to all others."
     )
     return (

@@ -50,7 +50,7 @@ def sample_shots(
   Args:
     labels: Class of each example.
     shots: Examples per class, 1 or more.
-    seed: Of the draw; evaluations average over several.
+    seed: Seed of the draw; evaluations average over several.
     num_classes: None: one more than the largest label.
 
   Returns:

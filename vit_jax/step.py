@@ -20,6 +20,7 @@ from jaxtyping import Array, UInt8
 from vit_jax import collectives, optim
 from vit_jax.batch import normalise
 from vit_jax.config import Config
+from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 
@@ -57,6 +58,25 @@ class Facts:
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
+
+  @classmethod
+  def of(
+    cls, config: Config, num_classes: int, num_examples: int | None
+  ) -> "Facts":
+    """Returns the facts of a training run.
+
+    Args:
+      config: Its num_classes, total_steps or total_epochs, and data.ops.
+      num_classes: Classes of the data.
+      num_examples: Records of an epoch. None: unknown; total_steps is then
+        None, too, unless the config states it.
+    """
+    steps = config.total_steps
+    if steps is None and num_examples is not None:
+      epochs = config.total_epochs * num_examples / config.data.batch_size
+      steps = max(1, round(epochs))
+    size = image_size(config.data.ops)
+    return cls(config.num_classes or num_classes, size, steps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Trains a Vision Transformer: `python -m vit_jax.train --config=FILE`.
 
-`train_and_evaluate` is the whole of it, in the order in which things come to
-exist: mesh, data, model, state, step, evaluators, loop. Running the same
-command again goes on where the last checkpoint was written, and ends in the
-same bits as a run that was never interrupted.
+`train_and_evaluate` is the whole run, in the order in which things come to
+exist: mesh, data, model, state, step, evaluators, loop. The same command again
+resumes from the last checkpoint, and ends in the same bits as a run that was
+never interrupted.
 """
 
 from vit_jax.config import cli
@@ -39,8 +39,8 @@ from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.throughput import Meter, updates
 from vit_jax.runtime.writer import Writer
 
-NUM_PREDICTIONS = 64  # test images kept with what the model said of them
-NUM_MISTAKES = 24  # and as many that it got most confidently wrong
+NUM_PREDICTIONS = 64  # test images kept with their predictions
+NUM_MISTAKES = 24  # most confident mistakes kept
 
 
 def train_and_evaluate(
@@ -55,10 +55,11 @@ def train_and_evaluate(
   Args:
     config: The run.
     workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
-    data: What to train on; None: what config.data names. With data of one's own
-      config.data.dataset is what evaluators score that name no other, and need
-      not exist; batch_size, and the image size of ops, are those of `data`.
-    began: When the command did, as `startup.BEGAN`; None: now.
+    data: Training data; None: those of config.data. With data of your own,
+      config.data.dataset is used only by evaluators that name no other, and
+      need not exist; batch_size, and the image size of ops, must be those of
+      `data`.
+    began: Start of the command, as `startup.BEGAN`; None: now.
 
   Returns:
     The last state.
@@ -80,7 +81,7 @@ def _train(
   phases: startup.Start,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
-  """The run itself; what it registers at `at_exit` is closed in any case."""
+  """The run itself; whatever it registers at `at_exit` is always closed."""
   config, workdir = prepared.config, prepared.workdir
   mesh = sharding.make_mesh(config.mesh)
 
@@ -108,6 +109,7 @@ def _train(
     if config.init:
       params, report = prepared.take_weights()
       state = with_weights(state, params)
+      del params  # the host's copy
       progress.note(weights.format_report(report))
   if jax.process_index() == 0:
     run_info.write_json(workdir, "config.json", to_dict(config))
@@ -151,7 +153,7 @@ def _train(
       writer.scalars(step, scores)
       progress.note(run_info.format_scores(step, scores))
 
-  # In case it was stopped between checkpoint and evaluation. Process 0 knows.
+  # The run may have stopped between checkpoint and evaluation. Process 0 knows.
   scored = [e.config.name in writer.scored for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for evaluator, is_scored in zip(evaluators, scored, strict=True):
@@ -187,7 +189,8 @@ def _train(
 
     due = [e for e in evaluators if is_due(e.config, step)]
     with meter.paused():
-      # A run that resumes from this checkpoint looks for no earlier scores.
+      # A run that resumes from this checkpoint does not look for earlier
+      # scores.
       write_scores(wait=saves or bool(due))
       if saves:
         checkpointer.save(step, state, {**metadata, "step": step})
@@ -202,7 +205,7 @@ def _train(
 
 
 def is_multiple(step: int, every_steps: int) -> bool:
-  """True at multiples of `every_steps`; never where that is 0."""
+  """Whether a step is a multiple of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
 
 
@@ -225,8 +228,8 @@ def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
   """Returns a fresh state with the weights of config.init.
 
   Args:
-    state: At step 0.
-    params: Nested dict as that of the state; None where a parameter keeps its
+    state: State at step 0.
+    params: Nested dict like that of the state; None where a parameter keeps its
       initial value, such as the head for other classes.
   """
   params = jax.tree.map(
@@ -243,7 +246,7 @@ def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
 def save_predictions(
   evaluators: list[Evaluator], state: step_lib.TrainState, workdir: str
 ) -> None:
-  """Keeps images and mistakes of the first evaluator that has some."""
+  """Keeps images and mistakes of the first evaluator that has predictions."""
   if jax.process_count() > 1:
     return  # this process sees only its own share of the images
   for evaluator in evaluators:
@@ -257,7 +260,7 @@ def save_predictions(
 
 
 def main(args: cli.Args) -> None:
-  """Joins the other processes, looks for faults, trains."""
+  """Joins the other processes, checks the run, trains."""
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   try:
@@ -269,7 +272,7 @@ def main(args: cli.Args) -> None:
   except (ConfigError, DataError, FloatingPointError) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
-    sys.exit("stopped; the same command goes on from the last checkpoint")
+    sys.exit("stopped; the same command resumes from the last checkpoint")
 
 
 if __name__ == "__main__":

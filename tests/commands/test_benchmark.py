@@ -123,7 +123,7 @@ class Result:
 
 
 def test_blocks_are_timed_by_when_steps_end(monkeypatch):
-  """Not by when the loop hears of it: it is kept while it hands out a step."""
+  """The loop itself learns of it later, as dispatching a step blocks it."""
   now = lambda: getattr(Result.clock, "now", 0.0)
   monkeypatch.setattr(benchmark.time, "perf_counter", now)
 
@@ -211,7 +211,7 @@ def test_real_input_needs_tensorflow(monkeypatch):
   assert third.startswith("config.data.batch_size: got 12, which does not")
 
 
-def test_the_door_tells_all_at_once():
+def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.benchmark", "--steps=0"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--config.data.batch_size=4", "--input=none"]
@@ -239,7 +239,7 @@ def test_importing_it_looks_for_no_machine():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
 def test_memory_is_kept_for_the_next_step():
-  """Else Linux hands out, and clears, each page anew: 4,096 bytes a fault."""
+  """Linux would clear each page anew: 4,096 bytes per page fault."""
   code = (
     "import jax, resource; from vit_jax.runtime import host_memory;"
     "assert host_memory.keep();"

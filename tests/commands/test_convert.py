@@ -1,4 +1,4 @@
-"""Every format out and in again; the slow ones read by others' codes."""
+"""Every format written and read; the slow tests use the other libraries."""
 
 import dataclasses
 import json
@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 import vit_jax
 from vit_jax import convert, pretrained, weights
 from vit_jax.config import model_config
+from vit_jax.models import resample
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.google import POS_EMBEDDING
 
@@ -262,7 +263,7 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
     assert one.startswith(start), one
 
 
-@pytest.mark.parametrize("to", convert.FORMATS)
+@pytest.mark.parametrize("to", convert.WRITERS)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to):
   vit = dataclasses.replace(
     make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
@@ -314,7 +315,7 @@ def test_a_head_that_is_left_out():
 
 @pytest.fixture
 def quick_to_compile():
-  """What the command compares is compiled, at half of the usual time."""
+  """Compiles what the command compares, in half of the usual time."""
   jax.config.update("jax_disable_most_optimizations", True)
   yield
   jax.config.update("jax_disable_most_optimizations", False)
@@ -437,7 +438,10 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
     (["SRC", "SRC", "--to=npz"], "which exists; expected a new one."),
     (["SRC", "DST", "--to=orbax", "--image_size=33"], "got images of 33 x 33"),
     (["SRC", "DST", "--to=orbax", "--grid=3x4"], "got 17 rows, expected 13"),
-    (["SRC", "DST", "--to=orbax", "--num_heads=5"], "got 5 heads for a width"),
+    (
+      ["SRC", "DST", "--to=orbax", "--num_heads=5"],
+      "not divide the width of 48",
+    ),
   ],
 )
 def test_the_command_ends_with_the_text(tmp_path, capsys, words, text):
@@ -468,7 +472,7 @@ def test_the_command_names_a_faulty_flag(capsys, word, text):
   assert text in capsys.readouterr().err
 
 
-# Read by the codes of others. Differences are shares of the largest logit:
+# Read by the other libraries. Differences are shares of the largest logit:
 # some 20 to 80 layers in float32, each in another order of sums.
 
 
@@ -532,3 +536,7 @@ def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
     got = processor(pixels, return_tensors="np")["pixel_values"][0]
     expected = (pixels / 127.5 - 1).transpose(2, 0, 1)
     np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_help_has_a_meaning_for_every_filter():
+  assert list(convert.FILTERS) == list(resample.METHODS)

@@ -67,7 +67,7 @@ def _eval(dataset, **options):
 
 
 def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
-  """Two of four: labels 0 and 1 are columns 3 and 0, or 1 and 2."""
+  """Two of four classes: labels 0 and 1 are columns 3 and 0, or 1 and 2."""
   workdir, dataset = run
   same = evaluate.evaluate(config(dataset, evals=_eval(dataset)), str(workdir))
   assert same["val/top1"] == 1 and same["val/count"] == 64
@@ -108,7 +108,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
     " among those of the head: rot; expected names of the head's 4 classes:"
     " blue, green, red, white. "
   )
-  # So is a training run with such an evaluator, and one that goes on with
+  # So is a training run with such an evaluator, and one that resumes with
   # other classes than it began with.
   with pytest.raises(ConfigError, match="config.evals.val.dataset: got"):
     train.train_and_evaluate(
@@ -150,7 +150,7 @@ def _main(*words):
 
 
 def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
-  """No config, no training; shots as far as every class has them, and all."""
+  """It needs no config; shots are as many as every class has, and all."""
   workdir, _ = run
   own = folder(tmp_path / "own", {"x": "red", "y": "green"}, 7)
   (tmp_path / "own" / "y" / "0.png").unlink()  # 6 training images of x, 5 of y
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
 
 
 def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
-  """The head plays no part: features alone are scored the same."""
+  """The head is not used: features are scored the same without it."""
   workdir, dataset = run
   c = evaluate.with_fewshot(config(dataset), dataset, Sources())
   want = evaluate.evaluate(c, str(workdir))

@@ -109,11 +109,15 @@ def test_the_length_of_the_run_needs_no_data():
     total_steps=None,
     total_epochs=90.0,
   )
-  assert plan.steps_of(config) == round(90 * (14_197_122 - 51_200) / 4096)
-  assert plan.classes_of(config) == 21_843
-  assert plan.steps_of(tiny.config(data__dataset="folder:x")) == 20
+  known = plan.facts_of(config)
+  assert known.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
+  assert known.num_classes == 21_843 and known.image_size == (16, 16)
+  assert plan.facts_of(tiny.config(data__dataset="folder:x")).total_steps == 20
+  epochs = {"total_steps": None, "total_epochs": 1.0}
+  config = tiny.config(data__dataset="folder:x", **epochs)
+  assert plan.facts_of(config).total_steps is None  # only the folder tells
   with pytest.raises(ValueError, match="config.num_classes: got None for"):
-    plan.classes_of(tiny.config(data__dataset="somebody_s"))
+    plan.facts_of(tiny.config(data__dataset="somebody_s"))
 
 
 def test_faults_are_told_before_compiling():
@@ -142,7 +146,7 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
     plan.describe("v5e:2x2")
 
 
-def test_the_door_tells_all_at_once():
+def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.plan", "--json"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   done = subprocess.run(command, capture_output=True, text=True)

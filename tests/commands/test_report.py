@@ -1,4 +1,4 @@
-"""A made-up demo: its summary to the digit, its page without the network."""
+"""A fake demo: its summary to the digit, its page without the network."""
 
 import html.parser
 import json
@@ -303,7 +303,7 @@ def test_predictions_of_earlier_versions(tmp_path):
 
 
 def test_a_config_with_one_number_as_l2(demo, tmp_path):
-  """That is how runs had it before there were several."""
+  """Earlier runs had one number."""
   config = json.loads((demo / "pretrain" / "config.json").read_text())
   config["evals"]["digits"]["l2"] = 16.0
   (tmp_path / "config.json").write_text(json.dumps(config))

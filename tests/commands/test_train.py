@@ -1,4 +1,4 @@
-"""The whole of it: train, be stopped, go on, evaluate, fine-tune."""
+"""Whole runs: train, stop, resume, evaluate, fine-tune."""
 
 import json
 import pathlib
@@ -159,7 +159,7 @@ def test_resumed_run_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
-  """Either a batch takes 0.2 seconds, or a step; both take a few ms beside."""
+  """A batch, or a step, takes 0.2 seconds; the other takes a few ms."""
   make = train.step_lib.make_train_step
 
   def make_slow(*args):
@@ -219,7 +219,7 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_the_host_scores(tmp_path, monkeypatch):
+def test_training_continues_while_the_host_scores(tmp_path, monkeypatch):
   """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
   at_step_7, was_in_time = threading.Event(), []
   make, score = train.step_lib.make_train_step, Fewshot.score

@@ -1,8 +1,7 @@
-"""Every config: passes preflight with all that it advertises, equals its golden
-text, has a model.
+"""Every config passes its checks, equals its golden text, has a model.
 
-After a wanted change: PYTHONPATH=. python tests/test_configs.py writes the
-golden texts.
+After a wanted change, `PYTHONPATH=.:tests python tests/config/test_configs.py`
+writes the golden texts.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from vit_jax import families
 from vit_jax.config import cli, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
-from vit_jax.families import resnet, vit
+from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
 from vit_jax.runtime import prepare
 
@@ -88,7 +87,7 @@ def _golden(name):
 
 
 def _make_files(folder):
-  """What `ARGUMENTS` name: folders of images (nobody opens them), weights."""
+  """Makes what `ARGUMENTS` name: folders of images (never opened), weights."""
   for name, count in IMAGES.items():
     for label in ("cat", "dog"):
       (folder / name / label).mkdir(parents=True)
@@ -115,7 +114,7 @@ def _where_files_are():
 
 
 def _advertised():
-  """Every config with every value that its tables, or docstring, tell."""
+  """Every config with every value in its tables, or docstring."""
   for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32", "vit_h14"):
     for dataset in (*recipes.DATASETS, "folder:images"):
       yield name, dataset
@@ -133,7 +132,7 @@ def _advertised():
 
 
 def _without_disk(name, argument):
-  """The config of a run of made-up data that starts from scratch."""
+  """The config of a run on fake data that starts from scratch."""
   args = _load(name, argument)
   is_there = name == "folder"  # its data and weights
   config = dataclasses.replace(
@@ -144,7 +143,7 @@ def _without_disk(name, argument):
   return config, args.faults
 
 
-@pytest.mark.parametrize("module", [recipes, families, resnet, vit])
+@pytest.mark.parametrize("module", [recipes, families, published, resnet, vit])
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)
   assert attempted and not failed
@@ -173,7 +172,7 @@ def test_passes_preflight(name, argument):
 
 
 def test_all_that_is_advertised_can_start():
-  """All but the shapes of the model, which take seconds each: below."""
+  """Checks all but the shapes of the model, which take seconds each."""
   found = {}
   for name, argument in _advertised():
     config, told = _without_disk(name, argument)
@@ -225,7 +224,7 @@ def test_folder_takes_model_and_size_from_the_weights():
 def test_folder_takes_splits_and_length_from_the_images():
   made = _load("folder", "path=images,init=weights.npz").config
   splits = {e.name: (e.split, e.every_steps) for e in made.evals}
-  # Of 400 images 360 are not `val`, of which 324 are trained on.
+  # 360 of 400 images are not `val`; 324 of these are trained on.
   assert made.data.split == "train[:90%]" and made.data.batch_size == 8
   assert made.total_steps == 10 * math.ceil(324 / 8)
   assert splits == {"test": ("val", 0), "val": ("train[90%:]", 41)}

@@ -1,7 +1,10 @@
 """Options: types, defaults, faults; the command line that sets them."""
 
+import copy
 import dataclasses
+import json
 import pathlib
+import pickle
 import re
 import resource
 import subprocess
@@ -18,12 +21,15 @@ from vit_jax.config import (
   cli,
   defaults,
   freeze,
+  model_config,
   to_dict,
+  upgraded,
 )
 from vit_jax.config.checks import faults
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import vit
 from vit_jax.options import parse_value
+from vit_jax.runtime import run_info
 
 ROOT = pathlib.Path(__file__).parents[2]
 FEWSHOT = {"kind": "fewshot", "dataset": "digits", "shots": (1, 5)}
@@ -100,7 +106,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     (float | None, "0.5", 0.5),
     (tuple[int, ...], "(1, 5,10)", (1, 5, 10)),
     (tuple[int, ...], [1, 5], (1, 5)),
-    (tuple[float, ...], 16, (16.0,)),  # as config.json of old runs has it
+    (tuple[float, ...], 16, (16.0,)),  # as in config.json of old runs
     (tuple[float, ...], "16", (16.0,)),
     (str, "none", "none"),
   ],
@@ -187,7 +193,7 @@ def test_no_faults_where_there_are_none():
 
 
 def test_every_option_is_read_somewhere():
-  """An option that nobody reads would be silently without effect."""
+  """An option that is read nowhere would silently have no effect."""
   code = "".join(
     p.read_text()
     for p in (ROOT / "vit_jax").rglob("*.py")
@@ -265,7 +271,7 @@ def test_no_config_is_a_fault():
 
 
 def test_help_is_quick_and_shows_units():
-  """Processor time, since other tests run beside this one."""
+  """Measures processor time, since other tests run beside this one."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   out = subprocess.run(
     [sys.executable, "-m", "vit_jax.train", "--help"],
@@ -295,3 +301,65 @@ def test_build_keeps_defaults_where_there_are_faults():
 
 def test_readme_is_complete():
   assert "@@" not in (ROOT / "README.md").read_text()
+
+
+# What to_dict made before families and objectives had options of their own.
+OLD = sorted((ROOT / "tests/golden/before_families").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda p: p.stem)
+def test_configs_of_old_runs_are_read(path, tmp_path):
+  old = json.loads(path.read_text())
+  today = json.loads((path.parents[1] / path.name).read_text())[""]
+  assert to_dict(freeze(upgraded(old))) == today
+  # As a run, whose config.json is read by --checkpoint, and compared.
+  (tmp_path / "config.json").write_text(path.read_text())
+  args = cli.parse("x", {"checkpoint": ""}, [f"--checkpoint={tmp_path}"])
+  assert not args.faults
+  assert args.config == freeze(today)
+  assert run_info.changes(args.config, str(tmp_path)) == {}
+
+
+def test_a_renamed_option_answers_with_its_new_name(tmp_path):
+  text = "config.loss: is now config.objective.loss; set that."
+  assert build({"loss": "sigmoid"})[1] == [text]
+  glyphs = ROOT / "configs" / "glyphs.py"
+  args = cli.parse("x", {}, [f"--config={glyphs}", "--config.loss=sigmoid"])
+  assert args.faults == [text]
+
+
+@pytest.mark.parametrize(
+  "code, text",
+  [
+    (
+      "from vit_jax.config import defaults\n\n\ndef get_config():\n"
+      "  c = defaults()\n  c.loss = 'sigmoid'\n  return c\n",
+      "line 6: config.loss is now config.objective.loss; set that.",
+    ),
+    (
+      "from vit_jax.recipes import table3\n",
+      "line 1: vit_jax.recipes is now vit_jax.config.recipes; import that.",
+    ),
+  ],
+)
+def test_what_a_config_file_knows_by_an_old_name(code, text, tmp_path, capsys):
+  path = tmp_path / "old.py"
+  path.write_text(code)
+  with pytest.raises(SystemExit, match=re.escape(text)):
+    cli.parse("x", {}, [f"--config={path}"])
+
+
+def test_a_config_of_one_family_becomes_one_of_another():
+  c = defaults()
+  c.model.name, c.model.variant = "bit", "R50x1"
+  c.model.root_pad = "nothing"
+  again = pickle.loads(pickle.dumps(c))
+  for config in (c, copy.deepcopy(c), again, c.copy_and_resolve_references()):
+    assert freeze(config).model == model_config(
+      "bit", variant="R50x1", root_pad="nothing"
+    )
+  c.model.pool = "gap"
+  assert build(c)[1] == [
+    "config.model.pool: got 'gap', which config.model.name=bit has no use for;"
+    " leave it at 'token'."
+  ]

@@ -38,7 +38,7 @@ def test_splits_are_made_by_class_and_for_good(tmp_path):
   assert train.class_names == ("cat", "dog", "owl") and train.num_classes == 3
   assert set(names(train)).isdisjoint(names(val))
   assert train.num_examples + val.num_examples == 35
-  # A tenth of each class, rounded; of a class of one, none.
+  # A tenth of each class, rounded; none of a class with one image.
   assert np.bincount(val.labels(), minlength=3).tolist() == [2, 1, 0]
   # A golden choice: no version, machine or run may draw another one.
   assert sorted(names(val)) == GOLDEN_VAL
@@ -109,7 +109,7 @@ def test_a_class_may_be_called_train(tmp_path):
   dataset = classes(tmp_path, bus=5, train=5, test=5)
   source = sources.open_source(dataset, "train")
   assert source.class_names == ("bus", "test", "train")
-  # Of an old split that was made, by another name.
+  # A made split under another name.
   assert sources.open_source(dataset, "validation").num_examples == 3
 
 
@@ -209,7 +209,7 @@ def test_folders_of_classes_may_have_folders_beside_images(tmp_path):
 
 
 def odd_images(root):
-  """Files that TensorFlow decodes wrongly or not at all; Pillow does."""
+  """Files that Pillow decodes, and TensorFlow wrongly or not at all."""
   rng = np.random.default_rng(0)
   image = Image.fromarray(rng.integers(0, 256, (12, 10, 3), np.uint8))
   root.mkdir()
@@ -265,7 +265,7 @@ def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
   for path, bad in zip(source.paths, is_bad, strict=True):
     assert sum(path in message for message in messages) == bad
   assert "(number 3 of up to 10)" in messages[-1]
-  # Nothing shifts: the other rows are those of an evaluation as well.
+  # No row moves: the others are those of an evaluation as well.
   caplog.clear()
   (scored,) = pipeline.eval_batches(source, OPS, batch_size=24)
   assert not [r for r in caplog.records if "decode" in r.getMessage()]

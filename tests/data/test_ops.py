@@ -84,7 +84,7 @@ def test_compose_refuses_malformed_text():
 
 
 def test_china_is_bit_for_bit_as_big_vision_prepares_it(china):
-  """Equal, though 1/255 would do: both drop the fraction after a resize."""
+  """The pixels are equal: both drop the fraction after a resize."""
   stored = np.load(pathlib.Path(__file__).parent / "preprocess_china_jpg.npz")
   for name, text in {
     "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
@@ -163,7 +163,7 @@ def test_resize_drops_the_fraction():
 def test_resize_of_a_ramp_is_a_ramp_between_the_borders():
   ramp = np.repeat(np.arange(0, 160, 10, np.uint8)[None, :, None], 4, 0)
   ramp = np.repeat(ramp, 3, -1)
-  # Half-pixel centres: column j of the double lies at (j + 0.5) / 2 - 0.5.
+  # Half-pixel centres: column j of the double is at (j + 0.5) / 2 - 0.5.
   expected = np.clip(((np.arange(32) + 0.5) / 2 - 0.5) * 10, 0, 150)
   out = ops.resize(tf.constant(ramp), KEY, (4, 32))
   np.testing.assert_array_equal(out[0, :, 0], np.floor(expected))
@@ -238,7 +238,7 @@ def test_flip_mirrors_half_of_the_images():
     is_same = np.array_equal(out, image)
     assert is_same or np.array_equal(out, image[:, ::-1])
     flipped += not is_same
-    # The draw is a promise: runs would not resume to the bit without it.
+    # A golden draw: runs would not resume to the bit if it changed.
     draw = tf.random.stateless_uniform([], key)
     assert is_same == bool(draw >= 0.5)
   assert 160 < flipped < 240  # Mean 200, deviation 10.
@@ -287,7 +287,7 @@ def test_inception_crop_keeps_to_area_and_aspect():
 
 
 def test_inception_crop_draws_big_vision_s_boxes():
-  """Which leaves the aspect ratio and the attempts to TensorFlow."""
+  """big_vision leaves the aspect ratio and the attempts to TensorFlow."""
   image = coordinates(180, 240)
   for key in keys(20):
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -330,7 +330,7 @@ def test_fused_decode_equals_decode_then_crop(fmt, china):
 
 
 def test_fused_decode_differs_at_the_outermost_pixels_alone():
-  """At ImageNet's size; what the docstring states."""
+  """At ImageNet's size, the differences are those that the docstring states."""
   images = pytest.importorskip("sklearn.datasets").load_sample_images().images
   means = []
   for photo in images:

@@ -1,4 +1,4 @@
-"""Which record a run meets when: exact counts, uniform, the same everywhere."""
+"""The order of records: exact counts, uniform, the same everywhere."""
 
 import collections
 
@@ -14,7 +14,7 @@ BATCHES = [1, 7, 48, 96, 512, 1000]
 
 
 class ByNumber(Source):
-  """Records that are but their numbers."""
+  """Records that are their numbers."""
 
   def load(self, raw):
     raise NotImplementedError
@@ -89,7 +89,7 @@ def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
   number = np.arange(lanes.num_lanes)
   for epoch in range(30):
     begins, ends = lanes.bounds(number, epoch)
-    # One behind the other, together all; as many as elements of the epoch.
+    # Consecutive, together all; as many as the epoch has elements.
     np.testing.assert_array_equal(begins[1:], ends[:-1])
     assert begins[0] == 0 and ends[-1] == num_examples
     first = lanes.first_element(number, epoch)
@@ -109,7 +109,7 @@ def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
   [(1000, 512), (300, 512), (127, 12), (2040, 96), (5000, 7)],
 )
 def test_records_are_seen_equally_often(cls, num_examples, batch_size):
-  """What a batch carries over an epoch's end belongs to the next epoch."""
+  """Rows of a batch beyond an epoch's end belong to the next epoch."""
   num_epochs = 30 if num_examples < 1000 else 6
   steps = -(-num_epochs * num_examples // batch_size)
   indices, epochs = rows(cls, num_examples, steps, batch_size=batch_size)
@@ -188,7 +188,7 @@ def _counts_of_classes(
 @pytest.mark.parametrize("start", [0, 180])
 @pytest.mark.parametrize("batch_size, ideal", [(1000, 632), (4096, 983)])
 def test_a_sorted_split_of_imagenets_size_is_mixed(batch_size, ideal, start):
-  """Of 1,000 classes a random batch shows `ideal`."""
+  """A random batch has `ideal` of the 1,000 classes."""
   counts = _counts_of_classes(
     1_281_167, 1000, batch_size, files=1024, start=start, steps=3
   )

@@ -14,7 +14,7 @@ OPS = "decode|pad(2)|random_crop(8)|flip_lr"
 
 
 class Numbers(Source):
-  """Images that hold the number of their record; no file behind them."""
+  """Images that show the number of their record; there are no files."""
 
   def load(self, raw):
     index = raw["index"]
@@ -92,7 +92,7 @@ def test_the_seed_decides_order_and_augmentation():
   assert_same(first, global_batches(source, 3))
   (other,) = global_batches(source, 1, seed=1)
   assert not np.array_equal(first[0]["index"], other["index"])
-  # Of the same records, the pixels differ too.
+  # The pixels of the same records differ, too.
   by_index = dict(zip(other["index"], other["image"], strict=True))
   both = [
     np.array_equal(image, by_index[i])

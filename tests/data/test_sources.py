@@ -1,4 +1,4 @@
-"""Opening data sets: by name, by slice, made up, and every way to fail."""
+"""Opening data sets: by name, by slice, fake, and every way to fail."""
 
 import re
 import subprocess

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import losses, ridge, sharding, step, weights
+from vit_jax import losses, ridge, sharding, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
@@ -44,7 +44,7 @@ def _evaluator(parts, options, names=None):
         split: open_source(options.dataset, getattr(options, split))
         for split in options.SPLITS
       },
-      predict=step.make_predict(parts.model),
+      predict=parts.assembly.predict,
       mesh=parts.mesh,
       random_params=lambda: parts.state().params,
       head=weights.Head(10, names),
@@ -67,7 +67,7 @@ def by_hand(parts, params):
   """Logits and labels of the 101 examples in one batch."""
   source = open_source("digits", "test[:101]")
   (batch,) = eval_batches(source, OPS, batch_size=101)
-  logits, _ = jax.jit(step.make_predict(parts.model))(params, batch["image"])
+  logits, _ = jax.jit(parts.assembly.predict)(params, batch["image"])
   return np.asarray(logits), batch["label"]
 
 
@@ -285,7 +285,7 @@ def test_scores_of_a_thread_come_in_order():
   second.go.set()
   scoring.start(3, first, 30.0)
   scoring.start(5, second, 50.0)
-  assert not list(scoring.finished(wait=False))  # the loop goes on
+  assert not list(scoring.finished(wait=False))  # the loop continues
   first.go.set()
   want = [(3, {"s/x": 31.0}), (5, {"s/x": 51.0})]
   assert list(scoring.finished(wait=True)) == want

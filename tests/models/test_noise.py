@@ -1,4 +1,4 @@
-"""Dropout's noise: as often as asked, independent, and the record's own."""
+"""Dropout's noise: its rate, independence, and dependence on the record."""
 
 import functools
 
@@ -93,7 +93,7 @@ def test_consecutive_steps_and_layers_are_independent():
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_no_two_windows_are_shared(axis):
-  # Of two sequences of 4,096 numbers, cut at random out of one of 2^32, one
+  # Among pairs of sequences of 4,096 numbers, cut at random out of 2^32, one
   # pair in 524,288 overlaps: 16 of the pairs of 4,096 records.
   draw = jax.jit(bits, static_argnums=2)
   drawn = np.asarray(draw(KEY, jnp.arange(4096), (16, 256))).astype(np.uint64)

@@ -59,7 +59,7 @@ def test_a_table_without_a_row_is_one_with_a_row_of_zeros():
 
 @pytest.mark.parametrize("num_tokens", [2, 5])
 def test_offsets_are_keys_of_their_own(num_tokens):
-  """Against a loop over queries and keys, in float64."""
+  """Compares with a loop over queries and keys, in float64."""
   rng = np.random.default_rng(0)
   n, h, d = num_tokens, 3, 4
   q, k, v = rng.normal(size=(3, 2, n, h, d)).astype("f")
@@ -108,7 +108,7 @@ def test_a_scan_has_the_same_positions(posemb):
   ],
 )
 def test_numerics_reach_every_layer(options, expected):
-  """By the closed forms of one MLP, and by a norm of known variance."""
+  """Checks closed forms of one MLP, and a norm of known variance."""
   model = ViT(**TINY, pool="map", **options)
   params = random_params(model)
   _, out = run(model, params)

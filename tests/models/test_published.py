@@ -46,7 +46,7 @@ def test_parameter_counts_are_those_published(name):
   "patch, channels", [(16, 1024), (32, 2048)], ids=["/16", "/32"]
 )
 def test_the_same_resnet_is_before_b_and_l(patch, channels):
-  """What a hybrid has more than its Transformer, but for the embedding."""
+  """A hybrid has the ResNet's parameters besides its Transformer's."""
   stems = set()
   for size, d in (("B", 768), ("L", 1024)):
     hybrid = table.count(table.shapes(f"R50+{size}/{patch}"))
@@ -131,7 +131,7 @@ def test_the_table(capsys, monkeypatch):
 
 
 def test_help_answers_without_jax():
-  """And what it does not take is refused, without the wait for jax."""
+  """A wrong flag is refused without importing jax, too."""
   command = [sys.executable, "-X", "importtime", "-m", "vit_jax.models"]
   for word, status in (("--help", 0), ("--config=x", 2)):
     done = subprocess.run([*command, word], capture_output=True, text=True)

@@ -35,7 +35,7 @@ PATCHES = [
 
 
 def _assert_equal_but_for_positions(got, expected, table, old, new):
-  """Others compute the places of points in float32.
+  """Compares with libraries that compute the places of points in float32.
 
   A place is a number up to the grid's side, so wrong by 2^-24 times that in
   each of the directions; filters are less steep than 4 a point.

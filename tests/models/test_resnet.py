@@ -28,7 +28,7 @@ def ResNet(num_classes, blocks, form="v2", **options):
 
 @functools.cache
 def random_params(form):
-  """Parameters of which none is zero, unlike the initial ones."""
+  """Parameters without zeros, unlike the initial ones."""
   rng = np.random.default_rng(1)
   shapes = jax.eval_shape(
     ResNet(**SMALL, form=form).init, jax.random.key(0), IMAGES
@@ -138,7 +138,7 @@ def test_bfloat16_keeps_the_head_in_float32():
 
 
 def test_what_the_root_sees_beyond_the_border():
-  """Zeros count where all that is inside is negative."""
+  """Padding zeros are the maximum where all values inside are negative."""
   images = np.ones((1, 4, 4, 3), "f")
   params = jax.tree.map(np.copy, random_params("v2"))
   kernel = -np.abs(params["conv_root"]["kernel"])

@@ -27,7 +27,7 @@ def shapes(model, images=IMAGES.shape):
 
 
 def random_params(model, seed=1):
-  """Parameters of which none is zero, unlike the initial ones."""
+  """Parameters without zeros, unlike the initial ones."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda a: rng.normal(0, 0.2, a.shape).astype("f"), shapes(model)

@@ -1,4 +1,4 @@
-"""What is random in the Vision Transformer, and what is rounded."""
+"""Randomness and rounding in the Vision Transformer."""
 
 import functools
 

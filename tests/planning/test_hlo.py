@@ -1,4 +1,4 @@
-"""Reading compiled modules: against another reading of the same text."""
+"""Reading compiled modules, compared with another reader of the same text."""
 
 import gzip
 import pathlib

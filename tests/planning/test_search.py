@@ -1,4 +1,4 @@
-"""The planner's search, with a made-up compiler."""
+"""The planner's search, with a fake compiler."""
 
 import re
 

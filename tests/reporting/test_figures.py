@@ -1,4 +1,4 @@
-"""Charts: that they draw what they are given, on light pages and dark ones."""
+"""Charts draw what they are given, on light and on dark pages."""
 
 import doctest
 import functools
@@ -52,7 +52,7 @@ def test_long_names_stand_below_and_keep_their_ends():
   first, second = (t.get_text() for t in legend.get_texts())
   assert first.startswith("imagenet2012_x") and first.endswith("_seed0 75.0%")
   assert "…" in first and second == "$_{ 50.0%"
-  # The whole of the legend lies inside the picture, and so do the axes.
+  # The whole legend is inside the picture, and so are the axes.
   figure.draw_without_rendering()
   width, height = figure.get_size_inches() * figure.dpi
   for box in (legend.get_window_extent(), figure.axes[0].get_window_extent()):

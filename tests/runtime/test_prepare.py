@@ -29,7 +29,7 @@ def test_nothing_to_say():
 
 
 def test_everything_at_once(tmp_path):
-  """Words, machine and disk, each with what to do."""
+  """Faults of options, machine and disk, each with what to do."""
   config = _config(
     model__variant="Ti/7",
     model__num_heads=5,

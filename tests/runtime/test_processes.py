@@ -1,4 +1,4 @@
-"""Who says which process this is, and what is said of faults."""
+"""Flags, variables and SLURM state the process; faults are reported."""
 
 import os
 import socket
@@ -40,7 +40,7 @@ NODE = {  # one task a node
 
 @pytest.fixture
 def calls(monkeypatch):
-  """What jax was asked, on a machine with none of the variables and no TPU."""
+  """Arguments that jax got, on a machine without the variables and a TPU."""
   for name in (*VARIABLES, *SLURM, "JAX_LOCAL_DEVICE_IDS"):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setattr(processes, "_is_tpu_vm", lambda: False)
@@ -161,7 +161,7 @@ def test_a_slurm_job_of_one_task_is_alone(calls, monkeypatch, capfd):
 
 
 def test_jax_finds_slurm_where_we_do(monkeypatch):
-  """Its own reading of the variables that we look at."""
+  """Compares jax's own reading of the variables with ours."""
   from jax._src.clusters import SlurmCluster
 
   _set(monkeypatch, SLURM)
@@ -265,8 +265,8 @@ def test_what_jax_says_is_passed_on(calls, monkeypatch):
   )
 
 
-@pytest.mark.parametrize("door", [train, evaluate])
-def test_doors_tell_them_with_their_own_faults(calls, door, tmp_path):
+@pytest.mark.parametrize("command", [train, evaluate])
+def test_commands_raise_them_with_their_own_faults(calls, command, tmp_path):
   assert tuple(cli.PROCESS_FLAGS) == processes.FLAGS
   config = tmp_path / "mine.py"
   config.write_text("from vit_jax.config import defaults as get_config\n")
@@ -276,7 +276,7 @@ def test_doors_tell_them_with_their_own_faults(calls, door, tmp_path):
     [f"--config={config}", "--process_id=7", "--num_processes=2", "--wrkdir=x"],
   )
   with pytest.raises(SystemExit) as e:
-    door.main(args)
+    command.main(args)
   text = str(e.value)
   assert text.startswith("3 faults in the configuration:")
   assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
@@ -303,7 +303,7 @@ def _python(code, *words, **env):
 
 @pytest.mark.slow
 def test_real_processes_meet_as_tasks_of_slurm():
-  """All variables as srun sets them, on two nodes that are this machine."""
+  """All variables are as srun sets them; both nodes are this machine."""
   port = str(_free_port())
   tasks = [
     _python(
@@ -329,7 +329,7 @@ def test_real_processes_meet_as_tasks_of_slurm():
 @pytest.mark.slow
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_a_real_process_whose_other_does_not_come(process_id):
-  """jax alone would end it by SIGABRT, with a stack of C++."""
+  """jax by itself would end it by SIGABRT, with a stack of C++."""
   address = f"127.0.0.1:{_free_port()}"
   process = _python(
     "import sys\n"

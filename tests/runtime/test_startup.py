@@ -84,11 +84,11 @@ def test_no_imports_where_none_were_timed_and_no_cache(clock, no_cache):
     line = phases.text("first step")
   assert line.endswith("step: first step 1.0 (no cache)")
   jax.monitoring.record_event(startup.HITS)
-  assert phases._hits == 0  # nobody listens any more
+  assert phases._hits == 0  # the listener is gone
 
 
 def test_the_step_is_imported_in_three_seconds():
-  """Of a core's time: other programs on this machine do not count."""
+  """Measures processor time, without other programs on this machine."""
 
   def seconds():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,7 +1,7 @@
-"""Several real processes train, stop, go on and evaluate as one would.
+"""Several real processes train, stop, resume and evaluate as one would.
 
-Real processes on this machine, which meet on its loopback; their collectives
-are gloo's. What one process would do is done in this one, on 1 or 2 devices.
+They run on this machine and meet on its loopback; their collectives are gloo's.
+The single process that they are compared with is this one, on 1 or 2 devices.
 """
 
 import contextlib
@@ -214,7 +214,7 @@ EXACT = r"train/(lr|epoch)|test/(top1|top5|count)|few/"
   "name", ["one_on_two", "two", "two_four", "two_three", "four_one"]
 )
 def test_the_numbers_are_those_of_one_process(runs, name):
-  """To 1e-6: more devices add up float32 (eps 1.2e-7) in another order."""
+  """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
   one, other = _values(runs.one), _values(getattr(runs, name))
   assert other.keys() == one.keys()
   assert one[8, "test/count"] == 101
@@ -231,7 +231,7 @@ def test_the_numbers_are_those_of_one_process(runs, name):
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_two_devices_bit_for_bit(runs):
-  """Though stopped once: the sum of two numbers has one order only."""
+  """A sum of two numbers has one order only, also after a stop."""
   one, two = _state(runs.one_on_two), _state(runs.two)
   assert one.keys() == two.keys()
   for key, value in one.items():

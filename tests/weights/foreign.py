@@ -1,4 +1,4 @@
-"""What tests of other libraries' weights share: random ones, and logits."""
+"""Random weights and logits, for tests of other libraries' weights."""
 
 import flax
 import jax

@@ -14,7 +14,7 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
 def params():
-  """Of a ResNet V2: units (1, 2, 1), half of the width, 7 classes."""
+  """Parameters of a ResNet V2: units (1, 2, 1), half width, 7 classes."""
   found = weights.read(DATA / "bit_v2.weights.npz")
   return {k: np.asarray(v) for k, v in found.params.items()}
 

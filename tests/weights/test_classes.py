@@ -1,4 +1,4 @@
-"""Labels of a data set and columns of a head: by name, or said to be not."""
+"""Labels of a data set and columns of a head, matched by name or number."""
 
 import types
 
@@ -28,7 +28,7 @@ DIGITS = tuple("0123456789")
     (None, ["a", "b"], [0, 1], "position alone: the data set 'pets' has no"),
     (["b", "a"], None, [0, 1], "position alone: the head has no names"),
     (None, None, [0, 1], "the data set 'pets' and the head has no names"),
-    # Made up by TFDS: no names, unless the others are the same numbers.
+    # TFDS's placeholders are no names, unless the others are the same.
     (DIGITS[:2], ["a", "b"], [0, 1], "position alone: the data set 'pets'"),
     (["b", "a"], DIGITS[:2], [0, 1], "position alone: the head"),
     (["2", "0"], DIGITS, [2, 0], "2 of the head's 10 classes, matched by name"),

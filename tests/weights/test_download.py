@@ -1,5 +1,6 @@
 """Weights by address or name, from servers on this machine, and without one."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -10,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -92,6 +94,20 @@ def test_a_file_is_downloaded_once(cache, capsys):
   jax.tree.map(np.testing.assert_array_equal, vit.params, again.params)
 
 
+def test_processes_of_a_host_wait_for_one_download(cache):
+  def slowly(handler):
+    time.sleep(0.3)
+    send(handler, TOKEN.read_bytes())
+
+  with server(slowly) as (host, asked):
+    url = f"{host}/vit.npz"
+    # A lock belongs to whoever opened the folder: so do threads wait.
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+      found = list(pool.map(weights.read, [url] * 3))
+  assert len(asked) == 1
+  assert {w.path for w in found} == {url}
+
+
 def test_a_truncated_download_leaves_nothing(cache):
   data = TOKEN.read_bytes()
   broken = lambda h: send(h, data[:5000], length=len(data))
@@ -125,12 +141,12 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
 
 def test_without_a_network_the_text_says_what_to_do(cache):
   with server(lambda h: send(h, b"")) as (host, _):
-    pass  # nobody listens there any more
+    pass  # the server is gone
   url = f"{host}/x/vit.npz"
   text = fault(url)
   assert "Connection refused" in text
   assert f"\n  curl --fail --location --output vit.npz '{url}'\n" in text
-  # As it says: by hand.
+  # By hand, as the message says.
   file = download.cached(url)
   assert text.endswith(f"or put it at {file}.")
   file.write_bytes(TOKEN.read_bytes())
@@ -202,7 +218,7 @@ def test_other_names(tmp_path, monkeypatch):
   assert fault("none.npz").endswith(
     ", or an address: https://..., hf-hub:OWNER/NAME."
   )
-  # What lies there goes before.
+  # An existing file has precedence.
   monkeypatch.chdir(tmp_path)
   convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")
   assert weights.read("B/16").format == "checkpoint"

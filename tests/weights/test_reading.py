@@ -1,4 +1,4 @@
-"""Every format is told by what is in the file; what is broken is refused."""
+"""Every format is recognised by its content; broken files are refused."""
 
 import functools
 import json
@@ -19,8 +19,8 @@ import vit_jax
 from vit_jax import checkpoint, weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import hf, labels, safetensors_file, timm
+from vit_jax.weights.found import EXPECTED
 from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.reading import EXPECTED
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
@@ -50,7 +50,7 @@ def nested(params):
 
 
 def message(path, **options):
-  """Returns what is said of a path that cannot be loaded."""
+  """Returns the error for a path that cannot be loaded."""
   with pytest.raises((ValueError, FileNotFoundError)) as e:
     vit_jax.load(path, **options)
   return str(e.value)
@@ -368,7 +368,7 @@ def test_trees_that_are_no_model(tmp_path):
   assert "step: got type int" in message(path)
 
 
-# Orbax's threads go on for a moment, without the loop that they report to.
+# Orbax's threads outlive for a moment the loop that they report to.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_tree(tmp_path):
   path = tmp_path / "x"

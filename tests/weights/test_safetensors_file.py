@@ -50,7 +50,7 @@ def test_every_look_reads_again(tmp_path):
   write(path, make(), {})
   found = open_safetensors(path)[0]["b.bias"]
   first = np.asarray(found)
-  first[:] = 0  # nobody else's
+  first[:] = 0  # a copy of its own
   np.testing.assert_array_equal(np.asarray(found), make()["b.bias"])
 
 

@@ -133,7 +133,7 @@ def help_text(command: str, flags: dict[str, str], values: dict) -> str:
   ]
   every_flag = {
     "config": "config file, and after a colon the argument it takes",
-    "fake_data": "make records up in memory (config.fake_data)",
+    "fake_data": "use fake records, made in memory (config.fake_data)",
     **flags,
   }
   lines += [f"  --{name:<26} {doc}" for name, doc in every_flag.items()]
@@ -289,7 +289,7 @@ def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
 
 
 def _override(values: dict, path: str, value: str | None) -> None:
-  """Sets values[a][b] for path "a.b"; `build` judges it afterwards."""
+  """Sets values[a][b] for path "a.b"; `build` checks it afterwards."""
   *parents, leaf = path.split(".")
   for parent in parents:
     inner = values.get(parent)

@@ -32,9 +32,9 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     if old in values:
       parent, leaf = new.split(".")
       values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
-  for name in UNIONS:
+  for name, (selector, kinds) in UNIONS.items():
     if name in values:
-      values[name] = _own(name, values[name])
+      values[name] = {selector: next(iter(kinds)), **_own(name, values[name])}
   return values
 
 
@@ -50,9 +50,9 @@ def defaults() -> "ml_collections.ConfigDict":
 
 @functools.cache
 def _options_class():
-  """Returns ConfigDict that, locked, takes the options of any kind.
+  """Returns a ConfigDict that, locked, takes the options of any kind.
 
-  Of a network of one family a config file makes one of another by setting its
+  A config file turns a network of one family into one of another by setting its
   name, and then its options.
   """
   import ml_collections
@@ -99,7 +99,7 @@ def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
 def build(
   config: "ml_collections.ConfigDict | dict",
 ) -> tuple[Config, list[str]]:
-  """As `freeze`, but returns the faults; a faulty option has its default."""
+  """Does as `freeze`, but returns the faults; faulty options get defaults."""
   faults: list[str] = []
   if not isinstance(config, dict):
     config = config.to_dict()
@@ -161,8 +161,8 @@ def _build(cls, values, where: str, faults: list[str]):
 def _build_kind(name: str, values, faults: list[str]):
   """Builds one of the kinds that an option of `UNIONS` has to choose from.
 
-  What only other kinds have is passed over at its default, since a config that
-  began as another kind has it all.
+  Options of other kinds are ignored at their defaults, since a config that
+  began as another kind has them all.
   """
   selector, kinds = UNIONS[name]
   where, default = f"config.{name}", Config.__dataclass_fields__[name].default
@@ -188,7 +188,7 @@ def _build_kind(name: str, values, faults: list[str]):
 
 
 def _own(name: str, values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the options but for those of other kinds at their defaults."""
+  """Returns the options without those of other kinds at their defaults."""
   selector, kinds = UNIONS[name]
   kind = values.get(selector, next(iter(kinds)))
   if kind not in kinds:
@@ -250,7 +250,7 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
 
 
 def _as_dict(config, plain: bool = False) -> dict[str, Any]:
-  """Nested dicts; unless `plain`, None becomes a typed placeholder."""
+  """Returns nested dicts; unless `plain`, None becomes a typed placeholder."""
   if not plain:
     import ml_collections
 

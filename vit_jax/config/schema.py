@@ -28,7 +28,7 @@ class DataConfig:
   )
   split: str = option("train", "split to train on; slices as in train[:99%]")
   data_dir: str | None = option(
-    None, "where TFDS data lie; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
+    None, "folder of TFDS data; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
   )
   ops: str = option(
     "decode_inception_crop(224)|flip_lr",
@@ -145,7 +145,7 @@ class Config:
   )
   log_steps: int = option(50, "steps between lines of metrics")
   fake_data: bool = option(
-    False, "records made up in memory, shaped like those of the data set"
+    False, "fake records, made in memory with the shape of the data set's"
   )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()

@@ -1,4 +1,4 @@
-"""What is known of data sets without their records."""
+"""Facts about data sets that are known without their records."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-  """What a data set looks like: classes, records per split, typical image."""
+  """Facts about a data set: classes, records per split, typical image."""
 
   num_classes: int
   splits: Mapping[str, int]
@@ -14,11 +14,11 @@ class Facts(NamedTuple):
   size: tuple[int, int] = (256, 320)
 
 
-# By name in TFDS, or by prefix, which stands for any data set that has it.
-# Sources: the TFDS catalogue; for imagenet21k, image-net.org's number of
-# images and the number of classes of the published checkpoints. TFDS has no
-# imagenet21k; here it is one split "full", of which big_vision trains on
-# full[51200:] and validates on full[25600:51200].
+# By name in TFDS, or by prefix, for all data sets that have it. Sources: the
+# TFDS catalogue; for imagenet21k, image-net.org's number of images and the
+# number of classes of the published checkpoints. TFDS has no imagenet21k; here
+# it is one split "full", of which big_vision trains on full[51200:] and
+# validates on full[25600:51200].
 FACTS = {
   "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
   "imagenet2012_real": Facts(1000, {"validation": 50_000}),
@@ -35,12 +35,12 @@ FACTS = {
   "folder:": Facts(10, {"train": 1000, "val": 100}),
 }
 
-# What TFDS has behind a colon: "cifar10:3.0.2", "cifar10:3.*.*".
+# TFDS's syntax after a colon: "cifar10:3.0.2", "cifar10:3.*.*".
 _VERSION = re.compile(r"(\d+|\*)(\.(\d+|\*)){2}|experimental_latest")
 
 
 def prefix_of(dataset: str) -> str:
-  """Returns what a name begins with that says how to open it, colon included.
+  """Returns the prefix of a name that says how to open it, colon included.
 
   Example:
     >>> [prefix_of(n) for n in ("folder:/a:b", "glyphs/size=32", "mnist:3.0.1")]
@@ -51,6 +51,6 @@ def prefix_of(dataset: str) -> str:
 
 
 def known(dataset: str) -> Facts | None:
-  """Returns what stands in `FACTS`; options and versions are no matter."""
+  """Returns the entry of `FACTS`; options and versions do not matter."""
   prefix = prefix_of(dataset)
   return FACTS.get(prefix or dataset.split("/")[0].split(":")[0])

@@ -1,8 +1,8 @@
-"""Made-up records of the shape and number of a real data set's.
+"""Fake records with the shape and number of a real data set's.
 
 They need no disk, so that any config can be tried, timed and tested. Their
-labels go round: 0, 1, ..., and an image shows noise over a pattern that is
-common to its class, so that a model can learn something.
+labels repeat in order, 0, 1, ..., and an image is noise over a pattern of its
+class, so that a model can learn something.
 """
 
 import dataclasses
@@ -16,21 +16,21 @@ from vit_jax.data.facts import FACTS, Facts, known
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
 
-_NUM_IMAGES = 256  # Different ones; records share them.
+_NUM_IMAGES = 256  # Different images; records share them.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class FakeSource(Source):
-  """Records made from their index in the base splits.
+  """Fake records, made from their index in the base splits.
 
-  A slice of a split holds the same records as that part of the split.
+  A slice of a split has the same records as that part of the split.
   """
 
   spans: tuple[splits.Span, ...]
   facts: Facts
 
   def _base_index(self, index):
-    """Returns the position in the unsliced split: for the same content."""
+    """Returns the position in the unsliced split, which decides the content."""
     lengths = [span.stop - span.start for span in self.spans]
     ends = np.cumsum(lengths)
     shifts = np.array([s.start for s in self.spans]) - (ends - lengths)
@@ -54,7 +54,7 @@ class FakeSource(Source):
 
 
 def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
-  """Opens made-up records for a data set of `FACTS`, or that TFDS knows.
+  """Opens fake records for a data set of `FACTS`, or that TFDS knows.
 
   Raises:
     ValueError: Unknown data set or split.
@@ -100,7 +100,7 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
 def _images(num_classes: int, kind: str, size: tuple[int, int]) -> tf.Tensor:
   """Returns encoded images, string [n], n a multiple of the classes if few.
 
-  Record i shows image i modulo n, so that every class has images of its own.
+  Record i gets image i modulo n, so that every class has images of its own.
   """
   count = _NUM_IMAGES
   if num_classes < count:
@@ -114,7 +114,7 @@ def _images(num_classes: int, kind: str, size: tuple[int, int]) -> tf.Tensor:
 
 
 def _image(rng, label: int, size: tuple[int, int]) -> np.ndarray:
-  """Returns noise over a wave whose direction and length tell the class."""
+  """Returns noise over a wave; the class sets its direction and length."""
   y, x = np.mgrid[: size[0], : size[1]].astype(np.float32) / max(size)
   angle = label * 2.4  # Radians; about the golden angle, so classes differ.
   phase = x * np.cos(angle) + y * np.sin(angle)

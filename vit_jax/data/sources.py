@@ -10,7 +10,9 @@ from vit_jax.data.splits import SplitError
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
 # without one of these is opened by TFDS.
-OPENERS = {folder.PREFIX: folder.open_folder}
+OPENERS = {
+  folder.PREFIX: folder.open_folder,
+}
 
 
 def open_source(
@@ -18,23 +20,23 @@ def open_source(
 ) -> Source:
   """Opens a split of a data set.
 
-  Never downloads. A data set of TFDS must have been prepared before, except
-  for the embedded ones (digits, glyphs), which are made on first use.
-  Splits of up to 256 MiB are kept in memory, encoded; larger ones are streamed.
+  Never downloads. A data set of TFDS must have been prepared before, except the
+  embedded ones (digits, glyphs), which are prepared on first use. Splits of up
+  to 256 MiB are kept in memory, encoded; larger ones are streamed.
 
   Args:
-    dataset: name in TFDS, with a config if it has several, or "folder:/path"
+    dataset: Name in TFDS, with a config if it has several, or "folder:/path"
       for images in one folder per class.
-    split: such as "train", "train[:99%]" or "train[100:200]+test".
-    data_dir: where TFDS data lie; None: $TFDS_DATA_DIR, or
+    split: A split such as "train", "train[:99%]" or "train[100:200]+test".
+    data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or
       ~/tensorflow_datasets.
-    fake: make up records of the same shape and number instead; the data set
-      need not be there.
+    fake: Whether to use fake records of the same shape and number instead; the
+      data set need not exist on disk.
 
   Raises:
     ValueError: Unknown data set (with the nearest name) or split (with those
-      that exist), records that are not on disk (with the command that puts
-      them there), or features other than `image` and `label`.
+      that exist), records that are not on disk (with the command that puts them
+      there), or features other than `image` and `label`.
   """
   if fake:
     return fake_lib.open_fake(dataset, split, data_dir)
@@ -46,8 +48,8 @@ class Sources:
   """Splits of data sets, each opened once for all who read it.
 
   Args:
-    data_dir: as for `open_source`.
-    fake: as for `open_source`.
+    data_dir: As for `open_source`.
+    fake: As for `open_source`.
   """
 
   def __init__(self, data_dir: str | None = None, *, fake: bool = False):
@@ -56,17 +58,17 @@ class Sources:
     self._stand_ins: dict[tuple[str, str], Source] = {}
 
   def open(self, dataset: str, split: str) -> Source:
-    """As `open_source`; the same object for the same names."""
+    """Opens a split by `open_source`; the same object for the same names."""
     key = dataset, split
     if key not in self._opened:
       self._opened[key] = open_source(*key, self._data_dir, fake=self._fake)
     return self._opened[key]
 
   def look_at(self, dataset: str, split: str) -> Source:
-    """As `open`, but makes no data set.
+    """Opens a split as `open` does, but prepares no data set.
 
-    An embedded one that is absent is stood in for by made-up records of the
-    same number and classes, so that faults can be told before it is made.
+    For an embedded data set that is absent, fake records of the same number and
+    classes are returned, so that faults can be found before it is prepared.
     """
     key = dataset, split
     if key in self._opened or key in self._stand_ins:
@@ -86,18 +88,18 @@ class Sources:
   def faults(
     self, dataset: str, split: str, dataset_key: str, split_key: str
   ) -> list[str]:
-    """Returns what keeps `look_at` from a split; raises nothing.
+    """Returns the faults of `look_at` for a split, instead of raising them.
 
     Args:
-      dataset: as for `look_at`.
-      split: as for `look_at`.
-      dataset_key: path of the option that names the data set.
-      split_key: path of the option that names the split.
+      dataset: As for `look_at`.
+      split: As for `look_at`.
+      dataset_key: Path of the option that names the data set.
+      split_key: Path of the option that names the split.
     """
     try:
       self.look_at(dataset, split)
     except SplitError as e:
       return [f"{split_key}: {e}"]
-    except Exception as e:  # Whatever it is, the others shall be told as well.
+    except Exception as e:  # Any error is a fault like the others.
       return [f"{dataset_key}: {e}"]
     return []

@@ -1,4 +1,4 @@
-"""The data of a config, as a run trains on them."""
+"""The training data of a config."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ class TrainingData:
   """A split in the order of config.seed, an implementation of `batch.Data`.
 
   Args:
-    source: What config.data names.
-    config: Says how it is preprocessed, shuffled and cut into batches.
+    source: The split that config.data names.
+    config: Its preprocessing, shuffling and batch size.
   """
 
   source: Source
@@ -23,17 +23,17 @@ class TrainingData:
 
   @property
   def num_examples(self) -> int:
-    """Records of the split."""
+    """Number of records in the split."""
     return self.source.num_examples
 
   @property
   def num_classes(self) -> int:
-    """Labels are below this."""
+    """Number of classes; labels are below it."""
     return self.source.num_classes
 
   @property
   def class_names(self) -> tuple[str, ...] | None:
-    """By label; None if the data set does not tell."""
+    """Names by label; None if the data set has none."""
     return self.source.class_names
 
   def batches(

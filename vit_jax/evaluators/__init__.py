@@ -1,8 +1,8 @@
-"""What scores a model: every evaluator by the name in `config.evals.*.kind`.
+"""Scores of a model: every evaluator by the name in `config.evals.*.kind`.
 
-An evaluator is one file: its options with what can be wrong with them, and the
-class that scores. jax is imported inside its functions, not by the file, so
-that `--help` need not wait for it. See `vit_jax.evaluators.evaluator`.
+An evaluator is one file: its options with their checks, and the class that
+scores. jax is imported inside its functions, not by the file, so that `--help`
+need not wait for it. See `vit_jax.evaluators.evaluator`.
 """
 
 from vit_jax.evaluators.classification import ClassificationConfig

@@ -14,7 +14,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationConfig(EvaluatorConfig):
-  """Evaluator: top-1, top-5 and loss over a whole split."""
+  """Top-1, top-5 and loss over a whole split."""
 
   name: str = "val"
   kind: str = "classification"
@@ -42,10 +42,10 @@ class ClassificationConfig(EvaluatorConfig):
 
 
 class Classification(Evaluator):
-  """Scores the head of a model on a split; of made-up data, two batches.
+  """Scores the head of a model on a split; with fake data, two batches of it.
 
-  Labels are matched with the classes of the head, as `weights.match` says; the
-  loss is that of the run.
+  Labels are matched with the classes of the head by `weights.match`; the loss
+  is that of the run.
 
   Raises:
     ValueError: The classes of the data are not those of the head.
@@ -68,7 +68,7 @@ class Classification(Evaluator):
     loss_fn = LOSSES[loss]
 
     def sums(params, batch):
-      """Sums over the rows that count, and how many they are."""
+      """Returns sums over the rows that count, and their number."""
       logits, _ = context.predict(params, batch["image"])
       labels = batch["label"]
       per_example = {
@@ -109,22 +109,22 @@ class Classification(Evaluator):
   ) -> dict[str, np.ndarray]:
     """Returns the first images and the worst mistakes; one process only.
 
-    The whole split is passed through once more; never more images are held
-    than those asked for and two batches.
+    The whole split is passed through once more; at any time at most the images
+    asked for and two batches are kept.
 
     Args:
-      params: Of the model.
-      limit: How many of the first images at most.
-      num_mistakes: How many mistakes at most: images whose predicted class is
-        none of their labels, by falling probability of that class. Images
-        without a label are no mistakes.
+      params: Parameters of the model.
+      limit: Most first images.
+      num_mistakes: Most mistakes: images whose predicted class is none of their
+        labels, by falling probability of that class. Images without a label are
+        no mistakes.
 
     Returns:
-      image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction
-      int [n] and its probability float [n], by the loss of the run: softmax or
-      sigmoid; the same of the mistakes with `mistake_` before the name; and of
-      the split `num_images`, how many of them `num_wrong`, its `dataset` and
-      `split`. Labels and predictions are columns of the head.
+      image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction int
+      [n] and its probability float [n], by the loss of the run: softmax or
+      sigmoid; the same for the mistakes with `mistake_` before the name; and
+      for the split `num_images`, the number of mistakes among them `num_wrong`,
+      its `dataset` and `split`. Labels and predictions are columns of the head.
     """
     batches, again = itertools.tee(self._batches())
     answers = self.context.forward(self._answers, params, batches)
@@ -153,7 +153,7 @@ class Classification(Evaluator):
 
 
 def is_mistake(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """True where an image has labels, and the prediction is none of them.
+  """Returns whether an image has labels, and the prediction is none of them.
 
   Args:
     labels: [n], -1 for none, or [n, classes], positive where it applies.
@@ -176,5 +176,5 @@ def _chosen(rows: dict[str, np.ndarray], index) -> dict[str, np.ndarray]:
 def _joined(
   rows: dict[str, np.ndarray], more: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Rows of both, in this order; `rows` may be {}."""
+  """Returns the rows of both, in this order; `rows` may be {}."""
   return {k: np.concatenate([rows[k], more[k]]) for k in rows} or more

@@ -1,4 +1,4 @@
-"""What every evaluator has: options, checks, a context, two halves of work."""
+"""The interface of an evaluator: options, checks, context, two phases."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,10 +15,10 @@ class EvaluatorConfig:
   """Options of every evaluator; each kind adds its own.
 
   Class attributes:
-    SPLITS: Names of the options that name a split of `dataset`; they are opened
-      once for all who read them.
-    scores_head: Whether the logits are scored, and so a head is needed. The
-      first of these evaluators stands for the run in its summary.
+    SPLITS: Names of the options that name a split of `dataset`; each is opened
+      once for all who read it.
+    scores_head: Whether the logits are scored, so that a head is needed. The
+      first of these evaluators represents the run in its summary.
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
@@ -45,7 +45,7 @@ class EvaluatorConfig:
     )
 
   def faults(self, where: str) -> Iterator[str]:
-    """Yields what is wrong by words alone, one text a fault.
+    """Yields the faults that the options alone show, one text each.
 
     Args:
       where: Path of these options, "config.evals.<name>".
@@ -69,13 +69,12 @@ class EvaluatorConfig:
   def check(
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
-    """Yields what is wrong with the run around it, before it starts.
+    """Yields the faults that data and model show, before the run starts.
 
     Args:
       where: Path of these options, "config.evals.<name>".
-      sources: Option of `SPLITS` -> what it names, a `Source`. Records of a
-        data set that is still to be made are stood in for; classes and numbers
-        are right.
+      sources: Option of `SPLITS` -> its split, a `Source`. For a data set that
+        is not prepared yet, records are fake; classes and numbers are right.
       head: `weights.Head` of the model.
       out: Nested dict of the model's intermediates, shapes of one image.
     """
@@ -88,14 +87,14 @@ class EvaluatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What a run hands to one of its evaluators.
+  """What an evaluator gets from its run.
 
   Attributes:
-    options: Those of the evaluator; dataset and batch_size are set.
-    config: The run that it belongs to.
+    options: Options of the evaluator; dataset and batch_size are set.
+    config: The run.
     sources: Option of `options.SPLITS` -> the split, opened.
     predict: (params, uint8 images) -> (logits, out), not jitted.
-    mesh: Where it runs.
+    mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: `weights.Head`, the classes of the logits.
   """
@@ -141,10 +140,11 @@ class Context:
   def forward(
     self, fn: Callable, params: Any, batches: Iterable[Batch]
   ) -> Iterator[Any]:
-    """Yields what a function makes of each batch, as numpy arrays.
+    """Yields the results of a function for each batch, as numpy arrays.
 
-    A batch is handed to the devices before the host waits for the results of
-    the one before, so that they have work while the host fetches and decodes.
+    A batch is dispatched to the devices before the host waits for the results
+    of the one before, so that they have work while the host fetches and
+    decodes.
 
     Args:
       fn: (params, global batch) -> tree of arrays, as `jit` returns it.
@@ -167,11 +167,11 @@ class Context:
 
 
 class Evaluator:
-  """Scores parameters in two halves, so that training need not wait.
+  """Scores parameters in two phases, so that training need not wait.
 
   Attributes:
     config: Its options.
-    context: What the run lent it.
+    context: Its context.
     note: A line on the data that it scores.
   """
 
@@ -194,17 +194,17 @@ class Evaluator:
     raise NotImplementedError(type(self).__name__)
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns the scores of the parameters: both halves in turn."""
+    """Returns the scores of the parameters: both phases in turn."""
     return self.score(self.gather(params))
 
   def predictions(
     self, params: Any, limit: int, num_mistakes: int
   ) -> dict[str, np.ndarray] | None:
-    """Returns images with what the model says of them; None: it has none.
+    """Returns images with the model's predictions; None if there are none.
 
     Args:
-      params: Of the model.
-      limit: How many images at most.
-      num_mistakes: How many of its mistakes at most.
+      params: Parameters of the model.
+      limit: Most first images.
+      num_mistakes: Most mistakes.
     """
     return None

@@ -4,7 +4,7 @@ A linear map from a layer's output to {-1, 1} targets is solved in closed form
 for a few examples per class, then scored on a whole split (section 4.1 of
 arXiv:2010.11929). Every draw of the shots takes one eigendecomposition,
 whatever the number of L2 weights. All weights are fixed in the config, and the
-first of them is the one that counts: nothing is picked on the split that is
+first of them gives the main score: nothing is chosen on the split that is
 scored.
 """
 
@@ -23,7 +23,7 @@ Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 @dataclasses.dataclass(frozen=True)
 class FewshotConfig(EvaluatorConfig):
-  """Evaluator: closed-form ridge regression on frozen features."""
+  """Closed-form ridge regression on frozen features."""
 
   name: str = "fewshot"
   kind: str = "fewshot"
@@ -63,7 +63,7 @@ class FewshotConfig(EvaluatorConfig):
   def check(
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
-    """Yields a fault for a layer, or a number of shots, that is not there."""
+    """Yields a fault for a layer, or a number of shots, that does not exist."""
     import jax
 
     from vit_jax.ridge import sample_shots
@@ -85,9 +85,9 @@ class FewshotConfig(EvaluatorConfig):
 
 
 class Fewshot(Evaluator):
-  """Scores features of a model by what a few labels make of them.
+  """Scores the features of a model by a classifier learned from few labels.
 
-  The head plays no part: the data set's own classes are learned.
+  The head is not used: the data set's own classes are learned.
   """
 
   def __init__(self, context: Context):
@@ -113,7 +113,7 @@ class Fewshot(Evaluator):
       del params
       return normalise(batch["image"]).reshape(len(batch["image"]), -1)
 
-    # Rows are split over the mesh; of `out` only one layer is computed to the
+    # Rows are split over the mesh; only one layer of `out` is computed to the
     # end, gathered and fetched.
     self._features, self._pixels = (
       context.jit(
@@ -138,10 +138,10 @@ class Fewshot(Evaluator):
     return super().run(params)
 
   def gather(self, params: Any) -> dict[str, tuple[Rows, Rows]]:
-    """Returns features by what they are of ("": the model).
+    """Returns the features by their origin ("": the model).
 
     Each split is passed through once, for all shots and seeds together. The
-    pair holds the rows of all shots, and those of the split to score.
+    pair has the rows of all shots, and those of the split to score.
     """
     features = {"": (self._features, params)}
     if self.config.baselines and not self._baselines:
@@ -173,7 +173,7 @@ class Fewshot(Evaluator):
       draws = [key for key in self._chosen if key[0] == shots]
       scores = np.zeros((len(draws), len(l2s)))
       for i, draw in enumerate(draws):
-        # What could not be decoded is not among the rows.
+        # Images that could not be decoded are not among the rows.
         rows = np.isin(support["index"], self._chosen[draw])
         fits = ridge.fit(
           support["x"][rows],
@@ -210,7 +210,7 @@ class Fewshot(Evaluator):
     params,
     indices: np.ndarray | None,
   ) -> Rows:
-    """Features, labels and record numbers, in the order of the records."""
+    """Returns features, labels and indices, in the order of the records."""
     batches = self.context.batches(source, indices)
     parts = list(self.context.forward(extract, params, batches))
     rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}

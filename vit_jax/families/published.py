@@ -9,19 +9,40 @@ import urllib.parse
 
 HOST = "https://storage.googleapis.com"  # of what is public in gs://
 
-I21K = "gs://vit_models/imagenet21k/{}.npz"
-BOTH = "gs://vit_models/imagenet21k+imagenet2012/{}.npz"
-AUGREG = "gs://vit_models/augreg/{}-*.npz"
 AUGREG_INDEX = "gs://vit_models/augreg/index.csv"
 BUCKETS = ("gs://vit_models/", "gs://bit_models/", "gs://big_vision/")
-TIMM = "timm {}"
-HF = "hf google/{}"
-BIT = "gs://bit_models/BiT-{{S,M}}-{}.npz"
+
+# Kind of a file in a table -> its addresses. Files of the ViT paper are in two
+# buckets: as pre-trained, and fine-tuned on ImageNet.
+PLACES = {
+  "i21k": ("gs://vit_models/imagenet21k/{}.npz",),
+  "paper": (
+    "gs://vit_models/imagenet21k/{}.npz",
+    "gs://vit_models/imagenet21k+imagenet2012/{}.npz",
+  ),
+  "augreg": ("gs://vit_models/augreg/{}-*.npz",),
+  "bit": ("gs://bit_models/BiT-{{S,M}}-{}.npz",),
+  "big_vision": ("gs://big_vision/{}.npz",),
+  "timm": ("timm {}",),
+  "hf": ("hf google/{}",),
+}
 
 
-def paper(google: str, *others: str) -> tuple[str, ...]:
-  """Files of the ViT paper's models, which are in both of its buckets."""
-  return (I21K.format(google), BOTH.format(google), *others)
+def table(text: str) -> dict[str, tuple[str, ...]]:
+  """Parses a table of files: a variant, then files as kind:name, see `PLACES`.
+
+  Example:
+    >>> table("B/16 augreg:B_16 timm:vit_base S/8")
+    {'B/16': ('gs://vit_models/augreg/B_16-*.npz', 'timm vit_base'), 'S/8': ()}
+  """
+  found: dict[str, tuple[str, ...]] = {}
+  for word in text.split():
+    kind, colon, name = word.partition(":")
+    if not colon:
+      found[variant := word] = ()
+    else:
+      found[variant] += tuple(place.format(name) for place in PLACES[kind])
+  return found
 
 
 def https(file: str) -> str:

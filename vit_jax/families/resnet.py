@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+from vit_jax.families import published
 from vit_jax.families.base import ModelConfig
-from vit_jax.families.published import BIT, TIMM
 from vit_jax.options import option
 
 ROOT_CHANNELS = 64
@@ -209,36 +209,20 @@ class BiTConfig(ModelConfig):
   NORMS: ClassVar[Norms] = V2_NORMS
   SHARDING: ClassVar = (*CONV_SHARDING, *HEAD_SHARDING)
   NUMERICS: ClassVar = ("root_pad", "gn_eps", "ws_eps", "ws_eps_on")
-  PUBLISHED: ClassVar = {
-    "R26x1": (),
-    "R50x1": (
-      BIT.format("R50x1"),
-      TIMM.format("resnetv2_50x1_bit.goog_in21k"),
-    ),
-    "R50x2": (),
-    "R50x3": (
-      BIT.format("R50x3"),
-      TIMM.format("resnetv2_50x3_bit.goog_in21k"),
-    ),
-    "R101x1": (
-      BIT.format("R101x1"),
-      TIMM.format("resnetv2_101x1_bit.goog_in21k"),
-    ),
-    "R101x3": (
-      BIT.format("R101x3"),
-      TIMM.format("resnetv2_101x3_bit.goog_in21k"),
-    ),
-    "R152x1": (),
-    "R152x2": (
-      BIT.format("R152x2"),
-      TIMM.format("resnetv2_152x2_bit.goog_in21k"),
-    ),
-    "R152x4": (
-      BIT.format("R152x4"),
-      TIMM.format("resnetv2_152x4_bit.goog_in21k"),
-    ),
-    "R200x3": (),
-  }
+  PUBLISHED: ClassVar = published.table(
+    """
+    R26x1
+    R50x1 bit:R50x1 timm:resnetv2_50x1_bit.goog_in21k
+    R50x2
+    R50x3 bit:R50x3 timm:resnetv2_50x3_bit.goog_in21k
+    R101x1 bit:R101x1 timm:resnetv2_101x1_bit.goog_in21k
+    R101x3 bit:R101x3 timm:resnetv2_101x3_bit.goog_in21k
+    R152x1
+    R152x2 bit:R152x2 timm:resnetv2_152x2_bit.goog_in21k
+    R152x4 bit:R152x4 timm:resnetv2_152x4_bit.goog_in21k
+    R200x3
+    """
+  )
 
   @classmethod
   def knows(cls, variant: str) -> bool:

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from vit_jax.families import resnet
+from vit_jax.families import published, resnet
 from vit_jax.families.base import Heads, ModelConfig
-from vit_jax.families.published import AUGREG, HF, I21K, TIMM, paper
 from vit_jax.families.resnet import Norms, Stages
 from vit_jax.options import nearest, option
 
@@ -170,11 +169,7 @@ class ViTConfig(ModelConfig):
   remat: str = option(
     "none",
     "what the backward pass recomputes",
-    {
-      "none": "nothing",
-      "dots": "all but matrix products",
-      "full": "whole blocks",
-    },
+    {"none": "nothing", "dots": "all but products", "full": "whole blocks"},
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"
@@ -210,76 +205,37 @@ class ViTConfig(ModelConfig):
     *resnet.HEAD_SHARDING,
   )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
-  PUBLISHED: ClassVar = {
-    "Ti/16": (
-      AUGREG.format("Ti_16"),
-      TIMM.format("vit_tiny_patch16_224.augreg_in21k"),
-    ),
-    "S/32": (
-      AUGREG.format("S_32"),
-      TIMM.format("vit_small_patch32_224.augreg_in21k"),
-    ),
-    "S/16": (
-      AUGREG.format("S_16"),
-      "gs://big_vision/vit_s16_i1k_{90,150,300}ep.npz",
-      TIMM.format("vit_small_patch16_224.augreg_in21k"),
-    ),
-    "S/8": (),
-    "B/32": paper(
-      "ViT-B_32",
-      AUGREG.format("B_32"),
-      TIMM.format("vit_base_patch32_224.augreg_in21k"),
-      HF.format("vit-base-patch32-384"),
-    ),
-    "B/16": paper(
-      "ViT-B_16",
-      AUGREG.format("B_16"),
-      TIMM.format("vit_base_patch16_224.augreg_in21k"),
-      HF.format("vit-base-patch16-224"),
-    ),
-    "B/8": (
-      AUGREG.format("B_8"),
-      TIMM.format("vit_base_patch8_224.augreg_in21k"),
-    ),
-    "L/32": paper(
-      "ViT-L_32",
-      TIMM.format("vit_large_patch32_224.orig_in21k"),
-      HF.format("vit-large-patch32-384"),
-    ),
-    "L/16": paper(
-      "ViT-L_16",
-      AUGREG.format("L_16"),
-      TIMM.format("vit_large_patch16_224.augreg_in21k"),
-      HF.format("vit-large-patch16-224"),
-    ),
-    "H/14": (
-      I21K.format("ViT-H_14"),
-      TIMM.format("vit_huge_patch14_224.orig_in21k"),
-      HF.format("vit-huge-patch14-224-in21k"),
-    ),
-    "So400m/14": (),
-    "g/14": (),
-    "G/14": (),
-    "e/14": (),
-    "R+Ti/16": (
-      AUGREG.format("R_Ti_16"),
-      TIMM.format("vit_tiny_r_s16_p8_224.augreg_in21k"),
-    ),
-    "R26+S/32": (
-      AUGREG.format("R26_S_32"),
-      TIMM.format("vit_small_r26_s32_224.augreg_in21k"),
-    ),
-    "R26+B/32": (),
-    "R50+B/32": (),
-    "R50+B/16": paper(
-      "R50+ViT-B_16", TIMM.format("vit_base_r50_s16_224.orig_in21k")
-    ),
-    "R50+L/32": (
-      AUGREG.format("R50_L_32"),
-      TIMM.format("vit_large_r50_s32_224.augreg_in21k"),
-    ),
-    "R50+L/16": (),
-  }
+  PUBLISHED: ClassVar = published.table(
+    """
+    Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k
+    S/32 augreg:S_32 timm:vit_small_patch32_224.augreg_in21k
+    S/16 augreg:S_16 big_vision:vit_s16_i1k_{90,150,300}ep
+      timm:vit_small_patch16_224.augreg_in21k
+    S/8
+    B/32 paper:ViT-B_32 augreg:B_32 timm:vit_base_patch32_224.augreg_in21k
+      hf:vit-base-patch32-384
+    B/16 paper:ViT-B_16 augreg:B_16 timm:vit_base_patch16_224.augreg_in21k
+      hf:vit-base-patch16-224
+    B/8 augreg:B_8 timm:vit_base_patch8_224.augreg_in21k
+    L/32 paper:ViT-L_32 timm:vit_large_patch32_224.orig_in21k
+      hf:vit-large-patch32-384
+    L/16 paper:ViT-L_16 augreg:L_16 timm:vit_large_patch16_224.augreg_in21k
+      hf:vit-large-patch16-224
+    H/14 i21k:ViT-H_14 timm:vit_huge_patch14_224.orig_in21k
+      hf:vit-huge-patch14-224-in21k
+    So400m/14
+    g/14
+    G/14
+    e/14
+    R+Ti/16 augreg:R_Ti_16 timm:vit_tiny_r_s16_p8_224.augreg_in21k
+    R26+S/32 augreg:R26_S_32 timm:vit_small_r26_s32_224.augreg_in21k
+    R26+B/32
+    R50+B/32
+    R50+B/16 paper:R50+ViT-B_16 timm:vit_base_r50_s16_224.orig_in21k
+    R50+L/32 augreg:R50_L_32 timm:vit_large_r50_s32_224.augreg_in21k
+    R50+L/16
+    """
+  )
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
@@ -453,10 +409,7 @@ class ViTConfig(ModelConfig):
       )
 
   def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
-    try:
-      patch, (height, width) = self.patch, self.feature_map(image_size)
-    except ValueError:
-      return  # a fault of the variant, which `faults` yields
+    patch, (height, width) = self.patch, self.feature_map(image_size)
     if not (height % patch or width % patch):
       return
     # A patch on a ResNet's output covers more pixels.

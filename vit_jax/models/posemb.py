@@ -1,7 +1,66 @@
-"""Position embeddings that are not learned: sines of the grid."""
+"""Position embeddings: learned tables, and sines of the grid."""
 
+import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
+
+
+class PositionEmbedding(nn.Module):
+  """A learned table, one row per token.
+
+  Attributes:
+    num_without: Number of leading tokens without a row.
+  """
+
+  num_without: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    _, num_tokens, width = x.shape
+    table = self.param(
+      "pos_embedding",
+      nn.initializers.normal(0.02),
+      (1, num_tokens - self.num_without, width),
+    )
+    return x + _in_front(self.num_without, table).astype(x.dtype)
+
+
+class PositionEmbedding2D(nn.Module):
+  """Learned tables of half the width, of columns (x) and of rows (y).
+
+  A patch gets those of its column and of its row, concatenated.
+
+  Attributes:
+    grid: Rows and columns of patches.
+    num_without: Number of leading tokens without a position.
+
+  Source: arXiv:2010.11929, appendix D.4.
+  """
+
+  grid: tuple[int, int]
+  num_without: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    rows, columns = self.grid
+    half = x.shape[-1] // 2
+    init = nn.initializers.normal(0.02)
+    of_x = self.param("pos_embedding_x", init, (1, columns, half))
+    of_y = self.param("pos_embedding_y", init, (1, rows, half))
+    table = jnp.concatenate(
+      [
+        jnp.broadcast_to(of_x, (rows, columns, half)),
+        jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
+      ],
+      axis=-1,
+    ).reshape(1, rows * columns, 2 * half)
+    return x + _in_front(self.num_without, table).astype(x.dtype)
+
+
+def _in_front(num_rows: int, table):
+  """Puts rows of zeros before a table."""
+  return jnp.pad(table, ((0, 0), (num_rows, 0), (0, 0)))
 
 
 def sincos2d(grid_h: int, grid_w: int, width: int) -> Float[np.ndarray, "n d"]:

@@ -12,7 +12,7 @@ from vit_jax.config import Config, EvaluatorConfig, build
 from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
-# Metrics by which evaluators are told apart, whatever their kind.
+# Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
 # Order and names of the runs that `make demo` makes.

@@ -1,4 +1,4 @@
-"""Scores that the host works out while the devices go on training."""
+"""Scores that the host computes while the devices continue to train."""
 
 import collections
 import concurrent.futures
@@ -9,10 +9,10 @@ import jax
 
 
 class Background:
-  """A thread for the second half of evaluations, first come, first served.
+  """A thread for the second phase of evaluations, in the order of their starts.
 
   An evaluator's `gather` needs the devices and is done at once; its `score`
-  needs the host alone. Only process 0 scores: only process 0 writes.
+  needs only the host. Only process 0 scores: only process 0 writes.
   """
 
   def __init__(self):
@@ -25,7 +25,7 @@ class Background:
     Args:
       step: Updates applied to the parameters.
       evaluator: An `Evaluator`.
-      params: Those of the model; may be donated afterwards.
+      params: Parameters of the model; may be donated afterwards.
     """
     gathered = evaluator.gather(params)
     if jax.process_index() == 0:
@@ -38,12 +38,12 @@ class Background:
     An error of `score` is raised here.
 
     Args:
-      wait: For all that were started, instead of taking what is there.
+      wait: Whether to wait for all that were started.
     """
     while self._pending and (wait or self._pending[0][1].done()):
       step, future = self._pending.popleft()
       yield step, future.result()
 
   def close(self) -> None:
-    """Ends the thread; what was not taken is lost, and nobody waits for it."""
+    """Ends the thread without waiting for it; unread scores are lost."""
     self._worker.shutdown(wait=False, cancel_futures=True)

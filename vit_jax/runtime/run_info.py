@@ -39,7 +39,7 @@ def num_params(params) -> int:
 
 
 def metadata(run, params) -> dict[str, Any]:
-  """Returns what must stay with the weights, as JSON can hold it.
+  """Returns the JSON that must stay with the weights.
 
   Args:
     run: A `prepare.Run`.
@@ -139,7 +139,7 @@ def text(run, mesh: Mesh, params) -> str:
 
   Args:
     run: A `prepare.Run`.
-    mesh: Where it runs.
+    mesh: Mesh of the run.
     params: Arrays or shapes.
   """
   config, data = run.config, run.data
@@ -185,7 +185,7 @@ def _average(decay: float, total_steps: int) -> str:
 
 
 def _attention(config: Config, size: tuple[int, int], mesh: Mesh) -> str:
-  """What computes it, where there is a choice: on GPUs."""
+  """Returns what computes attention, where there is a choice: on GPUs."""
   kind = mesh.devices.flat[0].platform
   heads = config.model.attention(size)
   if heads is None or kind not in cudnn.PLATFORMS:

@@ -9,8 +9,9 @@ from vit_jax.weights.fitting import (
   table_grid,
   trained_at,
 )
+from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import describe, identify, num_classes
-from vit_jax.weights.reading import Weights, read
+from vit_jax.weights.reading import read
 
 __all__ = (
   "Head",

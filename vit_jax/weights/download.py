@@ -6,10 +6,12 @@ are public, so `gs://vit_models/...` is fetched by https, which needs no
 account.
 """
 
+import contextlib
 import os
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -90,15 +92,18 @@ def _from_web(url: str) -> pathlib.Path:
   if file.exists():
     return file
   pooch.get_logger().setLevel("WARNING")
-  print(f"downloading     {url}\n{'':<16}to {file}", file=sys.stderr)
   try:
-    pooch.retrieve(
-      url,
-      known_hash=None,  # no hashes are published
-      fname=file.name,
-      path=file.parent,
-      downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
-    )
+    with _one_at_a_time(file.parent):
+      if file.exists():  # another process has fetched it meanwhile
+        return file
+      print(f"downloading     {url}\n{'':<16}to {file}", file=sys.stderr)
+      pooch.retrieve(
+        url,
+        known_hash=None,  # no hashes are published
+        fname=file.name,
+        path=file.parent,
+        downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
+      )
   except (requests.RequestException, OSError) as e:
     raise FileNotFoundError(
       f"got {url!r}, which cannot be downloaded: {_reason(e)}. Try again, or"
@@ -107,6 +112,24 @@ def _from_web(url: str) -> pathlib.Path:
       f"and give the path of the file, or put it at {file}."
     ) from None
   return file
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
+  """Makes the other processes of this host wait until the block has ended."""
+  try:
+    import fcntl  # of Unix
+  except ImportError:
+    yield
+    return
+  folder.mkdir(parents=True, exist_ok=True)
+  handle = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # a file system without locks
+      fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(handle)
 
 
 def _reason(error: Exception) -> str:

@@ -22,9 +22,9 @@ from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
 from vit_jax.weights.classes import by_name, some
+from vit_jax.weights.found import Weights
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import describe, identify
-from vit_jax.weights.reading import Weights
 
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")

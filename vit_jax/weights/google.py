@@ -119,7 +119,7 @@ def is_big_vision(model: ModelConfig, params: Mapping[str, Any]) -> bool:
   """Whether only big_vision's names have a place for such a model.
 
   Args:
-    model: Of the parameters.
+    model: Model of the parameters.
     params: By our flat names.
   """
   return (

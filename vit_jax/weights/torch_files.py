@@ -1,0 +1,163 @@
+"""Weights of PyTorch libraries: `.safetensors`, and the files beside them."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from vit_jax.config import model_from_dict
+from vit_jax.weights import hf, timm
+from vit_jax.weights.found import (
+  METADATA_KEY,
+  Weights,
+  json_in,
+  model_of,
+  unknown_names,
+  with_metadata,
+)
+from vit_jax.weights.lazy import LazyArray
+
+
+class Safetensors(NamedTuple):
+  """What is in a `.safetensors`, and what is known of it from elsewhere.
+
+  path: The file, or its folder.
+  arrays: By name.
+  texts: Metadata in the file.
+  config: What config.json beside it holds.
+  options: What the caller knows better.
+  """
+
+  path: epath.Path
+  arrays: dict[str, LazyArray]
+  texts: Mapping[str, str]
+  config: dict[str, Any]
+  options: dict[str, Any]
+
+
+def from_safetensors(found: Safetensors) -> Weights:
+  for looks_like, read_all in SAFETENSORS.values():
+    if looks_like(found.arrays):
+      return read_all(found)
+  raise ValueError(unknown_names(found.path, found.arrays))
+
+
+def _from_timm(found: Safetensors) -> Weights:
+  ours = json.loads(found.texts.get(METADATA_KEY, "{}"))
+  num_heads = found.options.get("num_heads") or _num_heads(ours)
+  params, options = timm.read(found.arrays, num_heads)
+  weights = Weights(str(found.path), "timm", params, options)
+  if ours:
+    return with_metadata(weights, ours)
+  about = {**found.config, **found.config.get("pretrained_cfg", {})}
+  size = about.get("input_size", [3])[1:]
+  names = about.get("label_names")
+  weights = dataclasses.replace(
+    weights,
+    image_size=tuple(size) or None,
+    class_names=tuple(names) if names else None,
+    ops=_timm_ops(about) if size else None,
+  )
+  return _fold(weights, about.get("mean"), about.get("std"))
+
+
+def _from_hf(found: Safetensors) -> Weights:
+  path = found.path
+  if not found.config:
+    raise ValueError(
+      f"got {str(path)!r} without a config.json beside it, which tells the"
+      " heads and the form of GELU; expected the folder of a Hugging Face"
+      " model."
+    )
+  params, options, extras = hf.read(found.arrays, found.config)
+  size = extras["image_size"]
+  weights = Weights(
+    str(path),
+    "hf",
+    params,
+    options,
+    grid=(size[0] // extras["patch"], size[1] // extras["patch"]),
+    image_size=size,
+    class_names=extras["class_names"],
+    loss=extras["loss"],
+    ops=f"decode|resize({_text(size)}, antialias=True)",
+  )
+  folder = path if path.is_dir() else path.parent
+  about = json_in(folder / "preprocessor_config.json")
+  if about.get("do_normalize", True):
+    return _fold(weights, about.get("image_mean"), about.get("image_std"))
+  return _fold(weights, [0.0] * 3, [1.0] * 3)
+
+
+# Names that the arrays may have: whether these are such, and what reads them.
+SAFETENSORS = {
+  "timm": (timm.looks_like, _from_timm),
+  "hf": (hf.looks_like, _from_hf),
+}
+
+
+def _num_heads(metadata: Mapping[str, Any]) -> int | None:
+  if not model_of(metadata):
+    return None
+  model = model_from_dict(model_of(metadata))
+  return model.size.num_heads if model.name == "vit" else None
+
+
+def _timm_ops(about: Mapping[str, Any]) -> str:
+  """Returns timm's evaluation: resize by 1 / crop_pct, crop the centre."""
+  _, height, width = about["input_size"]
+  method = about.get("interpolation", "bicubic")
+  method = method if method in ("bilinear", "bicubic") else "bicubic"
+  crop = about.get("crop_pct") or 0.875
+  if height != width or crop == 1:
+    return (
+      f"decode|resize({_text((height, width))}, {method!r}, antialias=True)"
+    )
+  return (
+    f"decode|resize_small({int(height / crop)}, {method!r}, antialias=True)"
+    f"|central_crop({height})"
+  )
+
+
+def _fold(weights: Weights, mean, std) -> Weights:
+  """Moves a normalisation other than to [-1, 1] into the patch embedding.
+
+  A model trained on (p - mean) / std of pixels p in [0, 1] gets x = 2 p - 1
+  from us, so (x + 1 - 2 mean) / (2 std): the kernel is scaled, the bias moved.
+  """
+  mean, std = np.asarray(mean or [0.5] * 3), np.asarray(std or [0.5] * 3)
+  if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
+    return weights
+  params = dict(weights.params)
+  if "embedding/kernel" not in params or "conv_root/kernel" in params:
+    raise ValueError(
+      f"got images normalised with mean {mean.tolist()} and deviation"
+      f" {std.tolist()}, expected 0.5 and 0.5 for a model that begins with a"
+      " standardised convolution."
+    )
+  kernel, bias = params["embedding/kernel"], params["embedding/bias"]
+  scale, shift = 0.5 / std, (0.5 - mean) / std
+
+  def moved(b):
+    added = np.einsum("hwio,i->o", np.asarray(kernel, np.float64), shift)
+    return (b + added).astype(b.dtype)
+
+  params["embedding/kernel"] = kernel.then(
+    kernel.shape, lambda k: (k * scale[:, None]).astype(k.dtype)
+  )
+  params["embedding/bias"] = bias.then(bias.shape, moved)
+  note = (
+    f"images were normalised with mean {mean.tolist()} and deviation"
+    f" {std.tolist()}; this is now part of the patch embedding, which gets"
+    " images in [-1, 1]."
+  )
+  return dataclasses.replace(
+    weights, params=params, notes=(*weights.notes, note)
+  )
+
+
+def _text(size: tuple[int, int]) -> str:
+  return str(size[0]) if size[0] == size[1] else f"({size[0]}, {size[1]})"
