@@ -11,6 +11,15 @@ The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:
 the small model of configs/glyphs.py on the same letters and symbols.
 Result of the first three: not yet run. (Paper: 79.9 % of ImageNet after
 fine-tuning; 77.9 % from scratch.)
+
+Run: python -m vit_jax.train --config=configs/masked_patch.py:glyphs
+Cost: 14 minutes on 2 cores (AMD EPYC) that other work shared. Result (jax
+0.10.2), with as many steps as the supervised configs/glyphs.py, of the test
+digits: 78.6 % with 10 labels a class (supervised 93.9 %; the same network
+untrained 62.1 %; raw pixels 79.5 %), and after configs/digits_finetune.py
+92.2 % (supervised 99.6 %; from scratch 80.0 %). At the end 69 % of the colours
+are right; the glyphs are grey, and the most frequent of their 8 colours is that
+of 41 % of the patches.
 """
 
 from vit_jax.config import defaults

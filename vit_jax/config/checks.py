@@ -103,11 +103,13 @@ def _objective_faults(config: Config) -> Iterator[str]:
         f" of a head, but config.objective.kind={objective.kind!r} trains none;"
         " use a few-shot evaluator, or none."
       )
+  if any(config.model.faults()):
+    return
   try:
     size = image_size(config.data.ops)
   except ValueError:
     return  # told by `_image_faults`
-  if not [*config.model.faults(), *config.model.size_faults(size)]:
+  if not any(config.model.size_faults(size)):
     yield from objective.model_faults(config.model, size)
 
 
