@@ -1,6 +1,8 @@
 """Set-up of every test: eight CPU devices, no silent rank promotion."""
 
 import atexit
+import gc
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -8,8 +10,8 @@ import tempfile
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The tests compile many small programs and run each for a moment, so XLA
 # optimises little: compiling well would take most of the time. What the user
-# sets comes last, and wins; XLA_FLAGS=--xla_backend_optimization_level=3
-# --xla_cpu_use_fusion_emitters=true tests what users run.
+# sets comes last, and wins; XLA_FLAGS="--xla_backend_optimization_level=3
+# --xla_cpu_use_fusion_emitters=true" tests what users run.
 os.environ["XLA_FLAGS"] = " ".join(
   [
     "--xla_force_host_platform_device_count=8",
@@ -28,5 +30,32 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"
 atexit.register(shutil.rmtree, os.environ["TFDS_DATA_DIR"], ignore_errors=True)
 
 import jax  # noqa: E402  (after the flags that it reads)
+import jaxtyping._import_hook as hook  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+marked = getattr(hook, "_optimized_cache_from_source", None)
+
+
+def cache_from_source(hash, path, *args):
+  """The file of a module's bytecode, marked by jaxtyping for our own alone.
+
+  jaxtyping marks also what our modules import, TensorFlow among it, which is
+  then compiled from source for every run that may not write there.
+  """
+  if "vit_jax" in os.path.dirname(path):
+    return marked(hash, path, *args)
+  return importlib.util.cache_from_source(path, *args)
+
+
+hook._optimized_cache_from_source = cache_from_source
+
+
+def pytest_collection_finish(session):
+  """What was imported is never garbage, and traces are made of small objects.
+
+  Looking through all of them as often as Python does by default takes a tenth
+  of the time.
+  """
+  gc.freeze()
+  gc.set_threshold(100_000, 50, 100)

@@ -1,5 +1,7 @@
 """The mesh, and how each parameter is split."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -13,11 +15,15 @@ from vit_jax.models import build
 MESH = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
 
-def _specs(model: ModelConfig, mesh=MESH):
+@functools.cache
+def _shapes(model: ModelConfig):
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
-  shapes = jax.eval_shape(build(model, 1000).init, jax.random.key(0), images)[
-    "params"
-  ]
+  init = build(model, 1000).init
+  return jax.eval_shape(init, jax.random.key(0), images)["params"]
+
+
+def _specs(model: ModelConfig, mesh=MESH):
+  shapes = _shapes(model)
   shardings = sharding.infer(shapes, mesh)
   return {
     sharding.path_of(path): (shape, s.spec)
@@ -80,12 +86,6 @@ def test_stacked_blocks_keep_their_leading_axis_whole():
 
 WIDE = jax.sharding.AbstractMesh((16, 16, 1), sharding.AXES)
 EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
-
-
-def _shapes(model: ModelConfig):
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
-  init = build(model, 1000).init
-  return jax.eval_shape(init, jax.random.key(0), images)["params"]
 
 
 @pytest.mark.parametrize("mesh", [EIGHT, WIDE], ids=["8", "16"])

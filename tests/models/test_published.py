@@ -32,7 +32,18 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+# A trace takes as long as a network is deep, so the quick suite has one of
+# each kind, depth or width.
+QUICK = ("R+Ti/16", "R26+S/32", "R50+B/16", "R50x1", "R101x3", "R152x4")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(n, marks=() if n in QUICK else pytest.mark.slow)
+    for n in COUNTS
+  ],
+)
 def test_parameter_counts_are_those_published(name):
   params = table.shapes(name)
   total = table.count(params)
@@ -42,6 +53,7 @@ def test_parameter_counts_are_those_published(name):
   assert got == COUNTS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "patch, channels", [(16, 1024), (32, 2048)], ids=["/16", "/32"]
 )

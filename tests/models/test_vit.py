@@ -64,7 +64,16 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("variant", COUNTS)
+QUICK = ("Ti/16", "B/32", "L/16", "H/14")  # each size of patches, both loops
+
+
+@pytest.mark.parametrize(
+  "variant",
+  [
+    pytest.param(v, marks=() if v in QUICK else pytest.mark.slow)
+    for v in COUNTS
+  ],
+)
 def test_parameter_counts_are_those_published(variant):
   # Stacked blocks are traced once for any depth, so only Ti has a loop.
   scan = variant != "Ti/16"
