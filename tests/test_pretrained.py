@@ -125,7 +125,7 @@ def test_another_patch(patch):
   with pytest.raises(ValueError) as e:
     vit_jax.load(DATA / "hybrid_r.weights.npz", patch=patch)
   assert str(e.value) == (
-    f"patch: got {patch}, but R50+B/16 has a ResNet; expected none."
+    f"patch: got {patch}, but R50+B/16 has no patches of pixels; expected none."
   )
 
 
@@ -151,10 +151,15 @@ def test_options(vit):
       {"dtype": "float12", "num_heads": "three"},
       ConfigError,
       "2 faults in the configuration:\n"
-      "  - config.model.num_heads: got 'three', expected a value of type whole"
-      " number or None.\n"
       "  - config.model.dtype: got 'float12', expected one of float32,"
-      " bfloat16. Did you mean 'float32'?",
+      " bfloat16. Did you mean 'float32'?\n"
+      "  - config.model.num_heads: got 'three', expected a value of type whole"
+      " number or None.",
+    ),
+    (
+      {"posemb": "learn", "root_pad": "zero"},
+      ValueError,
+      "load: got posemb, root_pad, which no family of models has together",
     ),
     (
       {"image_size": 0},

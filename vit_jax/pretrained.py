@@ -21,6 +21,7 @@ from vit_jax.data import pixels
 from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build
+from vit_jax.options import nearest
 from vit_jax.runtime import run_info
 
 BATCH = 16  # images in a forward pass of `predict`
@@ -298,12 +299,18 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     name: [f.name for f in dataclasses.fields(cls)]
     for name, cls in FAMILIES.items()
   }
+  known = dict.fromkeys(k for names in fields.values() for k in names)
+  if unknown := sorted(options.keys() - known.keys()):
+    near = "".join(nearest(key, known) for key in unknown)
+    raise ValueError(
+      f"load: got {', '.join(unknown)}, expected options of the model:"
+      f" {', '.join(known)}.{near}"
+    )
   name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
   if name is None:
-    of = "; ".join(f"{n}: {', '.join(f)}" for n, f in fields.items())
     raise ValueError(
-      f"load: got {', '.join(sorted(options))}, expected options of one family"
-      f" of models ({of})."
+      f"load: got {', '.join(sorted(options))}, which no family of models has"
+      " together; see python -m vit_jax.train --help."
     )
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}

@@ -176,7 +176,7 @@ def make_train_step(
 
   Args:
     config: The run.
-    loss_fn: Loss of the objective, see `vit_jax.objectives`.
+    loss_fn: Loss of the objective, see `Objective.make`.
     tx: The optimizer.
     state: Abstract, with shardings.
     mesh: Mesh that it runs on.

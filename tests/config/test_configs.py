@@ -57,6 +57,7 @@ ARGUMENTS = {
     "path=split,init=weights.npz,res=64",
   ],
   "glyphs": [""],
+  "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
   "digits_finetune": ["", "init=runs/glyphs"],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
@@ -127,6 +128,7 @@ def _advertised():
     yield "finetune", f"model={model},dataset={dataset}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
+  yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
 
 
 def _without_disk(name, argument):
@@ -247,6 +249,7 @@ def test_folder_takes_splits_and_length_from_the_images():
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
     ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
+    ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
     ("glyphs.py:x", "got the argument 'x', but it takes none"),
   ],
 )

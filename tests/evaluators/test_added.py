@@ -20,7 +20,7 @@ OPS = "decode|resize(16)"
 
 @dataclasses.dataclass(frozen=True)
 class EntropyConfig(EvaluatorConfig):
-  """Evaluator: how unsure a model is, on two splits."""
+  """How unsure a model is, on two splits."""
 
   kind: str = "entropy"
   other: str = option("train[:30]", "split to compare with")
@@ -129,6 +129,7 @@ def test_help_shows_its_options(capsys):
   with pytest.raises(SystemExit):
     cli.parse("vit_jax.train", {}, ["--help"])
   text = capsys.readouterr().out
-  own = text.split("options of an evaluator of kind 'entropy':")[1]
+  head = "of kind 'entropy' (How unsure a model is, on two splits)"
+  own = text.split(head)[1]
   assert "config.evals.<name>.temperature = 1.0" in own
   assert "split to compare with" in own

@@ -26,6 +26,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
     *_mesh_faults(config),
     *config.model.faults(),
     *config.objective.faults(),
+    *_objective_faults(config),
     *_image_faults(config),
   ]
 
@@ -91,6 +92,25 @@ def _batch_faults(config: Config) -> Iterator[str]:
 def _evaluator_faults(config: Config) -> Iterator[str]:
   for e in config.evals:
     yield from e.faults(f"config.evals.{e.name}")
+
+
+def _objective_faults(config: Config) -> Iterator[str]:
+  objective = config.objective
+  for e in config.evals:
+    if e.scores_head and not objective.trains_head:
+      yield (
+        f"config.evals.{e.name}.kind: got {e.kind!r}, which scores the logits"
+        f" of a head, but config.objective.kind={objective.kind!r} trains none;"
+        " use a few-shot evaluator, or none."
+      )
+  if any(config.model.faults()):
+    return
+  try:
+    size = image_size(config.data.ops)
+  except ValueError:
+    return  # told by `_image_faults`
+  if not any(config.model.size_faults(size)):
+    yield from objective.model_faults(config.model, size)
 
 
 def _optim_faults(optim: OptimConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vit_jax.batch import normalise
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
 from vit_jax.options import option
 
@@ -91,8 +92,6 @@ class Fewshot(Evaluator):
   """
 
   def __init__(self, context: Context):
-    from vit_jax.step import normalise
-
     super().__init__(context)
     self._baselines: dict[str, float] = {}
     self._support, self._test = (

@@ -141,6 +141,15 @@ class ModelConfig:
       " expected none."
     )
 
+  @property
+  def pixel_patch(self) -> int | None:
+    """Side in pixels of the patch that each token is, and nothing else.
+
+    The module then has `embed` and `encode`, and the options `size`; see `ViT`.
+    None: tokens see more, or there are none.
+    """
+    return None
+
   def for_inference(self) -> "ModelConfig":
     """Returns the model without the options that only training needs."""
     return dataclasses.replace(self, dtype="float32")

@@ -270,6 +270,10 @@ class ViTConfig(ModelConfig):
     return self._parsed.patch
 
   @property
+  def pixel_patch(self) -> int | None:
+    return None if self.stages else self.patch
+
+  @property
   def stages(self) -> Stages | None:
     """Returns the ResNet before the Transformer, overrides applied, or None."""
     found = self._parsed.stages

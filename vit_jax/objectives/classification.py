@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.batch import normalise
+from vit_jax.objectives.objective import Objective
 from vit_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification:
+class Classification(Objective):
   """Classes of images, by cross-entropy."""
 
   kind: str = "classification"
@@ -25,7 +26,6 @@ class Classification:
   )
 
   def faults(self) -> Iterator[str]:
-    """Yields the faults that the options alone show, one text each."""
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
@@ -33,7 +33,7 @@ class Classification:
       )
 
   def make(self, model, facts):
-    """Returns the network and its loss; see `vit_jax.objectives`.
+    """Returns the network and its loss; see `Objective.make`.
 
     Args:
       model: `config.model`.

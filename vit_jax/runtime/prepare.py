@@ -97,7 +97,9 @@ class Run:
 
   @functools.cached_property
   def head(self) -> weights.Head:
-    """The classes of the logits."""
+    """The classes of the logits; none if the objective trains no head."""
+    if self.is_training and not self.config.objective.trains_head:
+      return weights.Head(0, None)
     known = self._seen if self.found is None else self.found
     names = known.class_names
     return weights.Head(self.facts.num_classes, tuple(names) if names else None)
@@ -214,10 +216,11 @@ class Run:
       }
       where = f"config.evals.{e.name}"
       if e.scores_head and not self.head.num_classes:
-        found.append(
-          f"--checkpoint: got {self.found.path!r}, which has no head; expected"
-          " one, or --fewshot=<dataset>."
-        )
+        if self.found is not None:  # else told by words, see `config.checks`
+          found.append(
+            f"--checkpoint: got {self.found.path!r}, which has no head;"
+            " expected one, or --fewshot=<dataset>."
+          )
         continue
       found += e.check(where, splits, self.head, self.shapes[0])
     return found

@@ -56,7 +56,7 @@ def metadata(run, params) -> dict[str, Any]:
       "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],
     },
-    "num_classes": run.facts.num_classes,
+    "num_classes": run.head.num_classes,
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
     "num_examples": run.data.num_examples,

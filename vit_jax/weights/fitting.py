@@ -19,6 +19,7 @@ from vit_jax.models.resample import (
   resample_posemb,
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
 from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.found import Weights
@@ -76,7 +77,8 @@ def adapt(
   not, as in the model. Head and pre_logits are taken together, if both agree in
   all shapes and the classes are not known to differ, with the head's columns in
   the order of the model's classes; otherwise the model keeps its initial ones.
-  All other arrays must agree.
+  The parameters that an objective adds to the network are taken together as
+  well, if all their shapes agree. All other arrays must agree.
 
   Args:
     weights: Weights from `read`.
@@ -115,6 +117,8 @@ def adapt(
   reinitialised, ignored = _heads(
     got, expected, weights.class_names, class_names, notes
   )
+  fresh, unused = _own_of_objectives(got, expected)
+  reinitialised, ignored = reinitialised + fresh, ignored + unused
   _fit_positions(
     got, expected, weights, model, image_size, posemb_filter, resized, faults,
     notes,
@@ -225,6 +229,21 @@ def _heads(got, expected, old_names, new_names, notes):
     tuple(sorted(heads[1])),
     tuple(sorted(heads[0].keys() - heads[1].keys())),
   )
+
+
+def _own_of_objectives(got, expected):
+  """Returns paths that objectives add to a network: initial, and left out.
+
+  Those of an objective are taken together, if all shapes agree.
+  """
+  fresh, unused = (), ()
+  for own in filter(None, (cls.own for cls in OBJECTIVES.values())):
+    theirs = {k: tuple(v.shape) for k, v in got.items() if k.startswith(own)}
+    ours = {k: v for k, v in expected.items() if k.startswith(own)}
+    if theirs != ours:
+      fresh += tuple(sorted(ours))
+      unused += tuple(sorted(theirs.keys() - ours.keys()))
+  return fresh, unused
 
 
 def _fit_positions(

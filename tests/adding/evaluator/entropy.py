@@ -10,7 +10,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class EntropyConfig(EvaluatorConfig):
-  """Evaluator: mean entropy of the predictions."""
+  """Mean entropy of the predictions."""
 
   kind: str = "entropy"
   temperature: float = option(1.0, "divides the logits")

@@ -1,0 +1,86 @@
+"""ViT-B/16 pre-trained without labels: masked patch prediction.
+
+Half of the patches are corrupted, and their mean colours predicted, one of 512:
+section 4.6 and appendix B.1.2 of arXiv:2010.11929. The paper trains on
+JFT-300M; its gains hardly grow after 100,000 steps, and were there on ImageNet,
+too. Weight decay and dropout are not stated: none here. The two other targets
+are --config.objective.target=small and pixels.
+
+Run: python -m vit_jax.train --config=configs/masked_patch.py:imagenet21k
+The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:
+the small model of configs/glyphs.py on the same letters and symbols.
+Result of the first three: not yet run. (Paper: 79.9 % of ImageNet after
+fine-tuning; 77.9 % from scratch.)
+
+Run: python -m vit_jax.train --config=configs/masked_patch.py:glyphs
+Cost: 14 minutes on 2 cores (AMD EPYC) that other work shared. Result (jax
+0.10.2), with as many steps as the supervised configs/glyphs.py, of the test
+digits: 78.6 % with 10 labels a class (supervised 93.9 %; the same network
+untrained 62.1 %; raw pixels 79.5 %), and after configs/digits_finetune.py
+92.2 % (supervised 99.6 %; from scratch 80.0 %). At the end 69 % of the colours
+are right; the glyphs are grey, and the most frequent of their 8 colours is that
+of 41 % of the patches.
+"""
+
+from vit_jax.config import defaults
+from vit_jax.config.recipes import for_tpus
+from vit_jax.options import nearest
+
+SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
+
+
+def get_config(dataset: str = "imagenet21k"):
+  c = defaults()
+  c.objective.kind = "masked_patch"
+  c.objective.target = "mean_color"
+  if dataset == "glyphs":
+    return with_glyphs(c)
+  if dataset not in SPLITS and not dataset.startswith("folder:"):
+    raise ValueError(
+      f"got data set {dataset!r}, expected {', '.join(SPLITS)}, glyphs or"
+      f" folder:/path.{nearest(dataset, (*SPLITS, 'glyphs'))}"
+    )
+  c.model.variant = "B/16"
+  c.model.dtype = "bfloat16"
+  c.data.dataset, c.data.split = dataset, SPLITS.get(dataset, "train")
+  c.data.ops = "decode_inception_crop(224)|flip_lr"
+  c.data.batch_size = 4096
+  c.total_steps = 1_000_000  # 14 epochs of JFT-300M, 290 of ImageNet-21k
+  for_tpus(c, microbatch=64)
+
+  c.optim.lr = 2e-4
+  c.optim.warmup_steps = 10_000
+  c.checkpoint.every_steps = 1000
+  c.checkpoint.keep_every_steps = 100_000
+  return c
+
+
+def with_glyphs(c):
+  """Sets what configs/glyphs.py does: model, data, optimizer, few-shot."""
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 128, 4
+  c.model.mlp_dim, c.model.num_heads = 512, 4
+  c.model.pool = "gap"
+
+  c.data.dataset = "glyphs/size=32,count=40000,seed=0"
+  c.data.ops = "decode|resize(32)"
+  c.data.batch_size = 64
+  c.total_steps = 3600
+
+  c.optim.lr = 1.5e-3
+  c.optim.warmup_steps = 100
+  c.optim.beta2 = 0.99
+  c.optim.weight_decay = 0.1
+  c.optim.clip_norm = 1.0
+
+  c.checkpoint.every_steps = 600
+  c.evals = {
+    "fewshot": {
+      "kind": "fewshot",
+      "dataset": "digits",
+      "ops": "decode|resize(32)",
+      "l2": (16.0, 1024.0),
+      "baselines": True,
+    },
+  }
+  return c

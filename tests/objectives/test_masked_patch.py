@@ -1,0 +1,442 @@
+"""Masked patch prediction: targets, rates, gradients, meshes, weights."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import train, weights
+from vit_jax.batch import normalise
+from vit_jax.config import ConfigError, checks, to_dict
+from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
+from vit_jax.models import masked_patch as lib
+from vit_jax.models.stacking import stack_blocks
+from vit_jax.objectives import MaskedPatch
+from vit_jax.runtime import prepare
+from vit_jax.runtime.writer import read_metrics
+from vit_jax.step import Facts
+
+ONE = jax.devices()[:1]
+TARGETS = ("mean_color", "small", "pixels")
+
+
+def config(target="mean_color", **changes):
+  made = tiny.config(**changes)
+  return dataclasses.replace(made, objective=MaskedPatch(target=target))
+
+
+def faults_of(**changes):
+  return checks.faults(config(**changes))
+
+
+# Targets.
+
+
+@pytest.mark.parametrize(
+  "color, number",
+  [
+    ((0, 0, 0), 0),
+    ((31, 31, 31), 0),
+    ((32, 0, 0), 64),
+    ((0, 32, 0), 8),
+    ((0, 0, 32), 1),
+    ((255, 255, 255), 511),
+    ((224, 100, 31), 7 * 64 + 3 * 8),
+  ],
+)
+def test_a_color_is_the_three_upper_bits_of_each_channel(color, number):
+  patches = np.broadcast_to(np.array(color, np.uint8), (2, 3, 8, 8, 3))
+  assert np.all(lib.colors(jnp.asarray(patches), 1) == number)
+
+
+def test_a_color_is_that_of_the_mean():
+  patch = np.zeros((1, 1, 8, 8, 3), np.uint8)
+  patch[..., :4, :, 0] = 64  # the mean is 32 exactly, the first of level 1
+  assert lib.colors(jnp.asarray(patch), 1).item() == 64
+  patch[..., 0, 0, 0] = 63  # and less than 32 by 1/64
+  assert lib.colors(jnp.asarray(patch), 1).item() == 0
+
+
+def test_a_small_patch_has_the_means_of_cells_row_by_row():
+  blues = np.arange(16).reshape(4, 4) // 2
+  patch = np.zeros((1, 1, 8, 8, 3), np.uint8)
+  patch[0, 0, :, :, 2] = np.kron(blues, np.ones((2, 2))) * 32
+  found = lib.colors(jnp.asarray(patch), 4)
+  np.testing.assert_array_equal(found[0, 0], blues.ravel())
+
+
+def test_patches_are_in_the_order_of_the_tokens():
+  """A convolution with a kernel of ones sums the pixels of each patch."""
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (2, 24, 16, 3), np.uint8)
+  embed = nn.Conv(1, (8, 8), (8, 8), "VALID", kernel_init=nn.initializers.ones)
+  sums, _ = embed.init_with_output(jax.random.key(0), images.astype(np.float32))
+  patches = lib.patches_of(jnp.asarray(images), 8)
+  assert patches.shape == (2, 6, 8, 8, 3)
+  want = patches.astype(jnp.float32).sum((2, 3, 4))
+  np.testing.assert_array_equal(sums.reshape(2, 6), want)
+
+
+# What is corrupted.
+
+
+@pytest.fixture(scope="module")
+def drawn():
+  """196 patches of each of 500 records: 49,000 corrupted ones."""
+  return jax.device_get(lib.draw(jax.random.key(0), jnp.arange(500), 196))
+
+
+@pytest.mark.parametrize(
+  "num_patches, num_corrupted", [(196, 98), (16, 8), (9, 4), (2, 1)]
+)
+def test_half_of_the_patches_are_corrupted(num_patches, num_corrupted):
+  places, sources, _ = lib.draw(jax.random.key(0), jnp.arange(50), num_patches)
+  assert places.shape == sources.shape == (50, num_corrupted)
+  assert min(places.min(), sources.min()) >= 0
+  assert max(places.max(), sources.max()) < num_patches
+  assert all(len(set(row)) == num_corrupted for row in np.asarray(places))
+
+
+def _is_rate(found, rate):
+  """Within five standard deviations of a binomial's share."""
+  return abs(found.mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / found.size)
+
+
+def test_of_these_80_10_and_10_percent_are_masked_replaced_and_left(drawn):
+  is_masked = drawn.is_masked
+  is_other = drawn.sources != drawn.places
+  assert not np.any(is_masked & is_other)
+  assert _is_rate(is_masked, 0.8)
+  assert _is_rate(is_other, 0.1)
+  assert _is_rate(~is_masked & ~is_other, 0.1)
+
+
+def test_any_place_and_any_other_patch_is_as_likely(drawn):
+  share = np.bincount(drawn.places.ravel(), minlength=196) / 500
+  assert abs(share - 0.5).max() < 5 * np.sqrt(0.25 / 500)
+  is_other = drawn.sources != drawn.places
+  away = (drawn.sources - drawn.places)[is_other] % 196
+  share = np.bincount(away, minlength=196)[1:] / is_other.sum()
+  assert abs(share - 1 / 195).max() < 5 * np.sqrt(1 / 195 / is_other.sum())
+
+
+def test_the_record_decides_and_not_its_place(drawn):
+  order = np.random.default_rng(0).permutation(500)[:7]
+  again = lib.draw(jax.random.key(0), jnp.asarray(order), 196)
+  for few, many in zip(again, drawn, strict=True):
+    np.testing.assert_array_equal(few, many[order])
+  other = lib.draw(jax.random.key(1), jnp.asarray(order), 196)
+  assert np.any(other.places != again.places)
+  assert len({tuple(sorted(row)) for row in drawn.places}) == 500
+
+
+def test_corrupted_tokens_are_those_of_the_plan():
+  tokens = jnp.arange(10.0).reshape(1, 5, 2)
+  plan = lib.Plan(
+    places=jnp.array([[3, 0, 1]]),
+    sources=jnp.array([[3, 4, 1]]),  # itself, another, itself
+    is_masked=jnp.array([[True, False, False]]),
+  )
+  found = lib.corrupt(tokens, jnp.array([-1.0, -2.0]), plan)
+  want = [[8.0, 9.0], [2.0, 3.0], [4.0, 5.0], [-1.0, -2.0], [8.0, 9.0]]
+  np.testing.assert_array_equal(found[0], want)
+
+
+class Table(nn.Module):
+  """A network whose tokens are parameters, and do not see one another."""
+
+  @nn.compact
+  def embed(self, images):
+    shape = (1, 4, 4, 8)
+    tokens = self.param("tokens", nn.initializers.normal(), shape)
+    return jnp.broadcast_to(tokens, (len(images), *shape[1:])), {}
+
+  def encode(self, tokens, records):
+    return tokens.reshape(len(tokens), 16, 8), {}
+
+  def __call__(self, images):
+    return self.encode(self.embed(images)[0], None)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig(ViTConfig):
+  def build(self, num_classes):
+    return Table()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_gradient_comes_from_other_patches(target):
+  """Only what is left in place, or put in another's, has some."""
+  module, loss_fn = MaskedPatch(target=target).make(
+    TableConfig(variant="B/8", width=8), Facts(10, (32, 32))
+  )
+  images = jax.random.bits(jax.random.key(0), (1, 32, 32, 3), jnp.uint8)
+  params = module.init(jax.random.key(0), normalise(images))["params"]
+  params = jax.tree.map(  # but for the head's zeros
+    lambda x: jax.random.normal(jax.random.key(1), x.shape), params
+  )
+  rng, seen = jax.random.key(7), set()
+
+  @jax.jit
+  def grads_of(record):
+    batch = {"image": images, "mask": jnp.ones(1, bool), "index": record}
+    return jax.grad(lambda params: loss_fn(params, batch, rng)[0])(params)
+
+  for record in jnp.arange(20)[:, None]:
+    grads = jax.device_get(grads_of(record))
+    plan = lib.draw(jax.random.fold_in(rng, 1), record, 16)
+    want = np.zeros(16, bool)
+    want[plan.sources[~plan.is_masked]] = True
+    got = np.any(grads["tokens"].reshape(16, 8) != 0, axis=1)
+    np.testing.assert_array_equal(got, want)
+    has_mask = np.any(grads["masked_patch"]["mask_token"] != 0)
+    assert has_mask == plan.is_masked.any()
+    seen.add(want.sum())
+  assert len(seen) > 2  # none, one, several
+
+
+# The loss, and the step.
+
+
+# SGD: Adam divides by gradients that are nothing but rounding.
+SGD = dict(optim__name="sgd", optim__lr=0.1)
+DROPOUT = {"mean_color": 0.1, "small": 0.0, "pixels": 0.1}
+CELLS = {"mean_color": 1, "small": 4}
+
+
+@functools.cache
+def trained(target):
+  """Three steps on one device."""
+  dropout = DROPOUT[target]
+  parts = tiny.Parts(config(target, **SGD, model__dropout=dropout), ONE)
+  return parts, *parts.run(3)
+
+
+def _corrupted(parts, number):
+  """The plan of a step, and what it corrupts, in the rows that count."""
+  root = jax.random.fold_in(jax.random.key(parts.config.seed), 1)
+  key = jax.random.fold_in(jax.random.fold_in(root, number), 1)
+  plan = lib.draw(key, jnp.arange(15), 4)
+  images = jnp.asarray(tiny.batch(number, parts.config)["image"][:15])
+  return plan, images, lib.chosen(lib.patches_of(images, 8), plan.places)
+
+
+@pytest.mark.parametrize("target", CELLS)
+def test_untrained_all_colors_are_as_likely(target):
+  """A head of zeros; it says color 0, which is the first of equal ones."""
+  parts, _, metrics = trained(target)
+  assert metrics[0]["loss"] == pytest.approx(np.log(512), rel=1e-6)
+  _, _, patches = _corrupted(parts, 0)
+  want = float(jnp.mean(lib.colors(patches, CELLS[target]) == 0))
+  assert metrics[0]["accuracy"] == pytest.approx(want, rel=1e-6)
+  assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
+
+
+def test_untrained_pixels_are_grey():
+  parts, _, metrics = trained("pixels")
+  want = float(jnp.mean(normalise(_corrupted(parts, 0)[2]) ** 2))
+  # Sums of 5,760 terms in another order.
+  assert metrics[0]["loss"] == pytest.approx(want, rel=1e-5)
+  assert "accuracy" not in metrics[0]
+  assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
+
+
+def test_the_loss_written_out():
+  """After three updates, from what the module predicts at the places."""
+  parts, state, _ = trained("small")
+  plan, images, patches = _corrupted(parts, 3)
+  found = parts.model.apply(
+    {"params": state.params}, normalise(images), plan, None,
+    method="predict_patches",
+  )  # fmt: skip
+  log_p = jax.nn.log_softmax(found.reshape(15, 2, 16, 512))
+  picked = jnp.take_along_axis(log_p, lib.colors(patches, 4)[..., None], -1)
+  state = jax.tree.map(jnp.copy, state)  # the step donates it
+  _, (metrics,) = parts.run(1, state)
+  # Sums of 480 terms in another order.
+  assert metrics["loss"] == pytest.approx(-float(picked.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  "target, changes",
+  [
+    ("mean_color", dict(mesh__fsdp=2, mesh__tensor=2, optim__microbatch=1)),
+    pytest.param(
+      "small", dict(optim__microbatch=3, mesh__data=8), marks=pytest.mark.slow
+    ),
+    pytest.param(
+      "small",
+      dict(mesh__fsdp=4, model__scan=True, model__remat="full"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      "pixels", dict(mesh__fsdp=8, mesh__data=1), marks=pytest.mark.slow
+    ),
+  ],
+  ids=str,
+)
+def test_equal_on_any_mesh_and_in_microbatches(target, changes):
+  one, _, want = trained(target)
+  changes = changes | SGD | {"model__dropout": DROPOUT[target]}
+  parts = tiny.Parts(config(target, **changes))
+  # The same initial weights, whichever way the blocks are stored.
+  params = jax.device_get(one.state().params)
+  if parts.config.model.scan:
+    params = stack_blocks(params)
+  state = parts.state()
+  put = lambda new, old: jax.device_put(new, old.sharding)
+  state = state.replace(params=jax.tree.map(put, params, state.params))
+  _, got = parts.run(3, state)
+  for a, b in zip(got, want, strict=True):
+    assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_its_own_head_is_split_like_any():
+  parts = tiny.Parts(config(mesh__fsdp=2, mesh__tensor=2))
+  kernel = parts.shapes.params["masked_patch"]["head"]["kernel"]
+  assert kernel.sharding.shard_shape(kernel.shape) == (16, 256)
+
+
+# What it leaves to others.
+
+
+def _paths(tree):
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {
+    jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves
+  }
+
+
+@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+def test_the_network_keeps_its_paths_and_its_initial_values(pool):
+  made = config(model__pool=pool, model__pre_logits=True)
+  module, _ = made.objective.make(made.model, Facts(10, (16, 16)))
+  images = jnp.zeros((1, 16, 16, 3))
+  network = build(made.model, 0)
+  rng = jax.random.key(0)
+  want = jax.jit(network.init)(rng, images)["params"]
+  got = dict(jax.jit(module.init)(rng, images)["params"])
+  own = got.pop("masked_patch")
+  assert _paths(own) == {"mask_token", "head/kernel", "head/bias"}
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Four steps on digits, scored few-shot while it trains."""
+  ops = "decode|resize(16)"
+  few = {"kind": "fewshot", "ops": ops, "train_split": "train[:400]"}
+  few |= {"split": "test[:100]", "shots": (5,), "every_steps": 2}
+  values = to_dict(config(total_steps=4, model__dropout=0.1))
+  values["data"] |= {"dataset": "digits", "ops": ops}
+  values["evals"] = {"few": few}
+  workdir = str(tmp_path_factory.mktemp("masked"))
+  made, faults = vit_jax.config.build(values)
+  assert not faults
+  return workdir, made, train.train_and_evaluate(made, workdir)
+
+
+def test_few_shot_while_it_trains(run):
+  workdir, _, state = run
+  assert int(state.step) == 4
+  rows = read_metrics(workdir)
+  scores = {r["step"]: r["few/5shot"] for r in rows if "few/5shot" in r}
+  assert list(scores) == [2, 4] and all(0 < s < 1 for s in scores.values())
+  assert all(0 <= r["train/accuracy"] <= 1 for r in rows if "train/loss" in r)
+
+
+OWN = tuple(
+  f"masked_patch/{n}" for n in ("head/bias", "head/kernel", "mask_token")
+)
+
+
+def test_its_checkpoint_is_loaded_without_its_own(run):
+  workdir, _, state = run
+  vit = vit_jax.load(workdir, verbose=False)
+  assert vit.report.ignored == OWN and not vit.report.reinitialised
+  assert vit.num_classes == 0 and vit.class_names is None
+  want = {k: v for k, v in state.params.items() if k != "masked_patch"}
+  jax.tree.map(np.testing.assert_array_equal, vit.params, want)
+  features, _ = vit(np.zeros((2, 16, 16, 3), np.float32))
+  assert features.shape == (2, 32)
+
+
+def test_its_checkpoint_starts_a_fine_tuning(run):
+  workdir, made, state = run
+  fine = dataclasses.replace(tiny.config(), init=workdir, data=made.data)
+  params, report = prepare.check(fine).take_weights()
+  assert report.ignored == OWN
+  assert set(report.reinitialised) == {"head/kernel", "head/bias"}
+  np.testing.assert_array_equal(
+    params["embedding"]["kernel"], state.params["embedding"]["kernel"]
+  )
+
+
+def test_it_starts_from_any_weights(run):
+  workdir, made, state = run
+  found = weights.read(workdir)
+
+  def adapted(target, params):
+    parts = tiny.Parts(config(target), ONE)
+    other = dataclasses.replace(found, params=params)
+    return weights.adapt(other, parts.shapes.params, made.model, (16, 16))
+
+  params, report = adapted("mean_color", found.params)
+  assert not report.ignored and not report.reinitialised
+  token = params["masked_patch"]["mask_token"]
+  np.testing.assert_array_equal(
+    token, state.params["masked_patch"]["mask_token"]
+  )
+  for target, theirs in (
+    ("small", found.params),  # of another shape
+    ("mean_color", {k: v for k, v in found.params.items() if k not in OWN}),
+  ):
+    params, report = adapted(target, theirs)
+    assert report.reinitialised == OWN and not report.ignored
+    assert params["masked_patch"]["mask_token"] is None
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+  "changes, text",
+  [
+    (tiny.HYBRID, "config.objective.kind: got 'masked_patch', which trains"),
+    (tiny.RESNET, "config.objective.kind: got 'masked_patch', which trains"),
+    (dict(data__ops="decode|resize(8)"), "a single patch of 8"),
+    (
+      dict(
+        model__variant="Ti/6", data__ops="decode|resize(12)", target="small"
+      ),
+      "config.objective.target: got 'small', which divides",
+    ),
+  ],
+  ids=["hybrid", "resnet", "one patch", "no cells"],
+)
+def test_models_that_it_cannot_train(changes, text):
+  (fault,) = faults_of(**changes)
+  assert text in fault
+
+
+def test_a_head_that_is_not_trained_is_not_scored():
+  evals = {"val": {"kind": "classification", "ops": "decode|resize(16)"}}
+  made, _ = vit_jax.config.build(to_dict(config()) | {"evals": evals})
+  with pytest.raises(ConfigError, match="evals.val.kind: got 'classification'"):
+    prepare.check(dataclasses.replace(made, fake_data=True))
+
+
+def test_options_of_another_objective_are_told():
+  values = to_dict(config())
+  values["objective"] |= {"label_smoothing": 0.1, "target": "colour"}
+  _, faults = vit_jax.config.build(values)
+  text = "\n".join(faults)
+  assert "config.objective.label_smoothing: got 0.1, which" in text
+  assert "config.objective.target: got 'colour', expected one of" in text

@@ -1,0 +1,122 @@
+"""Masked patch prediction: corrupted patches are predicted from the others.
+
+Half of the patches of an image are corrupted: their embeddings become a learned
+mask token (80 %), that of another patch of the image (10 %), or stay (10 %).
+The loss is that of these patches alone. Labels are not used.
+
+Source: arXiv:2010.11929, section 4.6 and appendix B.1.2. No code was published;
+where the paper says nothing: exactly half of the patches, the kinds of
+corruption drawn for each by itself; colours 0..255 in 8 equal steps, 0 to 31
+the first; a small patch has the means of 4 x 4 cells; heads are linear and
+start at zero; mean instead of sum over the predictions of a patch.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from vit_jax.batch import normalise
+from vit_jax.objectives.objective import Objective
+from vit_jax.options import option
+
+GRID = 4  # a small patch has so many cells a side
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedPatch(Objective):
+  """Corrupted patches, predicted from the others; without labels."""
+
+  kind: str = "masked_patch"
+  target: str = option(
+    "mean_color",
+    "what is predicted of a patch",
+    {
+      "mean_color": "its mean colour, 3 bits a channel: one of 512",
+      "small": "the mean colours of its 4 x 4 cells: 16 of 512",
+      "pixels": "all its pixels in [-1, 1], by their mean squared error",
+    },
+  )
+
+  trains_head: ClassVar[bool] = False
+  own: ClassVar[str] = "masked_patch/"
+
+  def model_faults(self, model, image_size) -> Iterator[str]:
+    side = model.pixel_patch
+    if side is None:
+      yield (
+        f"config.objective.kind: got {self.kind!r}, which trains models of"
+        " patches of pixels, such as config.model.variant='B/16', but"
+        f" config.model.variant={model.variant!r} has none."
+      )
+      return
+    rows, columns = model.grid(image_size)
+    if rows * columns < 2:
+      yield (
+        f"config.data.ops: got images of {image_size[0]}x{image_size[1]}"
+        f" pixels, which are a single patch of {side}; expected 2 patches or"
+        f" more for config.objective.kind={self.kind!r}."
+      )
+    if self.target == "small" and side % GRID:
+      yield (
+        f"config.objective.target: got 'small', which divides a patch into"
+        f" {GRID} x {GRID} cells, but a patch of"
+        f" config.model.variant={model.variant!r} has {side} pixels a side;"
+        f" expected a multiple of {GRID}, or another target."
+      )
+
+  def make(self, model, facts):
+    """Returns the network with its own parameters, and the loss.
+
+    The loss counts the corrupted patches of the rows that count. Beside it
+    `accuracy` is logged: the share of colours that are predicted.
+
+    Args:
+      model: `config.model`, with patches of pixels.
+      facts: `step.Facts`, of which image_size is read.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from vit_jax.models import masked_patch as lib
+
+    side, (rows, columns) = model.pixel_patch, model.grid(facts.image_size)
+    num_cells = {"mean_color": 1, "small": GRID}.get(self.target)
+    module = lib.MaskedPatchModel(
+      network=model.build(0),
+      num_outputs=(
+        num_cells**2 * lib.NUM_COLORS if num_cells else side * side * 3
+      ),
+      width=model.size.width,
+      dtype=model.dtype,
+    )
+
+    def loss_fn(params, batch, rng):
+      # A key apart from those that linen derives for dropout.
+      plan = lib.draw(
+        jax.random.fold_in(rng, 1), batch["index"], rows * columns
+      )
+      found = module.apply(
+        {"params": params},
+        normalise(batch["image"]),
+        plan,
+        batch["index"],
+        rngs={"dropout": rng},
+        method="predict_patches",
+      )
+      patches = lib.chosen(lib.patches_of(batch["image"], side), plan.places)
+      if num_cells is None:
+        pixels = normalise(patches).reshape(found.shape)
+        loss, right = jnp.square(found - pixels).mean(-1), None
+      else:
+        colors = lib.colors(patches, num_cells)
+        logits = found.reshape(*colors.shape, lib.NUM_COLORS)
+        cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+        loss = cross_entropy(logits, colors).mean(-1)
+        right = (logits.argmax(-1) == colors).mean(-1)
+      counts = jnp.broadcast_to(batch["mask"][:, None], loss.shape)
+      named = {} if right is None else {"accuracy": jnp.sum(right * counts)}
+      count = jnp.sum(counts, dtype=jnp.float32)
+      return jnp.sum(loss * counts), count, named
+
+    return module, loss_fn
