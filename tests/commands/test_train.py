@@ -30,7 +30,7 @@ EVALS = {
   "few": {
     "kind": "fewshot",
     "ops": OPS,
-    "train_split": "train[:400]",
+    "train_split": "train[:160]",
     "split": "test[:100]",
     "shots": (1, 5),
     "l2": (1.0, 64.0),
@@ -166,14 +166,14 @@ def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
     train_step = make(*args)
 
     def step(state, batch):
-      time.sleep(0.0 if is_slow else 0.2)
+      time.sleep(0.0 if is_slow else 0.4)
       return train_step(state, batch)
 
     return step
 
   def batches(*_):
     for step in range(8):
-      time.sleep(0.2 if is_slow else 0.0)
+      time.sleep(0.4 if is_slow else 0.0)
       yield tiny.batch(step, _config())
 
   monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
