@@ -6,9 +6,13 @@ it, if there is one. `python tests/test_docs.py` writes these anew.
 
 A block that begins with "# Without vit_jax" runs in a process of its own, in
 which that import fails; one that begins with "# NAME.py" is written to a file.
+The other blocks run in the tests' own process, which has imported all they
+need, and, in the slow suite and to write them, in processes of their own.
 """
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -86,7 +90,9 @@ def parse(text: str) -> list[Block]:
   return blocks
 
 
-def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
+def run(
+  blocks: list[Block], folder: pathlib.Path, in_this_process: bool = False
+) -> list[str]:
   """Returns what each block prints."""
   (folder / "tests").mkdir()
   (folder / "tests" / "data").symlink_to(ROOT / "tests" / "data")
@@ -107,6 +113,8 @@ def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
       outputs.append(_call(command, folder))
     elif some[0].file:
       outputs.append("")
+    elif in_this_process and group != ALONE:
+      outputs += _run_here(some, folder)
     else:
       todo = folder / "todo.json"
       is_alone = group == ALONE
@@ -114,6 +122,17 @@ def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
       todo.write_text(json.dumps({"is_alone": is_alone, "blocks": rows}))
       _call([sys.executable, "runner.py", "todo.json"], folder, is_alone)
       outputs += json.loads(todo.read_text())
+  return outputs
+
+
+def _run_here(blocks: list[Block], folder: pathlib.Path) -> list[str]:
+  space, outputs = {"__name__": "__main__"}, []
+  with contextlib.chdir(folder):
+    for block in blocks:
+      code = "\n" * (block.line - 1) + block.code
+      with contextlib.redirect_stdout(io.StringIO()) as text:
+        exec(compile(code, "docs/weights.md", "exec"), space)
+      outputs.append(text.getvalue())
   return outputs
 
 
@@ -134,18 +153,28 @@ def _call(
 
 
 BLOCKS = parse(DOC.read_text())
-SECTIONS = [
-  pytest.param(s, marks=pytest.mark.slow if s in SLOW else ())
-  for s in dict.fromkeys(b.section for b in BLOCKS)
-]
+SECTIONS = list(dict.fromkeys(b.section for b in BLOCKS))
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_code_does_what_the_text_says(section, tmp_path):
+def check(section, folder, in_this_process):
   blocks = [b for b in BLOCKS if b.section == section]
-  for block, output in zip(blocks, run(blocks, tmp_path), strict=True):
+  outputs = run(blocks, folder, in_this_process)
+  for block, output in zip(blocks, outputs, strict=True):
     if block.output is not None:
       assert output == block.output, f"docs/weights.md:{block.line}"
+
+
+@pytest.mark.parametrize("section", [s for s in SECTIONS if s not in SLOW])
+def test_code_does_what_the_text_says(section, tmp_path):
+  check(section, tmp_path, in_this_process=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", SECTIONS)
+def test_code_does_what_the_text_says_in_a_process_of_its_own(
+  section, tmp_path
+):
+  check(section, tmp_path, in_this_process=False)
 
 
 def test_all_blocks_are_run():

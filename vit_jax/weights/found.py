@@ -27,7 +27,7 @@ class Weights:
     path: The file or folder.
     format: "google", "bit", "timm", "hf" or "checkpoint".
     params: Flat, "a/b/c" -> array, unread; blocks not stacked.
-    options: Options of the model (fields of `ModelConfig`) that the file or its
+    options: Options of the model (fields of its family) that the file or its
       format states, beyond what names and shapes do.
     grid: The (rows, columns) of patches of the position table, or None where
       they are unknown.

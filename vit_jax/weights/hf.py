@@ -96,7 +96,7 @@ def read(
     config: Contents of config.json.
 
   Returns:
-    Parameters; the fields gelu and ln_eps of `config.ModelConfig`; and
+    Parameters; the options gelu and ln_eps; and
     image_size (height, width), patch, num_heads, loss (None unless it says
     sigmoid), and class_names, None where they are LABEL_0, LABEL_1 and so on.
 

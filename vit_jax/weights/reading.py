@@ -63,7 +63,7 @@ def read(
       `download.local` fetches: https://..., hf-hub:OWNER/NAME.
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
-    options: Fields of `ModelConfig` that the caller knows better, such as
+    options: Options of the model that the caller knows better, such as
       num_heads of a timm file of an unknown size, or cls_row.
 
   Raises:

@@ -127,7 +127,7 @@ def read(
       size of the same width, depth and mlp_dim.
 
   Returns:
-    Parameters; and fields of `config.ModelConfig` that follow from timm's code
+    Parameters; and options of the model that follow from timm's code
     and not from the arrays: gelu and ln_eps of a ViT; gn_eps, ws_eps and
     ws_eps_on of a ResNet; root_pad of BiT.
 
