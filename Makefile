@@ -30,11 +30,13 @@ demo: $(VENV)/installed
 	$(RUN) vit_jax.train --config=configs/digits_finetune.py --workdir=$(DEMO)/scratch
 	$(RUN) vit_jax.report $(DEMO)
 
+# With PYTHONDONTWRITEBYTECODE all of TensorFlow is compiled for every run, since
+# jaxtyping has names of its own for the bytecode of what our modules import.
 test: $(VENV)/installed-test
-	$(RUN) pytest -n 2 --durations=10
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
 test-all: $(VENV)/installed-parity
-	$(RUN) pytest -n 2 -m "slow or not slow"
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "slow or not slow"
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

@@ -2,26 +2,25 @@
 
 import atexit
 import gc
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The tests compile many small programs and run each for a moment, so XLA
-# optimises little: compiling well would take most of the time. What the user
-# sets comes last, and wins; XLA_FLAGS="--xla_backend_optimization_level=3
-# --xla_cpu_use_fusion_emitters=true" tests what users run.
-os.environ["XLA_FLAGS"] = " ".join(
-  [
-    "--xla_force_host_platform_device_count=8",
+# optimises little: compiling well would take most of the time. `make test-all`
+# sets TEST_WHAT_USERS_RUN, and compiles as users do.
+FLAGS = ["--xla_force_host_platform_device_count=8"]
+if not os.environ.get("TEST_WHAT_USERS_RUN"):
+  FLAGS += [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
-    os.environ.get("XLA_FLAGS", ""),
   ]
-)
+  if importlib.metadata.version("jaxlib").startswith("0.10."):
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # later ones refuse it
+os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The embedded data sets are made anew; a user's own are not touched.
 os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
@@ -30,25 +29,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"
 atexit.register(shutil.rmtree, os.environ["TFDS_DATA_DIR"], ignore_errors=True)
 
 import jax  # noqa: E402  (after the flags that it reads)
-import jaxtyping._import_hook as hook  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-marked = getattr(hook, "_optimized_cache_from_source", None)
-
-
-def cache_from_source(hash, path, *args):
-  """The file of a module's bytecode, marked by jaxtyping for our own alone.
-
-  jaxtyping marks also what our modules import, TensorFlow among it, which is
-  then compiled from source for every run that may not write there.
-  """
-  if "vit_jax" in os.path.dirname(path):
-    return marked(hash, path, *args)
-  return importlib.util.cache_from_source(path, *args)
-
-
-hook._optimized_cache_from_source = cache_from_source
 
 
 def pytest_collection_finish(session):

@@ -6,8 +6,8 @@ it, if there is one. `python tests/test_docs.py` writes these anew.
 
 A block that begins with "# Without vit_jax" runs in a process of its own, in
 which that import fails; one that begins with "# NAME.py" is written to a file.
-The other blocks run in the tests' own process, which has imported all they need,
-and, in the slow suite and to write them, in processes of their own.
+The other blocks run in the tests' own process, which has imported all they
+need, and, in the slow suite and to write them, in processes of their own.
 """
 
 import contextlib

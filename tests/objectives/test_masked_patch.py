@@ -264,6 +264,23 @@ def test_the_loss_written_out():
   assert metrics["loss"] == pytest.approx(-float(picked.mean()), rel=1e-5)
 
 
+def test_what_is_left_is_predicted_from_its_own_encoding():
+  """Behind the class token: patch i is token i + 1 of the whole network."""
+  parts, state, _ = trained("mean_color")
+  params, images = state.params, normalise(_corrupted(parts, 0)[1])
+  places = jnp.tile(jnp.array([[2, 0]]), (15, 1))
+  plan = lib.Plan(places, places, jnp.zeros((15, 2), bool))
+  found = parts.model.apply(
+    {"params": params}, images, plan, None, method="predict_patches"
+  )
+  _, out = parts.model.apply({"params": params}, images)
+  own = jax.device_get(params["masked_patch"]["head"])
+  encoded = np.asarray(out["encoded"])[:, [3, 1]]
+  want = encoded @ own["kernel"] + own["bias"]
+  # One product of 32 terms, maybe in another order.
+  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
   "target, changes",
   [
