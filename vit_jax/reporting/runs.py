@@ -8,7 +8,7 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.config import Config, EvaluatorConfig, build
+from vit_jax.config import Config, EvaluatorConfig, build, upgraded
 from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
@@ -264,6 +264,10 @@ def facts(run: Run) -> dict[str, str]:
     found["model"] = ", ".join([model.get("variant", ""), *more])
   if metadata.get("num_params"):
     found["parameters"] = f"{metadata['num_params']:,}"
+  if objective := upgraded(config).get("objective"):
+    words = [objective.get("kind"), *objective.values()]
+    words = dict.fromkeys(w for w in words if isinstance(w, str))
+    found["objective"] = ", ".join(words).replace("_", " ")
   if config:
     found["starts from"] = str(config.get("init") or "random weights")
   if data := config.get("data"):
