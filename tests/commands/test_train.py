@@ -159,7 +159,7 @@ def test_resumed_run_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
-  """A batch, or a step, takes 0.2 seconds; the other takes a few ms."""
+  """A batch, or a step, takes 0.4 seconds; the other takes a few ms."""
   make = train.step_lib.make_train_step
 
   def make_slow(*args):

@@ -331,7 +331,10 @@ def _paths(tree):
   }
 
 
-@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+@pytest.mark.parametrize(
+  "pool",
+  [*(pytest.param(p, marks=pytest.mark.slow) for p in ("token", "gap")), "map"],
+)
 def test_the_network_keeps_its_paths_and_its_initial_values(pool):
   made = config(model__pool=pool, model__pre_logits=True)
   module, _ = made.objective.make(made.model, Facts(10, (16, 16)))
@@ -349,7 +352,7 @@ def test_the_network_keeps_its_paths_and_its_initial_values(pool):
 def run(tmp_path_factory):
   """Four steps on digits, scored few-shot while it trains."""
   ops = "decode|resize(16)"
-  few = {"kind": "fewshot", "ops": ops, "train_split": "train[:400]"}
+  few = {"kind": "fewshot", "ops": ops, "train_split": "train[:160]"}
   few |= {"split": "test[:100]", "shots": (5,), "every_steps": 2}
   values = to_dict(config(total_steps=4, model__dropout=0.1))
   values["data"] |= {"dataset": "digits", "ops": ops}
