@@ -251,7 +251,8 @@ def test_exported_models_need_jax_alone(name, options, tmp_path):
   x = images(vit, rows=5)
   np.save(tmp_path / "images.npy", x)
   assert alone(CALL, tmp_path, "model") == "refused\n" * 2
-  logits = np.load(tmp_path / "logits.npz")
+  with np.load(tmp_path / "logits.npz") as file:
+    logits = dict(file)
   for key, rows in zip(logits, (1, 2, 5), strict=True):
     expected = np.asarray(vit(x[:rows])[0])
     if "dtype" not in options:
