@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -55,7 +56,12 @@ def test_recipe_works_as_written(name, tmp_path):
     )
   blocks = BLOCK.findall(RECIPES[name])
   assert blocks
-  env = {**os.environ, "PYTHONPATH": "."}
+  here = pathlib.Path(sys.executable).parent  # so that "python" is this one
+  env = {
+    **os.environ,
+    "PYTHONPATH": ".",
+    "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
+  }
   env.pop("XLA_FLAGS", None)
   for kind, text in blocks:
     if kind == "diff":

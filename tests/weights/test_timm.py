@@ -348,7 +348,7 @@ def _compare(timm, model, image_size, num_heads=None):
   theirs = timm.create_model(name, **kwargs)
   foreign.randomise(theirs)
   grid = None
-  if model.posemb == "sincos2d":
+  if getattr(model, "posemb", None) == "sincos2d":
     grid = (image_size[0] // 8, image_size[1] // 8)
     params = foreign.random_params(model, 11, image_size)
     table = weights.write(params, model, grid=grid)["pos_embed"]
@@ -356,7 +356,7 @@ def _compare(timm, model, image_size, num_heads=None):
   params, options = weights.read(foreign.state(theirs), num_heads)
   options.pop("gelu", None)  # timm's default; the call may have stated tanh
   assert options.items() <= dataclasses.asdict(model).items()
-  if model.posemb == "sincos2d":
+  if getattr(model, "posemb", None) == "sincos2d":
     params.pop(weights.POS_EMBEDDING)
   assert not weights.differences(model)
 
