@@ -336,17 +336,20 @@ def test_a_renamed_option_answers_with_its_new_name(tmp_path):
       "  c = defaults()\n  c.loss = 'sigmoid'\n  return c\n",
       "line 6: config.loss is now config.objective.loss; set that.",
     ),
+    ("x = 1\ny = = 2\n", "line 2: SyntaxError: invalid syntax"),
     (
       "from vit_jax.recipes import table3\n",
       "line 1: vit_jax.recipes is now vit_jax.config.recipes; import that.",
     ),
   ],
 )
-def test_what_a_config_file_knows_by_an_old_name(code, text, tmp_path, capsys):
+def test_errors_of_a_config_file(code, text, tmp_path, monkeypatch):
   path = tmp_path / "old.py"
   path.write_text(code)
-  with pytest.raises(SystemExit, match=re.escape(text)):
-    cli.parse("x", {}, [f"--config={path}"])
+  monkeypatch.chdir(tmp_path)
+  for name in (path, "old.py"):
+    with pytest.raises(SystemExit, match=re.escape(text)):
+      cli.parse("x", {}, [f"--config={name}"])
 
 
 def test_a_config_of_one_family_becomes_one_of_another():

@@ -244,7 +244,8 @@ def _load(source: str, faults: list[str]) -> dict | None:
     faults.append(f"--config={source}: {e}")
   except Exception as e:  # a user's file may raise anything
     frames = traceback.extract_tb(e.__traceback__)
-    line = next(f.lineno for f in reversed(frames) if f.filename == str(path))
+    own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
+    line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
     text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")
     faults.append(f"--config={source}, line {line}: {text}")
   return None
