@@ -23,7 +23,7 @@ of 41 % of the patches.
 """
 
 from vit_jax.config import defaults
-from vit_jax.config.recipes import for_tpus
+from vit_jax.config.recipes import for_tpus, with_glyphs
 from vit_jax.options import nearest
 
 SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
@@ -34,7 +34,8 @@ def get_config(dataset: str = "imagenet21k"):
   c.objective.kind = "masked_patch"
   c.objective.target = "mean_color"
   if dataset == "glyphs":
-    return with_glyphs(c)
+    with_glyphs(c)
+    return c
   if dataset not in SPLITS and not dataset.startswith("folder:"):
     raise ValueError(
       f"got data set {dataset!r}, expected {', '.join(SPLITS)}, glyphs or"
@@ -52,35 +53,4 @@ def get_config(dataset: str = "imagenet21k"):
   c.optim.warmup_steps = 10_000
   c.checkpoint.every_steps = 1000
   c.checkpoint.keep_every_steps = 100_000
-  return c
-
-
-def with_glyphs(c):
-  """Sets what configs/glyphs.py does: model, data, optimizer, few-shot."""
-  c.model.variant = "Ti/8"
-  c.model.width, c.model.depth = 128, 4
-  c.model.mlp_dim, c.model.num_heads = 512, 4
-  c.model.pool = "gap"
-
-  c.data.dataset = "glyphs/size=32,count=40000,seed=0"
-  c.data.ops = "decode|resize(32)"
-  c.data.batch_size = 64
-  c.total_steps = 3600
-
-  c.optim.lr = 1.5e-3
-  c.optim.warmup_steps = 100
-  c.optim.beta2 = 0.99
-  c.optim.weight_decay = 0.1
-  c.optim.clip_norm = 1.0
-
-  c.checkpoint.every_steps = 600
-  c.evals = {
-    "fewshot": {
-      "kind": "fewshot",
-      "dataset": "digits",
-      "ops": "decode|resize(32)",
-      "l2": (16.0, 1024.0),
-      "baselines": True,
-    },
-  }
   return c
