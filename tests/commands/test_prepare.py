@@ -111,7 +111,7 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
       ("n02000000_0.JPEG", jpeg(8)),
     ]
   )
-  cut = tar_of({f"n02000001_{i}.JPEG": jpeg(200 + i) for i in range(3)})
+  cut = tar_of({f"n02000001_{i}.JPEG": jpeg(900 + i) for i in range(3)})
   found["n02000001.tar"] = cut[:3000]
   found["n02000002.tar"] = b""
   found["n02000003.tar"] = tar_of({})
