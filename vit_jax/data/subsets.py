@@ -74,6 +74,7 @@ class Subset(Source):
       num_examples=len(indices),
       num_classes=base.num_classes,
       class_names=base.class_names,
+      is_multilabel=base.is_multilabel,
       file_bytes=base.file_bytes * len(indices) // base.num_examples,
       base=base,
       indices=indices,
