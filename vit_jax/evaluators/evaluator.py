@@ -19,6 +19,8 @@ class EvaluatorConfig:
       once for all who read it.
     scores_head: Whether the logits are scored, so that a head is needed. The
       first of these evaluators represents the run in its summary.
+    LEFT_OUT_BY: An option of the config, and its value at which the run goes
+      without this evaluator if its data set is not on disk; None: never.
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
@@ -30,9 +32,15 @@ class EvaluatorConfig:
     None, "images per batch, all devices; None: data.batch_size"
   )
   every_steps: int = option(0, "steps between evaluations; 0: only at the end")
+  group: str | None = option(
+    None,
+    "name under which the mean over all evaluators of that group is written, as"
+    " <group>/<metric>; None: none",
+  )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
   scores_head: ClassVar[bool] = False
+  LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = None
 
   def resolved(
     self, dataset: str | None, batch_size: int | None

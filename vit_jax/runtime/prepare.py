@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
 from vit_jax import batch, checkpoint, sharding, weights
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
@@ -58,9 +60,35 @@ class Run:
     self._given = data
     self._fitted: Any = None
     # Options of the evaluators, with those of config.data where they have none.
-    self.evals: tuple[EvaluatorConfig, ...] = tuple(
+    self._named: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
       for e in config.evals
+    )
+
+  @functools.cached_property
+  def left_out(self) -> tuple[EvaluatorConfig, ...]:
+    """The evaluators that the run goes without: no data, and not required."""
+    return tuple(
+      e
+      for e in self._not_on_disk
+      if getattr(self.config, e.LEFT_OUT_BY[0]) == e.LEFT_OUT_BY[1]
+    )
+
+  @functools.cached_property
+  def evals(self) -> tuple[EvaluatorConfig, ...]:
+    """The evaluators that the run has."""
+    return tuple(e for e in self._named if e not in self.left_out)
+
+  @functools.cached_property
+  def _not_on_disk(self) -> tuple[EvaluatorConfig, ...]:
+    """Those that could be left out, and have no records on disk."""
+    return tuple(
+      e
+      for e in self._named
+      if e.LEFT_OUT_BY
+      and not all(
+        self.sources.is_on_disk(e.dataset, getattr(e, o)) for o in e.SPLITS
+      )
     )
 
   @functools.cached_property
@@ -184,14 +212,25 @@ class Run:
         "config.data.dataset",
         "config.data.split",
       )
-    for written, e in zip(config.evals, self.evals, strict=True):
+    for written, e in zip(config.evals, self._named, strict=True):
+      if e in self.left_out:
+        continue
       where = f"config.evals.{e.name}"
       at = "config.data" if written.dataset is None else where
       for option in e.SPLITS:
         found += self.sources.faults(
           e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
         )
-    return found
+    needed: dict[tuple[str, str], list[str]] = {}
+    for e in self._not_on_disk:
+      if e not in self.left_out:
+        needed.setdefault(e.LEFT_OUT_BY, []).append(e.dataset)
+    return found + [
+      f"config.{key}: got {getattr(config, key)!r}, but {', '.join(names)}: not"
+      " on disk. Prepare them as said above, or go without their scores:"
+      f" --config.{key}={value}."
+      for (key, value), names in needed.items()
+    ]
 
   def run_faults(self) -> list[str]:
     """Returns faults of length and head, given the data."""
@@ -328,6 +367,23 @@ class Run:
     found = found or self.workdir_faults()
     if found:
       raise ConfigError(dict.fromkeys(found))
+    self._agree()
+
+  def _agree(self) -> None:
+    """Raises unless all processes leave out the same evaluators."""
+    if jax.process_count() == 1 or not any(e.LEFT_OUT_BY for e in self._named):
+      return
+    mine = np.array([e in self.left_out for e in self._named], bool)
+    every = multihost_utils.process_allgather(mine)
+    if differ := (every != every[0]).any(axis=0).nonzero()[0].tolist():
+      names = ", ".join(self._named[i].dataset for i in differ)
+      raise ConfigError(
+        [
+          f"config.data.data_dir: got {self.config.data.data_dir!r}, where only"
+          f" some of the {len(every)} processes find {names}; expected all, or"
+          " none."
+        ]
+      )
 
 
 def check(
