@@ -105,6 +105,7 @@ class Context:
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: `weights.Head`, the classes of the logits.
+    made: What the evaluators of a run share, see `once`.
   """
 
   options: EvaluatorConfig
@@ -114,6 +115,16 @@ class Context:
   mesh: Any
   random_params: Callable[[], Any]
   head: Any
+  made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+  def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    """Returns what the run's first evaluator with this key has made.
+
+    So that evaluators which differ only in their data compile one function.
+    """
+    if key not in self.made:
+      self.made[key] = make()
+    return self.made[key]
 
   def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
     """Returns (params, global batch) -> results, jitted, on every device."""

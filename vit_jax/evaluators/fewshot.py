@@ -107,9 +107,11 @@ class Fewshot(Evaluator):
       f" [{self.config.split}] ({self._test.num_examples:,}){self._fewer}"
     )
 
+    layer = self.config.layer
+
     def features(params, batch):
       _, out = context.predict(params, batch["image"])
-      return layer_of(out, self.config.layer)
+      return layer_of(out, layer)
 
     def pixels(params, batch):
       del params
@@ -117,15 +119,18 @@ class Fewshot(Evaluator):
 
     # Rows are split over the mesh; only one layer of `out` is computed to the
     # end, gathered and fetched.
-    self._features, self._pixels = (
-      context.jit(
-        lambda params, batch, fn=fn: {
+    def rows_of(fn):
+      return context.jit(
+        lambda params, batch: {
           "x": fn(params, batch),
           **{k: batch[k] for k in ("label", "mask", "index")},
         }
       )
-      for fn in (features, pixels)
+
+    self._features = context.once(
+      ("features", layer), lambda: rows_of(features)
     )
+    self._pixels = context.once("raw_pixels", lambda: rows_of(pixels))
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.

@@ -44,7 +44,7 @@ class Averages:
     # Step -> evaluator -> its metrics.
     self._waiting: dict[int, dict[str, dict[str, float]]] = {}
     for key, value in (scores or {}).items():
-      self._take(step, key, value)
+      self._take(step, key, float(value))
 
   def with_means(
     self, step: int, scores: Mapping[str, float]
@@ -68,7 +68,7 @@ class Averages:
         f"{group}/{m}": float(np.mean([other[m] for other in members]))
         for m in shared
       }
-      found[f"{group}/sets"] = len(names)
+      found[f"{group}/sets"] = float(len(names))
     return found
 
   def _take(self, step: int, key: str, value: float) -> None:

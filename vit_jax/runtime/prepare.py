@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from vit_jax import batch, checkpoint, sharding, weights
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
@@ -22,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import run_info
+from vit_jax.runtime import on_disk, run_info
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 
@@ -66,30 +64,18 @@ class Run:
     )
 
   @functools.cached_property
-  def left_out(self) -> tuple[EvaluatorConfig, ...]:
-    """The evaluators that the run goes without: no data, and not required."""
-    return tuple(
-      e
-      for e in self._not_on_disk
-      if getattr(self.config, e.LEFT_OUT_BY[0]) == e.LEFT_OUT_BY[1]
-    )
+  def left_out(self) -> on_disk.Evals:
+    """The evaluators that the run goes without, see config.fewshot."""
+    return on_disk.left_out(self.config, self._missing)
 
   @functools.cached_property
-  def evals(self) -> tuple[EvaluatorConfig, ...]:
+  def evals(self) -> on_disk.Evals:
     """The evaluators that the run has."""
     return tuple(e for e in self._named if e not in self.left_out)
 
   @functools.cached_property
-  def _not_on_disk(self) -> tuple[EvaluatorConfig, ...]:
-    """Those that could be left out, and have no records on disk."""
-    return tuple(
-      e
-      for e in self._named
-      if e.LEFT_OUT_BY
-      and not all(
-        self.sources.is_on_disk(e.dataset, getattr(e, o)) for o in e.SPLITS
-      )
-    )
+  def _missing(self) -> on_disk.Evals:
+    return on_disk.missing(self._named, self.sources)
 
   @functools.cached_property
   def data(self) -> Any:
@@ -173,6 +159,7 @@ class Run:
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
     """
+    made: dict[Any, Any] = {}
     return [
       e.make(
         Context(
@@ -186,6 +173,7 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          made=made,
         )
       )
       for e in self.evals
@@ -221,16 +209,7 @@ class Run:
         found += self.sources.faults(
           e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
         )
-    needed: dict[tuple[str, str], list[str]] = {}
-    for e in self._not_on_disk:
-      if e not in self.left_out:
-        needed.setdefault(e.LEFT_OUT_BY, []).append(e.dataset)
-    return found + [
-      f"config.{key}: got {getattr(config, key)!r}, but {', '.join(names)}: not"
-      " on disk. Prepare them as said above, or go without their scores:"
-      f" --config.{key}={value}."
-      for (key, value), names in needed.items()
-    ]
+    return found + on_disk.advice(config, self._missing)
 
   def run_faults(self) -> list[str]:
     """Returns faults of length and head, given the data."""
@@ -367,23 +346,7 @@ class Run:
     found = found or self.workdir_faults()
     if found:
       raise ConfigError(dict.fromkeys(found))
-    self._agree()
-
-  def _agree(self) -> None:
-    """Raises unless all processes leave out the same evaluators."""
-    if jax.process_count() == 1 or not any(e.LEFT_OUT_BY for e in self._named):
-      return
-    mine = np.array([e in self.left_out for e in self._named], bool)
-    every = multihost_utils.process_allgather(mine)
-    if differ := (every != every[0]).any(axis=0).nonzero()[0].tolist():
-      names = ", ".join(self._named[i].dataset for i in differ)
-      raise ConfigError(
-        [
-          f"config.data.data_dir: got {self.config.data.data_dir!r}, where only"
-          f" some of the {len(every)} processes find {names}; expected all, or"
-          " none."
-        ]
-      )
+    on_disk.agree(self.config, self._named, self.left_out)
 
 
 def check(

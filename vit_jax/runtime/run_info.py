@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.config import Config, to_dict, upgraded
+from vit_jax.config import Config, build, to_dict, upgraded
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
@@ -160,7 +160,9 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   if not path.exists():
     return {}
   began = upgraded(json.loads(path.read_text()))
-  old, new = _flat(began), _flat(to_dict(config))
+  # Options that were added since had what are their defaults now.
+  old = _flat(to_dict(build(began)[0])) | _flat(began)
+  new = _flat(to_dict(config))
   return {
     key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
