@@ -43,6 +43,7 @@ from vit_jax.config import Config, ConfigError, FewshotConfig
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
+from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import SCORES
 
 # The first of these splits that exists is scored.
@@ -106,14 +107,17 @@ def record(
   )
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
+  if is_first and (text := run_info.sets_text(prepared)):
+    print(text)
   evaluators = prepared.evaluators(
     assembly.predict, mesh, random_params=assembly.fresh_params
   )
   results, step = {}, found.metadata.get("step", 0)
+  averages = Averages(prepared.evals)
   for evaluator in evaluators:
     if is_first:
       print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
-    scores = evaluator.run(params)
+    scores = averages.with_means(step, evaluator.run(params))
     if is_first:
       print(run_info.format_scores(step, scores), flush=True)
     results |= scores

@@ -14,6 +14,10 @@ PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # Records fetched with one call.
 
 
+class NotOnDisk(ValueError):
+  """Records that are not on disk; the text says how to put them there."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
@@ -157,7 +157,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
     if dataset in _NOT_IN_TFDS:
-      raise ValueError(
+      raise NotOnDisk(
         f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
         " prepare; write its images to folders, one per class, and use"
         " folder:/path, or make them up with fake_data=True."
@@ -229,7 +229,7 @@ def find_label(features) -> Label | None:
 
 def _prepare(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
-    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
     " download needed ...",
