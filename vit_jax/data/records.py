@@ -32,6 +32,8 @@ class Source(abc.ABC):
     num_examples: Number of records in the split.
     num_classes: Number of classes; labels are below it.
     class_names: Names by label; None if the data set has none.
+    file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
+      in memory; 0 for all other sources.
   """
 
   name: str
@@ -39,6 +41,7 @@ class Source(abc.ABC):
   num_examples: int
   num_classes: int
   class_names: tuple[str, ...] | None = None
+  file_bytes: int = 0
   # Records met so far that cannot be decoded; written by the pipeline.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 

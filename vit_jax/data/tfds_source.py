@@ -41,8 +41,6 @@ _FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """Opens a TFDS data set; prepares it only if it needs no download.
 
-  A split of up to 256 MiB is kept in memory, encoded, once for the process.
-
   Raises:
     ValueError: See `sources.open_source`.
   """
@@ -62,24 +60,41 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     split, {name: info.num_examples for name, info in infos.items()}
   )
   label = builder.info.features["label"]
-  known = dict(
+  pieces = [p for span in spans for p in _pieces(infos, span)]
+  file_bytes = sum(
+    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
+    for s in spans
+  )
+  return _FORMATS[stored_as](
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
     num_classes=label.num_classes,
     # Where the metadata have no names, TFDS invents "0", "1", ...
     class_names=tuple(label.names),
+    pieces=tuple(pieces),
+    file_bytes=file_bytes,
   )
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  files = _FORMATS[stored_as](pieces=tuple(pieces), **known)
-  num_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
-    for s in spans
-  )
-  if num_bytes > MEMORY_LIMIT:
+
+
+def kept_if_small(source: Source) -> Source:
+  """Returns a source that reads files of up to 256 MiB only once.
+
+  Its encoded records stay in memory, once for the process. Sources that are no
+  files of TFDS, or are larger, are returned as they are.
+  """
+  if not source.file_bytes:
+    return source
+  if source.file_bytes > MEMORY_LIMIT:
     _allow_open_files()
-    return files
-  return TfdsMemory(files=files, **known)
+    return source
+  return TfdsMemory(
+    files=source,
+    **{
+      k: getattr(source, k)
+      for k in ("name", "split", "num_examples", "num_classes", "class_names")
+    },
+  )
 
 
 def _allow_open_files() -> None:
