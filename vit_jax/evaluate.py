@@ -157,6 +157,11 @@ def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
   try:
     train = opened.look_at(dataset, "train")
     held_out = next(filter(is_there, HELD_OUT), None)
+    if train.is_multilabel:
+      raise ValueError(
+        f"got {dataset!r}, whose images have any number of classes, expected"
+        " one class each."
+      )
     fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
     if not held_out or not fewest:
       raise ValueError(

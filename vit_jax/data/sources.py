@@ -36,7 +36,8 @@ def open_source(
   Raises:
     ValueError: Unknown data set (with the nearest name) or split (with those
       that exist), records that are not on disk (with the command that puts them
-      there), or features other than `image` and `label`.
+      there), or features other than an image and a label (see
+      `tfds_source.find_label`).
   """
   if fake:
     return fake_lib.open_fake(dataset, split, data_dir)
