@@ -18,9 +18,9 @@ from vit_jax.data.host_tf import tf
 
 PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 
-# First digits of the SHA-256 of what timm 1.0.31's create_transform(interpolation,
-# crop_pct, crop_mode) makes of an image before normalising, with torchvision
-# 0.28.0 and Pillow 13.0.0.
+# First digits of the SHA-256 of what create_transform(interpolation, crop_pct,
+# crop_mode) of timm 1.0.31 makes of an image before normalising, with
+# torchvision 0.28.0 and Pillow 13.0.0.
 TIMM = """
 224 0.9 bicubic center china 015d911479ab5b4e
 224 0.9 bicubic center flower 07ec6f770938c280
@@ -191,15 +191,15 @@ def test_the_share_of_a_crop():
   [
     (
       "decode(dct='slow')|resize(8)",
-      "got dct 'slow', expected one of fast, ac",
+      "got dct 'slow', expected one of",
     ),
     (
       "decode(upsampling='no')|resize(8)",
-      "got upsampling 'no', expected one of",
+      "got upsampling 'no', expected",
     ),
     (
       "decode|resize_torch(8, 'area')",
-      "got filter 'area', expected one of bic",
+      "got filter 'area', expected one",
     ),
     (
       "decode|resize(8)|central_crop_torch(9)",

@@ -73,7 +73,7 @@ class PixelPath:
     return None if self.short is None else min(self.size) / self.short
 
   def cropped(self, share: float | None) -> "PixelPath":
-    """Returns the path with another share of the shorter side; None: squashed."""
+    """Returns the path with another share of the shorter side; None: all."""
     short = None if share is None else _short(min(self.size), share)
     return dataclasses.replace(self, short=short)
 

@@ -106,7 +106,7 @@ def resize_small_torch(image, size, method="bicubic"):
 
 
 def central_crop_torch(image, size):
-  """Crops as torchvision's CenterCrop: half a spare pixel is rounded to even."""
+  """Crops as torchvision's CenterCrop: half a pixel is rounded to even."""
   height, width = preprocessing.SHAPE_FNS["central_crop_torch"](
     image.shape[:2], size
   )
