@@ -6,13 +6,14 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
@@ -28,6 +29,8 @@ MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
 _MANUAL_FILES = {
   "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 }
+# Features that may have several classes of an image.
+_SEVERAL = ("real_label", "labels")
 # Warnings of TFDS that need no action.
 _NOISE = ("Using custom data configuration", "Variant folder")
 logging.getLogger("absl").addFilter(
@@ -60,7 +63,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
   )
-  label = builder.info.features["label"]
+  label = find_label(builder.info.features)
   pieces = [p for span in spans for p in _pieces(infos, span)]
   file_bytes = sum(
     infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
@@ -70,9 +73,11 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
-    num_classes=label.num_classes,
+    num_classes=len(label.names),
     # Where the metadata have no names, TFDS invents "0", "1", ...
-    class_names=tuple(label.names),
+    class_names=label.names,
+    is_multilabel=label.is_multilabel,
+    label_key=label.key,
     pieces=tuple(pieces),
     file_bytes=file_bytes,
   )
@@ -93,7 +98,14 @@ def kept_if_small(source: Source) -> Source:
     files=source,
     **{
       k: getattr(source, k)
-      for k in ("name", "split", "num_examples", "num_classes", "class_names")
+      for k in (
+        "name",
+        "split",
+        "num_examples",
+        "num_classes",
+        "class_names",
+        "is_multilabel",
+      )
     },
   )
 
@@ -128,7 +140,7 @@ def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
   Raises:
     ValueError: See `find_builder`.
   """
-  return tuple(find_builder(dataset, data_dir).info.features["label"].names)
+  return find_label(find_builder(dataset, data_dir).info.features).names
 
 
 def find_builder(dataset: str, data_dir: str | None, known=()):
@@ -166,29 +178,59 @@ def known_names() -> list[str]:
 
 
 def check_features(dataset: str, builder) -> None:
-  """Raises ValueError unless there is an 8-bit `image` and a `label`."""
+  """Raises ValueError unless there is an 8-bit `image` and a label."""
   features = builder.info.features
   # A data set may have no dictionary of features at all.
   named = dict(features) if hasattr(features, "keys") else {"": features}
-  image, label = named.get("image"), named.get("label")
+  image, label = named.get("image"), find_label(named)
   good = (
     isinstance(image, tfds.features.Image)
     and np.dtype(image.np_dtype) == np.uint8
-    and isinstance(label, tfds.features.ClassLabel)
-    # ImageNet-21k's are those of the tars that it is made from.
-    and (label.num_classes or not builder.is_prepared())
+    and label
+    # ImageNet-21k's classes are those of the tars that it is made from.
+    and (label.names or not builder.is_prepared())
   )
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class as `label`. Import its images"
-      " under these names: see python -m vit_jax.prepare --help."
+      " expected an 8-bit `image` and one class as `label`, or a sequence of"
+      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
+      " images under these names: see python -m vit_jax.prepare --help."
     )
+
+
+class Label(NamedTuple):
+  """The feature that is the label: its name, classes, one or several."""
+
+  key: str
+  names: tuple[str, ...]
+  is_multilabel: bool
+
+
+def find_label(features) -> Label | None:
+  """Returns the feature that is the label; None if there is none.
+
+  It is `label` if that is one class; otherwise the first of `real_label`
+  (ImageNet's reassessed labels) and `labels` (VOC: classes of all objects, the
+  difficult ones included) that is a sequence of classes.
+  """
+  classes = tfds.features.ClassLabel
+  if "label" in features and isinstance(features["label"], classes):
+    return Label("label", _names(features["label"]), False)
+  for key in _SEVERAL:
+    of = getattr(features[key], "feature", None) if key in features else None
+    if isinstance(of, classes):
+      return Label(key, _names(of), True)
+  return None
+
+
+def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:
+  return tuple(feature.names) if feature.num_classes else ()
 
 
 def _prepare(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
-    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
     " download needed ...",
