@@ -44,6 +44,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
+from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import SCORES
 
 # The first of these splits that exists is scored.
@@ -74,12 +75,14 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 class Ready(NamedTuple):
   """A checkpoint beside the evaluators of a config, not run yet.
 
+  prepared: What was opened and checked.
   evaluators: In the order of the config.
   params: On the devices.
   found: What the file states.
   report: What was done with its weights.
   """
 
+  prepared: prepare.Run
   evaluators: list[Evaluator]
   params: Any
   found: weights.Weights
@@ -113,7 +116,7 @@ def open_checkpoint(
   evaluators = prepared.evaluators(
     assembly.predict, mesh, random_params=assembly.fresh_params
   )
-  return Ready(evaluators, params, found, report)
+  return Ready(prepared, evaluators, params, found, report)
 
 
 def record(
@@ -140,11 +143,14 @@ def record(
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
+  if is_first and (text := run_info.sets_text(ready.prepared)):
+    print(text)
   results, step = {}, ready.found.metadata.get("step", 0)
+  averages = Averages(ready.prepared.evals)
   for evaluator in ready.evaluators:
     if is_first:
       print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
-    scores = evaluator.run(ready.params)
+    scores = averages.with_means(step, evaluator.run(ready.params))
     if is_first:
       print(run_info.format_scores(step, scores), flush=True)
     results |= scores
