@@ -118,9 +118,8 @@ def _train(
       state = with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
-  if jax.process_index() == 0:
-    run_info.write_json(workdir, "config.json", to_dict(config))
-    run_info.write_json(workdir, "metadata.json", metadata)
+  run_info.write_json(workdir, "config.json", to_dict(config))
+  run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
   batches = checked(
@@ -205,8 +204,9 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        costs = {accounting.KEY: account.at(step)}
-        checkpointer.save(step, state, {**metadata, **costs, "step": step})
+        metadata |= {"step": step, accounting.KEY: account.at(step)}
+        checkpointer.save(step, state, metadata)
+        run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:
         scoring.start(step, evaluator, state.eval_params)
   write_scores(wait=True)

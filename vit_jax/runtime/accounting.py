@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax import checkpoint
-
 KEY = "accounting"  # in the metadata of a checkpoint
 
 
@@ -93,14 +91,13 @@ def of_run(run: Any, num_devices: int) -> Account:
     run: A `prepare.Run` that was checked.
     num_devices: Number of devices of all processes.
   """
-  before = checkpoint.load_metadata(run.workdir) if run.start else {}
   size, num_classes = run.facts.image_size, run.facts.num_classes
   return Account(
     run.config.data.batch_size,
     run.config.model.train_flops(size, num_classes),
     num_devices,
     run.start,
-    before.get(KEY),
+    run.resumed_metadata.get(KEY),
     run.init_metadata.get(KEY),
   )
 

@@ -128,6 +128,11 @@ class Run:
       return 0
 
   @functools.cached_property
+  def resumed_metadata(self) -> dict[str, Any]:
+    """What the checkpoint of `start` states beside the weights; {}: new."""
+    return checkpoint.load_metadata(self.workdir) if self.start else {}
+
+  @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates, for one image, and parameters."""
     module, _ = self.config.objective.make(self.config.model, self.facts)
