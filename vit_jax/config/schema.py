@@ -26,7 +26,9 @@ class DataConfig:
   dataset: str = option(
     "imagenet2012", "TFDS name (cifar10, glyphs/...), or folder:/path"
   )
-  split: str = option("train", "split to train on; slices as in train[:99%]")
+  split: str = option(
+    "train", "split to train on; also train[:99%], train@2000, train@10%/seed=1"
+  )
   data_dir: str | None = option(
     None, "folder of TFDS data; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
   )

@@ -227,3 +227,12 @@ class Evaluator:
       num_mistakes: Most mistakes.
     """
     return None
+
+
+def several_classes(where: str, source: Any) -> str:
+  """Returns the fault of data whose images may have several classes."""
+  return (
+    f"{where}.dataset: got {source.name!r}, whose images have any number of"
+    " classes, expected one class each; kind='multilabel' scores the head on"
+    " such data."
+  )

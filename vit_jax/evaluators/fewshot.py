@@ -16,7 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vit_jax.batch import normalise
-from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  several_classes,
+)
 from vit_jax.options import option
 
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
@@ -76,6 +81,9 @@ class FewshotConfig(EvaluatorConfig):
     except ValueError as e:
       yield f"{where}.layer: {e}"
     train = sources["train_split"]
+    if train.is_multilabel:
+      yield several_classes(where, train)
+      return
     if train.knows_labels and max(self.shots, default=0):
       try:
         sample_shots(train.labels(), max(self.shots), 0, allow_fewer=True)

@@ -228,7 +228,14 @@ class Run:
         f"config.num_classes: got {self.facts.num_classes}, expected at least"
         f" the {self._seen.num_classes} classes of {name!r}, or None."
       )
-    return found
+    several = getattr(self._seen, "is_multilabel", False)
+    if several and self.facts.num_classes > self._seen.num_classes:
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected the"
+        f" {self._seen.num_classes} of the data, whose labels are a number for"
+        " each class; or None."
+      )
+    return [*found, *self.config.objective.data_faults(self._seen)]
 
   def evaluator_faults(self) -> list[str]:
     """Returns faults of the evaluators, given head, layers and data."""
