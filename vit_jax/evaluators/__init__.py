@@ -11,6 +11,7 @@ from vit_jax.evaluators.fewshot import FewshotConfig
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
 from vit_jax.evaluators.multilabel import MultilabelConfig
+from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.evaluators.subset import SubsetConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
@@ -19,5 +20,6 @@ EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "knn": KnnConfig,
   "linear": LinearConfig,
   "multilabel": MultilabelConfig,
+  "per_class": PerClassConfig,
   "subset": SubsetConfig,
 }

@@ -97,6 +97,8 @@ class Context:
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: `weights.Head`, the classes of the logits.
+    workdir: Folder of the run, for files of an evaluator; None: none is
+      written.
   """
 
   options: EvaluatorConfig
@@ -106,6 +108,7 @@ class Context:
   mesh: Any
   random_params: Callable[[], Any]
   head: Any
+  workdir: str | None = None
 
   def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
     """Returns (params, global batch) -> results, jitted, on every device."""

@@ -158,6 +158,7 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          workdir=self.workdir,
         )
       )
       for e in self.evals
