@@ -167,6 +167,11 @@ def test_vocs_labels_are_k_hot(objects, monkeypatch, limit):
   assert found == {i: tuple(sorted({*s})) for i, s in enumerate(Objects.SETS)}
   assert not batch["label"][~batch["mask"]].any()
   np.testing.assert_array_equal(source.labels(), batch["label"][:6] > 0)
+  some = sources.open_source("objects", "train@4", objects)
+  np.testing.assert_array_equal(
+    some.labels(), [r["label"] > 0 for r in some.records().as_numpy_iterator()]
+  )
+  assert some.labels().dtype == bool and some.labels().shape == (4, 3)
   # A process without records yields rows of the same form.
   (empty,) = pipeline.eval_batches(
     source, "decode|resize(8)", batch_size=8, process_index=7, process_count=8

@@ -30,6 +30,10 @@ FACTS = {
   "imagenet_sketch": Facts(1000, {"test": 50_889}),
   "cifar10": Facts(10, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
   "cifar100": Facts(100, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
+  "caltech101": Facts(102, {"train": 3060, "test": 6084}),
+  "cars196": Facts(196, {"train": 8144, "test": 8041}),
+  "dtd": Facts(47, {"train": 1880, "validation": 1880, "test": 1880}),
+  "uc_merced": Facts(21, {"train": 2100}),
   "oxford_iiit_pet": Facts(37, {"train": 3680, "test": 3669}),
   "oxford_flowers102": Facts(
     102, {"train": 1020, "validation": 1020, "test": 6149}

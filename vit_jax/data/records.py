@@ -14,6 +14,10 @@ PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # Records fetched with one call.
 
 
+class NotOnDisk(ValueError):
+  """Records that are not on disk; the text says how to put them there."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.
@@ -32,6 +36,8 @@ class Source(abc.ABC):
     num_examples: Number of records in the split.
     num_classes: Number of classes; labels are below it.
     class_names: Names by label; None if the data set has none.
+    file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
+      in memory; 0 for all other sources.
     is_multilabel: Whether an image has any number of classes, none included.
   """
 
@@ -40,6 +46,7 @@ class Source(abc.ABC):
   num_examples: int
   num_classes: int
   class_names: tuple[str, ...] | None = None
+  file_bytes: int = 0
   is_multilabel: bool = False
   # Records met so far that cannot be decoded; written by the pipeline.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)

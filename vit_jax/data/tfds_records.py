@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import Record, Source
+from vit_jax.data.subsets import Subset
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
 _READ_AHEAD = 2**18  # Bytes, for each of up to a thousand files.
@@ -191,7 +192,7 @@ class TfdsStream(TfdsFiles):
 class TfdsMemory(Source):
   """Reads the split once and keeps the encoded records in memory."""
 
-  files: TfdsFiles
+  files: TfdsFiles | Subset
 
   @functools.cached_property
   def _columns(self) -> dict[str, tf.Tensor]:
@@ -208,6 +209,10 @@ class TfdsMemory(Source):
   def labels(self) -> np.ndarray:
     """See `Source`."""
     return self._columns["label"].numpy()
+
+  def record_name(self, index: int) -> str:
+    """See `Source`."""
+    return self.files.record_name(index)
 
 
 def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:

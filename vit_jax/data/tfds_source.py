@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
@@ -44,8 +44,6 @@ _FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """Opens a TFDS data set; prepares it only if it needs no download.
 
-  A split of up to 256 MiB is kept in memory, encoded, once for the process.
-
   Raises:
     ValueError: See `sources.open_source`.
   """
@@ -65,7 +63,12 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     split, {name: info.num_examples for name, info in infos.items()}
   )
   label = find_label(builder.info.features)
-  known = dict(
+  pieces = [p for span in spans for p in _pieces(infos, span)]
+  file_bytes = sum(
+    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
+    for s in spans
+  )
+  return _FORMATS[stored_as](
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
@@ -73,19 +76,37 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     # Where the metadata have no names, TFDS invents "0", "1", ...
     class_names=label.names,
     is_multilabel=label.is_multilabel,
+    label_key=label.key,
+    pieces=tuple(pieces),
+    file_bytes=file_bytes,
   )
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  files = _FORMATS[stored_as](
-    pieces=tuple(pieces), label_key=label.key, **known
-  )
-  num_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
-    for s in spans
-  )
-  if num_bytes > MEMORY_LIMIT:
+
+
+def kept_if_small(source: Source) -> Source:
+  """Returns a source that reads files of up to 256 MiB only once.
+
+  Its encoded records stay in memory, once for the process. Sources that are no
+  files of TFDS, or are larger, are returned as they are.
+  """
+  if not source.file_bytes:
+    return source
+  if source.file_bytes > MEMORY_LIMIT:
     _allow_open_files()
-    return files
-  return TfdsMemory(files=files, **known)
+    return source
+  return TfdsMemory(
+    files=source,
+    **{
+      k: getattr(source, k)
+      for k in (
+        "name",
+        "split",
+        "num_examples",
+        "num_classes",
+        "class_names",
+        "is_multilabel",
+      )
+    },
+  )
 
 
 def _allow_open_files() -> None:
@@ -136,7 +157,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
     if dataset in _NOT_IN_TFDS:
-      raise ValueError(
+      raise NotOnDisk(
         f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
         " prepare; write its images to folders, one per class, and use"
         " folder:/path, or make them up with fake_data=True."
@@ -208,7 +229,7 @@ def find_label(features) -> Label | None:
 
 def _prepare(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
-    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
     " download needed ...",

@@ -116,6 +116,16 @@ class Classification(Evaluator):
         **answers(params, batch),
       }
 
+    def hits(params, batch):
+      logits = logits_of(params, batch)
+      return {
+        "index": batch["index"],
+        "mask": batch["mask"],
+        "prediction": logits.argmax(-1),
+        "is_right": top_k_correct(logits, batch["label"], 1) > 0,
+      }
+
+    self._hits = context.jit(hits)
     self._sums = context.jit(sums)
     self._answers = context.jit(answers)
     self._sums_and_answers = context.jit(sums_and_answers)
@@ -139,6 +149,28 @@ class Classification(Evaluator):
     scores = {k: mean([s[k] for s in gathered]) for k in gathered[0]}
     scores["count"] = float(sum(s["top1"][1] for s in gathered))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
+
+  def hits(self, params: Any) -> dict[str, np.ndarray]:
+    """Returns the answer to every image that counts, in the split's order.
+
+    Two passes with different preprocessing, or models, can so be compared image
+    by image.
+
+    Returns:
+      index int64 [n], number of the record; prediction int [n], column of the
+      head; is_right bool [n], whether it is one of the image's labels.
+    """
+    parts = self.context.forward(self._hits, params, self._batches())
+    rows: dict[str, np.ndarray] = {}
+    for part in parts:
+      rows = _joined(rows, _chosen(part, part["mask"]))
+    rows = _chosen(rows, np.argsort(rows["index"]))
+    prediction = self._kept[rows["prediction"]]
+    return {
+      "index": rows["index"],
+      "prediction": prediction,
+      "is_right": rows["is_right"],
+    }
 
   def predictions(
     self, params: Any, limit: int, num_mistakes: int

@@ -69,7 +69,10 @@ class Features(Evaluator):
       rows = {k: batch[k] for k in ("label", "mask", "index")}
       return {"x": layer_of(out, layer), **rows}
 
-    self._features = context.jit(features)
+    # Shared with few-shot evaluators, which extract the same.
+    self._features = context.once(
+      ("features", layer), lambda: context.jit(features)
+    )
 
   def splits(self, params: Any) -> tuple[Rows, Rows]:
     """Returns the rows to learn from, and those to score; all processes.
