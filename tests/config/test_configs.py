@@ -47,6 +47,11 @@ ARGUMENTS = {
     "model=B/16,dataset=oxford_flowers102",
     "init=runs/vit_h14,model=H/14,dataset=imagenet2012,res=512",
   ],
+  "vtab": [
+    "",
+    "task=svhn,init=weights.npz,model=L/16",
+    "task=clevr_count,model=H/14,res=224",
+  ],
   "comparison": [
     "",
     "model=R50+B/16,dataset=imagenet2012",
@@ -127,6 +132,8 @@ def _advertised():
   ):
     dataset = dataset.replace("folder", "folder:images")
     yield "finetune", f"model={model},dataset={dataset}"
+  for task in _module("vtab").TASKS:
+    yield "vtab", f"task={task}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
   yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
@@ -204,7 +211,7 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
-@pytest.mark.parametrize("name", ["comparison", "finetune", "folder"])
+@pytest.mark.parametrize("name", ["comparison", "finetune", "folder", "vtab"])
 def test_every_argument_is_explained(name):
   module = _module(name)
   explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
@@ -263,6 +270,21 @@ def test_grids_of_table_4():
     assert get_grid(args + model) == {"optim.lr": (0.003, 0.01, 0.03, 0.06)}
 
 
+def test_tasks_of_vtab():
+  module = _module("vtab")
+  assert module.get_tasks("task=dtd") == {}
+  tasks = module.get_tasks("task=all,model=B/32")
+  assert list(tasks) == list(module.TASKS)
+  group, argument = tasks["eurosat"]
+  assert group == "specialized"
+  assert argument == "task=eurosat,init=,model=B/32,res=384"
+  assert len(module.get_tasks("task=structured")) == 8
+  for task in module.TASKS:
+    ops = _load("vtab", f"task={task}").config.data.ops
+    is_left_as_it_is = module.TASKS[task].group == "structured"
+    assert ("flip_lr" in ops) != (is_left_as_it_is or task == "svhn")
+
+
 @pytest.mark.parametrize(
   "source, message",
   [
@@ -274,6 +296,8 @@ def test_grids_of_table_4():
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
+    ("vtab.py:task=all", "got task=all (all are for vit_jax.sweep)"),
+    ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),

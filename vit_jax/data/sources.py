@@ -3,7 +3,7 @@
 import dataclasses
 
 from vit_jax.data import fake as fake_lib
-from vit_jax.data import folder, tfds_source
+from vit_jax.data import folder, tfds_source, vtab, vtab_source
 from vit_jax.data.facts import prefix_of
 from vit_jax.data.records import Source
 from vit_jax.data.splits import SplitError
@@ -12,6 +12,7 @@ from vit_jax.data.splits import SplitError
 # without one of these is opened by TFDS.
 OPENERS = {
   folder.PREFIX: folder.open_folder,
+  vtab.PREFIX: vtab_source.open_vtab,
 }
 
 

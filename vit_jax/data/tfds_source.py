@@ -48,15 +48,8 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """
   builder = find_builder(dataset, data_dir)
   check_features(dataset, builder)
-  if not builder.is_prepared():
-    builder = _prepare(builder, dataset, data_dir)
-  stored_as = builder.info.file_format.value
-  if stored_as not in _FORMATS:
-    raise ValueError(
-      f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {stored_as}, expected {' or '.join(_FORMATS)}; prepare it again with"
-      " one of these as file_format."
-    )
+  builder = prepared(builder, dataset, data_dir)
+  reader = _FORMATS[stored_as(builder, dataset)]
   infos = builder.info.splits
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
@@ -70,8 +63,8 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     # Where the metadata have no names, TFDS invents "0", "1", ...
     class_names=tuple(label.names),
   )
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  files = _FORMATS[stored_as](pieces=tuple(pieces), **known)
+  pieces = [p for span in spans for p in pieces_of(infos, span)]
+  files = reader(pieces=tuple(pieces), **known)
   num_bytes = sum(
     infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
     for s in spans
@@ -174,7 +167,30 @@ def check_features(dataset: str, builder) -> None:
     )
 
 
-def _prepare(builder, dataset: str, data_dir: str | None):
+def stored_as(builder, dataset: str) -> str:
+  """Returns the format of a data set's files.
+
+  Raises:
+    ValueError: It is none that can be read.
+  """
+  found = builder.info.file_format.value
+  if found not in _FORMATS:
+    raise ValueError(
+      f"got data set {dataset!r}, written to {builder.data_dir} as"
+      f" {found}, expected {' or '.join(_FORMATS)}; prepare it again with"
+      " one of these as file_format."
+    )
+  return found
+
+
+def prepared(builder, dataset: str, data_dir: str | None):
+  """Returns a builder whose records are on disk; makes embedded ones now.
+
+  Raises:
+    ValueError: They are not there (with the command that puts them there).
+  """
+  if builder.is_prepared():
+    return builder
   if builder.name not in EMBEDDED:
     raise ValueError(_how_to_prepare(builder, dataset, data_dir))
   print(
@@ -226,7 +242,7 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
   return text + ". To try the program without data, add --fake_data."
 
 
-def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
+def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:
   """Returns the pieces of files that have the records of a span."""
   out, begin = [], 0
   info = infos[span.split]
