@@ -1,5 +1,6 @@
 """Searches: chosen by what is held out, scored once, resumed, refused."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -277,3 +278,72 @@ def test_flags_of_the_command():
     "optim.lr": ["0.003", "0.01", "0.03", "0.06"]
   }
   assert search.grid_of(None, "configs/glyphs.py") == {}
+
+
+def _vtab(*tasks):
+  """Tasks of configs/vtab.py on fake data, with a tiny model and two steps."""
+  options = [
+    *("--fake_data", "--config.total_steps=2", "--config.optim.warmup_steps=0"),
+    *("--config.model.width=32", "--config.model.depth=1"),
+    *("--config.model.mlp_dim=32", "--config.model.num_heads=4"),
+    *("--config.data.batch_size=8", "--config.model.dtype=float32"),
+    "--config=configs/vtab.py:task=all,model=B/16,res=32",
+  ]
+  parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
+  assert not any(args.faults for _, _, args in parsed.values())
+  return {
+    name: Task(args.config, search.grid_of(None, source), group)
+    for name, (group, source, args) in parsed.items()
+    if name in tasks or not tasks
+  }
+
+
+def test_all_tasks_of_vtab_are_searched():
+  tasks = _vtab()
+  assert len(tasks) == 19
+  for name, task in tasks.items():
+    (point,) = search.points(task)
+    last = search.final(task.config, point.config)
+    assert point.config.data.dataset == f"vtab:{name}"
+    assert point.config.data.split == "train800"
+    assert [e.split for e in point.config.evals] == ["val200"]
+    assert last.data.split == "train800+val200"
+    assert [e.split for e in last.evals] == ["test"]
+
+
+def test_data_that_are_not_there_are_refused_or_left_out(tmp_path, capsys):
+  tasks = {
+    name: task._replace(
+      config=dataclasses.replace(task.config, fake_data=False)
+    )
+    for name, task in _vtab("dtd", "eurosat").items()
+  }
+  with pytest.raises(ConfigError) as e:
+    sweep_lib.sweep(tasks, str(tmp_path))
+  assert "dtd: config.data.dataset: got data set 'dtd:3.*.*', which is not" in (
+    str(e.value)
+  )
+  assert "eurosat: config.data.dataset: got" in str(e.value)
+  with pytest.raises(ConfigError, match="eurosat: config.data.dataset: got"):
+    sweep_lib.sweep(tasks, str(tmp_path), only_available=True)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_vtab_by_its_command(tmp_path):
+  """Two tasks of fake data, and one that is not there: a table, compared."""
+  tasks = _vtab("dtd", "kitti_distance")
+  missing = _vtab("svhn")["svhn"]
+  config = dataclasses.replace(missing.config, fake_data=False)
+  tasks["svhn"] = missing._replace(config=config)
+  first, second = str(tmp_path / "first"), str(tmp_path / "second")
+  results = sweep_lib.sweep(tasks, first, only_available=True)
+  assert list(results["left_out"]) == ["svhn"]
+  text = (tmp_path / "first" / "sweep.md").read_text()
+  assert "| mean of 2 of 3 " in text and "| mean of 1 of 2 " in text
+  assert "- svhn is left out: config.data.dataset: got data set" in text
+  assert (tmp_path / "first/kitti_distance/final/checkpoints/2").is_dir()
+  tasks.pop("svhn")
+  sweep_lib.sweep({"dtd": tasks["dtd"]}, second, against=first)
+  text = (tmp_path / "second" / "sweep.md").read_text()
+  assert "against" in text and "other records" not in text

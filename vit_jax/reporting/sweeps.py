@@ -128,7 +128,8 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   theirs = means(against) if against else {}
   for group, (mean, count, total) in means(results).items():
     of = str(total) if count == total else f"{count} of {total}"
-    row = [f"mean of {of}", group, "", "", _percent(mean), ""]
+    of_group = "" if group == "all" else group
+    row = [f"mean of {of}", of_group, "", "", _percent(mean), ""]
     if against:
       has_all = group in theirs and theirs[group][1:] == (count, total)
       row.append(_percent(theirs[group][0] if has_all else None))
