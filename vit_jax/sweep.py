@@ -38,7 +38,7 @@ from jax.experimental import multihost_utils
 from vit_jax import checkpoint, train
 from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError
-from vit_jax.data.digest import digest
+from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
 from vit_jax.runtime import host_memory, prepare, processes, run_info
@@ -85,8 +85,8 @@ def sweep(
   left_out: dict[str, dict[str, str]] = {}
   faults: list[str] = []
   for name, task in tasks.items():
-    if only_available and (missing := prepare.Run(task.config).data_faults()):
-      left_out[name] = {"group": task.group, "reason": missing[0]}
+    if only_available and (missing := _missing(task.config)):
+      left_out[name] = {"group": task.group, "reason": missing}
       continue
     of_task = check(task, _folder(workdir, name))
     faults += [f"{name}: {f}" if name else f for f in of_task]
@@ -192,7 +192,7 @@ def _run(
 
 
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Returns what the splits hold, by `digest`, read when the search began."""
+  """Returns what the splits hold, by `digests`, read when the search began."""
   path = folder / "splits.json"
   if not path.exists() and jax.process_index() == 0:
     sources = Sources(config.data.data_dir, fake=config.fake_data)
@@ -200,11 +200,22 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
     wanted |= {
       e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
     }
-    found = {k: digest(sources.open(*v)) for k, v in wanted.items()}
+    found = digests({k: sources.open(*v) for k, v in wanted.items()})
     folder.mkdir(parents=True, exist_ok=True)
     run_info.write_json(str(folder), path.name, found)
   multihost_utils.sync_global_devices(str(path))
   return json.loads(path.read_text())
+
+
+def _missing(config: Config) -> str | None:
+  """Returns the fault of data that are not on disk; None if all are there."""
+  run = prepare.Run(config)
+  data = config.data
+  wanted = [(data.dataset, data.split)]
+  wanted += [(e.dataset, e.split) for e in run.evals]
+  if all(run.sources.is_on_disk(*names) for names in wanted):
+    return None
+  return run.data_faults()[0]
 
 
 def _folder(workdir: str, name: str) -> epath.Path:

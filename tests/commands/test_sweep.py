@@ -210,6 +210,11 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
       GRID,
       "config.evals.test.split: got 'train[:5]', which shares 5 records with",
     ),
+    (
+      {"data__split": "train@20"},
+      GRID,
+      "config.data.split: got 'train@20', a subset, which cannot be joined",
+    ),
     ({"evals__val__dataset": "digits"}, GRID, "expected a part of 'folder:"),
     ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
     ({}, {"evals.val.split": ["test"]}, "got 'evals.val.split', expected an"),

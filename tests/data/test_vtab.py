@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax.data import fake, pipeline, sources, vtab, vtab_source
-from vit_jax.data.digest import digest
+from vit_jax.data import fake, held_out, pipeline, sources, vtab, vtab_source
+from vit_jax.data.digest import digests
 from vit_jax.data.host_tf import tf
 from vit_jax.data.splits import Span, SplitError
 from vit_jax.data.vtab import TASKS
@@ -102,6 +102,7 @@ def test_slices_of_joined_parts():
   )
   assert not doctest.testmod(vtab).failed
   assert not doctest.testmod(vtab_source).failed
+  assert not doctest.testmod(held_out).failed
 
 
 def _depths(*values):
@@ -310,16 +311,29 @@ def test_images_of_dsprites_are_black_and_white(written, small):
 def test_digest_tells_records_not_their_order(written, small):
   folder, _ = written
 
-  def of(split):
-    return digest(sources.open_source("vtab:clevr_count", split, str(folder)))
+  def of(split, name="clevr_count"):
+    source = sources.open_source(f"vtab:{name}", split, str(folder))
+    return digests({"x": source})["x"]
 
   assert of("train800")["records"] == 8 == sum(of("train800")["classes"])
   assert of("train800")["sha256"] != of("val200")["sha256"]
   both, turned = of("train800+val200"), of("val200+train800")
   assert both["sha256"] == turned["sha256"] == of("train800val200")["sha256"]
   # The same images with other labels are other records.
-  other = sources.open_source("vtab:clevr_distance", "train800", str(folder))
-  assert digest(other)["sha256"] != of("train800")["sha256"]
+  other = of("train800", "clevr_distance")
+  assert other["sha256"] != of("train800")["sha256"]
+
+
+def test_records_in_two_splits_are_counted(written, small):
+  folder, _ = written
+  wanted = {"train": "train800val200", "val": "val200", "test": "test"}
+  found = digests(
+    {
+      name: sources.open_source("vtab:dtd", split, str(folder))
+      for name, split in wanted.items()
+    }
+  )
+  assert [v["shared"] for v in found.values()] == [{}, {"train": 2}, {}]
 
 
 def test_data_of_another_size_are_refused(written):

@@ -119,11 +119,13 @@ def test_splits_that_differ_and_classes_that_are_missing():
   ]
   results = _vtab()
   results["tasks"]["dtd"]["splits"] = ours
+  results["tasks"]["svhn"]["splits"] = {"val": {**A, "shared": {"train": 7}}}
   other = _vtab()
   other["tasks"]["dtd"]["splits"] = theirs
   text = sweeps.of_all(results, other)
   assert "- dtd: `train` has no record of 1 of its 3 classes: 2." in text
   assert "- dtd: `train` has other records than there" in text
+  assert "- svhn: `val` has 7 records that `train` has, too." in text
 
 
 def test_what_came_out_is_said():

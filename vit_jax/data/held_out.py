@@ -3,7 +3,7 @@
 import re
 
 from vit_jax.data.sources import Sources
-from vit_jax.data.splits import parse_split
+from vit_jax.data.splits import parse_draw, parse_split
 
 _HALF = re.compile(r"([\w.-]+)\[(?::([^:\]]+)|([^:\]]+):)\]")
 
@@ -25,6 +25,8 @@ def joined(split: str, held_out: str) -> str:
 def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
   """Returns how many records of a data set are in both of two splits.
 
+  Of a subset, train@2000, all records count that it is drawn from.
+
   Args:
     sources: Opens the splits.
     dataset: Name of the data set.
@@ -34,6 +36,7 @@ def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
   Raises:
     ValueError: Unknown data set or split.
   """
+  a, b = (parse_draw(split)[0] for split in (a, b))  # drawn from the others
   names = {part.split("[")[0].strip() for part in f"{a}+{b}".split("+")}
   sizes = {n: sources.look_at(dataset, n).num_examples for n in names}
   return sum(

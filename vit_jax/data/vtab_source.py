@@ -214,10 +214,6 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
         " slices the benchmark consists of."
       )
   spans = task.spans(split)
-  num_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
-    for s in spans
-  )
   names = None
   if task.label == "label":
     names = tuple(builder.info.features["label"].names)
@@ -232,6 +228,6 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
   files = _FORMATS[tfds_source.stored_as(builder, task.dataset)](
     pieces=tuple(pieces), task=task, **known
   )
-  if num_bytes > tfds_source.MEMORY_LIMIT:
+  if tfds_source.bytes_of(infos, spans) > tfds_source.MEMORY_LIMIT:
     return files
   return _Memory(files=files, **known)

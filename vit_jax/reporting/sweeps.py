@@ -35,7 +35,7 @@ def of_task(name: str, result: Result) -> str:
     for point in result["points"]
     if point["error"]
   ]
-  lines += [f"- {text}" for text in (verdict(result), *_missing(result))]
+  lines += [f"- {text}" for text in (verdict(result), *_odd(result))]
   return "\n".join(lines) + "\n"
 
 
@@ -139,7 +139,7 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   lines = [table(head, rows), ""]
   for name, result in results["tasks"].items():
     prefix = f"{name}: " if name else ""
-    told = _missing(result)
+    told = _odd(result)
     if name in other:
       told += differences(result["splits"], other[name]["splits"])
     lines += [f"- {prefix}{text}" for text in told]
@@ -172,7 +172,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
   """Returns a sentence for each split whose records differ from the other's.
 
   Args:
-    ours: Name -> what `data.digest` returns.
+    ours: Name -> what `data.digest.digests` returns.
     theirs: The same of another run.
   """
   found = []
@@ -214,7 +214,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   )
 
 
-def _missing(result: Result) -> list[str]:
+def _odd(result: Result) -> list[str]:
   found = []
   for name, split in result["splits"].items():
     if labels := missing_classes(split):
@@ -223,6 +223,10 @@ def _missing(result: Result) -> list[str]:
         f"`{name}` has no record of {len(labels)} of its"
         f" {len(split['classes'])} classes: {few}."
       )
+    found += [
+      f"`{name}` has {count:,} records that `{other}` has, too."
+      for other, count in split.get("shared", {}).items()
+    ]
   return found
 
 

@@ -192,6 +192,13 @@ def _evaluator_faults(config: Config) -> list[str]:
       f" {config.data.dataset!r} (None), on which the best point is trained in"
       " the end, too."
     )
+  for key, split in (("data", config.data.split), (where[7:], held_out.split)):
+    if "@" in split:
+      found.append(
+        f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
+        " with another split, as the training data are in the end; expected"
+        " one without '@'."
+      )
   if len(names) < 2:
     found.append(
       f"config.evals: got {HELD_OUT} alone, expected another evaluator, which"
