@@ -29,7 +29,7 @@ IMAGES = {
   "test": {"a": (DARK, 4), "b": (BRIGHT, 12)},
 }
 # The last one is 0 in float32: nothing is learned.
-GRID = {"optim.lr": ["0.03", "1e38", "1e-50"]}
+GRID = {"optim.lr": ["0.03", "1e-50"]}
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +70,12 @@ def searched(images, tmp_path_factory):
 
 def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
   _, result = searched
-  trained, diverged, untrained = result["points"]
+  trained, untrained = result["points"]
   assert untrained["scores"]["val/top1"] == pytest.approx(10 / 12)
   assert trained["scores"]["val/top1"] == pytest.approx(2 / 12)
   assert result["best"] == untrained["name"] == "optim.lr=1e-50"
   # By the test, the trained one would have been: see the next test.
   assert result["final"]["scores"]["test/top1"] == pytest.approx(4 / 16)
-  assert re.search("is (nan|inf) at step", diverged["error"])
 
 
 def test_the_test_would_choose_another(images, tmp_path):
@@ -127,7 +126,6 @@ def test_the_same_command_does_nothing_twice(searched, images, capsys):
   assert again["tasks"][""] == result
   assert "run  " not in out
   assert re.search(r"\| 1e-50 +\| 83.33 +\| 0.6931 +\| 6 +\| \*\*chosen", out)
-  assert re.search(r"\| 1e38 +\| +\| +\| \d +\| diverged", out)
   assert "Best by `val`: optim.lr=1e-50. Trained on all training data," in out
   assert "test top-1 25.00 % of 16 images" in out
   assert out.strip() in (folder / "sweep.md").read_text()
@@ -148,7 +146,7 @@ def test_another_search_in_the_folder_is_refused(searched, images):
 
 
 def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
-  """The second point is stopped; the first one is not trained again."""
+  """The second point is stopped, the first not trained again; one diverges."""
   runs = []
 
   def trained(config, workdir):
@@ -163,8 +161,10 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
       row |= {f"{e.name}/top1": config.optim.lr, f"{e.name}/loss": 1.0}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    if config.optim.lr > 1:
+      raise FloatingPointError("loss is nan at step 6")
 
-  task = Task(_config(images), {"optim.lr": ["0.3", "0.1"]})
+  task = Task(_config(images), {"optim.lr": ["0.3", "0.1", "9"]})
   monkeypatch.setattr(train, "train_and_evaluate", trained)
   with pytest.raises(KeyboardInterrupt):
     sweep_lib.sweep({"": task}, str(tmp_path))
@@ -175,8 +175,15 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
   assert result["best"] is None
   assert "is not finished" in (tmp_path / "sweep.md").read_text()
   (result,) = sweep_lib.sweep({"": task}, str(tmp_path))["tasks"].values()
-  assert runs == [(0.3, "train"), *2 * [(0.1, "train")], (0.3, "train+val")]
-  assert [p["scores"]["val/top1"] for p in result["points"]] == [0.3, 0.1]
+  assert runs == [
+    *((lr, "train") for lr in (0.3, 0.1, 0.1, 9.0)),
+    (0.3, "train+val"),
+  ]
+  assert [p["scores"]["val/top1"] for p in result["points"]] == [0.3, 0.1, 9.0]
+  assert result["points"][2]["error"] == "loss is nan at step 6"
+  text = (tmp_path / "sweep.md").read_text()
+  assert re.search(r"\| 9 +\| +\| +\| 6 +\| diverged +\|", text)
+  assert "- optim.lr=9 diverged: loss is nan at step 6" in text
   assert result["final"]["scores"] == {"test/top1": 0.3, "test/loss": 1.0}
 
 
