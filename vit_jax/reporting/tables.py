@@ -19,7 +19,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
     for n in tests or names
   ]
-  for name in run.evaluators(runs_lib.SHOT):
+  for name in run.fewshot_names():
     by_l2 = run.fewshot(name)
     if not by_l2:
       continue
@@ -96,9 +96,22 @@ def facts(runs: list[Run]) -> str:
   return "<br>".join(parts)
 
 
+def fewshot_sets(run: Run, name: str) -> str:
+  """Returns the accuracies that a mean is of, a row each; "" for no mean."""
+  members = run.groups.get(name, ())
+  found = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
+  if not found:
+    return ""
+  shots = sorted({k for v in found.values() for k in v}, key=int)
+  rows = [
+    [run.scored(n), *(share(v.get(k)) for k in shots)] for n, v in found.items()
+  ]
+  return table("numbers", ["data set", *shots], rows)
+
+
 def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
   """Returns what the numbers of a few-shot evaluator mean."""
-  options = run.evals.get(name)
+  options = run.evals.get(run.groups.get(name, [name])[0])
   draws = len(options.seeds) if options else 1
   text = (
     "A linear classifier in closed form (ridge regression) on frozen features"
