@@ -76,6 +76,12 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   config = vit.config
+  if (at := getattr(config, "posemb_at", "stem")) != "stem":
+    raise ValueError(
+      f"config.model.posemb_at: got {at!r}, expected 'stem': the codes that"
+      " read Google's names add positions once. Write a checkpoint of ours:"
+      " --to=orbax."
+    )
   if bit.holds(config):
     arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
   else:

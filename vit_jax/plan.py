@@ -286,8 +286,7 @@ def facts_of(config: Config) -> step_lib.Facts:
   num_examples = None
   if config.data.dataset in facts.FACTS:  # of others the numbers are no facts
     with contextlib.suppress(splits.SplitError):
-      spans = splits.parse_split(config.data.split, known.splits)
-      num_examples = splits.num_records(spans)
+      num_examples = splits.num_examples(config.data.split, known.splits)
   return step_lib.Facts.of(config, num_classes, num_examples)
 
 

@@ -34,6 +34,7 @@ from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.throughput import Meter, updates
@@ -144,17 +145,20 @@ def _train(
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
 
+  averages = Averages(prepared.evals, start, writer.scores)
   scoring = Background()
   at_exit.callback(scoring.close)
 
   def write_scores(wait: bool) -> None:
     for step, scores in scoring.finished(wait):
       check_finite(scores, step)
+      scores = averages.with_means(step, scores)
       writer.scalars(step, scores)
       progress.note(run_info.format_scores(step, scores))
 
   # The run may have stopped between checkpoint and evaluation. Process 0 knows.
-  scored = [e.config.name in writer.scored for e in evaluators]
+  before = {key.split("/")[0] for key in writer.scores}
+  scored = [e.config.name in before for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for evaluator, is_scored in zip(evaluators, scored, strict=True):
     if start and not is_scored and is_due(evaluator.config, start):

@@ -88,13 +88,21 @@ def test_relative_positions_tell_places_apart():
   assert np.abs(np.asarray(moved) - np.asarray(mirrored)).max() > 1e-3
 
 
-@pytest.mark.parametrize("posemb", ["learn2d", "relative"])
-def test_a_scan_has_the_same_positions(posemb):
+@pytest.mark.parametrize(
+  "options",
+  [
+    dict(posemb="learn2d"),
+    dict(posemb="relative"),
+    dict(posemb="learn2d", posemb_at="blocks", remat="full"),
+    dict(posemb_at="shared", remat="dots"),
+  ],
+)
+def test_a_scan_has_the_same_positions(options):
   from vit_jax.models.stacking import stack_blocks
 
-  loop = ViT(**TINY, posemb=posemb)
+  loop = ViT(**TINY, **options)
   params = random_params(loop)
-  scan = ViT(**TINY, posemb=posemb, scan=True)
+  scan = ViT(**TINY, **options, scan=True)
   np.testing.assert_allclose(
     run(loop, params)[0], run(scan, stack_blocks(params))[0], atol=1e-6
   )
@@ -137,3 +145,66 @@ def test_float64_is_not_rounded_on_the_way():
     assert {x.dtype for x in jax.tree.leaves(out)} == {np.dtype("float64")}
   exact = run(ViT(**TINY), jax.tree.map(np.float32, params))[0]
   np.testing.assert_allclose(exact, logits, atol=2e-6)
+
+
+@pytest.mark.parametrize("posemb", ["learn", "learn2d"])
+def test_one_block_with_positions_is_the_stem_with_them(posemb):
+  """Before a single block, all three places are the same place."""
+  options = TINY | dict(depth=1, posemb=posemb)
+  params = random_params(ViT(**options))
+  expected = run(ViT(**options), params)[0]
+  shared = ViT(**options, posemb_at="shared")
+  np.testing.assert_array_equal(run(shared, params)[0], expected)
+  encoder = dict(params["Transformer"])
+  table = {"posembed_input": encoder.pop("posembed_input")}
+  encoder["encoderblock_0"] = encoder["encoderblock_0"] | table
+  params = params | {"Transformer": encoder}
+  blocks = ViT(**options, posemb_at="blocks")
+  np.testing.assert_array_equal(run(blocks, params)[0], expected)
+
+
+@pytest.mark.parametrize("pool, cls_row", [("token", False), ("gap", True)])
+def test_positions_are_added_to_what_each_block_gets(pool, cls_row):
+  """Blocks whose branches are zero return the sum of their tables."""
+  model = ViT(**TINY, pool=pool, cls_row=cls_row, posemb_at="blocks")
+  params = random_params(model)
+  tables = []
+  for name in ("encoderblock_0", "encoderblock_1"):
+    block = params["Transformer"][name]
+    for branch in (
+      block["MultiHeadDotProductAttention_0"]["out"],
+      block["MlpBlock_0"]["Dense_1"],
+    ):
+      branch |= {k: np.zeros_like(v) for k, v in branch.items()}
+    tables.append(block["posembed_input"]["pos_embedding"][0])
+  out = run(model, params)[1]
+  before, after = out["with_posemb"], out["encoderblock_1"]["after_mlp"]
+  added = np.asarray(after - before)[:, int(pool == "token") :]
+  for of_image in added:
+    np.testing.assert_allclose(of_image, sum(tables), atol=5e-7)
+
+
+def test_the_gradient_of_a_shared_table_is_the_sum_over_the_blocks():
+  blocks = ViT(**TINY, posemb_at="blocks")
+  shared = ViT(**TINY, posemb_at="shared")
+  params = random_params(shared)
+  table = params["Transformer"]["posembed_input"]
+  each = dict(params["Transformer"])
+  del each["posembed_input"]
+  for name in ("encoderblock_0", "encoderblock_1"):
+    each[name] = each[name] | {"posembed_input": table}
+  each = params | {"Transformer": each}
+
+  def gradient(model, params):
+    loss = lambda p, images: jnp.sum(model.apply({"params": p}, images)[0] ** 2)
+    return jax.jit(jax.grad(loss))(params, IMAGES)["Transformer"]
+
+  of_shared, of_each = gradient(shared, params), gradient(blocks, each)
+  parts = [
+    of_each[name]["posembed_input"]["pos_embedding"]
+    for name in ("encoderblock_0", "encoderblock_1")
+  ]
+  got = of_shared["posembed_input"]["pos_embedding"]
+  largest = np.abs(got).max()
+  assert largest > 1e-3
+  np.testing.assert_allclose(got, sum(parts), atol=1e-5 * largest)

@@ -26,7 +26,9 @@ class DataConfig:
   dataset: str = option(
     "imagenet2012", "TFDS name (cifar10, glyphs/...), or folder:/path"
   )
-  split: str = option("train", "split to train on; slices as in train[:99%]")
+  split: str = option(
+    "train", "split to train on; also train[:99%], train@2000, train@10%/seed=1"
+  )
   data_dir: str | None = option(
     None, "folder of TFDS data; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
   )
@@ -146,6 +148,16 @@ class Config:
   log_steps: int = option(50, "steps between lines of metrics")
   fake_data: bool = option(
     False, "fake records, made in memory with the shape of the data set's"
+  )
+  fewshot: str = option(
+    "required",
+    "data sets of few-shot evaluators that are not on disk. By default they are"
+    " refused: a run of weeks must not lack its score because of a forgotten"
+    " one",
+    {
+      "required": "refused, with the commands that prepare them",
+      "available": "left out, and told; the means are then over fewer sets",
+    },
   )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()

@@ -3,9 +3,9 @@
 import dataclasses
 
 from vit_jax.data import fake as fake_lib
-from vit_jax.data import folder, tfds_source
+from vit_jax.data import folder, splits, subsets, tfds_source
 from vit_jax.data.facts import prefix_of
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
@@ -21,13 +21,15 @@ def open_source(
   """Opens a split of a data set.
 
   Never downloads. A data set of TFDS must have been prepared before, except the
-  embedded ones (digits, glyphs), which are prepared on first use. Splits of up
-  to 256 MiB are kept in memory, encoded; larger ones are streamed.
+  embedded ones (digits, glyphs), which are prepared on first use. Records of
+  TFDS of up to 256 MiB, after slicing and drawing, are kept in memory, encoded;
+  more are read from the files again and again.
 
   Args:
     dataset: Name in TFDS, with a config if it has several, or "folder:/path"
       for images in one folder per class.
-    split: A split such as "train", "train[:99%]" or "train[100:200]+test".
+    split: A split such as "train", "train[:99%]" or "train[100:200]+test", or
+      a subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
     data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or
       ~/tensorflow_datasets.
     fake: Whether to use fake records of the same shape and number instead; the
@@ -36,12 +38,19 @@ def open_source(
   Raises:
     ValueError: Unknown data set (with the nearest name) or split (with those
       that exist), records that are not on disk (with the command that puts them
-      there), or features other than `image` and `label`.
+      there), or features other than an image and a label (see
+      `tfds_source.find_label`).
   """
-  if fake:
-    return fake_lib.open_fake(dataset, split, data_dir)
   opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
-  return opener(dataset, split, data_dir)
+  if fake:
+    opener = fake_lib.open_fake
+  base, draw = splits.parse_draw(split)
+  source = opener(dataset, base, data_dir)
+  if draw:
+    num = source.num_examples
+    indices = subsets.members(num, draw.count(num), draw.seed)
+    source = subsets.Subset.of(source, indices, split)
+  return tfds_source.kept_if_small(source)
 
 
 class Sources:
@@ -84,6 +93,16 @@ class Sources:
     stand_in = dataclasses.replace(stand_in, class_names=names)
     self._stand_ins[key] = stand_in
     return stand_in
+
+  def is_on_disk(self, dataset: str, split: str) -> bool:
+    """Whether `look_at` finds records; also where it has another fault."""
+    try:
+      self.look_at(dataset, split)
+    except NotOnDisk:
+      return False
+    except Exception:  # told by `faults`
+      pass
+    return True
 
   def faults(
     self, dataset: str, split: str, dataset_key: str, split_key: str

@@ -3,6 +3,10 @@
 The meaning is that of TFDS, so that a slice has the same records there. It is
 parsed here because folders and fake data have splits too, and so that errors
 can name the splits that exist.
+
+After all slices and sums a subset may follow, which TFDS does not have:
+"train@2000" and "train[:99%]+test@10%/seed=1" draw that many of the records.
+`vit_jax.data.subsets` says which.
 """
 
 import re
@@ -15,6 +19,7 @@ _PART = re.compile(
   r"(?P<name>[\w.-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?"
 )
 _BOUND = re.compile(r"([+-]?\d+(?:\.\d+(?=%))?)(%?)")
+_DRAW = re.compile(r"(\d+(?:\.\d+(?=%))?)(%?)(?:/seed=(\d+))?")
 
 
 class SplitError(ValueError):
@@ -29,6 +34,70 @@ class Span(NamedTuple):
   stop: int
 
 
+class Draw(NamedTuple):
+  """A subset: how many records are drawn, and by which seed."""
+
+  number: float
+  is_percent: bool
+  seed: int
+  text: str  # the whole split, for messages
+
+  def count(self, num_examples: int) -> int:
+    """Returns the number of records drawn from so many.
+
+    Percents are rounded to the nearest record.
+
+    Raises:
+      SplitError: That is none, or more than there are.
+    """
+    count = int(self.number)
+    if self.is_percent:
+      count = round(self.number * num_examples / 100.0)
+    if not 0 < count <= num_examples:
+      raise SplitError(
+        f"got split {self.text!r}, which draws {count:,} of {num_examples:,}"
+        f" records; expected 1 to {num_examples:,} after the '@', or at most"
+        " 100%."
+      )
+    return count
+
+
+def parse_draw(text: str) -> tuple[str, Draw | None]:
+  """Divides a split into what is sliced and what is drawn from it.
+
+  Raises:
+    SplitError: What follows "@" is neither a number nor a percentage, or is
+      followed by something other than a seed.
+
+  Example:
+    >>> parse_draw("train[:99%]@10%/seed=1")[0]
+    'train[:99%]'
+  """
+  base, at, draw = text.partition("@")
+  if not at:
+    return text, None
+  match = _DRAW.fullmatch(draw.strip())
+  if not match:
+    raise SplitError(
+      f"got {'@' + draw!r} in split {text!r}, expected one subset after all"
+      " slices and sums: a number of records or of percent, and a seed if it is"
+      " not 0, such as 'train[:99%]@2000' or 'train+test@10%/seed=1'."
+    )
+  number, percent, seed = match.groups()
+  return base, Draw(float(number), bool(percent), int(seed or 0), text)
+
+
+def num_examples(text: str, sizes: Mapping[str, int]) -> int:
+  """Returns how many records a split holds, slices and subset included.
+
+  Raises:
+    SplitError: See `parse_split` and `parse_draw`.
+  """
+  base, draw = parse_draw(text)
+  count = num_records(parse_split(base, sizes))
+  return draw.count(count) if draw else count
+
+
 def parse_split(
   text: str, sizes: Mapping[str, int], synonyms: Mapping[str, str] | None = None
 ) -> tuple[Span, ...]:
@@ -38,7 +107,7 @@ def parse_split(
   from the end.
 
   Args:
-    text: Names with optional slices, joined by "+".
+    text: Names with optional slices, joined by "+"; no subset.
     sizes: Number of records of each split that exists.
     synonyms: Other names in lower case, accepted in any case, and the splits
       that they stand for.

@@ -6,13 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
@@ -26,6 +27,8 @@ MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
 _MANUAL_FILES = {
   "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 }
+# Features that may have several classes of an image.
+_SEVERAL = ("real_label", "labels")
 _NOT_IN_TFDS = ("imagenet21k",)
 # Warnings of TFDS that need no action.
 _NOISE = ("Using custom data configuration", "Variant folder")
@@ -40,8 +43,6 @@ _FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 
 def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """Opens a TFDS data set; prepares it only if it needs no download.
-
-  A split of up to 256 MiB is kept in memory, encoded, once for the process.
 
   Raises:
     ValueError: See `sources.open_source`.
@@ -61,25 +62,51 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
   )
-  label = builder.info.features["label"]
-  known = dict(
+  label = find_label(builder.info.features)
+  pieces = [p for span in spans for p in _pieces(infos, span)]
+  file_bytes = sum(
+    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
+    for s in spans
+  )
+  return _FORMATS[stored_as](
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
-    num_classes=label.num_classes,
+    num_classes=len(label.names),
     # Where the metadata have no names, TFDS invents "0", "1", ...
-    class_names=tuple(label.names),
+    class_names=label.names,
+    is_multilabel=label.is_multilabel,
+    label_key=label.key,
+    pieces=tuple(pieces),
+    file_bytes=file_bytes,
   )
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  files = _FORMATS[stored_as](pieces=tuple(pieces), **known)
-  num_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) / infos[s.split].num_examples
-    for s in spans
-  )
-  if num_bytes > MEMORY_LIMIT:
+
+
+def kept_if_small(source: Source) -> Source:
+  """Returns a source that reads files of up to 256 MiB only once.
+
+  Its encoded records stay in memory, once for the process. Sources that are no
+  files of TFDS, or are larger, are returned as they are.
+  """
+  if not source.file_bytes:
+    return source
+  if source.file_bytes > MEMORY_LIMIT:
     _allow_open_files()
-    return files
-  return TfdsMemory(files=files, **known)
+    return source
+  return TfdsMemory(
+    files=source,
+    **{
+      k: getattr(source, k)
+      for k in (
+        "name",
+        "split",
+        "num_examples",
+        "num_classes",
+        "class_names",
+        "is_multilabel",
+      )
+    },
+  )
 
 
 def _allow_open_files() -> None:
@@ -112,7 +139,7 @@ def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
   Raises:
     ValueError: See `find_builder`.
   """
-  return tuple(find_builder(dataset, data_dir).info.features["label"].names)
+  return find_label(find_builder(dataset, data_dir).info.features).names
 
 
 def find_builder(dataset: str, data_dir: str | None, known=()):
@@ -130,7 +157,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
     if dataset in _NOT_IN_TFDS:
-      raise ValueError(
+      raise NotOnDisk(
         f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
         " prepare; write its images to folders, one per class, and use"
         " folder:/path, or make them up with fake_data=True."
@@ -155,28 +182,54 @@ def known_names() -> list[str]:
 
 
 def check_features(dataset: str, builder) -> None:
-  """Raises ValueError unless there is an 8-bit `image` and a `label`."""
+  """Raises ValueError unless there is an 8-bit `image` and a label."""
   features = builder.info.features
   # A data set may have no dictionary of features at all.
   named = dict(features) if hasattr(features, "keys") else {"": features}
-  image, label = named.get("image"), named.get("label")
+  image, label = named.get("image"), find_label(named)
   good = (
     isinstance(image, tfds.features.Image)
     and np.dtype(image.np_dtype) == np.uint8
-    and isinstance(label, tfds.features.ClassLabel)
-    and label.num_classes
+    and label
+    and label.names
   )
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class as `label`. Write the images"
-      " to folders, one per class, and use folder:/path."
+      " expected an 8-bit `image` and one class as `label`, or a sequence of"
+      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Write the"
+      " images to folders, one per class, and use folder:/path."
     )
+
+
+class Label(NamedTuple):
+  """The feature that is the label: its name, classes, one or several."""
+
+  key: str
+  names: tuple[str, ...]
+  is_multilabel: bool
+
+
+def find_label(features) -> Label | None:
+  """Returns the feature that is the label; None if there is none.
+
+  It is `label` if that is one class; otherwise the first of `real_label`
+  (ImageNet's reassessed labels) and `labels` (VOC: classes of all objects, the
+  difficult ones included) that is a sequence of classes.
+  """
+  classes = tfds.features.ClassLabel
+  if "label" in features and isinstance(features["label"], classes):
+    return Label("label", tuple(features["label"].names or ()), False)
+  for key in _SEVERAL:
+    of = getattr(features[key], "feature", None) if key in features else None
+    if isinstance(of, classes):
+      return Label(key, tuple(of.names or ()), True)
+  return None
 
 
 def _prepare(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
-    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
     " download needed ...",

@@ -8,8 +8,10 @@ need not wait for it. See `vit_jax.evaluators.evaluator`.
 from vit_jax.evaluators.classification import ClassificationConfig
 from vit_jax.evaluators.evaluator import EvaluatorConfig
 from vit_jax.evaluators.fewshot import FewshotConfig
+from vit_jax.evaluators.subset import SubsetConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "classification": ClassificationConfig,
   "fewshot": FewshotConfig,
+  "subset": SubsetConfig,
 }

@@ -142,6 +142,15 @@ class ViTConfig(ModelConfig):
       "none": "no positions",
     },
   )
+  posemb_at: str = option(
+    "stem",
+    "where learned tables are added",
+    {
+      "stem": "to the tokens, before the first block",
+      "blocks": "at the beginning of every block, each with its own",
+      "shared": "at the beginning of every block, the same",
+    },
+  )
   cls_row: bool = option(
     True, "whether the learned table has a row for the class token, too"
   )
@@ -189,7 +198,7 @@ class ViTConfig(ModelConfig):
     {"var": "the variance", "std": "the standard deviation"},
   )
 
-  NUMERICS: ClassVar = ("gelu", "ln_eps")
+  NUMERICS: ClassVar = ("gelu", "ln_eps", "posemb_at")
   SHARDING: ClassVar = (
     (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),
     (r"(query|key|value)/bias", ("tensor", None)),
@@ -385,6 +394,12 @@ class ViTConfig(ModelConfig):
           f" config.model.variant={self.variant!r} has no ResNet; expected"
           " None, or a variant such as R50+B/16."
         )
+    if self.posemb_at != "stem" and self.posemb not in ("learn", "learn2d"):
+      yield (
+        f"config.model.posemb_at: got {self.posemb_at!r}, but"
+        f" config.model.posemb={self.posemb!r} learns no table; expected"
+        " 'stem', or config.model.posemb=learn or learn2d."
+      )
     yield from self._number_faults(size)
 
   def _number_faults(self, size: Size) -> Iterator[str]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.noise import RECORDS, Dropout, drop
-from vit_jax.models.posemb import PositionEmbedding, PositionEmbedding2D
+from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
@@ -56,9 +56,15 @@ class MlpBlock(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """Equations 2 and 3: attention, then MLP, each x + branch(norm(x))."""
+  """Equations 2 and 3: attention, then MLP, each x + branch(norm(x)).
+
+  Attributes:
+    options: With `posemb_at` "blocks", a block has a table of its own.
+    grid: Rows and columns of patches.
+  """
 
   options: ViTConfig
+  grid: tuple[int, int]
 
   @nn.compact
   def __call__(
@@ -66,6 +72,7 @@ class EncoderBlock(nn.Module):
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
     records: RECORDS,
+    positions: Float[Array, "1 n d"] | None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
@@ -73,8 +80,13 @@ class EncoderBlock(nn.Module):
       x: Tokens.
       drop_rate: Probability that an example skips a branch; None skips none.
       records: Number of each example's record; None: dropout is off.
+      positions: What is added to the tokens first; None: nothing from outside.
     """
     out, options = {}, self.options
+    if options.posemb_at == "blocks":
+      positions = learned_positions(options, self.grid)
+    if positions is not None:
+      x = x + positions.astype(x.dtype)
 
     def norm(name, x):
       return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)(x)
@@ -110,8 +122,8 @@ class Encoder(nn.Module):
   """Positions, blocks, and the norm at the end.
 
   Attributes:
-    options: `posemb` chooses the positions; those without parameters were added
-      before.
+    options: `posemb` chooses the positions, `posemb_at` where they are added;
+      those without parameters were added before.
   """
 
   options: ViTConfig
@@ -124,13 +136,11 @@ class Encoder(nn.Module):
     records: RECORDS,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     out, options = {}, self.options
-    depth, name = options.size.depth, "posembed_input"
-    # Number of tokens before those that have a position.
-    num_without = int(options.pool == "token" and not options.has_cls_row)
-    if options.posemb == "learn":
-      x = PositionEmbedding(num_without, name=name)(x)
-    elif options.posemb == "learn2d":
-      x = PositionEmbedding2D(grid, num_without, name=name)(x)
+    depth, positions = options.size.depth, None
+    if options.posemb_at != "blocks":
+      positions = learned_positions(options, grid)
+    if options.posemb_at == "stem" and positions is not None:
+      x, positions = x + positions.astype(x.dtype), None
     out["with_posemb"] = x
     x = Dropout(options.dropout)(x, records)
 
@@ -149,16 +159,18 @@ class Encoder(nn.Module):
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=(0, nn.broadcast),
+        in_axes=(0, nn.broadcast, nn.broadcast),
         length=depth,
-      )(options, name="encoderblock")(x, rates, records)
+      )(options, grid, name="encoderblock")(x, rates, records, positions)
       for i in range(depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
       for i in range(depth):
         name = f"encoderblock_{i}"
         rate = None if rates is None else rates[i]
-        x, out[name] = block(options, name=name)(x, rate, records)
+        x, out[name] = block(options, grid, name=name)(
+          x, rate, records, positions
+        )
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
       options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"

@@ -5,25 +5,53 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.families.vit import ViTConfig
+
+
+def learned_positions(
+  options: ViTConfig, grid: tuple[int, int]
+) -> Float[Array, "1 n d"] | None:
+  """Returns the calling module's table of positions, a row for each token.
+
+  Its parameters are below `posembed_input`. A class token without a position
+  gets zeros.
+
+  Args:
+    options: Of which `posemb`, `pool`, `cls_row` and the width are read.
+    grid: Rows and columns of patches.
+
+  Returns:
+    None where no table is learned.
+  """
+  num_without = int(options.pool == "token" and not options.has_cls_row)
+  table = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
+  if options.posemb not in table:
+    return None
+  num_rows = grid[0] * grid[1] + int(options.has_cls_row)
+  return table[options.posemb](
+    grid, num_rows, options.size.width, name="posembed_input"
+  )(num_without)
+
 
 class PositionEmbedding(nn.Module):
   """A learned table, one row per token.
 
   Attributes:
-    num_without: Number of leading tokens without a row.
+    grid: Rows and columns of patches.
+    num_rows: Number of rows: patches, and a class token that has one.
+    width: Of a token.
   """
 
-  num_without: int
+  grid: tuple[int, int]
+  num_rows: int
+  width: int
 
   @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-    _, num_tokens, width = x.shape
-    table = self.param(
-      "pos_embedding",
-      nn.initializers.normal(0.02),
-      (1, num_tokens - self.num_without, width),
-    )
-    return x + _in_front(self.num_without, table).astype(x.dtype)
+  def __call__(self, num_without: int) -> Float[Array, "1 n d"]:
+    """Returns the table behind `num_without` rows of zeros."""
+    init = nn.initializers.normal(0.02)
+    table = self.param("pos_embedding", init, (1, self.num_rows, self.width))
+    return _in_front(num_without, table)
 
 
 class PositionEmbedding2D(nn.Module):
@@ -31,20 +59,19 @@ class PositionEmbedding2D(nn.Module):
 
   A patch gets those of its column and of its row, concatenated.
 
-  Attributes:
-    grid: Rows and columns of patches.
-    num_without: Number of leading tokens without a position.
+  Attributes: See `PositionEmbedding`.
 
   Source: arXiv:2010.11929, appendix D.4.
   """
 
   grid: tuple[int, int]
-  num_without: int
+  num_rows: int
+  width: int
 
   @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-    rows, columns = self.grid
-    half = x.shape[-1] // 2
+  def __call__(self, num_without: int) -> Float[Array, "1 n d"]:
+    """Returns the table behind `num_without` rows of zeros."""
+    (rows, columns), half = self.grid, self.width // 2
     init = nn.initializers.normal(0.02)
     of_x = self.param("pos_embedding_x", init, (1, columns, half))
     of_y = self.param("pos_embedding_y", init, (1, rows, half))
@@ -54,8 +81,8 @@ class PositionEmbedding2D(nn.Module):
         jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
       ],
       axis=-1,
-    ).reshape(1, rows * columns, 2 * half)
-    return x + _in_front(self.num_without, table).astype(x.dtype)
+    ).reshape(1, self.num_rows, self.width)
+    return _in_front(num_without, table)
 
 
 def _in_front(num_rows: int, table):

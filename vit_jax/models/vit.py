@@ -166,7 +166,8 @@ class ViT(nn.Module):
 
     Returns:
       The encoded tokens, n = gh gw, or one more, the class token, in front; and
-      the intermediates: with_posemb [b, n, d]; encoderblock_{i}, each with
+      the intermediates: with_posemb [b, n, d], after the positions that are
+      added before the first block; encoderblock_{i}, each with
       attention and mlp (the branches, as added) and after_attention and
       after_mlp (the sums); encoded [b, n, d].
     """

@@ -140,7 +140,7 @@ def load_positions(run: Run) -> Positions:
   for key in TABLE:
     params = params.get(key) if isinstance(params, dict) else None
   if params is None:
-    raise ValueError("its positions are not learned")
+    raise ValueError("no learned table before the first block")
   if "grid" not in metadata:
     raise ValueError("its metadata has no grid")
   array, (h, w) = np.asarray(params, np.float32), metadata["grid"]

@@ -20,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import run_info
+from vit_jax.runtime import on_disk, run_info
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 
@@ -58,10 +58,24 @@ class Run:
     self._given = data
     self._fitted: Any = None
     # Options of the evaluators, with those of config.data where they have none.
-    self.evals: tuple[EvaluatorConfig, ...] = tuple(
+    self._named: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
       for e in config.evals
     )
+
+  @functools.cached_property
+  def left_out(self) -> on_disk.Evals:
+    """The evaluators that the run goes without, see config.fewshot."""
+    return on_disk.left_out(self.config, self._missing)
+
+  @functools.cached_property
+  def evals(self) -> on_disk.Evals:
+    """The evaluators that the run has."""
+    return tuple(e for e in self._named if e not in self.left_out)
+
+  @functools.cached_property
+  def _missing(self) -> on_disk.Evals:
+    return on_disk.missing(self._named, self.sources)
 
   @functools.cached_property
   def data(self) -> Any:
@@ -145,6 +159,7 @@ class Run:
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
     """
+    made: dict[Any, Any] = {}
     return [
       e.make(
         Context(
@@ -158,6 +173,7 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          made=made,
         )
       )
       for e in self.evals
@@ -184,14 +200,16 @@ class Run:
         "config.data.dataset",
         "config.data.split",
       )
-    for written, e in zip(config.evals, self.evals, strict=True):
+    for written, e in zip(config.evals, self._named, strict=True):
+      if e in self.left_out:
+        continue
       where = f"config.evals.{e.name}"
       at = "config.data" if written.dataset is None else where
       for option in e.SPLITS:
         found += self.sources.faults(
           e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
         )
-    return found
+    return found + on_disk.advice(config, self._missing)
 
   def run_faults(self) -> list[str]:
     """Returns faults of length and head, given the data."""
@@ -204,7 +222,14 @@ class Run:
         f"config.num_classes: got {self.facts.num_classes}, expected at least"
         f" the {self._seen.num_classes} classes of {name!r}, or None."
       )
-    return found
+    several = getattr(self._seen, "is_multilabel", False)
+    if several and self.facts.num_classes > self._seen.num_classes:
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected the"
+        f" {self._seen.num_classes} of the data, whose labels are a number for"
+        " each class; or None."
+      )
+    return [*found, *self.config.objective.data_faults(self._seen)]
 
   def evaluator_faults(self) -> list[str]:
     """Returns faults of the evaluators, given head, layers and data."""
@@ -328,6 +353,7 @@ class Run:
     found = found or self.workdir_faults()
     if found:
       raise ConfigError(dict.fromkeys(found))
+    on_disk.agree(self.config, self._named, self.left_out)
 
 
 def check(

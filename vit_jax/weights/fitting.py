@@ -23,12 +23,13 @@ from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
 from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.found import Weights
-from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import describe, identify
 
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
+# Before the first block, or in each of them; whole, or of columns and of rows.
+_TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$")
 DEFAULT_SIZE = 224  # pixels, where nothing states it
 
 # Options of a model that its parameters do not depend on.
@@ -250,34 +251,9 @@ def _fit_positions(
   got, expected, weights, model, image_size, method, resized, faults, notes
 ) -> None:
   """Resamples the position tables in `got` for the model."""
-  if POS_EMBEDDING in got and POS_EMBEDDING in expected:
-    grid = model.grid(image_size)
-    has_row, wants_row = weights.has_cls_row, model.has_cls_row
-    try:
-      old_grid = table_grid(weights)
-      if ("cls" in got) == ("cls" in expected):
-        table = resample_posemb(
-          np.asarray(got[POS_EMBEDDING], np.float32),
-          old_grid,
-          grid,
-          has_row,
-          method,
-        )
-        if old_grid != grid:
-          resized[POS_EMBEDDING] = (old_grid, grid)
-        if wants_row and not has_row:
-          table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-          notes.append("the position table got a row of zeros for cls.")
-        if has_row and not wants_row:
-          got["cls"] = np.asarray(got["cls"], np.float32) + table[:, :1]
-          table = table[:, 1:]
-          notes.append("row 0 of the position table was added to cls.")
-        got[POS_EMBEDDING] = table
-    except ValueError as e:
-      faults.append(f"{POS_EMBEDDING}: {e}")
-      del got[POS_EMBEDDING], expected[POS_EMBEDDING]
-  for path in (POS_EMBEDDING + "_x", POS_EMBEDDING + "_y"):
-    if path in got and path in expected:
+  tables = [p for p in got.keys() & expected.keys() if _TABLE.search(p)]
+  for path in sorted(tables):
+    if not path.endswith("pos_embedding"):  # of rows or of columns
       old, new = got[path].shape[1], expected[path][1]
       if old != new:
         matrix = METHODS[method](old, new)
@@ -285,6 +261,34 @@ def _fit_positions(
           "no,bod->bnd", matrix, np.asarray(got[path], np.float64)
         ).astype(np.float32)
         resized[path] = ((1, old), (1, new))
+      continue
+    grid = model.grid(image_size)
+    has_row, wants_row = weights.has_cls_row, model.has_cls_row
+    try:
+      old_grid = table_grid(weights)
+      if ("cls" in got) == ("cls" in expected):
+        table = resample_posemb(
+          np.asarray(got[path], np.float32), old_grid, grid, has_row, method
+        )
+        if old_grid != grid:
+          resized[path] = (old_grid, grid)
+        if wants_row and not has_row:
+          table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+          notes.append("the position table got a row of zeros for cls.")
+        if has_row and not wants_row:
+          if model.posemb_at != "stem":
+            raise ValueError(
+              "got a row for the class token, which is added in every block"
+              f" (config.model.posemb_at={model.posemb_at!r}) and cannot become"
+              " part of cls; expected config.model.cls_row=True."
+            )
+          got["cls"] = np.asarray(got["cls"], np.float32) + table[:, :1]
+          table = table[:, 1:]
+          notes.append("row 0 of the position table was added to cls.")
+        got[path] = table
+    except ValueError as e:
+      faults.append(f"{path}: {e}")
+      del got[path], expected[path]
 
 
 def table_grid(weights: Weights) -> tuple[int, int] | None:
@@ -299,14 +303,12 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
   Raises:
     ValueError: The file states none, and the number of patches is no square.
   """
-  if POS_EMBEDDING + "_x" in weights.params:
-    sides = [weights.params[POS_EMBEDDING + s].shape[1] for s in ("_y", "_x")]
-    return sides[0], sides[1]
-  if POS_EMBEDDING not in weights.params:
+  tables = {p: a for p, a in weights.params.items() if _TABLE.search(p)}
+  if sides := {p[-1]: a.shape[1] for p, a in tables.items() if p[-2] == "_"}:
+    return sides["y"], sides["x"]
+  if not tables or weights.grid:
     return weights.grid
-  if weights.grid:
-    return weights.grid
-  num_rows = weights.params[POS_EMBEDDING].shape[1]
+  num_rows = next(iter(tables.values())).shape[1]
   num_patches = num_rows - int(weights.has_cls_row)
   side = math.isqrt(num_patches)
   if side * side != num_patches:

@@ -310,6 +310,11 @@ def _faults(params, model: ModelConfig) -> list[str]:
       f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
       " none: one table is added to the tokens, once."
     )
+  if model.posemb_at != "stem":
+    faults.append(
+      f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
+      " transformers' ViT adds positions once."
+    )
   if any(n.startswith("pre_logits/") for n in params) and (
     "head/kernel" in params
   ):

@@ -123,9 +123,12 @@ def _transformer(params) -> dict[str, Any]:
     if "MAPHead_0/probe" in params
     else "gap"
   )
-  if POS_EMBEDDING in params:
+  in_block = POS_EMBEDDING.replace("Transformer/", _BLOCK)
+  if any(n in params for n in (in_block, in_block + "_x")):
+    found["posemb_at"] = "blocks"
+  if POS_EMBEDDING in params or in_block in params:
     found["posemb"] = "learn"
-  elif POS_EMBEDDING + "_x" in params:
+  elif POS_EMBEDDING + "_x" in params or in_block + "_x" in params:
     found["posemb"] = "learn2d"
   elif _ATTENTION + "offsets" in params:
     found["posemb"] = "relative"

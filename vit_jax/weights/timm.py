@@ -251,6 +251,11 @@ def _vit_faults(params, model: ModelConfig) -> list[str]:
       f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
       " none: timm's ViT adds one table to the tokens, once."
     )
+  if model.posemb_at != "stem":
+    faults.append(
+      f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
+      " timm's ViT adds positions once."
+    )
   return faults
 
 
@@ -278,7 +283,7 @@ def create_call(
   if model.name == "bit":
     name = BITS.get((tuple(stages.blocks), stages.width))
     return (name, kwargs) if name else (None, {})
-  if model.name != "vit" or model.posemb not in ("learn", "sincos2d", "none"):
+  if model.name != "vit" or _vit_faults({}, model):
     return None, {}
   sizes, patch = model.size, model.patch
   if stages is not None:

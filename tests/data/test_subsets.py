@@ -1,0 +1,258 @@
+"""Nested subsets of a split, by size and seed."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from vit_jax.data import (
+  pipeline,
+  sources,
+  splits,
+  subsets,
+  tfds_records,
+  tfds_source,
+)
+from vit_jax.data.host_tf import tf
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+OPS = "decode|resize(8)|flip_lr"
+SIZES = {"train": 1297, "test": 500}
+
+
+def batches(source, steps, processes=1, start_step=0, batch_size=32):
+  """Labels, numbers and pixels of training batches, over all processes."""
+  parts = [
+    pipeline.train_batches(
+      source,
+      OPS,
+      batch_size=batch_size,
+      seed=3,
+      start_step=start_step,
+      process_index=p,
+      process_count=processes,
+      shuffle_buffer=64,
+    )
+    for p in range(processes)
+  ]
+  return [
+    {
+      k: np.concatenate([b[k] for b in step])
+      for k in ("label", "index", "image")
+    }
+    for step in itertools.islice(zip(*parts, strict=True), steps)
+  ]
+
+
+def assert_same(some, others):
+  for a, b in zip(some, others, strict=True):
+    for key in a:
+      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_members_are_the_same_on_every_machine():
+  assert subsets.members(10, 4, 0).tolist() == [2, 3, 4, 6]
+  assert subsets.members(10, 4, 1).tolist() == [1, 4, 5, 9]
+  expected = [3212, 21474, 45439, 64433, 98149]
+  assert subsets.members(100_000, 5, 1).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_smaller_subsets_lie_inside_larger_ones(seed):
+  drawn = [subsets.members(997, n, seed) for n in (1, 10, 11, 500, 996, 997)]
+  for small, large in itertools.pairwise(drawn):
+    assert set(small) < set(large)
+    assert (np.diff(large) > 0).all()
+  assert drawn[-1].tolist() == list(range(997))
+
+
+def test_members_are_drawn_as_if_at_random():
+  # Every record is in a tenth of 2,000 subsets: 200 of them, with a standard
+  # deviation of 13.4; so are neighbours, together in a hundredth of them.
+  counts = np.zeros(100)
+  pairs = 0
+  for seed in range(2000):
+    drawn = subsets.members(100, 10, seed)
+    counts[drawn] += 1
+    pairs += (np.diff(drawn) == 1).sum()
+  assert np.abs(counts - 200).max() < 5 * 13.4
+  expected = 2000 * 99 * (10 * 9) / (100 * 99)
+  assert abs(pairs - expected) < 5 * expected**0.5
+
+
+@pytest.mark.parametrize(
+  "text,count",
+  [
+    ("train@12", 12),
+    ("train@1297", 1297),
+    ("train[:99%]@10%", 128),
+    ("train + test@100% ", 1797),
+    ("train[5:]+test[:10]@0.5%/seed=12", 7),
+    ("test", 500),
+  ],
+)
+def test_a_split_says_how_many_records_it_has(text, count):
+  assert splits.num_examples(text, SIZES) == count
+  source = sources.open_source("digits", text, fake=True)
+  assert (source.num_examples, source.split) == (count, text)
+
+
+@pytest.mark.parametrize(
+  "text,message",
+  [
+    ("train@", "got '@' in split 'train@', expected one subset after all"),
+    ("train@ten", "got '@ten' in split"),
+    ("train@1.5", "got '@1.5' in split"),
+    ("train@-5", "got '@-5' in split"),
+    (
+      "train@5+test@5",
+      r"got '@5\+test@5' in split .* after all slices and sum",
+    ),
+    ("train@50[:10]", "expected one subset after all slices and sums"),
+    ("train@50/sed=1", "got '@50/sed=1' .* 'train\\+test@10%/seed=1'"),
+    ("train@1298", "draws 1,298 of 1,297 records; expected 1 to 1,297 after"),
+    ("train@101%", "draws 1,310 of 1,297 records; .* or at most 100%"),
+    ("train@0", "draws 0 of 1,297"),
+    ("test@0.01%", "draws 0 of 500"),
+    ("tran@5", "got split 'tran', expected one of train"),
+  ],
+)
+def test_wrong_subsets_are_explained(text, message):
+  with pytest.raises(splits.SplitError, match=message):
+    splits.num_examples(text, SIZES)
+  with pytest.raises(splits.SplitError, match=message):
+    sources.open_source("digits", text, fake=True)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+  """The digits, in five files of each format: format -> builder."""
+  made = {}
+  for file_format in ("tfrecord", "array_record"):
+    path = tmp_path_factory.mktemp(file_format)
+    builder = tfds.builder("digits", data_dir=path, file_format=file_format)
+    config = tfds.download.DownloadConfig(num_shards=5)
+    builder.download_and_prepare(download_config=config)
+    made[file_format] = builder
+  return made
+
+
+def open_from(builder, monkeypatch, **options):
+  """Returns a function that opens splits of what the builder prepared."""
+  monkeypatch.setattr(tfds_source, "find_builder", lambda *_, **__: builder)
+  return functools.partial(sources.open_source, "digits", **options)
+
+
+@pytest.fixture(params=["memory", "by number", "streamed", "fake"])
+def opened(request, prepared, monkeypatch):
+  """A kind of source, and a function that opens splits of the digits so."""
+  kind = request.param
+  if kind in ("by number", "streamed"):
+    monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  builder = prepared["tfrecord" if kind == "streamed" else "array_record"]
+  return kind, open_from(builder, monkeypatch, fake=kind == "fake")
+
+
+def test_a_subset_is_those_records_of_the_split(opened):
+  kind, open_split = opened
+  whole, drawn = open_split("train"), open_split("train@300/seed=1")
+  assert drawn.is_by_number == (kind != "streamed")
+  assert drawn.knows_labels == (kind in ("memory", "fake"))
+  assert isinstance(drawn, tfds_records.TfdsMemory) == (kind == "memory")
+  assert drawn.class_names == whole.class_names
+  members = subsets.members(1297, 300, 1)
+  np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
+  expected = list(whole.records())
+  for i, record in enumerate(drawn.records()):
+    assert record["index"] == i
+    assert record["image"] == expected[members[i]]["image"]
+    assert record["label"] == expected[members[i]]["label"]
+  some = np.array([0, 7, 299])
+  found = [drawn.load(raw) for raw in drawn.raw_at(some)]
+  assert [int(r["index"]) for r in found] == some.tolist()
+  assert [r["image"] for r in found] == [
+    expected[i]["image"] for i in members[some]
+  ]
+  assert f"record {members[7]} of 'digits'" in drawn.record_name(7)
+  assert ("all of which are read" in drawn.note()) == (kind == "streamed")
+  # Parts that end at the last record, continue at the first, or are empty.
+  if kind == "streamed":
+    for start, stop in ((290, 310), (299, 300), (300, 300), (0, 0)):
+      numbers = [int(raw["index"]) for raw in drawn.raw(start, stop)]
+      assert numbers == [i % 300 for i in range(start, stop)]
+
+
+def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
+  _, open_split = opened
+  drawn = open_split("train[:90%]@100/seed=1")
+  alone = batches(drawn, 7)  # more than two epochs
+  for epoch in range(2):
+    numbers = np.concatenate([b["index"] for b in alone])
+    numbers = numbers[100 * epoch : 100 * (epoch + 1)]
+    assert sorted(numbers) == list(range(100))
+  assert_same(batches(drawn, 7, processes=4), alone)
+  assert_same(batches(drawn, 2, start_step=5), alone[5:])
+  labels = drawn.labels()
+  for batch in alone:
+    np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
+
+
+def test_evaluators_pass_through_a_subset_once(opened):
+  _, open_split = opened
+  drawn = open_split("train+test@101")
+  for indices in (None, [3, 50, 100]):
+    seen = [
+      batch["index"][batch["mask"]]
+      for p in range(2)
+      for batch in pipeline.eval_batches(
+        drawn,
+        OPS,
+        batch_size=16,
+        process_index=p,
+        process_count=2,
+        indices=indices,
+      )
+    ]
+    expected = np.arange(101) if indices is None else indices
+    np.testing.assert_array_equal(np.concatenate(seen), expected)
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+def test_a_small_subset_of_a_large_split_stays_in_memory(
+  file_format, prepared, monkeypatch
+):
+  """So that streamed files are read once, not once an epoch."""
+  open_split = open_from(prepared[file_format], monkeypatch)
+  whole = open_split("train")
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", whole.files.file_bytes / 3)
+  assert isinstance(open_split("train"), tfds_records.TfdsFiles)
+  drawn = open_split("train@30%")
+  assert isinstance(drawn, tfds_records.TfdsMemory)
+  assert drawn.is_by_number and not drawn.note()
+  members = subsets.members(1297, 389, 0)
+  np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
+  assert isinstance(open_split("train@40%"), subsets.Subset)
+
+
+def test_a_subset_of_folders(tmp_path):
+  for i in range(60):
+    path = tmp_path / "train" / f"c{i % 3}" / f"{i}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.full([4, 4, 3], i, np.uint8)
+    path.write_bytes(tf.io.encode_png(image).numpy())
+  (tmp_path / "val").symlink_to(tmp_path / "train")
+  whole = sources.open_source(f"folder:{tmp_path}", "train")
+  drawn = sources.open_source(f"folder:{tmp_path}", "training@50%")
+  assert drawn.num_examples == 30
+  members = subsets.members(60, 30, 0)
+  assert [drawn.record_name(i) for i in range(30)] == [
+    whole.paths[i] for i in members
+  ]
+  np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
+  (tmp_path / "train" / "c0" / "0.png").write_bytes(b"no image")
+  broken = [m for m in members if whole.paths[m].endswith("/0.png")]
+  rows = batches(drawn, 2, batch_size=15)
+  assert len(broken) == len(drawn.undecodable) <= 1
+  assert len(rows) == 2

@@ -1,0 +1,178 @@
+"""Nested subsets of a split: "train@2000", "train[:99%]@10%/seed=1".
+
+Records are ranked by a hash of the seed and their number in the split; a
+subset of N is the N records that come first. So the subset of N lies inside
+every larger one of the same split and seed, and another seed draws another.
+Within the subset records keep the order they have in the split.
+"""
+
+import dataclasses
+import functools
+import hashlib
+
+import numpy as np
+
+from vit_jax.data.host_tf import as_is, tf
+from vit_jax.data.records import PARALLEL, Record, Source
+
+_BATCH = 1024  # Records collected at a time, where none is decoded.
+# Constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom
+# number generators, OOPSLA 2014).
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def members(num_examples: int, count: int, seed: int) -> np.ndarray:
+  """Returns the records of a subset, int64 [count], rising.
+
+  Args:
+    num_examples: Number of records in the split.
+    count: Number of records in the subset, at most num_examples.
+    seed: Seed of the subset; not that of a run.
+
+  Needs about 32 bytes per record of the split, for the moment.
+
+  Source: the outputs of SplitMix64 as ranks, which are a bijection of 64-bit
+  numbers: no two records tie. Integers alone, so that no version of numpy
+  changes them.
+  """
+  start = hashlib.blake2b(f"subset {seed}".encode(), digest_size=8).digest()
+  state = np.arange(1, num_examples + 1, dtype=np.uint64)
+  state *= _STEP
+  state += np.uint64(int.from_bytes(start, "big"))
+  for shift, factor in _MIX:
+    state ^= state >> np.uint64(shift)
+    state *= np.uint64(factor)
+  state ^= state >> np.uint64(31)
+  if count == num_examples:
+    return np.arange(num_examples)
+  return np.sort(np.argpartition(state, count)[:count]).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Subset(Source):
+  """Some records of another source, numbered anew from 0.
+
+  Of a source with random access only these records are read. Streamed files
+  are read whole, and what is outside the subset is dropped before decoding: an
+  epoch of the subset reads as many bytes as one of the split.
+
+  Attributes:
+    base: The source, opened without the subset.
+    indices: Records of `base`, int64 [num_examples], rising.
+  """
+
+  base: Source
+  indices: np.ndarray
+
+  @classmethod
+  def of(cls, base: Source, indices: np.ndarray, split: str) -> "Subset":
+    """Returns the subset of `base` whose name in a config is `split`."""
+    return cls(
+      name=base.name,
+      split=split,
+      num_examples=len(indices),
+      num_classes=base.num_classes,
+      class_names=base.class_names,
+      is_multilabel=base.is_multilabel,
+      file_bytes=base.file_bytes * len(indices) // base.num_examples,
+      base=base,
+      indices=indices,
+    )
+
+  @property
+  def is_by_number(self) -> bool:
+    """See `Source`."""
+    return self.base.is_by_number
+
+  @property
+  def knows_labels(self) -> bool:
+    """See `Source`."""
+    return self.base.knows_labels
+
+  @functools.cached_property
+  def _tensor(self) -> tf.Tensor:
+    with tf.init_scope():  # The first use may be inside a traced function.
+      return tf.constant(self.indices)
+
+  @functools.cached_property
+  def _is_member(self) -> tf.Tensor:
+    is_member = np.zeros(self.base.num_examples, bool)
+    is_member[self.indices] = True
+    with tf.init_scope():
+      return tf.constant(is_member)
+
+  def fetch(self, indices: tf.Tensor) -> Record:
+    """See `Source`; also `base`, the raw record of the other source."""
+    base = self.base.fetch(tf.gather(self._tensor, indices))
+    return {"index": indices, "base": base}
+
+  def raw(self, start, stop) -> tf.data.Dataset:
+    """See `Source`."""
+    if self.is_by_number:
+      return super().raw(start, stop)
+    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+    num = self.num_examples
+
+    def in_base(number):
+      rounds = number // num * self.base.num_examples
+      return rounds + tf.gather(self._tensor, number % num)
+
+    first = in_base(start)
+    last = tf.maximum(first, in_base(stop - 1) + 1)
+    is_member = self._is_member
+    base = self.base.raw(first, tf.where(start < stop, last, first))
+    base = base.filter(as_is(lambda raw: tf.gather(is_member, raw["index"])))
+    numbers = tf.data.Dataset.range(start, stop)
+    return tf.data.Dataset.zip(
+      {"index": numbers.map(as_is(lambda i: i % num)), "base": base}
+    )
+
+  def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
+    """See `Source`."""
+    indices = np.asarray(indices, np.int64)
+    numbers = tf.data.Dataset.from_tensor_slices(indices)
+    base = self.base.raw_at(self.indices[indices])
+    return tf.data.Dataset.zip({"index": numbers, "base": base})
+
+  def file_starts(self) -> np.ndarray:
+    """See `Source`."""
+    starts = np.searchsorted(self.indices, self.base.file_starts())
+    return np.unique(starts[starts < self.num_examples])
+
+  def note(self) -> str:
+    """See `Source`: says what streaming costs."""
+    notes = [self.base.note()]
+    if not self.is_by_number:
+      notes.append(
+        f"{self.name!r} [{self.split}] is streamed from files of"
+        f" {self.base.num_examples:,} records, all of which are read in every"
+        f" epoch of these {self.num_examples:,}. Write the data set as"
+        " array_record, of which only these are read."
+      )
+    return " ".join(filter(None, notes))
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    return {**self.base.load(raw["base"]), "index": raw["index"]}
+
+  def reload(self, raw: Record) -> Record:
+    """See `Source`."""
+    return {**self.base.reload(raw["base"]), "index": raw["index"]}
+
+  def labels(self) -> np.ndarray:
+    """See `Source`."""
+    if self.knows_labels:
+      return self.base.labels()[self.indices]
+    return self.columns("label")["label"].numpy()
+
+  def columns(self, *names: str) -> dict[str, tf.Tensor]:
+    """Reads the whole subset, undecoded: "image" or "label" or both."""
+    records = self.raw(0, self.num_examples).map(as_is(self.load), **PARALLEL)
+    batches = records.map(lambda r: {k: r[k] for k in names}).batch(_BATCH)
+    parts = list(batches)
+    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
+
+  def record_name(self, index: int) -> str:
+    """See `Source`: the name in the other source."""
+    return self.base.record_name(int(self.indices[index]))
