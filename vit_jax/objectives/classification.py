@@ -39,12 +39,7 @@ class Classification(Objective):
         f"config.objective.label_smoothing: got {self.label_smoothing},"
         " expected a share from 0 to below 1."
       )
-    for key in ("mixup", "cutmix"):
-      if getattr(self, key) < 0:
-        yield (
-          f"config.objective.{key}: got {getattr(self, key)}, expected 0 (off)"
-          " or more, such as 0.2."
-        )
+    yield from mixing.faults(mixup=self.mixup, cutmix=self.cutmix)
 
   def data_faults(self, data) -> Iterator[str]:
     """See `Objective`."""

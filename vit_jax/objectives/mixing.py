@@ -7,9 +7,20 @@ takes the neighbour within the rows of a device, so that its results depend on
 the number of devices. timm's partner of row r is row -r, the batch reversed.)
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 PARTNER = "partner"  # of a batch: the rows that its rows are mixed with
+
+
+def faults(**alphas: float) -> Iterator[str]:
+  """Yields a fault for every alpha, given by its option, below 0."""
+  for name, alpha in alphas.items():
+    if alpha < 0:
+      yield (
+        f"config.objective.{name}: got {alpha}, expected 0 (off) or more, such"
+        " as 0.2."
+      )
 
 
 def paired(batch: dict) -> dict:
