@@ -62,6 +62,13 @@ ARGUMENTS = {
     "path=images,init=weights.npz",
     "path=split,init=weights.npz,res=64",
   ],
+  "augreg": [
+    "",
+    "model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+    "model=Ti/16,aug=none,wd=0.03,epochs=30",
+    "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
+  ],
+  "vit_s16": ["", "epochs=300,head=linear"],
   "glyphs": [""],
   "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
   "digits_finetune": ["", "init=runs/glyphs"],
@@ -134,6 +141,16 @@ def _advertised():
     yield "finetune", f"model={model},dataset={dataset}"
   for task in _module("vtab").TASKS:
     yield "vtab", f"task={task}"
+  module = _module("augreg")
+  for name, values in module.CHOICES.items():  # each of them once
+    yield from (("augreg", f"{name}={value}") for value in values)
+    yield from (
+      ("augreg", f"dataset=imagenet2012,{name}={value}")
+      for value in values
+      if name != "dataset"
+    )
+  for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
+    yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
   yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
@@ -211,7 +228,9 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
-@pytest.mark.parametrize("name", ["comparison", "finetune", "folder", "vtab"])
+@pytest.mark.parametrize(
+  "name", ["augreg", "comparison", "finetune", "folder", "vit_s16", "vtab"]
+)
 def test_every_argument_is_explained(name):
   module = _module(name)
   explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
@@ -298,6 +317,10 @@ def test_tasks_of_vtab():
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
     ("vtab.py:task=all", "got task=all (all are for vit_jax.sweep)"),
     ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
+    ("augreg.py:aug=medium", "Did you mean 'medium"),
+    ("augreg.py:aug=light0", "got aug=light0, expected one of none, light1"),
+    ("augreg.py:epochs=ten", "got epochs=ten, expected a number such as 300"),
+    ("vit_s16.py:head=mlp", "got head=mlp, expected one of linear, tanh"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
