@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax.reporting import figures, kept, tables
+from vit_jax.reporting import classes, figures, kept, tables
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import (
@@ -55,8 +55,10 @@ class Report:
     parts = [
       self._head(),
       tables.scores(self.runs),
+      tables.others(self.runs),
       self._facts(),
       *(self._curves(name, group) for name, group in self._groups().items()),
+      classes.section(self.runs),
       self._fewshot(),
       self._predictions(),
       self._positions(),

@@ -179,6 +179,7 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          workdir=self.workdir,
           made=made,
         )
       )
