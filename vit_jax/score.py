@@ -10,6 +10,8 @@ of the products.
 import argparse
 from typing import NamedTuple
 
+from vit_jax.config.swaps import STEPS
+
 
 class Set(NamedTuple):
   """A set of images, and how it is scored.
@@ -46,6 +48,8 @@ FLAGS = {
   " side, bicubic by Pillow, centre; google: the whole image to the model's"
   " size, bilinear; big_vision: shorter side, area, centre; auto (default):"
   " own, else that of the published score, else that of the format",
+  "steps": "with --explain: those that are exchanged, with commas between:"
+  f" {', '.join(STEPS)} (default: all that the model has)",
   "dtype": "type of the matrix products: float32 (default) or bfloat16",
   "batch_size": "images per batch, over all devices (default: 128)",
   "data_dir": "folder of TFDS data (default: $TFDS_DATA_DIR or"
@@ -56,6 +60,7 @@ FLAGS = {
   "process_id": "which one this is, from 0",
 }
 DEFAULTS = {
+  "steps": ",".join(STEPS),
   "on": "imagenet2012",
   "protocol": "auto",
   "dtype": "float32",
@@ -111,7 +116,8 @@ from vit_jax.config import Config, ConfigError, DataConfig
 from vit_jax.data.sources import Sources
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.objectives import Classification
-from vit_jax.reporting import explain
+from vit_jax.options import nearest
+from vit_jax.reporting import explain, score_tables
 from vit_jax.runtime import (
   host_memory,
   prepare,
@@ -215,6 +221,9 @@ def task_of(
   size = weights.trained_at(found)
   published = published_scores.find(path, size, num_classes)
   kind, ops = protocol.choose(found, model, size, by, published)
+  note = ""
+  if found.format == "timm" and found.ops is None:
+    note = " (no config.json beside it: mean and deviation 0.5)"
   # The published score of the same protocol comes first.
   published = tuple(sorted(published, key=lambda row: row.ops != ops))
   names = {name.replace("/", " "): name for name in sets}
@@ -227,7 +236,7 @@ def task_of(
       _evaluator(name, sets[written], ops) for name, written in names.items()
     ),
   )
-  return Task(path, config, names, f"{kind}: {ops}", published), found
+  return Task(path, config, names, f"{kind}: {ops}{note}", published), found
 
 
 def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
@@ -308,38 +317,6 @@ def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
   return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-  """Returns the scores beside the published ones, as text."""
-  lines = [
-    (
-      *("file", "on", "images", "top-1", "top-5"),
-      *("published", "", "difference", "source"),
-    )
-  ]
-  for row in rows:
-    source = row["source"] or "no published score known by this name"
-    if row["source"] and not row["same_pixels"]:
-      source += " (other preprocessing)"
-    lines.append(
-      (
-        row["file"],
-        row["on"],
-        f"{row['images']:,}",
-        *(
-          _percent(row[key])
-          for key in ("top1", "top5", "published_top1", "published_top5")
-        ),
-        "" if row["difference"] is None else f"{row['difference']:+.2f}",
-        source,
-      )
-    )
-  return explain.aligned(lines, left=(0, 1, 8))
-
-
-def _percent(value: float | None) -> str:
-  return "" if value is None else f"{value:.2f}"
-
-
 def _tasks(
   args: argparse.Namespace, opened: Sources
 ) -> Iterator[tuple[Task | None, list[str]]]:
@@ -373,6 +350,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     raise ConfigError(
       [f"--batch_size: got {args.batch_size!r}, expected a number from 1."]
     )
+  steps = args.steps.split(",")
+  if unknown := [step for step in steps if step not in STEPS]:
+    raise ConfigError(
+      [
+        f"--steps: got {step!r}, expected {', '.join(STEPS)}."
+        + nearest(step, STEPS)
+        for step in unknown
+      ]
+    )
   opened = Sources(args.data_dir, fake=args.fake_data)
   found = list(_tasks(args, opened))
   if faults := [fault for _, some in found for fault in some]:
@@ -390,7 +376,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       print(f"{'preprocessing':<16}{task.protocol}", flush=True)
     result["scores"] += rows_of(task, opened)
     if args.explain:
-      for row in explain.explain(task.config, task.path, opened):
+      for row in explain.explain(task.config, task.path, opened, steps):
         row["on"] = task.names[row["on"]]
         result["explained"].append({"file": task.path, **row})
     if is_first:
@@ -399,8 +385,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.explain:
       for path in dict.fromkeys(row["file"] for row in result["explained"]):
         of_file = [r for r in result["explained"] if r["file"] == path]
-        print(f"\n{path}, one step at a time:\n{explain.table(of_file)}")
-    print(f"\n{table(result['scores'])}")
+        print(f"\n{path}, one step at a time:\n{score_tables.swaps(of_file)}")
+    print(f"\n{score_tables.scores(result['scores'])}")
     print(f"\nwritten: {folder / RESULT}")
   return result
 

@@ -33,7 +33,9 @@ def choose(
     published: Its published scores.
 
   Raises:
-    ValueError: The protocol is "own" and the file states none.
+    ValueError: The protocol is "own" and the file states none; or the published
+      model's images are not normalised to [-1, 1], and the file does not say
+      so.
   """
   own = found.ops
   if own and (image_size(own) != size or pixels.is_random(own)):
@@ -42,6 +44,12 @@ def choose(
     raise ValueError(
       f"{found.path}: got --protocol=own, but it states no preprocessing;"
       " expected timm, google or big_vision."
+    )
+  if found.ops is None and any(row.mean != "0.5" for row in published):
+    raise ValueError(
+      f"{found.path}: got weights of timm's {published[0].name} without a"
+      " config.json that states mean and deviation, which are ImageNet's;"
+      " expected it beside the file."
     )
   if own and protocol in ("auto", "own"):
     return "own", own

@@ -138,7 +138,9 @@ def parameter_table(params) -> str:
 
 
 def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
-  """Writes one file of a run."""
+  """Writes one file of a run; only process 0 does."""
+  if jax.process_index() != 0:
+    return
   text = json.dumps(values, indent=2, ensure_ascii=False)
   replace_text(epath.Path(workdir) / name, text + "\n")
 

@@ -1,13 +1,16 @@
 """Scores that others published for files of weights, in percent.
 
-`published_scores.csv` has a row for each file and source. Its columns: `name`
-in timm; `file`, the name of Google's own file without its ending; `pixels`,
-side of the images; `protocol`, by which the images were preprocessed (see
-`vit_jax.config.pixel_path`), for timm with `share` of the crop; `source`, one
-of `SOURCES`; and percentages of right answers: `imagenet2012` (the official
-validation set) with `top5`, `real` (images without a label do not count), `v2`
-(matched frequency), `a` and `r` (among their 200 classes), `sketch`, `a_clean`
-and `r_clean` (ImageNet's own images of these classes, among these classes).
+`published_scores.csv` has a row for each file and source. Its columns:
+
+- `name` in timm; `file`, the name of Google's own file without its ending;
+- `pixels`, side of the images; `protocol`, by which they were preprocessed (see
+  `vit_jax.config.pixel_path`), for timm with `share` of the crop; `mean` of the
+  normalisation, "imagenet" where it is not 0.5;
+- `source`, one of `SOURCES`;
+- percentages of right answers: `imagenet2012` (the official validation set)
+  with `top5`, `real` (images without a label do not count), `v2` (matched
+  frequency), `a` and `r` (among their 200 classes), `sketch`, `a_clean` and
+  `r_clean` (ImageNet's own images of these classes, among these classes).
 
 Names of timm's files that are converted from Google's are those of timm's own
 table of addresses, or, for its tag `orig`, those of the released files of the
@@ -30,7 +33,10 @@ SOURCES = {
 }
 CLASSES = 1000  # of every head in the table
 _FILE = pathlib.Path(__file__).with_suffix(".csv")
-_FACTS = ("name", "file", "pixels", "protocol", "share", "source", "top5")
+_FACTS = (
+  *("name", "file", "pixels", "protocol", "share", "mean", "source"),
+  "top5",
+)
 _ENDINGS = (".npz", ".safetensors")
 
 
@@ -44,6 +50,7 @@ class Published:
     pixels: Side of the images.
     protocol: "timm", "google" or "big_vision".
     share: Side of timm's crop by the shorter side; None for other protocols.
+    mean: "0.5", or "imagenet" for ImageNet's mean and deviation.
     source: A key of `SOURCES`.
     top1: Name of a set of images, such as "imagenet2012" -> percent.
     top5: The same for one of five answers.
@@ -54,6 +61,7 @@ class Published:
   pixels: int
   protocol: str
   share: float | None
+  mean: str
   source: str
   top1: dict[str, float]
   top5: dict[str, float]
@@ -129,6 +137,7 @@ def _row(values: dict[str, str]) -> Published:
     int(values["pixels"]),
     values["protocol"],
     float(values["share"]) if values["share"] else None,
+    values["mean"],
     values["source"],
     top1=scores,
     top5={"imagenet2012": float(values["top5"])} if values["top5"] else {},
