@@ -40,10 +40,19 @@ class Objective:
   def data_faults(self, data: Any) -> Iterator[str]:
     """Yields why it cannot learn from data.
 
+    A softmax cannot learn from images with any number of classes.
+
     Args:
       data: A `batch.Data`, maybe with the attribute `is_multilabel`.
     """
-    return iter(())
+    loss = getattr(self, "loss", None)
+    if loss == "softmax" and getattr(data, "is_multilabel", False):
+      name = getattr(data, "name", type(data).__name__)
+      yield (
+        "config.objective.loss: got 'softmax', one distribution over the"
+        f" classes, but an image of {name!r} has any number of classes;"
+        " expected 'sigmoid'."
+      )
 
   def make(self, model: Any, facts: Any) -> tuple[Any, Any]:
     """Returns the module that is trained, and its loss.
