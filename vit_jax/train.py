@@ -24,7 +24,6 @@ import sys
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint, sharding, weights
@@ -32,16 +31,19 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.devices import peak_flops
-from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime import (
+  accounting,
+  host_memory,
+  predictions,
+  prepare,
+  processes,
+  run_info,
+)
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
-from vit_jax.runtime.progress import Progress
+from vit_jax.runtime.progress import Progress, check_finite
 from vit_jax.runtime.throughput import Meter, updates
 from vit_jax.runtime.writer import Writer
-
-NUM_PREDICTIONS = 64  # test images kept with their predictions
-NUM_MISTAKES = 24  # most confident mistakes kept
 
 
 def train_and_evaluate(
@@ -112,9 +114,8 @@ def _train(
       state = with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
-  if jax.process_index() == 0:
-    run_info.write_json(workdir, "config.json", to_dict(config))
-    run_info.write_json(workdir, "metadata.json", metadata)
+  run_info.write_json(workdir, "config.json", to_dict(config))
+  run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
   batches = checked(
@@ -141,6 +142,7 @@ def _train(
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)
+  account = accounting.of_run(prepared, mesh.size)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -184,7 +186,8 @@ def _train(
       values["lr"] = float(assembly.schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
-      writer.scalars(step, {f"train/{k}": v for k, v in values.items()})
+      costs = account.metrics(step)
+      writer.scalars(step, {f"train/{k}": v for k, v in values.items()} | costs)
       progress.update(step, values)
       progress.note(phases.text("first step"))
       progress.note(meter.advice(values))
@@ -197,35 +200,23 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        checkpointer.save(step, state, {**metadata, "step": step})
+        metadata |= {"step": step, accounting.KEY: account.at(step)}
+        checkpointer.save(step, state, metadata)
+        run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:
         scoring.start(step, evaluator, state.eval_params)
   write_scores(wait=True)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
-  save_predictions(evaluators, state, workdir)
+  progress.note(f"cost        {accounting.text(account.at(total_steps))}")
+  predictions.save(evaluators, state.eval_params, workdir)
   return state
 
 
 def is_multiple(step: int, every_steps: int) -> bool:
   """Whether a step is a multiple of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
-
-
-def check_finite(values: dict[str, float], step: int) -> None:
-  """Stops a run that has diverged.
-
-  Raises:
-    FloatingPointError: A metric is NaN or infinite.
-  """
-  bad = [k for k, v in values.items() if not np.isfinite(v)]
-  if bad:
-    raise FloatingPointError(
-      f"{bad[0]} is {values[bad[0]]} at step {step}; older checkpoints are"
-      " still finite. Lower config.optim.lr, lengthen"
-      " config.optim.warmup_steps, or set config.optim.clip_norm."
-    )
 
 
 def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
@@ -245,22 +236,6 @@ def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
   )
   ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
   return state.replace(params=params, ema=ema)
-
-
-def save_predictions(
-  evaluators: list[Evaluator], state: step_lib.TrainState, workdir: str
-) -> None:
-  """Keeps images and mistakes of the first evaluator that has predictions."""
-  if jax.process_count() > 1:
-    return  # this process sees only its own share of the images
-  for evaluator in evaluators:
-    rows = evaluator.predictions(
-      state.eval_params, NUM_PREDICTIONS, NUM_MISTAKES
-    )
-    if rows is not None:
-      with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
-        np.savez_compressed(f, **rows)
-      return
 
 
 def main(args: cli.Args) -> None:

@@ -58,7 +58,9 @@ def numbers(images):
   return images[:, 0, 0, 0].astype(int) + 256 * images[:, 0, 0, 1].astype(int)
 
 
-def context(options, sources, head=0, names=None, **changes: Any) -> Context:
+def context(
+  options, sources, head=0, names=None, *, workdir=None, **changes: Any
+) -> Context:
   """Returns the context of a model that looks its answers up.
 
   Its parameters are {"logits": [n, head], "features": [n, d]}, or one of them,
@@ -83,4 +85,5 @@ def context(options, sources, head=0, names=None, **changes: Any) -> Context:
     mesh=sharding.make_mesh(config.mesh),
     random_params=lambda: None,
     head=weights.Head(head, names),
+    workdir=workdir,
   )

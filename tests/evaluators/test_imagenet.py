@@ -213,8 +213,11 @@ def _prepared(name, tmp_path, monkeypatch, downloaded):
     monkeypatch.setattr(
       tfds.download.DownloadManager, method, lambda self, url: downloaded
     )
+  info = tfds.core.DatasetInfo
+  monkeypatch.setattr(info, "initialize_from_bucket", lambda self: None)
   builder = tfds.builder(name, data_dir=str(tmp_path / "tfds"))
-  builder.download_and_prepare()
+  config = tfds.download.DownloadConfig(try_download_gcs=False)
+  builder.download_and_prepare(download_config=config)
   split = next(iter(builder.info.splits))
   return sources.open_source(name, split, str(tmp_path / "tfds"))
 

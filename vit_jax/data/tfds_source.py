@@ -1,9 +1,9 @@
 """Data sets of TFDS: finds and checks them, prepares the embedded ones."""
 
 import contextlib
-import importlib.util
 import logging
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,12 +24,13 @@ from vit_jax.options import nearest
 
 EMBEDDED = (builders.Digits.name, builders.Glyphs.name)
 MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
+# Files that a user downloads for a data set. TFDS itself would go on without
+# one of them, and leave a split out.
 _MANUAL_FILES = {
-  "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
+  "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 }
 # Features that may have several classes of an image.
 _SEVERAL = ("real_label", "labels")
-_NOT_IN_TFDS = ("imagenet21k",)
 # Warnings of TFDS that need no action.
 _NOISE = ("Using custom data configuration", "Variant folder")
 logging.getLogger("absl").addFilter(
@@ -49,26 +50,14 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """
   builder = find_builder(dataset, data_dir)
   check_features(dataset, builder)
-  if not builder.is_prepared():
-    builder = _prepare(builder, dataset, data_dir)
-  stored_as = builder.info.file_format.value
-  if stored_as not in _FORMATS:
-    raise ValueError(
-      f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {stored_as}, expected {' or '.join(_FORMATS)}; prepare it again with"
-      " one of these as file_format."
-    )
+  builder = prepared(builder, dataset, data_dir)
   infos = builder.info.splits
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
   )
   label = find_label(builder.info.features)
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  file_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
-    for s in spans
-  )
-  return _FORMATS[stored_as](
+  pieces = [p for span in spans for p in pieces_of(infos, span)]
+  return _FORMATS[stored_as(builder, dataset)](
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
@@ -78,7 +67,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     is_multilabel=label.is_multilabel,
     label_key=label.key,
     pieces=tuple(pieces),
-    file_bytes=file_bytes,
+    file_bytes=bytes_of(infos, spans),
   )
 
 
@@ -156,16 +145,11 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
-    if dataset in _NOT_IN_TFDS:
-      raise NotOnDisk(
-        f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
-        " prepare; write its images to folders, one per class, and use"
-        " folder:/path, or make them up with fake_data=True."
-      ) from None
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
-      f" cifar10, or folder:/path/to/images.{nearest(dataset, known)}"
+      " cifar10, folder:/path/to/images, or a name that `python -m"
+      f" vit_jax.prepare` imported.{nearest(dataset, known)}"
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
     if os.path.isdir(dataset):
@@ -191,14 +175,15 @@ def check_features(dataset: str, builder) -> None:
     isinstance(image, tfds.features.Image)
     and np.dtype(image.np_dtype) == np.uint8
     and label
-    and label.names
+    # ImageNet-21k's classes are those of the tars that it is made from.
+    and (label.names or not builder.is_prepared())
   )
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
       " expected an 8-bit `image` and one class as `label`, or a sequence of"
-      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Write the"
-      " images to folders, one per class, and use folder:/path."
+      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
+      " images under these names: see python -m vit_jax.prepare --help."
     )
 
 
@@ -219,15 +204,42 @@ def find_label(features) -> Label | None:
   """
   classes = tfds.features.ClassLabel
   if "label" in features and isinstance(features["label"], classes):
-    return Label("label", tuple(features["label"].names or ()), False)
+    return Label("label", _names(features["label"]), False)
   for key in _SEVERAL:
     of = getattr(features[key], "feature", None) if key in features else None
     if isinstance(of, classes):
-      return Label(key, tuple(of.names or ()), True)
+      return Label(key, _names(of), True)
   return None
 
 
-def _prepare(builder, dataset: str, data_dir: str | None):
+def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:
+  return tuple(feature.names) if feature.num_classes else ()
+
+
+def stored_as(builder, dataset: str) -> str:
+  """Returns the format of a data set's files.
+
+  Raises:
+    ValueError: It is none that can be read.
+  """
+  found = builder.info.file_format.value
+  if found not in _FORMATS:
+    raise ValueError(
+      f"got data set {dataset!r}, written to {builder.data_dir} as"
+      f" {found}, expected {' or '.join(_FORMATS)}; prepare it again with"
+      " one of these as file_format."
+    )
+  return found
+
+
+def prepared(builder, dataset: str, data_dir: str | None):
+  """Returns a builder whose records are on disk; makes embedded ones now.
+
+  Raises:
+    NotOnDisk: They are not there (with the command that puts them there).
+  """
+  if builder.is_prepared():
+    return builder
   if builder.name not in EMBEDDED:
     raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
@@ -255,31 +267,34 @@ def _prepare(builder, dataset: str, data_dir: str | None):
   return find_builder(dataset, data_dir)
 
 
+def manual_files(builder) -> tuple[tuple[str, ...], str]:
+  """Returns the files that a user must download, and what a user is told.
+
+  Returns:
+    Names of files, empty where they are not fixed, and a sentence; "" for a
+    data set that needs none.
+  """
+  names = _MANUAL_FILES.get(builder.name, ())
+  if names:
+    return names, f"{' and '.join(names)} from image-net.org, unopened"
+  return (), " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+
+
 def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
-  # Not the command `tfds build`: it needs apache_beam, which few have.
-  where = f", data_dir={data_dir!r}" if data_dir else ""
-  code = (
-    "import tensorflow_datasets as tfds;"
-    f" tfds.builder({dataset!r}{where}).download_and_prepare()"
-  )
-  # TFDS 4.9.10 imports this module to write any data set, and does not install
-  # it.
-  has_extra = importlib.util.find_spec("importlib_resources")
-  extra = "" if has_extra else "pip install importlib_resources && "
+  command = f"python -m vit_jax.prepare {shlex.quote(dataset)}"
+  if data_dir:
+    command += f" --data_dir={shlex.quote(data_dir)}"
   text = (
     f"got data set {dataset!r}, which is not prepared: expected its records"
     f" in {builder.data_dir}. Nothing is downloaded unasked; to do it once,"
-    f' run: {extra}python -c "{code}"'
+    f" run: {command}"
   )
-  if builder.name in _MANUAL_FILES:
-    text += (
-      f" (before that, put {_MANUAL_FILES[builder.name]} from image-net.org,"
-      f" unopened, into {builder.data_dir_root}/downloads/manual)"
-    )
+  if needed := manual_files(builder)[1]:
+    text += f" --manual_dir=FOLDER (in which you put {needed})"
   return text + ". To try the program without data, add --fake_data."
 
 
-def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
+def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:
   """Returns the pieces of files that have the records of a span."""
   out, begin = [], 0
   info = infos[span.split]
@@ -290,3 +305,11 @@ def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
       out.append(Piece(file.filename, file.skip + low - begin, high - low))
     begin = end
   return out
+
+
+def bytes_of(infos, spans: Sequence[splits.Span]) -> int:
+  """Returns about how many bytes the records of some spans have in files."""
+  return sum(
+    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
+    for s in spans
+  )

@@ -109,6 +109,13 @@ class Classification(Evaluator):
       found = PROBABILITIES[loss](logits_of(params, batch))
       return {"prediction": found.argmax(-1), "probability": found.max(-1)}
 
+    def sums_and_answers(params, batch):
+      found = {k: batch[k] for k in ("label", "mask")}
+      return found | {
+        "sums": sums(params, batch),
+        **answers(params, batch),
+      }
+
     def hits(params, batch):
       logits = logits_of(params, batch)
       return {
@@ -121,6 +128,7 @@ class Classification(Evaluator):
     self._hits = context.jit(hits)
     self._sums = context.jit(sums)
     self._answers = context.jit(answers)
+    self._sums_and_answers = context.jit(sums_and_answers)
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.

@@ -105,6 +105,8 @@ class Context:
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: `weights.Head`, the classes of the logits.
+    workdir: Folder of the run, for files of an evaluator; None: none is
+      written.
     made: What the evaluators of a run share, see `once`.
   """
 
@@ -115,6 +117,7 @@ class Context:
   mesh: Any
   random_params: Callable[[], Any]
   head: Any
+  workdir: str | None = None
   made: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -22,9 +22,9 @@ from vit_jax.evaluators.evaluator import (
   EvaluatorConfig,
   several_classes,
 )
+from vit_jax.evaluators.features import Rows, layer_of
+from vit_jax.evaluators.features import extract as extract_features
 from vit_jax.options import option
-
-Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,31 +247,7 @@ class Fewshot(Evaluator):
     params,
     indices: np.ndarray | None,
   ) -> Rows:
-    """Returns features, labels and indices, in the order of the records."""
+    """Returns the features of a split, see `features.extract`."""
     if indices is None and self.context.config.fake_data:
       indices = np.arange(self._few(source))
-    batches = self.context.batches(source, indices)
-    parts = list(self.context.forward(extract, params, batches))
-    rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-    rows = {k: v[rows["mask"]] for k, v in rows.items()}
-    order = np.argsort(rows["index"])
-    return {k: v[order] for k, v in rows.items()}
-
-
-def layer_of(out: dict, path: str) -> Any:
-  """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
-
-  Raises:
-    ValueError: There is none; the message lists the names.
-  """
-  found = out
-  for key in path.split("/"):
-    if not isinstance(found, dict) or key not in found:
-      known = sorted(found) if isinstance(found, dict) else []
-      raise ValueError(
-        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
-      )
-    found = found[key]
-  if isinstance(found, dict):
-    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(found)}.")
-  return found.mean(axis=tuple(range(1, found.ndim - 1)))
+    return extract_features(self.context, source, extract, params, indices)

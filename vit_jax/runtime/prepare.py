@@ -57,6 +57,7 @@ class Run:
     )
     self._given = data
     self._fitted: Any = None
+    self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # Options of the evaluators, with those of config.data where they have none.
     self._named: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -127,6 +128,11 @@ class Run:
       return 0
 
   @functools.cached_property
+  def resumed_metadata(self) -> dict[str, Any]:
+    """What the checkpoint of `start` states beside the weights; {}: new."""
+    return checkpoint.load_metadata(self.workdir) if self.start else {}
+
+  @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates, for one image, and parameters."""
     module, _ = self.config.objective.make(self.config.model, self.facts)
@@ -173,6 +179,7 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          workdir=self.workdir,
           made=made,
         )
       )
@@ -291,6 +298,7 @@ class Run:
       found = self.found or weights.read(self.config.init)
     except (FileNotFoundError, ValueError) as e:
       return [f"{key}: {e}"]
+    self.init_metadata = dict(found.metadata)
     _, target = self.shapes
     names = self.head.class_names if self.is_training else None
     try:
