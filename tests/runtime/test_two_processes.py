@@ -39,6 +39,7 @@ def get_config(scored="yes"):
   c.data.dataset = "digits"
   c.data.ops = "decode|resize(16)"
   c.data.batch_size = 24
+  c.objective.mixup, c.objective.cutmix = 0.4, 1.0
   c.optim.name, c.optim.lr, c.optim.schedule = "sgd", 0.005, "constant"
   c.log_steps = 1
   c.checkpoint.every_steps, c.checkpoint.keep_last = 3, 3
