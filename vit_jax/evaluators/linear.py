@@ -32,6 +32,7 @@ from vit_jax.options import option
 MOMENTUM = 0.9
 STD_FLOOR = 1e-5
 FETCHED = 2**24  # numbers of features sent to the device at a time
+ROWS = 4096  # images scored at a time, which bounds the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +103,17 @@ class Heads(NamedTuple):
 
   def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
     """Returns the share of the rows that each head predicts right, [grid]."""
-    x, labels = (rows["x"] - self.mean) / self.std, rows["label"]
-    found = []
-    for kernel, bias in zip(
-      self.kernels[which], self.biases[which], strict=True
-    ):
-      logits = x @ kernel + bias
-      is_number = np.isfinite(logits).all(axis=1)  # others have diverged
-      found.append(np.mean((logits.argmax(axis=1) == labels) & is_number))
-    return np.array(found)
+    kernels, biases = self.kernels[which], self.biases[which]
+    num_right = np.zeros(len(kernels))
+    for start in range(0, len(rows["x"]), ROWS):
+      part = slice(start, start + ROWS)
+      x = (rows["x"][part] - self.mean) / self.std
+      for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        logits = x @ kernel + bias
+        is_right = logits.argmax(axis=1) == rows["label"][part]
+        # A head that has diverged is never right.
+        num_right[i] += (is_right & np.isfinite(logits).all(axis=1)).sum()
+    return num_right / len(rows["x"])
 
 
 class LinearProbe(Features):
