@@ -35,6 +35,9 @@ def _run(module, *words):
     "vit_l32.py:folder:/nowhere",
     "vit_h14.py:imagenet2012",
     "finetune.py:model=B/16,dataset=cifar10,res=384",
+    "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+    "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
+    "vit_s16.py:epochs=300",
   ],
 )
 def test_recipe_on_fake_data(source, tmp_path):
