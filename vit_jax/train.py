@@ -30,19 +30,18 @@ from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
-from vit_jax.devices import peak_flops
 from vit_jax.runtime import (
-  accounting,
   host_memory,
   predictions,
   prepare,
   processes,
   run_info,
 )
+from vit_jax.runtime.accounting import account_of
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress, check_finite
-from vit_jax.runtime.throughput import Meter, updates
+from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
 
 
@@ -135,14 +134,9 @@ def _train(
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
   writer = Writer(workdir, start)
   at_exit.callback(writer.close)
-  meter = Meter(
-    config.data.batch_size,
-    mesh.size,
-    config.model.train_flops(facts.image_size, facts.num_classes),
-    peak_flops(jax.devices()[0].device_kind),
-  )
+  meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
-  account = accounting.of_run(prepared, mesh.size)
+  account = account_of(prepared, mesh.size)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -159,8 +153,7 @@ def _train(
       progress.note(run_info.format_scores(step, scores))
 
   # The run may have stopped between checkpoint and evaluation. Process 0 knows.
-  before = {key.split("/")[0] for key in writer.scores}
-  scored = [e.config.name in before for e in evaluators]
+  scored = [e.config.name in writer.scored for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for evaluator, is_scored in zip(evaluators, scored, strict=True):
     if start and not is_scored and is_due(evaluator.config, start):
@@ -200,7 +193,7 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        metadata |= {"step": step, accounting.KEY: account.at(step)}
+        metadata |= {"step": step, "accounting": account.at(step)}
         checkpointer.save(step, state, metadata)
         run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:
@@ -209,7 +202,7 @@ def _train(
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
-  progress.note(f"cost        {accounting.text(account.at(total_steps))}")
+  progress.note(account.text(total_steps))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
 
