@@ -59,6 +59,14 @@ ARGUMENTS = {
   "glyphs": [""],
   "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
   "digits_finetune": ["", "init=runs/glyphs"],
+  "study": [
+    "",
+    "model=hybrid-medium,steps=300,seed=2",
+    "model=resnet-small,images=2560,seed=1",
+    "posemb=learn2d,posemb_at=blocks",
+    "task=masked",
+    "task=digits,init=runs/masked",
+  ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
@@ -128,7 +136,8 @@ def _advertised():
     yield "finetune", f"model={model},dataset={dataset}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
+  for name in ("masked_patch", "study"):
+    yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
 def _without_disk(name, argument):
@@ -203,7 +212,7 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
-@pytest.mark.parametrize("name", ["comparison", "finetune", "folder"])
+@pytest.mark.parametrize("name", ["comparison", "finetune", "folder", "study"])
 def test_every_argument_is_explained(name):
   module = _module(name)
   explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
@@ -250,6 +259,9 @@ def test_folder_takes_splits_and_length_from_the_images():
     ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
     ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
+    ("study.py:model=vit-smal", "Did you mean 'vit-small'?"),
+    ("study.py:images=many", "expected whole numbers"),
+    ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
     ("glyphs.py:x", "got the argument 'x', but it takes none"),
   ],
 )
