@@ -57,8 +57,23 @@ ARGUMENTS = {
     "path=split,init=weights.npz,res=64",
   ],
   "glyphs": [""],
-  "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
+  "masked_patch": [
+    "imagenet21k",
+    "imagenet2012",
+    "folder:images",
+    "glyphs",
+    "imagenet2012,target=small,steps=100000",
+  ],
   "digits_finetune": ["", "init=runs/glyphs"],
+  "ablation": [
+    "",
+    "posemb=learn2d,posemb_at=blocks",
+    "posemb=relative,dataset=imagenet2012",
+    "pool=gap,lr=4e-4",
+    "model=R50x1,optimizer=sgd",
+    "model=R152x2,optimizer=adam",
+    "model=figure8,depth=16,width=512,mlp_dim=4096,patch=16",
+  ],
   "study": [
     "",
     "model=hybrid-medium,steps=300,seed=2",
@@ -136,7 +151,7 @@ def _advertised():
     yield "finetune", f"model={model},dataset={dataset}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("masked_patch", "study"):
+  for name in ("masked_patch", "ablation", "study"):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
@@ -212,7 +227,9 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
-@pytest.mark.parametrize("name", ["comparison", "finetune", "folder", "study"])
+@pytest.mark.parametrize(
+  "name", ["ablation", "comparison", "finetune", "folder", "study"]
+)
 def test_every_argument_is_explained(name):
   module = _module(name)
   explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
@@ -259,6 +276,11 @@ def test_folder_takes_splits_and_length_from_the_images():
     ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
     ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
+    ("masked_patch.py:glyphs,steps=few", "steps=few, expected a whole number"),
+    ("ablation.py:model=B/15", "Did you mean 'B/16'?"),
+    ("ablation.py:model=R50x1,pool=gap", "for Transformers alone"),
+    ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
+    ("ablation.py:depth=deep", "expected whole numbers"),
     ("study.py:model=vit-smal", "Did you mean 'vit-small'?"),
     ("study.py:images=many", "expected whole numbers"),
     ("study.py:init=runs/x", "init with task=glyphs, expected digits"),

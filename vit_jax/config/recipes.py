@@ -3,9 +3,15 @@
 import ml_collections
 
 from vit_jax.config import defaults
+from vit_jax.families import family
 from vit_jax.options import nearest
 
 DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
+# Length of a comparison of models; configs/comparison.py has the reasons.
+EPOCHS = {
+  "imagenet21k": 30.0,  # 30 * 14,145,922 / 4096 = 103,608 steps
+  "imagenet2012": 300.0,  # 300 * 1,281,167 / 4096 = 93,835 steps
+}
 
 
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
@@ -170,4 +176,28 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
     c.optim.lr = 1e-3
     c.optim.warmup_steps = 500
   c.evals = evals
+  return c
+
+
+def on_equal_terms(
+  variant: str, dataset: str, lr: float
+) -> ml_collections.ConfigDict:
+  """Pre-training as on JFT-300M in Table 3, for models to be compared.
+
+  A linear decay, weight decay 0.1, no dropout, whatever the data set, which
+  gives the length (of EPOCHS).
+
+  Args:
+    variant: Such as "L/16" or "R50x1".
+    dataset: Of EPOCHS.
+    lr: Peak learning rate of that model.
+  """
+  c = table3(variant, dataset)
+  c.model.name = family(variant)
+  c.model.pre_logits = c.model.name == "vit"
+  c.model.dropout = 0.0
+  c.total_epochs = EPOCHS[dataset]
+  c.optim.lr = lr
+  c.optim.schedule = "linear"
+  c.optim.weight_decay = 0.1
   return c
