@@ -23,6 +23,32 @@ def _load(name):
 
 
 study = _load("study")
+report = _load("study_report")
+
+
+def _lines(score, seeds=study.SEEDS):
+  """Lines of all runs of these seeds, with scores by a function of the run."""
+  lines = {}
+  for run in study.grid(seeds):
+    argument = run.argument(pathlib.Path("runs"))
+    lines[run.name] = {
+      "name": run.name,
+      "scores": dict.fromkeys(
+        ("fewshot/10shot", "glyphs/top1", "digits/top1"), score(run)
+      )
+      | {
+        "fewshot/random_init/10shot": 0.1,
+        "fewshot/raw_pixels/10shot": 0.2,
+      },
+      "config": argument,
+      "train_flops": run.steps * 10**9,
+      "cpu_seconds": 60.0,
+      "seconds": 30.0,
+      "machine": "abacus",
+      "commit": "0123456789",
+      "versions": {"jax": "1.0"},
+    }
+  return lines
 
 
 def _model(run):
@@ -67,6 +93,47 @@ def test_what_has_a_line_is_not_run_again(tmp_path):
   results.write_text(lines)
   study.study(runs, results, tmp_path / "runs")
   assert results.read_text() == lines and not (tmp_path / "runs").exists()
+
+
+def test_tables_have_mean_and_deviation_over_the_seeds():
+  lines = _lines(lambda run: 0.5 + 0.1 * run.seed)
+  assert report.cell([50.0, 60.0, 70.0]) == "60.0 ± 10.0"
+  for name, made in report.TABLES.items():
+    if name not in ("cost", "baselines"):
+      assert made(lines).count("60.0 ± 10.0") >= 5, name
+  assert "| none | 10.0 ± 0.0 | 60.0 ± 10.0 |" in report.pretraining(lines)
+  runs = len(study.grid())
+  assert report.cost(lines).startswith(f"{runs} of {runs} runs, ")
+  assert f"{runs} minutes of processor time, {runs // 2} on" in report.cost(
+    lines
+  )
+
+
+def test_every_run_is_in_a_table():
+  """A table that is made without a run says that this one is missing."""
+  lines = _lines(lambda run: 0.5)
+  complete = {name: made(lines) for name, made in report.TABLES.items()}
+  assert not any("of 2)" in table for table in complete.values())
+  for run in study.grid(seeds=[1]):
+    others = {k: v for k, v in lines.items() if k != run.name}
+    tables = [made(others) for made in report.TABLES.values()]
+    assert any("(of 2)" in table for table in tables), run
+
+
+def test_what_is_missing_is_said():
+  lines = _lines(lambda run: 0.5, seeds=[0])
+  assert "50.0 (of 1)" in report.data_size(lines)
+  assert "not yet run" in report.data_size({})
+
+
+def test_the_document_says_what_the_file_says():
+  """`python benchmarks/study_report.py` writes the tables anew."""
+  text, lines = report.DOC.read_text(), study.read(study.RESULTS)
+  assert set(report.TABLES) <= set(text.split())
+  assert report.with_tables(text, lines) == text
+  for name in report.FIGURES:
+    assert f"study_{name}.svg" in text
+    assert (ROOT / "docs" / f"study_{name}.svg").exists()
 
 
 @pytest.mark.slow

@@ -165,6 +165,41 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
   return figure
 
 
+def spread(
+  title: str,
+  curves: Sequence[tuple[str, Sequence[float], Sequence[Sequence[float]]]],
+  x_label: str,
+  ticks: Sequence[float],
+) -> Figure:
+  """Draws means of repeated runs over a logarithmic axis, and every run.
+
+  Args:
+    title: What is drawn.
+    curves: Name, places in order, and at each the percentages of the runs.
+    x_label: Name of the places, with their unit.
+    ticks: Places that are written below the axis.
+  """
+  lines = [
+    Line(name, x, [sum(runs) / len(runs) for runs in of_x])
+    for name, x, of_x in curves
+  ]
+  figure = _curves(
+    title, lines, lambda v: f"{v:.1f}%", axis="%", x_label=x_label
+  )
+  axes = figure.axes[0]
+  for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
+    for place, runs in zip(x, of_x, strict=True):
+      colour = drawn.get_color()
+      axes.vlines(place, min(runs), max(runs), color=colour, linewidth=1)
+      axes.plot([place] * len(runs), runs, "_", color=colour, markersize=7)
+  places = [place for _, x, _ in curves for place in x] or [*ticks]
+  axes.set_xscale("log")
+  axes.set_xlim(min(places) * 0.85, max(places) * 1.1)
+  axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+  axes.minorticks_off()
+  return figure
+
+
 def similarity(
   table: Float[np.ndarray, "n d"], grid: tuple[int, int], title: str
 ) -> Figure:
