@@ -26,7 +26,12 @@ of 41 % of the patches.
 """
 
 from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments, for_tpus, with_glyphs
+from vit_jax.config.recipes import (
+  arguments,
+  for_tpus,
+  with_fewshot,
+  with_glyphs,
+)
 from vit_jax.options import nearest
 
 SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
@@ -67,3 +72,5 @@ def _paper(c, dataset: str) -> None:
   c.optim.warmup_steps = 10_000
   c.checkpoint.every_steps = 1000
   c.checkpoint.keep_every_steps = 100_000
+  if dataset in SPLITS:
+    with_fewshot(c)

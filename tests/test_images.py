@@ -110,7 +110,8 @@ def test_what_is_random_is_refused():
     pixels.apply(image, ops)
   assert str(e.value) == (
     f"got {ops!r} with decode_inception_crop, flip_lr, which is random;"
-    " expected operations of decode, resize, resize_small, central_crop, pad."
+    " expected operations of decode, resize, resize_small, central_crop,"
+    " resize_torch, resize_small_torch, central_crop_torch, pad."
   )
   with pytest.raises(ValueError, match="larger than the image"):
     pixels.apply(image, "decode|central_crop(41)")

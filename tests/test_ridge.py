@@ -123,6 +123,16 @@ def test_too_few_examples_of_a_class():
     ridge.sample_shots(labels, shots=0, seed=0)
 
 
+def test_classes_with_fewer_examples_give_all_of_them():
+  labels = np.array([0, 0, 0, 2, 2, 2, 1])
+  got = ridge.sample_shots(labels, 2, seed=0, allow_fewer=True)
+  assert labels[got].tolist() == [0, 0, 1, 2, 2]
+  with pytest.raises(ValueError, match="class 0 has 3, class 1 has 1, class 2"):
+    ridge.sample_shots(labels, 4, seed=0, allow_fewer=True)
+  with pytest.raises(ValueError, match="class 3 has 0"):
+    ridge.sample_shots(labels, 1, seed=0, num_classes=4, allow_fewer=True)
+
+
 def test_faulty_input():
   x, y = _case(20, 6)
   with pytest.raises(ValueError, match="l2: got 0"):

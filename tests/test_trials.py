@@ -54,7 +54,11 @@ def test_recipe_on_fake_data(source, tmp_path):
   assert np.isfinite([r["train/loss"] for r in rows if "train/loss" in r]).all()
   config = json.loads((tmp_path / "config.json").read_text())
   scores = {k: v for r in rows for k, v in r.items() if k.endswith("/count")}
-  assert scores == {f"{name}/count": 8 for name in config["evals"]}
+  evals = config["evals"]
+  heads = [n for n, e in evals.items() if e["kind"] == "classification"]
+  assert scores == {f"{name}/count": 8 for name in heads}
+  sets = sum(e["kind"] == "fewshot" for e in evals.values())
+  assert rows[-1].get("fewshot/sets", 0) == sets
   assert config["fake_data"]
 
 

@@ -53,6 +53,8 @@ class Data(Protocol):
     num_examples: Number of records in one epoch.
     num_classes: Number of classes; labels are below it.
     class_names: Names by label; None if they are unknown.
+    is_multilabel: Whether an image has any number of classes, and a batch a
+      number for each class. Data may omit it: False.
   """
 
   num_examples: int

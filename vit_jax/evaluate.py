@@ -30,7 +30,7 @@ import json
 import pathlib
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -42,7 +42,9 @@ from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, FewshotConfig
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
+from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import SCORES
 
 # The first of these splits that exists is scored.
@@ -70,6 +72,53 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
   return record(config, path)["scores"]
 
 
+class Ready(NamedTuple):
+  """A checkpoint beside the evaluators of a config, not run yet.
+
+  prepared: What was opened and checked.
+  evaluators: In the order of the config.
+  params: On the devices.
+  found: What the file states.
+  report: What was done with its weights.
+  """
+
+  prepared: prepare.Run
+  evaluators: list[Evaluator]
+  params: Any
+  found: weights.Weights
+  report: weights.Report
+
+
+def open_checkpoint(
+  config: Config,
+  path: str,
+  workdir: str | None = None,
+  opened: Sources | None = None,
+) -> Ready:
+  """Reads a checkpoint and opens the data; the arguments are `record`'s.
+
+  Raises:
+    ConfigError: As `evaluate`.
+  """
+  try:
+    found = weights.read(path)
+  except (FileNotFoundError, ValueError) as e:
+    raise ConfigError([f"--checkpoint: {e}"]) from None
+  prepared = prepare.check(config, workdir, found=found, sources=opened)
+  mesh = sharding.make_mesh(config.mesh)
+  assembly = step_lib.assemble(config, prepared.facts, mesh)
+  params, report = prepared.take_weights()
+  params = jax.tree.map(
+    lambda new, like: jax.device_put(new, like.sharding),
+    params,
+    assembly.state.params,
+  )
+  evaluators = prepared.evaluators(
+    assembly.predict, mesh, random_params=assembly.fresh_params
+  )
+  return Ready(prepared, evaluators, params, found, report)
+
+
 def record(
   config: Config,
   path: str,
@@ -88,32 +137,20 @@ def record(
     checkpoint (path), step (updates; 0 where it is unknown), time (seconds
     since 1970), data (evaluator -> a text) and scores.
   """
-  try:
-    found = weights.read(path)
-  except (FileNotFoundError, ValueError) as e:
-    raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = prepare.check(config, workdir, found=found, sources=opened)
-  mesh = sharding.make_mesh(config.mesh)
-  assembly = step_lib.assemble(config, prepared.facts, mesh)
-  params, report = prepared.take_weights()
+  ready = open_checkpoint(config, path, workdir, opened)
   is_first = jax.process_index() == 0
-  if is_first and found.format != "checkpoint":
-    print(weights.format_report(report))
-  params = jax.tree.map(
-    lambda new, like: jax.device_put(new, like.sharding),
-    params,
-    assembly.state.params,
-  )
+  if is_first and ready.found.format != "checkpoint":
+    print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
-  evaluators = prepared.evaluators(
-    assembly.predict, mesh, random_params=assembly.fresh_params
-  )
-  results, step = {}, found.metadata.get("step", 0)
-  for evaluator in evaluators:
+  if is_first and (text := run_info.sets_text(ready.prepared)):
+    print(text)
+  results, step = {}, ready.found.metadata.get("step", 0)
+  averages = Averages(ready.prepared.evals)
+  for evaluator in ready.evaluators:
     if is_first:
       print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
-    scores = evaluator.run(params)
+    scores = averages.with_means(step, evaluator.run(ready.params))
     if is_first:
       print(run_info.format_scores(step, scores), flush=True)
     results |= scores
@@ -121,7 +158,7 @@ def record(
     "checkpoint": str(path),
     "step": step,
     "time": round(time.time(), 3),
-    "data": {e.config.name: e.note for e in evaluators},
+    "data": {e.config.name: e.note for e in ready.evaluators},
     "scores": results,
   }
   if workdir is not None and is_first:
@@ -157,6 +194,11 @@ def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
   try:
     train = opened.look_at(dataset, "train")
     held_out = next(filter(is_there, HELD_OUT), None)
+    if train.is_multilabel:
+      raise ValueError(
+        f"got {dataset!r}, whose images have any number of classes, expected"
+        " one class each."
+      )
     fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
     if not held_out or not fewest:
       raise ValueError(

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 
 def top_k_correct(
@@ -81,3 +82,81 @@ def mean(parts: Iterable[tuple]) -> float:
     total += float(part)
     count += float(number)
   return total / count if count else float("nan")
+
+
+def average_precision(
+  scores: Num[np.ndarray, " n"], is_positive: Bool[np.ndarray, " n"]
+) -> float:
+  """Returns the average precision of a ranking, from 0 to 1.
+
+  AP = sum_i (R_i - R_(i-1)) P_i over the distinct scores, falling, where P_i
+  and R_i are precision and recall of all examples with at least the i-th score.
+  Equal scores have one threshold, so that the order of examples is no matter.
+  (PASCAL VOC 2007 took 11 points of an interpolated curve instead; VOC since
+  2010, COCO's classifications and scikit-learn do not.)
+
+  Returns:
+    NaN if there are no positive examples; a NaN among the scores ranks last.
+
+  Example:
+    >>> average_precision(np.array([3, 2, 1]), np.array([True, False, True]))
+    0.8333333333333333
+  """
+  if not is_positive.any():
+    return float("nan")
+  scores = np.where(np.isnan(scores), -np.inf, scores.astype(np.float64))
+  order = np.argsort(-scores, kind="stable")
+  scores, hits = scores[order], np.cumsum(is_positive[order])
+  last = np.append(scores[1:] != scores[:-1], True)  # of its score
+  hits, ranks = hits[last], np.flatnonzero(last) + 1
+  gained = np.diff(hits, prepend=0)
+  return float(np.sum(gained * hits / ranks) / hits[-1])
+
+
+def calibration_error(
+  confidence: Num[np.ndarray, " n"],
+  is_right: Bool[np.ndarray, " n"],
+  num_bins: int = 15,
+) -> float:
+  """Returns the expected calibration error, from 0 to 1.
+
+  ECE = sum_b n_b / n |share right in b - mean confidence in b| over bins of
+  equal width, bin b of confidences in (b / num_bins, (b + 1) / num_bins].
+
+  Args:
+    confidence: Probability that was given to the predicted class.
+    is_right: Whether it was the label.
+    num_bins: Number of bins; 15 in the source.
+
+  Source: arXiv:1706.04599, section 2, equation 3.
+
+  Example:
+    >>> right = np.array([True, True, True, False])
+    >>> calibration_error(np.full(4, 0.75), right)
+    0.0
+    >>> calibration_error(np.full(4, 1.0), right)
+    0.25
+  """
+  bins = reliability(confidence, is_right, num_bins)
+  gaps = np.abs(bins["right"] - bins["confidence"])
+  return float(np.nansum(bins["count"] * gaps) / max(1, len(confidence)))
+
+
+def reliability(
+  confidence: Num[np.ndarray, " n"],
+  is_right: Bool[np.ndarray, " n"],
+  num_bins: int = 15,
+) -> dict[str, np.ndarray]:
+  """Returns count, mean confidence and share right of each bin, [num_bins].
+
+  The last two are NaN in an empty bin. See `calibration_error`.
+  """
+  confidence = confidence.astype(np.float64)
+  at = np.ceil(confidence * num_bins).astype(int) - 1
+  at = np.clip(at, 0, num_bins - 1)  # 0 is in the first bin
+  count = np.bincount(at, minlength=num_bins)
+  sums = {"confidence": confidence, "right": is_right.astype(np.float64)}
+  with np.errstate(invalid="ignore"):
+    return {"count": count} | {
+      k: np.bincount(at, v, num_bins) / count for k, v in sums.items()
+    }

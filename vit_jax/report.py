@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax.reporting import figures, kept, tables
+from vit_jax.reporting import classes, figures, kept, tables
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import (
@@ -28,7 +28,7 @@ from vit_jax.reporting.page import (
   share,
   table,
 )
-from vit_jax.reporting.runs import SHOT, TOP1, Run
+from vit_jax.reporting.runs import TOP1, Run
 from vit_jax.runtime.progress import format_seconds
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
@@ -55,8 +55,10 @@ class Report:
     parts = [
       self._head(),
       tables.scores(self.runs),
+      tables.others(self.runs),
       self._facts(),
       *(self._curves(name, group) for name, group in self._groups().items()),
+      classes.section(self.runs),
       self._fewshot(),
       self._predictions(),
       self._positions(),
@@ -157,7 +159,7 @@ class Report:
 
   def _fewshot(self) -> str:
     parts = [
-      self._fewshot_of(r, n) for r in self.runs for n in r.evaluators(SHOT)
+      self._fewshot_of(r, n) for r in self.runs for n in r.fewshot_names()
     ]
     return "<h2>Few-shot transfer</h2>\n" + (
       "".join(parts)
@@ -201,13 +203,14 @@ class Report:
       )
       file = f"fewshot_{run.name}_{name}_l2_{weight}"
       drawn.append(self._picture(file, draw, f"{title}: {run.label}"))
-    lacking = [f"baseline of {text}" for text in absent]
+    sets = tables.fewshot_sets(run, name)
+    lacking = [] if sets else [f"baseline of {text}" for text in absent]
     if more := weights[MOST_WEIGHTS:]:
       lacking.append(f"charts of L2 {', '.join(more)}, which the table has")
     return (
       f"<h3>{breakable(run.scored(name))}: {breakable(run.label)}</h3>"
       f"<p>{html.escape(tables.fewshot_text(run, name, weights))}</p>"
-      f'<div class="grid">{"".join(drawn)}</div>{numbers}'
+      f'<div class="grid">{"".join(drawn)}</div>{numbers}{sets}'
       + missing("; ".join(lacking))
     )
 
@@ -358,7 +361,7 @@ def _accuracies(group: list[Run]) -> list[Line]:
     wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
   else:
     wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
-  fewshot = run.evaluators(SHOT)
+  fewshot = run.fewshot_names()
   for name in fewshot:
     which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
     for i, l2 in enumerate(run.fewshot(name)):

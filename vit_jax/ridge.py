@@ -40,6 +40,8 @@ def sample_shots(
   shots: int,
   seed: int,
   num_classes: int | None = None,
+  *,
+  allow_fewer: bool = False,
 ) -> Int64[np.ndarray, " chosen"]:
   """Draws the same number of examples of every class.
 
@@ -52,12 +54,15 @@ def sample_shots(
     shots: Examples per class, 1 or more.
     seed: Seed of the draw; evaluations average over several.
     num_classes: None: one more than the largest label.
+    allow_fewer: Whether a class with fewer examples gives all of them, as in
+      big_vision, if most classes have enough and none has no example.
 
   Returns:
     Indices into `labels`, class after class.
 
   Raises:
-    ValueError: A class has fewer examples than `shots`.
+    ValueError: A class has fewer examples than `shots`, or, with `allow_fewer`,
+      more than half of the classes have, or one has none.
 
   Source: big_vision `evaluators/fewshot_lsr.py`.
 
@@ -71,13 +76,13 @@ def sample_shots(
   if shots < 1:
     raise ValueError(f"shots: got {shots}, expected 1 or more.")
   rng = np.random.default_rng(seed)
-  chosen, short = [], []
-  for k in range(num_classes):
-    indices = rng.permutation(np.flatnonzero(labels == k))
-    chosen.append(indices[:shots])
-    if len(indices) < shots:
-      short.append(f"class {k} has {len(indices)}")
-  if short:
+  counts = np.bincount(labels, minlength=num_classes)
+  by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts))
+  chosen = [rng.permutation(i)[:shots] for i in by_class[:num_classes]]
+  few = np.flatnonzero(counts[:num_classes] < shots)
+  is_allowed = allow_fewer and counts[few].all() and 2 * len(few) <= num_classes
+  if len(few) and not is_allowed:
+    short = [f"class {k} has {counts[k]}" for k in few]
     more = f" and {len(short) - 5} more classes" if len(short) > 5 else ""
     raise ValueError(
       f"shots: got {shots} per class, but {', '.join(short[:5])}{more}. Take"

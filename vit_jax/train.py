@@ -33,7 +33,14 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime import (
+  accounting,
+  host_memory,
+  prepare,
+  processes,
+  run_info,
+)
+from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.throughput import Meter, updates
@@ -111,9 +118,8 @@ def _train(
       state = with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
-  if jax.process_index() == 0:
-    run_info.write_json(workdir, "config.json", to_dict(config))
-    run_info.write_json(workdir, "metadata.json", metadata)
+  run_info.write_json(workdir, "config.json", to_dict(config))
+  run_info.write_json(workdir, "metadata.json", metadata)
   phases.ends("model and state")
 
   batches = checked(
@@ -140,21 +146,25 @@ def _train(
     peak_flops(jax.devices()[0].device_kind),
   )
   at_exit.callback(meter.close)
+  account = accounting.of_run(prepared, mesh.size)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
 
+  averages = Averages(prepared.evals, start, writer.scores)
   scoring = Background()
   at_exit.callback(scoring.close)
 
   def write_scores(wait: bool) -> None:
     for step, scores in scoring.finished(wait):
       check_finite(scores, step)
+      scores = averages.with_means(step, scores)
       writer.scalars(step, scores)
       progress.note(run_info.format_scores(step, scores))
 
   # The run may have stopped between checkpoint and evaluation. Process 0 knows.
-  scored = [e.config.name in writer.scored for e in evaluators]
+  before = {key.split("/")[0] for key in writer.scores}
+  scored = [e.config.name in before for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for evaluator, is_scored in zip(evaluators, scored, strict=True):
     if start and not is_scored and is_due(evaluator.config, start):
@@ -180,7 +190,8 @@ def _train(
       values["lr"] = float(assembly.schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
-      writer.scalars(step, {f"train/{k}": v for k, v in values.items()})
+      costs = account.metrics(step)
+      writer.scalars(step, {f"train/{k}": v for k, v in values.items()} | costs)
       progress.update(step, values)
       progress.note(phases.text("first step"))
       progress.note(meter.advice(values))
@@ -193,13 +204,16 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        checkpointer.save(step, state, {**metadata, "step": step})
+        metadata |= {"step": step, accounting.KEY: account.at(step)}
+        checkpointer.save(step, state, metadata)
+        run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:
         scoring.start(step, evaluator, state.eval_params)
   write_scores(wait=True)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
+  progress.note(f"cost        {accounting.text(account.at(total_steps))}")
   save_predictions(evaluators, state, workdir)
   return state
 

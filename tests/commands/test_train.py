@@ -109,6 +109,10 @@ def test_metrics_of_a_run(run):
   first = next(r for r in rows if r["step"] == 1)
   assert first["train/loss"] == pytest.approx(np.log(10), rel=1e-6)
   assert "train/images_per_second" in rows[-3]
+  seen = {r["step"]: r["train/images_seen"] for r in rows if "train/lr" in r}
+  assert seen == {step: 16 * step for step in logged}
+  flops = _config().model.train_flops((16, 16), 10)
+  assert rows[-3]["train/exaflops"] == pytest.approx(320 * flops / 1e18)
   assert {"few/random_init/1shot", "few/raw_pixels/5shot"} <= rows[-1].keys()
 
 
@@ -131,9 +135,24 @@ def test_resumed_run_ends_in_the_same_bits(
     with pytest.raises(Stopped):
       train.train_and_evaluate(_config(), str(tmp_path))
   assert checkpoint.find(str(tmp_path)).name == "8"
+  cost = checkpoint.load_metadata(str(tmp_path))["accounting"]
   capfd.readouterr()
   resumed = train.train_and_evaluate(_config(), str(tmp_path))
-  (line,) = re.findall("^start  .*", capfd.readouterr().err, re.MULTILINE)
+  told = capfd.readouterr().err
+  assert "\ncost        320 images seen, " in told
+  # The hours of 8 steps, and of 12 more: more than either, and than the lost.
+  costs = [r for r in read_metrics(str(tmp_path)) if "train/device_hours" in r]
+  hours = [r["train/device_hours"] for r in costs]
+  assert hours == sorted(hours) and [r["step"] for r in costs][1:4] == [4, 8, 9]
+  assert hours[2] <= cost["device_hours"] < hours[3]
+  assert checkpoint.load_metadata(str(tmp_path))["accounting"] == {
+    "images_seen": 320,
+    "flops": 20 * cost["flops"] // 8,
+    "exaflops": 20 * cost["flops"] // 8 / 1e18,
+    "device_hours": pytest.approx(hours[-1], rel=0.1),
+    "init": None,
+  }
+  (line,) = re.findall("^start  .*", told, re.MULTILINE)
   assert re.fullmatch(
     r"start +\d+\.\d s to the end of the first step: checks .*, data .*, model"
     r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
@@ -148,8 +167,8 @@ def test_resumed_run_ends_in_the_same_bits(
     {
       k: v
       for k, v in r.items()
-      if not k.startswith(("time", "train/images", "train/input"))
-      and k != "train/mfu"
+      if not k.startswith(("time", "train/images_per", "train/input"))
+      and k not in ("train/mfu", "train/device_hours")
     }
     for r in rows
     if r["step"] not in (9,)  # the first step of a process is logged
@@ -309,6 +328,11 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
   tuned = train.train_and_evaluate(config, str(tmp_path))
   err = capfd.readouterr().err
   assert "2x2 -> 3x4" in err
+  cost = checkpoint.load_metadata(str(tmp_path))["accounting"]
+  assert cost["images_seen"] == 16
+  assert cost["init"] == checkpoint.load_metadata(workdir)["accounting"]
+  assert "cost        16 images seen" in err
+  assert "; the run before: 320 images seen, " in err
   table = tuned.params["Transformer"]["posembed_input"]["pos_embedding"]
   assert table.shape == (1, 13, 32)
   # Corners stay where they are; one step of 1e-9 is far below float32's last

@@ -147,15 +147,20 @@ def test_timm(tmp_path):
   [
     (
       {"interpolation": "bicubic", "crop_pct": 0.9},
-      "decode|resize_small(35, 'bicubic', antialias=True)|central_crop(32)",
+      "decode(dct='accurate')|resize_small_torch(35)|central_crop_torch(32)",
+    ),
+    (  # a share of 1 keeps the aspect ratio as well
+      {"interpolation": "bilinear", "crop_pct": 1.0},
+      "decode(dct='accurate')|resize_small_torch(32, 'bilinear')"
+      "|central_crop_torch(32)",
     ),
     (
-      {"interpolation": "bilinear", "crop_pct": 1.0},
-      "decode|resize(32, 'bilinear', antialias=True)",
+      {"crop_pct": 1.0, "crop_mode": "squash"},
+      "decode(dct='accurate')|resize_torch(32)",
     ),
     (
       {"input_size": [3, 32, 64]},
-      "decode|resize((32, 64), 'bicubic', antialias=True)",
+      "decode(dct='accurate')|resize_torch((32, 64))",
     ),
   ],
 )

@@ -90,8 +90,24 @@ def _batch_faults(config: Config) -> Iterator[str]:
 
 
 def _evaluator_faults(config: Config) -> Iterator[str]:
+  cadences: dict[str, dict[str, int]] = {}
   for e in config.evals:
     yield from e.faults(f"config.evals.{e.name}")
+    if e.group is not None:
+      cadences.setdefault(e.group, {})[e.name] = e.every_steps
+  names = [e.name for e in config.evals]
+  for group, found in cadences.items():
+    if group in (*names, "train", "") or "/" in group:
+      yield (
+        f"config.evals.{next(iter(found))}.group: got {group!r}, expected a"
+        " name without '/' that no evaluator has, and other than 'train'."
+      )
+    if len(set(found.values())) > 1:
+      told = ", ".join(f"{name} {steps}" for name, steps in found.items())
+      yield (
+        f"config.evals.*.every_steps: got {told}, expected the same for the"
+        f" group {group!r}, of which a mean is written."
+      )
 
 
 def _objective_faults(config: Config) -> Iterator[str]:

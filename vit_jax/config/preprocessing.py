@@ -44,7 +44,11 @@ def pair(size: Side) -> tuple[int, int]:
 # One function per operation, with its parameters; it returns the shape after.
 
 
-def _decode(shape: Shape) -> Shape:
+def _decode(
+  shape: Shape, dct: str = "fast", upsampling: str = "fancy"
+) -> Shape:
+  _check_choice("dct", dct, DCTS)
+  _check_choice("upsampling", upsampling, UPSAMPLINGS)
   return None
 
 
@@ -87,6 +91,23 @@ def _central_crop(shape: Shape, size: Side) -> Shape:
   return _cropped("central_crop", shape, size)
 
 
+def _resize_torch(shape: Shape, size: Side, method: str = "bicubic") -> Shape:
+  _check_choice("filter", method, TORCH_FILTERS)
+  return pair(size)
+
+
+def _resize_small_torch(
+  shape: Shape, size: int, method: str = "bicubic"
+) -> Shape:
+  _check_choice("filter", method, TORCH_FILTERS)
+  pair(size)
+  return None
+
+
+def _central_crop_torch(shape: Shape, size: Side) -> Shape:
+  return _cropped("central_crop_torch", shape, size)
+
+
 def _random_crop(shape: Shape, size: Side) -> Shape:
   return _cropped("random_crop", shape, size)
 
@@ -111,13 +132,20 @@ def _cropped(name: str, shape: Shape, size: Side) -> Shape:
 
 
 RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
+TORCH_FILTERS = ("bicubic", "bilinear")
+DCTS = ("fast", "accurate")
+UPSAMPLINGS = ("fancy", "plain")
 
 
 def _check_method(method: str) -> None:
-  if method not in RESIZE_METHODS:
+  _check_choice("resize method", method, RESIZE_METHODS)
+
+
+def _check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+  if value not in choices:
     raise ValueError(
-      f"got resize method {method!r}, expected one of"
-      f" {', '.join(RESIZE_METHODS)}." + nearest(str(method), RESIZE_METHODS)
+      f"got {what} {value!r}, expected one of {', '.join(choices)}."
+      + nearest(str(value), choices)
     )
 
 
@@ -128,6 +156,9 @@ SHAPE_FNS: dict[str, Callable[..., Shape]] = {
   "resize": _resize,
   "resize_small": _resize_small,
   "central_crop": _central_crop,
+  "resize_torch": _resize_torch,
+  "resize_small_torch": _resize_small_torch,
+  "central_crop_torch": _central_crop_torch,
   "random_crop": _random_crop,
   "flip_lr": _flip_lr,
   "pad": _pad,

@@ -6,6 +6,18 @@ from vit_jax.config import defaults
 from vit_jax.families import family
 from vit_jax.options import nearest
 
+# Data set -> (split the shots are drawn from, split that is scored). They are
+# big_vision's (configs/common_fewshot.py); at least 30 images of every class of
+# ImageNet are among the first 65,000.
+FEWSHOT = {
+  "caltech101": ("train", "test"),
+  "cars196": ("train", "test"),
+  "cifar100": ("train", "test"),
+  "dtd": ("train", "test"),
+  "oxford_iiit_pet": ("train", "test"),
+  "uc_merced": ("train[:1000]", "train[1000:]"),
+  "imagenet2012": ("train[:65000]", "validation"),
+}
 DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
 # Length of a comparison of models; configs/comparison.py has the reasons.
 EPOCHS = {
@@ -52,6 +64,38 @@ def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
   """
   c.mesh.fsdp = -1
   c.optim.microbatch = microbatch
+
+
+def with_fewshot(c: ml_collections.ConfigDict) -> None:
+  """Adds few-shot accuracy on seven data sets, and the mean over them.
+
+  1, 5, 10 and 25 images a class, three draws, an L2 weight of 2^10, at 224 px,
+  every 10,000 steps and at the end: `fewshot_<data set>/<k>shot`, and the mean
+  `fewshot/<k>shot`. An evaluation passes about 153,000 images forward, which is
+  the arithmetic of 12.5 steps of 4,096: an eighth of a percent of the run.
+  Data sets that are not on disk are refused (config.fewshot).
+
+  Args:
+    c: The config, which is changed.
+
+  Source: section 4.1 of arXiv:2010.11929, which states neither L2 weight nor
+  draws; big_vision's evaluators/fewshot_lsr.py and configs/common_fewshot.py.
+  """
+  evals = dict(c.evals or {})
+  for dataset, (support, test) in FEWSHOT.items():
+    evals[f"fewshot_{dataset}"] = {
+      "kind": "fewshot",
+      "dataset": dataset,
+      "train_split": support,
+      "split": test,
+      "ops": "decode|resize(256)|central_crop(224)",
+      "shots": (1, 5, 10, 25),
+      "seeds": (0, 1, 2),
+      "l2": (1024.0,),
+      "every_steps": 10_000,
+      "group": "fewshot",
+    }
+  c.evals = evals
 
 
 def with_glyphs(c: ml_collections.ConfigDict) -> None:
@@ -176,6 +220,8 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
     c.optim.lr = 1e-3
     c.optim.warmup_steps = 500
   c.evals = evals
+  if not is_own:
+    with_fewshot(c)
   return c
 
 
@@ -194,7 +240,7 @@ def on_equal_terms(
   """
   c = table3(variant, dataset)
   c.model.name = family(variant)
-  c.model.pre_logits = c.model.name == "vit"
+  c.model.pre_logits = family(variant) == "vit"
   c.model.dropout = 0.0
   c.total_epochs = EPOCHS[dataset]
   c.optim.lr = lr

@@ -153,6 +153,16 @@ class Config:
   fake_data: bool = option(
     False, "fake records, made in memory with the shape of the data set's"
   )
+  fewshot: str = option(
+    "required",
+    "data sets of few-shot evaluators that are not on disk. By default they are"
+    " refused: a run of weeks must not lack its score because of a forgotten"
+    " one",
+    {
+      "required": "refused, with the commands that prepare them",
+      "available": "left out, and told; the means are then over fewer sets",
+    },
+  )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()
   data: DataConfig = DataConfig()

@@ -46,7 +46,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
   def blank(element: Record) -> Record:
     return {
       "image": tf.zeros([1, 1, 3], tf.uint8),
-      "label": tf.constant(0),
+      "label": tf.zeros(source.label_spec.shape, source.label_spec.dtype),
       "index": element["raw"]["index"],
       "mask": tf.constant(False),
       "key": tf.zeros([2], tf.int64),

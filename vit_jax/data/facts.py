@@ -12,6 +12,7 @@ class Facts(NamedTuple):
   splits: Mapping[str, int]
   image: str = "jpeg"  # or "png"
   size: tuple[int, int] = (256, 320)
+  is_multilabel: bool = False  # any number of classes per image
 
 
 # By name in TFDS, or by prefix, for all data sets that have it. Sources: the
@@ -21,11 +22,18 @@ class Facts(NamedTuple):
 # validates on full[25600:51200].
 FACTS = {
   "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
-  "imagenet2012_real": Facts(1000, {"validation": 50_000}),
+  "imagenet2012_real": Facts(1000, {"validation": 50_000}, is_multilabel=True),
   "imagenet21k": Facts(21_843, {"full": 14_197_122}),
   "imagenet_v2": Facts(1000, {"test": 10_000}),
+  "imagenet_a": Facts(1000, {"test": 7500}),
+  "imagenet_r": Facts(1000, {"test": 30_000}),
+  "imagenet_sketch": Facts(1000, {"test": 50_889}),
   "cifar10": Facts(10, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
   "cifar100": Facts(100, {"train": 50_000, "test": 10_000}, "png", (32, 32)),
+  "caltech101": Facts(102, {"train": 3060, "test": 6084}),
+  "cars196": Facts(196, {"train": 8144, "test": 8041}),
+  "dtd": Facts(47, {"train": 1880, "validation": 1880, "test": 1880}),
+  "uc_merced": Facts(21, {"train": 2100}),
   "oxford_iiit_pet": Facts(37, {"train": 3680, "test": 3669}),
   "oxford_flowers102": Facts(
     102, {"train": 1020, "validation": 1020, "test": 6149}

@@ -43,13 +43,15 @@ class FakeSource(Source):
     images = _images(self.num_classes, self.facts.image, self.facts.size)
     return {
       "image": tf.gather(images, base % len(images)),
-      "label": tf.cast(base % self.num_classes, tf.int32),
+      "label": tf.cast(_label(base, self), self.label_spec.dtype),
       "index": raw["index"],
     }
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
     base = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
+    if self.is_multilabel:
+      return _label(base, self).numpy()
     return (base % self.num_classes).astype(np.int32)
 
 
@@ -66,6 +68,7 @@ def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
     split=split,
     num_examples=splits.num_records(spans),
     num_classes=found.num_classes,
+    is_multilabel=found.is_multilabel,
     spans=spans,
     facts=found,
   )
@@ -82,7 +85,8 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
     return found
   builder = tfds_source.find_builder(dataset, data_dir, known=FACTS)
   tfds_source.check_features(dataset, builder)
-  num_classes = builder.info.features["label"].num_classes
+  label = tfds_source.find_label(builder.info.features)
+  num_classes = len(label.names)
   if builder.name == builders.Glyphs.name:
     config = builder.builder_config
     sizes = {
@@ -93,7 +97,24 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
   sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
   # TFDS knows the sizes only once it has prepared the data.
   guess = {"train": 10_000, "validation": 1000, "test": 1000}
-  return Facts(num_classes, sizes or guess)
+  return Facts(num_classes, sizes or guess, is_multilabel=label.is_multilabel)
+
+
+def _label(base, source: FakeSource):
+  """Returns the class of a record; where several are allowed, up to two.
+
+  They are bool [..., classes]: every third record has the class after its own,
+  too, and every sixteenth has none.
+  """
+  label = base % source.num_classes
+  if not source.is_multilabel:
+    return label
+  is_first, is_second = (
+    tf.one_hot(classes, source.num_classes, True, False, dtype=tf.bool)
+    for classes in (label, (label + 1) % source.num_classes)
+  )
+  is_second &= tf.expand_dims(base % 3 == 2, -1)
+  return (is_first | is_second) & tf.expand_dims(base % 16 != 15, -1)
 
 
 @functools.cache

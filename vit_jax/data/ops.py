@@ -15,6 +15,7 @@ in Pillow, with which PyTorch's models were trained and scored.
 from collections.abc import Callable
 
 from vit_jax.config import preprocessing
+from vit_jax.data import pixels
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record
 
@@ -25,17 +26,37 @@ ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # After these the whole image is taken.
 
 
-def decode(image, key):
+def decode(image, key, dct="fast", upsampling="fancy"):
   """Decodes JPEG, PNG, GIF (first frame), BMP or WebP to RGB.
 
   Grey becomes three equal channels, an alpha channel is dropped, 16 bits become
   8, and a CMYK JPEG is converted. An EXIF orientation is not applied, and
   neither was it by the pipelines that trained the published checkpoints.
+
+  Of a JPEG, `dct` is the inverse cosine transform: "fast", TensorFlow's
+  default, or "accurate", which with `upsampling` "fancy" is Pillow's, to the
+  bit. Colours of half the resolution are interpolated ("fancy") or repeated
+  ("plain").
   """
   del key
   if image.dtype != tf.string:
     return _as_rgb(image)
-  image = tf.io.decode_image(image, channels=3, expand_animations=False)
+
+  def decode_any():
+    return tf.io.decode_image(image, channels=3, expand_animations=False)
+
+  def decode_jpeg():
+    return tf.io.decode_jpeg(
+      image,
+      channels=3,
+      fancy_upscaling=upsampling == "fancy",
+      dct_method=f"INTEGER_{dct.upper()}",
+    )
+
+  if (dct, upsampling) == ("fast", "fancy"):
+    image = decode_any()
+  else:
+    image = tf.cond(tf.io.is_jpeg(image), decode_jpeg, decode_any)
   return tf.ensure_shape(image, [None, None, 3])
 
 
@@ -110,6 +131,28 @@ def central_crop(image, key, size):
   return tf.ensure_shape(_crop(image, spare // 2, size), [*size, 3])
 
 
+def resize_torch(image, key, size, method="bicubic"):
+  """Resizes to `size` with Pillow, to the bit."""
+  del key
+  resized = _by_numpy(pixels.resize_torch, image, size, method)
+  return tf.ensure_shape(resized, [*preprocessing.pair(size), 3])
+
+
+def resize_small_torch(image, key, size, method="bicubic"):
+  """Resizes the shorter side to `size` with Pillow, as torchvision does."""
+  del key
+  return _by_numpy(pixels.resize_small_torch, image, size, method)
+
+
+def central_crop_torch(image, key, size):
+  """Crops the middle as torchvision does: half a pixel is rounded to even."""
+  del key
+  size = preprocessing.pair(size)
+  spare = tf.cast(_spare("central_crop_torch", image, size), tf.float32)
+  begin = tf.cast(tf.round(spare / 2), tf.int32)
+  return tf.ensure_shape(_crop(image, begin, size), [*size, 3])
+
+
 def random_crop(image, key, size):
   """Crops a box of `size`, with every position equally likely."""
   size = preprocessing.pair(size)
@@ -142,6 +185,9 @@ OPS: dict[str, Callable[..., tf.Tensor]] = {
   "resize": resize,
   "resize_small": resize_small,
   "central_crop": central_crop,
+  "resize_torch": resize_torch,
+  "resize_small_torch": resize_small_torch,
+  "central_crop_torch": central_crop_torch,
   "random_crop": random_crop,
   "flip_lr": flip_lr,
   "pad": pad,
@@ -192,6 +238,11 @@ def _bound(op: preprocessing.Op, position: int) -> BoundOp:
     return OPS[op.name](image, key, *op.args, **op.kwargs)
 
   return fn
+
+
+def _by_numpy(fn, image, *args):
+  resized = tf.numpy_function(lambda x: fn(x, *args), [image], tf.uint8)
+  return tf.ensure_shape(resized, [None, None, 3])
 
 
 def _as_rgb(image):

@@ -285,7 +285,8 @@ def eval_batches(
   row_fns = decoding.row_fns(source, ops, root=0)
   batches = decoding.iterate(source, read, row_fns, first_step=0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
-  return _padded(batches, rows, num_batches, preprocessing.image_size(ops))
+  empty = _no_rows(source, preprocessing.image_size(ops))
+  return _padded(batches, rows, num_batches, empty)
 
 
 def _repeated(value) -> tf.data.Dataset:
@@ -300,19 +301,22 @@ def _batched(elements: tf.data.Dataset, row_fn, rows: int) -> tf.data.Dataset:
   return dataset.with_options(options)
 
 
+def _no_rows(source: Source, size: tuple[int, int]) -> Batch:
+  label = source.label_spec
+  return Batch(
+    image=np.zeros([0, *size, 3], np.uint8),
+    label=np.zeros([0, *label.shape], label.dtype.as_numpy_dtype),
+    mask=np.zeros([0], bool),
+    index=np.zeros([0], np.int64),
+  )
+
+
 def _padded(
-  batches: Iterator[Batch], rows: int, num_batches: int, size: tuple[int, int]
+  batches: Iterator[Batch], rows: int, num_batches: int, empty: Batch
 ) -> Iterator[Batch]:
   """Fills up the last batch and adds empty ones, up to `num_batches`."""
   for _ in range(num_batches):
-    batch = next(batches, None)
-    if batch is None:
-      batch = Batch(
-        image=np.zeros([0, *size, 3], np.uint8),
-        label=np.zeros([0], np.int32),
-        mask=np.zeros([0], bool),
-        index=np.zeros([0], np.int64),
-      )
+    batch = next(batches, empty)
     missing = rows - len(batch["mask"])
     if missing:
       batch = {

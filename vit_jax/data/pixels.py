@@ -14,6 +14,11 @@ from PIL import Image
 
 from vit_jax.config import preprocessing
 
+FILTERS = {
+  "bilinear": Image.Resampling.BILINEAR,
+  "bicubic": Image.Resampling.BICUBIC,
+}
+
 
 def apply(
   image: UInt8[np.ndarray, "h w 3"], ops: str
@@ -86,16 +91,43 @@ def central_crop(image, size):
   return image[top : top + height, left : left + width]
 
 
+def resize_torch(image, size, method="bicubic"):
+  """Resizes to `size` as Pillow does, which rounds between the two axes."""
+  height, width = preprocessing.pair(size)
+  resized = Image.fromarray(image).resize((width, height), FILTERS[method])
+  return np.asarray(resized)
+
+
+def resize_small_torch(image, size, method="bicubic"):
+  """Resizes as torchvision's Resize(size): the longer side is rounded down."""
+  sides = image.shape[:2]
+  height, width = (size * side // min(sides) for side in sides)
+  return resize_torch(image, (height, width), method)
+
+
+def central_crop_torch(image, size):
+  """Crops as torchvision's CenterCrop: half a pixel is rounded to even."""
+  height, width = preprocessing.SHAPE_FNS["central_crop_torch"](
+    image.shape[:2], size
+  )
+  top = round((image.shape[0] - height) / 2)
+  left = round((image.shape[1] - width) / 2)
+  return image[top : top + height, left : left + width]
+
+
 def pad(image, pixels):
   """Adds `pixels` black pixels on each side."""
   return np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
 
 
 OPS: dict[str, Callable[..., np.ndarray]] = {
-  "decode": lambda image: image,
+  "decode": lambda image, dct="fast", upsampling="fancy": image,
   "resize": resize,
   "resize_small": resize_small,
   "central_crop": central_crop,
+  "resize_torch": resize_torch,
+  "resize_small_torch": resize_small_torch,
+  "central_crop_torch": central_crop_torch,
   "pad": pad,
 }
 
@@ -134,13 +166,9 @@ def _bilinear(image, size):
 
 def _antialiased(image, size, method):
   """Resizes with Pillow's filter, widened when shrinking, all in floats."""
-  filters = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-  }
   channels = (
     Image.fromarray(channel.astype(np.float32)).resize(
-      size[::-1], filters[method]
+      size[::-1], FILTERS[method]
     )
     for channel in np.moveaxis(image, -1, 0)
   )

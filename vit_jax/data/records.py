@@ -14,6 +14,10 @@ PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # Records fetched with one call.
 
 
+class NotOnDisk(ValueError):
+  """Records that are not on disk; the text says how to put them there."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.
@@ -21,10 +25,10 @@ class Source(abc.ABC):
   Reading has two stages. `raw` streams records as they are stored, or only
   their numbers; `load` turns one of them, in parallel with others, into
   {"image", "label", "index"}: the image as encoded bytes or uint8 [h, w, c],
-  the label int32 [], the index int64 []. A source with random access may
-  override `fetch`. A streamed source has `is_by_number` False, and its own
-  `raw` (which continues at the first record after the last), `raw_at` and
-  `file_starts`.
+  the label as `label_spec` says, the index int64 []. A source with random
+  access may override `fetch`. A streamed source has `is_by_number` False, and
+  its own `raw` (which continues at the first record after the last), `raw_at`
+  and `file_starts`.
 
   Attributes:
     name: The name given in the config.
@@ -34,6 +38,7 @@ class Source(abc.ABC):
     class_names: Names by label; None if the data set has none.
     file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
       in memory; 0 for all other sources.
+    is_multilabel: Whether an image has any number of classes, none included.
   """
 
   name: str
@@ -42,6 +47,7 @@ class Source(abc.ABC):
   num_classes: int
   class_names: tuple[str, ...] | None = None
   file_bytes: int = 0
+  is_multilabel: bool = False
   # Records met so far that cannot be decoded; written by the pipeline.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
@@ -49,6 +55,13 @@ class Source(abc.ABC):
   is_by_number = True
   # Whether `labels` can be had without reading the whole split from files.
   knows_labels = True
+
+  @property
+  def label_spec(self) -> tf.TensorSpec:
+    """A label: int32 [], or float32 [num_classes], 1 for each class."""
+    if self.is_multilabel:
+      return tf.TensorSpec([self.num_classes], tf.float32)
+    return tf.TensorSpec([], tf.int32)
 
   def fetch(self, indices: tf.Tensor) -> Record:
     """Returns the raw records at the indices, int64 [n], in any order."""
@@ -84,7 +97,11 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def labels(self) -> np.ndarray:
-    """Returns all labels, int32 [num_examples], without decoding an image."""
+    """Returns all labels without decoding an image.
+
+    Returns:
+      int32 [num_examples]; of several per image bool [num_examples, classes].
+    """
 
   def record_name(self, index: int) -> str:
     """Returns the name of a record in a message."""

@@ -5,7 +5,7 @@ import dataclasses
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import folder, splits, subsets, tfds_source
 from vit_jax.data.facts import prefix_of
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
@@ -38,7 +38,8 @@ def open_source(
   Raises:
     ValueError: Unknown data set (with the nearest name) or split (with those
       that exist), records that are not on disk (with the command that puts them
-      there), or features other than `image` and `label`.
+      there), or features other than an image and a label (see
+      `tfds_source.find_label`).
   """
   opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
   if fake:
@@ -92,6 +93,16 @@ class Sources:
     stand_in = dataclasses.replace(stand_in, class_names=names)
     self._stand_ins[key] = stand_in
     return stand_in
+
+  def is_on_disk(self, dataset: str, split: str) -> bool:
+    """Whether `look_at` finds records; also where it has another fault."""
+    try:
+      self.look_at(dataset, split)
+    except NotOnDisk:
+      return False
+    except Exception:  # told by `faults`
+      pass
+    return True
 
   def faults(
     self, dataset: str, split: str, dataset_key: str, split_key: str

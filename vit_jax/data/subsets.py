@@ -55,7 +55,8 @@ class Subset(Source):
 
   Of a source with random access only these records are read. Streamed files
   are read whole, and what is outside the subset is dropped before decoding: an
-  epoch of the subset reads as many bytes as one of the split.
+  epoch of the subset reads as many bytes as one of the split, and each record
+  dropped takes about 0.1 ms of a core (records of 80 kB).
 
   Attributes:
     base: The source, opened without the subset.
@@ -74,6 +75,7 @@ class Subset(Source):
       num_examples=len(indices),
       num_classes=base.num_classes,
       class_names=base.class_names,
+      is_multilabel=base.is_multilabel,
       file_bytes=base.file_bytes * len(indices) // base.num_examples,
       base=base,
       indices=indices,
@@ -170,7 +172,10 @@ class Subset(Source):
     records = self.raw(0, self.num_examples).map(as_is(self.load), **PARALLEL)
     batches = records.map(lambda r: {k: r[k] for k in names}).batch(_BATCH)
     parts = list(batches)
-    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
+    found = {k: tf.concat([p[k] for p in parts], 0) for k in names}
+    if self.is_multilabel and "label" in found:
+      found["label"] = tf.cast(found["label"], tf.bool)
+    return found
 
   def record_name(self, index: int) -> str:
     """See `Source`: the name in the other source."""

@@ -29,22 +29,54 @@ class TfdsFiles(Source):
   """Records in files, as serialized examples."""
 
   pieces: tuple[Piece, ...]
+  label_key: str = "label"  # The feature that is the label.
   knows_labels = False
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
-    return {**_parse(raw["example"], ("image", "label")), "index": raw["index"]}
+    record = self._parse(raw["example"], ("image", "label"))
+    label = tf.cast(record["label"], self.label_spec.dtype)
+    return {**record, "label": label, "index": raw["index"]}
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
     return self.columns("label")["label"].numpy()
+
+  def _parse(self, example: tf.Tensor, names: Sequence[str]) -> Record:
+    """Parses one serialized example or a batch.
+
+    Args:
+      example: string [] or [n].
+      names: "image", which stays encoded, or "label", or both. Labels are int32
+        [] or [n]; of several per image bool [classes] or [n, classes].
+    """
+    one = tf.io.FixedLenFeature([], tf.int64)
+    types = {
+      "image": tf.io.FixedLenFeature([], tf.string),
+      self.label_key: tf.io.VarLenFeature(tf.int64)
+      if self.is_multilabel
+      else one,
+    }
+    keys = {"image": "image", "label": self.label_key}
+    parsed = tf.io.parse_example(
+      example, {keys[name]: types[keys[name]] for name in names}
+    )
+    parsed = {name: parsed[keys[name]] for name in names}
+    if "label" in parsed:
+      label = parsed["label"]
+      parsed["label"] = (
+        _k_hot(label, self.num_classes)
+        if self.is_multilabel
+        else tf.cast(label, tf.int32)
+      )
+    return parsed
 
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """Reads the whole split: "image" (encoded bytes) or "label" or both."""
     batches = (
       self.raw(0, self.num_examples)
       .batch(_BATCH)
-      .map(as_is(lambda raw: _parse(raw["example"], names)))
+      .map(as_is(lambda raw: self._parse(raw["example"], names)))
       .prefetch(1)
     )
     parts = list(batches)
@@ -126,6 +158,8 @@ class TfdsStream(TfdsFiles):
 
   def note(self) -> str:
     """See `Source`: says so if neighbouring records have the same class."""
+    if self.is_multilabel:
+      return ""
     places = np.linspace(
       0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
     )
@@ -150,7 +184,7 @@ class TfdsStream(TfdsFiles):
 
   def _labels_from(self, start: int, num: int) -> np.ndarray:
     examples = self.raw(start, min(start + num, self.num_examples)).batch(num)
-    parsed = _parse(next(iter(examples))["example"], ("label",))
+    parsed = self._parse(next(iter(examples))["example"], ("label",))
     return parsed["label"].numpy()
 
 
@@ -169,7 +203,8 @@ class TfdsMemory(Source):
     """See `Source`."""
     index = raw["index"]
     columns = {k: tf.gather(v, index) for k, v in self._columns.items()}
-    return {**columns, "index": index}
+    label = tf.cast(columns["label"], self.label_spec.dtype)
+    return {**columns, "label": label, "index": index}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
@@ -180,11 +215,13 @@ class TfdsMemory(Source):
     return self.files.record_name(index)
 
 
-def _parse(example: tf.Tensor, names: Sequence[str]) -> Record:
-  """Parses one serialized example or a batch; the image stays encoded."""
-  types = {"image": tf.string, "label": tf.int64}
-  features = {k: tf.io.FixedLenFeature([], types[k]) for k in names}
-  parsed = tf.io.parse_example(example, features)
-  if "label" in parsed:
-    parsed["label"] = tf.cast(parsed["label"], tf.int32)
-  return parsed
+def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:
+  """Returns which classes are among the labels, bool [(n,) classes].
+
+  Args:
+    labels: The classes of an image, [m], or of n images, [n, m].
+    num_classes: Number of classes.
+  """
+  labels = tf.sparse.to_dense(labels, default_value=-1)  # of no class
+  is_label = tf.one_hot(labels, num_classes, True, False, dtype=tf.bool)
+  return tf.reduce_any(is_label, axis=-2)

@@ -1,18 +1,19 @@
 """Data sets of TFDS: finds and checks them, prepares the embedded ones."""
 
 import contextlib
-import importlib.util
 import logging
 import os
+import shlex
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
@@ -23,10 +24,13 @@ from vit_jax.options import nearest
 
 EMBEDDED = (builders.Digits.name, builders.Glyphs.name)
 MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
+# Files that a user downloads for a data set. TFDS itself would go on without
+# one of them, and leave a split out.
 _MANUAL_FILES = {
-  "imagenet2012": "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
+  "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 }
-_NOT_IN_TFDS = ("imagenet21k",)
+# Features that may have several classes of an image.
+_SEVERAL = ("real_label", "labels")
 # Warnings of TFDS that need no action.
 _NOISE = ("Using custom data configuration", "Variant folder")
 logging.getLogger("absl").addFilter(
@@ -59,7 +63,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
   )
-  label = builder.info.features["label"]
+  label = find_label(builder.info.features)
   pieces = [p for span in spans for p in _pieces(infos, span)]
   file_bytes = sum(
     infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
@@ -69,9 +73,11 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
-    num_classes=label.num_classes,
+    num_classes=len(label.names),
     # Where the metadata have no names, TFDS invents "0", "1", ...
-    class_names=tuple(label.names),
+    class_names=label.names,
+    is_multilabel=label.is_multilabel,
+    label_key=label.key,
     pieces=tuple(pieces),
     file_bytes=file_bytes,
   )
@@ -92,7 +98,14 @@ def kept_if_small(source: Source) -> Source:
     files=source,
     **{
       k: getattr(source, k)
-      for k in ("name", "split", "num_examples", "num_classes", "class_names")
+      for k in (
+        "name",
+        "split",
+        "num_examples",
+        "num_classes",
+        "class_names",
+        "is_multilabel",
+      )
     },
   )
 
@@ -127,7 +140,7 @@ def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
   Raises:
     ValueError: See `find_builder`.
   """
-  return tuple(find_builder(dataset, data_dir).info.features["label"].names)
+  return find_label(find_builder(dataset, data_dir).info.features).names
 
 
 def find_builder(dataset: str, data_dir: str | None, known=()):
@@ -144,16 +157,11 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
-    if dataset in _NOT_IN_TFDS:
-      raise ValueError(
-        f"got data set {dataset!r}, which is not on disk and which TFDS cannot"
-        " prepare; write its images to folders, one per class, and use"
-        " folder:/path, or make them up with fake_data=True."
-      ) from None
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
-      f" cifar10, or folder:/path/to/images.{nearest(dataset, known)}"
+      " cifar10, folder:/path/to/images, or a name that `python -m"
+      f" vit_jax.prepare` imported.{nearest(dataset, known)}"
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
     if os.path.isdir(dataset):
@@ -170,28 +178,59 @@ def known_names() -> list[str]:
 
 
 def check_features(dataset: str, builder) -> None:
-  """Raises ValueError unless there is an 8-bit `image` and a `label`."""
+  """Raises ValueError unless there is an 8-bit `image` and a label."""
   features = builder.info.features
   # A data set may have no dictionary of features at all.
   named = dict(features) if hasattr(features, "keys") else {"": features}
-  image, label = named.get("image"), named.get("label")
+  image, label = named.get("image"), find_label(named)
   good = (
     isinstance(image, tfds.features.Image)
     and np.dtype(image.np_dtype) == np.uint8
-    and isinstance(label, tfds.features.ClassLabel)
-    and label.num_classes
+    and label
+    # ImageNet-21k's classes are those of the tars that it is made from.
+    and (label.names or not builder.is_prepared())
   )
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class as `label`. Write the images"
-      " to folders, one per class, and use folder:/path."
+      " expected an 8-bit `image` and one class as `label`, or a sequence of"
+      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
+      " images under these names: see python -m vit_jax.prepare --help."
     )
+
+
+class Label(NamedTuple):
+  """The feature that is the label: its name, classes, one or several."""
+
+  key: str
+  names: tuple[str, ...]
+  is_multilabel: bool
+
+
+def find_label(features) -> Label | None:
+  """Returns the feature that is the label; None if there is none.
+
+  It is `label` if that is one class; otherwise the first of `real_label`
+  (ImageNet's reassessed labels) and `labels` (VOC: classes of all objects, the
+  difficult ones included) that is a sequence of classes.
+  """
+  classes = tfds.features.ClassLabel
+  if "label" in features and isinstance(features["label"], classes):
+    return Label("label", _names(features["label"]), False)
+  for key in _SEVERAL:
+    of = getattr(features[key], "feature", None) if key in features else None
+    if isinstance(of, classes):
+      return Label(key, _names(of), True)
+  return None
+
+
+def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:
+  return tuple(feature.names) if feature.num_classes else ()
 
 
 def _prepare(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
-    raise ValueError(_how_to_prepare(builder, dataset, data_dir))
+    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
     " download needed ...",
@@ -217,27 +256,30 @@ def _prepare(builder, dataset: str, data_dir: str | None):
   return find_builder(dataset, data_dir)
 
 
+def manual_files(builder) -> tuple[tuple[str, ...], str]:
+  """Returns the files that a user must download, and what a user is told.
+
+  Returns:
+    Names of files, empty where they are not fixed, and a sentence; "" for a
+    data set that needs none.
+  """
+  names = _MANUAL_FILES.get(builder.name, ())
+  if names:
+    return names, f"{' and '.join(names)} from image-net.org, unopened"
+  return (), " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+
+
 def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
-  # Not the command `tfds build`: it needs apache_beam, which few have.
-  where = f", data_dir={data_dir!r}" if data_dir else ""
-  code = (
-    "import tensorflow_datasets as tfds;"
-    f" tfds.builder({dataset!r}{where}).download_and_prepare()"
-  )
-  # TFDS 4.9.10 imports this module to write any data set, and does not install
-  # it.
-  has_extra = importlib.util.find_spec("importlib_resources")
-  extra = "" if has_extra else "pip install importlib_resources && "
+  command = f"python -m vit_jax.prepare {shlex.quote(dataset)}"
+  if data_dir:
+    command += f" --data_dir={shlex.quote(data_dir)}"
   text = (
     f"got data set {dataset!r}, which is not prepared: expected its records"
     f" in {builder.data_dir}. Nothing is downloaded unasked; to do it once,"
-    f' run: {extra}python -c "{code}"'
+    f" run: {command}"
   )
-  if builder.name in _MANUAL_FILES:
-    text += (
-      f" (before that, put {_MANUAL_FILES[builder.name]} from image-net.org,"
-      f" unopened, into {builder.data_dir_root}/downloads/manual)"
-    )
+  if needed := manual_files(builder)[1]:
+    text += f" --manual_dir=FOLDER (in which you put {needed})"
   return text + ". To try the program without data, add --fake_data."
 
 

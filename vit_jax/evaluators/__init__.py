@@ -8,8 +8,18 @@ need not wait for it. See `vit_jax.evaluators.evaluator`.
 from vit_jax.evaluators.classification import ClassificationConfig
 from vit_jax.evaluators.evaluator import EvaluatorConfig
 from vit_jax.evaluators.fewshot import FewshotConfig
+from vit_jax.evaluators.knn import KnnConfig
+from vit_jax.evaluators.linear import LinearConfig
+from vit_jax.evaluators.multilabel import MultilabelConfig
+from vit_jax.evaluators.per_class import PerClassConfig
+from vit_jax.evaluators.subset import SubsetConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "classification": ClassificationConfig,
   "fewshot": FewshotConfig,
+  "knn": KnnConfig,
+  "linear": LinearConfig,
+  "multilabel": MultilabelConfig,
+  "per_class": PerClassConfig,
+  "subset": SubsetConfig,
 }

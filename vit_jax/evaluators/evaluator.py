@@ -19,6 +19,8 @@ class EvaluatorConfig:
       once for all who read it.
     scores_head: Whether the logits are scored, so that a head is needed. The
       first of these evaluators represents the run in its summary.
+    LEFT_OUT_BY: An option of the config, and its value at which the run goes
+      without this evaluator if its data set is not on disk; None: never.
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
@@ -30,9 +32,15 @@ class EvaluatorConfig:
     None, "images per batch, all devices; None: data.batch_size"
   )
   every_steps: int = option(0, "steps between evaluations; 0: only at the end")
+  group: str | None = option(
+    None,
+    "name under which the mean over all evaluators of that group is written, as"
+    " <group>/<metric>; None: none",
+  )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
   scores_head: ClassVar[bool] = False
+  LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = None
 
   def resolved(
     self, dataset: str | None, batch_size: int | None
@@ -97,6 +105,9 @@ class Context:
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: `weights.Head`, the classes of the logits.
+    workdir: Folder of the run, for files of an evaluator; None: none is
+      written.
+    made: What the evaluators of a run share, see `once`.
   """
 
   options: EvaluatorConfig
@@ -106,6 +117,17 @@ class Context:
   mesh: Any
   random_params: Callable[[], Any]
   head: Any
+  workdir: str | None = None
+  made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+  def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    """Returns what the run's first evaluator with this key has made.
+
+    So that evaluators which differ only in their data compile one function.
+    """
+    if key not in self.made:
+      self.made[key] = make()
+    return self.made[key]
 
   def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
     """Returns (params, global batch) -> results, jitted, on every device."""
@@ -208,3 +230,12 @@ class Evaluator:
       num_mistakes: Most mistakes.
     """
     return None
+
+
+def several_classes(where: str, source: Any) -> str:
+  """Returns the fault of data whose images may have several classes."""
+  return (
+    f"{where}.dataset: got {source.name!r}, whose images have any number of"
+    " classes, expected one class each; kind='multilabel' scores the head on"
+    " such data."
+  )

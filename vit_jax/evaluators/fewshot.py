@@ -16,10 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vit_jax.batch import normalise
-from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  several_classes,
+)
+from vit_jax.evaluators.features import Rows, layer_of
+from vit_jax.evaluators.features import extract as extract_features
 from vit_jax.options import option
-
-Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,8 @@ class FewshotConfig(EvaluatorConfig):
   layer: str = option("pre_logits", "which intermediate is the feature")
   shots: tuple[int, ...] = option(
     (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all",
+    "examples per class; 0: all of train_split, as <name>/all. A class with"
+    " fewer gives all of its own, where most have enough",
   )
   seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
   l2: tuple[float, ...] = option(
@@ -45,6 +51,7 @@ class FewshotConfig(EvaluatorConfig):
   )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
+  LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = ("fewshot", "available")
 
   def faults(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
@@ -74,9 +81,12 @@ class FewshotConfig(EvaluatorConfig):
     except ValueError as e:
       yield f"{where}.layer: {e}"
     train = sources["train_split"]
+    if train.is_multilabel:
+      yield several_classes(where, train)
+      return
     if train.knows_labels and max(self.shots, default=0):
       try:
-        sample_shots(train.labels(), max(self.shots), 0)
+        sample_shots(train.labels(), max(self.shots), 0, allow_fewer=True)
       except ValueError as e:
         yield f"{where}.shots: {e}"
 
@@ -88,7 +98,8 @@ class FewshotConfig(EvaluatorConfig):
 class Fewshot(Evaluator):
   """Scores the features of a model by a classifier learned from few labels.
 
-  The head is not used: the data set's own classes are learned.
+  The head is not used: the data set's own classes are learned. With fake data,
+  two batches of each split are read.
   """
 
   def __init__(self, context: Context):
@@ -101,12 +112,14 @@ class Fewshot(Evaluator):
       f"{self.config.dataset}, learns from [{self.config.train_split}]"
       f" ({self._support.num_examples:,} images,"
       f" {self._support.num_classes:,} classes), scored on"
-      f" [{self.config.split}] ({self._test.num_examples:,})"
+      f" [{self.config.split}] ({self._test.num_examples:,}){self._fewer}"
     )
+
+    layer = self.config.layer
 
     def features(params, batch):
       _, out = context.predict(params, batch["image"])
-      return layer_of(out, self.config.layer)
+      return layer_of(out, layer)
 
     def pixels(params, batch):
       del params
@@ -114,15 +127,18 @@ class Fewshot(Evaluator):
 
     # Rows are split over the mesh; only one layer of `out` is computed to the
     # end, gathered and fetched.
-    self._features, self._pixels = (
-      context.jit(
-        lambda params, batch, fn=fn: {
+    def rows_of(fn):
+      return context.jit(
+        lambda params, batch: {
           "x": fn(params, batch),
           **{k: batch[k] for k in ("label", "mask", "index")},
         }
       )
-      for fn in (features, pixels)
+
+    self._features = context.once(
+      ("features", layer), lambda: rows_of(features)
     )
+    self._pixels = context.once("raw_pixels", lambda: rows_of(pixels))
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
@@ -191,16 +207,38 @@ class Fewshot(Evaluator):
     """(shots, seed) -> record numbers; reads the labels of the split once."""
     from vit_jax import ridge
 
+    if self.context.config.fake_data:  # whose labels are 0, 1, ... in turn
+      num_classes, few = self._support.num_classes, self._few(self._support)
+      return {
+        (k, seed): np.arange(min(few, k * num_classes or few))
+        for k in self.config.shots
+        for seed in (self.config.seeds if k else (0,))
+      }
     everything = np.arange(self._support.num_examples)
     drawn = {(0, 0): everything} if 0 in self.config.shots else {}
     if shots := [k for k in self.config.shots if k]:
       labels = self._support.labels()
       drawn |= {
-        (k, seed): ridge.sample_shots(labels, k, seed)
+        (k, seed): ridge.sample_shots(labels, k, seed, allow_fewer=True)
         for k in shots
         for seed in self.config.seeds
       }
     return drawn
+
+  def _few(self, source: Any) -> int:
+    """Returns how many fake records of a split a trial reads."""
+    return min(source.num_examples, 2 * self.config.batch_size)
+
+  @property
+  def _fewer(self) -> str:
+    """A text on classes with fewer examples than shots, or ""."""
+    most = max(self.config.shots)
+    if not (most and self._support.knows_labels):
+      return ""
+    counts = np.bincount(self._support.labels())
+    if not (few := np.count_nonzero(counts < most)):
+      return ""
+    return f"; {few} classes have fewer than {most} images, {counts.min()}"
 
   def _extract(
     self,
@@ -209,29 +247,7 @@ class Fewshot(Evaluator):
     params,
     indices: np.ndarray | None,
   ) -> Rows:
-    """Returns features, labels and indices, in the order of the records."""
-    batches = self.context.batches(source, indices)
-    parts = list(self.context.forward(extract, params, batches))
-    rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-    rows = {k: v[rows["mask"]] for k, v in rows.items()}
-    order = np.argsort(rows["index"])
-    return {k: v[order] for k, v in rows.items()}
-
-
-def layer_of(out: dict, path: str) -> Any:
-  """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
-
-  Raises:
-    ValueError: There is none; the message lists the names.
-  """
-  found = out
-  for key in path.split("/"):
-    if not isinstance(found, dict) or key not in found:
-      known = sorted(found) if isinstance(found, dict) else []
-      raise ValueError(
-        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
-      )
-    found = found[key]
-  if isinstance(found, dict):
-    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(found)}.")
-  return found.mean(axis=tuple(range(1, found.ndim - 1)))
+    """Returns the features of a split, see `features.extract`."""
+    if indices is None and self.context.config.fake_data:
+      indices = np.arange(self._few(source))
+    return extract_features(self.context, source, extract, params, indices)

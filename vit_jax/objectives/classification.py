@@ -32,6 +32,16 @@ class Classification(Objective):
         " expected a share from 0 to below 1."
       )
 
+  def data_faults(self, data) -> Iterator[str]:
+    """See `Objective`."""
+    if self.loss == "softmax" and getattr(data, "is_multilabel", False):
+      name = getattr(data, "name", type(data).__name__)
+      yield (
+        f"config.objective.loss: got 'softmax', one distribution over the"
+        f" classes, but an image of {name!r} has any number of classes;"
+        " expected 'sigmoid'."
+      )
+
   def make(self, model, facts):
     """Returns the network and its loss; see `Objective.make`.
 

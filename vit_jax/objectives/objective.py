@@ -37,6 +37,14 @@ class Objective:
     """
     return iter(())
 
+  def data_faults(self, data: Any) -> Iterator[str]:
+    """Yields why it cannot learn from data.
+
+    Args:
+      data: A `batch.Data`, maybe with the attribute `is_multilabel`.
+    """
+    return iter(())
+
   def make(self, model: Any, facts: Any) -> tuple[Any, Any]:
     """Returns the module that is trained, and its loss.
 

@@ -9,6 +9,8 @@ import re
 from typing import Any
 
 from vit_jax.config import Config, EvaluatorConfig, build, upgraded
+from vit_jax.runtime import accounting
+from vit_jax.runtime.averages import groups
 from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
@@ -101,8 +103,25 @@ class Run:
       n for n in written if n not in self.evals
     ]
 
+  @functools.cached_property
+  def groups(self) -> dict[str, list[str]]:
+    """Names of the evaluators over which a mean was written, by its name."""
+    written = {n.split("/")[0] for n in self.names}
+    return {
+      group: [e.name for e in members if e.name in written]
+      for group, members in groups(self.evals.values()).items()
+      if group in written
+    }
+
+  def fewshot_names(self) -> list[str]:
+    """Returns the few-shot evaluators, a mean in place of a group."""
+    members = {n for names in self.groups.values() for n in names}
+    return [n for n in self.evaluators(SHOT) if n not in members]
+
   def scored(self, name: str) -> str:
     """Returns data set and split of an evaluator, its name if unknown."""
+    if name in self.groups:
+      return f"mean of {len(self.groups[name])} data sets"
     texts = {
       n: f"{short(e.dataset or n)} {e.split}" for n, e in self.evals.items()
     }
@@ -139,7 +158,7 @@ class Run:
       {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, with the weight that the config
       names first before the others, "?" if it is unknown; {} if there are none.
     """
-    options = self.evals.get(name)
+    options = self.evals.get(self.groups.get(name, [name])[0])
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
     prefix = re.escape(f"{name}/{of}/" if of else f"{name}/")
     pattern = re.compile(prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>\d+)shot")
@@ -288,6 +307,15 @@ def facts(run: Run) -> dict[str, str]:
     found["optimizer"] = f"{optim.get('name')}, peak lr {optim.get('lr'):g}"
   if metadata.get("devices"):
     found["devices"] = str(metadata["devices"])
+  for metric, what in (
+    ("images_seen", "images seen"),
+    ("exaflops", "exaFLOPs"),
+    ("device_hours", "device-hours"),
+  ):
+    if (value := run.last(f"train/{metric}")) is not None:
+      found[what] = accounting.number(value)
+  if before := metadata.get(accounting.KEY, {}).get("init"):
+    found["the run before"] = accounting.text(before)
   if run.wall_seconds() is not None:
     found["time"] = format_seconds(run.wall_seconds())
   return found

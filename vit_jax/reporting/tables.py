@@ -19,7 +19,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
     for n in tests or names
   ]
-  for name in run.evaluators(runs_lib.SHOT):
+  for name in run.fewshot_names():
     by_l2 = run.fewshot(name)
     if not by_l2:
       continue
@@ -51,6 +51,35 @@ def scores(runs: list[Run]) -> str:
   return f"<h2>Scores</h2>\n{table('numbers', head, rows)}"
 
 
+def others(runs: list[Run]) -> str:
+  """Returns the last metrics that no other table has, an evaluator a row.
+
+  All of those with neither a top-1 nor shots, and what one with a top-1 has
+  beside it, its top-5, loss and count.
+  """
+  usual = ("top1", "top5", "loss", "count")
+  rows = []
+  for run in runs:
+    who = f", {run.label}" if len(runs) > 1 else ""
+    with_top1 = run.evaluators(runs_lib.TOP1)
+    with_shots = run.evaluators(runs_lib.SHOT)
+    for name in (n for n in run.evals if n not in with_shots):
+      metrics = (n for n in run.names if n.startswith(f"{name}/"))
+      values = {m.removeprefix(f"{name}/"): run.last(m) for m in metrics}
+      texts = [
+        f"{what} {value:.5g}"
+        for what, value in values.items()
+        if value is not None and not (name in with_top1 and what in usual)
+      ]
+      if texts:
+        kind = run.evals[name].kind
+        rows.append([run.scored(name) + who, kind, ", ".join(texts)])
+  if not rows:
+    return ""
+  head = ["", "evaluator", "last scores"]
+  return f"<h2>Further scores</h2>\n{table('facts', head, rows)}"
+
+
 def facts(runs: list[Run]) -> str:
   """Returns facts by run, a column each; facts equal in many runs only once."""
   labels, found = [r.label for r in runs], [runs_lib.facts(r) for r in runs]
@@ -67,9 +96,22 @@ def facts(runs: list[Run]) -> str:
   return "<br>".join(parts)
 
 
+def fewshot_sets(run: Run, name: str) -> str:
+  """Returns the accuracies that a mean is of, a row each; "" for no mean."""
+  members = run.groups.get(name, ())
+  found = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
+  if not found:
+    return ""
+  shots = sorted({k for v in found.values() for k in v}, key=int)
+  rows = [
+    [run.scored(n), *(share(v.get(k)) for k in shots)] for n, v in found.items()
+  ]
+  return table("numbers", ["data set", *shots], rows)
+
+
 def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
   """Returns what the numbers of a few-shot evaluator mean."""
-  options = run.evals.get(name)
+  options = run.evals.get(run.groups.get(name, [name])[0])
   draws = len(options.seeds) if options else 1
   text = (
     "A linear classifier in closed form (ridge regression) on frozen features"

@@ -20,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import run_info
+from vit_jax.runtime import on_disk, run_info
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 
@@ -57,11 +57,26 @@ class Run:
     )
     self._given = data
     self._fitted: Any = None
+    self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # Options of the evaluators, with those of config.data where they have none.
-    self.evals: tuple[EvaluatorConfig, ...] = tuple(
+    self._named: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
       for e in config.evals
     )
+
+  @functools.cached_property
+  def left_out(self) -> on_disk.Evals:
+    """The evaluators that the run goes without, see config.fewshot."""
+    return on_disk.left_out(self.config, self._missing)
+
+  @functools.cached_property
+  def evals(self) -> on_disk.Evals:
+    """The evaluators that the run has."""
+    return tuple(e for e in self._named if e not in self.left_out)
+
+  @functools.cached_property
+  def _missing(self) -> on_disk.Evals:
+    return on_disk.missing(self._named, self.sources)
 
   @functools.cached_property
   def data(self) -> Any:
@@ -113,6 +128,11 @@ class Run:
       return 0
 
   @functools.cached_property
+  def resumed_metadata(self) -> dict[str, Any]:
+    """What the checkpoint of `start` states beside the weights; {}: new."""
+    return checkpoint.load_metadata(self.workdir) if self.start else {}
+
+  @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates, for one image, and parameters."""
     module, _ = self.config.objective.make(self.config.model, self.facts)
@@ -145,6 +165,7 @@ class Run:
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
     """
+    made: dict[Any, Any] = {}
     return [
       e.make(
         Context(
@@ -158,6 +179,8 @@ class Run:
           mesh=mesh,
           random_params=random_params,
           head=self.head,
+          workdir=self.workdir,
+          made=made,
         )
       )
       for e in self.evals
@@ -184,14 +207,16 @@ class Run:
         "config.data.dataset",
         "config.data.split",
       )
-    for written, e in zip(config.evals, self.evals, strict=True):
+    for written, e in zip(config.evals, self._named, strict=True):
+      if e in self.left_out:
+        continue
       where = f"config.evals.{e.name}"
       at = "config.data" if written.dataset is None else where
       for option in e.SPLITS:
         found += self.sources.faults(
           e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
         )
-    return found
+    return found + on_disk.advice(config, self._missing)
 
   def run_faults(self) -> list[str]:
     """Returns faults of length and head, given the data."""
@@ -204,7 +229,14 @@ class Run:
         f"config.num_classes: got {self.facts.num_classes}, expected at least"
         f" the {self._seen.num_classes} classes of {name!r}, or None."
       )
-    return found
+    several = getattr(self._seen, "is_multilabel", False)
+    if several and self.facts.num_classes > self._seen.num_classes:
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected the"
+        f" {self._seen.num_classes} of the data, whose labels are a number for"
+        " each class; or None."
+      )
+    return [*found, *self.config.objective.data_faults(self._seen)]
 
   def evaluator_faults(self) -> list[str]:
     """Returns faults of the evaluators, given head, layers and data."""
@@ -266,6 +298,7 @@ class Run:
       found = self.found or weights.read(self.config.init)
     except (FileNotFoundError, ValueError) as e:
       return [f"{key}: {e}"]
+    self.init_metadata = dict(found.metadata)
     _, target = self.shapes
     names = self.head.class_names if self.is_training else None
     try:
@@ -328,6 +361,7 @@ class Run:
     found = found or self.workdir_faults()
     if found:
       raise ConfigError(dict.fromkeys(found))
+    on_disk.agree(self.config, self._named, self.left_out)
 
 
 def check(

@@ -13,11 +13,12 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.config import Config, to_dict, upgraded
+from vit_jax.config import Config, build, to_dict, upgraded
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
+from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -60,9 +61,42 @@ def metadata(run, params) -> dict[str, Any]:
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
     "num_examples": run.data.num_examples,
+    "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
   }
+
+
+def averaged(run) -> dict[str, list[str]]:
+  """Returns the data sets over which each group's mean is taken."""
+  return {
+    group: [e.dataset for e in members]
+    for group, members in groups(run.evals).items()
+  }
+
+
+def sets_text(run) -> str:
+  """Returns lines on the means of groups, and what is left out, or ""."""
+  lines = [
+    f"{group:<11} mean of {len(names)} data sets: {', '.join(names)}"
+    for group, names in averaged(run).items()
+  ]
+  if run.left_out:
+    names = ", ".join(e.dataset for e in run.left_out)
+    keys = {"=".join(e.LEFT_OUT_BY) for e in run.left_out}
+    lines.append(
+      f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
+    )
+  if run.start:
+    path = epath.Path(run.workdir) / "metadata.json"
+    was = json.loads(path.read_text()).get("averages") if path.exists() else {}
+    lines += [
+      f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
+      " later means do not compare"
+      for group, names in (was or {}).items()
+      if names != averaged(run).get(group)
+    ]
+  return "\n".join(lines)
 
 
 def eval_ops(config: Config) -> str:
@@ -104,7 +138,9 @@ def parameter_table(params) -> str:
 
 
 def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
-  """Writes one file of a run."""
+  """Writes one file of a run; only process 0 does."""
+  if jax.process_index() != 0:
+    return
   text = json.dumps(values, indent=2, ensure_ascii=False)
   replace_text(epath.Path(workdir) / name, text + "\n")
 
@@ -126,7 +162,9 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   if not path.exists():
     return {}
   began = upgraded(json.loads(path.read_text()))
-  old, new = _flat(began), _flat(to_dict(config))
+  # Options that were added since had what are their defaults now.
+  old = _flat(to_dict(build(began)[0])) | _flat(began)
+  new = _flat(to_dict(config))
   return {
     key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
@@ -164,6 +202,8 @@ def text(run, mesh: Mesh, params) -> str:
   if config.optim.ema_decay is not None:
     average = _average(config.optim.ema_decay, total_steps)
     lines.insert(-1, f"average     {average}")
+  if sets := sets_text(run):
+    lines.append(sets)
   if run.data_note:
     lines.append(f"note        {run.data_note}")
   if fault := unknown_peak(mesh.devices.flat[0].device_kind):
@@ -199,7 +239,8 @@ def format_scores(step: int, scores: dict[str, float]) -> str:
   rows: dict[str, list[str]] = {}
   for key, value in scores.items():
     name, metric = key.rsplit("/", 1)
-    text = f"{value:,.0f}" if metric == "count" else f"{value:.4f}"
+    is_whole = metric in ("count", "sets")
+    text = f"{value:,.0f}" if is_whole else f"{value:.4f}"
     rows.setdefault(name, []).append(f"{metric} {text}")
   head, width = f"step {step:,}: ", max(map(len, rows))
   lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]

@@ -22,18 +22,21 @@ class Writer:
       are dropped, since they will be written again.
 
   Attributes:
-    scored: Evaluators that have results at step `resumed_at`; known to process
-      0 only.
+    scores: Metrics of evaluators, by name, that were written at step
+      `resumed_at`; known to process 0 only.
   """
 
   def __init__(self, workdir: str, resumed_at: int = 0):
     self._file = self._board = None
-    self.scored: set[str] = set()
+    self.scores: dict[str, float] = {}
     if jax.process_index() != 0:
       return
     kept = [r for r in read_metrics(workdir) if r["step"] <= resumed_at]
-    self.scored = {
-      k.split("/")[0] for r in kept for k in r if r["step"] == resumed_at
+    self.scores = {
+      k: v
+      for r in kept
+      for k, v in r.items()
+      if r["step"] == resumed_at and "/" in k and not k.startswith("train/")
     }
     path = epath.Path(workdir) / METRICS
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.config import model_from_dict
+from vit_jax.config import model_from_dict, pixel_path
 from vit_jax.weights import hf, timm
 from vit_jax.weights.found import (
   METADATA_KEY,
@@ -107,19 +107,14 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _timm_ops(about: Mapping[str, Any]) -> str:
-  """Returns timm's evaluation: resize by 1 / crop_pct, crop the centre."""
+  """Returns timm's evaluation of a model, from its config."""
   _, height, width = about["input_size"]
-  method = about.get("interpolation", "bicubic")
-  method = method if method in ("bilinear", "bicubic") else "bicubic"
-  crop = about.get("crop_pct") or 0.875
-  if height != width or crop == 1:
-    return (
-      f"decode|resize({_text((height, width))}, {method!r}, antialias=True)"
-    )
-  return (
-    f"decode|resize_small({int(height / crop)}, {method!r}, antialias=True)"
-    f"|central_crop({height})"
-  )
+  return pixel_path.timm(
+    (height, width),
+    about.get("crop_pct") or 0.875,
+    about.get("interpolation", "bicubic"),
+    about.get("crop_mode", "center"),
+  ).ops
 
 
 def _fold(weights: Weights, mean, std) -> Weights:

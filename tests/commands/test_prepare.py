@@ -1,0 +1,255 @@
+"""`python -m vit_jax.prepare`: ImageNet from tars, and data of one's own."""
+
+import io
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import prepare, train
+from vit_jax.data import preparing, sources
+
+WNIDS = ("n01440764", "n01443537", "n15075141")
+
+
+def jpeg(number):
+  """An image that no other number has."""
+  rng = np.random.default_rng(number)
+  file = io.BytesIO()
+  image = rng.integers(256, size=(24, 30, 3), dtype=np.uint8)
+  Image.fromarray(image).save(file, "jpeg")
+  return file.getvalue()
+
+
+def tar_of(members):
+  """The bytes of a tar of {name: bytes} or [(name, bytes)]."""
+  file = io.BytesIO()
+  pairs = members.items() if isinstance(members, dict) else members
+  with tarfile.open(fileobj=file, mode="w") as tar:
+    for name, data in pairs:
+      member = tarfile.TarInfo(name)
+      member.size = len(data)
+      tar.addfile(member, io.BytesIO(data))
+  return file.getvalue()
+
+
+def class_tars(count=4):
+  """{name of the tar: its bytes}, and {image: class}."""
+  found, classes = {}, {}
+  for i, wnid in enumerate(WNIDS):
+    pictures = {f"{wnid}_{j}.JPEG": jpeg(100 * i + j) for j in range(count)}
+    found[f"{wnid}.tar"] = tar_of(pictures)
+    classes |= dict.fromkeys(pictures.values(), wnid)
+  return found, classes
+
+
+def write(folder, found):
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, data in found.items():
+    (folder / name).write_bytes(data)
+
+
+def stored(name, split, data_dir):
+  """{encoded image: name of its class}"""
+  source = sources.open_source(name, split, str(data_dir))
+  records = source.records().as_numpy_iterator()
+  return {r["image"]: source.class_names[r["label"]] for r in records}
+
+
+def run(*arguments):
+  """The command, in this process."""
+  prepare.main(list(map(str, arguments)))
+
+
+def fault(*arguments):
+  with pytest.raises(SystemExit) as e:
+    run(*arguments)
+  return str(e.value)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
+  found, classes = class_tars()
+  if is_nested:
+    whole = {f"fall11/{name}": data for name, data in found.items()}
+    found = {"fall11_whole.tar": tar_of(whole)}
+  write(tmp_path / "tars", found)
+  arguments = (
+    "imagenet21k",
+    f"--manual_dir={tmp_path / 'tars'}",
+    f"--data_dir={tmp_path / 'out'}",
+  )
+  run(*arguments)
+  out = capsys.readouterr().out
+  assert "full                  12 records" in out
+  assert (
+    "to use it: --config.data.dataset=imagenet21k --config.data.data_" in out
+  )
+  assert stored("imagenet21k", "full", tmp_path / "out") == classes
+  source = sources.open_source("imagenet21k", "full[3:]", str(tmp_path / "out"))
+  assert source.class_names == WNIDS and source.num_examples == 9
+  # Neighbours are not of a class: the slices of a recipe have all of them.
+  assert len({*source.labels()[:6]}) > 1
+  assert list((tmp_path / "out").glob("imagenet21k/1.0.0/*.array_record*"))
+  run(*arguments)
+  assert "already; nothing to do" in capsys.readouterr().out
+
+
+def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
+  found, classes = class_tars()
+  whole = jpeg(7)
+  found["n02000000.tar"] = tar_of(
+    [
+      ("n02000000_0.JPEG", whole),
+      ("n02000000_1.JPEG", whole[:-40]),
+      ("n02000000_2.JPEG", b"404"),
+      ("n02000000_0.JPEG", jpeg(8)),
+    ]
+  )
+  cut = tar_of({f"n02000001_{i}.JPEG": jpeg(900 + i) for i in range(3)})
+  found["n02000001.tar"] = cut[:3000]
+  found["n02000002.tar"] = b""
+  found["n02000003.tar"] = tar_of({})
+  found["README.tar"] = b"no class"
+  write(tmp_path / "tars" / "deeper", found)
+  out = tmp_path / "out"
+  run("imagenet21k", "--manual_dir", tmp_path / "tars", "--data_dir", out)
+  # The classes are those of the names, images or not.
+  source = sources.open_source("imagenet21k", "full", str(out))
+  extra = tuple(f"n0200000{i}" for i in range(4))
+  assert source.class_names == (*WNIDS[:2], *extra, WNIDS[2])
+  kept = stored("imagenet21k", "full", out)
+  assert classes.items() < kept.items()
+  lines = (out / "imagenet21k/1.0.0/left_out.txt").read_text().splitlines()
+  told = capsys.readouterr().out
+  assert all(line in told for line in lines)
+  assert f"left out    {len(lines):>12}" in told
+  faults = dict(line.split(": ", 1) for line in lines)
+  assert "truncated" in faults.pop("n02000000/n02000000_1.JPEG")
+  assert faults.pop("n02000000/n02000000_2.JPEG") == "3 bytes that are no image"
+  assert faults.pop("n02000000/n02000000_0.JPEG") == "is in the tar twice"
+  assert "is broken after" in faults.pop("n02000001.tar")
+  assert "is broken after 0 images" in faults.pop("n02000002.tar")
+  assert not faults
+
+
+def test_tars_that_are_no_imagenet21k(tmp_path):
+  where = ("--manual_dir", tmp_path, "--data_dir", tmp_path / "out")
+  assert "with 0 tars, none of a class; expected" in fault(
+    "imagenet21k", *where
+  )
+  found, _ = class_tars()
+  write(tmp_path / "a", found)
+  write(tmp_path / "b", {"n01440764.tar": found["n01440764.tar"]})
+  assert "got two tars of the class n01440764" in fault("imagenet21k", *where)
+  where = ("--manual_dir", tmp_path / "no", "--data_dir", tmp_path / "out")
+  assert "expected the class tars n01440764.tar" in fault("imagenet21k", *where)
+
+
+def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
+  """Its class names and the labels of its validation images are TFDS's."""
+  found, classes = class_tars()
+  pictures = {
+    f"ILSVRC2012_val_0000000{i}.JPEG": jpeg(i + 50) for i in (2, 1, 3)
+  }
+  tars, out = tmp_path / "tars", tmp_path / "out"
+  write(tars, {"ILSVRC2012_img_train.tar": tar_of(found)})
+  arguments = ("imagenet2012", "--manual_dir", tars, "--data_dir", out)
+  text = fault(*arguments)
+  assert "without ILSVRC2012_img_val.tar; expected ILSVRC2012_img_train" in text
+  write(tars, {"ILSVRC2012_img_val.tar": tar_of(pictures)})
+  run(*arguments)
+  assert stored("imagenet2012", "train", out) == classes
+  names = sources.open_source("imagenet2012", "train", str(out)).class_names
+  assert (len(names), names[0], names[-1]) == (1000, WNIDS[0], WNIDS[2])
+  # The first labels of the validation set are 490, 361 and 171 in the numbers
+  # of the challenge's kit, which has an order of its own.
+  assert stored("imagenet2012", "validation", out) == {
+    pictures[f"ILSVRC2012_val_0000000{i}.JPEG"]: wnid
+    for i, wnid in enumerate(("n01751748", "n09193705", "n02105855"), 1)
+  }
+  assert list(out.glob("imagenet2012/*/*.array_record*"))
+
+
+def import_own(folder):
+  """Imports 12 images to train on and 4 others, one of them broken."""
+  for split, count in (("train", 12), ("val", 4)):
+    for i in range(count):
+      path = folder / "in" / split / "ab"[i % 2] / f"{i}.jpg"
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(jpeg(i))
+  (folder / "in" / "val" / "a" / "bad.jpg").write_bytes(b"bad")
+  run(f"folder:{folder / 'in'}", "--name=own", f"--data_dir={folder / 'out'}")
+
+
+def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
+  import_own(tmp_path)
+  said = capsys.readouterr().out
+  assert "2 classes: a, b" in said
+  assert "train                 12 records\nvalidation             4" in said
+  assert "left out               1\n" in said
+  assert "val/a/bad.jpg: 3 bytes that are no image" in said
+
+
+@pytest.mark.slow
+def test_data_of_ones_own_can_be_trained_on(tmp_path, capsys):
+  import_own(tmp_path)
+  config = tiny.config(
+    data__dataset="own",
+    data__split="train@8/seed=2",
+    data__data_dir=str(tmp_path / "out"),
+    data__batch_size=8,
+    data__ops="decode|resize(16)",
+    total_steps=2,
+    model__depth=1,
+  )
+  train.train_and_evaluate(config, str(tmp_path / "run"))
+  assert "own [train@8/seed=2]" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_explained(tmp_path):
+  assert "--name: got none" in fault(f"folder:{tmp_path}")
+  text = fault("folders:/x", "--name=x")
+  assert "SOURCE: got 'folders:/x'" in text and "Did you mean 'folder:'" in text
+  assert fault("cifar10", "--label=fine") == (
+    "--label: only for imports, not for TFDS's names."
+  )
+  assert "Did you mean 'cifar10'?" in fault("cifar01")
+  assert "is no folder" in fault(f"folder:{tmp_path}/no", "--name=x")
+  text = fault(f"parquet:{tmp_path}", "--name=x", "--classes=/no/file")
+  assert "/no/file" in text
+
+
+def test_a_missing_library_comes_with_its_command(monkeypatch):
+  monkeypatch.setitem(sys.modules, "datasets", None)
+  assert "pip install datasets" in fault("hf:beans", "--name=x")
+
+
+def test_help_is_quick():
+  code = (
+    "import sys; from vit_jax import prepare\n"
+    "try: prepare.main(['--help'])\n"
+    "except SystemExit: pass\n"
+    "print(*sys.modules)"
+  )
+  start = time.monotonic()
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert time.monotonic() - start < 2  # 0.1 s where nothing else runs
+  assert "webdataset:/path" in done.stdout
+  modules = done.stdout.splitlines()[-1].split()
+  assert not {"numpy", "jax", "tensorflow", "PIL"} & {*modules}
+
+
+def test_the_help_has_every_kind():
+  from vit_jax.data.imports import KINDS
+
+  with pytest.raises(SystemExit):
+    run("--help")
+  assert preparing.unknown_prefix("x:y").count(":") > len(KINDS)

@@ -1,0 +1,212 @@
+"""Pixel paths beside Pillow's decoder and timm's transforms, to the bit."""
+
+import functools
+import hashlib
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import datasets
+
+from vit_jax.config import pixel_path
+from vit_jax.config.pixel_path import PixelPath, taken_apart
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data import images, ops, pixels
+from vit_jax.data.host_tf import tf
+
+PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
+
+# First digits of the SHA-256 of what create_transform(interpolation, crop_pct,
+# crop_mode) of timm 1.0.31 makes of an image before normalising, with
+# torchvision 0.28.0 and Pillow 13.0.0.
+TIMM = """
+224 0.9 bicubic center china 015d911479ab5b4e
+224 0.9 bicubic center flower 07ec6f770938c280
+224 0.9 bicubic center odd 31959ead0eb28af9
+384 1.0 bicubic center china 07912a618d89327e
+384 1.0 bicubic center flower b93da9bc74783e9c
+384 1.0 bicubic center odd a210a74778ffb094
+224 0.875 bilinear center china f63cbb0af0fe1f19
+224 0.875 bilinear center flower 5eb3707bda0f4afa
+224 0.875 bilinear center odd ce7f90c16adf1e1c
+240 0.95 bicubic center china 4ae745f571bed063
+240 0.95 bicubic center flower a2b5dc217947b3fc
+240 0.95 bicubic center odd 218d3ffa1d45fca7
+224 1.0 bicubic squash china 45f5b225df5bc635
+224 1.0 bicubic squash flower 24dcd4b22bb124e5
+224 1.0 bicubic squash odd 228803362ace4ac2
+"""
+
+
+@functools.cache
+def encoded(name):
+  """Two photographs, and an upright part of one with odd sides."""
+  if name != "odd":
+    return (PHOTOS / f"{name}.jpg").read_bytes()
+  with Image.open(PHOTOS / "china.jpg") as image:
+    return jpeg(image.crop((0, 0, 333, 251)).rotate(90, expand=True), "PNG")
+
+
+def jpeg(image, kind="JPEG", **options):
+  stream = io.BytesIO()
+  image.save(stream, kind, **options)
+  return stream.getvalue()
+
+
+def evaluated(data, text):
+  """Returns an evaluator's pixels of encoded bytes, or of an array."""
+  record = {"image": tf.constant(data)}
+  made = ops.compose(text)(record, tf.zeros([2], tf.int64))
+  return made["image"].numpy()
+
+
+@pytest.mark.parametrize("row", TIMM.split("\n")[1:-1])
+def test_timm_s_pixels_to_the_bit(row):
+  px, share, filter, mode, name, digest = row.split()
+  size = int(px), int(px)
+  path = pixel_path.timm(size, float(share), filter, mode)
+  assert image_size(path.ops) == size
+  found = evaluated(encoded(name), path.ops)
+  assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest
+  # `predict`, too.
+  image = images.read(Image.open(io.BytesIO(encoded(name))))
+  np.testing.assert_array_equal(pixels.apply(image, path.ops), found)
+
+
+def test_a_spare_pixel_is_where_torchvision_has_it():
+  """Half of 1, 3, 5, 7 spare pixels is 0, 2, 2, 4 there; here 0, 1, 2, 3."""
+  for spare, begin in ((0, 0), (1, 0), (2, 1), (3, 2), (5, 2), (7, 4)):
+    image = np.arange(8 + spare, dtype=np.uint8)[None, :, None]
+    image = np.broadcast_to(image, (8, 8 + spare, 3)).copy()
+    text = "decode|central_crop_torch(8)"
+    for crop in (evaluated(image, text), pixels.apply(image, text)):
+      assert crop[0, 0, 0] == begin
+    assert evaluated(image, "decode|central_crop(8)")[0, 0, 0] == spare // 2
+
+
+def test_the_longer_side_is_rounded_down():
+  image = np.zeros((30, 59, 3), np.uint8)  # 20 / 30 * 59 = 39.33; 11: 21.63
+  for size, longer in ((20, 39), (11, 21)):
+    text = f"decode|resize_small_torch({size})|pad(0)"
+    assert pixels.apply(image, text).shape == (size, longer, 3)
+    assert evaluated(image, text).shape == (size, longer, 3)
+  nearest = evaluated(image, "decode|resize_small(11)|pad(0)")
+  assert nearest.shape == (11, 22, 3)  # our own rounds to the nearest
+
+
+KINDS = {
+  "4:2:0": dict(subsampling=2, quality=75),
+  "4:2:2": dict(subsampling=1, quality=90),
+  "4:4:4": dict(subsampling=0),
+  "progressive": dict(subsampling=2, progressive=True),
+  "grey": dict(mode="L"),
+  "CMYK": dict(mode="CMYK"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pillow_s_decoder_to_the_bit(kind):
+  options = {**KINDS[kind]}
+  with Image.open(PHOTOS / "china.jpg") as image:
+    data = jpeg(
+      image.crop((0, 0, 333, 251)).convert(options.pop("mode", "RGB")),
+      **options,
+    )
+  with Image.open(io.BytesIO(data)) as image:
+    expected = np.asarray(image.convert("RGB")).astype(int)
+
+  def difference(decode):
+    return np.abs(evaluated(data, decode + "|pad(0)") - expected)
+
+  assert difference("decode(dct='accurate')").max() == 0
+  # TensorFlow's default is the fast transform. Seen: 4 levels in 4:2:0, 6 in
+  # 4:2:2, 2 in grey; without smooth colours up to 30, where these are coarse.
+  assert 0 < difference("decode").max() <= 6
+  plain = difference("decode(dct='accurate', upsampling='plain')").max()
+  assert plain > 20 if kind in ("4:2:0", "4:2:2", "progressive") else plain == 0
+
+
+def test_other_formats_have_one_decoder():
+  data = encoded("odd")
+  for text in pixel_path.DECODERS.values():
+    found = evaluated(data, text + "|pad(0)")
+    np.testing.assert_array_equal(found, evaluated(data, "decode|pad(0)"))
+
+
+def test_big_vision_s_and_google_s_paths():
+  assert pixel_path.google((384, 384)).ops == "decode|resize(384)"
+  # The default of evaluators, which tests/data/test_ops.py has to the bit.
+  expected = "decode|resize_small(256)|central_crop(224)"
+  assert pixel_path.big_vision((224, 224)).ops == expected
+
+
+PATHS = (
+  PixelPath((224, 224)),
+  PixelPath((224, 160), filter="nearest"),
+  PixelPath((32, 32), antialias=True),
+  PixelPath((224, 224), 256, filter="area"),
+  PixelPath((224, 224), 248, "pillow", filter="bicubic", antialias=True),
+  PixelPath((64, 64), 64, "plain", filter="bilinear"),
+  pixel_path.timm((224, 224), 0.9),
+  pixel_path.timm((384, 384), 1.0, "bilinear"),
+  pixel_path.timm((32, 64), 0.9, "lanczos"),
+)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.ops)
+def test_a_path_is_its_operations(path):
+  assert image_size(path.ops) == path.size
+  assert taken_apart(path.ops) == path
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "decode|resize(32)|pad(4)",
+    "decode(upsampling='plain')|resize(32)",
+    "decode_inception_crop(32)|flip_lr",
+    "decode|resize_small(40)|central_crop_torch(32)",
+    "decode|resize_small_torch(40)|central_crop(32)",
+  ],
+)
+def test_other_operations_are_no_path(text):
+  assert taken_apart(text) is None
+
+
+def test_the_share_of_a_crop():
+  path = pixel_path.timm((224, 224), 0.9)
+  assert path.short == 248 and path.share == pytest.approx(224 / 248)
+  assert path.cropped(0.875).short == 256
+  assert path.cropped(1.0).ops == (
+    "decode(dct='accurate')|resize_small_torch(224)|central_crop_torch(224)"
+  )
+  assert path.cropped(None).share is None
+  assert path.cropped(None).ops == "decode(dct='accurate')|resize_torch(224)"
+
+
+@pytest.mark.parametrize(
+  "text, fault",
+  [
+    (
+      "decode(dct='slow')|resize(8)",
+      "got dct 'slow', expected one of",
+    ),
+    (
+      "decode(upsampling='no')|resize(8)",
+      "got upsampling 'no', expected",
+    ),
+    (
+      "decode|resize_torch(8, 'area')",
+      "got filter 'area', expected one",
+    ),
+    (
+      "decode|resize(8)|central_crop_torch(9)",
+      r"got central_crop_torch\(9, 9\), larger than the image of \(8, 8\)",
+    ),
+  ],
+)
+def test_faults(text, fault):
+  with pytest.raises(ValueError, match=fault):
+    image_size(text)

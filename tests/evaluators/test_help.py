@@ -1,0 +1,91 @@
+"""`--help` on every kind of evaluator, and each kind by command on fake data.
+
+After a wanted change, `PYTHONPATH=.:tests python tests/evaluators/test_help.py`
+writes the golden text.
+"""
+
+import pathlib
+
+import pytest
+
+from vit_jax.config import cli
+from vit_jax.evaluators import EVALUATORS
+from vit_jax.runtime import prepare
+from vit_jax.runtime.writer import read_metrics
+from vit_jax.train import train_and_evaluate
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "evaluators.txt"
+TINY = pathlib.Path(__file__).with_name("tiny_config.py")
+
+
+def _help() -> str:
+  text = cli.help_text("vit_jax.train", {}, {})
+  return text[text.index("options of an evaluator") :] + "\n"
+
+
+def test_golden_text():
+  assert _help() == GOLDEN.read_text()
+
+
+def _config(*words):
+  args = cli.parse(
+    "vit_jax.train", {}, [f"--config={TINY}", "--fake_data", *words]
+  )
+  assert not args.faults
+  return args.config
+
+
+# What to add to a command for each kind, and the metrics that it writes.
+OF_KIND = {
+  "classification": (
+    ["dataset=imagenet2012_real", "split=validation"],
+    {"top1", "top5", "count"},
+  ),
+  "subset": (
+    ["dataset=imagenet_r", "classes=imagenet_r"],
+    {"top1", "top5", "loss", "count"},
+  ),
+  "per_class": (
+    ["dataset=imagenet_v2/matched-frequency", "split=test"],
+    {
+      "top1",
+      "top5",
+      "loss",
+      "count",
+      "per_class",
+      "worst_class",
+      "ece",
+    },
+  ),
+  "multilabel": (
+    ["dataset=imagenet2012_real", "split=validation"],
+    {"map", "classes", "count"},
+  ),
+  "knn": (["ks=5,1"], {"5nn", "1nn"}),
+  "linear": ([], {"top1", "held_out", "lr", "weight_decay", "count"}),
+  "fewshot": ([], {"1shot", "5shot", "10shot", "25shot"}),
+}
+
+
+@pytest.mark.slow
+def test_every_kind_by_one_command_on_fake_data(tmp_path):
+  """Each as a user adds it to a config that has none of its name."""
+  assert set(OF_KIND) == set(EVALUATORS)
+  words = []
+  for kind, (options, _) in OF_KIND.items():
+    own = [f"kind={kind}", "ops=decode|resize(16)", *options]
+    if not any(o.startswith("dataset=") for o in own):
+      own += ["dataset=cifar10"]
+    words += [f"--config.evals.my_{kind}.{o}" for o in own]
+  config = _config(*words)
+  prepare.check(config)
+  train_and_evaluate(config, str(tmp_path))
+  row = {k: v for r in read_metrics(str(tmp_path)) for k, v in r.items()}
+  for kind, (_, metrics) in OF_KIND.items():
+    found = {k.split("/", 1)[1] for k in row if k.startswith(f"my_{kind}/")}
+    assert found == metrics, kind
+  assert (tmp_path / "my_per_class_classes.json").exists()
+
+
+if __name__ == "__main__":
+  GOLDEN.write_text(_help())

@@ -1,0 +1,293 @@
+"""ImageNet's other test sets: their rules, by hand and with TFDS."""
+
+import doctest
+import io
+import json
+import tarfile
+
+import handmade
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.config import ClassificationConfig
+from vit_jax.data import sources
+from vit_jax.evaluators import classification, imagenet_subsets
+from vit_jax.evaluators.subset import SubsetConfig
+from vit_jax.weights import Head, labels
+
+tfds = pytest.importorskip("tensorflow_datasets")
+A, R = (np.array(v) for v in imagenet_subsets.SUBSETS.values())
+
+
+def _real(name="real", **options):
+  return ClassificationConfig(name=name, split="test", **options)
+
+
+# Logits of six images: the order of the classes, best first, is in the comment.
+LOGITS = np.array(
+  [
+    [9, 5, 1, 0, 2, 3, 4],  # 0 1 6 5 4 2 3
+    [9, 5, 1, 0, 2, 3, 4],  # 0 1 6 5 4 2 3
+    [0, 1, 2, 3, 4, 5, 6],  # 6 5 4 3 2 1 0
+    [0, 1, 2, 3, 4, 5, 6],  # 6 5 4 3 2 1 0
+    [7, 0, 0, 0, 0, 0, 0],  # 0 1 2 3 4 5 6: equal ones in order
+    [1, 2, 3, 4, 5, 6, 7],  # 6 5 4 3 2 1 0
+  ],
+  np.float32,
+)
+SETS = [{0}, {1, 6}, {1, 0}, {}, {0, 5, 6}, {6, 1}]
+K_HOT = np.array([[k in s for k in range(7)] for s in SETS])
+
+
+def test_the_rule_of_real_by_hand():
+  """Right: 0, 4, 5 of five; in the first five also 1; the empty one is out."""
+  context = handmade.context(_real(), handmade.records(K_HOT), head=7)
+  scores = _real().make(context).run({"logits": LOGITS})
+  # A softmax has no loss against several classes.
+  assert scores == {
+    "real/top1": 3 / 5,
+    "real/top5": 4 / 5,
+    "real/count": 5.0,
+  }
+
+
+@pytest.mark.parametrize("batch_size", [8, 16])
+def test_real_under_another_order_of_a_wider_head(batch_size):
+  """Columns go by name; the two of no class are never a label."""
+  names = tuple("abcdefg")
+  order = np.array([3, 8, 0, 5, 1, 7, 2])  # class -> column
+  head_names = np.array(list("???????zy"))
+  head_names[order] = names
+  wide = np.full((6, 9), -1.0, np.float32)
+  wide[:, order] = LOGITS
+  options = _real(batch_size=batch_size)
+  context = handmade.context(
+    options,
+    handmade.records(K_HOT, names=names),
+    head=9,
+    names=tuple(head_names),
+  )
+  evaluator = options.make(context)
+  scores = evaluator.run({"logits": wide})
+  assert scores["real/top1"] == 3 / 5 and scores["real/count"] == 5
+  rows = evaluator.predictions({"logits": wide}, 10, 10)
+  assert rows["num_images"] == 5 and rows["num_wrong"] == 2
+  assert rows["prediction"].tolist() == order[[0, 0, 6, 0, 6]].tolist()
+  want = np.zeros((5, 9))
+  want[:, order] = K_HOT[[0, 1, 2, 4, 5]]
+  np.testing.assert_array_equal(rows["label"], want)
+
+
+def test_a_sigmoids_loss_is_the_mean_over_images_with_a_class():
+  source = handmade.records(K_HOT)
+  context = handmade.context(_real(), source, 7, objective__loss="sigmoid")
+  scores = _real().make(context).run({"logits": LOGITS})
+  x = LOGITS[K_HOT.any(1)].astype(np.float64)
+  t = K_HOT[K_HOT.any(1)]
+  loss = np.log1p(np.exp(x)) - t * x  # -log sigmoid(x), -log sigmoid(-x)
+  assert scores["real/loss"] == pytest.approx(loss.sum(1).mean(), rel=1e-6)
+
+
+def test_images_without_a_label_do_not_count():
+  """TFDS gives images of unlabelled splits the label -1."""
+  source = handmade.records([0, -1, 6, 6, -1, 6], num_classes=7)
+  scores = (
+    _real().make(handmade.context(_real(), source, 7)).run({"logits": LOGITS})
+  )
+  assert scores["real/top1"] == 1.0 and scores["real/count"] == 4
+
+
+def _logits(*best):
+  """Rows of 1,000 logits, whose largest are of these classes, best first."""
+  logits = np.zeros((len(best), 1000), np.float32)
+  for row, classes in zip(logits, best, strict=True):
+    row[list(classes)] = np.arange(len(classes), 0, -1)
+  return logits
+
+
+@pytest.fixture
+def clean():
+  """Four images of a data set of all classes; 0 and 1 are not in A, 6 is."""
+  return (
+    handmade.records([6, 0, 11, 988], 1000),
+    _logits((0, 1, 2, 3, 4, 6), (0,), (6, 11), (988,)),
+  )
+
+
+def test_a_prediction_among_200_classes(clean):
+  """The first is right since 0 to 4 are left out; the second does not count."""
+  assert 6 in A and not {0, 1, 2, 3, 4} & {*A}
+  options = SubsetConfig(name="a")
+  evaluator = options.make(handmade.context(options, clean[0], 1000))
+  scores = evaluator.run({"logits": clean[1]})
+  assert scores["a/count"] == 3
+  assert scores["a/top1"] == pytest.approx(2 / 3) and scores["a/top5"] == 1.0
+  # The softmax is over the 200, too.
+  kept = clean[1][[0, 2, 3]][:, A].astype(np.float64)
+  at = [list(A).index(k) for k in (6, 11, 988)]
+  loss = np.log(np.exp(kept).sum(1)) - kept[range(3), at]
+  assert scores["a/loss"] == pytest.approx(loss.mean(), rel=1e-6)
+  rows = evaluator.predictions({"logits": clean[1]}, 10, 10)
+  assert rows["prediction"].tolist() == [6, 6, 988]
+  assert rows["label"].tolist() == [6, 11, 988]
+  assert rows["mistake_label"].tolist() == [11]
+  assert "among the 200 of imagenet_a" in evaluator.note
+  # Unrestricted it is a "classification".
+  options = _real()
+  plain = options.make(handmade.context(options, clean[0], 1000))
+  scores = plain.run({"logits": clean[1]})
+  assert scores["real/top1"] == 2 / 4 and scores["real/count"] == 4
+
+
+def test_the_subsets():
+  assert len({*A}) == len({*R}) == 200 and len({*A} & {*R}) == 86
+  assert (np.diff(A) > 0).all() and (np.diff(R) > 0).all()
+  assert A[-1] == R[-1] == 988 and R[0] == 1
+  # Of ImageNet-R's class folders, the first and the last by wnid.
+  wnids = labels.imagenet1k()
+  assert wnids[1] == "n01443537" and wnids[988] == "n12267677"
+
+
+def _faults(options, source, head=1000):
+  return [
+    *options.faults("config.evals.a"),
+    *options.check("config.evals.a", {"split": source}, Head(head), {}),
+  ]
+
+
+def test_wrong_classes_are_told(clean):
+  options = SubsetConfig(name="a", dataset="imagenet_r:0.2.0")
+  (text,) = _faults(options, clean[0])
+  assert text.startswith(
+    "config.evals.a.classes: got 'imagenet_a' for the data set"
+    " 'imagenet_r:0.2.0', expected 'imagenet_r'"
+  )
+  options = SubsetConfig(name="a", classes="imagenet_r", dataset="imagenet_r")
+  assert not _faults(options, clean[0])
+  (text,) = _faults(options, handmade.records([0, 1], 10))
+  assert "config.evals.a.dataset: got 'handmade' with 10 classes" in text
+  swapped = tuple(reversed(labels.imagenet1k()))
+  (text,) = _faults(options, handmade.records([0], 1000, names=swapped))
+  assert "expected the 1,000 of ImageNet in the order of their wnids" in text
+
+
+@pytest.mark.parametrize(
+  "dataset, split, kind",
+  [
+    ("imagenet2012_real", "validation", ClassificationConfig),
+    ("imagenet_v2/matched-frequency", "test", ClassificationConfig),
+    ("imagenet_a", "test", SubsetConfig),
+    ("imagenet_r", "test", SubsetConfig),
+    ("imagenet_sketch", "test", ClassificationConfig),
+  ],
+)
+def test_each_set_on_fake_data(dataset, split, kind):
+  """Records in the form of each set reach the scores."""
+  own = {"classes": dataset} if kind is SubsetConfig else {}
+  options = kind(name="x", dataset=dataset, split=split, **own)
+  source = sources.open_source(dataset, split, fake=True)
+  assert not _faults(options, source)
+  context = handmade.context(options, source, 1000, fake_data=True)
+  scores = options.make(context).run({"logits": np.eye(256, 1000)})
+  assert 0 < scores["x/count"] <= 16
+  assert 0 <= scores["x/top1"] <= scores["x/top5"] <= 1
+
+
+def test_examples_in_docstrings():
+  assert doctest.testmod(classification).failed == 0
+
+
+# --- TFDS's own builders, given few images.
+
+
+def _jpeg(value: int) -> bytes:
+  data = io.BytesIO()
+  Image.new("RGB", (8, 8), (value, value, value)).save(data, "jpeg")
+  return data.getvalue()
+
+
+def _prepared(name, tmp_path, monkeypatch, downloaded):
+  """Prepares a data set of TFDS from files that are here."""
+  for method in ("download", "download_and_extract"):
+    monkeypatch.setattr(
+      tfds.download.DownloadManager, method, lambda self, url: downloaded
+    )
+  info = tfds.core.DatasetInfo
+  monkeypatch.setattr(info, "initialize_from_bucket", lambda self: None)
+  builder = tfds.builder(name, data_dir=str(tmp_path / "tfds"))
+  config = tfds.download.DownloadConfig(try_download_gcs=False)
+  builder.download_and_prepare(download_config=config)
+  split = next(iter(builder.info.splits))
+  return sources.open_source(name, split, str(tmp_path / "tfds"))
+
+
+def _by_pixel(source):
+  """Grey value of an image -> its label or labels, from the pixels' batches."""
+  found = {}
+  for record in source.records().as_numpy_iterator():
+    image = np.asarray(Image.open(io.BytesIO(record["image"])))
+    label = record["label"]
+    found[int(image.mean().round())] = (
+      np.flatnonzero(label).tolist() if label.ndim else int(label)
+    )
+  return found
+
+
+def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):
+  """real.json is in the order of sorted names, the archive in none."""
+  real = [[3], [], [7, 999, 0], [5, 6], [1]]
+  (tmp_path / "real.json").write_text(json.dumps(real))
+  manual = tmp_path / "tfds" / "downloads" / "manual"
+  manual.mkdir(parents=True)
+  with tarfile.open(manual / "ILSVRC2012_img_val.tar", "w") as tar:
+    for i in (4, 1, 5, 3, 2):
+      info = tarfile.TarInfo(f"ILSVRC2012_val_{i:08}.JPEG")
+      data = _jpeg(i * 20)
+      info.size = len(data)
+      tar.addfile(info, io.BytesIO(data))
+  source = _prepared(
+    "imagenet2012_real", tmp_path, monkeypatch, str(tmp_path / "real.json")
+  )
+  want = {20: [3], 40: [], 60: [0, 7, 999], 80: [5, 6], 100: [1]}
+  assert _by_pixel(source) == want
+  assert source.is_multilabel and source.num_classes == 1000
+  assert source.class_names == labels.imagenet1k()
+  table = source.labels()
+  assert table.shape == (5, 1000) and table.dtype == bool and table.sum() == 7
+  monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
+  again = sources.open_source(
+    "imagenet2012_real", "validation", str(tmp_path / "tfds")
+  )
+  assert type(again) is not type(source) and again.note() == ""
+  assert _by_pixel(again) == want
+  np.testing.assert_array_equal(again.labels(), table)
+
+
+def test_v2s_folders_are_numbers(tmp_path, monkeypatch):
+  """Class 10 is folder "10", which sorts before "2"."""
+  root = tmp_path / "files" / "imagenetv2-matched-frequency-format-val"
+  for label in (0, 2, 10, 100):
+    (root / str(label)).mkdir(parents=True)
+    (root / str(label) / "a.jpeg").write_bytes(_jpeg(label))
+  source = _prepared(
+    "imagenet_v2/matched-frequency",
+    tmp_path,
+    monkeypatch,
+    str(tmp_path / "files"),
+  )
+  assert _by_pixel(source) == {0: 0, 2: 2, 10: 10, 100: 100}
+
+
+@pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
+def test_labels_of_a_and_r_are_of_all_classes(name, tmp_path, monkeypatch):
+  wnids = labels.imagenet1k()
+  some = {60: imagenet_subsets.SUBSETS[name][0], 90: 150, 120: 988}
+  for value, label in some.items():
+    folder = tmp_path / "files" / name.replace("_", "-") / wnids[label]
+    folder.mkdir(parents=True)
+    (folder / f"{value}.jpg").write_bytes(_jpeg(value))
+  source = _prepared(name, tmp_path, monkeypatch, str(tmp_path / "files"))
+  assert _by_pixel(source) == some and source.num_classes == 1000
+  options = SubsetConfig(name="a", dataset=name, classes=name)
+  assert not _faults(options, source)

@@ -1,0 +1,165 @@
+"""Nearest neighbours: in any blocks what brute force finds."""
+
+import doctest
+
+import handmade
+import numpy as np
+import pytest
+
+from vit_jax.evaluators import knn
+from vit_jax.evaluators.knn import KnnConfig
+
+
+def _clusters(num, d=12, classes=5, seed=0):
+  rng = np.random.default_rng(seed)
+  labels = rng.integers(0, classes, num).astype(np.int32)
+  centres = np.random.default_rng(9).normal(size=(classes, d))
+  x = centres[labels] + rng.normal(size=(num, d))
+  scale = rng.uniform(0.1, 30, (num, 1))  # lengths play no part
+  return (x * scale).astype(np.float32), labels
+
+
+def _brute(train, labels, queries):
+  """Similarities and classes of all training images, the nearest first."""
+  unit = lambda x: x / np.linalg.norm(x.astype(np.float64), axis=1)[:, None]
+  similarity = unit(queries) @ unit(train).T
+  order = np.argsort(-similarity, axis=1, kind="stable")
+  return np.take_along_axis(similarity, order, 1), labels[order]
+
+
+@pytest.mark.parametrize(
+  "chunk, block", [(1000, 1000), (64, 7), (5, 16), (200, 50)]
+)
+def test_neighbours_are_those_of_brute_force(chunk, block):
+  """Chunks smaller than k, a last one that is not full, and one that is."""
+  (train, labels), (queries, _) = _clusters(200), _clusters(50, seed=1)
+  got = knn.neighbours(train, labels, queries, 11, chunk, block)
+  similarity, classes = _brute(train, labels, queries)
+  # float32 products of unit vectors.
+  np.testing.assert_allclose(got[0], similarity[:, :11], atol=1e-6)
+  np.testing.assert_array_equal(got[1], classes[:, :11])
+  everyone = knn.neighbours(train, labels, queries, 200, chunk, block)
+  np.testing.assert_allclose(everyone[0], similarity, atol=1e-6)
+
+
+def test_equally_near_ones_come_in_their_order():
+  train = np.tile(np.eye(3, dtype=np.float32), (4, 1))
+  labels = np.arange(12, dtype=np.int32)
+  for chunk in (12, 5, 2, 1):
+    _, classes = knn.neighbours(train, labels, np.eye(3)[1:2], 4, chunk)
+    assert classes.tolist() == [[1, 4, 7, 10]]
+
+
+def test_the_vote_by_hand():
+  assert doctest.testmod(knn).failed == 0
+  # Two of class 0, exp(10) + exp(9) = 30,130, against one of class 1:
+  # exp(10.3) = 29,733 is less, exp(10.5) = 36,316 is more.
+  for nearest, won in ((1.03, 0), (1.05, 1)):
+    near = np.array([[nearest, 1.0, 0.9]])
+    assert knn.vote(near, np.array([[1, 0, 0]]), 2, 0.1).tolist() == [won]
+  # Where the temperature is large the majority decides; among equals the first.
+  majority = np.array([[2, 1, 1], [2, 1, 0]])
+  near = np.array([[0.9, 0.1, 0.0], [0.5, 0.5, 0.5]])
+  assert knn.vote(near, majority, 3, 1e6).tolist() == [1, 0]
+  # No overflow where it is small.
+  assert knn.vote(near, majority, 3, 1e-4)[0] == 2
+
+
+def test_the_vote_is_scikit_learns():
+  neighbors = pytest.importorskip("sklearn.neighbors")
+  (train, labels), (queries, _) = _clusters(300), _clusters(80, seed=1)
+  found = neighbors.KNeighborsClassifier(
+    20,
+    metric="cosine",
+    algorithm="brute",
+    weights=lambda distance: np.exp((1 - distance) / 0.07),
+  ).fit(train, labels)
+  similarity, classes = knn.neighbours(train, labels, queries, 20, 64, 32)
+  got = knn.vote(similarity, classes, 5, 0.07)
+  np.testing.assert_array_equal(got, found.predict(queries))
+
+
+def _options(**changes):
+  return KnnConfig(**{"name": "k", "ks": (3, 1, 7), **changes})
+
+
+def _context(options, train_labels, test_labels, **changes):
+  sources = {
+    "train_split": handmade.records(train_labels, 5),
+    "split": handmade.records(test_labels, 5),
+  }
+  return handmade.context(options, sources, **changes)
+
+
+def test_accuracies_of_a_data_set():
+  """Images without a label, and padding, neither vote nor count."""
+  x, labels = _clusters(120)
+  hidden = labels.copy()
+  hidden[::10] = -1
+  options = _options(temperature=1.0)
+  evaluator = options.make(_context(options, hidden, hidden[:30]))
+  scores = evaluator.run({"features": x})
+  kept = hidden >= 0
+  # Every image is its own neighbour.
+  similarity, classes = _brute(x[kept], labels[kept], x[:30][kept[:30]])
+  want = {}
+  for k in (3, 1, 7):
+    sums = np.zeros((27, 5))
+    weights = np.exp(similarity[:, :k])
+    np.add.at(sums, (np.arange(27)[:, None], classes[:, :k]), weights)
+    want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][kept[:30]])
+  assert scores == want and scores["k/1nn"] == 1.0 and scores["k/7nn"] < 1.0
+  assert evaluator.note == (
+    "handmade, learns from [train] (120 images, 5 classes), scored on [test]"
+    " (30)"
+  )
+
+
+def test_the_baseline_of_noise_is_chance():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(250, 8)).astype(np.float32)
+  labels = rng.integers(0, 5, 250)
+  options = _options(ks=(7,))
+  sources = {
+    "train_split": handmade.records(labels[:150], 5),
+    "split": handmade.records(labels, 5),
+  }
+  scores = options.make(handmade.context(options, sources)).run({"features": x})
+  own = 150 / 250  # are their own nearest neighbour
+  assert own - 0.05 < scores["k/7nn"] < own + 0.4 / 2.5 + 0.05
+
+
+def test_faults():
+  source = handmade.records([0, 1, 0])
+  sources = {"train_split": source, "split": source}
+  out = {"pre_logits": np.zeros((1, 2))}
+  check = lambda options: [
+    *options.faults("config.evals.k"),
+    *options.check("config.evals.k", sources, None, out),
+  ]
+  assert not check(_options(ks=(3,)))
+  found = check(_options(ks=(0, 4), temperature=0.0, layer="prelogits"))
+  for text in (
+    "config.evals.k.ks: got (0, 4), expected numbers above 0",
+    "config.evals.k.temperature: got 0.0, expected more than 0.",
+    "config.evals.k.layer: got 'prelogits', expected a name among pre_logits",
+    "config.evals.k.ks: got 4 neighbours, expected at most the 3 images of"
+    " 'handmade' [test].",
+  ):
+    assert any(f.startswith(text) for f in found), text
+  options = _options(ks=(4,))
+  broken = _context(options, [0, -1, 1, 2], [0])
+  with pytest.raises(ValueError, match="got 4 neighbours, but only 3 images"):
+    options.make(broken).run({"features": np.ones((4, 2), np.float32)})
+
+
+def test_a_trial_reads_few_images():
+  options = KnnConfig(name="k")
+  context = _context(
+    options, np.arange(5000) % 5, np.arange(999) % 5, fake_data=True
+  )
+  evaluator = options.make(context)
+  assert (evaluator._train.num_examples, evaluator._test.num_examples) == (
+    200,
+    200,
+  )

@@ -1,0 +1,198 @@
+"""The linear probe: what it learns from, what chooses, what is scored."""
+
+import handmade
+import numpy as np
+
+from vit_jax.evaluators import linear
+from vit_jax.evaluators.linear import LinearConfig
+
+
+def _train(x, y, grid=((0.1, 0.0),), **changes):
+  given = {"steps": 60, "step_images": 16, "seed": 0, **changes}
+  return linear.train_heads(x, y, int(y.max()) + 1, list(grid), **given)
+
+
+def _separable(num, seed=0):
+  """Three classes in the plane, far apart, of very unlike units."""
+  rng = np.random.default_rng(seed)
+  y = rng.integers(0, 3, num)
+  centres = np.array([[0, 0], [1, 0], [0, 1]])
+  x = centres[y] + rng.uniform(-0.2, 0.2, (num, 2))
+  return (x * [1000, 0.001] + [5e4, 3]).astype(np.float32), y.astype(np.int32)
+
+
+def test_separable_data_are_separated():
+  x, y = _separable(200)
+  heads = _train(x, y)
+  assert heads.accuracies({"x": x, "label": y}).tolist() == [1.0]
+
+
+def test_steps_are_those_of_numpy():
+  """Whitening, momentum, decay, schedule and order of images, in float64."""
+  rng = np.random.default_rng(1)
+  x = rng.normal(3, 2, (40, 3)).astype(np.float32)
+  y = rng.integers(0, 4, 40).astype(np.int32)
+  grid = [(0.3, 0.0), (0.1, 0.05)]
+  heads = _train(x, y, grid, steps=25, step_images=16, seed=3)
+  order = np.concatenate(
+    [np.random.default_rng((3, e)).permutation(40) for e in range(11)]
+  )
+  white = (x - x.astype(float).mean(0)) / (x.astype(float).std(0) + 1e-5)
+  for i, (lr, decay) in enumerate(grid):
+    w, b = np.zeros((3, 4)), np.zeros(4)
+    vw, vb = 0.0, 0.0
+    for step in range(25):
+      rows = order[step * 16 : step * 16 + 16]
+      logits = white[rows] @ w + b
+      p = np.exp(logits - logits.max(1, keepdims=True))
+      error = (p / p.sum(1, keepdims=True) - np.eye(4)[y[rows]]) / 16
+      vw = 0.9 * vw + white[rows].T @ error + decay * w
+      vb = 0.9 * vb + error.sum(0)
+      rate = lr * (1 + np.cos(np.pi * step / 25)) / 2
+      w, b = w - rate * vw, b - rate * vb
+    # 25 steps of float32.
+    np.testing.assert_allclose(heads.kernels[i], w, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(heads.biases[i], b, rtol=0, atol=2e-5)
+
+
+def test_heads_do_not_know_of_each_other(monkeypatch):
+  x, y = _separable(60)
+  grid = [(0.01, 0.0), (0.1, 0.0), (0.1, 0.1)]
+  together = _train(x, y, grid)
+  for i, one in enumerate(grid):
+    alone = _train(x, y, [one])
+    np.testing.assert_allclose(
+      together.kernels[i], alone.kernels[0], rtol=1e-5, atol=1e-6
+    )
+  # Nor does it matter how many batches are sent at a time.
+  monkeypatch.setattr(linear, "FETCHED", 7 * 16 * 2)
+  parts = _train(x, y, grid)
+  np.testing.assert_allclose(parts.kernels, together.kernels, atol=1e-6)
+  again = _train(x, y, grid)
+  np.testing.assert_array_equal(again.kernels, parts.kernels)
+  other = _train(x, y, grid, seed=1)
+  assert np.abs(other.kernels - parts.kernels).max() > 1e-3
+
+
+def test_a_head_that_diverged_is_never_right():
+  x, y = _separable(60)
+  heads = _train(x, y, [(3e38, 0.0), (0.1, 0.0)])
+  assert heads.accuracies({"x": x, "label": y}).tolist() == [0.0, 1.0]
+
+
+def _options(**changes):
+  own = {"steps": 60, "step_images": 32, "lrs": (0.1,), "weight_decays": (0.0,)}
+  return LinearConfig(**{"name": "l", **own, **changes})
+
+
+def _run(options, x, train_labels, test_labels, **changes):
+  """Scores features whose first rows are those of both splits."""
+  sources = {
+    "train_split": handmade.records(train_labels, 3),
+    "split": handmade.records(test_labels, 3),
+  }
+  context = handmade.context(options, sources, **changes)
+  return options.make(context).run({"features": x})
+
+
+def test_it_learns_a_data_set():
+  x, y = _separable(200)
+  scores = _run(_options(), x, y, y[:50])
+  assert scores["l/top1"] == scores["l/held_out"] == 1.0
+  assert scores["l/count"] == 50 and scores["l/lr"] == 0.1
+  hidden = np.where(np.arange(200) % 7, y, -1)
+  assert _run(_options(), x, hidden, hidden[:50])["l/count"] == 50 - 8
+
+
+def test_it_is_chosen_on_what_is_held_out():
+  """The first head is right on the test split, and it is not taken."""
+  options = _options(lrs=(0.1, 0.2, 0.3))
+  source = handmade.records([0, 1, 2])
+  sources = {"train_split": source, "split": source}
+  probe = options.make(handmade.context(options, sources))
+  turned = np.roll(np.eye(3, dtype=np.float32), 1, axis=1)
+  heads = linear.Heads(
+    mean=np.zeros(3, np.float32),
+    std=np.ones(3, np.float32),
+    kernels=np.stack([np.eye(3, dtype=np.float32), turned, turned]),
+    biases=np.zeros((3, 3), np.float32),
+  )
+  x = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+  right = np.array([0, 1, 2, 0])
+  held_out = {"x": x, "label": np.array([1, 2, 0, 2])}  # one no head gets
+  scores = probe.score((heads, held_out, {"x": x, "label": right}))
+  assert scores == {
+    "l/top1": 0.0,
+    "l/held_out": 0.75,
+    "l/lr": 0.2,  # of two equal ones the first
+    "l/weight_decay": 0.0,
+    "l/count": 4.0,
+  }
+
+
+def test_what_is_held_out_is_not_learned_from():
+  """Labels of the held-out images are wrong; the head is none the worse."""
+  x, y = _separable(200)
+  rows = {"x": x, "label": y, "index": np.arange(200)}
+  learned, held_out = linear.divided(rows, 0.25, seed=0)
+  assert len(held_out["x"]) == 50
+  both = np.concatenate([learned["index"], held_out["index"]])
+  assert sorted(both.tolist()) == list(range(200))
+  again = linear.divided(rows, 0.25, seed=0)[1]["index"]
+  np.testing.assert_array_equal(again, held_out["index"])
+  assert {*linear.divided(rows, 0.25, seed=1)[1]["index"]} != {*again}
+  wrong = y.copy()
+  wrong[held_out["index"]] = (y[held_out["index"]] + 1) % 3
+  scores = _run(_options(held_out=0.25), x, wrong, y)
+  assert scores["l/held_out"] == 0.0 and scores["l/top1"] == 1.0
+
+
+def test_scores_are_those_of_the_seed():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(120, 4)).astype(np.float32)
+  y = rng.integers(0, 3, 120)
+  options = _options(lrs=(0.01, 0.1, 1.0), weight_decays=(0.0, 0.1))
+  scores = _run(options, x, y, y)
+  assert scores == _run(options, x, y, y)
+  assert 1 / 3 < scores["l/top1"] < 0.8
+  other = _options(lrs=(0.01, 0.1, 1.0), weight_decays=(0.0, 0.1), seed=5)
+  assert scores != _run(other, x, y, y)
+
+
+def test_faults():
+  source = handmade.records([0, 1, 0, 1])
+  sources = {"train_split": source, "split": source}
+  out = {"pre_logits": np.zeros((1, 2))}
+  check = lambda options: [
+    *options.faults("config.evals.l"),
+    *options.check("config.evals.l", sources, None, out),
+  ]
+  assert not check(_options(held_out=0.25))
+  found = check(
+    _options(
+      lrs=(0.1, 0.0),
+      weight_decays=(),
+      steps=0,
+      step_images=0,
+      held_out=1.0,
+      seed=-1,
+      layer="x",
+    )
+  )
+  for key in (
+    "lrs",
+    "weight_decays",
+    "steps",
+    "step_images",
+    "held_out",
+    "seed",
+    "layer",
+  ):
+    assert any(f.startswith(f"config.evals.l.{key}: got ") for f in found), key
+  (found,) = check(_options(held_out=0.1))
+  assert "held_out: got 0.1 of 4 images, which leaves none" in found
+
+
+def test_a_trial_takes_two_steps():
+  x, y = _separable(200)
+  assert _run(_options(), x, y, y, fake_data=True)["l/count"] == 16

@@ -1,0 +1,267 @@
+"""Several classes of an image: from the records to training and to a score."""
+
+import dataclasses
+import doctest
+
+import handmade
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import metrics
+from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
+from vit_jax.data import fake, pipeline, sources, tfds_source
+from vit_jax.data.builders import embedded
+from vit_jax.data.facts import Facts
+from vit_jax.evaluators.multilabel import MultilabelConfig
+from vit_jax.metrics import average_precision
+from vit_jax.runtime import prepare
+from vit_jax.runtime.writer import read_metrics
+from vit_jax.train import train_and_evaluate
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+def test_average_precision_in_closed_form():
+  """The mean over the positives of the precision at their ranks."""
+  assert doctest.testmod(metrics).failed == 0
+  positive = np.array([1, 0, 1, 0, 0, 1], bool)
+  scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+  want = (1 / 1 + 2 / 3 + 3 / 6) / 3
+  assert average_precision(scores, positive) == pytest.approx(want, rel=1e-15)
+  assert average_precision(-scores, ~positive) == pytest.approx(
+    (1 / 2 + 2 / 3 + 3 / 5) / 3, rel=1e-15
+  )
+  # All scores equal: one threshold, at the share of positives.
+  for order in (positive, positive[::-1]):
+    assert average_precision(np.zeros(6), order) == 0.5
+  assert average_precision(scores, np.ones(6, bool)) == 1.0
+  assert np.isnan(average_precision(scores, np.zeros(6, bool)))
+  last = np.where(positive, np.nan, scores)
+  assert average_precision(last, positive) == 0.5
+
+
+def test_average_precision_is_scikit_learns():
+  sklearn_metrics = pytest.importorskip("sklearn.metrics")
+  rng = np.random.default_rng(0)
+  for num in (2, 7, 300):
+    for values in (3, 10**6):  # with and without equal scores
+      scores = rng.integers(0, values, num) / 7
+      positive = rng.random(num) < 0.3
+      positive[0] = True
+      want = sklearn_metrics.average_precision_score(positive, scores)
+      got = average_precision(scores, positive)
+      # Both add at most 300 terms in float64.
+      assert got == pytest.approx(want, rel=1e-13)
+
+
+LABELS = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]], bool)
+LOGITS = np.array([[4, 1, 9], [2, 2, 9], [3, 3, 9], [1, 4, 9]], np.float32)
+
+
+def _options(**changes):
+  return MultilabelConfig(name="m", split="test", **changes)
+
+
+def _scores(source, logits, head=3, **config):
+  context = handmade.context(_options(), source, head, **config)
+  return _options().make(context).run({"logits": logits})
+
+
+def test_the_mean_is_over_classes_that_occur():
+  """The positives of both classes are first and third; the third has none."""
+  scores = _scores(handmade.records(LABELS), LOGITS)
+  one = (1 + 2 / 3) / 2
+  assert scores == {
+    "m/map": pytest.approx(one, rel=1e-15),
+    "m/classes": 2.0,
+    "m/count": 4.0,
+  }
+
+
+def test_its_loss_is_the_sigmoids_over_all_images():
+  source = handmade.records(LABELS)
+  scores = _scores(source, LOGITS, objective__loss="sigmoid")
+  x = LOGITS.astype(np.float64)
+  want = (np.log1p(np.exp(x)) - LABELS * x).sum(1).mean()
+  assert scores["m/loss"] == pytest.approx(want, rel=1e-6)
+
+
+def test_columns_of_a_wider_head_go_by_name():
+  options = _options()
+  source = handmade.records(LABELS, names=("a", "b", "c"))
+  wide = np.zeros((4, 5), np.float32)
+  wide[:, [3, 0, 2]] = LOGITS
+  context = handmade.context(options, source, 5, ("b", "x", "c", "a", "y"))
+  scores = options.make(context).run({"logits": wide})
+  assert scores == _scores(source, LOGITS)
+
+
+def test_one_class_of_each_image_will_do():
+  source = handmade.records([0, 1, -1, 1], 3)
+  scores = _scores(source, LOGITS)
+  # Class 0: first of three. Class 1: logits 1, 2, 4, the last two are right.
+  assert scores["m/map"] == 1.0 and scores["m/count"] == 3
+
+
+def test_no_label_at_all_is_told():
+  with pytest.raises(ValueError, match="config.evals.m.split: got 'test' of"):
+    _scores(handmade.records(np.zeros((4, 3), bool)), LOGITS)
+
+
+class Objects(tfds.core.GeneratorBasedBuilder):
+  """Six images with the features of VOC, among them one without a class."""
+
+  name = "objects"
+  VERSION = tfds.core.Version("1.0.0")
+  SETS = ((0, 2), (1,), (), (2, 2, 0), (0, 1, 2), (1, 0))
+
+  def _info(self):
+    features = dict(tfds.builder("voc/2007").info.features)
+    names = tfds.features.ClassLabel(names=["cat", "dog", "cow"])
+    features["labels"] = tfds.features.Sequence(names)
+    features["labels_no_difficult"] = tfds.features.Sequence(names)
+    return embedded.EmbeddedInfo(
+      builder=self, features=tfds.features.FeaturesDict(features)
+    )
+
+  def _split_generators(self, dl_manager):
+    return {"train": self._generate_examples()}
+
+  def _generate_examples(self):
+    for i, classes in enumerate(self.SETS):
+      yield (
+        i,
+        {
+          "image": np.full((8, 8, 3), 20 * i, np.uint8),
+          "image/filename": f"{i}",
+          "objects": [],
+          "labels": list(classes),
+          "labels_no_difficult": [],
+        },
+      )
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+  data_dir = str(tmp_path_factory.mktemp("objects"))
+  Objects(data_dir=data_dir).download_and_prepare()
+  return data_dir
+
+
+@pytest.mark.parametrize("limit", [0, tfds_source.MEMORY_LIMIT])
+def test_vocs_labels_are_k_hot(objects, monkeypatch, limit):
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", limit)
+  source = sources.open_source("objects", "train", objects)
+  assert source.class_names == ("cat", "dog", "cow") and source.is_multilabel
+  assert (source.note() == "") and source.knows_labels == (limit > 0)
+  (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=8)
+  assert batch["label"].dtype == np.float32 and batch["label"].shape == (8, 3)
+  found = {
+    int(round(image.mean() / 20)): tuple(np.flatnonzero(label))
+    for image, label, mask in zip(
+      batch["image"], batch["label"], batch["mask"], strict=True
+    )
+    if mask
+  }
+  assert found == {i: tuple(sorted({*s})) for i, s in enumerate(Objects.SETS)}
+  assert not batch["label"][~batch["mask"]].any()
+  np.testing.assert_array_equal(source.labels(), batch["label"][:6] > 0)
+  some = sources.open_source("objects", "train@4", objects)
+  np.testing.assert_array_equal(
+    some.labels(), [r["label"] > 0 for r in some.records().as_numpy_iterator()]
+  )
+  assert some.labels().dtype == bool and some.labels().shape == (4, 3)
+  # A process without records yields rows of the same form.
+  (empty,) = pipeline.eval_batches(
+    source, "decode|resize(8)", batch_size=8, process_index=7, process_count=8
+  )
+  assert empty["label"].shape == (1, 3) and not empty["mask"].any()
+
+
+def test_images_that_cannot_be_decoded_keep_their_row():
+  source = handmade.records(LABELS)
+
+  class Broken(handmade.Records):
+    def load(self, raw):
+      record = super().load(raw)
+      tf = handmade.tf
+      png = tf.io.encode_png(record["image"])
+      bad = tf.where(raw["index"] == 1, "", png)
+      return {**record, "image": bad}
+
+  broken = Broken(
+    **{f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+  )
+  (batch,) = pipeline.eval_batches(broken, handmade.OPS, batch_size=4)
+  assert batch["mask"].tolist() == [True, False, True, True]
+  np.testing.assert_array_equal(batch["label"], LABELS * batch["mask"][:, None])
+
+
+def _config(dataset, data_dir, **changes):
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=3, model__depth=1)))
+  c.data.dataset, c.data.split, c.data.data_dir = dataset, "train", data_dir
+  c.data.batch_size = 8
+  c.objective.loss = "sigmoid"
+  own = {"kind": "multilabel", "split": "train", "ops": c.data.ops}
+  c.evals = {"m": {**own, "every_steps": 1}}
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+@pytest.mark.slow
+def test_it_trains_and_scores(objects, tmp_path):
+  workdir = str(tmp_path / "run")
+  train_and_evaluate(_config("objects", objects), workdir)
+  rows = [r for r in read_metrics(workdir) if "m/map" in r]
+  assert [r["step"] for r in rows] == [1, 2, 3]
+  assert all(r["m/count"] == 6 and r["m/classes"] == 3 for r in rows)
+  assert rows[0]["m/map"] != rows[-1]["m/map"]
+  # A head of zeros gives three classes a half each.
+  first = read_metrics(workdir)[0]["train/loss"]
+  assert first == pytest.approx(3 * np.log(2), rel=1e-6)
+
+
+def test_a_softmax_is_refused(objects):
+  with pytest.raises(ConfigError) as e:
+    prepare.check(
+      _config("objects", objects, objective__loss="softmax", num_classes=4)
+    )
+  softmax, wide = sorted(e.value.faults, reverse=True)
+  assert softmax.startswith(
+    "config.objective.loss: got 'softmax', one distribution over the classes,"
+    " but an image of 'objects' has any number of classes; expected 'sigmoid'"
+  )
+  assert wide.startswith("config.num_classes: got 4, expected the 3 of")
+
+
+def test_few_shots_need_one_class():
+  options = FewshotConfig(name="f", dataset="x")
+  source = handmade.records(LABELS)
+  (fault,) = options.check(
+    "config.evals.f",
+    {"split": source, "train_split": source},
+    None,
+    {"pre_logits": np.zeros((1, 2))},
+  )
+  assert "config.evals.f.dataset: got 'handmade', whose images have" in fault
+
+
+def test_fake_records_have_none_one_or_two_classes():
+  facts = Facts(5, {"test": 48}, "png", (8, 8), is_multilabel=True)
+  source = fake.FakeSource(
+    name="x",
+    split="test",
+    num_examples=48,
+    num_classes=5,
+    is_multilabel=True,
+    spans=(fake.splits.Span("test", 0, 48),),
+    facts=facts,
+  )
+  counts = source.labels().sum(1)
+  assert {*counts.tolist()} == {0, 1, 2} and (counts == 0).sum() == 3
+  (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=48)
+  np.testing.assert_array_equal(batch["label"], source.labels())
+  voc = fake.facts("voc/2007")
+  assert voc.num_classes == 20 and voc.is_multilabel

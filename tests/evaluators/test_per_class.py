@@ -1,0 +1,138 @@
+"""Counts of each class by hand, and calibration in closed form."""
+
+import doctest
+import json
+
+import handmade
+import numpy as np
+import pytest
+
+from vit_jax.evaluators import per_class
+from vit_jax.evaluators.per_class import PerClassConfig
+from vit_jax.metrics import calibration_error, reliability
+from vit_jax.weights import Head
+
+
+def test_examples_in_docstrings():
+  failed, attempted = doctest.testmod(per_class)
+  assert attempted and not failed
+
+
+def test_calibration_in_closed_form():
+  """One bin each: 0.5 right of 4 at 0.6, all of 2 at 0.9, none of 2 at 1."""
+  confidence = np.array([0.6] * 4 + [0.9] * 2 + [1.0] * 2)
+  right = np.array([1, 0, 1, 0, 1, 1, 0, 0], bool)
+  want = (4 * 0.1 + 2 * 0.1 + 2 * 1.0) / 8
+  assert calibration_error(confidence, right) == pytest.approx(want, rel=1e-12)
+  # In one bin signs may cancel.
+  one = calibration_error(confidence, right, num_bins=1)
+  assert one == pytest.approx(abs(confidence.mean() - 0.5), rel=1e-12)
+
+
+def test_a_bound_belongs_to_the_bin_below():
+  bins = reliability(
+    np.array([0.0, 0.2, 0.2001, 0.4, 1.0]), np.ones(5, bool), 5
+  )
+  assert bins["count"].tolist() == [2, 2, 0, 0, 1]
+  assert np.isnan(bins["right"][2]) and bins["right"][0] == 1.0
+  assert bins["confidence"][1] == pytest.approx(0.30005, rel=1e-12)
+
+
+def test_the_perfectly_calibrated_have_no_error():
+  """Right with the probability that is claimed: what is left is noise."""
+  rng = np.random.default_rng(0)
+  confidence = rng.uniform(0.1, 1, 100_000)
+  right = rng.random(100_000) < confidence
+  # 15 bins of 6,667: a mean gap of 0.8 sigma, sigma at most 0.5 / 82.
+  assert calibration_error(confidence, right) < 0.006
+  assert calibration_error(confidence**2, right) > 0.15
+
+
+# Six images of three classes; logits of a softmax whose shares are in the rows.
+SHARES = np.array(
+  [
+    [0.7, 0.2, 0.1],  # 0, right
+    [0.2, 0.7, 0.1],  # 0 for 1
+    [0.1, 0.8, 0.1],  # 0 for 1
+    [0.1, 0.8, 0.1],  # 1, right
+    [0.5, 0.3, 0.2],  # 2 for 0
+    [0.2, 0.2, 0.6],  # no label
+  ]
+)
+LABELS = [0, 0, 0, 1, 2, -1]
+
+
+def _options(**changes):
+  return PerClassConfig(name="c", split="test", **changes)
+
+
+def _run(workdir=None, names=None, head_names=None, order=(0, 1, 2)):
+  options = _options()
+  source = handmade.records(LABELS, 3, names=names)
+  context = handmade.context(
+    options, source, len(order), head_names, workdir=workdir
+  )
+  logits = np.full((6, len(order)), -30, np.float32)
+  logits[:, list(order)[:3]] = np.log(SHARES)
+  return options.make(context).run({"logits": logits})
+
+
+def test_metrics_by_hand():
+  scores = _run()
+  assert scores["c/count"] == 5 and scores["c/top1"] == pytest.approx(2 / 5)
+  assert scores["c/per_class"] == pytest.approx((1 / 3 + 1 + 0) / 3)
+  assert scores["c/worst_class"] == 0.0
+  # Bins: 0.5 wrong; 0.7 right and wrong; 0.8 right and wrong.
+  want = (0.5 + 2 * 0.2 + 2 * 0.3) / 5
+  assert scores["c/ece"] == pytest.approx(want, rel=1e-6)
+  loss = -np.log([0.7, 0.2, 0.1, 0.8, 0.2]).mean()
+  assert scores["c/loss"] == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (4, 0, 2, 1, 3)])
+def test_the_file(tmp_path, order):
+  """Classes are columns of the head, by any order of these."""
+  names = ("cat", "dog", "cow")
+  head_names = [f"other {i}" for i in range(len(order))]
+  for column, name in zip(order, names, strict=False):
+    head_names[column] = name
+  workdir = tmp_path / "run"
+  _run(str(workdir), names, tuple(head_names), order)
+  found = json.loads((workdir / "c_classes.json").read_text())
+  assert found["dataset"] == "handmade" and found["split"] == "test"
+  assert found["count"] == 5
+  counts = {c["name"]: [*c.values()][2:] for c in found["classes"]}
+  assert counts == {"cat": [3, 1, 2], "dog": [1, 1, 3], "cow": [1, 0, 0]}
+  assert [c["class"] for c in found["classes"]] == sorted(order[:3])
+  cat, dog, cow = order[:3]
+  assert found["confusions"] == [[cat, dog, 2], [cow, cat, 1]]
+  bins = found["bins"]
+  assert len(bins) == 15 and sum(b["count"] for b in bins) == 5
+  assert bins[0] == {"count": 0, "confidence": None, "right": None}
+  assert bins[7]["count"] == 1 and bins[7]["right"] == 0.0  # 7/15 to 8/15
+
+
+def test_classes_without_names_have_numbers(tmp_path):
+  _run(str(tmp_path))
+  found = json.loads((tmp_path / "c_classes.json").read_text())
+  assert [c["name"] for c in found["classes"]] == ["0", "1", "2"]
+  _run(str(tmp_path), names=("cat", "dog", "cow"))
+  found = json.loads((tmp_path / "c_classes.json").read_text())
+  assert [c["name"] for c in found["classes"]] == ["cat", "dog", "cow"]
+
+
+def test_several_classes_are_refused():
+  source = handmade.records(np.eye(3, dtype=bool))
+  (fault,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
+  assert "got 'handmade', whose images have any number of classes" in fault
+
+
+def test_a_thousand_classes_take_little():
+  """10,000 images of which a fifth are wrong: at most as many pairs."""
+  rng = np.random.default_rng(0)
+  label = rng.integers(0, 1000, 10_000)
+  wrong = rng.random(10_000) < 0.2
+  prediction = np.where(wrong, rng.integers(0, 1000, 10_000), label)
+  pairs = per_class.confusions(label, prediction)
+  assert sum(n for _, _, n in pairs) == (label != prediction).sum()
+  assert len(json.dumps(pairs)) < 60_000

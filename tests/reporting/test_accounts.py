@@ -1,0 +1,76 @@
+"""What a run cost, and means over data sets, on the page of the report."""
+
+import json
+import re
+
+from vit_jax import report
+from vit_jax.config import (
+  ClassificationConfig,
+  Config,
+  FewshotConfig,
+  to_dict,
+)
+from vit_jax.reporting import runs, tables
+
+COST = {"images_seen": 1_281_167, "exaflops": 0.135, "device_hours": 2.5}
+
+
+def _write(folder):
+  folder.mkdir()
+  few = [
+    FewshotConfig(name=f"few_{d}", dataset=d, group="few", l2=(64.0,))
+    for d in ("dtd", "cars196", "caltech101")
+  ]
+  config = Config(evals=(ClassificationConfig(), *few))
+  (folder / "config.json").write_text(json.dumps(to_dict(config)))
+  before = {"images_seen": 7e9, "exaflops": 4262.0, "device_hours": None}
+  metadata = {"accounting": {**COST, "init": before}}
+  (folder / "metadata.json").write_text(json.dumps(metadata))
+  rows = [
+    {
+      "step": step,
+      "time": 10.0 * step,
+      "train/loss": 1.0,
+      **{f"train/{k}": v * step / 2 for k, v in COST.items()},
+      "val/top1": 0.5,
+      "few_dtd/1shot": 0.25,
+      "few_dtd/10shot": 0.5,
+      "few_cars196/1shot": 0.0,
+      "few_cars196/10shot": 0.25,
+      "few/1shot": 0.125,
+      "few/10shot": 0.375,
+      "few/sets": 2.0,
+    }
+    for step in (1, 2)
+  ]
+  text = "".join(json.dumps(r) + "\n" for r in rows)
+  (folder / "metrics.jsonl").write_text(text)
+
+
+def test_means_stand_for_their_data_sets(tmp_path):
+  _write(tmp_path / "run")
+  (run,) = runs.find_runs(tmp_path / "run")
+  assert run.groups == {"few": ["few_dtd", "few_cars196"]}  # as were scored
+  assert run.fewshot_names() == ["few"]
+  assert run.fewshot("few") == {"64": {"1": 0.125, "10": 0.375}}
+  assert tables.headlines(run)[1:] == [
+    (0.375, "mean of 2 data sets, 10-shot, L2 64", "")
+  ]
+  report.main([str(tmp_path / "run")])
+  text = (tmp_path / "run" / "report.html").read_text()
+  text = re.sub("<wbr>", "", text)
+  assert text.count("Few-shot accuracy, L2 64") == 2  # one chart, two colours
+  sets = text[text.index("<th>data set</th>") :]
+  assert "<th>dtd test</th><td>25.0%</td><td>50.0%</td>" in sets
+  assert "<th>cars196 test</th><td>0.0%</td><td>25.0%</td>" in sets
+
+
+def test_costs_are_facts_of_a_run(tmp_path):
+  _write(tmp_path / "run")
+  (run,) = runs.find_runs(tmp_path / "run")
+  facts = runs.facts(run)
+  assert facts["images seen"] == "1,281,167"
+  assert facts["exaFLOPs"] == "0.135" and facts["device-hours"] == "2.5"
+  assert facts["the run before"] == (
+    "7,000,000,000 images seen, 4,262 exaFLOPs, device-hours unknown"
+  )

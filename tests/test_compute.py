@@ -1,0 +1,62 @@
+"""docs/compute.md: what it says follows from the arithmetic, and is so."""
+
+import importlib.util
+import pathlib
+import sys
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def compute():
+  spec = importlib.util.spec_from_file_location(
+    "compute", ROOT / "benchmarks" / "compute.py"
+  )
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_the_page_is_what_the_command_writes(compute):
+  assert compute.PAGE.read_text() == compute.page()
+
+
+def test_differences_from_table_6_are_as_the_page_says(compute):
+  """Within 2 % as counted, or without zeros; the paper's own slip apart."""
+  assert len(compute.TABLE6) == 18
+  for variant, epochs, paper in compute.TABLE6:
+    ours = compute.paper_exaflops(variant, epochs)
+    less = 6e-18 * compute.zeros(variant) * epochs * compute.JFT_IMAGES
+    difference = (ours - less) / paper - 1
+    if (variant, epochs) == ("R50+L/16", 7):
+      assert difference == pytest.approx(-0.031, abs=1e-3)
+    elif variant == "B/32":
+      assert ours / (paper + 0.5) - 1 == pytest.approx(0.011, abs=1e-3)
+    elif variant.startswith("R") and "+" not in variant:
+      assert 0.03 < ours / paper - 1 < 0.0415 and abs(difference) < 0.0095
+    elif "+" in variant:
+      assert abs(ours / paper - 1) < 0.0155 and abs(difference) < 0.0155
+    else:
+      assert abs(ours / paper - 1) < 0.0025
+
+
+@pytest.mark.parametrize("side, kernel, stride", [(7, 3, 1), (8, 3, 2)])
+def test_xla_counts_no_zeros_of_a_border(compute, side, kernel, stride):
+  def conv(x, k):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+      x, k, (stride, stride), "SAME", dimension_numbers=numbers
+    )
+
+  shapes = [
+    jax.ShapeDtypeStruct(s, "float32")
+    for s in ((1, side, side, 4), (kernel, kernel, 4, 8))
+  ]
+  found = jax.jit(conv).lower(*shapes).cost_analysis()["flops"]
+  taps = compute._taps(side, kernel, stride)
+  assert found == 2 * taps**2 * 4 * 8
+  assert (side, taps**2) in ((7, 361), (8, 121))

@@ -1,0 +1,172 @@
+"""From an encoded image to a model's pixels, as the libraries evaluate.
+
+A `PixelPath` is a string of operations taken apart, so that one step of it can
+be exchanged. Three libraries have scored the published checkpoints:
+
+- timm (`timm`): the shorter side to floor(pixels / crop share), bicubic, by
+  Pillow; the centre. With a share of 1 the aspect ratio is kept, too.
+- Google's vision_transformer (`google`): the whole image to the model's size,
+  bilinear, without antialiasing, aspect ratio not kept.
+- big_vision (`big_vision`): the shorter side to 8/7 of the model's size (256
+  for 224) by the mean over areas; the centre.
+
+Source: timm 1.0.31, data/transforms_factory.py; vision_transformer,
+vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
+"""
+
+import dataclasses
+
+from vit_jax.config.preprocessing import Op, image_size, parse_ops
+
+# What decodes a JPEG -> the operation that does.
+DECODERS = {
+  "tensorflow": "decode",
+  "pillow": "decode(dct='accurate')",
+  "plain": "decode(dct='accurate', upsampling='plain')",
+}
+RESIZERS = ("tensorflow", "pillow")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelPath:
+  """How an image becomes the pixels of a model.
+
+  Attributes:
+    size: (height, width) of the model's images, pixels.
+    short: Pixels of the shorter side before the centre is cropped; None: the
+      whole image is resized to `size`.
+    decoder: A key of `DECODERS`.
+    resizer: Whose arithmetic resizes, "tensorflow" or "pillow".
+    filter: "bilinear", "bicubic" or, by TensorFlow, "area" or "nearest".
+    antialias: Whether the filter is widened when shrinking. Pillow always does,
+      and for "area" and "nearest" it has no meaning.
+  """
+
+  size: tuple[int, int]
+  short: int | None = None
+  decoder: str = "tensorflow"
+  resizer: str = "tensorflow"
+  filter: str = "bilinear"
+  antialias: bool = False
+
+  @property
+  def ops(self) -> str:
+    """The operations, as `config.data.ops`."""
+    height, width = self.size
+    whole = height if height == width else self.size
+    is_torch = self.resizer == "pillow"
+    name = "resize" if self.short is None else "resize_small"
+    options = [repr(whole if self.short is None else self.short)]
+    if self.filter != _default_filter(name, is_torch):
+      options.append(repr(self.filter))
+    if self.antialias and not is_torch:
+      options.append("antialias=True")
+    ending = "_torch" * is_torch
+    parts = [DECODERS[self.decoder], f"{name}{ending}({', '.join(options)})"]
+    if self.short is not None:
+      parts.append(f"central_crop{ending}({whole})")
+    return "|".join(parts)
+
+  @property
+  def share(self) -> float | None:
+    """Side of the crop by the shorter side of the image; None: not cropped."""
+    return None if self.short is None else min(self.size) / self.short
+
+  def cropped(self, share: float | None) -> "PixelPath":
+    """Returns the path with another share of the shorter side; None: all."""
+    short = None if share is None else _short(min(self.size), share)
+    return dataclasses.replace(self, short=short)
+
+
+def timm(
+  size: tuple[int, int],
+  share: float = 0.875,
+  filter: str = "bicubic",
+  mode: str = "center",
+) -> PixelPath:
+  """Returns timm's evaluation; its crop_pct, interpolation and crop_mode.
+
+  Args:
+    size: (height, width), pixels. An image that is not square is squashed to
+      the model's size.
+    share: Side of the crop by the shorter side of the image.
+    filter: "bicubic" or "bilinear"; others are taken as "bicubic".
+    mode: "center", or "squash", by which the whole image is resized.
+  """
+  is_cropped = mode == "center" and size[0] == size[1]
+  return PixelPath(
+    size,
+    _short(size[0], share) if is_cropped else None,
+    decoder="pillow",
+    resizer="pillow",
+    filter=filter if filter in ("bilinear", "bicubic") else "bicubic",
+    antialias=True,
+  )
+
+
+def google(size: tuple[int, int]) -> PixelPath:
+  """Returns the evaluation of vision_transformer and of AugReg."""
+  return PixelPath(size)
+
+
+def big_vision(size: tuple[int, int]) -> PixelPath:
+  """Returns the evaluation of big_vision's ImageNet recipes."""
+  return PixelPath(size, short=min(size) * 8 // 7, filter="area")
+
+
+def taken_apart(ops: str) -> PixelPath | None:
+  """Returns the path of a string of operations, or None if it is no such path.
+
+  Raises:
+    ValueError: Malformed `ops`.
+
+  Example:
+    >>> taken_apart("decode|resize_small(256)|central_crop(224)").filter
+    'area'
+    >>> taken_apart("decode|resize(32)|pad(4)")
+  """
+  size, (decode, *rest) = image_size(ops), parse_ops(ops)
+  names = tuple(op.name for op in rest)
+  is_torch = any(name.endswith("_torch") for name in names)
+  ending = "_torch" * is_torch
+  if names == (f"resize{ending}",):
+    resize, short = _Resize(*rest, is_torch), None
+  elif names == (f"resize_small{ending}", f"central_crop{ending}"):
+    resize = _Resize(rest[0], is_torch)
+    short = resize.size
+  else:
+    return None
+  texts = {name: parse_ops(text)[0] for name, text in DECODERS.items()}
+  decoder = next((name for name, op in texts.items() if op == decode), None)
+  if decoder is None:
+    return None
+  return PixelPath(
+    size,
+    short,
+    decoder,
+    "pillow" if is_torch else "tensorflow",
+    resize.filter,
+    resize.antialias,
+  )
+
+
+class _Resize:
+  """The options of a resizing operation, defaults included."""
+
+  def __init__(self, op: Op, is_torch: bool):
+    given = dict(zip(("size", "method", "antialias"), op.args, strict=False))
+    given |= op.kwargs
+    name = op.name.removesuffix("_torch")
+    self.size = given["size"]
+    self.filter = given.get("method", _default_filter(name, is_torch))
+    self.antialias = is_torch or given.get("antialias", False)
+
+
+def _default_filter(name: str, is_torch: bool) -> str:
+  if is_torch:
+    return "bicubic"
+  return "bilinear" if name == "resize" else "area"
+
+
+def _short(side: int, share: float) -> int:
+  return int(side / share)

@@ -1,0 +1,111 @@
+"""TFDS builder `imagenet21k`: all of ImageNet from its class tars."""
+
+import contextlib
+import os
+import pathlib
+import re
+import tarfile
+from collections.abc import Iterator
+
+import tensorflow_datasets as tfds
+
+from vit_jax.data.builders import imported
+from vit_jax.data.imports.listing import Entry, Split
+from vit_jax.data.imports.tars import BROKEN
+from vit_jax.data.imports.tars import files as tar_files
+
+_CLASS_TAR = re.compile(r"(n\d{8})\.tar")
+
+# wnid -> (file, its member that is the class's tar; None: the whole file).
+_Tars = dict[str, tuple[pathlib.Path, tarfile.TarInfo | None]]
+
+
+class Imagenet21k(imported.Importer):
+  """ImageNet with all its classes: one split, `full`.
+
+  The folder of manual downloads holds one tar of JPEGs for each class,
+  n01440764.tar and so on, at any depth; or one tar of these tars, uncompressed.
+  That is how image-net.org gives its releases, fall11 and winter21.
+
+  Classes are the tars' names (WordNet's ids) in sorted order, and their number
+  is that of the tars: 21,843 for the published checkpoints, fewer for winter21.
+  Records are in the order of a hash of class and file
+  name, which is the same on every machine. It is not the order of the files
+  that Google's models were trained on, which are not published: full[:51200]
+  are other images than theirs.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  MANUAL_DOWNLOAD_INSTRUCTIONS = (
+    "the class tars n01440764.tar, ... of a release from image-net.org, or one"
+    " uncompressed tar of them"
+  )
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    # The names become known with the tars.
+    return self._info_of(self.__doc__, tfds.features.ClassLabel())
+
+  def _split_generators(self, dl_manager) -> dict[str, object]:
+    tars = class_tars(pathlib.Path(dl_manager.manual_dir))
+    self.info.features["label"].names = list(tars)
+    split = Split(None, lambda: _entries(tars))
+    return {"full": self._generate_examples("full", split)}
+
+
+def class_tars(folder: pathlib.Path) -> _Tars:
+  """Returns the classes in sorted order, and where their tars are.
+
+  Raises:
+    ValueError: There are none, or two of the same class.
+  """
+  files = sorted(folder.rglob("*.tar"))
+  found = [(file.name, file, None) for file in files]
+  if len(files) == 1 and not _CLASS_TAR.fullmatch(files[0].name):
+    with tarfile.open(files[0], "r:") as outer:
+      found = [(os.path.basename(m.name), files[0], m) for m in outer]
+  tars: _Tars = {}
+  for name, file, member in found:
+    if match := _CLASS_TAR.fullmatch(name):
+      if match[1] in tars:
+        raise ValueError(
+          f"got two tars of the class {match[1]}: {tars[match[1]][0]} and"
+          f" {file}; expected one."
+        )
+      tars[match[1]] = file, member
+  if not tars:
+    raise ValueError(
+      f"got {folder} with {len(files)} tars, none of a class; expected"
+      " n01440764.tar, ..., or one uncompressed tar of these (a release that is"
+      " compressed: tar -xzf it first)."
+    )
+  return dict(sorted(tars.items()))
+
+
+def _entries(tars: _Tars) -> Iterator[Entry]:
+  for label, (wnid, (path, member)) in enumerate(tars.items()):
+    seen = set()
+    try:
+      with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb"))
+        if member:
+          outer = stack.enter_context(tarfile.open(fileobj=file, mode="r:"))
+          file = stack.enter_context(outer.extractfile(member))
+        tar = stack.enter_context(tarfile.open(fileobj=file, mode="r:"))
+        yield from _images(tar, wnid, label, seen)
+    except BROKEN as e:
+      yield Entry(
+        f"{wnid}.tar", fault=f"is broken after {len(seen)} images: {e}"
+      )
+
+
+def _images(
+  tar: tarfile.TarFile, wnid: str, label: int, seen: set[str]
+) -> Iterator[Entry]:
+  for member in tar_files(tar):
+    key = f"{wnid}/{os.path.basename(member.name)}"
+    if key in seen:
+      yield Entry(key, fault="is in the tar twice")
+      continue
+    image = tar.extractfile(member).read()
+    seen.add(key)
+    yield Entry(key, image, label)

@@ -1,0 +1,187 @@
+"""Builders of data that a user has: images go to TFDS's files as they are.
+
+A record that has no label, or whose image cannot be decoded, is left out, named
+and counted. TFDS writes to a temporary folder and renames it at the end, so
+that a data set is there whole or not at all.
+"""
+
+import collections
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from vit_jax.data import images
+from vit_jax.data.builders import embedded
+from vit_jax.data.decoding import MAX_UNDECODABLE
+from vit_jax.data.imports.listing import Entry, Listing, Split
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_REPORT_EVERY = 10  # Seconds.
+# The share of records left out is known only after some of them.
+_FEW, _MANY = 10, 10_000
+
+
+class TooManyLeftOut(ValueError):
+  """More than a hundredth of the records of a split (and more than ten)."""
+
+
+class Intake:
+  """What enters a data set, and what is left out.
+
+  Args:
+    say: Gets a line of text now and then.
+
+  Attributes:
+    left_out: (record, what is wrong with it), in order.
+    converted: Format -> number of images stored as PNG instead, since
+      TensorFlow reads it not or wrongly.
+  """
+
+  def __init__(self, say: Callable[[str], None] = print):
+    self.left_out: list[tuple[str, str]] = []
+    self.converted = collections.Counter()
+    self._say = say
+
+  def examples(self, name: str, split: Split) -> Iterator[tuple[str, dict]]:
+    """Yields the records of a split, as a builder does.
+
+    Raises:
+      TooManyLeftOut: The message has the first of them.
+    """
+    start = said = time.monotonic()
+    taken, before = 0, len(self.left_out)
+    for entry, encoded, format_name, fault in _checked(split.entries()):
+      taken += 1
+      if fault:
+        self.left_out.append((entry.key, fault))
+        self._refuse_too_many(name, before, max(taken, split.count or _MANY))
+      else:
+        self.converted.update([format_name] if format_name else [])
+        yield entry.key, {"image": encoded, "label": entry.label}
+      if time.monotonic() - said > _REPORT_EVERY:
+        said = time.monotonic()
+        total = f" of {split.count:,}" if split.count else ""
+        self._say(
+          f"{name}: {taken:,}{total} records read,"
+          f" {taken / (said - start):,.0f}/s,"
+          f" {len(self.left_out) - before} left out; now at {entry.key}"
+        )
+    self._refuse_too_many(name, before, taken)
+    self._say(
+      f"{name}: all {taken:,} records read in {time.monotonic() - start:,.0f}"
+      " s; TFDS orders and writes them ..."
+    )
+
+  def _refuse_too_many(self, name: str, before: int, count: int) -> None:
+    faults = self.left_out[before:]
+    if len(faults) > max(_FEW, MAX_UNDECODABLE * count):
+      listed = "".join(f"\n  {key}: {what}" for key, what in faults[:_FEW])
+      raise TooManyLeftOut(
+        f"got {len(faults)} records without a label or an image that can be"
+        f" decoded among the first of split {name!r}, expected at most"
+        f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Mend them, or"
+        f" leave the split out (--splits). The first:{listed}"
+      )
+
+
+class Importer(embedded.EmbeddedBuilder, skip_registration=True):
+  """A builder of a user's images.
+
+  Args:
+    intake: What counts and names the records left out; None: a new one.
+    **kwargs: Those of the base class.
+  """
+
+  def __init__(self, *, intake: Intake | None = None, **kwargs):
+    self.intake = intake or Intake()
+    super().__init__(**kwargs)
+
+  def _info_of(self, description: str, label: tfds.features.ClassLabel):
+    return embedded.EmbeddedInfo(
+      builder=self,
+      description=description,
+      features=tfds.features.FeaturesDict(
+        {"image": tfds.features.Image(), "label": label}
+      ),
+      supervised_keys=("image", "label"),
+    )
+
+  def _generate_examples(self, name: str, split: Split):
+    return self.intake.examples(name, split)
+
+
+class Imported(Importer, skip_registration=True):
+  """A data set of a name that the user chose; it is read without this class.
+
+  Args:
+    name: Name of the data set.
+    listing: Its classes and splits.
+    description: Where it comes from.
+    **kwargs: Those of the base class.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+
+  def __init__(
+    self, *, name: str, listing: Listing, description: str, **kwargs
+  ):
+    self.name = name
+    self._listing, self._description = listing, description
+    super().__init__(**kwargs)
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    names = list(self._listing.class_names)
+    label = tfds.features.ClassLabel(names=names)
+    return self._info_of(self._description, label)
+
+  def _split_generators(self, dl_manager) -> dict[str, object]:
+    del dl_manager  # Nothing to download.
+    return {
+      name: self._generate_examples(name, split)
+      for name, split in self._listing.splits.items()
+    }
+
+
+def _checked(
+  entries: Iterator[Entry],
+) -> Iterator[tuple[Entry, bytes, str, str]]:
+  """Yields (entry, *`checked`) in order; images are decoded in threads."""
+  workers = os.cpu_count() or 1
+  with futures.ThreadPoolExecutor(workers) as pool:
+    waiting = collections.deque()
+    for entry in entries:
+      waiting.append((entry, pool.submit(checked, entry)))
+      if len(waiting) > 4 * workers:
+        entry, result = waiting.popleft()
+        yield entry, *result.result()
+    for entry, result in waiting:
+      yield entry, *result.result()
+
+
+def checked(entry: Entry) -> tuple[bytes, str, str]:
+  """Returns the bytes to store, the format they were in, and what is wrong.
+
+  JPEG and PNG are stored byte by byte, the format is then "". Other formats
+  are stored as PNG: the first frame, in colour, 8 bits, without alpha.
+  """
+  if entry.fault:
+    return b"", "", entry.fault
+  is_kept = entry.image.startswith((_JPEG, _PNG))
+  try:
+    with Image.open(io.BytesIO(entry.image)) as image:
+      if is_kept:
+        image.draft(None, (1, 1))  # JPEG at an eighth of its size: faster.
+        image.load()
+        return entry.image, "", ""
+      file = io.BytesIO()
+      Image.fromarray(images.read(image)).save(file, format="png")
+      return file.getvalue(), image.format or "?", ""
+  except Image.UnidentifiedImageError:
+    return b"", "", f"{len(entry.image):,} bytes that are no image"
+  except images.BROKEN as e:
+    return b"", "", f"cannot be decoded: {e}"

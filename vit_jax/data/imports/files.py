@@ -1,0 +1,119 @@
+"""Which files of a source are in which split."""
+
+import fnmatch
+import glob
+import os
+import re
+
+from vit_jax.data.imports.listing import SPLIT_OF, SPLITS, Options
+
+
+def by_split(
+  path: str, suffixes: tuple[str, ...], options: Options, prefix: str
+) -> dict[str, list[str]]:
+  """Returns the files of each split, in the order of their names.
+
+  A file is in the split whose name is a word of its own name, or else of the
+  folder next to it ("data/train-00000-of-00004.parquet", "val/07.tar"). Where
+  no file says, all are `train`. Patterns in --splits decide instead.
+
+  Args:
+    path: A folder, searched with its sub-folders; a file; or a glob.
+    suffixes: How names of files end.
+    options: Options of the user.
+    prefix: The kind of source, for messages.
+
+  Raises:
+    ValueError: No files; files whose names do not say their split while others
+      do; or a pattern that fits none.
+  """
+  path = os.path.expanduser(path)
+  files, root = _found(path, suffixes, prefix)
+  patterns = {k: v for k, v in options.splits.items() if v is not None}
+  if patterns:
+    if len(patterns) < len(options.splits):
+      raise ValueError(
+        "--splits: got names with and without a pattern, expected one for all:"
+        " train=train-*,validation=val-*."
+      )
+    return {
+      name: _matching(files, root, pattern, name)
+      for name, pattern in patterns.items()
+    }
+  splits = {file: _split_of(os.path.relpath(file, root)) for file in files}
+  if not any(splits.values()):
+    names = list(options.splits) or ["train"]
+    if len(names) > 1:
+      raise ValueError(
+        f"--splits: got {', '.join(names)}, but no name of a file in {path!r}"
+        " says its split; expected patterns: train=0*.tar,validation=1*.tar."
+      )
+    return {names[0]: files}
+  if unsaid := [file for file, split in splits.items() if not split]:
+    raise ValueError(
+      f"got {len(unsaid)} of {len(files)} files whose names say no split, such"
+      f" as {unsaid[0]}; expected one of {', '.join(SPLIT_OF)} in each; or say"
+      " which files are which: --splits=train=PATTERN,validation=PATTERN."
+    )
+  found = {
+    name: [f for f in files if splits[f] == name]
+    for name in SPLITS
+    if name in splits.values()
+  }
+  if missing := sorted({*options.splits} - {*found}):
+    raise ValueError(
+      f"--splits: got {', '.join(missing)}, expected splits that the names of"
+      f" files say: {', '.join(found)}."
+    )
+  return {k: v for k, v in found.items() if k in (options.splits or found)}
+
+
+def _found(
+  path: str, suffixes: tuple[str, ...], prefix: str
+) -> tuple[list[str], str]:
+  """Returns the files, and the folder that names are relative to."""
+  if os.path.isdir(path):
+    files = [
+      os.path.join(folder, name)
+      for folder, _, names in os.walk(path, followlinks=True)
+      for name in names
+      if name.endswith(suffixes) and not name.startswith(".")
+    ]
+    root = path
+  else:
+    files = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+    root = os.path.dirname(re.split(r"[*?\[]", path)[0])
+  if not files:
+    hint = " Braces as in {000..099} are no glob: write *." * ("{" in path)
+    raise ValueError(
+      f"got {prefix}{path}, which names no file; expected a folder with files"
+      f" ending in {' or '.join(suffixes)}, a file, or a glob.{hint}"
+    )
+  return sorted(files), root or "."
+
+
+def _matching(
+  files: list[str], root: str, pattern: str, name: str
+) -> list[str]:
+  found = [
+    file
+    for file in files
+    if fnmatch.fnmatch(os.path.relpath(file, root), pattern)
+    or fnmatch.fnmatch(os.path.basename(file), pattern)
+  ]
+  if not found:
+    raise ValueError(
+      f"--splits: got {name}={pattern}, which fits none of {len(files)} files,"
+      f" such as {os.path.relpath(files[0], root)}."
+    )
+  return found
+
+
+def _split_of(path: str) -> str | None:
+  """Returns the split that a path says, its last part first."""
+  for part in reversed(path.lower().split(os.sep)):
+    words = re.split(r"[^a-z]+", part)
+    found = {SPLIT_OF[word] for word in words if word in SPLIT_OF}
+    if len(found) == 1:
+      return found.pop()
+  return None

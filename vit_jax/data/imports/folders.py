@@ -1,0 +1,48 @@
+"""Images in folders, one per class, with the splits of `folder:/path`."""
+
+import os
+from collections.abc import Iterator
+
+from vit_jax.data import folder
+from vit_jax.data.imports.listing import (
+  Entry,
+  Listing,
+  Options,
+  Split,
+  wanted,
+)
+from vit_jax.data.splits import SplitError
+
+_NAMES = {"train": "train", "val": "validation", "test": "test"}
+
+
+def listed(path: str, options: Options) -> Listing:
+  """Lists a folder as `folder:/path` does; `val` becomes `validation`.
+
+  Raises:
+    ValueError: As `folder.open_folder`; or a split that is not there.
+  """
+  name = folder.PREFIX + path
+  found = {}
+  for split in folder.SPLIT_FOLDERS:
+    try:
+      found[_NAMES[split]] = folder.open_folder(name, split, None)
+    except SplitError:
+      continue
+  names = wanted(found, options, name)
+  root = os.path.commonpath([p for s in found.values() for p in s.paths])
+
+  def split_of(source: folder.FolderSource) -> Split:
+    def entries() -> Iterator[Entry]:
+      for file, label in zip(source.paths, source.path_labels, strict=True):
+        key = os.path.relpath(file, root)
+        try:
+          with open(file, "rb") as stream:
+            yield Entry(key, stream.read(), int(label))
+        except OSError as e:
+          yield Entry(key, fault=f"cannot be read: {e.strerror}")
+
+    return Split(source.num_examples, entries)
+
+  class_names = found["train"].class_names
+  return Listing(class_names, {k: split_of(found[k]) for k in names})

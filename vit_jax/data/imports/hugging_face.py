@@ -1,0 +1,105 @@
+"""Data sets of Hugging Face, read by their own library `datasets`."""
+
+import os
+from collections.abc import Iterator
+
+from vit_jax.data.imports import columns
+from vit_jax.data.imports.listing import (
+  SPLIT_OF,
+  Classes,
+  Entry,
+  Listing,
+  Options,
+  Split,
+  wanted,
+)
+
+
+def listed(name: str, options: Options) -> Listing:
+  """Lists a data set, which the library downloads unless it has it.
+
+  Args:
+    name: A name of the hub, with ":CONFIG" if it has several; or the folder of
+      a data set that `save_to_disk` wrote, or that `load_dataset` takes.
+    options: See `Options`.
+
+  Raises:
+    ValueError: The library is not installed; it cannot load the data set; or
+      there are no such columns.
+  """
+  try:
+    import datasets
+  except ImportError:
+    raise ValueError(
+      f"got hf:{name}, which needs Hugging Face's library: pip install datasets"
+    ) from None
+
+  where = f"hf:{name}"
+  found = {
+    SPLIT_OF.get(split.lower(), split): data
+    for split, data in _loaded(datasets, name).items()
+  }
+  names = wanted(found, options, where)
+  features = found[names[0]].features
+  kinds = {k: repr(v) for k, v in features.items()}
+  images = {
+    k: v for k, v in kinds.items() if isinstance(features[k], datasets.Image)
+  }
+  labels = {
+    k: v
+    for k, v in kinds.items()
+    if isinstance(features[k], datasets.ClassLabel)
+    or getattr(features[k], "dtype", "").startswith(("int", "uint", "string"))
+  }
+  image = columns.pick("image", images, kinds, options.image, where)
+  label = columns.pick("label", labels, kinds, options.label, where)
+  given = options.classes
+  if isinstance(features[label], datasets.ClassLabel):
+    given = given or tuple(features[label].names)
+  values = {v for split in names for v in found[split].unique(label)}
+  classes = Classes(values, given, where)
+
+  def split_of(split: str) -> Split:
+    data = found[split].select_columns([image, label])
+    # The bytes as they are: decoded, they would have to be encoded anew.
+    data = data.cast_column(image, datasets.Image(decode=False))
+
+    def entries() -> Iterator[Entry]:
+      for row, record in enumerate(data):
+        yield _entry(f"{split}:{row}", record[image], record[label], classes)
+
+    return Split(len(data), entries)
+
+  return Listing(classes.names, {split: split_of(split) for split in names})
+
+
+def _loaded(datasets, name: str):
+  """Returns split -> data set."""
+  path = os.path.expanduser(name)
+  try:
+    if os.path.isdir(path):
+      saved = ("dataset_dict.json", "state.json")
+      if any(os.path.exists(os.path.join(path, file)) for file in saved):
+        data = datasets.load_from_disk(path)
+      else:
+        data = datasets.load_dataset(path)
+    else:
+      name, _, config = name.partition(":")
+      data = datasets.load_dataset(name, config or None)
+  except Exception as e:  # Of many types; the library's words are the best.
+    raise ValueError(f"got hf:{name}: {type(e).__name__}: {e}") from None
+  return data if isinstance(data, dict) else {str(data.split or "train"): data}
+
+
+def _entry(key: str, image: dict | None, label, classes: Classes) -> Entry:
+  index = classes.index(label)
+  if index < 0:
+    return Entry(key, fault="has no label")
+  image = image or {}
+  if image.get("bytes"):
+    return Entry(key, image["bytes"], index)
+  try:
+    with open(image.get("path") or "", "rb") as stream:
+      return Entry(key, stream.read(), index)
+  except OSError:
+    return Entry(key, fault="has no image")

@@ -1,0 +1,160 @@
+"""What is known of a source before its images are read."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from vit_jax.data.folder import SPLIT_FOLDERS
+
+# TFDS's names of the splits -> the words that stand for them.
+SPLITS = {
+  "train": SPLIT_FOLDERS["train"],
+  "validation": SPLIT_FOLDERS["val"],
+  "test": SPLIT_FOLDERS["test"],
+}
+SPLIT_OF = {word: name for name, words in SPLITS.items() for word in words}
+
+
+class Options(NamedTuple):
+  """What a user says of a source.
+
+  splits: Splits to import -> a pattern of the files that they are in, or None
+    where names tell. Empty: all splits that are found.
+  image: Column of the images; None: found by its type.
+  label: Column of the labels; None: found by its name and type.
+  classes: Names of the classes by label; None: the source tells.
+  """
+
+  splits: Mapping[str, str | None] = {}
+  image: str | None = None
+  label: str | None = None
+  classes: tuple[str, ...] | None = None
+
+
+class Entry(NamedTuple):
+  """A record: its unique name, encoded image and class, or what is wrong."""
+
+  key: str
+  image: bytes = b""
+  label: int = -1
+  fault: str = ""
+
+
+class Split(NamedTuple):
+  """A split: its number of records, broken ones included, if known."""
+
+  count: int | None
+  entries: Callable[[], Iterator[Entry]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """The classes by label, and the splits by name."""
+
+  class_names: tuple[str, ...]
+  splits: dict[str, Split]
+
+
+class Classes:
+  """The numbers of classes, from all labels that a source has.
+
+  Whole numbers (or texts of digits) are labels as they are. Other texts are
+  names of classes, numbered in sorted order or in that of `given`.
+
+  Args:
+    labels: The labels that occur; None and negative numbers are missing ones.
+    given: Names of the classes by label, if the user or the source tells.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: There are no labels, names that are not given, more numbers than
+      names, or numbers that can be no labels; or two classes have one name.
+  """
+
+  def __init__(
+    self, labels: Collection, given: tuple[str, ...] | None, where: str
+  ):
+    present = {label for label in map(_plain, labels) if label is not None}
+    if not present:
+      raise ValueError(f"got {where} without any label, expected one an image.")
+    self._are_numbers = all(isinstance(label, int) for label in present)
+    if self._are_numbers:
+      self.names = given or _numbers(present, where)
+      if max(present) >= len(self.names):
+        raise ValueError(
+          f"got label {max(present)} in {where}, expected 0 to"
+          f" {len(self.names) - 1}, as there are {len(self.names)} names of"
+          " classes."
+        )
+    else:
+      texts = {str(label) for label in present}
+      self.names = given or tuple(sorted(texts))
+      if missing := sorted(texts - {*self.names}):
+        raise ValueError(
+          f"got the classes {missing[:5]} in {where}, expected one of the"
+          f" {len(self.names)} given names, such as {self.names[0]!r}."
+        )
+    self._index = {name: i for i, name in enumerate(self.names)}
+    _check_names(self.names, where)
+
+  def index(self, label) -> int:
+    """Returns the class of a label; -1 where it is missing."""
+    label = _plain(label)
+    if label is None:
+      return -1
+    return label if self._are_numbers else self._index[str(label)]
+
+
+def _plain(label) -> int | str | None:
+  """Returns a number, a text, or None for what means no label."""
+  if isinstance(label, bytes):
+    label = label.decode("utf-8", "replace")
+  if isinstance(label, str):
+    label = label.strip()
+    if not label:
+      return None
+    digits = label.removeprefix("-")
+    label = int(label) if digits.isdecimal() and digits.isascii() else label
+  if isinstance(label, int):
+    return label if label >= 0 else None
+  return label
+
+
+def _numbers(present: set[int], where: str) -> tuple[str, ...]:
+  largest = max(present)
+  if largest >= 10 * len(present) + 1000:
+    raise ValueError(
+      f"got only {len(present):,} different labels up to {largest:,} in"
+      f" {where}, expected numbers of classes, from 0."
+    )
+  return tuple(map(str, range(largest + 1)))
+
+
+def _check_names(names: tuple[str, ...], where: str) -> None:
+  if len({*names}) < len(names):
+    twice = next(n for n in names if names.count(n) > 1)
+    raise ValueError(
+      f"got two classes of the name {twice!r} in {where}, expected different"
+      " ones."
+    )
+  # TFDS keeps them in a file, one a line, without blanks around them.
+  for name in names:
+    if name != name.strip() or not name or len(name.splitlines()) > 1:
+      raise ValueError(
+        f"got a class of the name {name!r} in {where}, expected one line of"
+        " text without blanks around it."
+      )
+
+
+def wanted(found: Collection[str], options: Options, where: str) -> list[str]:
+  """Returns the splits to import, of those that are found.
+
+  Raises:
+    ValueError: A split that is not there.
+  """
+  if missing := sorted({*options.splits} - {*found}):
+    raise ValueError(
+      f"--splits: got {', '.join(missing)}, expected splits of {where}, which"
+      f" has {', '.join(found)}."
+    )
+  return [name for name in found if name in (options.splits or found)]

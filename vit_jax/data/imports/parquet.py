@@ -1,0 +1,110 @@
+"""Parquet files with a column of encoded images and one of labels.
+
+The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
+them; names of classes in Hugging Face's metadata are used.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+
+from vit_jax.data.imports import columns, files
+from vit_jax.data.imports.listing import (
+  Classes,
+  Entry,
+  Listing,
+  Options,
+  Split,
+)
+
+_ROWS = 64  # Images in memory at a time.
+
+
+def listed(path: str, options: Options) -> Listing:
+  """Lists parquet files; reads their columns of labels, but no image.
+
+  Raises:
+    ValueError: No files, files that cannot be read, or no such columns.
+  """
+  import pyarrow  # Here, because other kinds need neither.
+  from pyarrow import parquet
+
+  where = f"parquet:{path}"
+  by_split = files.by_split(path, (".parquet",), options, "parquet:")
+  opened = {}
+  for file in [f for found in by_split.values() for f in found]:
+    try:
+      opened[file] = parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as e:
+      raise ValueError(
+        f"got {file}, which is no whole parquet file ({e}); expected one."
+      ) from None
+  first, *rest = (f.schema_arrow for f in opened.values())
+  image, label = _columns(first, options, where)
+  for file, schema in zip(list(opened)[1:], rest, strict=True):
+    lacks = [c for c in (image, label) if c not in schema.names]
+    if lacks:
+      raise ValueError(
+        f"got {file} without the column {lacks[0]!r}, expected that of"
+        f" {next(iter(opened))}."
+      )
+  labels = {
+    value
+    for file in opened.values()
+    for batch in file.iter_batches(columns=[label])
+    for value in batch.column(0).unique().to_pylist()
+  }
+  classes = Classes(labels, options.classes or _names(first, label), where)
+  root = os.path.commonpath(list(map(os.path.dirname, opened)))
+
+  def split_of(paths: list[str]) -> Split:
+    def entries() -> Iterator[Entry]:
+      for path in paths:
+        name, row = os.path.relpath(path, root or "."), 0
+        for batch in opened[path].iter_batches(_ROWS, columns=[image, label]):
+          for record in batch.to_pylist():
+            yield _entry(f"{name}:{row}", record[image], record[label], classes)
+            row += 1
+
+    return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
+
+  return Listing(classes.names, {k: split_of(v) for k, v in by_split.items()})
+
+
+def _entry(key: str, image, label, classes: Classes) -> Entry:
+  if isinstance(image, dict):
+    image = image["bytes"]
+  index = classes.index(label)
+  if index < 0 or not image:
+    return Entry(key, fault="has no label" if index < 0 else "has no image")
+  return Entry(key, image, index)
+
+
+def _columns(schema, options: Options, where: str) -> tuple[str, str]:
+  from pyarrow import types
+
+  images, labels = {}, {}
+  for field in schema:
+    kind = field.type
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+      kind = kind.field("bytes").type
+    if types.is_binary(kind) or types.is_large_binary(kind):
+      images[field.name] = str(field.type)
+    elif types.is_dictionary(kind) or types.is_integer(kind):
+      labels[field.name] = str(field.type)
+    elif types.is_string(kind) or types.is_large_string(kind):
+      labels[field.name] = str(field.type)
+  kinds = {field.name: str(field.type) for field in schema}
+  image = columns.pick("image", images, kinds, options.image, where)
+  label = columns.pick("label", labels, kinds, options.label, where)
+  return image, label
+
+
+def _names(schema, label: str) -> tuple[str, ...] | None:
+  """Returns the classes that Hugging Face's metadata name."""
+  metadata = (schema.metadata or {}).get(b"huggingface")
+  if not metadata:
+    return None
+  features = json.loads(metadata).get("info", {}).get("features", {})
+  names = features.get(label, {}).get("names")
+  return tuple(names) if names else None

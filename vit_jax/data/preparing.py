@@ -1,0 +1,195 @@
+"""Puts data sets on disk in TFDS's format, as `vit_jax.prepare` asks for."""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow_datasets as tfds
+
+from vit_jax.data import tfds_source
+from vit_jax.data.builders import imported
+from vit_jax.data.facts import prefix_of
+from vit_jax.data.imports import KINDS, Options
+from vit_jax.options import nearest
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_SHOWN = 20  # Faults in the output; the file has all.
+LEFT_OUT = "left_out.txt"  # In the data set's folder.
+
+Say = Callable[[str], None]
+
+
+class Prepared(NamedTuple):
+  """A data set on disk: its folder, and what it does not contain."""
+
+  folder: str
+  splits: dict[str, int]  # split -> records
+  num_classes: int
+  left_out: int
+
+
+def prepare(
+  dataset: str,
+  data_dir: str | None = None,
+  manual_dir: str | None = None,
+  say: Say = print,
+) -> Prepared:
+  """Prepares a data set of TFDS, or `imagenet21k`; downloads where TFDS does.
+
+  Written as array_record, whose records can be read by number, where that
+  library is installed. A data set that is there stays as it is.
+
+  Args:
+    dataset: Name in TFDS, with a config if it has several.
+    data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or
+      ~/tensorflow_datasets.
+    manual_dir: Folder of what the user downloaded; None: downloads/manual in
+      `data_dir`.
+    say: Gets lines about the progress.
+
+  Raises:
+    ValueError: Unknown data set, features other than `image` and `label`,
+      missing files, or records that cannot be taken.
+  """
+  builder = tfds_source.find_builder(dataset, data_dir)
+  tfds_source.check_features(dataset, builder)
+  if builder.is_prepared():
+    say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
+    return _prepared(builder, 0)
+  folder = pathlib.Path(builder.data_dir_root) / "downloads" / "manual"
+  folder = pathlib.Path(manual_dir).expanduser() if manual_dir else folder
+  names, needed = tfds_source.manual_files(builder)
+  missing = [name for name in names if not (folder / name).is_file()]
+  if missing or (needed and not folder.is_dir()):
+    raise ValueError(
+      f"--manual_dir: got {folder}, without"
+      f" {' and '.join(missing) or 'such a folder'}; expected {needed}."
+    )
+  options = {}
+  if isinstance(builder, imported.Importer):
+    options["intake"] = imported.Intake(_unsilenced(say))
+  elif importlib.util.find_spec("array_record"):
+    options["file_format"] = "array_record"
+  builder = tfds.builder(dataset, data_dir=data_dir, **options)
+  config = tfds.download.DownloadConfig(manual_dir=str(folder))
+  _write(builder, say, config)
+  return _finished(builder, say)
+
+
+def import_source(
+  source: str,
+  name: str,
+  data_dir: str | None = None,
+  options: Options | None = None,
+  say: Say = print,
+) -> Prepared:
+  """Imports a source into a new data set of TFDS's format.
+
+  Args:
+    source: A prefix of `KINDS` and what follows it.
+    name: Name of the data set, for `--config.data.dataset`.
+    data_dir: See `prepare`.
+    options: What the user says of the source.
+    say: Gets lines about the progress.
+
+  Raises:
+    ValueError: The name is taken or is none; or the source has a fault.
+  """
+  if not _NAME.fullmatch(name):
+    raise ValueError(
+      f"--name: got {name!r}, expected small letters, digits and underscores,"
+      " after a letter."
+    )
+  if name in {*tfds_source.known_names(), *tfds_source.builders.__all__}:
+    raise ValueError(
+      f"--name: got {name!r}, which is a data set of TFDS; choose another."
+    )
+  prefix = prefix_of(source)
+  listing = KINDS[prefix].listed(
+    source.removeprefix(prefix), options or Options()
+  )
+  builder = imported.Imported(
+    name=name,
+    listing=listing,
+    description=f"Imported from {source} by vit_jax.prepare.",
+    data_dir=data_dir,
+    intake=imported.Intake(_unsilenced(say)),
+  )
+  if builder.is_prepared() or os.path.exists(builder.data_dir):
+    raise ValueError(
+      f"--name: got {name!r}, which is in {builder.data_dir} already. Remove"
+      " that folder to import it anew, or choose another name."
+    )
+  names = listing.class_names
+  some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+  for split, (count, _) in listing.splits.items():
+    say(f"{split}: {count:,} records found")
+  say(f"{len(names):,} classes: {some}")
+  _write(builder, say, tfds.download.DownloadConfig())
+  return _finished(builder, say)
+
+
+def unknown_prefix(source: str) -> str:
+  """Returns what is wrong with a source that is no kind and no name."""
+  listed = ", ".join(KINDS)
+  return (
+    f"SOURCE: got {source!r}, expected a name that TFDS knows, or one of"
+    f" {listed} with what follows.{nearest(prefix_of(source), KINDS)}"
+  )
+
+
+def _unsilenced(say: Say) -> Say:
+  """Returns what also writes where TFDS's own output is thrown away."""
+  out = sys.stdout
+
+  def told(line: str) -> None:
+    with contextlib.redirect_stdout(out):
+      say(line)
+
+  return told
+
+
+def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
+  folder = pathlib.Path(builder.data_dir)
+  for leftover in sorted(folder.parent.glob(f"incomplete.*_{folder.name}")):
+    say(
+      f"{leftover} is of a preparation that did not end; if none is running,"
+      " remove it."
+    )
+  say(f"writing {folder} ...")
+  # Bars of TFDS, which know neither the number of records nor their names.
+  with contextlib.redirect_stdout(None):
+    tfds.disable_progress_bar()
+    builder.download_and_prepare(download_config=config)
+
+
+def _finished(builder, say: Say) -> Prepared:
+  faults, converted = [], {}
+  if isinstance(builder, imported.Importer):
+    faults, converted = builder.intake.left_out, builder.intake.converted
+  for name, count in sorted(converted.items()):
+    say(f"{count:,} images were {name} and are stored as PNG")
+  if faults:
+    file = pathlib.Path(builder.data_dir) / LEFT_OUT
+    lines = [f"{key}: {what}" for key, what in faults]
+    file.write_text("\n".join(lines) + "\n")
+    say(f"left out, all listed in {file}:")
+    for line in lines[:_SHOWN]:
+      say(f"  {line}")
+    if len(lines) > _SHOWN:
+      say(f"  and {len(lines) - _SHOWN:,} more")
+  return _prepared(builder, len(faults))
+
+
+def _prepared(builder, left_out: int) -> Prepared:
+  return Prepared(
+    folder=str(builder.data_dir),
+    splits={k: v.num_examples for k, v in builder.info.splits.items()},
+    num_classes=builder.info.features["label"].num_classes,
+    left_out=left_out,
+  )

@@ -1,0 +1,136 @@
+"""Frozen features of a split: what evaluators that need no head begin with."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  several_classes,
+)
+from vit_jax.options import option
+
+Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeaturesConfig(EvaluatorConfig):
+  """Options of evaluators that learn from one split and score another."""
+
+  train_split: str = option("train", "split that is learned from")
+  layer: str = option("pre_logits", "which intermediate is the feature")
+
+  SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields a fault for an unknown layer, or for several classes."""
+    import jax
+
+    try:
+      jax.eval_shape(lambda out: layer_of(out, self.layer), out)
+    except ValueError as e:
+      yield f"{where}.layer: {e}"
+    if sources["split"].is_multilabel:
+      yield several_classes(where, sources["split"])
+
+
+class Features(Evaluator):
+  """Extracts the features of two splits, the one to learn from first.
+
+  With fake data, few records of each are used: at least `least`.
+  """
+
+  def __init__(self, context: Context, least: int = 0):
+    super().__init__(context)
+    train, test = (context.sources[k] for k in ("train_split", "split"))
+    self.note = (
+      f"{self.config.dataset}, learns from [{self.config.train_split}]"
+      f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
+      f" on [{self.config.split}] ({test.num_examples:,})"
+    )
+    if context.config.fake_data:  # a trial
+      most = max(2 * self.config.batch_size, least)
+      train, test = (
+        dataclasses.replace(s, num_examples=min(s.num_examples, most))
+        for s in (train, test)
+      )
+    self.num_classes = train.num_classes
+    self._train, self._test = train, test
+    layer = self.config.layer
+
+    def features(params, batch):
+      _, out = context.predict(params, batch["image"])
+      rows = {k: batch[k] for k in ("label", "mask", "index")}
+      return {"x": layer_of(out, layer), **rows}
+
+    # Shared with few-shot evaluators, which extract the same.
+    self._features = context.once(
+      ("features", layer), lambda: context.jit(features)
+    )
+
+  def splits(self, params: Any) -> tuple[Rows, Rows]:
+    """Returns the rows to learn from, and those to score; all processes.
+
+    Rows without a label, -1, are left out.
+    """
+    return tuple(
+      labelled(extract(self.context, source, self._features, params))
+      for source in (self._train, self._test)
+    )
+
+
+def extract(
+  context: Context,
+  source: Any,
+  fn: Callable,
+  params: Any,
+  indices: np.ndarray | None = None,
+) -> Rows:
+  """Returns features, labels and indices, in the order of the records.
+
+  Images that could not be decoded are left out.
+
+  Args:
+    context: Context of the evaluator.
+    source: Split to read.
+    fn: (params, global batch) -> {"x", "label", "mask", "index"}, as
+      `Context.jit` returns it.
+    params: Its first argument.
+    indices: The records to read; None: all.
+  """
+  batches = context.batches(source, indices)
+  parts = list(context.forward(fn, params, batches))
+  rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+  rows = {k: v[rows["mask"]] for k, v in rows.items()}
+  order = np.argsort(rows["index"])
+  return {k: v[order] for k, v in rows.items()}
+
+
+def labelled(rows: Rows) -> Rows:
+  """Returns the rows that have a label."""
+  return {k: v[rows["label"] >= 0] for k, v in rows.items()}
+
+
+def layer_of(out: dict, path: str) -> Any:
+  """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
+
+  Raises:
+    ValueError: There is none; the message lists the names.
+  """
+  found = out
+  for key in path.split("/"):
+    if not isinstance(found, dict) or key not in found:
+      known = sorted(found) if isinstance(found, dict) else []
+      raise ValueError(
+        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
+      )
+    found = found[key]
+  if isinstance(found, dict):
+    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(found)}.")
+  return found.mean(axis=tuple(range(1, found.ndim - 1)))

@@ -1,0 +1,218 @@
+"""Accuracy of the nearest neighbours: nothing is learned from the features.
+
+Features are divided by their Euclidean norm. A test image gets the class with
+the largest sum of exp(similarity / temperature) over its k training images of
+the largest cosine similarity.
+
+Source: arXiv:1805.01978, section 3.4, with the neighbours and the temperature
+of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.features import Features, FeaturesConfig
+from vit_jax.options import option
+
+QUERIES = 512  # test images compared at a time
+CHUNK = 32_768  # training images on the device at a time
+TINY = 1e-12  # smallest norm that a feature is divided by
+
+
+@dataclasses.dataclass(frozen=True)
+class KnnConfig(FeaturesConfig):
+  """Weighted vote of the nearest neighbours of frozen features."""
+
+  name: str = "knn"
+  kind: str = "knn"
+  ks: tuple[int, ...] = option(
+    (20, 10, 100, 200),
+    "numbers of neighbours, fixed beforehand; <name>/<k>nn is the accuracy",
+  )
+  temperature: float = option(
+    0.07, "a neighbour counts exp(cosine similarity / temperature)"
+  )
+
+  def faults(self, where: str) -> Iterator[str]:
+    """See `EvaluatorConfig`."""
+    yield from super().faults(where)
+    if not self.ks or min(self.ks) < 1:
+      yield f"{where}.ks: got {self.ks}, expected numbers above 0 such as 20."
+    if self.temperature <= 0:
+      yield (
+        f"{where}.temperature: got {self.temperature}, expected more than 0."
+      )
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields also a fault where there are fewer images than neighbours."""
+    yield from super().check(where, sources, head, out)
+    train, most = sources["train_split"], max(self.ks, default=0)
+    if most > train.num_examples:
+      yield (
+        f"{where}.ks: got {most} neighbours, expected at most the"
+        f" {train.num_examples:,} images of {train.name!r} [{train.split}]."
+      )
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return Knn(context, least=max(self.ks))
+
+
+class Knn(Features):
+  """Scores features by the classes of their nearest neighbours."""
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns `<name>/<k>nn`: accuracy, a share, for each k of the config."""
+    return super().run(params)
+
+  def gather(self, params: Any) -> dict[str, float]:
+    """Returns the scores: the neighbours are found on a device."""
+    import jax
+
+    train, test = self.splits(params)
+    if jax.process_index():  # only the scores of process 0 count
+      return {}
+    most = max(self.config.ks)
+    if len(train["x"]) < most:
+      raise ValueError(
+        f"config.evals.{self.config.name}.ks: got {most} neighbours, but only"
+        f" {len(train['x'])} images of {self.config.train_split!r} can be used."
+      )
+    similarity, label = neighbours(train["x"], train["label"], test["x"], most)
+    return {
+      f"{self.config.name}/{k}nn": float(
+        np.mean(
+          vote(
+            similarity[:, :k],
+            label[:, :k],
+            self.num_classes,
+            self.config.temperature,
+          )
+          == test["label"]
+        )
+      )
+      for k in self.config.ks
+    }
+
+  def score(self, gathered: dict[str, float]) -> dict[str, float]:
+    """Returns what `run` does."""
+    return gathered
+
+
+def neighbours(
+  train: np.ndarray,
+  labels: np.ndarray,
+  queries: np.ndarray,
+  k: int,
+  chunk: int = CHUNK,
+  block: int = QUERIES,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the k nearest by cosine similarity, exactly, on one device.
+
+  Training features pass through the device chunk by chunk, so that their number
+  has no limit. Among equally near ones the first come first.
+
+  Args:
+    train: float [n, d], n at least k.
+    labels: Their classes, int [n].
+    queries: float [m, d].
+    k: Number of neighbours.
+    chunk: Training features on the device at a time.
+    block: Queries that are compared with a chunk at a time; chunk * block
+      float32 numbers are held.
+
+  Returns:
+    Similarities float32 [m, k], falling, and classes int32 [m, k].
+  """
+  import jax
+  import jax.numpy as jnp
+
+  chunk, block = min(chunk, len(train)), min(block, len(queries))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def nearer(best, queries, keys, labels, count):
+    """Returns the k best of those so far and of the chunk's first `count`."""
+
+    def of_block(args):
+      (values, classes), x = args
+      similarity = jnp.matmul(x, keys.T, precision="highest")
+      similarity = jnp.where(jnp.arange(chunk) < count, similarity, -jnp.inf)
+      found, at = jax.lax.top_k(similarity, min(k, chunk))
+      values = jnp.concatenate([values, found], 1)
+      classes = jnp.concatenate([classes, labels[at]], 1)
+      values, at = jax.lax.top_k(values, k)
+      return values, jnp.take_along_axis(classes, at, 1)
+
+    return jax.lax.map(of_block, (best, queries))
+
+  num_blocks = -(-len(queries) // block)
+  with jax.default_device(jax.local_devices()[0]):
+    x = _filled(_unit(queries), num_blocks * block)
+    x = jnp.asarray(x.reshape(num_blocks, block, -1))
+    best = (
+      jnp.full((num_blocks, block, k), -jnp.inf, jnp.float32),
+      jnp.zeros((num_blocks, block, k), jnp.int32),
+    )
+    for start in range(0, len(train), chunk):
+      keys = _unit(train[start : start + chunk])
+      of_keys = labels[start : start + chunk].astype(np.int32)
+      best = nearer(
+        best, x, _filled(keys, chunk), _filled(of_keys, chunk), len(keys)
+      )
+  return tuple(
+    np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
+  )
+
+
+def vote(
+  similarity: np.ndarray,
+  labels: np.ndarray,
+  num_classes: int,
+  temperature: float,
+) -> np.ndarray:
+  """Returns the class with the largest sum of exp(similarity / temperature).
+
+  Args:
+    similarity: Of the neighbours, [m, k].
+    labels: Their classes, int [m, k].
+    num_classes: Number of classes.
+    temperature: More than 0; the smaller, the more the nearest decide.
+
+  Returns:
+    int [m]; among equal sums the lowest class.
+
+  Example:
+    >>> near, classes = np.array([[0.9, 0.8, 0.8]]), np.array([[2, 1, 1]])
+    >>> [int(vote(near, classes, 3, t)[0]) for t in (1.0, 0.07)]
+    [1, 2]
+  """
+  similarity = similarity.astype(np.float64)
+  nearest = similarity.max(axis=1, keepdims=True)  # no exponential overflows
+  weights = np.exp((similarity - nearest) / temperature)
+  found = np.empty(len(labels), np.int64)
+  for i in range(0, len(labels), QUERIES):
+    rows = slice(i, i + QUERIES)
+    sums = np.zeros((len(labels[rows]), num_classes))
+    at = np.arange(len(sums))[:, None]
+    np.add.at(sums, (at, labels[rows]), weights[rows])
+    found[rows] = sums.argmax(axis=1)
+  return found
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+  """Returns the rows divided by their norms, in float32."""
+  x = x.astype(np.float32)
+  return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), TINY)
+
+
+def _filled(rows: np.ndarray, count: int) -> np.ndarray:
+  """Returns the rows and as many zeros as there are too few."""
+  missing: Sequence = [(0, count - len(rows)), *[(0, 0)] * (rows.ndim - 1)]
+  return np.pad(rows, missing)

@@ -1,0 +1,293 @@
+"""Linear probe: heads trained by gradient on frozen features.
+
+The features of both splits are computed once, without augmentation. A part of
+the training split is held out; on the rest, the heads of a whole grid of
+learning rates and weight decays are trained at once, on the same batches. The
+head that is best on the held-out part is scored on the test split, once.
+
+  x = (feature - mean) / (std + 1e-5), logits = x W + b
+  loss = cross-entropy + weight_decay / 2 |W|^2
+
+Heads begin at zero; the optimizer is gradient descent with a momentum of 0.9,
+and the learning rate falls to zero along a cosine.
+
+Source: DINOv2's protocol (arXiv:2304.07193, appendix B.3; facebookresearch/
+dinov2, eval/linear.py: 12,500 steps of 1,024 images, this optimizer and
+schedule, the grid's best on the validation split). Other than there, images are
+not augmented, features are whitened, which makes one grid suit all models, and
+the head is chosen on held-out training images.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.features import Features, FeaturesConfig, Rows
+from vit_jax.options import option
+
+MOMENTUM = 0.9
+STD_FLOOR = 1e-5
+FETCHED = 2**24  # numbers of features sent to the device at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearConfig(FeaturesConfig):
+  """Linear heads trained by gradient on frozen features, the best of a grid."""
+
+  name: str = "linear"
+  kind: str = "linear"
+  lrs: tuple[float, ...] = option(
+    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "peak learning rates of the grid"
+  )
+  weight_decays: tuple[float, ...] = option(
+    (0.0, 0.001),
+    "weights of half the squared norm of the kernel, each with each rate",
+  )
+  steps: int = option(12_500, "steps that train a head")
+  step_images: int = option(1024, "images per step, at most those there are")
+  held_out: float = option(
+    0.1, "share of train_split that no head learns from, and that chooses one"
+  )
+  seed: int = option(0, "root of what is held out, and of the order of images")
+
+  def faults(self, where: str) -> Iterator[str]:
+    """See `EvaluatorConfig`."""
+    yield from super().faults(where)
+    if not self.lrs or min(self.lrs) <= 0:
+      yield f"{where}.lrs: got {self.lrs}, expected numbers above 0 as 0.1,1."
+    if not self.weight_decays or min(self.weight_decays) < 0:
+      yield (
+        f"{where}.weight_decays: got {self.weight_decays}, expected numbers"
+        " such as 0,0.001."
+      )
+    for key in ("steps", "step_images"):
+      if getattr(self, key) < 1:
+        yield f"{where}.{key}: got {getattr(self, key)}, expected 1 or more."
+    if not 0 < self.held_out < 1:
+      yield (
+        f"{where}.held_out: got {self.held_out}, expected a share above 0 and"
+        " below 1: the grid needs images to choose by."
+      )
+    if self.seed < 0:
+      yield f"{where}.seed: got {self.seed}, expected 0 or more."
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields also a fault where nothing is left to learn or to choose from."""
+    yield from super().check(where, sources, head, out)
+    num = sources["train_split"].num_examples
+    if not 0 < num_held_out(num, self.held_out) < num:
+      yield (
+        f"{where}.held_out: got {self.held_out} of {num} images, which leaves"
+        " none to learn from or none to choose by; take a larger train_split."
+      )
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return LinearProbe(context)
+
+
+class Heads(NamedTuple):
+  """Heads of a grid, and how features are whitened for them."""
+
+  mean: np.ndarray  # float32 [d]
+  std: np.ndarray  # float32 [d]
+  kernels: np.ndarray  # float32 [grid, d, classes]
+  biases: np.ndarray  # float32 [grid, classes]
+
+  def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
+    """Returns the share of the rows that each head predicts right, [grid]."""
+    x, labels = (rows["x"] - self.mean) / self.std, rows["label"]
+    found = []
+    for kernel, bias in zip(
+      self.kernels[which], self.biases[which], strict=True
+    ):
+      logits = x @ kernel + bias
+      is_number = np.isfinite(logits).all(axis=1)  # others have diverged
+      found.append(np.mean((logits.argmax(axis=1) == labels) & is_number))
+    return np.array(found)
+
+
+class LinearProbe(Features):
+  """Scores features by the best of a grid of linear heads."""
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns `<name>/top1`, of the chosen head on the test split.
+
+    Beside it `<name>/held_out`, its share right on the images that chose it;
+    its `lr` and `weight_decay`; and `count`, the number of test images.
+    """
+    return super().run(params)
+
+  def gather(self, params: Any) -> tuple[Heads, Rows, Rows] | None:
+    """Returns the heads, the rows that choose one, and those to score.
+
+    They are trained on one device of process 0; the other processes return
+    None.
+    """
+    import jax
+
+    train, test = self.splits(params)
+    if jax.process_index():  # only the scores of process 0 count
+      return None
+    options = self.config
+    learned, held_out = divided(train, options.held_out, options.seed)
+    heads = train_heads(
+      learned["x"],
+      learned["label"],
+      self.num_classes,
+      grid(options),
+      steps=2 if self.context.config.fake_data else options.steps,
+      step_images=options.step_images,
+      seed=options.seed,
+    )
+    return heads, held_out, test
+
+  def score(
+    self, gathered: tuple[Heads, Rows, Rows] | None
+  ) -> dict[str, float]:
+    """Returns what `run` does."""
+    if gathered is None:
+      return {}
+    heads, held_out, test = gathered
+    of_each = heads.accuracies(held_out)
+    best = int(of_each.argmax())  # among equal ones the first of the grid
+    lr, weight_decay = grid(self.config)[best]
+    (top1,) = heads.accuracies(test, slice(best, best + 1))
+    scores = {
+      "top1": top1,
+      "held_out": of_each[best],
+      "lr": lr,
+      "weight_decay": weight_decay,
+      "count": len(test["label"]),
+    }
+    return {f"{self.config.name}/{k}": float(v) for k, v in scores.items()}
+
+
+def grid(options: LinearConfig) -> list[tuple[float, float]]:
+  """Returns the pairs (learning rate, weight decay) of the grid."""
+  return list(itertools.product(options.lrs, options.weight_decays))
+
+
+def num_held_out(num: int, share: float) -> int:
+  """Returns how many of `num` images are held out."""
+  return round(num * share)
+
+
+def divided(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+  """Returns the rows to learn from, and the share that is held out.
+
+  Which are held out is a function of their number, share and seed.
+  """
+  num = len(rows["label"])
+  order = np.random.default_rng(seed).permutation(num)
+  held_out = order[: num_held_out(num, share)]
+  is_held_out = np.isin(np.arange(num), held_out)
+  return tuple(
+    {k: v[chosen] for k, v in rows.items()}
+    for chosen in (~is_held_out, is_held_out)
+  )
+
+
+def train_heads(
+  x: np.ndarray,
+  labels: np.ndarray,
+  num_classes: int,
+  grid: list[tuple[float, float]],
+  *,
+  steps: int,
+  step_images: int,
+  seed: int,
+) -> Heads:
+  """Trains a linear head for every pair of the grid, at once, on one device.
+
+  An epoch is one permutation of the images; a batch is the next `step_images`
+  of the epochs in a row. All heads see the same batches.
+
+  Args:
+    x: Features, float [n, d].
+    labels: Their classes, int [n].
+    num_classes: Number of classes.
+    grid: (learning rate, weight decay) of each head.
+    steps: Steps.
+    step_images: Images per step; at most n are taken.
+    seed: Root of the permutations.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
+  std = x.std(axis=0, dtype=np.float64).astype(np.float32) + STD_FLOOR
+  rows = min(step_images, len(x))
+  rates, decays = np.array(grid, np.float32).T
+
+  def loss_of(head, x, labels, decay):
+    kernel, bias = head
+    logits = jnp.matmul(x, kernel, precision="highest") + bias[None]
+    at = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    losses = jax.nn.logsumexp(logits, axis=1) - at
+    return losses.mean() + decay / 2 * jnp.sum(kernel**2)
+
+  def update(head, velocity, x, labels, rate, decay):
+    grads = jax.grad(loss_of)(head, x, labels, decay)
+    velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
+    head = jax.tree.map(lambda w, v: w - rate * v, head, velocity)
+    return head, velocity
+
+  updates = jax.vmap(update, in_axes=(0, 0, None, None, 0, 0))
+
+  @jax.jit
+  def trained(state, batches, mean, std):
+    def step(state, batch):
+      x, labels, number = batch
+      fall = (1 + jnp.cos(jnp.pi * number / steps)) / 2
+      x = (x - mean[None]) / std[None]
+      return updates(*state, x, labels, rates * fall, decays), None
+
+    return jax.lax.scan(step, state, batches)[0]
+
+  with jax.default_device(jax.local_devices()[0]):
+    heads = (
+      jnp.zeros((len(grid), x.shape[1], num_classes)),
+      jnp.zeros((len(grid), num_classes)),
+    )
+    state = heads, jax.tree.map(jnp.zeros_like, heads)
+    chunk = max(1, min(steps, FETCHED // (rows * x.shape[1])))
+    order = _order(len(x), seed)
+    for start in range(0, steps, chunk):
+      numbers = np.arange(start, min(start + chunk, steps))
+      at = np.stack([order(i * rows, rows) for i in numbers.tolist()])
+      batches = (
+        x[at].astype(np.float32),
+        labels[at].astype(np.int32),
+        numbers.astype(np.float32),
+      )
+      state = trained(state, batches, mean, std)
+  return Heads(mean, std, *jax.device_get(state[0]))
+
+
+def _order(num: int, seed: int):
+  """Returns (start, count) -> the records at these places of the epochs."""
+  known: dict[int, np.ndarray] = {}
+
+  def permutation(epoch: int) -> np.ndarray:
+    if epoch not in known:
+      known.clear()
+      known[epoch] = np.random.default_rng((seed, epoch)).permutation(num)
+    return known[epoch]
+
+  def at(start: int, count: int) -> np.ndarray:
+    found = []
+    while count:
+      epoch, place = divmod(start, num)
+      part = permutation(epoch)[place : place + count]
+      found.append(part)
+      start, count = start + len(part), count - len(part)
+    return np.concatenate(found)
+
+  return at

@@ -1,0 +1,91 @@
+"""Mean average precision, for images with any number of classes."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax.evaluators.classification import (
+  Classification,
+  ClassificationConfig,
+)
+from vit_jax.evaluators.evaluator import Context, Evaluator
+
+
+@dataclasses.dataclass(frozen=True)
+class MultilabelConfig(ClassificationConfig):
+  """Mean average precision of images with any number of classes."""
+
+  kind: str = "multilabel"
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return Multilabel(context)
+
+
+class Multilabel(Classification):
+  """Ranks all images of a split by the logit of each class.
+
+  Images without a class count as negative examples of all. Where every image
+  has one class, it is the positive example of that one.
+  """
+
+  def __init__(self, context: Context):
+    import jax
+
+    from vit_jax.losses import sigmoid_xent
+
+    super().__init__(context)
+    columns, num_classes = self._place, self._source.num_classes
+    has_loss = context.config.objective.loss == "sigmoid"
+
+    def ranked(params, batch):
+      logits = context.predict(params, batch["image"])[0][:, columns]
+      label, mask = batch["label"], batch["mask"]
+      if label.ndim == 1:
+        mask &= label >= 0
+        label = jax.nn.one_hot(label, num_classes)
+      found = {"logits": logits, "label": label > 0, "mask": mask}
+      return found | ({"loss": sigmoid_xent(logits, label)} if has_loss else {})
+
+    self._ranked = context.jit(ranked)
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns `<name>/map`, the mean over the classes that have an image.
+
+    Also `classes`, their number; `count`, that of the images; and `loss`
+    (nats), if that of the run is a sigmoid's.
+
+    Raises:
+      ValueError: No class has an image.
+    """
+    return super().run(params)
+
+  def gather(self, params: Any) -> list[dict[str, np.ndarray]]:
+    """Returns logits and labels of all images, batch by batch."""
+    batches = self.context.batches(self._source)
+    return list(self.context.forward(self._ranked, params, batches))
+
+  def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Returns what `run` does."""
+    from vit_jax.metrics import average_precision
+
+    rows = {k: np.concatenate([p[k] for p in gathered]) for k in gathered[0]}
+    rows = {k: v[rows["mask"]] for k, v in rows.items()}
+    logits, label = rows["logits"], rows["label"]
+    there = np.flatnonzero(label.any(axis=0))
+    if not len(there):
+      raise ValueError(
+        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
+        f" {self.config.dataset!r}, in which no image has a class."
+      )
+    scores = {
+      "map": np.mean(
+        [average_precision(logits[:, k], label[:, k]) for k in there]
+      ),
+      "classes": len(there),
+      "count": len(label),
+    }
+    if "loss" in rows:
+      scores["loss"] = rows["loss"].mean(dtype=np.float64)
+    return {f"{self.config.name}/{k}": float(v) for k, v in scores.items()}

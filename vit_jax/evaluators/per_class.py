@@ -1,0 +1,167 @@
+"""Accuracy of each class, which classes are confused, and calibration.
+
+Beside the metrics, each evaluation writes `<name>_classes.json` to the folder
+of the run, over that of the one before:
+
+  dataset, split, count   what was scored, and how many images
+  classes                 those that an image has or was given: class (column of
+                          the head), name, count (images of it), right (of
+                          these), predicted (images that were given it)
+  confusions              [class, predicted class, images], all that occur, the
+                          most frequent first; a matrix would be mostly zeros
+  bins                    by rising confidence, 15 of equal width: count,
+                          confidence (mean) and right (share), null where empty
+
+`python -m vit_jax.report` shows them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.evaluators.classification import (
+  Classification,
+  ClassificationConfig,
+)
+from vit_jax.evaluators.evaluator import Context, Evaluator, several_classes
+
+FILE = "{}_classes.json"  # by name of the evaluator
+
+
+@dataclasses.dataclass(frozen=True)
+class PerClassConfig(ClassificationConfig):
+  """Accuracy and confusions of each class, calibration, top-1, top-5, loss."""
+
+  name: str = "classes"
+  kind: str = "per_class"
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields also a fault where an image may have several classes."""
+    yield from super().check(where, sources, head, out)
+    if sources["split"].is_multilabel:
+      yield several_classes(where, sources["split"])
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return PerClass(context)
+
+
+class PerClass(Classification):
+  """Scores the head class by class, and its confidence."""
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns what `Classification` does, and three metrics more.
+
+    `<name>/per_class` is the mean of the classes' accuracies, over those that
+    have images; `worst_class` the lowest of them; `ece` the expected
+    calibration error, see `metrics.calibration_error`. All are shares.
+    """
+    return super().run(params)
+
+  def gather(self, params: Any) -> list[dict[str, Any]]:
+    """Returns sums, labels and predictions of every batch."""
+    batches = self._batches()
+    return list(self.context.forward(self._sums_and_answers, params, batches))
+
+  def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns what `run` does, and writes the file."""
+    from vit_jax.metrics import calibration_error, reliability
+
+    scores = super().score([batch.pop("sums") for batch in gathered])
+    rows = {k: np.concatenate([b[k] for b in gathered]) for k in gathered[0]}
+    rows = {k: v[rows["mask"]] for k, v in rows.items()}
+    label, prediction = rows["label"], rows["prediction"]
+    is_right = label == prediction
+    classes = per_class(label, prediction)
+    shares = [c["right"] / c["count"] for c in classes if c["count"]]
+    calibration = rows["probability"], is_right
+    scores |= {
+      f"{self.config.name}/per_class": float(np.mean(shares)),
+      f"{self.config.name}/worst_class": float(np.min(shares)),
+      f"{self.config.name}/ece": calibration_error(*calibration),
+    }
+    if self.context.workdir is not None:
+      bins = reliability(*calibration)
+      self._write(
+        {
+          "dataset": self.config.dataset,
+          "split": self.config.split,
+          "count": len(label),
+          "classes": [{"name": self._name(c["class"]), **c} for c in classes],
+          "confusions": confusions(label, prediction),
+          "bins": [
+            {
+              k: None if np.isnan(v[i]) else v[i].item()
+              for k, v in bins.items()
+            }
+            for i in range(len(bins["count"]))
+          ],
+        }
+      )
+    return scores
+
+  def _name(self, column: int) -> str:
+    """Returns the name of a column of the head, its number if it has none."""
+    if names := self.context.head.class_names:
+      return names[column]
+    label = next(iter(np.flatnonzero(self._place == column)), None)
+    names = self._source.class_names
+    return str(column) if label is None or not names else names[label]
+
+  def _write(self, values: dict[str, Any]) -> None:
+    from etils import epath
+
+    folder = epath.Path(self.context.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(values, ensure_ascii=False) + "\n"
+    (folder / FILE.format(self.config.name)).write_text(text)
+
+
+def per_class(
+  label: np.ndarray, prediction: np.ndarray
+) -> list[dict[str, int]]:
+  """Counts the images of each class that is a label or a prediction.
+
+  Args:
+    label: Class of each image, int [n].
+    prediction: Class that it was given, int [n].
+
+  Returns:
+    For each class, rising, `class`, and the numbers of images `count` (of the
+    class), `right` (of these, predicted as such) and `predicted` (given it).
+
+  Example:
+    >>> for row in per_class(np.array([3, 3, 7]), np.array([3, 7, 7])):
+    ...   print(*row.values())
+    3 2 1 1
+    7 1 1 2
+  """
+  counted = (label, label[label == prediction], prediction)
+  width = int(max(label.max(), prediction.max())) + 1
+  counts = np.stack([np.bincount(v, minlength=width) for v in counted], 1)
+  return [
+    dict(zip(("class", "count", "right", "predicted"), (k, *row), strict=True))
+    for k, row in enumerate(counts.tolist())
+    if any(row)
+  ]
+
+
+def confusions(label: np.ndarray, prediction: np.ndarray) -> list[list[int]]:
+  """Counts every pair of a class and another that its images were given.
+
+  Returns:
+    [class, prediction, images], the most frequent first, then by class.
+
+  Example:
+    >>> confusions(np.array([3, 3, 7, 1]), np.array([7, 7, 3, 1]))
+    [[3, 7, 2], [7, 3, 1]]
+  """
+  wrong = np.stack([label, prediction], 1)[label != prediction]
+  pairs, counts = np.unique(wrong, axis=0, return_counts=True)
+  order = np.argsort(-counts, kind="stable")
+  return np.column_stack([pairs, counts])[order].tolist()

@@ -1,0 +1,80 @@
+"""Top-1 and top-5 among some classes of ImageNet: ImageNet-A's and -R's 200.
+
+The published scores of these two sets are of a prediction among the 200 classes
+that they have images of: the other columns of the head are left out. The same
+columns on ImageNet's own images of these classes give what is called "clean"
+accuracy, to which the other is compared. (An evaluator of kind
+"classification" on ImageNet-A takes the largest of all logits, which gives a
+lower score.)
+
+Source: arXiv:1907.07174, section 4, and arXiv:2006.16241.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.evaluators.classification import (
+  Classification,
+  ClassificationConfig,
+)
+from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.imagenet_subsets import SUBSETS
+from vit_jax.options import option
+
+NUM_CLASSES = 1000  # of ImageNet-1k, which the subsets number
+
+
+@dataclasses.dataclass(frozen=True)
+class SubsetConfig(ClassificationConfig):
+  """Top-1, top-5 and loss among 200 classes of ImageNet."""
+
+  kind: str = "subset"
+  split: str = option("test", "split to score, every example once")
+  classes: str = option(
+    "imagenet_a",
+    "classes among which the prediction is sought; images of other classes do"
+    " not count",
+    {
+      "imagenet_a": "the 200 of ImageNet-A",
+      "imagenet_r": "the 200 of ImageNet-R",
+    },
+  )
+
+  def faults(self, where: str) -> Iterator[str]:
+    """See `EvaluatorConfig`."""
+    yield from super().faults(where)
+    name = (self.dataset or "").split("/")[0].split(":")[0]
+    if name in SUBSETS and name != self.classes:
+      yield (
+        f"{where}.classes: got {self.classes!r} for the data set"
+        f" {self.dataset!r}, expected {name!r}; for a prediction among all"
+        f" classes {where}.kind='classification'."
+      )
+
+  def check(
+    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+  ) -> Iterator[str]:
+    """Yields a fault where the data have not ImageNet's classes, too."""
+    from vit_jax.weights import labels
+
+    yield from super().check(where, sources, head, out)
+    source = sources["split"]
+    names, known = source.class_names, labels.imagenet1k()
+    if source.num_classes != NUM_CLASSES or (
+      names and known and names != known
+    ):
+      yield (
+        f"{where}.dataset: got {source.name!r} with {source.num_classes:,}"
+        f" classes, expected the {NUM_CLASSES:,} of ImageNet in the order of"
+        f" their wnids, of which {where}.classes={self.classes!r} are some."
+      )
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    classes = np.array(SUBSETS[self.classes])
+    evaluator = Classification(context, classes)
+    evaluator.note += f", among the {len(classes)} of {self.classes}"
+    return evaluator

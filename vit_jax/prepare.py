@@ -1,0 +1,118 @@
+"""Puts a data set on disk in TFDS's format: `python -m vit_jax.prepare SOURCE`.
+
+A name of TFDS is downloaded and prepared by TFDS; `imagenet21k` and
+`imagenet2012` are made from tars in --manual_dir. Images of one's own are
+imported once, under a name of their own:
+
+  python -m vit_jax.prepare imagenet21k --manual_dir=/data/fall11
+  python -m vit_jax.prepare folder:/data/birds --name=birds
+  python -m vit_jax.train --config=... --config.data.dataset=birds
+
+Files are written as array_record, whose records are read by number, so that
+their order is a permutation that the seed decides. An import that stops half
+way leaves no data set.
+"""
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prepares, and prints what is there now and what was left out."""
+  args = _parse(argv)
+  from vit_jax.data import facts, imports, preparing  # TensorFlow: seconds
+
+  def say(line: str) -> None:
+    print(line, flush=True)
+
+  try:
+    options = _options(args)
+    prefix = facts.prefix_of(args.source)
+    if prefix in imports.KINDS:
+      if not args.name:
+        sys.exit("--name: got none, expected a name for the new data set.")
+      name = args.name
+      done = preparing.import_source(
+        args.source, name, args.data_dir, options, say
+      )
+    elif prefix:
+      sys.exit(preparing.unknown_prefix(args.source))
+    else:
+      name = args.source
+      if faults := [k for k, v in _only_imports(args).items() if v]:
+        sys.exit(
+          f"{', '.join(faults)}: only for imports, not for TFDS's names."
+        )
+      done = preparing.prepare(name, args.data_dir, args.manual_dir, say)
+  except (ValueError, OSError, AssertionError) as e:  # TFDS asserts
+    sys.exit(str(e))
+  for split, count in done.splits.items():
+    say(f"{split:<12}{count:>12,} records")
+  say(f"{'classes':<12}{done.num_classes:>12,}")
+  say(f"{'left out':<12}{done.left_out:>12,}")
+  where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
+  say(f"in {done.folder}; to use it: --config.data.dataset={name}{where}")
+
+
+def _only_imports(args: argparse.Namespace) -> dict[str, str | None]:
+  return {
+    "--name": args.name,
+    "--splits": args.splits,
+    "--image": args.image,
+    "--label": args.label,
+    "--classes": args.classes,
+  }
+
+
+def _options(args: argparse.Namespace):
+  from vit_jax.data.imports import Options
+
+  splits = {}
+  for part in args.splits.split(",") if args.splits else ():
+    name, _, pattern = part.strip().partition("=")
+    splits[name] = pattern or None
+  classes = None
+  if args.classes:
+    with open(args.classes, encoding="utf-8") as file:
+      classes = tuple(line.strip() for line in file if line.strip())
+  return Options(splits, args.image, args.label, classes)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m vit_jax.prepare",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+    "source",
+    metavar="SOURCE",
+    help="name in TFDS (cifar10, imagenet2012, imagenet21k); or folder:/path;"
+    " webdataset:/path (folder or glob of tars); parquet:/path; hf:NAME",
+  )
+  parser.add_argument("--name", help="name of an imported data set")
+  parser.add_argument(
+    "--data_dir",
+    help="folder of TFDS data (default: $TFDS_DATA_DIR or ~/tensorflow_datasets"
+    ")",
+  )
+  parser.add_argument(
+    "--manual_dir",
+    help="folder of the tars of imagenet2012, imagenet21k (default:"
+    " downloads/manual in --data_dir)",
+  )
+  parser.add_argument(
+    "--splits",
+    help="splits to import, separated by commas (default: all that are found);"
+    " for tars and parquet also train=PATTERN,validation=PATTERN of file names",
+  )
+  parser.add_argument("--image", help="column of the images (parquet, hf)")
+  parser.add_argument("--label", help="column of the labels (parquet, hf)")
+  parser.add_argument(
+    "--classes", help="file with the names of the classes by label, one a line"
+  )
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,87 @@
+"""What `per_class` evaluators wrote of each class: the worst, the confused."""
+
+import html
+import json
+from typing import Any
+
+from vit_jax.evaluators.per_class import FILE
+from vit_jax.reporting.page import breakable, missing, share, table
+from vit_jax.reporting.runs import Run
+
+MOST = 10  # classes, and pairs of classes, in a table
+
+
+def section(runs: list[Run]) -> str:
+  """Returns the worst classes and the most frequent confusions of each run.
+
+  Nothing where no run has an evaluator of kind "per_class".
+  """
+  parts, lacking = [], []
+  for run in runs:
+    for name in (n for n, e in run.evals.items() if e.kind == "per_class"):
+      file = run.path / FILE.format(name)
+      try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        parts.append(_of(run, name, found))
+      except (OSError, ValueError, KeyError, TypeError) as e:
+        what = "not there" if isinstance(e, OSError) else "damaged"
+        lacking.append(f"{file.name} of {run.name} ({what})")
+  if not parts and not lacking:
+    return ""
+  return f"<h2>Classes</h2>\n{''.join(parts)}{missing('; '.join(lacking))}"
+
+
+def _of(run: Run, name: str, found: dict[str, Any]) -> str:
+  names = {c["class"]: c["name"] for c in found["classes"]}
+  counts = {c["class"]: c["count"] for c in found["classes"]}
+  with_images = [c for c in found["classes"] if c["count"]]
+  worst = sorted(with_images, key=lambda c: c["right"] / c["count"])[:MOST]
+  pairs = found["confusions"]
+  shown = pairs[:MOST]
+  tables = [
+    table(
+      "numbers",
+      ["worst classes", "right", "images", "named so"],
+      [
+        [
+          c["name"],
+          share(c["right"] / c["count"]),
+          f"{c['count']:,}",
+          f"{c['predicted']:,}",
+        ]
+        for c in worst
+      ],
+    ),
+    table(
+      "numbers",
+      ["confused most often", "images", "of the class"],
+      [
+        [f"{names[a]} → {names[b]}", f"{n:,}", share(n / counts[a])]
+        for a, b, n in shown
+      ],
+    )
+    if shown
+    else "",
+    table(
+      "numbers",
+      ["confidence", "right", "images"],
+      [
+        [share(b["confidence"]), share(b["right"]), f"{b['count']:,}"]
+        for b in found["bins"]
+        if b["count"]
+      ],
+    ),
+  ]
+  error = run.last(f"{name}/ece")
+  mean = run.last(f"{name}/per_class")
+  text = (
+    f"{len(with_images):,} classes, mean of their accuracies {share(mean)}."
+    f" {sum(n for _, _, n in pairs):,} of {found['count']:,} images are named"
+    f" wrongly, in {len(pairs):,} different ways. Expected calibration error"
+    f" {share(error)}: how far confidence and accuracy are apart, on average"
+    " over the bins of the last table."
+  )
+  return (
+    f"<h3>{breakable(run.scored(name))}: {breakable(run.label)}</h3>"
+    f'<p>{html.escape(text)}</p><div class="grid">{"".join(tables)}</div>'
+  )

@@ -1,0 +1,133 @@
+"""What a run cost: images seen, exaFLOPs, device-hours.
+
+The exaFLOPs are those of Table 6 of arXiv:2010.11929, as its numbers imply: 2
+FLOPs per multiply-add, three passes a training step (forward, and backward as
+two), times the images seen; docs/compute.md sets ours beside the paper's. They
+are of the model, whatever is computed again or in addition. Device-hours are
+the devices of the run times the hours on the clock from the compilation of the
+first step on, with evaluations and checkpoints. What an interruption lost is
+not in them: only steps that a checkpoint kept count, once.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+KEY = "accounting"  # in the metadata of a checkpoint
+
+
+class Account:
+  """Counts from the step on at which a process starts or resumes.
+
+  Args:
+    batch_size: Images per step, over all devices.
+    flops_per_image: FLOPs of a training step per image.
+    num_devices: Number of devices of all processes.
+    start: Step from which this process trains.
+    before: What the checkpoint of that step states, as `at` returned it; None:
+      it states nothing. The hours are then unknown, unless `start` is 0.
+    init: What the checkpoint that a new run starts from states; a resumed run
+      has it in `before`. None: nothing, or no such checkpoint.
+    clock: Seconds, for tests.
+  """
+
+  def __init__(
+    self,
+    batch_size: int,
+    flops_per_image: int,
+    num_devices: int,
+    start: int = 0,
+    before: dict[str, Any] | None = None,
+    init: dict[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._batch_size = batch_size
+    self._flops_per_image = flops_per_image
+    self._num_devices = num_devices
+    self._start = start
+    num_images = start * batch_size
+    self._before = before or {
+      "images_seen": num_images,
+      "flops": flops_per_image * num_images,
+      "device_hours": None if start else 0.0,
+      "init": init,
+    }
+    self._clock = clock
+    self._began = clock()
+
+  def at(self, step: int) -> dict[str, Any]:
+    """Returns the account after so many updates, for a checkpoint's JSON.
+
+    Returns:
+      images_seen, flops (exact), exaflops and device_hours (None: unknown) of
+      this run; and `init`, the same of the run that it started from, or None.
+    """
+    before = self._before
+    images = (step - self._start) * self._batch_size
+    hours = (self._clock() - self._began) / 3600 * self._num_devices
+    flops = before["flops"] + images * self._flops_per_image
+    known = before["device_hours"]
+    return {
+      "images_seen": before["images_seen"] + images,
+      "flops": flops,
+      "exaflops": flops / 1e18,
+      "device_hours": None if known is None else known + hours,
+      "init": before["init"],
+    }
+
+  def metrics(self, step: int) -> dict[str, float]:
+    """Returns the numbers of `at` by their names in metrics.jsonl."""
+    return {
+      f"train/{k}": float(v)
+      for k, v in self.at(step).items()
+      if k in ("images_seen", "exaflops", "device_hours") and v is not None
+    }
+
+
+def of_run(run: Any, num_devices: int) -> Account:
+  """Returns the account of a run, carried over from where it resumes.
+
+  Args:
+    run: A `prepare.Run` that was checked.
+    num_devices: Number of devices of all processes.
+  """
+  size, num_classes = run.facts.image_size, run.facts.num_classes
+  return Account(
+    run.config.data.batch_size,
+    run.config.model.train_flops(size, num_classes),
+    num_devices,
+    run.start,
+    run.resumed_metadata.get(KEY),
+    run.init_metadata.get(KEY),
+  )
+
+
+def text(account: dict[str, Any] | None) -> str:
+  """Returns an account in words, and those of the runs before it.
+
+  Example:
+    >>> text({"images_seen": 1200, "exaflops": 2.5, "device_hours": 0.25})
+    '1,200 images seen, 2.5 exaFLOPs, 0.25 device-hours'
+  """
+  if not account:
+    return "unknown"
+  parts = [
+    f"{account['images_seen']:,.0f} images seen",
+    f"{number(account['exaflops'])} exaFLOPs",
+  ]
+  hours = account.get("device_hours")
+  parts.append(
+    "device-hours unknown" if hours is None else f"{number(hours)} device-hours"
+  )
+  init = account.get("init")
+  return ", ".join(parts) + (f"; the run before: {text(init)}" if init else "")
+
+
+def number(value: float) -> str:
+  """Returns three digits, or all those before the point.
+
+  Example:
+    >>> number(0.0012345), number(0.25), number(12345.6)
+    ('0.00123', '0.25', '12,346')
+  """
+  return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
