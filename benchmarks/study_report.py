@@ -224,7 +224,8 @@ def draw_data_size(lines: Lines) -> Figure:
   curves = []
   for family, name in NAMES.items():
     runs = [dict(model=f"{family}-small", images=n) for n in study.IMAGES]
-    curves.append((name, *_points(lines, study.IMAGES, runs, SCORE)))
+    points = _points(lines, study.IMAGES, runs, SCORE)
+    curves.append(figures.Repeated(name, *points))
   return figures.spread(
     "Digits, 10-shot, by pre-training data",
     curves,
@@ -242,7 +243,8 @@ def draw_compute(lines: Lines) -> Figure:
       for p in _compute_points()
     ]
     flops = [(_flops(lines, **run) or 0) / 1e12 for run in runs]
-    curves.append((name, *_points(lines, flops, runs, SCORE)))
+    points = _points(lines, flops, runs, SCORE)
+    curves.append(figures.Repeated(name, *points))
   return figures.spread(
     "Digits, 10-shot, by pre-training compute",
     curves,

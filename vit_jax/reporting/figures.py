@@ -59,6 +59,14 @@ class Line(NamedTuple):
   y: Sequence[float]
 
 
+class Repeated(NamedTuple):
+  """A curve of repeated runs: its name, places, and at each those of all."""
+
+  label: str
+  x: Sequence[float]
+  runs: Sequence[Sequence[float]]
+
+
 def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
   """Returns a chart as SVG for light and for dark pages.
 
@@ -167,15 +175,15 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
 
 def spread(
   title: str,
-  curves: Sequence[tuple[str, Sequence[float], Sequence[Sequence[float]]]],
+  curves: Sequence[Repeated],
   x_label: str,
-  ticks: Sequence[float],
+  ticks: Sequence[int | float],
 ) -> Figure:
   """Draws means of repeated runs over a logarithmic axis, and every run.
 
   Args:
     title: What is drawn.
-    curves: Name, places in order, and at each the percentages of the runs.
+    curves: In percent.
     x_label: Name of the places, with their unit.
     ticks: Places that are written below the axis.
   """
@@ -183,8 +191,15 @@ def spread(
     Line(name, x, [sum(runs) / len(runs) for runs in of_x])
     for name, x, of_x in curves
   ]
+  every = [v for _, _, of_x in curves for runs in of_x for v in runs] or [0.0]
   figure = _curves(
-    title, lines, lambda v: f"{v:.1f}%", axis="%", x_label=x_label
+    title,
+    lines,
+    lambda v: f"{v:.1f}%",
+    axis="%",
+    floor=max(0.0, min(every) - 2.0),
+    top=min(max(every) + 2.0, 100.0) / 1.08,  # of which there is 8 % more
+    x_label=x_label,
   )
   axes = figure.axes[0]
   for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
