@@ -64,8 +64,10 @@ def cell(found: Sequence[float]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """Returns a table, and where its numbers are from (see receipts.py)."""
   rule = ["---"] * len(head)
-  return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+  table = ("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+  return "\n".join(["<!-- receipt: study.jsonl -->", *table])
 
 
 def _family_rows(lines: Lines, score: str, key: str, points, size="small"):
