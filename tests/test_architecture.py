@@ -19,7 +19,7 @@ FLOORS = (
   "sharding collectives checkpoint weights",
   "step",
   "pretrained runtime planning",
-  "train evaluate plan benchmark report convert prepare score reporting",
+  "train evaluate plan benchmark report convert prepare score sweep reporting",
 )
 FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
 # Packages of which every file is one choice, with the options that it has.

@@ -37,6 +37,9 @@ def _run(module, *words):
     "finetune.py:model=B/16,dataset=cifar10,res=384",
     "ablation.py:posemb=learn2d,posemb_at=blocks",
     "ablation.py:model=R50x1,optimizer=sgd",
+    "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+    "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
+    "vit_s16.py:epochs=300",
   ],
 )
 def test_recipe_on_fake_data(source, tmp_path):

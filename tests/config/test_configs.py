@@ -45,6 +45,12 @@ ARGUMENTS = {
     "init=runs/vit_b32,model=B/32,dataset=oxford_iiit_pet,res=384",
     "init=BiT-M-R50x1.npz,model=R50x1,dataset=cifar100,res=128",
     "model=B/16,dataset=oxford_flowers102",
+    "init=runs/vit_h14,model=H/14,dataset=imagenet2012,res=512",
+  ],
+  "vtab": [
+    "",
+    "task=svhn,init=weights.npz,model=L/16",
+    "task=clevr_count,model=H/14,res=224",
   ],
   "comparison": [
     "",
@@ -56,6 +62,13 @@ ARGUMENTS = {
     "path=images,init=weights.npz",
     "path=split,init=weights.npz,res=64",
   ],
+  "augreg": [
+    "",
+    "model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+    "model=Ti/16,aug=none,wd=0.03,epochs=30",
+    "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
+  ],
+  "vit_s16": ["", "epochs=300,head=linear"],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -149,6 +162,18 @@ def _advertised():
   ):
     dataset = dataset.replace("folder", "folder:images")
     yield "finetune", f"model={model},dataset={dataset}"
+  for task in _module("vtab").TASKS:
+    yield "vtab", f"task={task}"
+  module = _module("augreg")
+  for name, values in module.CHOICES.items():  # each of them once
+    yield from (("augreg", f"{name}={value}") for value in values)
+    yield from (
+      ("augreg", f"dataset=imagenet2012,{name}={value}")
+      for value in values
+      if name != "dataset"
+    )
+  for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
+    yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
   for name in ("masked_patch", "ablation", "study"):
@@ -228,7 +253,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 
 @pytest.mark.parametrize(
-  "name", ["ablation", "comparison", "finetune", "folder", "study"]
+  "name",
+  "ablation augreg comparison finetune folder study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -261,15 +287,65 @@ def test_folder_takes_splits_and_length_from_the_images():
 
 
 @pytest.mark.parametrize(
+  "model, res, pixels",
+  [
+    ("B/16", 224, 224),
+    ("B/32", 512, 512),
+    ("H/14", 224, 224),
+    ("H/14", 384, 378),
+    ("H/14", 512, 518),
+    ("R50x1", 480, 480),
+  ],
+)
+def test_finetune_takes_a_multiple_of_the_patch(model, res, pixels):
+  for dataset in ("imagenet2012", "cifar10"):
+    argument = f"model={model},dataset={dataset},res={res}"
+    config = _load("finetune", argument).config
+    assert image_size(config.data.ops) == (pixels, pixels)
+    averaged = dataset == "imagenet2012" and res == 512  # as in Table 2
+    assert config.optim.ema_decay == (0.9999 if averaged else None)
+
+
+def test_grids_of_table_4():
+  get_grid, args = _module("finetune").get_grid, "dataset=imagenet2012,model="
+  assert get_grid() == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
+  assert get_grid(args + "L/16") == {"optim.lr": (0.003, 0.01, 0.03)}
+  for model in ("R50x1", "R50+B/16"):
+    assert get_grid(args + model) == {"optim.lr": (0.003, 0.01, 0.03, 0.06)}
+
+
+def test_tasks_of_vtab():
+  module = _module("vtab")
+  assert module.get_tasks("task=dtd") == {}
+  tasks = module.get_tasks("task=all,model=B/32")
+  assert list(tasks) == list(module.TASKS)
+  group, argument = tasks["eurosat"]
+  assert group == "specialized"
+  assert argument == "task=eurosat,init=,model=B/32,res=384"
+  assert len(module.get_tasks("task=structured")) == 8
+  for task in module.TASKS:
+    ops = _load("vtab", f"task={task}").config.data.ops
+    is_left_as_it_is = module.TASKS[task].group == "structured"
+    assert ("flip_lr" in ops) != (is_left_as_it_is or task == "svhn")
+
+
+@pytest.mark.parametrize(
   "source, message",
   [
     ("vit_b16.py:imagnet2012", "Did you mean 'imagenet2012'?"),
     ("finetune.py:ini=x", "Did you mean 'init'?"),
     ("finetune.py:dataset=cifar11", "Did you mean 'cifar10'?"),
     ("finetune.py:res=big", "res=big"),
+    ("finetune.py:res=0", "res=0"),
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
+    ("vtab.py:task=all", "got task=all (all are for vit_jax.sweep)"),
+    ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
+    ("augreg.py:aug=medium", "Did you mean 'medium"),
+    ("augreg.py:aug=light0", "got aug=light0, expected one of none, light1"),
+    ("augreg.py:epochs=ten", "got epochs=ten, expected a number such as 300"),
+    ("vit_s16.py:head=mlp", "got head=mlp, expected one of linear, tanh"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),

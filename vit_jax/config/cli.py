@@ -10,7 +10,8 @@ import json
 import pathlib
 import sys
 import traceback
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -62,6 +63,7 @@ def parse(
   flags: dict[str, str],
   argv: list[str] | None = None,
   switches: tuple[str, ...] = (),
+  several: tuple[str, ...] = (),
 ):
   """Parses `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
@@ -70,6 +72,8 @@ def parse(
     flags: Further flags and what they mean.
     argv: Words after the command; None: those of this process.
     switches: Flags that need no value, and are then "true".
+    several: Flags that may be given more than once; all their values are one
+      text, a line each.
 
   Returns:
     `Args`. Ends the process after `--help`, and, with an explanation, where no
@@ -88,6 +92,8 @@ def parse(
       overrides["fake_data"] = "true" if value is None else value
     elif key.startswith("config."):
       overrides[key.removeprefix("config.")] = value
+    elif key in several and given[key] and value:
+      given[key] += f"\n{value}"
     elif key in given:
       given[key] = "true" if value is None and key in switches else value
     else:
@@ -109,7 +115,7 @@ def parse(
     )
   values = loaded or values
   for path, value in overrides.items():
-    _override(values, path, value)
+    override(values, path, value)
   if wants_help:
     print(help_text(command, flags, values))
     sys.exit(0)
@@ -118,6 +124,58 @@ def parse(
     sys.exit(str(config_lib.ConfigError(faults + more)))
   name = pathlib.PurePath(_file_of(source or "")[0]).stem
   return Args(config, name, given, faults + more)
+
+
+def parse_tasks(
+  command: str, flags: dict[str, str], argv: list[str] | None = None, **options
+) -> dict[str, tuple[str, str, Args]]:
+  """Does as `parse`, for each task of a config file that has several.
+
+  Such a file has a function `get_tasks(argument)` beside `get_config`, which
+  returns task -> (group, argument of `get_config`), or {} where the argument
+  stands for one run alone.
+
+  Args:
+    command: As for `parse`.
+    flags: As for `parse`.
+    argv: As for `parse`.
+    **options: Of `parse`.
+
+  Returns:
+    Task -> (group, config file with argument, what `parse` returns); the only
+    task of other config files has the name and the group "".
+  """
+  argv = sys.argv[1:] if argv is None else argv
+  source = dict(_split(argv)[0]).get("config") or ""
+  file, _ = _file_of(source)
+  tasks = {"": ("", source)}
+  if pathlib.Path(file).is_file():
+    found = ask(source, "get_tasks") or {}
+    tasks = {k: (g, f"{file}:{a}") for k, (g, a) in found.items()} or tasks
+  parsed = {}
+  for name, (group, of_task) in tasks.items():
+    words = [f"--config={of_task}"] if source else []  # the last one counts
+    args = parse(command, flags, [*argv, *words], **options)
+    parsed[name] = group, of_task, args
+  return parsed
+
+
+def ask(source: str, name: str) -> Any:
+  """Returns what a function of a config file beside `get_config` answers.
+
+  Args:
+    source: Config file, and after a colon the argument.
+    name: The function.
+
+  Returns:
+    Its answer; None if the file has no such function. Ends the process, with an
+    explanation, where the function fails.
+  """
+  faults: list[str] = []
+  answer = _call(source, faults, name)
+  if faults:
+    sys.exit(str(config_lib.ConfigError(faults)))
+  return answer
 
 
 def help_text(command: str, flags: dict[str, str], values: dict) -> str:
@@ -224,7 +282,24 @@ def _file_of(source: str) -> tuple[str, str]:
 
 
 def _load(source: str, faults: list[str]) -> dict | None:
-  """Runs `get_config(argument)` of a config file."""
+  """Returns what `get_config(argument)` of a config file does, as a dict."""
+  return _call(source, faults, "get_config", lambda config: config.to_dict())
+
+
+def _call(
+  source: str,
+  faults: list[str],
+  name: str,
+  then: Callable[[Any], Any] = lambda answer: answer,
+) -> Any:
+  """Calls a function of a config file with the argument after the colon.
+
+  Args:
+    source: The file, a colon and the argument, or the file alone.
+    faults: Gets a text if there is no such file, or the function fails.
+    name: The function; one other than get_config may be missing.
+    then: Applied to what it returns.
+  """
   file, argument = _file_of(source)
   path = pathlib.Path(file)
   if not path.is_file() or path.suffix != ".py":
@@ -235,11 +310,12 @@ def _load(source: str, faults: list[str]) -> dict | None:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-    get_config = module.get_config
-    if argument and not inspect.signature(get_config).parameters:
+    function = module.get_config
+    if name != "get_config":
+      function = vars(module).get(name, lambda *_: None)
+    if argument and not inspect.signature(function).parameters:
       raise ValueError(f"got the argument {argument!r}, but it takes none.")
-    config = get_config(argument) if argument else get_config()
-    return config.to_dict()
+    return then(function(argument) if argument else function())
   except ValueError as e:
     faults.append(f"--config={source}: {e}")
   except Exception as e:  # a user's file may raise anything
@@ -289,7 +365,7 @@ def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
   return None
 
 
-def _override(values: dict, path: str, value: str | None) -> None:
+def override(values: dict, path: str, value: str | None) -> None:
   """Sets values[a][b] for path "a.b"; `build` checks it afterwards."""
   *parents, leaf = path.split(".")
   for parent in parents:

@@ -52,6 +52,21 @@ def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
   return values
 
 
+def number(args: dict[str, str], name: str) -> float:
+  """Returns an argument as a number above 0.
+
+  Raises:
+    ValueError: It is none.
+  """
+  try:
+    found = float(args[name])
+  except ValueError:
+    found = 0.0
+  if not 0 < found < float("inf"):
+    raise ValueError(f"got {name}={args[name]}, expected a number such as 300.")
+  return found
+
+
 def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
   """Sets what makes a step fast on a TPU slice of any size, at equal results.
 

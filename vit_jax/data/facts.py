@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from vit_jax.data import vtab
+
 
 class Facts(NamedTuple):
   """Facts about a data set: classes, records per split, typical image."""
@@ -17,9 +19,9 @@ class Facts(NamedTuple):
 
 # By name in TFDS, or by prefix, for all data sets that have it. Sources: the
 # TFDS catalogue; for imagenet21k, image-net.org's number of images and the
-# number of classes of the published checkpoints. TFDS has no imagenet21k; here
-# it is one split "full", of which big_vision trains on full[51200:] and
-# validates on full[25600:51200].
+# number of classes of the published checkpoints. TFDS has no imagenet21k; ours,
+# `builders/imagenet21k.py`, is one split "full", of which big_vision trains on
+# full[51200:] and validates on full[25600:51200].
 FACTS = {
   "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
   "imagenet2012_real": Facts(1000, {"validation": 50_000}, is_multilabel=True),
@@ -41,6 +43,10 @@ FACTS = {
   "digits": Facts(10, {"train": 1297, "test": 500}, "png", (8, 8)),
   "glyphs": Facts(0, {}, "png"),  # Depends on the options: see `facts`.
   "folder:": Facts(10, {"train": 1000, "val": 100}),
+  **{
+    vtab.PREFIX + name: Facts(t.num_classes, t.split_sizes, t.image, t.size)
+    for name, t in vtab.TASKS.items()
+  },
 }
 
 # TFDS's syntax after a colon: "cifar10:3.0.2", "cifar10:3.*.*".
@@ -61,4 +67,5 @@ def prefix_of(dataset: str) -> str:
 def known(dataset: str) -> Facts | None:
   """Returns the entry of `FACTS`; options and versions do not matter."""
   prefix = prefix_of(dataset)
-  return FACTS.get(prefix or dataset.split("/")[0].split(":")[0])
+  name = prefix or dataset.split("/")[0].split(":")[0]
+  return FACTS.get(dataset) or FACTS.get(name)

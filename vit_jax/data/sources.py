@@ -3,7 +3,14 @@
 import dataclasses
 
 from vit_jax.data import fake as fake_lib
-from vit_jax.data import folder, splits, subsets, tfds_source
+from vit_jax.data import (
+  folder,
+  splits,
+  subsets,
+  tfds_source,
+  vtab,
+  vtab_source,
+)
 from vit_jax.data.facts import prefix_of
 from vit_jax.data.records import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
@@ -12,6 +19,7 @@ from vit_jax.data.splits import SplitError
 # without one of these is opened by TFDS.
 OPENERS = {
   folder.PREFIX: folder.open_folder,
+  vtab.PREFIX: vtab_source.open_vtab,
 }
 
 

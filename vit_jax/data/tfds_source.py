@@ -50,26 +50,14 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   """
   builder = find_builder(dataset, data_dir)
   check_features(dataset, builder)
-  if not builder.is_prepared():
-    builder = _prepare(builder, dataset, data_dir)
-  stored_as = builder.info.file_format.value
-  if stored_as not in _FORMATS:
-    raise ValueError(
-      f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {stored_as}, expected {' or '.join(_FORMATS)}; prepare it again with"
-      " one of these as file_format."
-    )
+  builder = prepared(builder, dataset, data_dir)
   infos = builder.info.splits
   spans = splits.parse_split(
     split, {name: info.num_examples for name, info in infos.items()}
   )
   label = find_label(builder.info.features)
-  pieces = [p for span in spans for p in _pieces(infos, span)]
-  file_bytes = sum(
-    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
-    for s in spans
-  )
-  return _FORMATS[stored_as](
+  pieces = [p for span in spans for p in pieces_of(infos, span)]
+  return _FORMATS[stored_as(builder, dataset)](
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
@@ -79,7 +67,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     is_multilabel=label.is_multilabel,
     label_key=label.key,
     pieces=tuple(pieces),
-    file_bytes=file_bytes,
+    file_bytes=bytes_of(infos, spans),
   )
 
 
@@ -228,7 +216,30 @@ def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:
   return tuple(feature.names) if feature.num_classes else ()
 
 
-def _prepare(builder, dataset: str, data_dir: str | None):
+def stored_as(builder, dataset: str) -> str:
+  """Returns the format of a data set's files.
+
+  Raises:
+    ValueError: It is none that can be read.
+  """
+  found = builder.info.file_format.value
+  if found not in _FORMATS:
+    raise ValueError(
+      f"got data set {dataset!r}, written to {builder.data_dir} as"
+      f" {found}, expected {' or '.join(_FORMATS)}; prepare it again with"
+      " one of these as file_format."
+    )
+  return found
+
+
+def prepared(builder, dataset: str, data_dir: str | None):
+  """Returns a builder whose records are on disk; makes embedded ones now.
+
+  Raises:
+    NotOnDisk: They are not there (with the command that puts them there).
+  """
+  if builder.is_prepared():
+    return builder
   if builder.name not in EMBEDDED:
     raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
@@ -283,7 +294,7 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
   return text + ". To try the program without data, add --fake_data."
 
 
-def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
+def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:
   """Returns the pieces of files that have the records of a span."""
   out, begin = [], 0
   info = infos[span.split]
@@ -294,3 +305,11 @@ def _pieces(infos, span: splits.Span) -> Sequence[Piece]:
       out.append(Piece(file.filename, file.skip + low - begin, high - low))
     begin = end
   return out
+
+
+def bytes_of(infos, spans: Sequence[splits.Span]) -> int:
+  """Returns about how many bytes the records of some spans have in files."""
+  return sum(
+    infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
+    for s in spans
+  )

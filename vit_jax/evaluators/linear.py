@@ -124,17 +124,12 @@ class LinearProbe(Features):
     """
     return super().run(params)
 
-  def gather(self, params: Any) -> tuple[Heads, Rows, Rows] | None:
+  def gather(self, params: Any) -> tuple[Heads, Rows, Rows]:
     """Returns the heads, the rows that choose one, and those to score.
 
-    They are trained on one device of process 0; the other processes return
-    None.
+    Each process trains the same heads, on one of its devices.
     """
-    import jax
-
     train, test = self.splits(params)
-    if jax.process_index():  # only the scores of process 0 count
-      return None
     options = self.config
     learned, held_out = divided(train, options.held_out, options.seed)
     heads = train_heads(
@@ -148,12 +143,8 @@ class LinearProbe(Features):
     )
     return heads, held_out, test
 
-  def score(
-    self, gathered: tuple[Heads, Rows, Rows] | None
-  ) -> dict[str, float]:
+  def score(self, gathered: tuple[Heads, Rows, Rows]) -> dict[str, float]:
     """Returns what `run` does."""
-    if gathered is None:
-      return {}
     heads, held_out, test = gathered
     of_each = heads.accuracies(held_out)
     best = int(of_each.argmax())  # among equal ones the first of the grid

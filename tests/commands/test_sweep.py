@@ -1,0 +1,361 @@
+"""Searches: chosen by what is held out, scored once, resumed, refused."""
+
+import dataclasses
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import sweep as sweep_lib
+from vit_jax import train
+from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
+from vit_jax.runtime import search
+from vit_jax.runtime.writer import read_metrics
+from vit_jax.sweep import Task
+
+OPS = "decode|resize(16)"
+SCORE = {"kind": "classification", "ops": OPS, "batch_size": 16}
+DARK, BRIGHT = 60, 200
+# Split -> class -> brightness and number of its images. A model that learns
+# nothing says "a" to all (its head is zero), and so is best on `val`, where "a"
+# looks like the "b" of the training split; it is worst on `test`.
+IMAGES = {
+  "train": {"a": (DARK, 20), "b": (BRIGHT, 20)},
+  "val": {"a": (BRIGHT, 10), "b": (BRIGHT, 2)},
+  "test": {"a": (DARK, 4), "b": (BRIGHT, 12)},
+}
+# The last one is 0 in float32: nothing is learned.
+GRID = {"optim.lr": ["0.03", "1e-50"]}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+  root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+  for split, classes in IMAGES.items():
+    for label, (brightness, count) in classes.items():
+      folder = root / split / label
+      folder.mkdir(parents=True)
+      for i in range(count):
+        pixels = brightness + rng.integers(0, 40, (16, 16, 3))
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+  return root
+
+
+def _config(images, **changes):
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=6, log_steps=1)))
+  c.model.depth = 1
+  c.data.dataset = f"folder:{images}"
+  c.data.batch_size = 8
+  c.optim.clip_norm = None
+  c.evals = {
+    "test": {**SCORE, "split": "test", "every_steps": 2},
+    "val": {**SCORE, "split": "val", "every_steps": 3},
+  }
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+@pytest.fixture(scope="module")
+def searched(images, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("search")
+  task = Task(_config(images), GRID)
+  results = sweep_lib.sweep({"": task}, str(folder))
+  return folder, results["tasks"][""]
+
+
+def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
+  _, result = searched
+  trained, untrained = result["points"]
+  assert untrained["scores"]["val/top1"] == pytest.approx(10 / 12)
+  assert trained["scores"]["val/top1"] == pytest.approx(2 / 12)
+  assert result["best"] == untrained["name"] == "optim.lr=1e-50"
+  # By the test, the trained one would have been: see the next test.
+  assert result["final"]["scores"]["test/top1"] == pytest.approx(4 / 16)
+
+
+def test_the_test_would_choose_another(images, tmp_path):
+  train.train_and_evaluate(_config(images, optim__lr=0.03), str(tmp_path))
+  last = read_metrics(str(tmp_path))[-2:]
+  scores = {k: v for row in last for k, v in row.items()}
+  assert scores["test/top1"] == 1 and scores["val/top1"] < 0.2
+
+
+def test_points_know_no_test_and_it_is_scored_once(searched):
+  folder, result = searched
+  for point in result["points"]:
+    run = folder / point["name"]
+    config = json.loads((run / "config.json").read_text())
+    assert list(config["evals"]) == ["val"]
+    assert not any("test" in k for r in read_metrics(str(run)) for k in r)
+    assert not (run / "checkpoints").exists()
+  last = folder / "final"
+  config = json.loads((last / "config.json").read_text())
+  assert list(config["evals"]) == ["test"]
+  scored = [r["step"] for r in read_metrics(str(last)) if "test/top1" in r]
+  assert scored == [6]
+  assert (last / "checkpoints" / "6").is_dir()
+
+
+def test_the_best_is_trained_on_all_training_data(searched):
+  folder, _ = searched
+  last = json.loads((folder / "final" / "config.json").read_text())
+  assert last["data"]["split"] == "train+val" and last["optim"]["lr"] == 1e-50
+  metadata = json.loads((folder / "final" / "metadata.json").read_text())
+  assert metadata["num_examples"] == 40 + 12
+
+
+def test_what_the_splits_hold_is_kept(searched):
+  folder, result = searched
+  splits = json.loads((folder / "splits.json").read_text())
+  assert splits == result["splits"]
+  assert splits["val"]["classes"] == [10, 2]
+  assert splits["train"]["records"] == 40 and len(splits["train"]["sha256"])
+
+
+def test_the_same_command_does_nothing_twice(searched, images, capsys):
+  folder, result = searched
+  task = Task(_config(images, log_steps=2), GRID)  # what changes no result
+  capsys.readouterr()
+  again = sweep_lib.sweep({"": task}, str(folder))
+  out = capsys.readouterr().out
+  assert again["tasks"][""] == result
+  assert "run  " not in out
+  assert re.search(r"\| 1e-50 +\| 83.33 +\| 0.6931 +\| 6 +\| \*\*chosen", out)
+  assert "Best by `val`: optim.lr=1e-50. Trained on all training data," in out
+  assert "test top-1 25.00 % of 16 images" in out
+  assert out.strip() in (folder / "sweep.md").read_text()
+
+
+def test_no_choice_after_the_test_was_scored(searched, images):
+  folder, _ = searched
+  grid = {"optim.lr": [*GRID["optim.lr"], "0.01"]}
+  with pytest.raises(ConfigError, match="is scored on the test data already"):
+    sweep_lib.sweep({"": Task(_config(images), grid)}, str(folder))
+
+
+def test_another_search_in_the_folder_is_refused(searched, images):
+  folder, _ = searched
+  task = Task(_config(images, seed=1), GRID)
+  with pytest.raises(ConfigError, match="config.seed was 0, is now 1: the run"):
+    sweep_lib.sweep({"": task}, str(folder))
+
+
+def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
+  """The second point is stopped, the first not trained again; one diverges."""
+  runs = []
+
+  def trained(config, workdir):
+    """Writes what a run does."""
+    runs.append((config.optim.lr, config.data.split))
+    if len(runs) == 2:
+      raise KeyboardInterrupt
+    folder = pathlib.Path(workdir)
+    folder.mkdir(parents=True)
+    row = {"step": 6, "time": 0.0, "train/loss": 1.0}
+    for e in config.evals:
+      row |= {f"{e.name}/top1": config.optim.lr, f"{e.name}/loss": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    if config.optim.lr > 1:
+      raise FloatingPointError("loss is nan at step 6")
+
+  task = Task(_config(images), {"optim.lr": ["0.3", "0.1", "9"]})
+  monkeypatch.setattr(train, "train_and_evaluate", trained)
+  with pytest.raises(KeyboardInterrupt):
+    sweep_lib.sweep({"": task}, str(tmp_path))
+  (result,) = json.loads((tmp_path / "sweep.json").read_text())[
+    "tasks"
+  ].values()
+  assert [p["name"] for p in result["points"]] == ["optim.lr=0.3"]
+  assert result["best"] is None
+  assert "is not finished" in (tmp_path / "sweep.md").read_text()
+  (result,) = sweep_lib.sweep({"": task}, str(tmp_path))["tasks"].values()
+  assert runs == [
+    *((lr, "train") for lr in (0.3, 0.1, 0.1, 9.0)),
+    (0.3, "train+val"),
+  ]
+  assert [p["scores"]["val/top1"] for p in result["points"]] == [0.3, 0.1, 9.0]
+  assert result["points"][2]["error"] == "loss is nan at step 6"
+  text = (tmp_path / "sweep.md").read_text()
+  assert re.search(r"\| 9 +\| +\| +\| 6 +\| diverged +\|", text)
+  assert "- optim.lr=9 diverged: loss is nan at step 6" in text
+  assert result["final"]["scores"] == {"test/top1": 0.3, "test/loss": 1.0}
+
+
+@pytest.mark.parametrize(
+  "changes, grid, message",
+  [
+    ({"evals": {}}, GRID, "got no evaluator, expected one named 'val'"),
+    (
+      {"evals": {"test": {**SCORE, "split": "test"}}},
+      GRID,
+      "config.evals: got test, expected one named 'val'",
+    ),
+    (
+      {"evals": {"val": {**SCORE, "split": "val"}}},
+      GRID,
+      "got val alone, expected another evaluator, which scores",
+    ),
+    (
+      {"evals__val__split": "test[:3]"},
+      GRID,
+      "config.evals.test.split: got 'test', which shares 3 records with"
+      " 'test[:3]' of config.evals.val.split",
+    ),
+    (
+      {"evals__val__split": "train[30:]"},
+      GRID,
+      "config.evals.val.split: got 'train[30:]', which shares 10 records with",
+    ),
+    (
+      {"evals__test__split": "train[:5]"},
+      GRID,
+      "config.evals.test.split: got 'train[:5]', which shares 5 records with",
+    ),
+    (
+      {"data__split": "train@20"},
+      GRID,
+      "config.data.split: got 'train@20', a subset, which cannot be joined",
+    ),
+    ({"evals__val__dataset": "digits"}, GRID, "expected a part of 'folder:"),
+    ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
+    ({}, {"evals.val.split": ["test"]}, "got 'evals.val.split', expected an"),
+    ({}, {"data.split": ["train"]}, "got 'data.split', expected an option"),
+    ({}, {"optim.rl": ["1"]}, "config.optim.rl: no such option. Did you mean"),
+    ({}, {"optim.lr": ["big"]}, "config.optim.lr: got 'big', expected a value"),
+    ({}, {"optim.lr": ["-1"]}, "optim.lr=-1: config.optim.lr: got -1.0"),
+  ],
+)
+def test_searches_that_are_refused(images, tmp_path, changes, grid, message):
+  with pytest.raises(ConfigError) as e:
+    sweep_lib.sweep({"": Task(_config(images, **changes), grid)}, str(tmp_path))
+  assert message in str(e.value)
+  assert not list(tmp_path.iterdir())
+
+
+def test_ties_are_decided_by_the_loss_then_by_the_order():
+  rows = [
+    {
+      "name": name,
+      "error": error,
+      "scores": {"val/top1": top1, "val/loss": loss},
+    }
+    for name, top1, loss, error in [
+      ("a", 0.5, 1.0, None),
+      ("b", 0.8, 0.9, None),
+      ("c", 0.8, 0.7, None),
+      ("d", 0.8, 0.7, None),
+      ("e", 0.9, 0.1, "diverged"),
+    ]
+  ]
+  assert search.chosen(rows) == "c"
+  assert search.chosen(rows[-1:]) is None
+
+
+def test_several_grids_multiply(images):
+  text = "optim.lr=0.1,0.3\nconfig.total_steps=5, 6"
+  grid = search.grid_of(text, "")
+  every = search.points(Task(_config(images), grid))
+  assert [p.name for p in every] == [
+    "optim.lr=0.1,total_steps=5",
+    "optim.lr=0.1,total_steps=6",
+    "optim.lr=0.3,total_steps=5",
+    "optim.lr=0.3,total_steps=6",
+  ]
+  assert every[2].config.optim.lr == 0.3 and every[2].config.total_steps == 5
+
+
+def test_flags_of_the_command():
+  parsed = cli.parse_tasks(
+    "x",
+    {"grid": "", "available": ""},
+    [
+      "--config=configs/finetune.py:model=R50x1,dataset=imagenet2012",
+      "--grid=optim.lr=1,2",
+      "--grid=total_steps=3",
+      "--available",
+    ],
+    switches=("available",),
+    several=("grid",),
+  )
+  ((group, source, args),) = parsed.values()
+  assert not args.faults and not group
+  assert args.flags["grid"] == "optim.lr=1,2\ntotal_steps=3"
+  assert search.grid_of(None, source) == {
+    "optim.lr": ["0.003", "0.01", "0.03", "0.06"]
+  }
+  assert search.grid_of(None, "configs/glyphs.py") == {}
+
+
+def _vtab(*tasks):
+  """Tasks of configs/vtab.py on fake data, with a tiny model and two steps."""
+  options = [
+    *("--fake_data", "--config.total_steps=2", "--config.optim.warmup_steps=0"),
+    *("--config.model.width=32", "--config.model.depth=1"),
+    *("--config.model.mlp_dim=32", "--config.model.num_heads=4"),
+    *("--config.data.batch_size=8", "--config.model.dtype=float32"),
+    "--config=configs/vtab.py:task=all,model=B/16,res=32",
+  ]
+  parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
+  assert not any(args.faults for _, _, args in parsed.values())
+  return {
+    name: Task(args.config, search.grid_of(None, source), group)
+    for name, (group, source, args) in parsed.items()
+    if name in tasks or not tasks
+  }
+
+
+def test_all_tasks_of_vtab_are_searched():
+  tasks = _vtab()
+  assert len(tasks) == 19
+  for name, task in tasks.items():
+    (point,) = search.points(task)
+    last = search.final(task.config, point.config)
+    assert point.config.data.dataset == f"vtab:{name}"
+    assert point.config.data.split == "train800"
+    assert [e.split for e in point.config.evals] == ["val200"]
+    assert last.data.split == "train800+val200"
+    assert [e.split for e in last.evals] == ["test"]
+
+
+def test_data_that_are_not_there_are_refused_or_left_out(tmp_path, capsys):
+  tasks = {
+    name: task._replace(
+      config=dataclasses.replace(task.config, fake_data=False)
+    )
+    for name, task in _vtab("dtd", "eurosat").items()
+  }
+  with pytest.raises(ConfigError) as e:
+    sweep_lib.sweep(tasks, str(tmp_path))
+  assert "dtd: config.data.dataset: got data set 'dtd:3.*.*', which is not" in (
+    str(e.value)
+  )
+  assert "eurosat: config.data.dataset: got" in str(e.value)
+  with pytest.raises(ConfigError, match="eurosat: config.data.dataset: got"):
+    sweep_lib.sweep(tasks, str(tmp_path), only_available=True)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_vtab_by_its_command(tmp_path):
+  """Two tasks of fake data, and one that is not there: a table, compared."""
+  tasks = _vtab("dtd", "kitti_distance")
+  missing = _vtab("svhn")["svhn"]
+  config = dataclasses.replace(missing.config, fake_data=False)
+  tasks["svhn"] = missing._replace(config=config)
+  first, second = str(tmp_path / "first"), str(tmp_path / "second")
+  results = sweep_lib.sweep(tasks, first, only_available=True)
+  assert list(results["left_out"]) == ["svhn"]
+  text = (tmp_path / "first" / "sweep.md").read_text()
+  assert "| mean of 2 of 3 " in text and "| mean of 1 of 2 " in text
+  assert "- svhn is left out: config.data.dataset: got data set" in text
+  assert (tmp_path / "first/kitti_distance/final/checkpoints/2").is_dir()
+  tasks.pop("svhn")
+  sweep_lib.sweep({"dtd": tasks["dtd"]}, second, against=first)
+  text = (tmp_path / "second" / "sweep.md").read_text()
+  assert "against" in text and "other records" not in text

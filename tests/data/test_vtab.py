@@ -1,0 +1,359 @@
+"""VTAB-1k: slices, labels, images; records written with TFDS's own features."""
+
+import doctest
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from vit_jax.data import fake, held_out, pipeline, sources, vtab, vtab_source
+from vit_jax.data.digest import digests
+from vit_jax.data.host_tf import tf
+from vit_jax.data.splits import Span, SplitError
+from vit_jax.data.vtab import TASKS
+
+# Classes, records of the benchmark's test split, and where val200 begins: the
+# table of the benchmark, and the numbers of its own tests.
+TABLE = {
+  "caltech101": (102, 6084, ("train", 2754)),
+  "cifar100": (100, 10_000, ("train", 45_000)),
+  "dtd": (47, 1880, ("validation", 0)),
+  "oxford_flowers102": (102, 6149, ("validation", 0)),
+  "oxford_iiit_pet": (37, 3669, ("train", 2944)),
+  "sun397": (397, 21_750, ("validation", 0)),
+  "svhn": (10, 26_032, ("train", 65_931)),
+  "patch_camelyon": (2, 32_768, ("validation", 0)),
+  "eurosat": (10, 5400, ("train", 16_200)),
+  "resisc45": (45, 6300, ("train", 18_900)),
+  "diabetic_retinopathy": (5, 42_670, ("validation", 0)),
+  "clevr_count": (8, 15_000, ("train", 63_000)),
+  "clevr_distance": (6, 15_000, ("train", 63_000)),
+  "dmlab": (6, 22_735, ("validation", 0)),
+  "dsprites_location": (16, 73_728, ("train", 589_824)),
+  "dsprites_orientation": (16, 73_728, ("train", 589_824)),
+  "kitti_distance": (4, 711, ("validation", 0)),
+  "smallnorb_azimuth": (18, 12_150, ("test", 0)),
+  "smallnorb_elevation": (9, 12_150, ("test", 0)),
+}
+# Share of the training split after which the held-out part begins, in percent.
+HELD_OUT_FROM = {
+  "caltech101": 90,
+  "cifar100": 90,
+  "oxford_iiit_pet": 80,
+  "svhn": 90,
+  "eurosat": 60,
+  "resisc45": 60,
+  "clevr_count": 90,
+  "dsprites_location": 80,
+}
+
+
+def test_the_19_tasks_and_their_groups():
+  assert list(TASKS) == list(TABLE)
+  groups = [t.group for t in TASKS.values()]
+  assert groups == (
+    [vtab.NATURAL] * 7 + [vtab.SPECIALIZED] * 4 + [vtab.STRUCTURED] * 8
+  )
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_splits(name):
+  task, (num_classes, num_test, (split, start)) = TASKS[name], TABLE[name]
+  assert task.num_classes == num_classes
+  assert task.split_sizes == {
+    "train800": 800,
+    "val200": 200,
+    "train800val200": 1000,
+    "test": num_test,
+  }
+  train, val = Span("train", 0, 800), Span(split, start, start + 200)
+  assert task.spans("train800") == (train,)
+  assert task.spans("train800val200") == task.spans("train800+val200")
+  assert task.spans("train800+val200") == (train, val)
+  (test,) = task.spans("test")
+  for other in (train, val):  # Apart from the test.
+    assert other.split != test.split or (
+      other.stop <= test.start or test.stop <= other.start
+    )
+
+
+@pytest.mark.parametrize("name", HELD_OUT_FROM)
+def test_held_out_parts_begin_at_a_rounded_down_percentage(name):
+  ((_, _, (split, start)), share) = TABLE[name], HELD_OUT_FROM[name]
+  assert start == TASKS[name].sizes[split] * share // 100
+
+
+def test_tests_that_are_slices():
+  assert TASKS["clevr_count"].spans("test") == (Span("validation", 0, 15_000),)
+  assert TASKS["eurosat"].spans("test") == (Span("train", 21_600, 27_000),)
+  assert TASKS["smallnorb_azimuth"].spans("test") == (
+    Span("test", 12_150, 24_300),
+  )
+  with pytest.raises(SplitError, match="train800 .800 records., val200"):
+    TASKS["dtd"].spans("train")
+
+
+def test_slices_of_joined_parts():
+  task = TASKS["svhn"]
+  assert task.spans("train800val200[799:801]") == (
+    Span("train", 799, 800),
+    Span("train", 65_931, 65_932),
+  )
+  assert not doctest.testmod(vtab).failed
+  assert not doctest.testmod(vtab_source).failed
+  assert not doctest.testmod(held_out).failed
+
+
+def _depths(*values):
+  coords = np.full([len(values), 3], 99.0, np.float32)
+  coords[:, 2] = values
+  return {"objects/pixel_coords": tf.constant(coords)}
+
+
+def test_clevr_count():
+  found = [
+    int(vtab_source.object_count(_depths(*range(n)))) for n in range(3, 11)
+  ]
+  assert found == list(range(8))
+
+
+@pytest.mark.parametrize(
+  "depth, label",
+  [
+    (7.5, 0),
+    (8.0, 0),  # A depth on a threshold is in the lower interval.
+    (np.nextafter(np.float32(8), np.float32(9)), 1),
+    (8.5, 1),
+    (8.6, 2),
+    (9.0, 2),
+    (9.4, 3),
+    (9.5, 3),
+    (9.9, 4),
+    (10.0, 4),
+    (10.1, 5),
+    (50.0, 5),
+  ],
+)
+def test_clevr_distance_is_that_of_the_nearest_object(depth, label):
+  assert int(vtab_source.object_distance(_depths(60.0, depth, 99.0))) == label
+
+
+CAR, VAN, TRUCK, PEDESTRIAN, MISC = 0, 1, 2, 3, 7
+
+
+@pytest.mark.parametrize(
+  "objects, label",
+  [
+    ([(CAR, 5.0)], 0),
+    ([(CAR, 8.0)], 0),  # On a threshold.
+    ([(VAN, 8.1)], 1),
+    ([(TRUCK, 20.0), (CAR, 70.0)], 1),
+    ([(CAR, 20.1)], 2),
+    ([(CAR, 20.1), (PEDESTRIAN, 2.0)], 2),
+    ([(PEDESTRIAN, 2.0), (MISC, 9.0)], 3),
+    ([], 3),
+  ],
+)
+def test_kitti_distance_is_that_of_the_nearest_vehicle(objects, label):
+  location = np.zeros([len(objects), 3], np.float32)
+  location[:, 2] = [z for _, z in objects]
+  record = {
+    "objects/type": tf.constant([t for t, _ in objects], tf.int64),
+    "objects/location": tf.constant(location),
+  }
+  assert int(vtab_source.vehicle_distance(record)) == label
+
+
+def test_dsprites_labels():
+  at = [int(_dsprites("x_position", x)) for x in range(32)]
+  assert at == [x // 2 for x in range(32)]
+  turned = [int(_dsprites("orientation", o)) for o in range(40)]
+  # 16 classes of 2.5 orientations each: 3 and 2 of them in turn.
+  assert np.bincount(turned).tolist() == [3, 2] * 8
+  assert turned == sorted(turned) and turned[37:] == [14, 15, 15]
+
+
+def _dsprites(name, value):
+  label = vtab_source.LABELS[name]
+  (key,) = label.features
+  return label.make({key: tf.constant(value, tf.int64)})
+
+
+def _examples(name, task, features, num):
+  """Random records with the features of the real data set."""
+  rng = np.random.default_rng(0)
+
+  def made(feature):
+    if isinstance(feature, tfds.features.FeaturesDict):
+      return {k: made(v) for k, v in feature.items()}
+    if isinstance(feature, tfds.features.Sequence):
+      return [made(feature.feature) for _ in range(rng.integers(3, 11))]
+    if isinstance(feature, tfds.features.Image):
+      shape = [s or 12 for s in feature.shape]
+      top = 2 if name.startswith("dsprites") else 256
+      return rng.integers(0, top, shape).astype(np.uint8)
+    if isinstance(feature, tfds.features.ClassLabel):
+      return int(rng.integers(feature.num_classes))
+    if isinstance(feature, tfds.features.Text):
+      return "text"
+    if isinstance(feature, tfds.features.BBoxFeature):
+      return tfds.features.BBox(0.1, 0.1, 0.9, 0.9)
+    values = 30 * rng.random(feature.shape)
+    return values.astype(feature.np_dtype)
+
+  return [made(features) for _ in range(num)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  """Every data set with 14 records a split, by TFDS's own writer."""
+  folder = tmp_path_factory.mktemp("vtab")
+  kept = {}
+  for name, task in TASKS.items():
+    if task.dataset in kept:
+      continue
+    builder = tfds.builder(task.dataset, data_dir=folder)
+    pathlib.Path(builder.data_dir).mkdir(parents=True)
+    examples = _examples(name, task, builder.info.features, 14)
+    kept[task.dataset] = examples
+    writer = tfds.core.SequentialWriter(
+      builder.info, 10, file_format="tfrecord"
+    )
+    writer.initialize_splits(list(task.sizes))
+    writer.add_examples({split: examples for split in task.sizes})
+    writer.close_all()
+  return folder, kept
+
+
+@pytest.fixture
+def small(monkeypatch):
+  """The tasks with slices as small as the records that are written."""
+  for name, task in TASKS.items():
+    spans = {k: task.spans(k)[-1].split for k in ("val200", "test")}
+    task = task._replace(
+      sizes=dict.fromkeys(task.sizes, 14),
+      train="train[:8]",
+      val=f"{spans['val200']}[8:10]",
+      test=f"{spans['test']}[10:]",
+    )
+    monkeypatch.setitem(TASKS, name, task)
+
+
+def _label(name, example):
+  """The label by the benchmark's words, in numpy."""
+  if name == "clevr_count":
+    return len(example["objects"]) - 3
+  if name == "clevr_distance":
+    depth = min(o["pixel_coords"][2] for o in example["objects"])
+    return max(i for i, t in enumerate([0, 8, 8.5, 9, 9.5, 10]) if t < depth)
+  if name == "kitti_distance":
+    z = [o["location"][2] for o in example["objects"] if o["type"] < 3]
+    return max(
+      i for i, t in enumerate([-100, 8, 20, 999]) if t < min([*z, 1e3])
+    )
+  if name == "dsprites_location":
+    return example["label_x_position"] // 2
+  if name == "dsprites_orientation":
+    return int(example["label_orientation"] / 2.5)
+  key = {
+    "smallnorb_azimuth": "label_azimuth",
+    "smallnorb_elevation": "label_elevation",
+  }.get(name, "label")
+  return example[key]
+
+
+@pytest.mark.parametrize(
+  "in_memory", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_every_task_opens_as_tfds_writes_it(
+  written, small, monkeypatch, in_memory
+):
+  folder, kept = written
+  if not in_memory:
+    monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
+  for name, task in TASKS.items():
+    source = sources.open_source(
+      f"vtab:{name}", "train800+val200+test", str(folder)
+    )
+    # The writer keeps the order, in files of up to 10 records.
+    wanted = [_label(name, e) for e in kept[task.dataset]]
+    assert source.labels().tolist() == wanted, name
+    assert source.num_classes == task.num_classes > max(wanted)
+    assert (source.class_names is not None) == (task.label == "label")
+    assert bool(source.note()) == (name == "oxford_iiit_pet")
+
+
+@pytest.mark.parametrize("name", ["svhn", "smallnorb_azimuth"])
+def test_images_are_passed_on(written, small, name):
+  folder, kept = written
+  examples = kept[TASKS[name].dataset][10:]
+  size = len(examples[0]["image"])
+  source = sources.open_source(f"vtab:{name}", "test", str(folder))
+  (batch,) = pipeline.eval_batches(
+    source, f"decode|resize({size})", batch_size=4
+  )
+  assert batch["label"].tolist() == [_label(name, e) for e in examples]
+  for image, example in zip(batch["image"], examples, strict=True):
+    of_grey = [1, 1, 3 // example["image"].shape[-1]]
+    np.testing.assert_array_equal(image, np.tile(example["image"], of_grey))
+
+
+def test_images_of_dsprites_are_black_and_white(written, small):
+  folder, kept = written
+  source = sources.open_source("vtab:dsprites_location", "test", str(folder))
+  (batch,) = pipeline.eval_batches(source, "decode|resize(64)", batch_size=4)
+  pixels = kept["dsprites:2.*.*"][10]["image"]
+  assert {*np.unique(pixels)} == {0, 1}
+  np.testing.assert_array_equal(batch["image"][0], np.tile(pixels, 3) * 255)
+
+
+def test_digest_tells_records_not_their_order(written, small):
+  folder, _ = written
+
+  def of(split, name="clevr_count"):
+    source = sources.open_source(f"vtab:{name}", split, str(folder))
+    return digests({"x": source})["x"]
+
+  assert of("train800")["records"] == 8 == sum(of("train800")["classes"])
+  assert of("train800")["sha256"] != of("val200")["sha256"]
+  both, turned = of("train800+val200"), of("val200+train800")
+  assert both["sha256"] == turned["sha256"] == of("train800val200")["sha256"]
+  # The same images with other labels are other records.
+  other = of("train800", "clevr_distance")
+  assert other["sha256"] != of("train800")["sha256"]
+
+
+def test_records_in_two_splits_are_counted(written, small):
+  folder, _ = written
+  wanted = {"train": "train800val200", "val": "val200", "test": "test"}
+  found = digests(
+    {
+      name: sources.open_source("vtab:dtd", split, str(folder))
+      for name, split in wanted.items()
+    }
+  )
+  assert [v["shared"] for v in found.values()] == [{}, {"train": 2}, {}]
+
+
+def test_data_of_another_size_are_refused(written):
+  folder, _ = written
+  with pytest.raises(ValueError, match="14 records in 'train' .* the 3,060"):
+    sources.open_source("vtab:caltech101", "test", str(folder))
+
+
+def test_data_that_are_not_there(tmp_path):
+  with pytest.raises(ValueError, match="'kitti:3.1.0', which is not prepared"):
+    sources.open_source("vtab:kitti_distance", "test", str(tmp_path))
+  with pytest.raises(ValueError, match="Did you mean 'clevr_count'"):
+    sources.open_source("vtab:clevr_cout", "test", str(tmp_path))
+  assert not list(pathlib.Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_fake_records(name):
+  facts = fake.facts(f"vtab:{name}")
+  assert facts.splits == TASKS[name].split_sizes
+  source = sources.open_source(f"vtab:{name}", "val200", fake=True)
+  assert source.num_examples == 200
+  assert source.num_classes == TASKS[name].num_classes

@@ -1,0 +1,233 @@
+"""Opens the tasks of VTAB-1k, "vtab:<task>", and makes their labels.
+
+A task is a data set of TFDS, of which `vit_jax.data.vtab` has the slices; four
+of them have no label, but objects or positions that it is made from. Every
+task passes images on as they are stored, but for dSprites: its pixels are 0 and
+1, and become 0 and 255.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.data import splits, tfds_source, vtab
+from vit_jax.data.host_tf import as_is, tf
+from vit_jax.data.records import PARALLEL, Record, Source
+from vit_jax.data.tfds_records import (
+  TfdsByNumber,
+  TfdsFiles,
+  TfdsMemory,
+  TfdsStream,
+)
+from vit_jax.data.vtab import TASKS, Task
+from vit_jax.options import nearest
+
+CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
+NO_VEHICLE = 1000.0  # metres
+NUM_VEHICLE_TYPES = 3  # car, van, truck: the first of KITTI's types
+FEWEST_OBJECTS = 3  # in an image of CLEVR
+_BATCH = 256
+
+
+def interval(value, bounds: Sequence[float]):
+  """Returns the number of the last bound below a value, int32.
+
+  A value on a bound is not above it.
+
+  Args:
+    value: float32 [].
+    bounds: Rising, the first one below every value.
+
+  Example:
+    >>> [int(interval(x, (0.0, 8.0, 9.0))) for x in (8.0, 8.1, 9.5)]
+    [0, 1, 2]
+  """
+  is_below = tf.constant(bounds, tf.float32) < value
+  return tf.maximum(tf.reduce_sum(tf.cast(is_below, tf.int32)) - 1, 0)
+
+
+def object_count(record: Record):
+  """Returns the number of objects less 3, which is the fewest: 0 to 7."""
+  return tf.shape(record["objects/pixel_coords"])[0] - FEWEST_OBJECTS
+
+
+def object_distance(record: Record):
+  """Returns the interval of the depth of the nearest object: 0 to 5."""
+  depths = record["objects/pixel_coords"][:, 2]
+  return interval(tf.reduce_min(depths), CLEVR_DEPTHS)
+
+
+def vehicle_distance(record: Record):
+  """Returns the interval of the distance of the nearest car, van or truck.
+
+  0: up to 8 metres, 1: up to 20 metres, 2: farther, 3: there is none.
+  """
+  is_vehicle = record["objects/type"] < NUM_VEHICLE_TYPES
+  distances = tf.boolean_mask(record["objects/location"][:, 2], is_vehicle)
+  nearest_one = tf.reduce_min(tf.concat([distances, [NO_VEHICLE]], 0))
+  return interval(nearest_one, KITTI_METRES)
+
+
+def x_position(record: Record):
+  """Returns the horizontal position of the shape, 32 of them in 16 classes."""
+  return _scaled(record["label_x_position"], 32 / 16)
+
+
+def orientation(record: Record):
+  """Returns the orientation of the shape, 40 of them in 16 classes.
+
+  They have 3 and 2 orientations in turn.
+  """
+  return _scaled(record["label_orientation"], 40 / 16)
+
+
+def _scaled(value, width: float):
+  return tf.cast(tf.floor(tf.cast(value, tf.float32) / width), tf.int32)
+
+
+class Label(NamedTuple):
+  """Features of a serialized example, and the label that they make."""
+
+  features: Mapping[str, Any]
+  make: Callable[[Record], tf.Tensor]
+
+
+def _feature(name: str) -> Label:
+  """Returns a label that is a feature of the data set."""
+  features = {name: tf.io.FixedLenFeature([], tf.int64)}
+  return Label(features, lambda record: record[name])
+
+
+def _many(shape: Sequence[int], dtype):
+  return tf.io.FixedLenSequenceFeature(shape, dtype, allow_missing=True)
+
+
+_COORDS = {"objects/pixel_coords": _many([3], tf.float32)}
+_VEHICLES = {
+  "objects/type": _many([], tf.int64),
+  "objects/location": _many([3], tf.float32),
+}
+LABELS = {
+  "label": _feature("label"),
+  "label_azimuth": _feature("label_azimuth"),
+  "label_elevation": _feature("label_elevation"),
+  "object_count": Label(_COORDS, object_count),
+  "object_distance": Label(_COORDS, object_distance),
+  "vehicle_distance": Label(_VEHICLES, vehicle_distance),
+  "x_position": Label(_feature("label_x_position").features, x_position),
+  "orientation": Label(_feature("label_orientation").features, orientation),
+}
+
+
+def black_and_white(image):
+  """Returns a PNG with 0 and 255 in place of 0 and 1."""
+  return tf.io.encode_png(tf.io.decode_png(image) * tf.constant(255, tf.uint8))
+
+
+IMAGES = {"dsprites:2.*.*": black_and_white}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Made(TfdsFiles):
+  """Records of a task, in files of TFDS."""
+
+  task: Task
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    return {**self._made(raw, ("image", "label")), "index": raw["index"]}
+
+  def columns(self, *names: str) -> dict[str, tf.Tensor]:
+    """See `TfdsFiles`."""
+    made = self.raw(0, self.num_examples).map(
+      as_is(lambda raw: self._made(raw, names)), **PARALLEL
+    )
+    parts = list(made.batch(_BATCH).prefetch(1))
+    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
+
+  def note(self) -> str:
+    """See `Source`."""
+    return self.task.note
+
+  def _made(self, raw: Record, names: Sequence[str]) -> Record:
+    label = LABELS[self.task.label]
+    features = dict(label.features) if "label" in names else {}
+    if "image" in names:
+      features["image"] = tf.io.FixedLenFeature([], tf.string)
+    record = tf.io.parse_single_example(raw["example"], features)
+    made = {}
+    if "image" in names:
+      fix = IMAGES.get(self.task.dataset, lambda image: image)
+      made["image"] = fix(record["image"])
+    if "label" in names:
+      made["label"] = tf.cast(label.make(record), tf.int32)
+    return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Stream(_Made, TfdsStream):
+  """Records in tfrecord files."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _ByNumber(_Made, TfdsByNumber):
+  """Records in array_record files."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Memory(TfdsMemory):
+  """Records in memory."""
+
+  def note(self) -> str:
+    """See `Source`."""
+    return self.files.note()
+
+
+_FORMATS = {"tfrecord": _Stream, "array_record": _ByNumber}
+
+
+def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
+  """Opens a split of a task: train800, val200, train800val200 or test.
+
+  Raises:
+    ValueError: Unknown task or split; its data are not on disk (with the
+      command that puts them there), or have other numbers of records than the
+      benchmark's, so that its slices would be of other images.
+  """
+  name = dataset.removeprefix(vtab.PREFIX)
+  if name not in TASKS:
+    raise ValueError(
+      f"got data set {dataset!r}, expected one of"
+      f" {', '.join(vtab.PREFIX + t for t in TASKS)}.{nearest(name, TASKS)}"
+    )
+  task = TASKS[name]
+  builder = tfds_source.find_builder(task.dataset, data_dir)
+  tfds_source.prepared(builder, task.dataset, data_dir)
+  infos = builder.info.splits
+  for base, size in task.sizes.items():
+    if base not in infos or infos[base].num_examples != size:
+      found = infos[base].num_examples if base in infos else 0
+      raise ValueError(
+        f"got data set {dataset!r} with {found:,} records in {base!r} of"
+        f" {builder.data_dir}, expected the {size:,} of {task.dataset}, whose"
+        " slices the benchmark consists of."
+      )
+  spans = task.spans(split)
+  names = None
+  if task.label == "label":
+    names = tuple(builder.info.features["label"].names)
+  known = dict(
+    name=dataset,
+    split=split,
+    num_examples=splits.num_records(spans),
+    num_classes=task.num_classes,
+    class_names=names,
+  )
+  pieces = [p for span in spans for p in tfds_source.pieces_of(infos, span)]
+  files = _FORMATS[tfds_source.stored_as(builder, task.dataset)](
+    pieces=tuple(pieces), task=task, **known
+  )
+  if tfds_source.bytes_of(infos, spans) > tfds_source.MEMORY_LIMIT:
+    return files
+  return _Memory(files=files, **known)

@@ -1,0 +1,247 @@
+"""The points of a search, which is the best, and what makes one worthless."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from vit_jax.config import Config, ConfigError, build, cli, to_dict
+from vit_jax.config.checks import faults as word_faults
+from vit_jax.data.held_out import joined, num_shared
+from vit_jax.data.sources import Sources
+from vit_jax.runtime import prepare, run_info
+
+HELD_OUT = "val"  # name of the evaluator that chooses
+RESULT = "result.json"  # of a run that is finished
+FINAL = "final"  # folder of the run that is scored
+# Options that decide where data are held out, and what is scored.
+NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
+# Options that may be others when a search goes on: they change no result.
+FREE = ("mesh.", "checkpoint.", "log_steps", "data.data_dir")
+
+
+class Task(NamedTuple):
+  """One search: a config, and the points as option -> values.
+
+  Attributes:
+    config: Its evaluator `val` scores what is held out.
+    grid: Option without "config." -> the values that are tried, as texts.
+    group: Tasks of a group share a mean in the table.
+  """
+
+  config: Config
+  grid: Mapping[str, Sequence[str]]
+  group: str = ""
+
+
+class Point(NamedTuple):
+  """One run of a search.
+
+  Attributes:
+    name: Of its folder, such as "optim.lr=0.01,total_steps=500".
+    values: Option -> value, the text.
+    config: What is trained; `val` is its only evaluator.
+  """
+
+  name: str
+  values: dict[str, str]
+  config: Config
+
+
+def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
+  """Returns option -> values as texts.
+
+  Args:
+    text: Lines of option=value,value; None: what `get_grid` of the config file
+      returns, {} if it has none.
+    source: The config file and its argument.
+
+  Example:
+    >>> grid_of("optim.lr=0.1,0.3\\ndata.ops=decode|resize((8, 8))", "")
+    {'optim.lr': ['0.1', '0.3'], 'data.ops': ['decode|resize((8, 8))']}
+  """
+  if text is None:
+    grid = cli.ask(source, "get_grid") or {}
+    return {k: [str(v) for v in values] for k, values in grid.items()}
+  found = {}
+  for line in text.splitlines():
+    key, _, values = line.partition("=")
+    found[key.removeprefix("config.")] = [
+      v.strip() for v in re.split(r",(?![^(]*\))", values)
+    ]
+  return found
+
+
+def points(task: Task) -> list[Point]:
+  """Returns every combination of the values, the last option varying fastest.
+
+  Raises:
+    ConfigError: An option does not exist, or a value is not of its type.
+  """
+  config, found, faults = task.config, [], []
+  held_out = tuple(e for e in config.evals if e.name == HELD_OUT)
+  base = dataclasses.replace(config, evals=held_out)
+  for values in itertools.product(*task.grid.values()):
+    named = dict(zip(task.grid, values, strict=True))
+    name = ",".join(f"{k}={v}" for k, v in named.items()) or "point"
+    as_dict = to_dict(base)
+    for key, value in named.items():
+      cli.override(as_dict, key, value)
+    built, more = build(as_dict)
+    faults += [f"--grid: {fault}" for fault in more]
+    found.append(Point(re.sub(r"[^\w.=,+-]", "_", name), named, built))
+  if faults:
+    raise ConfigError(dict.fromkeys(faults))
+  return found
+
+
+def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
+  """Returns the name of the best point; None if all diverged.
+
+  It has the highest top-1 of `val` after its last step; of equal ones, as they
+  occur on 200 images, the lower loss; of these the first.
+  """
+  alive = [r for r in rows if r["error"] is None]
+  if not alive:
+    return None
+  top1, loss = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
+  best = max(alive, key=lambda r: (r["scores"][top1], -r["scores"][loss]))
+  return best["name"]
+
+
+def final(config: Config, best: Config) -> Config:
+  """Returns the run that is scored.
+
+  It has the options of the best point, all of the training data, and all
+  evaluators of the config but `val`, each once, at the end.
+  """
+  (held_out,) = best.evals
+  tests = tuple(
+    dataclasses.replace(e, every_steps=0)
+    for e in config.evals
+    if e.name != HELD_OUT
+  )
+  split = joined(config.data.split, held_out.split)
+  data = dataclasses.replace(best.data, split=split)
+  return dataclasses.replace(best, data=data, evals=tests)
+
+
+def check(task: Task, folder: epath.Path) -> list[str]:
+  """Returns what makes a search impossible, or its result worthless."""
+  if found := [*_evaluator_faults(task.config), *_grid_faults(task.grid)]:
+    return found
+  try:
+    every = points(task)
+  except ConfigError as e:
+    return list(e.faults)
+  for point in every:
+    found += [f"{point.name}: {f}" for f in word_faults(point.config)]
+    found += changed(point.config, folder / point.name)
+  done = [(folder / p.name / RESULT).exists() for p in every]
+  if (folder / FINAL / RESULT).exists() and not all(done):
+    found.append(
+      f"--grid: got points that are not in {folder}, whose best is scored on"
+      " the test data already; a search that goes on after that would choose"
+      " by them. Take another --workdir."
+    )
+  if found:
+    return found
+  sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
+  try:
+    found += _shared_faults(task.config, sources)
+    prepare.check(task.config, sources=sources)
+    prepare.check(final(task.config, every[0].config), sources=sources)
+  except ConfigError as e:
+    found += e.faults
+  return found
+
+
+def changed(config: Config, folder: epath.Path) -> list[str]:
+  """Returns a fault if a run's folder has another run than this one."""
+  changes = run_info.changes(config, str(folder))
+  return [
+    f"{text}: the run in {folder} is another one; take another --workdir, or"
+    " delete that one."
+    for key, text in changes.items()
+    if not key.startswith(FREE)
+  ]
+
+
+def _evaluator_faults(config: Config) -> list[str]:
+  names = [e.name for e in config.evals]
+  if HELD_OUT not in names:
+    return [
+      f"config.evals: got {', '.join(names) or 'no evaluator'}, expected one"
+      f" named {HELD_OUT!r} that scores data held out of the training split, as"
+      " in configs/finetune.py. Nothing is chosen by the data that are scored"
+      " in the end."
+    ]
+  found, where = [], f"config.evals.{HELD_OUT}"
+  held_out = config.evals[names.index(HELD_OUT)]
+  if not held_out.scores_head:
+    found.append(
+      f"{where}.kind: got {held_out.kind!r}, expected 'classification', by"
+      " whose top-1 a point is chosen."
+    )
+  if held_out.dataset not in (None, config.data.dataset):
+    found.append(
+      f"{where}.dataset: got {held_out.dataset!r}, expected a part of"
+      f" {config.data.dataset!r} (None), on which the best point is trained in"
+      " the end, too."
+    )
+  for key, split in (("data", config.data.split), (where[7:], held_out.split)):
+    if "@" in split:
+      found.append(
+        f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
+        " with another split, as the training data are in the end; expected"
+        " one without '@'."
+      )
+  if len(names) < 2:
+    found.append(
+      f"config.evals: got {HELD_OUT} alone, expected another evaluator, which"
+      " scores the best point once, in the end."
+    )
+  return found
+
+
+def _grid_faults(grid: Mapping[str, Sequence[str]]) -> list[str]:
+  if not grid:
+    return [
+      "--grid: got none, expected one such as"
+      " --grid=optim.lr=0.001,0.003,0.01,0.03 (this config file has no"
+      " get_grid)."
+    ]
+  return [
+    f"--grid: got {key!r}, expected an option other than"
+    f" {', '.join(NOT_SEARCHED)}: all points are compared on the same data."
+    for key in grid
+    if key in NOT_SEARCHED or key.startswith("evals.")
+  ]
+
+
+def _shared_faults(config: Config, sources: Sources) -> list[str]:
+  """Returns faults of splits of the training data that are not apart."""
+  splits = {"config.data.split": config.data.split}
+  splits |= {
+    f"config.evals.{e.name}.split": e.split
+    for e in sorted(config.evals, key=lambda e: e.name != HELD_OUT)
+    if e.dataset in (None, config.data.dataset)
+  }
+  found = []
+  for a, b in itertools.combinations(splits, 2):
+    held_out = f"config.evals.{HELD_OUT}.split"
+    if "config.data.split" not in (a, b) and held_out not in (a, b):
+      continue
+    try:
+      shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
+    except ValueError:
+      continue  # told by `prepare.check`
+    if shared:
+      found.append(
+        f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
+        f" {splits[a]!r} of {a}; expected none."
+      )
+  return found

@@ -1,0 +1,263 @@
+"""Searches a grid of options: `python -m vit_jax.sweep --config=FILE`.
+
+Every point of the grid is trained, and scored on the part of the training data
+that the config's evaluator `val` holds out, on nothing else. The options of the
+best are then trained on all of the training data, and the config's other
+evaluators score the result, once. The same command goes on where it stopped.
+"""
+
+from vit_jax.config import cli
+from vit_jax.runtime import startup
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  PARSED = cli.parse_tasks(
+    "vit_jax.sweep",
+    {
+      "grid": "option=value,value,... without config., to be tried in every"
+      " combination with those of further --grid (default: the config file's"
+      " get_grid)",
+      "workdir": "folder of the search (default: runs/<config name>_sweep)",
+      "available": "leave out tasks whose data are not on disk",
+      "against": "folder of another search, to be compared with in the table",
+      **cli.PROCESS_FLAGS,
+    },
+    switches=("available",),
+    several=("grid",),
+  )
+
+# ruff: noqa: E402
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vit_jax import checkpoint, train
+from vit_jax.batch import DataError
+from vit_jax.config import Config, ConfigError
+from vit_jax.data.digest import digests
+from vit_jax.data.sources import Sources
+from vit_jax.reporting import sweeps
+from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime.search import (
+  FINAL,
+  RESULT,
+  Task,
+  changed,
+  check,
+  chosen,
+  final,
+  grid_of,
+  points,
+)
+from vit_jax.runtime.writer import read_metrics
+
+TABLE, TEXT = "sweep.json", "sweep.md"
+
+
+def sweep(
+  tasks: Mapping[str, Task],
+  workdir: str,
+  *,
+  only_available: bool = False,
+  against: str | None = None,
+) -> dict[str, Any]:
+  """Searches every task, and scores the best of each, once.
+
+  Args:
+    tasks: Name -> search; the only one may have the name "".
+    workdir: Folder of the runs, with `sweep.json` and `sweep.md`. A task other
+      than "" has a folder of its own within it.
+    only_available: Whether tasks whose data are not on disk are left out.
+    against: Folder of another search, to be compared with; None: none.
+
+  Returns:
+    What `sweep.json` has: `tasks`, each with its `points`, the `best`, the
+    scores of the `final` run, and what its `splits` hold; and the `left_out`.
+
+  Raises:
+    ConfigError: A search cannot work; all faults, before the first run.
+  """
+  found: dict[str, Task] = {}
+  left_out: dict[str, dict[str, str]] = {}
+  faults: list[str] = []
+  for name, task in tasks.items():
+    if only_available and (missing := _missing(task.config)):
+      left_out[name] = {"group": task.group, "reason": missing}
+      continue
+    of_task = check(task, _folder(workdir, name))
+    faults += [f"{name}: {f}" if name else f for f in of_task]
+    found[name] = task
+  if left_out and not found:
+    faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
+  if against and not (epath.Path(against) / TABLE).exists():
+    faults.append(
+      f"--against: got {against!r}, expected a folder with {TABLE}."
+    )
+  if faults:
+    raise ConfigError(dict.fromkeys(faults))
+  for name, values in left_out.items():
+    _say(f"left out    {name}: {values['reason']}")
+
+  results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
+  other = None
+  if against:
+    other = json.loads((epath.Path(against) / TABLE).read_text())
+  for name, task in found.items():
+
+    def show(result, name=name):
+      results["tasks"][name] = result
+      _write(epath.Path(workdir) / TABLE, json.dumps(results, indent=1) + "\n")
+      text = sweeps.markdown(results, other)
+      _write(epath.Path(workdir) / TEXT, text)
+
+    result = search(task, _folder(workdir, name), show)
+    _say(sweeps.of_task(name, result))
+  if len(tasks) > 1 or other:
+    _say(sweeps.of_all(results, other))
+  return results
+
+
+def search(task: Task, folder: epath.Path, show=lambda result: None):
+  """Trains the points, chooses one by `val`, trains and scores it once.
+
+  Args:
+    task: The search; `check` found no fault.
+    folder: Folder of its runs.
+    show: Called with the results so far.
+  """
+  result: dict[str, Any] = {
+    "group": task.group,
+    "grid": {k: list(v) for k, v in task.grid.items()},
+    "points": [],
+    "best": None,
+    "final": None,
+    "splits": _splits(task.config, folder),
+  }
+  show(result)
+  every = points(task)
+  for point in every:
+    row = _run(point.config, folder / point.name, keeps_weights=False)
+    result["points"].append({"name": point.name, "values": point.values, **row})
+    show(result)
+  if best := chosen(result["points"]):
+    result["best"] = best
+    (config,) = (p.config for p in every if p.name == best)
+    config = final(task.config, config)
+    if faults := changed(config, folder / FINAL):
+      raise ConfigError(faults)
+    result["final"] = _run(config, folder / FINAL, keeps_weights=True)
+    show(result)
+  return result
+
+
+def _run(
+  config: Config, folder: epath.Path, keeps_weights: bool
+) -> dict[str, Any]:
+  """Trains a run unless it has its result, which is returned.
+
+  Returns:
+    `scores` of the last step, its `step`, and `error`, None unless it diverged.
+  """
+  if not (folder / RESULT).exists():
+    _say(f"run         {folder}")
+    error = None
+    try:
+      train.train_and_evaluate(config, str(folder))
+    except FloatingPointError as e:
+      error = str(e)
+      _say(f"diverged    {folder}: {error}")
+    if jax.process_index() == 0:
+      rows = read_metrics(str(folder))
+      last = max((r["step"] for r in rows), default=0)
+      scores = {k: v for r in rows if r["step"] == last for k, v in r.items()}
+      row = {
+        "scores": {
+          k: v
+          for k, v in scores.items()
+          if "/" in k and not k.startswith("train/")
+        },
+        "step": last,
+        "error": error,
+      }
+      if not keeps_weights:
+        # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
+        (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
+      run_info.write_json(str(folder), RESULT, row)
+    multihost_utils.sync_global_devices(str(folder))
+  return json.loads((folder / RESULT).read_text())
+
+
+def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
+  """Returns what the splits hold, by `digests`, read when the search began."""
+  path = folder / "splits.json"
+  if not path.exists() and jax.process_index() == 0:
+    sources = Sources(config.data.data_dir, fake=config.fake_data)
+    wanted = {"train": (config.data.dataset, config.data.split)}
+    wanted |= {
+      e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
+    }
+    found = digests({k: sources.open(*v) for k, v in wanted.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    run_info.write_json(str(folder), path.name, found)
+  multihost_utils.sync_global_devices(str(path))
+  return json.loads(path.read_text())
+
+
+def _missing(config: Config) -> str | None:
+  """Returns the fault of data that are not on disk; None if all are there."""
+  run = prepare.Run(config)
+  data = config.data
+  wanted = [(data.dataset, data.split)]
+  wanted += [(e.dataset, e.split) for e in run.evals]
+  if all(run.sources.is_on_disk(*names) for names in wanted):
+    return None
+  return run.data_faults()[0]
+
+
+def _folder(workdir: str, name: str) -> epath.Path:
+  return epath.Path(workdir) / name if name else epath.Path(workdir)
+
+
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    print(text, flush=True)
+
+
+def _write(path: epath.Path, text: str) -> None:
+  if jax.process_index() == 0:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run_info.replace_text(path, text)
+
+
+def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
+  """Joins the other processes, checks the searches, runs them."""
+  args = [a for _, _, a in parsed.values()]
+  flags, faults = args[0].flags, [f for a in args for f in a.faults]
+  try:
+    processes.initialise(flags, faults)
+    startup.use_cache()
+    host_memory.keep()
+    if faults:
+      raise ConfigError(dict.fromkeys(faults))
+    tasks = {
+      name: Task(a.config, grid_of(flags["grid"], source), group)
+      for name, (group, source, a) in parsed.items()
+    }
+    sweep(
+      tasks,
+      flags["workdir"] or f"runs/{args[0].config_name}_sweep",
+      only_available=flags["available"] == "true",
+      against=flags["against"],
+    )
+  except (ConfigError, DataError) as e:
+    sys.exit(str(e))
+  except KeyboardInterrupt:
+    sys.exit("stopped; the same command goes on where it stopped")
+
+
+if __name__ == "__main__":
+  main(PARSED)
