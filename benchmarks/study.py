@@ -12,17 +12,18 @@ python benchmarks/study.py [RESULTS.jsonl [FOLDER OF RUNS]]
 import dataclasses
 import gc
 import json
-import os
 import pathlib
-import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+# ruff: noqa: E402
+from receipts import machine
+
 RESULTS = ROOT / "docs" / "study.jsonl"
 CONFIG = "configs/study.py"
 
@@ -170,8 +171,8 @@ def _train(run: Run, folder: pathlib.Path, overrides: Sequence[str]) -> dict:
     "train_flops": flops * images,
     "seconds": round(seconds, 1),
     "cpu_seconds": round(_cpu_seconds() - cpu, 1),
-    "commit": _commit(),
-    "machine": _machine(),
+    "commit": run_info.commit() or "unknown",
+    "machine": machine(),
     "versions": run_info.versions(),
   }
   # Each run compiles functions of its own, which jax would keep.
@@ -192,27 +193,6 @@ def _scores(workdir: pathlib.Path) -> dict[str, float]:
 def _cpu_seconds() -> float:
   usage = resource.getrusage(resource.RUSAGE_SELF)
   return usage.ru_utime + usage.ru_stime
-
-
-def _commit() -> str:
-  """Returns the commit of the code, "+" behind it if files differ from it."""
-  git = ["git", "-C", str(ROOT)]
-  head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True)
-  if head.returncode:
-    return "unknown"
-  changed = subprocess.run(
-    [*git, "status", "--porcelain", "--", "vit_jax", "configs", "benchmarks"],
-    capture_output=True,
-  )
-  return head.stdout.decode().strip() + "+" * bool(changed.stdout.strip())
-
-
-def _machine() -> str:
-  info = pathlib.Path("/proc/cpuinfo")
-  lines = info.read_text().splitlines() if info.exists() else []
-  names = [l.split(":")[1].strip() for l in lines if l.startswith("model name")]
-  name = names[0] if names else platform.processor()
-  return f"{name}, {os.cpu_count()} cores"
 
 
 def main(argv: list[str]) -> None:
