@@ -357,3 +357,11 @@ def test_fake_records(name):
   source = sources.open_source(f"vtab:{name}", "val200", fake=True)
   assert source.num_examples == 200
   assert source.num_classes == TASKS[name].num_classes
+
+
+def test_docs_have_the_tasks():
+  text = (pathlib.Path(__file__).parents[2] / "docs/transfer.md").read_text()
+  for name, t in TASKS.items():
+    row = f"| `{name}` | {t.group} | `{t.dataset}` | {t.num_classes} |"
+    row += f" `{t.train}` | `{t.val}` | `{t.test}` | {t.split_sizes['test']:,}"
+    assert f"{row} |\n" in text
