@@ -70,8 +70,31 @@ ARGUMENTS = {
   ],
   "vit_s16": ["", "epochs=300,head=linear"],
   "glyphs": [""],
-  "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
+  "masked_patch": [
+    "imagenet21k",
+    "imagenet2012",
+    "folder:images",
+    "glyphs",
+    "imagenet2012,target=small,steps=100000",
+  ],
   "digits_finetune": ["", "init=runs/glyphs"],
+  "ablation": [
+    "",
+    "posemb=learn2d,posemb_at=blocks",
+    "posemb=relative,dataset=imagenet2012",
+    "pool=gap,lr=4e-4",
+    "model=R50x1,optimizer=sgd",
+    "model=R152x2,optimizer=adam",
+    "model=figure8,depth=16,width=512,mlp_dim=4096,patch=16",
+  ],
+  "study": [
+    "",
+    "model=hybrid-medium,steps=300,seed=2",
+    "model=resnet-small,images=2560,seed=1",
+    "posemb=learn2d,posemb_at=blocks",
+    "task=masked",
+    "task=digits,init=runs/masked",
+  ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
@@ -153,7 +176,8 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
+  for name in ("masked_patch", "ablation", "study"):
+    yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
 def _without_disk(name, argument):
@@ -229,7 +253,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 
 @pytest.mark.parametrize(
-  "name", ["augreg", "comparison", "finetune", "folder", "vit_s16", "vtab"]
+  "name",
+  "ablation augreg comparison finetune folder study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -327,6 +352,14 @@ def test_tasks_of_vtab():
     ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
     ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
+    ("masked_patch.py:glyphs,steps=few", "steps=few, expected a whole number"),
+    ("ablation.py:model=B/15", "Did you mean 'B/16'?"),
+    ("ablation.py:model=R50x1,pool=gap", "for Transformers alone"),
+    ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
+    ("ablation.py:depth=deep", "expected whole numbers"),
+    ("study.py:model=vit-smal", "Did you mean 'vit-small'?"),
+    ("study.py:images=many", "expected whole numbers"),
+    ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
     ("glyphs.py:x", "got the argument 'x', but it takes none"),
   ],
 )
