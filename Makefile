@@ -1,11 +1,12 @@
 # make demo: pre-train, transfer, report. make test: the quick tests.
+# make study: the paper in miniature; docs/study.md says how long it takes.
 
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo study test test-all lint clean
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -29,6 +30,11 @@ demo: $(VENV)/installed
 	$(RUN) vit_jax.train --config=configs/digits_finetune.py:init=$(DEMO)/pretrain --workdir=$(DEMO)/finetune
 	$(RUN) vit_jax.train --config=configs/digits_finetune.py --workdir=$(DEMO)/scratch
 	$(RUN) vit_jax.report $(DEMO)
+
+# Goes on where it was stopped: what has a line in docs/study.jsonl is not run.
+study: $(VENV)/installed
+	$(VENV)/bin/python benchmarks/study.py
+	$(VENV)/bin/python benchmarks/study_report.py
 
 # With PYTHONDONTWRITEBYTECODE all of TensorFlow is compiled for every run, since
 # jaxtyping has names of its own for the bytecode of what our modules import.

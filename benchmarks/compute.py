@@ -1,8 +1,8 @@
 """Counts exaFLOPs of the paper's models and of our recipes: docs/compute.md.
 
 Run: python benchmarks/compute.py
-It takes seconds: all follows from the families' arithmetic, and from the lengths
-in the config files. A test fails where the file is not what this writes.
+It takes seconds: all follows from the families' arithmetic, and from the
+lengths in the config files. A test fails where the page is another.
 """
 
 import pathlib
@@ -59,29 +59,30 @@ EXPLAINED = """# Compute: exaFLOPs of pre-training
 A run states the images it has seen, the exaFLOPs and the device-hours of its
 training: at its end on the screen, in `metrics.jsonl` (`train/images_seen`,
 `train/exaflops`, `train/device_hours`), under `accounting` in the metadata of
-its checkpoints, and in the report. A run that resumes carries them over; one that
-starts from another's weights states that run's beside its own.
+its checkpoints, and in the report. A run that resumes carries them over; one
+that starts from another's weights states that run's beside its own.
 
 exaFLOPs = 1e-18 x images seen x 3 passes (forward, and backward as two) x 2 x
 multiply-adds of the forward pass. Only products and convolutions count, and
-nothing that is computed again; this is also what MFU is a share of. Device-hours
-are devices x hours on the clock, from the compilation of the first step on,
-with evaluations and checkpoints; what an interruption lost is not in them. A
-device is what jax counts: a core of a TPU v2 or v3, a chip since v4. An
+nothing that is computed again; this is also what MFU is a share of.
+Device-hours are devices x hours on the clock, from the compilation of the first
+step on, with evaluations and checkpoints; what an interruption lost is not in
+them. A device is what jax counts: a core of a TPU v2 or v3, a chip since v4. An
 objective's own layers are not counted (masked patch prediction: 0.4 % of B/16).
 
 This page is written by `python benchmarks/compute.py`.
 
 ## Beside Table 6 of the paper
 
-Table 6 of arXiv:2010.11929 gives exaFLOPs of pre-training on JFT-300M at 224 px;
-7 epochs are 7 x 303,000,000 images. How they were counted is not said; the
+Table 6 of arXiv:2010.11929 gives exaFLOPs of pre-training on JFT-300M at 224
+px; 7 epochs are 7 x 303,000,000 images. How they were counted is not said; the
 numbers follow from the formula above, here with a head of 1,000 classes (with
 JFT's 18,291 R50x1 has 0.9 % more, the others less).
 
-<!-- source: arXiv:2010.11929, Table 6; ours: arithmetic, by benchmarks/compute.py -->
+<!-- source: arXiv:2010.11929, Table 6; ours by benchmarks/compute.py -->
 
-| model | epochs | Table 6 | ours | difference | without zeros of the padding | difference |
+| model | epochs | Table 6 | ours | difference | \
+without zeros of the padding | difference |
 |---|---|---|---|---|---|---|
 """
 DIFFERENCES = """
@@ -92,11 +93,11 @@ DIFFERENCES = """
   every point. At a border some of these are with the zeros of the padding, and
   XLA's cost analysis, for one, does not count those: of a 7 x 7 map, 361 of 441
   remain. Counted so, all seven rows are within 0.9 %. V1 and V2 have the same
-  products, so these numbers do not tell which of them the paper trained; they
+  products, so these numbers do not tell which of them the paper trained. They
   do tell that the convolution of 3 x 3 has the stride (with the stride in that
   of 1 x 1, R50x1 would be {early:.0f}).
-- **Hybrids**: within 1.5 % either way, but for R50+L/16 at 7 epochs, where Table
-  6 disagrees with itself: half of its 1668 for 14 epochs is 834, not 859.
+- **Hybrids**: within 1.5 % either way, but for R50+L/16 at 7 epochs, where
+  Table 6 disagrees with itself: half of its 1668 for 14 epochs is 834, not 859.
 
 Our own accounts count the zeros, as the arithmetic units do.
 

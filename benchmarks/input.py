@@ -114,6 +114,7 @@ VARIANTS = {  # name -> operations, and what replaces some of them
   "fused": (FUSED, {}),
   "fused, no flip": ("decode_inception_crop(224)", {}),
   "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),
+  "fused, randaug(2, 15)": (f"{FUSED}|randaug(2, 15)", {}),
 }
 
 

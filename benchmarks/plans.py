@@ -41,6 +41,8 @@ compiler's coarser roofline; the third number is their geometric mean, from
 which the other columns follow. Hours are for all steps of the recipe, without
 evaluation.
 
+<!-- estimate: python benchmarks/plans.py -->
+
 | config | slice | batch | GiB | estimate, ms | images/s | MFU | hours | \
 chip-hours |
 |---|---|---|---|---|---|---|---|---|

@@ -2,7 +2,14 @@
 
 Run: python -m vit_jax.train --config=configs/vit_l32.py:imagenet2012
 The argument is imagenet2012, imagenet21k or folder:/path/to/images.
-Result: not yet run at full length.
+Few-shot accuracy is scored on seven data sets, which must be on disk
+(config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,
+uc_merced, imagenet2012.
+Cost: 35.5 exaFLOPs on imagenet2012, 117.6 on imagenet21k; by the planner's
+estimate 473 chip-hours of TPU v5e on imagenet21k (docs/plans.md), and 0.30 of
+that, as of the steps, on imagenet2012.
+Result: not yet run at full length. Expected of ImageNet after fine-tuning at
+384 px (the paper's Table 5): 71.16 %; from imagenet21k 80.99 %.
 """
 
 from vit_jax.config.recipes import table3

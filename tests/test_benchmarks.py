@@ -31,10 +31,10 @@ def test_photographs_are_like_imagenets(benchmark):
 
 def test_variants_make_the_same_images(benchmark):
   images = benchmark.source(32)
-  old_apart, old_fused, apart, fused, no_flip, rough = (
+  old_apart, old_fused, apart, fused, no_flip, rough, distorted = (
     next(benchmark.batches(images, name)) for name in benchmark.VARIANTS
   )
-  for batch in (apart, fused, no_flip, rough):
+  for batch in (apart, fused, no_flip, rough, distorted):
     np.testing.assert_array_equal(batch["index"], old_apart["index"])
   # Keys hold the position of an operation, so these two draw differently.
   np.testing.assert_array_equal(apart["image"], old_apart["image"])

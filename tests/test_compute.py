@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 import sys
 
 import jax
@@ -42,6 +43,28 @@ def test_differences_from_table_6_are_as_the_page_says(compute):
       assert abs(ours / paper - 1) < 0.0155 and abs(difference) < 0.0155
     else:
       assert abs(ours / paper - 1) < 0.0025
+
+
+def test_configs_state_their_cost(compute):
+  """The exaFLOPs in the docstrings; of a comparison the least and the most."""
+  told = {}
+  for path in sorted((ROOT / "configs").glob("*.py")):
+    words = path.read_text().split('"""')[1].split()
+    text = " ".join(words[words.index("Cost:") :] if "Cost:" in words else [])
+    told[path.name] = re.findall(r"([\d,.]*\d) exaFLOPs", text)
+    told[path.name] += re.findall(r"([\d,.]*\d) on imagenet21k;", text)
+  for source in compute.RECIPES:
+    file, _, argument = source.partition(":")
+    if file == "comparison.py":
+      continue
+    place = 1 if argument == "imagenet21k" and file != "masked_patch.py" else 0
+    assert told[file][place] == f"{compute.cost(source)[2]:,.1f}", source
+  comparison = (ROOT / "configs" / "comparison.py").read_text()
+  costs = [compute.cost(s)[2] for s in compute.RECIPES if "comparison" in s]
+  assert (
+    f"{min(costs):.1f} exaFLOPs (R50x1) to {max(costs):.1f} (R50+L/16)"
+    in (comparison)
+  )
 
 
 @pytest.mark.parametrize("side, kernel, stride", [(7, 3, 1), (8, 3, 2)])

@@ -37,12 +37,18 @@ def test_sigmoid_is_the_written_out_sum_over_classes():
   )
 
 
+def test_binary_is_the_mean_over_classes():
+  want = np.asarray(losses.sigmoid_xent(LOGITS, TARGETS)) / 3
+  # One division, rounded to float32.
+  np.testing.assert_allclose(losses.binary_xent(LOGITS, TARGETS), want, 2e-7)
+
+
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))
 def test_gradient_is_probability_minus_target(name):
-  loss = losses.LOSSES[name]
-  squash = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[name]
+  loss, squash = losses.LOSSES[name], losses.PROBABILITIES[name]
   got = jax.grad(lambda x: loss(x, TARGETS).sum())(LOGITS)
-  np.testing.assert_allclose(got, squash(LOGITS) - TARGETS, atol=1e-6)
+  want = (squash(LOGITS) - TARGETS) / (3 if name == "bce" else 1)
+  np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))
@@ -51,7 +57,8 @@ def test_large_logits_stay_finite(name):
   got = losses.LOSSES[name](logits, jnp.array([[0.0, 1.0, 0.0]]))
   assert np.isfinite(got).all()
   # softmax: log 1 - (-1e4 - 1e4); sigmoid: 1e4 + 1e4 + log 2.
-  np.testing.assert_allclose(got, [2e4], rtol=1e-4)
+  want = 2e4 / 3 if name == "bce" else 2e4
+  np.testing.assert_allclose(got, [want], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))

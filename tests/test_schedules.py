@@ -14,9 +14,13 @@ from vit_jax.config import OptimConfig
 
 TOTAL, WARMUP, PEAK, END = 1000, 100, 3e-3, 1e-5
 CONFIG = OptimConfig(
-  lr=PEAK, warmup_steps=WARMUP, end_lr=END, rsqrt_timescale=300
+  lr=PEAK,
+  warmup_steps=WARMUP,
+  end_lr=END,
+  rsqrt_timescale=300,
+  decay_at=(0.4, 0.55),
 )
-ALL = ("cosine", "linear", "rsqrt", "constant")
+ALL = ("cosine", "linear", "rsqrt", "constant", "step")
 
 
 def _want(name, step):
@@ -28,6 +32,8 @@ def _want(name, step):
     "linear": END + (PEAK - END) * (1 - progress),
     "rsqrt": PEAK / math.sqrt(1 + since / 300),
     "constant": PEAK,
+    # Steps 399 and 400, 549 and 550 are on the two sides of a division.
+    "step": PEAK / 10 ** sum(step >= s * TOTAL for s in (0.4, 0.55)),
   }[name]
   return decay * min(1.0, step / WARMUP)
 
@@ -39,7 +45,7 @@ def test_examples():
 @pytest.mark.parametrize("name", ALL)
 def test_closed_form(name):
   lr = optim.make_schedule(dataclasses.replace(CONFIG, schedule=name), TOTAL)
-  steps = [0, 1, 50, 99, 100, 101, 400, 550, 999, 1000, 1200]
+  steps = [0, 1, 50, 99, 100, 101, 399, 400, 549, 550, 999, 1000, 1200]
   want = [_want(name, s) for s in steps]
   # cos of a float32 angle is good to 1e-7 of the peak, not of a small rate.
   np.testing.assert_allclose(

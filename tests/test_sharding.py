@@ -95,7 +95,7 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
     model_config(variant="Ti/16"),
     model_config(variant="S/16", pool="map", posemb="relative"),
     model_config(variant="B/16", pool="gap", scan=True),
-    model_config(variant="H/14", posemb="learn2d"),
+    model_config(variant="H/14", posemb="learn2d", posemb_at="blocks"),
     model_config(variant="R50+B/16"),
     model_config(name="bit", variant="R50x1"),
     model_config(name="bit_v1", variant="R26x1"),

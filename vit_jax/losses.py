@@ -113,8 +113,31 @@ def sigmoid_xent(
   return -jnp.sum(targets * log_p + (1.0 - targets) * log_not_p, axis=-1)
 
 
-LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}
+def binary_xent(
+  logits: Float[Array, "*b classes"], targets: Float[Array, "*b classes"]
+) -> Float[Array, "*b"]:
+  """Mean over the classes of each class's own cross-entropy, in nats.
+
+  `sigmoid_xent` divided by the number of classes, as in PyTorch and timm. An
+  update of Adam does not depend on that factor, but the norm that gradients are
+  clipped to does. Targets are used as they are; DeiT III's code sets those
+  above 0 to 1 before.
+
+  Source: arXiv:2110.00476, section 3; arXiv:2204.07118, section 3.
+
+  Example:
+    >>> round(float(binary_xent(jnp.zeros((1, 4)), jnp.eye(4)[:1])[0]), 4)
+    0.6931
+  """
+  return sigmoid_xent(logits, targets) / logits.shape[-1]
+
+
+LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent, "bce": binary_xent}
 
 # What the logits of a head mean, by the loss of its training: probabilities
 # that sum to 1 over the classes, or an independent one for each class.
-PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+PROBABILITIES = {
+  "softmax": jax.nn.softmax,
+  "sigmoid": jax.nn.sigmoid,
+  "bce": jax.nn.sigmoid,
+}

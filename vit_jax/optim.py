@@ -189,6 +189,7 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     linear     lr + (end_lr - lr) p
     rsqrt      lr / sqrt(1 + (s - w) / rsqrt_timescale)
     constant   lr
+    step       lr / 10^k, k the number of decay_at that s / T has reached
 
   So the first update of a run with warm-up has rate 0, as in big_vision; the
   update after w others has the peak; end_lr is reached after T updates, which
@@ -241,7 +242,11 @@ def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
     return lambda step: lr / jnp.sqrt(1.0 + since(step))
   if config.schedule == "constant":
     return optax.constant_schedule(lr)
+  if config.schedule == "step":
+    total = decay_steps + config.warmup_steps
+    at = [round(s * total) - config.warmup_steps for s in config.decay_at]
+    return optax.piecewise_constant_schedule(lr, dict.fromkeys(at, 0.1))
   raise ValueError(
     f"config.optim.schedule: got {config.schedule!r}, expected one of cosine,"
-    " linear, rsqrt, constant."
+    " linear, rsqrt, constant, step."
   )

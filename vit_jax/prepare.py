@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(str(e))
   for split, count in done.splits.items():
     say(f"{split:<12}{count:>12,} records")
-  say(f"{'classes':<12}{done.num_classes:>12,}")
+  if done.num_classes is not None:
+    say(f"{'classes':<12}{done.num_classes:>12,}")
   say(f"{'left out':<12}{done.left_out:>12,}")
   where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
   say(f"in {done.folder}; to use it: --config.data.dataset={name}{where}")

@@ -160,7 +160,9 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
   for name in dict.fromkeys(part.strip() for part in text.split(",")):
     match = re.fullmatch(r"(.+?)\[(.+)\]", name)
     if name == AVAILABLE:
-      on_disk = {k: s for k, s in SETS.items() if _is_there(s, opened)}
+      on_disk = {
+        k: s for k, s in SETS.items() if opened.is_on_disk(s.dataset, s.split)
+      }
       found |= on_disk
       if not on_disk:
         faults.append(f"--on={name}: none of {', '.join(SETS)} is on disk.")
@@ -176,10 +178,6 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
   if faults:
     raise ConfigError(faults)
   return found
-
-
-def _is_there(images: Set, opened: Sources) -> bool:
-  return not opened.faults(images.dataset, images.split, "", "")
 
 
 def task_of(

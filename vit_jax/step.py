@@ -234,6 +234,7 @@ def make_train_step(
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     rng = jax.random.fold_in(root, state.step)
+    batch = config.objective.paired(batch)
     (loss, (count, named)), grads = sums_and_grads(state.params, batch, rng)
     loss, named, grads = jax.tree.map(
       lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)

@@ -24,30 +24,25 @@ import sys
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
-from vit_jax.devices import peak_flops
-from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import (
-  accounting,
   host_memory,
+  predictions,
   prepare,
   processes,
   run_info,
 )
+from vit_jax.runtime.accounting import account_of
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
-from vit_jax.runtime.progress import Progress
-from vit_jax.runtime.throughput import Meter, updates
+from vit_jax.runtime.progress import Progress, check_finite
+from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
-
-NUM_PREDICTIONS = 64  # test images kept with their predictions
-NUM_MISTAKES = 24  # most confident mistakes kept
 
 
 def train_and_evaluate(
@@ -139,14 +134,9 @@ def _train(
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
   writer = Writer(workdir, start)
   at_exit.callback(writer.close)
-  meter = Meter(
-    config.data.batch_size,
-    mesh.size,
-    config.model.train_flops(facts.image_size, facts.num_classes),
-    peak_flops(jax.devices()[0].device_kind),
-  )
+  meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
-  account = accounting.of_run(prepared, mesh.size)
+  account = account_of(prepared, mesh.size)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -163,8 +153,7 @@ def _train(
       progress.note(run_info.format_scores(step, scores))
 
   # The run may have stopped between checkpoint and evaluation. Process 0 knows.
-  before = {key.split("/")[0] for key in writer.scores}
-  scored = [e.config.name in before for e in evaluators]
+  scored = [e.config.name in writer.scored for e in evaluators]
   scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
   for evaluator, is_scored in zip(evaluators, scored, strict=True):
     if start and not is_scored and is_due(evaluator.config, start):
@@ -204,7 +193,7 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        metadata |= {"step": step, accounting.KEY: account.at(step)}
+        metadata |= {"step": step, "accounting": account.at(step)}
         checkpointer.save(step, state, metadata)
         run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:
@@ -213,29 +202,14 @@ def _train(
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
-  progress.note(f"cost        {accounting.text(account.at(total_steps))}")
-  save_predictions(evaluators, state, workdir)
+  progress.note(account.text(total_steps))
+  predictions.save(evaluators, state.eval_params, workdir)
   return state
 
 
 def is_multiple(step: int, every_steps: int) -> bool:
   """Whether a step is a multiple of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
-
-
-def check_finite(values: dict[str, float], step: int) -> None:
-  """Stops a run that has diverged.
-
-  Raises:
-    FloatingPointError: A metric is NaN or infinite.
-  """
-  bad = [k for k, v in values.items() if not np.isfinite(v)]
-  if bad:
-    raise FloatingPointError(
-      f"{bad[0]} is {values[bad[0]]} at step {step}; older checkpoints are"
-      " still finite. Lower config.optim.lr, lengthen"
-      " config.optim.warmup_steps, or set config.optim.clip_norm."
-    )
 
 
 def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
@@ -255,22 +229,6 @@ def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
   )
   ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
   return state.replace(params=params, ema=ema)
-
-
-def save_predictions(
-  evaluators: list[Evaluator], state: step_lib.TrainState, workdir: str
-) -> None:
-  """Keeps images and mistakes of the first evaluator that has predictions."""
-  if jax.process_count() > 1:
-    return  # this process sees only its own share of the images
-  for evaluator in evaluators:
-    rows = evaluator.predictions(
-      state.eval_params, NUM_PREDICTIONS, NUM_MISTAKES
-    )
-    if rows is not None:
-      with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
-        np.savez_compressed(f, **rows)
-      return
 
 
 def main(args: cli.Args) -> None:

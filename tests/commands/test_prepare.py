@@ -8,11 +8,13 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 import tiny
 from PIL import Image
 
 from vit_jax import prepare, train
 from vit_jax.data import preparing, sources
+from vit_jax.data.builders import embedded
 
 WNIDS = ("n01440764", "n01443537", "n15075141")
 
@@ -210,6 +212,35 @@ def test_data_of_ones_own_can_be_trained_on(tmp_path, capsys):
   )
   train.train_and_evaluate(config, str(tmp_path / "run"))
   assert "own [train@8/seed=2]" in capsys.readouterr().err
+
+
+class CountsOfThings(embedded.EmbeddedBuilder):
+  """Numbers instead of a class: VTAB makes labels from such features."""
+
+  VERSION = tfds.core.Version("1.0.0")
+
+  def _info(self):
+    number = tfds.features.Scalar(np.int64)
+    features = {"image": tfds.features.Image(), "count": number}
+    return embedded.EmbeddedInfo(
+      builder=self, features=tfds.features.FeaturesDict(features)
+    )
+
+  def _split_generators(self, dl_manager):
+    return {"train": self._generate_examples()}
+
+  def _generate_examples(self):
+    yield 0, {"image": jpeg(0), "count": 3}
+
+
+def test_any_data_set_of_tfds_can_be_prepared(tmp_path, capsys):
+  run("counts_of_things", f"--data_dir={tmp_path}")
+  out = capsys.readouterr().out
+  assert "train                  1 records" in out and "classes" not in out
+  run("digits", f"--data_dir={tmp_path}")
+  out = capsys.readouterr().out
+  assert "train              1,297 records" in out
+  assert "classes               10\n" in out
 
 
 def test_wrong_arguments_are_explained(tmp_path):

@@ -62,9 +62,39 @@ ARGUMENTS = {
     "path=images,init=weights.npz",
     "path=split,init=weights.npz,res=64",
   ],
+  "augreg": [
+    "",
+    "model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+    "model=Ti/16,aug=none,wd=0.03,epochs=30",
+    "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
+  ],
+  "vit_s16": ["", "epochs=300,head=linear"],
   "glyphs": [""],
-  "masked_patch": ["imagenet21k", "imagenet2012", "folder:images", "glyphs"],
+  "masked_patch": [
+    "imagenet21k",
+    "imagenet2012",
+    "folder:images",
+    "glyphs",
+    "imagenet2012,target=small,steps=100000",
+  ],
   "digits_finetune": ["", "init=runs/glyphs"],
+  "ablation": [
+    "",
+    "posemb=learn2d,posemb_at=blocks",
+    "posemb=relative,dataset=imagenet2012",
+    "pool=gap,lr=4e-4",
+    "model=R50x1,optimizer=sgd",
+    "model=R152x2,optimizer=adam",
+    "model=figure8,depth=16,width=512,mlp_dim=4096,patch=16",
+  ],
+  "study": [
+    "",
+    "model=hybrid-medium,steps=300,seed=2",
+    "model=resnet-small,images=2560,seed=1",
+    "posemb=learn2d,posemb_at=blocks",
+    "task=masked",
+    "task=digits,init=runs/masked",
+  ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
@@ -134,9 +164,20 @@ def _advertised():
     yield "finetune", f"model={model},dataset={dataset}"
   for task in _module("vtab").TASKS:
     yield "vtab", f"task={task}"
+  module = _module("augreg")
+  for name, values in module.CHOICES.items():  # each of them once
+    yield from (("augreg", f"{name}={value}") for value in values)
+    yield from (
+      ("augreg", f"dataset=imagenet2012,{name}={value}")
+      for value in values
+      if name != "dataset"
+    )
+  for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
+    yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  yield from (("masked_patch", a) for a in ARGUMENTS["masked_patch"])
+  for name in ("masked_patch", "ablation", "study"):
+    yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
 def _without_disk(name, argument):
@@ -211,7 +252,10 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
-@pytest.mark.parametrize("name", ["comparison", "finetune", "folder", "vtab"])
+@pytest.mark.parametrize(
+  "name",
+  "ablation augreg comparison finetune folder study vit_s16 vtab".split(),
+)
 def test_every_argument_is_explained(name):
   module = _module(name)
   explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
@@ -298,12 +342,24 @@ def test_tasks_of_vtab():
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
     ("vtab.py:task=all", "got task=all (all are for vit_jax.sweep)"),
     ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
+    ("augreg.py:aug=medium", "Did you mean 'medium"),
+    ("augreg.py:aug=light0", "got aug=light0, expected one of none, light1"),
+    ("augreg.py:epochs=ten", "got epochs=ten, expected a number such as 300"),
+    ("vit_s16.py:head=mlp", "got head=mlp, expected one of linear, tanh"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
     ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
     ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
+    ("masked_patch.py:glyphs,steps=few", "steps=few, expected a whole number"),
+    ("ablation.py:model=B/15", "Did you mean 'B/16'?"),
+    ("ablation.py:model=R50x1,pool=gap", "for Transformers alone"),
+    ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
+    ("ablation.py:depth=deep", "expected whole numbers"),
+    ("study.py:model=vit-smal", "Did you mean 'vit-small'?"),
+    ("study.py:images=many", "expected whole numbers"),
+    ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
     ("glyphs.py:x", "got the argument 'x', but it takes none"),
   ],
 )

@@ -21,6 +21,7 @@ def test_parses_names_arguments_and_keywords():
     ("decode|resize_small(256)|central_crop(224)", (224, 224)),
     ("decode|resize((32, 48))|pad(2)", (36, 52)),
     ("decode|resize(32)|pad(4)|random_crop(32)", (32, 32)),
+    ("decode_inception_crop(224)|flip_lr|randaug(2, 15)", (224, 224)),
   ],
 )
 def test_image_size(text, size):
@@ -46,6 +47,13 @@ def test_image_size(text, size):
     ("decode||flip_lr", "expected operations such as"),
     ("decode|resize(8", "expected operations such as"),
     ("decode|inception_crop(8, 'a')", "in 'inception_crop'"),
+    (
+      "decode|randaug(2, 9)|resize(8)",
+      "got images of differing size, expected",
+    ),
+    ("decode|resize((2, 8))|randaug(2, 9)", "got images of (2, 8), expected"),
+    ("decode|resize(8)|randaug(0, 9)", "num_layers=0, expected 1 or more"),
+    ("decode|resize(8)|randaug(2, 21)", "magnitude=21, expected a whole"),
   ],
 )
 def test_faults(text, message):

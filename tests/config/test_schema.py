@@ -85,7 +85,8 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     "config.model.scan: got 'maybe', expected a value of type true/false.",
     "config.data: got 3, expected options of its own.",
     "config.evals.val.kind: got 'clasification', expected one of"
-    " classification, fewshot. Did you mean 'classification'?",
+    " classification, fewshot, knn, linear, multilabel, per_class, subset."
+    " Did you mean 'classification'?",
     "config.evals.few.shot: no such option. Did you mean 'shots'?",
     "config.evals.few.shots: got 'x', expected a value of type whole number.",
     "config.evals.vall: no such evaluator; those of this config: val, few. Did"
@@ -148,6 +149,18 @@ def test_values_of_another_type(annotation, value):
     ({"optim__lr": 0.0}, "config.optim.lr: got 0.0, expected more than 0"),
     ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0, expected 0"),
     ({"optim__weight_decay": -1.0}, "config.optim.weight_decay: got -1.0"),
+    (
+      {"optim__schedule": "step"},
+      "config.optim.decay_at: got (), expected shares of the run",
+    ),
+    (
+      {"optim__decay_at": (0.5,)},
+      "config.optim.decay_at: got (0.5,), expected",
+    ),
+    (
+      {"model__posemb": "relative", "model__posemb_at": "shared"},
+      "config.model.posemb_at: got 'shared', but config.model.posemb=",
+    ),
     ({"mesh__tensor": -1}, "expected at most one -1"),
     ({"mesh__tensor": 0}, "config.mesh.tensor: got 0, expected a number of"),
     (

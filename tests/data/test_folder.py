@@ -142,6 +142,10 @@ def test_errors_name_what_is_wrong(tmp_path):
   assert "no class folders in" in fault(tmp_path)
   write(tmp_path / "1.png")
   assert "no class folders but loose images in" in fault(tmp_path)
+  (tmp_path / "0.tar").touch()
+  command = f"vit_jax.prepare webdataset:{tmp_path} --name=NAME"
+  assert command in fault(tmp_path)
+  (tmp_path / "0.tar").unlink()
   classes(tmp_path, a=2)
   assert "only one class folder, 'a' but loose images" in fault(tmp_path)
   (tmp_path / "b").mkdir()

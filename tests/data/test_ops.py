@@ -64,6 +64,7 @@ def test_names_and_parameters_are_those_of_the_language():
     "decode|resize_small(9, 'nearest')|random_crop(8)|flip_lr",
     "decode|inception_crop((6, 10), area_min=20)|pad(1)|random_crop((6, 10))",
     "decode_inception_crop(12)|flip_lr",
+    "decode_inception_crop((9, 12))|flip_lr|randaug(3, 10)|pad(1)",
   ],
 )
 def test_output_has_the_size_that_the_language_says(text):

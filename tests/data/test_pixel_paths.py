@@ -130,8 +130,8 @@ def test_pillow_s_decoder_to_the_bit(kind):
 
 def test_other_formats_have_one_decoder():
   data = encoded("odd")
-  for text in pixel_path.DECODERS.values():
-    found = evaluated(data, text + "|pad(0)")
+  for text in ("dct='accurate'", "upsampling='plain'"):
+    found = evaluated(data, f"decode({text})|pad(0)")
     np.testing.assert_array_equal(found, evaluated(data, "decode|pad(0)"))
 
 
@@ -147,8 +147,9 @@ PATHS = (
   PixelPath((224, 160), filter="nearest"),
   PixelPath((32, 32), antialias=True),
   PixelPath((224, 224), 256, filter="area"),
-  PixelPath((224, 224), 248, "pillow", filter="bicubic", antialias=True),
-  PixelPath((64, 64), 64, "plain", filter="bilinear"),
+  PixelPath((224, 224), 248, "accurate", filter="bicubic", antialias=True),
+  PixelPath((64, 64), 64, upsampling="plain", filter="bilinear"),
+  PixelPath((64, 64), None, "accurate", "plain", "pillow", "bicubic", True),
   pixel_path.timm((224, 224), 0.9),
   pixel_path.timm((384, 384), 1.0, "bilinear"),
   pixel_path.timm((32, 64), 0.9, "lanczos"),
@@ -165,7 +166,6 @@ def test_a_path_is_its_operations(path):
   "text",
   [
     "decode|resize(32)|pad(4)",
-    "decode(upsampling='plain')|resize(32)",
     "decode_inception_crop(32)|flip_lr",
     "decode|resize_small(40)|central_crop_torch(32)",
     "decode|resize_small_torch(40)|central_crop(32)",

@@ -256,3 +256,41 @@ def test_a_subset_of_folders(tmp_path):
   rows = batches(drawn, 2, batch_size=15)
   assert len(broken) == len(drawn.undecodable) <= 1
   assert len(rows) == 2
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_subset_of_images_with_several_classes(tmp_path, is_kept):
+  def features(i):
+    image = tf.train.BytesList(value=[str(i).encode()])
+    labels = tf.train.Int64List(value=range(i % 3))
+    return {
+      "image": tf.train.Feature(bytes_list=image),
+      "labels": tf.train.Feature(int64_list=labels),
+    }
+
+  file = str(tmp_path / "x.tfrecord")
+  with tf.io.TFRecordWriter(file) as writer:
+    for i in range(20):
+      example = tf.train.Features(feature=features(i))
+      writer.write(tf.train.Example(features=example).SerializeToString())
+  whole = tfds_records.TfdsStream(
+    name="x",
+    split="train",
+    num_examples=20,
+    num_classes=2,
+    is_multilabel=True,
+    label_key="labels",
+    pieces=(tfds_records.Piece(file, 0, 20),),
+    file_bytes=200 * is_kept,
+  )
+  members = subsets.members(20, 7, 0)
+  drawn = subsets.Subset.of(whole, members, "train@7")
+  kept = tfds_source.kept_if_small(drawn)
+  assert isinstance(kept, tfds_records.TfdsMemory) == is_kept
+  labels = kept.labels()
+  assert labels.dtype == bool
+  expected = [[i % 3 > 0, i % 3 > 1] for i in members]
+  np.testing.assert_array_equal(labels, expected)
+  for record, number in zip(kept.records(), members, strict=True):
+    assert record["image"] == str(number).encode()
+    assert record["label"].dtype == tf.float32

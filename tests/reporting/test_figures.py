@@ -133,3 +133,23 @@ def test_similarity_maps_lie_as_the_patches_do():
 def test_similarity_refuses_another_grid():
   with pytest.raises(ValueError, match="got 7 rows, expected 2 x 3 = 6"):
     figures.similarity(np.eye(7), (2, 3), "")
+
+
+def test_repeated_runs_are_all_drawn():
+  curves = [
+    figures.Repeated("a", [10, 1000], [[50.0, 70.0], [90.0]]),
+    figures.Repeated("b", [10], [[40.0]]),
+  ]
+  assert _is_drawn(figures.spread, "title", curves, "images", [10, 1000])
+  figure = figures.spread("title", curves, "images", [10, 1000])
+  assert {"a 90.0%", "b 40.0%", "10", "1,000"} <= set(_texts(figure))
+  (axes,) = figure.axes
+  of_a, of_b, *marks = axes.lines
+  assert list(of_a.get_ydata()) == [60.0, 90.0]
+  assert list(of_b.get_ydata()) == [40.0]
+  places = {(x, y) for m in marks for x, y in m.get_xydata()}
+  assert places == {(10, 50), (10, 70), (1000, 90), (10, 40)}
+  low, high = axes.get_ylim()
+  assert low <= 38 and 92 <= high <= 100.0001
+  none = figures.Repeated("a", [], [])
+  assert _is_drawn(figures.spread, "title", [none], "images", [10])

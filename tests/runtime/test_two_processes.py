@@ -39,6 +39,7 @@ def get_config(scored="yes"):
   c.data.dataset = "digits"
   c.data.ops = "decode|resize(16)"
   c.data.batch_size = 24
+  c.objective.mixup, c.objective.cutmix = 0.4, 1.0
   c.optim.name, c.optim.lr, c.optim.schedule = "sgd", 0.005, "constant"
   c.log_steps = 1
   c.checkpoint.every_steps, c.checkpoint.keep_last = 3, 3
@@ -48,6 +49,14 @@ def get_config(scored="yes"):
     c.evals = {
       "test": {"kind": "classification", **split},
       "few": {"kind": "fewshot", **split, "l2": (1.0,), "shots": (1, 5)},
+      "near": {"kind": "knn", **split, "train_split": "train[:200]"},
+      "line": {
+        "kind": "linear",
+        **split,
+        "train_split": "train[:200]",
+        "steps": 50,
+      },
+      "each": {"kind": "per_class", **split},
     }
   return c
 """
@@ -188,7 +197,9 @@ def _values(workdir):
   found = {}
   for row in read_metrics(str(workdir)):
     for key, value in row.items():
-      if re.match(r"train/(?!.*per_second|input_wait)|test/|few/", key):
+      if re.match(
+        r"train/(?!.*per_second|input_wait)|(test|few|near|line|each)/", key
+      ):
         assert (row["step"], key) not in found
         found[row["step"], key] = value
   return found
@@ -206,7 +217,7 @@ def _state(workdir, step=8):
 
 
 # The accuracies are quotients of counts, and must not differ at all.
-EXACT = r"train/(lr|epoch)|test/(top1|top5|count)|few/"
+EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 
 
 @pytest.mark.slow

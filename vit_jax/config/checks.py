@@ -142,6 +142,13 @@ def _optim_faults(optim: OptimConfig) -> Iterator[str]:
     value = getattr(optim, key)
     if value is not None and not 0 <= value < 1:
       yield f"config.optim.{key}: got {value}, expected 0 to below 1."
+  at = optim.decay_at
+  if (optim.schedule == "step") != bool(at) or any(not 0 < s < 1 for s in at):
+    yield (
+      f"config.optim.decay_at: got {at}, expected shares of the run between 0"
+      " and 1, such as 0.3,0.6,0.9, for config.optim.schedule='step', and none"
+      " for others."
+    )
 
 
 def _mesh_faults(config: Config) -> Iterator[str]:

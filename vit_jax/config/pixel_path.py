@@ -18,13 +18,8 @@ import dataclasses
 
 from vit_jax.config.preprocessing import Op, image_size, parse_ops
 
-# What decodes a JPEG -> the operation that does.
-DECODERS = {
-  "tensorflow": "decode",
-  "pillow": "decode(dct='accurate')",
-  "plain": "decode(dct='accurate', upsampling='plain')",
-}
-RESIZERS = ("tensorflow", "pillow")
+# Options of the operation `decode`, at their defaults.
+DECODING = {"dct": "fast", "upsampling": "fancy"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +30,11 @@ class PixelPath:
     size: (height, width) of the model's images, pixels.
     short: Pixels of the shorter side before the centre is cropped; None: the
       whole image is resized to `size`.
-    decoder: A key of `DECODERS`.
-    resizer: Whose arithmetic resizes, "tensorflow" or "pillow".
+    dct: Inverse transform of a JPEG: "fast", TensorFlow's default, or
+      "accurate", Pillow's.
+    upsampling: Of a JPEG's colours: "fancy", interpolated, or "plain".
+    resizer: Whose arithmetic, and whose rounding of sides and of the place of
+      the crop: "tensorflow" or "pillow", with torchvision.
     filter: "bilinear", "bicubic" or, by TensorFlow, "area" or "nearest".
     antialias: Whether the filter is widened when shrinking. Pillow always does,
       and for "area" and "nearest" it has no meaning.
@@ -44,7 +42,8 @@ class PixelPath:
 
   size: tuple[int, int]
   short: int | None = None
-  decoder: str = "tensorflow"
+  dct: str = "fast"
+  upsampling: str = "fancy"
   resizer: str = "tensorflow"
   filter: str = "bilinear"
   antialias: bool = False
@@ -62,10 +61,16 @@ class PixelPath:
     if self.antialias and not is_torch:
       options.append("antialias=True")
     ending = "_torch" * is_torch
-    parts = [DECODERS[self.decoder], f"{name}{ending}({', '.join(options)})"]
+    parts = [self._decode, f"{name}{ending}({', '.join(options)})"]
     if self.short is not None:
       parts.append(f"central_crop{ending}({whole})")
     return "|".join(parts)
+
+  @property
+  def _decode(self) -> str:
+    given = {"dct": self.dct, "upsampling": self.upsampling}
+    options = [f"{k}={v!r}" for k, v in given.items() if v != DECODING[k]]
+    return f"decode({', '.join(options)})" if options else "decode"
 
   @property
   def share(self) -> float | None:
@@ -97,7 +102,7 @@ def timm(
   return PixelPath(
     size,
     _short(size[0], share) if is_cropped else None,
-    decoder="pillow",
+    dct="accurate",
     resizer="pillow",
     filter=filter if filter in ("bilinear", "bicubic") else "bicubic",
     antialias=True,
@@ -136,17 +141,15 @@ def taken_apart(ops: str) -> PixelPath | None:
     short = resize.size
   else:
     return None
-  texts = {name: parse_ops(text)[0] for name, text in DECODERS.items()}
-  decoder = next((name for name, op in texts.items() if op == decode), None)
-  if decoder is None:
+  if decode.name != "decode":
     return None
   return PixelPath(
     size,
     short,
-    decoder,
-    "pillow" if is_torch else "tensorflow",
-    resize.filter,
-    resize.antialias,
+    **DECODING | dict(zip(DECODING, decode.args, strict=False)) | decode.kwargs,
+    resizer="pillow" if is_torch else "tensorflow",
+    filter=resize.filter,
+    antialias=resize.antialias,
   )
 
 

@@ -122,6 +122,25 @@ def _pad(shape: Shape, pixels: int) -> Shape:
   return None if shape is None else tuple(s + 2 * pixels for s in shape)
 
 
+def _randaug(shape: Shape, num_layers: int, magnitude: int) -> Shape:
+  if shape is None or min(shape) < 3:
+    raise ValueError(
+      f"got images of {shape or 'differing size'}, expected one size, at least"
+      " 3 x 3, as after decode_inception_crop(224)."
+    )
+  if not isinstance(num_layers, int) or num_layers < 1:
+    raise ValueError(
+      f"got num_layers={num_layers!r}, expected 1 or more; to distort nothing,"
+      " leave randaug out."
+    )
+  if not isinstance(magnitude, int) or not 0 <= magnitude <= 20:
+    raise ValueError(
+      f"got magnitude={magnitude!r}, expected a whole number from 0 to 20;"
+      " beyond it posterize and solarize_add have no meaning."
+    )
+  return shape
+
+
 def _cropped(name: str, shape: Shape, size: Side) -> Shape:
   size = pair(size)
   if shape is not None and any(a < b for a, b in zip(shape, size, strict=True)):
@@ -162,6 +181,7 @@ SHAPE_FNS: dict[str, Callable[..., Shape]] = {
   "random_crop": _random_crop,
   "flip_lr": _flip_lr,
   "pad": _pad,
+  "randaug": _randaug,
 }
 
 
@@ -190,22 +210,38 @@ def image_size(text: str) -> tuple[int, int]:
     >>> image_size("decode|resize_small(256)|central_crop(224)")
     (224, 224)
   """
-  shape = None
   for i, op in enumerate(parse_ops(text)):
     if op.name.startswith("decode") != (i == 0):
       raise ValueError(
         f"got {text!r}, expected one decode or decode_inception_crop, first."
       )
-    try:
-      shape = SHAPE_FNS[op.name](shape, *op.args, **op.kwargs)
-    except (TypeError, ValueError) as e:
-      raise ValueError(f"in {op.name!r} of {text!r}: {e}") from None
+  shape = shapes(text)[-1]
   if shape is None:
     raise ValueError(
       f"got {text!r}, which leaves images of differing size; end it with an"
       " operation that fixes the size, such as resize(224)."
     )
   return shape
+
+
+def shapes(text: str) -> list[Shape]:
+  """Returns the (height, width) after each operation; None: it differs.
+
+  Raises:
+    ValueError: As `parse_ops`, or an operation refuses its arguments.
+
+  Example:
+    >>> shapes("decode|resize(8)|pad(1)")
+    [None, (8, 8), (10, 10)]
+  """
+  shape, found = None, []
+  for op in parse_ops(text):
+    try:
+      shape = SHAPE_FNS[op.name](shape, *op.args, **op.kwargs)
+    except (TypeError, ValueError) as e:
+      raise ValueError(f"in {op.name!r} of {text!r}: {e}") from None
+    found.append(shape)
+  return found
 
 
 def _parse_op(part: str, text: str) -> Op:

@@ -3,6 +3,7 @@
 import ml_collections
 
 from vit_jax.config import defaults
+from vit_jax.families import family
 from vit_jax.options import nearest
 
 # Data set -> (split the shots are drawn from, split that is scored). They are
@@ -18,6 +19,11 @@ FEWSHOT = {
   "imagenet2012": ("train[:65000]", "validation"),
 }
 DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
+# Length of a comparison of models; configs/comparison.py has the reasons.
+EPOCHS = {
+  "imagenet21k": 30.0,  # 30 * 14,145,922 / 4096 = 103,608 steps
+  "imagenet2012": 300.0,  # 300 * 1,281,167 / 4096 = 93,835 steps
+}
 
 
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
@@ -44,6 +50,21 @@ def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
       )
     values[key] = value
   return values
+
+
+def number(args: dict[str, str], name: str) -> float:
+  """Returns an argument as a number above 0.
+
+  Raises:
+    ValueError: It is none.
+  """
+  try:
+    found = float(args[name])
+  except ValueError:
+    found = 0.0
+  if not 0 < found < float("inf"):
+    raise ValueError(f"got {name}={args[name]}, expected a number such as 300.")
+  return found
 
 
 def for_tpus(c: ml_collections.ConfigDict, microbatch: int) -> None:
@@ -126,6 +147,31 @@ def with_glyphs(c: ml_collections.ConfigDict) -> None:
   }
 
 
+def with_digits(c: ml_collections.ConfigDict) -> None:
+  """Sets data, optimizer and scores of fine-tuning on digits, at 48 px.
+
+  Args:
+    c: The config, which is changed. Its model is not.
+  """
+  c.data.dataset, c.data.split = "digits", "train[:90%]"
+  c.data.ops = "decode|resize(48)|pad(4)|random_crop(48)"
+  c.data.batch_size = 96
+  c.total_steps = 300  # 300 * 96 / 1,167 = 25 epochs
+
+  c.optim.name = "sgd"
+  c.optim.momentum = 0.9
+  c.optim.lr = 0.06
+  c.optim.schedule = "cosine"
+  c.optim.warmup_steps = 30
+  c.optim.clip_norm = 1.0
+
+  score = {"kind": "classification", "ops": "decode|resize(48)"}
+  c.evals = {
+    "digits": {**score, "split": "test"},  # once, at the end
+    "val": {**score, "split": "train[90%:]", "every_steps": 50},
+  }
+
+
 def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
   """Pre-training at 224 px, batch 4096, 10,000 steps of warm-up, Adam.
 
@@ -191,4 +237,28 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
   c.evals = evals
   if not is_own:
     with_fewshot(c)
+  return c
+
+
+def on_equal_terms(
+  variant: str, dataset: str, lr: float
+) -> ml_collections.ConfigDict:
+  """Pre-training as on JFT-300M in Table 3, for models to be compared.
+
+  A linear decay, weight decay 0.1, no dropout, whatever the data set, which
+  gives the length (of EPOCHS).
+
+  Args:
+    variant: Such as "L/16" or "R50x1".
+    dataset: Of EPOCHS.
+    lr: Peak learning rate of that model.
+  """
+  c = table3(variant, dataset)
+  c.model.name = family(variant)
+  c.model.pre_logits = family(variant) == "vit"
+  c.model.dropout = 0.0
+  c.total_epochs = EPOCHS[dataset]
+  c.optim.lr = lr
+  c.optim.schedule = "linear"
+  c.optim.weight_decay = 0.1
   return c

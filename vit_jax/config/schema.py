@@ -65,6 +65,7 @@ class OptimConfig:
       "linear": "a straight line from lr to end_lr",
       "rsqrt": "lr / sqrt(1 + steps since / rsqrt_timescale)",
       "constant": "lr",
+      "step": "lr, divided by 10 at each of decay_at",
     },
   )
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
@@ -73,6 +74,9 @@ class OptimConfig:
   )
   rsqrt_timescale: int = option(
     10_000, "steps over which rsqrt falls to 1/sqrt(2) of lr"
+  )
+  decay_at: tuple[float, ...] = option(
+    (), "shares of the run, warm-up included, at which step divides, 0 to 1"
   )
   weight_decay: float = option(
     0.0, "decay of kernels per step, multiplied by the learning rate"

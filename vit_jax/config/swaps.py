@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from vit_jax.config.pixel_path import DECODERS, PixelPath, taken_apart
+from vit_jax.config.pixel_path import PixelPath, taken_apart
 from vit_jax.config.schema import Config
 from vit_jax.families import ModelConfig
 
@@ -17,7 +17,7 @@ RESNET_EPS = {
 
 # What can be exchanged; those of the model that it does not have are left out.
 STEPS = (
-  *("decoder", "resizer", "filter", "antialiasing", "crop"),
+  *("dct", "upsampling", "resizer", "filter", "antialiasing", "crop"),
   *("gelu", "ln_eps", "resnet_eps", "products"),
 )
 
@@ -54,10 +54,10 @@ def swaps(config: Config) -> list[Swap]:
 
 def _of_path(path: PixelPath):
   replace = dataclasses.replace
-  for decoder in DECODERS:
-    if decoder != path.decoder:
-      changed = replace(path, decoder=decoder)
-      yield "decoder", path.decoder, decoder, changed
+  other = {"fast": "accurate", "accurate": "fast"}[path.dct]
+  yield "dct", path.dct, other, replace(path, dct=other)
+  other = {"fancy": "plain", "plain": "fancy"}[path.upsampling]
+  yield "upsampling", path.upsampling, other, replace(path, upsampling=other)
   is_smooth = path.filter in ("bilinear", "bicubic")
   # Pillow has no other filters, and always antialiases.
   if path.resizer == "pillow" or (is_smooth and path.antialias):

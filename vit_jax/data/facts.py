@@ -19,9 +19,9 @@ class Facts(NamedTuple):
 
 # By name in TFDS, or by prefix, for all data sets that have it. Sources: the
 # TFDS catalogue; for imagenet21k, image-net.org's number of images and the
-# number of classes of the published checkpoints. TFDS has no imagenet21k; here
-# it is one split "full", of which big_vision trains on full[51200:] and
-# validates on full[25600:51200].
+# number of classes of the published checkpoints. TFDS has no imagenet21k; ours,
+# `builders/imagenet21k.py`, is one split "full", of which big_vision trains on
+# full[51200:] and validates on full[25600:51200].
 FACTS = {
   "imagenet2012": Facts(1000, {"train": 1_281_167, "validation": 50_000}),
   "imagenet2012_real": Facts(1000, {"validation": 50_000}, is_multilabel=True),

@@ -248,6 +248,12 @@ def _meant(root: pathlib.Path, files: _Files) -> str:
     root: The folder that the user gave.
     files: Its folders, and the images in each.
   """
+  for suffix, prefix in ((".tar", "webdataset:"), (".parquet", "parquet:")):
+    if not files and any(root.glob(f"*{suffix}")):
+      return (
+        f" It holds {suffix} files: to import them, run python -m"
+        f" vit_jax.prepare {prefix}{root} --name=NAME."
+      )
   while files and not any(map(_own, files.values())):
     root = root / max(files, key=lambda name: len(files[name]))
     files = {name: _images_in(root / name) for name in _subfolders(root)}

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from vit_jax.config import preprocessing
 from vit_jax.data import pixels
 from vit_jax.data.host_tf import tf
+from vit_jax.data.randaugment import randaug
 from vit_jax.data.records import Record
 
 BoundOp = Callable[..., tf.Tensor]
@@ -191,6 +192,7 @@ OPS: dict[str, Callable[..., tf.Tensor]] = {
   "random_crop": random_crop,
   "flip_lr": flip_lr,
   "pad": pad,
+  "randaug": randaug,
 }
 
 
@@ -202,10 +204,11 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   independently.
 
   Raises:
-    ValueError: As `preprocessing.parse_ops`.
+    ValueError: As `preprocessing.shapes`.
   """
+  before = [None, *preprocessing.shapes(text)]
   ops = preprocessing.parse_ops(text)
-  return tuple(_bound(op, i) for i, op in enumerate(ops))
+  return tuple(_bound(op, i, before[i]) for i, op in enumerate(ops))
 
 
 def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
@@ -218,7 +221,7 @@ def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
   between epochs: `vit_jax.data.pipeline` uses (seed and epoch, index).
 
   Raises:
-    ValueError: As `preprocessing.parse_ops`.
+    ValueError: As `preprocessing.shapes`.
   """
   steps = bind(text)
 
@@ -231,8 +234,14 @@ def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
   return fn
 
 
-def _bound(op: preprocessing.Op, position: int) -> BoundOp:
+def _bound(
+  op: preprocessing.Op, position: int, shape: preprocessing.Shape
+) -> BoundOp:
+  """Returns the operation on images of a shape, None if they differ."""
+
   def fn(image, seed_pair):
+    if shape is not None:  # TensorFlow does not always know it.
+      image = tf.ensure_shape(image, [*shape, 3])
     # Injective for up to 64 operations; Philox does the scrambling.
     key = tf.cast(seed_pair, tf.int64) * [1, 64] + [0, position]
     return OPS[op.name](image, key, *op.args, **op.kwargs)

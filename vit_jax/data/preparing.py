@@ -25,11 +25,14 @@ Say = Callable[[str], None]
 
 
 class Prepared(NamedTuple):
-  """A data set on disk: its folder, and what it does not contain."""
+  """A data set on disk: its folder, and what it does not contain.
+
+  Classes are None where labels are made from other features, as VTAB does.
+  """
 
   folder: str
   splits: dict[str, int]  # split -> records
-  num_classes: int
+  num_classes: int | None
   left_out: int
 
 
@@ -53,11 +56,10 @@ def prepare(
     say: Gets lines about the progress.
 
   Raises:
-    ValueError: Unknown data set, features other than `image` and `label`,
-      missing files, or records that cannot be taken.
+    ValueError: Unknown data set, missing files, or records that cannot be
+      taken.
   """
   builder = tfds_source.find_builder(dataset, data_dir)
-  tfds_source.check_features(dataset, builder)
   if builder.is_prepared():
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
@@ -187,9 +189,10 @@ def _finished(builder, say: Say) -> Prepared:
 
 
 def _prepared(builder, left_out: int) -> Prepared:
+  label = tfds_source.find_label(builder.info.features)
   return Prepared(
     folder=str(builder.data_dir),
     splits={k: v.num_examples for k, v in builder.info.splits.items()},
-    num_classes=builder.info.features["label"].num_classes,
+    num_classes=len(label.names) if label else None,
     left_out=left_out,
   )

@@ -32,6 +32,7 @@ from vit_jax.options import option
 MOMENTUM = 0.9
 STD_FLOOR = 1e-5
 FETCHED = 2**24  # numbers of features sent to the device at a time
+ROWS = 4096  # images scored at a time, which bounds the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +103,17 @@ class Heads(NamedTuple):
 
   def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
     """Returns the share of the rows that each head predicts right, [grid]."""
-    x, labels = (rows["x"] - self.mean) / self.std, rows["label"]
-    found = []
-    for kernel, bias in zip(
-      self.kernels[which], self.biases[which], strict=True
-    ):
-      logits = x @ kernel + bias
-      is_number = np.isfinite(logits).all(axis=1)  # others have diverged
-      found.append(np.mean((logits.argmax(axis=1) == labels) & is_number))
-    return np.array(found)
+    kernels, biases = self.kernels[which], self.biases[which]
+    num_right = np.zeros(len(kernels))
+    for start in range(0, len(rows["x"]), ROWS):
+      part = slice(start, start + ROWS)
+      x = (rows["x"][part] - self.mean) / self.std
+      for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        logits = x @ kernel + bias
+        is_right = logits.argmax(axis=1) == rows["label"][part]
+        # A head that has diverged is never right.
+        num_right[i] += (is_right & np.isfinite(logits).all(axis=1)).sum()
+    return num_right / len(rows["x"])
 
 
 class LinearProbe(Features):
@@ -124,17 +127,12 @@ class LinearProbe(Features):
     """
     return super().run(params)
 
-  def gather(self, params: Any) -> tuple[Heads, Rows, Rows] | None:
+  def gather(self, params: Any) -> tuple[Heads, Rows, Rows]:
     """Returns the heads, the rows that choose one, and those to score.
 
-    They are trained on one device of process 0; the other processes return
-    None.
+    Each process trains the same heads, on one of its devices.
     """
-    import jax
-
     train, test = self.splits(params)
-    if jax.process_index():  # only the scores of process 0 count
-      return None
     options = self.config
     learned, held_out = divided(train, options.held_out, options.seed)
     heads = train_heads(
@@ -148,12 +146,8 @@ class LinearProbe(Features):
     )
     return heads, held_out, test
 
-  def score(
-    self, gathered: tuple[Heads, Rows, Rows] | None
-  ) -> dict[str, float]:
+  def score(self, gathered: tuple[Heads, Rows, Rows]) -> dict[str, float]:
     """Returns what `run` does."""
-    if gathered is None:
-      return {}
     heads, held_out, test = gathered
     of_each = heads.accuracies(held_out)
     best = int(of_each.argmax())  # among equal ones the first of the grid

@@ -114,8 +114,11 @@ class PerClass(Classification):
     return str(column) if label is None or not names else names[label]
 
   def _write(self, values: dict[str, Any]) -> None:
+    import jax
     from etils import epath
 
+    if jax.process_index():
+      return
     folder = epath.Path(self.context.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, ensure_ascii=False) + "\n"

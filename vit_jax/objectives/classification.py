@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.batch import normalise
+from vit_jax.objectives import mixing
 from vit_jax.objectives.objective import Objective
 from vit_jax.options import option
 
@@ -19,10 +20,17 @@ class Classification(Objective):
     {
       "softmax": "one distribution over the classes",
       "sigmoid": "a probability for each class by itself",
+      "bce": "the same, its mean over the classes instead of their sum",
     },
   )
   label_smoothing: float = option(
     0.0, "share of the target spread over all classes, 0 to 1"
+  )
+  mixup: float = option(
+    0.0, "alpha of the Beta distribution of mixup's share in a step; 0: off"
+  )
+  cutmix: float = option(
+    0.0, "the same for cutmix; with both, half of the steps have either"
   )
 
   def faults(self) -> Iterator[str]:
@@ -31,6 +39,7 @@ class Classification(Objective):
         f"config.objective.label_smoothing: got {self.label_smoothing},"
         " expected a share from 0 to below 1."
       )
+    yield from mixing.faults(mixup=self.mixup, cutmix=self.cutmix)
 
   def data_faults(self, data) -> Iterator[str]:
     """See `Objective`."""
@@ -41,6 +50,10 @@ class Classification(Objective):
         f" classes, but an image of {name!r} has any number of classes;"
         " expected 'sigmoid'."
       )
+
+  def paired(self, batch):
+    """See `Objective`."""
+    return mixing.paired(batch) if self.mixup or self.cutmix else batch
 
   def make(self, model, facts):
     """Returns the network and its loss; see `Objective.make`.
@@ -57,16 +70,24 @@ class Classification(Objective):
     module = build(model, facts.num_classes)
     cross_entropy = LOSSES[self.loss]
 
+    def examples(batch):
+      targets = targets_of(batch["label"], facts.num_classes)
+      return normalise(batch["image"]), smooth(targets, self.label_smoothing)
+
     def loss_fn(params, batch, rng):
+      images, targets = examples(batch)
+      if partner := batch.get(mixing.PARTNER):
+        images, targets = mixing.mix(
+          *(images, targets, examples(partner), partner["mask"]),
+          *(rng, self.mixup, self.cutmix),
+        )
       logits, _ = module.apply(
         {"params": params},
-        normalise(batch["image"]),
+        images,
         is_training=True,
         records=batch["index"],
         rngs={"dropout": rng},
       )
-      targets = targets_of(batch["label"], facts.num_classes)
-      targets = smooth(targets, self.label_smoothing)
       loss = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
       return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
 

@@ -45,6 +45,15 @@ class Objective:
     """
     return iter(())
 
+  def paired(self, batch: dict) -> dict:
+    """Returns a global batch with what its rows need of other rows.
+
+    The step calls it before rows are divided over devices and microbatches, so
+    that `loss_fn` may treat every row by itself. Arrays that it adds have the
+    rows of the batch.
+    """
+    return batch
+
   def make(self, model: Any, facts: Any) -> tuple[Any, Any]:
     """Returns the module that is trained, and its loss.
 
@@ -60,8 +69,8 @@ class Objective:
         over what counts in the rows of a batch, how much counts, and further
         sums to log by name, each a float32 scalar. The step adds them up over
         microbatches and devices and divides by the count. So the loss of a row
-        must not depend on other rows, and random numbers must follow from
-        `rng`, the key of the step, and the record's number batch["index"], not
-        from the row's place.
+        must not depend on other rows, unless `paired` adds them to it, and
+        random numbers must follow from `rng`, the key of the step, and the
+        record's number batch["index"], not from the row's place.
     """
     raise NotImplementedError(type(self).__name__)

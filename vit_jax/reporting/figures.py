@@ -59,6 +59,14 @@ class Line(NamedTuple):
   y: Sequence[float]
 
 
+class Repeated(NamedTuple):
+  """A curve of repeated runs: its name, places, and at each those of all."""
+
+  label: str
+  x: Sequence[float]
+  runs: Sequence[Sequence[float]]
+
+
 def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
   """Returns a chart as SVG for light and for dark pages.
 
@@ -161,6 +169,48 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
   axes.set_xscale("log")
   axes.set_xlim(shots[0] * 0.9, shots[-1] * 1.1)
   axes.set_xticks(shots, [f"{s:g}" for s in shots])
+  axes.minorticks_off()
+  return figure
+
+
+def spread(
+  title: str,
+  curves: Sequence[Repeated],
+  x_label: str,
+  ticks: Sequence[int | float],
+) -> Figure:
+  """Draws means of repeated runs over a logarithmic axis, and every run.
+
+  Args:
+    title: What is drawn.
+    curves: In percent.
+    x_label: Name of the places, with their unit.
+    ticks: Places that are written below the axis.
+  """
+  lines = [
+    Line(name, x, [sum(runs) / len(runs) for runs in of_x])
+    for name, x, of_x in curves
+  ]
+  every = [v for _, _, of_x in curves for runs in of_x for v in runs] or [0.0]
+  figure = _curves(
+    title,
+    lines,
+    lambda v: f"{v:.1f}%",
+    axis="%",
+    floor=max(0.0, min(every) - 2.0),
+    top=min(max(every) + 2.0, 100.0) / 1.08,  # of which there is 8 % more
+    x_label=x_label,
+  )
+  axes = figure.axes[0]
+  for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
+    for place, runs in zip(x, of_x, strict=True):
+      colour = drawn.get_color()
+      axes.vlines(place, min(runs), max(runs), color=colour, linewidth=1)
+      axes.plot([place] * len(runs), runs, "_", color=colour, markersize=7)
+  places = [place for _, x, _ in curves for place in x] or [*ticks]
+  axes.set_xscale("log")
+  axes.set_xlim(min(places) * 0.85, max(places) * 1.1)
+  axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
   axes.minorticks_off()
   return figure
 

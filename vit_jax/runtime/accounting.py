@@ -83,8 +83,12 @@ class Account:
       if k in ("images_seen", "exaflops", "device_hours") and v is not None
     }
 
+  def text(self, step: int) -> str:
+    """Returns the line that ends a run."""
+    return f"cost        {text(self.at(step))}"
 
-def of_run(run: Any, num_devices: int) -> Account:
+
+def account_of(run: Any, num_devices: int) -> Account:
   """Returns the account of a run, carried over from where it resumes.
 
   Args:

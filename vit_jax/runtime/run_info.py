@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import json
+import pathlib
 import platform
 import re
+import subprocess
 from typing import Any
 
 import jax
@@ -32,6 +34,31 @@ def versions() -> dict[str, str]:
     "vit_jax": vit_jax.__version__,
     **found,
   }
+
+
+def commit() -> str | None:
+  """Returns the commit of a checkout, with "+" if its code differs from it.
+
+  None where the package is not in a checkout of its own.
+  """
+  package = pathlib.Path(vit_jax.__file__).parent
+
+  def git(*words: str) -> str | None:
+    try:
+      done = subprocess.run(
+        ["git", "-C", str(package.parent), *words],
+        capture_output=True,
+        text=True,
+      )
+    except OSError:  # there is no git
+      return None
+    return None if done.returncode else done.stdout.strip()
+
+  if git("ls-files", "vit_jax/__init__.py") != "vit_jax/__init__.py":
+    return None
+  head = git("rev-parse", "HEAD")
+  changed = git("status", "--porcelain", "--", "vit_jax", "configs")
+  return head and head + "+" * bool(changed)
 
 
 def num_params(params) -> int:
@@ -64,6 +91,7 @@ def metadata(run, params) -> dict[str, Any]:
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
+    "commit": commit(),
   }
 
 

@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from jax.sharding import Mesh
+
+from vit_jax.config import Config
+from vit_jax.devices import peak_flops
+from vit_jax.step import Facts
+
 TOLD = 0.1  # A larger share of waiting for input is shown and explained.
 ADVICE = (
   "input       the device waited for images {:.0%} of the time. To feed it"
@@ -115,6 +121,16 @@ class Meter:
   def close(self) -> None:
     """Ends the thread, without waiting for the device."""
     self._watcher.shutdown(wait=False, cancel_futures=True)
+
+
+def meter_of(config: Config, facts: Facts, mesh: Mesh) -> Meter:
+  """Returns the meter of a training run on all devices of a mesh."""
+  return Meter(
+    config.data.batch_size,
+    mesh.size,
+    config.model.train_flops(facts.image_size, facts.num_classes),
+    peak_flops(mesh.devices.flat[0].device_kind),
+  )
 
 
 def updates(

@@ -44,6 +44,11 @@ class Writer:
     self._file = path.open("a")
     self._board = metric_writers.SummaryWriter(str(path.parent / "tensorboard"))
 
+  @property
+  def scored(self) -> set[str]:
+    """The evaluators of `scores`."""
+    return {key.split("/")[0] for key in self.scores}
+
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Writes one line; `step` is the number of updates applied."""
     if self._file is None:

@@ -1,0 +1,43 @@
+"""Draws RandAugment's operations: `python benchmarks/randaugment.py`.
+
+Writes docs/randaugment.png: scikit-learn's china.jpg at 224 px, a row for each
+operation, a column for each of the magnitudes of AugReg (10, 15, 20). Signs are
+positive, and cutout's centre lies at a third of the height and of the width.
+"""
+
+import pathlib
+
+import numpy as np
+from PIL import Image, ImageDraw
+from sklearn.datasets import load_sample_image
+
+from vit_jax.data.host_tf import tf
+from vit_jax.data.ops import central_crop, resize_small
+from vit_jax.data.randaugment import DISTORTIONS, Draw
+
+FILE = pathlib.Path(__file__).parents[1] / "docs" / "randaugment.png"
+MAGNITUDES = (10, 15, 20)
+SIDE, TEXT = 112, 14  # pixels of a picture, and of the line above it
+
+
+def sheet() -> Image.Image:
+  """Returns the pictures, four operations beside each other."""
+  photo = resize_small(load_sample_image("china.jpg"), None, 256)
+  photo = central_crop(photo, None, 224)
+  draw = Draw(tf.constant(0), tf.constant(1 / 3), tf.constant(1 / 3))
+  columns, rows = 4, len(DISTORTIONS) // 4
+  width = len(MAGNITUDES) * SIDE + 8
+  image = Image.new("RGB", (columns * width - 8, rows * (SIDE + TEXT)), "white")
+  for i, (name, fn) in enumerate(DISTORTIONS.items()):
+    left, top = i % columns * width, i // columns * (SIDE + TEXT)
+    label = f"{name} {', '.join(map(str, MAGNITUDES))}"
+    ImageDraw.Draw(image).text((left, top + 1), label, "black")
+    for j, magnitude in enumerate(MAGNITUDES):
+      picture = Image.fromarray(np.asarray(fn(photo, magnitude, draw)))
+      picture = picture.resize((SIDE, SIDE), Image.Resampling.BOX)
+      image.paste(picture, (left + j * SIDE, top + TEXT))
+  return image
+
+
+if __name__ == "__main__":
+  sheet().quantize(128).save(FILE, optimize=True)

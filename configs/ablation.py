@@ -1,0 +1,130 @@
+"""Ablations: section 7 and appendix D of arXiv:2010.11929.
+
+Run: python -m vit_jax.train \
+  --config=configs/ablation.py:posemb=learn2d,posemb_at=shared
+Arguments: model (of LEARNING_RATES), dataset (of EPOCHS), posemb (that of
+config.model), posemb_at (likewise), pool (token or gap), optimizer (adam, or
+sgd for ResNets), depth (blocks), width (of a token; heads have 64 each),
+mlp_dim (hidden width), patch (pixels a side), lr (peak; default: the model's).
+
+The recipe is that of configs/comparison.py, as long for all. The paper's data
+are JFT-300M, for 7 epochs in Table 7; its other tables do not say. So its
+figures below are what should come out in order and distance, not in height. The
+score is 5-shot accuracy on ImageNet. Result: not yet run.
+
+Positions (D.4, Table 8; B/16, 5-shot accuracy on ImageNet; posemb_at)
+  posemb      stem     blocks   shared
+  none        0.61382
+  learn       0.64206  0.63964  0.64292
+  learn2d     0.64001  0.64046  0.64022
+  relative    0.64032
+Where dropout is on (not here), that of the tokens comes before positions that
+are added in blocks; the paper does not say.
+
+Pooling (D.3, Figure 9): the mean with a linear head (pool=gap) is as good as
+the class token with its tanh layer (pool=token), if the learning rate is right;
+the paper gives no rates, so try lr=4e-4, 8e-4 and 1.6e-3 for both.
+
+Optimizer of ResNets (D.1, Table 7; fine-tuned accuracy, %)
+                        ImageNet  CIFAR-10  CIFAR-100  Pets   Flowers  mean
+  model=R50x1   adam    77.54     97.67     86.07      91.11  94.26    89.33
+                sgd     78.24     97.46     85.17      91.00  92.06    88.79
+  model=R152x2  adam    84.97     99.06     92.05      95.37  98.62    94.01
+                sgd     84.37     99.07     91.06      94.79  99.32    93.72
+optimizer=sgd has BiT's numbers (arXiv:1912.11370, section 3.3): 0.03 for every
+256 images, momentum 0.9, 5,000 steps of warm-up, a tenth of the rate after 30,
+60 and 80 of 90 epochs, and no clipping. Its L2 penalty of 1e-4, which momentum
+adds up ten times, is a decay of 1e-3 behind the momentum.
+
+Scaling (D.2, Figure 8): model=figure8, 8 blocks of width 1024 with an MLP of
+2048 on patches of 32, and one of depth, width, mlp_dim, patch. The paper's
+curves have no numbers: depth helps most, up to 64 blocks with less gain after
+16; width least; smaller patches help without parameters. Heads (16 of 64) and
+the rate (L/32's) are not stated there.
+
+Masked patches (4.6, B.1.2): configs/masked_patch.py, with target and steps.
+
+Cost, in 10^18 FLOPs, on ImageNet-21k: B/16 45, R50x1 11, R152x2 117, figure8 9.
+"""
+
+from vit_jax.config.recipes import EPOCHS, arguments, on_equal_terms
+from vit_jax.families import family
+from vit_jax.options import nearest
+
+LEARNING_RATES = {"B/16": 8e-4, "R50x1": 1e-3, "R152x2": 6e-4, "figure8": 6e-4}
+SIZES = ("depth", "width", "mlp_dim", "patch")
+ARGUMENTS = {
+  "model": "B/16",
+  "dataset": "imagenet21k",
+  "posemb": "",
+  "posemb_at": "",
+  "pool": "",
+  "optimizer": "adam",
+  **dict.fromkeys(SIZES, ""),
+  "lr": "",
+}
+OF_TRANSFORMERS = ("posemb", "posemb_at", "pool", *SIZES)
+
+
+def get_config(arg: str = ""):
+  args = arguments(arg, ARGUMENTS)
+  known = {
+    "model": LEARNING_RATES,
+    "dataset": EPOCHS,
+    "optimizer": ("adam", "sgd"),
+    "pool": ("", "token", "gap"),
+  }
+  for name, values in known.items():
+    if args[name] not in values:
+      raise ValueError(
+        f"got {name}={args[name]}, expected one of"
+        f" {', '.join(filter(None, values))}."
+        + nearest(args[name], list(values))
+      )
+  model = "L/32" if args["model"] == "figure8" else args["model"]
+  is_resnet = family(model) != "vit"
+  if is_resnet and (given := [k for k in OF_TRANSFORMERS if args[k]]):
+    raise ValueError(
+      f"got {given[0]}={args[given[0]]} for model={model}, expected it for"
+      " Transformers alone."
+    )
+  if not is_resnet and args["optimizer"] == "sgd":
+    raise ValueError(
+      f"got optimizer=sgd for model={args['model']}, expected a ResNet, R50x1"
+      " or R152x2."
+    )
+  c = on_equal_terms(model, args["dataset"], LEARNING_RATES[args["model"]])
+  if args["model"] == "figure8":
+    c.model.depth, c.model.mlp_dim = 8, 2048
+  _sizes(c, args, model)
+  for name in ("posemb", "posemb_at"):
+    if args[name]:
+      c.model[name] = args[name]
+  if args["pool"] == "gap":
+    c.model.pool = "gap"
+    c.model.pre_logits = False
+  if args["optimizer"] == "sgd":
+    c.optim.name = "sgd"
+    c.optim.lr = 0.03 * c.data.batch_size / 256
+    c.optim.warmup_steps = 5000
+    c.optim.schedule = "step"
+    c.optim.decay_at = (30 / 90, 60 / 90, 80 / 90)
+    c.optim.weight_decay = 1e-3
+    c.optim.end_lr = 0.0
+    c.optim.clip_norm = None
+  if args["lr"]:
+    c.optim.lr = float(args["lr"])
+  return c
+
+
+def _sizes(c, args, model: str) -> None:
+  found = {k: args[k] for k in SIZES if args[k]}
+  if not all(v.isdecimal() and int(v) for v in found.values()):
+    raise ValueError(f"got {found}, expected whole numbers.")
+  for key, value in found.items():
+    if key == "patch":
+      c.model.variant = f"{model.split('/')[0]}/{value}"
+    else:
+      c.model[key] = int(value)
+  if "width" in found:
+    c.model.num_heads = max(1, int(found["width"]) // 64)

@@ -1,0 +1,176 @@
+"""Mixup and cutmix: formulas, and the same rows on every mesh."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import losses as losses_lib
+from vit_jax import sharding
+from vit_jax.batch import normalise
+from vit_jax.config.checks import faults
+from vit_jax.objectives import mixing
+
+ONE = jax.devices()[:1]
+KEYS = [jax.random.key(i) for i in range(200)]
+# SGD: Adam divides by gradients that are nothing but rounding.
+SGD = dict(optim__name="sgd", optim__lr=0.1)
+BOTH = SGD | dict(objective__mixup=0.4, objective__cutmix=1.0)
+
+
+def rows(rng, count=4, size=(12, 10), num_classes=6):
+  images = rng.uniform(-1, 1, (count, *size, 3)).astype(np.float32)
+  labels = rng.integers(0, num_classes, count)
+  return jnp.asarray(images), jax.nn.one_hot(labels, num_classes)
+
+
+def mixed(alpha, box, is_there=None, keys=KEYS):
+  """Mixes black rows of class 0 with white ones of class 1, for each key."""
+  black = jnp.zeros((3, 12, 10, 3)), jnp.eye(2)[jnp.zeros(3, int)]
+  white = jnp.ones((3, 12, 10, 3)), jnp.eye(2)[jnp.ones(3, int)]
+  there = jnp.ones(3, bool) if is_there is None else jnp.asarray(is_there)
+  mix = jax.jit(lambda k: mixing.mix(*black, white, there, k, alpha, box))
+  images, targets = jax.vmap(mix)(jnp.stack(keys))
+  return np.asarray(images), np.asarray(targets)
+
+
+def test_mixup_is_one_share_a_step_of_at_least_a_half():
+  images, targets = mixed(0.2, 0.0)
+  share = images[:, :1, :1, :1, :1]  # of the white partner
+  np.testing.assert_array_equal(images, np.broadcast_to(share, images.shape))
+  share = share[:, 0, 0, 0, 0]
+  # Two roundings to float32 near 1.
+  np.testing.assert_allclose(targets[:, :, 1], share[:, None] * [[1, 1, 1]])
+  np.testing.assert_allclose(targets.sum(-1), 1, atol=2e-7)
+  assert share.min() >= 0 and 0.4 < share.max() <= 0.5
+  # E[min(b, 1 - b)] of Beta(0.2, 0.2) is 0.1129 by numerical integration, the
+  # deviation of a draw 0.157: four deviations of the mean of 200.
+  assert abs(share.mean() - 0.1129) < 0.045
+
+
+def test_cutmix_is_a_box_and_its_exact_share():
+  images, targets = mixed(0.0, 1.0)
+  sizes = set()
+  for image, target in zip(images[:, 0], targets[:, 0], strict=True):
+    inside = image[..., 0] == 1
+    assert set(np.unique(image)) <= {0, 1}
+    rows, columns = inside.any(1), inside.any(0)
+    assert inside.sum() == rows.sum() * columns.sum()  # a filled rectangle
+    np.testing.assert_allclose(target[1], inside.mean(), atol=1e-6)
+    sizes.add((rows.sum(), columns.sum()))
+  assert len(sizes) > 20
+  # Before clipping, its area is 1 - b, and b of Beta(1, 1) has the mean 1/2; a
+  # third is cut off. The bounds are wide for 200 draws with deviation 0.25.
+  assert 0.22 < targets[:, 0, 1].mean() < 0.42
+
+
+def test_with_both_half_of_the_steps_have_either():
+  images, _ = mixed(0.4, 1.0)
+  is_cut = [set(np.unique(x)) <= {0, 1} for x in images]
+  assert 70 < sum(is_cut) < 130  # mean 100, deviation 7
+
+
+def test_a_row_without_partner_stays_as_it_is():
+  for alpha, box in ((0.4, 0.0), (0.0, 1.0)):
+    images, targets = mixed(alpha, box, [True, False, True], KEYS[:20])
+    assert not images[:, 1].any() and (targets[:, 1, 0] == 1).all()
+    assert images[:, 0].any()
+
+
+def test_partners_are_the_rows_before():
+  batch = tiny.batch(0, tiny.config())
+  partner = mixing.paired(batch)["partner"]
+  for key in ("image", "label", "mask"):
+    assert partner[key].dtype == batch[key].dtype
+    np.testing.assert_array_equal(partner[key][1:], batch[key][:-1])
+    np.testing.assert_array_equal(partner[key][0], batch[key][-1])
+
+
+@pytest.mark.parametrize(
+  "loss",
+  [
+    "softmax",
+    pytest.param("sigmoid", marks=pytest.mark.slow),
+    pytest.param("bce", marks=pytest.mark.slow),
+  ],
+)
+def test_the_loss_is_that_of_the_mixed_rows(loss):
+  """Written out with big_vision's formula; the masked row is no partner."""
+  config = tiny.config(
+    **SGD,
+    objective__mixup=0.4,
+    objective__loss=loss,
+    objective__label_smoothing=0.2,
+  )
+  parts = tiny.Parts(config, ONE)
+  state, _ = parts.run(1)  # a head that is not zero
+  batch = tiny.batch(1, config)
+  root = jax.random.fold_in(jax.random.key(config.seed), 1)
+  rng = jax.random.fold_in(jax.random.fold_in(root, 1), 2)
+  a = float(jax.random.beta(jax.random.split(rng, 5)[1], 0.4, 0.4))
+  a = np.full(16, max(a, 1 - a), np.float32)
+  a[0] = 1.0  # its partner is the last row, which is masked
+  images = normalise(batch["image"])
+  images = (a * images.T + (1 - a) * np.roll(images, 1, 0).T).T
+  targets = 0.8 * np.eye(10)[batch["label"]] + 0.02
+  targets = (a * targets.T + (1 - a) * np.roll(targets, 1, 0).T).T
+  logits, _ = jax.jit(parts.model.apply)(
+    {"params": state.params}, jnp.asarray(images, jnp.float32)
+  )
+  want = losses_lib.LOSSES[loss](logits, jnp.asarray(targets, jnp.float32))
+  _, (metrics,) = parts.run(1, state)
+  # Sums of 15 terms in another order.
+  np.testing.assert_allclose(metrics["loss"], want[:-1].mean(), rtol=2e-6)
+
+
+@functools.cache
+def on_one_device():
+  return [m["loss"] for m in tiny.Parts(tiny.config(**BOTH), ONE).run(4)[1]]
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"mesh__data": 2, "mesh__fsdp": 4, "optim__microbatch": 1},
+    pytest.param(
+      {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param({"optim__microbatch": 1}, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_is_the_same_on_every_mesh_and_in_microbatches(changes):
+  parts = tiny.Parts(tiny.config(**BOTH, **changes))
+  losses = [m["loss"] for m in parts.run(4)[1]]
+  # Sums in another order.
+  np.testing.assert_allclose(losses, on_one_device(), rtol=1e-5)
+
+
+def test_between_devices_one_row_of_bytes_moves():
+  config = tiny.config(mesh__data=4, mesh__fsdp=2)
+  mesh = sharding.make_mesh(config.mesh)
+  batch = sharding.to_global(tiny.batch(0, config), mesh)
+  rows = jax.sharding.NamedSharding(mesh, sharding.BATCH_SPEC)
+  paired = jax.jit(mixing.paired, out_shardings=rows).lower(batch).compile()
+  moved = re.findall(
+    r"= (\S+?)(?:{\S*)? (?:collective|all)-\w+\(", paired.as_text()
+  )
+  assert sorted(moved) == ["pred[1]", "s32[1]", "u8[1,16,16,3]"]
+
+
+def test_nothing_is_added_to_a_batch_where_both_are_off():
+  batch = tiny.batch(0, tiny.config())
+  assert tiny.config().objective.paired(batch) is batch
+
+
+def test_options_that_are_wrong():
+  found = faults(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
+  assert [f.split(":")[0] for f in found] == [
+    "config.objective.mixup",
+    "config.objective.cutmix",
+  ]

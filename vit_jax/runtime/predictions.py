@@ -1,0 +1,24 @@
+"""Images kept with their predictions, for the page of a run."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax.evaluators.evaluator import Evaluator
+
+NUM_PREDICTIONS = 64  # test images kept with their predictions
+NUM_MISTAKES = 24  # most confident mistakes kept
+
+
+def save(evaluators: list[Evaluator], params: Any, workdir: str) -> None:
+  """Keeps images and mistakes of the first evaluator that has predictions."""
+  if jax.process_count() > 1:
+    return  # this process sees only its own share of the images
+  for evaluator in evaluators:
+    rows = evaluator.predictions(params, NUM_PREDICTIONS, NUM_MISTAKES)
+    if rows is not None:
+      with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
+        np.savez_compressed(f, **rows)
+      return
