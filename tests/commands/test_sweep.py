@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -292,15 +295,18 @@ def test_flags_of_the_command():
   assert search.grid_of(None, "configs/glyphs.py") == {}
 
 
+VTAB = (
+  "--config=configs/vtab.py:task={},model=B/16,res=32",
+  *("--config.total_steps=2", "--config.optim.warmup_steps=0", "--fake_data"),
+  *("--config.model.width=32", "--config.model.depth=1"),
+  *("--config.model.mlp_dim=32", "--config.model.num_heads=4"),
+  *("--config.data.batch_size=8", "--config.model.dtype=float32"),
+)
+
+
 def _vtab(*tasks):
   """Tasks of configs/vtab.py on fake data, with a tiny model and two steps."""
-  options = [
-    *("--fake_data", "--config.total_steps=2", "--config.optim.warmup_steps=0"),
-    *("--config.model.width=32", "--config.model.depth=1"),
-    *("--config.model.mlp_dim=32", "--config.model.num_heads=4"),
-    *("--config.data.batch_size=8", "--config.model.dtype=float32"),
-    "--config=configs/vtab.py:task=all,model=B/16,res=32",
-  ]
+  options = [word.format("all") for word in VTAB]
   parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
   assert not any(args.faults for _, _, args in parsed.values())
   return {
@@ -342,8 +348,7 @@ def test_data_that_are_not_there_are_refused_or_left_out(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_vtab_by_its_command(tmp_path):
-  """Two tasks of fake data, and one that is not there: a table, compared."""
+def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
   tasks = _vtab("dtd", "kitti_distance")
   missing = _vtab("svhn")["svhn"]
   config = dataclasses.replace(missing.config, fake_data=False)
@@ -355,7 +360,26 @@ def test_vtab_by_its_command(tmp_path):
   assert "| mean of 2 of 3 " in text and "| mean of 1 of 2 " in text
   assert "- svhn is left out: config.data.dataset: got data set" in text
   assert (tmp_path / "first/kitti_distance/final/checkpoints/2").is_dir()
-  tasks.pop("svhn")
   sweep_lib.sweep({"dtd": tasks["dtd"]}, second, against=first)
   text = (tmp_path / "second" / "sweep.md").read_text()
   assert "against" in text and "other records" not in text
+
+
+@pytest.mark.slow
+def test_vtab_by_its_command(tmp_path):
+  words = [word.format("specialized") for word in VTAB]
+  command = [sys.executable, "-m", "vit_jax.sweep", *words]
+  command += [f"--workdir={tmp_path}", "--grid=optim.lr=0.1,0.01"]
+  env = {**os.environ, "XLA_FLAGS": ""}  # one device
+  for _ in range(2):  # the second time all is there
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+  assert "run  " not in done.stdout
+  rows = [line.split("|") for line in done.stdout.splitlines() if "|" in line]
+  assert sum(row[2].strip() == "specialized" for row in rows) == 5
+  assert any(row[1].strip() == "mean of 4" for row in rows)
+  table = json.loads((tmp_path / "sweep.json").read_text())
+  for result in table["tasks"].values():
+    assert (
+      len(result["points"]) == 2 and "test/top1" in (result["final"]["scores"])
+    )
