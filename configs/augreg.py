@@ -9,14 +9,14 @@ and of stochastic depth in the last block), wd (weight decay: 0.1 or 0.03),
 dataset (of DATASETS), epochs (the paper's are 300, and 30 of ImageNet-21k).
 
 The files that were released count from another name: their light0 is light1
-here and in the paper, their light1 is light2; the others are the same. At light1
-RandAugment's magnitude is 0, which still changes images much
-(vit_jax/data/randaugment.py).
+here and in the paper, their light1 is light2; the others are the same. At
+light1 RandAugment's magnitude is 0, which still changes images much
+(vit_jax/data/randaugment.py; docs/randaugment.png has the others).
 ImageNet: the last percent of `train` is the `minival` to choose by; `val` is
 scored once, at the end. What the paper leaves open is as in big_vision: a
-sigmoid with a head bias of -6.9 or -10, decay of kernels alone. ImageNet-21k has
-the class token of the released files (big_vision: the mean over tokens) and no
-tanh layer, ImageNet has one. Mixup's partner is the row before in the whole
+sigmoid with a head bias of -6.9 or -10, decay of kernels alone. ImageNet-21k
+has the class token of the released files (big_vision: the mean over tokens) and
+no tanh layer, ImageNet has one. Mixup's partner is the row before in the whole
 batch, in big_vision within a device. The schedule of stochastic depth is
 scenic's: block l of L at reg * l / (L - 1).
 

@@ -1,7 +1,7 @@
 """A plain ViT-S/16 on ImageNet: arXiv:2205.01580.
 
-ViT-S/16 with the mean over tokens, fixed positions, a batch of 1,024, a softmax,
-RandAugment(2, 10) and mixup; nothing else.
+ViT-S/16 with the mean over tokens, fixed positions, a batch of 1,024, a
+softmax, RandAugment(2, 10) and mixup; nothing else.
 Run: python -m vit_jax.train --config=configs/vit_s16.py:epochs=90
 Arguments: epochs (the paper's are 90, 150 and 300), head (linear, or tanh: a
 hidden layer with a tanh before it, as in the released files and big_vision's
