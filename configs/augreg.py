@@ -11,7 +11,7 @@ dataset (of DATASETS), epochs (the paper's are 300, and 30 of ImageNet-21k).
 The files that were released count from another name: their light0 is light1
 here and in the paper, their light1 is light2; the others are the same. At
 light1 RandAugment's magnitude is 0, which still changes images much
-(vit_jax/data/randaugment.py).
+(vit_jax/data/randaugment.py; docs/randaugment.png has the others).
 ImageNet: the last percent of `train` is the `minival` to choose by; `val` is
 scored once, at the end. What the paper leaves open is as in big_vision: a
 sigmoid with a head bias of -6.9 or -10, decay of kernels alone. ImageNet-21k
