@@ -85,7 +85,7 @@ class Classification(Evaluator):
     loss = context.config.objective.loss
     loss_fn = LOSSES[loss]
     # A softmax has no loss for several classes of an image.
-    has_loss = loss == "sigmoid" or not source.is_multilabel
+    has_loss = loss != "softmax" or not source.is_multilabel
 
     def logits_of(params, batch):
       logits, _ = context.predict(params, batch["image"])

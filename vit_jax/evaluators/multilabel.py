@@ -33,11 +33,13 @@ class Multilabel(Classification):
   def __init__(self, context: Context):
     import jax
 
-    from vit_jax.losses import sigmoid_xent
+    from vit_jax.losses import LOSSES
 
     super().__init__(context)
     columns, num_classes = self._place, self._source.num_classes
-    has_loss = context.config.objective.loss == "sigmoid"
+    # A softmax has no loss for several classes of an image.
+    loss = context.config.objective.loss
+    loss_fn = None if loss == "softmax" else LOSSES[loss]
 
     def ranked(params, batch):
       logits = context.predict(params, batch["image"])[0][:, columns]
@@ -46,7 +48,7 @@ class Multilabel(Classification):
         mask &= label >= 0
         label = jax.nn.one_hot(label, num_classes)
       found = {"logits": logits, "label": label > 0, "mask": mask}
-      return found | ({"loss": sigmoid_xent(logits, label)} if has_loss else {})
+      return found | ({"loss": loss_fn(logits, label)} if loss_fn else {})
 
     self._ranked = context.jit(ranked)
 
@@ -54,7 +56,7 @@ class Multilabel(Classification):
     """Returns `<name>/map`, the mean over the classes that have an image.
 
     Also `classes`, their number; `count`, that of the images; and `loss`
-    (nats), if that of the run is a sigmoid's.
+    (nats), that of the run, if it is not a softmax's.
 
     Raises:
       ValueError: No class has an image.
