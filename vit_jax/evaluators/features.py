@@ -78,11 +78,29 @@ class Features(Evaluator):
     """Returns the rows to learn from, and those to score; all processes.
 
     Rows without a label, -1, are left out.
+
+    Raises:
+      ValueError: No row of a split has a label, or features are not finite.
     """
-    return tuple(
-      labelled(extract(self.context, source, self._features, params))
-      for source in (self._train, self._test)
-    )
+    found = []
+    for source in (self._train, self._test):
+      rows = labelled(extract(self.context, source, self._features, params))
+      where = f"{self.config.dataset!r} [{source.split}]"
+      if not len(rows["x"]):
+        raise ValueError(
+          f"config.evals.{self.config.name}: got {where}, of which no image has"
+          " a label; expected another split."
+        )
+      is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
+      if not is_finite.all():
+        raise ValueError(
+          f"config.evals.{self.config.name}.layer: got {self.config.layer!r},"
+          f" of which {(~is_finite).sum():,} of {len(is_finite):,} rows hold"
+          f" NaN or infinity for {where}. The model has diverged, or its dtype"
+          " overflows."
+        )
+      found.append(rows)
+    return tuple(found)
 
 
 def extract(
@@ -106,15 +124,19 @@ def extract(
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
-  rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-  rows = {k: v[rows["mask"]] for k, v in rows.items()}
-  order = np.argsort(rows["index"])
-  return {k: v[order] for k, v in rows.items()}
+  # Freed part by part, and copied once: ImageNet's features are 4 GB.
+  rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
+  order = np.flatnonzero(rows["mask"])
+  order = order[np.argsort(rows["index"][order])]
+  return {k: rows.pop(k)[order] for k in [*rows]}
 
 
 def labelled(rows: Rows) -> Rows:
   """Returns the rows that have a label."""
-  return {k: v[rows["label"] >= 0] for k, v in rows.items()}
+  has_label = rows["label"] >= 0
+  if has_label.all():
+    return rows
+  return {k: v[has_label] for k, v in rows.items()}
 
 
 def layer_of(out: dict, path: str) -> Any:
