@@ -235,7 +235,8 @@ class Fewshot(Evaluator):
     most = max(self.config.shots)
     if not (most and self._support.knows_labels):
       return ""
-    counts = np.bincount(self._support.labels())
+    labels = self._support.labels()
+    counts = np.bincount(labels[labels >= 0])
     if not (few := np.count_nonzero(counts < most)):
       return ""
     return f"; {few} classes have fewer than {most} images, {counts.min()}"
