@@ -49,11 +49,7 @@ class Features(Evaluator):
   def __init__(self, context: Context, least: int = 0):
     super().__init__(context)
     train, test = (context.sources[k] for k in ("train_split", "split"))
-    self.note = (
-      f"{self.config.dataset}, learns from [{self.config.train_split}]"
-      f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
-      f" on [{self.config.split}] ({test.num_examples:,})"
-    )
+    self.note = learns_from(self.config, train, test)
     if context.config.fake_data:  # a trial
       most = max(2 * self.config.batch_size, least)
       train, test = (
@@ -101,6 +97,15 @@ class Features(Evaluator):
         )
       found.append(rows)
     return tuple(found)
+
+
+def learns_from(options: FeaturesConfig, train: Any, test: Any) -> str:
+  """Returns a line on the splits that are learned from and scored."""
+  return (
+    f"{options.dataset}, learns from [{options.train_split}]"
+    f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
+    f" on [{options.split}] ({test.num_examples:,})"
+  )
 
 
 def extract(
