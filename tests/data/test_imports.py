@@ -1,5 +1,6 @@
 """Data of one's own in TFDS's format: nothing changed, nothing lost unsaid."""
 
+import doctest
 import gzip
 import io
 import os
@@ -18,7 +19,7 @@ from pyarrow import parquet
 
 from vit_jax.data import preparing, sources
 from vit_jax.data.builders import imported
-from vit_jax.data.imports import KINDS, files, listing
+from vit_jax.data.imports import KINDS, files, hugging_face, listing
 from vit_jax.data.imports.listing import Entry, Listing, Options, Split
 
 NAMES = ("ant", "bee", "cat")
@@ -123,6 +124,10 @@ def stored(name, split, data_dir):
   source = sources.open_source(name, split, str(data_dir))
   records = source.records().as_numpy_iterator()
   return {r["image"]: source.class_names[r["label"]] for r in records}
+
+
+def test_splits_that_mean_the_same_keep_their_names():
+  assert doctest.testmod(hugging_face) == (0, 1)
 
 
 def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
