@@ -65,7 +65,7 @@ def prepare(
   folder = epath.Path(builder.data_dir_root) / "downloads" / "manual"
   folder = epath.Path(manual_dir).expanduser() if manual_dir else folder
   names, needed = tfds_source.manual_files(builder)
-  missing = [name for name in names if not (folder / name).exists()]
+  missing = [name for name in names if not (folder / name).is_file()]
   if missing or (needed and not folder.is_dir()):
     raise ValueError(
       f"--manual_dir: got {folder}, without"
