@@ -102,13 +102,13 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import dataclasses
-import pathlib
 import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+from etils import epath
 
 from vit_jax import evaluate, weights
 from vit_jax.batch import DataError
@@ -365,7 +365,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
   result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
   if args.explain:
     result["explained"] = []
-  folder = pathlib.Path(args.workdir)
+  folder = epath.Path(args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   for task, _ in found:
     if is_first:

@@ -183,10 +183,12 @@ def _run(
         "step": last,
         "error": error,
       }
+      run_info.write_json(str(folder), RESULT, row)
       if not keeps_weights:
         # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
         (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
-      run_info.write_json(str(folder), RESULT, row)
+    # Each run compiles functions of its own, which jax would keep.
+    jax.clear_caches()
     multihost_utils.sync_global_devices(str(folder))
   return json.loads((folder / RESULT).read_text())
 
