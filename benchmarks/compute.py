@@ -46,6 +46,10 @@ RECIPES = (
   ),
   *(
     f"comparison.py:model={m},dataset=imagenet21k"
+    for m in ("B/32", "B/16", "L/32", "L/16", "H/14")
+  ),
+  *(
+    f"comparison.py:model={m},dataset=imagenet21k"
     for m in ("R50x1", "R50x2", "R101x1", "R152x1", "R152x2")
   ),
   *(

@@ -26,7 +26,7 @@ for that of vit_b16.py (docs/plans.md), which differs in dropout and mixup. The
 input needs a core for about every 750 images a second (docs/performance.md).
 Result: not yet run. Expected are the paper's, Figure 4, in percent. Validation
 of ImageNet-21k (300 epochs) at none, light1, light2, medium1, medium2, strong1,
-strong2, with reg=0, then with reg=0.1; the better of both weight decays:
+strong2, with reg=0, then with reg=0.1 (one number for two weight decays):
   R+Ti/16    39 38 37 36 35 34 33, 36 34 32 31 30 29 28
   Ti/16      41 41 40 39 37 37 36, 38 36 34 33 32 31 29
   S/32       43 43 43 42 42 41 40, 41 40 39 38 36 36 35
@@ -36,7 +36,7 @@ strong2, with reg=0, then with reg=0.1; the better of both weight decays:
   B/16       43 48 50 51 50 50 50, 47 49 49 49 48 48 48
   L/16       43 46 49 49 51 51 51, 46 48 51 51 51 51 51
   R50+L/32   42 46 47 49 51 50 51, 46 48 51 51 51 51 51
-Validation of ImageNet (300 epochs):
+`minival` of ImageNet (300 epochs):
   R+Ti/16    69 73 73 72 70 69 68, 71 70 67 65 63 62 61
   Ti/16      72 76 75 75 74 72 71, 71 72 68 65 63 63 62
   S/32       64 71 76 76 76 74 74, 70 72 72 71 71 69 68

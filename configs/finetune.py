@@ -18,8 +18,10 @@ Table 2 has means over 3 such trainings: --config.seed=1 is another.
 At 512 px on ImageNet, as in Table 2, the parameters are averaged (factor
 0.9999). When the average begins is not known: here it rises as stated for
 optim.ema_decay. Steps of warm-up are not in the paper: here those of its
-code. Paper, Table 4: the grid of ImageNet has 0.06, which its text keeps for
-ResNets and hybrids; so it is here.
+code, and so are the images: an inception crop, flipped, and to be scored the
+whole image, resized (the paper: as in BiT). Dropout is not stated, and its code
+was run with 0 and with 0.1: none here. Paper, Table 4: the grid of ImageNet has
+0.06, which its text keeps for ResNets and hybrids; so it is here.
 
 Cost, an estimate (docs/plans.md), 20,000 steps of ImageNet at 384 px on 8
 chips of TPU v5e: B/16 1.4 hours, L/16 4.0 hours; the sweep has 4 such runs.
@@ -94,7 +96,7 @@ def get_config(arg: str = ""):
   c.optim.schedule = "cosine"
   c.optim.warmup_steps = 100 if steps <= 500 else 500
   c.optim.clip_norm = 1.0
-  if args["dataset"] == "imagenet2012" and res >= 512:
+  if _kind(args["dataset"]) == "imagenet2012" and res >= 512:
     c.optim.ema_decay = 0.9999
   c.checkpoint.every_steps = 500
   score = {"kind": "classification", "ops": f"decode|resize({res})"}

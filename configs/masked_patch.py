@@ -3,7 +3,8 @@
 Half of the patches are corrupted, and their mean colours predicted, one of 512:
 section 4.6 and appendix B.1.2 of arXiv:2010.11929. The paper trains on
 JFT-300M; the gains were there on ImageNet, too. Weight decay and dropout are
-not stated: none here.
+not stated: none here. Nor are the heads and the bounds of the colours: linear,
+and 8 equal steps of a channel (vit_jax/objectives/masked_patch.py).
 
 Run: python -m vit_jax.train --config=configs/masked_patch.py:imagenet21k
 The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:

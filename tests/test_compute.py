@@ -60,11 +60,16 @@ def test_configs_state_their_cost(compute):
     place = 1 if argument == "imagenet21k" and file != "masked_patch.py" else 0
     assert told[file][place] == f"{compute.cost(source)[2]:,.1f}", source
   comparison = (ROOT / "configs" / "comparison.py").read_text()
-  costs = [compute.cost(s)[2] for s in compute.RECIPES if "comparison" in s]
-  assert (
-    f"{min(costs):.1f} exaFLOPs (R50x1) to {max(costs):.1f} (R50+L/16)"
-    in (comparison)
-  )
+  costs = {
+    s.split("=")[1].split(",")[0]: compute.cost(s)[2]
+    for s in compute.RECIPES
+    if "comparison" in s
+  }
+  rates = comparison.split("LEARNING_RATES = {")[1].split("}")[0]
+  assert set(costs) == set(re.findall(r'"(.+)":', rates))
+  least, most = min(costs, key=costs.get), max(costs, key=costs.get)
+  told = f"{costs[least]:.1f} exaFLOPs ({least}) to {costs[most]:.1f} ({most})"
+  assert told in comparison
 
 
 @pytest.mark.parametrize("side, kernel, stride", [(7, 3, 1), (8, 3, 2)])

@@ -93,3 +93,12 @@ def test_warmup_must_end_before_the_run(warmup):
 def test_unknown_decay():
   with pytest.raises(ValueError, match="got 'stair', expected one of cosine"):
     optim.make_schedule(OptimConfig(schedule="stair"), 10)
+
+
+def test_steps_of_a_short_run_may_coincide():
+  config = dataclasses.replace(
+    CONFIG, schedule="step", warmup_steps=0, decay_at=(0.3, 0.6, 0.7)
+  )
+  schedule = optim.make_schedule(config, 3)  # after 1, 2 and 2 updates
+  found = [float(schedule(s)) / PEAK for s in range(3)]
+  assert found == pytest.approx([1, 0.1, 0.001], rel=1e-6)

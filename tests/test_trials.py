@@ -40,6 +40,8 @@ def _run(module, *words):
     "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
     "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
     "vit_s16.py:epochs=300",
+    "comparison.py:model=L/16,dataset=imagenet2012",
+    "masked_patch.py:imagenet2012,target=small,steps=100000",
   ],
 )
 def test_recipe_on_fake_data(source, tmp_path):

@@ -245,7 +245,9 @@ def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
   if config.schedule == "step":
     total = decay_steps + config.warmup_steps
     at = [round(s * total) - config.warmup_steps for s in config.decay_at]
-    return optax.piecewise_constant_schedule(lr, dict.fromkeys(at, 0.1))
+    # In a short run several may be at the same step.
+    factors = {step: 0.1 ** at.count(step) for step in at}
+    return optax.piecewise_constant_schedule(lr, factors)
   raise ValueError(
     f"config.optim.schedule: got {config.schedule!r}, expected one of cosine,"
     " linear, rsqrt, constant, step."

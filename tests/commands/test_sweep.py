@@ -322,6 +322,18 @@ def _vtab(*tasks):
   }
 
 
+def test_what_is_trained_on_is_not_held_out_in_vtab(tmp_path):
+  (task,) = _vtab("clevr_count").values()
+  data = dataclasses.replace(task.config.data, split="train800val200")
+  config = dataclasses.replace(task.config, data=data)
+  with pytest.raises(ConfigError) as e:
+    sweep_lib.sweep({"": task._replace(config=config)}, str(tmp_path))
+  assert (
+    "config.evals.val.split: got 'val200', which shares 200 records with"
+    " 'train800val200' of config.data.split; expected none."
+  ) in str(e.value)
+
+
 def test_all_tasks_of_vtab_are_searched():
   tasks = _vtab()
   assert len(tasks) == 19

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data import folder, pipeline, sources
+from vit_jax.data.splits import SPLIT_FOLDERS
 
 OPS = "decode|resize(8)"
 
@@ -100,7 +101,7 @@ def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
   dataset = classes(tmp_path / held_out, a=1, b=1).removesuffix(f"/{held_out}")
   source = sources.open_source(dataset, "train[:3]+Training[3:]")
   assert source.num_examples == 7 and source.class_names == ("a", "b")
-  for name in (split, held_out, *folder.SPLIT_FOLDERS[split]):
+  for name in (split, held_out, *SPLIT_FOLDERS[split]):
     found = sources.open_source(dataset, f"{name}[:100%]")
     assert found.num_examples == 2 and f"/{held_out}/" in found.paths[0]
 

@@ -79,14 +79,16 @@ def test_real_under_another_order_of_a_wider_head(batch_size):
   np.testing.assert_array_equal(rows["label"], want)
 
 
-def test_a_sigmoids_loss_is_the_mean_over_images_with_a_class():
+@pytest.mark.parametrize("name, terms", [("sigmoid", 1), ("bce", 7)])
+def test_a_sigmoids_loss_is_the_mean_over_images_with_a_class(name, terms):
   source = handmade.records(K_HOT)
-  context = handmade.context(_real(), source, 7, objective__loss="sigmoid")
+  context = handmade.context(_real(), source, 7, objective__loss=name)
   scores = _real().make(context).run({"logits": LOGITS})
   x = LOGITS[K_HOT.any(1)].astype(np.float64)
   t = K_HOT[K_HOT.any(1)]
   loss = np.log1p(np.exp(x)) - t * x  # -log sigmoid(x), -log sigmoid(-x)
-  assert scores["real/loss"] == pytest.approx(loss.sum(1).mean(), rel=1e-6)
+  want = loss.sum(1).mean() / terms
+  assert scores["real/loss"] == pytest.approx(want, rel=1e-6)
 
 
 def test_images_without_a_label_do_not_count():

@@ -80,12 +80,16 @@ def test_the_mean_is_over_classes_that_occur():
   }
 
 
-def test_its_loss_is_the_sigmoids_over_all_images():
+def test_its_loss_is_that_of_the_run_over_all_images():
   source = handmade.records(LABELS)
-  scores = _scores(source, LOGITS, objective__loss="sigmoid")
   x = LOGITS.astype(np.float64)
-  want = (np.log1p(np.exp(x)) - LABELS * x).sum(1).mean()
-  assert scores["m/loss"] == pytest.approx(want, rel=1e-6)
+  by_class = np.log1p(np.exp(x)) - LABELS * x
+  for loss, want in (
+    ("sigmoid", by_class.sum(1).mean()),
+    ("bce", by_class.mean()),
+  ):
+    scores = _scores(source, LOGITS, objective__loss=loss)
+    assert scores["m/loss"] == pytest.approx(want, rel=1e-6)
 
 
 def test_a_loss_that_is_a_mean_over_the_classes():

@@ -93,8 +93,9 @@ def with_fewshot(c: ml_collections.ConfigDict) -> None:
   Args:
     c: The config, which is changed.
 
-  Source: section 4.1 of arXiv:2010.11929, which states neither L2 weight nor
-  draws; big_vision's evaluators/fewshot_lsr.py and configs/common_fewshot.py.
+  Source: section 4.1 of arXiv:2010.11929, which states neither layer, L2 weight
+  nor draws; for these big_vision's evaluators/fewshot_lsr.py (the layer is the
+  input of the head, behind the tanh) and configs/common_fewshot.py.
   """
   evals = dict(c.evals or {})
   for dataset, (support, test) in FEWSHOT.items():
@@ -188,7 +189,8 @@ def table3(variant: str, dataset: str) -> ml_collections.ConfigDict:
   Source: Table 3; section 3.1 for the tanh layer; issue threads of
   google-research/vision_transformer for the loss (sigmoid, head bias -10) and
   the floor of 1e-5; clipping is stated for ImageNet alone. For ImageNet the
-  paper does not state the loss; scenic's port of that recipe uses sigmoid.
+  paper does not state the loss; scenic's port of that recipe uses sigmoid. Nor
+  how much label smoothing was found best: none here, which is scenic's default.
   """
   name, colon, _ = dataset.partition(":")  # then a path, or a version
   is_own = name not in DATASETS

@@ -18,9 +18,8 @@ from vit_jax.batch import Batch, DataError
 from vit_jax.config import preprocessing
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
+from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.records import Record, Source
-
-MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
 
 
 def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:

@@ -30,16 +30,11 @@ import numpy as np
 from vit_jax.data import splits
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
+from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.options import nearest
 
 PREFIX = "folder:"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-# Split -> names of its folder, in lower case.
-SPLIT_FOLDERS = {
-  "train": ("train", "training"),
-  "val": ("val", "valid", "validation", "dev"),
-  "test": ("test", "testing", "eval", "evaluation"),
-}
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
 _SALT = "vit_jax folder split 0"  # The seed of the split.

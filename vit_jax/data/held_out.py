@@ -2,8 +2,9 @@
 
 import re
 
+from vit_jax.data import vtab
 from vit_jax.data.sources import Sources
-from vit_jax.data.splits import parse_draw, parse_split
+from vit_jax.data.splits import Span, parse_draw, parse_split
 
 _HALF = re.compile(r"([\w.-]+)\[(?::([^:\]]+)|([^:\]]+):)\]")
 
@@ -37,11 +38,19 @@ def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
     ValueError: Unknown data set or split.
   """
   a, b = (parse_draw(split)[0] for split in (a, b))  # drawn from the others
-  names = {part.split("[")[0].strip() for part in f"{a}+{b}".split("+")}
-  sizes = {n: sources.look_at(dataset, n).num_examples for n in names}
   return sum(
     max(0, min(x.stop, y.stop) - max(x.start, y.start))
-    for x in parse_split(a, sizes)
-    for y in parse_split(b, sizes)
+    for x in _spans(sources, dataset, a)
+    for y in _spans(sources, dataset, b)
     if x.split == y.split
   )
+
+
+def _spans(sources: Sources, dataset: str, split: str) -> tuple[Span, ...]:
+  """Returns the records of a split among splits that share none."""
+  task = vtab.TASKS.get(dataset.removeprefix(vtab.PREFIX))
+  if task and dataset.startswith(vtab.PREFIX):
+    return task.spans(split)  # train800val200 has the records of val200
+  names = {part.split("[")[0].strip() for part in split.split("+")}
+  sizes = {n: sources.look_at(dataset, n).num_examples for n in names}
+  return parse_split(split, sizes)

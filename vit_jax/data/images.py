@@ -26,6 +26,7 @@ BROKEN = (
   ValueError,
   Image.DecompressionBombError,
 )
+MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 

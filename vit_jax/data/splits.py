@@ -15,6 +15,13 @@ from typing import NamedTuple
 
 from vit_jax.options import nearest
 
+# Split -> names of its folder, in lower case.
+SPLIT_FOLDERS = {
+  "train": ("train", "training"),
+  "val": ("val", "valid", "validation", "dev"),
+  "test": ("test", "testing", "eval", "evaluation"),
+}
+
 _PART = re.compile(
   r"(?P<name>[\w.-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?"
 )

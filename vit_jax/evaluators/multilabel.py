@@ -37,8 +37,8 @@ class Multilabel(Classification):
 
     super().__init__(context)
     columns, num_classes = self._place, self._source.num_classes
-    # A softmax has no loss for several classes of an image.
     loss = context.config.objective.loss
+    # A softmax has no loss for several classes of an image.
     loss_fn = None if loss == "softmax" else LOSSES[loss]
 
     def ranked(params, batch):
@@ -56,7 +56,7 @@ class Multilabel(Classification):
     """Returns `<name>/map`, the mean over the classes that have an image.
 
     Also `classes`, their number; `count`, that of the images; and `loss`
-    (nats), that of the run, if it is not a softmax's.
+    (nats), that of the run, unless it is a softmax's.
 
     Raises:
       ValueError: No class has an image.

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vit_jax.data import images
 from vit_jax.data.builders import embedded
-from vit_jax.data.decoding import MAX_UNDECODABLE
+from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.imports.listing import Entry, Listing, Split
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"

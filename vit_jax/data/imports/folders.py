@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 
-from vit_jax.data import folder
 from vit_jax.data.imports.listing import (
   Entry,
   Listing,
@@ -11,7 +10,7 @@ from vit_jax.data.imports.listing import (
   Split,
   wanted,
 )
-from vit_jax.data.splits import SplitError
+from vit_jax.data.splits import SPLIT_FOLDERS, SplitError
 
 _NAMES = {"train": "train", "val": "validation", "test": "test"}
 
@@ -22,9 +21,11 @@ def listed(path: str, options: Options) -> Listing:
   Raises:
     ValueError: As `folder.open_folder`; or a split that is not there.
   """
+  from vit_jax.data import folder  # imports TensorFlow
+
   name = folder.PREFIX + path
   found = {}
-  for split in folder.SPLIT_FOLDERS:
+  for split in SPLIT_FOLDERS:
     try:
       found[_NAMES[split]] = folder.open_folder(name, split, None)
     except SplitError:

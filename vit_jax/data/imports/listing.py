@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from vit_jax.data.folder import SPLIT_FOLDERS
+from vit_jax.data.splits import SPLIT_FOLDERS
 
 # TFDS's names of the splits -> the words that stand for them.
 SPLITS = {
