@@ -13,7 +13,6 @@ from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
 from vit_jax.data import fake, pipeline, sources, tfds_source
 from vit_jax.data.builders import embedded
 from vit_jax.data.facts import Facts
-from vit_jax.evaluators.classification import ClassificationConfig
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.metrics import average_precision
 from vit_jax.runtime import prepare
@@ -61,7 +60,7 @@ LOGITS = np.array([[4, 1, 9], [2, 2, 9], [3, 3, 9], [1, 4, 9]], np.float32)
 
 
 def _options(**changes):
-  return MultilabelConfig(**{"name": "m", "split": "test", **changes})
+  return MultilabelConfig(name="m", split="test", **changes)
 
 
 def _scores(source, logits, head=3, **config):
@@ -90,20 +89,6 @@ def test_its_loss_is_that_of_the_run_over_all_images():
   ):
     scores = _scores(source, LOGITS, objective__loss=loss)
     assert scores["m/loss"] == pytest.approx(want, rel=1e-6)
-
-
-def test_a_loss_that_is_a_mean_over_the_classes():
-  source = handmade.records(LABELS)
-  scores = {
-    loss: _scores(source, LOGITS, objective__loss=loss)
-    | ClassificationConfig(name="c", split="test")
-    .make(handmade.context(_options(name="c"), source, 3, objective__loss=loss))
-    .run({"logits": LOGITS})
-    for loss in ("bce", "sigmoid")
-  }
-  for key in ("m/loss", "c/loss"):
-    mean, total = scores["bce"][key], scores["sigmoid"][key]
-    assert mean == pytest.approx(total / 3, rel=1e-6)
 
 
 def test_columns_of_a_wider_head_go_by_name():
