@@ -198,7 +198,8 @@ def _values(workdir):
   for row in read_metrics(str(workdir)):
     for key, value in row.items():
       if re.match(
-        r"train/(?!.*per_second|input_wait)|(test|few|near|line|each)/", key
+        r"train/(?!.*per_second|input_wait|device_hours)|(test|few|near|line|each)/",
+        key,
       ):
         assert (row["step"], key) not in found
         found[row["step"], key] = value
