@@ -199,8 +199,8 @@ def cost(source: str) -> tuple[int, int, float]:
   known = facts.known(config.data.dataset)
   batch, steps = config.data.batch_size, config.total_steps
   if steps is None:
-    spans = splits.parse_split(config.data.split, known.splits)
-    steps = round(config.total_epochs * splits.num_records(spans) / batch)
+    num_examples = splits.num_examples(config.data.split, known.splits)
+    steps = round(config.total_epochs * num_examples / batch)
   size = image_size(config.data.ops)
   macs = config.model.forward_macs(size, known.num_classes)
   flops = config.model.train_flops(size, known.num_classes)

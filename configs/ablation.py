@@ -50,7 +50,7 @@ Masked patches (4.6, B.1.2): configs/masked_patch.py, with target and steps.
 Cost, in 10^18 FLOPs, on ImageNet-21k: B/16 45, R50x1 11, R152x2 117, figure8 9.
 """
 
-from vit_jax.config.recipes import EPOCHS, arguments, on_equal_terms
+from vit_jax.config.recipes import EPOCHS, arguments, number, on_equal_terms
 from vit_jax.families import family
 from vit_jax.options import nearest
 
@@ -116,7 +116,7 @@ def get_config(arg: str = ""):
     c.optim.end_lr = 0.0
     c.optim.clip_norm = None
   if args["lr"]:
-    c.optim.lr = float(args["lr"])
+    c.optim.lr = number(args, "lr")
   return c
 
 

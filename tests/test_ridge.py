@@ -107,6 +107,9 @@ def test_shots_are_the_first_of_each_class_in_turn():
   got = ridge.sample_shots(labels, shots=2, seed=5)
   np.testing.assert_array_equal(got, np.concatenate(want))
   assert labels[got].tolist() == [0, 0, 1, 1, 2, 2]
+  hidden = np.insert(labels, 4, -1)  # no label
+  got_of_labelled = ridge.sample_shots(hidden, shots=2, seed=5)
+  np.testing.assert_array_equal(got_of_labelled, got + (got >= 4))
   # Fewer shots of the same seed are among them.
   assert set(ridge.sample_shots(labels, 1, 5)) < set(got)
 

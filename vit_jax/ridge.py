@@ -50,7 +50,7 @@ def sample_shots(
   taken. So the 5 shots of a seed are among its 10 shots.
 
   Args:
-    labels: Class of each example.
+    labels: Class of each example; those below 0 are never drawn.
     shots: Examples per class, 1 or more.
     seed: Seed of the draw; evaluations average over several.
     num_classes: None: one more than the largest label.
@@ -76,8 +76,10 @@ def sample_shots(
   if shots < 1:
     raise ValueError(f"shots: got {shots}, expected 1 or more.")
   rng = np.random.default_rng(seed)
-  counts = np.bincount(labels, minlength=num_classes)
-  by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts))
+  has_label = labels >= 0
+  counts = np.bincount(labels[has_label], minlength=num_classes)
+  in_order = np.argsort(labels, kind="stable")[np.sum(~has_label) :]
+  by_class = np.split(in_order, np.cumsum(counts))
   chosen = [rng.permutation(i)[:shots] for i in by_class[:num_classes]]
   few = np.flatnonzero(counts[:num_classes] < shots)
   is_allowed = allow_fewer and counts[few].all() and 2 * len(few) <= num_classes

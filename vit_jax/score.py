@@ -102,13 +102,13 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import dataclasses
-import pathlib
 import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+from etils import epath
 
 from vit_jax import evaluate, weights
 from vit_jax.batch import DataError
@@ -120,6 +120,7 @@ from vit_jax.options import nearest
 from vit_jax.reporting import explain, score_tables
 from vit_jax.runtime import (
   host_memory,
+  on_disk,
   prepare,
   processes,
   protocol,
@@ -160,11 +161,10 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
   for name in dict.fromkeys(part.strip() for part in text.split(",")):
     match = re.fullmatch(r"(.+?)\[(.+)\]", name)
     if name == AVAILABLE:
-      on_disk = {
-        k: s for k, s in SETS.items() if opened.is_on_disk(s.dataset, s.split)
-      }
-      found |= on_disk
-      if not on_disk:
+      here = {k: opened.is_on_disk(*s[:2]) for k, s in SETS.items()}
+      on_disk.agree(opened.data_dir, here)
+      found |= {k: s for k, s in SETS.items() if here[k]}
+      if not any(here.values()):
         faults.append(f"--on={name}: none of {', '.join(SETS)} is on disk.")
     elif name in SETS:
       found[name] = SETS[name]
@@ -365,7 +365,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
   result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
   if args.explain:
     result["explained"] = []
-  folder = pathlib.Path(args.workdir)
+  folder = epath.Path(args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   for task, _ in found:
     if is_first:

@@ -41,7 +41,13 @@ from vit_jax.config import Config, ConfigError
 from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
-from vit_jax.runtime import host_memory, prepare, processes, run_info
+from vit_jax.runtime import (
+  host_memory,
+  on_disk,
+  prepare,
+  processes,
+  run_info,
+)
 from vit_jax.runtime.search import (
   FINAL,
   RESULT,
@@ -91,6 +97,9 @@ def sweep(
     of_task = check(task, _folder(workdir, name))
     faults += [f"{name}: {f}" if name else f for f in of_task]
     found[name] = task
+  if only_available:
+    data_dir = next(iter(tasks.values())).config.data.data_dir
+    on_disk.agree(data_dir, {name: name in found for name in tasks})
   if left_out and not found:
     faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
   if against and not (epath.Path(against) / TABLE).exists():
@@ -183,10 +192,18 @@ def _run(
         "step": last,
         "error": error,
       }
+      run_info.write_json(str(folder), RESULT, row)
       if not keeps_weights:
         # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
         (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
-      run_info.write_json(str(folder), RESULT, row)
+    if error and jax.process_count() > 1:
+      # A score that is not finite is seen by process 0 alone: the others train
+      # on, and would wait for it for ever.
+      raise ConfigError(
+        [f"{folder}: {error} The same command goes on with the next point."]
+      )
+    # Each run compiles functions of its own, which jax would keep.
+    jax.clear_caches()
     multihost_utils.sync_global_devices(str(folder))
   return json.loads((folder / RESULT).read_text())
 

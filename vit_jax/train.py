@@ -37,7 +37,7 @@ from vit_jax.runtime import (
   processes,
   run_info,
 )
-from vit_jax.runtime.accounting import account_of
+from vit_jax.runtime.accounting import KEY, account_of
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.background import Background
 from vit_jax.runtime.progress import Progress, check_finite
@@ -193,7 +193,8 @@ def _train(
       # scores.
       write_scores(wait=saves or bool(due))
       if saves:
-        metadata |= {"step": step, "accounting": account.at(step)}
+        # A new dict: the one before may still be on its way to the disk.
+        metadata = {**metadata, "step": step, KEY: account.at(step)}
         checkpointer.save(step, state, metadata)
         run_info.write_json(workdir, "metadata.json", metadata)
       for evaluator in due:

@@ -231,6 +231,12 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     ({}, {"data.split": ["train"]}, "got 'data.split', expected an option"),
     ({}, {"optim.rl": ["1"]}, "config.optim.rl: no such option. Did you mean"),
     ({}, {"optim.lr": ["big"]}, "config.optim.lr: got 'big', expected a value"),
+    ({}, {"optim.lr": ["1", "1"]}, "two points for the folder 'optim.lr=1'"),
+    (
+      {},
+      {"data.ops": ["decode |resize(16)", "decode| resize(16)"]},
+      "--grid: got two points for the folder 'data.ops=decode__resize_16_'",
+    ),
     ({}, {"optim.lr": ["-1"]}, "optim.lr=-1: config.optim.lr: got -1.0"),
   ],
 )

@@ -293,6 +293,9 @@ def test_a_finished_run_is_left_alone(run, capfd):
   workdir, state = run
   before = read_metrics(workdir)
   again = train.train_and_evaluate(_config(), workdir)
+  metadata = json.loads((pathlib.Path(workdir) / "metadata.json").read_text())
+  assert metadata["step"] == 20
+  assert metadata["accounting"]["images_seen"] == 320
   np.testing.assert_array_equal(
     again.params["head"]["kernel"], state.params["head"]["kernel"]
   )

@@ -1,5 +1,7 @@
 """Data of one's own in TFDS's format: nothing changed, nothing lost unsaid."""
 
+import doctest
+import gzip
 import io
 import os
 import pathlib
@@ -17,7 +19,7 @@ from pyarrow import parquet
 
 from vit_jax.data import preparing, sources
 from vit_jax.data.builders import imported
-from vit_jax.data.imports import KINDS, files, listing
+from vit_jax.data.imports import KINDS, files, hugging_face, listing
 from vit_jax.data.imports.listing import Entry, Listing, Options, Split
 
 NAMES = ("ant", "bee", "cat")
@@ -122,6 +124,26 @@ def stored(name, split, data_dir):
   source = sources.open_source(name, split, str(data_dir))
   records = source.records().as_numpy_iterator()
   return {r["image"]: source.class_names[r["label"]] for r in records}
+
+
+def test_splits_that_mean_the_same_keep_their_names():
+  assert doctest.testmod(hugging_face) == (0, 1)
+
+
+def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
+  """To go back, gzip decompresses all that is before once more."""
+  source = write_webdataset(tmp_path).removeprefix("webdataset:")
+  seek = gzip.GzipFile.seek
+
+  def forward(self, offset, whence=io.SEEK_SET):
+    if whence == io.SEEK_SET:  # else to tell the place
+      assert offset >= seek(self, 0, io.SEEK_CUR)
+    return seek(self, offset, whence)
+
+  monkeypatch.setattr(gzip.GzipFile, "seek", forward)
+  found = KINDS["webdataset:"].listed(source, Options())
+  entries = [*found.splits["train"].entries()]
+  assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)

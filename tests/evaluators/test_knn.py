@@ -153,6 +153,16 @@ def test_faults():
     options.make(broken).run({"features": np.ones((4, 2), np.float32)})
 
 
+def test_features_that_tell_nothing():
+  options = _options(ks=(1,))
+  x = np.ones((4, 2), np.float32)
+  x[2, 1] = np.inf
+  with pytest.raises(ValueError, match="'pre_logits', of which 1 of 3 rows"):
+    options.make(_context(options, [0, -1, 1, 2], [0])).run({"features": x})
+  with pytest.raises(ValueError, match="'handmade' .test., of which no image"):
+    options.make(_context(options, [0], [-1, -1])).run({"features": x})
+
+
 def test_a_trial_reads_few_images():
   options = KnnConfig(name="k")
   context = _context(

@@ -63,7 +63,7 @@ def number(args: dict[str, str], name: str) -> float:
   except ValueError:
     found = 0.0
   if not 0 < found < float("inf"):
-    raise ValueError(f"got {name}={args[name]}, expected a number such as 300.")
+    raise ValueError(f"got {name}={args[name]}, expected a number above 0.")
   return found
 
 

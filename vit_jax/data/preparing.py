@@ -2,14 +2,13 @@
 
 import contextlib
 import importlib.util
-import os
-import pathlib
 import re
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow_datasets as tfds
+from etils import epath
 
 from vit_jax.data import tfds_source
 from vit_jax.data.builders import imported
@@ -63,8 +62,8 @@ def prepare(
   if builder.is_prepared():
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
-  folder = pathlib.Path(builder.data_dir_root) / "downloads" / "manual"
-  folder = pathlib.Path(manual_dir).expanduser() if manual_dir else folder
+  folder = epath.Path(builder.data_dir_root) / "downloads" / "manual"
+  folder = epath.Path(manual_dir).expanduser() if manual_dir else folder
   names, needed = tfds_source.manual_files(builder)
   missing = [name for name in names if not (folder / name).is_file()]
   if missing or (needed and not folder.is_dir()):
@@ -122,7 +121,7 @@ def import_source(
     data_dir=data_dir,
     intake=imported.Intake(_unsilenced(say)),
   )
-  if builder.is_prepared() or os.path.exists(builder.data_dir):
+  if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
       f"--name: got {name!r}, which is in {builder.data_dir} already. Remove"
       " that folder to import it anew, or choose another name."
@@ -157,7 +156,7 @@ def _unsilenced(say: Say) -> Say:
 
 
 def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
-  folder = pathlib.Path(builder.data_dir)
+  folder = epath.Path(builder.data_dir)
   for leftover in sorted(folder.parent.glob(f"incomplete.*_{folder.name}")):
     say(
       f"{leftover} is of a preparation that did not end; if none is running,"
@@ -177,7 +176,7 @@ def _finished(builder, say: Say) -> Prepared:
   for name, count in sorted(converted.items()):
     say(f"{count:,} images were {name} and are stored as PNG")
   if faults:
-    file = pathlib.Path(builder.data_dir) / LEFT_OUT
+    file = epath.Path(builder.data_dir) / LEFT_OUT
     lines = [f"{key}: {what}" for key, what in faults]
     file.write_text("\n".join(lines) + "\n")
     say(f"left out, all listed in {file}:")

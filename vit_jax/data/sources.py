@@ -70,7 +70,7 @@ class Sources:
   """
 
   def __init__(self, data_dir: str | None = None, *, fake: bool = False):
-    self._data_dir, self._fake = data_dir, fake
+    self.data_dir, self._fake = data_dir, fake
     self._opened: dict[tuple[str, str], Source] = {}
     self._stand_ins: dict[tuple[str, str], Source] = {}
 
@@ -78,7 +78,7 @@ class Sources:
     """Opens a split by `open_source`; the same object for the same names."""
     key = dataset, split
     if key not in self._opened:
-      self._opened[key] = open_source(*key, self._data_dir, fake=self._fake)
+      self._opened[key] = open_source(*key, self.data_dir, fake=self._fake)
     return self._opened[key]
 
   def look_at(self, dataset: str, split: str) -> Source:
@@ -93,11 +93,11 @@ class Sources:
     if (
       self._fake
       or prefix_of(dataset) in OPENERS
-      or not tfds_source.will_be_made(dataset, self._data_dir)
+      or not tfds_source.will_be_made(dataset, self.data_dir)
     ):
       return self.open(dataset, split)
-    names = tfds_source.class_names(dataset, self._data_dir)
-    stand_in = open_source(dataset, split, self._data_dir, fake=True)
+    names = tfds_source.class_names(dataset, self.data_dir)
+    stand_in = open_source(dataset, split, self.data_dir, fake=True)
     stand_in = dataclasses.replace(stand_in, class_names=names)
     self._stand_ins[key] = stand_in
     return stand_in

@@ -49,11 +49,7 @@ class Features(Evaluator):
   def __init__(self, context: Context, least: int = 0):
     super().__init__(context)
     train, test = (context.sources[k] for k in ("train_split", "split"))
-    self.note = (
-      f"{self.config.dataset}, learns from [{self.config.train_split}]"
-      f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
-      f" on [{self.config.split}] ({test.num_examples:,})"
-    )
+    self.note = learns_from(self.config, train, test)
     if context.config.fake_data:  # a trial
       most = max(2 * self.config.batch_size, least)
       train, test = (
@@ -78,11 +74,38 @@ class Features(Evaluator):
     """Returns the rows to learn from, and those to score; all processes.
 
     Rows without a label, -1, are left out.
+
+    Raises:
+      ValueError: No row of a split has a label, or features are not finite.
     """
-    return tuple(
-      labelled(extract(self.context, source, self._features, params))
-      for source in (self._train, self._test)
-    )
+    found = []
+    for source in (self._train, self._test):
+      rows = labelled(extract(self.context, source, self._features, params))
+      where = f"{self.config.dataset!r} [{source.split}]"
+      if not len(rows["x"]):
+        raise ValueError(
+          f"config.evals.{self.config.name}: got {where}, of which no image has"
+          " a label; expected another split."
+        )
+      is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
+      if not is_finite.all():
+        raise ValueError(
+          f"config.evals.{self.config.name}.layer: got {self.config.layer!r},"
+          f" of which {(~is_finite).sum():,} of {len(is_finite):,} rows hold"
+          f" NaN or infinity for {where}. The model has diverged, or its dtype"
+          " overflows."
+        )
+      found.append(rows)
+    return tuple(found)
+
+
+def learns_from(options: FeaturesConfig, train: Any, test: Any) -> str:
+  """Returns a line on the splits that are learned from and scored."""
+  return (
+    f"{options.dataset}, learns from [{options.train_split}]"
+    f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
+    f" on [{options.split}] ({test.num_examples:,})"
+  )
 
 
 def extract(
@@ -106,15 +129,19 @@ def extract(
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
-  rows = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-  rows = {k: v[rows["mask"]] for k, v in rows.items()}
-  order = np.argsort(rows["index"])
-  return {k: v[order] for k, v in rows.items()}
+  # Freed part by part, and copied once: ImageNet's features are 4 GB.
+  rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
+  order = np.flatnonzero(rows["mask"])
+  order = order[np.argsort(rows["index"][order])]
+  return {k: rows.pop(k)[order] for k in [*rows]}
 
 
 def labelled(rows: Rows) -> Rows:
   """Returns the rows that have a label."""
-  return {k: v[rows["label"] >= 0] for k, v in rows.items()}
+  has_label = rows["label"] >= 0
+  if has_label.all():
+    return rows
+  return {k: v[has_label] for k, v in rows.items()}
 
 
 def layer_of(out: dict, path: str) -> Any:

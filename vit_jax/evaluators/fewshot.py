@@ -16,25 +16,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vit_jax.batch import normalise
-from vit_jax.evaluators.evaluator import (
-  Context,
-  Evaluator,
-  EvaluatorConfig,
-  several_classes,
+from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.features import (
+  FeaturesConfig,
+  Rows,
+  layer_of,
+  learns_from,
 )
-from vit_jax.evaluators.features import Rows, layer_of
 from vit_jax.evaluators.features import extract as extract_features
 from vit_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
-class FewshotConfig(EvaluatorConfig):
+class FewshotConfig(FeaturesConfig):
   """Closed-form ridge regression on frozen features."""
 
   name: str = "fewshot"
   kind: str = "fewshot"
   train_split: str = option("train", "split the shots are drawn from")
-  layer: str = option("pre_logits", "which intermediate is the feature")
   shots: tuple[int, ...] = option(
     (1, 5, 10, 25),
     "examples per class; 0: all of train_split, as <name>/all. A class with"
@@ -50,7 +49,6 @@ class FewshotConfig(EvaluatorConfig):
     False, "also score random weights and raw pixels, once"
   )
 
-  SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
   LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = ("fewshot", "available")
 
   def faults(self, where: str) -> Iterator[str]:
@@ -71,18 +69,12 @@ class FewshotConfig(EvaluatorConfig):
   def check(
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
-    """Yields a fault for a layer, or a number of shots, that does not exist."""
-    import jax
-
+    """Yields also a fault for more shots than there are examples."""
     from vit_jax.ridge import sample_shots
 
-    try:
-      jax.eval_shape(lambda out: layer_of(out, self.layer), out)
-    except ValueError as e:
-      yield f"{where}.layer: {e}"
+    yield from super().check(where, sources, head, out)
     train = sources["train_split"]
     if train.is_multilabel:
-      yield several_classes(where, train)
       return
     if train.knows_labels and max(self.shots, default=0):
       try:
@@ -108,12 +100,8 @@ class Fewshot(Evaluator):
     self._support, self._test = (
       context.sources[option] for option in ("train_split", "split")
     )
-    self.note = (
-      f"{self.config.dataset}, learns from [{self.config.train_split}]"
-      f" ({self._support.num_examples:,} images,"
-      f" {self._support.num_classes:,} classes), scored on"
-      f" [{self.config.split}] ({self._test.num_examples:,}){self._fewer}"
-    )
+    note = learns_from(self.config, self._support, self._test)
+    self.note = note + self._fewer
 
     layer = self.config.layer
 
@@ -235,7 +223,8 @@ class Fewshot(Evaluator):
     most = max(self.config.shots)
     if not (most and self._support.knows_labels):
       return ""
-    counts = np.bincount(self._support.labels())
+    labels = self._support.labels()
+    counts = np.bincount(labels[labels >= 0])
     if not (few := np.count_nonzero(counts < most)):
       return ""
     return f"; {few} classes have fewer than {most} images, {counts.min()}"

@@ -60,6 +60,9 @@ class PerClass(Classification):
     `<name>/per_class` is the mean of the classes' accuracies, over those that
     have images; `worst_class` the lowest of them; `ece` the expected
     calibration error, see `metrics.calibration_error`. All are shares.
+
+    Raises:
+      ValueError: No image has a label.
     """
     return super().run(params)
 
@@ -76,6 +79,11 @@ class PerClass(Classification):
     rows = {k: np.concatenate([b[k] for b in gathered]) for k in gathered[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     label, prediction = rows["label"], rows["prediction"]
+    if not len(label):
+      raise ValueError(
+        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
+        f" {self.config.dataset!r}, in which no image has a class that counts."
+      )
     is_right = label == prediction
     classes = per_class(label, prediction)
     shares = [c["right"] / c["count"] for c in classes if c["count"]]

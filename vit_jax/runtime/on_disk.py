@@ -1,6 +1,6 @@
 """Evaluators whose data sets are not on disk: refused, or left out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -48,21 +48,26 @@ def advice(config: Config, absent: Evals) -> list[str]:
   ]
 
 
-def agree(config: Config, evals: Evals, gone: Evals) -> None:
-  """Compares what the processes leave out; evaluators run in all of them.
+def agree(data_dir: str | None, here: Mapping[str, bool]) -> None:
+  """Compares which data sets the processes find; all must score the same ones.
+
+  Args:
+    data_dir: `config.data.data_dir`.
+    here: Data set -> whether this process finds it; the same keys in all.
 
   Raises:
     ConfigError: Only some of the processes find a data set.
   """
-  if jax.process_count() == 1 or not any(e.LEFT_OUT_BY for e in evals):
+  if jax.process_count() == 1 or not here:
     return
-  mine = np.array([e in gone for e in evals], bool)
+  mine = np.array(list(here.values()), bool)
   every = multihost_utils.process_allgather(mine)
-  if differ := (every != every[0]).any(axis=0).nonzero()[0].tolist():
-    names = ", ".join(evals[i].dataset for i in differ)
+  differ = (every != every[0]).any(axis=0)
+  if names := [n for n, d in zip(here, differ, strict=True) if d]:
     raise ConfigError(
       [
-        f"config.data.data_dir: got {config.data.data_dir!r}, where only some"
-        f" of the {len(every)} processes find {names}; expected all, or none."
+        f"config.data.data_dir: got {data_dir!r}, where only some of the"
+        f" {len(every)} processes find {', '.join(names)}; expected all, or"
+        " none."
       ]
     )

@@ -361,7 +361,10 @@ class Run:
     found = found or self.workdir_faults()
     if found:
       raise ConfigError(dict.fromkeys(found))
-    on_disk.agree(self.config, self._named, self.left_out)
+    on_disk.agree(
+      self.config.data.data_dir,
+      {e.dataset: e not in self.left_out for e in self._named if e.LEFT_OUT_BY},
+    )
 
 
 def check(

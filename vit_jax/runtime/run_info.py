@@ -20,6 +20,7 @@ from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
+from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
 
@@ -92,6 +93,8 @@ def metadata(run, params) -> dict[str, Any]:
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
     "commit": commit(),
+    # Of the checkpoint that a run resumes from, until it has a newer one.
+    **{k: v for k, v in run.resumed_metadata.items() if k in ("step", KEY)},
   }
 
 

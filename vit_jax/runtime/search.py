@@ -137,6 +137,13 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     every = points(task)
   except ConfigError as e:
     return list(e.faults)
+  names = [point.name for point in every]
+  found += [
+    f"--grid: got two points for the folder {name!r}, expected different"
+    " values, each once; what a file's name cannot have counts as '_'."
+    for name in dict.fromkeys(names)
+    if names.count(name) > 1
+  ]
   for point in every:
     found += [f"{point.name}: {f}" for f in word_faults(point.config)]
     found += changed(point.config, folder / point.name)

@@ -1,7 +1,7 @@
 """Data sets of Hugging Face, read by their own library `datasets`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vit_jax.data.imports import columns
 from vit_jax.data.imports.listing import (
@@ -35,10 +35,8 @@ def listed(name: str, options: Options) -> Listing:
     ) from None
 
   where = f"hf:{name}"
-  found = {
-    SPLIT_OF.get(split.lower(), split): data
-    for split, data in _loaded(datasets, name).items()
-  }
+  loaded = _loaded(datasets, name)
+  found = dict(zip(split_names(loaded), loaded.values(), strict=True))
   names = wanted(found, options, where)
   features = found[names[0]].features
   kinds = {k: repr(v) for k, v in features.items()}
@@ -71,6 +69,18 @@ def listed(name: str, options: Options) -> Listing:
     return Split(len(data), entries)
 
   return Listing(classes.names, {split: split_of(split) for split in names})
+
+
+def split_names(splits: Iterable[str]) -> list[str]:
+  """Returns TFDS's names of splits; their own where two mean the same.
+
+  Example:
+    >>> split_names(["train", "dev"]), split_names(["val", "dev"])
+    (['train', 'validation'], ['val', 'dev'])
+  """
+  meant = {split: SPLIT_OF.get(split.lower(), split) for split in splits}
+  every = [*meant.values()]
+  return [v if every.count(v) == 1 else k for k, v in meant.items()]
 
 
 def _loaded(datasets, name: str):

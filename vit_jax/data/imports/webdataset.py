@@ -9,6 +9,7 @@ rest says what it is: an image by its last ending (.jpg, .png, ...), `.cls` the
 label, a number or the name of a class.
 """
 
+import gzip
 import os
 import tarfile
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
-_Members = dict[str, tarfile.TarInfo]  # Extension -> member.
+# Extension -> member; of a compressed tar its contents.
+_Members = dict[str, tarfile.TarInfo | bytes]
 
 
 def listed(path: str, options: Options) -> Listing:
@@ -90,6 +92,8 @@ def _groups(
   tar, name, members, count = None, None, {}, 0
   try:
     with tarfile.open(path) as tar:
+      # To go back to a member, gzip would begin at the start of the file again.
+      is_gzip = isinstance(tar.fileobj, gzip.GzipFile)
       for member in tars.files(tar):
         folder, base = os.path.split(member.name)
         stem, _, extension = base.partition(".")
@@ -99,12 +103,12 @@ def _groups(
           count += 1
           members = {}
         name = stem
-        members[extension.lower()] = member
+        members[extension.lower()] = _read(tar, member) if is_gzip else member
       if members:
         yield tar, name, members
   except tars.BROKEN as e:
     yield tar, f"is broken after {count} records: {e}", None
 
 
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-  return tar.extractfile(member).read()
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
+  return member if isinstance(member, bytes) else tar.extractfile(member).read()
