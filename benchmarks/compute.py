@@ -6,7 +6,11 @@ lengths in the config files. A test fails where the page is another.
 """
 
 import pathlib
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
 from vit_jax.config import cli, model_config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
@@ -57,6 +61,9 @@ RECIPES = (
     for m in ("B/32", "B/16", "L/32", "L/16")
   ),
   "masked_patch.py:imagenet21k",
+  "augreg.py:model=B/16,dataset=imagenet21k",
+  "augreg.py:model=B/16,dataset=imagenet2012",
+  *(f"vit_s16.py:epochs={n}" for n in (90, 150, 300)),
 )
 EXPLAINED = """# Compute: exaFLOPs of pre-training
 

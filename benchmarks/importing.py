@@ -1,12 +1,13 @@
 """What an import takes per image, and a record outside a streamed subset.
 
-Run: PYTHONPATH=. python benchmarks/importing.py
+Run: python benchmarks/importing.py
 Times are those of the cores (all threads), not of the clock, so that other
 work on the machine matters little.
 """
 
 import io
 import pathlib
+import sys
 import tarfile
 import tempfile
 import time
@@ -14,6 +15,9 @@ import time
 import numpy as np
 from PIL import Image
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
 from vit_jax.data import preparing, subsets, tfds_records
 from vit_jax.data.builders import imported
 from vit_jax.data.host_tf import tf

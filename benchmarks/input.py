@@ -10,6 +10,7 @@ same round. docs/performance_log.md has the results.
 """
 
 import os
+import pathlib
 import sys
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -30,6 +31,8 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from vit_jax.data import ops
 from vit_jax.data.host_tf import tf

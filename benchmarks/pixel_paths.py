@@ -11,11 +11,15 @@ the first, the sides to which the shorter side of 248 leads.
 import dataclasses
 import io
 import pathlib
+import sys
 
 import numpy as np
 from PIL import Image
 from sklearn import datasets
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
 from vit_jax.config import pixel_path
 from vit_jax.data import ops
 from vit_jax.data.host_tf import tf

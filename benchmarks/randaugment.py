@@ -6,11 +6,15 @@ positive, and cutout's centre lies at a third of the height and of the width.
 """
 
 import pathlib
+import sys
 
 import numpy as np
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_sample_image
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
 from vit_jax.data.host_tf import tf
 from vit_jax.data.ops import central_crop, resize_small
 from vit_jax.data.randaugment import DISTORTIONS, Draw

@@ -20,8 +20,8 @@ no tanh layer, ImageNet has one. Mixup's partner is the row before in the whole
 batch, in big_vision within a device. The schedule of stochastic depth is
 scenic's: block l of L at reg * l / (L - 1).
 
-Cost: B/16 on ImageNet-21k for 300 epochs is 4,244 million images, 448 exaFLOPs;
-on v5e:16x16 5.9 hours or 1,516 chip-hours, if a step takes as long as estimated
+Cost: B/16 on ImageNet-21k for 300 epochs is 4,244 million images, 447.6
+exaFLOPs; on v5e:16x16 5.9 hours or 1,516 chip-hours, if a step takes as long as estimated
 for that of vit_b16.py (docs/plans.md), which differs in dropout and mixup. The
 input needs a core for about every 750 images a second (docs/performance.md).
 Result: not yet run. Expected are the paper's, Figure 4, in percent. Validation

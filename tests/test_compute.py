@@ -57,8 +57,14 @@ def test_configs_state_their_cost(compute):
     file, _, argument = source.partition(":")
     if file == "comparison.py":
       continue
+    cost = f"{compute.cost(source)[2]:,.1f}"
+    if file in ("augreg.py", "vit_s16.py"):  # the first of several arguments
+      compared = told.setdefault(f"{file} compared", told[file][:1])
+      if compared:
+        assert compared.pop() == cost, source
+      continue
     place = 1 if argument == "imagenet21k" and file != "masked_patch.py" else 0
-    assert told[file][place] == f"{compute.cost(source)[2]:,.1f}", source
+    assert told[file][place] == cost, source
   comparison = (ROOT / "configs" / "comparison.py").read_text()
   costs = {
     s.split("=")[1].split(",")[0]: compute.cost(s)[2]
