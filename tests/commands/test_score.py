@@ -49,6 +49,7 @@ def faults(*words):
 # Planted differences.
 
 
+@pytest.mark.slow
 def test_a_planted_filter_is_found(tiny_vit, file, tmp_path, capsys):
   """Labels are the model's answers to bilinear pixels; it is scored bicubic."""
   images = planted.at_the_boundary(tiny_vit, 24, num_digits=60)
