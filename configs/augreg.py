@@ -54,8 +54,13 @@ and fine-tuning at 384 px: 85.49 (B/16), 83.73 (S/16), 85.59 (L/16).
 """
 
 from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments, for_tpus, number, with_fewshot
-from vit_jax.options import nearest
+from vit_jax.config.recipes import (
+  arguments,
+  check_choices,
+  for_tpus,
+  number,
+  with_fewshot,
+)
 
 MODELS = (
   *("Ti/16", "S/32", "S/16", "B/32", "B/16", "B/8", "L/16"),
@@ -94,12 +99,7 @@ ARGUMENTS = {
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  for name, known in CHOICES.items():
-    if args[name] not in known:
-      raise ValueError(
-        f"got {name}={args[name]}, expected one of {', '.join(known)}."
-        + nearest(args[name], known)
-      )
+  check_choices(args, CHOICES)
   dataset, reg = args["dataset"], float(args["reg"])
   magnitude, alpha = AUGMENTATION[args["aug"]]
   is_imagenet = dataset == "imagenet2012"

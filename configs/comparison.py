@@ -20,8 +20,12 @@ On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
 Result: not yet run.
 """
 
-from vit_jax.config.recipes import EPOCHS, arguments, on_equal_terms
-from vit_jax.options import nearest
+from vit_jax.config.recipes import (
+  EPOCHS,
+  arguments,
+  check_choices,
+  on_equal_terms,
+)
 
 LEARNING_RATES = {
   "B/32": 8e-4,
@@ -44,11 +48,6 @@ ARGUMENTS = {"model": "R50x1", "dataset": "imagenet21k"}
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  for name, known in (("model", LEARNING_RATES), ("dataset", EPOCHS)):
-    if args[name] not in known:
-      raise ValueError(
-        f"got {name}={args[name]}, expected one of {', '.join(known)}."
-        + nearest(args[name], known)
-      )
+  check_choices(args, {"model": LEARNING_RATES, "dataset": EPOCHS})
   model = args["model"]
   return on_equal_terms(model, args["dataset"], LEARNING_RATES[model])

@@ -27,8 +27,12 @@ their family. Digits were not looked at. Cost and results: docs/study.md.
 """
 
 from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments, with_digits, with_glyphs
-from vit_jax.options import nearest
+from vit_jax.config.recipes import (
+  arguments,
+  check_choices,
+  with_digits,
+  with_glyphs,
+)
 
 NUM_IMAGES = 40_000
 # Multiply-adds of one image (32 px, 92 classes), in millions, in the comments;
@@ -62,12 +66,7 @@ ARGUMENTS = {
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  for name, known in (("model", MODELS), ("task", TASKS)):
-    if args[name] not in known:
-      raise ValueError(
-        f"got {name}={args[name]}, expected one of {', '.join(known)}."
-        + nearest(args[name], known)
-      )
+  check_choices(args, {"model": MODELS, "task": TASKS})
   numbers = {k: args[k] for k in ("images", "steps", "seed")}
   if not all(v.isdecimal() for v in numbers.values()):
     raise ValueError(f"got {numbers}, expected whole numbers.")

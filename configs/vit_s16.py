@@ -20,8 +20,13 @@ linear head. (ReaL: 83.1, 84.5 and 85.4; V2: 64.2, 66.4 and 68.3.)
 """
 
 from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments, for_tpus, number, with_fewshot
-from vit_jax.options import nearest
+from vit_jax.config.recipes import (
+  arguments,
+  check_choices,
+  for_tpus,
+  number,
+  with_fewshot,
+)
 
 HEADS = ("linear", "tanh")
 ARGUMENTS = {"epochs": "90", "head": "tanh"}
@@ -29,11 +34,7 @@ ARGUMENTS = {"epochs": "90", "head": "tanh"}
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  if args["head"] not in HEADS:
-    raise ValueError(
-      f"got head={args['head']}, expected one of {', '.join(HEADS)}."
-      + nearest(args["head"], HEADS)
-    )
+  check_choices(args, {"head": HEADS})
   c = defaults()
   # 90 * 1,268,355 / 1024 = 111,477 steps; 150: 185,794; 300: 371,588
   c.total_epochs = number(args, "epochs")

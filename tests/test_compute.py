@@ -1,32 +1,20 @@
 """docs/compute.md: what it says follows from the arithmetic, and is so."""
 
-import importlib.util
 import pathlib
 import re
-import sys
 
+import compute
 import jax
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def compute():
-  spec = importlib.util.spec_from_file_location(
-    "compute", ROOT / "benchmarks" / "compute.py"
-  )
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module
-  spec.loader.exec_module(module)
-  return module
-
-
-def test_the_page_is_what_the_command_writes(compute):
+def test_the_page_is_what_the_command_writes():
   assert compute.PAGE.read_text() == compute.page()
 
 
-def test_differences_from_table_6_are_as_the_page_says(compute):
+def test_differences_from_table_6_are_as_the_page_says():
   """Within 2 % as counted, or without zeros; the paper's own slip apart."""
   assert len(compute.TABLE6) == 18
   for variant, epochs, paper in compute.TABLE6:
@@ -45,7 +33,7 @@ def test_differences_from_table_6_are_as_the_page_says(compute):
       assert abs(ours / paper - 1) < 0.0025
 
 
-def test_configs_state_their_cost(compute):
+def test_configs_state_their_cost():
   """The exaFLOPs in the docstrings; of a comparison the least and the most."""
   told = {}
   for path in sorted((ROOT / "configs").glob("*.py")):
@@ -79,7 +67,7 @@ def test_configs_state_their_cost(compute):
 
 
 @pytest.mark.parametrize("side, kernel, stride", [(7, 3, 1), (8, 3, 2)])
-def test_xla_counts_no_zeros_of_a_border(compute, side, kernel, stride):
+def test_xla_counts_no_zeros_of_a_border(side, kernel, stride):
   def conv(x, k):
     numbers = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(

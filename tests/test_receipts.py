@@ -1,27 +1,13 @@
 """Every number in a table of README and docs says where it is from."""
 
 import doctest
-import importlib.util
 import json
 import pathlib
-import sys
 
 import pytest
+import receipts
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-def _load():
-  spec = importlib.util.spec_from_file_location(
-    "receipts", ROOT / "benchmarks" / "receipts.py"
-  )
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module
-  spec.loader.exec_module(module)
-  return module
-
-
-receipts = _load()
 
 
 def test_every_measured_number_has_a_receipt():

@@ -1,29 +1,16 @@
 """The study: what it runs, that it goes on, and what its file says."""
 
-import importlib.util
 import itertools
 import json
 import pathlib
-import sys
 
 import pytest
+import study
+import study_report as report
 
 from vit_jax.config import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
-
-
-def _load(name):
-  path = ROOT / "benchmarks" / f"{name}.py"
-  spec = importlib.util.spec_from_file_location(name, path)
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[name] = module  # where dataclasses look
-  spec.loader.exec_module(module)
-  return module
-
-
-study = _load("study")
-report = _load("study_report")
 
 
 def _lines(score, seeds=study.SEEDS):

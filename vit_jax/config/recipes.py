@@ -1,5 +1,7 @@
 """What several config files share: their arguments, recipes of the paper."""
 
+from collections.abc import Collection, Mapping
+
 import ml_collections
 
 from vit_jax.config import defaults
@@ -50,6 +52,26 @@ def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
       )
     values[key] = value
   return values
+
+
+def check_choices(
+  args: dict[str, str], choices: Mapping[str, Collection[str]]
+) -> None:
+  """Checks arguments that take one of several values.
+
+  Args:
+    args: As `arguments` returns them.
+    choices: Name -> the values that it takes.
+
+  Raises:
+    ValueError: An argument has another value (with the nearest one).
+  """
+  for name, known in choices.items():
+    if args[name] not in known:
+      raise ValueError(
+        f"got {name}={args[name]}, expected one of {', '.join(known)}."
+        + nearest(args[name], known)
+      )
 
 
 def number(args: dict[str, str], name: str) -> float:
