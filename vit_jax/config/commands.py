@@ -1,0 +1,37 @@
+"""The commands, `vit-jax VERB`; a new one is a module and a line here."""
+
+import argparse
+
+# Verb -> what it does. Each is the module vit_jax.VERB, and runs as such, too:
+# `python -m vit_jax.VERB`.
+COMMANDS = {
+  "train": "pre-train or fine-tune, as a config file says",
+  "evaluate": "score a checkpoint; few-shot on your own images",
+  "score": "score published weights beside their published figures",
+  "sweep": "try learning rates, train with the best, score the test once",
+  "report": "write a page on one run or several",
+  "convert": "write weights in another format",
+  "models": "list every model with its size and published files",
+  "plan": "estimate memory, time and cost on a slice of TPUs",
+  "benchmark": "measure the speed of the train step here",
+  "prepare": "put a data set on disk",
+}
+
+
+def parser(
+  verb: str, description: str, example: str
+) -> argparse.ArgumentParser:
+  """Returns a parser whose --help ends with an example.
+
+  Args:
+    verb: Name of the command.
+    description: What it does; lines are kept as they are.
+    example: Command lines as a user types them, each a line.
+  """
+  lines = "".join(f"\n  {line}" for line in example.splitlines())
+  return argparse.ArgumentParser(
+    f"vit-jax {verb}",
+    description=description,
+    epilog=f"example:{lines}",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
