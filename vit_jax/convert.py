@@ -51,9 +51,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     " logits.",
     "vit-jax convert runs/birds birds.safetensors --to=timm\n"
     "vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384",
+    usage="SRC DST --to=FORMAT [options]",
   )
-  parser.add_argument("src", help="anything that vit_jax.load reads")
-  parser.add_argument("dst", help="a new file (npz, timm) or folder")
+  parser.add_argument(
+    "src", metavar="SRC", help="anything that vit_jax.load reads"
+  )
+  parser.add_argument(
+    "dst", metavar="DST", help="a new file (npz, timm) or folder"
+  )
   parser.add_argument(
     "--to",
     required=True,

@@ -16,6 +16,10 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
       "workdir": "folder of the run (default: runs/<config name>)",
       **cli.PROCESS_FLAGS,
     },
+    description="Pre-trains or fine-tunes a model, as a config says. The same"
+    " command again goes on from the last checkpoint.",
+    example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
+    "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
 
 # ruff: noqa: E402
