@@ -1,4 +1,4 @@
-"""Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
+"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`.
 
 SRC is anything that `vit_jax.load` reads. The written file is read again, and
 its logits are compared with those of SRC.
@@ -264,7 +264,7 @@ def _parse(argv) -> argparse.Namespace:
 
   sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = argparse.ArgumentParser(
-    "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
+    "vit-jax convert", description=__doc__.split("\n\n")[0]
   )
   parser.add_argument("src", help="anything that vit_jax.load reads")
   parser.add_argument("dst", help="a new file (npz, timm) or folder")

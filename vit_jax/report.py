@@ -1,4 +1,4 @@
-"""Writes a report on runs: `python -m vit_jax.report runs/demo`.
+"""Writes a report on runs: `vit-jax report runs/demo`.
 
 Reads a run, or all runs of a directory, and writes beside them `report.html`
 (one file, pictures inside, no network), `figures/*.svg` and `summary.json`.
@@ -385,7 +385,7 @@ def _accuracy_chart(group: list[Run]) -> Callable:
 def main(argv: list[str] | None = None) -> None:
   """Parses the command line."""
   parser = argparse.ArgumentParser(
-    "python -m vit_jax.report", description=__doc__.split("\n")[0]
+    "vit-jax report", description=__doc__.split("\n")[0]
   )
   parser.add_argument("directory", help="a run, or a directory of runs")
   parser.add_argument("--out", help="where to write (default: the directory)")
