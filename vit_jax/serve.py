@@ -73,7 +73,6 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from PIL import Image, ImageOps
 
 import vit_jax
@@ -96,7 +95,8 @@ HEADERS = {
 }
 BODY_SECONDS = 60  # for one upload
 MOST_WAITING = 8  # images; each may be max_megabytes large
-MAP_SIDE = 512  # pixels of the longer side of the attention's picture
+LEAST_SIDE = 192  # pixels; smaller images are enlarged under the attention
+MEANING = "what the model got, brighter where its attention goes (rollout)"
 NEEDS = ("starlette", "uvicorn")
 
 
@@ -200,18 +200,17 @@ class Answers:
 
   def _attention(self, image: Image.Image) -> tuple[str | None, str]:
     """Returns the picture, None if there is none, and what it shows, or why."""
-    rgb = images_lib.read(image)
-    batch = normalise(pixels.apply(rgb, self.vit.ops)[None])
+    got = pixels.apply(images_lib.read(image), self.vit.ops)
     try:
-      (found,) = self.vit.attention_map(batch)
+      (found,) = self.vit.attention_map(normalise(got[None]))
     except ValueError as e:
       return None, str(e)
-    small = Image.fromarray(rgb)
-    small.thumbnail((MAP_SIDE, MAP_SIDE))
+    factor = max(1, LEAST_SIDE // max(got.shape[:2]))
+    got = got.repeat(factor, 0).repeat(factor, 1)
     buffer = io.BytesIO()
-    overlay.masked(np.asarray(small), found).save(buffer, "PNG")
+    Image.fromarray(overlay.lit(got, found)).save(buffer, "PNG")
     link = base64.b64encode(buffer.getvalue()).decode()
-    return f"data:image/png;base64,{link}", "brighter: more attention (rollout)"
+    return f"data:image/png;base64,{link}", MEANING
 
 
 def application(answers: Answers, name: str, hosts: list[str]):

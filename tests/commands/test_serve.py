@@ -309,7 +309,10 @@ def test_in_a_browser(vit, tmp_path):
     assert page.evaluate("document.getElementById('attention').naturalWidth")
     assert page.locator("#size").inner_text() == "photo.jpg, 160 x 120"
 
-    assert "bytes of another kind" in drop("a.jpg", b"<script>alert(1)</script>")
+    script = b"<script>alert(1)</script>"
+    assert "bytes of another kind" in drop("a.jpg", script)
+      "a.jpg", b"<script>alert(1)</script>"
+    )
     assert "cannot be decoded" in drop("half.jpg", image[:2000])
     assert "got 30,000 x 30,000" in drop("bomb.png", bomb(30_000, 30_000))
     assert "got an empty file" in drop("empty.png", b"")
