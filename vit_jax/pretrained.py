@@ -169,7 +169,7 @@ class Pretrained:
     ]
     return np.concatenate(maps)
 
-  def _inputs(self, images) -> Float[Array, "b h w c"]:
+  def _inputs(self, images) -> inspection.Images:
     """Returns floats as they are, and all else preprocessed."""
     if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
       self._check(images)
