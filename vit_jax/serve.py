@@ -187,8 +187,12 @@ class Answers:
       return ImageOps.exif_transpose(image)
     except Refused:
       raise
-    except Image.DecompressionBombError as e:
-      raise Refused(413, f"got too many pixels ({e}).") from None
+    except Image.DecompressionBombError:  # Pillow's own, higher limit
+      raise Refused(
+        413,
+        "got far too many pixels, expected at most"
+        f" {self.max_pixels / 1e6:,g} million.",
+      ) from None
     except Image.UnidentifiedImageError:
       raise Refused(
         415, f"got {len(data):,} bytes of another kind, {EXPECTED}."
@@ -324,8 +328,6 @@ def main(args: argparse.Namespace) -> None:
     )
   except (FileNotFoundError, ValueError) as e:
     sys.exit(str(e))
-  # Pillow would warn below its own limit, and refuse above twice of it.
-  Image.MAX_IMAGE_PIXELS = None
   blank = io.BytesIO()
   Image.new("RGB", (64, 64)).save(blank, "PNG")
   answers.answer(blank.getvalue())  # compiles, so that the first image is quick
