@@ -301,7 +301,7 @@ def test_in_a_browser(vit, tmp_path):
       return status.inner_text()
 
     said = drop("photo.jpg", image)
-    assert re.fullmatch(r"\d+\.\d\d s", said)
+    assert re.fullmatch(r"Answered in \d+\.\d\d s\.", said)
     names = page.locator("#classes b").all_inner_texts()
     chances = page.locator("#classes span").all_inner_texts()
     assert names == [e.name for e in expected]

@@ -70,7 +70,7 @@ async function classify(file) {
     }
     show(file, answer);
     at("answer").classList.remove("old");
-    say(`${answer.seconds.toFixed(2)} s`);
+    say(`Answered in ${answer.seconds.toFixed(2)} s.`);
   } catch {
     if (mine === latest) {
       say("No answer: is `vit-jax serve` still running?", true);
