@@ -537,3 +537,32 @@ def test_the_memory_that_loading_takes(tmp_path, is_stacked):
   # one array of the file: a kernel, or those of all blocks. 1.5 to 2.0 were
   # seen; what malloc has not handed back (to 1.02) counts in both numbers.
   assert peak < 2.5
+
+
+# Attention.
+
+
+def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+  floats = pixels / np.float32(127.5) - 1
+  weights = vit.attention(floats)
+  depth, heads = vit.config.size.depth, vit.config.size.num_heads
+  tokens = vit.config.num_tokens((32, 32))
+  assert weights.shape == (depth, 2, heads, tokens, tokens)
+  np.testing.assert_array_equal(vit.attention(pixels), weights)
+  maps = vit.attention_map(floats)
+  assert maps.shape == (2, *vit.config.grid((32, 32)))
+  np.testing.assert_allclose(maps.sum((1, 2)), 1, atol=1e-6)
+  files = []
+  for i, image in enumerate(pixels):
+    files.append(tmp_path / f"{i}.png")
+    Image.fromarray(image).save(files[-1])
+  np.testing.assert_array_equal(vit.attention_map(files), maps)
+  with pytest.raises(ValueError, match=r"images of shape \(2, 16, 16, 3\)"):
+    vit.attention(floats[:, ::2, ::2])
+
+
+def test_a_resnet_has_no_attention():
+  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
+  with pytest.raises(ValueError, match="no attention between patches"):
+    bit.attention_map(np.zeros((1, 64, 64, 3), np.uint8))

@@ -20,7 +20,7 @@ from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
-from vit_jax.models import build
+from vit_jax.models import build, inspection
 from vit_jax.options import nearest
 from vit_jax.runtime import run_info
 
@@ -79,19 +79,7 @@ class Pretrained:
     Raises:
       ValueError: They are of another type or shape.
     """
-    shape, dtype = np.shape(images), getattr(images, "dtype", None)
-    expected = (*self.image_size, 3)
-    if len(shape) != 4 or shape[1:] != expected:
-      raise ValueError(
-        f"got images of shape {shape}, expected [b, {expected[0]},"
-        f" {expected[1]}, 3]; for another size,"
-        " vit_jax.load(path, image_size=(height, width))."
-      )
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-      raise ValueError(
-        f"got images of type {dtype}, expected floats in [-1, 1]:"
-        " images / 127.5 - 1, or vit.predict(images)."
-      )
+    self._check(images)
     return self._apply(self.params, images)
 
   def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
@@ -144,6 +132,68 @@ class Pretrained:
     if faults:
       raise _together(faults, len(images))
     return found
+
+  def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
+    """Returns the attention weights of every block, float32.
+
+    See `vit_jax.models.inspection.attention_of`. All are in memory at once: 192
+    MB an image for B/16 at 384 px.
+
+    Args:
+      images: Floats in [-1, 1], of `image_size`, as the model itself takes; or
+        whatever `predict` takes, which gets the model's own preprocessing.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    return inspection.attention_of(self.config, self.params, images)
+
+  def attention_map(self, images: Any) -> Float[np.ndarray, "b gh gw"]:
+    """Returns where the model looks: rollout of attention to the patches.
+
+    The row of the class token, or what the model's pooling makes of the rows of
+    all tokens; see `vit_jax.models.inspection.attention_map`. Each map sums to
+    1. `vit_jax.reporting.overlay.beside` draws it beside its image.
+
+    Args:
+      images: See `attention`.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    maps = [
+      inspection.attention_map(self.config, self.params, images[i : i + BATCH])
+      for i in range(0, len(images), BATCH)
+    ]
+    return np.concatenate(maps)
+
+  def _inputs(self, images) -> inspection.Images:
+    """Returns floats as they are, and all else preprocessed."""
+    if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
+      self._check(images)
+      return images
+    read = (images_lib.read(image) for image in images_lib.listed(images))
+    return normalise(
+      np.stack([pixels.apply(image, self.ops) for image in read])
+    )
+
+  def _check(self, images) -> None:
+    """Raises ValueError unless these are images as the model takes them."""
+    shape, dtype = np.shape(images), getattr(images, "dtype", None)
+    expected = (*self.image_size, 3)
+    if len(shape) != 4 or shape[1:] != expected:
+      raise ValueError(
+        f"got images of shape {shape}, expected [b, {expected[0]},"
+        f" {expected[1]}, 3]; for another size,"
+        " vit_jax.load(path, image_size=(height, width))."
+      )
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(
+        f"got images of type {dtype}, expected floats in [-1, 1]:"
+        " images / 127.5 - 1, or vit.predict(images)."
+      )
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""
