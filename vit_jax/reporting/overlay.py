@@ -33,14 +33,21 @@ def lit(
 ) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the image times the map, which is 1 where it is largest.
 
-  The map is enlarged by Lanczos' filter, and what that makes negative is 0.
+  The map is enlarged by Lanczos' filter, and what that makes negative is 0. Its
+  border is continued outwards, without which the filter would raise it.
 
   Args:
     image: An image.
     map: Attention to each patch, 0 or more; its scale has no effect.
   """
   height, width, _ = image.shape
-  mask = Image.fromarray(np.asarray(map, np.float32))
-  mask = np.asarray(mask.resize((width, height), Image.Resampling.LANCZOS))
+  (rows, columns), more = map.shape, 3  # the filter's reach
+  mask = np.pad(np.asarray(map, np.float32), more, mode="edge")
+  mask = Image.fromarray(mask).resize(
+    (width, height),
+    Image.Resampling.LANCZOS,
+    box=(more, more, more + columns, more + rows),
+  )
+  mask = np.asarray(mask)
   mask = mask.clip(0) / max(float(mask.max()), 1e-30)
   return np.round(image * mask[..., None]).astype(np.uint8)
