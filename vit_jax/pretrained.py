@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import weights
+from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
