@@ -7,8 +7,10 @@ import argparse
 COMMANDS = {
   "train": "pre-train or fine-tune, as a config file says",
   "evaluate": "score a checkpoint; few-shot on your own images",
+  "predict": "name the classes of images, folders of images, a list",
   "score": "score published weights beside their published figures",
   "sweep": "try learning rates, train with the best, score the test once",
+  "serve": "open a page to try a model on dropped images",
   "report": "write a page on one run or several",
   "convert": "write weights in another format",
   "models": "list every model with its size and published files",
