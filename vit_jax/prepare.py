@@ -1,12 +1,12 @@
-"""Puts a data set on disk in TFDS's format: `python -m vit_jax.prepare SOURCE`.
+"""Puts a data set on disk in TFDS's format: `vit-jax prepare SOURCE`.
 
 A name of TFDS is downloaded and prepared by TFDS; `imagenet21k` and
 `imagenet2012` are made from tars in --manual_dir. Images of one's own are
 imported once, under a name of their own:
 
-  python -m vit_jax.prepare imagenet21k --manual_dir=/data/fall11
-  python -m vit_jax.prepare folder:/data/birds --name=birds
-  python -m vit_jax.train --config=... --config.data.dataset=birds
+  vit-jax prepare imagenet21k --manual_dir=/data/fall11
+  vit-jax prepare folder:/data/birds --name=birds
+  vit-jax train --config=... --config.data.dataset=birds
 
 Files are written as array_record, whose records are read by number, so that
 their order is a permutation that the seed decides. An import that stops half
@@ -81,7 +81,7 @@ def _options(args: argparse.Namespace):
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
-    prog="python -m vit_jax.prepare",
+    prog="vit-jax prepare",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

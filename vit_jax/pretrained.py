@@ -361,7 +361,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
   if name is None:
     raise ValueError(
       f"load: got {', '.join(sorted(options))}, which no family of models has"
-      " together; see python -m vit_jax.train --help."
+      " together; see vit-jax train --help."
     )
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}

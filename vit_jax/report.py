@@ -1,4 +1,4 @@
-"""Writes a report on runs: `python -m vit_jax.report runs/demo`.
+"""Writes a report on runs: `vit-jax report runs/demo`.
 
 Reads a run, or all runs of a directory, and writes beside them `report.html`
 (one file, pictures inside, no network), `figures/*.svg` and `summary.json`.
@@ -6,6 +6,27 @@ What a run lacks is left out, with a line that says so.
 """
 
 import argparse
+
+from vit_jax.config import commands
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
+  parser = commands.parser(
+    "report",
+    "Writes report.html (one file, pictures inside, no network), figures/*.svg"
+    "\nand summary.json beside a run, or beside all runs of a directory.",
+    "vit-jax report runs/demo",
+  )
+  parser.add_argument("directory", help="a run, or a directory of runs")
+  parser.add_argument("--out", help="where to write (default: the directory)")
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  parse()
+
+# ruff: noqa: E402
 import functools
 import html
 import json
@@ -383,13 +404,8 @@ def _accuracy_chart(group: list[Run]) -> Callable:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Parses the command line."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.report", description=__doc__.split("\n")[0]
-  )
-  parser.add_argument("directory", help="a run, or a directory of runs")
-  parser.add_argument("--out", help="where to write (default: the directory)")
-  args = parser.parse_args(argv)
+  """Writes the report, and prints where."""
+  args = parse(argv)
   # Tables are read on the host; a GPU may be busy with the run itself.
   jax.config.update("jax_platforms", "cpu")
   try:

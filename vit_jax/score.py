@@ -1,4 +1,4 @@
-"""Scores files of weights: `vit_jax.score FILE... --on=imagenet2012,v2`.
+"""Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
 
 FILE is anything that `vit_jax.load` reads. Model, size of the images and
 preprocessing are found from it; beside each score is the one that was published
@@ -72,7 +72,7 @@ DEFAULTS = {
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
   """Parses the command line; imports nothing heavy."""
   parser = argparse.ArgumentParser(
-    "python -m vit_jax.score", description=__doc__.split("\n\n", 1)[1]
+    "vit-jax score", description=__doc__.split("\n\n", 1)[1]
   )
   parser.add_argument("files", nargs="+", metavar="FILE", help="weights")
   choices = {"protocol": PROTOCOLS, "dtype": ("float32", "bfloat16")}
@@ -211,7 +211,7 @@ def task_of(
   if not num_classes:
     raise ValueError(
       f"{path}: got weights without a head, expected one; a linear map of their"
-      f" features is scored by python -m vit_jax.evaluate --checkpoint={path}"
+      f" features is scored by vit-jax evaluate --checkpoint={path}"
       " --fewshot=DATASET."
     )
   model = weights.identify(found.params, found.options).for_inference()

@@ -1,4 +1,4 @@
-"""Searches a grid of options: `python -m vit_jax.sweep --config=FILE`.
+"""Searches a grid of options: `vit-jax sweep --config=FILE`.
 
 Every point of the grid is trained, and scored on the part of the training data
 that the config's evaluator `val` holds out, on nothing else. The options of the
@@ -11,7 +11,7 @@ from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   PARSED = cli.parse_tasks(
-    "vit_jax.sweep",
+    "sweep",
     {
       "grid": "option=value,value,... without config., to be tried in every"
       " combination with those of further --grid (default: the config file's"

@@ -1,4 +1,4 @@
-"""Trains a Vision Transformer: `python -m vit_jax.train --config=FILE`.
+"""Trains a Vision Transformer: `vit-jax train --config=FILE`.
 
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: mesh, data, model, state, step, evaluators, loop. The same command again
@@ -11,7 +11,7 @@ from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
-    "vit_jax.train",
+    "train",
     {
       "workdir": "folder of the run (default: runs/<config name>)",
       **cli.PROCESS_FLAGS,

@@ -1,4 +1,4 @@
-"""`python -m vit_jax.prepare`: ImageNet from tars, and data of one's own."""
+"""`vit-jax prepare`: ImageNet from tars, and data of one's own."""
 
 import io
 import subprocess

@@ -248,7 +248,7 @@ def test_every_option_is_read_somewhere():
 
 def test_command_line_collects_every_fault():
   args = cli.parse(
-    "vit_jax.train",
+    "train",
     {"workdir": ""},
     [
       f"--config={ROOT}/configs/vit_b16.py",

@@ -59,7 +59,7 @@ class Args(NamedTuple):
 
 
 def parse(
-  command: str,
+  verb: str,
   flags: dict[str, str],
   argv: list[str] | None = None,
   switches: tuple[str, ...] = (),
@@ -68,7 +68,7 @@ def parse(
   """Parses `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
   Args:
-    command: Name of the module, e.g. "vit_jax.train", for the help text.
+    verb: Name of the command, e.g. "train", for the help text.
     flags: Further flags and what they mean.
     argv: Words after the command; None: those of this process.
     switches: Flags that need no value, and are then "true".
@@ -117,7 +117,7 @@ def parse(
   for path, value in overrides.items():
     override(values, path, value)
   if wants_help:
-    print(help_text(command, flags, values))
+    print(help_text(verb, flags, values))
     sys.exit(0)
   config, more = config_lib.build(values)
   if not loaded:  # further faults would not be those of the user's config
@@ -127,7 +127,7 @@ def parse(
 
 
 def parse_tasks(
-  command: str, flags: dict[str, str], argv: list[str] | None = None, **options
+  verb: str, flags: dict[str, str], argv: list[str] | None = None, **options
 ) -> dict[str, tuple[str, str, Args]]:
   """Does as `parse`, for each task of a config file that has several.
 
@@ -136,7 +136,7 @@ def parse_tasks(
   stands for one run alone.
 
   Args:
-    command: As for `parse`.
+    verb: As for `parse`.
     flags: As for `parse`.
     argv: As for `parse`.
     **options: Of `parse`.
@@ -155,7 +155,7 @@ def parse_tasks(
   parsed = {}
   for name, (group, of_task) in tasks.items():
     words = [f"--config={of_task}"] if source else []  # the last one counts
-    args = parse(command, flags, [*argv, *words], **options)
+    args = parse(verb, flags, [*argv, *words], **options)
     parsed[name] = group, of_task, args
   return parsed
 
@@ -178,14 +178,13 @@ def ask(source: str, name: str) -> Any:
   return answer
 
 
-def help_text(command: str, flags: dict[str, str], values: dict) -> str:
+def help_text(verb: str, flags: dict[str, str], values: dict) -> str:
   """Returns usage and every option with its type, value and unit."""
   config = "--config=configs/<name>.py[:argument]"
   if "checkpoint" in flags:
     config = f"--checkpoint=<run> [{config}]"
   lines = [
-    f"usage: python -m {command} {config} [--config.<option>=<value> ...]"
-    " [flags]",
+    f"usage: vit-jax {verb} {config} [--config.<option>=<value> ...] [flags]",
     "",
     "flags:",
   ]

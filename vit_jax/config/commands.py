@@ -9,6 +9,7 @@ COMMANDS = {
   "evaluate": "score a checkpoint; few-shot on your own images",
   "score": "score published weights beside their published figures",
   "sweep": "try learning rates, train with the best, score the test once",
+  "serve": "open a page to try a model on dropped images",
   "report": "write a page on one run or several",
   "convert": "write weights in another format",
   "models": "list every model with its size and published files",

@@ -1,10 +1,10 @@
-"""Prints every model by name: `python -m vit_jax.models`."""
+"""Prints every model by name: `vit-jax models`."""
 
 import argparse
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   argparse.ArgumentParser(
-    "python -m vit_jax.models",
+    "vit-jax models",
     description="Prints every model by name: its parameters, the FLOPs and"
     " tokens of an image of 224 and of 384 pixels, and the published files that"
     " fit it. It takes no options; a name is one of"

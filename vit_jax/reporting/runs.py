@@ -201,7 +201,7 @@ def find_runs(directory: str | pathlib.Path) -> list[Run]:
     raise ValueError(
       f"{str(directory)!r}: got a directory without a run, expected"
       f" {METRICS} or config.json in it or one level below. Train first:"
-      f" python -m vit_jax.train --config=... --workdir={directory}."
+      f" vit-jax train --config=... --workdir={directory}."
     )
   return runs
 
