@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,22 +17,13 @@ from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
-from vit_jax.data import pixels
+from vit_jax.data import pixels, streaming
 from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest
-from vit_jax.runtime import run_info
-
-BATCH = 16  # images in a forward pass of `predict`
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-  """A class and its probability by the model, 0 to 1."""
-
-  name: str
-  probability: float
+from vit_jax.runtime import inference, run_info
+from vit_jax.runtime.inference import Answer, Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +59,11 @@ class Pretrained:
   def _apply(self):
     return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
 
+  @functools.cached_property
+  def probabilities(self):
+    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
+    return inference.probabilities_fn(self)
+
   def __call__(
     self, images: Float[Array, "b h w c"] | np.ndarray
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
@@ -93,10 +89,10 @@ class Pretrained:
     differ by 1 level in the mean, and by at most 18 on photographs.
 
     Args:
-      images: A path, a glob, a PIL image, or an array uint8 [h, w], [h, w, 1],
-        [h, w, 3] or [h, w, 4]; or any number of these in a list, or as an array
-        [b, h, w, c]. Files: JPEG, PNG, WebP, BMP, GIF, and all else that Pillow
-        reads.
+      images: A path, a glob, the bytes of a file, a PIL image, or an array
+        uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these
+        in a list, or as an array [b, h, w, c]. Files: JPEG, PNG, WebP, BMP,
+        GIF, and all else that Pillow reads.
       top: Number of classes returned for each image.
 
     Returns:
@@ -111,24 +107,16 @@ class Pretrained:
       ValueError: The model has no head, or some images cannot be read: the
         message names all of them.
     """
-    if not self.num_classes:
-      raise ValueError("got a model without a head, expected one; call it.")
     images = images_lib.listed(images)
-    names = self.class_names or tuple(map(str, range(self.num_classes)))
+    named = (
+      streaming.Named(images_lib.name(image, i), image)
+      for i, image in enumerate(images)
+    )
     found, faults = [], []
-    for i in range(0, len(images), BATCH):
-      rows = []
-      for index, image in enumerate(images[i : i + BATCH], i):
-        try:
-          rows.append(pixels.apply(images_lib.read(image), self.ops))
-        except (FileNotFoundError, ValueError) as e:
-          faults.append((f"{images_lib.name(image, index)}: {e}", type(e)))
-      if faults:
-        continue  # only to name the others
-      logits, _ = self(normalise(np.stack(rows)))
-      for row in np.asarray(PROBABILITIES[self.loss](logits)):
-        best = np.argsort(-row, kind="stable")[:top]
-        found.append([Prediction(names[k], float(row[k])) for k in best])
+    for answer in self.predictions(named, top, batch_size=inference.BATCH):
+      found.append(answer.classes)
+      if (e := answer.error) is not None:
+        faults.append((f"{answer.name}: {e}", type(e)))
     if faults:
       raise _together(faults, len(images))
     return found
@@ -195,6 +183,36 @@ class Pretrained:
         f"got images of type {dtype}, expected floats in [-1, 1]:"
         " images / 127.5 - 1, or vit.predict(images)."
       )
+
+  def predictions(
+    self,
+    images: Iterable[streaming.Named],
+    top: int = 5,
+    *,
+    batch_size: int = inference.BATCH,
+    attention: bool = False,
+  ) -> Iterator[Answer]:
+    """Classifies any number of images as they come, in their order.
+
+    While the model computes, threads decode and resize the next two batches;
+    no more is in memory. One batch shape is compiled: the last batch is filled
+    up; an only batch that is not full, to a power of two.
+
+    Args:
+      images: Images with names; `streaming.find` finds those of a folder.
+      top: Number of classes of each.
+      batch_size: Images in a forward pass.
+      attention: Whether attention maps are wanted, too.
+
+    Raises:
+      ValueError: The model has no head; or attention is wanted, and it has
+        none.
+    """
+    if not self.num_classes:
+      raise ValueError("got a model without a head, expected one; call it.")
+    return inference.answers(
+      self, images, top, batch_size=batch_size, attention=attention
+    )
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""

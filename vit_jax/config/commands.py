@@ -7,6 +7,7 @@ import argparse
 COMMANDS = {
   "train": "pre-train or fine-tune, as a config file says",
   "evaluate": "score a checkpoint; few-shot on your own images",
+  "predict": "name the classes of images, folders of images, a list",
   "score": "score published weights beside their published figures",
   "sweep": "try learning rates, train with the best, score the test once",
   "serve": "open a page to try a model on dropped images",

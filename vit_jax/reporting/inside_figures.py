@@ -126,7 +126,7 @@ def heads(
     layout="constrained",
   )
   axes = figure.subplots()
-  axes.imshow(picture, vmin=0, vmax=1, cmap="magma", interpolation="nearest")
+  axes.imshow(picture, vmin=0, vmax=1, cmap="hot", interpolation="nearest")
   for layer in range(layers):
     for head in range(num_heads):
       corner = (

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
@@ -74,15 +73,16 @@ def lit(
 
 
 def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
-  """Returns pictures in rows, on a clear ground, scaled to the first's size.
+  """Returns pictures in rows, on a clear ground.
 
   Args:
-    pictures: One or more.
+    pictures: One or more; all are scaled to 192 pixels of height, and to the
+      first one's width.
     columns: Pictures in a row at most.
   """
   width, height = pictures[0].size
-  gap = max(1, 4 * _GAP * height // _SMALLEST)
-  columns = min(columns, len(pictures))
+  width, height = max(1, round(width * _SMALLEST / height)), _SMALLEST
+  gap, columns = 4 * _GAP, min(columns, len(pictures))
   rows = -(-len(pictures) // columns)
   size = (columns * (width + gap) - gap, rows * (height + gap) - gap)
   whole = Image.new("RGBA", size)
@@ -98,10 +98,11 @@ def _enlarged(image):
 
 
 def _squares(map, size: tuple[int, int]):
-  """Returns the map as colours, from black over red to pale yellow."""
+  """Returns the map as colours: from black over red and yellow to white."""
   map = np.asarray(map, np.float32)
-  colours = mpl.colormaps["magma"](map / max(float(map.max()), 1e-30))
-  colours = Image.fromarray(np.uint8(255 * colours[..., :3]))
+  heat = 3 * map / max(float(map.max()), 1e-30)
+  colours = np.clip(heat[..., None] - [0, 1, 2], 0, 1)
+  colours = Image.fromarray(np.round(255 * colours).astype(np.uint8))
   return np.asarray(colours.resize(size[::-1], Image.Resampling.NEAREST))
 
 
