@@ -99,7 +99,7 @@ class Report:
       for value, what, more in tables.headlines(run)
     ][:MOST_TILES]
     seconds = self.summary["wall_seconds"]
-    if seconds is not None:
+    if seconds is not None and "Curves" not in self.groups:
       tiles.append((format_seconds(seconds), "wall time", ""))
     cells = "".join(
       f"<div><b>{html.escape(number)}</b><span>{breakable(what)}</span>"

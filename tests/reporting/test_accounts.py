@@ -71,6 +71,6 @@ def test_costs_are_facts_of_a_run(tmp_path):
   costs = facts.cost_texts(run)
   assert costs["images seen"] == "1,281,167"
   assert costs["exaFLOPs"] == "0.135" and costs["device-hours"] == "2.5"
-  assert costs["the run before"] == (
+  assert facts.facts(run)["the run before"] == (
     "7,000,000,000 images seen, 4,262 exaFLOPs, device-hours unknown"
   )

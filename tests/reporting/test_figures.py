@@ -50,7 +50,7 @@ def test_long_names_stand_below_on_several_lines():
   figure = figures.accuracy(lines)
   (legend,) = figure.legends
   first, second = (t.get_text() for t in legend.get_texts())
-  assert first.replace("\n", "") == f"{name} 75.0%" and first.count("\n") == 1
+  assert first.replace("\n", "") == f"{name} 75.0%" and first.count("\n") == 2
   assert max(map(len, first.split("\n"))) <= 50 and second == "$_{ 50.0%"
   # The whole legend is inside the picture, and so are the axes.
   figure.draw_without_rendering()

@@ -14,14 +14,15 @@ from vit_jax.reporting.runs import Run
 from vit_jax.reporting.state import state
 from vit_jax.runtime import promise
 
-MOST_COLUMNS = 4  # runs side by side; with more runs, one per row
+MOST_COLUMNS = 4  # runs side by side, with their names
+MOST_TURNED = 7  # columns of a table with a row for each run
 NONE = "—"
 
 
 def states_section(runs: Sequence[Run], now: float | None = None) -> str:
   """Returns what became of each run, and lines that could not be read."""
-  rows = [(r.label, state(r, now)) for r in runs]
-  shown = states([(name if runs[1:] else "", *s[:2]) for name, s in rows])
+  rows = [(r.label if runs[1:] else "", *state(r, now)[:2]) for r in runs]
+  shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
   unread = [
     f"{r.num_unread} line{'s' * (r.num_unread > 1)} of the metrics of"
     f" {r.label}, cut off or damaged"
@@ -32,53 +33,56 @@ def states_section(runs: Sequence[Run], now: float | None = None) -> str:
   return shown + (f'<p class="missing">{note}</p>' if unread else "")
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   """Returns the options in which runs differ, with the value of each run.
 
-  Runs without a config are left out by the caller. An evaluator that only some
-  runs have is one entry, "evals.NAME", of its kind, data set and split.
+  An evaluator that only some runs have is one entry, "evals.NAME", with its
+  kind, data set and split.
+
+  Args:
+    runs: Those without a config.json are left out.
 
   Returns:
-    Path of the option -> values; None where a run has no such option.
+    Path of the option -> name of the run -> value; None where a run has no such
+    option.
   """
-  flat = [options_of(run.config) for run in runs]
-  shared = set.intersection(*(set(run.evals) for run in runs)) if runs else ()
-  found: dict[str, list[Any]] = {}
-  for key in dict.fromkeys(k for options in flat for k in options):
+  runs = [r for r in runs if r.config]
+  flat = {r.name: options_of(r.config) for r in runs}
+  shared = set.intersection(*(set(r.evals) for r in runs)) if runs else set()
+  found: dict[str, dict[str, Any]] = {}
+  for key in dict.fromkeys(k for options in flat.values() for k in options):
     where, _, rest = key.partition(".")
-    if where == "evals" and (not rest or rest.split(".")[0] not in shared):
+    if where == "evals" and rest.split(".")[0] not in shared:
       continue
-    values = [options.get(key) for options in flat]
-    if any(v != values[0] for v in values):
+    values = {name: options.get(key) for name, options in flat.items()}
+    if any(v != next(iter(values.values())) for v in values.values()):
       found[key] = values
-  for name in dict.fromkeys(n for run in runs for n in run.evals):
+  for name in dict.fromkeys(n for r in runs for n in r.evals):
     if name not in shared:
-      found[f"evals.{name}"] = [
-        run.evals[name].kind + f" on {run.scored(name)}"
-        if name in run.evals
+      found[f"evals.{name}"] = {
+        r.name: f"{r.evals[name].kind} on {r.scored(name)}"
+        if name in r.evals
         else None
-        for run in runs
-      ]
+        for r in runs
+      }
   return found
 
 
 def differences_section(runs: Sequence[Run]) -> str:
   """Returns a table of the options in which runs differ."""
-  known = [r for r in runs if r.config]
-  lacking = missing(
-    f"options of {', '.join(r.label for r in runs if not r.config)}, which"
-    " has no config.json"
-    if len(known) < len(runs)
-    else ""
-  )
-  if len(known) < 2:
+  unknown = ", ".join(r.label for r in runs if not r.config)
+  lacking = missing(unknown and f"options of {unknown}: no config.json")
+  if sum(bool(r.config) for r in runs) < 2:
     return ""
-  found = differences(known)
+  found = differences(runs)
   if not found:
     text = "<p>None: all options are the same.</p>"
   else:
-    rows = {k: list(map(_value, values)) for k, values in found.items()}
-    text = _beside("option", [r.label for r in known], rows)
+    rows = {
+      key: [_value(by_name.get(r.name)) for r in runs]
+      for key, by_name in found.items()
+    }
+    text = beside("option", [r.label for r in runs], rows)
   return f"<h2>Differences of the configs</h2>\n{text}{lacking}"
 
 
@@ -91,12 +95,24 @@ def _value(value: Any) -> str:
   return json.dumps(value, ensure_ascii=False)
 
 
-def _beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
-  """Returns a table with a column for each run, or, of many runs, a row."""
-  if len(names) <= MOST_COLUMNS or len(rows) > MOST_COLUMNS:
-    return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])
-  turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
-  return table("facts", ["run", *rows], turned)
+def beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
+  """Returns a table with the values of each run.
+
+  Of few runs each has a column. Of more runs each has a row, unless the table
+  would be too wide; then columns have the numbers that `states_section` gives.
+
+  Args:
+    what: Head of the first column.
+    names: Those of the runs.
+    rows: Name of a row -> the values of all runs.
+  """
+  if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:
+    turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
+    return table("facts", ["", *rows], turned)
+  if len(names) > MOST_COLUMNS:
+    names = [str(i + 1) for i, _ in enumerate(names)]
+    what = "run"
+  return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])
 
 
 def fewshot_section(runs: Sequence[Run], picture: Callable) -> str:
@@ -153,7 +169,7 @@ def costs_section(runs: Sequence[Run]) -> str:
   found = [facts.cost_texts(r) for r in runs]
   names = dict.fromkeys(k for texts in found for k in texts)
   rows = {n: [texts.get(n, NONE) for texts in found] for n in names}
-  parts = [_beside("", [r.label for r in runs], rows)] if rows else []
+  parts = [beside("", [r.label for r in runs], rows)] if rows else []
   parts += [_promise(r) for r in runs if r.plan.get("plan")]
   if not parts:
     return ""
@@ -213,10 +229,6 @@ def summary(runs: Sequence[Run], now: float | None = None) -> dict[str, Any]:
       if r.plan.get("plan")
     },
   }
-  known = [r for r in runs if r.config]
-  if len(known) > 1:
-    found["differences"] = {
-      key: dict(zip([r.name for r in known], values, strict=True))
-      for key, values in differences(known).items()
-    }
+  if len(runs) > 1:
+    found["differences"] = differences(runs)
   return found

@@ -27,6 +27,8 @@ def facts(run: Run) -> dict[str, str]:
     found["objective"] = ", ".join(words).replace("_", " ")
   if config:
     found["starts from"] = str(config.get("init") or "random weights")
+  if before := run.metadata.get(accounting.KEY, {}).get("init"):
+    found["the run before"] = accounting.text(before)
   if data := config.get("data"):
     found["data"] = f"{data.get('dataset')} [{data.get('split')}]"
     if metadata.get("num_examples"):
@@ -85,6 +87,4 @@ def cost_texts(run: Run) -> dict[str, str]:
     if value is not None:
       name, text = texts.get(what, (what, accounting.number))
       found[name] = text(value)
-  if before := run.metadata.get(accounting.KEY, {}).get("init"):
-    found["the run before"] = accounting.text(before)
   return found

@@ -9,7 +9,7 @@ contrast that text needs on its page, and line styles differ as well.
 
 import io
 import math
-import textwrap
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -336,8 +336,26 @@ def _curves(
 
 def _end(line: Line, text: Callable[[float], str] | None) -> str:
   """Returns name and last value; a long name takes several lines."""
-  name = "\n".join(textwrap.wrap(line.label, 50)) or line.label
+  name = "\n".join(_wrapped(line.label, 50))
   return " ".join(filter(None, [name, text and text(line.y[-1])]))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+  """Returns lines of at most `width` characters, broken after _ / , or space.
+
+  Example:
+    >>> _wrapped("a_bc/d", 4), _wrapped("abcde", 4), _wrapped("", 4)
+    (['a_', 'bc/d'], ['abcd', 'e'], [''])
+  """
+  lines = [""]
+  for part in re.split(r"(?<=[_/,\s])", text):
+    if len(lines[-1]) + len(part) > width and lines[-1]:
+      lines.append("")
+    while len(part) > width:
+      lines[-1], part = part[:width], part[width:]
+      lines.append("")
+    lines[-1] += part
+  return lines
 
 
 def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:

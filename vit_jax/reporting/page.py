@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-# Where a line may break inside a name or a path, but not inside a number.
-_BREAK = re.compile(r"(?<=[/_])(?=\w)|(?<=,)(?=[^\d\s])")
+# Where a line may break inside a name, a path or operations, but not inside a
+# number.
+_BREAK = re.compile(r"(?<=[/_|])(?=\w)|(?<=,)(?=[^\d\s])")
 _STYLE = """
 :root {
   color-scheme: light dark;
@@ -122,6 +123,9 @@ pre {
   h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
+  .wide { overflow-x: visible; }
+  .facts, .numbers { font-size: 11px; }
+  .facts td { min-width: 0; padding-right: 8px; }
 }
 """
 
@@ -247,18 +251,21 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   )
 
 
-def states(rows: Iterable[tuple[str, str, str]]) -> str:
+def states(
+  rows: Iterable[tuple[str, str, str]], is_numbered: bool = False
+) -> str:
   """Returns a list of runs with what became of them.
 
   Args:
     rows: (name, "finished" "going" "stopped" or "unknown", text) each; the name
       may be "".
+    is_numbered: Whether numbers from 1 stand before the names.
   """
   items = "".join(
-    f'<li class="{kind}">'
+    f'<li class="{kind}">{f"{i} " if is_numbered else ""}'
     + (f"<b>{breakable(name)}</b>: " if name else "")
     + f"{breakable(text)}</li>"
-    for name, kind, text in rows
+    for i, (name, kind, text) in enumerate(rows, 1)
   )
   return f'<ul class="states">{items}</ul>'
 

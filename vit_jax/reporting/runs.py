@@ -139,11 +139,17 @@ class Run:
     return [n for n in self.evaluators(SHOT) if n not in members]
 
   def scored(self, name: str) -> str:
-    """Returns data set and split of an evaluator, its name if unknown."""
+    """Returns data set and split of an evaluator, its name if unknown.
+
+    Where several evaluators of one kind score these, the name stands behind.
+    """
     if name in self.groups:
       return f"mean of {len(self.groups[name])} data sets"
+    kind = self.evals[name].kind if name in self.evals else None
     texts = {
-      n: f"{short(e.dataset or n)} {e.split}" for n, e in self.evals.items()
+      n: f"{short(e.dataset or n)} {e.split}"
+      for n, e in self.evals.items()
+      if e.kind == kind
     }
     text = texts.get(name, name)
     same = [n for n, t in texts.items() if t == text]

@@ -1,5 +1,6 @@
 """Whether a run is finished, still going, or stopped before its end."""
 
+import math
 import statistics
 import time
 from typing import NamedTuple
@@ -105,7 +106,7 @@ def _resumes(run: Run) -> str:
 
 def _times(run: Run) -> list[float]:
   """Returns the times of the lines that the last process wrote."""
-  began = run.process.get("began", 0.0)
+  began = run.process.get("began", -math.inf)
   times = [r["time"] for r in run.rows if "time" in r]
   return [t for t in times if t >= began]
 
@@ -124,11 +125,11 @@ def _patience(run: Run) -> float:
 
 def _seconds_left(run: Run, total: int | None) -> float | None:
   """Returns the steps left times the seconds per step of the last lines."""
-  began = run.process.get("began", 0.0)
+  began = run.process.get("began", -math.inf)
   points = [
     (r["step"], r["time"])
     for r in run.rows
-    if "train/loss" in r and r.get("time", -1.0) >= began
+    if "train/loss" in r and r.get("time", -math.inf) >= began
   ][-20:]
   if total is None or len(points) < 2 or points[0][0] >= points[-1][0]:
     return None

@@ -2,7 +2,7 @@
 
 from vit_jax.reporting import facts as facts_lib
 from vit_jax.reporting import runs as runs_lib
-from vit_jax.reporting.comparison import MOST_COLUMNS
+from vit_jax.reporting.comparison import MOST_COLUMNS, beside
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
 
@@ -98,10 +98,13 @@ def facts(runs: list[Run]) -> str:
     return table("facts", ["", *labels], [[n, *v] for n, v in values.items()])
   same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
   differ = [n for n in values if n not in same]
-  parts = [table("facts", ["", "all runs"], list(map(list, same.items())))]
+  parts = []
+  if same:
+    parts.append(
+      table("facts", ["", "all runs"], list(map(list, same.items())))
+    )
   if differ:
-    rows = [[r, *(values[n][i] for n in differ)] for i, r in enumerate(labels)]
-    parts.append(table("facts", ["", *differ], rows))
+    parts.append(beside("", labels, {n: values[n] for n in differ}))
   return "<br>".join(parts)
 
 
