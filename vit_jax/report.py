@@ -41,7 +41,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from vit_jax.config import commands
 from vit_jax.reporting import (
   classes,
   comparison,
