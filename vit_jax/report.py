@@ -37,7 +37,7 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax.reporting import classes, figures, kept, tables
+from vit_jax.reporting import classes, figures, inside, kept, tables
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import (
@@ -83,6 +83,7 @@ class Report:
       self._fewshot(),
       self._predictions(),
       self._positions(),
+      inside.of_runs(self.runs, self._picture),
     ]
     return page(self.title, "\n".join(parts))
 
