@@ -194,8 +194,8 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
     return {}
   began = upgraded(json.loads(path.read_text()))
   # Options that were added since had what are their defaults now.
-  old = _flat(to_dict(build(began)[0])) | _flat(began)
-  new = _flat(to_dict(config))
+  old = flat(to_dict(build(began)[0])) | flat(began)
+  new = flat(to_dict(config))
   return {
     key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
@@ -278,11 +278,12 @@ def format_scores(step: int, scores: dict[str, float]) -> str:
   return head + ("\n" + " " * len(head)).join(lines)
 
 
-def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
+def flat(values: dict, prefix: str = "") -> dict[str, Any]:
+  """Returns nested options as "data.dataset" -> value."""
   flat = {}
   for key, value in values.items():
     if isinstance(value, dict) and value:
-      flat |= _flat(value, f"{prefix}{key}.")
+      flat |= flat(value, f"{prefix}{key}.")
     else:
       flat[prefix + key] = value
   return flat
