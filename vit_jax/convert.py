@@ -1,10 +1,102 @@
-"""Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
+"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`.
 
 SRC is anything that `vit_jax.load` reads. The written file is read again, and
 its logits are compared with those of SRC.
 """
 
 import argparse
+
+from vit_jax.config import commands
+
+# The formats of WRITERS.
+FORMATS = {
+  "orbax": "a checkpoint of ours",
+  "npz": "under Google's names",
+  "timm": "a .safetensors for timm",
+  "hf": "a folder for Hugging Face's transformers",
+  "onnx": "the forward pass for onnxruntime and others",
+  "stablehlo": "the forward pass for jax alone, on any of its platforms",
+}
+# The choices of resample.METHODS.
+FILTERS = {
+  "zoom": "the ViT paper's (default)",
+  "bilinear": "FlexiViT's",
+  "bicubic": "timm's",
+  "timm": "the same",
+  "hf": "Hugging Face's",
+}
+GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
+POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
+
+  def sides(text: str):
+    values = tuple(int(v) for v in text.lower().split("x"))
+    if len(values) > 2 or min(values) < 1:
+      raise ValueError
+    return values if len(values) == 2 else values * 2
+
+  def truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+      raise ValueError
+    return text.lower() == "true"
+
+  def listed(choices: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
+  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
+  parser = commands.parser(
+    "convert",
+    "Writes weights in another format, reads the file again and compares"
+    " logits.",
+    "vit-jax convert runs/birds birds.safetensors --to=timm\n"
+    "vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384",
+    usage="SRC DST --to=FORMAT [options]",
+  )
+  parser.add_argument(
+    "src", metavar="SRC", help="anything that vit_jax.load reads"
+  )
+  parser.add_argument(
+    "dst", metavar="DST", help="a new file, or a new folder (orbax, hf)"
+  )
+  parser.add_argument(
+    "--to",
+    required=True,
+    choices=FORMATS,
+    help=listed(FORMATS),
+  )
+  parser.add_argument(
+    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
+  )
+  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
+  parser.add_argument(
+    "--posemb_filter", default="zoom", choices=FILTERS, help=listed(FILTERS)
+  )
+  parser.add_argument(
+    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
+  )
+  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
+  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
+  parser.add_argument(
+    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+  )
+  parser.add_argument(
+    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
+  )
+  parser.add_argument(
+    "--drop_head",
+    action="store_true",
+    help="leave out the head; for timm, a tanh layer before it as well",
+  )
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  parse()
+
+# ruff: noqa: E402
 import dataclasses
 import json
 import sys
@@ -18,7 +110,6 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.models.resample import METHODS
 from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
 from vit_jax.weights import (
@@ -33,21 +124,11 @@ from vit_jax.weights import (
 from vit_jax.weights.found import METADATA_KEY
 from vit_jax.weights.identify import NEEDED
 
-# The choices of resample.METHODS.
-FILTERS = {
-  "zoom": "the ViT paper's (default)",
-  "bilinear": "FlexiViT's",
-  "bicubic": "timm's",
-  "timm": "the same",
-  "hf": "Hugging Face's",
-}
-GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
 # Rounding of float32 in another order of sums is 1e-5 of the largest logit for
 # the deepest models; what is computed otherwise is far above this.
 TOLERANCE = 1e-3
 # Where the StableHLO runs.
 PLATFORMS = ("cpu", "cuda", "tpu")
-POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -228,7 +309,6 @@ def _load_stablehlo(vit: Pretrained, path: str) -> Apply:
 class Writer(NamedTuple):
   """What writes a format.
 
-  meaning: For --help.
   write: (model, flat parameters, path) -> notes for the user.
   suffix: Ending of the file's name; None: it is a folder.
   read: What reads it again.
@@ -236,7 +316,6 @@ class Writer(NamedTuple):
   extra: Name of the extra that installs them.
   """
 
-  meaning: str
   write: Callable[[Pretrained, dict[str, np.ndarray], epath.Path], list[str]]
   suffix: str | None = None
   read: Callable[[Pretrained, str], Apply] = _load
@@ -245,24 +324,12 @@ class Writer(NamedTuple):
 
 
 WRITERS = {
-  "orbax": Writer("a checkpoint of ours", _write_orbax),
-  "npz": Writer("under Google's names", _write_npz, ".npz"),
-  "timm": Writer("a .safetensors for timm", _write_timm, ".safetensors"),
-  "hf": Writer("a folder for Hugging Face's transformers", _write_hf),
-  "onnx": Writer(
-    "the forward pass for onnxruntime and others",
-    _write_onnx,
-    ".onnx",
-    _load_onnx,
-    onnx_file.PACKAGES,
-    "onnx",
-  ),
-  "stablehlo": Writer(
-    "the forward pass for jax alone, on any of its platforms",
-    _write_stablehlo,
-    ".stablehlo",
-    _load_stablehlo,
-  ),
+  "orbax": Writer(_write_orbax),
+  "npz": Writer(_write_npz, ".npz"),
+  "timm": Writer(_write_timm, ".safetensors"),
+  "hf": Writer(_write_hf),
+  "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx_file.PACKAGES, "onnx"),
+  "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
 }
 
 
@@ -297,7 +364,7 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
 
 def main(argv: list[str] | None = None) -> None:
   """Loads, writes, reads again, and prints a report of each."""
-  args = _parse(argv)
+  args = parse(argv)
   given = {
     "num_heads": args.num_heads,
     "cls_row": args.cls_row,
@@ -353,59 +420,6 @@ def _untold(vit: Pretrained) -> dict:
   guess = labels.loss(vit.num_classes, NEEDED[0] in params) or "softmax"
   untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
   return untold
-
-
-def _parse(argv) -> argparse.Namespace:
-  def sides(text: str):
-    values = tuple(int(v) for v in text.lower().split("x"))
-    if len(values) > 2 or min(values) < 1:
-      raise ValueError
-    return values if len(values) == 2 else values * 2
-
-  def truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-      raise ValueError
-    return text.lower() == "true"
-
-  def listed(choices: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
-
-  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
-  )
-  parser.add_argument("src", help="anything that vit_jax.load reads")
-  parser.add_argument("dst", help="a new file, or a new folder (orbax, hf)")
-  parser.add_argument(
-    "--to",
-    required=True,
-    choices=WRITERS,
-    help=listed({k: w.meaning for k, w in WRITERS.items()}),
-  )
-  parser.add_argument(
-    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
-  )
-  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
-  parser.add_argument(
-    "--posemb_filter", default="zoom", choices=METHODS, help=listed(FILTERS)
-  )
-  parser.add_argument(
-    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
-  )
-  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
-  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
-  parser.add_argument(
-    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
-  )
-  parser.add_argument(
-    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
-  )
-  parser.add_argument(
-    "--drop_head",
-    action="store_true",
-    help="leave out the head; for timm, a tanh layer before it as well",
-  )
-  return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -534,5 +534,6 @@ def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_help_has_a_meaning_for_every_filter():
+def test_help_has_a_meaning_for_every_format_and_filter():
+  assert list(convert.FORMATS) == list(convert.WRITERS)
   assert list(convert.FILTERS) == list(resample.METHODS)

@@ -20,13 +20,15 @@ from typing import Any, NamedTuple, Protocol
 
 from etils import epath
 
-from vit_jax.config import Config, to_dict
+from vit_jax.config import Config, flat, to_dict
 from vit_jax.options import not_installed
 from vit_jax.runtime import run_info
 
 PROJECT = "vit_jax"  # where the environment names none
 EXTRA = "trackers"
 CLOSE_SECONDS = 60.0  # that the end of a run waits for a tracker
+# A line of metrics.jsonl: "step", "time" in seconds, and metrics.
+Row = Mapping[str, int | float]
 STATES = ("finished", "stopped", "failed")  # Ctrl-C stops a run
 
 
@@ -64,8 +66,8 @@ class Tracker(Protocol):
   def faults() -> str | None:
     """Returns why it could not write, found without the network."""
 
-  def log(self, row: Mapping[str, float]) -> None:
-    """Writes metrics; `row` has "step" and "time", in seconds, as well.
+  def log(self, row: Row) -> None:
+    """Writes the metrics of a row.
 
     Steps may come in any order: scores are written when they are known.
     """
@@ -114,7 +116,7 @@ class WandB:
       " or WANDB_MODE=offline"
     )
 
-  def log(self, row: Mapping[str, float]) -> None:
+  def log(self, row: Row) -> None:
     self._run.log({k: v for k, v in row.items() if k != "time"})
 
   def finish(self, state: str) -> None:
@@ -175,7 +177,7 @@ class MLflow:
   def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
-  def log(self, row: Mapping[str, float]) -> None:
+  def log(self, row: Row) -> None:
     from mlflow.entities import Metric
 
     at, step = int(row["time"] * 1000), int(row["step"])
@@ -217,7 +219,7 @@ class Trackio:
   def faults() -> str | None:
     return None  # it keeps what it cannot send
 
-  def log(self, row: Mapping[str, float]) -> None:
+  def log(self, row: Row) -> None:
     values = {k: v for k, v in row.items() if k not in ("step", "time")}
     self._run.log(values, step=int(row["step"]))
 
@@ -267,8 +269,8 @@ class Sender:
     config: Config,
     *,
     resumes: bool,
-    kept: Iterable[Mapping[str, float]],
-    dropped: Iterable[Mapping[str, float]],
+    kept: Iterable[Row],
+    dropped: Iterable[Row],
     note: Callable[[str], None],
   ):
     self._name = name
@@ -280,7 +282,7 @@ class Sender:
     self._about = About(
       epath.Path(os.path.abspath(workdir)).name or name,
       workdir,
-      run_info.flat(to_dict(config)),
+      flat(to_dict(config)),
       known,
     )
     self._had = {(row["step"], key) for row in dropped if known for key in row}
@@ -295,8 +297,8 @@ class Sender:
     )
     self._thread.start()
 
-  def put(self, row: Mapping[str, float]) -> None:
-    """Hands over a row, with its step and time; returns at once."""
+  def put(self, row: Row) -> None:
+    """Hands over a row; returns at once."""
     step = row["step"]
     left = {k: v for k, v in row.items() if (step, k) not in self._had}
     if left.keys() - {"step", "time"}:
