@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -215,7 +216,10 @@ def offline(tmp_path, monkeypatch):
   monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
   monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
   # Read when it is imported.
+  import wandb
   from trackio import sqlite_storage, utils
+
+  wandb.teardown()
 
   for module in (utils, sqlite_storage):
     monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
@@ -282,6 +286,7 @@ def in_trackio():
 @pytest.mark.usefixtures("offline")
 def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   """A run that fails, resumes and finishes is one run in each of them."""
+  monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "commands")
   from test_train import Stopped, _config, _stop_after
 
   from vit_jax import train
@@ -328,17 +333,22 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_what_is_checked_before_a_run(monkeypatch):
+  import wandb
+
   assert trackers.faults(Config(trackers=("wandb", "mlflow", "trackio"))) == []
   monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
   monkeypatch.setenv("WANDB_MODE", "online")
   monkeypatch.setenv("NETRC", os.devnull)
-  wandb, mlflow = trackers.faults(Config(trackers=("wandb", "mlflow")))
-  assert wandb == (
+  wandb.teardown()  # forgets the environment that it has read
+  no_key, no_store = trackers.faults(Config(trackers=("wandb", "mlflow")))
+  assert no_key == (
     "config.trackers: wandb: got no API key, expected one: run `wandb login`,"
     " or set WANDB_API_KEY, or WANDB_MODE=offline."
   )
-  assert mlflow.startswith("config.trackers: mlflow: MlflowException: The file")
-  assert mlflow.endswith(" Set MLFLOW_TRACKING_URI to a server's address.")
+  assert no_store.startswith(
+    "config.trackers: mlflow: MlflowException: The file"
+  )
+  assert no_store.endswith(" Set MLFLOW_TRACKING_URI to a server's address.")
 
 
 def test_a_run_of_the_trainer_is_checked(tmp_path, monkeypatch):

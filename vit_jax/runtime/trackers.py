@@ -107,9 +107,7 @@ class WandB:
   def faults() -> str | None:
     import wandb
 
-    if os.environ.get("WANDB_MODE", "online") != "online":
-      return None
-    if wandb.login(prompt=False):
+    if wandb.setup().settings.mode != "online" or wandb.login(prompt=False):
       return None
     return (
       "got no API key, expected one: run `wandb login`, or set WANDB_API_KEY,"
