@@ -127,13 +127,14 @@ def _type_name(annotation) -> str:
 
 
 def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
-  """Refuses a value that is not among the choices, if there are any.
+  """Refuses a value, or one of a tuple, that is not among the choices.
 
   Raises:
     ValueError: The message names `where`, the choices and the nearest.
   """
-  if choices and value is not None and value not in choices:
-    raise ValueError(
-      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
-      + nearest(str(value), choices)
-    )
+  for one in value if isinstance(value, tuple) else (value,):
+    if choices and one is not None and one not in choices:
+      raise ValueError(
+        f"{where}: got {one!r}, expected one of {', '.join(choices)}."
+        + nearest(str(one), choices)
+      )

@@ -139,8 +139,7 @@ def _train(
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
-  writer = Writer(workdir, start)
-  at_exit.callback(writer.close)
+  writer = at_exit.enter_context(Writer(workdir, start, config, progress.note))
   meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size)
