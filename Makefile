@@ -18,7 +18,7 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
-$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt
+$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt requirements-onnx.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-parity.txt
 	touch $@
 

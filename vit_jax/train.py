@@ -1,4 +1,4 @@
-"""Trains a Vision Transformer: `python -m vit_jax.train --config=FILE`.
+"""Trains a Vision Transformer: `vit-jax train --config=FILE`.
 
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: mesh, data, model, state, step, evaluators, loop. The same command again
@@ -11,11 +11,15 @@ from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
-    "vit_jax.train",
+    "train",
     {
       "workdir": "folder of the run (default: runs/<config name>)",
       **cli.PROCESS_FLAGS,
     },
+    description="Pre-trains or fine-tunes a model, as a config says. The same"
+    " command again goes on from the last checkpoint.",
+    example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
+    "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
 
 # ruff: noqa: E402
@@ -32,9 +36,11 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
   host_memory,
+  lifetime,
   predictions,
   prepare,
   processes,
+  promise,
   run_info,
 )
 from vit_jax.runtime.accounting import KEY, account_of
@@ -74,6 +80,7 @@ def train_and_evaluate(
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     phases = at_exit.enter_context(startup.Start(began))
     prepared = prepare.check(config, workdir, data=data)
+    at_exit.enter_context(lifetime.recorded(workdir))
     phases.ends("checks")
     return _train(prepared, phases, at_exit)
 
@@ -204,6 +211,7 @@ def _train(
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
   progress.note(account.text(total_steps))
+  progress.note(promise.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
 
