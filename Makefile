@@ -14,11 +14,11 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-serve.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
-$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt
+$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt requirements-onnx.txt requirements-trackers.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-parity.txt
 	touch $@
 

@@ -151,11 +151,10 @@ class Pretrained:
       ValueError: The model has no attention, or an image cannot be read.
     """
     images = self._inputs(images)
+    rows = inspection.batch_size(self.config, self.image_size)
     maps = [
-      inspection.attention_map(
-        self.config, self.params, images[i : i + inference.BATCH]
-      )
-      for i in range(0, len(images), inference.BATCH)
+      inspection.attention_map(self.config, self.params, images[i : i + rows])
+      for i in range(0, len(images), rows)
     ]
     return np.concatenate(maps)
 

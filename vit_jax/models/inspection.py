@@ -9,7 +9,7 @@ attention.
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from vit_jax.families import ModelConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import attention_weights
-from vit_jax.models.posemb import learned_positions
+from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.stacking import unstack_blocks
 
 Sides = tuple[float | int, float | int]
@@ -62,6 +62,17 @@ class _Block(nn.Module):
     x = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="LayerNorm_0")(x)
     name = "MultiHeadDotProductAttention_0"
     return _Weights(options, name=name)(x, x)
+
+
+class _Positions(nn.Module):
+  """The table of the module whose parameters these are; None: it has none."""
+
+  options: ViTConfig
+  grid: tuple[int, int]
+
+  @nn.compact
+  def __call__(self) -> Float[Array, "1 n d"] | None:
+    return learned_positions(self.options, self.grid)
 
 
 class _Probe(nn.Module):
@@ -136,7 +147,7 @@ def rollout(
   the mean over heads, and I the residual connection. Each row sums to 1.
 
   Source: arXiv:2005.00928, section 3 (attention rollout); arXiv:2010.11929,
-  appendix D.7.
+  appendix D.8.
 
   Example:
     >>> a = jnp.full((2, 1, 3, 2, 2), 0.5)
@@ -181,15 +192,77 @@ def attention_map(
   rolled = None
   for layer in layers:
     rolled = roll(rolled, layer)
-  weights = _pooling(config, params, encoded)
-  return _on_grid(
-    jnp.einsum("bq,bqk->bk", weights, rolled), _grid(config, images)
+  return _map(config, params, encoded, rolled, _grid(config, images))
+
+
+class Survey(NamedTuple):
+  """Of a few images; see `mean_distance` and `attention_map`."""
+
+  distances: Float[Array, "layers b heads"]
+  maps: Float[Array, "b gh gw"]
+
+
+def survey(
+  config: ModelConfig, params: dict[str, Any], images: Images
+) -> Survey:
+  """Returns mean distances, in pixels, and maps, from one forward pass.
+
+  Args: See `attention_of`.
+
+  Raises:
+    ValueError: The model has no attention.
+  """
+  layers, encoded = _opened(config, params, images)
+  grid, far, rolled = _grid(config, images), [], None
+  (_, height, width, _), (rows, columns) = images.shape, grid
+  for layer in layers:
+    far.append(mean_distance(layer, grid, (height / rows, width / columns)))
+    rolled = roll(rolled, layer)
+  maps = _map(config, params, encoded, rolled, grid)
+  return Survey(jnp.stack(far), maps)
+
+
+def by_head(
+  config: ModelConfig,
+  params: dict[str, Any],
+  images: Images,
+  patch: tuple[int, int],
+) -> Float[Array, "layers b heads gh gw"]:
+  """Returns the weights of one patch on all patches, for each head.
+
+  Args:
+    config, params, images: See `attention_of`.
+    patch: Its row and column, from 0.
+
+  Raises:
+    ValueError: The model has no attention.
+  """
+  grid = _grid(config, images)
+  num_patches = grid[0] * grid[1]
+  row = patch[0] * grid[1] + patch[1] - num_patches  # from the end
+  layers = attention_by_layer(config, params, images)
+  rows = jnp.stack([layer[:, :, row, -num_patches:] for layer in layers])
+  return rows.reshape(*rows.shape[:-1], *grid)
+
+
+def batch_size(config: ModelConfig, image_size: tuple[int, int]) -> int:
+  """Returns how many images to look at together, 1 to 16.
+
+  So that one block's weights, and the tokens that all blocks got, have at most
+  2^26 numbers each (256 MB in float32).
+
+  Args:
+    config: The model's options.
+    image_size: (height, width), pixels.
+
+  Raises:
+    ValueError: The model has no attention.
+  """
+  num_tokens, size = _num_tokens(config, image_size), config.size
+  floats = num_tokens * max(
+    size.num_heads * num_tokens, size.depth * size.width
   )
-
-
-def _on_grid(row: Float[Array, "b n"], grid) -> Float[Array, "b gh gw"]:
-  patches = row[:, row.shape[1] - grid[0] * grid[1] :]
-  return (patches / patches.sum(-1, keepdims=True)).reshape(-1, *grid)
+  return max(1, min(16, 2**26 // floats))
 
 
 def mean_distance(
@@ -240,17 +313,48 @@ def distances(
   return np.sqrt(np.square(apart).sum(-1)).astype(np.float32)
 
 
+def position_table(
+  config: ModelConfig, params: dict[str, Any], image_size: tuple[int, int]
+) -> Float[np.ndarray, "n d"]:
+  """Returns what each patch gets for its position, row by row.
+
+  A learned table, halves put together, or fixed sines. Where every block has a
+  table of its own, it is that of the first block.
+
+  Args:
+    config: The model's options.
+    params: Its parameters.
+    image_size: (height, width), pixels.
+
+  Raises:
+    ValueError: No position is added to the patches; the text says why.
+  """
+  if "Transformer" not in params:
+    raise ValueError("a ResNet has no positions")
+  grid = config.grid(image_size)
+  if config.posemb == "sincos2d":
+    return sincos2d(*grid, config.size.width)
+  params = unstack_blocks(params)["Transformer"]
+  if config.posemb_at == "blocks":
+    params = params["encoderblock_0"]
+  module = _Positions(config, grid)
+  found = module.apply({"params": params})
+  if found is None:
+    how = {
+      "relative": "positions are offsets, learned in every attention",
+      "none": "the model has no positions",
+    }
+    raise ValueError(how[config.posemb])
+  return np.asarray(found, np.float32)[0, -grid[0] * grid[1] :]
+
+
 def _opened(config, params, images):
   """Returns the weights by layer, yet to be computed, and the encoded tokens.
 
   Raises:
     ValueError: The model has no attention.
   """
-  if "Transformer" not in params:
-    raise ValueError(
-      f"got {config.variant}, which has no attention between patches; expected"
-      " a Vision Transformer or a hybrid."
-    )
+  _num_tokens(config, tuple(images.shape[1:3]))
   config, params = config.unstacked(), unstack_blocks(params)
   got, encoded = _tokens(config, params, images)
   encoder = params["Transformer"]
@@ -263,6 +367,22 @@ def _opened(config, params, images):
     for i, x in enumerate(got)
   )
   return layers, encoded
+
+
+def _num_tokens(config, image_size) -> int:
+  if (num_tokens := config.num_tokens(image_size)) is None:
+    raise ValueError(
+      f"got {config.variant}, which has no attention between patches; expected"
+      " a Vision Transformer or a hybrid."
+    )
+  return num_tokens
+
+
+def _map(config, params, encoded, rolled, grid) -> Float[Array, "b gh gw"]:
+  """Returns the row of the rollout that the head reads, on the grid."""
+  pooling = _pooling(config, params, encoded)
+  row = jnp.einsum("bq,bqk->bk", pooling, rolled)[:, -grid[0] * grid[1] :]
+  return (row / row.sum(-1, keepdims=True)).reshape(-1, *grid)
 
 
 def _pooling(config, params, encoded) -> Float[Array, "b n"]:

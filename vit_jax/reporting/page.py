@@ -9,18 +9,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-# Where a line may break inside a name or a path, but not inside a number.
-_BREAK = re.compile(r"(?<=[/_])(?=\w)|(?<=,)(?=[^\d\s])")
+# Where a line may break inside a name, a path or operations, but not inside a
+# number.
+_BREAK = re.compile(r"(?<=[/_|])(?=\w)|(?<=,)(?=[^\d\s])")
 _STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1d1d1f; --soft: #63636a; --line: #e2e2e6;
-  --wash: #f5f5f7; --wrong: #b3261e;
+  --wash: #f5f5f7; --wrong: #b3261e; --good: #00744f; --going: #0068a8;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     --paper: #17181a; --ink: #e8e8ea; --soft: #a2a2aa; --line: #35363a;
-    --wash: #222327; --wrong: #ff8f85;
+    --wash: #222327; --wrong: #ff8f85; --good: #2fc99a; --going: #56b4e9;
   }
 }
 * { box-sizing: border-box; }
@@ -76,6 +77,19 @@ img.dark { display: none; }
 .cards b, .cards .prob { color: var(--ink); }
 .cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
 .cards .wrong b { color: var(--wrong); }
+.gallery {
+  display: grid; gap: 16px; margin: 12px 0 24px;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr));
+}
+.gallery figure { max-width: 600px; }
+.gallery figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
+.states { list-style: none; margin: 20px 0 0; padding: 0; font-size: 14px; }
+.states li { padding: 3px 0 3px 22px; text-indent: -22px; }
+.states li::before { display: inline-block; width: 22px; text-indent: 0; }
+.states .finished::before { content: "✓"; color: var(--good); }
+.states .going::before { content: "▸"; color: var(--going); }
+.states .stopped::before { content: "✗"; color: var(--wrong); }
+.states .unknown::before { content: "?"; color: var(--soft); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
 th, td {
@@ -115,6 +129,10 @@ pre {
   h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
+  .gallery { grid-template-columns: 1fr 1fr 1fr; }
+  .wide { overflow-x: visible; }
+  .facts, .numbers { font-size: 11px; }
+  .facts td { min-width: 0; padding-right: 8px; }
 }
 """
 
@@ -182,6 +200,20 @@ def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
   )
 
 
+def gallery(pictures: Iterable[tuple[Image.Image, str]]) -> str:
+  """Returns pictures with their captions, as JPEG."""
+  parts = []
+  for image, caption in pictures:
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", quality=88, subsampling=0)
+    parts.append(
+      f'<figure><img alt="{html.escape(caption)}"'
+      f' src="{_link("jpeg", buffer.getvalue())}">'
+      f"<figcaption><bdi>{breakable(caption)}</bdi></figcaption></figure>"
+    )
+  return f'<div class="gallery">{"".join(parts)}</div>'
+
+
 def _image(image: np.ndarray, label: str) -> str:
   """Returns a small image losslessly, with sharp pixels, a photo as JPEG."""
   is_small = max(image.shape[:2]) <= 64
@@ -238,6 +270,25 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     f'<div class="wide"><table class="{kind}"><tr>{first}</tr>{rest}</table>'
     "</div>"
   )
+
+
+def states(
+  rows: Iterable[tuple[str, str, str]], is_numbered: bool = False
+) -> str:
+  """Returns a list of runs with what became of them.
+
+  Args:
+    rows: (name, "finished" "going" "stopped" or "unknown", text) each; the name
+      may be "".
+    is_numbered: Whether numbers from 1 stand before the names.
+  """
+  items = "".join(
+    f'<li class="{kind}">{f"{i} " if is_numbered else ""}'
+    + (f"<b>{breakable(name)}</b>: " if name else "")
+    + f"{breakable(text)}</li>"
+    for i, (name, kind, text) in enumerate(rows, 1)
+  )
+  return f'<ul class="states">{items}</ul>'
 
 
 def share(value: float | None) -> str:
