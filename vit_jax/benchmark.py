@@ -17,7 +17,14 @@ FLAGS = {
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = cli.parse("benchmark", FLAGS, switches=("json",))
+  ARGS = cli.parse(
+    "benchmark",
+    FLAGS,
+    switches=("json",),
+    description="Times the train step of a config on this machine. Nothing is"
+    " written.",
+    example="vit-jax benchmark --config=vit_b16 --config.data.batch_size=256",
+  )
 
 # ruff: noqa: E402
 import dataclasses

@@ -21,6 +21,10 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
       **cli.PROCESS_FLAGS,
     },
     switches=("json",),
+    description="Scores a checkpoint with the evaluators of its config; or,"
+    " with --fewshot, its features on images of your own, without training.",
+    example="vit-jax evaluate --checkpoint=runs/b16\n"
+    "vit-jax evaluate --checkpoint=runs/b16 --fewshot=folder:/data/birds",
   )
 
 # ruff: noqa: E402

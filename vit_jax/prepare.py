@@ -16,6 +16,8 @@ way leaves no data set.
 import argparse
 import sys
 
+from vit_jax.config import commands
+
 
 def main(argv: list[str] | None = None) -> None:
   """Prepares, and prints what is there now and what was left out."""
@@ -80,10 +82,15 @@ def _options(args: argparse.Namespace):
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog="vit-jax prepare",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+  parser = commands.parser(
+    "prepare",
+    "Puts a data set on disk in TFDS's format, as array_record, whose records"
+    " are\nread by number. Images of one's own are imported once, under a name"
+    " of their\nown. An import that stops half way leaves no data set.",
+    "vit-jax prepare cifar10\n"
+    "vit-jax prepare imagenet21k --manual_dir=/data/fall11\n"
+    "vit-jax prepare folder:/data/birds --name=birds",
+    usage="SOURCE [options]",
   )
   parser.add_argument(
     "source",

@@ -1,8 +1,10 @@
-"""Writes a report on runs: `vit-jax report runs/demo`.
+"""Writes a report on runs: `vit-jax report RUN [RUN...]`.
 
-Reads a run, or all runs of a directory, and writes beside them `report.html`
-(one file, pictures inside, no network), `figures/*.svg` and `summary.json`.
-What a run lacks is left out, with a line that says so.
+Each RUN is a run, or a folder of runs. Writes `report.html` (one file, pictures
+inside, no network), `figures/*.svg` and `summary.json`: for one RUN into it,
+for several into `report/` in the folder that holds them all. What a run lacks
+is left out, with a line that says so; one that is still going, or was stopped
+before its end, is shown as such.
 """
 
 import argparse
@@ -14,12 +16,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   """Parses the command line; imports nothing heavy."""
   parser = commands.parser(
     "report",
-    "Writes report.html (one file, pictures inside, no network), figures/*.svg"
-    "\nand summary.json beside a run, or beside all runs of a directory.",
-    "vit-jax report runs/demo",
+    __doc__.partition("\n\n")[2],
+    "vit-jax report runs/demo\nvit-jax report runs/a runs/b --out=runs/a_b",
   )
-  parser.add_argument("directory", help="a run, or a directory of runs")
-  parser.add_argument("--out", help="where to write (default: the directory)")
+  parser.add_argument(
+    "runs", nargs="+", metavar="RUN", help="a run, or a folder of runs"
+  )
+  parser.add_argument("--out", help="folder to write to")
   return parser.parse_args(argv)
 
 
@@ -30,15 +33,25 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 import functools
 import html
 import json
+import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
-from vit_jax.reporting import classes, figures, inside, kept, tables
+from vit_jax.reporting import (
+  classes,
+  comparison,
+  curves,
+  figures,
+  inside,
+  kept,
+  tables,
+)
 from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting import summary as summary_lib
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import (
   breakable,
@@ -49,7 +62,7 @@ from vit_jax.reporting.page import (
   share,
   table,
 )
-from vit_jax.reporting.runs import TOP1, Run
+from vit_jax.reporting.runs import Run
 from vit_jax.runtime.progress import format_seconds
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
@@ -65,10 +78,18 @@ class Report:
     runs: Runs to report on.
     summary: As `runs.summarise` returns it.
     title: Title of the page.
+    groups: Title -> the runs whose curves share charts.
   """
 
-  def __init__(self, runs: list[Run], summary: dict, title: str):
+  def __init__(
+    self,
+    runs: list[Run],
+    summary: dict,
+    title: str,
+    groups: dict[str, list[Run]],
+  ):
     self.runs, self.summary, self.title = runs, summary, title
+    self.groups = groups
     self.pictures: dict[str, bytes] = {}
 
   def html(self) -> str:
@@ -77,9 +98,12 @@ class Report:
       self._head(),
       tables.scores(self.runs),
       tables.others(self.runs),
+      comparison.differences_section(self.runs) if self.runs[1:] else "",
       self._facts(),
-      *(self._curves(name, group) for name, group in self._groups().items()),
+      comparison.costs_section(self.runs),
+      *(curves.section(k, v, self._picture) for k, v in self.groups.items()),
       classes.section(self.runs),
+      comparison.fewshot_section(self.runs, self._picture),
       self._fewshot(),
       self._predictions(),
       self._positions(),
@@ -99,7 +123,7 @@ class Report:
       for value, what, more in tables.headlines(run)
     ][:MOST_TILES]
     seconds = self.summary["wall_seconds"]
-    if seconds is not None:
+    if seconds is not None and "Curves" not in self.groups:
       tiles.append((format_seconds(seconds), "wall time", ""))
     cells = "".join(
       f"<div><b>{html.escape(number)}</b><span>{breakable(what)}</span>"
@@ -113,7 +137,8 @@ class Report:
       f"<h1>{breakable(self.title)}</h1>\n"
       f'<p class="soft">vit_jax, written {written}.'
       f" {html.escape(text) or 'Versions were not recorded.'}</p>\n"
-      f'<div class="tiles">{cells}</div>'
+      f'<div class="tiles">{cells}</div>\n'
+      + comparison.states_section(self.runs)
     )
 
   def _facts(self) -> str:
@@ -133,50 +158,6 @@ class Report:
     lacking += [f"{r.name}: {fault}" for r in self.runs for fault in r.faults]
     return (
       f"<h2>What was run</h2>\n{facts}{folded}{missing('; '.join(lacking))}"
-    )
-
-  def _groups(self) -> dict[str, list[Run]]:
-    """Groups runs on the same data, which are compared in one picture."""
-    groups: dict[str, list[Run]] = {}
-    for run in self.runs:
-      groups.setdefault(run.dataset, []).append(run)
-    return groups
-
-  def _curves(self, dataset: str, group: list[Run]) -> str:
-    shown, more = group[: figures.MOST_LINES], group[figures.MOST_LINES :]
-    names = ", ".join(r.label for r in shown)
-    title = names if len(group) <= 3 else f"{len(group)} runs"
-    charts = [
-      ("train/loss", "loss", figures.loss),
-      ("train/lr", "learning rate", figures.learning_rate),
-      (None, "accuracy", None),
-      ("train/images_per_second", "throughput", figures.throughput),
-    ]
-    drawn, lacking = [], []
-    for metric, what, draw in charts:
-      has_none = [r.name for r in shown if not r.series(metric or r.top1())[0]]
-      if has_none:
-        lacking.append(f"{what} of {', '.join(has_none)}")
-      if metric is None:
-        lines, draw = _accuracies(shown), _accuracy_chart(shown)
-        if cut := [line.label for line in lines[figures.MOST_LINES :]]:
-          lacking.append(f"curves of {', '.join(cut)}: see the tables")
-        lines = lines[: figures.MOST_LINES]
-      else:
-        lines = _lines((_name(r, shown), r, metric) for r in shown)
-      if lines:
-        picture_of = f"{what}: {names}"
-        drawn.append(
-          self._picture(
-            f"{what}_{dataset}", functools.partial(draw, lines), picture_of
-          )
-        )
-    if more:
-      names = ", ".join(r.name for r in more)
-      lacking.append(f"curves of {names} (too many for one picture)")
-    return (
-      f"<h2>{breakable(dataset)}: {breakable(title)}</h2>\n"
-      f'<div class="grid">{"".join(drawn)}</div>' + missing("; ".join(lacking))
     )
 
   def _fewshot(self) -> str:
@@ -302,8 +283,9 @@ class Report:
 
   def _source_of(self, run: Run) -> Run | None:
     """Returns the run among these whose weights this one started from."""
-    parts = pathlib.PurePath(run.config.get("init") or "").parts
-    return next((r for r in self.runs if r.name in parts and r != run), None)
+    path = f"/{run.config.get('init') or ''}/"
+    others = [r for r in self.runs if r is not run]
+    return next((r for r in others if f"/{r.name}/" in path), None)
 
   def _picture(self, name: str, draw: Callable, alt: str) -> str:
     """Keeps a chart and returns its HTML."""
@@ -313,25 +295,33 @@ class Report:
     return picture(light, dark, alt)
 
 
-def write_report(directory: str, out: str | None = None) -> pathlib.Path:
+def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   """Writes `report.html`, `figures/*.svg` and `summary.json`.
 
+  Several paths are compared: their curves share the charts, whatever their
+  data. The runs of one folder share them by data set.
+
   Args:
-    directory: A run's workdir, or a directory of such.
-    out: Folder to write to; None: `directory`.
+    *paths: Each a run's workdir, or a folder of such.
+    out: Folder to write to; None: the path, or, of several, `report/` in the
+      folder that holds them all (in the working directory if that is `/`).
 
   Returns:
     Path of the page.
 
   Raises:
-    ValueError: There is no run in the directory.
+    ValueError: There is no run in one of the folders.
   """
-  runs = runs_lib.find_runs(directory)
-  summary = runs_lib.summarise(runs, directory)
-  title = pathlib.Path(directory).resolve().name
-  report = Report(runs, summary, f"Report: {title}")
+  runs = runs_lib.find_runs(*paths)
+  is_alone = len(paths) == 1
+  summary = summary_lib.summarise(runs, paths[0] if is_alone else None)
+  names = [r.label for r in runs]
+  title = names if len(names) <= 3 else [f"{len(names)} runs"]
+  title = [pathlib.Path(paths[0]).resolve().name] if is_alone else title
+  groups = curves.by_dataset(runs) if is_alone else {"Curves": runs}
+  report = Report(runs, summary, f"Report: {', '.join(title)}", groups)
   text = report.html()
-  target = pathlib.Path(out or directory)
+  target = pathlib.Path(out) if out else _home(paths)
   (target / "figures").mkdir(parents=True, exist_ok=True)
   for name, data in report.pictures.items():
     (target / "figures" / name).write_bytes(data)
@@ -345,17 +335,6 @@ def _grid(text: str, pictures: list[str]) -> str:
   """Returns pictures side by side under their explanation; nothing for none."""
   pictures = "".join(pictures)
   return pictures and f'<p>{text}</p><div class="grid">{pictures}</div>'
-
-
-def _name(run: Run, group: list[Run]) -> str:
-  """Returns a name for a line, or "" where the heading names the only run."""
-  return run.label if len(group) > 1 else ""
-
-
-def _lines(wanted) -> list[Line]:
-  """Returns curves of (label, run, metric), leaving out empty ones."""
-  lines = [Line(label, *run.series(metric)) for label, run, metric in wanted]
-  return [line for line in lines if len(line.x)]
 
 
 def _first_and_worst(found: kept.Predictions) -> str:
@@ -373,35 +352,13 @@ def _first_and_worst(found: kept.Predictions) -> str:
   )
 
 
-def _accuracies(group: list[Run]) -> list[Line]:
-  """Returns top-1 of every run over its steps; of a single run, all scores."""
-  if len(group) > 1:
-    return _lines((_scored(r), r, r.curve() or "") for r in group)
-  (run,) = group
-  names = run.evaluators(TOP1)
-  if len(names) > 1:
-    wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
-  else:
-    wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
-  fewshot = run.fewshot_names()
-  for name in fewshot:
-    which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
-    for i, l2 in enumerate(run.fewshot(name)):
-      metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
-      wanted.append((f"{which}10-shot, L2 {l2}", run, metric))
-  return _lines(wanted)
-
-
-def _scored(run: Run) -> str:
-  """Returns names of run and evaluator, if not the one that represents it."""
-  if run.curve() == run.top1():
-    return run.label
-  return f"{run.label}, {run.curve().removesuffix('/top1')}"
-
-
-def _accuracy_chart(group: list[Run]) -> Callable:
-  classes = group[0].metadata.get("num_classes")
-  return lambda lines: figures.accuracy(lines, 1 / classes if classes else None)
+def _home(paths: Sequence[str]) -> pathlib.Path:
+  """Returns where a report on these runs is written."""
+  if len(paths) == 1:
+    return pathlib.Path(paths[0])
+  above = os.path.commonpath([pathlib.Path(p).resolve().parent for p in paths])
+  is_root = above == pathlib.Path(above).anchor
+  return pathlib.Path("" if is_root else above) / "report"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -410,9 +367,12 @@ def main(argv: list[str] | None = None) -> None:
   # Tables are read on the host; a GPU may be busy with the run itself.
   jax.config.update("jax_platforms", "cpu")
   try:
-    path = write_report(args.directory, args.out)
+    path = write_report(*args.runs, out=args.out)
   except ValueError as e:
     sys.exit(str(e))
+  except OSError as e:
+    where = e.filename or args.out or args.runs[0]
+    sys.exit(f"{where}: {e.strerror or e}; --out=DIR writes elsewhere.")
   print(f"wrote {path}, {path.parent / 'summary.json'}, {path.parent}/figures/")
 
 

@@ -16,6 +16,10 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
       "workdir": "folder of the run (default: runs/<config name>)",
       **cli.PROCESS_FLAGS,
     },
+    description="Pre-trains or fine-tunes a model, as a config says. The same"
+    " command again goes on from the last checkpoint.",
+    example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
+    "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
 
 # ruff: noqa: E402
@@ -32,9 +36,11 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
   host_memory,
+  lifetime,
   predictions,
   prepare,
   processes,
+  promise,
   run_info,
 )
 from vit_jax.runtime.accounting import KEY, account_of
@@ -74,6 +80,7 @@ def train_and_evaluate(
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     phases = at_exit.enter_context(startup.Start(began))
     prepared = prepare.check(config, workdir, data=data)
+    at_exit.enter_context(lifetime.recorded(workdir))
     phases.ends("checks")
     return _train(prepared, phases, at_exit)
 
@@ -132,8 +139,7 @@ def _train(
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
-  writer = Writer(workdir, start)
-  at_exit.callback(writer.close)
+  writer = at_exit.enter_context(Writer(workdir, start, config, progress.note))
   meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size)
@@ -204,6 +210,7 @@ def _train(
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
   progress.note(account.text(total_steps))
+  progress.note(promise.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
 

@@ -19,7 +19,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import kept, runs
+from vit_jax.reporting import kept, runs, summary
 
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
 SHOTS = ("1", "5", "10", "25")
@@ -367,7 +367,7 @@ def test_many_runs_are_rows(tmp_path):
 
 
 def test_a_single_run(demo, tmp_path):
-  path = report.write_report(str(demo / "scratch"), str(tmp_path / "out"))
+  path = report.write_report(str(demo / "scratch"), out=str(tmp_path / "out"))
   assert path == tmp_path / "out" / "report.html"
   assert "few-shot accuracies, of which no run wrote any" in path.read_text()
   summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -404,20 +404,20 @@ def test_what_is_missing_is_said(tmp_path):
 def test_a_demo_that_was_interrupted(demo, tmp_path):
   (tmp_path / "demo.json").write_text("{}")
   (tmp_path / "pretrain").symlink_to(demo / "pretrain")
-  summary = runs.summarise(runs.find_runs(tmp_path), tmp_path)
-  assert summary["glyphs_val_accuracy"] == 0.75
-  assert summary["digits_test_accuracy"] is None
+  found = summary.summarise(runs.find_runs(tmp_path), tmp_path)
+  assert found["glyphs_val_accuracy"] == 0.75
+  assert found["digits_test_accuracy"] is None
 
 
 def test_time_since_the_start_of_the_demo(demo, tmp_path):
   for name in ("pretrain", "finetune", "scratch"):
     (tmp_path / name).symlink_to(demo / name)
   (tmp_path / "started").write_text("54\n")  # The last line is of 104.
-  summary = runs.summarise(runs.find_runs(tmp_path), tmp_path)
-  assert summary["wall_seconds"] == 50.0
+  found = summary.summarise(runs.find_runs(tmp_path), tmp_path)
+  assert found["wall_seconds"] == 50.0
   (tmp_path / "started").unlink()
-  summary = runs.summarise(runs.find_runs(tmp_path), tmp_path)
-  assert summary["wall_seconds"] == 4.0 + 3.0 + 3.0
+  found = summary.summarise(runs.find_runs(tmp_path), tmp_path)
+  assert found["wall_seconds"] == 4.0 + 3.0 + 3.0
 
 
 def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):

@@ -10,7 +10,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import runs, tables
+from vit_jax.reporting import facts, runs, tables
 
 COST = {"images_seen": 1_281_167, "exaflops": 0.135, "device_hours": 2.5}
 
@@ -68,9 +68,9 @@ def test_means_stand_for_their_data_sets(tmp_path):
 def test_costs_are_facts_of_a_run(tmp_path):
   _write(tmp_path / "run")
   (run,) = runs.find_runs(tmp_path / "run")
-  facts = runs.facts(run)
-  assert facts["images seen"] == "1,281,167"
-  assert facts["exaFLOPs"] == "0.135" and facts["device-hours"] == "2.5"
-  assert facts["the run before"] == (
+  costs = facts.cost_texts(run)
+  assert costs["images seen"] == "1,281,167"
+  assert costs["exaFLOPs"] == "0.135" and costs["device-hours"] == "2.5"
+  assert facts.facts(run)["the run before"] == (
     "7,000,000,000 images seen, 4,262 exaFLOPs, device-hours unknown"
   )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vit_jax.reporting import runs
+from vit_jax.reporting import facts, runs
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_the_objective_is_told(config, text, tmp_path):
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(config))
   (run,) = runs.find_runs(tmp_path)
-  assert text in runs.facts(run)["objective"]
+  assert text in facts.facts(run)["objective"]

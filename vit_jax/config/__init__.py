@@ -4,8 +4,10 @@ from vit_jax.config.parse import (
   RENAMED,
   build,
   defaults,
+  flat,
   freeze,
   model_from_dict,
+  options_of,
   to_dict,
   upgraded,
 )
@@ -40,9 +42,11 @@ __all__ = (
   "OptimConfig",
   "build",
   "defaults",
+  "flat",
   "freeze",
   "model_config",
   "model_from_dict",
+  "options_of",
   "to_dict",
   "upgraded",
 )

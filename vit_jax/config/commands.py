@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def parser(
-  verb: str, description: str, example: str
+  verb: str, description: str, example: str, usage: str | None = None
 ) -> argparse.ArgumentParser:
   """Returns a parser whose --help ends with an example.
 
@@ -30,11 +30,25 @@ def parser(
     verb: Name of the command.
     description: What it does; lines are kept as they are.
     example: Command lines as a user types them, each a line.
+    usage: What follows the verb in the first line; None: every option.
   """
-  lines = "".join(f"\n  {line}" for line in example.splitlines())
   return argparse.ArgumentParser(
     f"vit-jax {verb}",
+    usage=usage and f"vit-jax {verb} {usage}",
     description=description,
-    epilog=f"example:{lines}",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="\n".join(example_lines(example)),
+    formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+      prog, max_help_position=28, width=80
+    ),
   )
+
+
+def example_lines(example: str) -> list[str]:
+  """Returns the lines that end a help text.
+
+  Args:
+    example: Command lines as a user types them, each a line.
+  """
+  lines = example.splitlines()
+  head = "example:" if len(lines) == 1 else "examples:"
+  return [head, *(f"  {line}" for line in lines)]

@@ -111,6 +111,31 @@ def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
   return _as_dict(config, plain=True)
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns nested options by their paths.
+
+  Example:
+    >>> flat({"optim": {"lr": 0.5}, "evals": {}})
+    {'optim.lr': 0.5, 'evals': {}}
+  """
+  found = {}
+  for key, value in values.items():
+    if isinstance(value, dict) and value:
+      found |= flat(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = value
+  return found
+
+
+def options_of(values: dict[str, Any]) -> dict[str, Any]:
+  """Returns every option of a config.json, of any version, by its path.
+
+  Options that were added since the file was written have the defaults of now.
+  """
+  values = upgraded(values)
+  return flat(to_dict(build(values)[0])) | flat(values)
+
+
 def model_from_dict(values: dict[str, Any]) -> ModelConfig:
   """Returns what `to_dict` made of a model; absent options have defaults.
 

@@ -9,6 +9,7 @@ contrast that text needs on its page, and line styles differ as well.
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -114,35 +115,53 @@ def _style(palette: Palette) -> dict[str, Any]:
   }
 
 
-def loss(lines: Sequence[Line]) -> Figure:
+def loss(lines: Sequence[Line], x_label: str = "step") -> Figure:
   """Draws the training loss over steps; of many points, also a running mean."""
   return _curves(
-    "Training loss", lines, lambda v: f"{v:.3g}", axis="g", is_noisy=True
+    "Training loss",
+    lines,
+    lambda v: f"{v:.3g}",
+    axis="g",
+    is_noisy=True,
+    x_label=x_label,
   )
 
 
-def learning_rate(lines: Sequence[Line]) -> Figure:
+def learning_rate(lines: Sequence[Line], x_label: str = "step") -> Figure:
   """Draws the learning rate over steps."""
-  return _curves("Learning rate", lines, None, axis="e", floor=0.0)
+  return _curves(
+    "Learning rate", lines, None, axis="e", floor=0.0, x_label=x_label
+  )
 
 
-def accuracy(lines: Sequence[Line], chance: float | None = None) -> Figure:
+def accuracy(
+  lines: Sequence[Line],
+  chance: float | None = None,
+  title: str = "Accuracy",
+  x_label: str = "step",
+) -> Figure:
   """Draws shares over steps, in percent; `chance` as a dotted line."""
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
   return _curves(
-    "Accuracy",
+    title,
     lines,
     lambda v: f"{v:.1f}%",
     axis="%",
     floor=0.0,
     mark=None if chance is None else (100 * chance, "chance"),
+    x_label=x_label,
   )
 
 
-def throughput(lines: Sequence[Line]) -> Figure:
+def throughput(lines: Sequence[Line], x_label: str = "step") -> Figure:
   """Draws images per second over steps, from 0."""
   return _curves(
-    "Images per second", lines, lambda v: f"{v:,.0f}", axis=",", floor=0.0
+    "Images per second",
+    lines,
+    lambda v: f"{v:,.0f}",
+    axis=",",
+    floor=0.0,
+    x_label=x_label,
   )
 
 
@@ -316,10 +335,27 @@ def _curves(
 
 
 def _end(line: Line, text: Callable[[float], str] | None) -> str:
-  """Returns name and last value; a long name loses its middle."""
-  name = line.label
-  name = name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
+  """Returns name and last value; a long name takes several lines."""
+  name = "\n".join(_wrapped(line.label, 50))
   return " ".join(filter(None, [name, text and text(line.y[-1])]))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+  """Returns lines of at most `width` characters, broken after _ / , or space.
+
+  Example:
+    >>> _wrapped("a_bc/d", 4), _wrapped("abcde", 4), _wrapped("", 4)
+    (['a_', 'bc/d'], ['abcd', 'e'], [''])
+  """
+  lines = [""]
+  for part in re.split(r"(?<=[_/,\s])", text):
+    if len(lines[-1]) + len(part) > width and lines[-1]:
+      lines.append("")
+    while len(part) > width:
+      lines[-1], part = part[:width], part[width:]
+      lines.append("")
+    lines[-1] += part
+  return lines
 
 
 def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
@@ -340,7 +376,8 @@ def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
 
 def _label_below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
   """Writes longer names below the axes, each on its own line."""
-  figure.set_figheight(figure.get_figheight() + 0.21 * len(ends))
+  count = sum(1 + text.count("\n") for _, text, _ in ends)
+  figure.set_figheight(figure.get_figheight() + 0.21 * count)
   handles = [drawn for _, _, drawn in ends]
   legend = figure.legend(
     handles,
@@ -395,11 +432,16 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
 def _tick(kind: str) -> Callable[[float, int], str]:
   texts = {
     "%": lambda v, _: f"{v:g}%",
-    ",": lambda v, _: f"{v:,.0f}",
+    ",": lambda v, _: _count(v),
     "g": lambda v, _: f"{v:g}",
     "e": lambda v, _: f"{v:.2g}" if v >= 0.01 or not v else _power(v),
   }
   return texts[kind]
+
+
+def _count(value: float) -> str:
+  """Returns text like "12,500" or "2.5M", which is as wide at most."""
+  return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.6g}M"
 
 
 def _power(value: float) -> str:

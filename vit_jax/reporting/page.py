@@ -9,18 +9,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-# Where a line may break inside a name or a path, but not inside a number.
-_BREAK = re.compile(r"(?<=[/_])(?=\w)|(?<=,)(?=[^\d\s])")
+# Where a line may break inside a name, a path or operations, but not inside a
+# number.
+_BREAK = re.compile(r"(?<=[/_|])(?=\w)|(?<=,)(?=[^\d\s])")
 _STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1d1d1f; --soft: #63636a; --line: #e2e2e6;
-  --wash: #f5f5f7; --wrong: #b3261e;
+  --wash: #f5f5f7; --wrong: #b3261e; --good: #00744f; --going: #0068a8;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     --paper: #17181a; --ink: #e8e8ea; --soft: #a2a2aa; --line: #35363a;
-    --wash: #222327; --wrong: #ff8f85;
+    --wash: #222327; --wrong: #ff8f85; --good: #2fc99a; --going: #56b4e9;
   }
 }
 * { box-sizing: border-box; }
@@ -82,6 +83,13 @@ img.dark { display: none; }
 }
 .gallery figure { max-width: 600px; }
 .gallery figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
+.states { list-style: none; margin: 20px 0 0; padding: 0; font-size: 14px; }
+.states li { padding: 3px 0 3px 22px; text-indent: -22px; }
+.states li::before { display: inline-block; width: 22px; text-indent: 0; }
+.states .finished::before { content: "✓"; color: var(--good); }
+.states .going::before { content: "▸"; color: var(--going); }
+.states .stopped::before { content: "✗"; color: var(--wrong); }
+.states .unknown::before { content: "?"; color: var(--soft); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
 th, td {
@@ -122,6 +130,9 @@ pre {
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
   .gallery { grid-template-columns: 1fr 1fr 1fr; }
+  .wide { overflow-x: visible; }
+  .facts, .numbers { font-size: 11px; }
+  .facts td { min-width: 0; padding-right: 8px; }
 }
 """
 
@@ -259,6 +270,25 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     f'<div class="wide"><table class="{kind}"><tr>{first}</tr>{rest}</table>'
     "</div>"
   )
+
+
+def states(
+  rows: Iterable[tuple[str, str, str]], is_numbered: bool = False
+) -> str:
+  """Returns a list of runs with what became of them.
+
+  Args:
+    rows: (name, "finished" "going" "stopped" or "unknown", text) each; the name
+      may be "".
+    is_numbered: Whether numbers from 1 stand before the names.
+  """
+  items = "".join(
+    f'<li class="{kind}">{f"{i} " if is_numbered else ""}'
+    + (f"<b>{breakable(name)}</b>: " if name else "")
+    + f"{breakable(text)}</li>"
+    for i, (name, kind, text) in enumerate(rows, 1)
+  )
+  return f'<ul class="states">{items}</ul>'
 
 
 def share(value: float | None) -> str:

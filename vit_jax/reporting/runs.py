@@ -1,4 +1,4 @@
-"""The files of finished or stopped runs, read without jax."""
+"""The files of runs, whatever became of them, read without jax."""
 
 import dataclasses
 import functools
@@ -6,12 +6,12 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import Config, EvaluatorConfig, build, upgraded
-from vit_jax.runtime import accounting
+from vit_jax.config import Config, EvaluatorConfig, build
+from vit_jax.runtime import lifetime, promise
 from vit_jax.runtime.averages import groups
-from vit_jax.runtime.progress import format_seconds
 
 METRICS = "metrics.jsonl"
 # Metrics that tell evaluators apart, whatever their kind.
@@ -29,10 +29,13 @@ DEMO = {
 class Run:
   """The files of one workdir; missing ones are empty.
 
-  name: Name of the folder.
+  name: Name of the folder; where several have it, with folders above it.
   config: Contents of config.json.
   metadata: Contents of metadata.json.
   rows: The lines of metrics.jsonl, in the order written.
+  process: Contents of process.json.
+  plan: Contents of plan.json.
+  num_unread: Number of lines of metrics.jsonl that are no such lines.
   """
 
   name: str
@@ -40,6 +43,9 @@ class Run:
   config: dict[str, Any]
   metadata: dict[str, Any]
   rows: list[dict[str, Any]]
+  process: dict[str, Any] = dataclasses.field(default_factory=dict)
+  plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+  num_unread: int = 0
 
   @property
   def label(self) -> str:
@@ -73,6 +79,20 @@ class Run:
   def steps(self) -> int:
     """Updates applied, as far as the metrics show."""
     return max((r["step"] for r in self.rows), default=0)
+
+  @property
+  def total_steps(self) -> int | None:
+    """Length of the run; None where its files do not tell."""
+    config, data = self.config, self.config.get("data") or {}
+    if steps := self.metadata.get("total_steps") or config.get("total_steps"):
+      return steps
+    facts = (
+      config.get("total_epochs"),
+      self.metadata.get("num_examples"),
+      data.get("batch_size"),
+    )
+    # As `step.Facts.of` does, for runs that did not write it.
+    return max(1, round(facts[0] * facts[1] / facts[2])) if all(facts) else None
 
   @functools.cached_property
   def names(self) -> list[str]:
@@ -119,11 +139,17 @@ class Run:
     return [n for n in self.evaluators(SHOT) if n not in members]
 
   def scored(self, name: str) -> str:
-    """Returns data set and split of an evaluator, its name if unknown."""
+    """Returns data set and split of an evaluator, its name if unknown.
+
+    Where several evaluators of one kind score these, the name stands behind.
+    """
     if name in self.groups:
       return f"mean of {len(self.groups[name])} data sets"
+    kind = self.evals[name].kind if name in self.evals else None
     texts = {
-      n: f"{short(e.dataset or n)} {e.split}" for n, e in self.evals.items()
+      n: f"{short(e.dataset or n)} {e.split}"
+      for n, e in self.evals.items()
+      if e.kind == kind
     }
     text = texts.get(name, name)
     same = [n for n, t in texts.items() if t == text]
@@ -177,80 +203,63 @@ class Run:
     return times[-1] - times[0] if len(times) > 1 else None
 
 
-def find_runs(directory: str | pathlib.Path) -> list[Run]:
-  """Reads a run, or all runs directly below a directory.
+def find_runs(*folders: str | pathlib.Path) -> list[Run]:
+  """Reads runs, or all runs directly below a folder.
+
+  Args:
+    *folders: Each the workdir of a run, or a folder of such.
 
   Returns:
-    The runs; those of the demo in their order, the others by name.
+    The runs, each once, in the order of the folders; those below a folder by
+    name, but those of the demo in their order.
 
   Raises:
-    ValueError: There is no run.
+    ValueError: There is none in one of them.
   """
-  base = pathlib.Path(directory)
-  if not base.is_dir():
-    raise ValueError(
-      f"{str(directory)!r}: got no such directory, expected the workdir of a"
-      f" run, or a directory of such. Is the path right?"
-    )
-  if _is_run(base):
-    return [_read(base)]
   order = list(DEMO)
   rank = lambda p: (order.index(p.name) if p.name in order else 99, p.name)
-  runs = [_read(p) for p in sorted(base.iterdir(), key=rank) if _is_run(p)]
-  if not runs:
-    raise ValueError(
-      f"{str(directory)!r}: got a directory without a run, expected"
-      f" {METRICS} or config.json in it or one level below. Train first:"
-      f" vit-jax train --config=... --workdir={directory}."
-    )
-  return runs
+  paths: dict[pathlib.Path, pathlib.Path] = {}
+  for base in map(pathlib.Path, folders):
+    if not base.is_dir():
+      raise ValueError(
+        f"{str(base)!r}: got no such directory, expected the workdir of a run,"
+        " or a directory of such. Is the path right?"
+      )
+    inside = [p for p in sorted(base.iterdir(), key=rank) if _is_run(p)]
+    found = [base] if _is_run(base) else inside
+    if not found:
+      raise ValueError(
+        f"{str(base)!r}: got a directory without a run, expected {METRICS} or"
+        " config.json in it or one level below. Train first: vit-jax train"
+        f" --config=... --workdir={base}."
+      )
+    paths |= {p.resolve(): p for p in found if p.resolve() not in paths}
+  names = unique_names(list(paths))
+  return [_read(p, name) for p, name in zip(paths.values(), names, strict=True)]
 
 
-def is_demo(runs: list[Run], directory: str | pathlib.Path) -> bool:
-  """Whether these are runs of the demo, complete or not."""
-  made = {"pretrain", "finetune"} <= {r.name for r in runs}
-  return made or (pathlib.Path(directory) / "demo.json").exists()
+def unique_names(paths: Sequence[pathlib.PurePath]) -> list[str]:
+  """Returns the names of folders, with as many above them as tell them apart.
 
-
-def summarise(runs: list[Run], directory: str | pathlib.Path) -> dict[str, Any]:
-  """Returns the contents of summary.json; null where nothing was measured.
-
-  Shares are from 0 to 1, each from the last line that has it. Runs other than
-  the demo's have all their last values instead, by run.
+  Example:
+    >>> P = pathlib.PurePath
+    >>> unique_names([P("/runs/a/x"), P("/runs/b/x"), P("/runs/y")])
+    ['a/x', 'b/x', 'y']
   """
-  facts = _json(pathlib.Path(directory) / "demo.json")
-  versions = facts.get("versions") or next(
-    (r.metadata["versions"] for r in runs if r.metadata.get("versions")), None
-  )
-  end = {
-    "wall_seconds": facts.get("wall_seconds") or _wall_seconds(runs, directory),
-    "versions": versions,
-  }
-  if not is_demo(runs, directory):
-    values = {
-      r.name: {n: r.last(n) for n in r.names if n not in ("step", "time")}
-      for r in runs
-    }
-    return {"runs": values, **end}
-  by_name = {r.name: r for r in runs}
-  top1 = {n: r.last(r.top1()) for n, r in by_name.items()}
-  shots = {of: {} for of in ("features", "random_init", "raw_pixels")}
-  if run := by_name.get("pretrain"):
-    for name in run.evaluators(SHOT)[:1]:
-      shots = {
-        of: run.fewshot(name, of.replace("features", "")) for of in shots
-      }
-  first = {of: next(iter(by_l2.values()), None) for of, by_l2 in shots.items()}
-  return {
-    "glyphs_val_accuracy": top1.get("pretrain"),
-    "fewshot": first["features"],
-    "fewshot_random_init": first["random_init"],
-    "fewshot_raw_pixels": first["raw_pixels"],
-    "fewshot_by_l2": shots,
-    "digits_test_accuracy": top1.get("finetune"),
-    "digits_test_accuracy_from_scratch": top1.get("scratch"),
-    **end,
-  }
+  lengths = [1] * len(paths)
+  while True:
+    names = [
+      "/".join(p.parts[-n:]) for p, n in zip(paths, lengths, strict=True)
+    ]
+    longer = [
+      i
+      for i, name in enumerate(names)
+      if names.count(name) > 1 and lengths[i] < len(paths[i].parts)
+    ]
+    if not longer:
+      return names
+    for i in longer:
+      lengths[i] += 1
 
 
 def short(dataset: str) -> str:
@@ -270,78 +279,36 @@ def is_number(value) -> bool:
   return isinstance(value, int | float) and math.isfinite(value)
 
 
-def facts(run: Run) -> dict[str, str]:
-  """Returns the facts of a run, by the names that the table shows."""
-  config, metadata = run.config, run.metadata
-  found = {}
-  if model := config.get("model"):
-    more = [
-      f"{key.replace('_dim', ' width').replace('num_', '')} {model[key]}"
-      for key in ("width", "depth", "mlp_dim", "num_heads")
-      if model.get(key) is not None
-    ]
-    found["model"] = ", ".join([model.get("variant", ""), *more])
-  if metadata.get("num_params"):
-    found["parameters"] = f"{metadata['num_params']:,}"
-  if objective := upgraded(config).get("objective"):
-    words = [objective.get("kind"), *objective.values()]
-    words = dict.fromkeys(w for w in words if isinstance(w, str))
-    found["objective"] = ", ".join(words).replace("_", " ")
-  if config:
-    found["starts from"] = str(config.get("init") or "random weights")
-  if data := config.get("data"):
-    found["data"] = f"{data.get('dataset')} [{data.get('split')}]"
-    if metadata.get("num_examples"):
-      found["images"] = f"{metadata['num_examples']:,}"
-  if size := metadata.get("image_size"):
-    found["image size"] = " × ".join(map(str, size)) + " px"
-  if grid := metadata.get("grid"):
-    found["patches"] = " × ".join(map(str, grid))
-  if run.rows:
-    total = config.get("total_steps")
-    of = f" of {total:,}" if total and total != run.steps else ""
-    found["steps"] = f"{run.steps:,}{of}"
-  if (data := config.get("data")) and data.get("batch_size"):
-    found["batch"] = f"{data['batch_size']:,}"
-  if optim := config.get("optim"):
-    found["optimizer"] = f"{optim.get('name')}, peak lr {optim.get('lr'):g}"
-  if metadata.get("devices"):
-    found["devices"] = str(metadata["devices"])
-  for metric, what in (
-    ("images_seen", "images seen"),
-    ("exaflops", "exaFLOPs"),
-    ("device_hours", "device-hours"),
-  ):
-    if (value := run.last(f"train/{metric}")) is not None:
-      found[what] = accounting.number(value)
-  if before := metadata.get(accounting.KEY, {}).get("init"):
-    found["the run before"] = accounting.text(before)
-  if run.wall_seconds() is not None:
-    found["time"] = format_seconds(run.wall_seconds())
-  return found
-
-
 def _is_run(path: pathlib.Path) -> bool:
   return (path / METRICS).exists() or (path / "config.json").exists()
 
 
-def _read(path: pathlib.Path) -> Run:
-  metadata = _json(path / "metadata.json")
-  config = _json(path / "config.json") or metadata.get("config") or {}
+def _read(path: pathlib.Path, name: str) -> Run:
+  metadata = read_json(path / "metadata.json")
+  config = read_json(path / "config.json") or metadata.get("config") or {}
   rows, file = [], path / METRICS
-  for line in (
-    file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-  ):
+  text = file.read_text("utf-8", "replace") if file.exists() else ""
+  lines = [line for line in text.splitlines() if line.strip()]
+  for line in lines:
     try:
       row = json.loads(line)
     except json.JSONDecodeError:
       continue  # The process died while writing this line.
     if isinstance(row, dict) and isinstance(row.get("step"), int):
       rows.append(row)
-  return Run(path.resolve().name, path, config, metadata, rows)
+  return Run(
+    name,
+    path,
+    config,
+    metadata,
+    rows,
+    read_json(path / lifetime.FILE),
+    read_json(path / promise.FILE),
+    len(lines) - len(rows),
+  )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Returns the contents; {} if the file is missing.
 
   Raises:
@@ -356,20 +323,3 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
       f"{path}: expected JSON, got {e}. Delete it to report without it."
     ) from None
   return values if isinstance(values, dict) else {}
-
-
-def _wall_seconds(
-  runs: list[Run], directory: str | pathlib.Path
-) -> float | None:
-  """Returns seconds to the last line written, since the time in `started`.
-
-  `make demo` leaves that file (seconds of the epoch), so that installing
-  packages does not count, but starting the programs and making the data does.
-  Without it: the sum over the runs of the time from the first line to the last.
-  """
-  started = pathlib.Path(directory) / "started"
-  times = [r["time"] for run in runs for r in run.rows if "time" in r]
-  if started.exists() and times:
-    return round(max(times) - float(started.read_text()), 3)
-  spans = [s for s in (r.wall_seconds() for r in runs) if s is not None]
-  return round(sum(spans), 3) if spans else None

@@ -1,10 +1,10 @@
 """The tables of the report, in words and numbers."""
 
+from vit_jax.reporting import facts as facts_lib
 from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.comparison import MOST_COLUMNS, beside
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
-
-MOST_COLUMNS = 4  # runs side by side; with more runs, one per row
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
@@ -32,11 +32,18 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
 
 
 def scores(runs: list[Run]) -> str:
-  """Returns the scores of all runs' heads on all splits, a row each."""
-  rows = []
+  """Returns the scores of all runs' heads on all splits, a row each.
+
+  Scores of the same split follow each other; the best of them is marked.
+  """
+  by_split: dict[str, list[tuple[Run, str]]] = {}
   for run in runs:
-    who = f", {run.label}" if len(runs) > 1 else ""
     for name in run.evaluators(runs_lib.TOP1):
+      by_split.setdefault(run.scored(name), []).append((run, name))
+  rows = []
+  for text, found in by_split.items():
+    best = max(run.last(f"{name}/top1") or 0.0 for run, name in found)
+    for run, name in found:
       top1, top5, loss, count = (
         run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
       )
@@ -44,7 +51,9 @@ def scores(runs: list[Run]) -> str:
         "—" if loss is None else f"{loss:.4g}",
         "—" if count is None else f"{count:,.0f}",
       )
-      rows.append([run.scored(name) + who, share(top1), share(top5), *texts])
+      mark = "*" if len(found) > 1 and top1 == best else ""
+      who = f", {run.label}" if len(runs) > 1 else ""
+      rows.append([text + who, mark + share(top1), share(top5), *texts])
   if not rows:
     return ""
   head = ["", "top-1", "top-5", "loss", "images"]
@@ -82,17 +91,20 @@ def others(runs: list[Run]) -> str:
 
 def facts(runs: list[Run]) -> str:
   """Returns facts by run, a column each; facts equal in many runs only once."""
-  labels, found = [r.label for r in runs], [runs_lib.facts(r) for r in runs]
+  labels, found = [r.label for r in runs], [facts_lib.facts(r) for r in runs]
   names = dict.fromkeys(k for facts in found for k in facts)
   values = {n: [facts.get(n, "—") for facts in found] for n in names}
   if len(runs) <= MOST_COLUMNS:
     return table("facts", ["", *labels], [[n, *v] for n, v in values.items()])
   same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
   differ = [n for n in values if n not in same]
-  parts = [table("facts", ["", "all runs"], list(map(list, same.items())))]
+  parts = []
+  if same:
+    parts.append(
+      table("facts", ["", "all runs"], list(map(list, same.items())))
+    )
   if differ:
-    rows = [[r, *(values[n][i] for n in differ)] for i, r in enumerate(labels)]
-    parts.append(table("facts", ["", *differ], rows))
+    parts.append(beside("", labels, {n: values[n] for n in differ}))
   return "<br>".join(parts)
 
 

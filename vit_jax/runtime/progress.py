@@ -194,6 +194,7 @@ _FORMATS = {
   "images_per_second": lambda v: f"{_rate(v)} img/s",
   PER_DEVICE: lambda v: f"{_rate(v)} img/s/device",
   "mfu": lambda v: f"MFU {100 * v:.1f}%",
+  "peak_bytes": lambda v: f"mem {v / 2**30:.2f} GiB",
   "input_wait": lambda v: f"input wait {100 * v:.0f}%",
 }
 

@@ -15,11 +15,12 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.config import Config, build, to_dict, upgraded
+from vit_jax.config import Config, flat, options_of, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
+from vit_jax.runtime import promise
 from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
@@ -89,6 +90,7 @@ def metadata(run, params) -> dict[str, Any]:
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
     "num_examples": run.data.num_examples,
+    "total_steps": run.facts.total_steps,
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "versions": versions(),
@@ -192,10 +194,8 @@ def changes(config: Config, workdir: str) -> dict[str, str]:
   path = epath.Path(workdir) / "config.json"
   if not path.exists():
     return {}
-  began = upgraded(json.loads(path.read_text()))
-  # Options that were added since had what are their defaults now.
-  old = _flat(to_dict(build(began)[0])) | _flat(began)
-  new = _flat(to_dict(config))
+  old = options_of(json.loads(path.read_text()))
+  new = flat(to_dict(config))
   return {
     key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
@@ -235,6 +235,7 @@ def text(run, mesh: Mesh, params) -> str:
     lines.insert(-1, f"average     {average}")
   if sets := sets_text(run):
     lines.append(sets)
+  lines += promise.lines(run.workdir, config, mesh.size)
   if run.data_note:
     lines.append(f"note        {run.data_note}")
   if fault := unknown_peak(mesh.devices.flat[0].device_kind):
@@ -276,13 +277,3 @@ def format_scores(step: int, scores: dict[str, float]) -> str:
   head, width = f"step {step:,}: ", max(map(len, rows))
   lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]
   return head + ("\n" + " " * len(head)).join(lines)
-
-
-def _flat(values: dict, prefix: str = "") -> dict[str, Any]:
-  flat = {}
-  for key, value in values.items():
-    if isinstance(value, dict) and value:
-      flat |= _flat(value, f"{prefix}{key}.")
-    else:
-      flat[prefix + key] = value
-  return flat

@@ -21,6 +21,7 @@ ADVICE = (
   " size trained at."
 )
 
+PEAK = "peak_bytes_in_use"  # jax's name
 AHEAD = 2  # steps given to the device while it computes one
 
 
@@ -39,6 +40,7 @@ class Meter:
     num_devices: Number of devices of all processes.
     flops_per_image: FLOPs of a training step per image.
     peak_flops: Peak of one device, FLOP/s; None where it is not known.
+    devices: Those of this process, which may count their memory.
   """
 
   def __init__(
@@ -47,11 +49,13 @@ class Meter:
     num_devices: int,
     flops_per_image: int,
     peak_flops: float | None,
+    devices: Iterable[Any] = (),
   ):
     self._batch_size = batch_size
     self._num_devices = num_devices
     self._flops_per_image = flops_per_image
     self._peak_flops = peak_flops
+    self._devices = list(devices)
     self._last: tuple[int, float] | None = None
     self._waited = 0.0
     # A thread that waits for each step, to know when the device became idle.
@@ -63,7 +67,9 @@ class Meter:
     """Returns the rates since the last call; the first call has none.
 
     The first call follows the first step, whose compilation is no measure of
-    the speed. `mfu` is a share of the peak, 0 to 1.
+    the speed. `mfu` is a share of the peak, 0 to 1; `peak_bytes` is the most
+    memory that a device of this process held at once since its start, where
+    devices count it.
     """
     now, last = time.perf_counter(), self._last
     waited, self._waited = self._waited, 0.0
@@ -79,6 +85,9 @@ class Meter:
     }
     if self._peak_flops:
       rates["mfu"] = per_device * self._flops_per_image / self._peak_flops
+    counts = [device.memory_stats() or {} for device in self._devices]
+    if peaks := [c[PEAK] for c in counts if PEAK in c]:
+      rates["peak_bytes"] = max(peaks)
     return rates
 
   def runs(self, result) -> concurrent.futures.Future[float]:
@@ -130,6 +139,7 @@ def meter_of(config: Config, facts: Facts, mesh: Mesh) -> Meter:
     mesh.size,
     config.model.train_flops(facts.image_size, facts.num_classes),
     peak_flops(mesh.devices.flat[0].device_kind),
+    mesh.local_devices,
   )
 
 

@@ -1,0 +1,234 @@
+"""Runs beside each other: state, options that differ, few-shot, cost, plan."""
+
+import functools
+import html
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vit_jax.config import options_of
+from vit_jax.reporting import facts, figures
+from vit_jax.reporting.figures import Line
+from vit_jax.reporting.page import breakable, missing, share, states, table
+from vit_jax.reporting.runs import Run
+from vit_jax.reporting.state import state
+from vit_jax.runtime import promise
+
+MOST_COLUMNS = 4  # runs side by side, with their names
+MOST_TURNED = 7  # columns of a table with a row for each run
+NONE = "—"
+
+
+def states_section(runs: Sequence[Run], now: float | None = None) -> str:
+  """Returns what became of each run, and lines that could not be read."""
+  rows = [(r.label if runs[1:] else "", *state(r, now)[:2]) for r in runs]
+  shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
+  unread = [
+    f"{r.num_unread} line{'s' * (r.num_unread > 1)} of the metrics of"
+    f" {r.label}, cut off or damaged"
+    for r in runs
+    if r.num_unread
+  ]
+  note = f"Not read: {breakable('; '.join(unread))}."
+  return shown + (f'<p class="missing">{note}</p>' if unread else "")
+
+
+def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+  """Returns the options in which runs differ, with the value of each run.
+
+  An evaluator that only some runs have is one entry, "evals.NAME", with its
+  kind, data set and split.
+
+  Args:
+    runs: Those without a config.json are left out.
+
+  Returns:
+    Path of the option -> name of the run -> value; None where a run has no such
+    option.
+  """
+  runs = [r for r in runs if r.config]
+  flat = {r.name: options_of(r.config) for r in runs}
+  shared = set.intersection(*(set(r.evals) for r in runs)) if runs else set()
+  found: dict[str, dict[str, Any]] = {}
+  for key in dict.fromkeys(k for options in flat.values() for k in options):
+    where, _, rest = key.partition(".")
+    if where == "evals" and rest.split(".")[0] not in shared:
+      continue
+    values = {name: options.get(key) for name, options in flat.items()}
+    if any(v != next(iter(values.values())) for v in values.values()):
+      found[key] = values
+  for name in dict.fromkeys(n for r in runs for n in r.evals):
+    if name not in shared:
+      found[f"evals.{name}"] = {
+        r.name: f"{r.evals[name].kind} on {r.scored(name)}"
+        if name in r.evals
+        else None
+        for r in runs
+      }
+  return found
+
+
+def differences_section(runs: Sequence[Run]) -> str:
+  """Returns a table of the options in which runs differ."""
+  unknown = ", ".join(r.label for r in runs if not r.config)
+  lacking = missing(unknown and f"options of {unknown}: no config.json")
+  if sum(bool(r.config) for r in runs) < 2:
+    return ""
+  found = differences(runs)
+  if not found:
+    text = "<p>None: all options are the same.</p>"
+  else:
+    rows = {
+      key: [_value(by_name.get(r.name)) for r in runs]
+      for key, by_name in found.items()
+    }
+    text = beside("option", [r.label for r in runs], rows)
+  return f"<h2>Differences of the configs</h2>\n{text}{lacking}"
+
+
+def _value(value: Any) -> str:
+  """Returns the value of an option as the config writes it, text bare."""
+  if value is None:
+    return NONE
+  if isinstance(value, str):
+    return value
+  return json.dumps(value, ensure_ascii=False)
+
+
+def beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
+  """Returns a table with the values of each run.
+
+  Of few runs each has a column. Of more runs each has a row, unless the table
+  would be too wide; then columns have the numbers that `states_section` gives.
+
+  Args:
+    what: Head of the first column.
+    names: Those of the runs.
+    rows: Name of a row -> the values of all runs.
+  """
+  if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:
+    turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
+    return table("facts", ["", *rows], turned)
+  if len(names) > MOST_COLUMNS:
+    names = [str(i + 1) for i, _ in enumerate(names)]
+    what = "run"
+  return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])
+
+
+def fewshot_section(runs: Sequence[Run], picture: Callable) -> str:
+  """Returns few-shot accuracies on the same data beside each other.
+
+  Args:
+    runs: Those to compare.
+    picture: (name of the file, drawing function, description) -> HTML.
+  """
+  sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
+  for run in runs:
+    for name in run.fewshot_names():
+      for l2, by_shots in list(run.fewshot(name).items())[:1]:
+        sets.setdefault(run.scored(name), {})[run.label] = l2, by_shots
+  parts = []
+  for text, found in sets.items():
+    if len(found) < 2:
+      continue
+    shots = sorted({k for _, v in found.values() for k in v}, key=int)
+    best = {k: max(v.get(k, 0.0) for _, v in found.values()) for k in shots}
+    rows = [
+      [name, l2]
+      + ["*" * (v.get(k) == best[k]) + share(v.get(k)) for k in shots]
+      for name, (l2, v) in found.items()
+    ]
+    lines = [
+      Line(name, [int(k) for k in v], list(v.values()))
+      for name, (_, v) in list(found.items())[: figures.MOST_LINES]
+    ]
+    draw = functools.partial(
+      figures.fewshot, lines, f"Few-shot, {text}", max(best.values())
+    )
+    drawn = picture(f"fewshot_{text}", draw, f"few-shot accuracy, {text}")
+    cut = ", ".join(list(found)[figures.MOST_LINES :])
+    parts.append(
+      f"<h3>{breakable(text)}</h3>"
+      f'<div class="grid">{drawn}</div>'
+      f"{table('numbers', ['run', 'L2', *shots], rows)}"
+      + missing(
+        f"curves of {', '.join(cut)}, which the table has" if cut else ""
+      )
+    )
+  if not parts:
+    return ""
+  note = (
+    "<p>The first L2 weight of each config, which counts. Columns: labelled"
+    " images per class; bold: the best of a column.</p>"
+  )
+  return f"<h2>Few-shot, side by side</h2>\n{note}{''.join(parts)}"
+
+
+def costs_section(runs: Sequence[Run]) -> str:
+  """Returns what each run cost, and promises beside measurements."""
+  found = [facts.cost_texts(r) for r in runs]
+  names = dict.fromkeys(k for texts in found for k in texts)
+  rows = {n: [texts.get(n, NONE) for texts in found] for n in names}
+  parts = [beside("", [r.label for r in runs], rows)] if rows else []
+  parts += [_promise(r) for r in runs if r.plan.get("plan")]
+  if not parts:
+    return ""
+  unplanned = [r.label for r in runs if not r.plan.get("plan")]
+  lack = f"promises for {', '.join(unplanned)}, which had no plan.json"
+  has_plan = len(unplanned) < len(runs)
+  return (
+    "<h2>Cost</h2>\n"
+    + "".join(parts)
+    + missing(lack if unplanned and has_plan else "")
+  )
+
+
+def kept(run: Run) -> list[promise.Kept]:
+  """Returns what the plan of a run promised, beside what was measured."""
+  batch_size = run.config.get("data", {}).get("batch_size") or 0
+  found = promise.measured(run.rows, batch_size)
+  return promise.compare(run.plan["plan"], found, found.get("steps"))
+
+
+def _promise(run: Run) -> str:
+  """Returns the table of `kept`, and what was planned."""
+  plan = run.plan["plan"]
+  rows = [
+    [
+      x.what,
+      promise.text(x.promised, x.unit),
+      promise.text(x.measured, x.unit),
+      NONE if x.ratio is None else f"{x.ratio:.2f}",
+    ]
+    for x in kept(run)
+  ]
+  head = ["", "promised", "measured", "measured / promised"]
+  devices = run.metadata.get("devices", "unknown devices")
+  text = (
+    f"Planned for {plan['topology']} ({plan['chips']} chips), run on"
+    f" {devices}. Promises are estimates of the compiler for a step; measured"
+    " hours include compiling, evaluations and checkpoints."
+  )
+  return (
+    f"<h3>Promised and measured: {breakable(run.label)}</h3>"
+    f"<p>{html.escape(text)}</p>{table('numbers', head, rows)}"
+  )
+
+
+def summary(runs: Sequence[Run], now: float | None = None) -> dict[str, Any]:
+  """Returns the comparison for `summary.json`, by the names of the runs."""
+  found: dict[str, Any] = {
+    "states": {r.name: state(r, now)._asdict() for r in runs},
+    "costs": {r.name: facts.costs(r) for r in runs},
+    "promises": {
+      r.name: {
+        x.what: {"promised": x.promised, "measured": x.measured}
+        for x in kept(r)
+      }
+      for r in runs
+      if r.plan.get("plan")
+    },
+  }
+  if len(runs) > 1:
+    found["differences"] = differences(runs)
+  return found

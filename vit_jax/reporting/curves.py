@@ -1,0 +1,136 @@
+"""The charts over steps: loss, learning rate, accuracy, throughput."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+from vit_jax.reporting import figures
+from vit_jax.reporting.figures import MOST_LINES, Line
+from vit_jax.reporting.page import breakable, missing
+from vit_jax.reporting.runs import TOP1, Run
+
+MOST_SETS = 6  # charts of accuracy, each on another set
+METRICS = (
+  ("train/loss", "loss", figures.loss),
+  ("train/lr", "learning rate", figures.learning_rate),
+  ("train/images_per_second", "throughput", figures.throughput),
+)
+
+
+def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
+  """Groups runs on the same data, by its name."""
+  groups: dict[str, list[Run]] = {}
+  for run in runs:
+    groups.setdefault(run.dataset, []).append(run)
+  return groups
+
+
+def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
+  """Returns the charts of runs, each with the curves of all of them.
+
+  Runs with batches of different sizes are drawn over the images they have seen.
+
+  Args:
+    name: Their data set, or any other title.
+    runs: Those of more than `MOST_LINES` are left out, and named.
+    picture: (name of the file, drawing function, description) -> HTML.
+  """
+  shown, more = list(runs[:MOST_LINES]), runs[MOST_LINES:]
+  names = ", ".join(r.label for r in shown)
+  title = names if len(runs) <= 3 else f"{len(runs)} runs"
+  x_label, scale = _axis(shown)
+  drawn, lacking = [], []
+
+  def draw(what: str, lines: list[Line], chart: Callable) -> None:
+    if cut := [line.label for line in lines[MOST_LINES:]]:
+      lacking.append(f"curves of {', '.join(cut)}: see the tables")
+    if lines := lines[:MOST_LINES]:
+      chart = functools.partial(chart, lines, x_label=x_label)
+      drawn.append(picture(f"{what}_{name}", chart, f"{what}: {names}"))
+
+  def lines_of(wanted) -> list[Line]:
+    """Returns curves of (label, run, metric), leaving out empty ones."""
+    lines = []
+    for label, run, metric in wanted:
+      steps, values = run.series(metric)
+      if steps:
+        lines.append(Line(label, [s * scale(run) for s in steps], values))
+    return lines
+
+  for metric, what, chart in METRICS:
+    if none := [r.name for r in shown if not r.series(metric)[0]]:
+      lacking.append(f"{what} of {', '.join(none)}")
+    draw(what, lines_of((_label(r, shown), r, metric) for r in shown), chart)
+    if metric == "train/lr":  # the accuracies follow, in the second row
+      if none := [r.name for r in shown if not r.series(r.top1())[0]]:
+        lacking.append(f"accuracy of {', '.join(none)}")
+      for what, title_of, wanted in _accuracies(shown):
+        accuracy = functools.partial(
+          figures.accuracy, chance=_chance(shown), title=title_of
+        )
+        draw(what, lines_of(wanted), accuracy)
+  if more:
+    names = ", ".join(r.name for r in more)
+    lacking.append(f"curves of {names} (too many for one picture)")
+  return (
+    f"<h2>{breakable(name)}: {breakable(title)}</h2>\n"
+    f'<div class="grid">{"".join(drawn)}</div>' + missing("; ".join(lacking))
+  )
+
+
+def _axis(runs: Sequence[Run]) -> tuple[str, Callable[[Run], int]]:
+  """Returns the name of the axis, and by what a run's steps are multiplied."""
+  sizes = {r.name: r.config.get("data", {}).get("batch_size") for r in runs}
+  if len({*sizes.values()}) > 1 and all(sizes.values()):
+    return "images seen", lambda run: sizes[run.name]
+  return "step", lambda run: 1
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+  """Returns a name for a line, or "" where the heading names the only run."""
+  return run.label if len(runs) > 1 else ""
+
+
+def _accuracies(runs: list[Run]) -> list[tuple[str, str, list]]:
+  """Returns name, title and (label, run, metric) of the curves of each chart.
+
+  A single run has one chart with all its scores. Several runs have a chart for
+  each set that was scored more than once by any of them; where there is none,
+  for each set.
+  """
+  if len(runs) == 1:
+    return [("accuracy", "Accuracy", _of_one(runs[0]))]
+  sets: dict[str, list] = {}
+  for run in runs:
+    for name in run.evaluators(TOP1):
+      of_set = sets.setdefault(run.scored(name), [])
+      of_set.append((run.label, run, f"{name}/top1"))
+  curves = {
+    text: wanted
+    for text, wanted in sets.items()
+    if any(len(run.series(metric)[0]) > 1 for _, run, metric in wanted)
+  } or sets
+  curves = dict(list(curves.items())[:MOST_SETS])
+  name = lambda text: "accuracy" if len(curves) == 1 else f"accuracy {text}"
+  return [(name(t), f"Accuracy, {t}", w) for t, w in curves.items()]
+
+
+def _of_one(run: Run) -> list[tuple[str, Run, str]]:
+  """Returns all accuracies of a run: top-1 and few-shot."""
+  names = run.evaluators(TOP1)
+  if len(names) > 1:
+    wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
+  else:
+    wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
+  fewshot = run.fewshot_names()
+  for name in fewshot:
+    which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
+    for i, l2 in enumerate(run.fewshot(name)):
+      metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
+      wanted.append((f"{which}10-shot, L2 {l2}", run, metric))
+  return wanted
+
+
+def _chance(runs: Sequence[Run]) -> float | None:
+  """Returns the accuracy of guessing, if it is the same for all runs."""
+  counts = {r.metadata.get("num_classes") for r in runs}
+  return 1 / counts.pop() if len(counts) == 1 and all(counts) else None

@@ -1,0 +1,90 @@
+"""Facts of a run, and what it cost, in words."""
+
+import statistics
+
+from vit_jax.config import upgraded
+from vit_jax.reporting.runs import Run
+from vit_jax.runtime import accounting, promise
+from vit_jax.runtime.progress import format_seconds
+
+
+def facts(run: Run) -> dict[str, str]:
+  """Returns the facts of a run, by the names that the table shows."""
+  config, metadata = run.config, run.metadata
+  found = {}
+  if model := config.get("model"):
+    more = [
+      f"{key.replace('_dim', ' width').replace('num_', '')} {model[key]}"
+      for key in ("width", "depth", "mlp_dim", "num_heads")
+      if model.get(key) is not None
+    ]
+    found["model"] = ", ".join([model.get("variant", ""), *more])
+  if metadata.get("num_params"):
+    found["parameters"] = f"{metadata['num_params']:,}"
+  if objective := upgraded(config).get("objective"):
+    words = [objective.get("kind"), *objective.values()]
+    words = dict.fromkeys(w for w in words if isinstance(w, str))
+    found["objective"] = ", ".join(words).replace("_", " ")
+  if config:
+    found["starts from"] = str(config.get("init") or "random weights")
+  if before := run.metadata.get(accounting.KEY, {}).get("init"):
+    found["the run before"] = accounting.text(before)
+  if data := config.get("data"):
+    found["data"] = f"{data.get('dataset')} [{data.get('split')}]"
+    if metadata.get("num_examples"):
+      found["images"] = f"{metadata['num_examples']:,}"
+  if size := metadata.get("image_size"):
+    found["image size"] = " × ".join(map(str, size)) + " px"
+  if grid := metadata.get("grid"):
+    found["patches"] = " × ".join(map(str, grid))
+  if run.rows:
+    total = config.get("total_steps")
+    of = f" of {total:,}" if total and total != run.steps else ""
+    found["steps"] = f"{run.steps:,}{of}"
+  if (data := config.get("data")) and data.get("batch_size"):
+    found["batch"] = f"{data['batch_size']:,}"
+  if optim := config.get("optim"):
+    found["optimizer"] = f"{optim.get('name')}, peak lr {optim.get('lr'):g}"
+  if metadata.get("devices"):
+    found["devices"] = str(metadata["devices"])
+  return found
+
+
+def costs(run: Run) -> dict[str, float | None]:
+  """Returns what a run cost, by the names that the table shows.
+
+  The rates are medians over the lines of the run; None: not measured.
+  """
+  of = lambda name: run.series(f"train/{name}")[1]
+  median = lambda values: statistics.median(values) if values else None
+  found = {
+    "images seen": run.last("train/images_seen"),
+    "exaFLOPs": run.last("train/exaflops"),
+    "device-hours": run.last("train/device_hours"),
+    "wall seconds": run.wall_seconds(),
+    "images/s": median(of("images_per_second")),
+    "MFU": median(of("mfu")),
+    "peak bytes": max(of("peak_bytes"), default=None),
+  }
+  plan = run.plan.get("plan", {})
+  price, hours = plan.get("price_per_chip_hour"), found["device-hours"]
+  if price and hours is not None:
+    unit = plan.get("price_unit") or ""
+    what = f"price, {unit}" if unit else "price"
+    found[what] = hours * promise.chip_share(plan) * price
+  return found
+
+
+def cost_texts(run: Run) -> dict[str, str]:
+  """Returns `costs` in words, without what was not measured."""
+  texts = {
+    "wall seconds": ("wall time", format_seconds),
+    "MFU": ("MFU", lambda v: f"{100 * v:.1f}%"),
+    "peak bytes": ("memory", lambda v: f"{v / 2**30:.2f} GiB a device"),
+  }
+  found = {}
+  for what, value in costs(run).items():
+    if value is not None:
+      name, text = texts.get(what, (what, accounting.number))
+      found[name] = text(value)
+  return found
