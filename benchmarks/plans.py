@@ -32,7 +32,7 @@ PLANS = (
 )
 HEAD = """# What the recipes would cost: estimates
 
-`python -m vit_jax.plan` for recipes on common slices, written by `python
+`vit-jax plan` for recipes on common slices, written by `python
 benchmarks/plans.py` with {versions}.
 None of this ran on a TPU: memory is the peak of a chip as XLA reports it, and
 all other numbers are estimates, which no chip has confirmed. The time of a step

@@ -1,7 +1,7 @@
 """Ablations: section 7 and appendix D of arXiv:2010.11929.
 
-Run: python -m vit_jax.train \
-  --config=configs/ablation.py:posemb=learn2d,posemb_at=shared
+Run: vit-jax train \
+  --config=ablation:posemb=learn2d,posemb_at=shared
 Arguments: model (of LEARNING_RATES), dataset (of EPOCHS), posemb (that of
 config.model), posemb_at (likewise), pool (token or gap), optimizer (adam, or
 sgd for ResNets), depth (blocks), width (of a token; heads have 64 each),

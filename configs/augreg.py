@@ -2,8 +2,8 @@
 
 Section 3 of arXiv:2106.10270: RandAugment of two layers, and mixup, in seven
 strengths; dropout and stochastic depth, or neither; weight decay 0.1 or 0.03.
-Run: python -m vit_jax.train \
-  --config=configs/augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k
+Run: vit-jax train \
+  --config=augreg:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k
 Arguments: model (of MODELS), aug (of AUGMENTATION), reg (0 or 0.1, of dropout
 and of stochastic depth in the last block), wd (weight decay: 0.1 or 0.03),
 dataset (of DATASETS), epochs (the paper's are 300, and 30 of ImageNet-21k).

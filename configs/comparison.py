@@ -1,7 +1,7 @@
 """ResNets, hybrids and Transformers on equal terms: section 4.4, figure 5.
 
-Run: python -m vit_jax.train \
-  --config=configs/comparison.py:model=R50x1,dataset=imagenet21k
+Run: vit-jax train \
+  --config=comparison:model=R50x1,dataset=imagenet21k
 Arguments: model (of LEARNING_RATES), dataset (of EPOCHS).
 The recipe is that of Table 3 of arXiv:2010.11929 for JFT-300M, which is not
 public: Adam for the ResNets, too, batch 4096, a linear decay, weight decay 0.1,

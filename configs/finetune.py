@@ -1,9 +1,9 @@
 """Fine-tunes any checkpoint: Table 4 of arXiv:2010.11929.
 
-Run: python -m vit_jax.train --workdir=runs/cifar10 \
-  --config=configs/finetune.py:init=runs/vit_b16,model=B/16,dataset=cifar10
+Run: vit-jax train --workdir=runs/cifar10 \
+  --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
 Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
-.safetensors, a Hugging Face folder), model (any that python -m vit_jax.models
+.safetensors, a Hugging Face folder), model (any that vit-jax models
 prints), dataset (of DATASETS; a folder as folder:/path), res (pixels: 224, 384
 or 512; for a patch of 14 the nearest multiple, 224, 378 or 518).
 A part of the training split is held out and scored every 500 steps as `val`:
@@ -11,8 +11,8 @@ learning rate and length are chosen by it. The test split is scored once, at
 the end, as `test`.
 As the paper does it, with every learning rate of its grid, the best by `val`
 trained once more on all of the training split, and scored once:
-  python -m vit_jax.sweep --workdir=runs/cifar10 \
-    --config=configs/finetune.py:init=runs/vit_b16,model=B/16,dataset=cifar10
+  vit-jax sweep --workdir=runs/cifar10 \
+    --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
 Table 2 has means over 3 such trainings: --config.seed=1 is another.
 
 At 512 px on ImageNet, as in Table 2, the parameters are averaged (factor

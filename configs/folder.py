@@ -1,7 +1,7 @@
 """Your own images, on one machine: a laptop's CPU is enough.
 
-Run: python -m vit_jax.train --workdir=runs/mine \
-  --config=configs/folder.py:path=/path/to/images,init=ViT.npz
+Run: vit-jax train --workdir=runs/mine \
+  --config=folder:path=/path/to/images,init=ViT.npz
 Arguments: path (a folder with one sub-folder a class, see README), init
 (anything that vit_jax.load reads; without it a small ViT from scratch, which
 needs many more images and steps to be any good), res (pixels, a multiple of the
@@ -13,7 +13,7 @@ tenth of `train` is scored after every epoch, and `val` at the end.
 Cost: 6 minutes on 2 CPU cores that other work shared, for 3,000 JPEGs of
 500 x 375 pixels (six drawn shapes over two photographs), init the demo's model
 of 0.8 M parameters, res=64. Result (jax 0.10.2): 84.3 % of 300 test images.
-Other models: not yet run; python -m vit_jax.models prints the cost of an image.
+Other models: not yet run; vit-jax models prints the cost of an image.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ JFT-300M; the gains were there on ImageNet, too. Weight decay and dropout are
 not stated: none here. Nor are the heads and the bounds of the colours: linear,
 and 8 equal steps of a channel (vit_jax/objectives/masked_patch.py).
 
-Run: python -m vit_jax.train --config=configs/masked_patch.py:imagenet21k
+Run: vit-jax train --config=masked_patch:imagenet21k
 The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:
 the small model of configs/glyphs.py on the same letters and symbols.
 Few-shot accuracy of the first two is scored as in configs/vit_b16.py.
@@ -16,10 +16,10 @@ Result of the first three: not yet run. (Paper: 79.9 % of ImageNet after
 fine-tuning; 77.9 % from scratch.)
 Behind a comma: target (mean_color, small or pixels) and steps, with which the
 paper's gains hardly grow after 100,000:
---config=configs/masked_patch.py:imagenet2012,target=small,steps=100000
+--config=masked_patch:imagenet2012,target=small,steps=100000
 (Paper: small and mean_color about equal, pixels slightly worse.)
 
-Run: python -m vit_jax.train --config=configs/masked_patch.py:glyphs
+Run: vit-jax train --config=masked_patch:glyphs
 Cost: 14 minutes on 2 cores (AMD EPYC) that other work shared. Result (jax
 0.10.2), with as many steps as the supervised configs/glyphs.py, of the test
 digits: 78.6 % with 10 labels a class (supervised 93.9 %; the same network

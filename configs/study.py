@@ -4,8 +4,8 @@
 and tables of docs/study.md are made: figures 4 and 5 of arXiv:2010.11929, its
 Table 8, and its section 4.6.
 
-Run: python -m vit_jax.train \
-  --config=configs/study.py:model=vit-small,images=2560,seed=1
+Run: vit-jax train \
+  --config=study:model=vit-small,images=2560,seed=1
 Arguments: model (of MODELS), images (of the 40,000 of glyphs, drawn by the
 seed), steps (of 64 images), seed (of all that is random), posemb (that of
 config.model, for Transformers), posemb_at (likewise), task (of TASKS), init (a

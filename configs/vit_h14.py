@@ -1,6 +1,6 @@
 """ViT-H/14 from scratch at 224 px: Table 3 of arXiv:2010.11929.
 
-Run: python -m vit_jax.train --config=configs/vit_h14.py:imagenet2012
+Run: vit-jax train --config=vit_h14:imagenet2012
 The argument is imagenet2012, imagenet21k or folder:/path/to/images.
 Table 3 has no row of H/14 on ImageNet-21k; the values of L/16 are taken.
 Few-shot accuracy is scored on seven data sets, which must be on disk

@@ -1,6 +1,6 @@
 """ViT-L/32 from scratch at 224 px: Table 3 of arXiv:2010.11929.
 
-Run: python -m vit_jax.train --config=configs/vit_l32.py:imagenet2012
+Run: vit-jax train --config=vit_l32:imagenet2012
 The argument is imagenet2012, imagenet21k or folder:/path/to/images.
 Few-shot accuracy is scored on seven data sets, which must be on disk
 (config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,

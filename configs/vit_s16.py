@@ -2,7 +2,7 @@
 
 ViT-S/16 with the mean over tokens, fixed positions, a batch of 1,024, a
 softmax, RandAugment(2, 10) and mixup; nothing else.
-Run: python -m vit_jax.train --config=configs/vit_s16.py:epochs=90
+Run: vit-jax train --config=vit_s16:epochs=90
 Arguments: epochs (the paper's are 90, 150 and 300), head (linear, or tanh: a
 hidden layer with a tanh before it, as in the released files and big_vision's
 configs/vit_s16_i1k.py).

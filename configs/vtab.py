@@ -1,9 +1,9 @@
 """VTAB-1k: 19 tasks of 1,000 training images each (arXiv:2010.11929, 4.1).
 
-Run, all tasks, one table: python -m vit_jax.sweep --workdir=runs/vtab \
-  --config=configs/vtab.py:task=all,init=ViT-B_16.npz,model=B/16
-One task: python -m vit_jax.train --workdir=runs/dtd \
-  --config=configs/vtab.py:task=dtd,init=ViT-B_16.npz,model=B/16
+Run, all tasks, one table: vit-jax sweep --workdir=runs/vtab \
+  --config=vtab:task=all,init=ViT-B_16.npz,model=B/16
+One task: vit-jax train --workdir=runs/dtd \
+  --config=vtab:task=dtd,init=ViT-B_16.npz,model=B/16
 Arguments: task (of TASKS; for vit_jax.sweep also all, natural, specialized or
 structured), init (anything that vit_jax.load reads), model (any that python -m
 vit_jax.models prints), res (pixels, of which the nearest multiple of the patch

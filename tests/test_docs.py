@@ -102,6 +102,9 @@ def run(
   python = folder / "bin" / "python"
   python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
   python.chmod(0o755)
+  command = folder / "bin" / "vit-jax"
+  command.write_text(f'#!/bin/sh\nexec {sys.executable} -m vit_jax "$@"\n')
+  command.chmod(0o755)
   for block in BLOCKS:  # a section may use the module of another one
     if name := block.file:
       (folder / name).write_text(block.code)

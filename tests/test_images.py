@@ -204,7 +204,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert images.listed("?.png") == ["a.png", "b.png"]
   one = np.asarray(small)
-  for image in (small, one, one[..., 0], "none.png", tmp_path / "none.png"):
+  for image in (small, one, one[..., 0], "a", tmp_path / "none.png", b"a"):
     assert images.listed(image)[0] is image and len(images.listed(image)) == 1
     assert len(images.listed([image, image])) == 2
   assert len(images.listed(np.stack([one] * 3))) == 3
@@ -214,7 +214,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
     images.listed(f"{tmp_path}/*.tiff")
   assert str(e.value) == f"got '{tmp_path}/*.tiff', which matches no file."
   with pytest.raises(
-    ValueError, match="got int, expected a path, a glob, a PIL"
+    ValueError, match="got int, expected a path, a glob, bytes, a"
   ):
     images.listed(7)
 

@@ -16,10 +16,11 @@ from PIL import Image
 from test_images import PHOTOS, of_evaluators
 
 import vit_jax
-from vit_jax import checkpoint, convert, pretrained, weights
+from vit_jax import checkpoint, convert, weights
 from vit_jax.config import ConfigError
 from vit_jax.data import pixels
 from vit_jax.models import build
+from vit_jax.runtime import inference
 from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -324,7 +325,7 @@ def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
 def test_the_order_is_that_of_the_images(vit):
   images = [np.full((9, 7, 3), v, np.uint8) for v in range(0, 255, 12)]
   found = vit.predict(images)
-  assert len(found) == 22 > pretrained.BATCH
+  assert len(found) == 22 > inference.BATCH
   assert found[::-1] == vit.predict(images[::-1])
   assert found[:3] != found[3:6]
 
@@ -367,7 +368,7 @@ def test_random_operations_of_training_are_not_for_predicting(vit, tmp_path):
 
 
 def test_more_images_than_a_batch(vit, monkeypatch):
-  monkeypatch.setattr(pretrained, "BATCH", 4)
+  monkeypatch.setattr(inference, "BATCH", 4)
   rng = np.random.default_rng(0)
   images = [rng.integers(0, 256, (32, 32, 3), np.uint8) for _ in range(5)]
   together = vit.predict(images, top=1)
@@ -389,7 +390,7 @@ def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
     str(e.value) == f"{missing}: got a path with no file, expected an image."
   )
   # All at once, in whatever batch.
-  monkeypatch.setattr(pretrained, "BATCH", 2)
+  monkeypatch.setattr(inference, "BATCH", 2)
   cut = tmp_path / "cut.png"
   cut.write_bytes(china[1].read_bytes()[:5000])
   images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing, cut]
@@ -537,3 +538,32 @@ def test_the_memory_that_loading_takes(tmp_path, is_stacked):
   # one array of the file: a kernel, or those of all blocks. 1.5 to 2.0 were
   # seen; what malloc has not handed back (to 1.02) counts in both numbers.
   assert peak < 2.5
+
+
+# Attention.
+
+
+def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+  floats = pixels / np.float32(127.5) - 1
+  weights = vit.attention(floats)
+  depth, heads = vit.config.size.depth, vit.config.size.num_heads
+  tokens = vit.config.num_tokens((32, 32))
+  assert weights.shape == (depth, 2, heads, tokens, tokens)
+  np.testing.assert_array_equal(vit.attention(pixels), weights)
+  maps = vit.attention_map(floats)
+  assert maps.shape == (2, *vit.config.grid((32, 32)))
+  np.testing.assert_allclose(maps.sum((1, 2)), 1, atol=1e-6)
+  files = []
+  for i, image in enumerate(pixels):
+    files.append(tmp_path / f"{i}.png")
+    Image.fromarray(image).save(files[-1])
+  np.testing.assert_array_equal(vit.attention_map(files), maps)
+  with pytest.raises(ValueError, match=r"images of shape \(2, 16, 16, 3\)"):
+    vit.attention(floats[:, ::2, ::2])
+
+
+def test_a_resnet_has_no_attention():
+  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
+  with pytest.raises(ValueError, match="no attention between patches"):
+    bit.attention_map(np.zeros((1, 64, 64, 3), np.uint8))

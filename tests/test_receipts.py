@@ -134,7 +134,7 @@ def test_a_run_gives_a_receipt_once(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(receipts, "FILE", tmp_path / "receipts.jsonl")
   receipts.FILE.write_text("")
   monkeypatch.setattr(receipts.read, "__defaults__", (receipts.FILE,))
-  command = "python -m vit_jax.train --config=configs/a.py:x"
+  command = "vit-jax train --config=configs/a.py:x"
   words = ["mine", _run(tmp_path / "run"), f"--command={command}"]
   receipts.main([*words, "--machine=EPYC"])
   assert receipts.read() == {

@@ -1,6 +1,8 @@
 """One command for all: `vit-jax VERB ...`, or `python -m vit_jax VERB ...`."""
 
+import os
 import runpy
+import signal
 import sys
 
 from vit_jax import __version__
@@ -22,7 +24,26 @@ def help_text() -> str:
   )
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
+  """Runs `run`; ends without a traceback where what it prints is cut off.
+
+  The status is then that of a process ended by SIGPIPE, as of `ls | head -1`.
+  """
+  try:
+    try:
+      run()
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:
+    try:
+      print(flush=True)  # fails where it was the standard output that failed
+    except BrokenPipeError:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(128 + signal.SIGPIPE)
+    raise
+
+
+def run(argv: list[str] | None = None) -> None:
   """Runs the module of the verb as `python -m` does."""
   verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
   if verb in ("--help", "-h", "help"):

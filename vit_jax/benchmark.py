@@ -1,6 +1,6 @@
-"""Times the training step of a config: `python -m vit_jax.benchmark`.
+"""Times the training step of a config: `vit-jax benchmark`.
 
-python -m vit_jax.benchmark --config=configs/vit_b16.py \
+vit-jax benchmark --config=configs/vit_b16.py \
   --config.data.batch_size=256
 
 The step, the state and the loop are those of training. A synthetic batch is on
@@ -17,7 +17,14 @@ FLAGS = {
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = cli.parse("vit_jax.benchmark", FLAGS, switches=("json",))
+  ARGS = cli.parse(
+    "benchmark",
+    FLAGS,
+    switches=("json",),
+    description="Times the train step of a config on this machine. Nothing is"
+    " written.",
+    example="vit-jax benchmark --config=vit_b16 --config.data.batch_size=256",
+  )
 
 # ruff: noqa: E402
 import dataclasses

@@ -1,10 +1,102 @@
-"""Writes weights in another format: `vit_jax.convert SRC DST --to=FORMAT`.
+"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`.
 
 SRC is anything that `vit_jax.load` reads. The written file is read again, and
 its logits are compared with those of SRC.
 """
 
 import argparse
+
+from vit_jax.config import commands
+
+# The formats of WRITERS.
+FORMATS = {
+  "orbax": "a checkpoint of ours",
+  "npz": "under Google's names",
+  "timm": "a .safetensors for timm",
+  "hf": "a folder for Hugging Face's transformers",
+  "onnx": "the forward pass for onnxruntime and others",
+  "stablehlo": "the forward pass for jax alone, on any of its platforms",
+}
+# The choices of resample.METHODS.
+FILTERS = {
+  "zoom": "the ViT paper's (default)",
+  "bilinear": "FlexiViT's",
+  "bicubic": "timm's",
+  "timm": "the same",
+  "hf": "Hugging Face's",
+}
+GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
+POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
+
+  def sides(text: str):
+    values = tuple(int(v) for v in text.lower().split("x"))
+    if len(values) > 2 or min(values) < 1:
+      raise ValueError
+    return values if len(values) == 2 else values * 2
+
+  def truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+      raise ValueError
+    return text.lower() == "true"
+
+  def listed(choices: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
+  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
+  parser = commands.parser(
+    "convert",
+    "Writes weights in another format, reads the file again and compares"
+    " logits.",
+    "vit-jax convert runs/birds birds.safetensors --to=timm\n"
+    "vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384",
+    usage="SRC DST --to=FORMAT [options]",
+  )
+  parser.add_argument(
+    "src", metavar="SRC", help="anything that vit_jax.load reads"
+  )
+  parser.add_argument(
+    "dst", metavar="DST", help="a new file, or a new folder (orbax, hf)"
+  )
+  parser.add_argument(
+    "--to",
+    required=True,
+    choices=FORMATS,
+    help=listed(FORMATS),
+  )
+  parser.add_argument(
+    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
+  )
+  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
+  parser.add_argument(
+    "--posemb_filter", default="zoom", choices=FILTERS, help=listed(FILTERS)
+  )
+  parser.add_argument(
+    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
+  )
+  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
+  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
+  parser.add_argument(
+    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+  )
+  parser.add_argument(
+    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
+  )
+  parser.add_argument(
+    "--drop_head",
+    action="store_true",
+    help="leave out the head; for timm, a tanh layer before it as well",
+  )
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  parse()
+
+# ruff: noqa: E402
 import dataclasses
 import json
 import sys
@@ -18,22 +110,25 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
-from vit_jax.models.resample import METHODS
+from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
-from vit_jax.weights import bit, google, hf, labels, safetensors_file, timm
+from vit_jax.weights import (
+  bit,
+  google,
+  hf,
+  labels,
+  onnx_file,
+  safetensors_file,
+  timm,
+)
 from vit_jax.weights.found import METADATA_KEY
 from vit_jax.weights.identify import NEEDED
 
-# The choices of resample.METHODS.
-FILTERS = {
-  "zoom": "the ViT paper's (default)",
-  "bilinear": "FlexiViT's",
-  "bicubic": "timm's",
-  "timm": "the same",
-  "hf": "Hugging Face's",
-}
-GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
-POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
+# Rounding of float32 in another order of sums is 1e-5 of the largest logit for
+# the deepest models; what is computed otherwise is far above this.
+TOLERANCE = 1e-3
+# Where the StableHLO runs.
+PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def convert(vit: Pretrained, path: str, to: str) -> list[str]:
@@ -41,7 +136,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
   Args:
     vit: A model from `vit_jax.load`.
-    path: A file for "npz" and "timm", a new folder for "orbax" and "hf".
+    path: A new folder for "orbax" and "hf", a new file for the others.
     to: A name of `WRITERS`.
 
   Returns:
@@ -49,20 +144,28 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
   Raises:
     FileExistsError: The path exists.
-    ValueError: The format has no place for a part of the model.
+    ValueError: The format has no place for a part of the model, or the
+      libraries that write it are not installed.
   """
+  check(to)
   target = epath.Path(path)
   if target.exists():
     raise FileExistsError(
       f"DST: got {path!r}, which exists; expected a new one."
     )
-  _, write, suffix = WRITERS[to]
+  suffix = WRITERS[to].suffix
   if suffix and target.suffix != suffix:
     raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  return write(vit, params, target)
+  return WRITERS[to].write(vit, params, target)
+
+
+def check(to: str) -> None:
+  """Raises ValueError if what writes a format is not installed."""
+  if fault := not_installed(WRITERS[to].packages, WRITERS[to].extra):
+    raise ValueError(f"--to={to}: {fault}")
 
 
 def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -137,24 +240,96 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
 
+def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  layer = _layer(vit)
+  files = onnx_file.write(
+    target,
+    lambda images: vit.model.apply({"params": vit.params}, images)[0],
+    image_size=vit.image_size,
+    output=layer,
+    num_bytes=sum(array.nbytes for array in params.values()),
+    properties=vit.metadata(),
+  )
+  return [
+    f"onnxruntime.InferenceSession({str(target)!r}).run(None, "
+    f"{{{onnx_file.INPUT!r}: images}})",
+    _signature(vit, layer),
+    *(f"{name} holds the weights; keep it beside" for name in files[1:]),
+  ]
+
+
+def _write_stablehlo(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params
+  target.parent.mkdir(parents=True, exist_ok=True)
+  target.write_bytes(vit.export(PLATFORMS))
+  return [
+    "jax.export.deserialize(bytearray(open"
+    f"({str(target)!r}, 'rb').read())).call(images)",
+    _signature(vit, _layer(vit)),
+    f"for {', '.join(PLATFORMS)}; jax alone runs it",
+  ]
+
+
+def _signature(vit: Pretrained, layer: str) -> str:
+  images = jax.ShapeDtypeStruct((1, *vit.image_size, 3), np.float32)
+  outputs = jax.eval_shape(vit, images)[0].shape[1]
+  return (
+    f"images float32 [any, {', '.join(map(str, images.shape[1:]))}] in"
+    f" [-1, 1] -> {layer} [any, {outputs}]"
+  )
+
+
+def _layer(vit: Pretrained) -> str:
+  """Returns the name of what a model's call returns first."""
+  return "logits" if vit.num_classes else "pre_logits"
+
+
+# What reads a file again: (the model that was written, path) -> function of
+# images [b, h, w, 3] that returns logits, or pre_logits if there is no head.
+Apply = Callable[[np.ndarray], np.ndarray]
+
+
+def _load(vit: Pretrained, path: str) -> Apply:
+  # A .npz states less than is known here; the rest is passed on.
+  told = _untold(vit) if path.endswith(".npz") else {}
+  again = vit_jax.load(path, image_size=vit.image_size, verbose=False, **told)
+  return lambda images: again(images)[0]
+
+
+def _load_onnx(vit: Pretrained, path: str) -> Apply:
+  del vit
+  return onnx_file.read(path)
+
+
+def _load_stablehlo(vit: Pretrained, path: str) -> Apply:
+  del vit
+  return jax.export.deserialize(bytearray(epath.Path(path).read_bytes())).call
+
+
 class Writer(NamedTuple):
   """What writes a format.
 
-  meaning: For --help.
   write: (model, flat parameters, path) -> notes for the user.
   suffix: Ending of the file's name; None: it is a folder.
+  read: What reads it again.
+  packages: Modules that must be installed.
+  extra: Name of the extra that installs them.
   """
 
-  meaning: str
   write: Callable[[Pretrained, dict[str, np.ndarray], epath.Path], list[str]]
   suffix: str | None = None
+  read: Callable[[Pretrained, str], Apply] = _load
+  packages: tuple[str, ...] = ()
+  extra: str = ""
 
 
 WRITERS = {
-  "orbax": Writer("a checkpoint of ours", _write_orbax),
-  "npz": Writer("under Google's names", _write_npz, ".npz"),
-  "timm": Writer("a .safetensors for timm", _write_timm, ".safetensors"),
-  "hf": Writer("a folder for Hugging Face's transformers", _write_hf),
+  "orbax": Writer(_write_orbax),
+  "npz": Writer(_write_npz, ".npz"),
+  "timm": Writer(_write_timm, ".safetensors"),
+  "hf": Writer(_write_hf),
+  "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx_file.PACKAGES, "onnx"),
+  "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
 }
 
 
@@ -173,26 +348,23 @@ def without_head(vit: Pretrained, to: str) -> Pretrained:
   )
 
 
-def largest_difference(
-  one: Pretrained, other: Pretrained
-) -> tuple[str, float, float]:
-  """Compares two models on the same random images.
+def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
+  """Compares a model with what was read again, on the same random images.
 
   Returns:
-    The layer compared ("logits", or "pre_logits" if there is no head); the
-    largest difference; and the largest absolute value.
+    The largest difference of logits, or of pre_logits if there is no head; and
+    the largest absolute value.
   """
   rng = np.random.default_rng(0)
-  images = rng.uniform(-1, 1, (2, *one.image_size, 3)).astype(np.float32)
-  layer = "logits" if one.num_classes else "pre_logits"
+  images = rng.uniform(-1, 1, (2, *vit.image_size, 3)).astype(np.float32)
   with jax.default_matmul_precision("highest"):
-    a, b = (np.asarray(v(images)[1][layer]) for v in (one, other))
-  return layer, float(np.abs(a - b).max()), float(np.abs(a).max())
+    a, b = np.asarray(vit(images)[0]), np.asarray(again(images))
+  return float(np.abs(a - b).max()), float(np.abs(a).max())
 
 
 def main(argv: list[str] | None = None) -> None:
   """Loads, writes, reads again, and prints a report of each."""
-  args = _parse(argv)
+  args = parse(argv)
   given = {
     "num_heads": args.num_heads,
     "cls_row": args.cls_row,
@@ -201,6 +373,7 @@ def main(argv: list[str] | None = None) -> None:
   }
   options = {k: v for k, v in given.items() if v is not None}
   try:
+    check(args.to)
     vit = vit_jax.load(
       args.src,
       image_size=args.image_size,
@@ -215,20 +388,22 @@ def main(argv: list[str] | None = None) -> None:
     if args.drop_head:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
-    # A file states less than is known here; the rest is passed on.
-    told = _untold(vit) if args.to == "npz" else {}
-    layer, difference, largest = largest_difference(
-      vit,
-      vit_jax.load(args.dst, image_size=vit.image_size, verbose=False, **told),
-    )
+    again = WRITERS[args.to].read(vit, args.dst)
+    difference, largest = largest_difference(vit, again)
+    if not difference <= TOLERANCE * largest:
+      raise ValueError(
+        f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
+        f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
+        f" {largest:.3g}. Do not use this file; please report the model."
+      )
   except (FileNotFoundError, FileExistsError, ValueError) as e:
     sys.exit(str(e))
   print(f"{'written':<16}{args.dst}")
   for note in notes:
     print(f"{'':<16}{note}")
   print(
-    f"{'read again':<16}largest difference of {layer} {difference:.2g}, of"
-    f" {largest:.3g}"
+    f"{'read again':<16}largest difference of {_layer(vit)}"
+    f" {difference:.2g}, of {largest:.3g}"
   )
 
 
@@ -245,59 +420,6 @@ def _untold(vit: Pretrained) -> dict:
   guess = labels.loss(vit.num_classes, NEEDED[0] in params) or "softmax"
   untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
   return untold
-
-
-def _parse(argv) -> argparse.Namespace:
-  def sides(text: str):
-    values = tuple(int(v) for v in text.lower().split("x"))
-    if len(values) > 2 or min(values) < 1:
-      raise ValueError
-    return values if len(values) == 2 else values * 2
-
-  def truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-      raise ValueError
-    return text.lower() == "true"
-
-  def listed(choices: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
-
-  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.convert", description=__doc__.split("\n\n")[0]
-  )
-  parser.add_argument("src", help="anything that vit_jax.load reads")
-  parser.add_argument("dst", help="a new file (npz, timm) or folder")
-  parser.add_argument(
-    "--to",
-    required=True,
-    choices=WRITERS,
-    help=listed({k: w.meaning for k, w in WRITERS.items()}),
-  )
-  parser.add_argument(
-    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
-  )
-  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
-  parser.add_argument(
-    "--posemb_filter", default="zoom", choices=METHODS, help=listed(FILTERS)
-  )
-  parser.add_argument(
-    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
-  )
-  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
-  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
-  parser.add_argument(
-    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
-  )
-  parser.add_argument(
-    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
-  )
-  parser.add_argument(
-    "--drop_head",
-    action="store_true",
-    help="leave out the head; for timm, a tanh layer before it as well",
-  )
-  return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scores a checkpoint: `python -m vit_jax.evaluate --checkpoint=RUN`.
+"""Scores a checkpoint: `vit-jax evaluate --checkpoint=RUN`.
 
 Runs the evaluators of the config that wrote it, or of --config, which published
 weights need: --checkpoint=B_16.npz --config=configs/finetune.py:... With
@@ -10,7 +10,7 @@ from vit_jax.config import cli
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
-    "vit_jax.evaluate",
+    "evaluate",
     {
       "checkpoint": "run, one of its checkpoints, or published weights",
       "fewshot": "data set (folder:/path, cifar10) to score the features on,"
@@ -21,6 +21,10 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
       **cli.PROCESS_FLAGS,
     },
     switches=("json",),
+    description="Scores a checkpoint with the evaluators of its config; or,"
+    " with --fewshot, its features on images of your own, without training.",
+    example="vit-jax evaluate --checkpoint=runs/b16\n"
+    "vit-jax evaluate --checkpoint=runs/b16 --fewshot=folder:/data/birds",
   )
 
 # ruff: noqa: E402

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib.util
 import math
 import types
 import typing
@@ -42,6 +43,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
     close = [lowered[c] for c in close]
   return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def not_installed(packages: Iterable[str], extra: str) -> str | None:
+  """Returns what to do where packages of an extra are missing; None: nothing.
+
+  Args:
+    packages: Names to import.
+    extra: Name of the extra of vit_jax that installs them.
+  """
+  missing = [p for p in packages if importlib.util.find_spec(p) is None]
+  if not missing:
+    return None
+  return (
+    f"got no {', '.join(missing)}, expected installed packages:"
+    f" pip install 'vit_jax[{extra}]'."
+  )
 
 
 def parse_value(annotation, value, where: str):
@@ -110,13 +127,14 @@ def _type_name(annotation) -> str:
 
 
 def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
-  """Refuses a value that is not among the choices, if there are any.
+  """Refuses a value, or one of a tuple, that is not among the choices.
 
   Raises:
     ValueError: The message names `where`, the choices and the nearest.
   """
-  if choices and value is not None and value not in choices:
-    raise ValueError(
-      f"{where}: got {value!r}, expected one of {', '.join(choices)}."
-      + nearest(str(value), choices)
-    )
+  for one in value if isinstance(value, tuple) else (value,):
+    if choices and one is not None and one not in choices:
+      raise ValueError(
+        f"{where}: got {one!r}, expected one of {', '.join(choices)}."
+        + nearest(str(one), choices)
+      )

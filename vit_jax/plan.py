@@ -28,7 +28,14 @@ FLAGS = {
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   signals.end_at_once()
-  ARGS = cli.parse("vit_jax.plan", FLAGS, switches=("json", "search"))
+  ARGS = cli.parse(
+    "plan",
+    FLAGS,
+    switches=("json", "search"),
+    description="Compiles a run for TPUs that are not there (pip install"
+    " libtpu), and estimates memory, time and cost.",
+    example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
+  )
 
 # The machine itself only runs the compiler. libtpu must not look for a TPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

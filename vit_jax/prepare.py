@@ -1,12 +1,12 @@
-"""Puts a data set on disk in TFDS's format: `python -m vit_jax.prepare SOURCE`.
+"""Puts a data set on disk in TFDS's format: `vit-jax prepare SOURCE`.
 
 A name of TFDS is downloaded and prepared by TFDS; `imagenet21k` and
 `imagenet2012` are made from tars in --manual_dir. Images of one's own are
 imported once, under a name of their own:
 
-  python -m vit_jax.prepare imagenet21k --manual_dir=/data/fall11
-  python -m vit_jax.prepare folder:/data/birds --name=birds
-  python -m vit_jax.train --config=... --config.data.dataset=birds
+  vit-jax prepare imagenet21k --manual_dir=/data/fall11
+  vit-jax prepare folder:/data/birds --name=birds
+  vit-jax train --config=... --config.data.dataset=birds
 
 Files are written as array_record, whose records are read by number, so that
 their order is a permutation that the seed decides. An import that stops half
@@ -15,6 +15,8 @@ way leaves no data set.
 
 import argparse
 import sys
+
+from vit_jax.config import commands
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -80,10 +82,15 @@ def _options(args: argparse.Namespace):
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog="python -m vit_jax.prepare",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+  parser = commands.parser(
+    "prepare",
+    "Puts a data set on disk in TFDS's format, as array_record, whose records"
+    " are\nread by number. Images of one's own are imported once, under a name"
+    " of their\nown. An import that stops half way leaves no data set.",
+    "vit-jax prepare cifar10\n"
+    "vit-jax prepare imagenet21k --manual_dir=/data/fall11\n"
+    "vit-jax prepare folder:/data/birds --name=birds",
+    usage="SOURCE [options]",
   )
   parser.add_argument(
     "source",

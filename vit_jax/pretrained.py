@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,22 +17,13 @@ from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
-from vit_jax.data import pixels
+from vit_jax.data import pixels, streaming
 from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
-from vit_jax.models import build
+from vit_jax.models import build, inspection
 from vit_jax.options import nearest
-from vit_jax.runtime import run_info
-
-BATCH = 16  # images in a forward pass of `predict`
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-  """A class and its probability by the model, 0 to 1."""
-
-  name: str
-  probability: float
+from vit_jax.runtime import inference, run_info
+from vit_jax.runtime.inference import Answer, Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +59,11 @@ class Pretrained:
   def _apply(self):
     return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
 
+  @functools.cached_property
+  def probabilities(self):
+    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
+    return inference.probabilities_fn(self)
+
   def __call__(
     self, images: Float[Array, "b h w c"] | np.ndarray
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
@@ -79,19 +75,7 @@ class Pretrained:
     Raises:
       ValueError: They are of another type or shape.
     """
-    shape, dtype = np.shape(images), getattr(images, "dtype", None)
-    expected = (*self.image_size, 3)
-    if len(shape) != 4 or shape[1:] != expected:
-      raise ValueError(
-        f"got images of shape {shape}, expected [b, {expected[0]},"
-        f" {expected[1]}, 3]; for another size,"
-        " vit_jax.load(path, image_size=(height, width))."
-      )
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-      raise ValueError(
-        f"got images of type {dtype}, expected floats in [-1, 1]:"
-        " images / 127.5 - 1, or vit.predict(images)."
-      )
+    self._check(images)
     return self._apply(self.params, images)
 
   def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
@@ -105,10 +89,10 @@ class Pretrained:
     differ by 1 level in the mean, and by at most 18 on photographs.
 
     Args:
-      images: A path, a glob, a PIL image, or an array uint8 [h, w], [h, w, 1],
-        [h, w, 3] or [h, w, 4]; or any number of these in a list, or as an array
-        [b, h, w, c]. Files: JPEG, PNG, WebP, BMP, GIF, and all else that Pillow
-        reads.
+      images: A path, a glob, the bytes of a file, a PIL image, or an array
+        uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these
+        in a list, or as an array [b, h, w, c]. Files: JPEG, PNG, WebP, BMP,
+        GIF, and all else that Pillow reads.
       top: Number of classes returned for each image.
 
     Returns:
@@ -123,27 +107,112 @@ class Pretrained:
       ValueError: The model has no head, or some images cannot be read: the
         message names all of them.
     """
-    if not self.num_classes:
-      raise ValueError("got a model without a head, expected one; call it.")
     images = images_lib.listed(images)
-    names = self.class_names or tuple(map(str, range(self.num_classes)))
+    named = (
+      streaming.Named(images_lib.name(image, i), image)
+      for i, image in enumerate(images)
+    )
     found, faults = [], []
-    for i in range(0, len(images), BATCH):
-      rows = []
-      for index, image in enumerate(images[i : i + BATCH], i):
-        try:
-          rows.append(pixels.apply(images_lib.read(image), self.ops))
-        except (FileNotFoundError, ValueError) as e:
-          faults.append((f"{images_lib.name(image, index)}: {e}", type(e)))
-      if faults:
-        continue  # only to name the others
-      logits, _ = self(normalise(np.stack(rows)))
-      for row in np.asarray(PROBABILITIES[self.loss](logits)):
-        best = np.argsort(-row, kind="stable")[:top]
-        found.append([Prediction(names[k], float(row[k])) for k in best])
+    for answer in self.predictions(named, top, batch_size=inference.BATCH):
+      found.append(answer.classes)
+      if (e := answer.error) is not None:
+        faults.append((f"{answer.name}: {e}", type(e)))
     if faults:
       raise _together(faults, len(images))
     return found
+
+  def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
+    """Returns the attention weights of every block, float32.
+
+    See `vit_jax.models.inspection.attention_of`. All are in memory at once: 192
+    MB an image for B/16 at 384 px.
+
+    Args:
+      images: Floats in [-1, 1], of `image_size`, as the model itself takes; or
+        whatever `predict` takes, which gets the model's own preprocessing.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    return inspection.attention_of(self.config, self.params, images)
+
+  def attention_map(self, images: Any) -> Float[np.ndarray, "b gh gw"]:
+    """Returns where the model looks: rollout of attention to the patches.
+
+    The row of the class token, or what the model's pooling makes of the rows of
+    all tokens; see `vit_jax.models.inspection.attention_map`. Each map sums to
+    1. `vit_jax.reporting.overlay.beside` draws it beside its image.
+
+    Args:
+      images: See `attention`.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    rows = inspection.batch_size(self.config, self.image_size)
+    maps = [
+      inspection.attention_map(self.config, self.params, images[i : i + rows])
+      for i in range(0, len(images), rows)
+    ]
+    return np.concatenate(maps)
+
+  def _inputs(self, images) -> inspection.Images:
+    """Returns floats as they are, and all else preprocessed."""
+    if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
+      self._check(images)
+      return images
+    read = (images_lib.read(image) for image in images_lib.listed(images))
+    return normalise(
+      np.stack([pixels.apply(image, self.ops) for image in read])
+    )
+
+  def _check(self, images) -> None:
+    """Raises ValueError unless these are images as the model takes them."""
+    shape, dtype = np.shape(images), getattr(images, "dtype", None)
+    expected = (*self.image_size, 3)
+    if len(shape) != 4 or shape[1:] != expected:
+      raise ValueError(
+        f"got images of shape {shape}, expected [b, {expected[0]},"
+        f" {expected[1]}, 3]; for another size,"
+        " vit_jax.load(path, image_size=(height, width))."
+      )
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(
+        f"got images of type {dtype}, expected floats in [-1, 1]:"
+        " images / 127.5 - 1, or vit.predict(images)."
+      )
+
+  def predictions(
+    self,
+    images: Iterable[streaming.Named],
+    top: int = 5,
+    *,
+    batch_size: int = inference.BATCH,
+    attention: bool = False,
+  ) -> Iterator[Answer]:
+    """Classifies any number of images as they come, in their order.
+
+    While the model computes, threads decode and resize the next two batches;
+    no more is in memory. One batch shape is compiled: the last batch is filled
+    up; an only batch that is not full, to a power of two.
+
+    Args:
+      images: Images with names; `streaming.find` finds those of a folder.
+      top: Number of classes of each.
+      batch_size: Images in a forward pass.
+      attention: Whether attention maps are wanted, too.
+
+    Raises:
+      ValueError: The model has no head; or attention is wanted, and it has
+        none.
+    """
+    if not self.num_classes:
+      raise ValueError("got a model without a head, expected one; call it.")
+    return inference.answers(
+      self, images, top, batch_size=batch_size, attention=attention
+    )
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""
@@ -310,7 +379,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
   if name is None:
     raise ValueError(
       f"load: got {', '.join(sorted(options))}, which no family of models has"
-      " together; see python -m vit_jax.train --help."
+      " together; see vit-jax train --help."
     )
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}

@@ -7,6 +7,29 @@ is left out, with a line that says so; one that is still going, or was stopped
 before its end, is shown as such.
 """
 
+import argparse
+
+from vit_jax.config import commands
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
+  parser = commands.parser(
+    "report",
+    __doc__.partition("\n\n")[2],
+    "vit-jax report runs/demo\nvit-jax report runs/a runs/b --out=runs/a_b",
+  )
+  parser.add_argument(
+    "runs", nargs="+", metavar="RUN", help="a run, or a folder of runs"
+  )
+  parser.add_argument("--out", help="folder to write to")
+  return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  parse()
+
+# ruff: noqa: E402
 import functools
 import html
 import json
@@ -18,12 +41,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from vit_jax.config import commands
 from vit_jax.reporting import (
   classes,
   comparison,
   curves,
   figures,
+  inside,
   kept,
   tables,
 )
@@ -84,6 +107,7 @@ class Report:
       self._fewshot(),
       self._predictions(),
       self._positions(),
+      inside.of_runs(self.runs, self._picture),
     ]
     return page(self.title, "\n".join(parts))
 
@@ -338,17 +362,8 @@ def _home(paths: Sequence[str]) -> pathlib.Path:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Parses the command line."""
-  parser = commands.parser(
-    "report",
-    __doc__.partition("\n\n")[2],
-    "vit-jax report runs/demo\nvit-jax report runs/a runs/b --out=runs/a_b",
-  )
-  parser.add_argument(
-    "runs", nargs="+", metavar="RUN", help="a run, or a folder of runs"
-  )
-  parser.add_argument("--out", help="folder to write to")
-  args = parser.parse_args(argv)
+  """Writes the report, and prints where."""
+  args = parse(argv)
   # Tables are read on the host; a GPU may be busy with the run itself.
   jax.config.update("jax_platforms", "cpu")
   try:

@@ -1,4 +1,4 @@
-"""Scores files of weights: `vit_jax.score FILE... --on=imagenet2012,v2`.
+"""Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
 
 FILE is anything that `vit_jax.load` reads. Model, size of the images and
 preprocessing are found from it; beside each score is the one that was published
@@ -10,6 +10,7 @@ of the products.
 import argparse
 from typing import NamedTuple
 
+from vit_jax.config import commands
 from vit_jax.config.swaps import STEPS
 
 
@@ -50,14 +51,26 @@ FLAGS = {
   " own, else that of the published score, else that of the format",
   "steps": "with --explain: those that are exchanged, with commas between:"
   f" {', '.join(STEPS)} (default: all that the model has)",
-  "dtype": "type of the matrix products: float32 (default) or bfloat16",
+  "dtype": "type of the products: float32 (default) or bfloat16",
   "batch_size": "images per batch, over all devices (default: 128)",
   "data_dir": "folder of TFDS data (default: $TFDS_DATA_DIR or"
   " ~/tensorflow_datasets)",
-  "workdir": "folder in which score.json is written (default: runs/score)",
+  "workdir": "folder of score.json (default: runs/score)",
   "coordinator": "host:port of process 0, where processes meet",
   "num_processes": "how many processes there are",
   "process_id": "which one this is, from 0",
+}
+METAVARS = {
+  "on": "SETS",
+  "protocol": "HOW",
+  "steps": "STEPS",
+  "dtype": "TYPE",
+  "batch_size": "N",
+  "data_dir": "DIR",
+  "workdir": "DIR",
+  "coordinator": "ADDRESS",
+  "num_processes": "N",
+  "process_id": "N",
 }
 DEFAULTS = {
   "steps": ",".join(STEPS),
@@ -71,10 +84,17 @@ DEFAULTS = {
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
   """Parses the command line; imports nothing heavy."""
-  parser = argparse.ArgumentParser(
-    "python -m vit_jax.score", description=__doc__.split("\n\n", 1)[1]
+  parser = commands.parser(
+    "score",
+    "Scores files of weights beside the scores published for them, with the"
+    "\npreprocessing of their publisher; --explain says what makes the"
+    " difference.",
+    "vit-jax score B_16.npz --on=imagenet2012,real,v2",
+    usage="FILE... [--on=SETS] [options]",
   )
-  parser.add_argument("files", nargs="+", metavar="FILE", help="weights")
+  parser.add_argument(
+    "files", nargs="+", metavar="FILE", help="anything that vit_jax.load reads"
+  )
   choices = {"protocol": PROTOCOLS, "dtype": ("float32", "bfloat16")}
   for name, doc in FLAGS.items():
     parser.add_argument(
@@ -82,6 +102,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
       help=doc,
       default=DEFAULTS.get(name),
       choices=choices.get(name),
+      metavar=METAVARS.get(name),
     )
   parser.add_argument(
     "--explain",
@@ -211,7 +232,7 @@ def task_of(
   if not num_classes:
     raise ValueError(
       f"{path}: got weights without a head, expected one; a linear map of their"
-      f" features is scored by python -m vit_jax.evaluate --checkpoint={path}"
+      f" features is scored by vit-jax evaluate --checkpoint={path}"
       " --fewshot=DATASET."
     )
   model = weights.identify(found.params, found.options).for_inference()

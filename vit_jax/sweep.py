@@ -1,4 +1,4 @@
-"""Searches a grid of options: `python -m vit_jax.sweep --config=FILE`.
+"""Searches a grid of options: `vit-jax sweep --config=FILE`.
 
 Every point of the grid is trained, and scored on the part of the training data
 that the config's evaluator `val` holds out, on nothing else. The options of the
@@ -11,7 +11,7 @@ from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   PARSED = cli.parse_tasks(
-    "vit_jax.sweep",
+    "sweep",
     {
       "grid": "option=value,value,... without config., to be tried in every"
       " combination with those of further --grid (default: the config file's"
@@ -23,6 +23,11 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     },
     switches=("available",),
     several=("grid",),
+    description="Trains every combination of some options, scores each on"
+    " held-out training images, trains with the best on all of them, and scores"
+    " the test split once. The same command again goes on where it stopped.",
+    example="vit-jax sweep --workdir=runs/digits_sweep \\\n"
+    "    --config=digits_finetune:init=runs/b16 --grid=optim.lr=0.03,0.06",
   )
 
 # ruff: noqa: E402

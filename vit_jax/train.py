@@ -1,4 +1,4 @@
-"""Trains a Vision Transformer: `python -m vit_jax.train --config=FILE`.
+"""Trains a Vision Transformer: `vit-jax train --config=FILE`.
 
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: mesh, data, model, state, step, evaluators, loop. The same command again
@@ -11,11 +11,15 @@ from vit_jax.runtime import startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
-    "vit_jax.train",
+    "train",
     {
       "workdir": "folder of the run (default: runs/<config name>)",
       **cli.PROCESS_FLAGS,
     },
+    description="Pre-trains or fine-tunes a model, as a config says. The same"
+    " command again goes on from the last checkpoint.",
+    example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
+    "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
 
 # ruff: noqa: E402
@@ -135,8 +139,7 @@ def _train(
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
-  writer = Writer(workdir, start)
-  at_exit.callback(writer.close)
+  writer = at_exit.enter_context(Writer(workdir, start, config, progress.note))
   meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size)

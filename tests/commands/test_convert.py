@@ -263,7 +263,7 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
     assert one.startswith(start), one
 
 
-@pytest.mark.parametrize("to", convert.WRITERS)
+@pytest.mark.parametrize("to", SUFFIX)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to):
   vit = dataclasses.replace(
     make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
@@ -358,9 +358,7 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
 
 
 def test_the_command_s_options(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(
-    convert, "largest_difference", lambda *_: ("logits", 0.0, 1.0)
-  )
+  monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
   src = DATA / "vit_linen_names.weights.npz"
   npz, timm = tmp_path / "a.npz", tmp_path / "b.safetensors"
   main(
@@ -408,9 +406,7 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("to", ["timm", "hf"])
 def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
   if to == "hf":  # to compile it once is enough
-    monkeypatch.setattr(
-      convert, "largest_difference", lambda *_: ("pre_logits", 0.0, 1.0)
-    )
+    monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
   src = DATA / "vit_token_prelogits.weights.npz"
   dst = tmp_path / ("x" + SUFFIX[to])
   with pytest.raises(SystemExit, match="--drop_head"):
@@ -538,5 +534,6 @@ def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_help_has_a_meaning_for_every_filter():
+def test_help_has_a_meaning_for_every_format_and_filter():
+  assert list(convert.FORMATS) == list(convert.WRITERS)
   assert list(convert.FILTERS) == list(resample.METHODS)

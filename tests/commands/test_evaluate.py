@@ -145,7 +145,7 @@ def _main(*words):
   flags = {
     k: "" for k in ("checkpoint", "fewshot", "workdir", "json")
   } | cli.PROCESS_FLAGS
-  args = cli.parse("vit_jax.evaluate", flags, list(words), ("json",))
+  args = cli.parse("evaluate", flags, list(words), ("json",))
   evaluate.main(args)
 
 
@@ -216,15 +216,13 @@ def test_what_is_missing_is_named(capsys):
   assert str(e.value).endswith(
     "  - --checkpoint: got none, expected the folder of a run, as in"
     " --checkpoint=runs/<config name>, or published weights beside"
-    " --config=configs/finetune.py:model=B/16."
+    " --config=finetune:model=B/16."
   )
   assert str(e.value).startswith("1 fault")
   with pytest.raises(SystemExit):
     _main("--help")
   usage = capsys.readouterr().out.splitlines()[0]
-  assert usage.startswith(
-    "usage: python -m vit_jax.evaluate --checkpoint=<run>"
-  )
+  assert usage.startswith("usage: vit-jax evaluate --checkpoint=RUN")
 
 
 def test_an_unknown_evaluator_lists_those_there_are(run):

@@ -43,7 +43,7 @@ def test_sets_that_are_not_on_disk_are_refused():
     prepare.check(_config())
   pets, advice = e.value.faults
   assert pets.startswith("config.evals.pets.dataset: got data set")
-  assert "python -m vit_jax.prepare oxford_iiit_pet." in pets
+  assert "vit-jax prepare oxford_iiit_pet." in pets
   assert advice.startswith(
     "config.fewshot: got 'required', but oxford_iiit_pet: not on disk."
   )

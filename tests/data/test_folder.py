@@ -144,7 +144,7 @@ def test_errors_name_what_is_wrong(tmp_path):
   write(tmp_path / "1.png")
   assert "no class folders but loose images in" in fault(tmp_path)
   (tmp_path / "0.tar").touch()
-  command = f"vit_jax.prepare webdataset:{tmp_path} --name=NAME"
+  command = f"vit-jax prepare webdataset:{tmp_path} --name=NAME"
   assert command in fault(tmp_path)
   (tmp_path / "0.tar").unlink()
   classes(tmp_path, a=2)

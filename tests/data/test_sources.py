@@ -280,7 +280,7 @@ def test_a_split_in_class_order_is_told(prepared, monkeypatch):
 def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   text = fault("cifar10", "train", data_dir)
   assert f"expected its records in {data_dir}/cifar10" in text
-  command = f"python -m vit_jax.prepare cifar10 --data_dir={data_dir}. To"
+  command = f"vit-jax prepare cifar10 --data_dir={data_dir}. To"
   assert command in text and "--fake_data" in text
   assert "prepare 'cifar10:3.*.*' --data_dir" in fault(
     "cifar10:3.*.*", "train", data_dir

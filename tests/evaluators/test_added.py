@@ -127,7 +127,7 @@ def test_its_faults_are_told_with_the_others():
 
 def test_help_shows_its_options(capsys):
   with pytest.raises(SystemExit):
-    cli.parse("vit_jax.train", {}, ["--help"])
+    cli.parse("train", {}, ["--help=evals"])
   text = capsys.readouterr().out
   head = "of kind 'entropy' (How unsure a model is, on two splits)"
   own = text.split(head)[1]

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import cli
+from vit_jax.config import cli, help_text
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.runtime import prepare
 from vit_jax.runtime.writer import read_metrics
@@ -19,7 +19,7 @@ TINY = pathlib.Path(__file__).with_name("tiny_config.py")
 
 
 def _help() -> str:
-  text = cli.help_text("vit_jax.train", {}, {})
+  text = help_text.section("all", {})
   return text[text.index("options of an evaluator") :] + "\n"
 
 
@@ -28,9 +28,7 @@ def test_golden_text():
 
 
 def _config(*words):
-  args = cli.parse(
-    "vit_jax.train", {}, [f"--config={TINY}", "--fake_data", *words]
-  )
+  args = cli.parse("train", {}, [f"--config={TINY}", "--fake_data", *words])
   assert not args.faults
   return args.config
 

@@ -74,7 +74,7 @@ def test_warmup_longer_than_the_epochs():
 
 def test_data_set_that_is_not_on_disk():
   (fault,) = _faults(_config(data__dataset="cifar10"))
-  assert "is not prepared" in fault and "vit_jax.prepare cifar10" in fault
+  assert "is not prepared" in fault and "vit-jax prepare cifar10" in fault
 
 
 @pytest.mark.parametrize(

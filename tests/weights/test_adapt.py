@@ -295,7 +295,7 @@ def test_the_patch_embedding_is_resized_if_asked(patch):
     f"1 fault in the weights of {found.path} for this model:\n"
     f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
     f" {patch}, 3, 48). To resize it: vit_jax.load(path, patch={patch}), or"
-    f" python -m vit_jax.convert SRC DST --to=orbax --patch={patch}.\n"
+    f" vit-jax convert SRC DST --to=orbax --patch={patch}.\n"
     "The model that fits them: --config.model.variant=B/8"
   )
   params, report = adapt(
@@ -465,7 +465,7 @@ def test_other_models_are_told_and_the_one_that_fits_loads(
   wrong = to_dict(model_config(**SIZE | options)).items()
   flags = [f"config.model.{k}={v}" for k, v in wrong] + flags
   args = cli.parse(
-    "vit_jax.train",
+    "train",
     {},
     [f"--config={ROOT}/configs/glyphs.py", *(f"--{flag}" for flag in flags)],
   )

@@ -56,7 +56,7 @@ def test_classes_that_are_not_the_heads_are_refused():
     " x1, x2 and 1 more; expected names of the head's 5 classes: a, b, c, d and"
     " 1 more. Name the classes as the head does, leave out the others, or"
     " fine-tune on this data set (config.init). A few-shot evaluator needs no"
-    " head: kind='fewshot', or python -m vit_jax.evaluate --checkpoint=..."
+    " head: kind='fewshot', or vit-jax evaluate --checkpoint=..."
     " --fewshot=pets."
   )
   # As many, and one of them another; a name that two columns have.

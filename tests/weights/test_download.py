@@ -172,7 +172,7 @@ def test_published_buckets_are_read_by_https(monkeypatch):
 
 def test_training_starts_from_an_address():
   config = cli.parse(
-    "vit_jax.train",
+    "train",
     {},
     [
       f"--config={CONFIGS}/finetune.py:init=http://127.0.0.1:9/x.npz,model=B/16",

@@ -3,7 +3,7 @@
 Only light modules are imported, so that `--help` answers at once.
 """
 
-import dataclasses
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax import config as config_lib
-from vit_jax.evaluators import EVALUATORS
+from vit_jax.config import files, help_text
 from vit_jax.options import nearest
 
 # Flags of the commands that run in several processes; see runtime/processes.py.
@@ -30,7 +30,7 @@ PROCESS_FLAGS = {
 NO_CHECKPOINT = (
   "--checkpoint: got none, expected the folder of a run, as in"
   " --checkpoint=runs/<config name>, or published weights beside"
-  " --config=configs/finetune.py:model=B/16."
+  " --config=finetune:model=B/16."
 )
 
 
@@ -59,21 +59,25 @@ class Args(NamedTuple):
 
 
 def parse(
-  command: str,
+  verb: str,
   flags: dict[str, str],
   argv: list[str] | None = None,
   switches: tuple[str, ...] = (),
   several: tuple[str, ...] = (),
+  description: str = "",
+  example: str = "",
 ):
-  """Parses `--config=FILE[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
+  """Parses `--config=NAME[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
   Args:
-    command: Name of the module, e.g. "vit_jax.train", for the help text.
+    verb: Name of the command, e.g. "train", for the help text.
     flags: Further flags and what they mean.
     argv: Words after the command; None: those of this process.
     switches: Flags that need no value, and are then "true".
     several: Flags that may be given more than once; all their values are one
       text, a line each.
+    description: What the command does, for the help text.
+    example: Command lines, each a line, for the help text.
 
   Returns:
     `Args`. Ends the process after `--help`, and, with an explanation, where no
@@ -82,10 +86,13 @@ def parse(
   argv = sys.argv[1:] if argv is None else argv
   words, faults = _split(argv)
   given: dict[str, str | None] = dict.fromkeys(flags)
-  overrides, source, wants_help = {}, None, False
+  overrides, source, section = {}, None, None
   for key, value in words:
     if key in ("help", "h"):
-      wants_help = True
+      if value is None:
+        print(help_text.screen(verb, flags, description, example))
+        sys.exit(0)
+      section = value
     elif key == "config":
       source = value
     elif key == "fake_data":
@@ -107,27 +114,26 @@ def parse(
     loaded = _load(source, faults)
   elif given.get("checkpoint"):
     loaded = _config_of(given["checkpoint"], faults)
-  elif not wants_help:
+  elif not section:
     faults.append(
       NO_CHECKPOINT
       if "checkpoint" in flags
-      else "--config: got none, expected --config=configs/<name>.py."
+      else "--config: got none, expected --config=NAME, as in --config=vit_b16."
     )
   values = loaded or values
   for path, value in overrides.items():
     override(values, path, value)
-  if wants_help:
-    print(help_text(command, flags, values))
-    sys.exit(0)
+  if section:
+    _print_section(section, values, [] if loaded else faults)
   config, more = config_lib.build(values)
   if not loaded:  # further faults would not be those of the user's config
     sys.exit(str(config_lib.ConfigError(faults + more)))
-  name = pathlib.PurePath(_file_of(source or "")[0]).stem
+  name = pathlib.PurePath(files.split(source or "")[0]).stem
   return Args(config, name, given, faults + more)
 
 
 def parse_tasks(
-  command: str, flags: dict[str, str], argv: list[str] | None = None, **options
+  verb: str, flags: dict[str, str], argv: list[str] | None = None, **options
 ) -> dict[str, tuple[str, str, Args]]:
   """Does as `parse`, for each task of a config file that has several.
 
@@ -136,7 +142,7 @@ def parse_tasks(
   stands for one run alone.
 
   Args:
-    command: As for `parse`.
+    verb: As for `parse`.
     flags: As for `parse`.
     argv: As for `parse`.
     **options: Of `parse`.
@@ -147,15 +153,16 @@ def parse_tasks(
   """
   argv = sys.argv[1:] if argv is None else argv
   source = dict(_split(argv)[0]).get("config") or ""
-  file, _ = _file_of(source)
+  file, _ = files.split(source)
   tasks = {"": ("", source)}
-  if pathlib.Path(file).is_file():
+  with contextlib.suppress(ValueError):  # no such file: `parse` says so
+    files.find(file)
     found = ask(source, "get_tasks") or {}
     tasks = {k: (g, f"{file}:{a}") for k, (g, a) in found.items()} or tasks
   parsed = {}
   for name, (group, of_task) in tasks.items():
     words = [f"--config={of_task}"] if source else []  # the last one counts
-    args = parse(command, flags, [*argv, *words], **options)
+    args = parse(verb, flags, [*argv, *words], **options)
     parsed[name] = group, of_task, args
   return parsed
 
@@ -178,79 +185,15 @@ def ask(source: str, name: str) -> Any:
   return answer
 
 
-def help_text(command: str, flags: dict[str, str], values: dict) -> str:
-  """Returns usage and every option with its type, value and unit."""
-  config = "--config=configs/<name>.py[:argument]"
-  if "checkpoint" in flags:
-    config = f"--checkpoint=<run> [{config}]"
-  lines = [
-    f"usage: python -m {command} {config} [--config.<option>=<value> ...]"
-    " [flags]",
-    "",
-    "flags:",
-  ]
-  every_flag = {
-    "config": "config file, and after a colon the argument it takes",
-    "fake_data": "use fake records, made in memory (config.fake_data)",
-    **flags,
-  }
-  lines += [f"  --{name:<26} {doc}" for name, doc in every_flag.items()]
-  lines += ["", "options (--config.<option>=<value>), here with their values:"]
-  lines += _option_lines(config_lib.Config, values, "config")
-  for kind, cls in EVALUATORS.items():
-    lines += ["", f"options of an evaluator of kind {kind!r} ({summary(cls)}):"]
-    lines += _option_lines(cls, {}, "config.evals.<name>")
-  return "\n".join(lines)
-
-
-def summary(cls) -> str:
-  """Returns the first line of a class's docstring, without its period."""
-  return cls.__doc__.split("\n")[0].removesuffix(".")
-
-
-def _kind_lines(name: str, values: dict) -> list[str]:
-  """Lines of an option of `UNIONS`: the kinds, and the options of this one."""
-  selector, kinds = config_lib.UNIONS[name]
-  kind = values.get(selector, next(iter(kinds)))
-  cls = kinds.get(kind, next(iter(kinds.values())))
-  lines = [f"  config.{name}.{selector} = {kind!r}"]
-  lines += _choice_lines({k: summary(c) for k, c in kinds.items()})
-  unread = getattr(cls, "unread", lambda options: ())(values)
-  return lines + [
-    line
-    for field in dataclasses.fields(cls)
-    if field.metadata and field.name not in unread
-    for line in _field_lines(field, values, f"config.{name}")
-  ]
-
-
-def _option_lines(cls, values: dict, where: str) -> list[str]:
-  lines = []
-  for field in dataclasses.fields(cls):
-    if field.name in config_lib.UNIONS:
-      nested = values.get(field.name)
-      lines += _kind_lines(field.name, nested if nested else {})
-    elif dataclasses.is_dataclass(field.type):
-      nested = values.get(field.name)
-      nested = nested if isinstance(nested, dict) else {}
-      lines += _option_lines(field.type, nested, f"{where}.{field.name}")
-    elif field.metadata:
-      lines += _field_lines(field, values, where)
-  return lines
-
-
-def _field_lines(field, values: dict, where: str) -> list[str]:
-  value = values.get(field.name, field.default)
-  return [
-    f"  {where}.{field.name} = {value!r}",
-    f"      {field.metadata['doc']}",
-    *_choice_lines(field.metadata["choices"]),
-  ]
-
-
-def _choice_lines(choices: dict[str, str]) -> list[str]:
-  width = max(map(len, choices), default=0)
-  return [f"        {n:<{width}}  {doc}".rstrip() for n, doc in choices.items()]
+def _print_section(name: str, values: dict, faults: list[str]) -> None:
+  """Ends the process with the options of a section, or with what is wrong."""
+  if faults:
+    sys.exit(str(config_lib.ConfigError(faults)))
+  try:
+    print(help_text.section(name, values))
+  except ValueError as e:
+    sys.exit(str(e))
+  sys.exit(0)
 
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
@@ -265,20 +208,14 @@ def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
     if equals:
       pairs.append((key, value))
     elif (
-      key not in ("help", "h", "fake_data")
+      key != "fake_data"
       and rest[:1]
-      and not rest[0].startswith("--")
+      and not rest[0].startswith("-" if key in ("help", "h") else "--")
     ):
       pairs.append((key, rest.pop(0)))
     else:
       pairs.append((key, None))
   return pairs, faults
-
-
-def _file_of(source: str) -> tuple[str, str]:
-  """Splits "configs/a.py:x=gs://b" at the first colon after the file."""
-  stem, ending, argument = source.partition(".py:")
-  return (stem + ".py", argument) if ending else (source, "")
 
 
 def _load(source: str, faults: list[str]) -> dict | None:
@@ -300,11 +237,11 @@ def _call(
     name: The function; one other than get_config may be missing.
     then: Applied to what it returns.
   """
-  file, argument = _file_of(source)
-  path = pathlib.Path(file)
-  if not path.is_file() or path.suffix != ".py":
-    near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
-    faults.append(f"--config: got {file!r}, which is no Python file.{near}")
+  file, argument = files.split(source)
+  try:
+    path = files.find(file)
+  except ValueError as e:
+    faults.append(str(e))
     return None
   spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(spec)
@@ -360,7 +297,7 @@ def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
     return _config_in(run)
   faults.append(
     f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
-    " above it; expected the folder of a run, or --config=configs/<name>.py."
+    " above it; expected the folder of a run, or --config=NAME."
   )
   return None
 

@@ -7,8 +7,11 @@ import argparse
 COMMANDS = {
   "train": "pre-train or fine-tune, as a config file says",
   "evaluate": "score a checkpoint; few-shot on your own images",
+  "predict": "name the classes of images, folders of images, a list",
+  "visualize": "draw what a model learned, and where it looks",
   "score": "score published weights beside their published figures",
   "sweep": "try learning rates, train with the best, score the test once",
+  "serve": "open a page to try a model on dropped images",
   "report": "write a page on one run or several",
   "convert": "write weights in another format",
   "models": "list every model with its size and published files",
@@ -19,7 +22,7 @@ COMMANDS = {
 
 
 def parser(
-  verb: str, description: str, example: str
+  verb: str, description: str, example: str, usage: str | None = None
 ) -> argparse.ArgumentParser:
   """Returns a parser whose --help ends with an example.
 
@@ -27,11 +30,25 @@ def parser(
     verb: Name of the command.
     description: What it does; lines are kept as they are.
     example: Command lines as a user types them, each a line.
+    usage: What follows the verb in the first line; None: every option.
   """
-  lines = "".join(f"\n  {line}" for line in example.splitlines())
   return argparse.ArgumentParser(
     f"vit-jax {verb}",
+    usage=usage and f"vit-jax {verb} {usage}",
     description=description,
-    epilog=f"example:{lines}",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="\n".join(example_lines(example)),
+    formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+      prog, max_help_position=28, width=80
+    ),
   )
+
+
+def example_lines(example: str) -> list[str]:
+  """Returns the lines that end a help text.
+
+  Args:
+    example: Command lines as a user types them, each a line.
+  """
+  lines = example.splitlines()
+  head = "example:" if len(lines) == 1 else "examples:"
+  return [head, *(f"  {line}" for line in lines)]

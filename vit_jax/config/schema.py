@@ -150,6 +150,16 @@ class Config:
     None, "weights to start from: anything that vit_jax.load reads"
   )
   log_steps: int = option(50, "steps between lines of metrics")
+  trackers: tuple[str, ...] = option(
+    (),
+    "services that get the metrics, too, by the settings in their own"
+    " environment variables; comma-separated",
+    {
+      "wandb": "Weights & Biases",
+      "mlflow": "MLflow",
+      "trackio": "Trackio",
+    },
+  )
   fake_data: bool = option(
     False, "fake records, made in memory with the shape of the data set's"
   )

@@ -246,8 +246,8 @@ def _meant(root: pathlib.Path, files: _Files) -> str:
   for suffix, prefix in ((".tar", "webdataset:"), (".parquet", "parquet:")):
     if not files and any(root.glob(f"*{suffix}")):
       return (
-        f" It holds {suffix} files: to import them, run python -m"
-        f" vit_jax.prepare {prefix}{root} --name=NAME."
+        f" It holds {suffix} files: to import them, run"
+        f" vit-jax prepare {prefix}{root} --name=NAME."
       )
   while files and not any(map(_own, files.values())):
     root = root / max(files, key=lambda name: len(files[name]))

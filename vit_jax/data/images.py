@@ -1,4 +1,4 @@
-"""From images in any form to arrays: files, globs, PIL images, arrays.
+"""From images in any form to arrays: files, globs, bytes, PIL images, arrays.
 
 Pillow decodes. From lossless files its pixels equal those of TensorFlow's
 decoder; from JPEG they differ: Pillow's inverse cosine transform is the
@@ -34,9 +34,9 @@ def listed(images: Any) -> list[Any]:
   """Returns one entry per image: globs are expanded, in order of the names.
 
   Args:
-    images: A path, a glob, a PIL image, an array [h, w] or [h, w, c]; or any
-      number of these in a list or another iterable, or as an array [b, h, w,
-      c].
+    images: A path, a glob, the bytes of a file, a PIL image, an array [h, w] or
+      [h, w, c]; or any number of these in a list or another iterable, or as an
+      array [b, h, w, c].
 
   Raises:
     FileNotFoundError: A glob matches nothing.
@@ -48,8 +48,8 @@ def listed(images: Any) -> list[Any]:
     return [images]
   if not isinstance(images, Iterable):
     raise ValueError(
-      f"got {type(images).__name__}, expected a path, a glob, a PIL image, an"
-      " array, or a list of these."
+      f"got {type(images).__name__}, expected a path, a glob, bytes, a PIL"
+      " image, an array, or a list of these."
     )
   found = []
   for image in images:
@@ -72,22 +72,25 @@ def read(image: Any) -> UInt8[np.ndarray, "h w 3"]:
   an EXIF orientation is not applied (`PIL.ImageOps.exif_transpose` applies it).
 
   Args:
-    image: A path, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3]
-      or [h, w, 4].
+    image: A path, the bytes of a file, a PIL image, or an array uint8 [h, w],
+      [h, w, 1], [h, w, 3] or [h, w, 4].
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: It is no image.
+    ValueError: It is no image, or has more pixels than Pillow decodes
+      (178,956,970).
   """
   if isinstance(image, Image.Image):
     return _rgb(image)
+  if isinstance(image, bytes):
+    return _from_bytes(image)
   if isinstance(image, str | os.PathLike):
     return _decoded(epath.Path(image))
   return _three_channels(image)
 
 
 def _is_one(images) -> bool:
-  if isinstance(images, str | os.PathLike | Image.Image):
+  if isinstance(images, str | bytes | os.PathLike | Image.Image):
     return True
   return hasattr(images, "__array__") and np.ndim(images) != 4
 
@@ -106,7 +109,15 @@ def _decoded(path: epath.Path):
     raise FileNotFoundError("got a path with no file, expected an image.")
   if path.is_dir():
     raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
-  if not (data := path.read_bytes()):
+  try:
+    data = path.read_bytes()
+  except OSError as e:  # without permission to read it
+    raise ValueError(f"cannot be read: {e.strerror or e}.") from None
+  return _from_bytes(data)
+
+
+def _from_bytes(data: bytes):
+  if not data:
     raise ValueError(f"got an empty file; {EXPECTED}.")
   try:
     image = Image.open(io.BytesIO(data))
@@ -114,7 +125,7 @@ def _decoded(path: epath.Path):
     raise ValueError(
       f"got {len(data):,} bytes that are no image; {EXPECTED}."
     ) from None
-  except BROKEN as e:
+  except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
   with image:
     return _rgb(image)
@@ -127,11 +138,16 @@ def _rgb(image: Image.Image):
     if image.mode.startswith("I;16"):  # Pillow would clip values above 255
       return _three_channels((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("RGB"))
-  except BROKEN as e:
+  except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
 
 
 def _cannot_decode(error: Exception) -> ValueError:
+  if isinstance(error, Image.DecompressionBombError):
+    return ValueError(
+      f"got an image of too many pixels ({error}), expected at most"
+      f" {2 * Image.MAX_IMAGE_PIXELS:,}."
+    )
   return ValueError(
     f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
   )

@@ -1,4 +1,4 @@
-"""Puts data sets on disk in TFDS's format, as `vit_jax.prepare` asks for."""
+"""Puts data sets on disk in TFDS's format, as `vit-jax prepare` asks for."""
 
 import contextlib
 import importlib.util
@@ -117,7 +117,7 @@ def import_source(
   builder = imported.Imported(
     name=name,
     listing=listing,
-    description=f"Imported from {source} by vit_jax.prepare.",
+    description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
     intake=imported.Intake(_unsilenced(say)),
   )

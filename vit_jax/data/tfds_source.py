@@ -148,8 +148,8 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
-      " cifar10, folder:/path/to/images, or a name that `python -m"
-      f" vit_jax.prepare` imported.{nearest(dataset, known)}"
+      " cifar10, folder:/path/to/images, or a name that"
+      f" `vit-jax prepare` imported.{nearest(dataset, known)}"
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
     if os.path.isdir(dataset):
@@ -183,7 +183,7 @@ def check_features(dataset: str, builder) -> None:
       f"got data set {dataset!r} with the features {named!r},"
       " expected an 8-bit `image` and one class as `label`, or a sequence of"
       f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
-      " images under these names: see python -m vit_jax.prepare --help."
+      " images under these names: see vit-jax prepare --help."
     )
 
 
@@ -281,7 +281,7 @@ def manual_files(builder) -> tuple[tuple[str, ...], str]:
 
 
 def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
-  command = f"python -m vit_jax.prepare {shlex.quote(dataset)}"
+  command = f"vit-jax prepare {shlex.quote(dataset)}"
   if data_dir:
     command += f" --data_dir={shlex.quote(data_dir)}"
   text = (

@@ -12,7 +12,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig:
-  """Options of every evaluator; each kind adds its own.
+  """What is scored, and when: the options that all evaluators have.
 
   Class attributes:
     SPLITS: Names of the options that name a split of `dataset`; each is opened

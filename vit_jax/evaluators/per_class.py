@@ -12,7 +12,7 @@ of the run, over that of the one before:
   bins                    by rising confidence, 15 of equal width: count,
                           confidence (mean) and right (share), null where empty
 
-`python -m vit_jax.report` shows them.
+`vit-jax report` shows them.
 """
 
 import dataclasses

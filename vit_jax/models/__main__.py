@@ -1,14 +1,14 @@
-"""Prints every model by name: `python -m vit_jax.models`."""
+"""Prints every model by name: `vit-jax models`."""
 
-import argparse
+from vit_jax.config import commands
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  argparse.ArgumentParser(
-    "python -m vit_jax.models",
-    description="Prints every model by name: its parameters, the FLOPs and"
-    " tokens of an image of 224 and of 384 pixels, and the published files that"
-    " fit it. It takes no options; a name is one of"
-    " --config.model.variant=NAME.",
+  commands.parser(
+    "models",
+    "Prints every model by name: its parameters, the FLOPs and tokens of an"
+    "\nimage of 224 and of 384 pixels, and the published files that fit it."
+    "\nA name is one of --config.model.variant=NAME.",
+    "vit-jax models",
   ).parse_args()
 
 # ruff: noqa: E402

@@ -196,13 +196,13 @@ def trunk(
   x = StdConv(width, 7, 2, pad, norms, dtype, name="conv_root")(x)
   if form == "v1":
     x = nn.relu(_norm("gn_root", norms, dtype)(x))
-    x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+    x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")
   else:
-    if root_pad == "zero":
-      x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-      x = nn.max_pool(x, (3, 3), (2, 2))
-    else:
-      x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+    # Padded before, not by max_pool, which jax2onnx writes without its padding.
+    value = 0.0 if root_pad == "zero" else -jnp.inf
+    sides = ((0, 0), (1, 1), (1, 1), (0, 0))
+    x = jnp.pad(x, sides, constant_values=value)
+    x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
   out = {"root": x}
   for i, num_units in enumerate(stages.blocks):
     name = f"block{i + 1}"

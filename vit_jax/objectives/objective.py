@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """Options of every objective; each kind adds its own.
+  """What is learned: the options of all objectives; each kind adds its own.
 
   Class attributes:
     trains_head: Whether the logits are of the classes of the data. Otherwise

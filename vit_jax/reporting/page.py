@@ -77,6 +77,12 @@ img.dark { display: none; }
 .cards b, .cards .prob { color: var(--ink); }
 .cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
 .cards .wrong b { color: var(--wrong); }
+.gallery {
+  display: grid; gap: 16px; margin: 12px 0 24px;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr));
+}
+.gallery figure { max-width: 600px; }
+.gallery figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
 .states { list-style: none; margin: 20px 0 0; padding: 0; font-size: 14px; }
 .states li { padding: 3px 0 3px 22px; text-indent: -22px; }
 .states li::before { display: inline-block; width: 22px; text-indent: 0; }
@@ -123,6 +129,7 @@ pre {
   h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
+  .gallery { grid-template-columns: 1fr 1fr 1fr; }
   .wide { overflow-x: visible; }
   .facts, .numbers { font-size: 11px; }
   .facts td { min-width: 0; padding-right: 8px; }
@@ -191,6 +198,20 @@ def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
   return (
     f'<div class="cards" style="--card: {longest + 1}ch">{"".join(parts)}</div>'
   )
+
+
+def gallery(pictures: Iterable[tuple[Image.Image, str]]) -> str:
+  """Returns pictures with their captions, as JPEG."""
+  parts = []
+  for image, caption in pictures:
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", quality=88, subsampling=0)
+    parts.append(
+      f'<figure><img alt="{html.escape(caption)}"'
+      f' src="{_link("jpeg", buffer.getvalue())}">'
+      f"<figcaption><bdi>{breakable(caption)}</bdi></figcaption></figure>"
+    )
+  return f'<div class="gallery">{"".join(parts)}</div>'
 
 
 def _image(image: np.ndarray, label: str) -> str:

@@ -20,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import on_disk, run_info
+from vit_jax.runtime import on_disk, run_info, trackers
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 
@@ -346,6 +346,7 @@ class Run:
       *faults,
       *word_faults(self.config, self.is_training),
       *mesh_faults(self.config),
+      *(trackers.faults(self.config) if self.is_training else ()),
       *self.data_faults(),
     ]
     looks = [self.evaluator_faults] if self.evals else []

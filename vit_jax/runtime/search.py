@@ -20,7 +20,7 @@ FINAL = "final"  # folder of the run that is scored
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
 # Options that may be others when a search goes on: they change no result.
-FREE = ("mesh.", "checkpoint.", "log_steps", "data.data_dir")
+FREE = ("mesh.", "checkpoint.", "log_steps", "trackers", "data.data_dir")
 
 
 class Task(NamedTuple):

@@ -1,12 +1,18 @@
-"""Writes metrics to `metrics.jsonl` and TensorBoard, from process 0 only."""
+"""Writes metrics to `metrics.jsonl` and TensorBoard, from process 0 only.
+
+And to the trackers of the run, see `vit_jax.runtime.trackers`.
+"""
 
 import json
 import time
+from collections.abc import Callable
 
 import jax
 from clu import metric_writers
 from etils import epath
 
+from vit_jax.config import Config
+from vit_jax.runtime import trackers
 from vit_jax.runtime.run_info import replace_text
 
 METRICS = "metrics.jsonl"
@@ -14,24 +20,35 @@ SCORES = "evaluation.jsonl"  # from checkpoints, by `vit_jax.evaluate`
 
 
 class Writer:
-  """Appends scalars to the files of a run.
+  """Appends scalars to the files of a run; a context, which closes them.
 
   Args:
     workdir: Folder of the run.
     resumed_at: Step at which the run resumes; later lines of an interrupted run
       are dropped, since they will be written again.
+    config: The run, for its trackers; None: it has none.
+    note: Prints a line on them.
 
   Attributes:
     scores: Metrics of evaluators, by name, that were written at step
       `resumed_at`; known to process 0 only.
   """
 
-  def __init__(self, workdir: str, resumed_at: int = 0):
+  def __init__(
+    self,
+    workdir: str,
+    resumed_at: int = 0,
+    config: Config | None = None,
+    note: Callable[[str], None] = print,
+  ):
     self._file = self._board = None
+    self._trackers: list[trackers.Sender] = []
     self.scores: dict[str, float] = {}
     if jax.process_index() != 0:
       return
-    kept = [r for r in read_metrics(workdir) if r["step"] <= resumed_at]
+    rows = read_metrics(workdir)
+    kept = [r for r in rows if r["step"] <= resumed_at]
+    dropped = [r for r in rows if r["step"] > resumed_at]
     self.scores = {
       k: v
       for r in kept
@@ -43,6 +60,9 @@ class Writer:
     replace_text(path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
     self._board = metric_writers.SummaryWriter(str(path.parent / "tensorboard"))
+    self._trackers = trackers.senders(
+      config, workdir, resumed_at, (kept, dropped), note
+    )
 
   @property
   def scored(self) -> set[str]:
@@ -57,11 +77,26 @@ class Writer:
     self._file.write(json.dumps(row) + "\n")
     self._file.flush()
     self._board.write_scalars(step, values)
+    for tracker in self._trackers:
+      tracker.put(row)
 
-  def close(self) -> None:
+  def close(self, state: str = "finished") -> None:
+    """Closes the files; `state`, of `trackers.STATES`, is for the trackers."""
     if self._file is not None:
       self._file.close()
       self._board.close()
+    for tracker in self._trackers:
+      tracker.close(state)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, kind: type | None, *_) -> None:
+    finished, stopped, failed = trackers.STATES
+    if kind is None:
+      self.close(finished)
+    else:
+      self.close(failed if issubclass(kind, Exception) else stopped)
 
 
 def read_metrics(workdir: str) -> list[dict]:

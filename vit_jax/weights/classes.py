@@ -127,5 +127,5 @@ def _fault(source, head: Head) -> str:
     f" classes: {some(head.class_names)}. Name the classes as the head does,"
     " leave out the others, or fine-tune on this data set (config.init). A"
     " few-shot evaluator needs no head: kind='fewshot', or"
-    f" python -m vit_jax.evaluate --checkpoint=... --fewshot={source.name}."
+    f" vit-jax evaluate --checkpoint=... --fewshot={source.name}."
   )

@@ -346,7 +346,7 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
   if path == KERNEL and got[2:] == expected[2:]:
     return (
       f" To resize it: vit_jax.load(path, patch={expected[0]}), or"
-      f" python -m vit_jax.convert SRC DST --to=orbax --patch={expected[0]}."
+      f" vit-jax convert SRC DST --to=orbax --patch={expected[0]}."
     )
   if path.endswith("/offsets"):
     return " Offsets of another number of tokens cannot be resampled."

@@ -42,7 +42,7 @@ def main(workdir: str) -> None:
     contextlib.redirect_stdout(io.StringIO()) as out,
     contextlib.suppress(SystemExit),
   ):
-    cli.parse("vit_jax.train", {}, ["--help"])
+    cli.parse("train", {}, ["--help=evals"])
   assert "options of an evaluator of kind 'entropy'" in out.getvalue()
   assert "config.evals.<name>.temperature = 1.0" in out.getvalue()
 

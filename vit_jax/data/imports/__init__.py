@@ -1,4 +1,4 @@
-"""What `python -m vit_jax.prepare` imports: one file for each kind of source.
+"""What `vit-jax prepare` imports: one file for each kind of source.
 
 A kind is a function (path or name, options) -> `Listing`: the classes and, for
 each split, the number of records and a way to read them. A new one is a file

@@ -1,0 +1,196 @@
+"""Forward passes written for others: ONNX and StableHLO."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+import vit_jax
+from vit_jax import convert
+from vit_jax.weights import onnx_file
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+TOKEN = DATA / "vit_token.weights.npz"
+# float32 holds 7 digits; sums in another order lose one or two, and a ResNet
+# that divides by deviations, three.
+ROUNDING = 2e-5
+
+
+def run(capsys, *argv):
+  convert.main([str(word) for word in argv])
+  return capsys.readouterr().out.splitlines()
+
+
+def random_images(vit, count):
+  rng = np.random.default_rng(count)
+  shape = (count, *vit.image_size, 3)
+  return rng.uniform(-1, 1, shape).astype(np.float32)
+
+
+def logits(vit, images):
+  with jax.default_matmul_precision("highest"):
+    return np.asarray(vit(images)[0])
+
+
+def assert_close(got, expected):
+  assert got.shape == expected.shape
+  assert np.abs(got - expected).max() < ROUNDING * np.abs(expected).max()
+
+
+def test_stablehlo(tmp_path, capsys):
+  dst = tmp_path / "new" / "vit.stablehlo"
+  lines = run(capsys, TOKEN, dst, "--to=stablehlo")
+  assert lines[-3].strip() == (
+    "images float32 [any, 32, 32, 3] in [-1, 1] -> logits [any, 11]"
+  )
+  assert lines[-1].startswith("read again      largest difference of logits ")
+  exported = jax.export.deserialize(bytearray(dst.read_bytes()))
+  assert exported.platforms == ("cpu", "cuda", "tpu")
+  vit = vit_jax.load(TOKEN, verbose=False)
+  images = random_images(vit, 3)
+  assert_close(np.asarray(exported.call(images)), logits(vit, images))
+
+
+def test_stablehlo_without_a_head(tmp_path, capsys):
+  dst = tmp_path / "vit.stablehlo"
+  lines = run(capsys, TOKEN, dst, "--to=stablehlo", "--drop_head")
+  assert lines[-3].strip().endswith("in [-1, 1] -> pre_logits [any, 48]")
+  assert lines[-1].startswith(
+    "read again      largest difference of pre_logits"
+  )
+
+
+@pytest.mark.parametrize("wrong", [lambda x: 2 * x, lambda x: x * np.nan])
+def test_other_logits_are_an_error(tmp_path, monkeypatch, wrong):
+  writer = convert.WRITERS["stablehlo"]
+  vit = vit_jax.load(TOKEN, verbose=False)
+  again = lambda images: wrong(logits(vit, images))
+  monkeypatch.setitem(
+    convert.WRITERS,
+    "stablehlo",
+    writer._replace(
+      read=lambda *_: again,
+      write=lambda vit, params, target: [],
+    ),
+  )
+  dst = tmp_path / "x.stablehlo"
+  with pytest.raises(SystemExit) as e:
+    convert.main([str(TOKEN), str(dst), "--to=stablehlo"])
+  text = str(e.value)
+  assert text.startswith(f"{dst}: got logits that differ by ")
+  assert "expected at most 0.001 of their largest" in text
+
+
+def test_onnx_without_its_libraries(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "jax2onnx", None)
+  monkeypatch.setitem(sys.modules, "onnxruntime", None)
+  monkeypatch.setitem(sys.modules, "onnx", None)
+  # Before the weights are read: SRC is missing, too.
+  with pytest.raises(SystemExit) as e:
+    convert.main(["none.npz", str(tmp_path / "x.onnx"), "--to=onnx"])
+  assert str(e.value) == (
+    "--to=onnx: got no jax2onnx, onnx, onnxruntime, expected installed"
+    " packages: pip install 'vit_jax[onnx]'."
+  )
+
+
+@pytest.fixture
+def libraries():
+  """`make test-all` installs them; jax2onnx promotes ranks."""
+  for name in onnx_file.PACKAGES:
+    pytest.importorskip(name)
+  with jax.numpy_rank_promotion("allow"):
+    yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(
+  "name", sorted(p.name.split(".")[0] for p in DATA.glob("*.weights.npz"))
+)
+def test_onnx_gives_the_same_logits(tmp_path, name):
+  """Token, mean and attention pooling, hybrids, both BiT; any batch."""
+  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
+  dst = tmp_path / "vit.onnx"
+  convert.convert(vit, str(dst), "onnx")
+  assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
+  again = onnx_file.read(dst)
+  for count in (1, 3):
+    images = random_images(vit, count)
+    assert_close(again(images), logits(vit, images))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
+  import onnxruntime
+
+  folder, dst = tmp_path / "named", tmp_path / "new" / "vit.onnx"
+  vit = vit_jax.load(TOKEN, loss="sigmoid", verbose=False)
+  names = tuple("äbcdefghijk")
+  vit = dataclasses.replace(vit, class_names=names)
+  convert.convert(vit, str(folder), "orbax")
+  capsys.readouterr()
+  lines = run(capsys, folder, dst, "--to=onnx")
+  assert lines[-3].strip() == (
+    f"onnxruntime.InferenceSession('{dst}').run(None, {{'images': images}})"
+  )
+  assert lines[-2].strip() == (
+    "images float32 [any, 32, 32, 3] in [-1, 1] -> logits [any, 11]"
+  )
+  session = onnxruntime.InferenceSession(str(dst))
+  (images,), (output,) = session.get_inputs(), session.get_outputs()
+  assert (images.name, images.shape) == ("images", ["batch", 32, 32, 3])
+  assert (output.name, output.shape) == ("logits", ["batch", 11])
+  told = session.get_modelmeta().custom_metadata_map
+  assert json.loads(told["class_names"]) == list(names)
+  assert json.loads(told["preprocessing"]) == {
+    "ops": "decode|resize(32)",
+    "value_range": [-1.0, 1.0],
+  }
+  assert told["loss"] == "sigmoid"
+  assert json.loads(told["model"])["variant"] == "B/8"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+def test_onnx_beyond_what_a_protocol_buffer_holds(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(onnx_file, "MAX_BYTES", 0)
+  dst = tmp_path / "vit.onnx"
+  lines = run(capsys, TOKEN, dst, "--to=onnx", "--drop_head")
+  assert lines[-2].strip() == "vit.onnx.data holds the weights; keep it beside"
+  assert lines[-1].startswith(
+    "read again      largest difference of pre_logits"
+  )
+  sizes = {p.name: p.stat().st_size for p in tmp_path.iterdir()}
+  assert sizes["vit.onnx.data"] > 4 * sizes["vit.onnx"]
+
+
+@pytest.mark.usefixtures("libraries")
+def test_onnx_in_a_bucket():
+  vit = vit_jax.load(TOKEN, verbose=False)
+  with pytest.raises(
+    ValueError, match="got 'gs://b/x.onnx', expected a path on"
+  ):
+    convert.WRITERS["onnx"].write(vit, {}, epath.Path("gs://b/x.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+def test_onnx_of_b16(tmp_path):
+  """At the size that people use, with random weights."""
+  from test_convert import make
+
+  vit = make(1000, (224, 224), None, variant="B/16")
+  dst = tmp_path / "vit.onnx"
+  convert.convert(vit, str(dst), "onnx")
+  difference, largest = convert.largest_difference(vit, onnx_file.read(dst))
+  assert difference < ROUNDING * largest
+  assert abs(dst.stat().st_size - 346.4e6) < 1e6

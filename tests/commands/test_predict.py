@@ -1,0 +1,214 @@
+"""`vit-jax predict`: what it prints, skips and refuses."""
+
+import csv
+import io
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax import predict
+from vit_jax.data import streaming
+
+HERE = pathlib.Path(__file__).parents[1]
+TOKEN = HERE / "data" / "vit_linen_names.weights.npz"  # 32 px, 11 classes
+
+
+@pytest.fixture(scope="module")
+def vit():
+  return vit_jax.load(TOKEN, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Nineteen images, one of them cut off and one no image."""
+  path = tmp_path_factory.mktemp("images")
+  rng = np.random.default_rng(0)
+  for i in range(17):
+    pixels = rng.integers(0, 256, (20 + i, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(path / f"{i:02}.png")
+  (path / "05_cut.png").write_bytes((path / "05.png").read_bytes()[:600])
+  (path / "07_text.jpg").write_text("no image")
+  return path
+
+
+class Stdin:
+  def __init__(self, data=b""):
+    self.buffer = io.BufferedReader(io.BytesIO(data))
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+  def of(*words, stdin=b""):
+    monkeypatch.setattr(sys, "stdin", Stdin(stdin))
+    status = predict.run(predict.parse([str(TOKEN), *map(str, words)]))
+    return status, *capsys.readouterr()
+
+  return of
+
+
+# Pretrained.predictions.
+
+
+def named(folder):
+  return streaming.find([str(folder)], None)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 17, 64])
+def test_streamed_answers_are_those_of_predict(vit, folder, batch_size):
+  found = list(vit.predictions(named(folder), 3, batch_size=batch_size))
+  assert [a.name for a in found] == [n.name for n in named(folder)]
+  bad = [pathlib.Path(a.name).name for a in found if a.error is not None]
+  assert bad == ["05_cut.png", "07_text.jpg"]
+  good = [a for a in found if a.error is None]
+  for answer, expected in zip(
+    good, vit.predict([a.name for a in good], top=3), strict=True
+  ):
+    assert [c.index for c in answer.classes] == [c.index for c in expected]
+    # Another batch size is another order of sums, in float32.
+    np.testing.assert_allclose(
+      [c.probability for c in answer.classes],
+      [c.probability for c in expected],
+      rtol=1e-5,
+    )
+    assert answer.pixels.shape == (32, 32, 3)
+    assert answer.pixels.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+  "num_images, batch_size, shape",
+  [(17, 4, 4), (3, 16, 4), (5, 5, 5), (1, 8, 1)],
+)
+def test_one_shape_is_compiled(folder, num_images, batch_size, shape):
+  vit = vit_jax.load(TOKEN, verbose=False)
+  shapes, applied = [], vit.probabilities
+
+  def counted(params, images):
+    shapes.append(images.shape)
+    return applied(params, images)
+
+  vars(vit)["probabilities"] = counted  # where cached_property keeps it
+  images = [n for n in named(folder) if "_" not in n.name][:num_images]
+  assert len(list(vit.predictions(images, batch_size=batch_size))) == num_images
+  assert set(shapes) == {(shape, 32, 32, 3)}
+  assert len(shapes) == -(-num_images // batch_size)
+
+
+def test_answers_come_while_images_are_read(vit, folder):
+  """Not only at the end: a folder of any size can pass."""
+  image = folder / "00.png"
+  drawn = 0
+
+  def endless():
+    nonlocal drawn
+    while True:
+      drawn += 1
+      yield streaming.Named("x", image)
+
+  found = vit.predictions(endless(), batch_size=2)
+  for _ in range(3):
+    next(found)
+  # Two batches are computed, one waits, and two are read ahead.
+  assert drawn <= 2 * 5
+  found.close()
+
+
+def test_nothing_to_read(vit):
+  assert list(vit.predictions([])) == []
+  (answer,) = vit.predictions([streaming.Named("x", b"no")])
+  assert not answer.classes and "no image" in str(answer.error)
+
+
+# The command.
+
+
+def test_a_table_and_complaints(call, folder):
+  status, out, err = call(folder, "--top=2")
+  lines = out.splitlines()
+  assert status == 0 and len(lines) == 1 + 2 * 17
+  assert lines[1].startswith(f"{folder}/00.png  ")
+  assert f"cannot read {folder}/05_cut.png: got an image that cannot be" in err
+  assert "17 images classified, 2 could not be read" in err
+  assert "B/8, 32 x 32 pixels, 11 classes, without names" in err
+
+
+def test_json_and_csv_say_the_same(call, folder, vit):
+  _, out, _ = call(folder, "--json", "--top=3", "--batch_size=4")
+  found = [json.loads(line) for line in out.splitlines()]
+  _, out, _ = call(f"{folder}/??.png", "--csv", "--top=3", "--batch_size=4")
+  rows = list(csv.DictReader(io.StringIO(out)))
+  assert [
+    (f["image"], p["class"], f"{p['probability']:.6f}")
+    for f in found
+    for p in f["predictions"]
+  ] == [(r["image"], r["class"], r["probability"]) for r in rows]
+  (expected,) = vit.predict(folder / "16.png", top=3)
+  assert [p["index"] for p in found[-1]["predictions"]] == [
+    c.index for c in expected
+  ]
+
+
+def test_standard_input(call, folder):
+  of_list = call("-", "--json", stdin=f"{folder}/03.png\n".encode())[1]
+  of_image = call("-", "--json", stdin=(folder / "03.png").read_bytes())[1]
+  a, b = json.loads(of_list), json.loads(of_image)
+  assert a.pop("image") == f"{folder}/03.png" and b.pop("image") == "-"
+  assert a == b
+
+
+def test_none_can_be_read(call, folder):
+  status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
+  assert status == 1 and not out
+  assert f"cannot read {folder}/lost.png: got a path with no file" in err
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["--top=0"], "argument --top: got '0', expected a number from 1."),
+    (["--json", "--csv"], "not allowed with argument"),
+  ],
+)
+def test_wrong_words(words, message, capsys):
+  with pytest.raises(SystemExit) as error:
+    predict.parse([str(TOKEN), "x.jpg", *words])
+  assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_model_without_a_head(tmp_path, monkeypatch):
+  with np.load(TOKEN) as file:
+    arrays = {k: v for k, v in file.items() if not k.startswith("head/")}
+  np.savez(tmp_path / "headless.npz", **arrays)
+  words = [str(tmp_path / "headless.npz"), "x.jpg"]
+  monkeypatch.setattr(sys, "stdin", Stdin())
+  with pytest.raises(ValueError, match="got a model without a head"):
+    predict.run(predict.parse(words))
+
+
+@pytest.mark.slow
+def test_the_process(folder):
+  """Its streams and its exit status, with a pipe that is closed early too."""
+
+  def run(*words, shell=""):
+    command = f"{sys.executable} -m vit_jax.predict {' '.join(map(str, words))}"
+    return subprocess.run(
+      ["bash", "-o", "pipefail", "-c", f"{command} {shell}"],
+      capture_output=True,
+      text=True,
+    )
+
+  good = run(TOKEN, folder, "--json")
+  assert good.returncode == 0 and len(good.stdout.splitlines()) == 17
+  assert "Traceback" not in good.stderr and "Warning" not in good.stderr
+  closed = run(TOKEN, f"{folder}/*.png", "--csv --top=11", shell="| head -1")
+  assert closed.stdout == "image,rank,class,index,probability\n"
+  assert "Traceback" not in closed.stderr
+  lost = run("lost.npz", folder)
+  assert lost.returncode == 1 and not lost.stdout
+  assert lost.stderr.startswith("vit-jax predict: ")
+  assert "Traceback" not in lost.stderr

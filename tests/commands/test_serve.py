@@ -1,0 +1,348 @@
+"""The page to try a model on: its answers, its limits, and it in a browser."""
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax import serve
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+BROWSER = next(
+  filter(
+    None,
+    map(shutil.which, ("chromium", "google-chrome", "chromium-browser")),
+  ),
+  None,
+)
+
+
+def encoded(kind="png", size=(40, 30), mode="RGB", **options) -> bytes:
+  buffer = io.BytesIO()
+  pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3))
+  Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(
+    buffer, kind, **options
+  )
+  return buffer.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+  crc = zlib.crc32(kind + data)
+  return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+
+def bomb(width: int, height: int) -> bytes:
+  """A PNG of a few bytes whose header states any size."""
+  header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+  return (
+    b"\x89PNG\r\n\x1a\n"
+    + chunk(b"IHDR", header)
+    + chunk(b"IDAT", zlib.compress(bytes(1000)))
+    + chunk(b"IEND", b"")
+  )
+
+
+@pytest.fixture(scope="module")
+def vit():
+  return vit_jax.load(DATA / "vit_token.weights.npz", verbose=False)
+
+
+@pytest.fixture(scope="module")
+def answers(vit):
+  return serve.Answers(vit, top=3, max_bytes=100_000, max_pixels=10_000)
+
+
+def test_classes_are_those_of_predict(vit, answers):
+  data = encoded()
+  expected = vit.predict(Image.open(io.BytesIO(data)), top=3)[0]
+  found = answers.answer(data)
+  assert found["size"] == [40, 30]
+  assert found["classes"] == [
+    {"name": p.name, "probability": p.probability} for p in expected
+  ]
+  assert found["attention"].startswith("data:image/png;base64,")
+  json.dumps(found)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "gif"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
+def test_formats(answers, kind, mode):
+  if mode == "P" and kind in ("jpeg", "webp"):
+    pytest.skip("the format has no palette")
+  assert len(answers.answer(encoded(kind, mode=mode))["classes"]) == 3
+
+
+def test_an_orientation_is_applied(vit, answers):
+  exif = Image.Exif()
+  exif[0x0112] = 6  # turned by a quarter
+  data = encoded("jpeg", exif=exif)
+  found = answers.answer(data)
+  assert found["size"] == [30, 40]
+  upright = Image.open(io.BytesIO(data)).transpose(Image.Transpose.ROTATE_270)
+  assert found["classes"][0]["name"] == vit.predict(upright)[0][0].name
+
+
+HOSTILE = {
+  "empty": (b"", 400, "got an empty file"),
+  "text": (b"<script>alert(1)</script>", 415, "bytes of another kind"),
+  "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415, "another kind"),
+  "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF", 415, "another kind"),
+  "half": (encoded("jpeg")[:900], 422, "cannot be decoded"),
+  "bomb": (bomb(30_000, 30_000), 413, "got far too many pixels"),
+  "wide": (bomb(9_000, 9_000), 413, "got 9,000 x 9,000 pixels"),
+  "thin": (bomb(1, 10_001), 413, "got 1 x 10,001 pixels"),
+  "no data": (bomb(90, 90), 422, "cannot be decoded"),
+  "flipped": (encoded()[:60] + b"\xff" * 40, 422, "cannot be decoded"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_in_words(answers, name):
+  data, status, text = HOSTILE[name]
+  with pytest.raises(serve.Refused, match=text) as caught:
+    answers.answer(data)
+  assert caught.value.status == status
+
+
+def test_mutated_files_are_answered_or_refused(answers):
+  rng = np.random.default_rng(0)
+  for kind in ("jpeg", "png", "webp", "bmp", "gif"):
+    data = np.frombuffer(encoded(kind), np.uint8)
+    for _ in range(20):
+      mutated = data.copy()
+      at = rng.integers(len(data), size=rng.integers(1, 9))
+      mutated[at] = rng.integers(0, 256, at.shape)
+      with contextlib.suppress(serve.Refused):
+        answers.answer(mutated.tobytes())
+
+
+def test_models_without_attention_say_so():
+  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
+  found = serve.Answers(bit, 3, 10**6, 10**6).answer(encoded())
+  assert found["attention"] is None
+  assert "attention" in found["attention_is"]
+
+
+def test_a_model_without_a_head_is_refused(vit):
+  from vit_jax.convert import without_head
+
+  with pytest.raises(ValueError, match="without a head"):
+    serve.Answers(without_head(vit, "npz"), 3, 1, 1)
+
+
+@pytest.fixture
+def client(answers):
+  testclient = pytest.importorskip("starlette.testclient")
+  app = serve.application(answers, "tiny", ["127.0.0.1"])
+  with testclient.TestClient(app, "http://127.0.0.1:8000") as client:
+    yield client
+
+
+def test_the_page_and_what_it_asks_for(client):
+  page = client.get("/")
+  assert page.status_code == 200 and "Drop an image" in page.text
+  assert "default-src 'self'" in page.headers["content-security-policy"]
+  for name in re.findall(r'(?:href|src)="(page\.\w+)"', page.text):
+    assert client.get(f"/{name}").status_code == 200
+  assert client.get("/model").json() == {
+    "name": "tiny",
+    "text": "tiny: 11 classes, images of 32 x 32 pixels",
+    "max_bytes": 100_000,
+  }
+  found = client.post("/predict", content=encoded()).json()
+  assert len(found["classes"]) == 3
+
+
+def test_requests_beyond_the_limits(client):
+  large = client.post("/predict", content=bytes(100_001))
+  assert large.status_code == 413
+  assert large.json()["error"].startswith("got more than 0.1 MB")
+  # Without a stated length, it is counted.
+  parts = (bytes(1000) for _ in range(200))
+  assert client.post("/predict", content=parts).status_code == 413
+  bad = client.post("/predict", content=b"hello")
+  assert bad.status_code == 415
+  assert bad.headers["content-type"] == "application/json"
+  assert client.get("/predict").status_code == 404
+  assert client.get("/../serve.py").status_code == 404
+  assert client.get("/%2e%2e/page.py").status_code == 404
+
+
+def test_other_pages_cannot_reach_it(client):
+  data, elsewhere = encoded(), {"Origin": "https://example.org"}
+  found = client.post("/predict", content=data, headers=elsewhere)
+  assert found.status_code == 403
+  null = client.post("/predict", content=data, headers={"Origin": "null"})
+  assert null.status_code == 403
+  renamed = client.get("/model", headers={"Host": "evil.example"})
+  assert renamed.status_code == 400
+  own = {"Origin": "http://127.0.0.1:8000"}
+  assert client.post("/predict", content=data, headers=own).status_code == 200
+
+
+def test_many_at_once_are_refused(answers):
+  testclient = pytest.importorskip("starlette.testclient")
+  release = threading.Event()
+
+  class Slow(serve.Answers):
+    def answer(self, data):
+      release.wait()
+      return {}
+
+  slow = Slow(answers.vit, 3, answers.max_bytes, answers.max_pixels)
+  app = serve.application(slow, "slow", ["127.0.0.1"])
+  with testclient.TestClient(app, "http://127.0.0.1") as client:
+    statuses = []
+    post = lambda: statuses.append(
+      client.post("/predict", content=b"x").status_code
+    )
+    threads = [
+      threading.Thread(target=post) for _ in range(serve.MOST_WAITING + 1)
+    ]
+    for thread in threads:
+      thread.start()
+    deadline = time.monotonic() + 20
+    while not statuses and time.monotonic() < deadline:
+      time.sleep(0.01)
+    release.set()
+    for thread in threads:
+      thread.join()
+  assert sorted(statuses) == [200] * serve.MOST_WAITING + [503]
+
+
+@pytest.mark.parametrize(
+  "flag", ["--port=70000", "--top=0", "--max_megabytes=-1"]
+)
+def test_flags_are_checked(flag, capsys):
+  with pytest.raises(SystemExit):
+    serve.parse(["x.npz", flag])
+  assert flag.split("=")[0] in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def served(*flags):
+  command = [sys.executable, "-u", "-m", "vit_jax", "serve"]
+  process = subprocess.Popen(
+    [*command, str(DATA / "vit_token.weights.npz"), "--port=0", *flags],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  lines = []
+  try:
+    for line in process.stdout:
+      lines.append(line)
+      if found := re.search(r"http://\S+", line):
+        yield found[0], process
+        break
+    else:
+      raise AssertionError("".join(lines) + process.stderr.read())
+  finally:
+    process.terminate()
+    process.communicate(timeout=30)
+
+
+def until(is_so, seconds=30):
+  """Waits; the page's own policy forbids the browser to evaluate texts."""
+  deadline = time.monotonic() + seconds
+  while not is_so():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+DROP = """async ([name, bytes]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], name));
+  const options = { dataTransfer: data, bubbles: true, cancelable: true };
+  document.getElementById("drop").dispatchEvent(new DragEvent("drop", options));
+}"""
+
+
+@pytest.mark.slow
+def test_in_a_browser(vit, tmp_path):
+  """A real file is dropped, its answer read; then hostile ones."""
+  playwright = pytest.importorskip("playwright.sync_api")
+  if BROWSER is None:
+    pytest.skip("no Chromium on this machine")
+  image = encoded("jpeg", (160, 120))
+  (tmp_path / "photo.jpg").write_bytes(image)
+  expected = vit.predict(tmp_path / "photo.jpg")[0]
+  large = b"\x00" * 1_100_000
+  with (
+    served("--max_megabytes=1", "--max_megapixels=1") as (address, process),
+    playwright.sync_playwright() as p,
+  ):
+    browser = p.chromium.launch(
+      executable_path=BROWSER, args=["--no-sandbox"], headless=True
+    )
+    page = browser.new_page()
+    errors = []
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    page.on("dialog", lambda d: errors.append(f"dialog: {d.message}"))
+    page.goto(address)
+    status = page.locator("#status")
+
+    def drop(name, data):
+      page.evaluate(DROP, [name, list(data)])  # it says so before it returns
+      until(lambda: not status.inner_text().startswith("Looking"))
+      return status.inner_text()
+
+    said = drop("photo.jpg", image)
+    assert re.fullmatch(r"Answered in \d+\.\d\d s\.", said)
+    names = page.locator("#classes b").all_inner_texts()
+    chances = page.locator("#classes span").all_inner_texts()
+    assert names == [e.name for e in expected]
+    assert chances == [f"{100 * e.probability:.1f} %" for e in expected]
+    assert page.evaluate("document.getElementById('image').naturalWidth") == 160
+    assert page.evaluate("document.getElementById('attention').naturalWidth")
+    assert page.locator("#size").inner_text() == "photo.jpg, 160 x 120"
+
+    script = b"<script>alert(1)</script>"
+    assert "bytes of another kind" in drop("a.jpg", script)
+    assert "cannot be decoded" in drop("half.jpg", image[:2000])
+    assert "got 9,000 x 9,000" in drop("wide.png", bomb(9_000, 9_000))
+    assert "too many pixels" in drop("bomb.png", bomb(30_000, 30_000))
+    assert "got an empty file" in drop("empty.png", b"")
+    assert "got 1.1 MB, expected at most 1.0 MB" in drop("large.png", large)
+    # A name is text, whatever it says.
+    evil = "<img src=x onerror=alert(1)>.jpg"
+    drop(evil, image)
+    assert page.locator("#size").inner_text() == f"{evil}, 160 x 120"
+    assert page.locator("#answer img").count() == 2
+    # The other ways in: the field for files, and after all that it answers.
+    page.set_input_files("#file", tmp_path / "photo.jpg")
+    until(lambda: page.locator("#size").inner_text().startswith("photo.jpg"))
+    process.terminate()
+    process.wait(timeout=30)
+    said = drop("photo.jpg", image)
+    assert said.startswith("No answer")
+    browser.close()
+  assert not errors
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_told():
+  with served() as (address, _):
+    port = address.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "vit_jax", "serve"]
+    done = subprocess.run(
+      [*command, str(DATA / "vit_token.weights.npz"), f"--port={port}"],
+      capture_output=True,
+      text=True,
+    )
+  assert done.returncode == 1
+  assert f"--port: {port} of 127.0.0.1 cannot be had" in done.stderr
+  assert "Traceback" not in done.stderr

@@ -1,0 +1,256 @@
+"""Attention weights, recomputed; what follows from them, in closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import ViT
+
+from vit_jax.families.resnet import BiTConfig
+from vit_jax.families.vit import ViTConfig
+from vit_jax.models import inspection
+from vit_jax.models.stacking import stack_blocks
+
+TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
+MODELS = {
+  "token": {},
+  "no class row": dict(cls_row=False),
+  "gap": dict(pool="gap", posemb="sincos2d"),
+  "map": dict(pool="map", posemb="none"),
+  "relative": dict(posemb="relative"),
+  "at every block": dict(posemb_at="blocks"),
+  "shared": dict(posemb="learn2d", posemb_at="shared"),
+  "half the bits": dict(dtype="bfloat16"),
+  "another eps": dict(ln_eps=0.1),
+  "scan": dict(scan=True),
+  "scan, positions in blocks": dict(scan=True, posemb_at="blocks"),
+  "recomputed": dict(remat="full"),
+}
+
+
+def random_params(model, images=IMAGES):
+  rng = np.random.default_rng(1)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  return jax.tree.map(lambda a: rng.normal(0, 0.3, a.shape).astype("f"), shapes)
+
+
+def made(**options):
+  model = ViT(**{**TINY, **options})
+  return model, random_params(model)
+
+
+def block_of(params, i):
+  encoder = params["Transformer"]
+  if "encoderblock" in encoder:
+    return jax.tree.map(lambda a: a[i], encoder["encoderblock"])
+  return encoder[f"encoderblock_{i}"]
+
+
+def normed(x, norm, eps):
+  mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  return (x - mean) / np.sqrt(variance + eps) * norm["scale"] + norm["bias"]
+
+
+def branch(model, params, weights, out, i):
+  """Returns what the weights make of the values of block i, in numpy."""
+  options, block = model.options, block_of(params, i)
+  before = (
+    out[f"encoderblock_{i - 1}"]["after_mlp"] if i else out["with_posemb"]
+  )
+  x = np.array(before, np.float32)
+  if options.posemb_at != "stem":
+    shared = options.posemb_at == "shared"
+    table = (params["Transformer"] if shared else block)["posembed_input"]
+    if "pos_embedding" in table:
+      x = x + table["pos_embedding"]
+    else:
+      columns, rows = (table[f"pos_embedding_{k}"][0] for k in "xy")
+      for y in range(2):
+        for c in range(3):
+          x[:, 1 + 3 * y + c] += np.concatenate([columns[c], rows[y]])
+  x = normed(x, block["LayerNorm_0"], options.ln_eps)
+  attention = block["MultiHeadDotProductAttention_0"]
+  value = np.einsum("bkd,dhe->bkhe", x, attention["value"]["kernel"])
+  value = value + attention["value"]["bias"]
+  mixed = np.einsum("bhqk,bkhe->bqhe", weights[i], value)
+  got = np.einsum("bqhe,hed->bqd", mixed, attention["out"]["kernel"])
+  return got + attention["out"]["bias"]
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_weights_times_values_are_the_branch_of_the_model(options):
+  model, params = made(**options)
+  with jax.default_matmul_precision("highest"):
+    _, out = jax.jit(model.apply)({"params": params}, IMAGES)
+    weights = np.asarray(inspection.attention_of(model.options, params, IMAGES))
+  num_tokens = 6 + (model.options.pool == "token")
+  assert weights.shape == (3, 2, 2, num_tokens, num_tokens)
+  np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+  # bfloat16 has 8 bits, and the branch reaches 8.
+  atol = 0.1 if model.options.dtype == "bfloat16" else 2e-5
+  for i in range(3):
+    got = np.asarray(out[f"encoderblock_{i}"]["attention"], np.float32)
+    expected = branch(model, params, weights, out, i)
+    assert np.abs(got).max() > 0.5
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+
+
+def test_of_a_hybrid():
+  sizes = {k: v for k, v in TINY.items() if k not in ("num_classes", "patch")}
+  options = ViTConfig(variant="R+Ti/4", stage_width=0.5, **sizes)
+  model = options.build(5)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("f")
+  params = random_params(model, images)
+  _, out = jax.jit(model.apply)({"params": params}, images)
+  weights = np.asarray(inspection.attention_of(options, params, images))
+  assert weights.shape == (3, 2, 2, 7, 7)
+  for i in range(3):
+    got = out[f"encoderblock_{i}"]["attention"]
+    expected = branch(model, params, weights, out, i)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+
+
+def test_stacked_parameters_give_the_same_whatever_the_option():
+  model, params = made()
+  expected = inspection.attention_of(model.options, params, IMAGES)
+  got = inspection.attention_of(model.options, stack_blocks(params), IMAGES)
+  np.testing.assert_array_equal(got, expected)
+  with_jit = jax.jit(inspection.attention_of, static_argnums=0)(
+    model.options, params, IMAGES
+  )
+  np.testing.assert_allclose(with_jit, expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_without_attention_is_refused():
+  options = BiTConfig(variant="R26x0.5", stage_blocks=(1,))
+  with pytest.raises(ValueError, match="R26x0.5, which has no attention"):
+    inspection.attention_of(options, {"head": {}}, IMAGES)
+  with pytest.raises(ValueError, match="no attention"):
+    inspection.attention_map(options, {"head": {}}, IMAGES)
+
+
+# Rollout.
+
+
+def random_attention(*shape):
+  scores = np.random.default_rng(2).normal(size=shape).astype("f")
+  return jax.nn.softmax(jnp.asarray(scores), axis=-1)
+
+
+def test_identity_rolls_out_to_identity():
+  eye = jnp.broadcast_to(jnp.eye(5), (4, 2, 3, 5, 5))
+  np.testing.assert_array_equal(
+    inspection.rollout(eye), np.broadcast_to(np.eye(5), (2, 5, 5))
+  )
+
+
+@pytest.mark.parametrize("layers", [1, 2, 6])
+def test_uniform_attention_rolls_out_to_identity_halved_by_each_layer(layers):
+  n, share = 7, 0.5**layers
+  uniform = jnp.full((layers, 1, 2, n, n), 1 / n)
+  expected = share * np.eye(n) + (1 - share) / n
+  np.testing.assert_allclose(
+    inspection.rollout(uniform)[0], expected, atol=1e-6
+  )
+
+
+def test_the_last_layer_stands_left():
+  attention = random_attention(3, 2, 4, 5, 5)
+  first, second, third = (np.asarray(a).mean(1) / 2 for a in attention)
+  half = np.eye(5) / 2
+  expected = (third + half) @ (second + half) @ (first + half)
+  got = inspection.rollout(attention)
+  np.testing.assert_allclose(got, expected, atol=1e-6)
+  np.testing.assert_allclose(got.sum(-1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+def test_the_map_is_the_row_that_the_head_reads(pool):
+  model, params = made(pool=pool, depth=2)
+  rolled = np.asarray(
+    inspection.rollout(inspection.attention_of(model.options, params, IMAGES))
+  )
+  if pool == "token":
+    expected = rolled[:, 0, 1:]
+  elif pool == "gap":
+    expected = rolled.mean(1)
+  else:
+    _, out = jax.jit(model.apply)({"params": params}, IMAGES)
+    attention = params["MAPHead_0"]["MultiHeadDotProductAttention_0"]
+    kernel, bias = attention["query"]["kernel"], attention["query"]["bias"]
+    query = np.einsum("d,dhe->he", params["MAPHead_0"]["probe"][0, 0], kernel)
+    key = np.einsum("bkd,dhe->bkhe", out["encoded"], attention["key"]["kernel"])
+    scores = np.einsum(
+      "he,bkhe->bhk", query + bias, key + attention["key"]["bias"]
+    )
+    weights = np.asarray(jax.nn.softmax(scores / 8**0.5)).mean(1)
+    expected = np.einsum("bq,bqk->bk", weights, rolled)
+  expected = expected / expected.sum(-1, keepdims=True)
+  got = inspection.attention_map(model.options, params, IMAGES)
+  np.testing.assert_allclose(got, expected.reshape(2, 2, 3), atol=1e-6)
+  assert np.ptp(got[0]) > 0.01
+
+
+# Distances.
+
+
+def mean_of_uniform(rows, columns):
+  """Sum of the distances of all offsets, by how often they occur, over n^2."""
+  total = sum(
+    (rows - abs(y)) * (columns - abs(x)) * (y * y + x * x) ** 0.5
+    for y in range(1 - rows, rows)
+    for x in range(1 - columns, columns)
+  )
+  return total / (rows * columns) ** 2
+
+
+@pytest.mark.parametrize("has_cls", [0, 1])
+@pytest.mark.parametrize("grid", [(3, 3), (2, 5), (1, 4)])
+def test_uniform_attention_has_the_mean_distance_of_the_grid(grid, has_cls):
+  n = grid[0] * grid[1] + has_cls
+  uniform = jnp.full((2, 3, n, n), 1 / n)  # images, heads
+  got = inspection.mean_distance(uniform, grid, (16, 16))
+  assert got.shape == (2, 3)
+  np.testing.assert_allclose(got, 16 * mean_of_uniform(*grid), rtol=1e-6)
+  if grid[0] == 1:  # on a line of n places: (n^2 - 1) / 3n
+    np.testing.assert_allclose(got, 16 * 15 / 12, rtol=1e-6)
+
+
+def test_identity_has_distance_zero():
+  eye = jnp.eye(10)[None, None]
+  assert inspection.mean_distance(eye, (3, 3), (16, 16)).tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+  "y, x, far", [(0, 1, 14), (1, 0, 16), (1, 1, 452**0.5)]
+)
+def test_one_neighbour_is_a_patch_away(y, x, far):
+  """Each patch of 3 x 4 to one (y, x) away, or its mirror at the border."""
+  weights = np.zeros((1, 1, 13, 13), "f")
+  weights[..., 0] = 0.75  # the class token takes most, and does not count
+  for row in range(3):
+    for column in range(4):
+      to_y = row + y if row + y < 3 else row - y
+      to_x = column + x if column + x < 4 else column - x
+      weights[0, 0, 1 + 4 * row + column, 1 + 4 * to_y + to_x] = 0.25
+  got = inspection.mean_distance(jnp.asarray(weights), (3, 4), (16, 14))
+  np.testing.assert_allclose(got, far, rtol=1e-6)
+
+
+def test_a_patch_that_sees_only_the_class_token_does_not_count():
+  weights = np.zeros((1, 1, 3, 3), "f")
+  weights[..., 0] = 1
+  weights[0, 0, 1] = 0, 0, 1
+  got = inspection.mean_distance(jnp.asarray(weights), (1, 2), (8, 8))
+  assert got.tolist() == [[8]]
+
+
+def test_layers_come_out_in_front():
+  weights = random_attention(3, 2, 4, 7, 7)
+  got = inspection.mean_distance(weights, (2, 3))
+  assert got.shape == (3, 2, 4)
+  apart = inspection.distances((2, 3))
+  w = np.asarray(weights[1, 0, 2])[1:, 1:]
+  expected = ((w * apart).sum(1) / w.sum(1)).mean()
+  np.testing.assert_allclose(got[1, 0, 2], expected, rtol=1e-6)

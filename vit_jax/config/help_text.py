@@ -1,0 +1,168 @@
+"""What `--help` and `--help=SECTION` of a command with a config print."""
+
+import dataclasses
+import re
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+
+from vit_jax.config import files
+from vit_jax.config.commands import example_lines
+from vit_jax.config.schema import UNIONS, Config
+from vit_jax.evaluators import EVALUATORS
+from vit_jax.options import check_choice
+
+WIDTH = 80
+RUN, EVALS, ALL = "run", "evals", "all"
+
+
+def sections() -> dict[str, str]:
+  """Returns the sections of the options, and what each is about."""
+  fields = dataclasses.fields(Config)
+  found = {RUN: ", ".join(f.name for f in fields if f.metadata)}
+  for field in fields:
+    if not field.metadata:
+      (cls, *_) = typing.get_args(field.type) or (field.type,)
+      doc = re.split("[:;]", summary(cls))[0]
+      found[field.name] = doc[0].lower() + doc[1:]
+  return {**found, ALL: "every option"}
+
+
+def screen(
+  verb: str,
+  flags: Mapping[str, str],
+  description: str,
+  example: str,
+) -> str:
+  """Returns usage, flags, sections of the options, configs and an example.
+
+  Args:
+    verb: Name of the command.
+    flags: Its flags beside --config, and what each means.
+    description: What it does, in a sentence or two.
+    example: Command lines as a user types them, each a line.
+  """
+  config = "--config=NAME[:ARGUMENT]"
+  if "checkpoint" in flags:
+    config = f"--checkpoint=RUN [{config}]"
+  usage = f"usage: vit-jax {verb} {config} [--config.OPTION=VALUE ...]"
+  every_flag = {
+    "config": "name or file of a config, and after a colon its argument",
+    "fake_data": "use fake records, made in memory (config.fake_data)",
+    **flags,
+  }
+  described = {f"--{name}": doc for name, doc in every_flag.items()}
+  listed = f"configs: {', '.join(files.known())}"
+  parts = [
+    textwrap.wrap(usage, WIDTH, subsequent_indent=" " * 8),
+    textwrap.wrap(description, WIDTH),
+    _columns(described),
+    [
+      "options, --config.OPTION=VALUE; --help=SECTION lists them with their"
+      " values:",
+      *_columns(sections()),
+    ],
+    textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 9),
+    example_lines(example),
+  ]
+  return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def section(name: str, values: Mapping) -> str:
+  """Returns every option of a section with its value, unit and choices.
+
+  Args:
+    name: A key of `sections`.
+    values: The config, as a dict; what it lacks has its default.
+
+  Raises:
+    ValueError: There is no such section; the message has the nearest.
+  """
+  check_choice(name, sections(), "--help")
+  lines = [f"options of {name!r} (--config.OPTION=VALUE), with their values:"]
+  if name == ALL:
+    lines[0] = "options (--config.OPTION=VALUE), with their values:"
+  for field in dataclasses.fields(Config):
+    wanted = RUN if field.metadata else field.name
+    if name not in (wanted, ALL) or field.name == EVALS:
+      continue
+    if field.metadata:
+      lines += _field_lines(field, values, "config")
+    else:
+      lines += _nested_lines(field, values.get(field.name))
+  if name in (EVALS, ALL):
+    for kind, cls in EVALUATORS.items():
+      lines += [
+        "",
+        f"options of an evaluator of kind {kind!r} ({summary(cls)}):",
+        *_option_lines(dataclasses.fields(cls), {}, "config.evals.<name>"),
+      ]
+  return "\n".join(lines)
+
+
+def summary(cls) -> str:
+  """Returns the first line of a class's docstring, without its period."""
+  return cls.__doc__.split("\n")[0].removesuffix(".")
+
+
+def shown(cls, values: Mapping) -> list[dataclasses.Field]:
+  """Returns the options of a class that are read, given the values of all."""
+  unread = getattr(cls, "unread", lambda options: ())(values)
+  fields = dataclasses.fields(cls)
+  return [f for f in fields if f.metadata and f.name not in unread]
+
+
+def _nested_lines(field, values: Mapping | None) -> Iterator[str]:
+  """Lines of the options of a section; of `UNIONS`: of the kind in use."""
+  values = values if isinstance(values, Mapping) else {}
+  where, cls = f"config.{field.name}", field.type
+  if field.name in UNIONS:
+    selector, kinds = UNIONS[field.name]
+    kind = values.get(selector, next(iter(kinds)))
+    cls = kinds.get(kind, next(iter(kinds.values())))
+    yield f"  {where}.{selector} = {kind!r}"
+    yield from _choice_lines({k: summary(c) for k, c in kinds.items()})
+  yield from _option_lines(shown(cls, values), values, where)
+
+
+def _option_lines(
+  fields: Iterable[dataclasses.Field], values: Mapping, where: str
+) -> Iterator[str]:
+  for field in fields:
+    if field.metadata:
+      yield from _field_lines(field, values, where)
+
+
+def _field_lines(field, values: Mapping, where: str) -> Iterator[str]:
+  value = values.get(field.name, field.default)
+  yield f"  {where}.{field.name} = {value!r}"
+  indent = " " * 6
+  yield from textwrap.wrap(
+    field.metadata["doc"],
+    WIDTH,
+    initial_indent=indent,
+    subsequent_indent=indent,
+    break_on_hyphens=False,
+  )
+  yield from _choice_lines(field.metadata["choices"])
+
+
+def _choice_lines(choices: Mapping[str, str]) -> list[str]:
+  return _columns(choices, indent=8)
+
+
+def _columns(rows: Mapping[str, str], indent: int = 2) -> list[str]:
+  """Lines of names and what they mean, wrapped beside them."""
+  width = max(map(len, rows), default=0) + 2
+  return [
+    line.rstrip()
+    for name, doc in rows.items()
+    for line in textwrap.wrap(
+      doc or " ",
+      WIDTH,
+      initial_indent=" " * indent + name.ljust(width),
+      subsequent_indent=" " * (indent + width),
+      drop_whitespace=bool(doc),
+      break_on_hyphens=False,
+    )
+  ]

@@ -1,0 +1,84 @@
+"""The filters of a model's first layer, and their principal components."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax.families import ModelConfig
+from vit_jax.models.resnet import standardise
+
+NUM_COMPONENTS = 28  # as in Figure 7 of arXiv:2010.11929
+
+
+class Filters(NamedTuple):
+  """The filters that see the pixels.
+
+  what: Their name in a sentence.
+  kernel: One filter for each channel of the output.
+  """
+
+  what: str
+  kernel: Float[np.ndarray, "h w 3 filters"]
+
+
+class Components(NamedTuple):
+  """Principal components, the one of the largest variance first.
+
+  images: Each of length 1, and at right angles to all others.
+  variances: Share of the filters' variance that each has.
+  """
+
+  images: Float[np.ndarray, "k h w 3"]
+  variances: Float[np.ndarray, " k"]
+
+
+def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
+  """Returns the filters on pixels.
+
+  A Transformer's are the linear projection of its patches. The projection of a
+  hybrid is of a ResNet's channels, which are no colours; so a hybrid, as a
+  ResNet, shows the 7 x 7 filters of the ResNet's root, standardised as they are
+  used.
+
+  Args:
+    config: The model's options.
+    params: Its parameters.
+  """
+  if "conv_root" in params:
+    kernel = standardise(
+      np.asarray(params["conv_root"]["kernel"]), config.norms
+    )
+    return Filters("the 7 × 7 filters of the root", np.asarray(kernel))
+  kernel = np.asarray(params["embedding"]["kernel"], np.float32)
+  return Filters("the projection of the patches", kernel)
+
+
+def principal_components(
+  kernel: Float[np.ndarray, "h w 3 filters"], most: int = NUM_COMPONENTS
+) -> Components:
+  """Returns the directions in which the filters differ most.
+
+  The right singular vectors of the matrix whose rows are the filters less their
+  mean. The sign of a component, which is arbitrary, makes its largest value
+  positive.
+
+  Args:
+    kernel: Filters.
+    most: Components returned at most; there are no more than filters, less 1,
+      and than values of a filter.
+
+  Source: arXiv:2010.11929, Figure 7 (left).
+  """
+  *shape, num_filters = kernel.shape
+  rows = np.asarray(kernel, np.float64).reshape(-1, num_filters).T
+  rows = rows - rows.mean(0)
+  _, values, found = np.linalg.svd(rows, full_matrices=False)
+  most = min(most, num_filters - 1, rows.shape[1])
+  found, shares = found[:most], values**2 / max((values**2).sum(), 1e-300)
+  largest = np.abs(found).argmax(1)
+  found = found * np.sign(found[np.arange(most), largest])[:, None]
+  return Components(
+    found.reshape(most, *shape).astype(np.float32),
+    shares[:most].astype(np.float32),
+  )

@@ -1,0 +1,124 @@
+"""An image beside where a model looks, as in Figure 6 of arXiv:2010.11929."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+_SMALLEST = 192  # Longer side of a picture at least, pixels.
+_GAP = 4  # Between two of them, of pictures of that size.
+# The colour map magma of matplotlib at 0, 1/8, ..., 1, interpolated between:
+# equal steps look equal, and matplotlib need not be installed to predict.
+_MAGMA = np.array(
+  [
+    *((0, 0, 4), (28, 16, 68), (79, 18, 123)),
+    *((129, 37, 129), (181, 54, 122), (229, 80, 100)),
+    *((251, 135, 97), (254, 194, 135), (252, 253, 191)),
+  ]
+)
+
+
+def beside(
+  image: UInt8[np.ndarray, "h w 3"], map: Float[np.ndarray, "gh gw"]
+) -> Image.Image:
+  """Returns the image, the image lit by the map, and the map, side by side.
+
+  The map alone, a square for each patch, shows what the lit image cannot: dark
+  areas that are looked at.
+
+  Args:
+    image: As the model got it; a small one is enlarged by a whole factor, to
+      192 pixels or more on its longer side.
+    map: Attention to each patch, 0 or more; its scale has no effect.
+  """
+  image = _enlarged(image)
+  return _joined([image, lit(image, map), _squares(map, image.shape[:2])])
+
+
+def compared(
+  pairs: Sequence[
+    tuple[UInt8[np.ndarray, "h w 3"], Float[np.ndarray, "gh gw"]]
+  ],
+) -> Image.Image:
+  """Returns the first image, and the map of every model, side by side.
+
+  Args:
+    pairs: The image as each model got it, and that model's map; all become as
+      high as the first image.
+  """
+  first = _enlarged(pairs[0][0])
+  height = len(first)
+  parts = [first]
+  for image, map in pairs:
+    width = max(1, round(height * image.shape[1] / image.shape[0]))
+    parts.append(_squares(map, (height, width)))
+  return _joined(parts)
+
+
+def lit(
+  image: UInt8[np.ndarray, "h w 3"], map: Float[np.ndarray, "gh gw"]
+) -> UInt8[np.ndarray, "h w 3"]:
+  """Returns the image times the map, which is 1 where it is largest.
+
+  The map is enlarged by Lanczos' filter, and what that makes negative is 0. Its
+  border is continued outwards, without which the filter would raise it.
+
+  Args:
+    image: An image.
+    map: Attention to each patch, 0 or more; its scale has no effect.
+  """
+  height, width, _ = image.shape
+  (rows, columns), more = map.shape, 3  # the filter's reach
+  mask = np.pad(np.asarray(map, np.float32), more, mode="edge")
+  mask = Image.fromarray(mask).resize(
+    (width, height),
+    Image.Resampling.LANCZOS,
+    box=(more, more, more + columns, more + rows),
+  )
+  mask = np.asarray(mask)
+  mask = mask.clip(0) / max(float(mask.max()), 1e-30)
+  return np.round(image * mask[..., None]).astype(np.uint8)
+
+
+def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+  """Returns pictures in rows, on a clear ground.
+
+  Args:
+    pictures: One or more; all are scaled to 192 pixels of height, and to the
+      first one's width.
+    columns: Pictures in a row at most.
+  """
+  width, height = pictures[0].size
+  width, height = max(1, round(width * _SMALLEST / height)), _SMALLEST
+  gap, columns = 4 * _GAP, min(columns, len(pictures))
+  rows = -(-len(pictures) // columns)
+  size = (columns * (width + gap) - gap, rows * (height + gap) - gap)
+  whole = Image.new("RGBA", size)
+  for i, picture in enumerate(pictures):
+    corner = i % columns * (width + gap), i // columns * (height + gap)
+    whole.paste(picture.resize((width, height)), corner)
+  return whole
+
+
+def _enlarged(image):
+  factor = max(1, -(-_SMALLEST // max(image.shape[:2])))
+  return image.repeat(factor, 0).repeat(factor, 1)
+
+
+def _squares(map, size: tuple[int, int]):
+  """Returns the map as colours: from black over red to pale yellow."""
+  map = np.asarray(map, np.float32)
+  places = 8 * map / max(float(map.max()), 1e-30)
+  channels = [np.interp(places, range(9), channel) for channel in _MAGMA.T]
+  colours = Image.fromarray(np.round(np.stack(channels, -1)).astype(np.uint8))
+  return np.asarray(colours.resize(size[::-1], Image.Resampling.NEAREST))
+
+
+def _joined(images) -> Image.Image:
+  """Returns images of one height side by side, on white."""
+  height = len(images[0])
+  gap = max(1, _GAP * height // _SMALLEST)
+  white = np.full((height, gap, 3), 255, np.uint8)
+  parts = [part for image in images for part in (image, white)]
+  return Image.fromarray(np.concatenate(parts[:-1], axis=1))
