@@ -27,8 +27,8 @@ class Kept(NamedTuple):
 
   what: str
   unit: str
-  promised: float | None
-  measured: float | None
+  promised: int | float | None
+  measured: int | float | None
 
   @property
   def ratio(self) -> float | None:
@@ -93,19 +93,19 @@ def lines(workdir: str, config: Config, num_devices: int) -> list[str]:
   if not found:
     return []
   plan = found["plan"]
-  share = chip_share(plan)
   said = [
-    text(x.promised, x.unit) + f" {x.what}"
+    f"{text(x.promised, x.unit)} {x.what}"
     for x in compare(plan, {}, plan.get("steps"))
     if x.promised is not None
   ]
   first = f"plan        for {plan['topology']}: {', '.join(said)}; estimates"
-  found = [first, *differences(found["config"], config)]
-  if plan["chips"] != num_devices * share:
-    found.append(
-      f"it is for {plan['chips']} chips, the run has {num_devices} device(s)"
+  others = differences(found["config"], config)
+  if plan["chips"] != num_devices * chip_share(plan):
+    others.append(
+      f"it is for {plan['chips']} chips, the run has {num_devices}"
+      f" device{'s' * (num_devices != 1)}"
     )
-  return [found[0], *(f"            not as planned: {x}" for x in found[1:])]
+  return [first, *(f"            not as planned: {x}" for x in others)]
 
 
 def measured(
@@ -185,7 +185,7 @@ def compare(
   return kept
 
 
-def text(value: float | None, unit: str) -> str:
+def text(value: int | float | None, unit: str) -> str:
   """Returns a number of `Kept` in words.
 
   Example:
