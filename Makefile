@@ -6,15 +6,15 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study test test-all lint clean
+.PHONY: demo study test test-all lint wheel test-wheel clean
 
-$(VENV)/installed: requirements.txt
+$(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt
+	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-serve.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
@@ -26,10 +26,10 @@ demo: $(VENV)/installed
 	rm -rf $(DEMO)
 	mkdir -p $(DEMO)
 	date +%s > $(DEMO)/started
-	$(RUN) vit_jax.train --config=configs/glyphs.py --workdir=$(DEMO)/pretrain
-	$(RUN) vit_jax.train --config=configs/digits_finetune.py:init=$(DEMO)/pretrain --workdir=$(DEMO)/finetune
-	$(RUN) vit_jax.train --config=configs/digits_finetune.py --workdir=$(DEMO)/scratch
-	$(RUN) vit_jax.report $(DEMO)
+	$(VENV)/bin/vit-jax train --config=glyphs --workdir=$(DEMO)/pretrain
+	$(VENV)/bin/vit-jax train --config=digits_finetune:init=$(DEMO)/pretrain --workdir=$(DEMO)/finetune
+	$(VENV)/bin/vit-jax train --config=digits_finetune --workdir=$(DEMO)/scratch
+	$(VENV)/bin/vit-jax report $(DEMO)
 
 # Goes on where it was stopped: what has a line in docs/study.jsonl is not run.
 study: $(VENV)/installed
@@ -48,5 +48,16 @@ lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
+wheel: $(VENV)/installed-test
+	rm -rf build dist
+	$(RUN) build
+
+# In an environment of its own, with all that the wheel asks for: 2.6 GB.
+test-wheel: wheel
+	rm -rf $(VENV)-wheel
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet dist/*.whl
+	$(VENV)-wheel/bin/python -P tests/check_wheel.py
+
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(VENV)-wheel $(DEMO) build dist

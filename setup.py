@@ -1,5 +1,29 @@
-"""For tools that still ask for it; everything is in pyproject.toml."""
+"""What pyproject.toml cannot say; all else is there."""
 
-from setuptools import setup
+import pathlib
 
-setup()
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+
+
+def requirements(file: str) -> list[str]:
+  """Returns the lines of a file beside those of requirements.txt."""
+  found = []
+  for line in (ROOT / file).read_text().splitlines():
+    if line.startswith("-r "):
+      other = line.removeprefix("-r ").strip()
+      found += requirements(other) if other != "requirements.txt" else []
+    elif line and not line.startswith("#"):
+      found.append(line)
+  return found
+
+
+EXTRAS = ("cuda", "onnx", "parity", "serve", "test", "tpu", "trackers")
+
+setup(
+  # configs/ is at the top of the repository, and in the package when installed.
+  packages=[*find_packages(include=["vit_jax*"]), "vit_jax.configs"],
+  package_dir={"vit_jax.configs": "configs"},
+  extras_require={e: requirements(f"requirements-{e}.txt") for e in EXTRAS},
+)

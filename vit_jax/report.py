@@ -46,6 +46,7 @@ from vit_jax.reporting import (
   comparison,
   curves,
   figures,
+  inside,
   kept,
   tables,
 )
@@ -106,6 +107,7 @@ class Report:
       self._fewshot(),
       self._predictions(),
       self._positions(),
+      inside.of_runs(self.runs, self._picture),
     ]
     return page(self.title, "\n".join(parts))
 

@@ -8,6 +8,7 @@ COMMANDS = {
   "train": "pre-train or fine-tune, as a config file says",
   "evaluate": "score a checkpoint; few-shot on your own images",
   "predict": "name the classes of images, folders of images, a list",
+  "visualize": "draw what a model learned, and where it looks",
   "score": "score published weights beside their published figures",
   "sweep": "try learning rates, train with the best, score the test once",
   "serve": "open a page to try a model on dropped images",

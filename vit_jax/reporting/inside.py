@@ -12,12 +12,21 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from vit_jax import checkpoint
 from vit_jax.batch import normalise
 from vit_jax.models import inspection
 from vit_jax.models.filters import filters_of, principal_components
-from vit_jax.pretrained import Pretrained
-from vit_jax.reporting import figures, inside_figures, overlay
+from vit_jax.pretrained import Pretrained, load
+from vit_jax.reporting import figures, inside_figures, kept, overlay
 from vit_jax.reporting.page import gallery, missing
+from vit_jax.reporting.runs import Run
+
+MOST_RUNS = 4  # of a report that are loaded
+NUM_IMAGES = 64  # of a run that are passed through, at most
+MOST_MACS = 10**12  # of that; some 10 s on 2 cores
+NUM_SHOWN = 6  # of a run beside their maps
+
+ANSWERS = "Below are the answer and its probability."
 
 # Keeps a chart and returns its HTML: (name of the file, function that draws it,
 # alternative text).
@@ -27,6 +36,7 @@ Keep = Callable[[str, Callable[[], Any], str], str]
 class Inside(NamedTuple):
   """A model, and what its attention does on some images.
 
+  name: Its name in those of files.
   label: Its name on the page.
   vit: The model.
   images: As the model gets them.
@@ -36,6 +46,7 @@ class Inside(NamedTuple):
   maps: Of each image, see `inspection.attention_map`; None likewise.
   """
 
+  name: str
   label: str
   vit: Pretrained
   images: UInt8[np.ndarray, "b h w 3"]
@@ -70,7 +81,7 @@ class Part(NamedTuple):
 
   def html(self, level: int = 2) -> str:
     """Returns the part below a heading of that level."""
-    text = f"<p>{self.text}</p>" if self.body else ""
+    text = f"<p>{self.text}</p>" if self.body and self.text else ""
     return (
       f"<h{level}>{html.escape(self.title)}</h{level}>\n{text}{self.body}"
       f"{missing('; '.join(self.left_out))}"
@@ -78,6 +89,7 @@ class Part(NamedTuple):
 
 
 def look(
+  name: str,
   label: str,
   vit: Pretrained,
   images: Sequence[UInt8[np.ndarray, "h w 3"]],
@@ -86,7 +98,8 @@ def look(
   """Passes images through a model, a few at a time.
 
   Args:
-    label: Name of the model on the page.
+    name: Of the model, in names of files.
+    label: Of the model, on the page.
     vit: The model.
     images: As the model gets them, preprocessed; may be none.
     captions: A text for each.
@@ -96,7 +109,7 @@ def look(
   """
   shape = (*vit.image_size, 3)
   images = np.stack(images) if len(images) else np.zeros((0, *shape), np.uint8)
-  inside = Inside(label, vit, images, list(captions), None, None)
+  inside = Inside(name, label, vit, images, list(captions), None, None)
   if not (inside.has_attention and len(images)):
     return inside
   rows = inspection.batch_size(vit.config, vit.image_size)
@@ -142,6 +155,58 @@ def parts(
   ]
 
 
+def of_runs(runs: Sequence[Run], keep: Keep) -> str:
+  """Returns the section of a report: filters, distances, maps.
+
+  Of the newest checkpoints of the first `MOST_RUNS` runs, on images that the
+  runs kept; fewer, where passing them through a large model takes long.
+
+  Args:
+    runs: Of the report.
+    keep: Keeps a chart.
+  """
+  insides, left_out = [], []
+  for run in runs[:MOST_RUNS]:
+    try:
+      insides.append(_of_run(run))
+    except Exception as e:  # A damaged checkpoint may raise anything.
+      left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
+  if more := [run.name for run in runs[MOST_RUNS:]]:
+    left_out.append(f"{', '.join(more)}: see vit-jax visualize")
+  found = []
+  if insides:
+    found = [filters(insides, keep), distances(insides, keep)]
+    told = set()
+    for inside in insides:
+      part = rollouts([inside], NUM_SHOWN)
+      text = "" if part.text in told else part.text  # once for all runs
+      told.add(text)
+      title = f"{part.title}: {inside.label}"
+      found.append(Part(title, text, part.body, _without([inside])))
+  return (
+    "<h2>Inside the models</h2>\n"
+    + "".join(part.html(level=3) for part in found)
+    + missing("; ".join(left_out))
+  )
+
+
+def _of_run(run: Run) -> Inside:
+  if not (run.path / checkpoint.FOLDER).is_dir():
+    raise FileNotFoundError("no checkpoint")
+  vit = load(run.path, verbose=False)
+  macs = vit.config.forward_macs(vit.image_size, vit.num_classes)
+  num_images = int(min(NUM_IMAGES, max(1, MOST_MACS // macs)))
+  found = kept.predictions(run, num_images)
+  examples = found.first if found else []
+  return look(
+    run.name,
+    run.label,
+    vit,
+    [example.image for example in examples],
+    [f"{e.guess} {100 * e.probability:.0f}%" for e in examples],
+  )
+
+
 def filters(insides: Sequence[Inside], keep: Keep) -> Part:
   """Returns principal components of the first layers' filters."""
   drawn = []
@@ -152,7 +217,7 @@ def filters(insides: Sequence[Inside], keep: Keep) -> Part:
       inside_figures.filters, components, f"{inside.label}: {what}"
     )
     alt = f"principal components of the filters, {inside.label}"
-    drawn.append(keep(f"filters_{inside.label}", draw, alt))
+    drawn.append(keep(f"filters_{inside.name}", draw, alt))
   text = (
     "Principal components of the filters that see the pixels, the largest"
     " first. Grey is zero; each is scaled by itself."
@@ -178,7 +243,7 @@ def positions(insides: Sequence[Inside], keep: Keep) -> Part:
       title += ", first block"
     draw = functools.partial(figures.similarity, table, (rows, columns), title)
     alt = f"cosine similarity of position embeddings, {inside.label}"
-    drawn.append(keep(f"positions_{inside.label}", draw, alt))
+    drawn.append(keep(f"positions_{inside.name}", draw, alt))
   text = (
     "Each small map belongs to one patch and is where the patch is; it shows"
     " how similar the embedding of its position is to all others."
@@ -199,7 +264,7 @@ def distances(insides: Sequence[Inside], keep: Keep) -> Part:
       inside_figures.mean_distance, inside.distances, even, inside.label
     )
     alt = f"mean attention distance by layer and head, {inside.label}"
-    drawn.append(keep(f"distance_{inside.label}", draw, alt))
+    drawn.append(keep(f"distance_{inside.name}", draw, alt))
   nums = sorted({len(i.images) for i in insides if i.distances is not None})
   text = (
     "How far a patch looks: the distance to other patches, weighted by its"
@@ -237,16 +302,19 @@ def heads(
     )
     title = f"{inside.label}: row {at[0] + 1}, column {at[1] + 1}"
     draw = functools.partial(
-      inside_figures.heads, np.asarray(weights)[:, 0], at, title
+      inside_figures.heads,
+      np.asarray(weights)[:, 0],
+      at,
+      inside.images[0],
+      title,
     )
     alt = f"attention of one patch by layer and head, {inside.label}"
-    drawn.append(keep(f"heads_{inside.label}", draw, alt))
+    drawn.append(keep(f"heads_{inside.name}", draw, alt))
   which = "the patch" if patch else "the patch that is looked at most"
-  caption = next((i.captions[0] for i in insides if i.captions), "")
   text = (
-    f"Where {which} looks, in the first image ({html.escape(caption)}): a row"
-    " for each layer, a map for each head, with the patch framed. Each map is"
-    " scaled to its own largest weight."
+    f"Where {which} looks, in the first image: a row for each layer, a map for"
+    " each head, with the patch framed. Each map is scaled to its own largest"
+    " weight."
   )
   return Part("Attention of one patch", text, _grid(drawn), left_out)
 
@@ -267,6 +335,7 @@ def rollouts(insides: Sequence[Inside], num_shown: int) -> Part:
   text = (
     f"{order} Attention rollout, read by {html.escape(', '.join(read))}: from"
     " which patches the answer is drawn. Brightest is the patch with the most."
+    f" {ANSWERS if with_maps and with_maps[0].vit.num_classes else ''}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""
   return Part("Where the model looks", text, body, left_out)
@@ -291,7 +360,11 @@ def _without(insides: Sequence[Inside]) -> list[str]:
   """Returns the models of which there is no attention to show, and why."""
   return [
     f"{inside.label}, "
-    + ("no images were given" if inside.has_attention else "a ResNet has none")
+    + (
+      "no images were given"
+      if inside.has_attention
+      else "a ResNet has no attention"
+    )
     for inside in insides
     if inside.maps is None
   ]

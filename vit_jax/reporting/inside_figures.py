@@ -7,7 +7,7 @@ import math
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -73,11 +73,10 @@ def mean_distance(
   axes.axhline(even, color=faint, linestyle=":", linewidth=1.2)
   axes.annotate(
     "all patches alike",
-    (1, even),
+    (0, even),
     xycoords=("axes fraction", "data"),
-    xytext=(0, 3),
+    xytext=(4, 3),
     textcoords="offset points",
-    ha="right",
     fontsize=9,
     color=mpl.rcParams["text.color"],
   )
@@ -103,15 +102,18 @@ def mean_distance(
 def heads(
   weights: Float[np.ndarray, "layers heads gh gw"],
   patch: tuple[int, int],
+  image: UInt8[np.ndarray, "h w 3"],
   title: str,
 ) -> Figure:
   """Draws the attention of one patch: a row for each layer, a map per head.
 
-  Each map is scaled to its own largest weight; the patch is framed.
+  Each map is scaled to its own largest weight; the patch is framed, in the
+  image above, too.
 
   Args:
     weights: On the patches.
     patch: Its row and column, from 0.
+    image: As the model gets it.
     title: Names the model.
   """
   layers, num_heads, rows, columns = weights.shape
@@ -119,23 +121,21 @@ def heads(
   gap = max(1, round(min(rows, columns) / 6))
   picture = _mosaic(weights / np.maximum(top, 1e-30), gap)
   height, width = picture.shape
-  # A map is 0.6 inches wide or less; all of them 4.3.
-  across = min(4.3, 0.62 * num_heads)
-  figure = Figure(
-    figsize=(max(across, 2.6) + 0.5, across * height / width + 0.9),
-    layout="constrained",
-  )
-  axes = figure.subplots()
-  axes.imshow(picture, vmin=0, vmax=1, cmap="hot", interpolation="nearest")
+  maps_high = 4.2 * height / width
+  figure = Figure(figsize=(4.8, maps_high + 2.3), layout="constrained")
+  above, axes = figure.subplots(2, 1, height_ratios=[1.4, maps_high])
+  above.imshow(image, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
+  above.set_aspect(image.shape[0] / image.shape[1] * columns / rows)
+  above.set_anchor("W")
+  _frame(above, patch[1], patch[0], 1.6)
+  axes.imshow(picture, vmin=0, vmax=1, cmap="magma", interpolation="nearest")
   for layer in range(layers):
     for head in range(num_heads):
-      corner = (
-        head * (columns + gap) + patch[1] - 0.5,
-        layer * (rows + gap) + patch[0] - 0.5,
-      )
-      axes.add_patch(
-        Rectangle(corner, 1, 1, fill=False, edgecolor="#2fc99a", linewidth=0.9)
-      )
+      corner = head * (columns + gap), layer * (rows + gap)
+      _frame(axes, corner[0] + patch[1], corner[1] + patch[0], 0.9)
+  _bare(above)
+  above.set_xticks([])
+  above.set_yticks([])
   _bare(axes)
   for axis, count, side in (
     (axes.xaxis, num_heads, columns),
@@ -145,8 +145,15 @@ def heads(
     axis.set_ticks(shown * (side + gap) + (side - 1) / 2, shown + 1)
   axes.set_xlabel("head")
   axes.set_ylabel("layer")
-  axes.set_title(title, parse_math=False)
+  above.set_title(title, parse_math=False)
   return figure
+
+
+def _frame(axes, x: float, y: float, width: float) -> None:
+  """Frames the square around a point of a picture."""
+  square = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False)
+  square.set(edgecolor="#2fc99a", linewidth=width)
+  axes.add_patch(square)
 
 
 def _mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:

@@ -8,6 +8,15 @@ from PIL import Image
 
 _SMALLEST = 192  # Longer side of a picture at least, pixels.
 _GAP = 4  # Between two of them, of pictures of that size.
+# The colour map magma of matplotlib at 0, 1/8, ..., 1, interpolated between:
+# equal steps look equal, and matplotlib need not be installed to predict.
+_MAGMA = np.array(
+  [
+    *((0, 0, 4), (28, 16, 68), (79, 18, 123)),
+    *((129, 37, 129), (181, 54, 122), (229, 80, 100)),
+    *((251, 135, 97), (254, 194, 135), (252, 253, 191)),
+  ]
+)
 
 
 def beside(
@@ -98,11 +107,11 @@ def _enlarged(image):
 
 
 def _squares(map, size: tuple[int, int]):
-  """Returns the map as colours: from black over red and yellow to white."""
+  """Returns the map as colours: from black over red to pale yellow."""
   map = np.asarray(map, np.float32)
-  heat = 3 * map / max(float(map.max()), 1e-30)
-  colours = np.clip(heat[..., None] - [0, 1, 2], 0, 1)
-  colours = Image.fromarray(np.round(255 * colours).astype(np.uint8))
+  places = 8 * map / max(float(map.max()), 1e-30)
+  channels = [np.interp(places, range(9), channel) for channel in _MAGMA.T]
+  colours = Image.fromarray(np.round(np.stack(channels, -1)).astype(np.uint8))
   return np.asarray(colours.resize(size[::-1], Image.Resampling.NEAREST))
 
 

@@ -1,0 +1,72 @@
+"""Uses an installed vit_jax: NEW_VENV/bin/python -P tests/check_wheel.py.
+
+All is done in an empty folder, outside of a checkout, as by someone who has
+nothing but `pip install vit_jax-*.whl`.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sysconfig
+import tempfile
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
+TINY = (
+  "--config=glyphs --fake_data --workdir=run --config.total_steps=2"
+  " --config.optim.warmup_steps=0 --config.data.batch_size=8"
+  " --config.model.depth=1 --config.log_steps=1"
+).split()
+
+
+def main() -> None:
+  """Raises AssertionError unless the commands and configs are there."""
+  import vit_jax
+  from vit_jax.config import files
+
+  package = pathlib.Path(vit_jax.__file__).resolve().parent
+  assert package != CHECKOUT / "vit_jax"
+  assert files.known_folder() == package / "configs", files.known_folder()
+  known = {path.stem for path in (CHECKOUT / "configs").glob("*.py")}
+  assert {*files.known()} == known
+  with tempfile.TemporaryDirectory() as folder:
+    use(pathlib.Path(folder))
+  print(f"{package}: works")
+
+
+def use(folder: pathlib.Path) -> None:
+  """Runs commands in the folder."""
+  scripts = pathlib.Path(sysconfig.get_path("scripts"))
+  env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+  def run(*words: str, status: int = 0) -> str:
+    done = subprocess.run(
+      [str(scripts / "vit-jax"), *words],
+      capture_output=True,
+      text=True,
+      cwd=folder,
+      env=env,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == status, f"{words}: {done.returncode}\n{said}"
+    return said
+
+  assert "train " in run("--help")
+  assert "gs://vit_models" in run("models")
+  text = run("train", "--config=vit_b16:imagenet21k", "--help=optim")
+  assert "config.optim.lr = 0.001\n" in text
+  text = run("train", "--config=vit_b61", status=1)
+  assert "Did you mean 'vit_b16'?" in text
+  for source in ("configs/vit_l16.py", "vit_h14.py:imagenet2012"):
+    assert "options of 'data'" in run(
+      "train", f"--config={source}", "--help=data"
+    )
+  run("train", *TINY)
+  assert json.loads((folder / "run/config.json").read_text())["optim"]
+  run("report", "run")
+  assert (folder / "run/report.html").stat().st_size > 10_000
+  run("convert", "run", "tiny.safetensors", "--to=timm")
+
+
+if __name__ == "__main__":
+  main()

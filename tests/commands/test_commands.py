@@ -1,0 +1,158 @@
+"""Every verb: one screen of help, an example, an answer at once."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vit_jax import __main__ as command
+from vit_jax.config import cli, files, help_text
+from vit_jax.config.commands import COMMANDS
+
+HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
+# Ends as the command does, and tells what it has imported until then.
+SPY = (
+  "import sys\n"
+  "from vit_jax import __main__ as command\n"
+  "try:\n  command.main()\n"
+  "finally:\n  print(*sys.modules, file=sys.stderr)"
+)
+ENV = {**os.environ, "COLUMNS": "80"}
+
+
+def _run(*words, code=None, **options):
+  start = ["-c", code] if code else ["-m", "vit_jax"]
+  return subprocess.run(
+    [sys.executable, *start, *words],
+    capture_output=True,
+    text=True,
+    env=ENV,
+    **options,
+  )
+
+
+def _examples(text):
+  """The command lines below "example:", as words."""
+  tail = re.split(r"^examples?:\n", text, flags=re.MULTILINE)[1]
+  tail = tail.replace("\\\n", " ")
+  return [shlex.split(line) for line in tail.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_is_a_screen_with_an_example_and_at_once(verb):
+  start = time.monotonic()
+  done = _run(verb, "--help", code=SPY)
+  took = time.monotonic() - start
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  assert lines[0].startswith(f"usage: vit-jax {verb} ")
+  assert len(lines) <= 40
+  assert max(map(len, lines)) <= 80
+  assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
+  assert took < 5  # 0.3 s where nothing else runs
+  examples = _examples(done.stdout)
+  assert examples
+  # Of a pipe, the command that reads from it; others may prepare its data.
+  assert any(["vit-jax", verb] == words[:2] for words in examples)
+  for words in examples:
+    at = words.index("vit-jax")
+    assert words[at + 1] in COMMANDS
+
+
+@pytest.mark.parametrize(
+  "words, message",
+  [
+    (["train", "--wrkdir=x"], "--wrkdir: no such flag. Did you mean 'workdir'"),
+    (["convert", "a", "b", "--to=tim"], "--to: invalid choice: 'tim'"),
+  ],
+)
+def test_a_wrong_word_is_told_at_once(words, message):
+  done = _run(*words, code=SPY)
+  assert done.returncode and message in done.stderr
+  assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
+
+
+def test_an_unknown_verb_names_the_nearest():
+  done = _run("trian")
+  assert done.returncode == 1
+  assert "got 'trian', expected a verb. Did you mean 'train'?" in done.stderr
+  assert all(f"\n  {verb} " in done.stderr for verb in COMMANDS)
+
+
+def test_the_screen_of_all_verbs():
+  lines = command.help_text().splitlines()
+  assert len(lines) <= 40 and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_cut_pipe_ends_quietly(unbuffered):
+  done = subprocess.run(
+    ["bash", "-c", '"$0" -m vit_jax train --help=all | true; '
+     'echo "${PIPESTATUS[0]}"', sys.executable],
+    capture_output=True,
+    text=True,
+    env={**ENV, "PYTHONUNBUFFERED": unbuffered},
+  )  # fmt: skip
+  assert done.stderr == ""
+  assert done.stdout.split() == ["141"]
+
+
+def test_a_broken_pipe_of_another_kind_is_not_hidden(monkeypatch, capsys):
+  def fail():
+    raise BrokenPipeError("a worker's")
+
+  monkeypatch.setattr(command, "run", fail)
+  with pytest.raises(BrokenPipeError, match="a worker's"):
+    command.main()
+
+
+def _section(capsys, *words):
+  with pytest.raises(SystemExit) as e:
+    cli.parse("train", {"workdir": "folder"}, list(words))
+  return e.value.code or capsys.readouterr().out
+
+
+def test_the_screen_names_every_section_and_config(capsys):
+  text = _section(capsys, "--help")
+  for name in help_text.sections():
+    assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
+  listed = re.search(r"^configs: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+  assert re.findall(r"\w+", listed[1]) == list(files.known())
+  assert "  --workdir    folder\n" in text
+
+
+def test_the_sections_are_all_options(capsys):
+  every = _section(capsys, "--help=all")
+  parts = [n for n in help_text.sections() if n != "all"]
+  options = re.compile(r"^  (config\.\S+) = ", re.MULTILINE)
+  found = [o for n in parts for o in options.findall(_section(capsys, "-h", n))]
+  assert sorted(found) == sorted(options.findall(every))
+  assert "config.mesh.fsdp" in found and "config.seed" in found
+
+
+def test_a_section_has_the_values_of_the_config(capsys):
+  text = _section(capsys, "--help=model", "--config=vit_h14")
+  assert "  config.model.variant = 'H/14'\n" in text
+  assert "config.optim" not in text
+  text = _section(capsys, "--help=model", "--config.model.name=bit")
+  assert "  config.model.name = 'bit'\n" in text
+  assert "config.model.pool" not in text  # which ResNets do not read
+
+
+def test_an_unknown_section_names_the_nearest(capsys):
+  text = _section(capsys, "--help=modle")
+  assert text.startswith("--help: got 'modle', expected one of run, model, ")
+  assert text.endswith("Did you mean 'model'?")
+  text = _section(capsys, "--help=model", "--config=vit_h15")
+  assert "Did you mean 'vit_h14'?" in text
+
+
+def test_no_line_of_help_is_wider_than_a_screen(capsys):
+  lines = _section(capsys, "--help=all").splitlines()
+  # Those of an option are as wide as its value, headlines as the summary.
+  free = ("  config.", "options of")
+  assert all(len(x) <= 80 for x in lines if not x.startswith(free))

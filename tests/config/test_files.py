@@ -1,0 +1,90 @@
+"""Config files by path and by name."""
+
+import pathlib
+
+import pytest
+
+from vit_jax.config import cli, files
+
+ROOT = pathlib.Path(__file__).parents[2]
+MINE = """from vit_jax.config.recipes import table3
+
+
+def get_config(dataset="imagenet21k"):
+  c = table3("B/16", dataset)
+  c.seed = 7
+  return c
+"""
+
+
+@pytest.mark.parametrize(
+  "source, expected",
+  [
+    ("vit_b16", ("vit_b16", "")),
+    ("vit_b16:imagenet21k", ("vit_b16", "imagenet21k")),
+    ("finetune:init=/a/b.py:x,model=B/16",
+     ("finetune", "init=/a/b.py:x,model=B/16")),
+    ("vit_b16.py:imagenet21k", ("vit_b16.py", "imagenet21k")),
+    ("configs/a.py:x=gs://b", ("configs/a.py", "x=gs://b")),
+    ("configs/a:x=gs://b", ("configs/a", "x=gs://b")),
+    ("/data/a:b/c.py", ("/data/a:b/c.py", "")),
+    ("/data/a:b/c.py:d:e", ("/data/a:b/c.py", "d:e")),
+    ("", ("", "")),
+  ],
+)  # fmt: skip
+def test_a_name_or_path_and_its_argument(source, expected):
+  assert files.split(source) == expected
+
+
+def test_the_known_are_those_of_the_repository():
+  assert files.known_folder() == ROOT / "configs"
+  assert {"vit_b16", "glyphs"} < {*files.known()}
+  assert len(files.known()) == len(list((ROOT / "configs").glob("*.py")))
+
+
+def test_a_name_is_that_of_a_known_config_wherever_one_is(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  expected = ROOT / "configs" / "vit_b16.py"
+  for name in ("vit_b16", "vit_b16.py", "configs/vit_b16.py"):
+    assert files.find(name) == expected
+  args = cli.parse("train", {}, ["--config=vit_b16:imagenet21k"])
+  assert args.config_name == "vit_b16" and not args.faults
+  assert args.config.data.dataset == "imagenet21k"
+
+
+def test_what_is_in_the_folder_comes_first(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "configs").mkdir()
+  (tmp_path / "configs" / "vit_b16.py").write_text(MINE)
+  for name in ("vit_b16", "vit_b16.py", "configs/vit_b16.py"):
+    args = cli.parse("train", {}, [f"--config={name}"])
+    assert args.config.seed == 7 and args.config_name == "vit_b16"
+  (tmp_path / "vit_b16.py").write_text(MINE.replace("7", "8"))
+  for name in ("vit_b16", "vit_b16.py", "./vit_b16", f"{tmp_path}/vit_b16.py"):
+    args = cli.parse("train", {}, [f"--config={name}"])
+    assert args.config.seed == 8
+
+
+@pytest.mark.parametrize(
+  "name, message",
+  [
+    ("vit_b61", "neither a Python file nor the name of a config. Did you mean"
+     " 'vit_b16'?"),
+    ("configs/glyph.py", "the name of a config. Did you mean 'glyphs'?"),
+    ("elsewhere/vit_b16.py", "got 'elsewhere/vit_b16.py', which is no Python"
+     " file. Those of the project: ablation, "),
+    ("zzz", "config. Those of the project: ablation, "),
+    ("mine.yaml", "Did you mean 'mine.py'?"),
+    ("", "neither a Python file"),
+    (".", "neither a Python file"),
+  ],
+)  # fmt: skip
+def test_what_there_is_not(name, message, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.py").write_text(MINE)
+  with pytest.raises(ValueError) as e:
+    files.find(name)
+  assert str(e.value).startswith(f"--config: got {name!r}, which is ")
+  assert message in str(e.value)

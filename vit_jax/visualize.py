@@ -1,0 +1,346 @@
+"""Draws what a model learned: `vit-jax visualize CHECKPOINT [IMAGE...]`.
+
+Figures 6, 7, 10 and 14 of arXiv:2010.11929 of any checkpoint, on a page and in
+files. docs/inside.md says what each shows, and how it is computed.
+"""
+
+import argparse
+
+from vit_jax.config import commands
+
+DESCRIPTION = """\
+Draws the filters of a model's first layer, the similarity of its positions, how
+far each head looks, where one patch looks, and from which patches of an image
+the answer is drawn. Writes a page, index.html, and every picture to DIR.
+
+IMAGE is a file, a folder, or a glob in quotes; the first 128 are looked at.
+Without any, 128 images of the data that a run is scored on are taken. A ResNet
+shows its filters only."""
+EXAMPLE = """\
+vit-jax visualize runs/pets photos/ --out=inside
+vit-jax visualize B_16.npz cat.jpg --out=inside --patch=5,7
+vit-jax visualize runs/a 'photos/*.jpg' --beside=runs/b --out=inside"""
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
+  parser = commands.parser("visualize", DESCRIPTION, EXAMPLE)
+  parser.add_argument("checkpoint", metavar="CHECKPOINT")
+  parser.add_argument("images", nargs="*", metavar="IMAGE")
+  parser.add_argument("--out", required=True, metavar="DIR", help="a folder")
+  parser.add_argument(
+    "--beside",
+    action="append",
+    default=[],
+    metavar="CHECKPOINT",
+    help="another model, shown beside; may be given again",
+  )
+  parser.add_argument(
+    "--patch",
+    type=_place,
+    metavar="ROW,COLUMN",
+    help="of the first image, from 1: whose attention is shown by head"
+    " (default: the patch that is looked at most)",
+  )
+  return parser.parse_args(argv)
+
+
+def _place(text: str) -> tuple[int, int]:
+  numbers = text.split(",")
+  if len(numbers) != 2 or not all(n.isdecimal() and int(n) for n in numbers):
+    raise argparse.ArgumentTypeError(
+      f"got {text!r}, expected ROW,COLUMN from 1, such as 5,7."
+    )
+  return int(numbers[0]) - 1, int(numbers[1]) - 1
+
+
+if __name__ == "__main__":  # before the heavy imports, to answer --help at once
+  ARGS = parse()
+
+# ruff: noqa: E402
+import io
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import vit_jax
+from vit_jax.config import cli
+from vit_jax.data import streaming
+from vit_jax.data.sources import Sources
+from vit_jax.pretrained import Pretrained
+from vit_jax.reporting import figures, inside, overlay
+from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.page import breakable, missing, page, picture, table
+from vit_jax.runtime import run_info, startup
+
+NUM_IMAGES = 128  # as in Figure 7
+NUM_SHOWN = 24  # on the page; all have files
+
+
+def run(args: argparse.Namespace) -> list[pathlib.Path]:
+  """Writes the page and the pictures, and returns their paths.
+
+  Raises:
+    ValueError: All that is wrong with the arguments, before anything is
+      computed.
+  """
+  out, faults = pathlib.Path(args.out), []
+  if out.exists() and not out.is_dir():
+    faults.append(f"--out: got {args.out!r}, which is a file; name a folder.")
+  models = _loaded([args.checkpoint, *args.beside], faults)
+  found, left_out = _images(args)
+  rows = {
+    label: _read(found, vit, faults) for label, (_, vit) in models.items()
+  }
+  for label, (_, vit) in models.items():
+    faults += _outside(args.patch, label, vit)
+  if faults:
+    raise ValueError("\n".join(dict.fromkeys(faults)))
+  insides = []
+  for label, (path, vit) in models.items():
+    images = rows[label]
+    print(f"{path}: {vit.config.variant}, {len(images)} images", flush=True)
+    captions = _captions([named.name for named in found], vit, images)
+    name = _file_name(label) if len(models) > 1 else ""
+    insides.append(inside.look(name, label, vit, images, captions))
+  names = [_stem(named.name) for named in found]
+  return _write(
+    out, insides, list(models.values()), names, args.patch, left_out
+  )
+
+
+def _loaded(
+  paths: Sequence[str], faults: list[str]
+) -> dict[str, tuple[str, Pretrained]]:
+  """Returns path and model by label; adds what cannot be loaded to `faults`."""
+  models = {}
+  for path in paths:
+    try:
+      vit = vit_jax.load(path, verbose=False)
+    except (FileNotFoundError, ValueError) as e:
+      text = str(e)
+      faults.append(text if path in text else f"{path}: {text}")
+      continue
+    folder = cli.run_of(path)
+    label = folder.name if folder else pathlib.PurePath(path).stem
+    models[path if label in models else label or path] = (path, vit)
+  return models
+
+
+def _images(
+  args: argparse.Namespace,
+) -> tuple[list[streaming.Named], list[str]]:
+  """Returns the images to look at, and what is left out."""
+  if args.images:
+    found = list(streaming.find(args.images, sys.stdin.buffer))
+    more = len(found) - NUM_IMAGES
+    left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
+    return found[:NUM_IMAGES], left_out if more > 0 else []
+  try:
+    return _of_evaluation(args.checkpoint), []
+  except (
+    Exception
+  ) as e:  # Any fault of the data, which the page can do without.
+    return [], [f"images ({e} Name some: vit-jax visualize CHECKPOINT IMAGE)"]
+
+
+def _of_evaluation(path: str) -> list[streaming.Named]:
+  """Returns images of the split that a run is scored on, evenly spaced.
+
+  Raises:
+    ValueError: There are none.
+  """
+  folder = cli.run_of(path)
+  if folder is None:
+    raise ValueError("none were given, and published weights come without.")
+  (found,) = runs_lib.find_runs(folder)
+  scored = next((e for e in found.evals.values() if e.scores_head), None)
+  if scored is None:
+    raise ValueError("none were given, and the run scores no images.")
+  data = found.config.get("data", {})
+  sources = Sources(
+    data.get("data_dir"), fake=found.config.get("fake_data", False)
+  )
+  source = sources.open(scored.dataset, scored.split)
+  num = min(NUM_IMAGES, source.num_examples)
+  places = np.linspace(0, source.num_examples - 1, num).round().astype(int)
+  print(f"images of {scored.dataset}, {scored.split}", flush=True)
+  named = []
+  for record in source.raw_at(np.unique(places)).map(source.load):
+    label, image = record["label"].numpy(), record["image"].numpy()
+    if isinstance(image, bytes):
+      image = Image.open(io.BytesIO(image))
+    name = f"record {int(record['index'])}"
+    if label.ndim == 0 and source.class_names and label >= 0:
+      name += f" ({source.class_names[label]})"
+    named.append(streaming.Named(name, image))
+  return named
+
+
+def _read(
+  found: Sequence[streaming.Named], vit: Pretrained, faults: list[str]
+) -> list[np.ndarray]:
+  """Returns the pixels as the model gets them; adds to `faults`."""
+  images = []
+  for row in streaming.read_all(
+    found, vit.ops, ahead=2 * (os.cpu_count() or 1)
+  ):
+    if row.error is None:
+      images.append(row.pixels)
+    else:
+      faults.append(f"{row.name}: {row.error}")
+  return images
+
+
+def _outside(
+  patch: tuple[int, int] | None, label: str, vit: Pretrained
+) -> list[str]:
+  rows, columns = vit.config.grid(vit.image_size)
+  if patch is None or (patch[0] < rows and patch[1] < columns):
+    return []
+  return [
+    f"--patch: got {patch[0] + 1},{patch[1] + 1}, expected rows up to {rows}"
+    f" and columns up to {columns}, the patches of {label}."
+  ]
+
+
+def _captions(
+  names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
+) -> list[str]:
+  """Returns names, those that are shown with what the model answers."""
+  captions = [os.path.basename(name) for name in names]
+  if not (vit.num_classes and len(images)):
+    return captions
+  shown = np.stack(images[:NUM_SHOWN])
+  answers = np.asarray(vit.probabilities(vit.params, shown))
+  for i, row in enumerate(answers):
+    best = int(row.argmax())
+    name = vit.class_names[best] if vit.class_names else f"class {best}"
+    captions[i] += f" → {name} {100 * row[best]:.0f}%"
+  return captions
+
+
+def _write(
+  out: pathlib.Path,
+  insides: Sequence[inside.Inside],
+  models: Sequence[tuple[str, Pretrained]],
+  stems: Sequence[str],
+  patch: tuple[int, int] | None,
+  left_out: list[str],
+) -> list[pathlib.Path]:
+  """Writes all files and returns their paths; prints them."""
+  charts: dict[str, bytes] = {}
+
+  def keep(name: str, draw: Callable[[], Any], alt: str) -> str:
+    light, dark = figures.render(draw)
+    charts[f"{name.rstrip('_')}.svg"] = light
+    return picture(light, dark, alt)
+
+  parts = inside.parts(insides, keep, patch, NUM_SHOWN)
+  title = f"Inside {', '.join(i.label for i in insides)}"
+  body = "\n".join(
+    [
+      f"<h1>{breakable(title)}</h1>",
+      _facts(insides, models),
+      missing("; ".join(left_out)),
+      *(part.html() for part in parts),
+    ]
+  )
+  files = {"index.html": page(title, body).encode(), **charts}
+  pictures = list(inside.pictures(insides))
+  if pictures:
+    shown = [image for image, _ in pictures[:NUM_SHOWN]]
+    files["rollout.png"] = _png(overlay.sheet(shown, 3))
+  for i, (stem, (image, _)) in enumerate(zip(stems, pictures, strict=False), 1):
+    files[f"rollout/{i:03}_{stem}.png"] = _png(image)
+  for name, data in files.items():
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_bytes(data)
+  _tell(out, list(files), [*left_out, *(t for p in parts for t in _of(p))])
+  return [out / name for name in files]
+
+
+def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
+  singles = [name for name in names if name.startswith("rollout/")]
+  for name in sorted(
+    set(names) - set(singles), key=lambda n: n != "index.html"
+  ):
+    print(f"wrote     {out / name}")
+  if singles:
+    print(f"wrote     {out / 'rollout'}/, {len(singles)} images")
+  for text in left_out:
+    print(f"left out  {text}")
+
+
+def _of(part: inside.Part) -> list[str]:
+  return [f"{part.title}: {text}" for text in part.left_out]
+
+
+def _facts(
+  insides: Sequence[inside.Inside], models: Sequence[tuple[str, Pretrained]]
+) -> str:
+  """Returns a table of what the models are, and how runs were trained."""
+  columns = [_facts_of(path, vit) for path, vit in models]
+  rows = [
+    [key, *(facts.get(key, "—") for facts in columns)]
+    for key in dict.fromkeys(key for facts in columns for key in facts)
+  ]
+  return table("facts", ["", *(i.label for i in insides)], rows)
+
+
+def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
+  config, (height, width) = vit.config, vit.image_size
+  rows, columns = config.grid(vit.image_size)
+  size = run_info.num_params(vit.params)
+  facts = {
+    "model": f"{config.variant}, {size:,} parameters",
+    "images": f"{height} × {width} px, {rows} × {columns} patches",
+  }
+  for key in ("posemb", "posemb_at", "pool"):
+    if hasattr(config, key):
+      facts[f"model.{key}"] = getattr(config, key)
+  if (folder := cli.run_of(path)) is not None:
+    (found,) = runs_lib.find_runs(folder)
+    facts["data"] = found.dataset
+    facts["steps"] = f"{found.steps:,}"
+    optim = found.config.get("optim", {})
+    for key in ("lr", "weight_decay"):
+      if key in optim:
+        facts[f"optim.{key}"] = f"{optim[key]:g}"
+  facts["file"] = path
+  return facts
+
+
+def _png(image: Image.Image) -> bytes:
+  buffer = io.BytesIO()
+  image.save(buffer, "png")
+  return buffer.getvalue()
+
+
+def _stem(name: str) -> str:
+  return _file_name(os.path.splitext(os.path.basename(name))[0])
+
+
+def _file_name(text: str) -> str:
+  return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Draws, or ends the process with all that is wrong."""
+  startup.use_cache()
+  # Pillow warns of large images and odd metadata; what it cannot read is named.
+  warnings.filterwarnings("ignore", module="PIL")
+  try:
+    run(args)
+  except ValueError as e:
+    sys.exit(str(e))
+
+
+if __name__ == "__main__":
+  main(ARGS)
