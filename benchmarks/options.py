@@ -32,11 +32,12 @@ anything runs, with the nearest name. `--help=optim` prints a section, and with
 
 Names are those behind `config.`, defaults those of `vit_jax.config.defaults()`.
 Both are written as on the command line: lists with commas, truth as `true` and
-`false`, nothing as `None`. The unit is in the meaning, unless the option is a
-share, a factor or a count.
+`false`, nothing as `None`. What kind of value an option has stands behind its
+meaning, where it is neither a text nor one of those listed; its unit is in the
+meaning, unless it is a share, a factor or a count.
 """
 LINKS = "Sections: {}."
-COLUMNS = ("| option | default | type | meaning |", "|---|---|---|---|")
+COLUMNS = ("| option | default | meaning |", "|---|---|---|")
 COMMANDS_HEAD = f"""{NOTE}
 
 # Every command
@@ -64,18 +65,32 @@ def sentence(text: str) -> str:
   return text
 
 
-def meaning(doc: str, choices: dict[str, str]) -> str:
-  """Returns the meaning of an option, a choice a line."""
+def meaning(doc: str, choices: dict[str, str], kind: str = "") -> str:
+  """Returns the meaning of an option, and its type or its choices, a line each.
+
+  Args:
+    doc: What it means.
+    choices: Value -> what it means; {}: any value of the type.
+    kind: What its type is called; "": not worth a word.
+  """
   lines = (
     f"`{name}`: {sentence(what)}" if what else f"`{name}`"
     for name, what in choices.items()
   )
-  return "<br>".join([sentence(doc), *lines])
+  head = sentence(doc) + (f" *({kind})*" if kind else "")
+  return "<br>".join([head, *lines])
 
 
-def row(name: str, default: str, kind: str, text: str) -> str:
+def _kind(field: dataclasses.Field) -> str:
+  """Returns what the type of an option is called, where it must be said."""
+  name = type_name(field.type).replace("true/false", "true or false")
+  said = field.metadata["choices"] or name.startswith("text or")
+  return "" if name == "text" or said else name
+
+
+def row(name: str, default: str, text: str) -> str:
   """Returns a line of a table."""
-  return f"| `{name}` | {default} | {kind} | {text} |"
+  return f"| `{name}` | {default} | {text} |"
 
 
 def table(fields: Iterable[dataclasses.Field], where: str) -> list[str]:
@@ -86,8 +101,7 @@ def table(fields: Iterable[dataclasses.Field], where: str) -> list[str]:
       row(
         f"{where}{field.name}",
         shown(field.default),
-        type_name(field.type),
-        meaning(field.metadata["doc"], field.metadata["choices"]),
+        meaning(field.metadata["doc"], field.metadata["choices"], _kind(field)),
       )
       for field in fields
       if field.metadata
@@ -111,7 +125,6 @@ def kinds(
   chosen = row(
     f"{where}{selector}",
     default,
-    "text",
     meaning("which kind; the options of each are below", choices),
   )
   yield from ("", *every[:2], chosen, *every[2:])
