@@ -18,9 +18,9 @@ from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import folder, sources
 from vit_jax.runtime import prepare
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
 BLOCKS = re.findall(
-  r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL
+  r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 ARRAYS, LOADER = (
   next(b for b in BLOCKS if f"class {name}" in b)
