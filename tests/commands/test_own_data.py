@@ -1,4 +1,4 @@
-"""Training on data of one's own, as README shows; all is opened once."""
+"""Training on data of one's own, as docs/train.md shows; all is opened once."""
 
 import collections
 import importlib.util
@@ -39,7 +39,7 @@ def _config(**changes):
 
 
 def _only_classes(code):
-  """README's imports and classes, without the run."""
+  """The page's imports and classes, without the run."""
   space = {"__name__": "readme"}
   exec(code.split("\nrng = ")[0], space)
   return space
