@@ -1,6 +1,7 @@
 """docs/options.md and docs/commands.md are what the code says."""
 
 import dataclasses
+import itertools
 import re
 
 import options
@@ -24,6 +25,13 @@ def test_every_option_of_help_is_on_it():
   named = {n.replace("<name>", "NAME") for n in named}
   assert "evals.NAME.l2" in named and "model.root_pad" in named
   assert named <= {*rows}
+
+
+def test_every_table_has_its_head():
+  lines = options.OPTIONS.read_text().splitlines()
+  for before, line in itertools.pairwise(lines):
+    assert not line.startswith("| `") or before.startswith("|"), line
+    assert line.count(" | ") in (0, 2)
 
 
 @pytest.mark.parametrize(
