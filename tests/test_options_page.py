@@ -52,7 +52,7 @@ def test_a_value_is_written_as_on_the_command_line(value, text):
 def test_choices_are_lines_of_the_meaning():
   (field,) = [f for f in dataclasses.fields(Config) if f.name == "fewshot"]
   lines = options.table([field], "")
-  assert lines[2].count("<br>`") == 2 and lines[2].endswith(" |")
+  assert lines[-1].count("<br>`") == 2 and lines[-1].endswith(" |")
 
 
 def test_the_page_of_commands_has_every_verb():
