@@ -217,7 +217,8 @@ def test_page_is_self_contained(demo):
   assert all(i["alt"] for i in page.images)
   assert all(link.startswith("data:") for link in page.links)
   assert "http" not in text and "@import" not in text and "url(" not in text
-  assert "Left out" not in text
+  # These checkpoints are of no model that could be looked into.
+  assert "Left out" not in text.partition("Inside the models")[0]
 
 
 def test_pictures(demo):
