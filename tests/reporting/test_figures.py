@@ -33,6 +33,7 @@ def _is_drawn(draw, *args):
 
 def test_examples():
   assert doctest.testmod(figures).failed == 0
+  assert doctest.testmod(line_names).failed == 0
 
 
 def test_lines_are_named_at_their_ends():
