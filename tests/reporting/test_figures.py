@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vit_jax.reporting import figures, page
+from vit_jax.reporting import figures, line_names, page
 from vit_jax.reporting.figures import Line
 
 
