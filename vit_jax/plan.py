@@ -1,7 +1,6 @@
 """Compiles a run for a TPU slice that is not there, and estimates its cost.
 
-vit-jax plan --config=configs/vit_l16.py:imagenet21k \
-  --topology=v5e:16x16
+vit-jax plan --config=configs/vit_l16.py:imagenet21k --topology=v5e:16x16
 
 The step is the one that trains, and the compiler is the real one (`pip install
 libtpu`), which needs no TPU. Memory is what that compiler reports. Times are
@@ -16,6 +15,12 @@ from vit_jax.runtime import signals
 FLAGS = {
   "topology": "slice to compile for, one of a family such as v3:4x4,"
   " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
+  "workdir": "folder of a run in which plan.json is written, so that train and"
+  " report say how the run compares (default: none is written)",
+  "input_rate": "images per second that one core of a host decodes and augments"
+  " (default: as measured, see docs/plan.md)",
+  "price_per_chip_hour": "price of one chip for an hour, 1.2 or 1.2USD, to"
+  " print that of the run",
   "json": "print one line of JSON instead of a table",
   "search": "try mesh, microbatch, remat, scan and batch, and name the choice"
   " with the shortest estimate",
@@ -48,10 +53,12 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
@@ -61,8 +68,11 @@ from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data import facts, splits
 from vit_jax.devices import CHIPS, Chip
+from vit_jax.planning import hosts
 from vit_jax.planning.hlo import Module
-from vit_jax.planning.search import Search, gib
+from vit_jax.planning.search import Search
+from vit_jax.planning.table import table
+from vit_jax.runtime import promise
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -102,7 +112,12 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
   return assembly.train_step, (assembly.state, batch)
 
 
-def plan(config: Config, topology: str) -> dict[str, Any]:
+def plan(
+  config: Config,
+  topology: str,
+  input_rate: float | None = None,
+  chip_hour: tuple[float, str] | None = None,
+) -> dict[str, Any]:
   """Compiles the step for a slice, and estimates its time.
 
   There are two estimates, which differ, and no chip has confirmed either:
@@ -114,6 +129,8 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
   Args:
     config: The run.
     topology: Name of the slice, such as "v5e:16x16".
+    input_rate: Images per second of a core of a host; None: as measured.
+    chip_hour: Price of a chip for an hour, and its unit; None: unknown.
 
   Returns:
     A dict for JSON. For each device (a chip, half a v3): fits, capacity_bytes,
@@ -121,7 +138,9 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     bytes_accessed, cycles_seconds, optimal_seconds, price_seconds, collectives
     (kind -> [times, bytes]), mfu. For all: chips, split (in words),
     images_per_second, steps, hours, chip_hours (None where the length is
-    unknown). If the step does not fit, what compiling would tell is None.
+    unknown), what `hosts.needs` returns, price (of all chip-hours),
+    price_per_chip_hour, price_unit. If the step does not fit, what compiling
+    would tell is None.
 
   Raises:
     ConfigError: The config, or the slice, cannot work.
@@ -144,6 +163,8 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
     "split": sharding.describe(config, arguments[0].params, mesh),
     "capacity_bytes": chip.capacity,
     "steps": steps,
+    "price_per_chip_hour": chip_hour and chip_hour[0],
+    "price_unit": chip_hour[1] if chip_hour else "",
   }
   try:
     compiled = step.lower(*arguments).compile()
@@ -167,13 +188,23 @@ def plan(config: Config, topology: str) -> dict[str, Any]:
   seconds = result["price_seconds"]
   per_image = config.model.train_flops(known.image_size, known.num_classes)
   needed = per_image * config.data.batch_size / len(devices)
-  result |= {
-    "images_per_second": config.data.batch_size / seconds,
+  images_per_second = config.data.batch_size / seconds
+  hours = steps and steps * seconds / 3600
+  num_hosts = len({device.process_index for device in devices})
+  result |= hosts.needs(
+    config,
+    images_per_second,
+    num_hosts,
+    topology.split(":")[0],
+    input_rate,
+  )
+  return result | {
+    "images_per_second": images_per_second,
     "mfu": needed / (seconds * chip.peak_flops),
-    "hours": steps and steps * seconds / 3600,
-    "chip_hours": steps and steps * seconds * num_chips / 3600,
+    "hours": hours,
+    "chip_hours": hours and hours * num_chips,
+    "price": hours and chip_hour and hours * num_chips * chip_hour[0],
   }
-  return result
 
 
 def _needed_and_there(error: Exception) -> tuple[int, int]:
@@ -194,7 +225,8 @@ def _needed_and_there(error: Exception) -> tuple[int, int]:
 PRICES = (
   "argument_bytes temporary_bytes flops bytes_accessed cycles_seconds"
   " optimal_seconds price_seconds collectives images_per_second mfu hours"
-  " chip_hours"
+  " chip_hours hosts input_per_host input_rate input_rate_of input_cores"
+  " host_vcpus price"
 ).split()
 
 
@@ -297,44 +329,6 @@ def facts_of(config: Config) -> step_lib.Facts:
   return step_lib.Facts.of(config, num_classes, num_examples)
 
 
-def table(found: dict[str, Any]) -> str:
-  """Returns a plan as a table of text."""
-  mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
-  room = found["capacity_bytes"] - found["peak_bytes"]
-  verdict = "fits" if found["fits"] else "DOES NOT FIT"
-  rows = {
-    "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
-    "split": found["split"],
-    "verdict": f"{verdict}: {gib(found['peak_bytes'])} of"
-    f" {gib(found['capacity_bytes'])} a chip, {gib(abs(room))}"
-    f" {'to spare' if room >= 0 else 'too much'}",
-  }
-  if found["price_seconds"] is not None:
-    rows |= {
-      "memory": f"arguments {gib(found['argument_bytes'])}, temporaries"
-      f" {gib(found['temporary_bytes'])}",
-      "work": f"{found['flops'] / 1e12:,.2f} TFLOP,"
-      f" {found['bytes_accessed'] / 1e9:,.1f} GB a chip and step",
-      "collectives": ", ".join(
-        f"{n:,.0f} x {kind} {size / 1e6:,.0f} MB"
-        for kind, (n, size) in found["collectives"].items()
-      )
-      or "none",
-      "step": f"{1e3 * found['price_seconds']:,.1f} ms, an estimate (cycles"
-      f" and links {1e3 * found['cycles_seconds']:,.1f}, roofline"
-      f" {1e3 * found['optimal_seconds']:,.1f})",
-      "speed": f"{found['images_per_second']:,.0f} images/s, MFU"
-      f" {100 * found['mfu']:.1f} %, estimates",
-    }
-    if found["hours"] is not None:
-      rows["run"] = (
-        f"{found['steps']:,} steps: {found['hours']:,.1f} hours,"
-        f" {found['chip_hours']:,.0f} chip-hours, estimates, without"
-        " evaluation"
-      )
-  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
-
-
 def main(args: cli.Args) -> None:
   """Plans or searches, and prints the result."""
   wants_json = args.flags["json"] == "true"
@@ -342,6 +336,7 @@ def main(args: cli.Args) -> None:
     found = list(args.faults)
     if not args.flags["topology"]:
       found.append("--topology: got none, expected such as v5e:16x16.")
+    options = _options(args.flags, found)
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
@@ -349,22 +344,49 @@ def main(args: cli.Args) -> None:
       num_devices = len(describe(topology)[1])  # libtpu's handlers come with it
       signals.end_at_once(lambda: f"{topology} was not compiled to the end")
     if args.flags["search"] == "true":
-      result = _search(args.config, topology, num_devices, wants_json)
+      result, config = _search(
+        args.config, topology, num_devices, wants_json, options
+      )
     else:
-      result = signals.in_thread(lambda: plan(args.config, topology))
+      config = args.config
+      result = signals.in_thread(lambda: plan(config, topology, **options))
   except ConfigError as e:
     sys.exit(str(e))
   show(result, wants_json)
+  if workdir := args.flags["workdir"]:
+    path = epath.Path(workdir) / promise.FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(promise.contents(config, result), indent=2))
+    print(f"written     {path}", file=sys.stderr)
+
+
+def _options(flags: dict[str, str | None], faults: list[str]) -> dict[str, Any]:
+  """Returns the arguments of `plan` that flags give; faults are added."""
+  found = {}
+  for flag, name, read in (
+    ("input_rate", "input_rate", partial(hosts.positive, "input_rate")),
+    ("price_per_chip_hour", "chip_hour", hosts.price),
+  ):
+    try:
+      found[name] = read(flags[flag]) if flags[flag] else None
+    except ValueError as e:
+      faults.append(str(e))
+  return found
 
 
 def _search(
-  config: Config, topology: str, num_devices: int, wants_json: bool
-) -> dict[str, Any]:
+  config: Config,
+  topology: str,
+  num_devices: int,
+  wants_json: bool,
+  options: dict[str, Any],
+) -> tuple[dict[str, Any], Config]:
+  """Returns the plan of the fastest choice, and its config."""
   stream = sys.stderr if wants_json else sys.stdout
   search = Search(
     config,
     num_devices,
-    lambda choice: plan(choice, topology),
+    lambda choice: plan(choice, topology, **options),
     lambda text: print(text, file=stream, end="", flush=True),
   )
 
@@ -376,7 +398,8 @@ def _search(
     return f"{at}; fastest so far: {search.best()}"
 
   signals.end_at_once(last_words)
-  return signals.in_thread(search.run)
+  signals.in_thread(search.run)
+  return search.fastest
 
 
 def show(result: dict[str, Any], wants_json: bool) -> None:

@@ -41,6 +41,15 @@ FOUND = {
   "steps": 18_000,
   "hours": 1.0,
   "chip_hours": 8.0,
+  "hosts": 2,
+  "input_per_host": 2560.0,
+  "input_rate": 879.0,
+  "input_rate_of": "as measured",
+  "input_cores": 3,
+  "host_vcpus": 112,
+  "price_per_chip_hour": 1.25,
+  "price_unit": "USD",
+  "price": 10.0,
 }
 
 
@@ -75,6 +84,18 @@ def test_the_table():
     "speed       5,120 images/s, MFU 25.0 %, estimates",
     "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
     " evaluation",
+    "input       2,560 images/s on each of 2 hosts: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 112 vCPUs",
+    "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
+  ]
+  other = {"price": None, "host_vcpus": 2, "hosts": 1}
+  assert plan.table(FOUND | other).splitlines()[9:] == [
+    "input       2,560 images/s on one host: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 2 vCPUs, fewer than needed"
+  ]
+  none = {"price": None, "input_rate_of": "why not", "input_cores": None}
+  assert plan.table(FOUND | none).splitlines()[9:] == [
+    "input       2,560 images/s on each of 2 hosts; why not"
   ]
   too_much = FOUND | dict.fromkeys(plan.PRICES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
@@ -149,10 +170,13 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
 def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.plan", "--json"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
+  command += ["--price_per_chip_hour=cheap", "--input_rate=0"]
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 1
   assert "--topology: got none" in done.stderr
   assert "config.optim.lr: got 'fast'" in done.stderr
+  assert "--price_per_chip_hour: got 'cheap', expected a number" in done.stderr
+  assert "--input_rate: got '0', expected a number above 0" in done.stderr
 
 
 def test_help_names_every_family_of_slices():
@@ -209,3 +233,4 @@ def test_compiled_for_a_slice():
   found = json.loads(done.stdout)
   assert found["fits"] and found["chips"] == 4 and found["steps"] == 20
   assert found["peak_bytes"] > 0 and found["collectives"]
+  assert found["hosts"] == 1 and found["input_cores"] is None  # of PNG

@@ -38,6 +38,32 @@ def test_no_mfu_without_a_known_peak(clock):
   assert "mfu" not in meter.rates(2)
 
 
+class Device:
+  """Counts its memory, or does not, as a CPU."""
+
+  def __init__(self, counts):
+    self._counts = counts
+
+  def memory_stats(self):
+    return self._counts
+
+
+@pytest.mark.parametrize(
+  "counts, peak",
+  [
+    ([{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 5}], 5.0),
+    ([None, None], None),
+    ([{"bytes_in_use": 3}], None),
+    ([], None),
+  ],
+)
+def test_the_most_memory_of_a_device(clock, counts, peak):
+  meter = meter_lib.Meter(8, 2, 5, None, map(Device, counts))
+  assert meter.rates(1) == {}
+  clock[0] = 1.0
+  assert meter.rates(2).get("peak_bytes") == peak
+
+
 class Step:
   """What a device computes, until the test says that it is done."""
 

@@ -27,8 +27,8 @@ class Kept(NamedTuple):
 
   what: str
   unit: str
-  promised: float | None
-  measured: float | None
+  promised: int | float | None
+  measured: int | float | None
 
   @property
   def ratio(self) -> float | None:
@@ -93,19 +93,21 @@ def lines(workdir: str, config: Config, num_devices: int) -> list[str]:
   if not found:
     return []
   plan = found["plan"]
-  share = chip_share(plan)
   said = [
-    text(x.promised, x.unit) + f" {x.what}"
+    f"{text(x.promised, x.unit)} {x.what}"
     for x in compare(plan, {}, plan.get("steps"))
     if x.promised is not None
   ]
+  if plan.get("price") is not None:
+    said.append(f"{text(plan['price'], '')} {plan['price_unit']}".rstrip())
   first = f"plan        for {plan['topology']}: {', '.join(said)}; estimates"
-  found = [first, *differences(found["config"], config)]
-  if plan["chips"] != num_devices * share:
-    found.append(
-      f"it is for {plan['chips']} chips, the run has {num_devices} device(s)"
+  others = differences(found["config"], config)
+  if plan["chips"] != num_devices * chip_share(plan):
+    others.append(
+      f"it is for {plan['chips']} chips, the run has {num_devices}"
+      f" device{'s' * (num_devices != 1)}"
     )
-  return [found[0], *(f"            not as planned: {x}" for x in found[1:])]
+  return [first, *(f"            not as planned: {x}" for x in others)]
 
 
 def measured(
@@ -152,9 +154,8 @@ def compare(
 ) -> list[Kept]:
   """Returns each promise beside what was measured.
 
-  The chip-hours, and what they cost, are those of the steps that were done.
-  They are promised for the steps alone; measured with compiling, evaluations
-  and checkpoints.
+  The chip-hours are those of the steps that were done. They are promised for
+  the steps alone; measured with compiling, evaluations and checkpoints.
 
   Args:
     plan: What `vit_jax.plan.plan` returned.
@@ -166,7 +167,7 @@ def compare(
   spent = found.get("device_hours")
   spent = None if spent is None else spent * chip_share(plan)
   of_steps = f"chip-hours for {steps:,} steps" if steps else "chip-hours"
-  kept = [
+  return [
     Kept("a step", "s", second, found.get("step_seconds")),
     Kept(
       "images/s",
@@ -178,14 +179,9 @@ def compare(
     Kept("MFU", "%", plan.get("mfu"), found.get("mfu")),
     Kept(of_steps, "", hours, spent),
   ]
-  if price := plan.get("price_per_chip_hour"):
-    unit = plan.get("price_unit") or ""
-    costs = [None if h is None else h * price for h in (hours, spent)]
-    kept.append(Kept(f"{unit} for that".strip(), "", *costs))
-  return kept
 
 
-def text(value: float | None, unit: str) -> str:
+def text(value: int | float | None, unit: str) -> str:
   """Returns a number of `Kept` in words.
 
   Example:
@@ -222,7 +218,7 @@ def kept(workdir: str, batch_size: int) -> str | None:
   values = measured(writer.read_metrics(workdir), batch_size)
   run_info.write_json(workdir, FILE, {**found, "measured": values})
   said = [
-    f"{text(x.measured, x.unit)} {x.what} ({x.ratio:.2f} x the plan)"
+    f"{text(x.measured, x.unit)} {x.what} ({x.ratio:.3g} x the plan)"
     for x in compare(found["plan"], values, values.get("steps"))
     if x.ratio is not None
   ]

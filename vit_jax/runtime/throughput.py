@@ -87,7 +87,7 @@ class Meter:
       rates["mfu"] = per_device * self._flops_per_image / self._peak_flops
     counts = [device.memory_stats() or {} for device in self._devices]
     if peaks := [c[PEAK] for c in counts if PEAK in c]:
-      rates["peak_bytes"] = max(peaks)
+      rates["peak_bytes"] = float(max(peaks))
     return rates
 
   def runs(self, result) -> concurrent.futures.Future[float]:
