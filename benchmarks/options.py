@@ -37,7 +37,12 @@ meaning, where it is neither a text nor one of those listed; its unit is in the
 meaning, unless it is a share, a factor or a count.
 """
 LINKS = "Sections: {}."
-COLUMNS = ("| option | default | meaning |", "|---|---|---|")
+COLUMNS = (
+  "<!-- source: the code, whose defaults these are -->",
+  "",
+  "| option | default | meaning |",
+  "|---|---|---|",
+)
 COMMANDS_HEAD = f"""{NOTE}
 
 # Every command

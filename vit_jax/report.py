@@ -48,6 +48,7 @@ from vit_jax.reporting import (
   figures,
   inside,
   kept,
+  probes,
   tables,
 )
 from vit_jax.reporting import runs as runs_lib
@@ -103,6 +104,7 @@ class Report:
       comparison.costs_section(self.runs),
       *(curves.section(k, v, self._picture) for k, v in self.groups.items()),
       classes.section(self.runs),
+      probes.section(self.runs),
       comparison.fewshot_section(self.runs, self._picture),
       self._fewshot(),
       self._predictions(),

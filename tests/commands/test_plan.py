@@ -84,18 +84,18 @@ def test_the_table():
     "speed       5,120 images/s, MFU 25.0 %, estimates",
     "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
     " evaluation",
-    "input       2,560 images/s a host, of 2: 3 cores (112 vCPUs on four chips'"
-    " host) at 879 a core, as measured",
+    "input       2,560 images/s on each of 2 hosts: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 112 vCPUs",
     "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
   ]
-  other = {"price": None, "host_vcpus": 2, "input_rate_of": "x"}
+  other = {"price": None, "host_vcpus": 2, "hosts": 1}
   assert plan.table(FOUND | other).splitlines()[9:] == [
-    "input       2,560 images/s a host, of 2: 3 cores (2 vCPUs on four chips'"
-    " host, fewer than needed) at 879 a core, x"
+    "input       2,560 images/s on one host: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 2 vCPUs, fewer than needed"
   ]
-  none = {"price": None, "input_rate": None, "input_cores": None}
+  none = {"price": None, "input_rate_of": "why not", "input_cores": None}
   assert plan.table(FOUND | none).splitlines()[9:] == [
-    "input       2,560 images/s a host, of 2, as measured"
+    "input       2,560 images/s on each of 2 hosts; why not"
   ]
   too_much = FOUND | dict.fromkeys(plan.PRICES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}

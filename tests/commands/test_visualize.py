@@ -1,13 +1,26 @@
 """`vit-jax visualize`: files, page, and what it refuses."""
 
+import json
 import pathlib
 import re
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax import visualize
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import (
+  CheckpointConfig,
+  ClassificationConfig,
+  Config,
+  DataConfig,
+  to_dict,
+)
+from vit_jax.families.vit import ViTConfig
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches
@@ -121,3 +134,41 @@ def test_a_patch_is_a_row_and_a_column(text, capsys):
   with pytest.raises(SystemExit):
     visualize.parse(["x", "--out=y", f"--patch={text}"])
   assert f"got {text!r}, expected ROW,COLUMN from 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
+  model = ViTConfig(variant="B/4", width=8, depth=2, mlp_dim=8, num_heads=2)
+  config = Config(
+    model=model,
+    data=DataConfig(dataset="digits", ops="decode|resize(16)"),
+    evals=(ClassificationConfig(split="test", ops="decode|resize(16)"),),
+  )
+  run = tmp_path / "run"
+  run.mkdir()
+  (run / "config.json").write_text(json.dumps(to_dict(config)))
+  params = model.build(10).init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  metadata = {
+    "model": to_dict(model),
+    "image_size": [16, 16],
+    "grid": [4, 4],
+    "num_classes": 10,
+    "class_names": list("0123456789"),
+    "preprocessing": {"ops": "decode|resize(16)"},
+  }
+  checkpointer = Checkpointer(str(run), CheckpointConfig())
+  state = types.SimpleNamespace(
+    step=jnp.int32(2), params=params["params"], opt_state=(), ema=None
+  )
+  checkpointer.save(2, state, metadata)
+  checkpointer.close()
+  written = call(run, f"--out={tmp_path / 'out'}")
+  printed = capsys.readouterr().out
+  assert "images of digits, test\n" in printed
+  assert f"{run}: B/4, 128 images\n" in printed
+  assert "104 more images, of which there are files" in printed
+  files = [path.name for path in written if path.parent.name == "rollout"]
+  # Spread over the whole split of 360 images, with their true classes.
+  assert len(files) == 128
+  assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
+  assert re.fullmatch(r"128_record_359__\d_\.png", files[-1])

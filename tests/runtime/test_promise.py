@@ -21,6 +21,7 @@ PLAN = {
   "mfu": 0.5,
   "peak_bytes": 2**30,
   "steps": 100,
+  "price": 8.0,
   "price_per_chip_hour": 2.0,
   "price_unit": "USD",
 }
@@ -64,7 +65,6 @@ def test_promises_beside_measurements():
     ("a chip", 2**30, 2**31, 2.0),
     ("MFU", 0.5, 0.25, 0.5),
     ("chip-hours for 50 steps", 2.0, 4.0, 2.0),
-    ("USD for that", 4.0, 8.0, 2.0),
   ]
   too_big = dict.fromkeys(PLAN) | {"topology": "v5e:2x2", "chips": 4}
   for x in promise.compare(too_big, {}, None):
@@ -104,7 +104,7 @@ def test_the_start_says_what_was_planned(tmp_path):
   lines = promise.lines(str(tmp_path), tiny.config(total_steps=100), 4)
   assert lines == [
     "plan        for v3:2x2: 36,000.0 ms a step, 0.5 images/s, 1.00 GiB a chip,"
-    " 50.0 % MFU, 4 chip-hours for 100 steps, 8 USD for that; estimates",
+    " 50.0 % MFU, 4 chip-hours for 100 steps, 8 USD; estimates",
     "            not as planned: config.optim.lr was 0.5, is now 0.01",
     "            not as planned: it is for 4 chips, the run has 4 devices",
   ]
@@ -117,10 +117,9 @@ def test_the_end_records_what_was_measured(tmp_path):
   text = "".join(json.dumps(row | {"time": 1.0}) + "\n" for row in ROWS)
   (tmp_path / "metrics.jsonl").write_text(text)
   assert promise.kept(str(tmp_path), 18) == (
-    "plan        of v3:2x2; measured: 72,000.0 ms a step (2.00 x the plan),"
-    " 0.25 images/s (0.50 x the plan), 2.00 GiB a chip (2.00 x the plan),"
-    " 25.0 % MFU (0.50 x the plan), 4 chip-hours for 50 steps (2.00 x the"
-    " plan), 8 USD for that (2.00 x the plan)"
+    "plan        of v3:2x2; measured: 72,000.0 ms a step (2 x the plan), 0.25"
+    " images/s (0.5 x the plan), 2.00 GiB a chip (2 x the plan), 25.0 % MFU"
+    " (0.5 x the plan), 4 chip-hours for 50 steps (2 x the plan)"
   )
   written = json.loads((tmp_path / promise.FILE).read_text())
   assert written == planned | {"measured": promise.measured(ROWS, 18)}
@@ -133,10 +132,14 @@ def test_the_report_shows_both(tmp_path):
   text = "".join(json.dumps(row | {"time": 1.0}) + "\n" for row in ROWS)
   (tmp_path / "metrics.jsonl").write_text(text)
   (run,) = runs.find_runs(tmp_path)
-  assert facts.costs(run)["price, USD"] == 8.0
+  assert "price, USD" not in facts.costs(run)  # nothing says it was on a TPU
+  metadata = json.dumps({"devices": "8 x TPU v3"})
+  (tmp_path / "metadata.json").write_text(metadata)
+  (run,) = runs.find_runs(tmp_path)
+  assert facts.costs(run)["price, USD"] == 8.0  # 4 chip-hours
   text = report.write_report(str(tmp_path)).read_text()
   assert "Promised and measured" in text
-  row = "<th>a step</th><td>36,000.0 ms</td><td>72,000.0 ms</td><td>2.00</td>"
+  row = "<th>a step</th><td>36,000.0 ms</td><td>72,000.0 ms</td><td>2</td>"
   assert row in text
   summary = json.loads((tmp_path / "summary.json").read_text())
   assert summary["promises"][run.name]["MFU"] == {

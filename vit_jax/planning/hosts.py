@@ -106,15 +106,17 @@ def positive(flag: str, text: str) -> float:
 def rows(found: dict[str, Any]) -> dict[str, str]:
   """Returns the lines of the planner's table, by what they are about."""
   num_hosts, cores = found["hosts"], found["input_cores"]
-  vcpus = found["host_vcpus"]
-  text = f"{found['input_per_host']:,.0f} images/s a host, of {num_hosts}"
+  on = "one host" if num_hosts == 1 else f"each of {num_hosts} hosts"
+  text = f"{found['input_per_host']:,.0f} images/s on {on}"
   if cores:
-    text += f": {cores:,} core{'s' * (cores > 1)}"
-    if vcpus:
+    text += f": {cores:,} core{'s' * (cores > 1)} at"
+    text += f" {found['input_rate']:,.0f} a core, {found['input_rate_of']}"
+    if vcpus := found["host_vcpus"]:
       excess = ", fewer than needed" if cores > vcpus else ""
-      text += f" ({vcpus} vCPUs on four chips' host{excess})"
-    text += f" at {found['input_rate']:,.0f} a core"
-  lines = {"input": f"{text}, {found['input_rate_of']}"}
+      text += f"; a host of four chips has {vcpus} vCPUs{excess}"
+  else:
+    text += f"; {found['input_rate_of']}"
+  lines = {"input": text}
   if found["price"] is not None:
     unit = found["price_unit"]
     hour = f"{found['price_per_chip_hour']:g} {unit}".rstrip()

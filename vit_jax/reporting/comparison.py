@@ -198,7 +198,7 @@ def _promise(run: Run) -> str:
       x.what,
       promise.text(x.promised, x.unit),
       promise.text(x.measured, x.unit),
-      NONE if x.ratio is None else f"{x.ratio:.2f}",
+      NONE if x.ratio is None else f"{x.ratio:.3g}",
     ]
     for x in kept(run)
   ]

@@ -53,7 +53,8 @@ def facts(run: Run) -> dict[str, str]:
 def costs(run: Run) -> dict[str, float | None]:
   """Returns what a run cost, by the names that the table shows.
 
-  The rates are medians over the lines of the run; None: not measured.
+  The rates are medians over the lines of the run; None: not measured. The price
+  is that of its device-hours, for a run on TPUs whose plan has a price.
   """
   of = lambda name: run.series(f"train/{name}")[1]
   median = lambda values: statistics.median(values) if values else None
@@ -68,7 +69,8 @@ def costs(run: Run) -> dict[str, float | None]:
   }
   plan = run.plan.get("plan", {})
   price, hours = plan.get("price_per_chip_hour"), found["device-hours"]
-  if price and hours is not None:
+  is_tpu = "TPU" in str(run.metadata.get("devices"))
+  if price and is_tpu and hours is not None:
     unit = plan.get("price_unit") or ""
     what = f"price, {unit}" if unit else "price"
     found[what] = hours * promise.chip_share(plan) * price

@@ -3,8 +3,10 @@
 import base64
 import html
 import io
+import itertools
+import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -77,6 +79,7 @@ img.dark { display: none; }
 .cards b, .cards .prob { color: var(--ink); }
 .cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
 .cards .wrong b { color: var(--wrong); }
+.cards small { overflow-wrap: anywhere; }
 .gallery {
   display: grid; gap: 16px; margin: 12px 0 24px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr));
@@ -171,7 +174,11 @@ def picture(light: bytes, dark: bytes, alt: str) -> str:
   )
 
 
-def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
+def cards(
+  examples: Iterable[tuple[np.ndarray, str, str, float]],
+  number: Callable[[float], str] = lambda share: f"{100 * share:.0f}%",
+  records: Sequence[str] = (),
+) -> str:
   """Returns images with a model's predictions, errors framed and marked.
 
   Columns are as wide as the longest word of a name, so that none is broken.
@@ -179,16 +186,22 @@ def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
   Args:
     examples: (uint8 [h, w, 3], true name, name of the prediction, its
       probability from 0 to 1) each.
+    number: Makes the text of a probability, or of another score.
+    records: Paths or names of the images, shown below them; (): none.
   """
   parts, longest = [], 0
-  for image, label, guess, probability in examples:
+  with_names = itertools.zip_longest(examples, records, fillvalue="")
+  for (image, label, guess, probability), record in with_names:
     is_right = label == guess
     said = f"<b><bdi>{breakable(guess)}</bdi></b>"
-    chance = f'<span class="prob">{100 * probability:.0f}%</span>'
+    chance = f'<span class="prob">{number(probability)}</span>'
     kind, mark, truth = "card", "", ""
     if not is_right:
       kind, mark = "card wrong", "✗ "
       truth = f"<br>true: <bdi>{breakable(label)}</bdi>"
+    if record:
+      name = html.escape(pathlib.PurePath(record).name)
+      truth += f'<br><small title="{html.escape(record)}">{name}</small>'
     parts.append(
       f'<figure class="{kind}">{_image(image, label)}<figcaption>'
       f"{mark}{said} {chance}{truth}</figcaption></figure>"

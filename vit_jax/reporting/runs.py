@@ -14,6 +14,7 @@ from vit_jax.runtime import lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
+SCORES = "evaluation.jsonl"
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
@@ -280,7 +281,9 @@ def is_number(value) -> bool:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  return (path / METRICS).exists() or (path / "config.json").exists()
+  # The last is the folder of published weights that were scored.
+  files = METRICS, "config.json", SCORES
+  return any((path / file).exists() for file in files)
 
 
 def _read(path: pathlib.Path, name: str) -> Run:

@@ -98,6 +98,8 @@ def lines(workdir: str, config: Config, num_devices: int) -> list[str]:
     for x in compare(plan, {}, plan.get("steps"))
     if x.promised is not None
   ]
+  if plan.get("price") is not None:
+    said.append(f"{text(plan['price'], '')} {plan['price_unit']}".rstrip())
   first = f"plan        for {plan['topology']}: {', '.join(said)}; estimates"
   others = differences(found["config"], config)
   if plan["chips"] != num_devices * chip_share(plan):
@@ -152,9 +154,8 @@ def compare(
 ) -> list[Kept]:
   """Returns each promise beside what was measured.
 
-  The chip-hours, and what they cost, are those of the steps that were done.
-  They are promised for the steps alone; measured with compiling, evaluations
-  and checkpoints.
+  The chip-hours are those of the steps that were done. They are promised for
+  the steps alone; measured with compiling, evaluations and checkpoints.
 
   Args:
     plan: What `vit_jax.plan.plan` returned.
@@ -166,7 +167,7 @@ def compare(
   spent = found.get("device_hours")
   spent = None if spent is None else spent * chip_share(plan)
   of_steps = f"chip-hours for {steps:,} steps" if steps else "chip-hours"
-  kept = [
+  return [
     Kept("a step", "s", second, found.get("step_seconds")),
     Kept(
       "images/s",
@@ -178,11 +179,6 @@ def compare(
     Kept("MFU", "%", plan.get("mfu"), found.get("mfu")),
     Kept(of_steps, "", hours, spent),
   ]
-  if price := plan.get("price_per_chip_hour"):
-    unit = plan.get("price_unit") or ""
-    costs = [None if h is None else h * price for h in (hours, spent)]
-    kept.append(Kept(f"{unit} for that".strip(), "", *costs))
-  return kept
 
 
 def text(value: int | float | None, unit: str) -> str:
@@ -222,7 +218,7 @@ def kept(workdir: str, batch_size: int) -> str | None:
   values = measured(writer.read_metrics(workdir), batch_size)
   run_info.write_json(workdir, FILE, {**found, "measured": values})
   said = [
-    f"{text(x.measured, x.unit)} {x.what} ({x.ratio:.2f} x the plan)"
+    f"{text(x.measured, x.unit)} {x.what} ({x.ratio:.3g} x the plan)"
     for x in compare(found["plan"], values, values.get("steps"))
     if x.ratio is not None
   ]
