@@ -5,7 +5,8 @@ Commands are in fenced blocks and in `code spans`. A block is of one kind:
 - a transcript: lines behind "$ " are commands, the others what they print;
 - a script, which begins with "#!";
 - a list of commands, which begins with one (or with "# a comment");
-- ```text without "$ ", what a program prints; ```python and ```diff.
+- ```text without "$ ", what a program prints (of a help text, the examples are
+  commands); ```python and ```diff.
 
 Anything else is a fault, so that no command is missed.
 """
@@ -29,6 +30,8 @@ PROGRAMS = set(
   " bash sh env nohup unset chromium open xargs grep".split()
 ) | {".ci/run"}
 FENCE = re.compile(r"^(?P<indent> *)```+(?P<kind>[\w+-]*) *$")
+# What --help says above its examples.
+EXAMPLES = re.compile(r"examples?:$")
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 # <this repository>: what the reader has to put in.
 BLANK = re.compile(r"<[a-z][\w ]*>")
@@ -97,6 +100,8 @@ def commands(block: Block) -> tuple[list[Command], list[str]]:
   """Returns the commands of a block, and its lines that are of no kind."""
   lines = block.lines
   is_transcript = any(line.startswith("$ ") for line in lines)
+  if block.kind == "text" and any(EXAMPLES.match(line) for line in lines):
+    return _examples(block), []
   if block.kind in CODE or (block.kind == "text" and not is_transcript):
     return [], [
       f"{block.page}:{block.line + i}: {line!r} is a command in a block of"
@@ -133,6 +138,16 @@ def commands(block: Block) -> tuple[list[Command], list[str]]:
       faults.append(f"{block.page}:{block.line + first}: does not end")
     found.append(Command(block.page, block.line + first, text))
   return found, faults
+
+
+def _examples(block: Block) -> list[Command]:
+  """Returns the commands that end what --help prints."""
+  at = next(i for i, x in enumerate(block.lines) if EXAMPLES.match(x)) + 1
+  lines = [x.removeprefix("  ") for x in block.lines[at:]]
+  listed = Block(block.page, block.line + at, "sh", tuple(lines))
+  found, faults = commands(listed)
+  assert not faults, faults
+  return found
 
 
 def _goes_on(text: str) -> bool:
@@ -262,6 +277,7 @@ FILLED = {
   r"\bIMAGE\.\.\.": "photos",
   r"(?<![\w/=-])(?:FILE|F)(?![\w/=])": "ViT-B_16.npz",
   r"\b(?:RUN|CHECKPOINT)\b(?!\.)": "runs/vit_b16",
+  r"\bVERB\b": "train",
   r"\bDIR\b": "written",
   r"\bNAME\b": "cifar10",
   r"\bhf:cifar10\b": "hf:someone/birds",

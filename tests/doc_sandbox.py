@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from vit_jax.config import cli
+from vit_jax.config import checks, cli
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "vit_jax"
@@ -79,7 +79,8 @@ def parse(verb: str, words: list[str]) -> list[cli.Args]:
     found = [a for _, _, a in args.values()]
   else:
     found = []
-  if faults := list(dict.fromkeys(f for a in found for f in a.faults)):
+  told = [f for a in found for f in (*a.faults, *checks.faults(a.config))]
+  if faults := list(dict.fromkeys(told)):
     raise SystemExit("\n".join(faults))
   return found
 

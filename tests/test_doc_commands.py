@@ -176,7 +176,7 @@ def test_verbs_exist():
   for command in ALL:
     if not re.search(THEIRS, command.text):
       for verb, *_ in of_this_project(command.text):
-        is_known = verb in COMMANDS or verb.startswith("-")
+        is_known = verb in (*COMMANDS, "VERB", "--help", "--version")
         assert is_known, f"{command.place}: {verb}"
 
 
