@@ -128,7 +128,7 @@ pre {
   :root { color-scheme: light; }
   body { padding: 0; }
   h2, h3 { break-after: avoid; }
-  h3 + p { break-after: avoid; }
+  h2 + p, h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
   .gallery { grid-template-columns: 1fr 1fr 1fr; }
