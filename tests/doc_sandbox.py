@@ -79,7 +79,10 @@ def parse(verb: str, words: list[str]) -> list[cli.Args]:
     found = [a for _, _, a in args.values()]
   else:
     found = []
-  told = [f for a in found for f in (*a.faults, *checks.faults(a.config))]
+  trains = verb != "evaluate"
+  told = [
+    f for a in found for f in (*a.faults, *checks.faults(a.config, trains))
+  ]
   if faults := list(dict.fromkeys(told)):
     raise SystemExit("\n".join(faults))
   return found
