@@ -14,7 +14,7 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-serve.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 

@@ -23,7 +23,11 @@ EXTRAS = ("cuda", "onnx", "parity", "serve", "test", "tpu", "trackers")
 
 setup(
   # configs/ is at the top of the repository, and in the package when installed.
-  packages=[*find_packages(include=["vit_jax*"]), "vit_jax.configs"],
+  packages=[
+    *find_packages(include=["vit_jax*"]),
+    "vit_jax.configs",
+    "vit_jax.reporting.try_page",  # a page's files, no code
+  ],
   package_dir={"vit_jax.configs": "configs"},
   extras_require={e: requirements(f"requirements-{e}.txt") for e in EXTRAS},
 )

@@ -1,8 +1,8 @@
-"""Runs the code of docs/weights.md, and compares what comes out.
+"""Runs the code of docs/weights.md, tour.md, and compares what comes out.
 
 Blocks of a section run in order, in a folder of their own that has the
 repository's tests/data. What a block prints must be the ```text block behind
-it, if there is one. `python tests/test_docs.py` writes these anew.
+it, if there is one. `python tests/test_docs.py [PAGE]` writes these anew.
 
 A block that begins with "# Without vit_jax" runs in a process of its own, in
 which that import fails; one that begins with "# NAME.py" is written to a file.
@@ -25,10 +25,10 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOC = ROOT / "docs" / "weights.md"
+PAGES = ("weights", "tour")
 ALONE = "# Without vit_jax"
-# Sections that start processes of their own.
-SLOW = ("Convert", "Into other Flax code", "From other Flax code")
+# Sections that start processes of their own, or need one device.
+SLOW = ("Convert", "Into other Flax code", "From other Flax code", "The walk")
 
 BLOCK = re.compile(
   r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"
@@ -44,7 +44,7 @@ if todo["is_alone"]:
 space, outputs = {"__name__": "__main__"}, []
 for line, code in todo["blocks"]:
   with contextlib.redirect_stdout(io.StringIO()) as text:
-    exec(compile("\\n" * (line - 1) + code, "docs/weights.md", "exec"), space)
+    exec(compile("\\n" * (line - 1) + code, todo["page"], "exec"), space)
   outputs.append(text.getvalue())
 loaded = [n for n in sys.modules if n.startswith("vit_jax.")]
 assert not (todo["is_alone"] and loaded), loaded
@@ -56,6 +56,7 @@ json.dump(outputs, open(sys.argv[1], "w"))
 class Block:
   """A block of code; `line` is that of its first line of code."""
 
+  page: str
   section: str
   line: int
   kind: str
@@ -77,15 +78,19 @@ class Block:
     return ALONE if self.code.startswith(ALONE) else "with"
 
 
-def parse(text: str) -> list[Block]:
-  blocks = []
+def path_of(page: str) -> pathlib.Path:
+  return ROOT / "docs" / f"{page}.md"
+
+
+def parse(page: str) -> list[Block]:
+  text, blocks = path_of(page).read_text(), []
   for match in BLOCK.finditer(text):
     before = text[: match.start("code")]
     section = re.findall(r"^## (.*)$", before, re.MULTILINE)[-1]
     line = before.count("\n") + 1
     kind, code, output = match.group("kind", "code", "output")
     blocks.append(
-      Block(section, line, kind, code, output, match.span("output"))
+      Block(page, section, line, kind, code, output, match.span("output"))
     )
   return blocks
 
@@ -122,7 +127,9 @@ def run(
       todo = folder / "todo.json"
       is_alone = group == ALONE
       rows = [(b.line, b.code) for b in some]
-      todo.write_text(json.dumps({"is_alone": is_alone, "blocks": rows}))
+      page = f"docs/{some[0].page}.md"
+      given = {"is_alone": is_alone, "blocks": rows, "page": page}
+      todo.write_text(json.dumps(given))
       _call([sys.executable, "runner.py", "todo.json"], folder, is_alone)
       outputs += json.loads(todo.read_text())
   return outputs
@@ -134,7 +141,7 @@ def _run_here(blocks: list[Block], folder: pathlib.Path) -> list[str]:
     for block in blocks:
       code = "\n" * (block.line - 1) + block.code
       with contextlib.redirect_stdout(io.StringIO()) as text:
-        exec(compile(code, "docs/weights.md", "exec"), space)
+        exec(compile(code, f"docs/{block.page}.md", "exec"), space)
       outputs.append(text.getvalue())
   return outputs
 
@@ -155,52 +162,64 @@ def _call(
   return out.stdout
 
 
-BLOCKS = parse(DOC.read_text())
-SECTIONS = list(dict.fromkeys(b.section for b in BLOCKS))
+BLOCKS = [b for page in PAGES for b in parse(page)]
+SECTIONS = list(dict.fromkeys((b.page, b.section) for b in BLOCKS))
 
 
-def check(section, folder, in_this_process):
-  blocks = [b for b in BLOCKS if b.section == section]
+def check(page, section, folder, in_this_process):
+  blocks = [b for b in BLOCKS if (b.page, b.section) == (page, section)]
   outputs = run(blocks, folder, in_this_process)
   for block, output in zip(blocks, outputs, strict=True):
     if block.output is not None:
-      assert output == block.output, f"docs/weights.md:{block.line}"
+      assert output == block.output, f"docs/{page}.md:{block.line}"
 
 
-@pytest.mark.parametrize("section", [s for s in SECTIONS if s not in SLOW])
-def test_code_does_what_the_text_says(section, tmp_path):
-  check(section, tmp_path, in_this_process=True)
+@pytest.mark.parametrize(
+  ("page", "section"), [(p, s) for p, s in SECTIONS if s not in SLOW]
+)
+def test_code_does_what_the_text_says(page, section, tmp_path):
+  check(page, section, tmp_path, in_this_process=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(("page", "section"), SECTIONS)
 def test_code_does_what_the_text_says_in_a_process_of_its_own(
-  section, tmp_path
+  page, section, tmp_path
 ):
-  check(section, tmp_path, in_this_process=False)
+  check(page, section, tmp_path, in_this_process=False)
 
 
-def test_all_blocks_are_run():
-  fences = re.findall(r"^```(\w*)$", DOC.read_text(), re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES)
+def test_all_blocks_are_run(page):
+  text, blocks = path_of(page).read_text(), parse(page)
+  fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
   opened = fences[::2]
   assert set(fences[1::2]) == {""}  # every block is closed
-  assert set(opened) == {"python", "sh", "text"}
-  assert opened.count("python") + opened.count("sh") == len(BLOCKS)
-  assert opened.count("text") == sum(b.output is not None for b in BLOCKS)
+  assert set(opened) <= {"python", "sh", "text"}
+  assert opened.count("python") + opened.count("sh") == len(blocks)
+  assert opened.count("text") == sum(b.output is not None for b in blocks)
+
+
+def test_files_are_there():
+  text = path_of("tour").read_text()
+  paths = re.findall(r"`(vit_jax/[\w/.]+|tests/\w+\.py)`", text)
+  assert len(paths) > 20
+  assert all((ROOT / path).exists() for path in paths)
 
 
 def test_the_parts_without_us_are_run_without_us(tmp_path):
   codes = [b.code for b in BLOCKS if b.code.startswith(ALONE)]
   assert len(codes) >= 4
   assert not any("vit_jax" in c.removeprefix(ALONE) for c in codes)
-  block = Block("", 7, "python", f"{ALONE}.\nimport vit_jax\n", None, (0, 0))
+  code = f"{ALONE}.\nimport vit_jax\n"
+  block = Block("weights", "", 7, "python", code, None, (0, 0))
   with pytest.raises(AssertionError, match='weights.md", line 8, in <module>'):
     run([block], tmp_path)
 
 
-def update() -> None:
+def update(page: str) -> None:
   """Writes the outputs into the text."""
-  text, blocks = DOC.read_text(), parse(DOC.read_text())
+  text, blocks = path_of(page).read_text(), parse(page)
   outputs = []
   for _, some in itertools.groupby(blocks, lambda b: b.section):
     with tempfile.TemporaryDirectory() as folder:
@@ -209,8 +228,9 @@ def update() -> None:
     if block.output is not None:
       start, end = block.span
       text = text[:start] + output + text[end:]
-  DOC.write_text(text)
+  path_of(page).write_text(text)
 
 
 if __name__ == "__main__":
-  update()
+  for name in sys.argv[1:] or PAGES:
+    update(name)

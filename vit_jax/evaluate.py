@@ -2,34 +2,42 @@
 
 Runs the evaluators of the config that wrote it, or of --config, which published
 weights need: --checkpoint=B_16.npz --config=configs/finetune.py:... With
---fewshot=DATASET it scores instead a linear map of its features, learned from a
-few examples of that data set, and from all: nothing is trained.
+--fewshot, --linear or --knn, it scores instead what is learned from its
+features on a data set of the user's own: the model is not trained. Published
+weights then need no config.
 """
 
 from vit_jax.config import cli
+
+PROBES = {
+  "fewshot": "data set (folder:/path, cifar10) on which the features are"
+  " scored, by ridge regression on a few images of a class, and on all",
+  "linear": "the same, by a linear layer trained by gradient",
+  "knn": "the same, by the vote of the nearest images",
+}
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "evaluate",
     {
       "checkpoint": "run, one of its checkpoints, or published weights",
-      "fewshot": "data set (folder:/path, cifar10) to score the features on,"
-      " instead of the config's evaluators",
+      **PROBES,
       "workdir": "folder in which a line is added to evaluation.jsonl (default:"
       " the run; runs/<name> for published weights)",
       "json": "print that line, and nothing else on the standard output",
       **cli.PROCESS_FLAGS,
     },
     switches=("json",),
+    alone=tuple(PROBES),
     description="Scores a checkpoint with the evaluators of its config; or,"
-    " with --fewshot, its features on images of your own, without training.",
+    " with --fewshot, --linear or --knn, its features on images of your own,"
+    " without training it.",
     example="vit-jax evaluate --checkpoint=runs/b16\n"
-    "vit-jax evaluate --checkpoint=runs/b16 --fewshot=folder:/data/birds",
+    "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )
 
 # ruff: noqa: E402
 import contextlib
-import dataclasses
 import json
 import pathlib
 import sys
@@ -37,22 +45,24 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from etils import epath
 
 from vit_jax import sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
-from vit_jax.config import Config, ConfigError, FewshotConfig
+from vit_jax.config import Config, ConfigError
 from vit_jax.data.sources import Sources
-from vit_jax.data.splits import SplitError
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.runtime import host_memory, prepare, processes, run_info, startup
+from vit_jax.runtime import (
+  host_memory,
+  prepare,
+  probes,
+  processes,
+  run_info,
+  startup,
+)
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import SCORES
-
-# The first of these splits that exists is scored.
-HELD_OUT = ("test", "val", "validation")
 
 
 def evaluate(config: Config, path: str) -> dict[str, float]:
@@ -165,65 +175,15 @@ def record(
     "data": {e.config.name: e.note for e in ready.evaluators},
     "scores": results,
   }
+  if workdir is not None:
+    kept = [probes.keep(e, row, workdir) for e in ready.evaluators]
   if workdir is not None and is_first:
     with (epath.Path(workdir) / SCORES).open("a") as f:
       f.write(json.dumps(row, ensure_ascii=False) + "\n")
     print(f"written     {epath.Path(workdir) / SCORES}", flush=True)
+    if any(kept):
+      print(f"see         vit-jax report {workdir}", flush=True)
   return row
-
-
-def with_fewshot(config: Config, dataset: str, opened: Sources) -> Config:
-  """Returns the config with one few-shot evaluator, on that data set.
-
-  It learns from `train`, from as many examples as every class has, and from
-  all; and scores the first split of `HELD_OUT`. Its other options are those of
-  the config's own few-shot evaluator, if it has one. Images are preprocessed as
-  for the config's other evaluators.
-
-  Args:
-    config: Config of the checkpoint.
-    dataset: Data set to score the features on.
-    opened: Keeps the splits that are opened, to be read later.
-
-  Raises:
-    ConfigError: The data set, or one of the splits, does not exist.
-  """
-
-  def is_there(split: str) -> bool:
-    try:
-      return bool(opened.look_at(dataset, split))
-    except SplitError:
-      return False
-
-  try:
-    train = opened.look_at(dataset, "train")
-    held_out = next(filter(is_there, HELD_OUT), None)
-    if train.is_multilabel:
-      raise ValueError(
-        f"got {dataset!r}, whose images have any number of classes, expected"
-        " one class each."
-      )
-    fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
-    if not held_out or not fewest:
-      raise ValueError(
-        f"got {dataset!r} with {fewest:,} training images of its rarest class"
-        f" and {held_out or 'nothing'} to score; expected one or"
-        f" more of every class, and a split {', '.join(HELD_OUT)}."
-      )
-  except ValueError as e:
-    raise ConfigError([f"--fewshot: {e}"]) from None
-  own = (e for e in config.evals if isinstance(e, FewshotConfig))
-  known = next(own, FewshotConfig())
-  evaluator = dataclasses.replace(
-    known,
-    dataset=dataset,
-    train_split="train",
-    split=held_out,
-    ops=run_info.eval_ops(config),
-    shots=(*(k for k in known.shots if 0 < k <= fewest), 0),
-    baselines=False,  # raw pixels of all images may exhaust the memory
-  )
-  return dataclasses.replace(config, evals=(evaluator,))
 
 
 def main(args: cli.Args) -> None:
@@ -241,8 +201,11 @@ def main(args: cli.Args) -> None:
         raise ConfigError(args.faults)
       path, config = flags["checkpoint"], args.config
       opened = Sources(config.data.data_dir, fake=config.fake_data)
-      if flags["fewshot"]:
-        config = with_fewshot(config, flags["fewshot"], opened)
+      wanted = {kind: flags[kind] for kind in PROBES if flags[kind]}
+      if wanted:
+        if not args.config_name and not cli.run_of(path):
+          config = probes.config_of_file(config, path)
+        config = probes.configured(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or cli.run_of(path) or f"runs/{name}"
       row = record(config, path, str(workdir), opened)

@@ -67,18 +67,12 @@ def parse_value(annotation, value, where: str):
   Raises:
     ValueError: It is of another type; the message names `where`.
   """
-  options = typing.get_args(annotation)
-  is_optional = (
-    isinstance(annotation, types.UnionType) and type(None) in options
-  )
-  if is_optional:
-    if value is None or value in ("None", "none", "null"):
-      return None
-    (annotation,) = [o for o in options if o is not type(None)]
-  kind = f"{_type_name(annotation)}{' or None' * is_optional}"
   fault = ValueError(
-    f"{where}: got {value!r}, expected a value of type {kind}."
+    f"{where}: got {value!r}, expected a value of type {type_name(annotation)}."
   )
+  annotation, is_optional = _without_none(annotation)
+  if is_optional and (value is None or value in ("None", "none", "null")):
+    return None
   if typing.get_origin(annotation) is tuple:
     if isinstance(value, str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
@@ -115,15 +109,27 @@ def parse_value(annotation, value, where: str):
   return value
 
 
-def _type_name(annotation) -> str:
+def type_name(annotation) -> str:
+  """Returns what values of a type are called, "whole number or None"."""
+  annotation, is_optional = _without_none(annotation)
+  if is_optional:
+    return f"{type_name(annotation)} or None"
   if typing.get_origin(annotation) is tuple:
-    return f"{_type_name(typing.get_args(annotation)[0])}s, comma-separated"
+    return f"{type_name(typing.get_args(annotation)[0])}s, comma-separated"
   return {
     str: "text",
     int: "whole number",
     float: "number",
     bool: "true/false",
   }[annotation]
+
+
+def _without_none(annotation) -> tuple[typing.Any, bool]:
+  """Splits `X | None` into X and whether None is allowed."""
+  options = typing.get_args(annotation)
+  if isinstance(annotation, types.UnionType) and type(None) in options:
+    return next(o for o in options if o is not type(None)), True
+  return annotation, False
 
 
 def check_choice(value, choices: Iterable[str] | None, where: str) -> None:

@@ -338,14 +338,7 @@ def load(
       )
       + f"; expected {num_classes:,} classes in all. Take a whole file."
     )
-  ops = found.ops
-  if (
-    ops is None
-    or size_after(ops) != (height, width)
-    or pixels.is_random(ops)  # from a run without evaluation
-  ):
-    side = height if height == width else (height, width)
-    ops = f"decode|resize({side})"
+  ops = preprocessing(found, (height, width))
   return Pretrained(
     config=config,
     params=_to_device(params),
@@ -356,6 +349,23 @@ def load(
     loss=loss or found.loss or "softmax",
     report=report,
   )
+
+
+def preprocessing(found: weights.Weights, size: tuple[int, int]) -> str:
+  """Returns the operations that make a file's images, of a size.
+
+  They are the file's own if it states them and they make images of this size;
+  else the whole image is resized, as Google's evaluation does.
+  """
+  ops = found.ops
+  if (
+    ops is None
+    or size_after(ops) != size
+    or pixels.is_random(ops)  # from a run without evaluation
+  ):
+    height, width = size
+    ops = f"decode|resize({height if height == width else size})"
+  return ops
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:

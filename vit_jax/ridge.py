@@ -170,6 +170,29 @@ def predict(
   return found
 
 
+def scores(
+  ridge: Ridge,
+  features: Num[np.ndarray, "n d"],
+  labels: Integer[np.ndarray, " n"],
+) -> tuple[
+  Int64[np.ndarray, " n"], Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]
+]:
+  """Returns the class with the largest score, that score, and the label's.
+
+  A score is x W: the targets are 1 for the class and -1 for all others, and
+  nothing bounds what is predicted.
+  """
+  best = np.empty(len(features), np.int64)
+  largest, of_label = np.empty(len(features)), np.empty(len(features))
+  for i in range(0, len(features), ROWS):
+    part = slice(i, i + ROWS)
+    x = _whiten(features[part].astype(np.float64), ridge.mean, ridge.std)
+    found = x @ ridge.weights
+    best[part], largest[part] = found.argmax(axis=-1), found.max(axis=-1)
+    of_label[part] = found[np.arange(len(found)), labels[part]]
+  return best, largest, of_label
+
+
 def accuracy(
   ridge: Ridge,
   features: Num[np.ndarray, "n d"],

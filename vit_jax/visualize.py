@@ -13,7 +13,8 @@ Draws the filters of a model's first layer, the similarity of its positions, how
 far each head looks, where one patch looks, and from which patches of an image
 the answer is drawn. Writes a page, index.html, and every picture to DIR.
 
-IMAGE is a file, a folder, or a glob in quotes; the first 128 are looked at.
+IMAGE is a file, a folder, a glob in quotes, or - for the standard input, with a
+list of such, one a line. The first 128 are looked at.
 Without any, 128 images of the data that a run is scored on are taken. A ResNet
 shows its filters only."""
 EXAMPLE = """\
@@ -138,7 +139,9 @@ def _images(
 ) -> tuple[list[streaming.Named], list[str]]:
   """Returns the images to look at, and what is left out."""
   if args.images:
-    found = list(streaming.find(args.images, sys.stdin.buffer))
+    reads = streaming.STANDARD_INPUT in args.images
+    stdin = sys.stdin.buffer if reads else None
+    found = list(streaming.find(args.images, stdin))
     more = len(found) - NUM_IMAGES
     left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
     return found[:NUM_IMAGES], left_out if more > 0 else []
@@ -159,7 +162,7 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
   folder = cli.run_of(path)
   if folder is None:
     raise ValueError("none were given, and published weights come without.")
-  (found,) = runs_lib.find_runs(folder)
+  (found,) = runs_lib.find_runs(str(folder))
   scored = next((e for e in found.evals.values() if e.scores_head), None)
   if scored is None:
     raise ValueError("none were given, and the run scores no images.")
@@ -268,9 +271,7 @@ def _write(
 
 def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
   singles = [name for name in names if name.startswith("rollout/")]
-  for name in sorted(
-    set(names) - set(singles), key=lambda n: n != "index.html"
-  ):
+  for name in names[: len(names) - len(singles)]:  # those come last
     print(f"wrote     {out / name}")
   if singles:
     print(f"wrote     {out / 'rollout'}/, {len(singles)} images")
@@ -306,7 +307,7 @@ def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
     if hasattr(config, key):
       facts[f"model.{key}"] = getattr(config, key)
   if (folder := cli.run_of(path)) is not None:
-    (found,) = runs_lib.find_runs(folder)
+    (found,) = runs_lib.find_runs(str(folder))
     facts["data"] = found.dataset
     facts["steps"] = f"{found.steps:,}"
     optim = found.config.get("optim", {})

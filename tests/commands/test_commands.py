@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import options
 import pytest
 
 from vit_jax import __main__ as command
@@ -54,6 +55,9 @@ def test_help_is_a_screen_with_an_example_and_at_once(verb):
   assert max(map(len, lines)) <= 80
   assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
   assert took < 5  # 0.3 s where nothing else runs
+  page = options.PAGE.read_text()
+  written = "python benchmarks/options.py writes docs/commands.md"
+  assert options.block(verb, done.stdout) in page, written
   examples = _examples(done.stdout)
   assert examples
   # Of a pipe, the command that reads from it; others may prepare its data.

@@ -13,6 +13,7 @@ from PIL import Image
 from vit_jax import evaluate, train
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
+from vit_jax.runtime import probes
 
 OPS = "decode|resize(16)"
 COLOURS = {
@@ -143,9 +144,11 @@ def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
 
 def _main(*words):
   flags = {
-    k: "" for k in ("checkpoint", "fewshot", "workdir", "json")
+    k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "json")
   } | cli.PROCESS_FLAGS
-  args = cli.parse("evaluate", flags, list(words), ("json",))
+  args = cli.parse(
+    "evaluate", flags, list(words), ("json",), alone=tuple(evaluate.PROBES)
+  )
   evaluate.main(args)
 
 
@@ -183,25 +186,27 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   assert json.loads(line)["scores"] == row["scores"]
 
 
+def _with_fewshot(config, dataset):
+  return probes.configured(config, {"fewshot": dataset}, Sources())
+
+
 def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):
   root = tmp_path / "own"
   folder(root / "train", {"a": "red", "b": "blue"}, 12)
   folder(root / "valid", {"a": "red"} | {"b": "blue"}, 2)
   c = config(f"folder:{root}", evals=_eval(None, ops="decode|resize((16, 16))"))
-  (found,) = evaluate.with_fewshot(c, f"folder:{root}", Sources()).evals
+  (found,) = _with_fewshot(c, f"folder:{root}").evals
   assert (found.train_split, found.split) == ("train", "val")
   assert found.shots == (1, 5, 10, 0) and not found.baselines
   assert found.ops == "decode|resize((16, 16))"
   folder(root / "Testing", {"a": "red", "b": "blue"}, 2)
-  (found,) = evaluate.with_fewshot(c, f"folder:{root}", Sources()).evals
+  (found,) = _with_fewshot(c, f"folder:{root}").evals
   assert found.split == "test"
   few = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
-  (found,) = evaluate.with_fewshot(
-    config("x", evals=few), f"folder:{root}", Sources()
-  ).evals
+  (found,) = _with_fewshot(config("x", evals=few), f"folder:{root}").evals
   assert found.l2 == (1.0, 2.0) and found.shots == (3, 0) and found.name == "f"
   with pytest.raises(ConfigError, match="--fewshot: got data set .* no folder"):
-    evaluate.with_fewshot(c, f"folder:{root}/nowhere", Sources())
+    _with_fewshot(c, f"folder:{root}/nowhere")
 
 
 def test_evaluation_needs_no_length_and_no_optimizer(run):
@@ -247,7 +252,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
 def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   """The head is not used: features are scored the same without it."""
   workdir, dataset = run
-  c = evaluate.with_fewshot(config(dataset), dataset, Sources())
+  c = _with_fewshot(config(dataset), dataset)
   want = evaluate.evaluate(c, str(workdir))
   read = evaluate.weights.read
 

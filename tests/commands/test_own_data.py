@@ -1,4 +1,4 @@
-"""Training on data of one's own, as README shows; all is opened once."""
+"""Training on data of one's own, as docs/train.md shows; all is opened once."""
 
 import collections
 import importlib.util
@@ -18,9 +18,9 @@ from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import folder, sources
 from vit_jax.runtime import prepare
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
 BLOCKS = re.findall(
-  r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL
+  r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 ARRAYS, LOADER = (
   next(b for b in BLOCKS if f"class {name}" in b)
@@ -39,7 +39,7 @@ def _config(**changes):
 
 
 def _only_classes(code):
-  """README's imports and classes, without the run."""
+  """The page's imports and classes, without the run."""
   space = {"__name__": "readme"}
   exec(code.split("\nrng = ")[0], space)
   return space

@@ -5,6 +5,7 @@ import json
 import pathlib
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,21 +20,23 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
+from vit_jax.families.vit import ViTConfig
 from vit_jax.reporting import kept, runs, summary
 
+MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
 SHOTS = ("1", "5", "10", "25")
 
 
-def _write_predictions(path, dataset):
+def _write_predictions(path, dataset, side):
   """Three images and two mistakes, of 500 images with 40 mistakes."""
   np.savez(
     path / "predictions.npz",
-    image=np.zeros((3, 8, 8, 3), np.uint8),
+    image=np.zeros((3, side, side, 3), np.uint8),
     label=np.array([0, 1, 1]),
     prediction=np.array([0, 1, 0]),
     probability=np.array([0.5, 0.75, 1.0], np.float32),
-    mistake_image=np.zeros((2, 8, 8, 3), np.uint8),
+    mistake_image=np.zeros((2, side, side, 3), np.uint8),
     mistake_label=np.array([1, 0]),
     mistake_prediction=np.array([0, 1]),
     mistake_probability=np.array([0.875, 0.625], np.float32),
@@ -48,7 +51,10 @@ def _write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
   path.mkdir(parents=True)
   config = Config(data=DataConfig(dataset=dataset), evals=evals, init=init)
   (path / "config.json").write_text(json.dumps(to_dict(config)))
+  model, side = ViTConfig(**MODEL), 4 * grid[0]
   metadata = {
+    "model": to_dict(model),
+    "image_size": [side, side],
     "class_names": names,
     "num_classes": len(names),
     "grid": grid,
@@ -60,14 +66,18 @@ def _write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
   (path / "metadata.json").write_text(json.dumps(metadata))
   text = "".join(json.dumps(r) + "\n" for r in rows)
   (path / "metrics.jsonl").write_text(text + '{"step": 9, "cut o')
-  _write_predictions(path, dataset)
+  _write_predictions(path, dataset, side)
   checkpointer = Checkpointer(str(path), CheckpointConfig())
-  table = jnp.ones((1, grid[0] * grid[1] + 1, 4))
-  params = {"Transformer": {"posembed_input": {"pos_embedding": table}}}
+  shapes = jax.eval_shape(
+    model.build(len(names)).init,
+    jax.random.key(0),
+    jnp.zeros((1, side, side, 3)),
+  )["params"]
+  params = jax.tree.map(lambda a: jnp.ones(a.shape), shapes)
   state = types.SimpleNamespace(
     step=jnp.int32(2), params=params, opt_state=(), ema=None
   )
-  checkpointer.save(2, state, {"grid": list(grid), "has_cls_row": True})
+  checkpointer.save(2, state, metadata)
   checkpointer.close()
 
 
@@ -201,9 +211,9 @@ def test_page_is_self_contained(demo):
   page = _Page(text)
   assert page.open == []
   kinds = {i["src"].partition(";base64,")[0] for i in page.images}
-  assert kinds == {"data:image/png", "data:image/svg+xml"}
+  assert kinds == {f"data:image/{kind}" for kind in ("jpeg", "png", "svg+xml")}
   schemes = [i.get("class") for i in page.images if "svg" in i["src"][:20]]
-  assert schemes == ["light", "dark"] * 14
+  assert schemes == ["light", "dark"] * 20
   assert all(i["alt"] for i in page.images)
   assert all(link.startswith("data:") for link in page.links)
   assert "http" not in text and "@import" not in text and "url(" not in text
@@ -215,8 +225,10 @@ def test_pictures(demo):
   assert sorted(p.name for p in (demo / "figures").iterdir()) == [
     "accuracy_digits.svg",
     "accuracy_glyphs.svg",
+    *(f"distance_{run}.svg" for run in ("finetune", "pretrain", "scratch")),
     "fewshot_pretrain_digits_l2_16.svg",
     "fewshot_pretrain_digits_l2_4.svg",
+    *(f"filters_{run}.svg" for run in ("finetune", "pretrain", "scratch")),
     "learning_rate_digits.svg",
     "learning_rate_glyphs.svg",
     "loss_digits.svg",

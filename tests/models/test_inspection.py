@@ -1,5 +1,7 @@
 """Attention weights, recomputed; what follows from them, in closed forms."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,21 +13,16 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.models import inspection
 from vit_jax.models.stacking import stack_blocks
 
-TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
+TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
 MODELS = {
-  "token": {},
-  "no class row": dict(cls_row=False),
-  "gap": dict(pool="gap", posemb="sincos2d"),
+  "token": dict(ln_eps=0.1, cls_row=False),
+  "gap": dict(pool="gap", posemb="sincos2d", remat="full"),
   "map": dict(pool="map", posemb="none"),
   "relative": dict(posemb="relative"),
-  "at every block": dict(posemb_at="blocks"),
   "shared": dict(posemb="learn2d", posemb_at="shared"),
   "half the bits": dict(dtype="bfloat16"),
-  "another eps": dict(ln_eps=0.1),
-  "scan": dict(scan=True),
   "scan, positions in blocks": dict(scan=True, posemb_at="blocks"),
-  "recomputed": dict(remat="full"),
 }
 
 
@@ -85,11 +82,11 @@ def test_weights_times_values_are_the_branch_of_the_model(options):
     _, out = jax.jit(model.apply)({"params": params}, IMAGES)
     weights = np.asarray(inspection.attention_of(model.options, params, IMAGES))
   num_tokens = 6 + (model.options.pool == "token")
-  assert weights.shape == (3, 2, 2, num_tokens, num_tokens)
+  assert weights.shape == (2, 2, 2, num_tokens, num_tokens)
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
   # bfloat16 has 8 bits, and the branch reaches 8.
   atol = 0.1 if model.options.dtype == "bfloat16" else 2e-5
-  for i in range(3):
+  for i in range(2):
     got = np.asarray(out[f"encoderblock_{i}"]["attention"], np.float32)
     expected = branch(model, params, weights, out, i)
     assert np.abs(got).max() > 0.5
@@ -104,8 +101,8 @@ def test_of_a_hybrid():
   params = random_params(model, images)
   _, out = jax.jit(model.apply)({"params": params}, images)
   weights = np.asarray(inspection.attention_of(options, params, images))
-  assert weights.shape == (3, 2, 2, 7, 7)
-  for i in range(3):
+  assert weights.shape == (2, 2, 2, 7, 7)
+  for i in range(2):
     got = out[f"encoderblock_{i}"]["attention"]
     expected = branch(model, params, weights, out, i)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
@@ -167,7 +164,7 @@ def test_the_last_layer_stands_left():
 
 @pytest.mark.parametrize("pool", ["token", "gap", "map"])
 def test_the_map_is_the_row_that_the_head_reads(pool):
-  model, params = made(pool=pool, depth=2)
+  model, params = made(pool=pool)
   rolled = np.asarray(
     inspection.rollout(inspection.attention_of(model.options, params, IMAGES))
   )
@@ -254,3 +251,91 @@ def test_layers_come_out_in_front():
   w = np.asarray(weights[1, 0, 2])[1:, 1:]
   expected = ((w * apart).sum(1) / w.sum(1)).mean()
   np.testing.assert_allclose(got[1, 0, 2], expected, rtol=1e-6)
+
+
+def test_a_survey_is_distances_and_maps():
+  model, params = made(pool="gap")
+  found = inspection.survey(model.options, params, IMAGES)
+  weights = inspection.attention_of(model.options, params, IMAGES)
+  expected = inspection.mean_distance(weights, (2, 3), (4, 4))
+  np.testing.assert_allclose(found.distances, expected, rtol=1e-5)
+  np.testing.assert_allclose(
+    found.maps,
+    inspection.attention_map(model.options, params, IMAGES),
+    rtol=1e-5,
+  )
+  rows = inspection.by_head(model.options, params, IMAGES, (1, 0))
+  np.testing.assert_array_equal(rows.reshape(2, 2, 2, 6), weights[..., 3, :])
+
+
+@pytest.mark.parametrize(
+  "variant, side, rows",
+  [("B/16", 224, 16), ("B/16", 384, 12), ("H/14", 518, 1)],
+)
+def test_fewer_images_at_once_of_more_tokens(variant, side, rows):
+  config = ViTConfig(variant=variant)
+  size, tokens = config.size, config.num_tokens((side, side))
+  got = inspection.batch_size(config, (side, side))
+  assert got == rows
+  largest = tokens * max(size.num_heads * tokens, size.depth * size.width)
+  assert got * largest <= 2**26 or got == 1
+
+
+# Positions.
+
+
+def _added(model, params):
+  _, out = model.apply({"params": params}, jnp.asarray(IMAGES))
+  return out["with_posemb"][:, -6:] - out["stem"].reshape(2, 6, 16)
+
+
+def test_positions_are_those_that_the_model_adds():
+  for options in (
+    dict(),
+    dict(cls_row=False),
+    dict(posemb="learn2d"),
+    dict(pool="gap", posemb="sincos2d"),
+  ):
+    model, params = made(**options)
+    added = jax.jit(functools.partial(_added, model))(params)
+    table = inspection.position_table(model.options, params, (8, 12))
+    np.testing.assert_allclose(added[0], table, atol=1e-6)
+
+
+def test_positions_in_blocks_are_of_the_first_block():
+  model, params = made(posemb_at="blocks", scan=True)
+  stacked = params["Transformer"]["encoderblock"]["posembed_input"]
+  np.testing.assert_array_equal(
+    inspection.position_table(model.options, params, (8, 12)),
+    stacked["pos_embedding"][0, 0, 1:],
+  )
+
+
+@pytest.mark.parametrize(
+  "posemb, why",
+  [("relative", "are offsets"), ("none", "the model has no positions")],
+)
+def test_why_there_is_no_table(posemb, why):
+  model, params = made(posemb=posemb)
+  with pytest.raises(ValueError, match=why):
+    inspection.position_table(model.options, params, (8, 12))
+
+
+@pytest.mark.slow
+def test_at_the_size_that_is_published():
+  """B/16 at 384 px: 577 tokens, whose heads are at first without preference."""
+  config = ViTConfig(variant="B/16")
+  image = np.random.default_rng(0).uniform(-1, 1, (1, 384, 384, 3)).astype("f")
+  params = jax.jit(config.build(0).init)(jax.random.key(0), image)["params"]
+  found = inspection.survey(config, params, image)
+  assert found.distances.shape == (12, 1, 12) and found.maps.shape == (
+    1,
+    24,
+    24,
+  )
+  even = inspection.distances((24, 24), (16, 16)).mean()
+  np.testing.assert_allclose(even, 16 * mean_of_uniform(24, 24), rtol=1e-5)
+  np.testing.assert_allclose(found.distances, even, rtol=0.02)
+  stacked = stack_blocks(params)
+  again = inspection.survey(config.stacked(), stacked, image)
+  np.testing.assert_allclose(found.distances, again.distances, rtol=1e-4)

@@ -1,6 +1,8 @@
 """An image beside where a model looks."""
 
+import matplotlib as mpl
 import numpy as np
+from PIL import Image
 
 from vit_jax.reporting import overlay
 
@@ -29,8 +31,33 @@ def test_the_scale_of_a_map_has_no_effect_and_even_maps_none_at_all():
 def test_small_images_are_enlarged_by_whole_factors():
   image = np.random.default_rng(0).integers(0, 256, (32, 16, 3), np.uint8)
   got = np.asarray(overlay.beside(image, np.ones((2, 1), "f")))
-  assert got.shape == (192, 96 + 4 + 96, 3)
+  assert got.shape == (192, 3 * 96 + 2 * 4, 3)
   np.testing.assert_array_equal(got[::6, :96:6], image)
-  np.testing.assert_array_equal(got[::6, 100::6], image)
+  np.testing.assert_array_equal(got[::6, 100:196:6], image)
   large = overlay.beside(np.zeros((384, 384, 3), np.uint8), np.ones((4, 4)))
-  assert large.size == (384 + 8 + 384, 384)
+  assert large.size == (3 * 384 + 2 * 8, 384)
+
+
+def test_the_map_alone_has_the_colours_of_magma():
+  image = np.zeros((192, 192, 3), np.uint8)
+  map = np.linspace(0, 0.5, 16, dtype=np.float32).reshape(4, 4)
+  got = np.asarray(overlay.beside(image, map))[24::48, 392 + 24 :: 48]
+  expected = 255 * mpl.colormaps["magma"](map * 2)[..., :3]
+  np.testing.assert_allclose(got, expected, atol=11)  # between 9 colours
+  np.testing.assert_allclose(got[3, 3], expected[3, 3], atol=1)
+
+
+def test_models_side_by_side_are_as_high_as_the_first():
+  pairs = [
+    (np.zeros((32, 32, 3), np.uint8), np.ones((4, 4), "f")),
+    (np.zeros((48, 24, 3), np.uint8), np.ones((6, 3), "f")),
+  ]
+  assert overlay.compared(pairs).size == (192 + 4 + 192 + 4 + 96, 192)
+
+
+def test_a_sheet_has_rows():
+  pictures = [Image.new("RGB", (60, 96), colour) for colour in ("red",) * 3]
+  sheet = overlay.sheet([*pictures, Image.new("RGB", (9, 9), "blue")], 3)
+  assert sheet.size == (3 * 120 + 2 * 16, 2 * 192 + 16)
+  assert sheet.getpixel((60, 300)) == (0, 0, 255, 255)
+  assert sheet.getpixel((200, 300)) == (0, 0, 0, 0)

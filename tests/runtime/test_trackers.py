@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import struct
 import sys
 import threading
 import time
@@ -235,27 +236,39 @@ def flat_metrics(rows):
   }
 
 
+def records(path):
+  """Yields the records of a .wandb file: LevelDB's log format, 7 bytes on."""
+  data, at, whole = path.read_bytes(), 7, b""
+  while at + 7 <= len(data):
+    if (left := 2**15 - at % 2**15) < 7:  # of a block
+      at += left
+      continue
+    size, kind = struct.unpack_from("<HB", data, at + 4)
+    whole += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind in (1, 4):  # all of it, or its last part
+      yield whole
+      whole = b""
+
+
 def in_wandb(workdir):
-  """Reads the logs of all processes of the run, as `wandb sync` does."""
+  """Returns what `wandb sync` would send: rows, ids and exit codes."""
   from wandb.proto import wandb_internal_pb2
-  from wandb.sdk.internal.datastore import DataStore
 
   found, ids, exits = [], set(), []
   for path in sorted((workdir / "wandb").glob("offline-run-*/*.wandb")):
-    store = DataStore()
-    store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
-      record = wandb_internal_pb2.Record()
-      record.ParseFromString(data)
-      if record.HasField("history"):
+    for data in records(path):
+      record = wandb_internal_pb2.Record.FromString(data)
+      kind = record.WhichOneof("record_type")
+      if kind == "history":
         row = {
-          "/".join(i.nested_key) or i.key: json.loads(i.value_json)
+          i.key or "/".join(i.nested_key): json.loads(i.value_json)
           for i in record.history.item
         }
         found.append({k: v for k, v in row.items() if not k.startswith("_")})
-      if record.HasField("run"):
+      elif kind == "run":
         ids.add(record.run.run_id)
-      if record.HasField("exit"):
+      elif kind == "exit":
         exits.append(record.exit.exit_code)
   return found, ids, exits
 
@@ -323,7 +336,7 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   assert len(found) == len(expected)
   assert run.info.status == "FINISHED" and run.info.run_name == "run"
   assert run.data.params["data.dataset"] == "digits"
-  assert run.data.params["evals.few.shots"] == "(1, 5)"
+  assert run.data.params["evals.few.shots"] == "[1, 5]"
 
   found = in_trackio()
   assert flat_metrics(found) == expected
@@ -332,11 +345,12 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("offline")
-def test_what_is_checked_before_a_run(monkeypatch):
+def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
   import wandb
 
   assert trackers.faults(Config(trackers=("wandb", "mlflow", "trackio"))) == []
   monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+  monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/other")
   monkeypatch.setenv("WANDB_MODE", "online")
   monkeypatch.setenv("NETRC", os.devnull)
   wandb.teardown()  # forgets the environment that it has read

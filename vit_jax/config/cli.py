@@ -27,6 +27,7 @@ PROCESS_FLAGS = {
 }
 
 
+BATCH_OF_FILES = 64  # images, of the features of a published file
 NO_CHECKPOINT = (
   "--checkpoint: got none, expected the folder of a run, as in"
   " --checkpoint=runs/<config name>, or published weights beside"
@@ -64,6 +65,7 @@ def parse(
   argv: list[str] | None = None,
   switches: tuple[str, ...] = (),
   several: tuple[str, ...] = (),
+  alone: tuple[str, ...] = (),
   description: str = "",
   example: str = "",
 ):
@@ -76,6 +78,8 @@ def parse(
     switches: Flags that need no value, and are then "true".
     several: Flags that may be given more than once; all their values are one
       text, a line each.
+    alone: Flags beside which --checkpoint=FILE needs no config: options then
+      have their defaults, but for `BATCH_OF_FILES` images a batch.
     description: What the command does, for the help text.
     example: Command lines, each a line, for the help text.
 
@@ -113,7 +117,12 @@ def parse(
   if source:
     loaded = _load(source, faults)
   elif given.get("checkpoint"):
-    loaded = _config_of(given["checkpoint"], faults)
+    path = given["checkpoint"]
+    if any(given[key] for key in alone) and not run_of(path):
+      override(values, "data.batch_size", str(BATCH_OF_FILES))
+      loaded = values
+    else:
+      loaded = _config_of(path, faults)
   elif not section:
     faults.append(
       NO_CHECKPOINT

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -188,6 +188,27 @@ class Context:
       yield jax.device_get(before)
 
 
+class Answers(NamedTuple):
+  """What a classifier learned from features says of each image.
+
+  by: Which classifier of those that were scored, in words.
+  unit: What `score` is, in words: "probability", "score".
+  index: Number of the record, int [n].
+  label: True class, int [n].
+  prediction: The class with the largest score, int [n].
+  score: Its score, float [n].
+  of_label: Score of the true class, float [n].
+  """
+
+  by: str
+  unit: str
+  index: np.ndarray
+  label: np.ndarray
+  prediction: np.ndarray
+  score: np.ndarray
+  of_label: np.ndarray
+
+
 class Evaluator:
   """Scores parameters in two phases, so that training need not wait.
 
@@ -195,7 +216,11 @@ class Evaluator:
     config: Its options.
     context: Its context.
     note: A line on the data that it scores.
+    answers: Of a probe, what it said of each image, once it has scored; None:
+      it is none, or says nothing of single images.
   """
+
+  answers: "Answers | None" = None
 
   def __init__(self, context: Context):
     self.config = context.options

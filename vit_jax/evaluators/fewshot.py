@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vit_jax.batch import normalise
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
 from vit_jax.evaluators.features import (
   FeaturesConfig,
   Rows,
@@ -164,11 +164,14 @@ class Fewshot(Evaluator):
     scores: dict[str, float] = {}
     for of, (support, test) in gathered.items():
       found = self._baselines if of else scores
-      for metric, value in self._accuracies(support, test).items():
+      of_shots = self._accuracies(support, test, is_model=not of)
+      for metric, value in of_shots.items():
         found[f"{self.config.name}/{of}{metric}"] = value
     return scores | self._baselines
 
-  def _accuracies(self, support: Rows, test: Rows) -> dict[str, float]:
+  def _accuracies(
+    self, support: Rows, test: Rows, is_model: bool
+  ) -> dict[str, float]:
     from vit_jax import ridge
 
     l2s, found = self.config.l2, {}
@@ -185,6 +188,12 @@ class Fewshot(Evaluator):
           l2s,
         )
         scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
+        if not shots and is_model:
+          by = f"learned from all examples, L2 {l2s[0]:g}"
+          found_of = ridge.scores(fits[0], test["x"], test["label"])
+          self.answers = Answers(
+            by, "score", test["index"], test["label"], *found_of
+          )
       for l2, value in zip(l2s, scores.mean(axis=0), strict=True):
         prefix = "" if l2 == l2s[0] else f"l2={l2:g}/"
         found[prefix + (f"{shots}shot" if shots else "all")] = float(value)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
 from vit_jax.evaluators.features import Features, FeaturesConfig
 from vit_jax.options import option
 
@@ -82,20 +82,24 @@ class Knn(Features):
         f" {len(train['x'])} images of {self.config.train_split!r} can be used."
       )
     similarity, label = neighbours(train["x"], train["label"], test["x"], most)
-    return {
-      f"{self.config.name}/{k}nn": float(
-        np.mean(
-          vote(
-            similarity[:, :k],
-            label[:, :k],
-            self.num_classes,
-            self.config.temperature,
-          )
-          == test["label"]
+    found = {}
+    for k in self.config.ks:
+      near = similarity[:, :k], label[:, :k]
+      of_k = vote(*near, self.num_classes, self.config.temperature)
+      found[f"{self.config.name}/{k}nn"] = float(np.mean(of_k == test["label"]))
+      if k == self.config.ks[0]:
+        self.answers = Answers(
+          f"the vote of the {k} nearest",
+          "share of the votes",
+          test["index"],
+          test["label"],
+          of_k,
+          *(
+            share_of(*near, classes, self.config.temperature)
+            for classes in (of_k, test["label"])
+          ),
         )
-      )
-      for k in self.config.ks
-    }
+    return found
 
   def score(self, gathered: dict[str, float]) -> dict[str, float]:
     """Returns what `run` does."""
@@ -200,6 +204,32 @@ def vote(
     np.add.at(sums, (at, labels[rows]), weights[rows])
     found[rows] = sums.argmax(axis=1)
   return found
+
+
+def share_of(
+  similarity: np.ndarray,
+  labels: np.ndarray,
+  classes: np.ndarray,
+  temperature: float,
+) -> np.ndarray:
+  """Returns the share of the votes for a class of each query, float [m].
+
+  Args:
+    similarity: Of the neighbours, [m, k].
+    labels: Their classes, int [m, k].
+    classes: A class for each query, int [m].
+    temperature: As for `vote`.
+
+  Example:
+    >>> near, of = np.array([[0.5, 0.5, 0.5, 0.5]]), np.array([[2, 1, 1, 1]])
+    >>> float(share_of(near, of, np.array([1]), 0.07)[0])
+    0.75
+  """
+  similarity = similarity.astype(np.float64)
+  nearest = similarity.max(axis=1, keepdims=True)
+  weights = np.exp((similarity - nearest) / temperature)
+  counts = np.where(labels == classes[:, None], weights, 0).sum(axis=1)
+  return counts / weights.sum(axis=1)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

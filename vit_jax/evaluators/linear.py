@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
 from vit_jax.evaluators.features import Features, FeaturesConfig, Rows
 from vit_jax.options import option
 
@@ -101,6 +101,20 @@ class Heads(NamedTuple):
   kernels: np.ndarray  # float32 [grid, d, classes]
   biases: np.ndarray  # float32 [grid, classes]
 
+  def answers(self, rows: Rows, which: int) -> tuple[np.ndarray, ...]:
+    """Returns what a head predicts, its probability, and the label's, [n]."""
+    parts = []
+    for start in range(0, len(rows["x"]), ROWS):
+      part = slice(start, start + ROWS)
+      x = (rows["x"][part] - self.mean) / self.std
+      logits = x @ self.kernels[which] + self.biases[which]
+      chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+      chances /= chances.sum(axis=1, keepdims=True)
+      at = np.arange(len(chances))
+      best = chances.argmax(axis=1)
+      parts.append((best, chances[at, best], chances[at, rows["label"][part]]))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+
   def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
     """Returns the share of the rows that each head predicts right, [grid]."""
     kernels, biases = self.kernels[which], self.biases[which]
@@ -153,6 +167,13 @@ class LinearProbe(Features):
     best = int(of_each.argmax())  # among equal ones the first of the grid
     lr, weight_decay = grid(self.config)[best]
     (top1,) = heads.accuracies(test, slice(best, best + 1))
+    self.answers = Answers(
+      f"the head with learning rate {lr:g}, weight decay {weight_decay:g}",
+      "probability",
+      test["index"],
+      test["label"],
+      *heads.answers(test, best),
+    )
     scores = {
       "top1": top1,
       "held_out": of_each[best],

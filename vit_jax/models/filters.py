@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -47,7 +48,7 @@ def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
   """
   if "conv_root" in params:
     kernel = standardise(
-      np.asarray(params["conv_root"]["kernel"]), config.norms
+      jnp.asarray(params["conv_root"]["kernel"]), config.norms
     )
     return Filters("the 7 × 7 filters of the root", np.asarray(kernel))
   kernel = np.asarray(params["embedding"]["kernel"], np.float32)

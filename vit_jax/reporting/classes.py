@@ -31,47 +31,65 @@ def section(runs: list[Run]) -> str:
   return f"<h2>Classes</h2>\n{''.join(parts)}{missing('; '.join(lacking))}"
 
 
-def _of(run: Run, name: str, found: dict[str, Any]) -> str:
+def tables(found: dict[str, Any]) -> list[str]:
+  """Returns tables of the worst classes, of all, and of the confusions.
+
+  Args:
+    found: `classes` and `confusions` as a `per_class` evaluator writes them.
+  """
   names = {c["class"]: c["name"] for c in found["classes"]}
   counts = {c["class"]: c["count"] for c in found["classes"]}
   with_images = [c for c in found["classes"] if c["count"]]
-  worst = sorted(with_images, key=lambda c: c["right"] / c["count"])[:MOST]
-  pairs = found["confusions"]
-  shown = pairs[:MOST]
-  tables = [
-    table(
-      "numbers",
-      ["worst classes", "right", "images", "named so"],
-      [
+  worst = sorted(with_images, key=lambda c: c["right"] / c["count"])
+  is_all = len(worst) <= MOST
+  parts = [_by_class("classes" if is_all else "worst classes", worst[:MOST])]
+  if shown := found["confusions"][:MOST]:
+    parts.append(
+      table(
+        "numbers",
+        ["confused most often", "images", "of the class"],
         [
-          c["name"],
-          share(c["right"] / c["count"]),
-          f"{c['count']:,}",
-          f"{c['predicted']:,}",
-        ]
-        for c in worst
-      ],
-    ),
-    table(
-      "numbers",
-      ["confused most often", "images", "of the class"],
-      [
-        [f"{names[a]} → {names[b]}", f"{n:,}", share(n / counts[a])]
-        for a, b, n in shown
-      ],
+          [f"{names[a]} → {names[b]}", f"{n:,}", share(n / counts[a])]
+          for a, b, n in shown
+        ],
+      )
     )
-    if shown
-    else "",
-    table(
-      "numbers",
-      ["confidence", "right", "images"],
+  if not is_all:
+    every = _by_class("class", sorted(worst, key=lambda c: c["class"]))
+    summary = f"<summary>all {len(worst):,} classes</summary>"
+    parts.append(f"<details>{summary}{every}</details>")
+  return parts
+
+
+def _by_class(title: str, rows: list[dict[str, Any]]) -> str:
+  return table(
+    "numbers",
+    [title, "right", "images", "named so"],
+    [
       [
-        [share(b["confidence"]), share(b["right"]), f"{b['count']:,}"]
-        for b in found["bins"]
-        if b["count"]
-      ],
-    ),
-  ]
+        c["name"],
+        share(c["right"] / c["count"]),
+        f"{c['count']:,}",
+        f"{c['predicted']:,}",
+      ]
+      for c in rows
+    ],
+  )
+
+
+def _of(run: Run, name: str, found: dict[str, Any]) -> str:
+  with_images = [c for c in found["classes"] if c["count"]]
+  pairs = found["confusions"]
+  calibration = table(
+    "numbers",
+    ["confidence", "right", "images"],
+    [
+      [share(b["confidence"]), share(b["right"]), f"{b['count']:,}"]
+      for b in found["bins"]
+      if b["count"]
+    ],
+  )
+  grid = "".join([*tables(found), calibration])
   error = run.last(f"{name}/ece")
   mean = run.last(f"{name}/per_class")
   text = (
@@ -83,5 +101,5 @@ def _of(run: Run, name: str, found: dict[str, Any]) -> str:
   )
   return (
     f"<h3>{breakable(run.scored(name))}: {breakable(run.label)}</h3>"
-    f'<p>{html.escape(text)}</p><div class="grid">{"".join(tables)}</div>'
+    f'<p>{html.escape(text)}</p><div class="grid">{grid}</div>'
   )

@@ -149,7 +149,7 @@ def heads(
   return figure
 
 
-def _frame(axes, x: float, y: float, width: float) -> None:
+def _frame(axes, x, y, width: float) -> None:
   """Frames the square around a point of a picture."""
   square = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False)
   square.set(edgecolor="#2fc99a", linewidth=width)

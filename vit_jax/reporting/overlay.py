@@ -37,15 +37,13 @@ def beside(
 
 
 def compared(
-  pairs: Sequence[
-    tuple[UInt8[np.ndarray, "h w 3"], Float[np.ndarray, "gh gw"]]
-  ],
+  pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Image.Image:
   """Returns the first image, and the map of every model, side by side.
 
   Args:
-    pairs: The image as each model got it, and that model's map; all become as
-      high as the first image.
+    pairs: For each model the image as it got it, uint8 [h, w, 3], and its map
+      [gh, gw]; all become as high as the first image.
   """
   first = _enlarged(pairs[0][0])
   height = len(first)

@@ -3,8 +3,10 @@
 import base64
 import html
 import io
+import itertools
+import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -126,7 +128,7 @@ pre {
   :root { color-scheme: light; }
   body { padding: 0; }
   h2, h3 { break-after: avoid; }
-  h3 + p { break-after: avoid; }
+  h2 + p, h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
   .gallery { grid-template-columns: 1fr 1fr 1fr; }
@@ -171,7 +173,11 @@ def picture(light: bytes, dark: bytes, alt: str) -> str:
   )
 
 
-def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
+def cards(
+  examples: Iterable[tuple[np.ndarray, str, str, float]],
+  number: Callable[[float], str] = lambda share: f"{100 * share:.0f}%",
+  records: Sequence[str] = (),
+) -> str:
   """Returns images with a model's predictions, errors framed and marked.
 
   Columns are as wide as the longest word of a name, so that none is broken.
@@ -179,16 +185,22 @@ def cards(examples: Iterable[tuple[np.ndarray, str, str, float]]) -> str:
   Args:
     examples: (uint8 [h, w, 3], true name, name of the prediction, its
       probability from 0 to 1) each.
+    number: Makes the text of a probability, or of another score.
+    records: Paths or names of the images, shown below them; (): none.
   """
   parts, longest = [], 0
-  for image, label, guess, probability in examples:
+  with_names = itertools.zip_longest(examples, records, fillvalue="")
+  for (image, label, guess, probability), record in with_names:
     is_right = label == guess
     said = f"<b><bdi>{breakable(guess)}</bdi></b>"
-    chance = f'<span class="prob">{100 * probability:.0f}%</span>'
+    chance = f'<span class="prob">{number(probability)}</span>'
     kind, mark, truth = "card", "", ""
     if not is_right:
       kind, mark = "card wrong", "✗ "
       truth = f"<br>true: <bdi>{breakable(label)}</bdi>"
+    if record:
+      name = breakable(pathlib.PurePath(record).name)
+      truth += f'<br><small title="{html.escape(record)}">{name}</small>'
     parts.append(
       f'<figure class="{kind}">{_image(image, label)}<figcaption>'
       f"{mark}{said} {chance}{truth}</figcaption></figure>"

@@ -14,6 +14,7 @@ from vit_jax.runtime import lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
+PROBES = "probes"  # folder, by vit_jax.runtime.probes
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
@@ -46,6 +47,11 @@ class Run:
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
   plan: dict[str, Any] = dataclasses.field(default_factory=dict)
   num_unread: int = 0
+
+  @property
+  def is_trained(self) -> bool:
+    """Whether there is more than the probes of published weights."""
+    return bool(self.config or self.rows or self.num_unread)
 
   @property
   def label(self) -> str:
@@ -280,7 +286,9 @@ def is_number(value) -> bool:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  return (path / METRICS).exists() or (path / "config.json").exists()
+  # Of published weights there are probes alone.
+  files = METRICS, "config.json", PROBES
+  return any((path / file).exists() for file in files)
 
 
 def _read(path: pathlib.Path, name: str) -> Run:

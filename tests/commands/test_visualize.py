@@ -1,0 +1,174 @@
+"""`vit-jax visualize`: files, page, and what it refuses."""
+
+import json
+import pathlib
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import visualize
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import (
+  CheckpointConfig,
+  ClassificationConfig,
+  Config,
+  DataConfig,
+  to_dict,
+)
+from vit_jax.families.vit import ViTConfig
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches
+MAP = str(DATA / "bv_map.weights.npz")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+  path = tmp_path_factory.mktemp("photos")
+  rng = np.random.default_rng(0)
+  for name in ("a b", "c"):
+    pixels = rng.integers(0, 256, (40, 50, 3), np.uint8)
+    Image.fromarray(pixels).save(path / f"{name}.png")
+  return path
+
+
+def call(*words):
+  return visualize.run(visualize.parse([str(word) for word in words]))
+
+
+def test_one_model(photos, tmp_path, capsys):
+  out = tmp_path / "new" / "inside"
+  written = call(TOKEN, photos, f"--out={out}", "--patch=2,4")
+  assert [str(path.relative_to(out)) for path in written] == [
+    "index.html",
+    *("filters.svg", "positions.svg", "distance.svg", "heads.svg"),
+    "rollout.png",
+    *("rollout/001_a_b.png", "rollout/002_c.png"),
+  ]
+  printed = capsys.readouterr().out
+  assert f"{TOKEN}: B/8, 2 images\n" in printed
+  assert printed.endswith(
+    f"wrote     {out}/rollout.png\nwrote     {out}/rollout/, 2 images\n"
+  )
+  text = (out / "index.html").read_text()
+  assert "http" not in text and "url(" not in text
+  assert re.findall(r'src="data:image/([a-z+]+);', text) == [
+    *["svg+xml"] * 2 * 4,
+    *["jpeg"] * 2,
+  ]
+  assert re.search(r"a b\.png → [^<]+ \d+%<", text)
+  assert "Left out" not in text
+  with Image.open(out / "rollout" / "002_c.png") as image:
+    assert image.size == (3 * 192 + 2 * 4, 192)
+
+
+def test_models_side_by_side(photos, tmp_path):
+  written = call(
+    TOKEN, photos / "c.png", f"--beside={MAP}", f"--out={tmp_path}"
+  )
+  names = [path.name for path in written]
+  assert names == [
+    "index.html",
+    *(
+      f"{kind}_{name}.weights.svg"
+      for kind in ("filters", "positions", "distance", "heads")
+      for name in ("vit_linen_names", "bv_map")
+    ),
+    *("rollout.png", "001_c.png"),
+  ]
+  text = (tmp_path / "index.html").read_text()
+  assert "the class token, the probe that pools the tokens" in text
+  assert (
+    "Each image beside the maps of vit_linen_names.weights, bv_map." in text
+  )
+
+
+def test_published_weights_without_images(tmp_path, capsys):
+  call(MAP, f"--out={tmp_path}")
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    *("filters.svg", "index.html", "positions.svg")
+  ]
+  left_out = [
+    line.removeprefix("left out  ")
+    for line in capsys.readouterr().out.splitlines()
+    if line.startswith("left out")
+  ]
+  assert left_out == [
+    "images (none were given, and published weights come without. Name some:"
+    " vit-jax visualize CHECKPOINT IMAGE)",
+    "Mean attention distance: bv_map.weights, no images were given",
+    "Attention of one patch: bv_map.weights, no images were given",
+    "Where the model looks: bv_map.weights, no images were given",
+  ]
+
+
+def test_all_faults_at_once(photos, tmp_path):
+  file = tmp_path / "file"
+  file.write_text("no image")
+  with pytest.raises(ValueError) as e:
+    call(
+      *(TOKEN, photos, file, tmp_path / "none.png"),
+      *(f"--beside={tmp_path / 'none'}", f"--out={file}", "--patch=5,1"),
+    )
+  lines = str(e.value).splitlines()
+  assert [line.split(": ")[0] for line in lines[:1] + lines[2:]] == [
+    "--out",
+    str(file),
+    str(tmp_path / "none.png"),
+    "--patch",
+  ]
+  assert lines[1].startswith(f"got '{tmp_path}/none', which does not exist;")
+  assert lines[-1] == (
+    "--patch: got 5,1, expected rows up to 4 and columns up to 4, the patches"
+    " of vit_linen_names.weights."
+  )
+
+
+@pytest.mark.parametrize("text", ["3", "0,1", "1,2,3", "a,b", "-1,2"])
+def test_a_patch_is_a_row_and_a_column(text, capsys):
+  with pytest.raises(SystemExit):
+    visualize.parse(["x", "--out=y", f"--patch={text}"])
+  assert f"got {text!r}, expected ROW,COLUMN from 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
+  model = ViTConfig(variant="B/4", width=8, depth=2, mlp_dim=8, num_heads=2)
+  config = Config(
+    model=model,
+    data=DataConfig(dataset="digits", ops="decode|resize(16)"),
+    evals=(ClassificationConfig(split="test", ops="decode|resize(16)"),),
+  )
+  run = tmp_path / "run"
+  run.mkdir()
+  (run / "config.json").write_text(json.dumps(to_dict(config)))
+  params = model.build(10).init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  metadata = {
+    "model": to_dict(model),
+    "image_size": [16, 16],
+    "grid": [4, 4],
+    "num_classes": 10,
+    "class_names": list("0123456789"),
+    "preprocessing": {"ops": "decode|resize(16)"},
+  }
+  checkpointer = Checkpointer(str(run), CheckpointConfig())
+  state = types.SimpleNamespace(
+    step=jnp.int32(2), params=params["params"], opt_state=(), ema=None
+  )
+  checkpointer.save(2, state, metadata)
+  checkpointer.close()
+  written = call(run, f"--out={tmp_path / 'out'}")
+  printed = capsys.readouterr().out
+  assert "images of digits, test\n" in printed
+  assert f"{run}: B/4, 128 images\n" in printed
+  assert "104 more images, of which there are files" in printed
+  files = [path.name for path in written if path.parent.name == "rollout"]
+  # Spread over the whole split of 500 images, with their true classes.
+  assert len(files) == 128
+  assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
+  assert re.fullmatch(r"128_record_499__\d_\.png", files[-1])
