@@ -90,7 +90,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     action="store_true",
     help="leave out the head; for timm, a tanh layer before it as well",
   )
-  return parser.parse_args(argv)
+  parser.add_argument(
+    "--push",
+    metavar="OWNER/NAME",
+    help="upload the folder of --to=hf to the hub; a new repository is private",
+  )
+  args = parser.parse_args(argv)
+  if args.push and args.to != "hf":
+    parser.error(f"--push: got --to={args.to}, expected --to=hf.")
+  return args
 
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
@@ -112,12 +120,14 @@ import vit_jax
 from vit_jax import checkpoint, weights
 from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
+from vit_jax.reporting import card
 from vit_jax.weights import (
   bit,
   google,
   hf,
   labels,
   onnx_file,
+  push,
   safetensors_file,
   timm,
 )
@@ -127,6 +137,7 @@ from vit_jax.weights.identify import NEEDED
 # Rounding of float32 in another order of sums is 1e-5 of the largest logit for
 # the deepest models; what is computed otherwise is far above this.
 TOLERANCE = 1e-3
+CARD = "README.md"
 # Where the StableHLO runs.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -236,6 +247,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   ):
     text = json.dumps(values, indent=2, ensure_ascii=False)
     (target / name).write_text(text + "\n")
+  (target / CARD).write_text(card.text(vit, str(target)))
   (kind,) = config["architectures"]
   return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
 
@@ -374,6 +386,8 @@ def main(argv: list[str] | None = None) -> None:
   options = {k: v for k, v in given.items() if v is not None}
   try:
     check(args.to)
+    if args.push:
+      push.check(args.push)
     vit = vit_jax.load(
       args.src,
       image_size=args.image_size,
@@ -396,6 +410,10 @@ def main(argv: list[str] | None = None) -> None:
         f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
         f" {largest:.3g}. Do not use this file; please report the model."
       )
+    if args.push:
+      readme = card.text(vit, args.push)
+      (epath.Path(args.dst) / CARD).write_text(readme)
+      notes.append(f"uploaded to {push.push(args.dst, args.push)}")
   except (FileNotFoundError, FileExistsError, ValueError) as e:
     sys.exit(str(e))
   print(f"{'written':<16}{args.dst}")

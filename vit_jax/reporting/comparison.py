@@ -193,9 +193,10 @@ def kept(run: Run) -> list[promise.Kept]:
 def _promise(run: Run) -> str:
   """Returns the table of `kept`, and what was planned."""
   plan = run.plan["plan"]
+  whole = {"a step": "time of a step", "a chip": "memory of a chip"}
   rows = [
     [
-      x.what,
+      whole.get(x.what, x.what),
       promise.text(x.promised, x.unit),
       promise.text(x.measured, x.unit),
       NONE if x.ratio is None else f"{x.ratio:.3g}",

@@ -14,7 +14,7 @@ from vit_jax.runtime import lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
-SCORES = "evaluation.jsonl"
+PROBES = "probes"  # folder, by vit_jax.runtime.probes
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
@@ -47,6 +47,11 @@ class Run:
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
   plan: dict[str, Any] = dataclasses.field(default_factory=dict)
   num_unread: int = 0
+
+  @property
+  def is_trained(self) -> bool:
+    """Whether there is more than the probes of published weights."""
+    return bool(self.config or self.rows or self.num_unread)
 
   @property
   def label(self) -> str:
@@ -281,8 +286,8 @@ def is_number(value) -> bool:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  # The last is the folder of published weights that were scored.
-  files = METRICS, "config.json", SCORES
+  # Of published weights there are probes alone.
+  files = METRICS, "config.json", PROBES
   return any((path / file).exists() for file in files)
 
 
