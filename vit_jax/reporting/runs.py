@@ -311,7 +311,7 @@ def _read(path: pathlib.Path, name: str) -> Run:
     metadata,
     rows,
     read_json(path / lifetime.FILE),
-    read_json(path / promise.FILE),
+    promise.read(str(path)),
     len(lines) - len(rows),
   )
 
