@@ -25,10 +25,19 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("weights", "tour")
+PAGES = ("weights", "tour", "predict")
 ALONE = "# Without vit_jax"
 # Sections that start processes of their own, or need one device.
-SLOW = ("Convert", "Into other Flax code", "From other Flax code", "The walk")
+SLOW = (
+  "Convert",
+  "Into other Flax code",
+  "From other Flax code",
+  "The walk",
+  "Classes of images",
+  "Files, folders, globs, standard input",
+  "Where the model looks",
+  "Few-shot and linear probes",
+)
 
 BLOCK = re.compile(
   r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"

@@ -36,7 +36,7 @@ MORE = {"pretrain": f"{SHORT} {TINY}", "finetune": SHORT}
 WRITTEN = {
   "convert": ["runs/export/vit.npz", "runs/export/vit.stablehlo"],
   "fewshot": ["runs/probe/evaluation.jsonl"],
-  "finetune": ["runs/mine/report.html", "runs/mine/again/evaluation.jsonl"],
+  "finetune": ["runs/mine/report.html", "runs/mine/evaluation.jsonl"],
   "other_flax": [],
   "own_loader": ["runs/own_loader/metrics.jsonl"],
   "predict": ["classes.csv", "classes.jsonl"],
