@@ -126,13 +126,13 @@ def kinds(
 ) -> Iterator[str]:
   """Yields the lines of a section whose options depend on a kind."""
   choices = {name: help_text.summary(cls) for name, cls in classes.items()}
-  every = table(dataclasses.fields(base), where)
+  _, *every = table(dataclasses.fields(base), where)[len(COLUMNS) - 1 :]
   chosen = row(
     f"{where}{selector}",
     default,
     meaning("which kind; the options of each are below", choices),
   )
-  yield from ("", *every[:2], chosen, *every[2:])
+  yield from ("", *COLUMNS, chosen, *every)
   for name, cls in classes.items():
     yield from ("", f"### `{where}{selector}={name}`", "")
     parents = [k for k, c in classes.items() if c in cls.__mro__[1:]]

@@ -25,6 +25,7 @@ def check(folder: pathlib.Path) -> None:
   page = (folder / "report.html").read_text()
   assert 'src="http' not in page and page.count("data:image/svg") > 10
   assert "Worst mistakes" in page
+  assert page.count("Where the model looks: ") == 3  # a part for each run
   for path in (folder / "figures").glob("*.svg"):
     assert path.read_text().rstrip().endswith("</svg>")
 

@@ -25,7 +25,7 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("weights", "tour", "export", "trackers")
+PAGES = ("weights", "tour", "predict", "export", "trackers")
 ALONE = "# Without vit_jax"
 # What a section needs of the libraries that only `make test-all` installs.
 NEEDS = {
@@ -34,8 +34,17 @@ NEEDS = {
 }
 # Sections that start processes of their own, or need one device.
 SLOW = (
-  *("Convert", "Into other Flax code", "From other Flax code", "The walk"),
-  *("StableHLO", "Hugging Face", *NEEDS),
+  "Convert",
+  "Into other Flax code",
+  "From other Flax code",
+  "The walk",
+  "Classes of images",
+  "Files, folders, globs, standard input",
+  "Where the model looks",
+  "Few-shot and linear probes",
+  "StableHLO",
+  "Hugging Face",
+  *NEEDS,
 )
 
 BLOCK = re.compile(

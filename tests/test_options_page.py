@@ -1,6 +1,7 @@
 """docs/options.md and docs/commands.md are what the code says."""
 
 import dataclasses
+import itertools
 import re
 
 import options
@@ -26,6 +27,13 @@ def test_every_option_of_help_is_on_it():
   assert named <= {*rows}
 
 
+def test_every_table_has_its_head():
+  lines = options.OPTIONS.read_text().splitlines()
+  for before, line in itertools.pairwise(lines):
+    assert not line.startswith("| `") or before.startswith("|"), line
+    assert line.count(" | ") in (0, 2)
+
+
 @pytest.mark.parametrize(
   "value, text",
   [
@@ -44,7 +52,7 @@ def test_a_value_is_written_as_on_the_command_line(value, text):
 def test_choices_are_lines_of_the_meaning():
   (field,) = [f for f in dataclasses.fields(Config) if f.name == "fewshot"]
   lines = options.table([field], "")
-  assert lines[2].count("<br>`") == 2 and lines[2].endswith(" |")
+  assert lines[-1].count("<br>`") == 2 and lines[-1].endswith(" |")
 
 
 def test_the_page_of_commands_has_every_verb():

@@ -21,7 +21,7 @@ from vit_jax.config import commands
 
 def main(argv: list[str] | None = None) -> None:
   """Prepares, and prints what is there now and what was left out."""
-  args = _parse(argv)
+  args = parse(argv)
   from vit_jax.data import facts, imports, preparing  # TensorFlow: seconds
 
   def say(line: str) -> None:
@@ -81,7 +81,8 @@ def _options(args: argparse.Namespace):
   return Options(splits, args.image, args.label, classes)
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line; imports nothing heavy."""
   parser = commands.parser(
     "prepare",
     "Puts a data set on disk in TFDS's format, as array_record, whose records"

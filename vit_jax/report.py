@@ -76,7 +76,7 @@ class Report:
   """Collects the parts of the page and its pictures.
 
   Args:
-    runs: Runs to report on.
+    runs: Runs to report on, or published weights of which there are probes.
     summary: As `runs.summarise` returns it.
     title: Title of the page.
     groups: Title -> the runs whose curves share charts.
@@ -89,12 +89,17 @@ class Report:
     title: str,
     groups: dict[str, list[Run]],
   ):
-    self.runs, self.summary, self.title = runs, summary, title
+    self.runs = [r for r in runs if r.is_trained]
+    self.scored = runs
+    self.summary, self.title = summary, title
     self.groups = groups
     self.pictures: dict[str, bytes] = {}
 
   def html(self) -> str:
     """Returns the page; `pictures` is complete afterwards."""
+    if not self.runs:
+      head = f"<h1>{breakable(self.title)}</h1>\n"
+      return page(self.title, head + probes.section(self.scored))
     parts = [
       self._head(),
       tables.scores(self.runs),
@@ -104,7 +109,7 @@ class Report:
       comparison.costs_section(self.runs),
       *(curves.section(k, v, self._picture) for k, v in self.groups.items()),
       classes.section(self.runs),
-      probes.section(self.runs),
+      probes.section(self.scored),
       comparison.fewshot_section(self.runs, self._picture),
       self._fewshot(),
       self._predictions(),
@@ -320,7 +325,8 @@ def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   names = [r.label for r in runs]
   title = names if len(names) <= 3 else [f"{len(names)} runs"]
   title = [pathlib.Path(paths[0]).resolve().name] if is_alone else title
-  groups = curves.by_dataset(runs) if is_alone else {"Curves": runs}
+  trained = [r for r in runs if r.is_trained]
+  groups = curves.by_dataset(trained) if is_alone else {"Curves": trained}
   report = Report(runs, summary, f"Report: {', '.join(title)}", groups)
   text = report.html()
   target = pathlib.Path(out) if out else _home(paths)

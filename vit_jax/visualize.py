@@ -162,7 +162,7 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
   folder = cli.run_of(path)
   if folder is None:
     raise ValueError("none were given, and published weights come without.")
-  (found,) = runs_lib.find_runs(folder)
+  (found,) = runs_lib.find_runs(str(folder))
   scored = next((e for e in found.evals.values() if e.scores_head), None)
   if scored is None:
     raise ValueError("none were given, and the run scores no images.")
@@ -307,7 +307,7 @@ def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
     if hasattr(config, key):
       facts[f"model.{key}"] = getattr(config, key)
   if (folder := cli.run_of(path)) is not None:
-    (found,) = runs_lib.find_runs(folder)
+    (found,) = runs_lib.find_runs(str(folder))
     facts["data"] = found.dataset
     facts["steps"] = f"{found.steps:,}"
     optim = found.config.get("optim", {})

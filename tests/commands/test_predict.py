@@ -14,6 +14,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import predict
 from vit_jax.data import streaming
+from vit_jax.reporting import overlay
 
 HERE = pathlib.Path(__file__).parents[1]
 TOKEN = HERE / "data" / "vit_linen_names.weights.npz"  # 32 px, 11 classes
@@ -212,3 +213,33 @@ def test_the_process(folder):
   assert lost.returncode == 1 and not lost.stdout
   assert lost.stderr.startswith("vit-jax predict: ")
   assert "Traceback" not in lost.stderr
+
+
+@pytest.mark.slow
+def test_attention_beside_the_image(call, folder, tmp_path, vit):
+  words = f"{folder}/0[0-4].png", "--batch_size=4", "--json", "--attention"
+  status, out, _ = call(*words, f"--out_dir={tmp_path}/maps")
+  found = [json.loads(line) for line in out.splitlines()]
+  assert status == 0 and len(found) == 5
+  for row in found:
+    stem = pathlib.Path(row["image"]).stem
+    assert row["attention"] == f"{tmp_path}/maps/{stem}.png"
+  with Image.open(found[-1]["attention"]) as picture:
+    drawn = np.asarray(picture)
+  # The last is of a batch that was filled up; the map is its own.
+  (answer,) = vit.predictions(
+    [streaming.Named("x", folder / "04.png")], attention=True
+  )
+  alone = np.asarray(overlay.beside(answer.pixels, answer.attention))
+  # Sums of another batch size differ in float32, and round to another level.
+  np.testing.assert_allclose(drawn.astype(int), alone.astype(int), atol=1)
+  assert answer.attention.shape == (4, 4)
+  assert answer.attention.sum() == pytest.approx(1, rel=1e-5)
+
+
+def test_attention_of_a_model_without(monkeypatch, folder):
+  monkeypatch.setattr(sys, "stdin", Stdin())
+  resnet = HERE / "data" / "bit_v2.weights.npz"
+  words = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]
+  with pytest.raises(ValueError, match="attention"):
+    predict.run(predict.parse(words))

@@ -168,7 +168,7 @@ def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
   assert f"{run}: B/4, 128 images\n" in printed
   assert "104 more images, of which there are files" in printed
   files = [path.name for path in written if path.parent.name == "rollout"]
-  # Spread over the whole split of 360 images, with their true classes.
+  # Spread over the whole split of 500 images, with their true classes.
   assert len(files) == 128
   assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
-  assert re.fullmatch(r"128_record_359__\d_\.png", files[-1])
+  assert re.fullmatch(r"128_record_499__\d_\.png", files[-1])

@@ -139,8 +139,8 @@ def test_the_report_shows_both(tmp_path):
   assert facts.costs(run)["price, USD"] == 8.0  # 4 chip-hours
   text = report.write_report(str(tmp_path)).read_text()
   assert "Promised and measured" in text
-  row = "<th>a step</th><td>36,000.0 ms</td><td>72,000.0 ms</td><td>2</td>"
-  assert row in text
+  cells = "<td>36,000.0 ms</td><td>72,000.0 ms</td><td>2</td>"
+  assert f"<th>time of a step</th>{cells}" in text
   summary = json.loads((tmp_path / "summary.json").read_text())
   assert summary["promises"][run.name]["MFU"] == {
     "promised": 0.5,
@@ -177,3 +177,6 @@ def test_a_file_that_is_no_plan(tmp_path, text):
   (line,) = promise.lines(str(tmp_path), tiny.config(), 1)
   assert line.startswith("plan        not read: ") and "Plan again" in line
   assert promise.kept(str(tmp_path), 16) is None
+  (tmp_path / "metrics.jsonl").touch()
+  with pytest.raises(ValueError, match="Plan again, or delete it"):
+    runs.find_runs(tmp_path)

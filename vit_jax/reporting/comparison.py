@@ -193,9 +193,10 @@ def kept(run: Run) -> list[promise.Kept]:
 def _promise(run: Run) -> str:
   """Returns the table of `kept`, and what was planned."""
   plan = run.plan["plan"]
+  whole = {"a step": "time of a step", "a chip": "memory of a chip"}
   rows = [
     [
-      x.what,
+      whole.get(x.what, x.what),
       promise.text(x.promised, x.unit),
       promise.text(x.measured, x.unit),
       NONE if x.ratio is None else f"{x.ratio:.3g}",
@@ -217,6 +218,7 @@ def _promise(run: Run) -> str:
 
 def summary(runs: Sequence[Run], now: float | None = None) -> dict[str, Any]:
   """Returns the comparison for `summary.json`, by the names of the runs."""
+  runs = [r for r in runs if r.is_trained]
   found: dict[str, Any] = {
     "states": {r.name: state(r, now)._asdict() for r in runs},
     "costs": {r.name: facts.costs(r) for r in runs},

@@ -48,12 +48,17 @@ def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
       drawn.append(picture(f"{what}_{name}", chart, f"{what}: {names}"))
 
   def lines_of(wanted) -> list[Line]:
-    """Returns curves of (label, run, metric), leaving out empty ones."""
+    """Returns curves of (label, run, metric), leaving out empty ones.
+
+    A run has the same colour in all charts.
+    """
     lines = []
     for label, run, metric in wanted:
       steps, values = run.series(metric)
       if steps:
-        lines.append(Line(label, [s * scale(run) for s in steps], values))
+        x = [s * scale(run) for s in steps]
+        place = shown.index(run) if shown[1:] else None
+        lines.append(Line(label, x, values, place))
     return lines
 
   for metric, what, chart in METRICS:

@@ -9,7 +9,6 @@ contrast that text needs on its page, and line styles differ as well.
 
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +16,9 @@ import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vit_jax.reporting import line_names
 
 
 class Palette(NamedTuple):
@@ -49,15 +49,18 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
 _DPI = 200  # Resolution of images inside a chart; all else are vectors.
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
-_LONG = 21  # Characters of a name that fits beside the axes.
 
 
 class Line(NamedTuple):
-  """A curve: its name, and its points in order."""
+  """A curve: its name, its points in order, and which colour it has.
+
+  place: From 0; None: its place among the lines.
+  """
 
   label: str
   x: Sequence[float]
   y: Sequence[float]
+  place: int | None = None
 
 
 class Repeated(NamedTuple):
@@ -302,7 +305,9 @@ def _curves(
   faint = mpl.rcParams["axes.edgecolor"]
   colours = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
   ends = []
-  for line, colour, dashes in zip(lines, colours, DASHES, strict=False):
+  for i, line in enumerate(lines[:MOST_LINES]):
+    place = i if line.place is None else line.place
+    colour, dashes = colours[place], DASHES[place]
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
     if is_noisy and len(y) > 60:
       axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
@@ -312,7 +317,8 @@ def _curves(
       x, y, color=colour, linestyle=dashes, marker=marker, markersize=4
     )
     if len(line.y) and math.isfinite(line.y[-1]):
-      ends.append((line.y[-1], _end(line, text), drawn))
+      value = text(line.y[-1]) if text else ""
+      ends.append((line.y[-1], line_names.end(line.label, value), drawn))
   if mark:
     drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
     ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
@@ -327,96 +333,11 @@ def _curves(
   axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
   axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
   axes.yaxis.set_major_formatter(FuncFormatter(_tick(axis)))
-  if any(len(name) > _LONG for _, name, _ in ends):
-    _label_below(figure, ends)
+  if any(len(name) > line_names.LONG for _, name, _ in ends):
+    line_names.below(figure, ends)
   else:
-    _label_ends(axes, ends)
+    line_names.beside(axes, ends)
   return figure
-
-
-def _end(line: Line, text: Callable[[float], str] | None) -> str:
-  """Returns name and last value; a long name takes several lines."""
-  name = "\n".join(_wrapped(line.label, 50))
-  return " ".join(filter(None, [name, text and text(line.y[-1])]))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-  """Returns lines of at most `width` characters, broken after _ / , or space.
-
-  Example:
-    >>> _wrapped("a_bc/d", 4), _wrapped("abcde", 4), _wrapped("", 4)
-    (['a_', 'bc/d'], ['abcd', 'e'], [''])
-  """
-  lines = [""]
-  for part in re.split(r"(?<=[_/,\s])", text):
-    if len(lines[-1]) + len(part) > width and lines[-1]:
-      lines.append("")
-    while len(part) > width:
-      lines[-1], part = part[:width], part[width:]
-      lines.append("")
-    lines[-1] += part
-  return lines
-
-
-def _label_ends(axes, ends: list[tuple[float, str, Line2D]]) -> None:
-  """Writes names right of the axes, at the lines' ends, without overlap."""
-  low, high = axes.get_ylim()
-  heights = [(y - low) / (high - low) for y, _, _ in ends]
-  for height, (_, text, drawn) in zip(_spread(heights), ends, strict=True):
-    axes.annotate(
-      text,
-      (1.02, height),
-      xycoords="axes fraction",
-      va="center",
-      color=drawn.get_color(),
-      fontsize=9.5,
-      parse_math=False,
-    )
-
-
-def _label_below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
-  """Writes longer names below the axes, each on its own line."""
-  count = sum(1 + text.count("\n") for _, text, _ in ends)
-  figure.set_figheight(figure.get_figheight() + 0.21 * count)
-  handles = [drawn for _, _, drawn in ends]
-  legend = figure.legend(
-    handles,
-    [text for _, text, _ in ends],
-    loc="outside lower left",
-    frameon=False,
-    fontsize=9.5,
-    handlelength=2.4,
-    labelspacing=0.3,
-    labelcolor="linecolor",
-  )
-  for text in legend.get_texts():
-    text.set_parse_math(False)
-
-
-def _spread(heights: Sequence[float], gap: float = 0.085) -> list[float]:
-  """Moves heights apart to at least `gap`, keeping their order, inside 0-1.
-
-  Example:
-    >>> [round(h, 3) for h in _spread([0.5, 0.5])]
-    [0.458, 0.542]
-  """
-  order = np.argsort(heights, kind="stable")
-  placed = np.asarray(heights, float)[order]
-  for _ in range(200):  # Push neighbours apart until none is too near.
-    is_done = True
-    for i in range(len(placed) - 1):
-      lack = gap - (placed[i + 1] - placed[i])
-      if lack > 1e-6:
-        placed[i] -= lack / 2
-        placed[i + 1] += lack / 2
-        is_done = False
-    if len(placed):
-      placed += max(0.0, -placed[0]) - max(0.0, placed[-1] - 1.0)
-    if is_done:
-      break
-  spread = np.empty_like(placed)
-  spread[order] = placed
-  return spread.tolist()
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:

@@ -79,7 +79,6 @@ img.dark { display: none; }
 .cards b, .cards .prob { color: var(--ink); }
 .cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
 .cards .wrong b { color: var(--wrong); }
-.cards small { overflow-wrap: anywhere; }
 .gallery {
   display: grid; gap: 16px; margin: 12px 0 24px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr));
@@ -129,7 +128,7 @@ pre {
   :root { color-scheme: light; }
   body { padding: 0; }
   h2, h3 { break-after: avoid; }
-  h3 + p { break-after: avoid; }
+  h2 + p, h3 + p { break-after: avoid; }
   figure, tr, .tiles div { break-inside: avoid; }
   .grid { grid-template-columns: 1fr 1fr; }
   .gallery { grid-template-columns: 1fr 1fr 1fr; }
@@ -200,7 +199,7 @@ def cards(
       kind, mark = "card wrong", "✗ "
       truth = f"<br>true: <bdi>{breakable(label)}</bdi>"
     if record:
-      name = html.escape(pathlib.PurePath(record).name)
+      name = breakable(pathlib.PurePath(record).name)
       truth += f'<br><small title="{html.escape(record)}">{name}</small>'
     parts.append(
       f'<figure class="{kind}">{_image(image, label)}<figcaption>'

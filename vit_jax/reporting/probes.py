@@ -10,9 +10,8 @@ import numpy as np
 
 from vit_jax.reporting import classes
 from vit_jax.reporting.page import breakable, cards, missing, share, table
-from vit_jax.reporting.runs import Run
+from vit_jax.reporting.runs import PROBES, Run
 
-FOLDER = "probes"  # by vit_jax.runtime.probes
 TITLES = {
   "fewshot": "Few-shot",
   "linear": "Linear probe",
@@ -24,10 +23,9 @@ MEANING = {
   "knn": "The vote of the training images whose features are nearest.",
 }
 UNITS = {
-  "score": "The score is the regression's, of which 1 is the target of the"
-  " class and -1 that of all others.",
-  "probability": "The probability is the linear layer's softmax.",
-  "share of the votes": "The number is the class's share of the votes.",
+  "score": "The regression's target is 1 for the class and -1 for all others.",
+  "probability": "It is the linear layer's softmax.",
+  "share of the votes": "Near ones have more votes than far ones.",
 }
 _SHOTS = re.compile(r"(?:l2=(?P<l2>[^/]+)/)?(?:(?P<k>\d+)shot|(?P<all>all))")
 
@@ -39,14 +37,14 @@ def section(runs: list[Run]) -> str:
   """
   parts, lacking = [], []
   for run in runs:
-    for file in sorted((run.path / FOLDER).glob("*.json")):
+    for file in sorted((run.path / PROBES).glob("*.json")):
       try:
         found = json.loads(file.read_text(encoding="utf-8"))
         who = f": {run.label}" if len(runs) > 1 else ""
         parts.append(_of(found, file.with_suffix(".npz"), who))
       except Exception as e:  # A damaged file may raise anything.
         what = str(e)[:200] or type(e).__name__
-        lacking.append(f"{FOLDER}/{file.name} of {run.name}: {what}")
+        lacking.append(f"{PROBES}/{file.name} of {run.name}: {what}")
   return "".join(parts) + missing("; ".join(lacking))
 
 
@@ -55,8 +53,8 @@ def _of(found: dict[str, Any], images: pathlib.Path, who: str) -> str:
   title = f"{TITLES.get(kind, kind)} on {found['dataset']}{who}"
   of = f"of what was {found['by']}".replace("of what was the", "of the")
   text = (
-    f"{MEANING.get(kind, '')} {found['checkpoint']}, {found['note']}. Classes"
-    f" and mistakes below are {of}."
+    f"{MEANING.get(kind, '')} Of {found['checkpoint']}: {found['note']}."
+    f" Classes and mistakes below are {of}."
   )
   return (
     f"<h2>{breakable(title)}</h2>\n<p>{html.escape(text)}</p>"
@@ -90,12 +88,12 @@ def _number(name: str, value: float) -> str:
 
 
 def _counts(found: dict[str, Any]) -> str:
-  wrong, count = found["num_wrong"], found["count"]
-  return (
-    f"{wrong:,} of {count:,} images are named wrongly"
-    f" ({share(1 - wrong / count)} right), in"
-    f" {len(found['confusions']):,} different ways."
-  )
+  wrong, count, ways = found["num_wrong"], found["count"], found["confusions"]
+  text = f"{count - wrong:,} of {count:,} images are named right"
+  text += f" ({share(1 - wrong / count)})."
+  if len(ways) > 1:
+    text += f" The {wrong:,} mistakes are of {len(ways):,} different kinds."
+  return text
 
 
 def _mistakes(found: dict[str, Any], images: pathlib.Path) -> str:
@@ -111,16 +109,18 @@ def _mistakes(found: dict[str, Any], images: pathlib.Path) -> str:
     for image, row in zip(pictures, rows, strict=False)
   ]
   text = (
-    f"{len(shown)} of {found['num_wrong']:,}, those with the largest"
-    f" {found['unit']}: what the image is called, that number, and below it the"
-    f" true class. {UNITS.get(found['unit'], '')} More of them, by name, are in"
-    f" {FOLDER}/{images.with_suffix('.json').name}."
+    f"Under each image, the class that it is given and that class's"
+    f" {found['unit']}, the true class, and its file. {UNITS[found['unit']]}"
   )
+  if len(shown) < found["num_wrong"]:
+    text += (
+      f" These {len(shown)} of {found['num_wrong']:,} have the largest;"
+      f" {PROBES}/{images.with_suffix('.json').name} names {len(rows):,}."
+    )
   is_share = found["unit"] != "score"
   how = (lambda v: f"{100 * v:.0f}%") if is_share else (lambda v: f"{v:.2f}")
   return f"<h3>Worst mistakes</h3><p>{html.escape(text)}</p>" + cards(
     shown,
     number=how,
-    of_label=[how(row["of_label"]) for row in rows[: len(shown)]],
     records=[row["record"] for row in rows[: len(shown)]],
   )

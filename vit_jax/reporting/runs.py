@@ -14,7 +14,7 @@ from vit_jax.runtime import lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
-SCORES = "evaluation.jsonl"
+PROBES = "probes"  # folder, by vit_jax.runtime.probes
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
@@ -47,6 +47,12 @@ class Run:
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
   plan: dict[str, Any] = dataclasses.field(default_factory=dict)
   num_unread: int = 0
+
+  @property
+  def is_trained(self) -> bool:
+    """Whether there is more than the probes of published weights."""
+    known = self.config or self.rows or self.num_unread
+    return bool(known) or (self.path / "config.json").exists()
 
   @property
   def label(self) -> str:
@@ -281,8 +287,8 @@ def is_number(value) -> bool:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  # The last is the folder of published weights that were scored.
-  files = METRICS, "config.json", SCORES
+  # Of published weights there are probes alone.
+  files = METRICS, "config.json", PROBES
   return any((path / file).exists() for file in files)
 
 
@@ -306,7 +312,7 @@ def _read(path: pathlib.Path, name: str) -> Run:
     metadata,
     rows,
     read_json(path / lifetime.FILE),
-    read_json(path / promise.FILE),
+    promise.read(str(path)),
     len(lines) - len(rows),
   )
 

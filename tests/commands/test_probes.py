@@ -1,0 +1,207 @@
+"""Probes of one's own images: of published weights, and in the report."""
+
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import evaluate, report, ridge
+from vit_jax.config import ConfigError, cli
+from vit_jax.evaluators import knn, linear
+from vit_jax.runtime import probes
+
+TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
+COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}
+
+
+def main(*words):
+  flags = {k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "json")}
+  evaluate.main(
+    cli.parse(
+      "evaluate",
+      flags | cli.PROCESS_FLAGS,
+      list(words),
+      ("json",),
+      alone=tuple(evaluate.PROBES),
+    )
+  )
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+  """A folder of three colours; two images of `val` are in wrong folders."""
+  root = tmp_path_factory.mktemp("own")
+  rng = np.random.default_rng(0)
+  for split, count in (("train", 8), ("val", 4)):
+    for name, colour in COLOURS.items():
+      (root / split / name).mkdir(parents=True)
+      for i in range(count):
+        pixels = rng.integers(0, 50, (8, 8, 3)) + colour
+        image = Image.fromarray(pixels.astype(np.uint8))
+        image.save(root / split / name / f"{i}.png")
+  val = root / "val"
+  for i in (0, 1):
+    (val / "red" / f"{i}.png").rename(val / "white" / f"was_red_{i}.png")
+  return f"folder:{root}"
+
+
+@pytest.fixture(scope="module")
+def scored(own, tmp_path_factory):
+  """All probes of published weights: no config, the file says what it is."""
+  workdir = tmp_path_factory.mktemp("runs") / "token"
+  main(
+    f"--checkpoint={TOKEN}",
+    *(f"--{kind}={own}" for kind in evaluate.PROBES),
+    f"--workdir={workdir}",
+    "--config.data.batch_size=8",
+  )
+  files = sorted((workdir / probes.FOLDER).glob("*.json"))
+  found = {p.name.split("_")[0]: json.loads(p.read_text()) for p in files}
+  return workdir, found
+
+
+@pytest.mark.parametrize("kind", evaluate.PROBES)
+def test_what_is_kept_of_a_probe(scored, kind, own):
+  workdir, found = scored
+  found = found[kind]
+  assert (found["dataset"], found["split"], found["kind"]) == (own, "val", kind)
+  assert found["count"] == 12 and found["num_wrong"] == 2
+  assert [(c["name"], c["count"]) for c in found["classes"]] == [
+    ("black", 4),
+    ("red", 2),
+    ("white", 6),
+  ]
+  assert [c["right"] for c in found["classes"]] == [4, 2, 4]
+  assert [c["predicted"] for c in found["classes"]] == [4, 4, 4]
+  assert found["confusions"] == [[2, 1, 2]]
+  for row in found["mistakes"]:
+    assert (row["label"], row["prediction"]) == ("white", "red")
+    assert "was_red_" in row["record"] and row["score"] > row["of_label"]
+  assert found["mistakes"][0]["score"] >= found["mistakes"][1]["score"]
+  # What is said of single images has the accuracy that was scored.
+  name = {"fewshot": "all", "linear": "top1", "knn": "20nn"}[kind]
+  assert found["scores"][name] == pytest.approx(10 / 12)
+  (images,) = (workdir / probes.FOLDER).glob(f"{kind}_*.npz")
+  pictures = np.load(images)["image"]
+  assert pictures.shape == (2, 32, 32, 3)
+  # In the order of the mistakes: the pixels of those files.
+  for picture, row in zip(pictures, found["mistakes"], strict=True):
+    file = (
+      pathlib.Path(own.removeprefix("folder:"))
+      / re.search(r"val/white/was_red_\d.png", row["record"])[0]
+    )
+    with Image.open(file) as image:
+      mean = np.asarray(image).mean((0, 1))
+    np.testing.assert_allclose(picture.mean((0, 1)), mean, atol=3)
+
+
+def test_the_line_of_scores_is_as_ever(scored):
+  workdir, found = scored
+  (line,) = (workdir / "evaluation.jsonl").read_text().splitlines()
+  row = json.loads(line)
+  assert set(row) == {"checkpoint", "step", "time", "data", "scores"}
+  assert row["scores"]["fewshot/all"] == found["fewshot"]["scores"]["all"]
+  assert "knn/20nn" in row["scores"] and "knn/100nn" not in row["scores"]
+
+
+def test_the_report_of_published_weights_has_them_alone(scored, own):
+  workdir, _ = scored
+  page = report.write_report(str(workdir)).read_text()
+  text = re.sub(r"<wbr>|</?[bi]>", "", page)
+  for title in ("Few-shot", "Linear probe", "Nearest neighbours"):
+    assert f"<h2>{title} on {own}</h2>" in text
+  assert text.count("<h2>") == 3
+  assert text.count("true: <bdi>white</bdi>") == 6
+  assert text.count("white → red") == 3
+  assert "10 of 12 images are named right (83.3%)." in text
+  assert "<th>labelled images per class</th><th>1</th><th>5</th>" in text
+  assert "Left out" not in text
+  # The folder above has it, too; a damaged file is told.
+  file = next((workdir / probes.FOLDER).glob("knn_*.json"))
+  whole = file.read_text()
+  try:
+    file.write_text(whole[:50])
+    page = report.write_report(str(workdir.parent)).read_text()
+  finally:
+    file.write_text(whole)
+  text = re.sub(r"<wbr>", "", page)
+  assert text.count("<h2>") == 2
+  assert f"Left out: probes/{file.name} of token: " in text
+
+
+def test_what_is_wrong_is_told_at_once(own, tmp_path):
+  with pytest.raises(SystemExit) as e:
+    main(f"--checkpoint={TOKEN}", f"--linear={own}/x", f"--knn={own}/y")
+  assert "--linear: got data set" in str(e.value)
+  assert "--knn: got data set" in str(e.value)
+  with pytest.raises(SystemExit) as e:
+    main(f"--checkpoint={TOKEN}", f"--knn={own}", "--config.model.variant=S/16")
+  assert f"config.model: got a value of its own, but {TOKEN} states" in str(
+    e.value
+  )
+  with pytest.raises(SystemExit) as e:
+    main(f"--checkpoint={tmp_path}/no.npz", f"--knn={own}")
+  assert "--checkpoint: " in str(e.value)
+  # Without a probe published weights need a config, as ever.
+  with pytest.raises(SystemExit) as e:
+    main(f"--checkpoint={TOKEN}")
+  assert "with no config.json of a run in it" in str(e.value)
+
+
+def test_model_and_preprocessing_are_those_of_load():
+  import vit_jax
+  from vit_jax.config import Config
+
+  for name in ("vit_gap", "bit_v2"):
+    path = str(TOKEN.parent / f"{name}.weights.npz")
+    vit = vit_jax.load(path, verbose=False)
+    config = probes.config_of_file(Config(), path)
+    assert (config.model, config.data.ops) == (vit.config, vit.ops)
+  with pytest.raises(ConfigError, match="config.data.ops: got a value of its"):
+    ops = "decode|resize(8)"
+    data = Config().data.__class__(ops=ops)
+    probes.config_of_file(Config(data=data), path)
+
+
+# What single images are said to be.
+
+
+def test_scores_of_a_regression():
+  """Of two points the closed form is known: mean 0, deviation 1, both +-1."""
+  x = np.array([[-1.0], [1.0]])
+  (fit,) = ridge.fit(x, np.array([0, 1]), 2, [1e-9])
+  labels = np.array([0, 0, 1])
+  best, score, of_label = ridge.scores(
+    fit, np.array([[-1.0], [1], [3]]), labels
+  )
+  assert best.tolist() == [0, 1, 1]
+  # The floor of the deviation, 1e-5, is the difference.
+  np.testing.assert_allclose(score, [1, 1, 3], rtol=2e-5)
+  np.testing.assert_allclose(of_label, [1, -1, 3], rtol=2e-5)
+  assert (best == ridge.predict(fit, np.array([[-1.0], [1], [3]]))).all()
+
+
+def test_probabilities_of_a_head():
+  d, log3 = np.zeros(1, np.float32), np.log(np.float32(3))
+  kernels = np.array([[[9.0, 9.0]], [[0.0, 1.0]]], np.float32)
+  heads = linear.Heads(d, d + 1, kernels, np.zeros((2, 2), np.float32))
+  rows = {"x": np.array([[log3], [-log3]]), "label": np.array([0, 0])}
+  best, chance, of_label = heads.answers(rows, 1)
+  assert best.tolist() == [1, 0]
+  np.testing.assert_allclose(chance, [0.75, 0.75], rtol=1e-6)
+  np.testing.assert_allclose(of_label, [0.25, 0.75], rtol=1e-6)
+
+
+def test_shares_of_votes_sum_to_one():
+  rng = np.random.default_rng(0)
+  near, labels = rng.uniform(-1, 1, (5, 8)), rng.integers(0, 3, (5, 8))
+  shares = [
+    knn.share_of(near, labels, np.full(5, k), temperature=0.07)
+    for k in range(3)
+  ]
+  np.testing.assert_allclose(np.sum(shares, 0), 1, rtol=1e-12)
+  best = knn.vote(near, labels, 3, 0.07)
+  np.testing.assert_array_equal(np.argmax(shares, 0), best)

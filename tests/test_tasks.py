@@ -1,0 +1,140 @@
+"""docs/tasks: the scripts run, on embedded data.
+
+Lines `NAME=value` of a script (and `NAME = "value"` in Python) are what a user
+fills in; here they name a few of scikit-learn's digits and the weights of
+notebooks/letters.npz. Training is cut to two steps of a small model by options
+that are put behind those of the page.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
+WEIGHTS = "notebooks/letters.npz"
+VALUES = {
+  "IMAGES": "images",
+  "WEIGHTS": WEIGHTS,
+  "CHECKPOINT": WEIGHTS,
+  "RES": "32",
+}
+SHORT = "--config.total_steps=2 --config.optim.warmup_steps=1"
+TINY = (
+  "--config.model.variant=Ti/16 --config.model.depth=1 --config.mesh.fsdp=1"
+  " --config.data.batch_size=8"
+)
+# Page -> what is put behind `vit-jax train`.
+MORE = {"pretrain": f"{SHORT} {TINY}", "finetune": SHORT}
+# Page -> files that its scripts write.
+WRITTEN = {
+  "convert": ["runs/export/vit.npz", "runs/export/vit.stablehlo"],
+  "fewshot": ["runs/probe/evaluation.jsonl"],
+  "finetune": ["runs/mine/report.html", "runs/mine/evaluation.jsonl"],
+  "other_flax": [],
+  "own_loader": ["runs/own_loader/metrics.jsonl"],
+  "predict": ["classes.csv", "classes.jsonl"],
+  "pretrain": ["runs/scratch/report.html", "runs/scratch/evaluation.jsonl"],
+  "score": ["runs/mine/evaluation.jsonl"],
+  "sweep": ["runs/sweep/report.html"],
+}
+WITHOUT_SCRIPT = ("add_model", "pod")
+
+
+def blocks(page, kind):
+  pattern = rf"^```{kind}\n(.*?)^```$"
+  return re.findall(pattern, page.read_text(), re.M | re.S)
+
+
+def filled_in(code):
+  for name, value in VALUES.items():
+    code = re.sub(rf"^{name}=.*$", f"{name}={value}", code, flags=re.M)
+    code = re.sub(rf"^{name} = .*$", f'{name} = "{value}"', code, flags=re.M)
+  return code.replace("model=B/16", "model=Ti/8")
+
+
+def test_pages_are_short_and_linked():
+  index = (ROOT / "docs" / "README.md").read_text()
+  for page in PAGES:
+    text = page.read_text()
+    assert f"tasks/{page.name}" in index
+    assert 10 <= len(text.splitlines()) <= 65, page
+    for link in re.findall(r"\]\(([\w./]+)\)", text):
+      assert (page.parent / link).exists(), (page, link)
+    for path in re.findall(
+      r"`((?:configs|docs|notebooks|vit_jax|tests)/[\w/.]+)`", text
+    ):
+      assert (ROOT / path).exists(), (page, path)
+  for link in re.findall(r"\]\(([\w./]+)\)", index):
+    assert (ROOT / "docs" / link).exists(), link
+  pages = {p.relative_to(ROOT / "docs") for p in (ROOT / "docs").rglob("*.md")}
+  linked = {pathlib.Path(p) for p in re.findall(r"\]\(([\w./]+)\)", index)}
+  assert pages - linked == {pathlib.Path("README.md")}
+
+
+def test_every_page_has_a_script():
+  names = {p.stem for p in PAGES}
+  assert names == WRITTEN.keys() | set(WITHOUT_SCRIPT)
+  for page in PAGES:
+    found = blocks(page, "sh") + blocks(page, "python")
+    assert bool(found) != (page.stem in WITHOUT_SCRIPT)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder with the repository's configs, images of three digits, a run."""
+  from sklearn.datasets import load_digits
+
+  digits = load_digits()
+  for label in range(3):
+    for split, some in (("train", slice(0, 30)), ("val", slice(30, 36))):
+      (path := tmp_path / f"images/{split}/{label}").mkdir(parents=True)
+      for i, x in enumerate(digits.images[digits.target == label][some]):
+        pixels = np.round(x * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).resize((32, 32)).save(path / f"{i}.png")
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+  (tmp_path / "bin").mkdir()
+  wrapper = tmp_path / "bin" / "vit-jax"
+  wrapper.write_text(
+    "#!/bin/sh\n"
+    'if [ "$1" = train ] || [ "$1" = sweep ]; then set -- "$@" $MORE; fi\n'
+    f'exec {sys.executable} -m vit_jax "$@"\n'
+  )
+  wrapper.chmod(0o755)
+  return tmp_path
+
+
+def call(folder, command, more=""):
+  env = dict(os.environ, JAX_PLATFORMS="cpu", MORE=more)
+  env.pop("XLA_FLAGS", None)  # one device
+  env["PYTHONPATH"] = str(ROOT)
+  env["PATH"] = f"{folder / 'bin'}{os.pathsep}{env['PATH']}"
+  out = subprocess.run(
+    command, cwd=folder, env=env, capture_output=True, text=True
+  )
+  assert out.returncode == 0, f"{command}\n{out.stdout}{out.stderr}"
+  return out.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_scripts_run(name, folder):
+  page = ROOT / "docs" / "tasks" / f"{name}.md"
+  more = MORE.get(name, SHORT)
+  if name in ("convert", "score"):  # they begin with a run
+    begin = f"vit-jax train --config=folder:path=images,init={WEIGHTS},res=32"
+    call(folder, ["bash", "-ec", f"{begin} --workdir=runs/mine"], more)
+  for code in blocks(page, "sh"):
+    command = ["bash", "-euo", "pipefail", "-c", filled_in(code)]
+    print(call(folder, command, more))
+  for code in blocks(page, "python"):
+    print(call(folder, [sys.executable, "-c", filled_in(code)]))
+  for path in WRITTEN[name]:
+    assert (folder / path).stat().st_size > 0, path
