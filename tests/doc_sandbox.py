@@ -132,9 +132,7 @@ def fill(folder: pathlib.Path) -> None:
     file.chmod(0o755)
   _write_images(folder)
   for name in WEIGHTS:  # enough to read a model from; see `Session`
-    shutil.copy(
-      ROOT / "tests" / "data" / "vit_token.weights.npz", folder / name
-    )
+    shutil.copy(ROOT / "tests" / "data" / "vit_token.weights.npz", folder / name)
 
 
 def _write_images(folder: pathlib.Path) -> None:

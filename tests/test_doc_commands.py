@@ -313,7 +313,7 @@ def test_runs(text, session, monkeypatch):
     _serve(session, ours[0][1])
     return
   if len(ours) == len(simple(code)) == 1 and not re.match(r"[A-Z_]+=", code):
-    ((verb, words),) = ours
+    (verb, words), = ours
     status, printed = session.ours(verb, *words, *small)
   else:
     code = code.replace(".venv/bin/", "").replace("python3 ", "python ")
