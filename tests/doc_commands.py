@@ -268,7 +268,7 @@ FILLED = {
     r"\1 runs/vit_b16 written\2"
   ),
   r"--config[= ]\.\.\.(?=\s|$)": "--config=vit_b16:imagenet2012",
-  r"(--config=\S*finetune(?:\.py)?):\.\.\.": r"\1:init=ViT-B_16.npz,dataset=cifar10",
+  r"(--config=\S*finetune(?:\.py)?):\.\.\.": r"\1:init=ViT-B_16.npz",
   r"--workdir[= ]\.\.\.": "--workdir=runs/other",
   r"--manual_dir=\.\.\.": "--manual_dir=tars",
   r"\binit=\.\.\.": "init=ViT-B_16.npz",
@@ -285,10 +285,7 @@ FILLED = {
   r"(?<=webdataset:)[^\s'\"]+": "shards",
   r"(?<=parquet:)[^\s'\"]+": "tables",
   r"(?<=[\s:=])/(?:path|data)/\S*?tars\b|(?<==)/tars\b": "tars",
-  r"(?<=[\s:='])/(?:path(?:/to(?:/images)?)?|data/birds|photos)(?=[\s,\]'/]|$)": (
-    "images"
-  ),
-  r"(?<=folder:)scans\b": "images",
+  r"(?<=[\s:='])/(?:path(/to(/images)?)?|data/birds)(?=[\s,\]'/]|$)": "images",
 }
 
 

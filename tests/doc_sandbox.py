@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import types
 from unittest import mock
 
 import numpy as np
@@ -102,8 +101,6 @@ def appended(verb: str, words: list[str]) -> list[str]:
     options = TINY_RESNET if is_resnet else TINY
     if not is_resnet and config.model.variant.startswith("R"):
       options += TINY_STEM
-    if config.objective.name == "masked_patch":
-      options = TINY
     new += [f"--config.model.{option}" for option in options]
     new += [f"--config.{option}" for option in SHORT]
     new += ["--config.model.dtype=float32"]
@@ -132,7 +129,9 @@ def fill(folder: pathlib.Path) -> None:
     file.chmod(0o755)
   _write_images(folder)
   for name in WEIGHTS:  # enough to read a model from; see `Session`
-    shutil.copy(ROOT / "tests" / "data" / "vit_token.weights.npz", folder / name)
+    shutil.copy(
+      ROOT / "tests" / "data" / "vit_token.weights.npz", folder / name
+    )
 
 
 def _write_images(folder: pathlib.Path) -> None:
@@ -148,14 +147,18 @@ def _write_images(folder: pathlib.Path) -> None:
       Image.fromarray(pixels).convert("RGB").save(file, "png")
       pictures[f"{row:04}"] = label, file.getvalue()
   for name, (label, data) in pictures.items():
-    path = folder / "images" / str(label) / f"{name}.png"
+    path = folder / "scans" / str(label) / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-  for name in ("photos", "shards", "tables"):
-    (folder / name).mkdir()
+  (folder / "images").symlink_to("scans")
+  for name in ("photos", "more/of", "shards", "tables"):
+    (folder / name).mkdir(parents=True)
   for name, (_, data) in itertools.islice(pictures.items(), 0, 300, 75):
     image = Image.open(io.BytesIO(data)).resize((64, 48))
-    image.save(folder / "photos" / f"{name}.jpg")
+    for file in (f"photos/{name}.jpg", f"more/of/{name}.jpg"):
+      image.save(folder / file)
+  for file in ("photos/cat.jpg", "cat.jpg"):
+    image.save(folder / file)
   for i, split in enumerate(("train", "test")):
     some = dict(itertools.islice(pictures.items(), i, None, 10))
     _write_tar(folder / "shards" / f"digits-{split}-0000.tar", some)
@@ -281,7 +284,8 @@ class Session:
         source = "vit_b16:imagenet2012"
       words = [f"--config={source}", f"--workdir={run}"]
       if "pretrain" in run:
-        words += ["--config.data.ops=decode|resize(32)"]
+        names = ("data", "evals.digits", "evals.val")
+        words += [f"--config.{name}.ops=decode|resize(32)" for name in names]
       self.check("train", *words, *appended("train", words))
     self.check("convert", "runs/vit_b16", "made.npz", "--to=npz")
     for name in WEIGHTS:
@@ -299,14 +303,14 @@ class Session:
       shutil.rmtree(self.folder / options["workdir"], ignore_errors=True)
     if verb == "prepare" and "name" in options:
       shutil.rmtree(self.folder / "tfds" / options["name"], ignore_errors=True)
-    source = types.SimpleNamespace(run="runs/demo/finetune")
     for word in words:
       for name in word.replace(",", "=").replace(":", "=").split("="):
         is_read = name.startswith("runs/") and name != options.get("workdir")
         if verb == "convert" and name == words[1]:
           is_read = False
         if is_read and not (self.folder / name).exists():
-          shutil.copytree(self.folder / source.run, self.folder / name)
+          made = self.folder / "runs/demo/finetune"
+          shutil.copytree(made, self.folder / name)
 
   def close(self) -> None:
     if self._process:

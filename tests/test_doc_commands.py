@@ -1,4 +1,4 @@
-"""Every command of README, CONTRIBUTING and docs is parsed, and run if it can be.
+"""Commands of README, CONTRIBUTING and docs are parsed, and run if possible.
 
 `doc_commands` finds them, `doc_sandbox` has the files that they name. In the
 quick tests the parser of the command reads its words, and its config is built;
@@ -7,6 +7,7 @@ model small, the run short and the data fake. What is not run here is in
 `NOT_RUN`, with the reason.
 """
 
+import dataclasses
 import re
 import shutil
 import signal
@@ -37,12 +38,12 @@ NOT_RUN = {
   r"\bpip |\buv |-m venv": "downloads; CI does, see make test-wheel",
   r"^make |^\.ci/run": "CI runs it",
   r"\bpytest\b|test_configs\.py|\bruff\b": "a part of the tests themselves",
-  r"vit.jax.plan\b": "needs the TPU's compiler: see tests/commands/test_plan.py",
+  r"vit.jax.plan\b": "needs the TPU's compiler: see test_plan.py",
   r"prepare (cifar10|imagenet)": "downloads, or reads tars of ImageNet: see"
   " tests/commands/test_prepare_source.py",
   r"prepare hf:": "downloads: see tests/data/test_imports.py",
   r"benchmarks/(input|cpu_step|timm_speed|plans|study)\.py": "takes minutes",
-  r"receipts\.py NAME RUN": "writes a measured number: see tests/test_receipts.py",
+  r"receipts\.py NAME RUN": "writes a number: see test_receipts.py",
   r"hf-hub:|gs://|--push": "needs the network: see tests/weights",
 }
 # What the words of a page's placeholders lack, in code spans alone, where a
@@ -242,17 +243,20 @@ def test_a_wrong_word_is_found(word, files, monkeypatch):
   assert e.value.code
 
 
+def _matches(pattern: str, command: Command) -> bool:
+  texts = command.text, filled(command.text)
+  return any(re.search(pattern, text, re.MULTILINE) for text in texts)
+
+
 def _reason(command: Command) -> str:
   """Returns why a command is not run here, or ""."""
   if command.place in ELSEWHERE:
     return "run by test_docs.py or test_adding.py"
-  words = [w for _, w in _completed(command)]
-  if not words and of_this_project(command.text):
-    return "only named"
   for pattern, reason in NOT_RUN.items():
-    if re.search(pattern, command.text, re.MULTILINE):
+    if _matches(pattern, command):
       return reason
-  return ""
+  is_ours = bool(of_this_project(command.text))
+  return "only named" if is_ours and not _completed(command) else ""
 
 
 RUN = list(dict.fromkeys(c.text for c in ALL if not _reason(c)))
@@ -261,11 +265,12 @@ WHERE = {c.text: c for c in reversed(ALL) if not _reason(c)}
 
 def test_every_reason_has_a_command():
   """A reason without a command would hide one that comes later."""
-  needed = {
-    THEIRS, r"\bgcloud\b|\bgsutil\b", r"^make |^\.ci/run", r"\bpip |\buv |-m venv"
-  }  # fmt: skip
-  for pattern in needed:
-    assert any(re.search(pattern, c.text, re.MULTILINE) for c in ALL), pattern
+  unused = [
+    pattern
+    for pattern in NOT_RUN
+    if not any(_matches(pattern, command) for command in ALL)
+  ]
+  assert not unused
   assert len(RUN) > 40
 
 
@@ -303,7 +308,7 @@ def test_runs(text, session, monkeypatch):
   code = filled(text)
   for pattern, new in FEWER.items():
     code = code.replace(pattern, new)
-  ours = _completed(dataclasses_replace(command, code))
+  ours = _completed(dataclasses.replace(command, text=code))
   is_refused = text in _refusals()
   small = []
   for verb, words in ours:
@@ -313,7 +318,7 @@ def test_runs(text, session, monkeypatch):
     _serve(session, ours[0][1])
     return
   if len(ours) == len(simple(code)) == 1 and not re.match(r"[A-Z_]+=", code):
-    (verb, words), = ours
+    ((verb, words),) = ours
     status, printed = session.ours(verb, *words, *small)
   else:
     code = code.replace(".venv/bin/", "").replace("python3 ", "python ")
@@ -323,10 +328,6 @@ def test_runs(text, session, monkeypatch):
     _assert_lines_are_printed(command, printed)
   missing = set(LABEL.findall(command.output)) - set(LABEL.findall(printed))
   assert not missing, f"no line {missing} in\n{printed}"
-
-
-def dataclasses_replace(command: Command, text: str) -> Command:
-  return Command(command.page, command.line, text, "", command.is_inline)
 
 
 def _assert_lines_are_printed(command: Command, printed: str) -> None:
