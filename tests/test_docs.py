@@ -1,4 +1,4 @@
-"""Runs the code of docs/weights.md, tour.md, and compares what comes out.
+"""Runs the code of pages in docs/, and compares what comes out.
 
 Blocks of a section run in order, in a folder of their own that has the
 repository's tests/data. What a block prints must be the ```text block behind
@@ -25,8 +25,13 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("weights", "tour", "predict")
+PAGES = ("weights", "tour", "predict", "export", "trackers")
 ALONE = "# Without vit_jax"
+# What a section needs of the libraries that only `make test-all` installs.
+NEEDS = {
+  "ONNX": ("jax2onnx", "onnxruntime"),
+  "Without a network": ("wandb", "mlflow", "trackio"),
+}
 # Sections that start processes of their own, or need one device.
 SLOW = (
   "Convert",
@@ -37,6 +42,9 @@ SLOW = (
   "Files, folders, globs, standard input",
   "Where the model looks",
   "Few-shot and linear probes",
+  "StableHLO",
+  "Hugging Face",
+  *NEEDS,
 )
 
 BLOCK = re.compile(
@@ -195,6 +203,8 @@ def test_code_does_what_the_text_says(page, section, tmp_path):
 def test_code_does_what_the_text_says_in_a_process_of_its_own(
   page, section, tmp_path
 ):
+  for package in NEEDS.get(section, ()):
+    pytest.importorskip(package)
   check(page, section, tmp_path, in_this_process=False)
 
 

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from tiny import ViT
 
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import inspection
+from vit_jax.models import attention_by_chip, inspection
 from vit_jax.models.stacking import stack_blocks
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
@@ -106,6 +108,32 @@ def test_of_a_hybrid():
     got = out[f"encoderblock_{i}"]["attention"]
     expected = branch(model, params, weights, out, i)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+
+
+def test_inside_a_step_that_computes_attention_in_pieces(monkeypatch):
+  """Kernels of a chip give no weights; the weights are the same without."""
+  model, params = made()
+  images = jnp.asarray(IMAGES)
+  attention_of = functools.partial(inspection.attention_of, model.options)
+  expected = attention_of(params, images)
+  used = []
+  real = attention_by_chip.attend
+  monkeypatch.setattr(
+    attention_by_chip,
+    "attend",
+    lambda *args, **options: used.append(1) or real(*args, **options),
+  )
+  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
+  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", 1)
+  mesh = jax.make_mesh(
+    (1,), ("x",), (AxisType.Auto,), devices=jax.devices()[:1]
+  )
+  step = jax.shard_map(
+    attention_of, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False
+  )
+  got = jax.jit(step)(params, images)
+  assert len(used) == 2 * 2  # blocks, and images one by one
+  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
 def test_stacked_parameters_give_the_same_whatever_the_option():

@@ -177,3 +177,6 @@ def test_a_file_that_is_no_plan(tmp_path, text):
   (line,) = promise.lines(str(tmp_path), tiny.config(), 1)
   assert line.startswith("plan        not read: ") and "Plan again" in line
   assert promise.kept(str(tmp_path), 16) is None
+  (tmp_path / "metrics.jsonl").touch()
+  with pytest.raises(ValueError, match="Plan again, or delete it"):
+    runs.find_runs(tmp_path)

@@ -218,6 +218,7 @@ def _promise(run: Run) -> str:
 
 def summary(runs: Sequence[Run], now: float | None = None) -> dict[str, Any]:
   """Returns the comparison for `summary.json`, by the names of the runs."""
+  runs = [r for r in runs if r.is_trained]
   found: dict[str, Any] = {
     "states": {r.name: state(r, now)._asdict() for r in runs},
     "costs": {r.name: facts.costs(r) for r in runs},

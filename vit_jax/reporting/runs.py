@@ -51,7 +51,8 @@ class Run:
   @property
   def is_trained(self) -> bool:
     """Whether there is more than the probes of published weights."""
-    return bool(self.config or self.rows or self.num_unread)
+    known = self.config or self.rows or self.num_unread
+    return bool(known) or (self.path / "config.json").exists()
 
   @property
   def label(self) -> str:
@@ -311,7 +312,7 @@ def _read(path: pathlib.Path, name: str) -> Run:
     metadata,
     rows,
     read_json(path / lifetime.FILE),
-    read_json(path / promise.FILE),
+    promise.read(str(path)),
     len(lines) - len(rows),
   )
 
