@@ -146,6 +146,16 @@ def test_a_model_that_was_changed_has_no_scores(tmp_path):
   assert "ViTModel.from_pretrained('x')" in text
 
 
+def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
+  """The run died between a checkpoint and the next line of metrics."""
+  vit = write_run(tmp_path)
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")  # step 16 of 20
+  text = card.text(vit, "x")
+  assert parsed(text).data.eval_results is None
+  assert "99.00%" not in text and "The run's scores are not here" in text
+
+
 def test_fake_data_have_no_scores(tmp_path):
   text = card.text(write_run(tmp_path, fake_data=True), "x")
   assert parsed(text).data.eval_results is None

@@ -97,10 +97,10 @@ def is_as_trained(vit: Pretrained, run: Run) -> bool:
 
 
 def scores(run: Run) -> list[Score]:
-  """Returns the accuracies at the run's last step, in the config's order."""
+  """Returns the accuracies at the checkpoint's step, in the config's order."""
   last = {}
   for row in run.rows:
-    if row["step"] == run.steps:
+    if row["step"] == run.metadata.get("step"):
       last |= row
   found = []
   for name, options in run.evals.items():
