@@ -150,3 +150,9 @@ def test_a_fault_keeps_nothing_of_the_file():
   (row,) = streaming.read_all([Named("x", b"\0" * 10**6)], OPS, ahead=1)
   assert "1,000,000 bytes that are no image" in str(row.error)
   assert row.error.__traceback__ is row.error.__context__ is None
+
+
+def test_a_standard_input_that_is_closed():
+  """Python's is None then, as in `vit-jax predict RUN - <&-`."""
+  (found,) = streaming.find(["-"], None)
+  assert "got nothing" in str(found.image)

@@ -62,7 +62,8 @@ def find(
       within it too, in the order of their names, without hidden ones and
       without links to folders; globs, with ** for any depth; or "-".
     stdin: Read for "-": an image, or else a list of files, folders and globs,
-      one a line. A NUL byte in its first 64, which no list has, tells.
+      one a line. A NUL byte in its first 64, which no list has, tells. None: it
+      is closed.
 
   Yields:
     An error in place of an image for a folder or a glob without images.
@@ -79,6 +80,7 @@ def find(
 
 
 def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
+  stdin = io.BytesIO() if stdin is None else stdin
   reader = stdin if hasattr(stdin, "peek") else io.BufferedReader(stdin)
   begin = reader.peek(PEEKED)[:PEEKED]
   if b"\0" in begin or begin.startswith(b"GIF8"):
