@@ -323,8 +323,8 @@ class Sender:
         return json.loads(self._file.read_text())["id"]
     except (OSError, ValueError, KeyError, TypeError) as e:
       self._note(
-        f"{self._name:<11} {self._file} cannot be read: {_line(e)} It gets a new"
-        " run, with all lines of metrics.jsonl."
+        f"{self._name:<11} {self._file} cannot be read: {_line(e)} It gets a"
+        " new run, with all lines of metrics.jsonl."
       )
     return None
 
