@@ -10,6 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
 from vit_jax.config import UNIONS, Config, help_text
 from vit_jax.config.commands import COMMANDS
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig

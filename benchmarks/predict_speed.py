@@ -7,7 +7,7 @@ of the table: wall seconds, and CPU seconds of all threads and workers, which
 other work on the machine changes less. Between two numbers of images the
 difference is what an image costs once all is compiled.
 
-python benchmarks/predict_speed.py --timm='python pytorch-image-models/inference.py'
+python benchmarks/predict_speed.py --timm='python <timm>/inference.py'
 """
 
 import argparse
@@ -56,9 +56,11 @@ def make_weights(model: str, file: pathlib.Path) -> None:
     "model, file, classes = *sys.argv[1:3], int(sys.argv[3])\n"
     "config = model_config(variant=model)\n"
     "images = jnp.zeros((1, 224, 224, 3))\n"
-    "params = build(config, classes).init(jax.random.key(0), images)['params']\n"
-    "params['head']['kernel'] = jax.random.normal(\n"
-    "  jax.random.key(1), params['head']['kernel'].shape)\n"
+    "params = build(config, classes).init(jax.random.key(0), images)\n"
+    "params = params['params']\n"
+    "shape = params['head']['kernel'].shape\n"
+    "kernel = jax.random.normal(jax.random.key(1), shape)\n"
+    "params['head']['kernel'] = kernel\n"
     "convert.convert(pretrained.Pretrained(\n"
     "  config=config, params=params, num_classes=classes,\n"
     "  image_size=(224, 224), class_names=None, ops='decode|resize(224)',\n"
@@ -93,17 +95,18 @@ def main() -> None:
   parser.add_argument("--timm_batch", type=int, default=256, help="timm's")
   parser.add_argument("--pairs", type=int, default=3)
   args = parser.parse_args()
-  with tempfile.TemporaryDirectory() as folder:
-    base = pathlib.Path(folder)
+  with tempfile.TemporaryDirectory() as home:
+    base = pathlib.Path(home)
     weights, log = base / "w.safetensors", base / "log"
     make_weights(args.model, weights)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(base / "xla")
     for count in args.images:
-      make_images(base / str(count), count)
+      folder = base / str(count)
+      make_images(folder, count)
       commands = {
-        "ours": f"{sys.executable} -m vit_jax.predict {weights} {base / str(count)}"
+        "ours": f"{sys.executable} -m vit_jax.predict {weights} {folder}"
         f" --csv --batch_size={args.batch}",
-        "timm": f"{args.timm} --data-dir {base / str(count)} --model"
+        "timm": f"{args.timm} --data-dir {folder} --model"
         f" vit_{SIZES[args.model]}_patch16_224 --checkpoint {weights} --device"
         f" {args.device} --num-classes {NUM_CLASSES} --topk 5 --model-kwargs"
         f" act_layer=gelu_tanh -b {args.timm_batch} --results-dir {base}"

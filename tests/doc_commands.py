@@ -41,10 +41,12 @@ BLANK = re.compile(r"<[a-z][\w ]*>")
 class Command:
   """One command of a page.
 
-  text: As it is written, with its continuation lines, without "$ ".
+  text: As it is written, with its continuation lines, without "$ ". Lines that
+    only set variables are none; see `given`.
   output: The lines below it in a transcript, or the ```text block behind its
     block; "" if none.
   is_inline: It is a code span of the running text.
+  given: Variables of the shell that lines above it in its block set.
   """
 
   page: str
@@ -52,10 +54,21 @@ class Command:
   text: str
   output: str = ""
   is_inline: bool = False
+  given: tuple[tuple[str, str], ...] = ()
 
   @property
   def place(self) -> str:
     return f"{self.page}:{self.line}"
+
+  @property
+  def filled(self) -> str:
+    """The text with the variables that are set, and the reader's own names."""
+    text = self.text
+    for name, value in self.given:
+      text = re.sub(rf"\$({name}\b|{{{name}}})", lambda _, v=value: v, text)
+    for pattern, new in FILLED.items():
+      text = re.sub(pattern, new, text)
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +126,7 @@ def commands(block: Block) -> tuple[list[Command], list[str]]:
     return [], [f"{block.page}:{block.line}: a block of {block.kind!r}"]
   if lines and lines[0].startswith("#!"):
     return [Command(block.page, block.line, "\n".join(lines))], []
-  found, faults, number = [], [], 0
+  found, faults, number, given = [], [], 0, {}
   while number < len(lines):
     first, line = number, lines[number]
     number += 1
@@ -136,8 +149,22 @@ def commands(block: Block) -> tuple[list[Command], list[str]]:
       number += 1
     if _goes_on(text):
       faults.append(f"{block.page}:{block.line + first}: does not end")
-    found.append(Command(block.page, block.line + first, text))
+      continue
+    set_here = _assignments(text)
+    if set_here is None:
+      place = block.page, block.line + first
+      found.append(Command(*place, text, given=tuple(given.items())))
+    given |= set_here or {}
   return found, faults
+
+
+def _assignments(text: str) -> dict[str, str] | None:
+  """Returns the variables that a line sets; None if it does other things."""
+  words = shlex.split(_bare(text), comments=True)
+  words = words[1:] if words[0] == "export" else words
+  if not all(ASSIGNED.match(word) for word in words):
+    return None
+  return {k: v for k, _, v in (word.partition("=") for word in words)}
 
 
 def _examples(block: Block) -> list[Command]:
@@ -223,7 +250,7 @@ def simple(text: str) -> list[list[str]]:
   """
   text = _bare(text).replace("\\\n", " ")
   text = re.sub(r"(^|\s)#.*", "", text)  # comments; #SBATCH
-  text = re.sub(r"\s\d?>&\d|\s\d?>{1,2} *\S+", " ", text)
+  text = re.sub(r"\s\d?>&\d|\s\d?>{1,2} *\S+|\s< *\S+", " ", text)
   lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&\n")
   lexer.whitespace, lexer.commenters = " \t", ""
   lexer.whitespace_split = True
@@ -264,15 +291,16 @@ def of_this_project(text: str) -> list[list[str]]:
 # In this order; the first ones are of whole commands.
 FILLED = {
   # coming_from.md and the like: a value as "..." or a capital letter.
-  r"^(vit-jax convert) (?:RUN|F|FILE|SRC|CHECKPOINT) (?:FILE|OUT|DST)\b(.*)": (
-    r"\1 runs/vit_b16 written\2"
+  r"(?<=convert )(?:RUN|F|FILE|SRC) (?:FILE|OUT|DST) --to=(\w+)": (
+    r"runs/vit_b16 written.\1 --to=\1"
   ),
+  r"\.timm(?= --to)": ".safetensors",
   r"--config[= ]\.\.\.(?=\s|$)": "--config=vit_b16:imagenet2012",
-  r"(--config=\S*finetune(?:\.py)?):\.\.\.": r"\1:init=ViT-B_16.npz",
+  r"(--config=\S*finetune(?:\.py)?):\.\.\.": r"\1:model=B/16,res=224",
   r"--workdir[= ]\.\.\.": "--workdir=runs/other",
   r"--manual_dir=\.\.\.": "--manual_dir=tars",
   r"\binit=\.\.\.": "init=ViT-B_16.npz",
-  r"(--checkpoint=)(?:F|FILE)\b": r"\1ViT-B_16.npz",
+  r"(--checkpoint=)(?:F|FILE)\b": r"\1B_16.npz",
   r"\bFILE\.\.\.": "ViT-B_16.npz B_16.npz",
   r"\bIMAGE\.\.\.": "photos",
   r"(?<![\w/=-])(?:FILE|F)(?![\w/=])": "ViT-B_16.npz",
@@ -281,16 +309,11 @@ FILLED = {
   r"\bDIR\b": "written",
   r"\bNAME\b": "cifar10",
   r"\bhf:cifar10\b": "hf:someone/birds",
+  r" \.\.\.$": "",
+  r"gs://vit_models/\S+/ViT-B_16\.npz": "ViT-B_16.npz",
   # Folders of the reader's.
   r"(?<=webdataset:)[^\s'\"]+": "shards",
   r"(?<=parquet:)[^\s'\"]+": "tables",
   r"(?<=[\s:=])/(?:path|data)/\S*?tars\b|(?<==)/tars\b": "tars",
   r"(?<=[\s:='])/(?:path(/to(/images)?)?|data/birds)(?=[\s,\]'/]|$)": "images",
 }
-
-
-def filled(text: str) -> str:
-  """Returns a command with the reader's own names filled in."""
-  for pattern, new in FILLED.items():
-    text = re.sub(pattern, new, text)
-  return text

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -29,8 +30,8 @@ COPIED = ("tests", "benchmarks", "docs", "README.md", "CONTRIBUTING.md")
 WEIGHTS = ("ViT-B_16.npz", "B_16.npz")
 # One model for all: position embeddings and head are fitted anyway.
 TINY = ("width=32", "depth=1", "mlp_dim=32", "num_heads=2")
-TINY_STEM = ("stage_blocks=1,1,1", "stage_width=0.125")
-TINY_RESNET = ("stage_blocks=1,1,1,1", "variant=R14x0.125")
+TINY_STEM = ("stage_blocks=1,1,1", "stage_width=0.5")
+TINY_RESNET = ("stage_blocks=1,1,1,1", "variant=R26x0.5")
 SHORT = ("total_steps=2", "optim.warmup_steps=1", "data.batch_size=8")
 EMBEDDED = ("digits", "folder:")
 # Their commands have a config file, and may be run on fake data.
@@ -78,7 +79,9 @@ def parse(verb: str, words: list[str]) -> list[cli.Args]:
     found = [a for _, _, a in args.values()]
   else:
     found = []
-  told = [f for a in found for f in (*a.faults, *checks.faults(a.config))]
+  told = [f for a in found for f in a.faults]
+  if verb != "evaluate":  # which would need the run itself
+    told += [f for a in found for f in checks.faults(a.config)]
   if faults := list(dict.fromkeys(told)):
     raise SystemExit("\n".join(faults))
   return found
@@ -92,16 +95,17 @@ def appended(verb: str, words: list[str]) -> list[str]:
     return ["--data_dir=tfds"]
   if verb == "serve":
     return ["--port=0"]
-  if verb not in OF_CONFIGS:
+  if verb not in OF_CONFIGS or any(w.startswith("--help") for w in words):
     return []
   config = parse(verb, words)[0].config
-  new = []
-  if verb in ("train", "sweep", "benchmark"):
+  new, is_new = [], verb != "evaluate" or any("--config=" in w for w in words)
+  if is_new:
     is_resnet = config.model.name.startswith("bit")
     options = TINY_RESNET if is_resnet else TINY
     if not is_resnet and config.model.variant.startswith("R"):
       options += TINY_STEM
     new += [f"--config.model.{option}" for option in options]
+  if is_new and verb != "evaluate":
     new += [f"--config.{option}" for option in SHORT]
     new += ["--config.model.dtype=float32"]
   if verb == "sweep":
@@ -202,12 +206,13 @@ def write_runs(folder: pathlib.Path) -> None:
 
 # What answers with [status, what it printed] to each list of words.
 SERVER = """
-import contextlib, io, json, os, sys, traceback
+import contextlib, io, json, os, sys, traceback, warnings
+warnings.filterwarnings("ignore", module="runpy")  # modules are run again
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 from vit_jax import __main__ as command
 for line in sys.stdin:
-  text, status = io.StringIO(), 0
+  text, status = io.TextIOWrapper(io.BytesIO(), "utf-8"), 0
   with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
     try:
       command.run(json.loads(line))
@@ -218,7 +223,9 @@ for line in sys.stdin:
     except BaseException:
       traceback.print_exc()
       status = 1
-  print(json.dumps([status, text.getvalue()]), file=answers, flush=True)
+  text.flush()
+  printed = text.buffer.getvalue().decode()
+  print(json.dumps([status, printed]), file=answers, flush=True)
 """
 
 
@@ -231,6 +238,7 @@ class Session:
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
     self._process = None
+    self._replaced: set[str] = set()
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "device_count" not in f]  # one device
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -287,9 +295,14 @@ class Session:
         names = ("data", "evals.digits", "evals.val")
         words += [f"--config.{name}.ops=decode|resize(32)" for name in names]
       self.check("train", *words, *appended("train", words))
+    shutil.copytree(self.folder / "runs", self.folder / "kept" / "runs")
     self.check("convert", "runs/vit_b16", "made.npz", "--to=npz")
-    for name in WEIGHTS:
-      shutil.copy(self.folder / "made.npz", self.folder / name)
+    with np.load(self.folder / "made.npz") as arrays:
+      named = dict(arrays)
+    np.savez(self.folder / WEIGHTS[0], **named)
+    # AugReg's have no layer before the head.
+    named = {k: v for k, v in named.items() if "pre_logits" not in k}
+    np.savez(self.folder / WEIGHTS[1], **named)
 
   def check(self, *words: str) -> str:
     status, text = self.ours(*words)
@@ -297,20 +310,39 @@ class Session:
     return text
 
   def make_ready(self, verb: str, words: list[str]) -> None:
-    """Makes runs that a command reads, and removes those that it makes."""
+    """Makes runs that a command reads, and removes what it makes."""
     options = dict(w.lstrip("-").partition("=")[::2] for w in words)
-    if verb in ("train", "sweep") and "workdir" in options:
-      shutil.rmtree(self.folder / options["workdir"], ignore_errors=True)
+    kept = self.folder / "kept"
+    made = options.get("workdir")
+    if verb in ("train", "sweep") and "config" in options:
+      name = pathlib.PurePath(options["config"].partition(":")[0]).stem
+      made = made or f"runs/{name}" + "_sweep" * (verb == "sweep")
+      self._remove(made)
     if verb == "prepare" and "name" in options:
-      shutil.rmtree(self.folder / "tfds" / options["name"], ignore_errors=True)
+      self._remove(f"tfds/{options['name']}")
+    if verb == "convert":
+      made = words[1]
     for word in words:
       for name in word.replace(",", "=").replace(":", "=").split("="):
-        is_read = name.startswith("runs/") and name != options.get("workdir")
-        if verb == "convert" and name == words[1]:
-          is_read = False
-        if is_read and not (self.folder / name).exists():
-          made = self.folder / "runs/demo/finetune"
-          shutil.copytree(made, self.folder / name)
+        path = self.folder / name
+        if name.startswith("runs/") and name != made and not path.exists():
+          is_small = not re.search(r"vit_|b16|vtab|cifar", name)
+          like = "runs/demo/finetune" if is_small else "runs/vit_b16"
+          source = kept / name
+          source = source if source.exists() else kept / like
+          shutil.copytree(source, path)
+    if made and (kept / made).exists():  # what is made is not what was kept
+      self._replaced.add(made)
+
+  def restore(self) -> None:
+    """Puts back the runs that a command has written anew."""
+    for name in self._replaced:
+      self._remove(name)
+      shutil.copytree(self.folder / "kept" / name, self.folder / name)
+    self._replaced.clear()
+
+  def _remove(self, name: str) -> None:
+    shutil.rmtree(self.folder / name, ignore_errors=True)
 
   def close(self) -> None:
     if self._process:

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     " held-out training images, trains with the best on all of them, and scores"
     " the test split once. The same command again goes on where it stopped.",
     example="vit-jax sweep --workdir=runs/digits_sweep \\\n"
-    "    --config=digits_finetune:init=runs/b16 --grid=optim.lr=0.03,0.06",
+    "    --config=digits_finetune:init=runs/glyphs --grid=optim.lr=0.03,0.06",
   )
 
 # ruff: noqa: E402
