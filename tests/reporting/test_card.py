@@ -84,7 +84,7 @@ def test_a_run_s_own_numbers(tmp_path):
   vit = write_run(
     tmp_path / "b16", data__data_dir="/home/me/data", init="/home/me/x"
   )
-  text = card.text(vit, "me/vit")
+  text = card.text(vit, "me/vit", is_on_hub=True)
   data = parsed(text).data
   assert data.library_name == "transformers"
   assert data.pipeline_tag == "image-classification"
@@ -182,6 +182,14 @@ def test_what_convert_wrote_is_no_run(tmp_path):
   assert card.run_of(str(tmp_path / "copy")) is None
   assert card.run_of(str(tmp_path / "run")).name == "run"
   assert card.run_of("hf-hub:a/b") is card.run_of("none") is None
+
+
+def test_a_relative_folder_is_not_taken_for_the_hub(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  vit = vit_jax.load(TOKEN, verbose=False)
+  convert.convert(vit, "hf/b16", "hf")
+  text = pathlib.Path("hf/b16/README.md").read_text()
+  assert "vit_jax.load('hf/b16')" in text and "hf-hub:" not in text
 
 
 def test_yaml_of_nested_values():
