@@ -1,6 +1,7 @@
 """Images that a command line names: which, in what order, how many at once."""
 
 import io
+import os
 import threading
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_a_folder_and_the_folders_in_it(folder):
 )
 def test_globs(folder, glob, expected):
   assert names([f"{folder}/{glob}"], relative_to=folder) == expected
+
+
+def test_folders_that_cannot_be_opened_are_named(folder, monkeypatch):
+  scandir = os.scandir
+
+  def refuses(path):
+    if str(path).endswith("/c"):
+      raise PermissionError(13, "Permission denied", path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuses)
+  *_, last = found = list(streaming.find([str(folder)], None))
+  assert len(found) == 4 and last.name == f"{folder}/c"
+  assert "Permission denied" in str(last.image)
 
 
 def test_a_name_that_looks_like_a_glob(tmp_path):

@@ -66,7 +66,8 @@ def find(
       is closed.
 
   Yields:
-    An error in place of an image for a folder or a glob without images.
+    An error in place of an image for a folder or a glob without images, and for
+    folders that cannot be opened.
   """
   for word in words:
     if word == STANDARD_INPUT:
@@ -100,15 +101,18 @@ def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
 
 
 def _in_folder(folder: str) -> Iterator[Named]:
-  is_empty = True
-  for parent, folders, files in os.walk(folder):
+  is_empty, closed = True, []
+  for parent, folders, files in os.walk(folder, onerror=closed.append):
     folders[:] = sorted(f for f in folders if not f.startswith("."))
     for file in sorted(files):
       if file.lower().endswith(SUFFIXES) and not file.startswith("."):
         is_empty = False
         path = os.path.join(parent, file)
         yield Named(path, path)
-  if is_empty:
+  for e in closed:
+    error = ValueError(f"got a folder that cannot be opened: {e.strerror}.")
+    yield Named(e.filename, error)
+  if is_empty and not closed:
     kinds = " ".join(SUFFIXES)
     yield Named(
       folder, ValueError(f"got a folder without images, expected {kinds}.")
