@@ -178,6 +178,23 @@ def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
   assert str(error.value).startswith(f"vit-jax predict: {tmp_path}/file")
 
 
+@pytest.mark.parametrize("stdin", [False, True])
+def test_pictures_do_not_overwrite_images(call, folder, tmp_path, stdin):
+  """Their names are those of the images, in another folder."""
+  image = tmp_path / "00.png"
+  image.write_bytes((folder / "00.png").read_bytes())
+  words = ["-"] if stdin else [tmp_path]
+  with pytest.raises(ValueError, match="--out_dir: got .*name another"):
+    call(
+      *words,
+      "--attention",
+      f"--out_dir={tmp_path}/.",
+      stdin=f"{image}".encode(),
+    )
+  assert image.read_bytes() == (folder / "00.png").read_bytes()
+  assert [p.name for p in tmp_path.iterdir()] == ["00.png"]
+
+
 def test_none_can_be_read(call, folder):
   status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
   assert status == 1 and not out
