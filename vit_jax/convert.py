@@ -411,7 +411,7 @@ def main(argv: list[str] | None = None) -> None:
         f" {largest:.3g}. Do not use this file; please report the model."
       )
     if args.push:
-      readme = card.text(vit, args.push)
+      readme = card.text(vit, args.push, is_on_hub=True)
       (epath.Path(args.dst) / CARD).write_text(readme)
       notes.append(f"uploaded to {push.push(args.dst, args.push)}")
   except (FileNotFoundError, FileExistsError, ValueError) as e:

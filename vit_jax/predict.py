@@ -98,12 +98,14 @@ def run(args: argparse.Namespace) -> int:
   Raises:
     FileNotFoundError, ValueError: The checkpoint is missing, is none, or has no
       head; or no attention, which was asked for.
+    OSError: A picture cannot be written.
   """
   vit = vit_jax.load(args.checkpoint, image_size=args.image_size, verbose=False)
   _complain(_described(args.checkpoint, vit))
-  found: Iterable[streaming.Named] = streaming.find(
-    args.images, sys.stdin.buffer
-  )
+  stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
+  found: Iterable[streaming.Named] = streaming.find(args.images, stdin)
+  if args.attention:
+    found = _outside(found, args.out_dir)
   total = None
   if streaming.STANDARD_INPUT not in args.images:
     found = list(found)  # names only, to know how many there are
@@ -127,6 +129,23 @@ def run(args: argparse.Namespace) -> int:
   if num_bad:
     _complain(f"{num_read:,} images classified, {num_bad:,} could not be read")
   return 0 if num_read else 1
+
+
+def _outside(
+  images: Iterable[streaming.Named], folder: str
+) -> Iterator[streaming.Named]:
+  """Yields the images; refuses those of the folder of the pictures.
+
+  Pictures have the names of images, which they would overwrite.
+  """
+  target = os.path.realpath(folder)
+  for image in images:
+    if os.path.realpath(os.path.dirname(image.name)) == target:
+      raise ValueError(
+        f"--out_dir: got {folder!r}, the folder of {image.name}, which a"
+        " picture of the same name would overwrite; name another."
+      )
+    yield image
 
 
 def _described(path: str, vit: Pretrained) -> str:
@@ -203,11 +222,12 @@ def main(args: argparse.Namespace) -> None:
   try:
     status = run(args)
     sys.stdout.flush()
-  except (FileNotFoundError, ValueError) as e:
-    sys.exit(f"vit-jax predict: {e}")
   except BrokenPipeError:  # as of `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 1
+  except (OSError, ValueError) as e:
+    text = f"{e.filename}: {e.strerror}" if getattr(e, "filename", None) else e
+    sys.exit(f"vit-jax predict: {text}")
   except KeyboardInterrupt:
     status = 130
   sys.exit(status)

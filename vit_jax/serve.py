@@ -66,6 +66,7 @@ import asyncio
 import base64
 import importlib.util
 import io
+import ipaddress
 import pathlib
 import sys
 import threading
@@ -309,6 +310,21 @@ def application(answers: Answers, name: str, hosts: list[str]):
   )
 
 
+def names_of(host: str) -> list[str]:
+  """Returns the names by which a page at this address is asked; ["*"]: any.
+
+  Args:
+    host: Address to listen at.
+  """
+  try:
+    is_local = ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    is_local = host == "localhost"
+  if not is_local:
+    return ["*"]
+  return ["localhost", "127.0.0.1", f"[{host}]" if ":" in host else host]
+
+
 def main(args: argparse.Namespace) -> None:
   """Loads the model, compiles it, and answers until Ctrl-C."""
   if absent := [n for n in NEEDS if importlib.util.find_spec(n) is None]:
@@ -331,8 +347,7 @@ def main(args: argparse.Namespace) -> None:
   blank = io.BytesIO()
   Image.new("RGB", (64, 64)).save(blank, "PNG")
   answers.answer(blank.getvalue())  # compiles, so that the first image is quick
-  is_local = args.host in ("127.0.0.1", "localhost")
-  hosts = ["127.0.0.1", "localhost"] if is_local else ["*"]
+  hosts = names_of(args.host)
   name = pathlib.PurePath(args.checkpoint).name
   config = uvicorn.Config(
     application(answers, name, hosts),
@@ -351,7 +366,7 @@ def main(args: argparse.Namespace) -> None:
     )
   port = listening.getsockname()[1]
   where = f"[{args.host}]" if ":" in args.host else args.host
-  reach = "this machine alone" if is_local else "everyone who reaches it"
+  reach = "everyone who reaches it" if "*" in hosts else "this machine alone"
   print(f"page            http://{where}:{port} ({reach}); Ctrl-C ends it")
   sys.stdout.flush()
   uvicorn.Server(config).run(sockets=[listening])

@@ -77,6 +77,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import figures, inside, overlay
 from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.answers import printable
 from vit_jax.reporting.page import breakable, missing, page, picture, table
 from vit_jax.runtime import run_info, startup
 
@@ -140,7 +141,7 @@ def _images(
   """Returns the images to look at, and what is left out."""
   if args.images:
     reads = streaming.STANDARD_INPUT in args.images
-    stdin = sys.stdin.buffer if reads else None
+    stdin = sys.stdin.buffer if reads and sys.stdin else None
     found = list(streaming.find(args.images, stdin))
     more = len(found) - NUM_IMAGES
     left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
@@ -217,7 +218,7 @@ def _captions(
   names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
 ) -> list[str]:
   """Returns names, those that are shown with what the model answers."""
-  captions = [os.path.basename(name) for name in names]
+  captions = [printable(os.path.basename(name)) for name in names]
   if not (vit.num_classes and len(images)):
     return captions
   shown = np.stack(images[:NUM_SHOWN])
@@ -341,6 +342,8 @@ def main(args: argparse.Namespace) -> None:
     run(args)
   except ValueError as e:
     sys.exit(str(e))
+  except OSError as e:
+    sys.exit(f"{e.filename or args.out}: {e.strerror or e}")
 
 
 if __name__ == "__main__":

@@ -162,6 +162,39 @@ def test_standard_input(call, folder):
   assert a == b
 
 
+def test_without_a_standard_input(call, folder, monkeypatch):
+  """As with `<&-`; it is not read."""
+  monkeypatch.setattr(sys, "stdin", None)
+  words = predict.parse([str(TOKEN), str(folder / "00.png")])
+  assert predict.run(words) == 0
+
+
+def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "stdin", Stdin())
+  (tmp_path / "file").write_text("")
+  words = str(TOKEN), str(folder / "00.png"), "--attention"
+  with pytest.raises(SystemExit) as error:
+    predict.main(predict.parse([*words, f"--out_dir={tmp_path}/file/maps"]))
+  assert str(error.value).startswith(f"vit-jax predict: {tmp_path}/file")
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_pictures_do_not_overwrite_images(call, folder, tmp_path, stdin):
+  """Their names are those of the images, in another folder."""
+  image = tmp_path / "00.png"
+  image.write_bytes((folder / "00.png").read_bytes())
+  words = ["-"] if stdin else [tmp_path]
+  with pytest.raises(ValueError, match="--out_dir: got .*name another"):
+    call(
+      *words,
+      "--attention",
+      f"--out_dir={tmp_path}/.",
+      stdin=f"{image}".encode(),
+    )
+  assert image.read_bytes() == (folder / "00.png").read_bytes()
+  assert [p.name for p in tmp_path.iterdir()] == ["00.png"]
+
+
 def test_none_can_be_read(call, folder):
   status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
   assert status == 1 and not out

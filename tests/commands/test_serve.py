@@ -224,6 +224,26 @@ def test_many_at_once_are_refused(answers):
 
 
 @pytest.mark.parametrize(
+  "host, is_local",
+  [
+    *(("127.0.0.1", True), ("localhost", True), ("::1", True)),
+    *(("0.0.0.0", False), ("::", False), ("example.org", False)),
+  ],
+)
+def test_names_of_this_machine(answers, host, is_local):
+  """Whoever listens for this machine alone is asked by its names alone."""
+  testclient = pytest.importorskip("starlette.testclient")
+  hosts = serve.names_of(host)
+  assert (hosts != ["*"]) == is_local
+  app = serve.application(answers, "tiny", hosts)
+  written = f"[{host}]" if ":" in host else host
+  with testclient.TestClient(app, f"http://{written}:8000") as client:
+    assert client.get("/model").status_code == 200
+    evil = client.get("/model", headers={"Host": "evil.example"})
+    assert evil.status_code == (400 if is_local else 200)
+
+
+@pytest.mark.parametrize(
   "flag", ["--port=70000", "--top=0", "--max_megabytes=-1"]
 )
 def test_flags_are_checked(flag, capsys):

@@ -1,6 +1,7 @@
 """`vit-jax visualize`: files, page, and what it refuses."""
 
 import json
+import os
 import pathlib
 import re
 import types
@@ -127,6 +128,21 @@ def test_all_faults_at_once(photos, tmp_path):
     "--patch: got 5,1, expected rows up to 4 and columns up to 4, the patches"
     " of vit_linen_names.weights."
   )
+
+
+def test_a_name_that_is_no_unicode(photos, tmp_path):
+  name = os.fsdecode(b"caf\xe9.png")  # Latin-1
+  (tmp_path / name).write_bytes((photos / "c.png").read_bytes())
+  written = call(TOKEN, tmp_path / name, f"--out={tmp_path / 'inside'}")
+  assert "caf\\udce9.png" in written[0].read_text()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / "file").write_text("")
+  words = visualize.parse([TOKEN, f"--out={tmp_path}/file/inside"])
+  with pytest.raises(SystemExit) as error:
+    visualize.main(words)
+  assert str(error.value).startswith(f"{tmp_path}/file")
 
 
 @pytest.mark.parametrize("text", ["3", "0,1", "1,2,3", "a,b", "-1,2"])

@@ -1,6 +1,7 @@
 """Images that a command line names: which, in what order, how many at once."""
 
 import io
+import os
 import threading
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_a_folder_and_the_folders_in_it(folder):
 )
 def test_globs(folder, glob, expected):
   assert names([f"{folder}/{glob}"], relative_to=folder) == expected
+
+
+def test_folders_that_cannot_be_opened_are_named(folder, monkeypatch):
+  scandir = os.scandir
+
+  def refuses(path):
+    if str(path).endswith("/c"):
+      raise PermissionError(13, "Permission denied", path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuses)
+  *_, last = found = list(streaming.find([str(folder)], None))
+  assert len(found) == 4 and last.name == f"{folder}/c"
+  assert "Permission denied" in str(last.image)
 
 
 def test_a_name_that_looks_like_a_glob(tmp_path):
@@ -150,3 +165,9 @@ def test_a_fault_keeps_nothing_of_the_file():
   (row,) = streaming.read_all([Named("x", b"\0" * 10**6)], OPS, ahead=1)
   assert "1,000,000 bytes that are no image" in str(row.error)
   assert row.error.__traceback__ is row.error.__context__ is None
+
+
+def test_a_standard_input_that_is_closed():
+  """Python's is None then, as in `vit-jax predict RUN - <&-`."""
+  (found,) = streaming.find(["-"], None)
+  assert "got nothing" in str(found.image)

@@ -84,7 +84,7 @@ def test_a_run_s_own_numbers(tmp_path):
   vit = write_run(
     tmp_path / "b16", data__data_dir="/home/me/data", init="/home/me/x"
   )
-  text = card.text(vit, "me/vit")
+  text = card.text(vit, "me/vit", is_on_hub=True)
   data = parsed(text).data
   assert data.library_name == "transformers"
   assert data.pipeline_tag == "image-classification"
@@ -146,6 +146,16 @@ def test_a_model_that_was_changed_has_no_scores(tmp_path):
   assert "ViTModel.from_pretrained('x')" in text
 
 
+def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
+  """The run died between a checkpoint and the next line of metrics."""
+  vit = write_run(tmp_path)
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")  # step 16 of 20
+  text = card.text(vit, "x")
+  assert parsed(text).data.eval_results is None
+  assert "99.00%" not in text and "The run's scores are not here" in text
+
+
 def test_fake_data_have_no_scores(tmp_path):
   text = card.text(write_run(tmp_path, fake_data=True), "x")
   assert parsed(text).data.eval_results is None
@@ -172,6 +182,14 @@ def test_what_convert_wrote_is_no_run(tmp_path):
   assert card.run_of(str(tmp_path / "copy")) is None
   assert card.run_of(str(tmp_path / "run")).name == "run"
   assert card.run_of("hf-hub:a/b") is card.run_of("none") is None
+
+
+def test_a_relative_folder_is_not_taken_for_the_hub(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  vit = vit_jax.load(TOKEN, verbose=False)
+  convert.convert(vit, "hf/b16", "hf")
+  text = pathlib.Path("hf/b16/README.md").read_text()
+  assert "vit_jax.load('hf/b16')" in text and "hf-hub:" not in text
 
 
 def test_yaml_of_nested_values():

@@ -135,3 +135,14 @@ def test_all_steps_but_not_all_scores():
   found = state(_run(rows, dead), NOW)
   assert found.kind == "stopped" and "ended before the run did" in found.text
   assert state(_run(rows, HERE), NOW).kind == "finished"  # nobody can tell
+
+
+def test_all_steps_but_an_error_after_them():
+  """The last evaluation failed: the scores are not there."""
+  process = HERE | {"ended": NOW, "how": "OSError: disk full"}
+  found = state(_run(_rows(100, NOW), process), NOW)
+  assert found.kind == "stopped"
+  assert found.text == (
+    "stopped: all 100 steps are done, but then: OSError: disk full; the same"
+    " command completes it"
+  )

@@ -180,3 +180,8 @@ def test_a_file_that_is_no_plan(tmp_path, text):
   (tmp_path / "metrics.jsonl").touch()
   with pytest.raises(ValueError, match="Plan again, or delete it"):
     runs.find_runs(tmp_path)
+
+
+def test_trackers_are_beside_the_step():
+  config = tiny.config(trackers=("wandb",))
+  assert not promise.differences(to_dict(tiny.config()), config)

@@ -138,6 +138,20 @@ def test_a_tracker_that_joins_late_gets_all(tmp_path, recorder):
   assert it.rows == read_metrics(workdir)
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]"])
+def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
+  """What the tracker gets is another run, with every line."""
+  workdir, notes = str(tmp_path), []
+  with Writer(workdir, 0, CONFIG, notes.append) as writer:
+    writer.scalars(10, {"train/loss": 1.0})
+  (tmp_path / "trackers" / "wandb.json").write_text(text)
+  with Writer(workdir, 10, CONFIG, notes.append) as writer:
+    writer.scalars(12, {"train/loss": 0.9})
+  again = recorder.made[1]
+  assert again.about.id is None and again.rows == read_metrics(workdir)
+  assert any("wandb.json cannot be read" in note for note in notes)
+
+
 def test_a_failure_is_told_once_and_stops_nothing(tmp_path, recorder):
   def log(self, row):
     if row["step"] in (2, 3):

@@ -62,10 +62,12 @@ def find(
       within it too, in the order of their names, without hidden ones and
       without links to folders; globs, with ** for any depth; or "-".
     stdin: Read for "-": an image, or else a list of files, folders and globs,
-      one a line. A NUL byte in its first 64, which no list has, tells.
+      one a line. A NUL byte in its first 64, which no list has, tells. None: it
+      is closed.
 
   Yields:
-    An error in place of an image for a folder or a glob without images.
+    An error in place of an image for a folder or a glob without images, and for
+    folders that cannot be opened.
   """
   for word in words:
     if word == STANDARD_INPUT:
@@ -79,6 +81,7 @@ def find(
 
 
 def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
+  stdin = io.BytesIO() if stdin is None else stdin
   reader = stdin if hasattr(stdin, "peek") else io.BufferedReader(stdin)
   begin = reader.peek(PEEKED)[:PEEKED]
   if b"\0" in begin or begin.startswith(b"GIF8"):
@@ -98,15 +101,18 @@ def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
 
 
 def _in_folder(folder: str) -> Iterator[Named]:
-  is_empty = True
-  for parent, folders, files in os.walk(folder):
+  is_empty, closed = True, []
+  for parent, folders, files in os.walk(folder, onerror=closed.append):
     folders[:] = sorted(f for f in folders if not f.startswith("."))
     for file in sorted(files):
       if file.lower().endswith(SUFFIXES) and not file.startswith("."):
         is_empty = False
         path = os.path.join(parent, file)
         yield Named(path, path)
-  if is_empty:
+  for e in closed:
+    error = ValueError(f"got a folder that cannot be opened: {e.strerror}.")
+    yield Named(e.filename, error)
+  if is_empty and not closed:
     kinds = " ".join(SUFFIXES)
     yield Named(
       folder, ValueError(f"got a folder without images, expected {kinds}.")

@@ -97,10 +97,10 @@ def is_as_trained(vit: Pretrained, run: Run) -> bool:
 
 
 def scores(run: Run) -> list[Score]:
-  """Returns the accuracies at the run's last step, in the config's order."""
+  """Returns the accuracies at the checkpoint's step, in the config's order."""
   last = {}
   for row in run.rows:
-    if row["step"] == run.steps:
+    if row["step"] == run.metadata.get("step"):
       last |= row
   found = []
   for name, options in run.evals.items():
@@ -125,12 +125,13 @@ def _in_words(metric: str, options: EvaluatorConfig) -> str | None:
   return METRICS[metric] + probe
 
 
-def text(vit: Pretrained, name: str) -> str:
+def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
   """Returns the card.
 
   Args:
     vit: The model as it is written.
     name: What loads it in transformers: OWNER/NAME, or the folder.
+    is_on_hub: Whether it is OWNER/NAME; a folder may look the same.
   """
   run = run_of(vit.report.path)
   found = scores(run) if run and is_as_trained(vit, run) else []
@@ -142,7 +143,7 @@ def text(vit: Pretrained, name: str) -> str:
     f"---\n{yaml(front)}---",
     f"# {short_name}",
     _about(vit, run),
-    _use(vit, name),
+    _use(vit, name, download.HUB if is_on_hub else ""),
   ]
   if found:
     parts.append(_scores(found))
@@ -237,9 +238,8 @@ def _about(vit: Pretrained, run: Run | None) -> str:
   )
 
 
-def _use(vit: Pretrained, name: str) -> str:
+def _use(vit: Pretrained, name: str, hub: str) -> str:
   kind = "ViTForImageClassification" if vit.num_classes else "ViTModel"
-  hub = download.HUB if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
   theirs = [
     "from PIL import Image",
     f"from transformers import AutoImageProcessor, {kind}",

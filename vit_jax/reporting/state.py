@@ -42,11 +42,13 @@ def state(run: Run, now: float | None = None) -> State:
   total, record = run.total_steps, run.process
   has_ended = record.get("ended") is not None
   alive = lifetime.is_alive(record) if record and not has_ended else False
+  error = record.get("how") if has_ended else None
+  error = None if error == lifetime.FINISHED else error
   if total and run.steps >= total:
-    return _complete(run, alive, bool(record) and not has_ended)
+    return _complete(run, alive, bool(record) and not has_ended, error)
   where = _where(run, total, now)
-  if has_ended and record.get("how") != lifetime.FINISHED:
-    return State(STOPPED, f"stopped {where}: {record['how']}{_resumes(run)}")
+  if error is not None:
+    return State(STOPPED, f"stopped {where}: {error}{_resumes(run)}")
   if has_ended:  # the config was shortened, or total_steps is unknown
     return State(FINISHED, f"finished {where}")
   silent = _silent(run, now)
@@ -68,9 +70,14 @@ def state(run: Run, now: float | None = None) -> State:
   return State(GOING, f"still going, {where}{when}", left)
 
 
-def _complete(run: Run, alive: bool | None, is_open: bool) -> State:
+def _complete(
+  run: Run, alive: bool | None, is_open: bool, error: str | None
+) -> State:
   """Returns the state of a run whose last step is done."""
   steps = f"{run.steps:,} steps"
+  if error is not None:
+    text = f"all {steps} are done, but then: {error}"
+    return State(STOPPED, f"stopped: {text}; the same command completes it")
   if is_open and alive:
     return State(GOING, f"still going: all {steps} are done, not all scores")
   if is_open and alive is False:

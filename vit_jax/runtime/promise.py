@@ -17,8 +17,8 @@ from vit_jax.devices import CHIPS
 FILE = "plan.json"
 # Options that do not change a training step, by the first parts of their path.
 BESIDE = (
-  "seed init fake_data fewshot log_steps evals checkpoint data.data_dir"
-  " data.shuffle_buffer"
+  "seed init fake_data fewshot log_steps trackers evals checkpoint"
+  " data.data_dir data.shuffle_buffer"
 ).split()
 
 

@@ -274,9 +274,7 @@ class Sender:
     self._name = name
     self._note = note
     self._file = epath.Path(workdir) / "trackers" / f"{name}.json"
-    known = None
-    if resumes and self._file.exists():
-      known = json.loads(self._file.read_text())["id"]
+    known = self._known() if resumes else None
     self._about = About(
       epath.Path(os.path.abspath(workdir)).name or name,
       workdir,
@@ -317,6 +315,18 @@ class Sender:
         f"{self._name:<11} lacks {self._lost:,} rows; metrics.jsonl has them"
         " all."
       )
+
+  def _known(self) -> str | None:
+    """Returns the tracker's id of the run that resumes; None: there is none."""
+    try:
+      if self._file.exists():
+        return json.loads(self._file.read_text())["id"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+      self._note(
+        f"{self._name:<11} {self._file} cannot be read: {_line(e)} It gets a"
+        " new run, with all lines of metrics.jsonl."
+      )
+    return None
 
   def _work(self) -> None:
     try:
