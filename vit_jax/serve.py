@@ -72,7 +72,6 @@ import sys
 import threading
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL import Image, ImageOps
 
@@ -259,9 +258,9 @@ def application(answers: Answers, name: str, hosts: list[str]):
 
   async def predict(request: Request) -> Response:
     nonlocal waiting
-    origin = request.headers.get("origin")
+    origin, host = map(request.headers.get, ("origin", "host"))
     try:
-      if origin and urlsplit(origin).netloc != request.headers["host"]:
+      if origin and origin not in (f"http://{host}", f"https://{host}"):
         raise Refused(403, f"got a request from {origin}, expected this page.")
       if waiting >= MOST_WAITING:
         raise Refused(503, f"{waiting} images are waiting; try again.")
