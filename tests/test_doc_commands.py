@@ -47,7 +47,7 @@ NOT_RUN = {
   r"prepare (cifar10|imagenet)": "downloads, or reads tars of ImageNet: see"
   " tests/commands/test_prepare_source.py",
   r"prepare hf:": "downloads: see tests/data/test_imports.py",
-  r"benchmarks/(input|cpu_step|timm_speed|plans|study)\.py": "takes minutes",
+  r"benchmarks/(\w+_speed|input|cpu_step|plans|study)\.py": "takes minutes",
   r"receipts\.py NAME RUN": "writes a number: see test_receipts.py",
   ADDED: "an added family",
   r"hf-hub:|gs://|--push": "needs the network: see tests/weights",
@@ -70,7 +70,7 @@ FEWER = {
   r"task=all": "task=dtd",  # of 19 tasks, each a search of its own
   r"batch_size=256": "batch_size=8",
   r",res=\d+": "",
-  r"(--config=(?:finetune|vtab):\S*model=[^,\s]+)": r"\1,res=64",
+  r"(--config=\S*(?:finetune|vtab)(?:\.py)?:\S*model=[^,\s]+)": r"\1,res=64",
 }
 LABEL = re.compile(r"^([a-z][\w-]*) {2,}", re.MULTILINE)
 
@@ -345,7 +345,8 @@ def test_runs(text, session, monkeypatch):
   if ours and ours[0][0] == "serve":
     _serve(session, ours[0][1])
     return
-  if len(ours) == len(simple(code)) == 1 and not re.match(r"[A-Z_]+=", code):
+  is_plain = not re.match(r"[A-Z_]+=|.*[^'\w](\w*/)*\*", code)
+  if is_plain and len(ours) == len(simple(code)) == 1:
     ((verb, words),) = ours
     status, printed = session.ours(verb, *words, *small)
   else:
