@@ -71,6 +71,7 @@ import pathlib
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 from PIL import Image, ImageOps
@@ -277,6 +278,10 @@ def application(answers: Answers, name: str, hosts: list[str]):
       return JSONResponse({"error": text}, 408)
     except ClientDisconnect:
       return Response(status_code=400)
+    except Exception as e:  # such as too little memory; the page says so
+      traceback.print_exc()
+      text = f"the model failed ({type(e).__name__}); see its terminal."
+      return JSONResponse({"error": text}, 500)
 
   async def model(request: Request) -> Response:
     return JSONResponse(answers.model(name))
