@@ -292,7 +292,7 @@ def of_this_project(text: str) -> list[list[str]]:
 FILLED = {
   # coming_from.md and the like: a value as "..." or a capital letter.
   r"(?<=convert )(?:RUN|F|FILE|SRC) (?:FILE|OUT|DST) --to=(\w+)": (
-    r"runs/demo/finetune written.\1 --to=\1"
+    r"runs/demo/finetune written/as.\1 --to=\1"
   ),
   r"\.timm(?= --to)": ".safetensors",
   r"--config[= ]\.\.\.(?=\s|$)": "--config=vit_b16:imagenet2012",

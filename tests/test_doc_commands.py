@@ -31,7 +31,6 @@ ROOT = doc_commands.ROOT
 ALL, UNKNOWN = doc_commands.every()
 
 THEIRS = r"python -m (vit_jax\.main|big_vision|timm)"  # of other projects
-ADDED = r"=mixer"  # a family that the page adds: see test_adding.py
 # A command that matches is not run here -> why.
 NOT_RUN = {
   THEIRS: "a command of another project",
@@ -49,7 +48,6 @@ NOT_RUN = {
   r"prepare hf:": "downloads: see tests/data/test_imports.py",
   r"benchmarks/(\w+_speed|input|cpu_step|plans|study)\.py": "takes minutes",
   r"receipts\.py NAME RUN": "writes a number: see test_receipts.py",
-  ADDED: "an added family",
   r"hf-hub:|gs://|--push": "needs the network: see tests/weights",
 }
 # What the words of a page's placeholders lack, in code spans alone, where a
@@ -109,7 +107,7 @@ def _completed(command: Command) -> list[tuple[str, list[str]]]:
   """Returns (verb, words) of each of our commands, with what spans lack."""
   found = []
   for verb, *words in of_this_project(command.filled):
-    if re.search(f"{THEIRS}|{ADDED}", command.text):
+    if re.search(THEIRS, command.text):
       continue
     if _is_mention(verb, words, command):
       continue
