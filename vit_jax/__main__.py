@@ -9,6 +9,16 @@ from vit_jax import __version__
 from vit_jax.config.commands import COMMANDS
 from vit_jax.options import nearest
 
+# Modules of what requirements.txt has and requirements-lean.txt has not.
+NOT_LEAN = (
+  "clu",
+  "matplotlib",
+  "sklearn",
+  "tensorboard",
+  "tensorflow",
+  "tensorflow_datasets",
+)
+
 
 def help_text() -> str:
   """Returns what each verb does, a line each."""
@@ -25,10 +35,12 @@ def help_text() -> str:
 
 
 def main() -> None:
-  """Runs `run`; ends without a traceback where what it prints is cut off.
+  """Runs `run`; ends without a traceback for what is no fault of the code.
 
-  The status is then that of a process ended by SIGPIPE, as of `ls | head -1`.
+  Where what it prints is cut off, the status is that of a process ended by
+  SIGPIPE, as of `ls | head -1`; after Ctrl-C it is that of one ended by SIGINT.
   """
+  sys.excepthook = tell
   try:
     try:
       run()
@@ -41,6 +53,21 @@ def main() -> None:
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(128 + signal.SIGPIPE)
     raise
+
+
+def tell(kind, error, trace) -> None:
+  """Prints what ends the process: a sentence, or else the traceback."""
+  if issubclass(kind, KeyboardInterrupt):
+    print("\nvit-jax: stopped by Ctrl-C.", file=sys.stderr)
+  elif issubclass(kind, ModuleNotFoundError) and error.name in NOT_LEAN:
+    print(
+      f"vit-jax: {error.name} is not installed, and this command needs it: pip"
+      " install -r requirements.txt (requirements-lean.txt is enough for"
+      " predict, serve, convert and models).",
+      file=sys.stderr,
+    )
+  else:
+    sys.__excepthook__(kind, error, trace)
 
 
 def run(argv: list[str] | None = None) -> None:

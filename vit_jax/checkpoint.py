@@ -126,9 +126,11 @@ def find(path: str) -> epath.Path:
       if steps:
         return max(steps, key=lambda p: int(p.name)).resolve()
   is_there = "has no checkpoint in it" if base.exists() else "does not exist"
+  runs = [p.parent.name for p in sorted(base.glob(f"*/{FOLDER}"))[:5]]
   raise FileNotFoundError(
     f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
     f" {FOLDER}/<step>/params), or of one step."
+    + (f" Runs in it: {', '.join(runs)}." if runs else "")
   )
 
 

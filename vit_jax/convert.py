@@ -123,6 +123,7 @@ from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import card
 from vit_jax.weights import (
   bit,
+  destination,
   google,
   hf,
   labels,
@@ -155,28 +156,26 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
   Raises:
     FileExistsError: The path exists.
-    ValueError: The format has no place for a part of the model, or the
-      libraries that write it are not installed.
+    ValueError: The format has no place for a part of the model, the libraries
+      that write it are not installed, or the path cannot be written.
   """
-  check(to)
-  target = epath.Path(path)
-  if target.exists():
-    raise FileExistsError(
-      f"DST: got {path!r}, which exists; expected a new one."
-    )
-  suffix = WRITERS[to].suffix
-  if suffix and target.suffix != suffix:
-    raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
+  check(path, to)
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  return WRITERS[to].write(vit, params, target)
+  return WRITERS[to].write(vit, params, epath.Path(path))
 
 
-def check(to: str) -> None:
-  """Raises ValueError if what writes a format is not installed."""
+def check(path: str, to: str) -> None:
+  """Raises what `convert` raises that needs no model.
+
+  Args:
+    path: As for `convert`.
+    to: As for `convert`.
+  """
   if fault := not_installed(WRITERS[to].packages, WRITERS[to].extra):
     raise ValueError(f"--to={to}: {fault}")
+  destination.check(path, WRITERS[to].suffix)
 
 
 def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -385,9 +384,9 @@ def main(argv: list[str] | None = None) -> None:
   }
   options = {k: v for k, v in given.items() if v is not None}
   try:
-    check(args.to)
     if args.push:
       push.check(args.push)
+    check(args.dst, args.to)
     vit = vit_jax.load(
       args.src,
       image_size=args.image_size,

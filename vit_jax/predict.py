@@ -52,11 +52,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   )
   parser.add_argument(
     "--out_dir",
-    default="attention",
     metavar="DIR",
     help="folder of these (default: attention)",
   )
-  return parser.parse_args(argv)
+  args = parser.parse_args(argv)
+  if args.out_dir and not args.attention:
+    parser.error("--out_dir: got no --attention, whose pictures it is for.")
+  args.out_dir = args.out_dir or "attention"
+  return args
 
 
 def _from_1(text: str) -> int:

@@ -18,7 +18,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     __doc__,
     "vit-jax serve runs/demo/finetune\nvit-jax serve ViT-B_16.npz --port=9000",
   )
-  parser.add_argument("checkpoint", help="anything that vit_jax.load reads")
+  parser.add_argument(
+    "checkpoint", metavar="CHECKPOINT", help="anything that vit_jax.load reads"
+  )
   parser.add_argument(
     "--host",
     default="127.0.0.1",
@@ -28,21 +30,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument(
     "--port",
     type=int,
+    metavar="N",
     default=8000,
     help="port (default: %(default)s; 0: any free one)",
   )
   parser.add_argument(
-    "--top", type=int, default=5, help="classes shown (default: %(default)s)"
+    "--top",
+    type=int,
+    metavar="N",
+    default=5,
+    help="classes shown (default: %(default)s)",
   )
   parser.add_argument(
     "--max_megabytes",
     type=float,
+    metavar="N",
     default=MAX_MEGABYTES,
     help="larger files are refused (default: %(default)s)",
   )
   parser.add_argument(
     "--max_megapixels",
     type=float,
+    metavar="N",
     default=MAX_MEGAPIXELS,
     help="images of more are refused before they are decoded (default:"
     " %(default)s); decoding takes some 20 bytes a pixel",
@@ -64,6 +73,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 # ruff: noqa: E402
 import asyncio
 import base64
+import contextlib
 import importlib.util
 import io
 import ipaddress
@@ -373,7 +383,8 @@ def main(args: argparse.Namespace) -> None:
   reach = "everyone who reaches it" if "*" in hosts else "this machine alone"
   print(f"page            http://{where}:{port} ({reach}); Ctrl-C ends it")
   sys.stdout.flush()
-  uvicorn.Server(config).run(sockets=[listening])
+  with contextlib.suppress(KeyboardInterrupt):  # the end that was announced
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 if __name__ == "__main__":

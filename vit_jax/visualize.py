@@ -14,7 +14,8 @@ far each head looks, where one patch looks, and from which patches of an image
 the answer is drawn. Writes a page, index.html, and every picture to DIR.
 
 IMAGE is a file, a folder, a glob in quotes, or - for the standard input, with a
-list of such, one a line. The first 128 are looked at.
+list of such, one a line. The first 128 are looked at; those of a folder that
+cannot be read are named and left out.
 Without any, 128 images of the data that a run is scored on are taken. A ResNet
 shows its filters only."""
 EXAMPLE = """\
@@ -73,7 +74,6 @@ from PIL import Image
 import vit_jax
 from vit_jax.config import cli
 from vit_jax.data import streaming
-from vit_jax.data.sources import Sources
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import figures, inside, overlay
 from vit_jax.reporting import runs as runs_lib
@@ -97,16 +97,19 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     faults.append(f"--out: got {args.out!r}, which is a file; name a folder.")
   models = _loaded([args.checkpoint, *args.beside], faults)
   found, left_out = _images(args)
-  rows = {
-    label: _read(found, vit, faults) for label, (_, vit) in models.items()
-  }
+  rows = {label: _read(found, vit) for label, (_, vit) in models.items()}
+  errors = {r.name: r.error for read in rows.values() for r in read if r.error}
+  found = [named for named in found if named.name not in errors]
+  for name, error in errors.items():  # a word is a fault, part of a folder not
+    is_fault = name in args.images or not found
+    (faults if is_fault else left_out).append(f"{printable(name)}: {error}")
   for label, (_, vit) in models.items():
     faults += _outside(args.patch, label, vit)
   if faults:
     raise ValueError("\n".join(dict.fromkeys(faults)))
   insides = []
   for label, (path, vit) in models.items():
-    images = rows[label]
+    images = [row.pixels for row in rows[label] if row.name not in errors]
     print(f"{path}: {vit.config.variant}, {len(images)} images", flush=True)
     captions = _captions([named.name for named in found], vit, images)
     name = _file_name(label) if len(models) > 1 else ""
@@ -167,6 +170,9 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
   scored = next((e for e in found.evals.values() if e.scores_head), None)
   if scored is None:
     raise ValueError("none were given, and the run scores no images.")
+  # TensorFlow reads data sets; images that are named do without.
+  from vit_jax.data.sources import Sources
+
   data = found.config.get("data", {})
   sources = Sources(
     data.get("data_dir"), fake=found.config.get("fake_data", False)
@@ -188,18 +194,11 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
 
 
 def _read(
-  found: Sequence[streaming.Named], vit: Pretrained, faults: list[str]
-) -> list[np.ndarray]:
-  """Returns the pixels as the model gets them; adds to `faults`."""
-  images = []
-  for row in streaming.read_all(
-    found, vit.ops, ahead=2 * (os.cpu_count() or 1)
-  ):
-    if row.error is None:
-      images.append(row.pixels)
-    else:
-      faults.append(f"{row.name}: {row.error}")
-  return images
+  found: Sequence[streaming.Named], vit: Pretrained
+) -> list[streaming.Row]:
+  """Returns the pixels as the model gets them, or why there are none."""
+  ahead = 2 * (os.cpu_count() or 1)
+  return list(streaming.read_all(found, vit.ops, ahead=ahead))
 
 
 def _outside(

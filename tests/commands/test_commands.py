@@ -1,8 +1,10 @@
 """Every verb: one screen of help, an example, an answer at once."""
 
 import os
+import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +24,13 @@ SPY = (
   "try:\n  command.main()\n"
   "finally:\n  print(*sys.modules, file=sys.stderr)"
 )
+# Where only requirements-lean.txt is installed.
+WITHOUT = (
+  "import sys\n"
+  "from vit_jax import __main__ as command\n"
+  "sys.modules.update(dict.fromkeys(command.NOT_LEAN))\n"
+)
+ROOT = pathlib.Path(command.__file__).parents[1]
 ENV = {**os.environ, "COLUMNS": "80"}
 
 
@@ -112,6 +121,43 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden(monkeypatch, capsys):
   monkeypatch.setattr(command, "run", fail)
   with pytest.raises(BrokenPipeError, match="a worker's"):
     command.main()
+
+
+def test_ctrl_c_ends_in_a_sentence():
+  code = (
+    "import signal\n"
+    "from vit_jax import __main__ as command\n"
+    "command.run = lambda: signal.raise_signal(signal.SIGINT)\n"
+    "command.main()"
+  )
+  done = _run(code=code)
+  assert done.stderr == "\nvit-jax: stopped by Ctrl-C.\n"
+  assert done.returncode == -signal.SIGINT
+
+
+def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
+  lean, every = (
+    {re.split("[><=]", line)[0] for line in lines if line[0] != "#"}
+    for lines in (
+      (ROOT / name).read_text().splitlines()
+      for name in ("requirements-lean.txt", "requirements.txt")
+    )
+  )
+  packages = every - lean - {"tensorflow-cpu", "importlib_resources"}
+  modules = {name.replace("-", "_") for name in packages}
+  modules = modules - {"scikit_learn"} | {"sklearn"}
+  assert modules == {*command.NOT_LEAN}
+  done = _run("report", "runs", code=WITHOUT + "command.main()")
+  assert done.stderr.startswith(
+    "vit-jax: matplotlib is not installed, and this command needs it: pip"
+  )
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+def test_what_the_lean_requirements_are_enough_for():
+  modules = ["vit_jax.predict", "vit_jax.serve", "vit_jax.convert"]
+  done = _run(code=f"{WITHOUT}import {', '.join(modules)}")
+  assert done.returncode == 0, done.stderr
 
 
 def _section(capsys, *words):

@@ -290,6 +290,18 @@ def test_what_is_there_stays(tmp_path):
     assert dst.read_text() == "mine"
 
 
+def test_a_place_that_cannot_be_written(tmp_path, capsys):
+  """It is refused before the model is loaded, which is not there either."""
+  (tmp_path / "file").write_text("mine")
+  dst = f"{tmp_path}/file/new/x.npz"
+  with pytest.raises(SystemExit) as e:
+    convert.main([str(tmp_path / "none"), dst, "--to=npz"])
+  assert str(e.value) == (
+    f"DST: got '{dst}', but no files can be written to {tmp_path}/file; name"
+    " another place."
+  )
+
+
 @pytest.mark.parametrize("to", ["npz", "timm"])
 def test_the_suffix_must_be_right(tmp_path, to):
   with pytest.raises(ValueError) as e:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import types
 
 import jax
@@ -128,6 +129,27 @@ def test_all_faults_at_once(photos, tmp_path):
     "--patch: got 5,1, expected rows up to 4 and columns up to 4, the patches"
     " of vit_linen_names.weights."
   )
+
+
+def test_broken_images_of_a_folder_are_named_and_left_out(
+  photos, tmp_path, capsys
+):
+  folder = tmp_path / "photos"
+  shutil.copytree(photos, folder)
+  (folder / "a0.png").write_text("no image")
+  written = call(TOKEN, folder, f"--out={tmp_path / 'inside'}")
+  said = capsys.readouterr().out
+  number = len(list(photos.iterdir()))
+  assert f"{number} images\n" in said
+  assert f"left out  {folder}/a0.png: got 8 bytes that are no image" in said
+  page = written[0].read_text().replace("<wbr>", "")
+  assert f"{folder}/a0.png: got 8 bytes" in page
+  alone = tmp_path / "alone"
+  alone.mkdir()
+  (folder / "a0.png").rename(alone / "a0.png")
+  with pytest.raises(ValueError, match="a0.png: got 8 bytes"):
+    call(TOKEN, alone, f"--out={tmp_path / 'none'}")
+  assert not (tmp_path / "none").exists()
 
 
 def test_a_name_that_is_no_unicode(photos, tmp_path):

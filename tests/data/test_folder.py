@@ -142,13 +142,13 @@ def test_errors_name_what_is_wrong(tmp_path):
   assert f"{tmp_path}/no is no folder; expected" in fault(tmp_path / "no")
   assert "no class folders in" in fault(tmp_path)
   write(tmp_path / "1.png")
-  assert "no class folders but loose images in" in fault(tmp_path)
+  assert "no class folders, but with loose images in" in fault(tmp_path)
   (tmp_path / "0.tar").touch()
   command = f"vit-jax prepare webdataset:{tmp_path} --name=NAME"
   assert command in fault(tmp_path)
   (tmp_path / "0.tar").unlink()
   classes(tmp_path, a=2)
-  assert "only one class folder, 'a' but loose images" in fault(tmp_path)
+  assert "only one class folder, 'a', but with loose images" in fault(tmp_path)
   (tmp_path / "b").mkdir()
   text = fault(tmp_path)
   assert f"class folder {tmp_path}/b holds no images; expected files" in text
@@ -175,7 +175,9 @@ def test_errors_name_what_is_wrong(tmp_path):
   loose = tmp_path / "loose"
   write(loose / "Train" / "1.png")
   write(loose / "Val" / "1.png")
-  assert f"no class folders but loose images in {loose}/Train" in fault(loose)
+  assert f"no class folders, but with loose images in {loose}/Train" in fault(
+    loose
+  )
 
 
 @pytest.mark.parametrize(

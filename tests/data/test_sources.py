@@ -295,7 +295,7 @@ def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   assert "--manual_dir=FOLDER (in which you put the class tars n014" in text
 
 
-def test_an_unknown_data_set_gets_a_suggestion(data_dir):
+def test_an_unknown_data_set_gets_a_suggestion(data_dir, tmp_path, monkeypatch):
   text = fault("cifar01", "train", data_dir)
   assert "got data set 'cifar01', expected a name that TFDS knows" in text
   assert "Did you mean 'cifar10'?" in text
@@ -303,6 +303,10 @@ def test_an_unknown_data_set_gets_a_suggestion(data_dir):
   assert "Did you mean 'imagenet21k'?" in fault(
     "imagenet21", "full", data_dir, fake=True
   )
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "scans").mkdir()
+  text = fault("scans", "train", data_dir)
+  assert text.endswith("which is a folder: write folder:scans.")
   for bad in ("", "glyphs/size=0", "glyphs/colour=3", "cifar10/no_such", "a b"):
     assert f"got data set {bad!r}" in fault(bad, "train", data_dir)
 

@@ -429,6 +429,9 @@ def test_what_is_not_there(tmp_path):
   (tmp_path / "notes.txt").write_text("none here")
   (tmp_path / "checkpoints").mkdir()
   assert "which has no checkpoint in it" in message(tmp_path)
+  for name in ("b", "a"):
+    (tmp_path / name / "checkpoints").mkdir(parents=True)
+  assert message(tmp_path).endswith("or of one step. Runs in it: a, b.")
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -210,7 +210,7 @@ def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
     )
     raise ValueError(
       f"got data set {dataset!r} with {got}"
-      f"{' but loose images' * loose} in {root}; expected one folder of"
+      f"{', but with loose images' * loose} in {root}; expected one folder of"
       f" images per class, and at least two classes.{_meant(root, files)}"
     )
   empty = [name for name in names if not files[name]]

@@ -142,9 +142,14 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   Raises:
     ValueError: Unknown data set, or a config that it does not have.
   """
+  is_folder = ValueError(
+    f"got data set {dataset!r}, which is a folder: write folder:{dataset}."
+  )
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
+    if os.path.isdir(dataset):
+      raise is_folder from None
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
@@ -153,9 +158,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
     if os.path.isdir(dataset):
-      raise ValueError(
-        f"got data set {dataset!r}, which is a folder: write folder:{dataset}."
-      ) from None
+      raise is_folder from None
     first = str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
 

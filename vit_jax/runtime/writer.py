@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import jax
-from clu import metric_writers
 from etils import epath
 
 from vit_jax.config import Config
@@ -46,6 +45,8 @@ class Writer:
     self.scores: dict[str, float] = {}
     if jax.process_index() != 0:
       return
+    from clu import metric_writers  # not needed to read, nor installed for it
+
     rows = read_metrics(workdir)
     kept = [r for r in rows if r["step"] <= resumed_at]
     dropped = [r for r in rows if r["step"] > resumed_at]
