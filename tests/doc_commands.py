@@ -292,7 +292,7 @@ def of_this_project(text: str) -> list[list[str]]:
 FILLED = {
   # coming_from.md and the like: a value as "..." or a capital letter.
   r"(?<=convert )(?:RUN|F|FILE|SRC) (?:FILE|OUT|DST) --to=(\w+)": (
-    r"runs/vit_b16 written.\1 --to=\1"
+    r"runs/demo/finetune written/as.\1 --to=\1"
   ),
   r"\.timm(?= --to)": ".safetensors",
   r"--config[= ]\.\.\.(?=\s|$)": "--config=vit_b16:imagenet2012",
@@ -311,6 +311,7 @@ FILLED = {
   r"\bhf:cifar10\b": "hf:someone/birds",
   r" \.\.\.$": "",
   r"gs://vit_models/\S+/ViT-B_16\.npz": "ViT-B_16.npz",
+  r"/tmp/try": "runs/try",
   # Folders of the reader's.
   r"(?<=webdataset:)[^\s'\"]+": "shards",
   r"(?<=parquet:)[^\s'\"]+": "tables",

@@ -25,14 +25,15 @@ from vit_jax.config import checks, cli
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "vit_jax"
-LINKED = ("vit_jax", "configs")
-COPIED = ("tests", "benchmarks", "docs", "README.md", "CONTRIBUTING.md")
+# Of the repository; copies, since some commands write into it.
+COPIED = ("vit_jax", "configs", "tests", "benchmarks", "notebooks", "docs")
+COPIED += ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 WEIGHTS = ("ViT-B_16.npz", "B_16.npz")
 # One model for all: position embeddings and head are fitted anyway.
 TINY = ("width=32", "depth=1", "mlp_dim=32", "num_heads=2")
 TINY_STEM = ("stage_blocks=1,1,1", "stage_width=0.5")
 TINY_RESNET = ("stage_blocks=1,1,1,1", "variant=R26x0.5")
-SHORT = ("total_steps=2", "optim.warmup_steps=1", "data.batch_size=8")
+SHORT = ("data.batch_size=8", "total_steps=2", "optim.warmup_steps=1")
 EMBEDDED = ("digits", "folder:")
 # Their commands have a config file, and may be run on fake data.
 OF_CONFIGS = ("train", "evaluate", "sweep", "benchmark", "plan")
@@ -105,8 +106,9 @@ def appended(verb: str, words: list[str]) -> list[str]:
     if not is_resnet and config.model.variant.startswith("R"):
       options += TINY_STEM
     new += [f"--config.model.{option}" for option in options]
+    new += [f"--config.{SHORT[0]}"]
   if is_new and verb != "evaluate":
-    new += [f"--config.{option}" for option in SHORT]
+    new += [f"--config.{option}" for option in SHORT[1:]]
     new += ["--config.model.dtype=float32"]
   if verb == "sweep":
     new += ["--grid=optim.lr=0.01"]
@@ -120,11 +122,12 @@ def appended(verb: str, words: list[str]) -> list[str]:
 
 def fill(folder: pathlib.Path) -> None:
   """Makes the files, without runs and weights."""
-  for name in LINKED:
-    (folder / name).symlink_to(ROOT / name)
   for name in COPIED:
-    copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-    copy(ROOT / name, folder / name)
+    if (ROOT / name).is_dir():
+      no_bytecode = shutil.ignore_patterns("__pycache__")
+      shutil.copytree(ROOT / name, folder / name, ignore=no_bytecode)
+    else:
+      shutil.copy(ROOT / name, folder / name)
   (folder / "bin").mkdir()
   for name, module in (("vit-jax", "-m vit_jax"), ("python", "")):
     file = folder / "bin" / name
@@ -247,7 +250,7 @@ class Session:
       "JAX_PLATFORMS": "cpu",
       "XLA_FLAGS": " ".join(flags),
       "PATH": path,
-      "PYTHONPATH": str(ROOT),
+      "PYTHONPATH": str(folder),
       "COLUMNS": "80",
     }
 
@@ -299,6 +302,7 @@ class Session:
     self.check("convert", "runs/vit_b16", "made.npz", "--to=npz")
     with np.load(self.folder / "made.npz") as arrays:
       named = dict(arrays)
+    (self.folder / "made.npz").unlink()
     np.savez(self.folder / WEIGHTS[0], **named)
     # AugReg's have no layer before the head.
     named = {k: v for k, v in named.items() if "pre_logits" not in k}

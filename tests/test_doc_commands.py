@@ -31,7 +31,6 @@ ROOT = doc_commands.ROOT
 ALL, UNKNOWN = doc_commands.every()
 
 THEIRS = r"python -m (vit_jax\.main|big_vision|timm)"  # of other projects
-ADDED = r"=mixer"  # a family that the page adds: see test_adding.py
 # A command that matches is not run here -> why.
 NOT_RUN = {
   THEIRS: "a command of another project",
@@ -47,9 +46,8 @@ NOT_RUN = {
   r"prepare (cifar10|imagenet)": "downloads, or reads tars of ImageNet: see"
   " tests/commands/test_prepare_source.py",
   r"prepare hf:": "downloads: see tests/data/test_imports.py",
-  r"benchmarks/(input|cpu_step|timm_speed|plans|study)\.py": "takes minutes",
+  r"benchmarks/(\w+_speed|input|cpu_step|plans|study)\.py": "takes minutes",
   r"receipts\.py NAME RUN": "writes a number: see test_receipts.py",
-  ADDED: "an added family",
   r"hf-hub:|gs://|--push": "needs the network: see tests/weights",
 }
 # What the words of a page's placeholders lack, in code spans alone, where a
@@ -70,7 +68,7 @@ FEWER = {
   r"task=all": "task=dtd",  # of 19 tasks, each a search of its own
   r"batch_size=256": "batch_size=8",
   r",res=\d+": "",
-  r"(--config=(?:finetune|vtab):\S*model=[^,\s]+)": r"\1,res=64",
+  r"(--config=\S*(?:finetune|vtab)(?:\.py)?:\S*model=[^,\s]+)": r"\1,res=64",
 }
 LABEL = re.compile(r"^([a-z][\w-]*) {2,}", re.MULTILINE)
 
@@ -109,7 +107,7 @@ def _completed(command: Command) -> list[tuple[str, list[str]]]:
   """Returns (verb, words) of each of our commands, with what spans lack."""
   found = []
   for verb, *words in of_this_project(command.filled):
-    if re.search(f"{THEIRS}|{ADDED}", command.text):
+    if re.search(THEIRS, command.text):
       continue
     if _is_mention(verb, words, command):
       continue
@@ -345,7 +343,8 @@ def test_runs(text, session, monkeypatch):
   if ours and ours[0][0] == "serve":
     _serve(session, ours[0][1])
     return
-  if len(ours) == len(simple(code)) == 1 and not re.match(r"[A-Z_]+=", code):
+  is_plain = not re.match(r"[A-Z_]+=|.*[^'\w](\w*/)*\*", code)
+  if is_plain and len(ours) == len(simple(code)) == 1:
     ((verb, words),) = ours
     status, printed = session.ours(verb, *words, *small)
   else:

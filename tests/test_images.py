@@ -226,6 +226,16 @@ def fault(image):
   return str(e.value)
 
 
+def test_postscript_is_no_image(tmp_path):
+  """Pillow would start another program to draw it."""
+  (tmp_path / "x.jpg").write_bytes(
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+  )
+  assert Image.open(tmp_path / "x.jpg").format == "EPS"
+  with pytest.raises(ValueError, match="that are no image; expected JPEG"):
+    images.read(tmp_path / "x.jpg")
+
+
 def test_what_is_no_image(small, tmp_path):
   text = tmp_path / "notes.jpg"
   text.write_bytes(b"buy milk")

@@ -208,7 +208,8 @@ def test_class_names(tmp_path):
   assert vit.report.notes == (labels.describe(1000),)
   (found,) = vit.predict([np.zeros((8, 8, 3), np.uint8)], top=2)
   # The bias of class k is k: 1 / (1 + 1/e + ...) = 1 - 1/e.
-  assert [p.name for p in found] == ["n15075141", "n13133613"]
+  names = ["toilet tissue (n15075141)", "ear (n13133613)"]
+  assert [p.name for p in found] == names
   assert found[0].probability == pytest.approx(1 - np.exp(-1), rel=1e-5)
 
 

@@ -413,8 +413,10 @@ def main(argv: list[str] | None = None) -> None:
       readme = card.text(vit, args.push, is_on_hub=True)
       (epath.Path(args.dst) / CARD).write_text(readme)
       notes.append(f"uploaded to {push.push(args.dst, args.push)}")
-  except (FileNotFoundError, FileExistsError, ValueError) as e:
-    sys.exit(str(e))
+  except (OSError, ValueError) as e:
+    if getattr(e, "errno", None) is None:  # it is in our words
+      sys.exit(str(e))
+    sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")
   print(f"{'written':<16}{args.dst}")
   for note in notes:
     print(f"{'':<16}{note}")

@@ -337,6 +337,14 @@ def main(args: cli.Args) -> None:
     if not args.flags["topology"]:
       found.append("--topology: got none, expected such as v5e:16x16.")
     options = _options(args.flags, found)
+    if workdir := args.flags["workdir"]:
+      try:
+        epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+      except OSError as e:
+        found.append(
+          f"--workdir: got {workdir!r}, where no files can be written"
+          f" ({e.strerror or e}); expected a folder, there or to be made."
+        )
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
@@ -353,9 +361,8 @@ def main(args: cli.Args) -> None:
   except ConfigError as e:
     sys.exit(str(e))
   show(result, wants_json)
-  if workdir := args.flags["workdir"]:
+  if workdir:
     path = epath.Path(workdir) / promise.FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(promise.contents(config, result), indent=2))
     print(f"written     {path}", file=sys.stderr)
 

@@ -91,8 +91,8 @@ class Pretrained:
     Args:
       images: A path, a glob, the bytes of a file, a PIL image, or an array
         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these
-        in a list, or as an array [b, h, w, c]. Files: JPEG, PNG, WebP, BMP,
-        GIF, and all else that Pillow reads.
+        in a list, or as an array [b, h, w, c]. Files of
+        `vit_jax.data.images.FORMATS`.
       top: Number of classes returned for each image.
 
     Returns:

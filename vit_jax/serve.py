@@ -81,8 +81,8 @@ import pathlib
 import sys
 import threading
 import time
+import traceback
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL import Image, ImageOps
 
@@ -269,9 +269,9 @@ def application(answers: Answers, name: str, hosts: list[str]):
 
   async def predict(request: Request) -> Response:
     nonlocal waiting
-    origin = request.headers.get("origin")
+    origin, host = map(request.headers.get, ("origin", "host"))
     try:
-      if origin and urlsplit(origin).netloc != request.headers["host"]:
+      if origin and origin not in (f"http://{host}", f"https://{host}"):
         raise Refused(403, f"got a request from {origin}, expected this page.")
       if waiting >= MOST_WAITING:
         raise Refused(503, f"{waiting} images are waiting; try again.")
@@ -288,6 +288,10 @@ def application(answers: Answers, name: str, hosts: list[str]):
       return JSONResponse({"error": text}, 408)
     except ClientDisconnect:
       return Response(status_code=400)
+    except Exception as e:  # such as too little memory; the page says so
+      traceback.print_exc()
+      text = f"the model failed ({type(e).__name__}); see its terminal."
+      return JSONResponse({"error": text}, 500)
 
   async def model(request: Request) -> Response:
     return JSONResponse(answers.model(name))

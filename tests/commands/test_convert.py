@@ -464,6 +464,15 @@ def test_the_command_ends_with_the_text(tmp_path, capsys, words, text):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / "file").write_text("")
+  source, target = DATA / "vit_token.weights.npz", tmp_path / "file" / "x.npz"
+  with pytest.raises(SystemExit) as error:
+    convert.main([str(source), str(target), "--to=npz"])
+  assert str(error.value).startswith(f"{tmp_path}/file")
+  assert str(error.value).endswith("; is DST a good place?")
+
+
 @pytest.mark.parametrize(
   "word, text",
   [

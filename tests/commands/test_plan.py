@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from vit_jax import plan, sharding
-from vit_jax.config import ConfigError
+from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
 
 FOUND = {
@@ -234,3 +234,13 @@ def test_compiled_for_a_slice():
   assert found["fits"] and found["chips"] == 4 and found["steps"] == 20
   assert found["peak_bytes"] > 0 and found["collectives"]
   assert found["hosts"] == 1 and found["input_cores"] is None  # of PNG
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
+  """Beside the other faults, and not after a compilation of minutes."""
+  (tmp_path / "file").write_text("")
+  flags = dict.fromkeys(plan.FLAGS) | {"workdir": f"{tmp_path}/file/run"}
+  with pytest.raises(SystemExit) as error:
+    plan.main(cli.Args(tiny.config(), "tiny", flags, []))
+  assert f"--workdir: got '{tmp_path}/file/run', where no" in str(error.value)
+  assert "--topology: got none" in str(error.value)

@@ -3,13 +3,16 @@
 import json
 import pathlib
 import re
+import types
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax import evaluate, report, ridge
-from vit_jax.config import ConfigError, cli
+from vit_jax.config import Config, ConfigError, cli
+from vit_jax.data.sources import Sources
+from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import knn, linear
 from vit_jax.runtime import probes
 
@@ -151,9 +154,36 @@ def test_what_is_wrong_is_told_at_once(own, tmp_path):
   assert "with no config.json of a run in it" in str(e.value)
 
 
+def test_a_split_without_labels_is_not_scored():
+  """As the test split of ImageNet, whose labels, -1, are secret."""
+  labels = {"train": [0, -1, 1, 1], "test": [-1, -1], "validation": [1, 0]}
+
+  class Opened(Sources):
+    def look_at(self, dataset, split):
+      if split not in labels:
+        raise SplitError(f"no {split}")
+      found = np.array(labels[split])
+      return types.SimpleNamespace(
+        labels=lambda: found,
+        num_classes=2,
+        num_examples=len(found),
+        is_multilabel=False,
+      )
+
+  found = probes.configured(Config(), {"fewshot": "x"}, Opened(None))
+  assert found.evals[0].split == "validation"
+  assert found.evals[0].shots == (1, 0)  # one image of class 0
+  ks = lambda: (
+    probes.configured(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
+  )
+  assert ks() == (1,)
+  del labels["validation"]
+  with pytest.raises(ConfigError, match="and nothing to score"):
+    probes.configured(Config(), {"fewshot": "x"}, Opened(None))
+
+
 def test_model_and_preprocessing_are_those_of_load():
   import vit_jax
-  from vit_jax.config import Config
 
   for name in ("vit_gap", "bit_v2"):
     path = str(TOKEN.parent / f"{name}.weights.npz")

@@ -185,12 +185,31 @@ def test_other_pages_cannot_reach_it(client):
   data, elsewhere = encoded(), {"Origin": "https://example.org"}
   found = client.post("/predict", content=data, headers=elsewhere)
   assert found.status_code == 403
-  null = client.post("/predict", content=data, headers={"Origin": "null"})
-  assert null.status_code == 403
+  for origin in ("null", "http://[::1", "ftp://127.0.0.1:8000"):
+    other = client.post("/predict", content=data, headers={"Origin": origin})
+    assert other.status_code == 403
   renamed = client.get("/model", headers={"Host": "evil.example"})
   assert renamed.status_code == 400
   own = {"Origin": "http://127.0.0.1:8000"}
   assert client.post("/predict", content=data, headers=own).status_code == 200
+
+
+def test_a_failure_is_told(answers, capsys):
+  testclient = pytest.importorskip("starlette.testclient")
+
+  class Broken(serve.Answers):
+    def answer(self, data):
+      raise MemoryError
+
+  broken = Broken(answers.vit, 3, answers.max_bytes, answers.max_pixels)
+  app = serve.application(broken, "broken", ["127.0.0.1"])
+  with testclient.TestClient(app, "http://127.0.0.1") as client:
+    found = client.post("/predict", content=b"x")
+  assert found.status_code == 500
+  assert found.json() == {
+    "error": "the model failed (MemoryError); see its terminal."
+  }
+  assert "MemoryError" in capsys.readouterr().err
 
 
 def test_many_at_once_are_refused(answers):

@@ -120,7 +120,8 @@ def test_it_is_chosen_on_what_is_held_out():
   x = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
   right = np.array([0, 1, 2, 0])
   held_out = {"x": x, "label": np.array([1, 2, 0, 2])}  # one no head gets
-  scores = probe.score((heads, held_out, {"x": x, "label": right}))
+  test = {"x": x, "label": right, "index": np.arange(4)}
+  scores = probe.score((heads, held_out, test))
   assert scores == {
     "l/top1": 0.0,
     "l/held_out": 0.75,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import checkpoint
 from vit_jax.models.filters import Components
-from vit_jax.reporting import figures, inside, inside_figures
+from vit_jax.reporting import figures, inside, inside_figures, runs
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(0)
@@ -109,6 +110,23 @@ def test_everything_of_a_transformer(of):
   for draw in charts.values():
     for file in figures.render(draw):
       xml.etree.ElementTree.fromstring(file)
+
+
+def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
+  """A report has several runs, of any size."""
+  vit = vit_jax.load(DATA / "vit_token.weights.npz", verbose=False)
+  metadata = vit.metadata() | {"class_names": None}
+  checkpoint.write_params(
+    str(tmp_path / "checkpoints" / "2"), vit.params, metadata
+  )
+  (tmp_path / "metrics.jsonl").touch()
+  (run,) = runs.find_runs(tmp_path)
+  assert [*inside._of_run(run).vit.params] == ["embedding"]
+  charts = []
+  page = inside.of_runs(
+    [run], lambda name, draw, alt: charts.append(name) or ""
+  )
+  assert charts == [f"filters_{run.name}"] and "no images" in page
 
 
 def test_what_is_left_out(of):

@@ -171,7 +171,13 @@ def test_without_a_plan_nothing_is_said(tmp_path):
   assert promise.kept(str(tmp_path), 16) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"plan": {}}', "null"])
+@pytest.mark.parametrize(
+  "text",
+  [
+    *("{", "[]", "{}", '{"plan": {}}', "null"),
+    '{"plan": {"topology": "v5e:2x2"}, "config": {"data": {}}}',
+  ],
+)
 def test_a_file_that_is_no_plan(tmp_path, text):
   (tmp_path / promise.FILE).write_text(text)
   (line,) = promise.lines(str(tmp_path), tiny.config(), 1)

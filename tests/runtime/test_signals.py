@@ -35,18 +35,19 @@ found = dict.fromkeys(plan.PRICES) | dict(
   capacity_bytes=2**34, peak_bytes=2**30, batch_size=64, argument_bytes=1,
   temporary_bytes=1, flops=1.0, bytes_accessed=1.0, cycles_seconds=0.5,
   optimal_seconds=0.5, price_seconds=0.5, collectives={{}},
-  images_per_second=128.0, mfu=0.1,
+  images_per_second=128.0, mfu=0.1, hosts=1, input_per_host=128.0,
 )
 calls = []
 
-def slow(choice, topology):
+def slow(choice, topology, **_):
   calls.append(choice)
   if len(calls) == 2:
     {BUSY}
   return found
 
 plan.plan = slow
-flags = dict(topology="v5e:2x2", search="true", json=sys.argv[1])
+flags = dict.fromkeys(["workdir", "input_rate", "price_per_chip_hour"])
+flags |= dict(topology="v5e:2x2", search="true", json=sys.argv[1])
 plan.main(cli.Args(config, "tiny", flags, []))
 """
 

@@ -17,20 +17,33 @@ def test_imagenet1k():
   assert labels.known(1000) == names
 
 
-@pytest.mark.parametrize("num_classes", [999, 1001, 21_841, 21_842, 21_843])
-def test_only_a_thousand_names_are_known(num_classes):
+def test_imagenet21k():
+  google, fall = map(labels.known, (21_843, 21_841))
+  assert len(set(google)) == len(google) == 21_843
+  assert list(google) == sorted(google)
+  assert google[9205] == "n03931044" and google[15_027] == "n09859684"
+  assert fall == google[:9205] + google[9206:15_027] + google[15_028:]
+  assert set(labels.known(1000)) - set(google) == {"n04399382"}
+
+
+@pytest.mark.parametrize("num_classes", [999, 1001, 21_842])
+def test_other_widths_have_no_names(num_classes):
   assert labels.known(num_classes) is None
 
 
-def test_without_tfds_no_names(monkeypatch):
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  assert labels.imagenet1k() is None
-  assert labels.known(1000) is None
+def test_words():
+  assert labels.in_words("n04399382") == "teddy (n04399382)"
+  assert labels.in_words("n00000000") == "n00000000"
+  for wnid in labels.known(21_843):
+    word, _, end = labels.in_words(wnid).rpartition(" ")
+    assert word and end == f"({wnid})"
 
 
-def test_without_the_file_no_names(monkeypatch, tmp_path):
-  monkeypatch.setattr(labels, "_LABELS", str(tmp_path / "nothing.txt"))
-  assert labels.imagenet1k() is None
+def test_tfds_has_the_same_names():
+  spec = importlib.util.find_spec("tensorflow_datasets")
+  folder = pathlib.Path(spec.submodule_search_locations[0])
+  text = (folder / "datasets/imagenet2012/labels.txt").read_text()
+  assert labels.imagenet1k() == tuple(text.split())
 
 
 @pytest.mark.parametrize(
@@ -63,6 +76,8 @@ def test_the_lists_of_timm_say_so():
   assert [len(x) for x in (google, fall, focal)] == [21_843, 21_841, 21_842]
   assert google == sorted(google) and fall == sorted(fall)
   assert google[9205] == "n03931044" and google[15_027] == "n09859684"
+  assert tuple(google) == labels.known(21_843)
+  assert tuple(fall) == labels.known(21_841)
   assert fall == google[:9205] + google[9206:15_027] + google[15_028:]
   assert focal[:1000] == list(labels.imagenet1k())
   assert focal[1000:] == sorted(focal[1000:])

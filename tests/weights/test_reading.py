@@ -107,19 +107,19 @@ def test_nothing_is_read_before_it_is_looked_at(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "num_classes, is_named, sentence",
-  [(1000, True, "ImageNet-1k"), (21_843, False, "Google's ImageNet-21k")],
+  "num_classes, loss, sentence",
+  [(1000, None, "ImageNet-1k"), (21_843, "sigmoid", "Google's ImageNet-21k")],
 )
-def test_a_width_that_has_names(tmp_path, num_classes, is_named, sentence):
+def test_a_width_that_has_names(tmp_path, num_classes, loss, sentence):
   path = save(
     tmp_path / "x.npz",
     head__kernel=np.zeros((48, num_classes), "f"),
     head__bias=np.zeros(num_classes, "f"),
   )
   found = weights.read(path)
-  assert found.class_names == (labels.imagenet1k() if is_named else None)
+  assert found.class_names == labels.known(num_classes)
   # Google's files of ImageNet-21k were trained with a sigmoid.
-  assert found.loss == (None if is_named else "sigmoid")
+  assert found.loss == loss
   (note,) = found.notes
   assert note == labels.describe(num_classes) and sentence in note
 

@@ -18,6 +18,9 @@ from jaxtyping import UInt8
 from PIL import Image
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP or GIF"
+# Those, and what else is pixels alone: Pillow would hand PostScript to another
+# program, whatever the file's name.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # What Pillow raises, depending on the format and on what is wrong.
 BROKEN = (
   OSError,
@@ -120,7 +123,7 @@ def _from_bytes(data: bytes):
   if not data:
     raise ValueError(f"got an empty file; {EXPECTED}.")
   try:
-    image = Image.open(io.BytesIO(data))
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
   except Image.UnidentifiedImageError:
     raise ValueError(
       f"got {len(data):,} bytes that are no image; {EXPECTED}."

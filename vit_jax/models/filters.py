@@ -10,6 +10,7 @@ from vit_jax.families import ModelConfig
 from vit_jax.models.resnet import standardise
 
 NUM_COMPONENTS = 28  # as in Figure 7 of arXiv:2010.11929
+FIRST_LAYERS = ("conv_root", "embedding")  # parameters that `filters_of` reads
 
 
 class Filters(NamedTuple):

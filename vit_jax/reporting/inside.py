@@ -3,6 +3,7 @@
 Figures of arXiv:2010.11929. Several models stand side by side.
 """
 
+import dataclasses
 import functools
 import html
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,11 @@ from PIL import Image
 from vit_jax import checkpoint
 from vit_jax.batch import normalise
 from vit_jax.models import inspection
-from vit_jax.models.filters import filters_of, principal_components
+from vit_jax.models.filters import (
+  FIRST_LAYERS,
+  filters_of,
+  principal_components,
+)
 from vit_jax.pretrained import Pretrained, load
 from vit_jax.reporting import figures, inside_figures, kept, overlay
 from vit_jax.reporting.page import gallery, missing
@@ -198,13 +203,17 @@ def _of_run(run: Run) -> Inside:
   num_images = int(min(NUM_IMAGES, max(1, MOST_MACS // macs)))
   found = kept.predictions(run, num_images)
   examples = found.first if found else []
-  return look(
+  seen = look(
     run.name,
     run.label,
     vit,
     [example.image for example in examples],
     [f"{e.guess} {100 * e.probability:.0f}%" for e in examples],
   )
+  # All that `filters` needs: large models of several runs are never in memory
+  # together.
+  first = {k: v for k, v in vit.params.items() if k in FIRST_LAYERS}
+  return seen._replace(vit=dataclasses.replace(vit, params=first))
 
 
 def filters(insides: Sequence[Inside], keep: Keep) -> Part:

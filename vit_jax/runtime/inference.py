@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax.batch import normalise
 from vit_jax.data import streaming
 from vit_jax.losses import PROBABILITIES
+from vit_jax.weights import labels
 
 if TYPE_CHECKING:
   from vit_jax.pretrained import Pretrained
@@ -22,6 +23,7 @@ BATCH = 16  # images in a forward pass
 class Prediction:
   """A class and its probability by the model, 0 to 1.
 
+  A class of ImageNet is named in words, its wnid behind: "tench (n01440764)".
   `index` is its column of the head: two classes may have one name.
   """
 
@@ -61,6 +63,7 @@ def answers(
   """Yields what `Pretrained.predictions` does; it has the same arguments."""
   rows = streaming.read_all(images, vit.ops, ahead=2 * batch_size)
   names = vit.class_names or tuple(map(str, range(vit.num_classes)))
+  names = tuple(map(labels.in_words, names))
   before: tuple[list[streaming.Row], Any] | None = None
   for batch in _batches(rows, batch_size):
     good = [row.pixels for row in batch if row.error is None]

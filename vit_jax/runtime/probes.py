@@ -31,7 +31,7 @@ from vit_jax.evaluators.per_class import confusions, per_class
 from vit_jax.runtime import run_info
 
 FOLDER = "probes"
-# The first of these splits that exists is scored.
+# The first of these splits that has labels is scored.
 HELD_OUT = ("test", "val", "validation")
 NUM_MISTAKES = 24  # kept with their images
 MOST_MISTAKES = 1000  # kept by name
@@ -107,36 +107,38 @@ def configured(
 def _configured(
   config: Config, kind: str, dataset: str, opened: Sources
 ) -> EvaluatorConfig:
-  def is_there(split: str) -> bool:
+  def has_labels(split: str) -> bool:
     try:
-      return bool(opened.look_at(dataset, split))
+      return bool((opened.look_at(dataset, split).labels() >= 0).any())
     except SplitError:
       return False
 
   train = opened.look_at(dataset, "train")
-  held_out = next(filter(is_there, HELD_OUT), None)
   if train.is_multilabel:
     raise ValueError(
       f"got {dataset!r}, whose images have any number of classes, expected"
       " one class each."
     )
-  fewest = np.bincount(train.labels(), minlength=train.num_classes).min()
+  labels = train.labels()
+  counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
+  held_out, fewest = next(filter(has_labels, HELD_OUT), None), counts.min()
   if not held_out or not fewest:
     raise ValueError(
       f"got {dataset!r} with {fewest:,} training images of its rarest class"
       f" and {held_out or 'nothing'} to score; expected one or"
-      f" more of every class, and a split {', '.join(HELD_OUT)}."
+      f" more of every class, and a labelled split {' or '.join(HELD_OUT)}."
     )
   cls = EVALUATORS[kind]
   own = (e for e in config.evals if type(e) is cls)
   known = next(own, cls())
-  most = train.num_examples
   limited = {
     "fewshot": lambda: {
       "shots": (*(k for k in known.shots if 0 < k <= fewest), 0),
       "baselines": False,  # raw pixels of all images may exhaust the memory
     },
-    "knn": lambda: {"ks": tuple(k for k in known.ks if k <= most) or (1,)},
+    "knn": lambda: {
+      "ks": tuple(k for k in known.ks if k <= counts.sum()) or (1,)
+    },
   }
   return dataclasses.replace(
     known,

@@ -59,7 +59,7 @@ def read(workdir: str) -> dict[str, Any]:
     return {}
   try:
     found = json.loads(path.read_text())
-    found["plan"]["topology"], found["config"]["data"]
+    found["plan"]["topology"], found["plan"]["chips"], found["config"]["data"]
   except (KeyError, TypeError, json.JSONDecodeError) as e:
     raise ValueError(
       f"{path}: expected what vit-jax plan --workdir={workdir} writes, got"

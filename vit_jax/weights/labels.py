@@ -1,4 +1,4 @@
-"""Class names of a head, where its width decides them.
+"""Class names of a head, where its width decides them, and WordNet's words.
 
 ImageNet-21k has been published with heads of three widths, in three orders. The
 statements here were checked against the lists of timm 1.0.31
@@ -13,13 +13,24 @@ google-research/big_transfer#7):
 - 21,842: FocalNet's (microsoft/FocalNet#27). ImageNet-1k's 1,000 come first,
   and the others follow, sorted. Place 850, n04399382, is in ImageNet-1k and in
   neither of the two lists above: no image in training had that label.
+
+wordnet.csv has the wnids of all of them, sorted, which of them ImageNet-1k has,
+and the first word of each in WordNet 3.0 (Princeton University, whose licence
+permits its use), as in timm/data/_info/imagenet_synset_to_lemma.txt.
 """
 
-import importlib.util
+import csv
+import functools
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
-_LABELS = "datasets/imagenet2012/labels.txt"  # in tensorflow_datasets
+_FILE = pathlib.Path(__file__).parent / "wordnet.csv"
+# What lists of ImageNet-21k lack; see above.
+_NOT_IN_21K = {
+  21_841: {"n03931044", "n04399382", "n09859684"},
+  21_843: {"n04399382"},
+}
 
 _DESCRIPTIONS = {
   1000: (
@@ -45,22 +56,41 @@ _DESCRIPTIONS = {
 }
 
 
-def imagenet1k() -> tuple[str, ...] | None:
-  """Returns the wnids of ImageNet-1k in the order of published heads.
+class _Class(NamedTuple):
+  """A class of ImageNet: whether ImageNet-1k has it, and its word."""
 
-  They are read from the file of labels in TFDS's package, which is found
-  without importing TFDS. None where TFDS or that file is not installed.
+  is_1k: bool
+  word: str
+
+
+@functools.cache
+def _classes() -> dict[str, _Class]:
+  """Returns the classes by wnid, sorted."""
+  with _FILE.open(encoding="utf-8", newline="") as file:
+    _, *rows = csv.reader(file)
+  return {wnid: _Class(is_1k == "1", word) for wnid, is_1k, word in rows}
+
+
+@functools.cache
+def imagenet1k() -> tuple[str, ...]:
+  """Returns the wnids of ImageNet-1k in the order of published heads.
 
   Example:
     >>> imagenet1k()[0]
     'n01440764'
   """
-  spec = importlib.util.find_spec("tensorflow_datasets")
-  for folder in (spec and spec.submodule_search_locations) or ():
-    file = pathlib.Path(folder) / _LABELS
-    if file.exists():
-      return tuple(file.read_text().split())
-  return None
+  return tuple(wnid for wnid, row in _classes().items() if row.is_1k)
+
+
+def in_words(name: str) -> str:
+  """Returns a wnid behind its word, and any other name as it is.
+
+  Example:
+    >>> in_words("n01440764"), in_words("cat")
+    ('tench (n01440764)', 'cat')
+  """
+  found = _classes().get(name)
+  return f"{found.word} ({name})" if found else name
 
 
 def describe(num_classes: int) -> str | None:
@@ -87,12 +117,17 @@ def loss(num_classes: int, is_vit: bool) -> str | None:
 
 
 def known(num_classes: int) -> tuple[str, ...] | None:
-  """Returns the names of the classes where the width alone decides, or None.
+  """Returns the wnids of the classes where the width alone decides, or None.
 
   Args:
-    num_classes: Width of the head. Only 1000 has names, those of `imagenet1k`.
+    num_classes: Width of the head; 1000, 21841 and 21843 are known.
   """
-  return imagenet1k() if num_classes == 1000 else None
+  if num_classes == 1000:
+    return imagenet1k()
+  if num_classes not in _NOT_IN_21K:
+    return None
+  lacking = _NOT_IN_21K[num_classes]
+  return tuple(wnid for wnid in _classes() if wnid not in lacking)
 
 
 def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -103,9 +138,9 @@ def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
       tench and the goldfish, as in Hugging Face's config.json.
 
   Returns:
-    Nothing for other names, and where `imagenet1k` finds none.
+    Nothing for other names.
   """
   firsts = [name.split(",")[0] for name in names[:2]]
   if len(names) != 1000 or firsts != ["tench", "goldfish"]:
     return ()
-  return imagenet1k() or ()
+  return imagenet1k()
