@@ -88,3 +88,19 @@ def test_what_there_is_not(name, message, tmp_path, monkeypatch):
     files.find(name)
   assert str(e.value).startswith(f"--config: got {name!r}, which is ")
   assert message in str(e.value)
+
+
+def test_the_length_that_is_named_counts():
+  """The config's own is in steps, which else decide over epochs."""
+
+  def length(*flags):
+    args = cli.parse("train", {}, ["--config=digits_finetune", *flags])
+    config = args.config
+    return config.total_steps, config.total_epochs, args.faults
+
+  assert length() == (300, None, [])
+  assert length("--config.total_steps=7")[:2] == (7, None)
+  assert length("--config.total_epochs=2")[:2] == (None, 2.0)
+  assert length("--config.total_epochs=none") == (300, None, [])
+  _, _, faults = length("--config.total_epochs=2", "--config.total_steps=7")
+  assert faults[0].startswith("--config.total_epochs: got it beside")

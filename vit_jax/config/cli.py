@@ -130,6 +130,14 @@ def parse(
       else "--config: got none, expected --config=NAME, as in --config=vit_b16."
     )
   values = loaded or values
+  if (overrides.get("total_epochs") or "none").lower() != "none":
+    if "total_steps" in overrides:
+      faults.append(
+        "--config.total_epochs: got it beside --config.total_steps, expected"
+        " one of them."
+      )
+    else:  # else the config's own length in steps would count, unsaid
+      override(values, "total_steps", None)
   for path, value in overrides.items():
     override(values, path, value)
   if section:
