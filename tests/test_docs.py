@@ -34,7 +34,7 @@ NEEDS = {
 }
 # Sections that start processes of their own, or need one device.
 SLOW = (
-  ("export", "Details"),
+  "Details",
   "Convert",
   "Into other Flax code",
   "From other Flax code",
