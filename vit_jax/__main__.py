@@ -12,7 +12,6 @@ from vit_jax.options import nearest
 # Modules of what requirements.txt has and requirements-lean.txt has not.
 NOT_LEAN = (
   "clu",
-  "matplotlib",
   "sklearn",
   "tensorboard",
   "tensorflow",
@@ -63,7 +62,7 @@ def tell(kind, error, trace) -> None:
     print(
       f"vit-jax: {error.name} is not installed, and this command needs it: pip"
       " install -r requirements.txt (requirements-lean.txt is enough for"
-      " predict, serve, convert and models).",
+      " predict, visualize, serve, report, convert and models).",
       file=sys.stderr,
     )
   else:

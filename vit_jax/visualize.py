@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
   insides = []
   for label, (path, vit) in models.items():
     images = [row.pixels for row in rows[label] if row.name not in errors]
-    print(f"{path}: {vit.config.variant}, {len(images)} images", flush=True)
+    some = "1 image" if len(images) == 1 else f"{len(images)} images"
+    print(f"{path}: {vit.config.variant}, {some}", flush=True)
     captions = _captions([named.name for named in found], vit, images)
     name = _file_name(label) if len(models) > 1 else ""
     insides.append(inside.look(name, label, vit, images, captions))
@@ -154,7 +155,10 @@ def _images(
   except (
     Exception
   ) as e:  # Any fault of the data, which the page can do without.
-    return [], [f"images ({e} Name some: vit-jax visualize CHECKPOINT IMAGE)"]
+    why = str(e).rstrip(".")
+    return [], [
+      f"images ({why}. Name some: vit-jax visualize CHECKPOINT IMAGE)"
+    ]
 
 
 def _of_evaluation(path: str) -> list[streaming.Named]:

@@ -147,16 +147,17 @@ def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
   modules = {name.replace("-", "_") for name in packages}
   modules = modules - {"scikit_learn"} | {"sklearn"}
   assert modules == {*command.NOT_LEAN}
-  done = _run("report", "runs", code=WITHOUT + "command.main()")
+  done = _run("train", "--config=glyphs", code=WITHOUT + "command.main()")
   assert done.stderr.startswith(
-    "vit-jax: matplotlib is not installed, and this command needs it: pip"
+    "vit-jax: tensorflow_datasets is not installed, and this command needs it:"
   )
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 def test_what_the_lean_requirements_are_enough_for():
-  modules = ["vit_jax.predict", "vit_jax.serve", "vit_jax.convert"]
-  done = _run(code=f"{WITHOUT}import {', '.join(modules)}")
+  verbs = "predict", "visualize", "serve", "report", "convert"
+  modules = ", ".join(f"vit_jax.{verb}" for verb in verbs)
+  done = _run(code=f"{WITHOUT}import {modules}")
   assert done.returncode == 0, done.stderr
 
 
