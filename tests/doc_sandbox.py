@@ -91,7 +91,8 @@ def parse(verb: str, words: list[str]) -> list[cli.Args]:
 def appended(verb: str, words: list[str]) -> list[str]:
   """Returns what makes a command small, without what its words say already."""
   if verb == "score" and not any("digits" in w for w in words):
-    return ["--fake_data", "--batch_size=8"]
+    fewer = ["--steps=gelu"] if "--explain" in words else []
+    return ["--fake_data", "--batch_size=8", *fewer]
   if verb == "prepare":
     return ["--data_dir=tfds"]
   if verb == "serve":

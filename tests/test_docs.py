@@ -34,6 +34,7 @@ NEEDS = {
 }
 # Sections that start processes of their own, or need one device.
 SLOW = (
+  "Details",
   "Convert",
   "Into other Flax code",
   "From other Flax code",

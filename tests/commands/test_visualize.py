@@ -69,6 +69,7 @@ def test_one_model(photos, tmp_path, capsys):
     assert image.size == (3 * 192 + 2 * 4, 192)
 
 
+@pytest.mark.slow  # two models are compiled
 def test_models_side_by_side(photos, tmp_path):
   written = call(
     TOKEN, photos / "c.png", f"--beside={MAP}", f"--out={tmp_path}"
