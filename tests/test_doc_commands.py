@@ -1,10 +1,10 @@
 """Commands of README, CONTRIBUTING and docs are parsed, and run if possible.
 
 `doc_commands` finds them, `doc_sandbox` has the files that they name. In the
-quick tests the parser of the command reads its words, and its config is built;
-in the slow ones it runs: as it is written, with words behind it that make the
-model small, the run short and the data fake. What is not run here is in
-`NOT_RUN`, with the reason.
+quick tests the parser of the command reads its words, and its config is built.
+With the slow tests README's commands run, and every night the others: as they
+are written, with words behind them that make the model small, the run short and
+the data fake. What is not run here is in `NOT_RUN`, with the reason.
 """
 
 import contextlib
@@ -307,7 +307,7 @@ def test_every_reason_has_a_command():
     if _reason(c) and c.text not in WHERE
   ],
 )
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_not_run(command):
   """Lists what is not run, with the reasons."""
   pytest.skip(f"{command.text}: {_reason(command)}")
@@ -325,8 +325,18 @@ def session(tmp_path_factory):
     session.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", RUN, ids=[WHERE[t].place for t in RUN])
+def _mark(place: str):
+  """What README shows is run with the slow tests, the rest every night."""
+  is_readme = place.startswith("README")
+  return pytest.mark.slow if is_readme else pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    pytest.param(t, id=WHERE[t].place, marks=_mark(WHERE[t].place)) for t in RUN
+  ],
+)
 def test_runs(text, session, monkeypatch):
   monkeypatch.chdir(session.folder)  # where configs look for their files
   session.restore()

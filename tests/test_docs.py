@@ -7,7 +7,7 @@ it, if there is one. `python tests/test_docs.py [PAGE]` writes these anew.
 A block that begins with "# Without vit_jax" runs in a process of its own, in
 which that import fails; one that begins with "# NAME.py" is written to a file.
 The other blocks run in the tests' own process, which has imported all they
-need, and, in the slow suite and to write them, in processes of their own.
+need, and, every night and to write them, in processes of their own.
 """
 
 import contextlib
@@ -199,7 +199,7 @@ def test_code_does_what_the_text_says(page, section, tmp_path):
   check(page, section, tmp_path, in_this_process=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("page", "section"), SECTIONS)
 def test_code_does_what_the_text_says_in_a_process_of_its_own(
   page, section, tmp_path

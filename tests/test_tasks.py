@@ -122,7 +122,7 @@ def call(folder, command, more=""):
   return out.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_scripts_run(name, folder):
   page = ROOT / "docs" / "tasks" / f"{name}.md"
