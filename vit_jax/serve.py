@@ -54,7 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     metavar="N",
     default=MAX_MEGAPIXELS,
     help="images of more are refused before they are decoded (default:"
-    " %(default)s); decoding takes some 20 bytes a pixel",
+    " %(default)s); decoding takes some 14 bytes a pixel",
   )
   args = parser.parse_args(argv)
   for name in ("top", "max_megabytes", "max_megapixels"):
