@@ -61,7 +61,7 @@ def built(tmp_path_factory):
   return base / "dist"
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_what_is_built(built):
   assert len(list(built.glob("vit_jax-*.tar.gz"))) == 1
   (wheel,) = importlib.metadata.distributions(
@@ -78,7 +78,7 @@ def test_what_is_built(built):
   assert len(always) == len(_requirements("requirements.txt"))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_wheel_outside_of_the_checkout(built, tmp_path):
   """Its dependencies are those of this environment, lent by a .pth file.
 
