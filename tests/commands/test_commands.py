@@ -127,6 +127,8 @@ def test_ctrl_c_ends_in_a_sentence():
   code = (
     "import signal\n"
     "from vit_jax import __main__ as command\n"
+    # A process that a shell starts in the background ignores it.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "command.run = lambda: signal.raise_signal(signal.SIGINT)\n"
     "command.main()"
   )
