@@ -14,7 +14,7 @@ import pytest
 
 from vit_jax import __main__ as command
 from vit_jax.config import cli, files, help_text
-from vit_jax.config.commands import COMMANDS
+from vit_jax.config.commands import COMMANDS, parser
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
 # Ends as the command does, and tells what it has imported until then.
@@ -121,6 +121,16 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden(monkeypatch, capsys):
   monkeypatch.setattr(command, "run", fail)
   with pytest.raises(BrokenPipeError, match="a worker's"):
     command.main()
+
+
+def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
+  flags = parser("predict", "", "")
+  flags.add_argument("--image_size")
+  with pytest.raises(SystemExit):
+    flags.parse_args(["--imgae_size=3"])
+  assert (
+    "--imgae_size=3 Did you mean '--image_size'?" in capsys.readouterr().err
+  )
 
 
 def test_ctrl_c_ends_in_a_sentence():

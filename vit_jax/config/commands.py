@@ -1,6 +1,9 @@
 """The commands, `vit-jax VERB`; a new one is a module and a line here."""
 
 import argparse
+from typing import NoReturn
+
+from vit_jax.options import nearest
 
 # Verb -> what it does. Each is the module vit_jax.VERB, and runs as such, too:
 # `python -m vit_jax.VERB`.
@@ -21,6 +24,16 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+  """Names the known flag that is nearest to an unknown one, as `train` does."""
+
+  def error(self, message: str) -> NoReturn:
+    known = [name for a in self._actions for name in a.option_strings]
+    _, _, unknown = message.partition("unrecognized arguments: ")
+    words = [w.split("=")[0] for w in unknown.split() if w.startswith("--")]
+    super().error(message + "".join(nearest(w, known) for w in words))
+
+
 def parser(
   verb: str, description: str, example: str, usage: str | None = None
 ) -> argparse.ArgumentParser:
@@ -32,7 +45,7 @@ def parser(
     example: Command lines as a user types them, each a line.
     usage: What follows the verb in the first line; None: every option.
   """
-  return argparse.ArgumentParser(
+  return _Parser(
     f"vit-jax {verb}",
     usage=usage and f"vit-jax {verb} {usage}",
     description=description,
