@@ -1,6 +1,6 @@
 """How much a file of weights may state, checked before memory is taken for it.
 
-So loading takes at most about twice the file, and 256 MiB.
+So loading takes at most about twice the file, and half a GiB.
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_SIDE = 2**31 - 1
 MAX_DIMENSIONS = 8
 # Parameters hardly compress, but zeros do, and heads are published as zeros.
 MAX_EXPANSION = 2
-ALWAYS_ALLOWED = 2**28  # bytes
+ALWAYS_ALLOWED = 2**27  # bytes
 
 
 def check_names(names: Sequence[str], where) -> None:
