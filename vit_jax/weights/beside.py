@@ -4,6 +4,8 @@ from etils import epath
 
 from vit_jax.options import shown
 
+MAX_NAME = 255  # bytes, of most file systems
+
 
 def beside(folder: epath.Path, name: str) -> epath.Path:
   """Returns the path of a file in a folder; it need not exist.
@@ -22,6 +24,7 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
   """
   path = folder / name
   is_name = name not in ("", ".", "..") and not set(name) & {*"/\\", "\0"}
+  is_name = is_name and len(name.encode("utf-8", "replace")) <= MAX_NAME
   if not is_name:
     raise ValueError(
       f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
