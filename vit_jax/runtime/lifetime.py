@@ -12,7 +12,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from vit_jax.config import json_file
+
 FILE = "process.json"
+# Its contents; see `vit_jax.config.json_file.faults`.
+SHAPE = {
+  "host": str,
+  "pid": json_file.Whole(0, 2**31 - 1),
+  "ticks": int,
+  "began": float,
+  "ended": float,
+  "how": str,
+}
 FINISHED = "finished"
 
 
