@@ -37,6 +37,7 @@ from vit_jax.runtime import (
   prepare,
   processes,
   promise,
+  restacked,
   run_info,
 )
 from vit_jax.runtime.accounting import account_of
@@ -117,7 +118,14 @@ def _train(
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     progress.note(prepared.resumed.take())
-    state = checkpointer.restore(start, assembly.state)
+    state = restacked.restore(
+      lambda like: checkpointer.restore(start, like),
+      prepared.resumed_metadata,
+      config,
+      facts,
+      assembly,
+      mesh,
+    )
   else:
     state = assembly.fresh_state()
     if config.init:
