@@ -33,9 +33,28 @@ class Read(NamedTuple):
 
 
 def write(path: epath.Path, text: str, mode: str = "w") -> None:
-  """Opens a file, writes and closes it; every small file is written by it."""
+  """Opens a file, writes and closes it. All is written by it and `append`."""
   with path.open(mode) as file:
     file.write(text)
+
+
+def append(path: epath.Path, text: str, size: int) -> int:
+  """Writes after the first bytes of a file, and returns how many it has then.
+
+  Args:
+    path: In a folder that is there.
+    text: What is written.
+    size: Bytes that stay; what a write that failed left behind them does not.
+  """
+  if not is_local(path):  # an object store, whose files cannot be cut
+    write(path, text, "a")
+    return size
+  number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+  with os.fdopen(number, "r+b") as file:
+    size = min(size, os.fstat(number).st_size)
+    file.truncate(size)
+    file.seek(size)
+    return size + file.write(text.encode())
 
 
 def replace_text(path: epath.Path, text: str) -> None:
@@ -150,17 +169,7 @@ class Lines:
     )
 
   def _write(self, text: str) -> None:
-    if not is_local(self._path):  # which has no files that can be cut
-      write(self._path, text, "a")
-      return
-    data = text.encode()
-    number = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-    with os.fdopen(number, "r+b") as file:
-      size = min(self._size, os.fstat(number).st_size)
-      file.truncate(size)
-      file.seek(size)
-      file.write(data)
-    self._size = size + len(data)
+    self._size = append(self._path, text, self._size)
 
 
 def read_json(path: epath.Path) -> Read:

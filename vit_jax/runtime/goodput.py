@@ -9,7 +9,7 @@ checkpoint, and with each beat of `vit_jax.runtime.lock`.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.runtime import phases as phases_lib
@@ -27,8 +27,9 @@ class Goodput:
 
   Args:
     phases: Of this process.
-    kept: The account of the checkpoint from which it resumes; None: it has
-      none, or the run is new.
+    kept: The account of the checkpoint from which it resumes, as `at` made it;
+      None: it has none, or the run is new. What is no account is taken for
+      None.
     last: The account in the last sign of life of the process before; None:
       there was none.
     clock: Seconds since the epoch, for tests.
@@ -37,8 +38,8 @@ class Goodput:
   def __init__(
     self,
     phases: phases_lib.Phases,
-    kept: dict[str, Any] | None = None,
-    last: dict[str, Any] | None = None,
+    kept: Any = None,
+    last: Any = None,
     clock: Callable[[], float] = time.time,
   ):
     self._phases = phases
@@ -88,7 +89,7 @@ class Goodput:
     return f"goodput     {text(self.at()['seconds'])}"
 
 
-def of_rows(rows: list[dict[str, float]]) -> dict[str, float]:
+def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Returns the seconds of each bucket in the last row that has them; {}: none
   has."""
   prefix = "train/seconds/"

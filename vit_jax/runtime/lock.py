@@ -98,18 +98,22 @@ class Lock:
       raise LostError(self._lost)
 
   def __enter__(self):
-    self._refuse_if(self._take)
+    lifetime.held.add(self._record["id"])
+    try:
+      self._refuse_if(self._take)
+    except ConfigError:
+      lifetime.held.discard(self._record["id"])
+      raise
     if self._is_first:
-      lifetime.held.add(self._record["id"])
       self._beat()
       threading.Thread(target=self._beats, name="beat", daemon=True).start()
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, *_):
+    lifetime.held.discard(self._record["id"])
     if not self._is_first:
       return
     self._stopped.set()
-    lifetime.held.discard(self._record["id"])
     self._beat()  # the last, with all that it tells
     if self._lost:
       return
@@ -183,18 +187,25 @@ class Lock:
         self._write_record()
         time.sleep(SETTLE_SECONDS)
         now = self._read()
-        return "" if _key(now) == _key(self._record) else self._words(now)
+        if _key(now) != _key(self._record):
+          return self._words(now)
+        self._tidy()
+        return ""
       if not claimed:
         continue
       if _key(self._read()) != _key(base):  # the link followed an old record
         self._claim_path(_key(chain[-1])).unlink(missing_ok=True)
         continue
       self._write_record()
-      for path in self._folder.glob("process.after-*"):
-        if path != self._claim_path(_key(self._record)):
-          path.unlink(missing_ok=True)
+      self._tidy()
       return ""
     return f"--workdir: got {self._workdir!r}, which several runs try to take."
+
+  def _tidy(self) -> None:
+    """Deletes what says who follows other records than this one."""
+    for path in self._folder.glob("process.after-*"):
+      if path != self._claim_path(_key(self._record)):
+        path.unlink(missing_ok=True)
 
   @property
   def _is_local(self) -> bool:
@@ -206,7 +217,7 @@ class Lock:
     while self._is_local and len(chain) < 1000:
       path = self._claim_path(_key(chain[-1]))
       found = files.read_json(path).values
-      if _key(found) in map(_key, chain):
+      if not found or _key(found) in map(_key, chain):
         break
       chain.append(found)
     return chain
@@ -214,12 +225,17 @@ class Lock:
   def _read(self) -> dict[str, Any]:
     return files.read_json(self._folder / lifetime.FILE).values
 
+  @property
+  def _draft(self) -> epath.Path:
+    """A file of this process alone."""
+    return self._folder / f"process.draft-{self._record['id']}"
+
   def _claim_path(self, key: str) -> epath.Path:
     return self._folder / f"process.after-{key}"
 
   def _claim(self, key: str) -> bool | None:
     """Whether this process follows the record; None: files cannot tell."""
-    draft = self._folder / f"process.claim-{self._record['id']}"
+    draft = self._draft
     files.write(draft, json.dumps(self._record))
     try:
       os.link(draft, self._claim_path(key))
@@ -232,8 +248,9 @@ class Lock:
       draft.unlink(missing_ok=True)
 
   def _write_record(self) -> None:
-    text = json.dumps(self._record, indent=2) + "\n"
-    files.replace_text(self._folder / lifetime.FILE, text)
+    draft = self._draft
+    files.write(draft, json.dumps(self._record, indent=2) + "\n")
+    draft.replace(self._folder / lifetime.FILE)
 
   def _signs(self) -> tuple:
     """Returns what changes while a run lives."""
