@@ -12,10 +12,7 @@ from vit_jax.runtime import startup
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "train",
-    {
-      "workdir": "folder of the run (default: runs/<config name>)",
-      **cli.PROCESS_FLAGS,
-    },
+    cli.TRAIN_FLAGS,
     description="Pre-trains or fine-tunes a model, as a config says. The same"
     " command again goes on from the last checkpoint.",
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
@@ -33,8 +30,9 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
+  changes,
   host_memory,
-  lifetime,
+  lock,
   predictions,
   prepare,
   processes,
@@ -42,7 +40,8 @@ from vit_jax.runtime import (
   restacked,
   run_info,
 )
-from vit_jax.runtime.accounting import KEY, account_of
+from vit_jax.runtime.accounting import account_of
+from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.progress import Progress, check_finite
 from vit_jax.runtime.rows import Rows
@@ -56,6 +55,7 @@ def train_and_evaluate(
   data: Data | None = None,
   *,
   began: float | None = None,
+  allow_change: tuple[str, ...] = (),
 ) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
@@ -67,6 +67,8 @@ def train_and_evaluate(
       need not exist; batch_size, and the image size of ops, must be those of
       `data`.
     began: Start of the command, as `startup.BEGAN`; None: now.
+    allow_change: Options and sections, such as "optim.lr" and "data", that may
+      differ from those with which the run began.
 
   Returns:
     The last state.
@@ -75,20 +77,23 @@ def train_and_evaluate(
     ConfigError: Something about the run cannot work; nothing was compiled.
     DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
+    WriteError: The workdir cannot be written, was deleted, or was taken.
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began))
     phases = Phases(began)
-    prepared = prepare.check(config, workdir, data=data)
-    at_exit.enter_context(lifetime.recorded(workdir))
+    held = lock.Lock(workdir)
+    prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
+    at_exit.enter_context(held)
     opening.ends("checks")
-    return _train(prepared, opening, phases, at_exit)
+    return _train(prepared, opening, phases, held, at_exit)
 
 
 def _train(
   prepared: prepare.Run,
   opening: startup.Start,
   phases: Phases,
+  held: lock.Lock,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
@@ -112,8 +117,7 @@ def _train(
   # The state: resumed, or fresh with given weights, or fresh.
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
-    for change in run_info.changes(config, workdir).values():
-      progress.note(f"changed     {change}")
+    progress.note(prepared.resumed.take())
     state = restacked.restore(
       lambda like: checkpointer.restore(start, like),
       prepared.resumed_metadata,
@@ -148,10 +152,11 @@ def _train(
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
-  writer = at_exit.enter_context(Writer(workdir, start, config, progress.note))
+  writer = Writer(workdir, start, config, progress.note, held.check)
+  at_exit.enter_context(writer)
   meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
-  account = account_of(prepared, mesh.size)
+  account = account_of(prepared, mesh.size, phases, held)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -205,10 +210,10 @@ def _train(
         rows.write(wait=saves or bool(due))
       if saves:
         # A new dict: the one before may still be on its way to the disk.
-        metadata = {**metadata, "step": step, KEY: account.at(step)}
+        metadata = {**metadata, **account.metadata(step)}
         with phases("save"):
           checkpointer.save(step, state, metadata)
-          run_info.write_json(workdir, "metadata.json", metadata)
+          run_info.write_json(workdir, "metadata.json", metadata, progress.note)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
@@ -256,8 +261,11 @@ def main(args: cli.Args) -> None:
     host_memory.keep()
     if args.faults:
       prepare.check(args.config, workdir, args.faults)
-    train_and_evaluate(args.config, workdir, began=startup.BEGAN)
-  except (ConfigError, DataError, FloatingPointError) as e:
+    allowed = changes.names_of(args.flags["allow_change"])
+    train_and_evaluate(
+      args.config, workdir, began=startup.BEGAN, allow_change=allowed
+    )
+  except (ConfigError, DataError, FloatingPointError, WriteError) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
     sys.exit("stopped; the same command resumes from the last checkpoint")

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.runtime import run_info
+from vit_jax.runtime import files, goodput, run_info
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.progress import check_finite
 from vit_jax.runtime.writer import Writer
@@ -30,6 +30,7 @@ MEASURED = (
   "train/mfu",
   "train/peak_bytes",
   "train/device_hours",
+  *goodput.NAMES,
 )
 
 
@@ -102,7 +103,10 @@ class Rows:
       if isinstance(values, concurrent.futures.Future):
         if not (wait or values.done()):
           return
-        scores = values.result()
+        try:
+          scores = values.result()
+        except OSError as e:  # an evaluator's own file
+          raise files.WriteError(f"the scores of step {step}: {e}") from None
         check_finite(scores, step)
         values = self._averages.with_means(step, scores)
         self._note(run_info.format_scores(step, values))
