@@ -81,7 +81,9 @@ def hashed(x, axes: tuple[int, ...] | None = None):
   """
   for axis in range(x.ndim) if axes is None else axes:
     places = np.arange(x.shape[axis], dtype=np.uint32) + np.uint32(axis << 28)
-    x = x + mixed(places).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+    x = x + mixed(places).reshape(
+      [-1 if a == axis else 1 for a in range(x.ndim)]
+    )
   return mixed(x).sum(axes, dtype=np.uint32)
 
 

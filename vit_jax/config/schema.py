@@ -138,8 +138,8 @@ class ChecksConfig:
 
   replay: int = option(
     0,
-    "steps between checks of the devices, which compute a step twice and compare"
-    " the results in bits; 0: none",
+    "steps between checks of the devices, which then compute a step twice; the"
+    " results must agree in every bit. 0: none",
   )
 
 

@@ -75,10 +75,8 @@ class Fingerprints:
     number = max(0, len(self._pending) - leave)
     taken, self._pending = self._pending[:number], self._pending[number:]
     values = jax.device_get([of_step for _, of_step in taken])
-    records = np.zeros(number, RECORD)
-    for record, (step, _), value in zip(records, taken, values, strict=True):
-      words = np.array([step, *value], "<u4")
-      record[...] = words.view(RECORD)[0]
+    words = [[step, *of] for (step, _), of in zip(taken, values, strict=True)]
+    records = np.array(words, "<u4").view(RECORD).reshape(number)
     if self._file is not None and number:
       self._file.write(records.tobytes())
       self._file.flush()
