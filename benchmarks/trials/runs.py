@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -71,9 +71,18 @@ def start(
   workdir: pathlib.Path,
   words: Sequence[str] = (),
   processes: int = 1,
+  env: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen]:
   """Starts the processes of a run; their output goes to files of `workdir`'s
-  name with .0.log and so on, appended."""
+  name with .0.log and so on, appended.
+
+  Args:
+    config: File of the config; all runs of a folder share data and programs.
+    workdir: Folder of the run.
+    words: More of the command line.
+    processes: How many.
+    env: Variables of the environment beside those of `environment`.
+  """
   port = free_port()
   started = []
   for i in range(processes):
@@ -87,7 +96,7 @@ def start(
         subprocess.Popen(
           command,
           cwd=config.parent,
-          env=environment(config.parent),
+          env=environment(config.parent) | dict(env or {}),
           stdin=subprocess.DEVNULL,
           stdout=file,
           stderr=subprocess.STDOUT,
