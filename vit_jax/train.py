@@ -31,6 +31,7 @@ from vit_jax.batch import Data, DataError, checked
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
   changes,
+  finite,
   host_memory,
   lock,
   predictions,
@@ -43,7 +44,7 @@ from vit_jax.runtime import (
 from vit_jax.runtime.accounting import account_of
 from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
-from vit_jax.runtime.progress import Progress, check_finite
+from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
@@ -130,13 +131,15 @@ def _train(
     state = assembly.fresh_state()
     if config.init:
       params, report = prepared.take_weights()
-      state = with_weights(state, params)
+      state = weights.with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
   run_info.write_json(workdir, "config.json", to_dict(config))
   run_info.write_json(workdir, "metadata.json", metadata)
   opening.ends("model and state")
 
+  guard = finite.Guard(prepared, checkpointer.latest_step, progress.note)
+  at_exit.callback(guard.close)
   batches = checked(
     data.batches(start, jax.process_index(), jax.process_count()),
     rows=config.data.batch_size // jax.process_count(),
@@ -171,7 +174,7 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(guard.remembered(batches)):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
@@ -185,13 +188,14 @@ def _train(
   )
   phases.enter("step")
   for step, state, metrics, _ in trained:
+    guard.add(step, metrics.pop("fingerprint"))
     saves = is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
     has_row = saves or step == 1 or is_multiple(step, config.log_steps)
     if has_row or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-      check_finite(values, step)  # before a checkpoint can be overwritten
-      values["lr"] = float(assembly.schedule(step - 1))
+      values = guard.check(step, values)  # before a save
+      values["lr"] = float(assembly.schedule(step - 1 - guard.skipped))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
       if has_row:
@@ -210,7 +214,8 @@ def _train(
         rows.write(wait=saves or bool(due))
       if saves:
         # A new dict: the one before may still be on its way to the disk.
-        metadata = {**metadata, **account.metadata(step)}
+        kept = account.metadata(step) | {finite.KEY: guard.counts()}
+        metadata = {**metadata, **kept}
         with phases("save"):
           checkpointer.save(step, state, metadata)
           run_info.write_json(workdir, "metadata.json", metadata, progress.note)
@@ -231,25 +236,6 @@ def _train(
 def is_multiple(step: int, every_steps: int) -> bool:
   """Whether a step is a multiple of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
-
-
-def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
-  """Returns a fresh state with the weights of config.init.
-
-  Args:
-    state: State at step 0.
-    params: Nested dict like that of the state; None where a parameter keeps its
-      initial value, such as the head for other classes.
-  """
-  params = jax.tree.map(
-    lambda fresh, new: (
-      fresh if new is None else jax.device_put(new, fresh.sharding)
-    ),
-    state.params,
-    params,
-  )
-  ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
-  return state.replace(params=params, ema=ema)
 
 
 def main(args: cli.Args) -> None:

@@ -133,6 +133,17 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChecksConfig:
+  """What a run checks of itself, at a price."""
+
+  replay: int = option(
+    0,
+    "steps between checks of the devices, which then compute a step twice; the"
+    " results must agree in every bit. 0: none",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -150,6 +161,20 @@ class Config:
     None, "weights to start from: anything that vit_jax.load reads"
   )
   log_steps: int = option(50, "steps between lines of metrics")
+  on_nonfinite: str = option(
+    "stop",
+    "a step whose loss or gradient is NaN or infinite; its update is never"
+    " applied",
+    {
+      "stop": "the run stops within log_steps, before a checkpoint",
+      "skip": "the run goes on without the step, at most max_skipped times",
+    },
+  )
+  max_skipped: int = option(
+    10,
+    "steps that a run may skip; a run that has diverged skips every one, a bad"
+    " record or a faulty chip costs one or two",
+  )
   trackers: tuple[str, ...] = option(
     (),
     "services that get the metrics, too, by the settings in their own"
@@ -179,6 +204,7 @@ class Config:
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
+  checks: ChecksConfig = ChecksConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 

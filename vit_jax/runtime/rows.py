@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.runtime import files, goodput, run_info
+from vit_jax.runtime import files, finite, goodput, run_info
 from vit_jax.runtime.averages import Averages
-from vit_jax.runtime.progress import check_finite
 from vit_jax.runtime.writer import Writer
 
 # Metrics that measure the machine; all others of a run are the same whenever it
@@ -94,9 +93,6 @@ class Rows:
 
     Args:
       wait: Whether to wait for all.
-
-    Raises:
-      FloatingPointError: A score is not finite.
     """
     while self._queue:
       step, values = self._queue[0]
@@ -104,10 +100,11 @@ class Rows:
         if not (wait or values.done()):
           return
         try:
-          scores = values.result()
+          scores, told = finite.scores(step, values.result())
         except OSError as e:  # an evaluator's own file
           raise files.WriteError(f"the scores of step {step}: {e}") from None
-        check_finite(scores, step)
+        if told:
+          self._note(told)
         values = self._averages.with_means(step, scores)
         self._note(run_info.format_scores(step, values))
       self._queue.popleft()
