@@ -27,8 +27,6 @@ import contextlib
 import sys
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
@@ -44,9 +42,9 @@ from vit_jax.runtime import (
   run_info,
 )
 from vit_jax.runtime.accounting import KEY, account_of
-from vit_jax.runtime.averages import Averages
-from vit_jax.runtime.background import Background
+from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.progress import Progress, check_finite
+from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
 
@@ -78,16 +76,18 @@ def train_and_evaluate(
     FloatingPointError: The loss or the gradients are no longer finite.
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
-    phases = at_exit.enter_context(startup.Start(began))
+    opening = at_exit.enter_context(startup.Start(began))
+    phases = Phases(began)
     prepared = prepare.check(config, workdir, data=data)
     at_exit.enter_context(lifetime.recorded(workdir))
-    phases.ends("checks")
-    return _train(prepared, phases, at_exit)
+    opening.ends("checks")
+    return _train(prepared, opening, phases, at_exit)
 
 
 def _train(
   prepared: prepare.Run,
-  phases: startup.Start,
+  opening: startup.Start,
+  phases: Phases,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
@@ -95,13 +95,14 @@ def _train(
   mesh = sharding.make_mesh(config.mesh)
 
   data = prepared.data
-  phases.ends("data")
+  opening.ends("data")
   facts = prepared.facts
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
   metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
+  at_exit.callback(phases.enter, "save")
   start = prepared.start
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
@@ -122,7 +123,7 @@ def _train(
       progress.note(weights.format_report(report))
   run_info.write_json(workdir, "config.json", to_dict(config))
   run_info.write_json(workdir, "metadata.json", metadata)
-  phases.ends("model and state")
+  opening.ends("model and state")
 
   batches = checked(
     data.batches(start, jax.process_index(), jax.process_count()),
@@ -134,7 +135,7 @@ def _train(
     process_count=jax.process_count(),
   )
   evaluators = prepared.evaluators(
-    assembly.predict, mesh, random_params=assembly.fresh_params
+    assembly.predict, mesh, assembly.fresh_params, beat=phases.beat
   )
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
@@ -147,65 +148,64 @@ def _train(
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
 
-  averages = Averages(prepared.evals, start, writer.scores)
-  scoring = Background()
-  at_exit.callback(scoring.close)
-
-  def write_scores(wait: bool) -> None:
-    for step, scores in scoring.finished(wait):
-      check_finite(scores, step)
-      scores = averages.with_means(step, scores)
-      writer.scalars(step, scores)
-      progress.note(run_info.format_scores(step, scores))
-
-  # The run may have stopped between checkpoint and evaluation. Process 0 knows.
-  scored = [e.config.name in writer.scored for e in evaluators]
-  scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
-  for evaluator, is_scored in zip(evaluators, scored, strict=True):
-    if start and not is_scored and is_due(evaluator.config, start):
-      scoring.start(start, evaluator, state.eval_params)
-  phases.ends("evaluators")
+  rows = Rows(writer, prepared.evals, start, progress.note)
+  at_exit.callback(rows.close)
+  if start:  # the run may have stopped between checkpoint and evaluation
+    due = [e for e in evaluators if is_due(e.config, start)]
+    with phases("evaluation"):
+      for evaluator in rows.owed(due):
+        rows.score(start, evaluator, state.eval_params)
+  opening.ends("evaluators")
 
   def on_devices():
     for number, batch in enumerate(batches):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
-        phases.ends("first batch")
+        opening.ends("first batch")
       yield batch
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
-  trained = updates(assembly.train_step, state, on_devices(), steps, meter)
+  trained = updates(
+    assembly.train_step, state, on_devices(), steps, meter, phases
+  )
+  phases.enter("step")
   for step, state, metrics, _ in trained:
     saves = is_due(config.checkpoint, step)
-    if saves or is_multiple(step, config.log_steps) or step == start + 1:
+    # The rows are those of an uninterrupted run; the screen shows one more.
+    has_row = saves or step == 1 or is_multiple(step, config.log_steps)
+    if has_row or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       check_finite(values, step)  # before a checkpoint can be overwritten
       values["lr"] = float(assembly.schedule(step - 1))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
-      costs = account.metrics(step)
-      writer.scalars(step, {f"train/{k}": v for k, v in values.items()} | costs)
+      if has_row:
+        row = {f"train/{k}": v for k, v in values.items()}
+        rows.put(step, row | account.metrics(step))
       progress.update(step, values)
-      progress.note(phases.text("first step"))
+      progress.note(opening.text("first step"))
       progress.note(meter.advice(values))
     else:
       progress.update(step)
 
     due = [e for e in evaluators if is_due(e.config, step)]
     with meter.paused():
-      # A run that resumes from this checkpoint does not look for earlier
-      # scores.
-      write_scores(wait=saves or bool(due))
+      # A run that resumes from this checkpoint has the rows up to it.
+      with phases("evaluation"):
+        rows.write(wait=saves or bool(due))
       if saves:
         # A new dict: the one before may still be on its way to the disk.
         metadata = {**metadata, "step": step, KEY: account.at(step)}
-        checkpointer.save(step, state, metadata)
-        run_info.write_json(workdir, "metadata.json", metadata)
-      for evaluator in due:
-        scoring.start(step, evaluator, state.eval_params)
-  write_scores(wait=True)
+        with phases("save"):
+          checkpointer.save(step, state, metadata)
+          run_info.write_json(workdir, "metadata.json", metadata)
+      with phases("evaluation"):
+        for evaluator in due:
+          rows.score(step, evaluator, state.eval_params)
+  with phases("evaluation"):
+    rows.write(wait=True)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")

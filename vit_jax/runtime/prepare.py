@@ -157,6 +157,7 @@ class Run:
     predict: Callable[[Any, jax.Array], Any],
     mesh: jax.sharding.Mesh,
     random_params: Callable[[], Any],
+    beat: Callable[[], None] = lambda: None,
   ) -> list[Evaluator]:
     """Returns the evaluators in the order of the config; prepares their data.
 
@@ -164,6 +165,7 @@ class Run:
       predict: (params, uint8 images) -> (logits, out), not jitted.
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
+      beat: See `Context.beat`.
     """
     made: dict[Any, Any] = {}
     return [
@@ -181,6 +183,7 @@ class Run:
           head=self.head,
           workdir=self.workdir,
           made=made,
+          beat=beat,
         )
       )
       for e in self.evals

@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax.config import Config
 from vit_jax.runtime import trackers
+from vit_jax.runtime.board import Board
 from vit_jax.runtime.run_info import replace_text
 
 METRICS = "metrics.jsonl"
@@ -45,8 +46,6 @@ class Writer:
     self.scores: dict[str, float] = {}
     if jax.process_index() != 0:
       return
-    from clu import metric_writers  # not needed to read, nor installed for it
-
     rows = read_metrics(workdir)
     kept = [r for r in rows if r["step"] <= resumed_at]
     dropped = [r for r in rows if r["step"] > resumed_at]
@@ -60,7 +59,7 @@ class Writer:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
-    self._board = metric_writers.SummaryWriter(str(path.parent / "tensorboard"))
+    self._board = Board(workdir, kept)
     self._trackers = trackers.senders(
       config, workdir, resumed_at, (kept, dropped), note
     )
@@ -77,7 +76,7 @@ class Writer:
     row = {"step": step, "time": round(time.time(), 3), **values}
     self._file.write(json.dumps(row) + "\n")
     self._file.flush()
-    self._board.write_scalars(step, values)
+    self._board.write(row)
     for tracker in self._trackers:
       tracker.put(row)
 
