@@ -28,6 +28,7 @@ import jax
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
+from vit_jax.checkpoint import SaveError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
   changes,
@@ -78,6 +79,7 @@ def train_and_evaluate(
     ConfigError: Something about the run cannot work; nothing was compiled.
     DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
+    SaveError: The last checkpoint could not be written.
     WriteError: The workdir cannot be written, was deleted, or was taken.
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
@@ -106,11 +108,16 @@ def _train(
   facts = prepared.facts
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
-  metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
-  start = prepared.start
+  start, state = checkpointer.restore_newest(
+    prepared.start,
+    assembly.state,
+    restacked.form_of(config, facts, assembly, mesh),
+  )
+  prepared.start = start  # an older one where arrays are damaged
+  metadata = run_info.metadata(prepared, assembly.state.params)
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
   progress.note(run_info.text(prepared, mesh, assembly.state.params))
@@ -119,14 +126,6 @@ def _train(
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     progress.note(prepared.resumed.take())
-    state = restacked.restore(
-      lambda like: checkpointer.restore(start, like),
-      prepared.resumed_metadata,
-      config,
-      facts,
-      assembly,
-      mesh,
-    )
   else:
     state = assembly.fresh_state()
     if config.init:
@@ -192,7 +191,8 @@ def _train(
     saves = is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
     has_row = saves or step == 1 or is_multiple(step, config.log_steps)
-    if has_row or step == start + 1:
+    saves |= checkpointer.retry_due(step)
+    if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       values = guard.check(step, values)  # before a save
       values["lr"] = float(assembly.schedule(step - 1 - guard.skipped))
@@ -224,6 +224,8 @@ def _train(
           rows.score(step, evaluator, state.eval_params)
   with phases("evaluation"):
     rows.write(wait=True)
+  with phases("save"):
+    checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -251,7 +253,13 @@ def main(args: cli.Args) -> None:
     train_and_evaluate(
       args.config, workdir, began=startup.BEGAN, allow_change=allowed
     )
-  except (ConfigError, DataError, FloatingPointError, WriteError) as e:
+  except (
+    ConfigError,
+    DataError,
+    FloatingPointError,
+    SaveError,
+    WriteError,
+  ) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
     sys.exit("stopped; the same command resumes from the last checkpoint")

@@ -126,7 +126,7 @@ class CheckpointConfig:
   """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(1, "newest checkpoints kept")
+  keep_last: int = option(2, "newest checkpoints kept")
   keep_every_steps: int | None = option(
     None, "checkpoints at multiples of this stay for good; None: none"
   )
