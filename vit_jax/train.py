@@ -37,14 +37,15 @@ from vit_jax.runtime import (
   lifetime,
   predictions,
   prepare,
-  processes,
   promise,
   run_info,
 )
 from vit_jax.runtime.accounting import KEY, account_of
 from vit_jax.runtime.phases import Phases
+from vit_jax.runtime.preemption import Notices, Stop
 from vit_jax.runtime.progress import Progress, check_finite
 from vit_jax.runtime.rows import Rows
+from vit_jax.runtime.supervision import supervised
 from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
 
@@ -55,6 +56,7 @@ def train_and_evaluate(
   data: Data | None = None,
   *,
   began: float | None = None,
+  stop: Notices | None = None,
 ) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
@@ -66,6 +68,7 @@ def train_and_evaluate(
       need not exist; batch_size, and the image size of ops, must be those of
       `data`.
     began: Start of the command, as `startup.BEGAN`; None: now.
+    stop: Is asked at every step whether to stop; None: nothing stops the run.
 
   Returns:
     The last state.
@@ -74,24 +77,26 @@ def train_and_evaluate(
     ConfigError: Something about the run cannot work; nothing was compiled.
     DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
+    Stop: `stop` had a notice; the state is saved.
   """
+  stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began))
-    phases = Phases(began)
     prepared = prepare.check(config, workdir, data=data)
     at_exit.enter_context(lifetime.recorded(workdir))
     opening.ends("checks")
-    return _train(prepared, opening, phases, at_exit)
+    return _train(prepared, opening, stop, at_exit)
 
 
 def _train(
   prepared: prepare.Run,
   opening: startup.Start,
-  phases: Phases,
+  stop: Notices,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
   config, workdir = prepared.config, prepared.workdir
+  phases = stop.phases
   mesh = sharding.make_mesh(config.mesh)
 
   data = prepared.data
@@ -135,7 +140,7 @@ def _train(
     process_count=jax.process_count(),
   )
   evaluators = prepared.evaluators(
-    assembly.predict, mesh, assembly.fresh_params, beat=phases.beat
+    assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
@@ -164,6 +169,22 @@ def _train(
         opening.ends("first batch")
       yield batch
 
+  def save(step: int) -> None:
+    nonlocal metadata  # a new dict: that before may be on its way to the disk
+    metadata = {**metadata, "step": step, KEY: account.at(step)}
+    with phases("save"):
+      checkpointer.save(step, state, metadata)
+      run_info.write_json(workdir, "metadata.json", metadata)
+
+  @at_exit.push
+  def save_if_stopped(_, stopped, *__) -> None:
+    if isinstance(stopped, Stop) and step:
+      stopped.step = step
+      if step > start:
+        check_finite(jax.device_get(metrics), step)
+        save(step)  # nothing, if it is saved
+      rows.write(wait=True, before=step)  # its own are made up for
+
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
@@ -171,6 +192,7 @@ def _train(
     assembly.train_step, state, on_devices(), steps, meter, phases
   )
   phases.enter("step")
+  step = start
   for step, state, metrics, _ in trained:
     saves = is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
@@ -196,16 +218,13 @@ def _train(
       with phases("evaluation"):
         rows.write(wait=saves or bool(due))
       if saves:
-        # A new dict: the one before may still be on its way to the disk.
-        metadata = {**metadata, "step": step, KEY: account.at(step)}
-        with phases("save"):
-          checkpointer.save(step, state, metadata)
-          run_info.write_json(workdir, "metadata.json", metadata)
+        save(step)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
+    stop.check()
   with phases("evaluation"):
-    rows.write(wait=True)
+    rows.write(wait=True, beat=stop.check_alone)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -243,16 +262,14 @@ def main(args: cli.Args) -> None:
   """Joins the other processes, checks the run, trains."""
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
-  try:
-    processes.initialise(args.flags, args.faults)
-    host_memory.keep()
-    if args.faults:
-      prepare.check(args.config, workdir, args.faults)
-    train_and_evaluate(args.config, workdir, began=startup.BEGAN)
-  except (ConfigError, DataError, FloatingPointError) as e:
-    sys.exit(str(e))
-  except KeyboardInterrupt:
-    sys.exit("stopped; the same command resumes from the last checkpoint")
+  with supervised(args, workdir) as stop:
+    try:
+      host_memory.keep()
+      if args.faults:
+        prepare.check(args.config, workdir, args.faults)
+      train_and_evaluate(args.config, workdir, began=startup.BEGAN, stop=stop)
+    except (ConfigError, DataError, FloatingPointError) as e:
+      sys.exit(str(e))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from vit_jax.config.schema import (
   CheckpointConfig,
   Config,
   DataConfig,
+  LimitsConfig,
   MeshConfig,
   OptimConfig,
 )
@@ -37,6 +38,7 @@ __all__ = (
   "DataConfig",
   "EvaluatorConfig",
   "FewshotConfig",
+  "LimitsConfig",
   "MeshConfig",
   "ModelConfig",
   "OptimConfig",

@@ -12,8 +12,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from vit_jax.runtime.preemption import Stop
+
 FILE = "process.json"
 FINISHED = "finished"
+
+
+# The record of this process, while it is open: its folder and contents.
+_open: dict[str, dict[str, Any]] = {}
 
 
 @contextlib.contextmanager
@@ -21,7 +27,8 @@ def recorded(workdir: str) -> Iterator[None]:
   """Writes `process.json` at the start and at the end; only process 0 does.
 
   Its keys: host, pid, began (seconds since the epoch), ticks (see `_ticks`),
-  ended (None until then) and how: "finished", or the error in words.
+  ended (None until then) and how: "finished", the notice that stopped it, or
+  the error in words.
   """
   from vit_jax.runtime.run_info import write_json  # jax: readers need it not
 
@@ -34,13 +41,30 @@ def recorded(workdir: str) -> Iterator[None]:
     "how": None,
   }
   write_json(workdir, FILE, record)
+  _open[workdir] = record
   how = FINISHED
   try:
     yield
+  except Stop as stop:
+    how = str(stop)
+    raise
   except BaseException as e:
     how = f"{type(e).__name__}: {e}"[:500].removesuffix(": ")
     raise
   finally:
+    end(how)
+
+
+def end(how: str) -> None:
+  """Writes the end of what is `recorded` now, if anything is; from any thread.
+
+  Args:
+    how: As in `recorded`.
+  """
+  from vit_jax.runtime.run_info import write_json
+
+  while _open:
+    workdir, record = _open.popitem()
     record |= {"ended": round(time.time(), 3), "how": how}
     write_json(workdir, FILE, record)
 
