@@ -38,6 +38,7 @@ from vit_jax.runtime import (
   predictions,
   prepare,
   promise,
+  restacked,
   run_info,
 )
 from vit_jax.runtime.accounting import KEY, account_of
@@ -118,7 +119,14 @@ def _train(
     progress.note(f"resumes     step {start:,} of {workdir}")
     for change in run_info.changes(config, workdir).values():
       progress.note(f"changed     {change}")
-    state = checkpointer.restore(start, assembly.state)
+    state = restacked.restore(
+      lambda like: checkpointer.restore(start, like),
+      prepared.resumed_metadata,
+      config,
+      facts,
+      assembly,
+      mesh,
+    )
   else:
     state = assembly.fresh_state()
     if config.init:
