@@ -77,6 +77,7 @@ class Hub:
     self._selector.register(self._server, selectors.EVENT_READ)
     self._lines: list[_Line] = []
     self._places: dict[int, Place] | None = None  # None: no notice has come
+    self._left: set[int] = set()  # who said goodbye
     self._is_closed = False
     self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
     self._thread.start()
@@ -172,8 +173,8 @@ class Hub:
       elif kind == "bye":
         line.is_over = True
         self._agree()
-        over = [m for m in self._lines if m.member and m.is_over]
-        if len(over) == self._count:
+        self._left.add(member.index)
+        if len(self._left) == self._count:
           self._tell({"all": True})
 
   def _agree(self) -> None:
