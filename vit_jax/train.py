@@ -7,7 +7,7 @@ never interrupted.
 """
 
 from vit_jax.config import cli
-from vit_jax.runtime import startup
+from vit_jax.runtime import preemption, startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
@@ -21,6 +21,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
     "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
+  SIGNALS = preemption.Signals()
 
 # ruff: noqa: E402
 import contextlib
@@ -266,11 +267,11 @@ def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
   return state.replace(params=params, ema=ema)
 
 
-def main(args: cli.Args) -> None:
+def main(args: cli.Args, signals: preemption.Signals | None = None) -> None:
   """Joins the other processes, checks the run, trains."""
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
-  with supervised(args, workdir) as stop:
+  with supervised(args, workdir, signals) as stop:
     try:
       host_memory.keep()
       if args.faults:
@@ -281,4 +282,4 @@ def main(args: cli.Args) -> None:
 
 
 if __name__ == "__main__":
-  main(ARGS)
+  main(ARGS, SIGNALS)

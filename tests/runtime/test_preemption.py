@@ -124,17 +124,15 @@ def test_the_answer_is_true_of_the_phase(phase, step, words):
 BUSY = """
 import hashlib, signal, sys
 signal.signal(2, signal.default_int_handler)  # else a background job ignores it
-from vit_jax.runtime import exits, preemption
-notices = preemption.Notices(at_once=lambda reason: exits.end(75))
-if sys.argv[1] == "later":
-  notices.phases.beat(3)
-acts = lambda words: print(words, flush=True)
+from vit_jax.runtime import preemption
 preemption.ONE_NOTICE = 0.3
-preemption.Signals(notices, acts)
+signals = preemption.Signals()
+if sys.argv[1] == "later":
+  signals.notices = preemption.Notices()
+  signals.notices.phases.beat(3)
+signals.last_acts = lambda words: print(words, flush=True)
 signal.signal(15, lambda *_: print("a library's"))
-"""
-INSTALL = "signals.install()\n"
-WORK = """
+signals.install()
 print("begun", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 """
@@ -145,10 +143,9 @@ def busy():
   started = []
 
   def start(when):
-    code = BUSY.replace("preemption.Signals(", "signals = preemption.Signals(")
     started.append(
       subprocess.Popen(
-        [sys.executable, "-c", code + INSTALL + WORK, when],
+        [sys.executable, "-c", BUSY, when],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

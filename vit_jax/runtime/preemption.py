@@ -190,17 +190,15 @@ class Signals:
   itself for Ctrl-C, so that a loop of the shell ends, too. A signal that is
   ignored, as by a shell's background jobs, stays ignored.
 
-  Args:
-    notices: Told of the first signal.
+  Attributes:
+    notices: Told of the first signal. As long as it is None, a signal ends the
+      process at once, with nothing to lose.
     last_acts: Done before a second signal ends the process; given its words.
   """
 
-  def __init__(
-    self,
-    notices: Notices,
-    last_acts: Callable[[str], None] = lambda words: None,
-  ):
-    self._notices, self._last_acts = notices, last_acts
+  def __init__(self, notices: Notices | None = None):
+    self.notices = notices
+    self.last_acts: Callable[[str], None] = lambda words: None
     self._read, self._write = socket.socketpair()
     self._write.setblocking(False)
     self._heard_at: float | None = None
@@ -235,14 +233,15 @@ class Signals:
 
   def _hear(self, number: int) -> None:
     name, now = signal.Signals(number).name, time.monotonic()
+    notices = self.notices or Notices(at_once=lambda _: exits.end(exits.AGAIN))
     if self._heard_at is None:
       self._heard_at = now
-      exits.say(f"{name}: {answer(self._notices.phases)}")
-      self._notices.notice(name)
+      exits.say(f"{name}: {answer(notices.phases)}")
+      notices.notice(name)
     elif now - self._heard_at > ONE_NOTICE:
       words = f"{name} again: ended at once, nothing more is saved"
       exits.say(words)
-      end_by(number, lambda: self._last_acts(words))
+      end_by(number, lambda: self.last_acts(words))
 
 
 def _heard(number, frame) -> None:

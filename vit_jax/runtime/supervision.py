@@ -34,19 +34,23 @@ RESUMES = "the same command goes on from the last complete checkpoint"
 
 
 @contextlib.contextmanager
-def supervised(args: cli.Args, workdir: str) -> Iterator[Notices]:
+def supervised(
+  args: cli.Args, workdir: str, signals: Signals | None = None
+) -> Iterator[Notices]:
   """Joins the processes of a run and watches over them while it lasts.
 
   Args:
     args: Of the command line.
     workdir: Folder of the run.
+    signals: Those that this process hears since its start; None: since now.
 
   Yields:
     What `train_and_evaluate` asks whether to stop.
   """
   guard = _Guard(workdir)
   notices = guard.notices
-  signals = Signals(notices, guard.ends_by_signal)
+  signals = signals or Signals()
+  signals.notices, signals.last_acts = notices, guard.ends_by_signal
   dog = watchdog.Watchdog(
     notices.phases,
     args.config.limits,
