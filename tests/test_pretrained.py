@@ -443,7 +443,7 @@ def test_only_what_is_needed_is_imported(tmp_path, vit, china):
       vit = vit_jax.load(path, verbose=False)
       vit(np.zeros((1, 32, 32, 3), np.float32))
       print(vit.predict(sys.argv[1])[0][0].name)
-    heavy = "jax torch clu tensorflow tensorflow_datasets sklearn"
+    heavy = "jax torch tensorboard tensorflow tensorflow_datasets sklearn"
     print(*set(heavy.split()) & set(sys.modules))
   """
   paths = [TOKEN, tmp_path / "vit.safetensors", tmp_path / "run"]

@@ -11,7 +11,6 @@ from vit_jax.options import nearest
 
 # Modules of what requirements.txt has and requirements-lean.txt has not.
 NOT_LEAN = (
-  "clu",
   "sklearn",
   "tensorboard",
   "tensorflow",

@@ -26,6 +26,13 @@ PROCESS_FLAGS = {
 }
 
 
+# Those of a training run.
+TRAIN_FLAGS = {
+  "workdir": "folder of the run (default: runs/<config name>)",
+  "allow_change": "options and sections, comma-separated, that may differ from"
+  " those with which the run began, such as optim.lr,data",
+  **PROCESS_FLAGS,
+}
 BATCH_OF_FILES = 64  # images, of the features of a published file
 NO_CHECKPOINT = (
   "--checkpoint: got none, expected the folder of a run, as in"

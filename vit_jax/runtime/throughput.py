@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from vit_jax.config import Config
 from vit_jax.devices import peak_flops
+from vit_jax.runtime.phases import Phases
 from vit_jax.step import Facts
 
 TOLD = 0.1  # A larger share of waiting for input is shown and explained.
@@ -149,6 +150,7 @@ def updates(
   batches: Iterable[dict],
   steps: Iterable[int],
   meter: Meter,
+  phases: Phases | None = None,
 ) -> Iterator[tuple[int, Any, dict, concurrent.futures.Future[float]]]:
   """Trains; the host never waits for the newest step.
 
@@ -161,16 +163,23 @@ def updates(
     batches: On the devices, or on their way; one for each step at least.
     steps: Their numbers.
     meter: Told of every step, and of the time that a batch takes.
+    phases: Told when it waits for a batch, compiles, and of every step; None:
+      nobody is told.
 
   Yields:
     After each step its number, the state, the metrics, and when it ended, see
     `Meter.runs`.
   """
   batches, waiting = iter(batches), collections.deque()
+  phases = phases or Phases()
+  phase = "compile"
   for step in steps:
-    with meter.input():
+    with phases("input"), meter.input():
       batch = next(batches)
-    state, metrics = train_step(state, batch)
+    with phases(phase):
+      state, metrics = train_step(state, batch)
+    phases.beat(step)
+    phase = "step"
     end = meter.runs(metrics["loss"])
     waiting.append(end)
     if len(waiting) > AHEAD:

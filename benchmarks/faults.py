@@ -1,0 +1,228 @@
+"""Tries to lose runs: `make faults`, or `python benchmarks/faults.py [NAME..]`.
+
+Runs the trials of benchmarks/trials/, each in a process of its own, appends a
+line for each that passed to docs/reliability.jsonl, and writes the table of
+docs/reliability.md. It goes on where it was stopped: a trial that has a line
+for the same code and versions is not run again. NAME is the beginning of names;
+the trials so named are run in any case.
+
+  --seed=N      of what is random; default: one of the clock, printed
+  --workers=N   trials at the same time; default: 2
+  --list        only prints the names
+  --page        only writes the page
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+# ruff: noqa: E402
+import receipts
+import trials
+from trials.trial import Trial
+
+LINES = ROOT / "docs" / "reliability.jsonl"
+PAGE = ROOT / "docs" / "reliability.md"
+TABLE = re.compile(
+  r"(?<=<!-- table trials -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+PACKAGES = ("jax", "orbax-checkpoint", "tensorflow-cpu", "numpy")
+LIMIT = 1200  # seconds of one trial
+
+
+def all_trials() -> dict[str, Trial]:
+  """Returns the trials by name, in the order of the page."""
+  found = [
+    trial
+    for name in trials.MODULES
+    for trial in importlib.import_module(f"trials.{name}").TRIALS
+  ]
+  names = [trial.name for trial in found]
+  assert len(set(names)) == len(names), "two trials have one name"
+  return dict(zip(names, found, strict=True))
+
+
+def code() -> str:
+  """Returns a digest of all code that the trials run."""
+  digest = hashlib.blake2b(digest_size=8)
+  for folder in ("vit_jax", "configs", "benchmarks/trials"):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+      digest.update(path.relative_to(ROOT).as_posix().encode())
+      digest.update(path.read_bytes())
+  return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+  found = {"python": platform.python_version()}
+  for package in PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found
+
+
+def read() -> list[dict[str, Any]]:
+  """Returns the lines, oldest first; one that was cut off is left out."""
+  found = []
+  for text in LINES.read_text().splitlines() if LINES.exists() else []:
+    try:
+      found.append(json.loads(text))
+    except json.JSONDecodeError:
+      continue
+  return found
+
+
+def run_one(name: str, seed: int) -> None:
+  """Runs a trial in this process; the last line is its figure."""
+  folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}."))
+  try:
+    figure = all_trials()[name].run(folder, seed)
+  finally:
+    if not os.environ.get("KEEP"):
+      shutil.rmtree(folder, ignore_errors=True)
+  print(json.dumps(figure))
+
+
+def start(name: str, seed: int) -> tuple[str | None, str, float]:
+  """Runs a trial in a process of its own.
+
+  Returns:
+    The figure, or None where it failed; what it printed; seconds.
+  """
+  began = time.monotonic()
+  command = [sys.executable, __file__, "--one", name, "--seed", str(seed)]
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+  try:
+    done = subprocess.run(
+      command,
+      env=env,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      timeout=LIMIT,
+      text=True,
+      errors="replace",
+    )
+  except subprocess.TimeoutExpired as e:
+    said = (e.output or b"").decode(errors="replace")
+    return None, f"{said}\nnot done after {LIMIT} s", time.monotonic() - began
+  seconds = time.monotonic() - began
+  if done.returncode:
+    return None, done.stdout, seconds
+  return json.loads(done.stdout.splitlines()[-1]), done.stdout, seconds
+
+
+def commit() -> str:
+  git = ["git", "-C", str(ROOT)]
+  head = subprocess.run(
+    [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+  )
+  changed = subprocess.run(
+    [*git, "status", "--porcelain", "--", "vit_jax", "benchmarks/trials"],
+    capture_output=True,
+    text=True,
+  )
+  return head.stdout.strip() + "+" * bool(changed.stdout.strip())
+
+
+def write_page() -> None:
+  """Writes the table: the newest line of every trial."""
+  newest = {line["name"]: line for line in read()}
+  rows = ["| promise | figure | test | seconds | versions |", "|" + "---|" * 5]
+  for trial in all_trials().values():
+    line = newest.get(trial.name)
+    small = f"`{trial.small}`" if trial.small else ""
+    if line is None:
+      rows.append(f"| {trial.promise} | not yet run | {small} | | |")
+      continue
+    known = line["versions"]
+    rows.append(
+      f"| {trial.promise} | {line['figure']} | `{trial.name}`; {small} |"
+      f" {line['seconds']:.0f} | Python {known['python']}, jax {known['jax']},"
+      f" Orbax {known['orbax-checkpoint']}; {line['commit']}, {line['date']} |"
+    )
+  text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows, ""])
+  PAGE.write_text(TABLE.sub(lambda _: text, PAGE.read_text()))
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("names", nargs="*")
+  parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6)
+  parser.add_argument("--workers", type=int, default=2)
+  parser.add_argument("--list", action="store_true")
+  parser.add_argument("--page", action="store_true")
+  parser.add_argument("--one", help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.one:
+    run_one(args.one, args.seed)
+    return 0
+  known, digest, found = all_trials(), code(), versions()
+  if args.list:
+    print(*known, sep="\n")
+    return 0
+  done = {
+    line["name"]
+    for line in read()
+    if line["code"] == digest and line["versions"] == found
+  }
+  chosen = [
+    name
+    for name in known
+    if (
+      any(map(name.startswith, args.names)) if args.names else name not in done
+    )
+  ]
+  failed = []
+  # The longest first, so that no core idles at the end.
+  chosen.sort(key=lambda name: -known[name].seconds)
+  if not args.page:
+    print(f"{len(chosen)} of {len(known)} trials, seed {args.seed}", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
+      running = {pool.submit(start, n, args.seed): n for n in chosen}
+      for future in concurrent.futures.as_completed(running):
+        name = running[future]
+        figure, said, seconds = future.result()
+        if figure is None:
+          failed.append(name)
+          print(f"FAILED {name}, {seconds:.0f} s\n{said[-6000:]}", flush=True)
+          continue
+        print(f"passed {name}, {seconds:.0f} s: {figure}", flush=True)
+        line = {
+          "name": name,
+          "figure": figure,
+          "seconds": round(seconds, 1),
+          "seed": args.seed,
+          "date": datetime.date.today().isoformat(),
+          "commit": commit(),
+          "versions": found,
+          "machine": receipts.machine(),
+          "code": digest,
+        }
+        with LINES.open("a") as file:
+          file.write(json.dumps(line) + "\n")
+  write_page()
+  if failed:
+    print(f"{len(failed)} failed: {', '.join(failed)}")
+  return bool(failed)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

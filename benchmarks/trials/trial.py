@@ -1,0 +1,23 @@
+"""What a trial of `make faults` is."""
+
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Trial(NamedTuple):
+  """A promise, and what tries to break it.
+
+  name: Name of the part and of the trial, "signals.in_a_step".
+  promise: One sentence.
+  run: Does the trial in an empty folder with a seed. Returns the figure in
+    words; raises AssertionError, in words, where the promise is broken.
+  small: The test of the quick suite that holds a small version of it.
+  seconds: About how long it takes on two cores.
+  """
+
+  name: str
+  promise: str
+  run: Callable[[pathlib.Path, int], str]
+  small: str = ""
+  seconds: float = 60.0

@@ -1,0 +1,78 @@
+"""Rows come in one order, however long their scores take."""
+
+import threading
+import types
+
+from vit_jax.runtime.rows import Rows
+from vit_jax.runtime.writer import Writer, read_metrics
+
+
+class Slow:
+  """An evaluator whose scores wait until they are let go."""
+
+  def __init__(self, name, value=0.5):
+    self.config = types.SimpleNamespace(name=name, group=None)
+    self.go, self.value = threading.Event(), value
+
+  def gather(self, params):
+    return params
+
+  def score(self, gathered):
+    assert self.go.wait(60)
+    return {f"{self.config.name}/x": self.value + gathered}
+
+
+def _rows(tmp_path, resumed_at=0, note=lambda text: None):
+  writer = Writer(str(tmp_path), resumed_at)
+  return Rows(writer, [], resumed_at, note)
+
+
+def _read(tmp_path):
+  return [
+    (r["step"], *(k for k in r if "/" in k))
+    for r in read_metrics(str(tmp_path))
+  ]
+
+
+def test_a_row_waits_for_the_scores_before_it(tmp_path):
+  rows, val, few = _rows(tmp_path), Slow("val"), Slow("few")
+  rows.put(1, {"train/loss": 1.0})
+  rows.score(1, val, 1)
+  rows.score(1, few, 1)
+  few.go.set()
+  rows.put(2, {"train/loss": 0.5})
+  assert _read(tmp_path) == [(1, "train/loss")]
+  val.go.set()
+  rows.write(wait=True)
+  assert _read(tmp_path) == [
+    (1, "train/loss"),
+    (1, "val/x"),
+    (1, "few/x"),
+    (2, "train/loss"),
+  ]
+  rows.close()
+
+
+def test_what_a_stopped_run_owes(tmp_path):
+  rows, val, few = _rows(tmp_path), Slow("val"), Slow("few")
+  val.go.set()
+  rows.put(4, {"train/loss": 1.0})
+  rows.score(4, val, 1)
+  rows.write(wait=True)
+  rows.score(4, few, 1)
+  rows.close()  # stopped while few was scored
+  few.go.set()
+  again = _rows(tmp_path, resumed_at=4)
+  assert again.owed([val, few]) == [few]
+  assert again.owed([]) == []
+
+
+def test_scores_that_are_not_finite_are_told_and_left_out(tmp_path):
+  """They are no fault of the state, and process 0 alone knows them."""
+  told = []
+  rows, val = _rows(tmp_path, note=told.append), Slow("val", float("nan"))
+  val.go.set()
+  rows.score(4, val, 1)
+  rows.write(wait=True)
+  assert _read(tmp_path) == [(4, "val/not_finite")]
+  assert told[0] == "not finite  val/x is nan at step 4; not written"

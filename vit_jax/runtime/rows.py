@@ -1,0 +1,128 @@
+"""The rows of a run's metrics, in one order however long scoring takes.
+
+By step; within a step the row of training comes first, then those of the
+evaluators in the order of the config. A row waits for the scores before it. So
+two runs write the same rows, and the rows up to a checkpoint are all written
+before it is.
+"""
+
+import collections
+import concurrent.futures
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.runtime import files, finite, goodput, run_info
+from vit_jax.runtime.averages import Averages
+from vit_jax.runtime.writer import Writer
+
+POLL_SECONDS = 0.2
+
+# Metrics that measure the machine; all others of a run are the same whenever it
+# is repeated, or was killed and resumed.
+MEASURED = (
+  "time",
+  "train/images_per_second",
+  "train/images_per_second_per_device",
+  "train/input_wait",
+  "train/mfu",
+  "train/peak_bytes",
+  "train/device_hours",
+  *goodput.NAMES,
+)
+
+
+class Rows:
+  """Writes rows of training, and of scores that a thread computes.
+
+  An evaluator's `gather` needs the devices and is done at once; its `score`
+  needs only the host. Only process 0 scores: only process 0 writes.
+
+  Args:
+    writer: Writer of the run.
+    evals: Options of the evaluators that score, for means over groups.
+    resumed_at: Step at which the run resumes.
+    note: Prints a line.
+  """
+
+  def __init__(
+    self,
+    writer: Writer,
+    evals: Iterable[Any],
+    resumed_at: int,
+    note: Callable[[str], None],
+  ):
+    self._writer, self._note = writer, note
+    self._averages = Averages(evals, resumed_at, writer.scores)
+    self._worker = concurrent.futures.ThreadPoolExecutor(1, "scores")
+    # Of each row the step, and its values or a future of scores.
+    self._queue: collections.deque = collections.deque()
+
+  def put(self, step: int, values: dict[str, float]) -> None:
+    """Writes a row of training, as soon as those before it are written."""
+    self._queue.append((step, values))
+    self.write(wait=False)
+
+  def score(self, step: int, evaluator: Any, params: Any) -> None:
+    """Gathers now, scores and writes later; all processes must call it.
+
+    Args:
+      step: Updates applied to the parameters.
+      evaluator: An `Evaluator`.
+      params: Parameters of the model; may be donated afterwards.
+    """
+    gathered = evaluator.gather(params)
+    if jax.process_index() == 0:
+      future = self._worker.submit(evaluator.score, gathered)
+      self._queue.append((step, future))
+
+  def owed(self, evaluators: Sequence[Any]) -> list[Any]:
+    """Returns those without a row at the step of the checkpoint, since the run
+    stopped between checkpoint and evaluation; the same in all processes."""
+    if not evaluators:
+      return []
+    scored = [e.config.name in self._writer.scored for e in evaluators]
+    scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
+    return [e for e, done in zip(evaluators, scored, strict=True) if not done]
+
+  def write(
+    self,
+    wait: bool,
+    before: float = math.inf,
+    beat: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Writes the rows that are known, up to the first that is not.
+
+    An error of `Evaluator.score` is raised here.
+
+    Args:
+      wait: Whether to wait for all.
+      before: Scores of this step and of later ones are not waited for.
+      beat: Called several times a second while it waits; may raise.
+    """
+    while self._queue:
+      step, values = self._queue[0]
+      if isinstance(values, concurrent.futures.Future):
+        while wait and step < before and not values.done():
+          concurrent.futures.wait([values], POLL_SECONDS)
+          beat()
+        if not values.done():
+          return
+        try:
+          scores, told = finite.scores(step, values.result())
+        except OSError as e:  # an evaluator's own file
+          raise files.WriteError(f"the scores of step {step}: {e}") from None
+        if told:
+          self._note(told)
+        values = self._averages.with_means(step, scores)
+        self._note(run_info.format_scores(step, values))
+      self._queue.popleft()
+      self._writer.scalars(step, values)
+
+  def close(self) -> None:
+    """Ends the thread without waiting for it; unread scores are lost."""
+    self._worker.shutdown(wait=False, cancel_futures=True)
