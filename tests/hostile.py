@@ -83,11 +83,13 @@ def outcome(
 
 def _fault(error: BaseException, folder: pathlib.Path) -> str:
   """Returns what is wrong with an error; "": it is clean."""
+  from vit_jax.checkpoint import DamagedError
   from vit_jax.config import ConfigError
 
   text = str(error)
-  if type(error) in (ValueError, FileNotFoundError, ConfigError):
-    is_clear = re.search(r"\b(got|expected|no such)\b", text)
+  clean = (ValueError, FileNotFoundError, ConfigError, DamagedError)
+  if type(error) in clean:
+    is_clear = re.search(r"\b(got|expected|no such|is damaged)\b", text)
     # A config's faults name its options: who reads it says of which file.
     is_told = str(folder) in text or isinstance(error, ConfigError)
     if is_clear and is_told and len(text) <= MAX_WORDS:

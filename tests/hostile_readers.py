@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-import foreign
 import numpy as np
 
 from vit_jax.config import ConfigError, model_config, to_dict
@@ -49,6 +48,8 @@ def _model(**options):
 
 @functools.cache
 def _params(is_bit: bool = False, **options):
+  import foreign  # tests/weights/foreign.py
+
   model = _model(**(BIT if is_bit else VIT), **options)
   return foreign.random_params(model, 3, (8, 8))
 

@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights import keeping, steps, structure
+from vit_jax.weights import keeping, limits, steps, structure
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
@@ -388,9 +388,9 @@ def write_params(
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
   handler = ocp.PyTreeCheckpointHandler()
+  described = limits.checked_tree(folder, _described)
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    _described(folder),
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described
   )
   found = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)

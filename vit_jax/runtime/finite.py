@@ -5,7 +5,6 @@ was applied (`step.make_train_step`). Here the host learns of it, at the next
 step of which metrics are written or a checkpoint is saved, and before either.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch
+from vit_jax.config import json_file
 from vit_jax.runtime import run_info
 from vit_jax.runtime.fingerprints import NEWEST, Fingerprints
 
@@ -207,7 +207,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
   """Returns the entries of `FILE`, by step; none where it cannot be read."""
   path = epath.Path(workdir) / FILE
   try:
-    found = json.loads(path.read_text())["steps"]
+    found = json_file.read(path)["steps"]
     return [e for e in found if isinstance(e["step"], int)]
   except (OSError, KeyError, TypeError, ValueError):
     return []

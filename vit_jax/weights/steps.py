@@ -18,6 +18,8 @@ from typing import Any
 import jax
 from etils import epath
 
+from vit_jax.config import json_file
+from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
 from vit_jax.weights.digests import Digest
 
@@ -48,6 +50,13 @@ OF_THE_STORE = (
   "UNAVAILABLE",
 )
 
+# What `write_digests` writes; see `json_file.faults`.
+_KEPT = {
+  "items": {str: {str: (str, [int], str)}},
+  "files": {str: int},
+  "metadata": str,
+}
+
 _told: set[str] = set()  # what this process has said about damaged folders
 
 
@@ -61,7 +70,7 @@ def reason(e: BaseException) -> str | None:
   Args:
     e: What reading them raised.
   """
-  text = str(e).strip().partition("\n")[0][:200]
+  text = str(e).strip().partition("\n")[0].partition("; copy the file")[0][:200]
   if isinstance(e, OSError) and e.errno and e.errno not in OF_THE_FILE:
     return None
   if isinstance(e, MemoryError) or any(w in str(e) for w in OF_THE_STORE):
@@ -149,9 +158,9 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not path.exists():
     raise DamagedError(f"{name} is missing")
   try:
-    found = json.loads(path.read_text())
-  except (ValueError, RecursionError) as e:
-    raise DamagedError(f"{name} is no JSON ({type(e).__name__})") from None
+    found = json_file.parse(json_file.contents(path), name)
+  except ValueError as e:
+    raise DamagedError(str(e).partition("; copy the file")[0]) from None
   if not isinstance(found, dict):
     raise DamagedError(f"{name} is no JSON object")
   return found
@@ -181,6 +190,15 @@ def _kept(folder: epath.Path, metadata: dict[str, Any]) -> dict | None:
   kept = read_json(folder, DIGESTS)
   if kept.pop("sha256", None) != digests_lib.of_json(kept):
     raise DamagedError(f"{DIGESTS} is not what was written")
+  try:
+    json_file.check(kept, _KEPT, DIGESTS)
+  except ValueError as e:
+    raise DamagedError(str(e)) from None
+  if lacks := _KEPT.keys() - {k for k, v in kept.items() if v is not None}:
+    raise DamagedError(f"{DIGESTS} has no {', '.join(sorted(lacks))}")
+  for name in kept["files"]:
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+      raise DamagedError(f"{DIGESTS} names a file elsewhere, {shown(name)}")
   return kept
 
 
