@@ -69,7 +69,8 @@ def _attacks(name: str, trace: pathlib.Path) -> Iterator[tuple[str, Attack]]:
     ):
       yield f"{file}: {what}", _writes(file, data)
     yield f"{file}: a folder", _folder(file)
-    yield f"{file}: a link out", _link(file, trace.parent / "elsewhere.json")
+    if name not in ("run", "config"):  # a user's own folders
+      yield f"{file}: a link out", _link(file, trace.parent / "elsewhere.json")
   payload = pickle.dumps(Touch(trace))
   for file in FILES_OF[name]:
     yield f"{file}: a pickle", _writes(file, payload)
@@ -148,6 +149,20 @@ def _bomb(num_bytes: int, name: str = "head/kernel.npy") -> Attack:
   return _npz_with(members, zipfile.ZIP_DEFLATED)
 
 
+def _head_of_zeros(num_classes: int) -> Attack:
+  """A whole model, whose head is the most that may be loaded."""
+
+  def attack(work):
+    with np.load(work / "x.npz") as file:
+      arrays = dict(file)
+    width = len(arrays["head/kernel"])
+    arrays["head/kernel"] = np.zeros((width, num_classes), np.float32)
+    arrays["head/bias"] = np.zeros(num_classes, np.float32)
+    np.savez_compressed(work / "x.npz", **arrays)
+
+  return attack
+
+
 def _npz() -> Iterator[tuple[str, Attack]]:
   one = lambda name, data: _npz_with(lambda: [(name, data)])
   for name in ("../../evil.npy", "/tmp/evil.npy", "a\\..\\evil.npy"):
@@ -175,6 +190,7 @@ def _npz() -> Iterator[tuple[str, Attack]]:
   )
   yield "a bomb of 400 MB", _bomb(4 * 10**8)
   yield "a bomb below the limit", _bomb(2**27 - 2**20, "x.npy")
+  yield "a head of zeros below the limit", _head_of_zeros(3_600_000)
   deep = np.lib.format.magic(2, 0) + (9000).to_bytes(4, "little") + b"(" * 9000
   yield "brackets", one("x.npy", deep)
 

@@ -64,9 +64,11 @@ def _weights(path: pathlib.Path, rng: random.Random) -> None:
     vit_jax.load(path, verbose=False)
     return
   found = weights.read(path)
-  weights.identify(found.params, found.options)
-  size = weights.trained_at(found)
-  preprocessing(found, size)
+  try:  # as `load` does
+    weights.identify(found.params, found.options)
+    preprocessing(found, weights.trained_at(found))
+  except ValueError as e:
+    raise ValueError(f"{path}: {e}") from None
   for array in found.params.values():
     np.asarray(array)
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import pickle
 import random
 
 import hostile
@@ -83,7 +84,10 @@ def test_attacks_end_in_words_and_leave_no_trace(tmp_path):
   counts = dict.fromkeys(hostile_readers.READERS, 0)
   found = hostile.run(tmp_path, counts, 0, 900)
   assert not found["faults"], "\n".join(found["faults"])
-  assert not (tmp_path / hostile_attacks.TRACE).exists()
+  trace = tmp_path / hostile_attacks.TRACE
+  assert not trace.exists()
+  pickle.loads(pickle.dumps(hostile_attacks.Touch(trace)))
+  assert trace.exists()  # it would have been there
 
 
 # The few that are quick, in this process.

@@ -1,5 +1,7 @@
 """Files in a folder of weights: none may be elsewhere, by name or by link."""
 
+import pathlib
+
 from etils import epath
 
 from vit_jax.options import shown
@@ -32,7 +34,8 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
     )
   if "://" in str(folder):
     return path  # buckets have no links
-  root, place = folder.resolve(), path.resolve()
+  # epath's own `resolve` follows no links.
+  root, place = (pathlib.Path(p).resolve() for p in (folder, path))
   if root.parent.name == "snapshots":
     root = root.parent.parent
   if not place.is_relative_to(root):

@@ -1,6 +1,6 @@
 """How much a file of weights may state, checked before memory is taken for it.
 
-So loading takes at most about twice the file, and half a GiB.
+So loading takes at most about twice the file, and 256 MiB.
 """
 
 import math

@@ -92,6 +92,7 @@ def _check_header(file: epath.Path) -> None:
 
 
 def _damaged(path, reason: object) -> ValueError:
+  reason = str(reason)[:200]  # the library repeats what it cannot parse
   return ValueError(
     f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"
     " expected a whole file: copy it again, and compare its size."

@@ -21,6 +21,7 @@ from etils import epath
 from vit_jax.config import json_file
 from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
+from vit_jax.weights.beside import beside
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -145,7 +146,7 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 def _metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
-    if not (folder / name).is_dir():
+    if not beside(folder, name).is_dir():
       is_empty = not any(folder.iterdir())
       raise DamagedError(
         "the folder is empty" if is_empty else f"{name}/ is missing"
@@ -158,6 +159,7 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not path.exists():
     raise DamagedError(f"{name} is missing")
   try:
+    beside(path.parent, path.name)  # no link
     found = json_file.parse(json_file.contents(path), name)
   except ValueError as e:
     raise DamagedError(str(e).partition("; copy the file")[0]) from None
