@@ -373,7 +373,30 @@ def _classes() -> Iterator[tuple[str, Attack]]:
   yield "many", _writes("classes.txt", b"a\n" * (2 * 10**6))
 
 
+def _zarr() -> Iterator[tuple[str, Attack]]:
+  def with_values(**changes) -> Attack:
+    def attack(work):
+      file = next((work / "tree").rglob("*head.kernel/.zarray"))
+      file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return attack
+
+  for what, changes in (
+    ("terabytes", {"shape": [2**20, 2**20]}),
+    ("chunks of terabytes", {"chunks": [2**40, 2**20]}),
+    ("large chunks", {"chunks": [2**15, 2**15]}),
+    ("negative", {"shape": [-1, 3]}),
+    ("objects", {"dtype": "|O"}),
+    ("texts", {"dtype": "<U999999999"}),
+    ("another order", {"order": "F"}),
+    ("no codec", {"compressor": {"id": "pickle"}}),
+    ("a filter", {"filters": [{"id": "pickle"}]}),
+  ):
+    yield what, with_values(**changes)
+
+
 OF = {
+  "zarr": _zarr,
   "npz": _npz,
   "timm": _timm,
   "index": _index,
@@ -405,6 +428,7 @@ FILES_OF = {name: () for name in READERS} | {
   "onnx": ("x.onnx",),
   "checkpoint": ("3/metadata/metadata", "3/params/_METADATA"),
   "orbax": ("tree/_METADATA", "tree/manifest.ocdbt"),
+  "zarr": ("tree/_METADATA",),
   "webdataset": ("train.tar",),
   "webdataset_gz": ("train.tar.gz",),
   "imagenet21k": ("n00000001.tar",),

@@ -194,6 +194,16 @@ def _build_orbax(folder):
     writer.save(folder.resolve() / "tree", tree)
 
 
+def _build_zarr(folder):
+  """As older programs wrote it: a folder of files for each array."""
+  import orbax.checkpoint as ocp
+  from flax.traverse_util import unflatten_dict
+
+  tree = unflatten_dict(_params(), sep="/")
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as writer:
+    writer.save(folder.resolve() / "tree", ocp.args.PyTreeSave(tree))
+
+
 def jpeg(seed: int = 0) -> bytes:
   from PIL import Image
 
@@ -391,6 +401,7 @@ READERS = {
   "onnx": Reader(_build_onnx, _weights, "x.onnx", is_refused=True),
   "checkpoint": Reader(_build_checkpoint, _weights, "3"),
   "orbax": Reader(_build_orbax, _weights, "tree"),
+  "zarr": Reader(_build_zarr, _weights, "tree"),
   "webdataset": Reader(_build_webdataset, _imported("webdataset:")),
   "webdataset_gz": Reader(
     lambda folder: _build_webdataset(folder, ".tar.gz"),

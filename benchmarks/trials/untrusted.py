@@ -12,7 +12,7 @@ COUNTS = {
   **{"npz": 1500, "npz_big_vision": 400, "npz_bit": 250, "npy": 600},
   **{"timm": 1500, "timm_config": 500, "hf": 1200, "index": 700},
   **{"torch_zip": 300, "torch_pickle": 300, "onnx": 200},
-  **{"checkpoint": 400, "orbax": 250},
+  **{"checkpoint": 400, "orbax": 200, "zarr": 200},
   **{"webdataset": 900, "webdataset_gz": 400, "parquet": 700},
   **{"imagenet21k": 250, "imagenet21k_outer": 250, "classes": 300},
   **{"run": 800, "config": 500},
@@ -45,7 +45,7 @@ def _figure(found) -> str:
 
 def mutations(folder: pathlib.Path, seed: int) -> str:
   """Reads damaged files; a quarter of them as Hypothesis drew them."""
-  found = _hostile().run(folder, COUNTS, seed, 600)
+  found = _hostile().run(folder, COUNTS, seed, 1100)
   of = {
     name: v.get("read", 0) + v.get("refused", 0)
     for name, v in found["readers"].items()
@@ -55,7 +55,7 @@ def mutations(folder: pathlib.Path, seed: int) -> str:
 
 
 def attacks(folder: pathlib.Path, seed: int) -> str:
-  """Reads pickles, bombs, links, names and headers that were thought of."""
+  """Reads pickles, bombs, links, and headers that state too much."""
   hostile = _hostile()
   found = hostile.run(folder, dict.fromkeys(COUNTS, 0), seed, 600)
   text = _figure(found)
