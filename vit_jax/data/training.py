@@ -50,4 +50,5 @@ class TrainingData:
       shuffle_buffer=data.shuffle_buffer,
       process_index=process_index,
       process_count=process_count,
+      truncated=data.truncated,
     )
