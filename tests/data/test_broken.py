@@ -95,7 +95,7 @@ def test_what_is_cut_off_is_used_if_asked(tmp_path, caplog):
   files = {
     "half.png": png[: len(png) // 2],
     "half.jpg": jpeg[:1000],
-    "head.jpg": jpeg[: jpeg.index(b"\xff\xda") + 14],
+    "head.jpg": jpeg[: jpeg.index(b"\xff\xda") + 4],
   }
   source, record = folder(tmp_path, files)
   text = "decode|central_crop((96, 160))"

@@ -49,7 +49,7 @@ class DataConfig:
     " says",
     {
       "skip": "left out, named and counted, also where a decoder would take it",
-      "use": "the part that is there, the rest black",
+      "use": "the part that is there, the rest black or grey",
     },
   )
 

@@ -113,7 +113,7 @@ def rescued(
   Args:
     data: Bytes of the file.
     truncated: Whether a file that is cut off is used: the rows that are there,
-      the rest black.
+      the rest black or grey.
     exif: See `read`.
 
   Raises:
