@@ -12,10 +12,7 @@ from vit_jax.runtime import startup
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "train",
-    {
-      "workdir": "folder of the run (default: runs/<config name>)",
-      **cli.PROCESS_FLAGS,
-    },
+    cli.TRAIN_FLAGS,
     description="Pre-trains or fine-tunes a model, as a config says. The same"
     " command again goes on from the last checkpoint.",
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
@@ -31,10 +28,13 @@ import jax
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
+from vit_jax.checkpoint import SaveError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
+  changes,
+  finite,
   host_memory,
-  lifetime,
+  lock,
   predictions,
   prepare,
   processes,
@@ -42,9 +42,10 @@ from vit_jax.runtime import (
   restacked,
   run_info,
 )
-from vit_jax.runtime.accounting import KEY, account_of
+from vit_jax.runtime.accounting import account_of
+from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
-from vit_jax.runtime.progress import Progress, check_finite
+from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
@@ -56,6 +57,7 @@ def train_and_evaluate(
   data: Data | None = None,
   *,
   began: float | None = None,
+  allow_change: tuple[str, ...] = (),
 ) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
@@ -67,6 +69,8 @@ def train_and_evaluate(
       need not exist; batch_size, and the image size of ops, must be those of
       `data`.
     began: Start of the command, as `startup.BEGAN`; None: now.
+    allow_change: Options and sections, such as "optim.lr" and "data", that may
+      differ from those with which the run began.
 
   Returns:
     The last state.
@@ -75,20 +79,24 @@ def train_and_evaluate(
     ConfigError: Something about the run cannot work; nothing was compiled.
     DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
+    SaveError: The last checkpoint could not be written.
+    WriteError: The workdir cannot be written, was deleted, or was taken.
   """
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began))
     phases = Phases(began)
-    prepared = prepare.check(config, workdir, data=data)
-    at_exit.enter_context(lifetime.recorded(workdir))
+    held = lock.Lock(workdir)
+    prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
+    at_exit.enter_context(held)
     opening.ends("checks")
-    return _train(prepared, opening, phases, at_exit)
+    return _train(prepared, opening, phases, held, at_exit)
 
 
 def _train(
   prepared: prepare.Run,
   opening: startup.Start,
   phases: Phases,
+  held: lock.Lock,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
@@ -100,11 +108,16 @@ def _train(
   facts = prepared.facts
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
-  metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
-  start = prepared.start
+  start, state = checkpointer.restore_newest(
+    prepared.start,
+    assembly.state,
+    restacked.form_of(config, facts, assembly, mesh),
+  )
+  prepared.start = start  # an older one where arrays are damaged
+  metadata = run_info.metadata(prepared, assembly.state.params)
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
   progress.note(run_info.text(prepared, mesh, assembly.state.params))
@@ -112,27 +125,20 @@ def _train(
   # The state: resumed, or fresh with given weights, or fresh.
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
-    for change in run_info.changes(config, workdir).values():
-      progress.note(f"changed     {change}")
-    state = restacked.restore(
-      lambda like: checkpointer.restore(start, like),
-      prepared.resumed_metadata,
-      config,
-      facts,
-      assembly,
-      mesh,
-    )
+    progress.note(prepared.resumed.take())
   else:
     state = assembly.fresh_state()
     if config.init:
       params, report = prepared.take_weights()
-      state = with_weights(state, params)
+      state = weights.with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
   run_info.write_json(workdir, "config.json", to_dict(config))
   run_info.write_json(workdir, "metadata.json", metadata)
   opening.ends("model and state")
 
+  guard = finite.Guard(prepared, checkpointer.latest_step, progress.note)
+  at_exit.callback(guard.close)
   batches = checked(
     data.batches(start, jax.process_index(), jax.process_count()),
     rows=config.data.batch_size // jax.process_count(),
@@ -148,10 +154,11 @@ def _train(
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
       progress.note(f"{evaluator.config.name:<11} {evaluator.note}")
-  writer = at_exit.enter_context(Writer(workdir, start, config, progress.note))
+  writer = Writer(workdir, start, config, progress.note, held.check)
+  at_exit.enter_context(writer)
   meter = meter_of(config, facts, mesh)
   at_exit.callback(meter.close)
-  account = account_of(prepared, mesh.size)
+  account = account_of(prepared, mesh.size, phases, held)
 
   def is_due(cadence, step: int) -> bool:
     return step == total_steps or is_multiple(step, cadence.every_steps)
@@ -166,7 +173,7 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(guard.remembered(batches)):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
@@ -180,13 +187,15 @@ def _train(
   )
   phases.enter("step")
   for step, state, metrics, _ in trained:
+    guard.add(step, metrics.pop("fingerprint"))
     saves = is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
     has_row = saves or step == 1 or is_multiple(step, config.log_steps)
-    if has_row or step == start + 1:
+    saves |= checkpointer.retry_due(step)
+    if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-      check_finite(values, step)  # before a checkpoint can be overwritten
-      values["lr"] = float(assembly.schedule(step - 1))
+      values = guard.check(step, values)  # before a save
+      values["lr"] = float(assembly.schedule(step - 1 - guard.skipped))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
       if has_row:
@@ -205,15 +214,18 @@ def _train(
         rows.write(wait=saves or bool(due))
       if saves:
         # A new dict: the one before may still be on its way to the disk.
-        metadata = {**metadata, "step": step, KEY: account.at(step)}
+        kept = account.metadata(step) | {finite.KEY: guard.counts()}
+        metadata = {**metadata, **kept}
         with phases("save"):
           checkpointer.save(step, state, metadata)
-          run_info.write_json(workdir, "metadata.json", metadata)
+          run_info.write_json(workdir, "metadata.json", metadata, progress.note)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
   with phases("evaluation"):
     rows.write(wait=True)
+  with phases("save"):
+    checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -228,25 +240,6 @@ def is_multiple(step: int, every_steps: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
-  """Returns a fresh state with the weights of config.init.
-
-  Args:
-    state: State at step 0.
-    params: Nested dict like that of the state; None where a parameter keeps its
-      initial value, such as the head for other classes.
-  """
-  params = jax.tree.map(
-    lambda fresh, new: (
-      fresh if new is None else jax.device_put(new, fresh.sharding)
-    ),
-    state.params,
-    params,
-  )
-  ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
-  return state.replace(params=params, ema=ema)
-
-
 def main(args: cli.Args) -> None:
   """Joins the other processes, checks the run, trains."""
   startup.use_cache()
@@ -256,8 +249,17 @@ def main(args: cli.Args) -> None:
     host_memory.keep()
     if args.faults:
       prepare.check(args.config, workdir, args.faults)
-    train_and_evaluate(args.config, workdir, began=startup.BEGAN)
-  except (ConfigError, DataError, FloatingPointError) as e:
+    allowed = changes.names_of(args.flags["allow_change"])
+    train_and_evaluate(
+      args.config, workdir, began=startup.BEGAN, allow_change=allowed
+    )
+  except (
+    ConfigError,
+    DataError,
+    FloatingPointError,
+    SaveError,
+    WriteError,
+  ) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
     sys.exit("stopped; the same command resumes from the last checkpoint")

@@ -14,6 +14,7 @@ from vit_jax.config.parse import (
 from vit_jax.config.schema import (
   UNIONS,
   CheckpointConfig,
+  ChecksConfig,
   Config,
   DataConfig,
   MeshConfig,
@@ -31,6 +32,7 @@ __all__ = (
   "RENAMED",
   "UNIONS",
   "CheckpointConfig",
+  "ChecksConfig",
   "ClassificationConfig",
   "Config",
   "ConfigError",

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.runtime import run_info
+from vit_jax.runtime import files, finite, goodput, run_info
 from vit_jax.runtime.averages import Averages
-from vit_jax.runtime.progress import check_finite
 from vit_jax.runtime.writer import Writer
 
 # Metrics that measure the machine; all others of a run are the same whenever it
@@ -30,6 +29,7 @@ MEASURED = (
   "train/mfu",
   "train/peak_bytes",
   "train/device_hours",
+  *goodput.NAMES,
 )
 
 
@@ -93,17 +93,18 @@ class Rows:
 
     Args:
       wait: Whether to wait for all.
-
-    Raises:
-      FloatingPointError: A score is not finite.
     """
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
         if not (wait or values.done()):
           return
-        scores = values.result()
-        check_finite(scores, step)
+        try:
+          scores, told = finite.scores(step, values.result())
+        except OSError as e:  # an evaluator's own file
+          raise files.WriteError(f"the scores of step {step}: {e}") from None
+        if told:
+          self._note(told)
         values = self._averages.with_means(step, scores)
         self._note(run_info.format_scores(step, values))
       self._queue.popleft()
