@@ -45,6 +45,10 @@ class Checkpointer:
     """Returns the steps on disk that seem whole, the oldest first."""
     return sorted(steps.whole(self._folder)[0])
 
+  def newest(self) -> int | None:
+    """Returns the last of `steps`, None if there is none."""
+    return max(self.steps(), default=None)
+
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
 

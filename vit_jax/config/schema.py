@@ -154,6 +154,22 @@ class ChecksConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LimitsConfig:
+  """How long each phase may go without progress before the process is ended
+  (exit code 124); 0: for ever."""
+
+  start_seconds: float = option(
+    14_400.0, "seconds for checks, data sets to be prepared, and the restore"
+  )
+  compile_seconds: float = option(7200.0, "seconds for the step's compilation")
+  step_seconds: float = option(1800.0, "seconds for a batch, and for a step")
+  evaluation_seconds: float = option(
+    3600.0, "seconds for a batch of an evaluation, and for its scores"
+  )
+  save_seconds: float = option(3600.0, "seconds for a checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -215,6 +231,7 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   checks: ChecksConfig = ChecksConfig()
+  limits: LimitsConfig = LimitsConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 
