@@ -151,7 +151,7 @@ def test_errors_name_what_is_wrong(tmp_path):
   (tmp_path / "b").mkdir()
   text = fault(tmp_path)
   assert f"class folder {tmp_path}/b holds no images; expected files" in text
-  assert ".jpg, .jpeg, .png, .webp, .bmp" in text
+  assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
   (tmp_path / "c").mkdir()
   assert f"class folder {tmp_path}/b and 1 more holds no" in fault(tmp_path)
   classes(tmp_path, b=2, c=2)

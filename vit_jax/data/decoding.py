@@ -130,14 +130,24 @@ def iterate(
   read: Callable[[int, Callable], tf.data.Dataset],
   fns: tuple[Callable, Callable],
   first_step: int,
+  num_records: int,
 ) -> Iterator[Batch]:
   """Yields the batches of `read(first_step, row function)` as numpy arrays.
 
+  Args:
+    source: Source of the records.
+    read: (number of the first batch, row function) -> batches.
+    fns: The functions of `row_fns`.
+    first_step: Number of the first batch.
+    num_records: How many different records are read; of these,
+      `most_unusable` may be broken.
+
   Raises:
-    ValueError: Too many images cannot be decoded, or preprocessing or reading
+    ValueError: Too many records cannot be used, or preprocessing or reading
       failed; the message says what was being read.
   """
-  batches = _iterate(source, read, fns, first_step)
+  faults = _Faults(source, most_unusable(num_records))
+  batches = _iterate(source, read, fns, first_step, faults)
   _OPEN.add(batches)
   return batches
 
@@ -155,7 +165,7 @@ def _close_all() -> None:
       batches.close()
 
 
-def _iterate(source, read, fns, first_step) -> Iterator[Batch]:
+def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
   quick, careful = fns
   is_careful, step = False, first_step
   iterator = _opened(read, step, quick, source)
@@ -170,10 +180,10 @@ def _iterate(source, read, fns, first_step) -> Iterator[Batch]:
       is_careful = True
       iterator = _opened(read, step, careful, source)
       continue
-    faults = batch.pop("fault", None)
+    reasons = batch.pop("fault", None)
     if not batch["mask"].all():
-      _note_faults(batch, ~batch["mask"], faults.tolist(), source)
-    batch = _with_labels_in_range(batch, source)
+      faults.note(batch["index"], ~batch["mask"], reasons.tolist())
+    batch = _with_labels_in_range(batch, source, faults)
     step += 1
     yield Batch(**batch)
 
@@ -185,7 +195,9 @@ def _opened(read, step: int, row_fn, source: Source) -> Iterator[dict]:
     raise DataError(_readable(e, source)) from None
 
 
-def _with_labels_in_range(batch: dict, source: Source) -> dict:
+def _with_labels_in_range(
+  batch: dict, source: Source, faults: "_Faults"
+) -> dict:
   """Returns a batch in which rows of impossible labels do not count."""
   label = batch["label"]
   if label.ndim > 1:  # checked where it was made
@@ -194,13 +206,13 @@ def _with_labels_in_range(batch: dict, source: Source) -> dict:
   if not is_bad.any():
     return batch
   expected = f"expected 0 to {source.num_classes - 1}"
-  faults = [
+  reasons = [
     b"has no label."
     if n == NO_LABEL
     else f"has label {n}, {expected}.".encode()
     for n in label
   ]
-  _note_faults(batch, is_bad, faults, source)
+  faults.note(batch["index"], is_bad, reasons)
   image = batch["image"].copy()
   image[is_bad] = 0
   return {
@@ -220,40 +232,47 @@ def _first_that_works(element: Record, *functions) -> Record:
   return results.take(1).get_single_element()
 
 
-def _note_faults(
-  batch: dict, is_bad: np.ndarray, faults: Sequence[bytes], source: Source
-) -> None:
-  """Names the records that were not named before, and counts them.
+class _Faults:
+  """The broken records that were met, of which the first few are allowed."""
 
-  Raises:
-    DataError: They are too many.
-  """
-  limit = most_unusable(source.num_examples)
-  known = source.undecodable
-  for row in np.flatnonzero(is_bad):
-    index = int(batch["index"][row])
-    if index in known:
-      continue
-    known.add(index)
-    logging.warning(
-      "Cannot use %s: %s It does not count (number %d of up to %d).",
-      source.record_name(index),
-      faults[row].decode(errors="replace"),
-      len(known),
-      limit,
-    )
-  if len(known) > limit:
-    first = ", ".join(source.record_name(i) for i in sorted(known)[:3])
-    raise DataError(
-      f"got {len(known)} records of {source.name!r} ({source.split!r}) that"
-      f" cannot be used, among them {first}; expected at most {limit}"
-      f" ({MAX_UNDECODABLE:.0%}, or ten). What is wrong with each was said"
-      " above. Repair or remove them."
-    )
+  def __init__(self, source: Source, limit: int):
+    self._source, self._limit = source, limit
+    self._met: set[int] = set()
+
+  def note(
+    self, index: np.ndarray, is_bad: np.ndarray, reasons: Sequence[bytes]
+  ) -> None:
+    """Names the records that were not named before, and counts them.
+
+    Raises:
+      DataError: They are too many.
+    """
+    source = self._source
+    for row in np.flatnonzero(is_bad):
+      record = int(index[row])
+      self._met.add(record)
+      if record in source.undecodable:
+        continue
+      source.undecodable.add(record)
+      logging.warning(
+        "Cannot use %s: %s It does not count (number %d of up to %d).",
+        source.record_name(record),
+        reasons[row].decode(errors="replace"),
+        len(self._met),
+        self._limit,
+      )
+    if len(self._met) > self._limit:
+      first = ", ".join(source.record_name(i) for i in sorted(self._met)[:3])
+      raise DataError(
+        f"got {len(self._met)} records of {source.name!r} ({source.split!r})"
+        f" that cannot be used, among them {first}; expected at most"
+        f" {self._limit} ({MAX_UNDECODABLE:.0%}, or ten). What is wrong with"
+        " each was said above. Repair or remove them."
+      )
 
 
 def most_unusable(num_examples: int) -> int:
-  """Returns how many records of a split may be broken: 1 %, or ten."""
+  """Returns how many of so many records may be broken: 1 %, or ten."""
   return max(10, int(num_examples * MAX_UNDECODABLE))
 
 

@@ -15,10 +15,12 @@ from vit_jax.data.host_tf import tf
 
 Image = tf.Tensor
 
-# Segments before the tables of a JPEG may hold EXIF; 64 KiB is the largest.
+# A JPEG without metadata: its first segment is JFIF's, of 18 bytes, the next
+# one begins with the marker of a table, and the end is there.
+_START, _TABLES, _END = b"\xff\xd8\xff\xe0\x00\x10", b"\xff\xdb", b"\xff\xd9"
+_TABLES_AT = 2 + 18
+# Segments before the tables may hold EXIF; 64 KiB is the largest.
 _HEAD = 2**16
-_TABLES, _JFIF, _END = b"\xff\xdb", b"\xff\xe0\x00\x10", b"\xff\xd9"
-_JFIF_BYTES = 2 + 18  # where the next segment begins
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -58,15 +60,21 @@ def decoded(
     return tf.ensure_shape(image, [None, None, 3])
 
   def odd():
-    turn = tf.cond(_is_plain_png(data), lambda: 1, lambda: _turn(data))
-    is_jpeg = tf.io.is_jpeg(data)
+    is_known = _is_bare_png(data) | _is_jpeg_without_exif(data)
+    turn = tf.cond(is_known, lambda: 1, lambda: _turn(data))
     return tf.cond(
-      is_jpeg,
+      tf.io.is_jpeg(data),
       lambda: jpeg(turn if exif else tf.ones_like(turn)),
       lambda: other(tf.cond(turn > 0, by_tensorflow, by_pillow)),
     )
 
-  return tf.cond(_is_plain_jpeg(data), plain, odd)
+  # Most nodes of a function are not copied into the graph, where each would
+  # cost time though the branch is not taken.
+  odd = tf.function(
+    odd, autograph=False, experimental_attributes={"_noinline": True}
+  )
+  image = tf.cond(_is_bare_jpeg(data), plain, odd)
+  return tf.ensure_shape(image, [None, None, 3])
 
 
 def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
@@ -75,9 +83,9 @@ def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
   Raises:
     tf.errors.InvalidArgumentError: In the graph: it has too many pixels.
   """
-  shape = tf.image.extract_jpeg_shape(data)
-  pixels = tf.cast(shape[0], tf.float32) * tf.cast(shape[1], tf.float32)
-  return _where(pixels <= images.MAX_PIXELS, shape)
+  shape = tf.image.extract_jpeg_shape(data, tf.int64)
+  pixels = tf.reduce_prod(shape[:2])
+  return tf.cast(_where(pixels <= images.MAX_PIXELS, shape), tf.int32)
 
 
 def upright(image: Image, turn: tf.Tensor) -> Image:
@@ -123,28 +131,28 @@ def _mirrored(turn) -> tuple[tf.Tensor, tf.Tensor]:
   return is_any(3, 4, 7, 8), is_any(2, 3, 6, 7)
 
 
-def _is_plain_jpeg(data):
-  """Whether the file ends as a JPEG does, and is without EXIF."""
-  at = lambda start, count: tf.strings.substr(data, start, count)
-  begin = at(2, 4)
-  is_bare = (tf.strings.substr(begin, 0, 2) == _TABLES) | (
-    (begin == _JFIF) & (at(_JFIF_BYTES, 2) == _TABLES)
-  )
-  # RE2 takes 1 us for 1 kB; most files are bare.
-  head = at(0, tf.where(is_bare, 0, _HEAD))
+def _is_bare_jpeg(data):
+  """Whether it is a JPEG without metadata that ends as it should."""
+  parts = ((0, _START), (_TABLES_AT, _TABLES), (-len(_END), _END))
+  found = [tf.strings.substr(data, at, len(part)) for at, part in parts]
+  return tf.strings.join(found) == b"".join(part for _, part in parts)
+
+
+def _is_jpeg_without_exif(data):
+  """Whether it is a JPEG with other metadata that ends as it should."""
+  head = tf.strings.substr(data, 0, _HEAD)
   has_exif = tf.strings.regex_full_match(head, r"\C*Exif\x00\x00\C*")
-  return tf.io.is_jpeg(data) & (at(-2, 2) == _END) & ~has_exif
+  is_whole = tf.strings.substr(data, -len(_END), len(_END)) == _END
+  return tf.io.is_jpeg(data) & is_whole & ~has_exif
 
 
-def _is_plain_png(data):
-  """Whether it is a PNG without EXIF and of a size that is allowed."""
-  sides = tf.io.decode_raw(
-    tf.strings.substr(data, 16, 8), tf.int32, little_endian=False
-  )
-  pixels = tf.reduce_prod(tf.cast(sides, tf.float32))
+def _is_bare_png(data):
+  """Whether it is a PNG without EXIF, of no side that may be too large."""
+  sides = tf.strings.substr(data, 16, 8)
+  sides = tf.io.decode_raw(sides, tf.int32, little_endian=False)
   return (
-    (tf.strings.substr(data, 0, 8) == _PNG)
-    & (pixels <= images.MAX_PIXELS)
+    (tf.strings.substr(data, 0, len(_PNG)) == _PNG)
+    & (tf.reduce_max(sides) <= int(images.MAX_PIXELS**0.5))
     & ~tf.strings.regex_full_match(data, r"\C*eXIf\C*")
   )
 

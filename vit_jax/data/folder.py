@@ -284,7 +284,7 @@ def _meant(root: pathlib.Path, files: _Files) -> str:
       )
   while files and not any(map(_own, files.values())):
     root = root / max(files, key=lambda name: len(files[name]))
-    files = {name: _images_in(root / name) for name in _subfolders(root)}
+    files = {name: _images_in(root / name)[0] for name in _subfolders(root)}
     is_split = any(name.lower() in SPLIT_FOLDERS["train"] for name in files)
     if is_split or (len(files) > 1 and any(map(_own, files.values()))):
       return f" Did you mean {PREFIX}{root}?"

@@ -56,14 +56,13 @@ def decode(image, key, dct="fast", upsampling="fancy", exif=True):
       dct_method=f"INTEGER_{dct.upper()}",
     )
 
-  image = encoded.decoded(
+  return encoded.decoded(
     image,
     plain,
     lambda turn: encoded.upright(plain(), turn),
     lambda whole: whole,
     exif=exif,
   )
-  return tf.ensure_shape(image, [None, None, 3])
 
 
 def decode_inception_crop(image, key, size, area_min=5, area_max=100):
@@ -99,7 +98,7 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
     return _crop(whole, begin, extent)
 
   crop = encoded.decoded(image, plain, turned, other, exif=True)
-  return resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
+  return resize(crop, key, size)
 
 
 def inception_crop(image, key, size, area_min=5, area_max=100):
@@ -282,8 +281,9 @@ def _resized(image, size, method, antialias):
   resized = tf.image.resize(image, size, method, antialias=antialias)
   if antialias and method != "nearest":
     resized = tf.round(resized)
-  # Only "bicubic" exceeds the range, and only "nearest" stays uint8.
-  return tf.cast(tf.clip_by_value(resized, 0, 255), tf.uint8)
+  if method == "bicubic":  # the only one that exceeds the range
+    resized = tf.clip_by_value(resized, 0, 255)
+  return tf.cast(resized, tf.uint8)  # "nearest" stayed uint8
 
 
 def _inception_box(shape, key, area_min, area_max):

@@ -73,7 +73,9 @@ def train_batches(
     )
     return _batched(records, row_fn, batch_size // process_count)
 
-  return decoding.iterate(source, read, row_fns, start_step)
+  return decoding.iterate(
+    source, read, row_fns, start_step, source.num_examples
+  )
 
 
 def train_records(
@@ -287,7 +289,7 @@ def eval_batches(
     return _batched(elements, row_fn, rows)
 
   row_fns = decoding.row_fns(source, ops, 0, truncated)
-  batches = decoding.iterate(source, read, row_fns, first_step=0)
+  batches = decoding.iterate(source, read, row_fns, 0, stop - start)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, preprocessing.image_size(ops))
   return _padded(batches, rows, num_batches, empty)
