@@ -1,5 +1,6 @@
 """Broken and odd images: right pixels, or named, counted and limited."""
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -10,8 +11,10 @@ import tensorflow_datasets as tfds
 from kinds import broken, encoded, expected, good, oriented, photo
 
 from vit_jax.batch import DataError
+from vit_jax.config import defaults, freeze
 from vit_jax.data import images, ops, pipeline, pixels, sources
 from vit_jax.data.host_tf import tf
+from vit_jax.data.training import TrainingData
 
 OPS = "decode|resize((24, 40))"
 KEY = tf.constant([1, 2], tf.int64)
@@ -239,6 +242,26 @@ def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
   os.utime(tmp_path, (1, 1))
   with pytest.raises(ValueError, match=r"shut, which cannot be opened: Perm"):
     sources.open_source(f"folder:{tmp_path}", "train")
+
+
+def test_how_many_rows_may_be_broken():
+  """No record is twice in an epoch, so rows tell how many records are."""
+  config = freeze(defaults())
+  config = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, batch_size=100)
+  )
+  for num, allowed in ((2000, 20), (500, 10)):
+    source = sources.open_source(
+      "digits", f"train[:{min(num, 500)}]", fake=True
+    )
+    source = dataclasses.replace(source, num_examples=num)
+    data = TrainingData(source, config)
+    steps = num // 100
+    assert [data.most_unusable(s) for s in (1, steps, steps + 1)] == [
+      allowed,
+      allowed,
+      2 * allowed,
+    ]
 
 
 # Records of TFDS.

@@ -222,11 +222,12 @@ def _opened(data: bytes) -> Image.Image:
     ) from None
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
-  _check_size(image)
+  check_size(image)
   return image
 
 
-def _check_size(image: Image.Image) -> None:
+def check_size(image: Image.Image) -> None:
+  """Raises ValueError for more than `MAX_PIXELS`; decodes nothing."""
   if image.width * image.height > MAX_PIXELS:
     raise ValueError(
       f"got {image.width:,} x {image.height:,} pixels, expected at most"
@@ -270,7 +271,7 @@ def _lenient() -> Iterator[None]:
 
 
 def _rgb(image: Image.Image, exif: bool):
-  _check_size(image)
+  check_size(image)
   if image.mode in ("I", "F"):
     raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
   try:
