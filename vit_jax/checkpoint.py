@@ -129,7 +129,7 @@ class Checkpointer:
       )
     else:
       _compare(
-        {k: digests_lib.on_devices(v).get() for k, v in found.items()}, kept
+        {k: digests_lib.of_state(v).get() for k, v in found.items()}, kept
       )
     return _join(found["params"], found["train"], state)
 
@@ -208,7 +208,7 @@ class _Writer:
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Returns as soon as the arrays are copied, and may be donated."""
     self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
-    self._digests = {k: digests_lib.on_devices(v) for k, v in items.items()}
+    self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
     arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
     self._orbax.save(
       self._folder,
