@@ -1,10 +1,10 @@
-"""Tries to lose runs: `make faults`, or `python benchmarks/faults.py [NAME...]`.
+"""Tries to lose runs: `make faults`, or `python benchmarks/faults.py [NAME..]`.
 
 Runs the trials of benchmarks/trials/, each in a process of its own, appends a
 line for each that passed to docs/reliability.jsonl, and writes the table of
-docs/reliability.md. It goes on where it was stopped: a trial that has a line for
-the same code and versions is not run again. NAME is the beginning of names; the
-trials so named are run in any case.
+docs/reliability.md. It goes on where it was stopped: a trial that has a line
+for the same code and versions is not run again. NAME is the beginning of names;
+the trials so named are run in any case.
 
   --seed=N      of what is random; default: one of the clock, printed
   --workers=N   trials at the same time; default: 2
@@ -34,6 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # ruff: noqa: E402
+import receipts
 import trials
 from trials.trial import Trial
 
@@ -76,13 +77,6 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       continue
   return found
-
-
-def machine() -> str:
-  for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-    if line.startswith("model name"):
-      return f"{line.split(':')[1].strip()}, {os.cpu_count()} cores"
-  return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def read() -> list[dict[str, Any]]:
@@ -219,7 +213,7 @@ def main() -> int:
           "date": datetime.date.today().isoformat(),
           "commit": commit(),
           "versions": found,
-          "machine": machine(),
+          "machine": receipts.machine(),
           "code": digest,
         }
         with LINES.open("a") as file:

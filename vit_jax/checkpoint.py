@@ -45,6 +45,10 @@ class Checkpointer:
     """Returns the steps on disk that seem whole, the oldest first."""
     return sorted(steps.whole(self._folder)[0])
 
+  def newest(self) -> int | None:
+    """Returns the last of `steps`, None if there is none."""
+    return max(self.steps(), default=None)
+
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
 
@@ -146,7 +150,9 @@ class Checkpointer:
         ]
       )
 
-  def restore_newest(self, start: int, state) -> tuple[int, Any]:
+  def restore_newest(
+    self, start: int, state, form_of: Callable | None = None
+  ) -> tuple[int, Any]:
     """Restores a step, or the newest one before it that is whole.
 
     Damaged newer ones are named, and renamed (`70.damaged`), so that they can
@@ -155,6 +161,7 @@ class Checkpointer:
     Args:
       start: Step to begin with; 0: a new run.
       state: As for `restore`.
+      form_of: See `runtime.restacked.form_of`; None: they are all like `state`.
 
     Returns:
       The step and its state; (0, None) for a new run.
@@ -169,7 +176,11 @@ class Checkpointer:
     step, restored = start, None
     while restored is None:
       try:
-        restored = self.restore(step, state)
+        if form_of is None:
+          restored = self.restore(step, state)
+        else:
+          like, convert = form_of(steps.metadata(self._folder / str(step)))
+          restored = convert(self.restore(step, like))
       except DamagedError as e:
         steps.tell(self._folder / str(step), str(e))
         older = [s for s in steps.whole(self._folder)[0] if s < step]

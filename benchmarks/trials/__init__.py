@@ -1,4 +1,4 @@
 """Trials of `make faults`: every module here has `TRIALS`."""
 
 # In the order of docs/reliability.md.
-MODULES = ("kill",)
+MODULES = ("kill", "elsewhere", "long")

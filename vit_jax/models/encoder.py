@@ -18,6 +18,8 @@ from vit_jax.models.noise import RECORDS, Dropout, drop
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
 
+KEY = jax.Array | None  # typed, of jax.random
+
 # What the forward pass keeps for the backward pass. "dots" keeps the products
 # with weights; those of attention, which have batch dimensions and grow with
 # the square of the number of tokens, are recomputed.
@@ -35,7 +37,7 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], records: RECORDS
+    self, x: Float[Array, "b n d"], records: RECORDS, keys: Any = (None, None)
   ) -> Float[Array, "b n d"]:
     options = self.options
 
@@ -50,9 +52,9 @@ class MlpBlock(nn.Module):
     width = x.shape[-1]
     x = dense(options.size.mlp_dim)(x)
     x = nn.gelu(x, approximate=options.gelu == "tanh")
-    x = Dropout(options.dropout)(x, records)
+    x = Dropout(options.dropout)(x, records, keys[0])
     x = dense(width)(x)
-    return Dropout(options.dropout)(x, records)
+    return Dropout(options.dropout)(x, records, keys[1])
 
 
 class EncoderBlock(nn.Module):
@@ -71,6 +73,7 @@ class EncoderBlock(nn.Module):
     self,
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
+    key: KEY,
     records: RECORDS,
     positions: Float[Array, "1 n d"] | None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
@@ -79,10 +82,12 @@ class EncoderBlock(nn.Module):
     Args:
       x: Tokens.
       drop_rate: Probability that an example skips a branch; None skips none.
+      key: Of all that is random in this block; None: nothing is.
       records: Number of each example's record; None: dropout is off.
       positions: What is added to the tokens first; None: nothing from outside.
     """
     out, options = {}, self.options
+    keys = [None] * 5 if key is None else jax.random.split(key, 5)
     if options.posemb_at == "blocks":
       positions = learned_positions(options, self.grid)
     if positions is not None:
@@ -98,16 +103,17 @@ class EncoderBlock(nn.Module):
       options.posemb == "relative",
       name="MultiHeadDotProductAttention_0",
     )(y, y)
-    y = Dropout(options.dropout)(y, records)
-    out["attention"] = y = self._drop_branch(y, drop_rate, records)
+    y = Dropout(options.dropout)(y, records, keys[0])
+    out["attention"] = y = self._drop_branch(y, drop_rate, keys[1], records)
     out["after_attention"] = x = (x + y).astype(x.dtype)
 
-    y = MlpBlock(options, name="MlpBlock_0")(norm("LayerNorm_1", x), records)
-    out["mlp"] = y = self._drop_branch(y, drop_rate, records)
+    mlp = MlpBlock(options, name="MlpBlock_0")
+    y = mlp(norm("LayerNorm_1", x), records, keys[2:4])
+    out["mlp"] = y = self._drop_branch(y, drop_rate, keys[4], records)
     out["after_mlp"] = x = (x + y).astype(x.dtype)
     return x, out
 
-  def _drop_branch(self, x, rate, records):
+  def _drop_branch(self, x, rate, key, records):
     """Zeroes whole examples, and scales the rest to keep the expectation.
 
     In float32, since the first blocks scale by a factor that bfloat16 rounds to
@@ -115,7 +121,7 @@ class EncoderBlock(nn.Module):
     """
     if rate is None:
       return x
-    return drop(x, self.make_rng("dropout"), records, (1, 1), rate)
+    return drop(x, key, records, (1, 1), rate)
 
 
 class Encoder(nn.Module):
@@ -151,25 +157,27 @@ class Encoder(nn.Module):
         policy=REMAT_POLICIES[options.remat],
         prevent_cse=not options.scan,  # a scan's body needs no protection
       )
-    rates = None
+    rates = keys = None
     if records is not None and options.stochastic_depth > 0:
       rates = jnp.linspace(0, options.stochastic_depth, depth)
+    if records is not None and (options.dropout or options.stochastic_depth):
+      keys = jax.random.split(self.make_rng("dropout"), depth)
     if options.scan:
       x, stacked = nn.scan(
         block,
         variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=(0, nn.broadcast, nn.broadcast),
+        split_rngs={"params": True},
+        in_axes=(0, 0, nn.broadcast, nn.broadcast),
         length=depth,
-      )(options, grid, name="encoderblock")(x, rates, records, positions)
+      )(options, grid, name="encoderblock")(x, rates, keys, records, positions)
       for i in range(depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
       for i in range(depth):
         name = f"encoderblock_{i}"
-        rate = None if rates is None else rates[i]
+        of_block = jax.tree.map(lambda a, i=i: a[i], (rates, keys))
         x, out[name] = block(options, grid, name=name)(
-          x, rate, records, positions
+          x, *of_block, records, positions
         )
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(

@@ -99,10 +99,15 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b ..."], records: RECORDS
+    self,
+    x: Float[Array, "b ..."],
+    records: RECORDS,
+    key: jax.Array | None = None,
   ) -> Float[Array, "b ..."]:
-    """Takes x, and the number of each record, or None to drop nothing."""
+    """Takes x; the number of each record, or None to drop nothing; and a key,
+    or None for one of the rng "dropout", which depends on the module's path.
+    """
     if records is None or self.rate == 0.0:
       return x
-    key = self.make_rng("dropout")
+    key = self.make_rng("dropout") if key is None else key
     return drop(x, key, records, x.shape[1:], self.rate).astype(x.dtype)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from vit_jax.config import Config, ConfigError, build, cli, to_dict
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
-from vit_jax.runtime import prepare, run_info
+from vit_jax.runtime import changes, files, prepare
 
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
@@ -102,14 +103,17 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
   """Returns the name of the best point; None if all diverged.
 
   It has the highest top-1 of `val` after its last step; of equal ones, as they
-  occur on 200 images, the lower loss; of these the first.
+  occur on 200 images, the lower loss, if that is finite; of these the first.
   """
   alive = [r for r in rows if r["error"] is None]
   if not alive:
     return None
   top1, loss = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
-  best = max(alive, key=lambda r: (r["scores"][top1], -r["scores"][loss]))
-  return best["name"]
+
+  def rank(row):  # a loss that is not finite has no score
+    return row["scores"][top1], -row["scores"].get(loss, math.inf)
+
+  return max(alive, key=rank)["name"]
 
 
 def final(config: Config, best: Config) -> Config:
@@ -168,12 +172,12 @@ def check(task: Task, folder: epath.Path) -> list[str]:
 
 def changed(config: Config, folder: epath.Path) -> list[str]:
   """Returns a fault if a run's folder has another run than this one."""
-  changes = run_info.changes(config, str(folder))
+  old = files.read_json(folder / changes.CONFIG).values
   return [
-    f"{text}: the run in {folder} is another one; take another --workdir, or"
-    " delete that one."
-    for key, text in changes.items()
-    if not key.startswith(FREE)
+    f"{change.text}: the run in {folder} is another one; take another"
+    " --workdir, or delete that one."
+    for change in (changes.differences(old, config) if old else ())
+    if not change.key.startswith(FREE)
   ]
 
 
