@@ -243,9 +243,14 @@ def _hex(sums: np.ndarray) -> str:
 
 
 def of_json(value: Any) -> str:
-  """Returns the SHA-256 of what a JSON value says, not of how it is spelled."""
+  """Returns a digest of what a JSON value says, not of how it is spelled."""
   text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-  return hashlib.sha256(text.encode()).hexdigest()
+  return of_bytes(text.encode())
+
+
+def of_bytes(content: bytes) -> str:
+  """Returns the first 32 digits of a SHA-256."""
+  return hashlib.sha256(content).hexdigest()[:32]
 
 
 def differences(
