@@ -30,9 +30,10 @@ import jax
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data, DataError, checked
+from vit_jax.batch import Data, DataError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
+  feed,
   finite,
   host_memory,
   lifetime,
@@ -40,6 +41,7 @@ from vit_jax.runtime import (
   prepare,
   processes,
   promise,
+  replay,
   restacked,
   run_info,
 )
@@ -136,15 +138,7 @@ def _train(
 
   guard = finite.Guard(prepared, checkpointer.latest_step, progress.note)
   at_exit.callback(guard.close)
-  batches = checked(
-    data.batches(start, jax.process_index(), jax.process_count()),
-    rows=config.data.batch_size // jax.process_count(),
-    image_size=facts.image_size,
-    num_classes=facts.num_classes,
-    start_step=start,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  batches = guard.remembered(feed.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=phases.beat
   )
@@ -169,18 +163,19 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(guard.remembered(batches)):
+    for number, batch in enumerate(batches):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
       yield batch
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
-  # updates already applied, so a checkpoint of step n resumes with batch n.
+  # batches already taken, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
-  trained = updates(
-    assembly.train_step, state, on_devices(), steps, meter, phases
+  train_step = replay.checked(
+    assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
+  trained = updates(train_step, state, on_devices(), steps, meter, phases)
   phases.enter("step")
   for step, state, metrics, _ in trained:
     guard.add(step, metrics.pop("fingerprint"))
@@ -243,7 +238,7 @@ def main(args: cli.Args) -> None:
     if args.faults:
       prepare.check(args.config, workdir, args.faults)
     train_and_evaluate(args.config, workdir, began=startup.BEGAN)
-  except (ConfigError, DataError, FloatingPointError) as e:
+  except (ConfigError, DataError, FloatingPointError, replay.DeviceFault) as e:
     sys.exit(str(e))
   except KeyboardInterrupt:
     sys.exit("stopped; the same command resumes from the last checkpoint")
