@@ -37,18 +37,24 @@ class Fingerprints:
     workdir: Folder of the run.
     resumed_at: Step at which the run resumes; what later steps of an
       interrupted run wrote is dropped, since they come again.
+
+  Attributes:
+    before: Of `RECORD`, the newest steps before; known to process 0 only.
   """
 
   def __init__(self, workdir: str, resumed_at: int = 0):
     self._pending: list[tuple[int, jax.Array]] = []
     self._file = None
+    self.before = np.zeros(0, RECORD)
     if jax.process_index() != 0:
       return
     kept = read(workdir)
+    kept = kept[kept["step"] <= resumed_at]
+    self.before = kept[-NEWEST:].copy()
     path = epath.Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / (path.name + ".new")
-    draft.write_bytes(MAGIC + kept[kept["step"] <= resumed_at].tobytes())
+    draft.write_bytes(MAGIC + kept.tobytes())
     draft.replace(path)
     self._file = path.open("ab")
 

@@ -55,8 +55,11 @@ class Guard:
     self._start = run.start
     self._fingerprints = Fingerprints(run.workdir, run.start)
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
-    self._shown: list[np.void] = []
-    self._found = [e for e in read(run.workdir) if e["step"] <= run.start]
+    self._shown = list(self._fingerprints.before[-SHOWN:])
+    was = read(run.workdir)
+    self._found = [e for e in was if e["step"] <= run.start]
+    if len(self._found) < len(was):  # later steps come again
+      self._write()
 
   def remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of this process, and keeps their record numbers until
@@ -138,7 +141,7 @@ class Guard:
       .tolist(),
     }
     self._found.append(entry)
-    run_info.write_json(self._workdir, FILE, {"steps": self._found})
+    self._write()
     stops = self._config.on_nonfinite == "stop"
     what = f"{_values(values, bad)} at step {step}"
     if not stops and self.skipped <= self._config.max_skipped:
@@ -158,11 +161,14 @@ class Guard:
     raise FloatingPointError(
       f"{what}: its update was not applied, and nothing was saved since."
       f"{reason} {self._checkpoint()}\nBefore it:"
-      f" {'; '.join(entry['before']) or 'no step of this process'}.\n"
+      f" {'; '.join(entry['before']) or 'nothing that is known'}.\n"
       f"The records of its batch are in {self._workdir}/{FILE}. This repeats"
       f" the step, and names records and parameters at fault:\n  {repeat}\n"
       + ADVICE
     )
+
+  def _write(self) -> None:
+    run_info.write_json(self._workdir, FILE, {"steps": self._found})
 
   def _checkpoint(self) -> str:
     newest = self._newest()
