@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study test test-all test-nightly lint wheel test-wheel clean
+.PHONY: demo study faults test test-all test-nightly lint wheel test-wheel clean
 
 $(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -47,6 +47,11 @@ test-all: $(VENV)/installed-parity
 # What the pages of docs/ show, as it stands there; docs/README.md has the last run.
 test-nightly: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m nightly
+
+# Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
+# Goes on where it was stopped: what has a line for this code is not run.
+faults: $(VENV)/installed-test
+	$(VENV)/bin/python benchmarks/faults.py
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

@@ -187,8 +187,8 @@ def make_train_step(
   Returns:
     A function; metrics are the float32 scalars `loss`, the objective's own
     (means, too), `grad_norm` (before clipping) and `param_norm` (after the
-    update); and `fingerprint`, uint32 [7]: those of the batch, the bits of loss
-    and grad_norm, and 1 where the update was applied.
+    update); and `fingerprint`, uint32 [8]: those of the batch, the bits of
+    loss, grad_norm and param_norm, and 1 where the update was applied.
   """
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
   shardings = shardings_of(state)
@@ -257,12 +257,13 @@ def make_train_step(
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
-    bits = [x.view(jnp.uint32) for x in (loss, grad_norm)]
+    param_norm = optax.tree.norm(params)
+    bits = [x.view(jnp.uint32) for x in (loss, grad_norm, param_norm)]
     metrics = {
       "loss": loss,
       **named,
       "grad_norm": grad_norm,
-      "param_norm": optax.tree.norm(params),
+      "param_norm": param_norm,
       "fingerprint": jnp.stack([*fingerprints(batch), *bits, is_finite]),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics

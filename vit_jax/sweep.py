@@ -47,6 +47,7 @@ from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
 from vit_jax.runtime import (
+  files,
   host_memory,
   on_disk,
   prepare,
@@ -252,7 +253,7 @@ def _say(text: str) -> None:
 def _write(path: epath.Path, text: str) -> None:
   if jax.process_index() == 0:
     path.parent.mkdir(parents=True, exist_ok=True)
-    run_info.replace_text(path, text)
+    files.replace_text(path, text)
 
 
 def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:

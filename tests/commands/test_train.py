@@ -356,7 +356,7 @@ def test_is_multiple(every, steps):
       {"total_steps": 10},
       "config.total_steps: got 10, expected at least the 20",
     ),
-    ({"seed": 1}, "config.seed was 0, is now 1: the run in"),
+    ({"seed": 1}, "config.seed was 0, is now 1 (other batches"),
     ({"fake_data": True}, "config.fake_data was False, is now True"),
   ],
 )

@@ -11,6 +11,7 @@ import pytest
 from vit_jax.reporting import runs
 from vit_jax.reporting.state import state
 from vit_jax.runtime import lifetime
+from vit_jax.runtime.lock import Lock
 
 NOW = 10_000.0
 CONFIG = {"total_steps": 100, "data": {"dataset": "digits"}}
@@ -92,8 +93,8 @@ def test_the_length_may_be_known_from_the_data():
 def test_the_process_itself(tmp_path):
   """A real one: alive, then killed, so that it could not write its end."""
   code = (
-    "import time; from vit_jax.runtime import lifetime\n"
-    f"with lifetime.recorded({str(tmp_path)!r}):\n"
+    "import time; from vit_jax.runtime.lock import Lock\n"
+    f"with Lock({str(tmp_path)!r}):\n"
     "  print('begun', flush=True); time.sleep(600)"
   )
   process = subprocess.Popen(
@@ -113,15 +114,15 @@ def test_the_process_itself(tmp_path):
 
 def test_its_end_is_written(tmp_path):
   read = lambda: json.loads((tmp_path / lifetime.FILE).read_text())
-  with lifetime.recorded(str(tmp_path)):
+  with Lock(str(tmp_path)):
     assert read()["ended"] is None and lifetime.is_alive(read())
     later = read() | {"ticks": 1}  # another process of the same number
     assert not lifetime.is_alive(later) or read()["ticks"] is None
   assert read()["how"] == "finished" and read()["ended"] >= read()["began"]
-  with pytest.raises(KeyboardInterrupt), lifetime.recorded(str(tmp_path)):
+  with pytest.raises(KeyboardInterrupt), Lock(str(tmp_path)):
     raise KeyboardInterrupt
   assert read()["how"] == "KeyboardInterrupt"
-  with pytest.raises(ValueError), lifetime.recorded(str(tmp_path)):
+  with pytest.raises(ValueError), Lock(str(tmp_path)):
     raise ValueError("what was wrong")
   assert read()["how"] == "ValueError: what was wrong"
 

@@ -65,7 +65,7 @@ def test_they_tell_records_order_and_pixels_apart(batch):
 
 def of_step(step):
   loss = np.float32(1 / step).view(np.uint32)
-  return jnp.array([step * 7, step * 11, 3, 1, loss, loss, 1], jnp.uint32)
+  return jnp.array([step * 7, step * 11, 3, 1, *[loss] * 3, 1], jnp.uint32)
 
 
 def run(folder, start, end, fetched=()):
@@ -79,7 +79,7 @@ def run(folder, start, end, fetched=()):
 
 
 def test_a_stopped_run_has_the_bytes_of_one_that_was_not(tmp_path):
-  run(tmp_path / "one", 0, 20, fetched=(5, 20)).close()
+  run(tmp_path / "one", 0, 20, fetched=(5, 20))
   run(tmp_path / "two", 0, 14, fetched=(7, 12))  # killed: 13, 14 are lost
   found = read(tmp_path / "two")
   assert found["step"].tolist() == list(range(1, 13))
@@ -91,7 +91,6 @@ def test_a_stopped_run_has_the_bytes_of_one_that_was_not(tmp_path):
     file.write(b"\7" * 13)  # cut off within a record
   writer = run(tmp_path / "two", 8, 20, fetched=(10, 20))
   assert writer.before["step"].tolist() == list(range(1, 9))
-  writer.close()
   files = [tmp_path / name / fingerprints.FILE for name in ("one", "two")]
   assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -120,7 +119,7 @@ def test_what_is_not_fetched_is_bounded(tmp_path):
   ],
 )
 def test_odd_bytes_leave_what_is_whole(tmp_path, damage):
-  run(tmp_path, 0, 6, fetched=(6,)).close()
+  run(tmp_path, 0, 6, fetched=(6,))
   whole = read(tmp_path)
   path = tmp_path / fingerprints.FILE
   path.write_bytes(damage(path.read_bytes()))

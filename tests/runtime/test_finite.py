@@ -162,7 +162,6 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   )
   with pytest.raises(FloatingPointError, match="param_norm is inf at step 5"):
     guard.check(5, {"loss": 1.0, "param_norm": np.inf})
-  guard.close()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vit_jax.config.schema import (
   ChecksConfig,
   Config,
   DataConfig,
+  LimitsConfig,
   MeshConfig,
   OptimConfig,
 )
@@ -39,6 +40,7 @@ __all__ = (
   "DataConfig",
   "EvaluatorConfig",
   "FewshotConfig",
+  "LimitsConfig",
   "MeshConfig",
   "ModelConfig",
   "OptimConfig",

@@ -6,7 +6,6 @@ Only light modules are imported, so that `--help` answers at once.
 import contextlib
 import importlib.util
 import inspect
-import json
 import pathlib
 import sys
 import traceback
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax import config as config_lib
-from vit_jax.config import files, help_text
+from vit_jax.config import files, help_text, json_file
 from vit_jax.options import nearest
 
 # Flags of the commands that run in several processes; see runtime/processes.py.
@@ -27,6 +26,13 @@ PROCESS_FLAGS = {
 }
 
 
+# Those of a training run.
+TRAIN_FLAGS = {
+  "workdir": "folder of the run (default: runs/<config name>)",
+  "allow_change": "options and sections, comma-separated, that may differ from"
+  " those with which the run began, such as optim.lr,data",
+  **PROCESS_FLAGS,
+}
 BATCH_OF_FILES = 64  # images, of the features of a published file
 NO_CHECKPOINT = (
   "--checkpoint: got none, expected the folder of a run, as in"
@@ -302,7 +308,7 @@ def run_of(checkpoint: str) -> epath.Path | None:
 
 def _config_in(folder: epath.Path) -> dict | None:
   file = folder / "config.json"
-  values = json.loads(file.read_text()) if file.is_file() else {}
+  values = json_file.read(file) if file.is_file() else {}
   if "optim" not in values:
     return None  # that of another program
   return config_lib.upgraded(values)

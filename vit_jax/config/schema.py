@@ -126,7 +126,7 @@ class CheckpointConfig:
   """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(1, "newest checkpoints kept")
+  keep_last: int = option(2, "newest checkpoints kept")
   keep_every_steps: int | None = option(
     None, "checkpoints at multiples of this stay for good; None: none"
   )
@@ -141,6 +141,22 @@ class ChecksConfig:
     "steps between checks of the devices, which then compute a step twice; the"
     " results must agree in every bit. 0: none",
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitsConfig:
+  """How long each phase may go without progress before the process is ended
+  (exit code 124); 0: for ever."""
+
+  start_seconds: float = option(
+    14_400.0, "seconds for checks, data sets to be prepared, and the restore"
+  )
+  compile_seconds: float = option(7200.0, "seconds for the step's compilation")
+  step_seconds: float = option(1800.0, "seconds for a batch, and for a step")
+  evaluation_seconds: float = option(
+    3600.0, "seconds for a batch of an evaluation, and for its scores"
+  )
+  save_seconds: float = option(3600.0, "seconds for a checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +221,7 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   checks: ChecksConfig = ChecksConfig()
+  limits: LimitsConfig = LimitsConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 

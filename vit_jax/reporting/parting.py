@@ -188,9 +188,11 @@ def _how(x: np.void, y: np.void) -> Iterator[str]:
       "the same images, another loss: other parameters before the step, or"
       " other arithmetic in it"
     )
-  else:
+  elif x["grad_norm"].tobytes() != y["grad_norm"].tobytes():
     yield "the same images and loss, another gradient"
-  for name in ("loss", "grad_norm"):
+  else:
+    yield "the same images, loss and gradient, another update"
+  for name in ("loss", "grad_norm", "param_norm"):
     if x[name].tobytes() != y[name].tobytes():
       yield f"{name} {x[name]:.9g} and {y[name]:.9g}{_units(x[name], y[name])}"
   for name in ("undecodable", "is_applied"):

@@ -13,7 +13,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vit_jax.runtime import goodput as goodput_lib
+
 KEY = "accounting"  # in the metadata of a checkpoint
+# What `Account.at` returns; see `vit_jax.config.json_file.faults`.
+SHAPE: dict[str, Any] = {
+  "images_seen": float,
+  "flops": float,
+  "exaflops": float,
+  "device_hours": float,
+}
+SHAPE["init"] = SHAPE  # the run before, and those before that
 
 
 class Account:
@@ -28,6 +38,7 @@ class Account:
       it states nothing. The hours are then unknown, unless `start` is 0.
     init: What the checkpoint that a new run starts from states; a resumed run
       has it in `before`. None: nothing, or no such checkpoint.
+    goodput: Where the time of the run goes; None: not told.
     clock: Seconds, for tests.
   """
 
@@ -39,6 +50,7 @@ class Account:
     start: int = 0,
     before: dict[str, Any] | None = None,
     init: dict[str, Any] | None = None,
+    goodput: goodput_lib.Goodput | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._batch_size = batch_size
@@ -52,6 +64,7 @@ class Account:
       "device_hours": None if start else 0.0,
       "init": init,
     }
+    self._goodput = goodput
     self._clock = clock
     self._began = clock()
 
@@ -75,26 +88,47 @@ class Account:
       "init": before["init"],
     }
 
+  def metadata(self, step: int) -> dict[str, Any]:
+    """Returns what a checkpoint of this step states of its cost."""
+    found = {"step": step, KEY: self.at(step)}
+    if self._goodput is not None:
+      found[goodput_lib.KEY] = self._goodput.at()
+    return found
+
   def metrics(self, step: int) -> dict[str, float]:
-    """Returns the numbers of `at` by their names in metrics.jsonl."""
-    return {
+    """Returns the numbers of `at`, and of the goodput, by their names in
+    metrics.jsonl."""
+    found = {
       f"train/{k}": float(v)
       for k, v in self.at(step).items()
       if k in ("images_seen", "exaflops", "device_hours") and v is not None
     }
+    return found | (self._goodput.metrics() if self._goodput else {})
 
   def text(self, step: int) -> str:
-    """Returns the line that ends a run."""
-    return f"cost        {text(self.at(step))}"
+    """Returns the lines that end a run."""
+    cost = f"cost        {text(self.at(step))}"
+    if self._goodput is None or step == self._start:
+      return cost
+    return f"{self._goodput.text()}\n{cost}"
 
 
-def account_of(run: Any, num_devices: int) -> Account:
+def account_of(run: Any, num_devices: int, phases: Any, held: Any) -> Account:
   """Returns the account of a run, carried over from where it resumes.
+
+  From now on each beat of the run tells its goodput.
 
   Args:
     run: A `prepare.Run` that was checked.
     num_devices: Number of devices of all processes.
+    phases: `phases.Phases` of this process.
+    held: The run's `lock.Lock`.
   """
+  key = goodput_lib.KEY
+  goodput = goodput_lib.Goodput(
+    phases, run.resumed_metadata.get(key), held.last_words.get(key)
+  )
+  held.tells = lambda: {key: goodput.at()}
   size, num_classes = run.facts.image_size, run.facts.num_classes
   return Account(
     run.config.data.batch_size,
@@ -103,6 +137,7 @@ def account_of(run: Any, num_devices: int) -> Account:
     run.start,
     run.resumed_metadata.get(KEY),
     run.init_metadata.get(KEY),
+    goodput,
   )
 
 
@@ -116,8 +151,8 @@ def text(account: dict[str, Any] | None) -> str:
   if not account:
     return "unknown"
   parts = [
-    f"{account['images_seen']:,.0f} images seen",
-    f"{number(account['exaflops'])} exaFLOPs",
+    f"{account.get('images_seen') or 0:,.0f} images seen",
+    f"{number(account.get('exaflops') or 0)} exaFLOPs",
   ]
   hours = account.get("device_hours")
   parts.append(

@@ -7,6 +7,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.runtime import files
 
 NUM_PREDICTIONS = 64  # test images kept with their predictions
 NUM_MISTAKES = 24  # most confident mistakes kept
@@ -19,6 +20,23 @@ def save(evaluators: list[Evaluator], params: Any, workdir: str) -> None:
   for evaluator in evaluators:
     rows = evaluator.predictions(params, NUM_PREDICTIONS, NUM_MISTAKES)
     if rows is not None:
-      with (epath.Path(workdir) / "predictions.npz").open("wb") as f:
-        np.savez_compressed(f, **rows)
+      _write(epath.Path(workdir) / "predictions.npz", rows)
       return
+
+
+def _write(path: epath.Path, rows: dict[str, np.ndarray]) -> None:
+  """Writes the arrays; what was there stays if it cannot.
+
+  Raises:
+    WriteError: It cannot.
+  """
+  draft = path.parent / f"{path.name}.new"
+  try:
+    with draft.open("wb") as f:
+      np.savez_compressed(f, **rows)
+    draft.replace(path)
+  except OSError as e:
+    raise files.WriteError(
+      f"{path}: cannot be written ({files.reason(e)}); the run is done but for"
+      " this: make room, and the same command writes it."
+    ) from None

@@ -20,12 +20,10 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import on_disk, run_info, trackers
+from vit_jax.runtime import on_disk, resume, trackers
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
-
-# Options that must be those that a run started with.
-FIXED = ("seed", "init", "fake_data", "num_classes", "data.dataset")
+from vit_jax.weights import keeping
 
 
 class Run:
@@ -38,6 +36,8 @@ class Run:
     data: Training data; None: those of config.data.
     found: Weights that are evaluated, not trained; None: a training run.
     sources: Splits that are open already; None: none.
+    allowed: Options and sections that may differ from those with which the run
+      began, see `changes`.
   """
 
   def __init__(
@@ -47,8 +47,10 @@ class Run:
     data: Any = None,
     found: weights.Weights | None = None,
     sources: Sources | None = None,
+    allowed: Iterable[str] = (),
   ):
     self.config = config
+    self.allowed = tuple(allowed)
     self.workdir = workdir
     self.found = found
     self.is_training = found is None
@@ -120,17 +122,31 @@ class Run:
     return weights.Head(self.facts.num_classes, tuple(names) if names else None)
 
   @functools.cached_property
-  def start(self) -> int:
-    """The step from which a run resumes; 0 for a new one."""
-    try:
-      return int(checkpoint.find(self.workdir).name) if self.workdir else 0
-    except FileNotFoundError:
-      return 0
+  def newest(self) -> tuple[int, list[str]]:
+    """The step of the newest checkpoint that seems whole, and faults."""
+    return keeping.start(self._checkpoints) if self.workdir else (0, [])
 
   @functools.cached_property
+  def start(self) -> int:
+    """The step from which a run resumes; 0 for a new one. By a look: it is set
+    to an older one where arrays turn out to be damaged."""
+    return self.newest[0]
+
+  @property
+  def _checkpoints(self) -> epath.Path:
+    return epath.Path(self.workdir) / checkpoint.FOLDER
+
+  @property
   def resumed_metadata(self) -> dict[str, Any]:
     """What the checkpoint of `start` states beside the weights; {}: new."""
-    return checkpoint.load_metadata(self.workdir) if self.start else {}
+    if not self.start:
+      return {}
+    return checkpoint.load_metadata(str(self._checkpoints / str(self.start)))
+
+  @functools.cached_property
+  def resumed(self) -> resume.Resumed:
+    """What the run resumes with, and how it differs from that."""
+    return resume.Resumed(self)
 
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,6 +214,11 @@ class Run:
       self.config.data.dataset, self.config.data.split
     )
 
+  @property
+  def num_examples(self) -> int:
+    """Images of an epoch."""
+    return self._seen.num_examples
+
   def data_faults(self) -> list[str]:
     """Returns a fault for every split that is missing; prepares no data set."""
     config, found = self.config, []
@@ -260,32 +281,6 @@ class Run:
       found += e.check(where, splits, self.head, self.shapes[0])
     return found
 
-  def resume_faults(self) -> list[str]:
-    """Returns what a resumed run must not change, or a step that is past."""
-    if not self.start:
-      return []
-    workdir, names = self.workdir, self.head.class_names
-    found = [
-      f"{text}: the run in {workdir} resumes as it began; use another"
-      " --workdir, or delete that one."
-      for key, text in run_info.changes(self.config, workdir).items()
-      if key in FIXED
-    ]
-    was = run_info.class_names(workdir)
-    if was and names and was != names:
-      found.append(
-        f"config.data.dataset: got the {len(names)} classes"
-        f" {weights.some(names)}, but the run in {workdir} began with the"
-        f" {len(was)} classes {weights.some(was)}; take another --workdir."
-      )
-    if self.start > self.facts.total_steps:
-      found.append(
-        f"config.total_steps: got {self.facts.total_steps}, expected at least"
-        f" the {self.start} steps that {workdir} has done; or take another"
-        " --workdir."
-      )
-    return found
-
   def weights_faults(self) -> list[str]:
     """Returns faults of the weights to start from, or to evaluate.
 
@@ -329,6 +324,8 @@ class Run:
       folder = epath.Path(self.workdir)
       folder.mkdir(parents=True, exist_ok=True)
       (folder / (METRICS if self.is_training else SCORES)).open("a").close()
+      if self.is_training and jax.process_index() == 0:
+        keeping.probe(self._checkpoints)
     except OSError as e:
       return [
         f"--workdir: got {self.workdir!r}, where no files can be written"
@@ -354,7 +351,7 @@ class Run:
     ]
     looks = [self.evaluator_faults] if self.evals else []
     if self.is_training:
-      looks += [self.run_faults, self.resume_faults]
+      looks += [self.run_faults, self.resumed.faults]
     for look in (*looks, self.weights_faults):
       try:
         found += look()
@@ -379,13 +376,14 @@ def check(
   data: Any = None,
   found: weights.Weights | None = None,
   sources: Sources | None = None,
+  allowed: Iterable[str] = (),
 ) -> Run:
   """Returns the `Run` of these arguments; `faults` are raised with its own.
 
   Raises:
     ConfigError: All faults.
   """
-  run = Run(config, workdir, data, found, sources)
+  run = Run(config, workdir, data, found, sources, allowed)
   run.check(faults)
   return run
 

@@ -51,10 +51,9 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     metadata = checkpoint.load_metadata(
       str(folder / checkpoint.FOLDER / str(start))
     )
-    state = restacked.restore(
-      lambda like: source.restore(start, like),
-      *(metadata, config, run.facts, assembly, mesh),
-    )
+    form_of = restacked.form_of(config, run.facts, assembly, mesh)
+    like, convert = form_of(metadata)
+    state = convert(source.restore(start, like))
     source.close()
   else:
     state = assembly.fresh_state()

@@ -8,6 +8,7 @@ before it is.
 
 import collections
 import concurrent.futures
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.runtime import finite, run_info
+from vit_jax.runtime import files, finite, goodput, run_info
 from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import Writer
+
+POLL_SECONDS = 0.2
 
 # Metrics that measure the machine; all others of a run are the same whenever it
 # is repeated, or was killed and resumed.
@@ -29,6 +32,7 @@ MEASURED = (
   "train/mfu",
   "train/peak_bytes",
   "train/device_hours",
+  *goodput.NAMES,
 )
 
 
@@ -85,20 +89,33 @@ class Rows:
     scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
     return [e for e, done in zip(evaluators, scored, strict=True) if not done]
 
-  def write(self, wait: bool) -> None:
+  def write(
+    self,
+    wait: bool,
+    before: float = math.inf,
+    beat: Callable[[], None] = lambda: None,
+  ) -> None:
     """Writes the rows that are known, up to the first that is not.
 
     An error of `Evaluator.score` is raised here.
 
     Args:
       wait: Whether to wait for all.
+      before: Scores of this step and of later ones are not waited for.
+      beat: Called several times a second while it waits; may raise.
     """
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
-        if not (wait or values.done()):
+        while wait and step < before and not values.done():
+          concurrent.futures.wait([values], POLL_SECONDS)
+          beat()
+        if not values.done():
           return
-        scores, told = finite.scores(step, values.result())
+        try:
+          scores, told = finite.scores(step, values.result())
+        except OSError as e:  # an evaluator's own file
+          raise files.WriteError(f"the scores of step {step}: {e}") from None
         if told:
           self._note(told)
         values = self._averages.with_means(step, scores)

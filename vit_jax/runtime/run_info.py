@@ -6,6 +6,7 @@ import pathlib
 import platform
 import re
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,18 +16,18 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.config import Config, flat, options_of, to_dict
+from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
 from vit_jax.optim import ema_weight
-from vit_jax.runtime import promise
+from vit_jax.runtime import files, goodput, promise
 from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
 
 # What metadata.json has of the newest checkpoint.
-FROM_CHECKPOINT = ("step", KEY, "counts")
+FROM_CHECKPOINT = ("step", KEY, goodput.KEY, "counts")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -99,6 +100,7 @@ def metadata(run, params) -> dict[str, Any]:
     "mesh": sharding.mesh_shape(config.mesh, jax.device_count()),
     "versions": versions(),
     "commit": commit(),
+    "changes": run.resumed.trail,
     # Of the checkpoint that a run resumes from, until it has a newer one.
     **{k: v for k, v in run.resumed_metadata.items() if k in FROM_CHECKPOINT},
   }
@@ -125,8 +127,7 @@ def sets_text(run) -> str:
       f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
     )
   if run.start:
-    path = epath.Path(run.workdir) / "metadata.json"
-    was = json.loads(path.read_text()).get("averages") if path.exists() else {}
+    was = run.resumed_metadata.get("averages")
     lines += [
       f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
       " later means do not compare"
@@ -141,13 +142,6 @@ def eval_ops(config: Config) -> str:
   evaluator says another."""
   of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
-
-
-def class_names(workdir: str) -> tuple[str, ...] | None:
-  """Returns class names of the data that a run started on; None: unknown."""
-  path = epath.Path(workdir) / "metadata.json"
-  names = path.exists() and json.loads(path.read_text()).get("class_names")
-  return tuple(names) if names else None
 
 
 def parameter_table(params) -> str:
@@ -174,37 +168,32 @@ def parameter_table(params) -> str:
   )
 
 
-def write_json(workdir: str, name: str, values: dict[str, Any]) -> None:
-  """Writes one file of a run; only process 0 does."""
+def write_json(
+  workdir: str,
+  name: str,
+  values: dict[str, Any],
+  note: Callable[[str], None] | None = None,
+) -> None:
+  """Writes one file of a run; only process 0 does.
+
+  Args:
+    workdir: Folder of the run.
+    name: Of the file.
+    values: For JSON.
+    note: Prints a line in place of an error.
+
+  Raises:
+    WriteError: It cannot be written; the file of before is as it was.
+  """
   if jax.process_index() != 0:
     return
   text = json.dumps(values, indent=2, ensure_ascii=False)
-  replace_text(epath.Path(workdir) / name, text + "\n")
-
-
-def replace_text(path: epath.Path, text: str) -> None:
-  """Writes a file such that an interruption leaves the old or the new one."""
-  draft = path.parent / (path.name + ".new")
-  draft.write_text(text)
-  draft.replace(path)
-
-
-def changes(config: Config, workdir: str) -> dict[str, str]:
-  """Returns how a config differs from the one that a run started with.
-
-  Returns:
-    Key without "config." -> a text; nothing for a new run.
-  """
-  path = epath.Path(workdir) / "config.json"
-  if not path.exists():
-    return {}
-  old = options_of(json.loads(path.read_text()))
-  new = flat(to_dict(config))
-  return {
-    key: f"config.{key} was {old.get(key)!r}, is now {new.get(key)!r}"
-    for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key)
-  }
+  try:
+    files.replace(epath.Path(workdir) / name, text + "\n")
+  except files.WriteError as e:
+    if note is None:
+      raise
+    note(f"file        {e} The run goes on.")
 
 
 def text(run, mesh: Mesh, params) -> str:

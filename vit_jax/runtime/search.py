@@ -13,7 +13,7 @@ from vit_jax.config import Config, ConfigError, build, cli, to_dict
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
-from vit_jax.runtime import prepare, run_info
+from vit_jax.runtime import changes, files, prepare
 
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
@@ -172,12 +172,12 @@ def check(task: Task, folder: epath.Path) -> list[str]:
 
 def changed(config: Config, folder: epath.Path) -> list[str]:
   """Returns a fault if a run's folder has another run than this one."""
-  changes = run_info.changes(config, str(folder))
+  old = files.read_json(folder / changes.CONFIG).values
   return [
-    f"{text}: the run in {folder} is another one; take another --workdir, or"
-    " delete that one."
-    for key, text in changes.items()
-    if not key.startswith(FREE)
+    f"{change.text}: the run in {folder} is another one; take another"
+    " --workdir, or delete that one."
+    for change in (changes.differences(old, config) if old else ())
+    if not change.key.startswith(FREE)
   ]
 
 

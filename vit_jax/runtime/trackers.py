@@ -22,7 +22,7 @@ from etils import epath
 
 from vit_jax.config import Config, flat, to_dict
 from vit_jax.options import not_installed
-from vit_jax.runtime import run_info
+from vit_jax.runtime import files
 
 PROJECT = "vit_jax"  # where the environment names none
 EXTRA = "trackers"
@@ -332,7 +332,7 @@ class Sender:
     try:
       tracker = TRACKERS[self._name](self._about)
       self._file.parent.mkdir(parents=True, exist_ok=True)
-      run_info.replace_text(self._file, json.dumps({"id": tracker.id}) + "\n")
+      files.replace_text(self._file, json.dumps({"id": tracker.id}) + "\n")
       self._note(f"{self._name:<11} {tracker.where}")
     except Exception as e:  # a service may raise anything
       self._told(e)

@@ -3,17 +3,17 @@
 And to the trackers of the run, see `vit_jax.runtime.trackers`.
 """
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from etils import epath
 
 from vit_jax.config import Config
-from vit_jax.runtime import trackers
+from vit_jax.runtime import files, trackers
 from vit_jax.runtime.board import Board
-from vit_jax.runtime.run_info import replace_text
 
 METRICS = "metrics.jsonl"
 SCORES = "evaluation.jsonl"  # from checkpoints, by `vit_jax.evaluate`
@@ -27,11 +27,17 @@ class Writer:
     resumed_at: Step at which the run resumes; later lines of an interrupted run
       are dropped, since they will be written again.
     config: The run, for its trackers; None: it has none.
-    note: Prints a line on them.
+    note: Prints a line on what cannot be read or written, and on trackers.
+    guard: Called before each row; what it raises ends the run. See
+      `lock.Lock.check`.
 
   Attributes:
     scores: Metrics of evaluators, by name, that were written at step
       `resumed_at`; known to process 0 only.
+
+  Raises:
+    WriteError: metrics.jsonl cannot be written now. Later on its rows wait in
+      memory, see `files.Lines`; TensorBoard alone is given up.
   """
 
   def __init__(
@@ -40,13 +46,19 @@ class Writer:
     resumed_at: int = 0,
     config: Config | None = None,
     note: Callable[[str], None] = print,
+    guard: Callable[[], None] = lambda: None,
   ):
-    self._file = self._board = None
+    self._lines: files.Lines | None = None
+    self._board: Board | None = None
+    self._note, self._guard = note, guard
     self._trackers: list[trackers.Sender] = []
     self.scores: dict[str, float] = {}
     if jax.process_index() != 0:
       return
-    rows = read_metrics(workdir)
+    path = epath.Path(workdir) / METRICS
+    rows, faults = files.read_rows(path)
+    for fault in faults:
+      note(f"metrics     {fault}")
     kept = [r for r in rows if r["step"] <= resumed_at]
     dropped = [r for r in rows if r["step"] > resumed_at]
     self.scores = {
@@ -55,11 +67,11 @@ class Writer:
       for k, v in r.items()
       if r["step"] == resumed_at and "/" in k and not k.startswith("train/")
     }
-    path = epath.Path(workdir) / METRICS
+    text = "".join(json.dumps(r) + "\n" for r in kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, "".join(json.dumps(r) + "\n" for r in kept))
-    self._file = path.open("a")
-    self._board = Board(workdir, kept)
+    self._lines = files.Lines(path, text, note)
+    with self._board_may_fail():
+      self._board = Board(workdir, kept)
     self._trackers = trackers.senders(
       config, workdir, resumed_at, (kept, dropped), note
     )
@@ -71,22 +83,47 @@ class Writer:
 
   def scalars(self, step: int, values: dict[str, float]) -> None:
     """Writes one line; `step` is the number of updates applied."""
-    if self._file is None:
+    if self._lines is None:
       return
+    self._guard()
     row = {"step": step, "time": round(time.time(), 3), **values}
-    self._file.write(json.dumps(row) + "\n")
-    self._file.flush()
-    self._board.write(row)
+    self._lines.append(json.dumps(row))
+    if self._board is not None:
+      with self._board_may_fail():
+        self._board.write(row)
     for tracker in self._trackers:
       tracker.put(row)
 
   def close(self, state: str = "finished") -> None:
-    """Closes the files; `state`, of `trackers.STATES`, is for the trackers."""
-    if self._file is not None:
-      self._file.close()
-      self._board.close()
+    """Closes the files; `state`, of `trackers.STATES`, is for the trackers.
+
+    Raises:
+      WriteError: Rows are not in metrics.jsonl; the text says where they are.
+    """
+    if left := self._end(state):
+      raise files.WriteError(left)
+
+  def _end(self, state: str) -> str | None:
+    """Closes the files; returns what became of rows that are not in them."""
+    if self._board is not None:
+      with self._board_may_fail():
+        self._board.close()
     for tracker in self._trackers:
       tracker.close(state)
+    lines, self._lines = self._lines, None
+    return lines.close() if lines else None
+
+  @contextlib.contextmanager
+  def _board_may_fail(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as e:
+      self._board = None
+      self._note(
+        f"tensorboard cannot be written ({files.reason(e)}): the run goes on"
+        " without it; metrics.jsonl has every row, of which the next start"
+        " makes it anew"
+      )
 
   def __enter__(self):
     return self
@@ -96,16 +133,11 @@ class Writer:
     if kind is None:
       self.close(finished)
     else:
-      self.close(failed if issubclass(kind, Exception) else stopped)
+      is_error = issubclass(kind, Exception)
+      if left := self._end(failed if is_error else stopped):
+        self._note(f"metrics     {left}")
 
 
 def read_metrics(workdir: str) -> list[dict]:
-  """Returns the lines of a run's metrics; a line cut off is left out."""
-  path = epath.Path(workdir) / METRICS
-  rows = []
-  for line in path.read_text().splitlines() if path.exists() else []:
-    try:
-      rows.append(json.loads(line))
-    except json.JSONDecodeError:
-      continue  # the process died while writing it
-  return rows
+  """Returns the lines of a run's metrics; those that are none are left out."""
+  return files.read_rows(epath.Path(workdir) / METRICS).values

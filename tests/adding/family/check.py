@@ -43,7 +43,8 @@ def main(workdir: str) -> None:
   state = train_and_evaluate(run, workdir)
   kernel = state.params["block_0"]["token_mixing"]["Dense_0"]["kernel"]
   assert tuple(kernel.sharding.spec) == ("fsdp", "tensor")
-  state = train_and_evaluate(dataclasses.replace(run, total_steps=4), workdir)
+  longer = dataclasses.replace(run, total_steps=4)
+  state = train_and_evaluate(longer, workdir, allow_change=("total_steps",))
   assert int(state.step) == 4
 
   step, arguments = plan.lower(run, sharding.make_mesh(run.mesh))

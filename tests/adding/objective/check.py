@@ -40,8 +40,9 @@ def losses(workdir):
 def main(folder: str) -> None:
   run = freeze(config())
   train_and_evaluate(run, folder + "/a")
+  longer = dataclasses.replace(run, total_steps=4)
   state = train_and_evaluate(
-    dataclasses.replace(run, total_steps=4), folder + "/a"
+    longer, folder + "/a", allow_change=("total_steps",)
   )
   assert int(state.step) == 4
   assert any("few/1shot" in r for r in read_metrics(folder + "/a"))

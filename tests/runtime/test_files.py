@@ -1,0 +1,171 @@
+"""Small files: odd bytes are named, a full disk is told and waited for."""
+
+import errno
+import json
+import math
+import re
+
+import pytest
+from etils import epath
+
+from vit_jax.runtime import files
+from vit_jax.runtime.files import Lines, WriteError
+
+
+def _full(*_):
+  raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+  "line, what",
+  [
+    (b"\0\0\0\0", "Expecting value at 0"),
+    (b'{"step": 2, "a', "Unterminated string starting at at 12"),
+    (b'{"step": 2, "a": "\xff"}', "bytes that are no UTF-8, at 18"),
+    (b"[1, 2]", "a list"),
+    (b"null", "a NoneType"),
+    (b'{"a": 1}', "no step"),
+    (b'{"step": "2"}', "no step"),
+    (b'{"step": 2.5}', "no step"),
+    (b'{"step": true}', "no step"),
+    (b'{"step": -1}', "no step"),
+    (b"[" * 100_000, "too many brackets"),
+    (b'{"step": ' + b"9" * 5000 + b"}", "Exceeds the limit (4300 digits)"),
+  ],
+)
+def test_odd_lines_are_numbered_and_left_out(tmp_path, line, what):
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  path.write_bytes(b'{"step": 1, "a": 1.5}\n' + line + b'\n\n{"step": 3}\n')
+  rows, faults = files.read_rows(path)
+  assert rows == [{"step": 1, "a": 1.5}, {"step": 3}]
+  (fault,) = faults
+  assert fault.startswith(f"{path}: line 2: {what}")
+  assert fault.endswith("; left out")
+  path.write_bytes(b'{"step": 1}\n' + line)  # the process died meanwhile
+  rows, (fault,) = files.read_rows(path)
+  assert rows == [{"step": 1}] and fault == f"{path}: line 2: cut off; left out"
+
+
+def test_odd_values_are_named(tmp_path):
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  path.write_text(
+    '{"step": 1, "a": NaN, "b": -Infinity, "c": 1}\n'
+    '{"step": 2, "a": "x", "b": null, "c": {"d": 1}, "e": true, "f": 2}\n'
+  )
+  rows, (fault,) = files.read_rows(path)
+  assert math.isnan(rows[0]["a"]) and rows[0]["c"] == 1
+  assert rows[1] == {"step": 2, "f": 2}
+  assert fault == (
+    f"{path}: line 1: a, b: not finite; line 2: a, b, c: no number; left out"
+  )
+  path.write_text("x\n" * 100)
+  assert files.read_rows(path).faults[0].endswith("; and 95 more")
+  assert files.read_rows(path.parent / "missing") == ([], [])
+  assert files.read_rows(path.parent).faults == [
+    f"{path.parent}: cannot be read (Is a directory)"
+  ]
+
+
+@pytest.mark.parametrize(
+  "data", [b"", b"\0" * 64, b'{"a": 1', b"\xff", b"[]", b"null", b"{" * 100_000]
+)
+def test_json_that_is_none(tmp_path, data):
+  path = epath.Path(tmp_path) / "config.json"
+  assert files.read_json(path) == ({}, [])
+  path.write_bytes(data)
+  values, (fault,) = files.read_json(path)
+  assert values == {} and fault.startswith(f"{path}: expected ")
+  path.write_text('{"a": 1}')
+  assert files.read_json(path) == ({"a": 1}, [])
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
+  path = epath.Path(tmp_path) / "config.json"
+  files.replace(path, "old")
+  with monkeypatch.context() as patch:
+    patch.setattr(files, "write", _full)
+    text = f"{path}: cannot be written (No space left on device); make room"
+    with pytest.raises(WriteError, match=re.escape(text)):
+      files.replace(path, "new")
+  assert path.read_text() == "old"
+
+
+class _Disk:
+  """Appends, unless it is full: then a part of the text is left behind."""
+
+  def __init__(self, monkeypatch):
+    self.is_full, self._append = False, files.append
+    monkeypatch.setattr(files, "append", self)
+
+  def __call__(self, path, text, size):
+    if self.is_full:
+      self._append(path, text[: len(text) // 2], size)
+      _full()
+    return self._append(path, text, size)
+
+
+def test_lines_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
+  disk, said = _Disk(monkeypatch), []
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  lines = Lines(path, "0\n", said.append)
+  lines.append("11")
+  disk.is_full = True
+  for line in ("22", "33", "44"):
+    lines.append(line)
+  assert path.read_text().startswith("0\n11\n") and len(said) == 1
+  assert "(No space left on device): the run goes on, and its rows" in said[0]
+  disk.is_full = False
+  lines.append("55")
+  assert path.read_text() == "0\n11\n22\n33\n44\n55\n"
+  assert said[1:] == [f"metrics     {path}: 4 rows written again"]
+  assert lines.close() is None
+
+
+def test_lines_that_never_can_be_written_are_kept_elsewhere(
+  tmp_path, monkeypatch
+):
+  disk = _Disk(monkeypatch)
+  monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path / "t"))
+  (tmp_path / "t").mkdir()
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  for folder_is_full in (False, True):
+    disk.is_full = False
+    lines = Lines(path, "", lambda _: None)
+    lines.append('{"step": 1}')
+    disk.is_full = True
+    lines.append('{"step": 2}')
+    lines.append('{"step": 3}')
+    if folder_is_full:
+      monkeypatch.setattr(files, "write", _full)
+    text = lines.close()
+    assert "could not be written (No space left on device)" in text
+    if folder_is_full:
+      assert "its last 2 rows are lost" in text
+    else:
+      (other,) = (tmp_path / "t").iterdir()
+      assert f"its last 2 rows are in {other}: append them" in text
+      rows = [json.loads(x)["step"] for x in other.read_text().splitlines()]
+      assert rows == [2, 3]
+
+
+def test_lines_do_not_wait_for_ever(tmp_path, monkeypatch):
+  monkeypatch.setattr(files, "MOST_LINES", 3)
+  disk = _Disk(monkeypatch)
+  lines = Lines(epath.Path(tmp_path) / "metrics.jsonl", "", lambda _: None)
+  disk.is_full = True
+  lines.append("1")
+  lines.append("2")
+  with pytest.raises(WriteError, match="3 rows wait, .* make room"):
+    lines.append("3")
+
+
+def test_a_file_that_someone_deleted_is_begun_again(tmp_path):
+  path = epath.Path(tmp_path) / "run" / "metrics.jsonl"
+  path.parent.mkdir()
+  lines = Lines(path, "1\n", lambda _: None)
+  path.unlink()
+  lines.append("2")
+  assert path.read_text() == "2\n"  # not a hole of NULs before it
+  path.parent.rmtree()
+  lines.append("3")
+  assert not path.parent.exists()  # no half a run

@@ -1,0 +1,229 @@
+"""One run at a time in a folder: the second is refused, a dead one is not."""
+
+import errno
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from vit_jax.config import ConfigError
+from vit_jax.runtime import files, lifetime, lock
+
+HOLDS = (
+  "import sys, time; from vit_jax.runtime.lock import Lock\n"
+  "with Lock(sys.argv[1]): print('held', flush=True); time.sleep(600)"
+)
+
+
+def _record(folder):
+  return json.loads((folder / lifetime.FILE).read_text())
+
+
+def _write(folder, **changes):
+  """Writes a record of another machine, whose run was not ended."""
+  record = lifetime.record(4) | {"host": "pod-7", "boot": "x", "pid": 4242}
+  record |= {"began": 1e9, **changes}
+  (folder / lifetime.FILE).write_text(json.dumps(record))
+  return record
+
+
+def _contents(folder):
+  return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def soon(monkeypatch):
+  """Seconds become tenths."""
+  for name in ("BEAT_SECONDS", "WATCH_SECONDS", "SETTLE_SECONDS"):
+    monkeypatch.setattr(lock, name, getattr(lock, name) / 30)
+
+
+def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
+  process = subprocess.Popen(
+    [sys.executable, "-c", HOLDS, str(tmp_path)],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stdout.readline() == "held\n"
+  before = _contents(tmp_path)
+  with pytest.raises(ConfigError) as e:
+    lock.Lock(str(tmp_path))
+  (fault,) = e.value.faults
+  assert re.fullmatch(
+    f"--workdir: got '{tmp_path}', in which another run trains: host .*,"
+    rf" process {process.pid}, begun 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC. Let"
+    " it finish, end it there, or take another --workdir.",
+    fault,
+  )
+  assert _contents(tmp_path) == before
+  process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing
+  with pytest.raises(ConfigError):
+    lock.Lock(str(tmp_path))
+  process.kill()
+  process.wait()
+  with lock.Lock(str(tmp_path)):
+    assert _record(tmp_path)["pid"] == os.getpid()
+
+
+def test_one_process_may_not_hold_it_twice(tmp_path):
+  with lock.Lock(str(tmp_path)), pytest.raises(ConfigError, match="another"):
+    lock.Lock(str(tmp_path))
+  with pytest.raises(ValueError), lock.Lock(str(tmp_path)):
+    raise ValueError("what was wrong")
+  assert _record(tmp_path)["how"] == "ValueError: what was wrong"
+  record = _record(tmp_path) | {"ended": None}  # its end was not written
+  (tmp_path / lifetime.FILE).write_text(json.dumps(record))
+  with lock.Lock(str(tmp_path)):
+    pass
+  names = {p.name for p in tmp_path.iterdir()}
+  assert names == {lifetime.FILE, lifetime.BEAT}
+
+
+@pytest.mark.parametrize("where", [{}, {"boot": lifetime._boot(), "pids": 7}])
+def test_elsewhere_a_beat_tells(tmp_path, soon, where):
+  """On another machine, and in a container on this one."""
+  _write(tmp_path, **where)
+  stop = threading.Event()
+
+  def beats():
+    for count in range(1000):
+      (tmp_path / lifetime.BEAT).write_text(f"{count}")
+      if stop.wait(0.2):
+        return
+
+  thread = threading.Thread(target=beats)
+  thread.start()
+  said = []
+  try:
+    with pytest.raises(ConfigError) as e:
+      lock.Lock(str(tmp_path), said.append)
+  finally:
+    stop.set()
+    thread.join()
+  assert "host pod-7, process 4242, the first of 4, begun 2001-09-09" in str(
+    e.value
+  )
+  began = time.monotonic()
+  with lock.Lock(str(tmp_path), said.append):  # the beat stands still now
+    assert time.monotonic() - began > lock.WATCH_SECONDS
+    assert _record(tmp_path)["pid"] == os.getpid()
+  assert "that run gave no sign of life" in said[-1]
+  assert all("waits  " in x and "pod-7" in x for x in (said[0], said[-2]))
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 99, b'{"pid"', b"[1]", b"{}"])
+def test_a_damaged_record_holds_nothing(tmp_path, text):
+  (tmp_path / lifetime.FILE).write_bytes(text)
+  with lock.Lock(str(tmp_path)):
+    assert _record(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_those_that_start_at_once_one_goes_on(
+  tmp_path, soon, monkeypatch, has_links
+):
+  def no_link(*_):
+    raise OSError(errno.EPERM, "no links")
+
+  if not has_links:
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 1.0)
+  for run in range(20 if has_links else 3):
+    folder = tmp_path / str(run)
+    if run % 2:  # another died here, between its claim and its record
+      folder.mkdir()
+      dead = _write(folder, ended=1.0)
+      claim = dead | {"id": "0" * 16, "ended": 2.0}
+      (folder / f"process.after-{dead['id']}").write_text(json.dumps(claim))
+    barrier, done, went_on = threading.Barrier(8), threading.Barrier(8), []
+
+    def start(folder=folder, barrier=barrier, done=done, went_on=went_on):
+      barrier.wait()
+      try:
+        with lock.Lock(str(folder)) as held:
+          done.wait(60)
+          held.check()
+          went_on.append(held)
+      except ConfigError:
+        done.wait(60)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    assert len(went_on) == 1
+    left = {p.name for p in folder.iterdir()}
+    assert left == {lifetime.FILE, lifetime.BEAT}
+
+
+def test_one_that_was_taken_for_dead_notices(tmp_path):
+  with pytest.raises(lock.LostError) as e, lock.Lock(str(tmp_path)) as held:
+    held.check()
+    other = _write(tmp_path)
+    before = _contents(tmp_path)
+    held.check()
+  assert "another run took this folder (host pod-7, process 4242" in str(
+    e.value
+  )
+  assert _contents(tmp_path) == before and _record(tmp_path) == other
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_deleted_folder_is_noticed_and_not_made_again(
+  tmp_path, soon, is_made_again
+):
+  folder = tmp_path / "run"
+  with pytest.raises(lock.LostError) as e, lock.Lock(str(folder)) as held:
+    shutil.rmtree(folder)
+    if is_made_again:
+      folder.mkdir()
+    time.sleep(3 * lock.BEAT_SECONDS)
+    held.check()
+  assert f"{folder}: the folder of this run was deleted or moved" in str(
+    e.value
+  )
+  assert folder.exists() == is_made_again
+  assert not is_made_again or not list(folder.iterdir())
+
+
+def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):
+  def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(files, "write", full)
+    with pytest.raises(ConfigError, match="process.json cannot .* .No space"):
+      lock.Lock(str(tmp_path)).__enter__()
+  with lock.Lock(str(tmp_path)) as held:
+    held.check()
+
+
+def test_a_beat_is_always_as_long_and_says_what_it_is_told(tmp_path):
+  path = tmp_path / lifetime.BEAT
+  with lock.Lock(str(tmp_path)) as held:
+    assert held.last_words == {}
+    assert path.stat().st_size == lock.BEAT_BYTES
+    held.tells = lambda: {"step": 7}
+  assert path.stat().st_size == lock.BEAT_BYTES
+  after = lock.Lock(str(tmp_path))
+  assert after.last_words["step"] == 7
+  with after:  # until it has words of its own
+    assert json.loads(path.read_text())["step"] == 7
+
+
+def test_an_object_store_is_read_back(tmp_path, soon, monkeypatch):
+  monkeypatch.setattr(files, "is_local", lambda path: False)
+  with lock.Lock(str(tmp_path)) as held:
+    held.check()
+    assert pathlib.Path(tmp_path / lifetime.BEAT).exists()
+    with pytest.raises(ConfigError):
+      lock.Lock(str(tmp_path))

@@ -1,0 +1,98 @@
+"""What a run resumes with, and what of the command that goes on differs."""
+
+import functools
+from typing import Any
+
+from etils import epath
+
+from vit_jax import weights
+from vit_jax.runtime import changes, files
+
+
+class Resumed:
+  """The config and the data with which a run began; of a new run, nothing.
+
+  Args:
+    run: A `prepare.Run`.
+  """
+
+  def __init__(self, run: Any):
+    self._run = run
+
+  @functools.cached_property
+  def config(self) -> files.Read:
+    """The config of config.json, or, where that is damaged or gone, of the
+    checkpoint, and a text that says so; {} for a new run."""
+    if not self._run.start:
+      return files.Read({}, [])
+    path = epath.Path(self._run.workdir) / changes.CONFIG
+    found = files.read_json(path)
+    kept = self._run.resumed_metadata.get("config")
+    if found.values or not isinstance(kept, dict):
+      return found
+    said = found.faults or [f"{path}: missing"]
+    text = f"{said[0]}; the config in the checkpoint is taken for it"
+    return files.Read(kept, [text])
+
+  @functools.cached_property
+  def changes(self) -> list[changes.Change]:
+    """The options that differ."""
+    old = self.config.values
+    return changes.differences(old, self._run.config) if old else []
+
+  @functools.cached_property
+  def trail(self) -> list[dict[str, Any]]:
+    """All changes that the run took, see `changes.trail`."""
+    run = self._run
+    if not run.start:
+      return []
+    return changes.trail(run.workdir, run.start, self.changes)
+
+  def faults(self) -> list[str]:
+    """Returns what must not change, or a step that is past."""
+    run, old = self._run, self.config.values
+    found = changes.flag_faults(run.allowed, run.config, old)
+    if not run.start:
+      return found + run.newest[1]
+    found += changes.faults(self.changes, run.allowed, run.workdir)
+    if not changes.is_allowed("data.dataset", run.allowed):
+      found += self._data_faults()
+    if run.start > run.facts.total_steps:
+      found.append(
+        f"config.total_steps: got {run.facts.total_steps}, expected at least"
+        f" the {run.start} steps that {run.workdir} has done; or take another"
+        " --workdir."
+      )
+    return found
+
+  def _data_faults(self) -> list[str]:
+    """Returns how the data differ under the name that they had."""
+    run, found = self._run, []
+    begun = f"but the run in {run.workdir} began with"
+    names = run.head.class_names
+    was = tuple(run.resumed_metadata.get("class_names") or ())
+    if was and names and was != names:
+      found.append(
+        f"config.data.dataset: got the {len(names)} classes"
+        f" {weights.some(names)}, {begun} the {len(was)} classes"
+        f" {weights.some(was)}; take another --workdir."
+      )
+    num = run.num_examples
+    if (was := run.resumed_metadata.get("num_examples", num)) != num:
+      found.append(
+        f"config.data.dataset: got {num:,} images, {begun} {was:,}, so that"
+        f" epochs have another length and order. {changes.FLAG}=data.dataset"
+        " goes on with these; or take another --workdir."
+      )
+    return found
+
+  def take(self) -> str | None:
+    """Writes the changes into the run; returns lines on them, None for none.
+
+    Raises:
+      WriteError: They cannot be written.
+    """
+    changes.write(self._run.workdir, self.trail)
+    lines = [f"changed     {c.text} ({c.kind.why})" for c in self.changes]
+    lines += [f"config      {fault}" for fault in self.config.faults]
+    return "\n".join(lines) or None
