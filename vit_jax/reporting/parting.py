@@ -119,8 +119,9 @@ def read(run: str) -> Side:
       f"got {run!r}, expected the folder of a run: it has no"
       f" {checkpoint.FOLDER}/, {' or '.join(files)}."
     )
+  config = _json(folder / "config.json")
   try:
-    options = flat(options_of(_json(folder / "config.json")))
+    options = flat(options_of(config)) if config else {}
   except (AttributeError, KeyError, TypeError, ValueError):
     options = {}
   found = fingerprints.read(run)
@@ -205,7 +206,9 @@ def _units(x: np.float32, y: np.float32) -> str:
   if not (np.isfinite(x) and np.isfinite(y)) or np.sign(x) != np.sign(y):
     return ""
   units = abs(int(x.view("<i4")) - int(y.view("<i4")))
-  return f" ({units} units in the last place)" if 0 < units <= 1000 else ""
+  if not 0 < units <= 1000:
+    return ""
+  return f" ({units} unit{'s' * (units > 1)} in the last place)"
 
 
 def _shifted(a: Side, b: Side, x: np.void, y: np.void) -> list[str]:
@@ -237,7 +240,7 @@ def _checkpoints(a: Side, b: Side) -> tuple[int | None, list[str], int]:
         if not found[-1]:
           told.append(f"step {step}: no digests in {name} ({OLD})")
       except (OSError, ValueError) as e:
-        told.append(f"step {step}: {e}")
+        told.append(f"step {step} of {name}: {e}")
     if not all(found) or len(found) < len(NAMES):
       continue
     known += 1
