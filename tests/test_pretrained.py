@@ -193,9 +193,7 @@ def test_faulty_options(options, error, text):
 
 
 def test_a_model_of_another_s_options_is_refused():
-  with pytest.raises(
-    ValueError, match="(?s)24 faults in .*gn_proj/bias: missing"
-  ):
+  with pytest.raises(ValueError, match="name: got 'bit_v1', expected 'bit' by"):
     vit_jax.load(DATA / "bit_v2.weights.npz", name="bit_v1")
 
 

@@ -3,10 +3,13 @@
 Each step's folder holds three items: `params` (what evaluation uses; loads
 alone into other Flax code), `train` (step, optimizer, and the raw parameters
 where `params` is their running average) and `metadata` (JSON: config, patch
-grid, preprocessing, class names, versions). All use of Orbax is here.
+grid, preprocessing, class names, versions); and `digests.json`, see
+`weights.steps`. All use of Orbax is here.
 """
 
-from typing import Any
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,10 +17,16 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.config import CheckpointConfig, ConfigError
-from vit_jax.sharding import path_of
+from vit_jax.weights import digests as digests_lib
+from vit_jax.weights import keeping, steps, structure
+from vit_jax.weights.digests import Digest
+from vit_jax.weights.saving import SaveError, Saves
+from vit_jax.weights.steps import FOLDER, DamagedError, find
 
-FOLDER = "checkpoints"
-MAX_DIFFERENCES = 6  # listed one by one
+__all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
+
+MAX_LOST = 5  # checkpoints removed by a training run while they are read
+T = TypeVar("T")
 
 
 class Checkpointer:
@@ -29,39 +38,48 @@ class Checkpointer:
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
-    self._manager = ocp.CheckpointManager(
-      (epath.Path(workdir) / FOLDER).resolve(),
-      item_names=("params", "train", "metadata"),
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=config.keep_last,
-        keep_period=config.keep_every_steps,
-        enable_async_checkpointing=True,
-      ),
-    )
+    self._folder = (epath.Path(workdir) / FOLDER).resolve()
+    self._saves = Saves(self._folder, config, _Writer)
 
-  def latest_step(self) -> int | None:
-    """Returns the step of the newest complete checkpoint, None if none."""
-    return self._manager.latest_step()
+  def steps(self) -> list[int]:
+    """Returns the steps on disk that seem whole, the oldest first."""
+    return sorted(steps.whole(self._folder)[0])
+
+  def newest(self) -> int | None:
+    """Returns the last of `steps`, None if there is none."""
+    return max(self.steps(), default=None)
 
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
 
+    What fails is told on stderr, and tried again when `retry_due` says so.
+
     Args:
       step: Updates applied so far; nothing happens if its checkpoint exists.
-      state: A `step.TrainState`.
+      state: A `step.TrainState`; may be donated afterwards.
       metadata: A dict for JSON.
     """
-    if step == self.latest_step():
-      return
-    params, train = _split(state)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
-        train=ocp.args.StandardSave(train),
-        metadata=ocp.args.JsonSave(metadata),
-      ),
-    )
+    self._saves.start(step, _items(state), metadata)
+
+  def retry_due(self, step: int) -> bool:
+    """Whether a save has failed and should be tried again after this step.
+
+    All processes must call it after every step, and get the same answer.
+    """
+    return self._saves.retry_due(step)
+
+  def save_now(self, step: int, state, metadata: dict[str, Any]) -> None:
+    """Writes, and waits until the checkpoint is whole on disk.
+
+    Args:
+      step: As for `save`.
+      state: As for `save`.
+      metadata: As for `save`.
+
+    Raises:
+      SaveError: It could not be written, several times.
+    """
+    self._saves.finish(step, lambda: _items(state), metadata)
 
   def restore(self, step: int, state):
     """Returns the state of a step, exactly, on the devices given.
@@ -72,86 +90,198 @@ class Checkpointer:
         differ from that of the run that wrote it.
 
     Raises:
-      ConfigError: The checkpoint is of another model or optimizer.
+      ConfigError: The checkpoint is of another model or optimizer, or cannot be
+        read for a reason that is not its own.
+      DamagedError: It is not what was written; the same in all processes.
     """
-    params, train = _split(state)
-    folder = self._manager.directory / str(step)
-    advice = (
-      "resume with the config that wrote it"
-      f" ({folder.parent.parent}/config.json), or choose another --workdir."
-    )
-    if faults := shape_faults(_shapes(folder), params, str(folder), advice):
-      raise ConfigError(faults)
+    folder, items = self._folder / str(step), _items(state)
+    found, why, is_damage = None, None, True
     try:
-      items = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          params=ocp.args.StandardRestore(params),
-          train=ocp.args.StandardRestore(train),
-        ),
-      )
-    except (KeyError, TypeError, ValueError):
+      if why := steps.fault(folder):
+        raise DamagedError(why)
+      kept = steps.read_digests(folder)
+      written = kept or {k: _described(folder / k) for k in items}
+      if faults := structure.faults(folder, written, items):
+        raise ConfigError(faults)
+      found = {
+        name: ocp.StandardCheckpointHandler().restore(
+          folder / name, args=ocp.args.StandardRestore(like)
+        )
+        for name, like in items.items()
+      }
+    except ConfigError:
+      raise
+    except Exception as e:
+      why = steps.reason(e)
+      is_damage = why is not None
+      why = why or f"{type(e).__name__}: {e}"
+    outcome = keeping.agreed(0 if found else 1 + is_damage)
+    if outcome == 1:
       raise ConfigError(
         [
-          f"{folder}: the optimizer's state does not fit config.optim (name,"
-          f" ema_decay, accumulator_dtype); {advice}"
+          f"{folder}: cannot be read now"
+          f" ({why or 'by another process'}); see to it, and start the same"
+          " command again."
         ]
-      ) from None
-    return _join(items.params, items.train, state)
+      )
+    if outcome:
+      raise DamagedError(why or "another process could not read it")
+    if kept is None:
+      steps.say(
+        f"note        {folder} has no digests: an older version wrote it, and"
+        " nothing tells whether it is as it was written"
+      )
+    else:
+      _compare(
+        {k: digests_lib.on_devices(v).get() for k, v in found.items()}, kept
+      )
+    return _join(found["params"], found["train"], state)
+
+  def _check_room(self, state) -> None:
+    """Raises ConfigError if the disk has no room for one checkpoint."""
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    free = keeping.free_bytes(self._folder)
+    if free is not None and free < needed:
+      raise ConfigError(
+        [
+          f"--workdir: got a disk with {free / 1e9:,.2f} GB free, expected the"
+          f" {needed / 1e9:,.2f} GB of a checkpoint; make room, or take"
+          " a folder on another disk."
+        ]
+      )
+
+  def restore_newest(
+    self, start: int, state, form_of: Callable | None = None
+  ) -> tuple[int, Any]:
+    """Restores a step, or the newest one before it that is whole.
+
+    Damaged newer ones are named, and renamed (`70.damaged`), so that they can
+    be written again. Nothing is removed.
+
+    Args:
+      start: Step to begin with; 0: a new run.
+      state: As for `restore`.
+      form_of: See `runtime.restacked.form_of`; None: they are all like `state`.
+
+    Returns:
+      The step and its state; (0, None) for a new run.
+
+    Raises:
+      ConfigError: As `restore`; or none is whole, or the disk has no room for
+        another one.
+    """
+    self._check_room(state)
+    if not start:
+      return 0, None
+    step, restored = start, None
+    while restored is None:
+      try:
+        if form_of is None:
+          restored = self.restore(step, state)
+        else:
+          like, convert = form_of(steps.metadata(self._folder / str(step)))
+          restored = convert(self.restore(step, like))
+      except DamagedError as e:
+        steps.tell(self._folder / str(step), str(e))
+        older = [s for s in steps.whole(self._folder)[0] if s < step]
+        step = keeping.agreed(max(older, default=0))
+        if not step:
+          raise ConfigError(
+            [keeping.gone(self._folder, steps.NONE_WHOLE)]
+          ) from e
+    keeping.go_on_from(self._folder, step)
+    self._saves.newest = step
+    return step, restored
 
   def close(self) -> None:
-    """Waits until everything is on disk."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    """Waits for what is being written; a failure is told, not raised."""
+    self._saves.close()
 
 
-def find(path: str) -> epath.Path:
-  """Returns the folder of one step, given it, its run, or `checkpoints/`.
+class _Writer:
+  """Writes one step's folder, which gets its name when all is in it.
+
+  Args:
+    folder: `checkpoints/<step>`.
+    barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
+  """
+
+  def __init__(self, folder: epath.Path, barrier: Callable | None = None):
+    self._folder = folder
+    logging.getLogger("absl").addFilter(_is_no_stack)
+    options = ocp.AsyncOptions(
+      post_finalization_callback=self._add_digests, barrier_sync_fn=barrier
+    )
+    self._orbax = ocp.AsyncCheckpointer(
+      ocp.CompositeCheckpointHandler(), async_options=options
+    )
+
+  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Returns as soon as the arrays are copied, and may be donated."""
+    self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
+    self._digests = {k: digests_lib.on_devices(v) for k, v in items.items()}
+    arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
+    self._orbax.save(
+      self._folder,
+      args=ocp.args.Composite(
+        **arrays, metadata=ocp.args.JsonSave(self._metadata)
+      ),
+    )
+
+  def wait(self) -> None:
+    """Waits until the folder has its name; raises what went wrong."""
+    try:
+      self._orbax.wait_until_finished()
+    finally:
+      self._orbax.close()
+
+  def _add_digests(self) -> None:
+    """Called in process 0 when the arrays are on disk."""
+    unfinished = self._orbax.get_temporary_path(self._folder).get()
+    found = {item: lazy.get() for item, lazy in self._digests.items()}
+    steps.write_digests(unfinished, found, self._metadata)
+
+
+def _is_no_stack(record: logging.LogRecord) -> bool:
+  """Whether a line of Orbax's log is not what `Saves` says in a sentence."""
+  return not (record.exc_info and "Commit" in str(record.msg))
+
+
+def digests(path: str) -> dict[str, dict[str, Digest]]:
+  """Returns item ("params", "train") -> path -> digest, as they were written.
+
+  Reads no arrays. {}: an older version wrote the checkpoint.
+
+  Args:
+    path: As for `find`.
 
   Raises:
-    FileNotFoundError: There is no checkpoint.
+    DamagedError: They are not what was written.
+    FileNotFoundError: As `find`.
   """
-  base = epath.Path(path)
-  if (base / "params").is_dir():
-    return base.resolve()
-  for parent in (base, base / FOLDER):
-    if parent.is_dir():
-      steps = [
-        p
-        for p in parent.iterdir()
-        if p.name.isdigit()
-        and (p / "params").is_dir()
-        and ocp.utils.is_checkpoint_finalized(p)  # else incomplete
-      ]
-      if steps:
-        return max(steps, key=lambda p: int(p.name)).resolve()
-  is_there = "has no checkpoint in it" if base.exists() else "does not exist"
-  runs = [p.parent.name for p in sorted(base.glob(f"*/{FOLDER}"))[:5]]
-  raise FileNotFoundError(
-    f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
-    f" {FOLDER}/<step>/params), or of one step."
-    + (f" Runs in it: {', '.join(runs)}." if runs else "")
-  )
+  return steps.read_digests(find(path)) or {}
 
 
 def load_metadata(path: str) -> dict[str, Any]:
   """Returns the JSON written beside the parameters; `path` as for `find`."""
-  return ocp.JsonCheckpointHandler().restore(find(path) / "metadata")
+  return _read(path, steps.metadata)
 
 
 def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Reads only the parameters, as numpy, whatever devices wrote them.
 
   Args:
-    path: Folder of a run, of its checkpoints, or of one step.
+    path: Folder of a run, of its checkpoints, or of one step. Of a run it is
+      the newest that is whole, also while the run writes and removes them.
 
   Returns:
     Nested dict of numpy arrays, and the metadata.
 
   Raises:
     FileNotFoundError: As `find`.
+    DamagedError: The step, or all of them, are not what was written.
   """
-  return _restore(find(path) / "params"), load_metadata(path)
+  return _read(path, lambda f: (_checked(f / "params"), steps.metadata(f)))
 
 
 def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,21 +296,72 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    ValueError: Orbax cannot read it.
+    ValueError: Orbax cannot read it, or it is damaged.
   """
   base = epath.Path(path)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
-  folder = trees[0].resolve() if trees else find(path) / "params"
+
+  def read(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    is_ours = (folder / "metadata").is_dir()
+    metadata = steps.metadata(folder) if is_ours else {}
+    return _checked(folder / "params"), metadata
+
+  if not trees:
+    return _read(path, read)
   try:
-    params = _restore(folder)
-    is_ours = not trees and (folder.parent / "metadata").is_dir()
-    return params, load_metadata(path) if is_ours else {}
-  except (KeyError, OSError, TypeError, ValueError) as e:
-    reason = str(e).partition("\n")[0][:200]
-    raise ValueError(
-      f"got {str(folder)!r}, which Orbax cannot read"
-      f" ({type(e).__name__}: {reason}); copy it again."
+    return _checked(trees[0].resolve()), {}
+  except Exception as e:
+    raise DamagedError(
+      f"got {str(trees[0])!r}, which Orbax cannot read"
+      f" ({steps.reason(e) or e}); copy it again."
     ) from None
+
+
+def _read(path: str, read: Callable[[epath.Path], T]) -> T:
+  """Reads a step; where a run is given, the newest that can be read."""
+  damaged: set[str] = set()
+  lost = 0
+  while True:
+    folder = find(path, damaged)
+    try:
+      return read(folder)
+    except Exception as e:
+      is_given = folder == epath.Path(path).resolve()
+      if not is_given and not folder.is_dir() and lost < MAX_LOST:
+        lost += 1  # a training run has removed it meanwhile, and has newer ones
+        continue
+      if (why := steps.reason(e)) is None:
+        raise
+      if is_given:
+        raise DamagedError(f"{folder} is damaged: {why}; copy it again.") from e
+      steps.tell(folder, why)
+      damaged.add(folder.name)
+
+
+def verify(folder: epath.Path) -> str | None:
+  """Reads all of a step's folder, and compares all digests.
+
+  Args:
+    folder: Of one step.
+
+  Returns:
+    What is wrong with it, in words; None: nothing is.
+
+  Raises:
+    OSError: It cannot be read, for a reason that is none of its files'.
+  """
+  if why := steps.fault(folder):
+    return why
+  for item in steps.ITEMS:
+    # `convert` writes parameters alone.
+    if item == "params" or (folder / item).is_dir():
+      try:
+        _checked(folder / item)
+      except Exception as e:
+        if (why := steps.reason(e)) is None:
+          raise
+        return f"{item}: {why}"
+  return None
 
 
 def write_params(
@@ -199,76 +380,53 @@ def write_params(
   folder = epath.Path(path).resolve()
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
-  with ocp.Checkpointer(
-    ocp.CompositeCheckpointHandler("params", "metadata")
-  ) as writer:
-    writer.save(
-      folder,
-      ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
-        metadata=ocp.args.JsonSave(metadata),
-      ),
-    )
+  writer = _Writer(folder)
+  writer.start({"params": params}, metadata)
+  writer.wait()
 
 
-def _restore(folder: epath.Path) -> dict[str, Any]:
-  """Reads a tree as numpy."""
+def _checked(folder: epath.Path) -> dict[str, Any]:
+  """Reads an item as numpy, and compares its digests where it has some."""
   handler = ocp.PyTreeCheckpointHandler()
   as_numpy = jax.tree.map(
     lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    handler.metadata(folder).tree,
+    _described(folder),
   )
-  return handler.restore(
+  found = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
   )
+  step = folder.parent
+  if (step / steps.DIGESTS).exists():
+    kept = steps.read_digests(step) or {}
+    if folder.name in kept:
+      item = folder.name
+      _compare({item: digests_lib.of_numpy(found)}, {item: kept[item]})
+  return found
 
 
-def shape_faults(got, want, where: str, advice: str) -> list[str]:
-  """Returns which parameters are missing, extra, or of another shape.
-
-  Returns:
-    One text, or none.
-
-  Args:
-    got: Nested dict of arrays or shapes, as written.
-    want: The same of the model.
-    where: What was read, for the text.
-    advice: What to do.
-  """
-  got, want = (
-    {
-      path_of(path): tuple(x.shape)
-      for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    for tree in (got, want)
-  )
-  differences = [
-    f"{key} has {_shape(got.get(key))}, expected {_shape(want.get(key))}"
-    for key in sorted(got.keys() | want.keys())
-    if got.get(key) != want.get(key)
-  ]
-  if not differences:
-    return []
-  more = len(differences) - MAX_DIFFERENCES
-  told = "; ".join(differences[:MAX_DIFFERENCES])
-  told += f"; and {more} more" * (more > 0)
-  return [f"{where} does not fit config.model: {told}; {advice}"]
+def _described(folder: epath.Path) -> Any:
+  """Returns shapes and types of an item, without reading its arrays."""
+  return ocp.PyTreeCheckpointHandler().metadata(folder).tree
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
-  return "no such parameter" if shape is None else f"shape {shape}"
+def _compare(
+  got: dict[str, dict[str, Digest]], kept: dict[str, dict[str, Digest]]
+) -> None:
+  """Raises DamagedError unless all digests agree."""
+  if differing := [
+    f"{item}/{text}"
+    for item, want in kept.items()
+    for text in digests_lib.differences(got[item], want)
+  ]:
+    raise DamagedError(structure.listed(differing, 1))
 
 
-def _shapes(folder: epath.Path):
-  """Returns shapes of the parameters, without reading them."""
-  return ocp.PyTreeCheckpointHandler().metadata(folder / "params").tree
-
-
-def _split(state) -> tuple[Any, dict[str, Any]]:
+def _items(state) -> dict[str, Any]:
+  """Returns the items of a `step.TrainState`."""
   train = {"step": state.step, "opt_state": state.opt_state}
   if state.ema is None:
-    return state.params, train
-  return state.ema, {**train, "raw_params": state.params}
+    return {"params": state.params, "train": train}
+  return {"params": state.ema, "train": {**train, "raw_params": state.params}}
 
 
 def _join(params, train: dict[str, Any], like):

@@ -4,9 +4,27 @@ import dataclasses
 import difflib
 import importlib.util
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterable
+
+MOST_FAULTS = 50  # listed; a config file of another program has thousands
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 12
+_SHORT.maxlevel = 3
+
+
+def shown(value) -> str:
+  """Returns a value as Python writes it, cut where it is long.
+
+  Example:
+    >>> shown([1, "a"]), len(shown("a" * 10**6))
+    ("[1, 'a']", 120)
+  """
+  return _SHORT.repr(value)
 
 
 class ConfigError(ValueError):
@@ -14,8 +32,9 @@ class ConfigError(ValueError):
 
   def __init__(self, faults):
     self.faults = tuple(faults)
-    lines = "\n".join(f"  - {fault}" for fault in self.faults)
     count = len(self.faults)
+    lines = "\n".join(f"  - {fault}" for fault in self.faults[:MOST_FAULTS])
+    lines += f"\n  - and {count - MOST_FAULTS:,} more" * (count > MOST_FAULTS)
     super().__init__(
       f"{count} fault{'s' * (count != 1)} in the configuration:\n{lines}"
     )
@@ -36,7 +55,7 @@ def option(default, doc: str, choices: dict[str, str] | None = None):
 
 def nearest(word: str, known: Iterable[str]) -> str:
   """Returns " Did you mean 'x'?" for the known word next to `word`, or ""."""
-  known = sorted(known)
+  known, word = sorted(known), word[:100]
   close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
   if not close:
     lowered = {k.lower(): k for k in known}
@@ -68,7 +87,8 @@ def parse_value(annotation, value, where: str):
     ValueError: It is of another type; the message names `where`.
   """
   fault = ValueError(
-    f"{where}: got {value!r}, expected a value of type {type_name(annotation)}."
+    f"{where}: got {shown(value)}, expected a value of type"
+    f" {type_name(annotation)}."
   )
   annotation, is_optional = _without_none(annotation)
   if is_optional and (value is None or value in ("None", "none", "null")):
@@ -102,7 +122,7 @@ def parse_value(annotation, value, where: str):
       if not math.isfinite(float(value)):
         raise fault
       return float(value)
-  except (KeyError, TypeError, ValueError):
+  except (KeyError, OverflowError, TypeError, ValueError):
     raise fault from None
   if not isinstance(value, str):
     raise fault
@@ -141,6 +161,6 @@ def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
   for one in value if isinstance(value, tuple) else (value,):
     if choices and one is not None and one not in choices:
       raise ValueError(
-        f"{where}: got {one!r}, expected one of {', '.join(choices)}."
+        f"{where}: got {shown(one)}, expected one of {', '.join(choices)}."
         + nearest(str(one), choices)
       )

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, UInt8
 
 from vit_jax import collectives, optim
-from vit_jax.batch import normalise
+from vit_jax.batch import fingerprints, normalise
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
@@ -29,7 +29,7 @@ from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 class TrainState:
   """All that changes from step to step.
 
-  step: int32 scalar, updates applied so far.
+  step: int32 scalar, batches taken so far.
   params: Nested dict, float32.
   opt_state: State of the optimizer.
   ema: Averaged parameters, or None where config.optim.ema_decay is.
@@ -181,10 +181,14 @@ def make_train_step(
     state: Abstract, with shardings.
     mesh: Mesh that it runs on.
 
+  An update is applied only where loss and grad_norm are finite. Otherwise
+  parameters, optimizer and average keep their bits, and only `step` counts up.
+
   Returns:
     A function; metrics are the float32 scalars `loss`, the objective's own
     (means, too), `grad_norm` (before clipping) and `param_norm` (after the
-    update).
+    update); and `fingerprint`, uint32 [7]: those of the batch, the bits of loss
+    and grad_norm, and 1 where the update was applied.
   """
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
   shardings = shardings_of(state)
@@ -234,21 +238,33 @@ def make_train_step(
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     rng = jax.random.fold_in(root, state.step)
+    of_batch = fingerprints(batch)
     batch = config.objective.paired(batch)
     (loss, (count, named)), grads = sums_and_grads(state.params, batch, rng)
     loss, named, grads = jax.tree.map(
       lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)
     )
+    grad_norm = optax.tree.norm(grads)
+    # A finite norm means that every square is finite, and with the gradients
+    # and their squares all that an optimizer keeps of them.
+    is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None:
       ema = optim.ema(ema, params, config.optim.ema_decay, state.step)
+    params, opt_state, ema = jax.tree.map(
+      lambda new, old: jnp.where(is_finite, new, old),
+      (params, opt_state, ema),
+      (state.params, state.opt_state, state.ema),
+    )
+    of_step = *map(_bits, (loss, grad_norm)), is_finite.astype(jnp.uint32)
     metrics = {
       "loss": loss,
       **named,
-      "grad_norm": optax.tree.norm(grads),
+      "grad_norm": grad_norm,
       "param_norm": optax.tree.norm(params),
+      "fingerprint": jnp.stack([*of_batch, *of_step]),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
@@ -259,6 +275,10 @@ def make_train_step(
     donate_argnums=0,
     compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
   )
+
+
+def _bits(x: Array) -> Array:
+  return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def shardings_of(tree: Any) -> Any:

@@ -7,7 +7,7 @@ never interrupted.
 """
 
 from vit_jax.config import cli
-from vit_jax.runtime import startup
+from vit_jax.runtime import preemption, startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
     "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
+  SIGNALS = preemption.Signals()
 
 # ruff: noqa: E402
 import contextlib
@@ -28,14 +29,15 @@ import jax
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError, checked
+from vit_jax.checkpoint import SaveError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.runtime import (
   changes,
+  finite,
   host_memory,
   lock,
   predictions,
   prepare,
-  processes,
   promise,
   restacked,
   run_info,
@@ -43,8 +45,10 @@ from vit_jax.runtime import (
 from vit_jax.runtime.accounting import account_of
 from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
-from vit_jax.runtime.progress import Progress, check_finite
+from vit_jax.runtime.preemption import Notices, Signals, Stop
+from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.rows import Rows
+from vit_jax.runtime.supervision import supervised
 from vit_jax.runtime.throughput import meter_of, updates
 from vit_jax.runtime.writer import Writer
 
@@ -56,6 +60,7 @@ def train_and_evaluate(
   *,
   began: float | None = None,
   allow_change: tuple[str, ...] = (),
+  stop: Notices | None = None,
 ) -> step_lib.TrainState:
   """Trains to the end of the run, from its newest checkpoint if it has one.
 
@@ -69,6 +74,7 @@ def train_and_evaluate(
     began: Start of the command, as `startup.BEGAN`; None: now.
     allow_change: Options and sections, such as "optim.lr" and "data", that may
       differ from those with which the run began.
+    stop: Is asked at every step whether to stop; None: nothing stops the run.
 
   Returns:
     The last state.
@@ -77,27 +83,30 @@ def train_and_evaluate(
     ConfigError: Something about the run cannot work; nothing was compiled.
     DataError: A batch of the data cannot be trained on.
     FloatingPointError: The loss or the gradients are no longer finite.
+    SaveError: The last checkpoint could not be written.
+    Stop: `stop` had a notice; the state is saved.
     WriteError: The workdir cannot be written, was deleted, or was taken.
   """
+  stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began))
-    phases = Phases(began)
     held = lock.Lock(workdir)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)
     opening.ends("checks")
-    return _train(prepared, opening, phases, held, at_exit)
+    return _train(prepared, opening, stop, held, at_exit)
 
 
 def _train(
   prepared: prepare.Run,
   opening: startup.Start,
-  phases: Phases,
+  stop: Notices,
   held: lock.Lock,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
   config, workdir = prepared.config, prepared.workdir
+  phases = stop.phases
   mesh = sharding.make_mesh(config.mesh)
 
   data = prepared.data
@@ -105,11 +114,16 @@ def _train(
   facts = prepared.facts
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
-  metadata = run_info.metadata(prepared, assembly.state.params)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
-  start = prepared.start
+  start, state = checkpointer.restore_newest(
+    prepared.start,
+    assembly.state,
+    restacked.form_of(config, facts, assembly, mesh),
+  )
+  prepared.start = start  # an older one where arrays are damaged
+  metadata = run_info.metadata(prepared, assembly.state.params)
   progress = Progress(total_steps, start, is_shown=jax.process_index() == 0)
   at_exit.callback(progress.close)
   progress.note(run_info.text(prepared, mesh, assembly.state.params))
@@ -118,25 +132,19 @@ def _train(
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     progress.note(prepared.resumed.take())
-    state = restacked.restore(
-      lambda like: checkpointer.restore(start, like),
-      prepared.resumed_metadata,
-      config,
-      facts,
-      assembly,
-      mesh,
-    )
   else:
     state = assembly.fresh_state()
     if config.init:
       params, report = prepared.take_weights()
-      state = with_weights(state, params)
+      state = weights.with_weights(state, params)
       del params  # the host's copy
       progress.note(weights.format_report(report))
   run_info.write_json(workdir, "config.json", to_dict(config))
   run_info.write_json(workdir, "metadata.json", metadata)
   opening.ends("model and state")
 
+  guard = finite.Guard(prepared, checkpointer.newest, progress.note)
+  at_exit.callback(guard.close)
   batches = checked(
     data.batches(start, jax.process_index(), jax.process_count()),
     rows=config.data.batch_size // jax.process_count(),
@@ -147,7 +155,7 @@ def _train(
     process_count=jax.process_count(),
   )
   evaluators = prepared.evaluators(
-    assembly.predict, mesh, assembly.fresh_params, beat=phases.beat
+    assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
   for evaluator in evaluators:
     if evaluator.config.dataset != config.data.dataset:
@@ -171,11 +179,28 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(guard.remembered(batches)):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
       yield batch
+
+  def save(step: int) -> None:
+    nonlocal metadata  # a new dict: that before may be on its way to the disk
+    kept = account.metadata(step) | {finite.KEY: guard.counts()}
+    metadata = {**metadata, **kept}
+    with phases("save"):
+      checkpointer.save(step, state, metadata)
+      run_info.write_json(workdir, "metadata.json", metadata, progress.note)
+
+  @at_exit.push
+  def save_if_stopped(_, stopped, *__) -> None:
+    if isinstance(stopped, Stop) and step:
+      stopped.step = step
+      if step > start:
+        guard.check(step, {})
+        save(step)  # nothing, if it is saved
+      rows.write(wait=True, before=step)  # its own are made up for
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
   # updates already applied, so a checkpoint of step n resumes with batch n.
@@ -184,14 +209,17 @@ def _train(
     assembly.train_step, state, on_devices(), steps, meter, phases
   )
   phases.enter("step")
+  step = start
   for step, state, metrics, _ in trained:
+    guard.add(step, metrics.pop("fingerprint"))
     saves = is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
     has_row = saves or step == 1 or is_multiple(step, config.log_steps)
-    if has_row or step == start + 1:
+    saves |= checkpointer.retry_due(step)
+    if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-      check_finite(values, step)  # before a checkpoint can be overwritten
-      values["lr"] = float(assembly.schedule(step - 1))
+      values = guard.check(step, values)  # before a save
+      values["lr"] = float(assembly.schedule(step - 1 - guard.skipped))
       values["epoch"] = step * config.data.batch_size / data.num_examples
       values |= meter.rates(step)
       if has_row:
@@ -209,16 +237,15 @@ def _train(
       with phases("evaluation"):
         rows.write(wait=saves or bool(due))
       if saves:
-        # A new dict: the one before may still be on its way to the disk.
-        metadata = {**metadata, **account.metadata(step)}
-        with phases("save"):
-          checkpointer.save(step, state, metadata)
-          run_info.write_json(workdir, "metadata.json", metadata, progress.note)
+        save(step)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
+    stop.check()
   with phases("evaluation"):
-    rows.write(wait=True)
+    rows.write(wait=True, beat=stop.check_alone)
+  with phases("save"):
+    checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -233,43 +260,31 @@ def is_multiple(step: int, every_steps: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def with_weights(state: step_lib.TrainState, params) -> step_lib.TrainState:
-  """Returns a fresh state with the weights of config.init.
-
-  Args:
-    state: State at step 0.
-    params: Nested dict like that of the state; None where a parameter keeps its
-      initial value, such as the head for other classes.
-  """
-  params = jax.tree.map(
-    lambda fresh, new: (
-      fresh if new is None else jax.device_put(new, fresh.sharding)
-    ),
-    state.params,
-    params,
-  )
-  ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
-  return state.replace(params=params, ema=ema)
-
-
-def main(args: cli.Args) -> None:
+def main(args: cli.Args, signals: Signals | None = None) -> None:
   """Joins the other processes, checks the run, trains."""
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
-  try:
-    processes.initialise(args.flags, args.faults)
-    host_memory.keep()
-    if args.faults:
-      prepare.check(args.config, workdir, args.faults)
-    allowed = changes.names_of(args.flags["allow_change"])
-    train_and_evaluate(
-      args.config, workdir, began=startup.BEGAN, allow_change=allowed
-    )
-  except (ConfigError, DataError, FloatingPointError, WriteError) as e:
-    sys.exit(str(e))
-  except KeyboardInterrupt:
-    sys.exit("stopped; the same command resumes from the last checkpoint")
+  with supervised(args, workdir, signals) as stop:
+    try:
+      host_memory.keep()
+      if args.faults:
+        prepare.check(args.config, workdir, args.faults)
+      train_and_evaluate(
+        args.config,
+        workdir,
+        began=startup.BEGAN,
+        allow_change=changes.names_of(args.flags["allow_change"]),
+        stop=stop,
+      )
+    except (
+      ConfigError,
+      DataError,
+      FloatingPointError,
+      SaveError,
+      WriteError,
+    ) as e:
+      sys.exit(str(e))
 
 
 if __name__ == "__main__":
-  main(ARGS)
+  main(ARGS, SIGNALS)

@@ -1,8 +1,10 @@
 """kill -9 at random instants; then the bits of a run that was never killed."""
 
 import collections
+import contextlib
 import pathlib
 import random
+import subprocess
 import time
 
 from trials import runs
@@ -59,8 +61,9 @@ def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
       struck, in_a_row = struck + 1, in_a_row + 1
       if processes > 1 and rng.random() < 0.5:  # one dies, the others by that
         runs.kill([rng.choice(started)])
-        for p in started:
-          p.wait(60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          for p in started:  # it waits if the other never came
+            p.wait(10)
       runs.kill(started)
     runs.assert_same(workdir, want)
     done += 1

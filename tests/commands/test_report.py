@@ -474,5 +474,5 @@ def test_errors(tmp_path):
   with pytest.raises(SystemExit, match="without a run"):
     report.main([str(tmp_path)])
   (tmp_path / "config.json").write_text("{")
-  with pytest.raises(ValueError, match="config.json: expected JSON"):
+  with pytest.raises(ValueError, match="config.json: got no JSON"):
     report.write_report(str(tmp_path))

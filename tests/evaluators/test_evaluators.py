@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from vit_jax.runtime.background import Background
 
 from vit_jax import losses, ridge, sharding, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
@@ -16,7 +17,6 @@ from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.evaluators import EVALUATORS, classification
 from vit_jax.evaluators.evaluator import Context
-from vit_jax.runtime.background import Background
 
 OPS = "decode|resize(16)"
 

@@ -3,8 +3,6 @@
 import threading
 import types
 
-import pytest
-
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.writer import Writer, read_metrics
 
@@ -24,9 +22,9 @@ class Slow:
     return {f"{self.config.name}/x": self.value + gathered}
 
 
-def _rows(tmp_path, resumed_at=0):
+def _rows(tmp_path, resumed_at=0, note=lambda text: None):
   writer = Writer(str(tmp_path), resumed_at)
-  return Rows(writer, [], resumed_at, lambda text: None)
+  return Rows(writer, [], resumed_at, note)
 
 
 def _read(tmp_path):
@@ -69,9 +67,12 @@ def test_what_a_stopped_run_owes(tmp_path):
   assert again.owed([]) == []
 
 
-def test_scores_that_are_not_finite_stop_the_run(tmp_path):
-  rows, val = _rows(tmp_path), Slow("val", float("nan"))
+def test_scores_that_are_not_finite_are_told_and_left_out(tmp_path):
+  """They are no fault of the state, and process 0 alone knows them."""
+  told = []
+  rows, val = _rows(tmp_path, note=told.append), Slow("val", float("nan"))
   val.go.set()
   rows.score(4, val, 1)
-  with pytest.raises(FloatingPointError, match="val/x is nan at step 4"):
-    rows.write(wait=True)
+  rows.write(wait=True)
+  assert _read(tmp_path) == [(4, "val/not_finite")]
+  assert told[0] == "not finite  val/x is nan at step 4; not written"

@@ -573,10 +573,11 @@ def test_what_lies_beside_a_file_is_broken(tmp_path):
   folder = _hf(tmp_path / "m")
   config = folder / "config.json"
   config.write_text("{")
-  assert message(folder).startswith(f"{folder}: config.json: got no JSON (")
+  assert message(folder).startswith(f"{folder}/config.json: got no JSON (")
   config.write_text("[1]")
   assert message(folder) == (
-    f"{folder}: config.json: got a list, expected options by name."
+    f"{folder}/config.json: got a list, expected options by name. Copy the file"
+    " again."
   )
   config.unlink()
   assert message(folder) == (

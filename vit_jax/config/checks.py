@@ -4,6 +4,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 `vit_jax.runtime.prepare`.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.config import Config, OptimConfig
@@ -71,6 +72,19 @@ def _range_faults(config: Config) -> Iterator[str]:
   for key, value in counts.items():
     if value is not None and value < 1:
       yield f"config.{key}: got {value}, expected 1 or more."
+  for key, value, none in (
+    ("max_skipped", config.max_skipped, "to stop at the first"),
+    ("checks.replay", config.checks.replay, "for none"),
+  ):
+    if value < 0:
+      yield f"config.{key}: got {value}, expected 1 or more, or 0 {none}."
+  for field in dataclasses.fields(config.limits):
+    seconds = getattr(config.limits, field.name)
+    if seconds < 0:
+      yield (
+        f"config.limits.{field.name}: got {seconds:g}, expected seconds, or 0"
+        " for no limit."
+      )
   if config.checkpoint.every_steps < 0:
     yield (
       f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"

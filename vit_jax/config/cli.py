@@ -6,7 +6,6 @@ Only light modules are imported, so that `--help` answers at once.
 import contextlib
 import importlib.util
 import inspect
-import json
 import pathlib
 import sys
 import traceback
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax import config as config_lib
-from vit_jax.config import files, help_text
+from vit_jax.config import files, help_text, json_file
 from vit_jax.options import nearest
 
 # Flags of the commands that run in several processes; see runtime/processes.py.
@@ -309,7 +308,7 @@ def run_of(checkpoint: str) -> epath.Path | None:
 
 def _config_in(folder: epath.Path) -> dict | None:
   file = folder / "config.json"
-  values = json.loads(file.read_text()) if file.is_file() else {}
+  values = json_file.read(file) if file.is_file() else {}
   if "optim" not in values:
     return None  # that of another program
   return config_lib.upgraded(values)

@@ -16,6 +16,7 @@ COMMANDS = {
   "sweep": "try learning rates, train with the best, score the test once",
   "serve": "open a page to try a model on dropped images",
   "report": "write a page on one run or several",
+  "diff": "tell where two runs part, and what differs between them",
   "convert": "write weights in another format",
   "models": "list every model with its size and published files",
   "plan": "estimate memory, time and cost on a slice of TPUs",

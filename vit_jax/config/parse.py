@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config.schema import UNIONS, Config
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import ModelConfig
-from vit_jax.options import ConfigError, check_choice, nearest, parse_value
+from vit_jax.options import (
+  ConfigError,
+  check_choice,
+  nearest,
+  parse_value,
+  shown,
+)
 
 if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
   import ml_collections
+
+# Beyond these the file is of another program.
+MOST_UNKNOWN = 20
+MOST_OPTIONS = 1000  # of a section
 
 # Options that have moved: old path -> new path.
 RENAMED = {
@@ -29,11 +39,11 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
   """Returns the config of an earlier version, as `to_dict` makes it now."""
   values = {**values}
   for old, new in RENAMED.items():
-    if old in values:
-      parent, leaf = new.split(".")
+    parent, leaf = new.split(".")
+    if old in values and isinstance(values.get(parent, {}), dict):
       values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
   for name, (selector, kinds) in UNIONS.items():
-    if name in values:
+    if isinstance(values.get(name), dict):
       values[name] = {selector: next(iter(kinds)), **_own(name, values[name])}
   return values
 
@@ -151,17 +161,18 @@ def model_from_dict(values: dict[str, Any]) -> ModelConfig:
 
 def _build(cls, values, where: str, faults: list[str]):
   if not isinstance(values, dict):
-    faults.append(f"{where}: got {values!r}, expected options of its own.")
+    faults.append(f"{where}: got {shown(values)}, expected options of its own.")
     return cls()
   fields = {f.name: f for f in dataclasses.fields(cls)}
-  for key in values:
-    if key in fields:
-      continue
+  unknown = [key for key in values if key not in fields]
+  if (more := len(unknown) - MOST_UNKNOWN) > 0:
+    faults.append(f"{where}: {more:,} more that are no options.")
+  for key in unknown[:MOST_UNKNOWN]:
     if cls is Config and key in RENAMED:
       faults.append(f"config.{key}: is now config.{RENAMED[key]}; set that.")
     else:
       near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
-      faults.append(f"{where}.{key}: no such option.{near}")
+      faults.append(f"{where}.{str(key)[:120]}: no such option.{near}")
   built = {}
   for name, field in fields.items():
     if name not in values:
@@ -191,13 +202,13 @@ def _build_kind(name: str, values, faults: list[str]):
   """
   selector, kinds = UNIONS[name]
   where, default = f"config.{name}", Config.__dataclass_fields__[name].default
-  if not isinstance(values, dict):
+  if not isinstance(values, dict) or len(values) > MOST_OPTIONS:
     return _build(type(default), values, where, faults)
   kind = values.get(selector, getattr(default, selector))
-  if kind not in kinds:
+  if not isinstance(kind, str) or kind not in kinds:
     faults.append(
-      f"{where}.{selector}: got {kind!r}, expected one of {', '.join(kinds)}."
-      + nearest(str(kind), kinds)
+      f"{where}.{selector}: got {shown(kind)}, expected one of"
+      f" {', '.join(kinds)}." + nearest(str(kind), kinds)
     )
     return default
   kept = _own(name, values)
@@ -205,7 +216,7 @@ def _build_kind(name: str, values, faults: list[str]):
   for key in [k for k in kept if k not in own]:
     if defaults_of_others := _defaults(kinds.values(), key):
       faults.append(
-        f"{where}.{key}: got {kept.pop(key)!r}, which"
+        f"{where}.{key}: got {shown(kept.pop(key))}, which"
         f" {where}.{selector}={kind} has no use for; leave it at"
         f" {defaults_of_others[0]!r}."
       )
@@ -216,7 +227,8 @@ def _own(name: str, values: dict[str, Any]) -> dict[str, Any]:
   """Returns the options without those of other kinds at their defaults."""
   selector, kinds = UNIONS[name]
   kind = values.get(selector, next(iter(kinds)))
-  if kind not in kinds:
+  is_known = isinstance(kind, str) and kind in kinds
+  if not is_known or len(values) > MOST_OPTIONS:
     return values
   own = {f.name for f in dataclasses.fields(kinds[kind])}
   return {
@@ -247,8 +259,11 @@ def _defaults(classes, key: str) -> list[Any]:
 def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   built = []
   evals = {} if evals in (None, "", "None", "none", "{}") else evals
-  if not isinstance(evals, dict):
-    faults.append(f"{where}: got {evals!r}, expected evaluators by name.")
+  if not isinstance(evals, dict) or len(evals) > MOST_OPTIONS:
+    faults.append(
+      f"{where}: got {shown(evals)}, expected at most {MOST_OPTIONS:,}"
+      " evaluators by name."
+    )
     return ()
   with_kind = [
     n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
@@ -256,16 +271,16 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
   for name, values in evals.items():
     path = f"{where}.{name}"
     if name not in with_kind:
-      known = ", ".join(with_kind) or "none"
+      known = ", ".join(with_kind)[:500] or "none"
       faults.append(
-        f"{path}: no such evaluator; those of this config: {known}."
+        f"{path[:200]}: no such evaluator; those of this config: {known}."
         + nearest(name, with_kind)
       )
       continue
     kind = values["kind"]
-    if kind not in EVALUATORS:
+    if not isinstance(kind, str) or kind not in EVALUATORS:
       faults.append(
-        f"{path}.kind: got {kind!r}, expected one of"
+        f"{path[:200]}.kind: got {shown(kind)}, expected one of"
         f" {', '.join(EVALUATORS)}." + nearest(str(kind), EVALUATORS)
       )
       continue

@@ -11,7 +11,9 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vit_jax.options import nearest
+from vit_jax.options import nearest, shown
+
+MAX_CHARACTERS = 2000  # of a string of operations
 
 Shape = tuple[int, int] | None  # (height, width); None: differs between images
 Side = int | tuple[int, int]  # one number stands for a square
@@ -196,6 +198,11 @@ def parse_ops(text: str) -> tuple[Op, ...]:
     >>> parse_ops("decode|resize(8)")[1]
     Op(name='resize', args=(8,), kwargs={})
   """
+  if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+    raise ValueError(
+      f"got {shown(text)}, expected a text of at most {MAX_CHARACTERS:,}"
+      " characters such as 'decode|resize(224)|flip_lr'."
+    )
   return tuple(_parse_op(part.strip(), text) for part in text.split("|"))
 
 
@@ -253,7 +260,10 @@ def _parse_op(part: str, text: str) -> Op:
     kwargs = (
       {k.arg: ast.literal_eval(k.value) for k in call.keywords} if call else {}
     )
-  except (SyntaxError, ValueError, AttributeError):
+  except (
+    *(SyntaxError, ValueError, AttributeError, TypeError),
+    *(RecursionError, MemoryError),  # brackets in brackets
+  ):
     raise ValueError(
       f"got {part!r} in {text!r}, expected operations such as"
       " 'decode|resize(224)|flip_lr'."

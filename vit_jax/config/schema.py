@@ -126,10 +126,37 @@ class CheckpointConfig:
   """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(1, "newest checkpoints kept")
+  keep_last: int = option(2, "newest checkpoints kept")
   keep_every_steps: int | None = option(
     None, "checkpoints at multiples of this stay for good; None: none"
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChecksConfig:
+  """What a run checks of itself, at a price."""
+
+  replay: int = option(
+    0,
+    "steps between checks of the devices, which then compute a step twice; the"
+    " results must agree in every bit. 0: none",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitsConfig:
+  """How long each phase may go without progress before the process is ended
+  (exit code 124); 0: for ever."""
+
+  start_seconds: float = option(
+    14_400.0, "seconds for checks, data sets to be prepared, and the restore"
+  )
+  compile_seconds: float = option(7200.0, "seconds for the step's compilation")
+  step_seconds: float = option(1800.0, "seconds for a batch, and for a step")
+  evaluation_seconds: float = option(
+    3600.0, "seconds for a batch of an evaluation, and for its scores"
+  )
+  save_seconds: float = option(3600.0, "seconds for a checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +177,20 @@ class Config:
     None, "weights to start from: anything that vit_jax.load reads"
   )
   log_steps: int = option(50, "steps between lines of metrics")
+  on_nonfinite: str = option(
+    "stop",
+    "a step whose loss or gradient is NaN or infinite; its update is never"
+    " applied",
+    {
+      "stop": "the run stops within log_steps, before a checkpoint",
+      "skip": "the run goes on without the step, at most max_skipped times",
+    },
+  )
+  max_skipped: int = option(
+    10,
+    "steps that a run may skip; a run that has diverged skips every one, a bad"
+    " record or a faulty chip costs one or two",
+  )
   trackers: tuple[str, ...] = option(
     (),
     "services that get the metrics, too, by the settings in their own"
@@ -179,6 +220,8 @@ class Config:
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
+  checks: ChecksConfig = ChecksConfig()
+  limits: LimitsConfig = LimitsConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 

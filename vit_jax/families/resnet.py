@@ -13,10 +13,12 @@ from typing import ClassVar, NamedTuple
 
 from vit_jax.families import published
 from vit_jax.families.base import ModelConfig
-from vit_jax.options import option
+from vit_jax.options import option, shown
 
 ROOT_CHANNELS = 64
 GROUPS = 32  # of the norms
+# Far above any ResNet; a file that states more is damaged.
+MAX_UNITS, MAX_STAGES, MAX_WIDTH = 200, 8, 100
 RESNETS = {
   26: (2, 2, 2, 2),
   50: (3, 4, 6, 3),
@@ -136,12 +138,19 @@ def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
 
 def stage_faults(stages: Stages) -> Iterator[str]:
   """Yields faults of the sizes, in terms of config.model."""
-  if any(n < 1 for n in stages.blocks):
+  if any(not 1 <= n <= MAX_UNITS for n in stages.blocks) or (
+    len(stages.blocks) > MAX_STAGES
+  ):
     yield (
-      f"config.model.stage_blocks: got {stages.blocks}, expected 1 or more"
-      " each."
+      f"config.model.stage_blocks: got {shown(stages.blocks)}, expected 1 to"
+      f" {MAX_UNITS} each, in at most {MAX_STAGES} stages."
     )
-  if round(ROOT_CHANNELS * stages.width) % GROUPS or stages.width <= 0:
+  if stages.width > MAX_WIDTH:
+    yield (
+      f"config.model.stage_width: got {stages.width:g}, expected at most"
+      f" {MAX_WIDTH}."
+    )
+  elif round(ROOT_CHANNELS * stages.width) % GROUPS or stages.width <= 0:
     yield (
       f"config.model.stage_width: got {stages.width}, which makes the root"
       f" {ROOT_CHANNELS * stages.width:g} channels; expected a multiple of"

@@ -42,6 +42,10 @@ SIZES = {
 }
 
 
+# Far above any Transformer; a file that states more is damaged.
+MAX_DEPTH, MAX_WIDTH = 1000, 1_000_000
+
+
 class Variant(NamedTuple):
   """The parts of a variant's name.
 
@@ -404,8 +408,10 @@ class ViTConfig(ModelConfig):
 
   def _number_faults(self, size: Size) -> Iterator[str]:
     for key, value in dataclasses.asdict(size).items():
-      if value < 1:
-        yield f"config.model.{key}: got {value}, expected 1 or more."
+      largest = MAX_DEPTH if key == "depth" else MAX_WIDTH
+      if not 1 <= value <= largest:
+        wanted = "1 or more" if value < 1 else f"at most {largest:,}"
+        yield f"config.model.{key}: got {value}, expected {wanted}."
         return
     if size.width % size.num_heads:
       yield (

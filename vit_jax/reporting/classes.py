@@ -1,9 +1,9 @@
 """What `per_class` evaluators wrote of each class: the worst, the confused."""
 
 import html
-import json
 from typing import Any
 
+from vit_jax.config import json_file
 from vit_jax.evaluators.per_class import FILE
 from vit_jax.reporting.page import breakable, missing, share, table
 from vit_jax.reporting.runs import Run
@@ -21,10 +21,13 @@ def section(runs: list[Run]) -> str:
     for name in (n for n, e in run.evals.items() if e.kind == "per_class"):
       file = run.path / FILE.format(name)
       try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        parts.append(_of(run, name, found))
-      except (OSError, ValueError, KeyError, TypeError) as e:
-        what = "not there" if isinstance(e, OSError) else "damaged"
+        found = json_file.read(file)
+        if found:
+          parts.append(_of(run, name, found))
+        else:
+          lacking.append(f"{file.name} of {run.name} (not there)")
+      except Exception as e:  # a damaged file may raise anything
+        what = "not read" if isinstance(e, OSError) else "damaged"
         lacking.append(f"{file.name} of {run.name} ({what})")
   if not parts and not lacking:
     return ""

@@ -18,7 +18,7 @@ def facts(run: Run) -> dict[str, str]:
       for key in ("width", "depth", "mlp_dim", "num_heads")
       if model.get(key) is not None
     ]
-    found["model"] = ", ".join([model.get("variant", ""), *more])
+    found["model"] = ", ".join([model.get("variant") or "", *more])
   if metadata.get("num_params"):
     found["parameters"] = f"{metadata['num_params']:,}"
   if objective := upgraded(config).get("objective"):
@@ -27,7 +27,7 @@ def facts(run: Run) -> dict[str, str]:
     found["objective"] = ", ".join(words).replace("_", " ")
   if config:
     found["starts from"] = str(config.get("init") or "random weights")
-  if before := run.metadata.get(accounting.KEY, {}).get("init"):
+  if before := (run.metadata.get(accounting.KEY) or {}).get("init"):
     found["the run before"] = accounting.text(before)
   if data := config.get("data"):
     found["data"] = f"{data.get('dataset')} [{data.get('split')}]"
@@ -44,7 +44,9 @@ def facts(run: Run) -> dict[str, str]:
   if (data := config.get("data")) and data.get("batch_size"):
     found["batch"] = f"{data['batch_size']:,}"
   if optim := config.get("optim"):
-    found["optimizer"] = f"{optim.get('name')}, peak lr {optim.get('lr'):g}"
+    lr = optim.get("lr")
+    peak = "" if lr is None else f", peak lr {lr:g}"
+    found["optimizer"] = f"{optim.get('name')}{peak}"
   if metadata.get("devices"):
     found["devices"] = str(metadata["devices"])
   return found
@@ -67,7 +69,7 @@ def costs(run: Run) -> dict[str, float | None]:
     "MFU": median(of("mfu")),
     "peak bytes": max(of("peak_bytes"), default=None),
   }
-  plan = run.plan.get("plan", {})
+  plan = run.plan.get("plan") or {}
   price, hours = plan.get("price_per_chip_hour"), found["device-hours"]
   is_tpu = "TPU" in str(run.metadata.get("devices"))
   if price and is_tpu and hours is not None:

@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax import checkpoint
 from vit_jax.models.resample import resample_posemb
 from vit_jax.reporting.runs import Run, short
+from vit_jax.weights.npz_file import open_npz
 
 NO_LABEL = "no label"
 TABLE = ("Transformer", "posembed_input", "pos_embedding")
@@ -57,13 +58,12 @@ def predictions(run: Run, limit: int) -> Predictions | None:
     limit: Most images, and most mistakes.
 
   Raises:
-    ValueError, KeyError, OSError, zipfile.BadZipFile: The file is damaged.
+    ValueError, KeyError, OSError: The file is damaged.
   """
   path = run.path / "predictions.npz"
   if not path.exists():
     return None
-  with np.load(path) as file:
-    data = {k: file[k] for k in file.files}
+  data = {k: np.asarray(v) for k, v in open_npz(path).items()}
   names = run.metadata.get("class_names") or []
   rows = _examples(data, "", names)
   is_whole = "mistake_image" in data

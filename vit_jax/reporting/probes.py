@@ -1,16 +1,17 @@
 """Probes of `vit-jax evaluate` on a user's own images: scores and mistakes."""
 
 import html
-import json
 import pathlib
 import re
 from typing import Any
 
 import numpy as np
 
+from vit_jax.config import json_file
 from vit_jax.reporting import classes
 from vit_jax.reporting.page import breakable, cards, missing, share, table
 from vit_jax.reporting.runs import PROBES, Run
+from vit_jax.weights.npz_file import open_npz
 
 TITLES = {
   "fewshot": "Few-shot",
@@ -39,7 +40,7 @@ def section(runs: list[Run]) -> str:
   for run in runs:
     for file in sorted((run.path / PROBES).glob("*.json")):
       try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json_file.read(file)
         who = f": {run.label}" if len(runs) > 1 else ""
         parts.append(_of(found, file.with_suffix(".npz"), who))
       except Exception as e:  # A damaged file may raise anything.
@@ -102,8 +103,7 @@ def _mistakes(found: dict[str, Any], images: pathlib.Path) -> str:
     return "<h3>Worst mistakes</h3><p>None.</p>"
   if not images.exists():
     return "<h3>Worst mistakes</h3>" + missing(f"{images.name}: not there")
-  with np.load(images) as file:
-    pictures = file["image"]
+  pictures = np.asarray(open_npz(images)["image"])
   shown = [
     (image, row["label"], row["prediction"], row["score"])
     for image, row in zip(pictures, rows, strict=False)

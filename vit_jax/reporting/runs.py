@@ -2,19 +2,34 @@
 
 import dataclasses
 import functools
-import json
-import math
 import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import Config, EvaluatorConfig, build
-from vit_jax.runtime import lifetime, promise
+from vit_jax.config import Config, EvaluatorConfig, build, json_file
+from vit_jax.config.json_file import is_number
+from vit_jax.runtime import accounting, lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
 PROBES = "probes"  # folder, by vit_jax.runtime.probes
+MAX_NUMBERS = 4_000_000  # in the metrics of a run; 300 MB
+MAX_NAME = 200  # characters, of a metric
+# What is read of metadata.json; see `json_file.faults`.
+METADATA = {
+  "config": promise.CONFIG,
+  "image_size": json_file.SIZE,
+  "grid": json_file.SIZE,
+  "num_classes": int,
+  "class_names": [str],
+  "num_params": int,
+  "num_examples": int,
+  "total_steps": int,
+  "devices": str,
+  "versions": {str: str},
+  accounting.KEY: accounting.SHAPE,
+}
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
@@ -281,11 +296,6 @@ def short(dataset: str) -> str:
   return dataset.split("/")[0]
 
 
-def is_number(value) -> bool:
-  """Whether a number is finite: JSON Lines written by Python may have NaN."""
-  return isinstance(value, int | float) and math.isfinite(value)
-
-
 def _is_run(path: pathlib.Path) -> bool:
   # Of published weights there are probes alone.
   files = METRICS, "config.json", PROBES
@@ -293,27 +303,50 @@ def _is_run(path: pathlib.Path) -> bool:
 
 
 def _read(path: pathlib.Path, name: str) -> Run:
-  metadata = read_json(path / "metadata.json")
-  config = read_json(path / "config.json") or metadata.get("config") or {}
-  rows, file = [], path / METRICS
-  text = file.read_text("utf-8", "replace") if file.exists() else ""
-  lines = [line for line in text.splitlines() if line.strip()]
-  for line in lines:
-    try:
-      row = json.loads(line)
-    except json.JSONDecodeError:
-      continue  # The process died while writing this line.
-    if isinstance(row, dict) and isinstance(row.get("step"), int):
-      rows.append(row)
+  metadata = json_file.read(path / "metadata.json", METADATA)
+  config = json_file.read(path / "config.json", promise.CONFIG)
+  rows, num_unread = _rows(path / METRICS)
   return Run(
     name,
     path,
-    config,
+    config or metadata.get("config") or {},
     metadata,
     rows,
-    read_json(path / lifetime.FILE),
+    json_file.read(path / lifetime.FILE, lifetime.SHAPE),
     promise.read(str(path)),
-    len(lines) - len(rows),
+    num_unread,
+  )
+
+
+def _rows(file: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
+  """Returns the rows of metrics, and how many lines are none.
+
+  Raises:
+    ValueError: There are more than `MAX_NUMBERS`.
+  """
+  rows, num_numbers, num_unread = [], 0, 0
+  for row in json_file.lines(file) if file.exists() else ():
+    if row is None or not _is_row(row):
+      num_unread += 1  # the process died while writing it, or it is damaged
+      continue
+    rows.append(row)
+    num_numbers += len(row)
+    if num_numbers > MAX_NUMBERS:
+      raise ValueError(
+        f"{file}: got more than {MAX_NUMBERS:,} numbers, expected the metrics"
+        " of a run; keep its last lines, or every tenth, in a copy of the run."
+      )
+  return rows, num_unread
+
+
+def _is_row(row: dict[str, Any]) -> bool:
+  """Whether these are numbers by short names, with a step that is whole."""
+  is_real = lambda v: isinstance(v, int | float) and not isinstance(v, bool)
+  return (
+    isinstance(row.get("step"), int)
+    and row["step"] >= 0
+    and is_number(row.get("time", 0))
+    and all(is_real(v) and len(k) <= MAX_NAME for k, v in row.items())
   )
 
 
@@ -323,12 +356,4 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: It exists, but is no JSON object.
   """
-  if not path.exists():
-    return {}
-  try:
-    values = json.loads(path.read_text(encoding="utf-8"))
-  except json.JSONDecodeError as e:
-    raise ValueError(
-      f"{path}: expected JSON, got {e}. Delete it to report without it."
-    ) from None
-  return values if isinstance(values, dict) else {}
+  return json_file.read(path)

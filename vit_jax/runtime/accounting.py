@@ -16,6 +16,14 @@ from typing import Any
 from vit_jax.runtime import goodput as goodput_lib
 
 KEY = "accounting"  # in the metadata of a checkpoint
+# What `Account.at` returns; see `vit_jax.config.json_file.faults`.
+SHAPE: dict[str, Any] = {
+  "images_seen": float,
+  "flops": float,
+  "exaflops": float,
+  "device_hours": float,
+}
+SHAPE["init"] = SHAPE  # the run before, and those before that
 
 
 class Account:
@@ -143,8 +151,8 @@ def text(account: dict[str, Any] | None) -> str:
   if not account:
     return "unknown"
   parts = [
-    f"{account['images_seen']:,.0f} images seen",
-    f"{number(account['exaflops'])} exaFLOPs",
+    f"{account.get('images_seen') or 0:,.0f} images seen",
+    f"{number(account.get('exaflops') or 0)} exaFLOPs",
   ]
   hours = account.get("device_hours")
   parts.append(

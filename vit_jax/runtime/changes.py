@@ -52,6 +52,10 @@ CLASSES = {
   "fewshot": Kind(False, "what is scored, not what is trained"),
   "evals": Kind(False, "what is scored, not what is trained"),
   "checkpoint": Kind(False, "what is kept"),
+  "checks": Kind(False, "what is checked, not what is trained"),
+  "limits": Kind(False, "when a run that hangs is ended"),
+  "on_nonfinite": Kind(False, "what becomes of steps that cannot be taken"),
+  "max_skipped": Kind(False, "what becomes of steps that cannot be taken"),
 }
 # Schedules whose rate at a step does not depend on the length of the run.
 LENGTHLESS = ("constant", "rsqrt")

@@ -10,13 +10,42 @@ import pathlib
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
+from vit_jax.config import json_file
+
 FILE = "process.json"
+# Its contents; see `vit_jax.config.json_file.faults`.
+SHAPE = {
+  "id": str,
+  "host": str,
+  "boot": str,
+  "pids": int,
+  "processes": int,
+  "pid": json_file.Whole(0, 2**31 - 1),
+  "ticks": int,
+  "began": float,
+  "ended": float,
+  "how": str,
+}
 BEAT = "beat.json"  # rewritten while the process lives
 FINISHED = "finished"
 
-held: set[str] = set()  # ids of the records that this process holds
+
+# By its id, what writes the end of each record that this process holds.
+held: dict[str, Callable[[str], None]] = {}
+
+
+def end(how: str) -> None:
+  """Writes the end of the records of this process, if any; from any thread.
+
+  Args:
+    how: "finished", the notice that stopped the run, or the error in words.
+  """
+  while held:
+    _, write = held.popitem()
+    write(how)
 
 
 def record(num_processes: int = 1) -> dict[str, Any]:
@@ -30,7 +59,7 @@ def record(num_processes: int = 1) -> dict[str, Any]:
     pid, ticks: Number of the process, and when it began, see `_ticks`.
     processes: How many processes the run has; this is the first.
     began: Seconds since the epoch.
-    ended, how: None until it ends; then when, and "finished" or the error.
+    ended, how: None until it ends; then when and how, see `end`.
   """
   return {
     "id": secrets.token_hex(8),

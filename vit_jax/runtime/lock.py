@@ -30,6 +30,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.config import ConfigError
 from vit_jax.runtime import files, lifetime
+from vit_jax.runtime.preemption import Stop
 
 BEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three beats, and some for a slow disk
@@ -98,11 +99,11 @@ class Lock:
       raise LostError(self._lost)
 
   def __enter__(self):
-    lifetime.held.add(self._record["id"])
+    lifetime.held[self._record["id"]] = self._end
     try:
       self._refuse_if(self._take)
     except ConfigError:
-      lifetime.held.discard(self._record["id"])
+      lifetime.held.pop(self._record["id"], None)
       raise
     if self._is_first:
       self._beat()
@@ -110,16 +111,22 @@ class Lock:
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, *_):
-    lifetime.held.discard(self._record["id"])
+    how = lifetime.FINISHED
+    if isinstance(error, Stop):
+      how = str(error)
+    elif kind is not None:
+      how = f"{kind.__name__}: {error}"[:500].removesuffix(": ")
+    if lifetime.held.pop(self._record["id"], None):
+      self._end(how)
+
+  def _end(self, how: str) -> None:
+    """Writes the end of the record; see `lifetime.end`."""
     if not self._is_first:
       return
     self._stopped.set()
     self._beat()  # the last, with all that it tells
     if self._lost:
       return
-    how = lifetime.FINISHED
-    if kind is not None:
-      how = f"{kind.__name__}: {error}"[:500].removesuffix(": ")
     self._record |= {"ended": round(time.time(), 3), "how": how}
     with contextlib.suppress(OSError):  # a process that is not there tells, too
       self._write_record()

@@ -23,6 +23,7 @@ from vit_jax.evaluators.evaluator import Context, Evaluator
 from vit_jax.runtime import on_disk, resume, trackers
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
+from vit_jax.weights import keeping
 
 
 class Run:
@@ -121,17 +122,26 @@ class Run:
     return weights.Head(self.facts.num_classes, tuple(names) if names else None)
 
   @functools.cached_property
-  def start(self) -> int:
-    """The step from which a run resumes; 0 for a new one."""
-    try:
-      return int(checkpoint.find(self.workdir).name) if self.workdir else 0
-    except FileNotFoundError:
-      return 0
+  def newest(self) -> tuple[int, list[str]]:
+    """The step of the newest checkpoint that seems whole, and faults."""
+    return keeping.start(self._checkpoints) if self.workdir else (0, [])
 
   @functools.cached_property
+  def start(self) -> int:
+    """The step from which a run resumes; 0 for a new one. By a look: it is set
+    to an older one where arrays turn out to be damaged."""
+    return self.newest[0]
+
+  @property
+  def _checkpoints(self) -> epath.Path:
+    return epath.Path(self.workdir) / checkpoint.FOLDER
+
+  @property
   def resumed_metadata(self) -> dict[str, Any]:
     """What the checkpoint of `start` states beside the weights; {}: new."""
-    return checkpoint.load_metadata(self.workdir) if self.start else {}
+    if not self.start:
+      return {}
+    return checkpoint.load_metadata(str(self._checkpoints / str(self.start)))
 
   @functools.cached_property
   def resumed(self) -> resume.Resumed:
@@ -314,6 +324,8 @@ class Run:
       folder = epath.Path(self.workdir)
       folder.mkdir(parents=True, exist_ok=True)
       (folder / (METRICS if self.is_training else SCORES)).open("a").close()
+      if self.is_training and jax.process_index() == 0:
+        keeping.probe(self._checkpoints)
     except OSError as e:
       return [
         f"--workdir: got {self.workdir!r}, where no files can be written"

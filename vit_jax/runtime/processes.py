@@ -144,6 +144,9 @@ def _join(
 
   def connect():
     try:
+      # Else jax catches SIGTERM, which then neither ends a process nor reaches
+      # Python's handlers.
+      jax.config.update("jax_enable_preemption_service", False)
       jax.distributed.initialize(
         **settings, initialization_timeout=int(timeout) + 60
       )

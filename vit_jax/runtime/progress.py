@@ -4,7 +4,6 @@ Everything goes to stderr, so that stdout has results only.
 """
 
 import io
-import math
 import os
 import sys
 import time
@@ -232,18 +231,3 @@ def _blocks(stream: io.TextIOBase) -> tuple[str, str]:
   except (UnicodeEncodeError, LookupError):
     return "#", "."
   return "█", "░"
-
-
-def check_finite(values: dict[str, float], step: int) -> None:
-  """Stops a run that has diverged.
-
-  Raises:
-    FloatingPointError: A metric is NaN or infinite.
-  """
-  bad = [k for k, v in values.items() if not math.isfinite(v)]
-  if bad:
-    raise FloatingPointError(
-      f"{bad[0]} is {values[bad[0]]} at step {step}; older checkpoints are"
-      " still finite. Lower config.optim.lr, lengthen"
-      " config.optim.warmup_steps, or set config.optim.clip_norm."
-    )

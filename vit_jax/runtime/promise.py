@@ -4,17 +4,46 @@ Both are in `plan.json` in the folder of the run: the plan with the config that
 was planned; and from the end of the run on, what was measured.
 """
 
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.config import Config, flat, options_of, to_dict
+from vit_jax.config import Config, flat, json_file, options_of, to_dict
 from vit_jax.devices import CHIPS
 
 FILE = "plan.json"
+# What is read of config.json, and of plan.json; see `json_file.faults`.
+CONFIG = {
+  "total_steps": int,
+  "total_epochs": float,
+  "init": str,
+  "model": {
+    "variant": str,
+    "width": int,
+    "depth": int,
+    "mlp_dim": int,
+    "num_heads": int,
+  },
+  "objective": {"kind": str},
+  "data": {"dataset": str, "split": str, "batch_size": int},
+  "optim": {"name": str, "lr": float},
+  "evals": {str: {"kind": str}},
+}
+_NUMBERS = (
+  "price price_seconds price_per_chip_hour images_per_second peak_bytes mfu"
+)
+SHAPE = {
+  "plan": {
+    "topology": str,
+    "chips": int,
+    "steps": int,
+    "price_unit": str,
+    **dict.fromkeys(_NUMBERS.split(), float),
+  },
+  "config": CONFIG,
+}
 # Options that do not change a training step, by the first parts of their path.
 BESIDE = (
   "seed init fake_data fewshot log_steps trackers evals checkpoint"
@@ -58,9 +87,11 @@ def read(workdir: str) -> dict[str, Any]:
   if not path.exists():
     return {}
   try:
-    found = json.loads(path.read_text())
-    found["plan"]["topology"], found["plan"]["chips"], found["config"]["data"]
-  except (KeyError, TypeError, json.JSONDecodeError) as e:
+    found = json_file.read(path, SHAPE)
+    needed = found["plan"]["topology"], found["plan"]["chips"]
+    if None in (*needed, found["config"]["data"]):
+      raise ValueError("no topology, chips or data")
+  except (KeyError, TypeError, ValueError) as e:
     raise ValueError(
       f"{path}: expected what vit-jax plan --workdir={workdir} writes, got"
       f" {type(e).__name__}: {e}. Plan again, or delete it."

@@ -15,42 +15,46 @@ from vit_jax.config import Config
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.step import Assembly, Facts, TrainState, assemble, shardings_of
 
+Form = tuple[TrainState, Callable[[TrainState], TrainState]]
 
-def restore(
-  read: Callable[[TrainState], TrainState],
-  written: dict[str, Any],
-  config: Config,
-  facts: Facts,
-  assembly: Assembly,
-  mesh: jax.sharding.Mesh,
-) -> TrainState:
-  """Returns the state that a checkpoint has, in the form of this run.
+
+def form_of(
+  config: Config, facts: Facts, assembly: Assembly, mesh: jax.sharding.Mesh
+) -> Callable[[dict[str, Any]], Form]:
+  """Returns what tells in which form a checkpoint has the state of a run.
 
   Args:
-    read: Reads the checkpoint into arrays like an abstract state.
-    written: Metadata of the checkpoint; its "config" tells the form.
-    config: This run.
+    config: The run.
     facts: Facts of its data.
-    assembly: This run's, of which only the state is used.
+    assembly: The run's, of which only the state is used.
     mesh: Mesh of the state.
+
+  Returns:
+    Metadata of a checkpoint, whose "config" tells it -> (the abstract state as
+    it was written, a function from that to the form of this run).
   """
   scan = getattr(config.model, "scan", None)
-  model = written.get("config", {}).get("model", {})
-  if scan is None or bool(model.get("scan", scan)) == scan:
-    return read(assembly.state)
-  model = dataclasses.replace(config.model, scan=not scan)
-  other = assemble(dataclasses.replace(config, model=model), facts, mesh).state
   convert = stack_blocks if scan else unstack_blocks
 
-  def is_like_params(tree: Any) -> bool:
-    return isinstance(tree, dict) and tree.keys() == other.params.keys()
+  def form(written: dict[str, Any]) -> Form:
+    model = written.get("config", {}).get("model", {})
+    if scan is None or bool(model.get("scan", scan)) == scan:
+      return assembly.state, lambda state: state
+    model = dataclasses.replace(config.model, scan=not scan)
+    other = dataclasses.replace(config, model=model)
+    state = assemble(other, facts, mesh).state
 
-  def in_this_form(state: TrainState) -> TrainState:
-    return jax.tree.map(
-      lambda x: convert(x) if is_like_params(x) else x,
-      state,
-      is_leaf=is_like_params,
-    )
+    def is_like_params(tree: Any) -> bool:
+      return isinstance(tree, dict) and tree.keys() == state.params.keys()
 
-  made = jax.jit(in_this_form, out_shardings=shardings_of(assembly.state))
-  return made(read(other))
+    def in_this_form(state: TrainState) -> TrainState:
+      return jax.tree.map(
+        lambda x: convert(x) if is_like_params(x) else x,
+        state,
+        is_leaf=is_like_params,
+      )
+
+    shardings = shardings_of(assembly.state)
+    return state, jax.jit(in_this_form, out_shardings=shardings)
+
+  return form

@@ -53,7 +53,7 @@ class Resumed:
     run, old = self._run, self.config.values
     found = changes.flag_faults(run.allowed, run.config, old)
     if not run.start:
-      return found
+      return found + run.newest[1]
     found += changes.faults(self.changes, run.allowed, run.workdir)
     if not changes.is_allowed("data.dataset", run.allowed):
       found += self._data_faults()

@@ -8,6 +8,7 @@ before it is.
 
 import collections
 import concurrent.futures
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.runtime import files, goodput, run_info
+from vit_jax.runtime import files, finite, goodput, run_info
 from vit_jax.runtime.averages import Averages
-from vit_jax.runtime.progress import check_finite
 from vit_jax.runtime.writer import Writer
+
+POLL_SECONDS = 0.2
 
 # Metrics that measure the machine; all others of a run are the same whenever it
 # is repeated, or was killed and resumed.
@@ -87,27 +89,35 @@ class Rows:
     scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
     return [e for e, done in zip(evaluators, scored, strict=True) if not done]
 
-  def write(self, wait: bool) -> None:
+  def write(
+    self,
+    wait: bool,
+    before: float = math.inf,
+    beat: Callable[[], None] = lambda: None,
+  ) -> None:
     """Writes the rows that are known, up to the first that is not.
 
     An error of `Evaluator.score` is raised here.
 
     Args:
       wait: Whether to wait for all.
-
-    Raises:
-      FloatingPointError: A score is not finite.
+      before: Scores of this step and of later ones are not waited for.
+      beat: Called several times a second while it waits; may raise.
     """
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
-        if not (wait or values.done()):
+        while wait and step < before and not values.done():
+          concurrent.futures.wait([values], POLL_SECONDS)
+          beat()
+        if not values.done():
           return
         try:
-          scores = values.result()
+          scores, told = finite.scores(step, values.result())
         except OSError as e:  # an evaluator's own file
           raise files.WriteError(f"the scores of step {step}: {e}") from None
-        check_finite(scores, step)
+        if told:
+          self._note(told)
         values = self._averages.with_means(step, scores)
         self._note(run_info.format_scores(step, values))
       self._queue.popleft()

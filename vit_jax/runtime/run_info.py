@@ -26,6 +26,8 @@ from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
 
+# What metadata.json has of the newest checkpoint.
+FROM_CHECKPOINT = ("step", KEY, goodput.KEY, "counts")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -94,15 +96,13 @@ def metadata(run, params) -> dict[str, Any]:
     "total_steps": run.facts.total_steps,
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "processes": jax.process_count(),
+    "mesh": sharding.mesh_shape(config.mesh, jax.device_count()),
     "versions": versions(),
     "commit": commit(),
     "changes": run.resumed.trail,
     # Of the checkpoint that a run resumes from, until it has a newer one.
-    **{
-      k: v
-      for k, v in run.resumed_metadata.items()
-      if k in ("step", KEY, goodput.KEY)
-    },
+    **{k: v for k, v in run.resumed_metadata.items() if k in FROM_CHECKPOINT},
   }
 
 
@@ -264,7 +264,7 @@ def format_scores(step: int, scores: dict[str, float]) -> str:
   rows: dict[str, list[str]] = {}
   for key, value in scores.items():
     name, metric = key.rsplit("/", 1)
-    is_whole = metric in ("count", "sets")
+    is_whole = metric in ("count", "sets", "not_finite")
     text = f"{value:,.0f}" if is_whole else f"{value:.4f}"
     rows.setdefault(name, []).append(f"{metric} {text}")
   head, width = f"step {step:,}: ", max(map(len, rows))

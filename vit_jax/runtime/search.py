@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,14 +103,17 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
   """Returns the name of the best point; None if all diverged.
 
   It has the highest top-1 of `val` after its last step; of equal ones, as they
-  occur on 200 images, the lower loss; of these the first.
+  occur on 200 images, the lower loss, if that is finite; of these the first.
   """
   alive = [r for r in rows if r["error"] is None]
   if not alive:
     return None
   top1, loss = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
-  best = max(alive, key=lambda r: (r["scores"][top1], -r["scores"][loss]))
-  return best["name"]
+
+  def rank(row):  # a loss that is not finite has no score
+    return row["scores"][top1], -row["scores"].get(loss, math.inf)
+
+  return max(alive, key=rank)["name"]
 
 
 def final(config: Config, best: Config) -> Config:

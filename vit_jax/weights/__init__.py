@@ -11,6 +11,7 @@ from vit_jax.weights.fitting import (
 )
 from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import describe, identify, num_classes
+from vit_jax.weights.placing import with_weights
 from vit_jax.weights.reading import read
 
 __all__ = (
@@ -28,4 +29,5 @@ __all__ = (
   "some",
   "table_grid",
   "trained_at",
+  "with_weights",
 )

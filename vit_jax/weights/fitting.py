@@ -25,6 +25,8 @@ from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import describe, identify
 
+MAX_TOKENS = 2**14  # of images of a size that a file states
+
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
@@ -396,10 +398,11 @@ def trained_at(weights: Weights) -> tuple[int, int]:
 
   Taken from the file, else from the position table, else 224.
   """
-  if weights.image_size:
-    return weights.image_size
   config = identify(weights.params, weights.options)
   grid = table_grid(weights)
+  if weights.image_size:
+    _check_size(weights.image_size, config, grid)
+    return weights.image_size
   if grid is None or not isinstance(config, ViTConfig):
     return DEFAULT_SIZE, DEFAULT_SIZE
   # Pixels per token: the image size that gives one token.
@@ -407,6 +410,19 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   stride = probe // config.feature_map((probe, probe))[0]
   patch = weights.params[KERNEL].shape[0]
   return grid[0] * patch * stride, grid[1] * patch * stride
+
+
+def _check_size(size, config: ModelConfig, grid) -> None:
+  """Raises ValueError if images of the size that a file states fit it not."""
+  tokens = config.num_tokens(size) or 0
+  if tokens > MAX_TOKENS or (grid and tuple(config.grid(size)) != tuple(grid)):
+    makes = " x ".join(map(str, config.grid(size)))
+    has = " x ".join(map(str, grid)) if grid else f"at most {MAX_TOKENS:,}"
+    raise ValueError(
+      f"image size: got {size[0]} x {size[1]} pixels, which make {makes}"
+      f" patches, expected {has}, as the arrays have. State the right size:"
+      " image_size=(height, width)."
+    )
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:

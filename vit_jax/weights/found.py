@@ -1,13 +1,12 @@
 """What was found in a file of weights, and what we write beside our own."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from etils import epath
-
-from vit_jax.config import model_from_dict, upgraded
+from vit_jax.config import json_file, model_from_dict, upgraded
+from vit_jax.losses import PROBABILITIES
+from vit_jax.options import shown
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.lazy import LazyArray
 
@@ -17,6 +16,16 @@ EXPECTED = (
   " runs, of its checkpoints or of one step"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
+# What `with_metadata` reads; see `json_file.faults`.
+METADATA = {
+  "model": dict,
+  "config": {"model": dict},
+  "class_names": [str],
+  "image_size": json_file.SIZE,
+  "grid": json_file.SIZE,
+  "preprocessing": {"ops": str},
+  "loss": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +65,16 @@ class Weights:
 
 
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-  return metadata.get("model") or metadata.get("config", {}).get("model")
+  return metadata.get("model") or (metadata.get("config") or {}).get("model")
 
 
 def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
-  """Adds what we wrote beside the parameters."""
+  """Adds what we wrote beside the parameters.
+
+  Raises:
+    ValueError: It is damaged: all that is of another type.
+  """
+  json_file.check(metadata, METADATA, f"{found.path}: metadata")
   names = metadata.get("class_names")
   size = metadata.get("image_size")
   options = dataclasses.asdict(model_from_dict(model_of(metadata)))
@@ -80,15 +94,23 @@ def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
     grid=tuple(metadata["grid"]) if metadata.get("grid") else None,
     image_size=tuple(size) if size else None,
     class_names=tuple(names) if names else None,
-    ops=metadata.get("preprocessing", {}).get("ops"),
-    loss=metadata.get("loss") or _loss_of(metadata.get("config", {})),
+    ops=(metadata.get("preprocessing") or {}).get("ops"),
+    loss=_loss_of(metadata),
     notes=notes,
   )
 
 
-def _loss_of(run: dict[str, Any]) -> str | None:
-  """Returns the loss that the config of a run names, if any."""
-  return upgraded(run).get("objective", {}).get("loss")
+def _loss_of(metadata: Mapping[str, Any]) -> str | None:
+  """Returns the loss that is stated, or that the config of a run names."""
+  objective = upgraded(metadata.get("config") or {}).get("objective")
+  named = objective.get("loss") if isinstance(objective, dict) else None
+  loss = metadata.get("loss") or named
+  if loss is not None and loss not in PROBABILITIES:
+    raise ValueError(
+      f"metadata: loss: got {shown(loss)}, expected one of"
+      f" {', '.join(PROBABILITIES)}."
+    )
+  return loss
 
 
 def unknown_names(path, arrays) -> str:
@@ -97,20 +119,3 @@ def unknown_names(path, arrays) -> str:
     f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
     f" that we know; {EXPECTED}."
   )
-
-
-def json_in(path: epath.Path) -> dict[str, Any]:
-  """Returns the contents of a file beside the weights; {} if there is none."""
-  if not path.exists():
-    return {}
-  try:
-    values = json.loads(path.read_text())
-  except ValueError as e:
-    raise ValueError(
-      f"{path.name}: got no JSON ({e}); copy the file again."
-    ) from None
-  if not isinstance(values, dict):
-    raise ValueError(
-      f"{path.name}: got a {type(values).__name__}, expected options by name."
-    )
-  return values

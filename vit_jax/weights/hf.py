@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import ModelConfig
+from vit_jax.config import ModelConfig, json_file
 from vit_jax.models.posemb import sincos2d
+from vit_jax.options import shown
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
+  count_blocks,
   shorten,
   to_ours,
   to_theirs,
@@ -40,6 +42,20 @@ GELUS = {
 }
 MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+
+# What is read of config.json; see `json_file.faults`. Sides of images and of
+# patches may also be lists of two: `_pair`.
+_WIDTH = json_file.Whole(1, 1_000_000)
+CONFIG = {
+  "model_type": str,
+  "hidden_act": str,
+  "layer_norm_eps": float,
+  "num_attention_heads": _WIDTH,
+  "hidden_size": _WIDTH,
+  "id2label": {str: str},
+  "problem_type": str,
+  "pooler_act": str,
+}
 
 # A name of transformers 5 in memory -> that of the files.
 _LAYER = r"^((?:vit\.)?)layers\.(\d+)\."
@@ -105,6 +121,8 @@ def read(
       config asks for something that our models lack. All faults at once.
   """
   faults: list[str] = []
+  json_file.check(config, CONFIG, "weights of Hugging Face: config.json")
+  config = {key: v for key, v in config.items() if v is not None}
   extras = _extras(config, faults)
   options = {
     "gelu": GELUS.get(config.get("hidden_act", "gelu")),
@@ -116,7 +134,7 @@ def read(
     if published in named:
       faults.append(f"got two arrays {published!r}, expected one.")
     named[published] = array
-  rows = _rows(_depth(named, r"encoder\.layer\.(\d+)\."))
+  rows = _rows(count_blocks(named, r"encoder\.layer\.(\d{1,3})\."))
   params, shape_faults = to_ours(rows, named, extras["num_heads"])
   faults += shape_faults
   add_zero_biases(params)
@@ -134,13 +152,15 @@ def read(
 def _extras(config, faults: list[str]) -> dict[str, Any]:
   """Returns what the config states; adds what our models lack to `faults`."""
   if config.get("model_type", "vit") != "vit":
-    faults.append(f"model_type: got {config['model_type']!r}, expected 'vit'.")
+    faults.append(
+      f"model_type: got {shown(config['model_type'])}, expected 'vit'."
+    )
   act = config.get("hidden_act", "gelu")
   if act not in GELUS:
     faults.append(
-      f"hidden_act: got {act!r}, expected one of {', '.join(GELUS)}."
+      f"hidden_act: got {shown(act)}, expected one of {', '.join(GELUS)}."
     )
-  patch = _pair(config.get("patch_size", 16))
+  patch = _pair(config, "patch_size", 16)
   if patch[0] != patch[1]:
     faults.append(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
@@ -155,7 +175,7 @@ def _extras(config, faults: list[str]) -> dict[str, Any]:
       " a divisor of it."
     )
   return {
-    "image_size": _pair(config.get("image_size", 224)),
+    "image_size": _pair(config, "image_size", 224),
     "patch": patch[0],
     "num_heads": heads,
     "class_names": _class_names(config),
@@ -163,13 +183,26 @@ def _extras(config, faults: list[str]) -> dict[str, Any]:
   }
 
 
-def _pair(value) -> tuple[int, int]:
-  first, second = (value, value) if isinstance(value, int) else value
-  return first, second
+def _pair(config, key: str, default: int) -> tuple[int, int]:
+  value = config.get(key, default)
+  shape = json_file.SIZE if isinstance(value, list) else json_file.SIDE
+  json_file.check(value, shape, f"config.json: {key}")
+  return tuple(value) if isinstance(value, list) else (value, value)
 
 
 def _class_names(config) -> tuple[str, ...] | None:
-  by_number = {int(k): v for k, v in (config.get("id2label") or {}).items()}
+  """Returns the names in the order of their numbers.
+
+  Raises:
+    ValueError: The numbers are not 0 to the last.
+  """
+  by_name = config.get("id2label") or {}
+  by_number = {int(k): v for k, v in by_name.items() if k.isdecimal()}
+  if set(by_number) != set(range(len(by_name))):
+    raise ValueError(
+      f"config.json: id2label: got {len(by_name)} numbers such as"
+      f" {shown(list(by_name)[:4])}, expected 0 to {len(by_name) - 1}."
+    )
   names = tuple(by_number[k] for k in sorted(by_number))
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
@@ -357,11 +390,6 @@ def _preprocessor(image_size: tuple[int, int]) -> dict[str, Any]:
 def _square(image_size: tuple[int, int]) -> int | list[int]:
   height, width = image_size
   return height if height == width else [height, width]
-
-
-def _depth(names: Iterable[str], regex: str) -> int:
-  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
-  return max(found, default=-1) + 1
 
 
 def _pairs(theirs: str, ours: str, leaf: str, *kinds: str) -> list[Row]:

@@ -9,6 +9,7 @@ from vit_jax.config import ConfigError, ModelConfig, model_from_dict
 from vit_jax.families import model_config
 from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, Size
+from vit_jax.options import shown
 from vit_jax.weights.google import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
@@ -47,7 +48,25 @@ def identify(
       " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
-  return _config({"name": "vit", **found, **options})
+  model = _config({"name": "vit", **found, **options})
+  own = _config({"name": "vit", **found})
+  if faults := _blocks_faults(model, own) or list(model.faults()):
+    raise ValueError(" ".join(faults))
+  return model
+
+
+def _blocks_faults(model: ModelConfig, own: ModelConfig) -> list[str]:
+  """Returns where a model has other blocks than the arrays, whose is `own`."""
+  if model.name != own.name:
+    return [f"name: got {model.name!r}, expected {own.name!r} by the arrays."]
+  pairs = {"stage_blocks": [m.stages and m.stages.blocks for m in (model, own)]}
+  if model.name == "vit":
+    pairs["depth"] = [m.size.depth for m in (model, own)]
+  return [
+    f"{key}: got {shown(stated)}, expected {shown(has)} by the arrays."
+    for key, (stated, has) in pairs.items()
+    if stated != has
+  ]
 
 
 def _config(options: Mapping[str, Any]) -> ModelConfig:

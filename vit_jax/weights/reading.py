@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,12 @@ import numpy as np
 from etils import epath
 
 from vit_jax import checkpoint
+from vit_jax.config import json_file
 from vit_jax.weights import bit, download, google, labels
+from vit_jax.weights.beside import beside
 from vit_jax.weights.found import (
   EXPECTED,
   Weights,
-  json_in,
   model_of,
   unknown_names,
   with_metadata,
@@ -127,42 +127,26 @@ def read(
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   with file.open("rb") as stream:
     head = stream.read(64)
-    if head[:2] == b"PK" and _has_pickle(stream):
-      raise ValueError(
-        f"got {str(file)!r}, which is a pickle of PyTorch, may run any code and"
-        " is never loaded; save it as .safetensors with safetensors.torch."
-      )
   for pattern, what in REFUSED:
     if re.match(pattern, head):
       raise ValueError(f"got {str(file)!r}, which {what}.")
   if head[:2] == b"PK":
     return _from_npz(file, open_npz(file))
-  if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**27:
+  if head[8:9] == b"{":
     arrays, texts = open_safetensors(file)
-    config = file.parent / "config.json"
-    return from_safetensors(
-      Safetensors(file, arrays, texts, json_in(config), options)
-    )
+    config = json_file.read(beside(file.parent, "config.json"))
+    return from_safetensors(Safetensors(file, arrays, texts, config, options))
   raise ValueError(
     f"got {str(file)!r}, which is neither .npz nor .safetensors"
     f"{' but empty' if not head else ''}; {EXPECTED}."
   )
 
 
-def _has_pickle(stream) -> bool:
-  """Whether a zip file is PyTorch's; a damaged one is left to `open_npz`."""
-  try:
-    names = zipfile.ZipFile(stream).namelist()
-  except (zipfile.BadZipFile, NotImplementedError):
-    return False
-  return any(name.endswith("data.pkl") for name in names)
-
-
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
-      arrays, texts = open_safetensors(folder / name)
-      config = json_in(folder / "config.json")
+      arrays, texts = open_safetensors(beside(folder, name))
+      config = json_file.read(beside(folder, "config.json"))
       return from_safetensors(
         Safetensors(folder, arrays, texts, config, options)
       )

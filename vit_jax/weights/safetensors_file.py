@@ -11,6 +11,9 @@ import safetensors
 import safetensors.numpy
 from etils import epath
 
+from vit_jax.config import json_file
+from vit_jax.weights import limits
+from vit_jax.weights.beside import beside
 from vit_jax.weights.lazy import LazyArray
 
 INDEX = "model.safetensors.index.json"
@@ -40,8 +43,11 @@ def open_safetensors(
   if file.name.endswith(".index.json"):
     arrays: dict[str, LazyArray] = {}
     for part in _parts(file):
-      arrays |= open_safetensors(part)[0]
+      found = open_safetensors(part)[0]
+      limits.check_names([*arrays, *found], path)
+      arrays |= found
     return arrays, {}
+  _check_header(file)
   copy = None
   if "://" in str(path):
     copy = tempfile.NamedTemporaryFile(suffix=".safetensors")
@@ -56,6 +62,7 @@ def open_safetensors(
           f"{path}: got type {found.get_dtype()} in {name!r}, expected one of"
           f" {', '.join(TYPES)}."
         )
+      limits.check_shape(found.get_shape(), name, path)
       arrays[name] = LazyArray(
         tuple(found.get_shape()),
         np.dtype(TYPES[found.get_dtype()]),
@@ -64,25 +71,49 @@ def open_safetensors(
       )
     return arrays, opened.metadata() or {}
   except safetensors.SafetensorError as e:
-    raise ValueError(
-      f"got {str(path)!r}, which cannot be read as .safetensors ({e}); expected"
-      " a whole file: copy it again, and compare its size."
-    ) from None
+    raise _damaged(path, e) from None
+
+
+def _check_header(file: epath.Path) -> None:
+  """Raises ValueError if the library would take too much memory to open it."""
+  with file.open("rb") as stream:
+    length = int.from_bytes(stream.read(8), "little")
+    if length > limits.MAX_NAMES_BYTES:
+      raise _damaged(file, f"a header of {length:,} bytes")
+    text = stream.read(length)
+  try:
+    header = json_file.parse(text, "header")
+    if not isinstance(header, dict):
+      raise ValueError(f"a header that is a {type(header).__name__}")
+  except ValueError as e:
+    raise _damaged(file, e) from None
+  limits.check_names(list(header), file)
+
+
+def _damaged(path, reason: object) -> ValueError:
+  return ValueError(
+    f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"
+    " expected a whole file: copy it again, and compare its size."
+  )
 
 
 def _parts(index: epath.Path) -> list[epath.Path]:
-  """Returns the files that an index names."""
+  """Returns the files that an index names, all in its own folder."""
   try:
-    names = set(json.loads(index.read_text())["weight_map"].values())
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    found = json_file.read(index, {"weight_map": {str: str}})
+    names = sorted({*(found.get("weight_map") or {}).values()})
+    if not names:
+      raise ValueError("no names of files in weight_map")
+  except ValueError as e:
     raise ValueError(
       f"got {str(index)!r}, which cannot be read as an index of .safetensors"
-      f" ({type(e).__name__}: {e}); copy it again."
+      f" ({e}); copy it again."
     ) from None
-  parts = [index.parent / name for name in sorted(names)]
+  parts = [beside(index.parent, name) for name in names]
   if missing := [part.name for part in parts if not part.exists()]:
     raise ValueError(
-      f"got {str(index)!r} without {', '.join(missing)}, expected all"
+      f"got {str(index)!r} without {', '.join(missing[:6])}"
+      f"{f' and {len(missing) - 6} more' * (len(missing) > 6)}, expected all"
       f" {len(parts)} files that it names."
     )
   return parts

@@ -18,13 +18,13 @@ from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_names import (
   POS_EMBEDDING,
   bit_rows,
-  count_blocks,
   count_units,
   stem_rows,
   vit_rows,
 )
 from vit_jax.weights.torch_layout import (
   add_zero_biases,
+  count_blocks,
   shorten,
   to_ours,
   to_theirs,
@@ -140,12 +140,14 @@ def read(
   options: dict[str, Any] = {}
   if is_resnet:
     num_heads = 1  # there is no attention
-    rows = bit_rows(count_units(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.", 0))
+    rows = bit_rows(
+      count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
+    )
     options |= RESNET | {"root_pad": "zero"}
   else:
-    depth = count_blocks(arrays, r"blocks\.(\d+)\.")
+    depth = count_blocks(arrays, r"blocks\.(\d{1,3})\.")
     units = count_units(
-      arrays, r"\w+\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", 0
+      arrays, r"\w+\.backbone\.stages\.(\d)\.blocks\.(\d{1,3})\.", 0
     )
     has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
     rows = vit_rows(depth) + stem_rows(units, has_stages)

@@ -8,23 +8,14 @@ from vit_jax.weights.torch_layout import Row
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
 
-def count_blocks(names: Iterable[str], regex: str) -> int:
-  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
-  return max(found, default=-1) + 1
-
-
 def count_units(names: Iterable[str], regex: str, first: int) -> list[int]:
   """Returns the number of units of each stage; `first` is the first number."""
-  found = [
-    (int(m[1]) - first, int(m[2]) - first)
-    for n in names
-    if (m := re.match(regex, n))
-  ]
-  num_stages = max((s for s, _ in found), default=-1) + 1
-  return [
-    max((u for s, u in found if s == stage), default=-1) + 1
-    for stage in range(num_stages)
-  ]
+  units: dict[int, list[int]] = {}
+  for name in names:
+    if m := re.match(regex, name):
+      units.setdefault(int(m[1]) - first, []).append(int(m[2]) - first)
+  num_stages = max(units, default=-1) + 1
+  return [max(units.get(s, [-1])) + 1 for s in range(num_stages)]
 
 
 def _norm(theirs: str, ours: str) -> list[Row]:

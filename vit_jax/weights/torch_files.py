@@ -1,19 +1,19 @@
 """Weights of PyTorch libraries: `.safetensors`, and the files beside them."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from vit_jax.config import model_from_dict, pixel_path
+from vit_jax.config import json_file, model_from_dict, pixel_path
 from vit_jax.weights import hf, timm
+from vit_jax.weights.beside import beside
 from vit_jax.weights.found import (
+  METADATA,
   METADATA_KEY,
   Weights,
-  json_in,
   model_of,
   unknown_names,
   with_metadata,
@@ -45,15 +45,37 @@ def from_safetensors(found: Safetensors) -> Weights:
   raise ValueError(unknown_names(found.path, found.arrays))
 
 
+# What is read of timm's config.json, in it or in its `pretrained_cfg`.
+_TIMM = {
+  "input_size": (json_file.SIDE,) * 3,
+  "label_names": [str],
+  "crop_pct": float,
+  "interpolation": str,
+  "crop_mode": str,
+  "mean": (float,) * 3,
+  "std": (float,) * 3,
+}
+_PREPROCESSOR = {
+  "do_normalize": bool,
+  "image_mean": (float,) * 3,
+  "image_std": (float,) * 3,
+}
+
+
 def _from_timm(found: Safetensors) -> Weights:
-  ours = json.loads(found.texts.get(METADATA_KEY, "{}"))
+  where = f"{found.path}: {METADATA_KEY} in its header"
+  ours = json_file.parse(found.texts.get(METADATA_KEY, "{}"), where)
+  json_file.check(ours, METADATA, where)
+  ours = ours or {}
   num_heads = found.options.get("num_heads") or _num_heads(ours)
   params, options = timm.read(found.arrays, num_heads)
   weights = Weights(str(found.path), "timm", params, options)
   if ours:
     return with_metadata(weights, ours)
-  about = {**found.config, **found.config.get("pretrained_cfg", {})}
-  size = about.get("input_size", [3])[1:]
+  shape = _TIMM | {"pretrained_cfg": _TIMM}
+  json_file.check(found.config, shape, f"{found.path}: config.json")
+  about = {**found.config, **(found.config.get("pretrained_cfg") or {})}
+  size = (about.get("input_size") or [3])[1:]
   names = about.get("label_names")
   weights = dataclasses.replace(
     weights,
@@ -86,7 +108,9 @@ def _from_hf(found: Safetensors) -> Weights:
     ops=f"decode|resize({_text(size)}, antialias=True)",
   )
   folder = path if path.is_dir() else path.parent
-  about = json_in(folder / "preprocessor_config.json")
+  about = json_file.read(
+    beside(folder, "preprocessor_config.json"), _PREPROCESSOR
+  )
   if about.get("do_normalize", True):
     return _fold(weights, about.get("image_mean"), about.get("image_std"))
   return _fold(weights, [0.0] * 3, [1.0] * 3)
@@ -109,11 +133,17 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
 def _timm_ops(about: Mapping[str, Any]) -> str:
   """Returns timm's evaluation of a model, from its config."""
   _, height, width = about["input_size"]
+  share = about.get("crop_pct") or 0.875
+  if not 0.01 <= share <= 100:
+    raise ValueError(
+      f"config.json: crop_pct: got {share}, expected the side of the crop by"
+      " that of the image, such as 0.875."
+    )
   return pixel_path.timm(
     (height, width),
-    about.get("crop_pct") or 0.875,
-    about.get("interpolation", "bicubic"),
-    about.get("crop_mode", "center"),
+    share,
+    about.get("interpolation") or "bicubic",
+    about.get("crop_mode") or "center",
   ).ops
 
 
@@ -126,6 +156,11 @@ def _fold(weights: Weights, mean, std) -> Weights:
   mean, std = np.asarray(mean or [0.5] * 3), np.asarray(std or [0.5] * 3)
   if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
     return weights
+  if not np.all(std > 0):
+    raise ValueError(
+      f"got images normalised with the deviation {std.tolist()}, expected more"
+      " than 0; mend the file beside the weights."
+    )
   params = dict(weights.params)
   if "embedding/kernel" not in params or "conv_root/kernel" in params:
     raise ValueError(

@@ -42,6 +42,18 @@ class Row:
   part: tuple[int, int] = (0, 1)
 
 
+def count_blocks(names: Iterable[str], regex: str) -> int:
+  """Returns the largest number of a block, plus one.
+
+  Args:
+    names: Names of arrays.
+    regex: Of their beginning; the first group is the number, of few digits, so
+      that a name alone, such as "blocks.99999999", makes no list of so many.
+  """
+  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
+  return max(found, default=-1) + 1
+
+
 def to_ours(
   rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
 ) -> tuple[dict[str, LazyArray], list[str]]:

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.builders import imported
 from vit_jax.data.imports.listing import Entry, Split
-from vit_jax.data.imports.tars import BROKEN
+from vit_jax.data.imports.tars import BROKEN, TooLarge, members, opened, read
 from vit_jax.data.imports.tars import files as tar_files
 
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
@@ -61,8 +61,14 @@ def class_tars(folder: pathlib.Path) -> _Tars:
   files = sorted(folder.rglob("*.tar"))
   found = [(file.name, file, None) for file in files]
   if len(files) == 1 and not _CLASS_TAR.fullmatch(files[0].name):
-    with tarfile.open(files[0], "r:") as outer:
-      found = [(os.path.basename(m.name), files[0], m) for m in outer]
+    try:
+      with open(files[0], "rb") as file, opened(file) as outer:
+        every = members(outer)
+        found = [(os.path.basename(m.name), files[0], m) for m in every]
+    except BROKEN as e:
+      raise ValueError(
+        f"got {files[0]}, which is a broken tar ({e}); fetch it again."
+      ) from None
   tars: _Tars = {}
   for name, file, member in found:
     if match := _CLASS_TAR.fullmatch(name):
@@ -88,9 +94,9 @@ def _entries(tars: _Tars) -> Iterator[Entry]:
       with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(path, "rb"))
         if member:
-          outer = stack.enter_context(tarfile.open(fileobj=file, mode="r:"))
+          outer = stack.enter_context(opened(file))
           file = stack.enter_context(outer.extractfile(member))
-        tar = stack.enter_context(tarfile.open(fileobj=file, mode="r:"))
+        tar = stack.enter_context(opened(file))
         yield from _images(tar, wnid, label, seen)
     except BROKEN as e:
       yield Entry(
@@ -106,6 +112,10 @@ def _images(
     if key in seen:
       yield Entry(key, fault="is in the tar twice")
       continue
-    image = tar.extractfile(member).read()
     seen.add(key)
+    try:
+      image = read(tar, member)
+    except TooLarge as e:
+      yield Entry(key, fault=str(e))
+      continue
     yield Entry(key, image, label)

@@ -57,6 +57,11 @@ def listed(name: str, options: Options) -> Listing:
   values = {v for split in names for v in found[split].unique(label)}
   classes = Classes(values, given, where)
 
+  # A data set may name files instead of holding their bytes: those of its
+  # folder, and what the library has downloaded.
+  roots = [os.path.expanduser(name), str(datasets.config.HF_CACHE_HOME)]
+  roots += [str(datasets.config.HF_DATASETS_CACHE)]
+
   def split_of(split: str) -> Split:
     data = found[split].select_columns([image, label])
     # The bytes as they are: decoded, they would have to be encoded anew.
@@ -64,7 +69,9 @@ def listed(name: str, options: Options) -> Listing:
 
     def entries() -> Iterator[Entry]:
       for row, record in enumerate(data):
-        yield _entry(f"{split}:{row}", record[image], record[label], classes)
+        yield _entry(
+          f"{split}:{row}", record[image], record[label], classes, roots
+        )
 
     return Split(len(data), entries)
 
@@ -101,15 +108,22 @@ def _loaded(datasets, name: str):
   return data if isinstance(data, dict) else {str(data.split or "train"): data}
 
 
-def _entry(key: str, image: dict | None, label, classes: Classes) -> Entry:
+def _entry(
+  key: str, image: dict | None, label, classes: Classes, roots: list[str]
+) -> Entry:
   index = classes.index(label)
   if index < 0:
     return Entry(key, fault="has no label")
   image = image or {}
   if image.get("bytes"):
     return Entry(key, image["bytes"], index)
+  if not image.get("path"):
+    return Entry(key, fault="has no image")
+  path = os.path.realpath(image["path"])
+  if not any(path.startswith(f"{os.path.realpath(r)}{os.sep}") for r in roots):
+    return Entry(key, fault=f"names a file outside of the data set: {path}")
   try:
-    with open(image.get("path") or "", "rb") as stream:
+    with open(path, "rb") as stream:
       return Entry(key, stream.read(), index)
   except OSError:
     return Entry(key, fault="has no image")

@@ -1,5 +1,6 @@
 """What is known of a source before its images are read."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -114,7 +115,8 @@ def _plain(label) -> int | str | None:
     if not label:
       return None
     digits = label.removeprefix("-")
-    label = int(label) if digits.isdecimal() and digits.isascii() else label
+    is_number = digits.isdecimal() and digits.isascii()
+    label = int(label) if is_number and len(digits) < 19 else label
   if isinstance(label, int):
     return label if label >= 0 else None
   return label
@@ -132,7 +134,7 @@ def _numbers(present: set[int], where: str) -> tuple[str, ...]:
 
 def _check_names(names: tuple[str, ...], where: str) -> None:
   if len({*names}) < len(names):
-    twice = next(n for n in names if names.count(n) > 1)
+    twice, _ = collections.Counter(names).most_common(1)[0]
     raise ValueError(
       f"got two classes of the name {twice!r} in {where}, expected different"
       " ones."

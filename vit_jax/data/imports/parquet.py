@@ -4,10 +4,10 @@ The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
 them; names of classes in Hugging Face's metadata are used.
 """
 
-import json
 import os
 from collections.abc import Iterator
 
+from vit_jax.config import json_file
 from vit_jax.data.imports import columns, files
 from vit_jax.data.imports.listing import (
   Classes,
@@ -18,6 +18,15 @@ from vit_jax.data.imports.listing import (
 )
 
 _ROWS = 64  # Images in memory at a time.
+_LABELS = 1000  # Labels, which may be texts of any length.
+MAX_EXPANSION = 20
+
+
+def broken() -> tuple[type[Exception], ...]:
+  """Returns what pyarrow raises on damaged files."""
+  import pyarrow  # Here, because other kinds need it not.
+
+  return pyarrow.ArrowException, OSError, ValueError, OverflowError
 
 
 def listed(path: str, options: Options) -> Listing:
@@ -26,7 +35,6 @@ def listed(path: str, options: Options) -> Listing:
   Raises:
     ValueError: No files, files that cannot be read, or no such columns.
   """
-  import pyarrow  # Here, because other kinds need neither.
   from pyarrow import parquet
 
   where = f"parquet:{path}"
@@ -35,7 +43,7 @@ def listed(path: str, options: Options) -> Listing:
   for file in [f for found in by_split.values() for f in found]:
     try:
       opened[file] = parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as e:
+    except broken() as e:
       raise ValueError(
         f"got {file}, which is no whole parquet file ({e}); expected one."
       ) from None
@@ -48,12 +56,17 @@ def listed(path: str, options: Options) -> Listing:
         f"got {file} without the column {lacks[0]!r}, expected that of"
         f" {next(iter(opened))}."
       )
-  labels = {
-    value
-    for file in opened.values()
-    for batch in file.iter_batches(columns=[label])
-    for value in batch.column(0).unique().to_pylist()
-  }
+  labels = set()
+  for path, file in opened.items():
+    _check_expansion(path, file)
+    try:
+      for batch in file.iter_batches(_LABELS, columns=[label]):
+        labels.update(batch.column(0).unique().to_pylist())
+    except broken() as e:
+      raise ValueError(
+        f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
+        " file again."
+      ) from None
   classes = Classes(labels, options.classes or _names(first, label), where)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
@@ -61,14 +74,31 @@ def listed(path: str, options: Options) -> Listing:
     def entries() -> Iterator[Entry]:
       for path in paths:
         name, row = os.path.relpath(path, root or "."), 0
-        for batch in opened[path].iter_batches(_ROWS, columns=[image, label]):
-          for record in batch.to_pylist():
+        batches = opened[path].iter_batches(_ROWS, columns=[image, label])
+        try:
+          for record in (r for batch in batches for r in batch.to_pylist()):
             yield _entry(f"{name}:{row}", record[image], record[label], classes)
             row += 1
+        except broken() as e:
+          yield Entry(name, fault=f"is broken after {row} records: {e}")
 
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
   return Listing(classes.names, {k: split_of(v) for k, v in by_split.items()})
+
+
+def _check_expansion(path: str, file) -> None:
+  """Raises ValueError for a file that states to expand as no images do."""
+  metadata = file.metadata
+  groups = map(metadata.row_group, range(metadata.num_row_groups))
+  stated = sum(group.total_byte_size for group in groups)
+  size = os.path.getsize(path)
+  if not 0 <= stated <= MAX_EXPANSION * size + 2**28:
+    raise ValueError(
+      f"got {path} of {size:,} bytes, which states to expand to {stated:,},"
+      f" expected at most {MAX_EXPANSION} times as many: images do not"
+      " compress."
+    )
 
 
 def _entry(key: str, image, label, classes: Classes) -> Entry:
@@ -90,7 +120,10 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
       kind = kind.field("bytes").type
     if types.is_binary(kind) or types.is_large_binary(kind):
       images[field.name] = str(field.type)
-    elif types.is_dictionary(kind) or types.is_integer(kind):
+      continue
+    if types.is_dictionary(kind):
+      kind = kind.value_type
+    if types.is_integer(kind):
       labels[field.name] = str(field.type)
     elif types.is_string(kind) or types.is_large_string(kind):
       labels[field.name] = str(field.type)
@@ -105,6 +138,10 @@ def _names(schema, label: str) -> tuple[str, ...] | None:
   metadata = (schema.metadata or {}).get(b"huggingface")
   if not metadata:
     return None
-  features = json.loads(metadata).get("info", {}).get("features", {})
-  names = features.get(label, {}).get("names")
-  return tuple(names) if names else None
+  what = "metadata of Hugging Face"
+  shape = {"info": {"features": {label: {"names": [str]}}}}
+  found = json_file.parse(metadata, what)
+  json_file.check(found, shape, what)
+  for key in ("info", "features", label, "names"):
+    found = (found or {}).get(key)
+  return tuple(found) if found else None

@@ -9,7 +9,6 @@ rest says what it is: an image by its last ending (.jpg, .png, ...), `.cls` the
 label, a number or the name of a class.
 """
 
-import gzip
 import os
 import tarfile
 from collections.abc import Iterator
@@ -25,6 +24,9 @@ from vit_jax.data.imports.listing import (
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
+MAX_LABEL = 1000  # bytes
+MAX_MEMBERS = 100  # of a record
+_AGAIN = "again."  # before the extension of a member that a record has twice
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 # Extension -> member; of a compressed tar its contents.
@@ -45,7 +47,7 @@ def listed(path: str, options: Options) -> Listing:
       for tar, _, members in _groups(tar_path):
         counts[split] += 1
         if members and LABEL in members:
-          labels.add(_read(tar, members[LABEL]))
+          labels.add(_label(tar, members[LABEL]))
   if not labels:
     raise ValueError(
       f"got tars without labels in {path}, expected a member NAME.{LABEL}"
@@ -70,16 +72,22 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
         continue
       images = [m for e, m in members.items() if e.split(".")[-1] in IMAGES]
       fault = "" if len(images) == 1 else f"has {len(images)} images"
-      label = -1
-      if not fault and LABEL in members:
-        label = classes.index(_read(tar, members[LABEL]))
-      if key in seen:
-        fault = "has the name of an earlier record"
+      if any(extension.startswith(_AGAIN) for extension in members):
+        fault = "has a member twice"
+      fault = "has the name of an earlier record" if key in seen else fault
       seen.add(key)
-      if fault or label < 0:
-        yield Entry(key, fault=fault or "has no label")
-      else:
-        yield Entry(key, _read(tar, images[0]), label)
+      try:
+        label = -1
+        if not fault and LABEL in members:
+          label = classes.index(_label(tar, members[LABEL]))
+        if label < 0:
+          yield Entry(key, fault=fault or "has no label")
+        else:
+          yield Entry(key, _read(tar, images[0]), label)
+      except tars.TooLarge as e:
+        yield Entry(key, fault=str(e))
+      except tars.BROKEN as e:
+        yield Entry(key, fault=f"cannot be read: {e}")
 
 
 def _groups(
@@ -89,21 +97,25 @@ def _groups(
 
   Where the tar is broken, the last one is (tar, what is wrong, None).
   """
-  tar, name, members, count = None, None, {}, 0
+  tar, name, members, count, total = None, None, {}, 0, 0
   try:
-    with tarfile.open(path) as tar:
-      # To go back to a member, gzip would begin at the start of the file again.
-      is_gzip = isinstance(tar.fileobj, gzip.GzipFile)
+    with open(path, "rb") as file, tars.opened(file) as tar:
+      is_gzip = tars.is_gzip(tar)
       for member in tars.files(tar):
-        folder, base = os.path.split(member.name)
+        # Bytes that are no text would fail wherever the name is written.
+        member_name = member.name.encode("utf-8", "replace").decode()
+        folder, base = os.path.split(member_name)
         stem, _, extension = base.partition(".")
         stem = os.path.join(folder, stem)
         if stem != name and members:
           yield tar, name, members
           count += 1
-          members = {}
-        name = stem
-        members[extension.lower()] = _read(tar, member) if is_gzip else member
+          members, total = {}, 0
+        name, total = stem, total + member.size
+        if len(members) >= MAX_MEMBERS or is_gzip and total > tars.MAX_BYTES:
+          raise tarfile.ReadError(f"record {stem!r} is too large to be one")
+        extension = _AGAIN * (extension.lower() in members) + extension.lower()
+        members[extension] = tars.read(tar, member) if is_gzip else member
       if members:
         yield tar, name, members
   except tars.BROKEN as e:
@@ -111,4 +123,13 @@ def _groups(
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
-  return member if isinstance(member, bytes) else tar.extractfile(member).read()
+  return member if isinstance(member, bytes) else tars.read(tar, member)
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
+  """Returns the text of a label; one that is too long, or broken, is none."""
+  size = len(member) if isinstance(member, bytes) else member.size
+  try:
+    return _read(tar, member) if size <= MAX_LABEL else b""
+  except tars.BROKEN:
+    return b""

@@ -1,0 +1,192 @@
+"""A step that is not a number: never applied, never saved, told in words."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoint, sharding, train
+from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.runtime import fingerprints, finite, prepare, repeat
+from vit_jax.runtime.writer import read_metrics
+
+
+class Hot:
+  """Random batches, of which some break the loss.
+
+  Labels are numbers; those of the bad steps have one that is none.
+  """
+
+  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
+  is_multilabel = True
+
+  def __init__(self, cfg: Config, *bad: int):
+    self._config, self._bad = cfg, bad
+
+  def batches(self, start_step, process_index, process_count):
+    step = start_step
+    while True:
+      batch = tiny.batch(step, self._config)
+      label = np.eye(tiny.NUM_CLASSES, dtype=np.float32)[batch["label"]]
+      step += 1
+      if step in self._bad:
+        label[3] = np.nan
+      index = batch["index"] + 100 * step
+      yield {**batch, "label": label, "index": index}
+
+
+def config(**changes) -> Config:
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=12, objective__loss="sigmoid")))
+  c.data.dataset, c.fake_data, c.log_steps = "digits", True, 5
+  c.checkpoint.every_steps = 4
+  c.optim.ema_decay = 0.9
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+def leaves(state):
+  return [np.asarray(x) for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_bad_update_leaves_every_bit(name):
+  cfg = config(optim__name=name)
+  parts = tiny.Parts(cfg)
+  state, _ = parts.run(2)
+  state = state.replace(
+    step=jax.numpy.array(6)
+  )  # the average is well under way
+  before = leaves(state.replace(step=0))
+  batches = Hot(cfg, 7).batches(6, 0, 1)
+  state, metrics = parts.train_step(
+    state, sharding.to_global(next(batches), parts.mesh)
+  )
+  assert not np.isfinite(metrics["loss"]) and metrics["fingerprint"][-1] == 0
+  assert int(state.step) == 7
+  for old, new in zip(before, leaves(state.replace(step=0)), strict=True):
+    np.testing.assert_array_equal(old, new)
+  state, metrics = parts.train_step(
+    state, sharding.to_global(next(batches), parts.mesh)
+  )
+  assert metrics["fingerprint"][-1] == 1
+  changed = zip(before, leaves(state.replace(step=0)), strict=True)
+  assert all((old != new).any() for old, new in changed if old.ndim)
+
+
+def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
+  """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
+  data = Hot(config(), 7)
+  for _ in range(2):  # the same command comes to the same step
+    with pytest.raises(FloatingPointError) as e:
+      train.train_and_evaluate(config(), str(tmp_path), data)
+  text = str(e.value)
+  assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
+  assert "The newest checkpoint, of step 4, is from before" in text
+  assert "Before it: step 5: loss " in text
+  assert checkpoint.find(str(tmp_path)).name == "4"
+  steps = [r["step"] for r in read_metrics(str(tmp_path))]
+  assert steps == [1, 4, 5]
+  (entry,) = finite.read(str(tmp_path))
+  assert entry["values"] == {"loss": "nan", "grad_norm": "nan"}
+  assert entry["records"] == [list(range(700, 716))]
+  assert entry["checkpoint"] == 4 and entry["repeat"] in text
+  taken = fingerprints.read(str(tmp_path))
+  assert taken["step"].tolist() == list(range(1, 9))
+  assert taken["is_applied"].tolist() == [1] * 6 + [0, 1]
+  found = repeat.step(str(tmp_path), 7, data)
+  assert list(found["records"]) == [703] and np.isnan(found["loss"])
+  assert "head/kernel" in found["params"]
+  assert "record 703: nan" in capsys.readouterr().out
+
+
+def test_there_is_no_checkpoint_yet(tmp_path):
+  with pytest.raises(FloatingPointError, match="There is no checkpoint yet"):
+    train.train_and_evaluate(config(), str(tmp_path), Hot(config(), 2))
+  assert finite.read(str(tmp_path))[0]["checkpoint"] is None
+
+
+def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
+  """Steps 2, 6 and 10 are skipped; a fourth is one too many."""
+  cfg = config(on_nonfinite="skip", max_skipped=3, log_steps=2)
+  one, two = (str(tmp_path / name) for name in ("one", "two"))
+  data = Hot(cfg, 2, 6, 10)
+  state = train.train_and_evaluate(cfg, one, data)
+  rows = read_metrics(one)
+  assert [(r["step"], r["train/skipped"]) for r in rows] == [
+    (1, 0), (2, 1), (4, 1), (6, 2), (8, 2), (10, 3), (12, 3)
+  ]  # fmt: skip
+  assert [r["step"] for r in rows if "train/loss" not in r] == [2, 6, 10]
+  # The last row of every batch is masked.
+  assert [r["train/undecodable"] for r in rows] == [r["step"] for r in rows]
+  # 12 batches, 9 updates: the last was the ninth of the schedule.
+  parts = tiny.Parts(cfg)
+  assert rows[-1]["train/lr"] == pytest.approx(parts.assembly.schedule(8))
+  assert [e["step"] for e in finite.read(one)] == [2, 6, 10]
+  told = capfd.readouterr().err
+  assert told.count("skipped     loss is nan") == 3 and "3 of at most 3" in told
+
+  # Stops at step 11, whose number of skipped is known from the checkpoint.
+  with pytest.raises(FloatingPointError, match="That makes 4 steps skipped"):
+    train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, 11))
+  again = train.train_and_evaluate(cfg, two, data)
+  for a, b in zip(leaves(state), leaves(again), strict=True):
+    np.testing.assert_array_equal(a, b)
+  drop = lambda r: {k: v for k, v in r.items() if not finite_free(k)}
+  assert [drop(r) for r in read_metrics(two)] == [drop(r) for r in rows]
+  files = [pathlib.Path(w) / fingerprints.FILE for w in (one, two)]
+  assert files[0].read_bytes() == files[1].read_bytes()
+  notes = [
+    [{**e, "repeat": "", "before": ""} for e in finite.read(w)]
+    for w in (one, two)
+  ]
+  assert notes[0] == notes[1]
+
+
+def finite_free(key: str) -> bool:
+  from vit_jax.runtime.rows import MEASURED
+
+  return key in MEASURED
+
+
+def test_a_score_that_is_not_finite_is_left_out():
+  scores = {"test/loss": np.nan, "test/top1": 0.5}
+  kept, told = finite.scores(8, scores)
+  assert kept == {"test/top1": 0.5, "test/not_finite": 1.0}
+  assert told == "not finite  test/loss is nan at step 8; not written"
+  assert finite.scores(8, kept) == (kept, "")
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+  """Gradients are finite, and the update overflows."""
+  guard = finite.Guard(
+    prepare.Run(config(), str(tmp_path), Hot(config())), lambda: 4, print
+  )
+  with pytest.raises(FloatingPointError, match="param_norm is inf at step 5"):
+    guard.check(5, {"loss": 1.0, "param_norm": np.inf})
+  guard.close()
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"max_skipped": -1}, "config.max_skipped: got -1, expected 1 or more, or"),
+    ({"checks__replay": -2}, "config.checks.replay: got -2, expected 1 or"),
+  ],
+)
+def test_options(tmp_path, changes, message):
+  with pytest.raises(ConfigError, match=message):
+    prepare.check(config(**changes), str(tmp_path), data=Hot(config()))
+
+
+def test_odd_bytes_in_its_file(tmp_path):
+  for text in ("", "{", "[]", '{"steps": 3}', '{"steps": [{"step": "x"}]}'):
+    (tmp_path / finite.FILE).write_text(text)
+    assert finite.read(str(tmp_path)) == []
+  (tmp_path / finite.FILE).write_bytes(b"\xff\xfe")
+  assert finite.read(str(tmp_path)) == []
+  (tmp_path / finite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
+  assert finite.read(str(tmp_path)) == [{"step": 3}]

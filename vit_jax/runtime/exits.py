@@ -1,0 +1,51 @@
+"""Exit codes of `train`, by which a scheduler knows whether to start it again.
+
+docs/pods.md has them in a table, and a batch script that heeds them.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+FINISHED = 0
+ERROR = 1  # the same command would end in the same way
+USAGE = 2
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost; start it again
+PEER = 76  # another process of the run ended, or cannot be reached
+HUNG = 124  # no progress within a limit; that of timeout(1)
+KILLED = 137  # by SIGKILL, as a shell shows it
+
+CLOSING_SECONDS = 5.0  # A disk or pipe that hangs must not keep the process.
+
+
+def end(code: int, *closing: Callable[[], None]) -> NoReturn:
+  """Ends the process now, from any thread, whatever the others do.
+
+  Nothing is waited for that Python or jax would wait for at their end: threads
+  that score, and the other processes of the run.
+
+  Args:
+    code: Exit status.
+    closing: What is done before, for `CLOSING_SECONDS` in all.
+  """
+
+  def close() -> None:
+    for act in (*closing, sys.stdout.flush, sys.stderr.flush):
+      try:
+        act()
+      except Exception as e:  # e.g. the disk is full: it ends all the same
+        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+
+  closer = threading.Thread(target=close, daemon=True)
+  closer.start()
+  closer.join(CLOSING_SECONDS)
+  os._exit(code)
+
+
+def say(text: str) -> None:
+  """Prints lines to stderr, on a line of their own, from any thread."""
+  # One write, so that lines of several processes do not mix.
+  sys.stderr.write(f"\n{text}\n" if sys.stderr.isatty() else f"{text}\n")
+  sys.stderr.flush()

@@ -1,0 +1,132 @@
+"""Computes one step of a run again, and finds what in it is not a number.
+
+`step("runs/b16", 1200)` goes on from the newest checkpoint before that step, to
+that step, on the devices that there are, and writes nothing.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from vit_jax import checkpoint, sharding, weights
+from vit_jax import step as step_lib
+from vit_jax.batch import Data, checked
+from vit_jax.config import freeze
+from vit_jax.runtime import prepare
+from vit_jax.sharding import path_of
+
+
+def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
+  """Repeats a step of a run in this process, and prints what is found.
+
+  Args:
+    workdir: Folder of the run.
+    number: The step, from 1.
+    data: The training data, if they were given to the run; None: those of its
+      config.data.
+
+  Returns:
+    loss and grad_norm as the run had them; records: number -> loss of the rows
+    whose own loss is not finite; params: paths of the parameters whose gradient
+    is not.
+
+  Raises:
+    ValueError: No checkpoint of the run, nor its beginning, is before the step.
+  """
+  folder = epath.Path(workdir)
+  config = freeze(json.loads((folder / "config.json").read_text()))
+  start = _start(folder, number)
+  if start:
+    config = dataclasses.replace(config, init=None)
+  run = prepare.check(config, data=data)
+  mesh = sharding.make_mesh(config.mesh)
+  assembly = step_lib.assemble(config, run.facts, mesh)
+  if start:
+    source = checkpoint.Checkpointer(workdir, config.checkpoint)
+    state = source.restore(start, assembly.state)
+    source.close()
+  else:
+    state = assembly.fresh_state()
+    if config.init:
+      state = weights.with_weights(state, run.take_weights()[0])
+  batches = checked(
+    run.data.batches(start, process_index=0, process_count=1),
+    rows=config.data.batch_size,
+    image_size=run.facts.image_size,
+    num_classes=run.facts.num_classes,
+    start_step=start,
+  )
+  print(f"begins at step {start}")
+  for taken in range(start + 1, number):
+    batch = sharding.to_global(next(batches), mesh)
+    state, metrics = assembly.train_step(state, batch)
+    print(_values(taken, metrics))
+  batch = sharding.to_global(next(batches), mesh)
+  records, paths = _faults(config, run.facts, state, batch)
+  _, metrics = assembly.train_step(state, batch)
+  print(_values(number, metrics))
+  print(
+    f"records whose own loss is not finite: {len(records)} of"
+    f" {config.data.batch_size}"
+    + "".join(f"\n  record {n}: {loss}" for n, loss in records.items())
+  )
+  print(
+    f"parameters whose gradient is not finite: {len(paths)}"
+    + "".join(f"\n  {path}" for path in paths)
+  )
+  return {
+    "loss": float(metrics["loss"]),
+    "grad_norm": float(metrics["grad_norm"]),
+    "records": records,
+    "params": paths,
+  }
+
+
+def _start(folder: epath.Path, number: int) -> int:
+  """Returns the newest step before one that has a checkpoint, or 0."""
+  there = folder / checkpoint.FOLDER
+  steps = [int(p.name) for p in there.glob("*") if p.name.isdigit()]
+  if number < 1:
+    raise ValueError(f"got step {number}, expected 1 or more.")
+  return max((s for s in steps if s < number), default=0)
+
+
+def _faults(
+  config: Any, facts: step_lib.Facts, state: Any, batch: dict
+) -> tuple[dict[int, float], list[str]]:
+  """Returns records by their loss, and paths, that are not finite."""
+  _, loss_fn = config.objective.make(config.model, facts)
+  # As the step makes it.
+  root = jax.random.fold_in(jax.random.key(config.seed), 1)
+  rng = jax.random.fold_in(root, state.step)
+  paired = config.objective.paired(batch)
+
+  @jax.jit
+  def losses(params, batch):
+    one = lambda row: loss_fn(
+      params, jax.tree.map(lambda x: x[None], row), rng
+    )[0]
+    return jax.lax.map(one, batch)
+
+  found = np.asarray(losses(state.params, paired))
+  index = np.asarray(batch["index"])
+  records = {
+    int(n): float(loss)
+    for n, loss in zip(index, found, strict=True)
+    if not np.isfinite(loss)
+  }
+  loss = lambda params, batch: loss_fn(params, batch, rng)[0]
+  grads = jax.jit(jax.grad(loss))(state.params, paired)
+  finite = jax.tree.map(lambda g: bool(jnp.isfinite(g).all()), grads)
+  leaves = jax.tree_util.tree_leaves_with_path(finite)
+  return records, [path_of(path) for path, is_finite in leaves if not is_finite]
+
+
+def _values(number: int, metrics: dict) -> str:
+  loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
+  return f"step {number}: loss {loss:.6g}, grad_norm {norm:.4g}"

@@ -1,0 +1,215 @@
+"""What surrounds a training command: signals, its other processes, its limits.
+
+`supervised` ends the process with one of the codes of `vit_jax.runtime.exits`,
+and with words that say what became of the run.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from vit_jax.config import ConfigError, cli
+from vit_jax.runtime import (
+  exits,
+  lifetime,
+  peers,
+  processes,
+  startup,
+  watchdog,
+)
+from vit_jax.runtime.hub import Member
+from vit_jax.runtime.phases import Phases
+from vit_jax.runtime.preemption import Notices, Signals, Stop
+
+# An error that ended another process may end this one, too, in its own words.
+OWN_WORDS_SECONDS = 2.0
+# An error of a collective may come before the word of who has died.
+WORD_SECONDS = 3.0
+RESUMES = "the same command goes on from the last complete checkpoint"
+
+
+@contextlib.contextmanager
+def supervised(
+  args: cli.Args, workdir: str, signals: Signals | None = None
+) -> Iterator[Notices]:
+  """Joins the processes of a run and watches over them while it lasts.
+
+  Args:
+    args: Of the command line.
+    workdir: Folder of the run.
+    signals: Those that this process hears since its start; None: since now.
+
+  Yields:
+    What `train_and_evaluate` asks whether to stop.
+  """
+  guard = _Guard(workdir)
+  notices = guard.notices
+  signals = signals or Signals()
+  signals.notices, signals.last_acts = notices, guard.ends_by_signal
+  dog = watchdog.Watchdog(
+    notices.phases,
+    args.config.limits,
+    guard.ends_hung,
+    guard.here,
+    guard.others,
+  )
+  dog.watch()
+  try:
+    processes.initialise(args.flags, args.faults)
+    notices.wait_to_join()
+    guard.joins(args.flags.get("coordinator"))
+    signals.install()  # jax and libtpu have handlers of their own
+    notices.join(guard.how_to_agree())
+    yield notices
+    guard.leaves()
+  except Stop as stop:
+    guard.ends_stopped(stop)
+  except ConfigError as e:
+    guard.fails(SystemExit(str(e)))
+  except BaseException as e:
+    guard.fails(e)
+  finally:
+    dog.close()
+    signals.close()
+
+
+class _Guard:
+  """Ends the process, in each of the ways in which it can end.
+
+  Args:
+    workdir: Folder of the run.
+  """
+
+  def __init__(self, workdir: str):
+    self._workdir = workdir
+    self.notices = Notices(Phases(startup.BEGAN), self.ends_at_once)
+    self._lifeline: peers.Lifeline | None = None
+    self._index, self._count = 0, 1
+    self._lost: peers.Lost | None = None
+    self._is_lost = threading.Event()
+    self._is_failing = False
+
+  def joins(self, coordinator: str | None) -> None:
+    """Connects to the other processes."""
+    self._index, self._count = jax.process_index(), jax.process_count()
+    self._lifeline, text = peers.connect(
+      self.notices,
+      self.ends_lost,
+      coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
+    )
+    if text and self._index == 0:
+      exits.say(text)
+
+  def how_to_agree(self):
+    """Returns the argument of `Notices.join`."""
+    if self._lifeline is not None:
+      return self._lifeline.ask
+    return None if self._count == 1 else self.ends_without_others
+
+  def here(self) -> Member:
+    """Returns this process, as the others know it."""
+    name, seconds, step = self.notices.phases.now()
+    me = self._lifeline.member if self._lifeline else Member(0, "", os.getpid())
+    checks = self.notices.checks
+    return Member(me.index, me.host, me.pid, name, seconds, step, checks)
+
+  def others(self) -> Sequence[Member]:
+    """Returns the other processes, as far as they are known."""
+    return self._lifeline.others() if self._lifeline else []
+
+  def leaves(self) -> None:
+    """Waits for the others at the end of a finished run, or for their death."""
+    if self._lifeline is not None:
+      self._lifeline.leave()
+
+  def ends_stopped(self, stop: Stop) -> None:
+    """After a notice, with the state saved."""
+    self.leaves()
+    self._says(f"stopped     {str(stop).removeprefix('stopped ')}; {RESUMES}")
+    exits.end(exits.AGAIN)
+
+  def ends_at_once(self, reason: str) -> None:
+    """After a notice, where nothing can be lost; comes back, then ends."""
+    how = f"stopped by {reason} before the first step of this process"
+
+    def end():
+      if self._lifeline is not None:
+        self._lifeline.leave(exits.CLOSING_SECONDS)
+      self._says(f"stopped     {how[8:]}; nothing is lost; {RESUMES}, if any")
+      exits.end(exits.AGAIN, lambda: lifetime.end(how))
+
+    threading.Thread(target=end, daemon=True).start()
+
+  def ends_without_others(self, reason: str) -> None:
+    """After a notice, where the processes cannot agree."""
+    how = f"stopped by {reason}; the processes could not agree on a step"
+    exits.say(f"{how}, nothing is saved; {RESUMES}")
+    exits.end(exits.AGAIN, lambda: lifetime.end(how))
+
+  def ends_by_signal(self, words: str) -> None:
+    """The last acts before a second signal ends the process."""
+    lifetime.end(words)
+    self._tells(words)
+
+  def ends_hung(self, text: str) -> None:
+    """After an alarm of the watchdog."""
+    found = watchdog.stacks()
+    where = f"{self._workdir}/{watchdog.STACKS.format(self._index)}"
+    exits.say(f"{text}\nstacks      of all threads, also in {where}:\n{found}")
+    exits.say(f"ended       {RESUMES} (exit code {exits.HUNG})")
+    how = " ".join(text.partition("\n")[0].split())
+    exits.end(
+      exits.HUNG,
+      lambda: self._tells(how),
+      lambda: lifetime.end(how),
+      lambda: watchdog.keep(f"{text}\n\n{found}", self._workdir, self._index),
+    )
+
+  def ends_lost(self, lost: peers.Lost) -> None:
+    """After the end of another process; comes back, then ends."""
+    self._lost = lost
+    self._is_lost.set()
+
+    def end():
+      if lost.by_error:
+        time.sleep(OWN_WORDS_SECONDS)
+      if not self._is_failing:
+        exits.say(f"lost        {lost}\nended       {RESUMES}")
+        exits.end(exits.PEER, lambda: lifetime.end(f"lost {lost}"))
+
+    threading.Thread(target=end, daemon=True).start()
+
+  def fails(self, error: BaseException) -> None:
+    """After an error: raises it, or ends as one of several processes.
+
+    jax would wait at the end for processes that are gone.
+    """
+    code = error.code if isinstance(error, SystemExit) else exits.ERROR
+    if self._lifeline is None or not code:
+      raise error
+    is_told = isinstance(error, SystemExit)
+    how = str(error) if is_told else f"{type(error).__name__}: {error}"
+    if not is_told and self._is_lost.wait(WORD_SECONDS):
+      if how not in str(self._lost):  # not an error that both have met
+        threading.Event().wait()  # `ends_lost` ends the process
+    self._is_failing = True
+    if is_told:
+      exits.say(how)
+    else:
+      sys.excepthook(type(error), error, error.__traceback__)
+    code = code if isinstance(code, int) else exits.ERROR
+    exits.end(code, lambda: self._tells(how))
+
+  def _tells(self, how: str) -> None:
+    if self._lifeline is not None:
+      self._lifeline.ends(how)
+
+  def _says(self, text: str) -> None:
+    """Prints what is the same in all processes."""
+    if self._index == 0:
+      exits.say(f"{text} (exit code {exits.AGAIN})")

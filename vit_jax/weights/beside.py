@@ -1,0 +1,40 @@
+"""Files in a folder of weights: none may be elsewhere, by name or by link."""
+
+from etils import epath
+
+from vit_jax.options import shown
+
+
+def beside(folder: epath.Path, name: str) -> epath.Path:
+  """Returns the path of a file in a folder; it need not exist.
+
+  A link may lead to another place in the folder. In the cache of Hugging Face,
+  whose `snapshots/REVISION` has links into `blobs` beside it, it may lead to
+  any place of that model's cache.
+
+  Args:
+    folder: The folder that a user named, or that of the file.
+    name: Name of the file, maybe one that an index states.
+
+  Raises:
+    ValueError: The name is that of no file in the folder; or it is a link to
+      one outside of it.
+  """
+  path = folder / name
+  is_name = name not in ("", ".", "..") and not set(name) & {*"/\\", "\0"}
+  if not is_name:
+    raise ValueError(
+      f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
+      " folder. Take the files from their publisher."
+    )
+  if "://" in str(folder):
+    return path  # buckets have no links
+  root, place = folder.resolve(), path.resolve()
+  if root.parent.name == "snapshots":
+    root = root.parent.parent
+  if not place.is_relative_to(root):
+    raise ValueError(
+      f"got {str(path)!r}, which is a link to {place}, outside of its folder;"
+      " expected a file. Copy it there, if it is the right one."
+    )
+  return path

@@ -1,0 +1,174 @@
+"""Which checkpoints a run keeps, and from which one it goes on.
+
+What is removed is renamed first (`60.deleted`): a reader sees a whole step or
+none. A damaged one is never removed but renamed (`70.damaged`), by a run that
+goes on from an older one and will write step 70 again.
+"""
+
+import json
+import shutil
+from collections.abc import Collection
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vit_jax.weights import steps
+
+NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
+DAMAGED, DELETED = ".damaged", ".deleted"
+
+
+def agreed(value: int) -> int:
+  """Returns the largest value of all processes, which must all call it."""
+  if jax.process_count() == 1:
+    return int(value)
+  return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
+def probe(folder: epath.Path) -> None:
+  """Raises OSError unless files can be written in a folder, which it makes."""
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / ".probe"
+  path.write_bytes(bytes(4096))
+  path.unlink()
+
+
+def free_bytes(folder: epath.Path) -> int | None:
+  """Returns the free space of its disk; None where that is not known."""
+  for path in (folder, *folder.parents):
+    if path.is_dir() and not steps.is_remote(path):
+      return shutil.disk_usage(path).free
+  return None
+
+
+def note_newest(folder: epath.Path, step: int) -> None:
+  """Notes in the run's folder that a step has a checkpoint.
+
+  A run without checkpoints but with this note has lost them.
+  """
+  path = folder.parent / NEWEST
+  draft = path.parent / (path.name + ".new")
+  draft.write_text(json.dumps({"step": step}) + "\n")
+  draft.replace(path)
+
+
+def noted(folder: epath.Path) -> int:
+  """Returns the step of `note_newest`; 0: there is none."""
+  try:
+    step = steps.read_json(folder.parent, NEWEST).get("step")
+  except steps.DamagedError:
+    return 0
+  return step if isinstance(step, int) else 0
+
+
+def start(folder: epath.Path) -> tuple[int, list[str]]:
+  """Returns the step from which a run resumes, by a look, and faults.
+
+  Process 0 decides.
+
+  Args:
+    folder: Its `checkpoints/`, which need not be there.
+
+  Returns:
+    The newest step that seems whole, 0 for a new run; and, in words, that
+    there is none though there has been one.
+  """
+  step, text = 0, ""
+  if jax.process_index() == 0:
+    try:
+      good, bad = steps.whole(folder)
+      for bad_step, why in bad.items():
+        steps.tell(folder / str(bad_step), why)
+      step = max(good, default=0)
+      if not step and bad:
+        text = gone(folder, steps.NONE_WHOLE)
+      elif not step and (last := noted(folder)):
+        text = gone(folder, f"the checkpoint of step {last:,} is gone")
+    except OSError as e:
+      text = f"{folder}: cannot be read ({type(e).__name__}: {e})."
+  step = agreed(step)
+  if agreed(bool(text)) and not text:
+    text = f"{folder}: process 0 finds no checkpoint in it, and says why."
+  return step, [text] if text else []
+
+
+def gone(folder: epath.Path, why: str) -> str:
+  """Returns why a run does not resume, and how to start over on purpose."""
+  return (
+    f"{folder}: {why}. Copy one back that is; or, to start over from the first"
+    f" step, take another --workdir, or delete {folder.parent}."
+  )
+
+
+def go_on_from(folder: epath.Path, step: int) -> None:
+  """Sets aside the later steps, none of which is whole; process 0 does."""
+  if jax.process_index() != 0:
+    return
+  later = {s: path for s, path in steps.of(folder).items() if s > step}
+  for path in later.values():
+    steps.say(f"set aside   {path} is now {set_aside(path).name}")
+  last = noted(folder)
+  if last > step and last not in later:
+    steps.say(f"note        the checkpoint of step {last:,} is gone")
+
+
+def set_aside(folder: epath.Path) -> epath.Path:
+  """Renames a damaged step, so that it can be written again; returns the path.
+
+  Its name is then `70.damaged`, or `70.damaged.2`.
+  """
+  target, number = folder.parent / (folder.name + DAMAGED), 1
+  while target.exists():
+    number += 1
+    target = folder.parent / f"{folder.name}{DAMAGED}.{number}"
+  folder.rename(target)
+  return target
+
+
+def expired(
+  good: Collection[int],
+  there: Collection[int],
+  keep_last: int,
+  keep_every_steps: int | None,
+) -> list[int]:
+  """Returns the steps that are to be removed.
+
+  Those before the newest `keep_last` good ones, but for multiples of
+  `keep_every_steps`: what is not whole is never counted as kept.
+
+  >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
+  [1]
+  """
+  if len(good) < keep_last:
+    return []
+  first = sorted(good)[-keep_last]
+  return [
+    s
+    for s in sorted(there)
+    if s < first and not (keep_every_steps and s % keep_every_steps == 0)
+  ]
+
+
+def remove(folder: epath.Path) -> None:
+  """Removes a step such that a reader sees all of it, or nothing."""
+  if steps.is_remote(folder):  # renaming would copy it
+    (folder / steps.COMMITTED).unlink(missing_ok=True)
+  else:
+    target = folder.parent / (folder.name + DELETED)
+    target.rmtree(missing_ok=True)
+    folder = folder.rename(target)
+  folder.rmtree()
+
+
+def clean(folder: epath.Path) -> None:
+  """Removes what failed saves and interrupted removals left in `checkpoints/`.
+
+  No save may be running.
+  """
+  for path in folder.iterdir() if folder.exists() else ():
+    step, _, rest = path.name.partition(".")
+    is_ours = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
+    if steps.is_step(step) and is_ours:
+      path.rmtree(missing_ok=True)
