@@ -267,13 +267,14 @@ def main(args: cli.Args, signals: Signals | None = None) -> None:
   with supervised(args, workdir, signals) as stop:
     try:
       host_memory.keep()
+      allowed = changes.names_of(args.flags["allow_change"])
       if args.faults:
-        prepare.check(args.config, workdir, args.faults)
+        prepare.check(args.config, workdir, args.faults, allowed=allowed)
       train_and_evaluate(
         args.config,
         workdir,
         began=startup.BEGAN,
-        allow_change=changes.names_of(args.flags["allow_change"]),
+        allow_change=allowed,
         stop=stop,
       )
     except (

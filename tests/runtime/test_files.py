@@ -74,7 +74,7 @@ def test_json_that_is_none(tmp_path, data):
   assert files.read_json(path) == ({}, [])
   path.write_bytes(data)
   values, (fault,) = files.read_json(path)
-  assert values == {} and fault.startswith(f"{path}: expected ")
+  assert values == {} and fault.startswith(f"{path}: got ")
   path.write_text('{"a": 1}')
   assert files.read_json(path) == ({"a": 1}, [])
 

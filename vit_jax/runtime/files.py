@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax.config import json_file
+
 MOST_LINES = 10_000  # that wait in memory for a disk that is full
 MOST_TOLD = 5  # odd lines, one by one
 
@@ -175,17 +177,11 @@ class Lines:
 def read_json(path: epath.Path) -> Read:
   """Reads an object of JSON; {} without a fault if the file is missing."""
   try:
-    if not path.exists():
-      return Read({}, [])
-    values = json.loads(path.read_bytes().decode("utf-8"))
+    return Read(json_file.read(path), [])
   except OSError as e:
     return Read({}, [f"{path}: cannot be read ({reason(e)})"])
-  except (ValueError, RecursionError) as e:
-    return Read({}, [f"{path}: expected JSON, got {_what(e)}"])
-  if not isinstance(values, dict):
-    kind = type(values).__name__
-    return Read({}, [f"{path}: expected an object of JSON, got a {kind}"])
-  return Read(values, [])
+  except ValueError as e:
+    return Read({}, [str(e)])
 
 
 def read_rows(path: epath.Path) -> Read:
