@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
-from vit_jax.runtime import accounting, lifetime, promise
+from vit_jax.runtime import accounting, changes, lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
@@ -28,6 +28,7 @@ METADATA = {
   "total_steps": int,
   "devices": str,
   "versions": {str: str},
+  "changes": [changes.SHAPE],
   accounting.KEY: accounting.SHAPE,
 }
 # Metrics that tell evaluators apart, whatever their kind.
