@@ -77,6 +77,7 @@ def _race(folder: pathlib.Path) -> str:
         stderr=subprocess.DEVNULL,
         env=runs.environment(folder.parent),
         text=True,
+        start_new_session=True,
       )
       for _ in range(MANY)
     ]

@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path, monkeypatch, capfd):
   err = capfd.readouterr().err
   assert err.count("tensorboard cannot be written (File exists)") == 1
   assert err.count("metrics.jsonl cannot be written (No space left on") == 1
-  assert "metrics.jsonl: 3 rows written again" in err
+  assert "metrics.jsonl: 3 records written again" in err
   assert "metadata.json: cannot be written (No space left on device)" in err
   metadata = json.loads((tmp_path / "metadata.json").read_text())
   assert metadata["step"] == 8
@@ -197,7 +197,7 @@ def test_a_disk_that_stays_full_ends_the_run_in_words(
       train.train_and_evaluate(_config(), str(folder), _Data())
     assert not (folder / "config.json").exists()
     return
-  with pytest.raises(files.WriteError, match="its last 2 rows are in"):
+  with pytest.raises(files.WriteError, match="its last 2 records are in"):
     train.train_and_evaluate(_config(), str(folder), _Data({when: fill}))
   assert checkpoint.find(str(folder)).name == "8"
   (other,) = elsewhere.iterdir()

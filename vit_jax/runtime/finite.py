@@ -53,7 +53,7 @@ class Guard:
     self.skipped = int(before.get("skipped", 0))
     self.undecodable = int(before.get("undecodable", 0))
     self._start = run.start
-    self._fingerprints = Fingerprints(run.workdir, run.start)
+    self._fingerprints = Fingerprints(run.workdir, run.start, note)
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
     self._shown: list[np.void] = []
     self._found = [e for e in read(run.workdir) if e["step"] <= run.start]
