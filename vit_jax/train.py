@@ -189,6 +189,7 @@ def _train(
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept}
+    held.check()  # not into the folder of another run
     with phases("save"):
       checkpointer.save(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)
