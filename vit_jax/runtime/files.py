@@ -46,7 +46,8 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
   Args:
     path: In a folder that is there.
     data: What is written.
-    size: Bytes that stay; what a write that failed left behind them does not.
+    size: Bytes that stay; what a write that failed left behind them is written
+      over, as it is the beginning of `data`.
   """
   if not is_local(path):  # an object store, whose files cannot be cut
     write(path, data, "ab")
@@ -54,7 +55,6 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
     size = min(size, os.fstat(number).st_size)
-    file.truncate(size)
     file.seek(size)
     return size + file.write(data)
 
