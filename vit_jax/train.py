@@ -182,6 +182,7 @@ def _train(
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept}
+    held.check()  # not into the folder of another run
     with phases("save"):
       checkpointer.save(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)
@@ -261,13 +262,14 @@ def main(args: cli.Args, signals: Signals | None = None) -> None:
   with supervised(args, workdir, signals) as stop:
     try:
       host_memory.keep()
+      allowed = changes.names_of(args.flags["allow_change"])
       if args.faults:
-        prepare.check(args.config, workdir, args.faults)
+        prepare.check(args.config, workdir, args.faults, allowed=allowed)
       train_and_evaluate(
         args.config,
         workdir,
         began=startup.BEGAN,
-        allow_change=changes.names_of(args.flags["allow_change"]),
+        allow_change=allowed,
         stop=stop,
       )
     except (
