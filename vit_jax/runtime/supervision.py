@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from vit_jax.batch import DataError
+from vit_jax.checkpoint import SaveError
 from vit_jax.config import ConfigError, cli
 from vit_jax.runtime import (
   exits,
@@ -22,6 +24,7 @@ from vit_jax.runtime import (
   startup,
   watchdog,
 )
+from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.hub import Member
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Signals, Stop
@@ -30,6 +33,8 @@ from vit_jax.runtime.preemption import Notices, Signals, Stop
 OWN_WORDS_SECONDS = 2.0
 # An error of a collective may come before the word of who has died.
 WORD_SECONDS = 3.0
+# Errors whose words are all that a user needs.
+TOLD = (ConfigError, DataError, FloatingPointError, SaveError, WriteError)
 RESUMES = "the same command goes on from the last complete checkpoint"
 
 
@@ -69,7 +74,7 @@ def supervised(
     guard.leaves()
   except Stop as stop:
     guard.ends_stopped(stop)
-  except ConfigError as e:
+  except TOLD as e:
     guard.fails(SystemExit(str(e)))
   except BaseException as e:
     guard.fails(e)
