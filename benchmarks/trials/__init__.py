@@ -1,4 +1,4 @@
 """Trials of `make faults`: every module here has `TRIALS`."""
 
 # In the order of docs/reliability.md.
-MODULES = ("kill", "elsewhere", "long")
+MODULES = ("kill", "signals", "hangs", "elsewhere", "long")
