@@ -134,7 +134,8 @@ class _Guard:
 
   def ends_stopped(self, stop: Stop) -> None:
     """After a notice, with the state saved."""
-    self.leaves()
+    if self._lifeline is not None:
+      self._lifeline.leave(ends=True)
     self._says(f"stopped     {str(stop).removeprefix('stopped ')}; {RESUMES}")
     exits.end(exits.AGAIN)
 
@@ -144,7 +145,7 @@ class _Guard:
 
     def end():
       if self._lifeline is not None:
-        self._lifeline.leave(exits.CLOSING_SECONDS)
+        self._lifeline.leave(exits.CLOSING_SECONDS, ends=True)
       self._says(f"stopped     {how[8:]}; nothing is lost; {RESUMES}, if any")
       exits.end(exits.AGAIN, lambda: lifetime.end(how))
 
