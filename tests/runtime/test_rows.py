@@ -3,6 +3,8 @@
 import threading
 import types
 
+import pytest
+
 from vit_jax.runtime.preemption import Stop
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.writer import Writer, read_metrics
