@@ -87,7 +87,7 @@ def train_and_evaluate(
   """
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
-    opening = at_exit.enter_context(startup.Start(began))
+    opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
     held = lock.Lock(workdir)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)

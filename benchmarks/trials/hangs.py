@@ -13,7 +13,7 @@ from trials.trial import Trial
 # Seconds without progress; a start has to import and to open the data.
 LIMITS = {
   "start": 60.0,
-  "compile": 45.0,
+  "compile": 75.0,
   "step": 15.0,
   "evaluation": 15.0,
   "save": 15.0,
