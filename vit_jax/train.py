@@ -242,8 +242,8 @@ def _train(
     stop.check()
   with phases("evaluation"):
     rows.write(wait=True, beat=stop.check_alone)
-  with phases("save"):
-    checkpointer.save_now(total_steps, state, metadata)
+  phases.enter("save")  # to the end
+  checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")

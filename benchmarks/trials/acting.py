@@ -4,7 +4,7 @@ Run: python acting.py PLACE ACT WORDS...
 
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
 ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), slow (waits
-25 s), or twice (SIGTERM, and SIGINT while the checkpoint is written).
+35 s), or twice (SIGTERM, and SIGINT while the checkpoint is written).
 """
 
 import os
@@ -27,7 +27,7 @@ def act() -> None:
   if ACT == "fail":
     raise RuntimeError("an error on purpose")
   if ACT == "slow":
-    time.sleep(25.0)
+    time.sleep(35.0)
   else:
     name = "SIGTERM" if ACT == "twice" else ACT
     os.kill(os.getpid(), getattr(signal, name))

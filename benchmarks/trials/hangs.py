@@ -98,7 +98,7 @@ def slow_compile(folder: pathlib.Path, seed: int) -> str:
   """One process compiles for longer than the limit of the other's phase."""
   del seed
   config, workdir = runs.write_config(folder), folder / "slow"
-  words = ["--config.limits.step_seconds=12", "--config.total_steps=10"]
+  words = ["--config.limits.step_seconds=20", "--config.total_steps=10"]
   acts = {1: ["compile", "slow"]}
   codes = runs.finish(runs.start(config, workdir, words, 2, acts=acts), 200)
   assert codes == [0, 0], f"{codes}\n{runs.said(workdir)}"
@@ -115,7 +115,7 @@ def slow_compile(folder: pathlib.Path, seed: int) -> str:
   finally:
     runs.kill(started)
   return (
-    "a compilation that took 25 s longer than the other's, whose limit is 12 s;"
+    "a compilation that took 35 s longer than the other's, whose limit is 20 s;"
     " a process stopped for 16 s and continued, whose limit is 8 s"
   )
 
