@@ -307,12 +307,13 @@ def load(
   found = weights.read(path, grid=grid, options=options)
   try:
     config = weights.identify(found.params, {**found.options, **options})
+    height, width = _pair(image_size) or weights.trained_at(found)
+    ops = preprocessing(found, (height, width))
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  height, width = _pair(image_size) or weights.trained_at(found)
   num_classes = weights.num_classes(found.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
@@ -340,7 +341,6 @@ def load(
       )
       + f"; expected {num_classes:,} classes in all. Take a whole file."
     )
-  ops = preprocessing(found, (height, width))
   return Pretrained(
     config=config,
     params=_to_device(params),

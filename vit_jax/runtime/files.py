@@ -32,13 +32,13 @@ class Read(NamedTuple):
   faults: list[str]
 
 
-def write(path: epath.Path, text: str, mode: str = "w") -> None:
+def write(path: epath.Path, text: str | bytes, mode: str = "w") -> None:
   """Opens a file, writes and closes it. All is written by it and `append`."""
   with path.open(mode) as file:
     file.write(text)
 
 
-def append(path: epath.Path, text: str, size: int) -> int:
+def append(path: epath.Path, text: str | bytes, size: int) -> int:
   """Writes after the first bytes of a file, and returns how many it has then.
 
   Args:
@@ -47,14 +47,15 @@ def append(path: epath.Path, text: str, size: int) -> int:
     size: Bytes that stay; what a write that failed left behind them does not.
   """
   if not is_local(path):  # an object store, whose files cannot be cut
-    write(path, text, "a")
+    write(path, text, "a" if isinstance(text, str) else "ab")
     return size
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
     size = min(size, os.fstat(number).st_size)
     file.truncate(size)
     file.seek(size)
-    return size + file.write(text.encode())
+    data = text.encode() if isinstance(text, str) else text
+    return size + file.write(data)
 
 
 def replace_text(path: epath.Path, text: str) -> None:
