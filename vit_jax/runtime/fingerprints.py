@@ -41,11 +41,13 @@ class Fingerprints:
     workdir: Folder of the run.
     resumed_at: Step at which the run resumes; what later steps of an
       interrupted run wrote is dropped, since they come again.
-  note: Prints a line, once, if the file cannot be written any more. The run
-    goes on, and what could not be written waits until it can.
+    note: Prints a line where they cannot be written.
 
   Attributes:
     before: Of `RECORD`, the newest steps before; known to process 0 only.
+
+  Raises:
+    WriteError: They cannot be written now; later on they wait in memory.
   """
 
   def __init__(
@@ -54,29 +56,18 @@ class Fingerprints:
     resumed_at: int = 0,
     note: Callable[[str], None] = print,
   ):
-    self._note = note
     self._pending: list[tuple[int, jax.Array]] = []
-    self._path: epath.Path | None = None
-    self._waiting = b""
+    self._file: files.Records | None = None
+    self._note = note
     self.before = np.zeros(0, RECORD)
     if jax.process_index() != 0:
       return
     kept = read(workdir)
     kept = kept[kept["step"] <= resumed_at]
     self.before = kept[-NEWEST:].copy()
-    self._path = epath.Path(workdir) / FILE
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    data = MAGIC + kept.tobytes()
-    try:
-      draft = self._path.parent / (FILE + ".new")
-      draft.write_bytes(data)
-      draft.replace(self._path)
-    except OSError as e:
-      raise files.WriteError(
-        f"{self._path}: cannot be written ({files.reason(e)}); make room, or"
-        " see who may write there, and start again."
-      ) from None
-    self._size = len(data)
+    path = epath.Path(workdir) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self._file = files.Records(path, MAGIC + kept.tobytes(), note)
 
   def add(self, step: int, of_step: jax.Array) -> None:
     """Takes what a step returned, without waiting for it."""
@@ -103,22 +94,14 @@ class Fingerprints:
     values = jax.device_get([of_step for _, of_step in taken])
     words = [[step, *of] for (step, _), of in zip(taken, values, strict=True)]
     records = np.array(words, "<u4").view(RECORD).reshape(number)
-    if self._path is not None and number:
-      self._append(records.tobytes())
+    if self._file is not None and number:
+      self._file.append(records.tobytes())
     return records
 
-  def _append(self, data: bytes) -> None:
-    was_waiting, data = bool(self._waiting), self._waiting + data
-    try:
-      self._size = files.append(self._path, data, self._size)
-      self._waiting = b""
-    except OSError as e:
-      self._waiting = data
-      if not was_waiting:
-        self._note(
-          f"note        {self._path} cannot be written ({files.reason(e)}):"
-          " the run goes on, and steps wait in memory until it can"
-        )
+  def close(self) -> None:
+    """Closes the file; what was not fetched is lost."""
+    if self._file is not None and (left := self._file.close()):
+      self._note(f"file        {left}")
 
 
 def read(workdir: Any) -> np.ndarray:
