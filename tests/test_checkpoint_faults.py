@@ -160,7 +160,10 @@ def test_arrays_damaged_in_all(copy, shapes):
     _flip(_largest(copy / f"checkpoints/{step}/train/ocdbt.process_0/d"))
   with pytest.raises(ConfigError, match="none of its checkpoints is whole"):
     _resume(copy, shapes)
-  assert checkpoint.Checkpointer(str(copy), CheckpointConfig()).steps() == [1, 2]
+  assert checkpoint.Checkpointer(str(copy), CheckpointConfig()).steps() == [
+    1,
+    2,
+  ]
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, shapes):
@@ -267,8 +270,11 @@ def test_a_failed_save_is_told_and_tried_again(
   monkeypatch.setattr(saving, "WAITS", (0.0,))
   last = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
   last.restore_newest(16, shapes)
-  with failure(), pytest.raises(
-    checkpoint.SaveError, match="step 20 could not .* that of step 16"
+  with (
+    failure(),
+    pytest.raises(
+      checkpoint.SaveError, match="step 20 could not .* that of step 16"
+    ),
   ):
     last.save_now(20, _state(shapes, 20), META)
   last.save_now(20, _state(shapes, 20), META)

@@ -28,16 +28,18 @@ import jax
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data, checked
+from vit_jax.batch import Data
 from vit_jax.config import Config, to_dict
 from vit_jax.runtime import (
   changes,
+  feed,
   finite,
   host_memory,
   lock,
   predictions,
   prepare,
   promise,
+  replay,
   restacked,
   run_info,
 )
@@ -142,16 +144,7 @@ def _train(
   opening.ends("model and state")
 
   guard = finite.Guard(prepared, checkpointer.newest, progress.note)
-  at_exit.callback(guard.close)
-  batches = checked(
-    data.batches(start, jax.process_index(), jax.process_count()),
-    rows=config.data.batch_size // jax.process_count(),
-    image_size=facts.image_size,
-    num_classes=facts.num_classes,
-    start_step=start,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  batches = guard.remembered(feed.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
@@ -177,7 +170,7 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(guard.remembered(batches)):
+    for number, batch in enumerate(batches):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
@@ -187,6 +180,7 @@ def _train(
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept}
+    held.check()  # not into the folder of another run
     with phases("save"):
       write(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)
@@ -201,11 +195,12 @@ def _train(
       rows.write(wait=True, before=step)  # its own are made up for
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
-  # updates already applied, so a checkpoint of step n resumes with batch n.
+  # batches already taken, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
-  trained = updates(
-    assembly.train_step, state, on_devices(), steps, meter, phases
+  train_step = replay.checked(
+    assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
+  trained = updates(train_step, state, on_devices(), steps, meter, phases)
   phases.enter("step")
   step = start
   for step, state, metrics, _ in trained:
@@ -264,13 +259,14 @@ def main(args: cli.Args, signals: Signals | None = None) -> None:
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   with supervised(args, workdir, signals) as stop:
     host_memory.keep()
+    allowed = changes.names_of(args.flags["allow_change"])
     if args.faults:
-      prepare.check(args.config, workdir, args.faults)
+      prepare.check(args.config, workdir, args.faults, allowed=allowed)
     train_and_evaluate(
       args.config,
       workdir,
       began=startup.BEGAN,
-      allow_change=changes.names_of(args.flags["allow_change"]),
+      allow_change=allowed,
       stop=stop,
     )
 

@@ -28,13 +28,21 @@ from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.hub import Member
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Signals, Stop
+from vit_jax.runtime.replay import DeviceFault
 
 # An error that ended another process may end this one, too, in its own words.
 OWN_WORDS_SECONDS = 2.0
 # An error of a collective may come before the word of who has died.
 WORD_SECONDS = 3.0
 # Errors whose words are all that a user needs.
-TOLD = (ConfigError, DataError, FloatingPointError, SaveError, WriteError)
+TOLD = (
+  ConfigError,
+  DataError,
+  DeviceFault,
+  FloatingPointError,
+  SaveError,
+  WriteError,
+)
 RESUMES = "the same command goes on from the last complete checkpoint"
 
 
