@@ -7,7 +7,10 @@ grid, preprocessing, class names, versions); and `digests.json`, see
 `weights.steps`. All use of Orbax is here.
 """
 
+import functools
 import logging
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,7 +21,7 @@ from etils import epath
 
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights import keeping, steps, structure
+from vit_jax.weights import keeping, limits, steps, structure
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
@@ -68,6 +71,10 @@ class Checkpointer:
     """
     return self._saves.retry_due(step)
 
+  def is_idle(self) -> bool:
+    """Whether no save is running in this process."""
+    return self._saves.is_idle()
+
   def save_now(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Writes, and waits until the checkpoint is whole on disk.
 
@@ -94,6 +101,7 @@ class Checkpointer:
         read for a reason that is not its own.
       DamagedError: It is not what was written; the same in all processes.
     """
+    _drop_echoes()
     folder, items = self._folder / str(step), _items(state)
     found, why, is_damage = None, None, True
     try:
@@ -133,7 +141,7 @@ class Checkpointer:
       )
     else:
       _compare(
-        {k: digests_lib.on_devices(v).get() for k, v in found.items()}, kept
+        {k: digests_lib.of_state(v).get() for k, v in found.items()}, kept
       )
     return _join(found["params"], found["train"], state)
 
@@ -208,18 +216,22 @@ class _Writer:
 
   def __init__(self, folder: epath.Path, barrier: Callable | None = None):
     self._folder = folder
-    logging.getLogger("absl").addFilter(_is_no_stack)
+    _drop_echoes()
     options = ocp.AsyncOptions(
-      post_finalization_callback=self._add_digests, barrier_sync_fn=barrier
+      post_finalization_callback=self._add_digests,
+      barrier_sync_fn=barrier,
+      # Else the rest waits 5 minutes for a folder that cannot be made.
+      create_directories_asynchronously=barrier is not None,
     )
-    self._orbax = ocp.AsyncCheckpointer(
-      ocp.CompositeCheckpointHandler(), async_options=options
+    items = ocp.CompositeCheckpointHandler(
+      composite_options=ocp.CompositeOptions(async_options=options)
     )
+    self._orbax = ocp.AsyncCheckpointer(items, async_options=options)
 
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Returns as soon as the arrays are copied, and may be donated."""
     self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
-    self._digests = {k: digests_lib.on_devices(v) for k, v in items.items()}
+    self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
     arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
     self._orbax.save(
       self._folder,
@@ -242,9 +254,27 @@ class _Writer:
     steps.write_digests(unfinished, found, self._metadata)
 
 
-def _is_no_stack(record: logging.LogRecord) -> bool:
-  """Whether a line of Orbax's log is not what `Saves` says in a sentence."""
-  return not (record.exc_info and "Commit" in str(record.msg))
+@functools.cache
+def _drop_echoes() -> None:
+  """Drops the stacks that Orbax's threads print, now or later, when one array
+  of many cannot be read or written: that error is raised, and said in words."""
+
+  def is_news(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or not (
+      "/orbax/" in record.pathname or "never retrieved" in str(record.msg)
+    )
+
+  before = sys.unraisablehook
+
+  def hook(found: Any) -> None:
+    frames = traceback.walk_tb(found.exc_traceback)
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    if not any("/orbax/" in f or "/asyncio/" in f for f in files):
+      before(found)
+
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(is_news)
+  sys.unraisablehook = hook
 
 
 def digests(path: str) -> dict[str, dict[str, Digest]]:
@@ -387,10 +417,11 @@ def write_params(
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
+  _drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
+  described = limits.checked_tree(folder, _described)
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    _described(folder),
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described
   )
   found = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)

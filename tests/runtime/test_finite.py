@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tiny
 
 from vit_jax import checkpoint, sharding, train
+from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.runtime import fingerprints, finite, prepare, repeat
 from vit_jax.runtime.writer import read_metrics
@@ -190,3 +192,16 @@ def test_odd_bytes_in_its_file(tmp_path):
   assert finite.read(str(tmp_path)) == []
   (tmp_path / finite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
   assert finite.read(str(tmp_path)) == [{"step": 3}]
+
+
+def test_too_many_broken_records_over_all_processes(tmp_path):
+  data = types.SimpleNamespace(most_unusable=lambda step: 10 * step)
+  run = types.SimpleNamespace(
+    config=None, workdir=str(tmp_path), resumed_metadata={}, start=0, data=data
+  )
+  guard = finite.Guard(run, lambda: None, print)
+  guard.undecodable = 20
+  assert guard.check(2, {})["undecodable"] == 20
+  with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
+    guard.check(1, {})
+  guard.close()

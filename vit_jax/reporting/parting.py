@@ -1,6 +1,5 @@
 """Where two runs part: their steps by fingerprints, checkpoints by digests."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.config import flat, options_of
+from vit_jax.config import flat, json_file, options_of
 from vit_jax.runtime import fingerprints
 
 NAMES = ("A", "B")
@@ -129,10 +128,9 @@ def read(run: str) -> Side:
 
 def _json(path: epath.Path) -> dict[str, Any]:
   try:
-    found = json.loads(path.read_text())
+    return json_file.read(path)
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
 
 
 def _side(name: str, side: Side) -> str:

@@ -33,7 +33,7 @@ METADATA = {
 }
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
-SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
+SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
 # Order and names of the runs that `make demo` makes.
 DEMO = {
   "pretrain": "pre-trained",
@@ -210,7 +210,9 @@ class Run:
     options = self.evals.get(self.groups.get(name, [name])[0])
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
     prefix = re.escape(f"{name}/{of}/" if of else f"{name}/")
-    pattern = re.compile(prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>\d+)shot")
+    pattern = re.compile(
+      prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>[0-9]{1,6})shot"
+    )
     matches = [m for m in map(pattern.fullmatch, self.names) if m]
     matches.sort(key=lambda m: (m["l2"] is not None, int(m["shots"])))
     found: dict[str, dict[str, float]] = {}

@@ -5,7 +5,6 @@ was applied (`step.make_train_step`). Here the host learns of it, at the next
 step of which metrics are written or a checkpoint is saved, and before either.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.batch import Batch
+from vit_jax.batch import Batch, DataError
+from vit_jax.config import json_file
 from vit_jax.runtime import run_info
 from vit_jax.runtime.fingerprints import NEWEST, Fingerprints
 
@@ -53,6 +53,10 @@ class Guard:
     self.skipped = int(before.get("skipped", 0))
     self.undecodable = int(before.get("undecodable", 0))
     self._start = run.start
+    # Data of one's own may mask rows for reasons of their own.
+    self._most_unusable = getattr(
+      getattr(run, "data", None), "most_unusable", lambda step: math.inf
+    )
     self._fingerprints = Fingerprints(run.workdir, run.start, note)
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
     self._shown: list[np.void] = []
@@ -89,8 +93,17 @@ class Guard:
     Raises:
       FloatingPointError: The run must stop; all processes raise it. What is
         known of the step is in `FILE`.
+      DataError: Too many records of the batches cannot be used.
     """
     self._learn(self._fingerprints.fetch())
+    if self.undecodable > self._most_unusable(step):
+      # Of all processes; each has named its own.
+      raise DataError(
+        f"got {self.undecodable:,} rows with records that cannot be used up to"
+        f" step {step}, expected at most {self._most_unusable(step):,} (1% of"
+        " the split in every epoch, or ten). What is wrong with each was said"
+        " by the process that read it. Repair or remove them."
+      )
     bad = [k for k, v in values.items() if not math.isfinite(v)]
     was_skipped = any(e["step"] == step for e in self._found)
     if bad and (not was_skipped or "param_norm" in bad):
@@ -207,7 +220,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
   """Returns the entries of `FILE`, by step; none where it cannot be read."""
   path = epath.Path(workdir) / FILE
   try:
-    found = json.loads(path.read_text())["steps"]
+    found = json_file.read(path)["steps"]
     return [e for e in found if isinstance(e["step"], int)]
   except (OSError, KeyError, TypeError, ValueError):
     return []

@@ -101,9 +101,13 @@ class Saves:
   def retry_due(self, step: int) -> bool:
     """See `checkpoint.Checkpointer.retry_due`."""
     if self._running is not None and self._asks(step):
-      if not keeping.agreed(not self._running.done()):
+      if not keeping.agreed(not self.is_idle()):
         self._settle(step)
     return self._retry_at is not None and step >= self._retry_at
+
+  def is_idle(self) -> bool:
+    """Whether no save is running in this process."""
+    return self._running is None or self._running.done()
 
   def _asks(self, step: int) -> bool:
     """Whether to ask how the save is going: a collective of the processes."""

@@ -2,9 +2,10 @@
 
 `checkpoints/<step>/` has the items `params`, `train` and `metadata`, and
 `digests.json`, which is written last, before the folder gets its name. It
-states the digests of all arrays and of the metadata, and the size of every
-file. So a look at names, sizes and two small files finds a checkpoint of which
-a part is missing; a flipped bit in an array is found by its digest only.
+states the digests of all arrays, of the metadata and of the small files that
+describe the arrays, and the size of every file. So a look at names, sizes and
+small files finds a checkpoint of which a part is missing; a flipped bit in an
+array is found by its digest only.
 
 No Orbax here: see `vit_jax.checkpoint`.
 """
@@ -18,7 +19,10 @@ from typing import Any
 import jax
 from etils import epath
 
+from vit_jax.config import json_file
+from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
+from vit_jax.weights.beside import beside
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -48,6 +52,13 @@ OF_THE_STORE = (
   "UNAVAILABLE",
 )
 
+# What `write_digests` writes; see `json_file.faults`.
+_KEPT = {
+  "items": {str: {str: (str, [int], str)}},
+  "files": {str: int},
+  "metadata": str,
+}
+
 _told: set[str] = set()  # what this process has said about damaged folders
 
 
@@ -61,7 +72,7 @@ def reason(e: BaseException) -> str | None:
   Args:
     e: What reading them raised.
   """
-  text = str(e).strip().partition("\n")[0][:200]
+  text = str(e).strip().partition("\n")[0].partition("; copy the file")[0][:200]
   if isinstance(e, OSError) and e.errno and e.errno not in OF_THE_FILE:
     return None
   if isinstance(e, MemoryError) or any(w in str(e) for w in OF_THE_STORE):
@@ -110,13 +121,14 @@ def fault(folder: epath.Path) -> str | None:
       return None
     if digests_lib.of_json(metadata) != kept["metadata"]:
       return "metadata/metadata is not what was written"
-    for name, size in kept["files"].items():
+    for name, (size, digest) in kept["files"].items():
       path = folder / name
-      if not path.exists():
+      if not path.exists() or path.is_dir():
         return f"{name} is missing"
-      if path.is_dir() or path.stat().length != size:
-        length = 0 if path.is_dir() else path.stat().length
+      if (length := path.stat().length) != size:
         return f"{name} has {length:,} bytes, expected {size:,}"
+      if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
+        return f"{name} is not what was written"
   except Exception as e:
     if (why := reason(e)) is None:
       raise
@@ -136,7 +148,7 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 def _metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
-    if not (folder / name).is_dir():
+    if not beside(folder, name).is_dir():
       is_empty = not any(folder.iterdir())
       raise DamagedError(
         "the folder is empty" if is_empty else f"{name}/ is missing"
@@ -149,9 +161,10 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not path.exists():
     raise DamagedError(f"{name} is missing")
   try:
-    found = json.loads(path.read_text())
-  except (ValueError, RecursionError) as e:
-    raise DamagedError(f"{name} is no JSON ({type(e).__name__})") from None
+    beside(path.parent, path.name)  # no link
+    found = json_file.parse(json_file.contents(path), name)
+  except ValueError as e:
+    raise DamagedError(str(e).partition("; copy the file")[0]) from None
   if not isinstance(found, dict):
     raise DamagedError(f"{name} is no JSON object")
   return found
@@ -181,6 +194,15 @@ def _kept(folder: epath.Path, metadata: dict[str, Any]) -> dict | None:
   kept = read_json(folder, DIGESTS)
   if kept.pop("sha256", None) != digests_lib.of_json(kept):
     raise DamagedError(f"{DIGESTS} is not what was written")
+  try:
+    json_file.check(kept, _KEPT, DIGESTS)
+  except ValueError as e:
+    raise DamagedError(str(e)) from None
+  if lacks := _KEPT.keys() - {k for k, v in kept.items() if v is not None}:
+    raise DamagedError(f"{DIGESTS} has no {', '.join(sorted(lacks))}")
+  for name in kept["files"]:
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+      raise DamagedError(f"{DIGESTS} names a file elsewhere, {shown(name)}")
   return kept
 
 
@@ -197,7 +219,7 @@ def write_digests(
     metadata: What was written as such, with `HAS_DIGESTS`.
   """
   files = {
-    str(path.relative_to(folder)): path.stat().length
+    str(path.relative_to(folder)): _described(path)
     for item in (*items, "metadata")
     for path in _files(folder / item)
   }
@@ -209,6 +231,13 @@ def write_digests(
   }
   kept["sha256"] = digests_lib.of_json(kept)
   (folder / DIGESTS).write_text(json.dumps(kept))
+
+
+def _described(path: epath.Path) -> tuple[int, str]:
+  """Returns a file's size, and the digest of one that describes arrays."""
+  size, name = path.stat().length, str(path)
+  has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
+  return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:
