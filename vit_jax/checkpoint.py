@@ -49,8 +49,12 @@ class Checkpointer:
     return sorted(steps.whole(self._folder)[0])
 
   def newest(self) -> int | None:
-    """Returns the last of `steps`, None if there is none."""
-    return max(self.steps(), default=None)
+    """Returns the newest step whose checkpoint is whole; None: there is none.
+
+    Waits for the save that runs. All processes must call it, and get the same.
+    """
+    self._saves.wait()
+    return self._saves.newest or None
 
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.

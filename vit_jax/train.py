@@ -22,28 +22,28 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import contextlib
-import sys
+from collections.abc import Callable
 
 import jax
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data, DataError, checked
-from vit_jax.checkpoint import SaveError
-from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.batch import Data
+from vit_jax.config import Config, to_dict
 from vit_jax.runtime import (
   changes,
+  feed,
   finite,
   host_memory,
   lock,
   predictions,
   prepare,
   promise,
+  replay,
   restacked,
   run_info,
 )
 from vit_jax.runtime.accounting import account_of
-from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Signals, Stop
 from vit_jax.runtime.progress import Progress
@@ -89,7 +89,7 @@ def train_and_evaluate(
   """
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
-    opening = at_exit.enter_context(startup.Start(began))
+    opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
     held = lock.Lock(workdir)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)
@@ -144,16 +144,7 @@ def _train(
   opening.ends("model and state")
 
   guard = finite.Guard(prepared, checkpointer.newest, progress.note)
-  at_exit.callback(guard.close)
-  batches = checked(
-    data.batches(start, jax.process_index(), jax.process_count()),
-    rows=config.data.batch_size // jax.process_count(),
-    image_size=facts.image_size,
-    num_classes=facts.num_classes,
-    start_step=start,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  batches = guard.remembered(feed.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
@@ -179,19 +170,19 @@ def _train(
   opening.ends("evaluators")
 
   def on_devices():
-    for number, batch in enumerate(guard.remembered(batches)):
+    for number, batch in enumerate(batches):
       batch = sharding.to_global(batch, mesh)
       if number == 0:
         opening.ends("first batch")
       yield batch
 
-  def save(step: int) -> None:
+  def save(step: int, write: Callable[..., None]) -> None:
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept}
     held.check()  # not into the folder of another run
     with phases("save"):
-      checkpointer.save(step, state, metadata)
+      write(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)
 
   @at_exit.push
@@ -200,15 +191,16 @@ def _train(
       stopped.step = step
       if step > start:
         guard.check(step, {})
-        save(step)  # nothing, if it is saved
+        save(step, checkpointer.save_now)
       rows.write(wait=True, before=step)  # its own are made up for
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
-  # updates already applied, so a checkpoint of step n resumes with batch n.
+  # batches already taken, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
-  trained = updates(
-    assembly.train_step, state, on_devices(), steps, meter, phases
+  train_step = replay.checked(
+    assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
+  trained = updates(train_step, state, on_devices(), steps, meter, phases)
   phases.enter("step")
   step = start
   for step, state, metrics, _ in trained:
@@ -238,15 +230,15 @@ def _train(
       with phases("evaluation"):
         rows.write(wait=saves or bool(due))
       if saves:
-        save(step)
+        save(step, checkpointer.save)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
     stop.check()
   with phases("evaluation"):
     rows.write(wait=True, beat=stop.check_alone)
-  with phases("save"):
-    checkpointer.save_now(total_steps, state, metadata)
+  phases.enter("save")  # to the end
+  checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -266,26 +258,17 @@ def main(args: cli.Args, signals: Signals | None = None) -> None:
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   with supervised(args, workdir, signals) as stop:
-    try:
-      host_memory.keep()
-      allowed = changes.names_of(args.flags["allow_change"])
-      if args.faults:
-        prepare.check(args.config, workdir, args.faults, allowed=allowed)
-      train_and_evaluate(
-        args.config,
-        workdir,
-        began=startup.BEGAN,
-        allow_change=allowed,
-        stop=stop,
-      )
-    except (
-      ConfigError,
-      DataError,
-      FloatingPointError,
-      SaveError,
-      WriteError,
-    ) as e:
-      sys.exit(str(e))
+    host_memory.keep()
+    allowed = changes.names_of(args.flags["allow_change"])
+    if args.faults:
+      prepare.check(args.config, workdir, args.faults, allowed=allowed)
+    train_and_evaluate(
+      args.config,
+      workdir,
+      began=startup.BEGAN,
+      allow_change=allowed,
+      stop=stop,
+    )
 
 
 if __name__ == "__main__":

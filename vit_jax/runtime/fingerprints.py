@@ -1,6 +1,6 @@
 """A fingerprint of every step: `fingerprints.bin`, by which runs compare.
 
-The train step returns 28 bytes (see `step.make_train_step`). They stay on the
+The train step returns 32 bytes (see `step.make_train_step`). They stay on the
 device until a step of which metrics are written, and are then fetched together
 and appended by process 0, so that no step waits for the host.
 """
@@ -15,7 +15,7 @@ from etils import epath
 from vit_jax.runtime import files
 
 FILE = "fingerprints.bin"
-MAGIC = b"vit_jax fingerprints 1 little-endian 32 bytes of each step   \n"
+MAGIC = b"vit_jax fingerprints 1 little-endian 36 bytes of each step   \n"
 # After the number of the step they are what the step returns, bit by bit.
 RECORD = np.dtype(
   [
@@ -26,6 +26,7 @@ RECORD = np.dtype(
     ("undecodable", "<u4"),
     ("loss", "<f4"),
     ("grad_norm", "<f4"),
+    ("param_norm", "<f4"),
     ("is_applied", "<u4"),
   ]
 )
@@ -42,6 +43,9 @@ class Fingerprints:
       interrupted run wrote is dropped, since they come again.
     note: Prints a line where they cannot be written.
 
+  Attributes:
+    before: Of `RECORD`, the newest steps before; known to process 0 only.
+
   Raises:
     WriteError: They cannot be written now; later on they wait in memory.
   """
@@ -55,13 +59,15 @@ class Fingerprints:
     self._pending: list[tuple[int, jax.Array]] = []
     self._file: files.Records | None = None
     self._note = note
+    self.before = np.zeros(0, RECORD)
     if jax.process_index() != 0:
       return
     kept = read(workdir)
+    kept = kept[kept["step"] <= resumed_at]
+    self.before = kept[-NEWEST:].copy()
     path = epath.Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = MAGIC + kept[kept["step"] <= resumed_at].tobytes()
-    self._file = files.Records(path, data, note)
+    self._file = files.Records(path, MAGIC + kept.tobytes(), note)
 
   def add(self, step: int, of_step: jax.Array) -> None:
     """Takes what a step returned, without waiting for it."""

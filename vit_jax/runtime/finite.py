@@ -6,7 +6,7 @@ step of which metrics are written or a checkpoint is saved, and before either.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -59,8 +59,11 @@ class Guard:
     )
     self._fingerprints = Fingerprints(run.workdir, run.start, note)
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
-    self._shown: list[np.void] = []
-    self._found = [e for e in read(run.workdir) if e["step"] <= run.start]
+    self._shown = list(self._fingerprints.before[-SHOWN:])
+    was = read(run.workdir)
+    self._found = [e for e in was if e["step"] <= run.start]
+    if len(self._found) < len(was):  # later steps come again
+      self._write()
 
   def remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of this process, and keeps their record numbers until
@@ -105,22 +108,14 @@ class Guard:
         " by the process that read it. Repair or remove them."
       )
     bad = [k for k, v in values.items() if not math.isfinite(v)]
-    was_skipped = any(e["step"] == step for e in self._found)
-    if bad and (not was_skipped or "param_norm" in bad):
-      raise FloatingPointError(
-        f"{_values(values, bad)} at step {step}, though loss and gradient are"
-        f" finite: nothing was saved since. {self._checkpoint()} {ADVICE}"
-      )
+    if bad and not any(e["step"] == step for e in self._found):
+      self._stop(step, values, bad)
     counts = {k: float(v) for k, v in self.counts().items()}
     return {k: v for k, v in values.items() if k not in bad} | counts
 
   def counts(self) -> dict[str, int]:
     """Returns what a checkpoint's metadata keep under `KEY`."""
     return {"skipped": self.skipped, "undecodable": self.undecodable}
-
-  def close(self) -> None:
-    """Closes the file of the fingerprints."""
-    self._fingerprints.close()
 
   def _learn(self, steps: np.ndarray) -> None:
     for found in steps:
@@ -130,6 +125,8 @@ class Guard:
       if not found["is_applied"]:
         self.skipped += 1
         self._bad(step, found, records)
+      if not math.isfinite(found["param_norm"]):
+        self._stop(step, {"param_norm": float(found["param_norm"])})
       self._shown = [*self._shown[1 - SHOWN :], found]
 
   def _bad(self, step: int, found: np.void, records: np.ndarray) -> None:
@@ -151,7 +148,7 @@ class Guard:
       .tolist(),
     }
     self._found.append(entry)
-    run_info.write_json(self._workdir, FILE, {"steps": self._found})
+    self._write()
     stops = self._config.on_nonfinite == "stop"
     what = f"{_values(values, bad)} at step {step}"
     if not stops and self.skipped <= self._config.max_skipped:
@@ -171,11 +168,24 @@ class Guard:
     raise FloatingPointError(
       f"{what}: its update was not applied, and nothing was saved since."
       f"{reason} {self._checkpoint()}\nBefore it:"
-      f" {'; '.join(entry['before']) or 'no step of this process'}.\n"
+      f" {'; '.join(entry['before']) or 'nothing that is known'}.\n"
       f"The records of its batch are in {self._workdir}/{FILE}. This repeats"
       f" the step, and names records and parameters at fault:\n  {repeat}\n"
       + ADVICE
     )
+
+  def _stop(
+    self, step: int, values: dict, bad: Iterable[str] = ("param_norm",)
+  ):
+    """Raises, where loss and gradient are finite, and what follows is not."""
+    raise FloatingPointError(
+      f"{_values(values, bad)} at step {step}, though loss and gradient are"
+      f" finite: nothing was saved since. {self._checkpoint()} {ADVICE}"
+    )
+
+  def _write(self) -> None:
+    found = {"steps": self._found}
+    run_info.write_json(self._workdir, FILE, found, self._note)
 
   def _checkpoint(self) -> str:
     newest = self._newest()
@@ -233,5 +243,5 @@ def _told(found: np.void) -> str:
   )
 
 
-def _values(values: dict[str, float], names: list[str]) -> str:
+def _values(values: dict[str, float], names: Iterable[str]) -> str:
   return ", ".join(f"{name} is {values[name]}" for name in names)
