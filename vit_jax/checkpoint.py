@@ -4,10 +4,9 @@ Each step's folder holds three items: `params` (what evaluation uses; loads
 alone into other Flax code), `train` (step, optimizer, and the raw parameters
 where `params` is their running average) and `metadata` (JSON: config, patch
 grid, preprocessing, class names, versions); and `digests.json`, see
-`weights.steps`. All use of Orbax is here.
+`weights.steps`. Orbax is used here and in `weights.writing` alone.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from vit_jax.weights import keeping, limits, steps, structure
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
+from vit_jax.weights.writing import Writer, drop_echoes
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 
@@ -39,15 +39,19 @@ class Checkpointer:
 
   def __init__(self, workdir: str, config: CheckpointConfig):
     self._folder = (epath.Path(workdir) / FOLDER).resolve()
-    self._saves = Saves(self._folder, config, _Writer)
+    self._saves = Saves(self._folder, config)
 
   def steps(self) -> list[int]:
     """Returns the steps on disk that seem whole, the oldest first."""
     return sorted(steps.whole(self._folder)[0])
 
   def newest(self) -> int | None:
-    """Returns the last of `steps`, None if there is none."""
-    return max(self.steps(), default=None)
+    """Returns the newest step whose checkpoint is whole; None: there is none.
+
+    Waits for the save that runs. All processes must call it, and get the same.
+    """
+    self._saves.wait()
+    return self._saves.newest or None
 
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
@@ -67,6 +71,10 @@ class Checkpointer:
     All processes must call it after every step, and get the same answer.
     """
     return self._saves.retry_due(step)
+
+  def is_idle(self) -> bool:
+    """Whether no save is running in this process."""
+    return self._saves.is_idle()
 
   def save_now(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Writes, and waits until the checkpoint is whole on disk.
@@ -94,6 +102,7 @@ class Checkpointer:
         read for a reason that is not its own.
       DamagedError: It is not what was written; the same in all processes.
     """
+    drop_echoes()
     folder, items = self._folder / str(step), _items(state)
     found, why, is_damage = None, None, True
     try:
@@ -133,7 +142,7 @@ class Checkpointer:
       )
     else:
       _compare(
-        {k: digests_lib.on_devices(v).get() for k, v in found.items()}, kept
+        {k: digests_lib.of_state(v).get() for k, v in found.items()}, kept
       )
     return _join(found["params"], found["train"], state)
 
@@ -196,55 +205,6 @@ class Checkpointer:
   def close(self) -> None:
     """Waits for what is being written; a failure is told, not raised."""
     self._saves.close()
-
-
-class _Writer:
-  """Writes one step's folder, which gets its name when all is in it.
-
-  Args:
-    folder: `checkpoints/<step>`.
-    barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
-  """
-
-  def __init__(self, folder: epath.Path, barrier: Callable | None = None):
-    self._folder = folder
-    logging.getLogger("absl").addFilter(_is_no_stack)
-    options = ocp.AsyncOptions(
-      post_finalization_callback=self._add_digests, barrier_sync_fn=barrier
-    )
-    self._orbax = ocp.AsyncCheckpointer(
-      ocp.CompositeCheckpointHandler(), async_options=options
-    )
-
-  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Returns as soon as the arrays are copied, and may be donated."""
-    self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
-    self._digests = {k: digests_lib.on_devices(v) for k, v in items.items()}
-    arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
-    self._orbax.save(
-      self._folder,
-      args=ocp.args.Composite(
-        **arrays, metadata=ocp.args.JsonSave(self._metadata)
-      ),
-    )
-
-  def wait(self) -> None:
-    """Waits until the folder has its name; raises what went wrong."""
-    try:
-      self._orbax.wait_until_finished()
-    finally:
-      self._orbax.close()
-
-  def _add_digests(self) -> None:
-    """Called in process 0 when the arrays are on disk."""
-    unfinished = self._orbax.get_temporary_path(self._folder).get()
-    found = {item: lazy.get() for item, lazy in self._digests.items()}
-    steps.write_digests(unfinished, found, self._metadata)
-
-
-def _is_no_stack(record: logging.LogRecord) -> bool:
-  """Whether a line of Orbax's log is not what `Saves` says in a sentence."""
-  return not (record.exc_info and "Commit" in str(record.msg))
 
 
 def digests(path: str) -> dict[str, dict[str, Digest]]:
@@ -380,13 +340,14 @@ def write_params(
   folder = epath.Path(path).resolve()
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
-  writer = _Writer(folder)
+  writer = Writer(folder)
   writer.start({"params": params}, metadata)
   writer.wait()
 
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
+  drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
   described = limits.checked_tree(folder, _described)
   as_numpy = jax.tree.map(

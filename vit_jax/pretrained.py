@@ -16,6 +16,7 @@ from vit_jax import weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
+from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels, streaming
 from vit_jax.families import FAMILIES
@@ -82,7 +83,7 @@ class Pretrained:
     """Classifies images, with the model's own preprocessing.
 
     As in training, grey images become RGB, alpha is dropped, and EXIF
-    orientations are not applied. Pillow decodes and numpy resizes
+    orientations are applied. Pillow decodes and numpy resizes
     (`vit_jax.data.pixels`). From lossless files, and from arrays, the model
     gets the pixels of evaluation (with antialiasing, 1 in 1,000 differs by 1
     level of 255). From JPEG files, TensorFlow's decoder gives pixels that
@@ -163,7 +164,8 @@ class Pretrained:
     if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
       self._check(images)
       return images
-    read = (images_lib.read(image) for image in images_lib.listed(images))
+    exif = turns_upright(self.ops)
+    read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
     return normalise(
       np.stack([pixels.apply(image, self.ops) for image in read])
     )

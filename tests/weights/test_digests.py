@@ -19,32 +19,63 @@ def _array(shape, dtype, seed=0):
   numbers = 100 * rng.normal(size=shape)
   if dtype == "bool":
     return numbers > 0
-  return np.abs(numbers).astype(jnp.dtype(dtype))
+  return np.asarray(np.abs(numbers), jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (16, 8)])
-def test_devices_and_numpy_agree(shape, dtype):
-  tree = {"a": {"b": _array(shape, dtype)}}
-  want = digests.of_numpy(tree)
-  assert want["a/b"][:2] == (dtype, shape)
-  assert digests.on_devices(jax.device_put(tree)).get() == want
+def _sum(found):
+  return np.asarray(found).reshape(-1, 2).sum(0, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("shape, dtype", [((3, 5, 7), d) for d in DTYPES])
+@pytest.mark.parametrize("where", ["host", "devices"])
+def test_all_ways_agree(shape, dtype, where):
+  x = _array(shape, dtype)
+  of = getattr(digests, f"sums_on_{where}")
+  np.testing.assert_array_equal(_sum(of(jnp.asarray(x))), digests.sums_of(x))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3)])
+def test_odd_shapes(shape):
+  x = _array(shape, "float32")
+  found = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
+
+
+def test_64_bits():
+  x = _array((2, 4, 3), "float64")
+  with jax.enable_x64(True):
+    y = jnp.asarray(x)
+    np.testing.assert_array_equal(
+      _sum(digests.sums_on_devices(y)), digests.sums_of(x)
+    )
+    mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=2))
+    y = jax.device_put(x, NamedSharding(mesh, P("fsdp", "data")))
+    np.testing.assert_array_equal(digests.sums_on_host(y), digests.sums_of(x))
 
 
 def test_a_long_array_is_taken_in_chunks():
   x = _array((3, digests.CHUNK - 5), "float32")
-  want = digests.of_numpy({"x": x})
-  assert digests.on_devices({"x": jnp.asarray(x)}).get() == want
+  found = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
 
 
+@pytest.mark.parametrize("where", ["host", "devices"])
 @pytest.mark.parametrize(
   "axes", [(), ("fsdp",), ("data", "tensor"), (None, ("data", "fsdp"))]
 )
-def test_no_mesh_changes_them(axes):
+def test_no_mesh_changes_them(axes, where):
   mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-  tree = {"x": _array((8, 12), "float32")}
-  spread = jax.device_put(tree, NamedSharding(mesh, P(*axes)))
-  assert digests.on_devices(spread).get() == digests.of_numpy(tree)
+  x = _array((8, 12), "float32")
+  spread = jax.device_put(x, NamedSharding(mesh, P(*axes)))
+  of = getattr(digests, f"sums_on_{where}")
+  np.testing.assert_array_equal(_sum(of(spread)), digests.sums_of(x))
+
+
+def test_of_a_state():
+  tree = {"a": {"b": _array((2, 3), "float32")}, "c": _array((), "int32")}
+  found = digests.of_state(jax.device_put(tree)).get()
+  assert found == digests.of_numpy(tree)
+  assert found["a/b"][:2] == ("float32", (2, 3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:5])

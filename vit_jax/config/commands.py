@@ -22,6 +22,7 @@ COMMANDS = {
   "plan": "estimate memory, time and cost on a slice of TPUs",
   "benchmark": "measure the speed of the train step here",
   "prepare": "put a data set on disk",
+  "verify": "check that a run's checkpoints are as they were written",
 }
 
 

@@ -130,8 +130,11 @@ def text_lines(path: str | os.PathLike) -> list[str]:
   return [line.strip() for line in lines if line.strip()]
 
 
-def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
-  """Yields the object of each line that is not blank; None: it has none.
+def lines(
+  path: str | os.PathLike,
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  """Yields the number, from 1, and the object of each line that is not blank;
+  None: it has none.
 
   The names of values are kept once for all lines. A line beyond
   `MAX_LINE_BYTES` is none.
@@ -145,7 +148,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
     return {names.setdefault(k, k): v for k, v in pairs}
 
   with epath.Path(path).open("rb") as stream:
-    total = 0
+    total, number = 0, 1
     while line := stream.readline(MAX_LINE_BYTES):
       total += len(line)
       if total > MAX_LINES_BYTES:
@@ -153,6 +156,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
           f"{path}: got more than {MAX_LINES_BYTES:,} bytes, expected a file"
           " of lines; move it away, or keep its last lines (tail)."
         )
+      this, number = number, number + line.endswith(b"\n")
       if not line.strip():
         continue
       try:
@@ -160,7 +164,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
         _check(value)
       except (ValueError, RecursionError):
         value = None
-      yield value if isinstance(value, dict) else None
+      yield this, value if isinstance(value, dict) else None
 
 
 def check(values: Any, shape: Any, where: str) -> None:

@@ -67,7 +67,7 @@ def run_of(path: str) -> Run | None:
     return None
   try:
     folder = checkpoint.find(path)
-  except FileNotFoundError:
+  except (FileNotFoundError, checkpoint.DamagedError):
     return None
   if not (folder / "metadata").exists():
     return None

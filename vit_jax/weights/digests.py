@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.sharding import path_of
@@ -50,38 +51,42 @@ class Digest(NamedTuple):
   sums: str
 
 
-def on_devices(tree: Any) -> "OnDevices":
+def of_state(tree: Any) -> "Started":
   """Starts to compute the digests of all arrays of a tree, where they are.
 
-  Returns at once: the arrays may then be donated. Each shape is compiled once.
-  All processes must call it, of which each gets all digests.
+  Returns at once, and the arrays may then be donated; each shape is compiled
+  once. Arrays in the host's own memory are read at once, and several processes
+  add up what each of them has: they must all call it, and get all digests.
 
   Args:
-    tree: Arrays of jax; others are taken as numpy does.
+    tree: Arrays of jax.
   """
   leaves = {
-    path_of(path): leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    path_of(path): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
   sums = {
-    path: _jitted(_everywhere(x))(x) if isinstance(x, jax.Array) else sums_of(x)
+    path: sums_on_host(x) if _is_on_host(x) else sums_on_devices(x)
     for path, x in leaves.items()
   }
+  if jax.process_count() > 1:
+    mine = np.stack([_total(x) for x in sums.values()])
+    every = multihost_utils.process_allgather(mine)
+    sums = dict(zip(sums, every.sum(0, dtype=np.uint32), strict=True))
   facts = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
-  return OnDevices(facts, sums)
+  return Started(facts, sums)
 
 
-class OnDevices:
-  """Digests that may still be computed; `on_devices` makes it."""
+class Started:
+  """Digests that may still be computed; `of_state` makes it."""
 
   def __init__(self, facts: dict[str, tuple], sums: dict[str, Any]):
     self._facts, self._sums = facts, sums
 
   def get(self) -> dict[str, Digest]:
     """Waits for the devices; returns path -> digest."""
-    sums = jax.device_get(self._sums)
     return {
-      path: Digest(*facts, _hex(sums[path]))
+      path: Digest(*facts, _hex(_total(self._sums[path])))
       for path, facts in self._facts.items()
     }
 
@@ -95,20 +100,26 @@ def of_numpy(tree: Any) -> dict[str, Digest]:
   return found
 
 
-def sums_of(x: np.ndarray) -> np.ndarray:
+def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
   """Returns the two sums of an array, uint32 [2].
+
+  Args:
+    x: Any array of numbers.
+    places: Number of each element in the array that it is a part of, uint32;
+      None: it is the whole.
 
   >>> sums_of(np.zeros(1, np.float32))
   array([0, 0], dtype=uint32)
   """
-  flat = np.ascontiguousarray(x).reshape(-1)
-  size = flat.dtype.itemsize
-  words = flat.view(np.uint32 if size >= 4 else f"u{size}")
+  words = _words(x)
   first = second = 0
   offsets = np.arange(min(CHUNK, words.size), dtype=np.uint32)
   for begin in range(0, words.size, CHUNK):
     w = words[begin : begin + CHUNK].astype(np.uint32)
-    i = offsets[: w.size] + np.uint32(begin % 2**32)
+    if places is None:
+      i = offsets[: w.size] + np.uint32(begin % 2**32)
+    else:
+      i = places[begin : begin + CHUNK].copy()
     w ^= i * np.uint32(PLACE)
     w *= np.uint32(FIRST)
     w ^= w >> np.uint32(15)
@@ -122,37 +133,109 @@ def sums_of(x: np.ndarray) -> np.ndarray:
   return np.array([first % 2**32, second % 2**32], np.uint32)
 
 
-def _sums(x: jax.Array) -> jax.Array:
-  """`sums_of`, on devices."""
-  size = x.dtype.itemsize
-  if x.dtype == jnp.bool_:
-    w = x.astype(jnp.uint32)
-  else:
-    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32)
-    w = jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
-  i = jnp.zeros(w.shape, jnp.uint32)
-  stride = 1
-  for axis in reversed(range(w.ndim)):
-    place = jax.lax.broadcasted_iota(jnp.uint32, w.shape, axis)
-    i += place * jnp.uint32(stride % 2**32)
-    stride *= w.shape[axis]
-  w = (w ^ i * jnp.uint32(PLACE)) * jnp.uint32(FIRST)
-  w = (w ^ w >> 15) * jnp.uint32(SECOND)
-  w = w ^ w >> 15
-  second = w * (2 * i + 1)
-  return jnp.stack([w.sum(dtype=jnp.uint32), second.sum(dtype=jnp.uint32)])
+def _words(x: np.ndarray) -> np.ndarray:
+  """Returns the elements' bits: an unsigned integer each, two of 64 bits."""
+  flat = np.ascontiguousarray(x).reshape(-1)
+  size = flat.dtype.itemsize
+  return flat.view(np.uint32 if size >= 4 else f"u{size}")
+
+
+def _is_on_host(x: jax.Array) -> bool:
+  return all(d.platform == "cpu" for d in x.sharding.device_set)
+
+
+def sums_on_host(x: jax.Array) -> np.ndarray:
+  """Returns the sums of what this process has of an array, uint32 [2].
+
+  Of shards that several devices have, one has the number 0 and counts.
+  """
+  total = np.zeros(2, np.uint32)
+  for shard in x.addressable_shards:
+    if shard.replica_id == 0:
+      part = np.asarray(shard.data)
+      places = None
+      if part.shape != x.shape:
+        places = np.zeros((), np.uint32)
+        for size, where in zip(x.shape, shard.index, strict=True):
+          of_axis = np.arange(size, dtype=np.uint32)[where]
+          places = places[..., None] * np.uint32(size) + of_axis
+        places = _of_words(places, part.dtype.itemsize)
+      total += sums_of(part, places)
+  return total
+
+
+def _of_words(places: np.ndarray, itemsize: int) -> np.ndarray:
+  """Returns places of words, of which an element of 64 bits has two."""
+  if itemsize <= 4:
+    return places.reshape(-1)
+  return (2 * places[..., None] + np.arange(2, dtype=np.uint32)).reshape(-1)
+
+
+def sums_on_devices(x: jax.Array) -> jax.Array:
+  """Starts to compute what `sums_of` does, on the devices that have the array.
+
+  No device waits for another: each adds up its own shard.
+
+  Returns:
+    uint32 [..., 2]; the sum over all but the last axis is that of the array.
+  """
+  if isinstance(x.sharding, NamedSharding):
+    spec = (*x.sharding.spec, *(None,) * (x.ndim - len(x.sharding.spec)))
+    return _jitted(x.sharding.mesh, spec)(x)
+  return _jitted(None, (None,) * x.ndim)(x)
 
 
 @functools.cache
-def _jitted(out: jax.sharding.Sharding):
-  return jax.jit(_sums, out_shardings=out)
+def _jitted(mesh: Mesh | None, spec: tuple):
+  """Returns the jitted function of arrays that are split in this way."""
+
+  def sums(x: jax.Array, whole: tuple[int, ...]) -> jax.Array:
+    words = jnp.uint32
+    if x.dtype == jnp.bool_:
+      w = x.astype(words)
+    else:
+      unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, words)
+      w = jax.lax.bitcast_convert_type(x, unsigned).astype(words)
+    i, stride = jnp.zeros(w.shape, words), w.size // max(1, x.size)
+    if w.ndim > x.ndim:  # of 64 bits
+      i = jax.lax.broadcasted_iota(words, w.shape, x.ndim)
+    for axis in reversed(range(x.ndim)):
+      place = jax.lax.broadcasted_iota(words, w.shape, axis)
+      if spec[axis] is not None:
+        part = jax.lax.axis_index(spec[axis]).astype(words)
+        place += part * words(x.shape[axis])
+      i += place * words(stride % 2**32)
+      stride *= whole[axis]
+    w = (w ^ i * words(PLACE)) * words(FIRST)
+    w = (w ^ w >> 15) * words(SECOND)
+    w = w ^ w >> 15
+    second = w * (2 * i + 1)
+    found = jnp.stack([w.sum(dtype=words), second.sum(dtype=words)])
+    return found.reshape((1,) * x.ndim + (2,))
+
+  def of_shards(x: jax.Array) -> jax.Array:
+    local = functools.partial(sums, whole=x.shape)
+    if mesh is None:
+      return local(x)
+    return jax.shard_map(
+      local,
+      mesh=mesh,
+      in_specs=P(*spec),
+      out_specs=P(*spec, None),
+      check_vma=False,
+    )(x)
+
+  return jax.jit(of_shards)
 
 
-def _everywhere(x: jax.Array) -> jax.sharding.Sharding:
-  """A sharding of small results that all processes see."""
-  if isinstance(x.sharding, NamedSharding):
-    return NamedSharding(x.sharding.mesh, P())
-  return x.sharding
+def _total(found: Any) -> np.ndarray:
+  """Adds up the sums of the shards that this process has."""
+  if isinstance(found, jax.Array):
+    parts = [s.data for s in found.addressable_shards if s.replica_id == 0]
+    found = np.concatenate(
+      [np.zeros((1, 2), np.uint32), *(np.reshape(p, (-1, 2)) for p in parts)]
+    )
+  return found.reshape(-1, 2).sum(0, dtype=np.uint32)
 
 
 def _hex(sums: np.ndarray) -> str:
@@ -160,9 +243,14 @@ def _hex(sums: np.ndarray) -> str:
 
 
 def of_json(value: Any) -> str:
-  """Returns the SHA-256 of what a JSON value says, not of how it is spelled."""
+  """Returns a digest of what a JSON value says, not of how it is spelled."""
   text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-  return hashlib.sha256(text.encode()).hexdigest()
+  return of_bytes(text.encode())
+
+
+def of_bytes(content: bytes) -> str:
+  """Returns the first 32 digits of a SHA-256."""
+  return hashlib.sha256(content).hexdigest()[:32]
 
 
 def differences(

@@ -127,6 +127,11 @@ def set_aside(folder: epath.Path) -> epath.Path:
   return target
 
 
+def is_set_aside(name: str) -> bool:
+  """Whether this is a name that `set_aside` gives."""
+  return steps.is_step(name.partition(".")[0]) and DAMAGED in name
+
+
 def expired(
   good: Collection[int],
   there: Collection[int],

@@ -2,9 +2,10 @@
 
 `checkpoints/<step>/` has the items `params`, `train` and `metadata`, and
 `digests.json`, which is written last, before the folder gets its name. It
-states the digests of all arrays and of the metadata, and the size of every
-file. So a look at names, sizes and two small files finds a checkpoint of which
-a part is missing; a flipped bit in an array is found by its digest only.
+states the digests of all arrays, of the metadata and of the small files that
+describe the arrays, and the size of every file. So a look at names, sizes and
+small files finds a checkpoint of which a part is missing; a flipped bit in an
+array is found by its digest only.
 
 No Orbax here: see `vit_jax.checkpoint`.
 """
@@ -54,7 +55,7 @@ OF_THE_STORE = (
 # What `write_digests` writes; see `json_file.faults`.
 _KEPT = {
   "items": {str: {str: (str, [int], str)}},
-  "files": {str: int},
+  "files": {str: (int, str)},
   "metadata": str,
 }
 
@@ -120,13 +121,14 @@ def fault(folder: epath.Path) -> str | None:
       return None
     if digests_lib.of_json(metadata) != kept["metadata"]:
       return "metadata/metadata is not what was written"
-    for name, size in kept["files"].items():
+    for name, (size, digest) in kept["files"].items():
       path = folder / name
-      if not path.exists():
+      if not path.exists() or path.is_dir():
         return f"{name} is missing"
-      if path.is_dir() or path.stat().length != size:
-        length = 0 if path.is_dir() else path.stat().length
+      if (length := path.stat().length) != size:
         return f"{name} has {length:,} bytes, expected {size:,}"
+      if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
+        return f"{name} is not what was written"
   except Exception as e:
     if (why := reason(e)) is None:
       raise
@@ -217,7 +219,7 @@ def write_digests(
     metadata: What was written as such, with `HAS_DIGESTS`.
   """
   files = {
-    str(path.relative_to(folder)): path.stat().length
+    str(path.relative_to(folder)): _described(path)
     for item in (*items, "metadata")
     for path in _files(folder / item)
   }
@@ -229,6 +231,13 @@ def write_digests(
   }
   kept["sha256"] = digests_lib.of_json(kept)
   (folder / DIGESTS).write_text(json.dumps(kept))
+
+
+def _described(path: epath.Path) -> tuple[int, str]:
+  """Returns a file's size, and the digest of one that describes arrays."""
+  size, name = path.stat().length, str(path)
+  has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
+  return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:

@@ -1,0 +1,350 @@
+"""Damaged checkpoints, saves that fail, readers beside a run."""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from etils import epath
+
+from vit_jax import checkpoint, verify
+from vit_jax.config import CheckpointConfig, ConfigError
+from vit_jax.weights import keeping, saving, steps
+
+META = {"class_names": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def shapes():
+  return tiny.Parts(
+    tiny.config(model__depth=1, optim__name="sgd"), jax.devices()[:1]
+  ).shapes
+
+
+def _state(shapes, seed):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: jax.device_put(
+      np.asarray(100 * rng.normal(size=x.shape), x.dtype), x.sharding
+    ),
+    shapes,
+  )
+
+
+def _bits(tree):
+  return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module")
+def run(shapes, tmp_path_factory):
+  """Steps 1 and 2."""
+  folder = tmp_path_factory.mktemp("run")
+  saver = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  for step in (1, 2):
+    saver.save_now(step, _state(shapes, step), {**META, "step": step})
+  saver.close()
+  return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+  return shutil.copytree(run, tmp_path / "run")
+
+
+def _resume(folder, shapes):
+  start, faults = keeping.start(epath.Path(folder) / "checkpoints")
+  if faults:
+    raise ConfigError(faults)
+  loader = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  try:
+    return loader.restore_newest(start, shapes)
+  finally:
+    loader.close()
+
+
+def _largest(folder):
+  files = [p for p in folder.rglob("*") if p.is_file()]
+  return max(files, key=lambda p: p.stat().st_size)
+
+
+def _flip(path):
+  raw = bytearray(path.read_bytes())
+  raw[len(raw) // 2] ^= 1
+  path.write_bytes(raw)
+
+
+DAMAGES = {
+  "data": lambda step: _flip(_largest(step / "params/ocdbt.process_0/d")),
+  "optimizer": lambda step: _flip(_largest(step / "train/ocdbt.process_0/d")),
+  "index": lambda step: _flip(_largest(step / "params/d")),
+  "names": lambda step: _flip(step / "params/_METADATA"),
+  "metadata": lambda step: (step / "metadata/metadata").write_text("{}"),
+  "no metadata": lambda step: (step / "metadata/metadata").unlink(),
+  "digests": lambda step: _flip(step / "digests.json"),
+  "no digests": lambda step: (step / "digests.json").unlink(),
+  "short": lambda step: os.truncate(_largest(step), 100),
+  "half": lambda step: shutil.rmtree(step / "train"),
+  "empty": lambda step: [shutil.rmtree(step), step.mkdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(copy, shapes, damage, capfd):
+  step = copy / "checkpoints/2"
+  damage(step)
+  assert checkpoint.verify(epath.Path(step))
+  damages_params = "optimizer" not in str(checkpoint.verify(epath.Path(step)))
+  if damages_params and not (step / "train/opt_state").exists():
+    checkpoint.load_params(str(copy))
+  found, state = _resume(copy, shapes)
+  assert found == 1
+  assert _bits(state) == _bits(_state(shapes, 1))
+  assert (copy / "checkpoints/2.damaged").is_dir() and not step.exists()
+  said = capfd.readouterr().err
+  assert f"damaged     {step}: " in said and "Traceback" not in said
+  assert "is now 2.damaged" in said
+  # So that the step can be written again.
+  saver = checkpoint.Checkpointer(str(copy), CheckpointConfig())
+  saver.save_now(2, _state(shapes, 2), META)
+  saver.close()
+  assert saver.steps() == [1, 2]
+
+
+def test_readers_pass_over_it_too(copy, shapes, capfd):
+  _flip(_largest(copy / "checkpoints/2/params/ocdbt.process_0/d"))
+  params, metadata = checkpoint.load_params(str(copy))
+  assert metadata == {**META, "step": 1}
+  assert _bits(params) == _bits(_state(shapes, 1).params)
+  assert checkpoint.load_tree(str(copy))[1] == metadata
+  assert "has the digest" in capfd.readouterr().err
+  with pytest.raises(checkpoint.DamagedError, match="copy it again"):
+    checkpoint.load_params(str(copy / "checkpoints/2"))
+  with pytest.raises(checkpoint.DamagedError, match="has the digest"):
+    checkpoint.load_tree(str(copy / "checkpoints/2/params"))
+  assert (copy / "checkpoints/2").is_dir()  # readers change nothing
+
+
+def test_the_digests_can_be_read_alone(run):
+  found = checkpoint.digests(str(run))
+  assert found.keys() == {"params", "train"}
+  assert found["params"]["head/bias"][:2] == ("float32", (tiny.NUM_CLASSES,))
+  older = checkpoint.digests(str(run / "checkpoints/1"))
+  assert older["params"]["head/bias"] != found["params"]["head/bias"]
+
+
+@pytest.mark.parametrize("what", ["damaged", "gone", "folder gone"])
+def test_without_a_whole_checkpoint_it_stops(copy, shapes, what):
+  for step in (1, 2):
+    if what == "damaged":
+      (copy / f"checkpoints/{step}/params/_METADATA").unlink()
+    else:
+      shutil.rmtree(copy / f"checkpoints/{step}")
+  if what == "folder gone":
+    shutil.rmtree(copy / "checkpoints")
+  with pytest.raises(ConfigError, match="to start over .* --workdir, or del"):
+    _resume(copy, shapes)
+  if what == "damaged":
+    assert (copy / "checkpoints/2").is_dir()
+
+
+def test_arrays_damaged_in_all(copy, shapes):
+  for step in (1, 2):
+    _flip(_largest(copy / f"checkpoints/{step}/train/ocdbt.process_0/d"))
+  with pytest.raises(ConfigError, match="none of its checkpoints is whole"):
+    _resume(copy, shapes)
+  assert checkpoint.Checkpointer(str(copy), CheckpointConfig()).steps() == [
+    1,
+    2,
+  ]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, shapes):
+  (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
+  (tmp_path / "checkpoints/7.orbax-checkpoint-tmp").mkdir(parents=True)
+  assert _resume(tmp_path, shapes) == (0, None)
+
+
+def test_an_older_versions_checkpoint_is_taken(copy, shapes, capfd):
+  step = copy / "checkpoints/2"
+  (step / "digests.json").unlink()
+  path = step / "metadata/metadata"
+  metadata = json.loads(path.read_text())
+  del metadata["digests"]
+  path.write_text(json.dumps(metadata))
+  found, state = _resume(copy, shapes)
+  assert found == 2 and _bits(state) == _bits(_state(shapes, 2))
+  assert "has no digests" in capfd.readouterr().err
+  assert checkpoint.verify(epath.Path(step)) is None
+  assert checkpoint.digests(str(copy)) == {}
+
+
+def test_verify_prints_a_line_each(copy, capsys):
+  verify.main([str(copy)])
+  assert capsys.readouterr().out.count(" ok: ") == 2
+  _flip(_largest(copy / "checkpoints/1/train/ocdbt.process_0/d"))
+  with pytest.raises(SystemExit, match="1 of 2 damaged"):
+    verify.main([str(copy)])
+  first, second = capsys.readouterr().out.splitlines()
+  assert first.startswith("step 1          damaged: train: ")
+  assert second.startswith("step 2          ok: ")
+  verify.main([str(copy), "2"])
+  with pytest.raises(SystemExit, match="got no step 3; there is 1, 2"):
+    verify.main([str(copy), "3"])
+
+
+@contextlib.contextmanager
+def _no_file_beyond(size):
+  """Every layer then gets an error, that which writes arrays, too."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def _no_rename(number):
+  real = os.rename
+
+  def rename(path, *args):
+    if "orbax-checkpoint-tmp" in str(path):
+      raise OSError(number, os.strerror(number))
+    return real(path, *args)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(os, "rename", rename)
+    yield
+
+
+FAILURES = {
+  "arrays": lambda: _no_file_beyond(5_000),
+  "all files": lambda: _no_file_beyond(64),
+  "full at the rename": lambda: _no_rename(errno.ENOSPC),
+  "not permitted": lambda: _no_rename(errno.EACCES),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_failed_save_is_told_and_tried_again(
+  tmp_path, shapes, failure, capsys, monkeypatch
+):
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+
+  def save(step):
+    saver.save(step, _state(shapes, step), META)
+    while not saver.is_idle():
+      time.sleep(0.005)
+
+  save(4)
+  assert not saver.retry_due(5)
+  with failure():
+    save(8)
+    assert not saver.retry_due(9)  # told now, tried again after one step
+    said = capsys.readouterr().err
+    assert "NOT SAVED   the checkpoint of step 8 (" in said
+    assert "after step 10; the newest is that of step 4" in said
+    assert saver.retry_due(10)
+    save(10)
+    assert not saver.retry_due(11) and not saver.retry_due(12)
+    assert "after step 13" in capsys.readouterr().err  # two steps
+    assert saver.retry_due(13)
+    assert saver.steps() == [4]
+  save(13)
+  assert not saver.retry_due(14)
+  save(16)
+  saver.close()
+  names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+  assert names == ["13", "16"]  # nothing is left of those that failed
+  assert json.loads((tmp_path / "checkpoints.json").read_text()) == {"step": 16}
+  assert "Traceback" not in capsys.readouterr().err
+
+  monkeypatch.setattr(saving, "WAITS", (0.0,))
+  last = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  last.restore_newest(16, shapes)
+  with (
+    failure(),
+    pytest.raises(
+      checkpoint.SaveError, match="step 20 could not .* that of step 16"
+    ),
+  ):
+    last.save_now(20, _state(shapes, 20), META)
+  last.save_now(20, _state(shapes, 20), META)
+  last.close()
+  assert last.steps() == [16, 20]
+
+
+def test_a_disk_without_room_is_told_before_the_run(
+  tmp_path, shapes, monkeypatch
+):
+  monkeypatch.setattr(keeping, "free_bytes", lambda _: 1000)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  with pytest.raises(ConfigError, match="expected the .* GB of a checkpoint"):
+    saver.restore_newest(0, shapes)
+  saver.close()
+
+
+def test_retention_counts_only_what_is_whole(tmp_path, shapes):
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig(keep_last=2))
+  for step in (1, 2, 3):
+    if step == 3:
+      (tmp_path / "checkpoints/2/params/_METADATA").unlink()
+    saver.save_now(step, _state(shapes, step), META)
+  saver.close()
+  # 2 is damaged: 1 and 3 are the two newest that are whole.
+  assert saver.steps() == [1, 3]
+  assert (tmp_path / "checkpoints/2").is_dir()
+
+
+def test_expired():
+  assert keeping.expired([1, 2, 3, 4], [1, 2, 3, 4], 2, None) == [1, 2]
+  assert keeping.expired([1, 4], [1, 2, 3, 4], 2, None) == []
+  assert keeping.expired([4], [3, 4], 2, None) == []
+  assert keeping.expired([2, 4, 6, 7], [2, 4, 6, 7], 1, 2) == []
+  assert keeping.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
+
+
+def test_a_reader_beside_a_run_reads_a_whole_one(tmp_path, shapes, capfd):
+  states = {n: _state(shapes, n) for n in range(1, 13)}
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig(keep_last=1))
+  saver.save_now(1, states[1], {"step": 1})
+  read, over = [], threading.Event()
+
+  def read_all():
+    while not over.is_set():
+      params, metadata = checkpoint.load_params(str(tmp_path))
+      read.append((metadata["step"], _bits(params)))
+
+  reader = threading.Thread(target=read_all)
+  reader.start()
+  for n in range(2, 13):
+    saver.save_now(n, states[n], {"step": n})
+  over.set()
+  reader.join()
+  saver.close()
+  assert len(read) > 3 and "damaged" not in capfd.readouterr().err
+  for n, got in read:
+    assert got == _bits(states[n].params)
+
+
+def test_what_a_removal_left_is_no_checkpoint(copy):
+  (copy / "checkpoints/2").rename(copy / "checkpoints/2.deleted")
+  assert checkpoint.find(str(copy)).name == "1"
+  keeping.clean(epath.Path(copy / "checkpoints"))
+  assert not (copy / "checkpoints/2.deleted").exists()
+
+
+def test_permission_is_no_damage():
+  assert steps.reason(PermissionError(errno.EACCES, "denied")) is None
+  assert steps.reason(ValueError("PERMISSION_DENIED: x")) is None
+  assert steps.reason(MemoryError()) is None
+  assert steps.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
+  assert steps.reason(ValueError("a\nb")) == "ValueError: a"
