@@ -108,6 +108,28 @@ def decode_roughly(image, key, size):
   return ops.resize(crop, key, size)
 
 
+def decode_unseen(image, key):
+  """`decode` without a look at the header."""
+  image = tf.io.decode_image(image, channels=3, expand_animations=False)
+  return tf.ensure_shape(image, [None, None, 3])
+
+
+def crop_unseen(image, key, size):
+  """`decode_inception_crop` without a look at the header."""
+
+  def crop_jpeg():
+    shape = tf.image.extract_jpeg_shape(image)
+    window = tf.concat(ops._inception_box(shape, key, 5, 100), 0)
+    return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+
+  def crop_other():
+    whole = decode_unseen(image, key)
+    return ops._crop(whole, *ops._inception_box(tf.shape(whole), key, 5, 100))
+
+  crop = tf.cond(tf.io.is_jpeg(image), crop_jpeg, crop_other)
+  return ops.resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
+
+
 APART = "decode|inception_crop(224)|flip_lr"
 FUSED = "decode_inception_crop(224)|flip_lr"
 OLD = {"flip_lr": flip_by_where}
@@ -116,6 +138,8 @@ VARIANTS = {  # name -> operations, and what replaces some of them
   "fused; flip as it was": (FUSED, OLD),
   "decode, then crop": (APART, {}),
   "fused": (FUSED, {}),
+  "decode, then crop; header unseen": (APART, {"decode": decode_unseen}),
+  "fused, header unseen": (FUSED, {"decode_inception_crop": crop_unseen}),
   "fused, no flip": ("decode_inception_crop(224)", {}),
   "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),
   "fused, randaug(2, 15)": (f"{FUSED}|randaug(2, 15)", {}),

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn import datasets
 
 from vit_jax.config import preprocessing
@@ -164,13 +164,20 @@ def test_files_without_loss(small, tmp_path):
       np.testing.assert_array_equal(images.read(image), found, name)
 
 
-def test_an_orientation_is_not_applied(small, tmp_path):
+def test_an_orientation_is_applied(small, tmp_path):
   exif = Image.Exif()
   exif[0x0112] = 6  # turn right by a quarter
   path = tmp_path / "x.png"
   small.save(path, exif=exif)
-  assert images.read(path).shape == (48, 64, 3)
-  np.testing.assert_array_equal(images.read(path), np.asarray(small))
+  upright = np.rot90(np.asarray(small), -1)
+  np.testing.assert_array_equal(images.read(path), upright)
+  with Image.open(path) as image:
+    np.testing.assert_array_equal(images.read(image), upright)
+    # An image that was turned before is not turned again.
+    turned = ImageOps.exif_transpose(image)
+    np.testing.assert_array_equal(images.read(turned), upright)
+  stored = images.read(path, exif=False)
+  np.testing.assert_array_equal(stored, np.asarray(small))
 
 
 def test_arrays(small):

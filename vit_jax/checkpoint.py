@@ -17,7 +17,7 @@ from etils import epath
 
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights import keeping, steps, structure
+from vit_jax.weights import keeping, limits, steps, structure
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
@@ -46,8 +46,12 @@ class Checkpointer:
     return sorted(steps.whole(self._folder)[0])
 
   def newest(self) -> int | None:
-    """Returns the last of `steps`, None if there is none."""
-    return max(self.steps(), default=None)
+    """Returns the newest step whose checkpoint is whole; None: there is none.
+
+    Waits for the save that runs. All processes must call it, and get the same.
+    """
+    self._saves.wait()
+    return self._saves.newest or None
 
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
@@ -345,9 +349,9 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
   drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
+  described = limits.checked_tree(folder, _described)
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-    _described(folder),
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described
   )
   found = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)

@@ -16,7 +16,7 @@ way leaves no data set.
 import argparse
 import sys
 
-from vit_jax.config import commands
+from vit_jax.config import commands, json_file
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -76,8 +76,7 @@ def _options(args: argparse.Namespace):
     splits[name] = pattern or None
   classes = None
   if args.classes:
-    with open(args.classes, encoding="utf-8") as file:
-      classes = tuple(line.strip() for line in file if line.strip())
+    classes = tuple(json_file.text_lines(args.classes))
   return Options(splits, args.image, args.label, classes)
 
 

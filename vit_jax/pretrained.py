@@ -16,6 +16,7 @@ from vit_jax import weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
+from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels, streaming
 from vit_jax.families import FAMILIES
@@ -82,7 +83,7 @@ class Pretrained:
     """Classifies images, with the model's own preprocessing.
 
     As in training, grey images become RGB, alpha is dropped, and EXIF
-    orientations are not applied. Pillow decodes and numpy resizes
+    orientations are applied. Pillow decodes and numpy resizes
     (`vit_jax.data.pixels`). From lossless files, and from arrays, the model
     gets the pixels of evaluation (with antialiasing, 1 in 1,000 differs by 1
     level of 255). From JPEG files, TensorFlow's decoder gives pixels that
@@ -163,7 +164,8 @@ class Pretrained:
     if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
       self._check(images)
       return images
-    read = (images_lib.read(image) for image in images_lib.listed(images))
+    exif = turns_upright(self.ops)
+    read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
     return normalise(
       np.stack([pixels.apply(image, self.ops) for image in read])
     )
@@ -301,16 +303,17 @@ def load(
     raise ValueError(
       f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
-  options = _checked(options)
+  options, size = _checked(options), _pair(image_size)
   found = weights.read(path, grid=grid, options=options)
   try:
     config = weights.identify(found.params, {**found.options, **options})
+    height, width = size or weights.trained_at(found)
+    ops = preprocessing(found, (height, width))
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  height, width = _pair(image_size) or weights.trained_at(found)
   num_classes = weights.num_classes(found.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
@@ -338,7 +341,6 @@ def load(
       )
       + f"; expected {num_classes:,} classes in all. Take a whole file."
     )
-  ops = preprocessing(found, (height, width))
   return Pretrained(
     config=config,
     params=_to_device(params),

@@ -49,6 +49,7 @@ from vit_jax.reporting import (
   inside,
   kept,
   probes,
+  spent,
   tables,
 )
 from vit_jax.reporting import runs as runs_lib
@@ -107,6 +108,7 @@ class Report:
       comparison.differences_section(self.runs) if self.runs[1:] else "",
       self._facts(),
       comparison.costs_section(self.runs),
+      spent.section(self.runs),
       *(curves.section(k, v, self._picture) for k, v in self.groups.items()),
       classes.section(self.runs),
       probes.section(self.scored),

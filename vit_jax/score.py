@@ -134,6 +134,7 @@ from etils import epath
 from vit_jax import evaluate, weights
 from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, DataConfig
+from vit_jax.config.pixel_path import as_stored
 from vit_jax.data.sources import Sources
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.objectives import Classification
@@ -240,6 +241,9 @@ def task_of(
   size = weights.trained_at(found)
   published = published_scores.find(path, size, num_classes)
   kind, ops = protocol.choose(found, model, size, by, published)
+  # Publishers take pixels as they are stored; a run of ours is scored as it was
+  # trained, upright.
+  scored = ops if found.format == "checkpoint" else as_stored(ops)
   note = ""
   if found.format == "timm" and found.ops is None:
     note = " (no config.json beside it: mean and deviation 0.5)"
@@ -252,7 +256,7 @@ def task_of(
     objective=Classification(loss=found.loss or "softmax"),
     data=DataConfig(ops=ops, batch_size=batch_size, data_dir=data_dir),
     evals=tuple(
-      _evaluator(name, sets[written], ops) for name, written in names.items()
+      _evaluator(name, sets[written], scored) for name, written in names.items()
     ),
   )
   return Task(path, config, names, f"{kind}: {ops}{note}", published), found

@@ -187,8 +187,8 @@ def make_train_step(
   Returns:
     A function; metrics are the float32 scalars `loss`, the objective's own
     (means, too), `grad_norm` (before clipping) and `param_norm` (after the
-    update); and `fingerprint`, uint32 [7]: those of the batch, the bits of loss
-    and grad_norm, and 1 where the update was applied.
+    update); and `fingerprint`, uint32 [8]: those of the batch, the bits of
+    loss, grad_norm and param_norm, and 1 where the update was applied.
   """
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
   shardings = shardings_of(state)
@@ -238,9 +238,8 @@ def make_train_step(
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     rng = jax.random.fold_in(root, state.step)
-    of_batch = fingerprints(batch)
-    batch = config.objective.paired(batch)
-    (loss, (count, named)), grads = sums_and_grads(state.params, batch, rng)
+    rows = config.objective.paired(batch)
+    (loss, (count, named)), grads = sums_and_grads(state.params, rows, rng)
     loss, named, grads = jax.tree.map(
       lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)
     )
@@ -258,13 +257,14 @@ def make_train_step(
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
-    of_step = *map(_bits, (loss, grad_norm)), is_finite.astype(jnp.uint32)
+    param_norm = optax.tree.norm(params)
+    bits = [x.view(jnp.uint32) for x in (loss, grad_norm, param_norm)]
     metrics = {
       "loss": loss,
       **named,
       "grad_norm": grad_norm,
-      "param_norm": optax.tree.norm(params),
-      "fingerprint": jnp.stack([*of_batch, *of_step]),
+      "param_norm": param_norm,
+      "fingerprint": jnp.stack([*fingerprints(batch), *bits, is_finite]),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
@@ -275,10 +275,6 @@ def make_train_step(
     donate_argnums=0,
     compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
   )
-
-
-def _bits(x: Array) -> Array:
-  return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def shardings_of(tree: Any) -> Any:

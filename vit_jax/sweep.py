@@ -42,7 +42,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint, train
 from vit_jax.batch import DataError
-from vit_jax.config import Config, ConfigError
+from vit_jax.config import Config, ConfigError, json_file
 from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
@@ -120,7 +120,11 @@ def sweep(
   results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
   other = None
   if against:
-    other = json.loads((epath.Path(against) / TABLE).read_text())
+    other = json_file.read(epath.Path(against) / TABLE)
+    if not isinstance(other.get("tasks"), dict):
+      raise ConfigError(
+        [f"--against: got {against}/{TABLE} without tasks, expected a search."]
+      )
   for name, task in found.items():
 
     def show(result, name=name):

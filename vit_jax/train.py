@@ -22,28 +22,28 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import contextlib
-import sys
+from collections.abc import Callable
 
 import jax
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data, DataError, checked
-from vit_jax.checkpoint import SaveError
-from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.batch import Data
+from vit_jax.config import Config, to_dict
 from vit_jax.runtime import (
   changes,
+  feed,
   finite,
   host_memory,
   lock,
   predictions,
   prepare,
   promise,
+  replay,
   restacked,
   run_info,
 )
 from vit_jax.runtime.accounting import account_of
-from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Signals, Stop
 from vit_jax.runtime.progress import Progress
@@ -89,7 +89,7 @@ def train_and_evaluate(
   """
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
-    opening = at_exit.enter_context(startup.Start(began))
+    opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
     held = lock.Lock(workdir)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)
@@ -108,7 +108,6 @@ def _train(
   config, workdir = prepared.config, prepared.workdir
   phases = stop.phases
   mesh = sharding.make_mesh(config.mesh)
-
   data = prepared.data
   opening.ends("data")
   facts = prepared.facts
@@ -117,10 +116,9 @@ def _train(
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
+  form = restacked.form_of(config, facts, assembly, mesh)
   start, state = checkpointer.restore_newest(
-    prepared.start,
-    assembly.state,
-    restacked.form_of(config, facts, assembly, mesh),
+    prepared.start, assembly.state, form
   )
   prepared.start = start  # an older one where arrays are damaged
   metadata = run_info.metadata(prepared, assembly.state.params)
@@ -144,16 +142,7 @@ def _train(
   opening.ends("model and state")
 
   guard = finite.Guard(prepared, checkpointer.newest, progress.note)
-  at_exit.callback(guard.close)
-  batches = checked(
-    data.batches(start, jax.process_index(), jax.process_count()),
-    rows=config.data.batch_size // jax.process_count(),
-    image_size=facts.image_size,
-    num_classes=facts.num_classes,
-    start_step=start,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  batches = guard.remembered(feed.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
@@ -166,31 +155,22 @@ def _train(
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size, phases, held)
 
-  def is_due(cadence, step: int) -> bool:
-    return step == total_steps or is_multiple(step, cadence.every_steps)
-
   rows = Rows(writer, prepared.evals, start, progress.note)
   at_exit.callback(rows.close)
   if start:  # the run may have stopped between checkpoint and evaluation
-    due = [e for e in evaluators if is_due(e.config, start)]
+    due = [e for e in evaluators if prepared.is_due(e.config, start)]
     with phases("evaluation"):
       for evaluator in rows.owed(due):
         rows.score(start, evaluator, state.eval_params)
   opening.ends("evaluators")
 
-  def on_devices():
-    for number, batch in enumerate(guard.remembered(batches)):
-      batch = sharding.to_global(batch, mesh)
-      if number == 0:
-        opening.ends("first batch")
-      yield batch
-
-  def save(step: int) -> None:
+  def save(step: int, write: Callable[..., None]) -> None:
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept}
+    held.check()  # not into the folder of another run
     with phases("save"):
-      checkpointer.save(step, state, metadata)
+      write(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)
 
   @at_exit.push
@@ -199,22 +179,24 @@ def _train(
       stopped.step = step
       if step > start:
         guard.check(step, {})
-        save(step)  # nothing, if it is saved
+        save(step, checkpointer.save_now)
       rows.write(wait=True, before=step)  # its own are made up for
 
   # The order is fixed: batch, step, log, checkpoint, evaluate. `step` counts
-  # updates already applied, so a checkpoint of step n resumes with batch n.
+  # batches already taken, so a checkpoint of step n resumes with batch n.
   steps = range(start + 1, total_steps + 1)
-  trained = updates(
-    assembly.train_step, state, on_devices(), steps, meter, phases
+  train_step = replay.checked(
+    assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
+  batches = feed.on_devices(batches, mesh, opening)
+  trained = updates(train_step, state, batches, steps, meter, phases)
   phases.enter("step")
   step = start
   for step, state, metrics, _ in trained:
     guard.add(step, metrics.pop("fingerprint"))
-    saves = is_due(config.checkpoint, step)
+    saves = prepared.is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
-    has_row = saves or step == 1 or is_multiple(step, config.log_steps)
+    has_row = saves or step == 1 or prepare.is_multiple(step, config.log_steps)
     saves |= checkpointer.retry_due(step)
     if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -231,21 +213,21 @@ def _train(
     else:
       progress.update(step)
 
-    due = [e for e in evaluators if is_due(e.config, step)]
+    due = [e for e in evaluators if prepared.is_due(e.config, step)]
     with meter.paused():
       # A run that resumes from this checkpoint has the rows up to it.
       with phases("evaluation"):
         rows.write(wait=saves or bool(due))
       if saves:
-        save(step)
+        save(step, checkpointer.save)
       with phases("evaluation"):
         for evaluator in due:
           rows.score(step, evaluator, state.eval_params)
     stop.check()
   with phases("evaluation"):
     rows.write(wait=True, beat=stop.check_alone)
-  with phases("save"):
-    checkpointer.save_now(total_steps, state, metadata)
+  phases.enter("save")  # to the end
+  checkpointer.save_now(total_steps, state, metadata)
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
@@ -255,35 +237,22 @@ def _train(
   return state
 
 
-def is_multiple(step: int, every_steps: int) -> bool:
-  """Whether a step is a multiple of `every_steps`; never where that is 0."""
-  return every_steps > 0 and step % every_steps == 0
-
-
 def main(args: cli.Args, signals: Signals | None = None) -> None:
   """Joins the other processes, checks the run, trains."""
   startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   with supervised(args, workdir, signals) as stop:
-    try:
-      host_memory.keep()
-      if args.faults:
-        prepare.check(args.config, workdir, args.faults)
-      train_and_evaluate(
-        args.config,
-        workdir,
-        began=startup.BEGAN,
-        allow_change=changes.names_of(args.flags["allow_change"]),
-        stop=stop,
-      )
-    except (
-      ConfigError,
-      DataError,
-      FloatingPointError,
-      SaveError,
-      WriteError,
-    ) as e:
-      sys.exit(str(e))
+    host_memory.keep()
+    allowed = changes.names_of(args.flags["allow_change"])
+    if args.faults:
+      prepare.check(args.config, workdir, args.faults, allowed=allowed)
+    train_and_evaluate(
+      args.config,
+      workdir,
+      began=startup.BEGAN,
+      allow_change=allowed,
+      stop=stop,
+    )
 
 
 if __name__ == "__main__":

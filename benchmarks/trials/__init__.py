@@ -1,4 +1,15 @@
 """Trials of `make faults`: every module here has `TRIALS`."""
 
 # In the order of docs/reliability.md.
-MODULES = ("kill", "checkpoints", "elsewhere", "long")
+MODULES = (
+  "kill",
+  "signals",
+  "hangs",
+  "numbers",
+  "checkpoints",
+  "elsewhere",
+  "resume",
+  "broken_data",
+  "untrusted",
+  "long",
+)

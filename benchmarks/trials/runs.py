@@ -72,6 +72,7 @@ def start(
   words: Sequence[str] = (),
   processes: int = 1,
   env: Mapping[str, str] | None = None,
+  acts: Mapping[int, Sequence[str]] | None = None,
 ) -> list[subprocess.Popen]:
   """Starts the processes of a run; their output goes to files of `workdir`'s
   name with .0.log and so on, appended.
@@ -82,11 +83,15 @@ def start(
     words: More of the command line.
     processes: How many.
     env: Variables of the environment beside those of `environment`.
+    acts: Process -> the arguments of `acting.py`, for those that act.
   """
   port = free_port()
   started = []
   for i in range(processes):
-    command = [sys.executable, "-m", "vit_jax.train", f"--config={config}"]
+    program = ["-m", "vit_jax.train"]
+    if acts and i in acts:
+      program = [str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]
+    command = [sys.executable, *program, f"--config={config}"]
     command += [f"--workdir={workdir}", *words]
     if processes > 1:
       command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
@@ -220,6 +225,8 @@ def assert_same(got: pathlib.Path, want: pathlib.Path) -> int:
   Raises:
     AssertionError: The first difference.
   """
+  of_steps = [(run / "fingerprints.bin").read_bytes() for run in (got, want)]
+  assert of_steps[0] == of_steps[1], "fingerprints.bin differs"
   a, b = arrays(got), arrays(want)
   assert a.keys() == b.keys(), f"arrays {a.keys() ^ b.keys()}"
   for key in a:

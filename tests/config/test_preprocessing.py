@@ -2,7 +2,13 @@
 
 import pytest
 
-from vit_jax.config.preprocessing import Op, image_size, parse_ops
+from vit_jax.config import pixel_path
+from vit_jax.config.preprocessing import (
+  Op,
+  image_size,
+  parse_ops,
+  turns_upright,
+)
 
 
 def test_parses_names_arguments_and_keywords():
@@ -60,3 +66,18 @@ def test_faults(text, message):
   with pytest.raises(ValueError) as e:
     image_size(text)
   assert message in str(e.value)
+
+
+def test_published_pixels_are_taken_as_stored():
+  stored = pixel_path.as_stored
+  assert stored("decode|resize(8)") == "decode(exif=False)|resize(8)"
+  accurate = "decode(dct='accurate')|resize_torch(8)"
+  assert (
+    stored(accurate) == "decode(dct='accurate', exif=False)|resize_torch(8)"
+  )
+  assert stored(stored(accurate)) == stored(accurate)
+  assert not turns_upright(stored(accurate)) and turns_upright(accurate)
+  assert pixel_path.taken_apart(stored(accurate)).ops == accurate
+  assert stored("decode_inception_crop(8)") == "decode_inception_crop(8)"
+  with pytest.raises(ValueError, match="exif"):
+    image_size("decode(exif='no')|resize(8)")

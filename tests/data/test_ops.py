@@ -145,12 +145,18 @@ def test_decode_of_arrays_passes_them_through_with_three_channels():
   assert out.shape == (4, 4, 3)
 
 
-def test_decode_ignores_exif_orientation():
+def test_decode_turns_an_image_upright_unless_told_otherwise():
   image = noise(8, 16)
   exif = Image.Exif()
   exif[0x112] = 6  # Rotate by 90 degrees to view.
-  data = tf.constant(encoded(image, "JPEG", exif=exif))
-  assert ops.decode(data, KEY).shape == (8, 16, 3)
+  data = tf.constant(encoded(image, "PNG", exif=exif))
+  np.testing.assert_array_equal(ops.decode(data, KEY), np.rot90(image, -1))
+  for fmt in ("PNG", "WEBP", "JPEG"):
+    data = tf.constant(encoded(image, fmt, exif=exif))
+    assert ops.decode(data, KEY).shape == (16, 8, 3)
+    stored = ops.decode(data, KEY, exif=False)
+    plain = ops.decode(tf.constant(encoded(image, fmt)), KEY)
+    np.testing.assert_array_equal(stored, plain)
 
 
 def test_resize_drops_the_fraction():

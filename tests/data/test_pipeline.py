@@ -320,7 +320,7 @@ def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
   )
   bad = global_batches(source, 8, processes, start_step=1)
   assert len(caplog.records) == 1
-  assert f"Cannot decode record {broken} of 'n', split 's'" in caplog.text
+  assert f"Cannot use record {broken} of 'n', split 's'" in caplog.text
   for batch, expected in zip(bad, good, strict=True):
     is_bad = expected["index"] == broken
     np.testing.assert_array_equal(batch["mask"], ~is_bad)

@@ -168,7 +168,8 @@ def test_a_line_cut_off_is_told(tmp_path):
   with (_write(tmp_path / "a") / "metrics.jsonl").open("ab") as file:
     file.write(b'{"step": 3, "ti\xff')
   path = report.write_report(str(tmp_path / "a"))
-  assert "Not read: 1 line of the metrics of a, cut off" in _text(path)
+  told = "Not read: 1 line of the metrics of a, cut off or damaged (line 3)."
+  assert told in _text(path)
 
 
 @pytest.mark.parametrize("count, heads", [(2, "a0 a1"), (5, "1 2 3 4 5")])

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from vit_jax.runtime import files
-from vit_jax.runtime.files import Lines, WriteError
+from vit_jax.runtime.files import Records, WriteError
 
 
 def _full(*_):
@@ -74,7 +74,7 @@ def test_json_that_is_none(tmp_path, data):
   assert files.read_json(path) == ({}, [])
   path.write_bytes(data)
   values, (fault,) = files.read_json(path)
-  assert values == {} and fault.startswith(f"{path}: expected ")
+  assert values == {} and fault.startswith(f"{path}: got ")
   path.write_text('{"a": 1}')
   assert files.read_json(path) == ({"a": 1}, [])
 
@@ -104,24 +104,26 @@ class _Disk:
     return self._append(path, text, size)
 
 
-def test_lines_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
+def test_records_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
   disk, said = _Disk(monkeypatch), []
   path = epath.Path(tmp_path) / "metrics.jsonl"
-  lines = Lines(path, "0\n", said.append)
-  lines.append("11")
+  lines = Records(path, b"0\n", said.append)
+  lines.append(b"11\n")
   disk.is_full = True
-  for line in ("22", "33", "44"):
+  for line in (b"22\n", b"33\n", b"44\n"):
     lines.append(line)
   assert path.read_text().startswith("0\n11\n") and len(said) == 1
-  assert "(No space left on device): the run goes on, and its rows" in said[0]
+  assert (
+    "(No space left on device): the run goes on, and its records" in said[0]
+  )
   disk.is_full = False
-  lines.append("55")
+  lines.append(b"55\n")
   assert path.read_text() == "0\n11\n22\n33\n44\n55\n"
-  assert said[1:] == [f"metrics     {path}: 4 rows written again"]
+  assert said[1:] == [f"file        {path}: 4 records written again"]
   assert lines.close() is None
 
 
-def test_lines_that_never_can_be_written_are_kept_elsewhere(
+def test_records_that_never_can_be_written_are_kept_elsewhere(
   tmp_path, monkeypatch
 ):
   disk = _Disk(monkeypatch)
@@ -130,42 +132,42 @@ def test_lines_that_never_can_be_written_are_kept_elsewhere(
   path = epath.Path(tmp_path) / "metrics.jsonl"
   for folder_is_full in (False, True):
     disk.is_full = False
-    lines = Lines(path, "", lambda _: None)
-    lines.append('{"step": 1}')
+    lines = Records(path, b"", lambda _: None)
+    lines.append(b'{"step": 1}\n')
     disk.is_full = True
-    lines.append('{"step": 2}')
-    lines.append('{"step": 3}')
+    lines.append(b'{"step": 2}\n')
+    lines.append(b'{"step": 3}\n')
     if folder_is_full:
       monkeypatch.setattr(files, "write", _full)
     text = lines.close()
     assert "could not be written (No space left on device)" in text
     if folder_is_full:
-      assert "its last 2 rows are lost" in text
+      assert "its last 2 records are lost" in text
     else:
       (other,) = (tmp_path / "t").iterdir()
-      assert f"its last 2 rows are in {other}: append them" in text
+      assert f"its last 2 records are in {other}: append them" in text
       rows = [json.loads(x)["step"] for x in other.read_text().splitlines()]
       assert rows == [2, 3]
 
 
-def test_lines_do_not_wait_for_ever(tmp_path, monkeypatch):
-  monkeypatch.setattr(files, "MOST_LINES", 3)
+def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
+  monkeypatch.setattr(files, "MOST_RECORDS", 3)
   disk = _Disk(monkeypatch)
-  lines = Lines(epath.Path(tmp_path) / "metrics.jsonl", "", lambda _: None)
+  lines = Records(epath.Path(tmp_path) / "metrics.jsonl", b"", lambda _: None)
   disk.is_full = True
-  lines.append("1")
-  lines.append("2")
-  with pytest.raises(WriteError, match="3 rows wait, .* make room"):
-    lines.append("3")
+  lines.append(b"1")
+  lines.append(b"2")
+  with pytest.raises(WriteError, match="3 records wait, .* make room"):
+    lines.append(b"3")
 
 
 def test_a_file_that_someone_deleted_is_begun_again(tmp_path):
   path = epath.Path(tmp_path) / "run" / "metrics.jsonl"
   path.parent.mkdir()
-  lines = Lines(path, "1\n", lambda _: None)
+  lines = Records(path, b"1\n", lambda _: None)
   path.unlink()
-  lines.append("2")
+  lines.append(b"2\n")
   assert path.read_text() == "2\n"  # not a hole of NULs before it
   path.parent.rmtree()
-  lines.append("3")
+  lines.append(b"3")
   assert not path.parent.exists()  # no half a run

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import tiny
 
 from vit_jax import checkpoint, sharding, train
+from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.runtime import fingerprints, finite, prepare, repeat
+from vit_jax.runtime.rows import MEASURED
 from vit_jax.runtime.writer import read_metrics
 
 
@@ -55,7 +58,7 @@ def leaves(state):
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_bad_update_leaves_every_bit(name):
   cfg = config(optim__name=name)
-  parts = tiny.Parts(cfg)
+  parts = tiny.Parts(cfg, jax.devices()[:1])
   state, _ = parts.run(2)
   state = state.replace(
     step=jax.numpy.array(6)
@@ -80,13 +83,16 @@ def test_a_bad_update_leaves_every_bit(name):
 def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
   data = Hot(config(), 7)
-  for _ in range(2):  # the same command comes to the same step
-    with pytest.raises(FloatingPointError) as e:
-      train.train_and_evaluate(config(), str(tmp_path), data)
+  with pytest.raises(FloatingPointError) as e:
+    train.train_and_evaluate(config(), str(tmp_path), Hot(config(), 2))
+  assert "There is no checkpoint yet: the same command begins" in str(e.value)
+  assert finite.read(str(tmp_path))[0]["checkpoint"] is None
+  with pytest.raises(FloatingPointError) as e:
+    train.train_and_evaluate(config(), str(tmp_path), data)
   text = str(e.value)
   assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
   assert "The newest checkpoint, of step 4, is from before" in text
-  assert "Before it: step 5: loss " in text
+  assert "Before it: step 2: loss " in text and "; step 6: loss " in text
   assert checkpoint.find(str(tmp_path)).name == "4"
   steps = [r["step"] for r in read_metrics(str(tmp_path))]
   assert steps == [1, 4, 5]
@@ -101,12 +107,6 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   assert list(found["records"]) == [703] and np.isnan(found["loss"])
   assert "head/kernel" in found["params"]
   assert "record 703: nan" in capsys.readouterr().out
-
-
-def test_there_is_no_checkpoint_yet(tmp_path):
-  with pytest.raises(FloatingPointError, match="There is no checkpoint yet"):
-    train.train_and_evaluate(config(), str(tmp_path), Hot(config(), 2))
-  assert finite.read(str(tmp_path))[0]["checkpoint"] is None
 
 
 def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
@@ -130,12 +130,15 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   assert told.count("skipped     loss is nan") == 3 and "3 of at most 3" in told
 
   # Stops at step 11, whose number of skipped is known from the checkpoint.
-  with pytest.raises(FloatingPointError, match="That makes 4 steps skipped"):
+  with pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, 11))
+  assert "That makes 4 steps skipped, and config.max_skipped is 3" in str(
+    e.value
+  )
   again = train.train_and_evaluate(cfg, two, data)
   for a, b in zip(leaves(state), leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
-  drop = lambda r: {k: v for k, v in r.items() if not finite_free(k)}
+  drop = lambda r: {k: v for k, v in r.items() if k not in MEASURED}
   assert [drop(r) for r in read_metrics(two)] == [drop(r) for r in rows]
   files = [pathlib.Path(w) / fingerprints.FILE for w in (one, two)]
   assert files[0].read_bytes() == files[1].read_bytes()
@@ -144,12 +147,6 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
     for w in (one, two)
   ]
   assert notes[0] == notes[1]
-
-
-def finite_free(key: str) -> bool:
-  from vit_jax.runtime.rows import MEASURED
-
-  return key in MEASURED
 
 
 def test_a_score_that_is_not_finite_is_left_out():
@@ -167,7 +164,6 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   )
   with pytest.raises(FloatingPointError, match="param_norm is inf at step 5"):
     guard.check(5, {"loss": 1.0, "param_norm": np.inf})
-  guard.close()
 
 
 @pytest.mark.parametrize(
@@ -190,3 +186,16 @@ def test_odd_bytes_in_its_file(tmp_path):
   assert finite.read(str(tmp_path)) == []
   (tmp_path / finite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
   assert finite.read(str(tmp_path)) == [{"step": 3}]
+
+
+def test_too_many_broken_records_over_all_processes(tmp_path):
+  data = types.SimpleNamespace(most_unusable=lambda step: 10 * step)
+  run = types.SimpleNamespace(
+    config=None, workdir=str(tmp_path), resumed_metadata={}, start=0, data=data
+  )
+  guard = finite.Guard(run, lambda: None, print)
+  guard.undecodable = 20
+  assert guard.check(2, {})["undecodable"] == 20
+  with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
+    guard.check(1, {})
+  guard.close()

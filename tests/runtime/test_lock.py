@@ -133,6 +133,12 @@ def test_of_those_that_start_at_once_one_goes_on(
   def no_link(*_):
     raise OSError(errno.EPERM, "no links")
 
+  def slow_write(path, data):  # long from the claim to the record
+    time.sleep(0.01)
+    write(path, data)
+
+  write = files.write
+  monkeypatch.setattr(files, "write", slow_write)
   if not has_links:
     monkeypatch.setattr(os, "link", no_link)
     monkeypatch.setattr(lock, "SETTLE_SECONDS", 1.0)
@@ -149,9 +155,9 @@ def test_of_those_that_start_at_once_one_goes_on(
       barrier.wait()
       try:
         with lock.Lock(str(folder)) as held:
+          went_on.append(held)
           done.wait(60)
           held.check()
-          went_on.append(held)
       except ConfigError:
         done.wait(60)
 

@@ -3,6 +3,9 @@
 import threading
 import types
 
+import pytest
+
+from vit_jax.runtime.preemption import Stop
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.writer import Writer, read_metrics
 
@@ -76,3 +79,26 @@ def test_scores_that_are_not_finite_are_told_and_left_out(tmp_path):
   rows.write(wait=True)
   assert _read(tmp_path) == [(4, "val/not_finite")]
   assert told[0] == "not finite  val/x is nan at step 4; not written"
+
+
+def test_scores_of_a_step_that_is_made_up_for_are_not_waited_for(tmp_path):
+  rows, val, few = _rows(tmp_path), Slow("val"), Slow("few")
+  rows.score(1, val, 1)
+  rows.put(2, {"train/loss": 0.5})
+  rows.score(2, few, 1)
+  beats = []
+
+  def beat():
+    beats.append(1)
+    val.go.set()
+
+  rows.write(wait=True, before=2, beat=beat)
+  assert beats and _read(tmp_path) == [(1, "val/x"), (2, "train/loss")]
+
+  def notice():
+    raise Stop("SIGTERM")
+
+  with pytest.raises(Stop):
+    rows.write(wait=True, beat=notice)
+  few.go.set()
+  rows.close()

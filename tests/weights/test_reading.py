@@ -384,12 +384,12 @@ def test_a_damaged_tree(tmp_path):
     victim = broken / "params" / name
     shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
     assert re.fullmatch(
-      rf"got '{broken}/params', which Orbax cannot read \(\w+: .*\); copy it"
-      " again.",
-      message(broken),
+      rf"{broken} is damaged: \w+: .*; copy it again.", message(broken)
     )
   (path / "metadata" / "metadata").write_text("{")
-  assert "which Orbax cannot read (JSONDecodeError: " in message(path)
+  assert message(path).startswith(
+    f"{path} is damaged: metadata/metadata: got no JSON (Expecting "
+  )
 
 
 # What is refused.

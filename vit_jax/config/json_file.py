@@ -75,11 +75,9 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
     ValueError: It is no JSON object, see `parse`, or of another shape: all
       faults at once.
   """
-  file = epath.Path(path)
-  if not file.exists():
+  if not epath.Path(path).exists():
     return {}
-  with file.open("rb") as stream:
-    values = parse(stream.read(MAX_BYTES + 1), str(path))
+  values = parse(contents(path), str(path))
   if not isinstance(values, dict):
     raise ValueError(
       f"{path}: got a {type(values).__name__}, expected options by name. Copy"
@@ -89,8 +87,54 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
   return values
 
 
-def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
-  """Yields the object of each line that is not blank; None: it has none.
+def contents(path: str | os.PathLike) -> bytes:
+  """Returns the bytes of a file, or the first `MAX_BYTES` and one.
+
+  Raises:
+    FileNotFoundError: There is none.
+    ValueError: It cannot be read, as a folder.
+  """
+  try:
+    with epath.Path(path).open("rb") as stream:
+      return stream.read(MAX_BYTES + 1)
+  except FileNotFoundError:
+    raise
+  except OSError as e:
+    raise ValueError(
+      f"{path}: got no readable file ({e.strerror or e}), expected one; look at"
+      " its type and its permissions."
+    ) from None
+
+
+def text_lines(path: str | os.PathLike) -> list[str]:
+  """Returns the lines of a small text that are not blank, stripped.
+
+  Raises:
+    FileNotFoundError: There is none.
+    ValueError: It is no text, or has more than `MAX_BYTES`, or `MAX_VALUES`
+      lines.
+  """
+  data = contents(path)
+  try:
+    lines = data.decode("utf-8").splitlines()
+  except UnicodeDecodeError as e:
+    raise ValueError(
+      f"{path}: got bytes that are no text ({e.reason} at {e.start:,}),"
+      " expected UTF-8. Is it the right file?"
+    ) from None
+  if len(data) > MAX_BYTES or len(lines) > MAX_VALUES:
+    raise ValueError(
+      f"{path}: got more than {MAX_BYTES:,} bytes, or {MAX_VALUES:,} lines;"
+      " expected a small text. Is it the right file?"
+    )
+  return [line.strip() for line in lines if line.strip()]
+
+
+def lines(
+  path: str | os.PathLike,
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  """Yields the number, from 1, and the object of each line that is not blank;
+  None: it has none.
 
   The names of values are kept once for all lines. A line beyond
   `MAX_LINE_BYTES` is none.
@@ -104,7 +148,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
     return {names.setdefault(k, k): v for k, v in pairs}
 
   with epath.Path(path).open("rb") as stream:
-    total = 0
+    total, number = 0, 1
     while line := stream.readline(MAX_LINE_BYTES):
       total += len(line)
       if total > MAX_LINES_BYTES:
@@ -112,6 +156,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
           f"{path}: got more than {MAX_LINES_BYTES:,} bytes, expected a file"
           " of lines; move it away, or keep its last lines (tail)."
         )
+      this, number = number, number + line.endswith(b"\n")
       if not line.strip():
         continue
       try:
@@ -119,7 +164,7 @@ def lines(path: str | os.PathLike) -> Iterator[dict[str, Any] | None]:
         _check(value)
       except (ValueError, RecursionError):
         value = None
-      yield value if isinstance(value, dict) else None
+      yield this, value if isinstance(value, dict) else None
 
 
 def check(values: Any, shape: Any, where: str) -> None:

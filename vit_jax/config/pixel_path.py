@@ -16,7 +16,12 @@ vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
 
 import dataclasses
 
-from vit_jax.config.preprocessing import Op, image_size, parse_ops
+from vit_jax.config.preprocessing import (
+  Op,
+  image_size,
+  parse_ops,
+  turns_upright,
+)
 
 # Options of the operation `decode`, at their defaults.
 DECODING = {"dct": "fast", "upsampling": "fancy"}
@@ -119,6 +124,23 @@ def big_vision(size: tuple[int, int]) -> PixelPath:
   return PixelPath(size, short=min(size) * 8 // 7, filter="area")
 
 
+def as_stored(ops: str) -> str:
+  """Returns the operations without the turn that EXIF asks for.
+
+  The pipelines of the published scores take pixels as they are stored.
+
+  Example:
+    >>> as_stored("decode(dct='accurate')|resize(224)")
+    "decode(dct='accurate', exif=False)|resize(224)"
+  """
+  first, *rest = ops.split("|")
+  name, _, options = first.strip().removesuffix(")").partition("(")
+  if name != "decode" or not turns_upright(ops):
+    return ops
+  options = ", ".join(filter(None, (options, "exif=False")))
+  return "|".join([f"decode({options})", *rest])
+
+
 def taken_apart(ops: str) -> PixelPath | None:
   """Returns the path of a string of operations, or None if it is no such path.
 
@@ -143,10 +165,11 @@ def taken_apart(ops: str) -> PixelPath | None:
     return None
   if decode.name != "decode":
     return None
+  given = dict(zip(DECODING, decode.args, strict=False)) | decode.kwargs
   return PixelPath(
     size,
     short,
-    **DECODING | dict(zip(DECODING, decode.args, strict=False)) | decode.kwargs,
+    **{key: given.get(key, default) for key, default in DECODING.items()},
     resizer="pillow" if is_torch else "tensorflow",
     filter=resize.filter,
     antialias=resize.antialias,

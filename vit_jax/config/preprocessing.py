@@ -47,10 +47,14 @@ def pair(size: Side) -> tuple[int, int]:
 
 
 def _decode(
-  shape: Shape, dct: str = "fast", upsampling: str = "fancy"
+  shape: Shape,
+  dct: str = "fast",
+  upsampling: str = "fancy",
+  exif: bool = True,
 ) -> Shape:
   _check_choice("dct", dct, DCTS)
   _check_choice("upsampling", upsampling, UPSAMPLINGS)
+  _check_choice("exif", exif, (True, False))
   return None
 
 
@@ -162,11 +166,11 @@ def _check_method(method: str) -> None:
   _check_choice("resize method", method, RESIZE_METHODS)
 
 
-def _check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(what: str, value, choices: tuple) -> None:
   if value not in choices:
     raise ValueError(
-      f"got {what} {value!r}, expected one of {', '.join(choices)}."
-      + nearest(str(value), choices)
+      f"got {what} {value!r}, expected one of {', '.join(map(str, choices))}."
+      + nearest(str(value), map(str, choices))
     )
 
 
@@ -204,6 +208,18 @@ def parse_ops(text: str) -> tuple[Op, ...]:
       " characters such as 'decode|resize(224)|flip_lr'."
     )
   return tuple(_parse_op(part.strip(), text) for part in text.split("|"))
+
+
+def turns_upright(text: str) -> bool:
+  """Whether images are turned as their EXIF orientation says.
+
+  Raises:
+    ValueError: As `parse_ops`.
+  """
+  op = parse_ops(text)[0]
+  names = inspect.signature(SHAPE_FNS[op.name]).parameters
+  given = dict(zip([*names][1:], op.args, strict=False)) | op.kwargs
+  return given.get("exif", True)
 
 
 def image_size(text: str) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import NamedTuple
 
-from vit_jax.config.pixel_path import PixelPath, taken_apart
+from vit_jax.config.pixel_path import PixelPath, as_stored, taken_apart
+from vit_jax.config.preprocessing import turns_upright
 from vit_jax.config.schema import Config
 from vit_jax.families import ModelConfig
 
@@ -108,5 +109,10 @@ def _with_ops(config: Config, ops: str) -> Config:
   return dataclasses.replace(
     config,
     data=dataclasses.replace(config.data, ops=ops),
-    evals=tuple(dataclasses.replace(e, ops=ops) for e in config.evals),
+    evals=tuple(
+      dataclasses.replace(
+        e, ops=ops if turns_upright(e.ops) else as_stored(ops)
+      )
+      for e in config.evals
+    ),
   )

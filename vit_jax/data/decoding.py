@@ -1,10 +1,10 @@
-"""From raw records to rows of a batch, broken images included.
+"""From raw records to rows of a batch, broken records included.
 
-Nearly all images can be decoded, so a fast function is tried first. At the
-first image that it cannot decode, reading starts again at the same batch with a
-slower, careful function, which turns such an image into a row with mask False,
-so that no other row moves. Every such image is named once, and too many of them
-are an error.
+Nearly all records can be used, so a fast function is tried first. At the first
+one that it fails on, reading starts again at the same batch with a slower,
+careful function, which turns such a record into a row with mask False, so that
+no other row moves. Every such record is named once, with the reason, and too
+many of them are an error.
 """
 
 import atexit
@@ -12,35 +12,73 @@ import contextlib
 import logging
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from vit_jax.batch import Batch, DataError
 from vit_jax.config import preprocessing
+from vit_jax.data import encoded, images
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
-from vit_jax.data.records import Record, Source
+from vit_jax.data.records import NO_LABEL, Record, Source
+
+_KEYS = ("label", "mask", "index")
 
 
-def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
+def row_fns(
+  source: Source, ops: str, root: int, truncated: str = "skip"
+) -> tuple[Callable, Callable]:
   """Returns a fast and a careful function {"raw", "epoch"} -> row.
+
+  Rows of the careful one also have `fault`, string []: why mask is False.
 
   Args:
     source: Source of the raw records.
     ops: Preprocessing, see `vit_jax.config.preprocessing`.
     root: Root of all keys; the key of a record is (root + epoch, index).
+    truncated: What becomes of images that are cut off, "skip" or "use"; see
+      `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`.
   """
   first, *rest = ops_lib.bind(ops)
   height, width = preprocessing.image_size(ops)
+  exif = preprocessing.turns_upright(ops)
 
-  def decode(element: Record, load) -> Record:
-    record = load(element["raw"])
-    key = tf.stack([root + element["epoch"], record["index"]])
+  def key_of(element: Record, index) -> tf.Tensor:
+    return tf.stack([root + element["epoch"], index])
+
+  def decode(element: Record) -> Record:
+    record = source.load(element["raw"])
+    key = key_of(element, record["index"])
     image = first(record["image"], key)
     return {**record, "image": image, "mask": tf.constant(True), "key": key}
+
+  def decode_or_say(element: Record) -> Record:
+    return {**decode(element), "fault": tf.constant("")}
+
+  def rescue(element: Record) -> Record:
+    record = source.rescue(element["raw"])
+    image, fault = tf.numpy_function(
+      lambda data, fault: _rescued(data, fault, truncated == "use", exif),
+      [record["image"], record["fault"]],
+      [tf.uint8, tf.string],
+      stateful=False,
+    )
+    key = key_of(element, record["index"])
+    image = first(tf.ensure_shape(image, [None, None, 3]), key)
+    fault = tf.ensure_shape(fault, [])
+    mask = fault == b""
+    return {
+      **record,
+      "image": image,
+      "mask": mask,
+      "key": key,
+      "fault": fault,
+    }
 
   def blank(element: Record) -> Record:
     return {
@@ -49,6 +87,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
       "index": element["raw"]["index"],
       "mask": tf.constant(False),
       "key": tf.zeros([2], tf.int64),
+      "fault": tf.constant("cannot be read."),
     }
 
   def finish(record: Record) -> Record:
@@ -56,27 +95,34 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
     for op in rest:
       image = op(image, record["key"])
     image = tf.ensure_shape(image, [height, width, 3])
-    return {"image": image} | {k: record[k] for k in ("label", "mask", "index")}
+    return {"image": image} | {k: record[k] for k in _KEYS}
 
   def quick(element: Record) -> Record:
-    return finish(decode(element, source.load))
+    return finish(decode(element))
 
   def careful(element: Record) -> Record:
-    record = _first_that_works(
-      element,
-      lambda e: decode(e, source.load),
-      lambda e: decode(e, source.reload),
-      blank,
-    )
+    record = _first_that_works(element, decode_or_say, rescue, blank)
     # An error here is not the image's fault: a crop that does not fit, say.
     row = tf.cond(
       record["mask"],
       lambda: finish(record)["image"],
       lambda: tf.zeros([height, width, 3], tf.uint8),
     )
-    return {"image": row} | {k: record[k] for k in ("label", "mask", "index")}
+    return {"image": row} | {k: record[k] for k in (*_KEYS, "fault")}
 
   return as_is(quick), as_is(careful)
+
+
+def _rescued(data, fault, use_truncated: bool, exif: bool):
+  """Returns (pixels, why there are none or b"")."""
+  fault = encoded.as_bytes(fault)
+  if not fault:
+    try:
+      data = encoded.as_bytes(data)
+      return images.rescued(data, truncated=use_truncated, exif=exif), b""
+    except ValueError as e:
+      fault = str(e).encode()
+  return np.zeros([1, 1, 3], np.uint8), fault
 
 
 def iterate(
@@ -84,14 +130,24 @@ def iterate(
   read: Callable[[int, Callable], tf.data.Dataset],
   fns: tuple[Callable, Callable],
   first_step: int,
+  num_records: int,
 ) -> Iterator[Batch]:
   """Yields the batches of `read(first_step, row function)` as numpy arrays.
 
+  Args:
+    source: Source of the records.
+    read: (number of the first batch, row function) -> batches.
+    fns: The functions of `row_fns`.
+    first_step: Number of the first batch.
+    num_records: How many different records are read; of these,
+      `most_unusable` may be broken.
+
   Raises:
-    ValueError: Too many images cannot be decoded, or preprocessing or reading
+    ValueError: Too many records cannot be used, or preprocessing or reading
       failed; the message says what was being read.
   """
-  batches = _iterate(source, read, fns, first_step)
+  faults = _Faults(source, most_unusable(num_records))
+  batches = _iterate(source, read, fns, first_step, faults)
   _OPEN.add(batches)
   return batches
 
@@ -109,10 +165,10 @@ def _close_all() -> None:
       batches.close()
 
 
-def _iterate(source, read, fns, first_step) -> Iterator[Batch]:
+def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
   quick, careful = fns
   is_careful, step = False, first_step
-  iterator = read(step, quick).as_numpy_iterator()
+  iterator = _opened(read, step, quick, source)
   while True:
     try:
       batch = next(iterator)
@@ -122,12 +178,49 @@ def _iterate(source, read, fns, first_step) -> Iterator[Batch]:
       if is_careful:
         raise DataError(_readable(e, source)) from None
       is_careful = True
-      iterator = read(step, careful).as_numpy_iterator()
+      iterator = _opened(read, step, careful, source)
       continue
+    reasons = batch.pop("fault", None)
     if not batch["mask"].all():
-      _count_undecodable(batch, source)
+      faults.note(batch["index"], ~batch["mask"], reasons.tolist())
+    batch = _with_labels_in_range(batch, source, faults)
     step += 1
     yield Batch(**batch)
+
+
+def _opened(read, step: int, row_fn, source: Source) -> Iterator[dict]:
+  try:
+    return read(step, row_fn).as_numpy_iterator()
+  except tf.errors.OpError as e:  # files that are read before the first batch
+    raise DataError(_readable(e, source)) from None
+
+
+def _with_labels_in_range(
+  batch: dict, source: Source, faults: "_Faults"
+) -> dict:
+  """Returns a batch in which rows of impossible labels do not count."""
+  label = batch["label"]
+  if label.ndim > 1:  # checked where it was made
+    return batch
+  is_bad = batch["mask"] & ((label < -1) | (label >= source.num_classes))
+  if not is_bad.any():
+    return batch
+  expected = f"expected 0 to {source.num_classes - 1}"
+  reasons = [
+    b"has no label."
+    if n == NO_LABEL
+    else f"has label {n}, {expected}.".encode()
+    for n in label
+  ]
+  faults.note(batch["index"], is_bad, reasons)
+  image = batch["image"].copy()
+  image[is_bad] = 0
+  return {
+    **batch,
+    "image": image,
+    "label": np.where(is_bad, 0, label),
+    "mask": batch["mask"] & ~is_bad,
+  }
 
 
 def _first_that_works(element: Record, *functions) -> Record:
@@ -139,26 +232,48 @@ def _first_that_works(element: Record, *functions) -> Record:
   return results.take(1).get_single_element()
 
 
-def _count_undecodable(batch: Batch, source: Source) -> None:
-  limit = max(10, int(source.num_examples * MAX_UNDECODABLE))
-  bad = source.undecodable
-  for index in batch["index"][~batch["mask"]].tolist():
-    if index in bad:
-      continue
-    bad.add(index)
-    logging.warning(
-      "Cannot decode %s; it does not count (number %d of up to %d).",
-      source.record_name(index),
-      len(bad),
-      limit,
-    )
-  if len(bad) > limit:
-    first = ", ".join(source.record_name(i) for i in sorted(bad)[:3])
-    raise DataError(
-      f"got {len(bad)} images of {source.name!r} ({source.split!r}) that cannot"
-      f" be decoded, among them {first}; expected at most {limit}. Repair or"
-      " remove them."
-    )
+class _Faults:
+  """The broken records that were met, of which the first few are allowed."""
+
+  def __init__(self, source: Source, limit: int):
+    self._source, self._limit = source, limit
+    self._met: set[int] = set()
+
+  def note(
+    self, index: np.ndarray, is_bad: np.ndarray, reasons: Sequence[bytes]
+  ) -> None:
+    """Names the records that were not named before, and counts them.
+
+    Raises:
+      DataError: They are too many.
+    """
+    source = self._source
+    for row in np.flatnonzero(is_bad):
+      record = int(index[row])
+      self._met.add(record)
+      if record in source.undecodable:
+        continue
+      source.undecodable.add(record)
+      logging.warning(
+        "Cannot use %s: %s It does not count (number %d of up to %d).",
+        source.record_name(record),
+        reasons[row].decode(errors="replace"),
+        len(self._met),
+        self._limit,
+      )
+    if len(self._met) > self._limit:
+      first = ", ".join(source.record_name(i) for i in sorted(self._met)[:3])
+      raise DataError(
+        f"got {len(self._met)} records of {source.name!r} ({source.split!r})"
+        f" that cannot be used, among them {first}; expected at most"
+        f" {self._limit} ({MAX_UNDECODABLE:.0%}, or ten). What is wrong with"
+        " each was said above. Repair or remove them."
+      )
+
+
+def most_unusable(num_examples: int) -> int:
+  """Returns how many of so many records may be broken: 1 %, or ten."""
+  return max(10, int(num_examples * MAX_UNDECODABLE))
 
 
 def _readable(error: Exception, source: Source) -> str:

@@ -5,8 +5,10 @@ Two layouts:
   /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split are made
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
-Splits are `train`, `val` and `test`. Folders, and the splits in a config, may
-have any of the names in `SPLIT_FOLDERS` instead, in any case.
+Images are the files that end in one of `SUFFIXES`, in any case, whatever their
+format is; hidden files are left out. Splits are `train`, `val` and `test`.
+Folders, and the splits in a config, may have any of the names in
+`SPLIT_FOLDERS` instead, in any case.
 
 Where splits are made, the files of every class are ordered by a hash of their
 names, and the first 10 % (at least one, if there are two) become `val`. The
@@ -21,20 +23,22 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import io
 import os
 import pathlib
 
 import numpy as np
 
-from vit_jax.data import splits
+from vit_jax.data import encoded, splits
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Record, Source
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.options import nearest
 
 PREFIX = "folder:"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+SUFFIXES = (
+  *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
+  *(".tif", ".tiff", ".ppm", ".pgm"),
+)
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
 _SALT = "vit_jax folder split 0"  # The seed of the split.
@@ -48,26 +52,29 @@ class FolderSource(Source):
 
   paths: tuple[str, ...]
   path_labels: np.ndarray  # int32 [num_examples]
+  left_out: tuple[str, ...] = ()  # files of the folder that are no records
 
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      return tf.constant(self.paths), tf.constant(self.path_labels)
+      paths = [_encoded(path) for path in self.paths]
+      return tf.constant(paths), tf.constant(self.path_labels)
 
   def load(self, raw: Record) -> Record:
-    """See `Source`; refuses BMP, some of which TensorFlow reads wrongly."""
-    record = self._read(raw)
-    is_bmp = tf.strings.substr(record["image"], 0, 2) == b"BM"
-    with tf.control_dependencies([tf.debugging.Assert(~is_bmp, ["BMP"])]):
-      return {**record, "image": tf.identity(record["image"])}
+    """See `Source`."""
+    path, label = self._file(raw)
+    image = tf.io.read_file(path)
+    return {"image": image, "label": label, "index": raw["index"]}
 
-  def reload(self, raw: Record) -> Record:
-    """See `Source`; decodes with Pillow: BMP, animations, odd formats."""
-    record = self._read(raw)
-    image = tf.numpy_function(
-      _pillow_image, [record["image"]], tf.uint8, stateful=False
+  def rescue(self, raw: Record) -> Record:
+    """See `Source`."""
+    path, label = self._file(raw)
+    image, fault = tf.numpy_function(
+      _bytes_of, [path], [tf.string, tf.string], stateful=False
     )
-    return {**record, "image": tf.ensure_shape(image, [None, None, 3])}
+    record = {"image": image, "fault": fault}
+    record = {k: tf.ensure_shape(v, []) for k, v in record.items()}
+    return {**record, "label": label, "index": raw["index"]}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
@@ -75,13 +82,22 @@ class FolderSource(Source):
 
   def record_name(self, index: int) -> str:
     """See `Source`."""
-    return self.paths[index]
+    return printable(self.paths[index])
 
-  def _read(self, raw: Record) -> Record:
+  def note(self) -> str:
+    """See `Source`: says which files of the folder are not read."""
+    if not self.left_out:
+      return ""
+    first = ", ".join(map(printable, self.left_out[:3]))
+    return (
+      f"{self.name!r} has {len(self.left_out):,} files that are not read, since"
+      f" they are hidden or end in none of {', '.join(SUFFIXES)}: {first}"
+      f"{', ...' * (len(self.left_out) > 3)}"
+    )
+
+  def _file(self, raw: Record) -> tuple[tf.Tensor, tf.Tensor]:
     paths, labels = self._tensors
-    index = raw["index"]
-    image = tf.io.read_file(tf.gather(paths, index))
-    return {"image": image, "label": tf.gather(labels, index), "index": index}
+    return tf.gather(paths, raw["index"]), tf.gather(labels, raw["index"])
 
 
 def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
@@ -96,7 +112,7 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
   root = root.absolute()
-  class_names, by_split = _scan(root, dataset, _stamp(root))
+  class_names, by_split, left_out = _scan(root, dataset, _stamp(root))
   sizes = {k: len(r) for k, r in by_split.items()}
   spans = splits.parse_split(split, sizes, synonyms=_SPLIT_OF)
   records = []
@@ -108,7 +124,8 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
     split=split,
     num_examples=len(records),
     num_classes=len(class_names),
-    class_names=class_names,
+    class_names=tuple(map(printable, class_names)),
+    left_out=left_out,
     paths=tuple(path for path, _ in records),
     path_labels=np.array([label_of[c] for _, c in records], np.int32),
   )
@@ -127,20 +144,26 @@ def _stamp(root: pathlib.Path) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=2)
 def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
-  """Returns class names and, for each split, (path, class) of its records."""
+  """Returns what an open folder consists of.
+
+  Returns:
+    The names of the classes; for each split, (path, class) of its records; and
+    the files that are no records.
+  """
   del stamp
   if not root.is_dir():
     raise ValueError(
       f"got data set {dataset!r}, but {root} is no folder; expected"
       " one folder of images per class in it."
     )
-  names = _subfolders(root)
+  names, left_out = _subfolders(root), []
   if found := _split_folders(root, names, dataset):
-    class_names, by_split = _given_splits(found, dataset)
+    class_names, by_split = _given_splits(found, dataset, left_out)
   else:
-    files = _class_files(root, names, dataset)
+    files = _class_files(root, names, dataset, left_out)
     class_names, by_split = tuple(files), _divide(root, files)
-  return class_names, {k: _ordered(files) for k, files in by_split.items()}
+  records = {k: _ordered(files) for k, files in by_split.items()}
+  return class_names, records, tuple(left_out)
 
 
 def _split_folders(
@@ -169,7 +192,9 @@ def _split_folders(
   return {split: found[split][0] for split in SPLIT_FOLDERS if split in found}
 
 
-def _given_splits(found: dict[str, pathlib.Path], dataset: str):
+def _given_splits(
+  found: dict[str, pathlib.Path], dataset: str, left_out: list[str]
+):
   train = found["train"]
   if len(found) == 1:
     raise ValueError(
@@ -178,7 +203,7 @@ def _given_splits(found: dict[str, pathlib.Path], dataset: str):
       f" name the folder of the classes: {PREFIX}{train}."
     )
   by_split = {
-    split: _class_files(folder, _subfolders(folder), dataset)
+    split: _class_files(folder, _subfolders(folder), dataset, left_out)
     for split, folder in found.items()
   }
   class_names = tuple(by_split["train"])
@@ -200,9 +225,17 @@ def _others() -> str:
   return f"{', '.join(names)}, in any case"
 
 
-def _class_files(root: pathlib.Path, names: list[str], dataset: str) -> _Files:
-  """Returns the images of each class folder, sub-folders included."""
-  files = {name: _images_in(root / name) for name in names}
+def _class_files(
+  root: pathlib.Path, names: list[str], dataset: str, left_out: list[str]
+) -> _Files:
+  """Returns the images of each class folder, sub-folders included.
+
+  Appends to `left_out` what else is there.
+  """
+  files = {}
+  for name in names:
+    files[name], others = _images_in(root / name)
+    left_out += [os.path.join(name, path) for path in others]
   if len(names) < 2:
     loose = any(p.suffix.lower() in SUFFIXES for p in root.iterdir())
     got = (
@@ -251,7 +284,7 @@ def _meant(root: pathlib.Path, files: _Files) -> str:
       )
   while files and not any(map(_own, files.values())):
     root = root / max(files, key=lambda name: len(files[name]))
-    files = {name: _images_in(root / name) for name in _subfolders(root)}
+    files = {name: _images_in(root / name)[0] for name in _subfolders(root)}
     is_split = any(name.lower() in SPLIT_FOLDERS["train"] for name in files)
     if is_split or (len(files) > 1 and any(map(_own, files.values()))):
       return f" Did you mean {PREFIX}{root}?"
@@ -265,21 +298,68 @@ def _subfolders(root: pathlib.Path) -> list[str]:
     )
 
 
-def _images_in(root: pathlib.Path) -> list[str]:
-  found = []
-  for directory, _, files in os.walk(root, followlinks=True):
-    relative = os.path.relpath(directory, root)
-    found += [
-      os.path.normpath(os.path.join(relative, name))
-      for name in files
-      if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-    ]
-  return sorted(found)  # os.walk follows the order of the file system
+def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
+  """Returns the images in a folder, at any depth, and the other files.
+
+  A link that leads nowhere is among the images, so that it is named and
+  counted. Hidden files and folders are among the others, and so are pipes and
+  devices, which reading might wait for, and links to a folder around them.
+  """
+  found, others = [], []
+
+  def walk(folder: str, relative: str, above: tuple[os.stat_result, ...]):
+    try:
+      above = (*above, os.stat(folder))
+      with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda e: e.name)
+    except OSError as e:
+      raise ValueError(
+        f"got the folder {printable(folder)}, which cannot be opened:"
+        f" {e.strerror or e}."
+      ) from None
+    for entry in entries:
+      path = os.path.join(relative, entry.name)
+      is_image = entry.name.lower().endswith(SUFFIXES)
+      if entry.name.startswith("."):
+        others.append(path)
+      elif os.path.isdir(entry.path):
+        is_loop = entry.is_symlink() and any(
+          os.path.samestat(os.stat(entry.path), other) for other in above
+        )
+        if is_loop:
+          others.append(path)
+        else:
+          walk(entry.path, path, above)
+      elif is_image and (entry.is_file() or not os.path.exists(entry.path)):
+        found.append(path)
+      else:
+        others.append(path)
+
+  walk(str(root), "", ())
+  return sorted(found), others
 
 
 def _hash(path: str) -> bytes:
   # The hash is of class and file name, not of the path of the folder.
-  return hashlib.blake2b(f"{_SALT}/{path}".encode()).digest()
+  return hashlib.blake2b(_encoded(f"{_SALT}/{path}")).digest()
+
+
+def _encoded(path: str) -> bytes:
+  """Returns the bytes of a path, whatever they are."""
+  return path.encode("utf-8", "surrogateescape")
+
+
+def printable(path: str) -> str:
+  """Returns a path on one line, bytes that are no text as escapes.
+
+  Example:
+    >>> printable("a\\nb" + chr(0xdce9))
+    'a\\\\nb\\\\xe9'
+  """
+  text = _encoded(path).decode("utf-8", "backslashreplace")
+  return "".join(
+    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+  )
 
 
 def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
@@ -307,9 +387,14 @@ def _ordered(files: _Files) -> list[tuple[str, str]]:
   )
 
 
-def _pillow_image(encoded: bytes) -> np.ndarray:
-  """Decodes to RGB, of an animation the first frame; alpha is dropped."""
-  from PIL import Image  # Here, because few data sets need it.
-
-  with Image.open(io.BytesIO(encoded)) as image:
-    return np.asarray(image.convert("RGB"))
+def _bytes_of(path) -> tuple[bytes, bytes]:
+  """Returns the bytes of a file, and why there are none or b""."""
+  path = encoded.as_bytes(path)
+  try:
+    with open(path, "rb") as file:
+      return file.read(), b""
+  except OSError as e:
+    if os.path.islink(path) and not os.path.exists(path):
+      target = printable(os.fsdecode(os.readlink(path)))
+      return b"", f"is a link to {target}, which is not there.".encode()
+    return b"", f"cannot be read: {e.strerror or e}.".encode()

@@ -3,19 +3,24 @@
 Pillow decodes. From lossless files its pixels equal those of TensorFlow's
 decoder; from JPEG they differ: Pillow's inverse cosine transform is the
 accurate one, TensorFlow's the fast one.
+
+The header is read first: an image of more than `MAX_PIXELS` is refused before
+memory is taken for its pixels.
 """
 
+import contextlib
 import glob
 import io
 import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageFile
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP or GIF"
 # Those, and what else is pixels alone: Pillow would hand PostScript to another
@@ -30,6 +35,14 @@ BROKEN = (
   Image.DecompressionBombError,
 )
 MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
+# Height times width: a quarter of a GiB as RGB. Pillow warns from there on.
+MAX_PIXELS = 2**28 // 3
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+# A marker of a JPEG: neither a stuffed byte, nor a restart, nor a fill byte.
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+_END, _WITHOUT_LENGTH = 0xD9, (0x01, 0xD8)
+_ORIENTATION = 0x0112  # tag of EXIF
+_lenient_lock = threading.Lock()
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 
@@ -67,29 +80,103 @@ def name(image: Any, index: int) -> str:
   return getattr(image, "filename", "") or f"image {index}"
 
 
-def read(image: Any) -> UInt8[np.ndarray, "h w 3"]:
+def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the pixels as RGB.
 
   As in training, grey becomes three equal channels, an alpha channel is
   dropped, 16 bits become 8, an animation is represented by its first frame, and
-  an EXIF orientation is not applied (`PIL.ImageOps.exif_transpose` applies it).
+  an image is turned upright as its EXIF orientation says.
 
   Args:
     image: A path, the bytes of a file, a PIL image, or an array uint8 [h, w],
       [h, w, 1], [h, w, 3] or [h, w, 4].
+    exif: Whether the orientation is applied. An array has none.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: It is no image, or has more pixels than Pillow decodes
-      (178,956,970).
+    ValueError: It is no image, or has more pixels than `MAX_PIXELS`.
   """
   if isinstance(image, Image.Image):
-    return _rgb(image)
+    return _rgb(image, exif)
   if isinstance(image, bytes):
-    return _from_bytes(image)
+    return _from_bytes(image, exif)
   if isinstance(image, str | os.PathLike):
-    return _decoded(epath.Path(image))
+    return _from_bytes(_bytes_of(epath.Path(image)), exif)
   return _three_channels(image)
+
+
+def rescued(
+  data: bytes, *, truncated: bool = False, exif: bool = True
+) -> UInt8[np.ndarray, "h w 3"]:
+  """Returns the pixels of a file that another decoder did not take.
+
+  Args:
+    data: Bytes of the file.
+    truncated: Whether a file that is cut off is used: the rows that are there,
+      the rest black or grey.
+    exif: See `read`.
+
+  Raises:
+    ValueError: As `read`; or the file is cut off.
+  """
+  if truncated:
+    with _lenient():
+      found = _from_bytes(data, exif)
+    if not found.any():
+      raise ValueError("is cut off before its first pixels.")
+    return found
+  if data.startswith(_JPEG):
+    _check_whole(data)
+  return _from_bytes(data, exif)
+
+
+def turn(data: bytes) -> int:
+  """Returns how an image must be turned after another decoder had it.
+
+  Returns:
+    Its EXIF orientation, 1 (upright) to 8, see `turned`; 0: only Pillow decodes
+    it rightly, by `read`.
+
+  Raises:
+    ValueError: It should not be decoded: it is none, is cut off, or has more
+      pixels than `MAX_PIXELS`.
+  """
+  with _opened(data) as image:
+    if data.startswith(_JPEG):
+      _check_whole(data)
+      return _orientation(image)
+  if data.startswith(_PNG):
+    return 0 if b"eXIf" in data else 1
+  # WebP without alpha, EXIF and animation, as bits of its header say.
+  if data[8:12] != b"WEBP":
+    return 0
+  extended, lossless = data[12:16] == b"VP8X", data[12:16] == b"VP8L"
+  is_odd = extended and data[20] & 0x1A or lossless and data[24] & 0x10
+  return 0 if is_odd else 1
+
+
+def turned(
+  pixels: UInt8[np.ndarray, "a b c"], orientation: int
+) -> UInt8[np.ndarray, "h w c"]:
+  """Returns stored pixels upright.
+
+  Args:
+    pixels: As they are stored.
+    orientation: 1 to 8, of EXIF 2.32, section 4.6.4: rows and columns are
+      exchanged from 5 on; then 3, 4, 7 and 8 mirror top and bottom, and 2, 3, 6
+      and 7 left and right.
+
+  Example:
+    >>> turned(np.array([[[1], [2]]], np.uint8), 6)[..., 0].tolist()
+    [[1], [2]]
+    >>> turned(np.array([[[1], [2]]], np.uint8), 8)[..., 0].tolist()
+    [[2], [1]]
+  """
+  if orientation >= 5:
+    pixels = pixels.swapaxes(0, 1)
+  rows = slice(None, None, -1 if orientation in (3, 4, 7, 8) else 1)
+  columns = slice(None, None, -1 if orientation in (2, 3, 6, 7) else 1)
+  return np.ascontiguousarray(pixels[rows, columns])
 
 
 def _is_one(images) -> bool:
@@ -107,19 +194,24 @@ def _matches(path) -> list[Any]:
   return found
 
 
-def _decoded(path: epath.Path):
+def _bytes_of(path: epath.Path) -> bytes:
   if not path.exists():
     raise FileNotFoundError("got a path with no file, expected an image.")
   if path.is_dir():
     raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
   try:
-    data = path.read_bytes()
+    return path.read_bytes()
   except OSError as e:  # without permission to read it
     raise ValueError(f"cannot be read: {e.strerror or e}.") from None
-  return _from_bytes(data)
 
 
-def _from_bytes(data: bytes):
+def _from_bytes(data: bytes, exif: bool):
+  with _opened(data) as image:
+    return _rgb(image, exif)
+
+
+def _opened(data: bytes) -> Image.Image:
+  """Returns the image, nothing of it decoded."""
   if not data:
     raise ValueError(f"got an empty file; {EXPECTED}.")
   try:
@@ -130,26 +222,75 @@ def _from_bytes(data: bytes):
     ) from None
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
-  with image:
-    return _rgb(image)
+  check_size(image)
+  return image
 
 
-def _rgb(image: Image.Image):
+def check_size(image: Image.Image) -> None:
+  """Raises ValueError for more than `MAX_PIXELS`; decodes nothing."""
+  if image.width * image.height > MAX_PIXELS:
+    raise ValueError(
+      f"got {image.width:,} x {image.height:,} pixels, expected at most"
+      f" {MAX_PIXELS:,} in all; reduce the image."
+    )
+
+
+def _check_whole(data: bytes) -> None:
+  """Raises ValueError for a JPEG without its end."""
+  at = 0
+  while match := _MARKER.search(data, at):
+    at, marker = match.end(), match[1][0]
+    if marker == _END:
+      return
+    if marker not in _WITHOUT_LENGTH:
+      at += int.from_bytes(data[at : at + 2], "big")
+  raise ValueError(f"is cut off after {len(data):,} bytes.")
+
+
+def _orientation(image: Image.Image) -> int:
+  """Returns the orientation of an image, 1 to 8; 1 where none can be read."""
+  exif = Image.Exif()
+  try:
+    exif.load(image.info.get("exif", b""))
+    found = int(exif.get(_ORIENTATION, 1))
+  except Exception:  # damaged EXIF may raise anything
+    return 1
+  return found if 1 <= found <= 8 else 1
+
+
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+  """Lets Pillow decode what there is of a file, in all threads."""
+  with _lenient_lock:
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+      yield
+    finally:
+      ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _rgb(image: Image.Image, exif: bool):
+  check_size(image)
   if image.mode in ("I", "F"):
     raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
   try:
+    image.load()
     if image.mode.startswith("I;16"):  # Pillow would clip values above 255
-      return _three_channels((np.asarray(image) >> 8).astype(np.uint8))
-    return np.asarray(image.convert("RGB"))
+      pixels = _three_channels((np.asarray(image) >> 8).astype(np.uint8))
+    else:
+      pixels = np.asarray(image.convert("RGB"))
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
+  number = _orientation(image) if exif else 1
+  return pixels if number == 1 else turned(pixels, number)
 
 
 def _cannot_decode(error: Exception) -> ValueError:
   if isinstance(error, Image.DecompressionBombError):
     return ValueError(
       f"got an image of too many pixels ({error}), expected at most"
-      f" {2 * Image.MAX_IMAGE_PIXELS:,}."
+      f" {MAX_PIXELS:,}."
     )
   return ValueError(
     f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."

@@ -15,7 +15,7 @@ in Pillow, with which PyTorch's models were trained and scored.
 from collections.abc import Callable
 
 from vit_jax.config import preprocessing
-from vit_jax.data import pixels
+from vit_jax.data import encoded, pixels
 from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import randaug
 from vit_jax.data.records import Record
@@ -27,12 +27,13 @@ ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # After these the whole image is taken.
 
 
-def decode(image, key, dct="fast", upsampling="fancy"):
-  """Decodes JPEG, PNG, GIF (first frame), BMP or WebP to RGB.
+def decode(image, key, dct="fast", upsampling="fancy", exif=True):
+  """Decodes JPEG, PNG, WebP, GIF (first frame), BMP, TIFF or PPM to RGB.
 
   Grey becomes three equal channels, an alpha channel is dropped, 16 bits become
-  8, and a CMYK JPEG is converted. An EXIF orientation is not applied, and
-  neither was it by the pipelines that trained the published checkpoints.
+  8, and a CMYK JPEG is converted. The image is turned upright as its EXIF
+  orientation says, unless `exif` is False: the pipelines that trained and
+  scored the published checkpoints take pixels as they are stored.
 
   Of a JPEG, `dct` is the inverse cosine transform: "fast", TensorFlow's
   default, or "accurate", which with `upsampling` "fancy" is Pillow's, to the
@@ -43,22 +44,25 @@ def decode(image, key, dct="fast", upsampling="fancy"):
   if image.dtype != tf.string:
     return _as_rgb(image)
 
-  def decode_any():
-    return tf.io.decode_image(image, channels=3, expand_animations=False)
-
-  def decode_jpeg():
+  def plain():
+    with tf.control_dependencies([encoded.jpeg_shape(image)]):
+      data = tf.identity(image)
+    if (dct, upsampling) == ("fast", "fancy"):
+      return tf.io.decode_image(data, channels=3, expand_animations=False)
     return tf.io.decode_jpeg(
-      image,
+      data,
       channels=3,
       fancy_upscaling=upsampling == "fancy",
       dct_method=f"INTEGER_{dct.upper()}",
     )
 
-  if (dct, upsampling) == ("fast", "fancy"):
-    image = decode_any()
-  else:
-    image = tf.cond(tf.io.is_jpeg(image), decode_jpeg, decode_any)
-  return tf.ensure_shape(image, [None, None, 3])
+  return encoded.decoded(
+    image,
+    plain,
+    lambda turn: encoded.upright(plain(), turn),
+    lambda whole: whole,
+    exif=exif,
+  )
 
 
 def decode_inception_crop(image, key, size, area_min=5, area_max=100):
@@ -74,19 +78,27 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
     image = _as_rgb(image)
     return inception_crop(image, key, size, area_min, area_max)
 
-  def crop_jpeg():
-    shape = tf.image.extract_jpeg_shape(image)
+  def plain():
+    shape = encoded.jpeg_shape(image)
     begin, extent = _inception_box(shape, key, area_min, area_max)
     window = tf.concat([begin, extent], 0)
     return tf.image.decode_and_crop_jpeg(image, window, channels=3)
 
-  def crop_other():
-    whole = decode(image, key)
+  def turned(turn):
+    shape = encoded.jpeg_shape(image)
+    sides = tf.where(turn >= 5, shape[1::-1], shape[:2])
+    shape = tf.concat([sides, shape[2:]], 0)
+    begin, extent = _inception_box(shape, key, area_min, area_max)
+    window = encoded.stored_window(begin, extent, sides, turn)
+    crop = tf.image.decode_and_crop_jpeg(image, window, channels=3)
+    return encoded.upright(crop, turn)
+
+  def other(whole):
     begin, extent = _inception_box(tf.shape(whole), key, area_min, area_max)
     return _crop(whole, begin, extent)
 
-  crop = tf.cond(tf.io.is_jpeg(image), crop_jpeg, crop_other)
-  return resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
+  crop = encoded.decoded(image, plain, turned, other, exif=True)
+  return resize(crop, key, size)
 
 
 def inception_crop(image, key, size, area_min=5, area_max=100):
@@ -269,8 +281,9 @@ def _resized(image, size, method, antialias):
   resized = tf.image.resize(image, size, method, antialias=antialias)
   if antialias and method != "nearest":
     resized = tf.round(resized)
-  # Only "bicubic" exceeds the range, and only "nearest" stays uint8.
-  return tf.cast(tf.clip_by_value(resized, 0, 255), tf.uint8)
+  if method == "bicubic":  # the only one that exceeds the range
+    resized = tf.clip_by_value(resized, 0, 255)
+  return tf.cast(resized, tf.uint8)  # "nearest" stayed uint8
 
 
 def _inception_box(shape, key, area_min, area_max):

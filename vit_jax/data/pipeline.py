@@ -38,6 +38,7 @@ def train_batches(
   shuffle_buffer: int = 50_000,
   process_index: int = 0,
   process_count: int = 1,
+  truncated: str = "skip",
 ) -> Iterator[Batch]:
   """Returns an endless iterator of this process's parts of the batches.
 
@@ -52,12 +53,13 @@ def train_batches(
       end of an epoch.
     process_index: Number of this process.
     process_count: Number of processes; must divide the batch size.
+    truncated: See `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
   """
   _check_processes(batch_size, process_index, process_count)
-  row_fns = decoding.row_fns(source, ops, order.root(seed))
+  row_fns = decoding.row_fns(source, ops, order.root(seed), truncated)
 
   def read(step: int, row_fn) -> tf.data.Dataset:
     records = train_records(
@@ -71,7 +73,9 @@ def train_batches(
     )
     return _batched(records, row_fn, batch_size // process_count)
 
-  return decoding.iterate(source, read, row_fns, start_step)
+  return decoding.iterate(
+    source, read, row_fns, start_step, source.num_examples
+  )
 
 
 def train_records(
@@ -241,6 +245,7 @@ def eval_batches(
   process_index: int = 0,
   process_count: int = 1,
   indices: Sequence[int] | np.ndarray | None = None,
+  truncated: str = "skip",
 ) -> Iterator[Batch]:
   """Returns an iterator that yields every record once, over all processes.
 
@@ -255,6 +260,7 @@ def eval_batches(
     process_index: Number of this process.
     process_count: Number of processes; must divide `batch_size`.
     indices: The records to yield, in rising order; None: all.
+    truncated: See `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
@@ -282,8 +288,8 @@ def eval_batches(
     elements = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
     return _batched(elements, row_fn, rows)
 
-  row_fns = decoding.row_fns(source, ops, root=0)
-  batches = decoding.iterate(source, read, row_fns, first_step=0)
+  row_fns = decoding.row_fns(source, ops, 0, truncated)
+  batches = decoding.iterate(source, read, row_fns, 0, stop - start)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, preprocessing.image_size(ops))
   return _padded(batches, rows, num_batches, empty)

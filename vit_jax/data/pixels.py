@@ -121,7 +121,7 @@ def pad(image, pixels):
 
 
 OPS: dict[str, Callable[..., np.ndarray]] = {
-  "decode": lambda image, dct="fast", upsampling="fancy": image,
+  "decode": lambda image, dct="fast", upsampling="fancy", exif=True: image,
   "resize": resize,
   "resize_small": resize_small,
   "central_crop": central_crop,

@@ -12,6 +12,7 @@ Record = dict[str, Any]  # A structure of tensors.
 
 PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # Records fetched with one call.
+NO_LABEL = -(2**31)  # Label of a record that lacks it; -1 is one without class.
 
 
 class NotOnDisk(ValueError):
@@ -48,7 +49,7 @@ class Source(abc.ABC):
   class_names: tuple[str, ...] | None = None
   file_bytes: int = 0
   is_multilabel: bool = False
-  # Records met so far that cannot be decoded; written by the pipeline.
+  # Records met so far that cannot be used; written by the pipeline.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
   # Whether there is random access: any record at the cost of one.
@@ -91,9 +92,14 @@ class Source(abc.ABC):
   def load(self, raw: Record) -> Record:
     """Turns a raw record into {"image", "label", "index"}."""
 
-  def reload(self, raw: Record) -> Record:
-    """Does what `load` does, more slowly, after that failed to decode."""
-    return self.load(raw)
+  def rescue(self, raw: Record) -> Record:
+    """Returns what there is of a record that `load` or its decoder failed on.
+
+    Returns:
+      What `load` does, and `fault`, string []: why there is no image, in words,
+      or "". If this fails as well, the record is left out without a reason.
+    """
+    return {**self.load(raw), "fault": tf.constant("")}
 
   @abc.abstractmethod
   def labels(self) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images, pixels
 
 STANDARD_INPUT = "-"
@@ -178,7 +179,8 @@ def _read(named: Named, ops: str) -> Row:
   try:
     if isinstance(named.image, Exception):
       raise named.image
-    return Row(named.name, pixels.apply(images.read(named.image), ops), None)
+    image = images.read(named.image, exif=turns_upright(ops))
+    return Row(named.name, pixels.apply(image, ops), None)
   except FileNotFoundError as e:
     error = FileNotFoundError(*e.args)
   except ValueError as e:

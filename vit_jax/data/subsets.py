@@ -157,9 +157,9 @@ class Subset(Source):
     """See `Source`."""
     return {**self.base.load(raw["base"]), "index": raw["index"]}
 
-  def reload(self, raw: Record) -> Record:
+  def rescue(self, raw: Record) -> Record:
     """See `Source`."""
-    return {**self.base.reload(raw["base"]), "index": raw["index"]}
+    return {**self.base.rescue(raw["base"]), "index": raw["index"]}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""

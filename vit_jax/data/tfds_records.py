@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import Record, Source
+from vit_jax.data.records import NO_LABEL, PARALLEL, Record, Source
 from vit_jax.data.subsets import Subset
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
 _READ_AHEAD = 2**18  # Bytes, for each of up to a thousand files.
+_NO_IMAGE = "has no image, or its features cannot be parsed."
 _PROBES, _PROBED = 16, 32  # Places checked for class order; records at each.
 
 
@@ -38,9 +39,49 @@ class TfdsFiles(Source):
     label = tf.cast(record["label"], self.label_spec.dtype)
     return {**record, "label": label, "index": raw["index"]}
 
+  def rescue(self, raw: Record) -> Record:
+    """See `Source`."""
+    image, label, fault = tf.numpy_function(
+      self._parsed_or_why,
+      [raw["example"]],
+      [tf.string, self.label_spec.dtype, tf.string],
+      stateful=False,
+    )
+    return {
+      "image": tf.ensure_shape(image, []),
+      "label": tf.ensure_shape(label, self.label_spec.shape),
+      "index": raw["index"],
+      "fault": tf.ensure_shape(fault, []),
+    }
+
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
-    return self.columns("label")["label"].numpy()
+    labels = columns_of(self, "label")["label"].numpy()
+    return _in_range(labels, self.num_classes)
+
+  def _parsed_or_why(self, example: bytes):
+    """Returns (image, label, what is wrong or b"") of a serialized example."""
+    dtype = self.label_spec.dtype.as_numpy_dtype
+    none = np.zeros(self.label_spec.shape, dtype)
+    try:
+      features = tf.train.Example.FromString(example).features.feature
+    except Exception:  # protobuf has several, by its implementation
+      return b"", none, b"is no record of TFDS: it cannot be parsed."
+    images = features["image"].bytes_list.value if "image" in features else ()
+    labels = ()
+    if self.label_key in features:
+      labels = features[self.label_key].int64_list.value
+    if len(images) != 1:
+      return b"", none, _without("image", features)
+    if self.is_multilabel:
+      if any(not 0 <= n < self.num_classes for n in labels):
+        expected = f"has a label of {[*labels]}, expected below"
+        return b"", none, f"{expected} {self.num_classes}.".encode()
+      none[list(labels)] = 1
+      return images[0], none, b""
+    if len(labels) != 1:
+      return b"", none, _without(self.label_key, features)
+    return images[0], np.array(labels[0], dtype), b""
 
   def _parse(self, example: tf.Tensor, names: Sequence[str]) -> Record:
     """Parses one serialized example or a batch.
@@ -50,9 +91,10 @@ class TfdsFiles(Source):
       names: "image", which stays encoded, or "label", or both. Labels are int32
         [] or [n]; of several per image bool [classes] or [n, classes].
     """
-    one = tf.io.FixedLenFeature([], tf.int64)
+    # A default for what a record lacks: it is found out when it is used.
+    one = tf.io.FixedLenFeature([], tf.int64, NO_LABEL)
     types = {
-      "image": tf.io.FixedLenFeature([], tf.string),
+      "image": tf.io.FixedLenFeature([], tf.string, ""),
       self.label_key: tf.io.VarLenFeature(tf.int64)
       if self.is_multilabel
       else one,
@@ -197,7 +239,7 @@ class TfdsMemory(Source):
   @functools.cached_property
   def _columns(self) -> dict[str, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      return self.files.columns("image", "label")
+      return columns_of(self.files, "image", "label")
 
   def load(self, raw: Record) -> Record:
     """See `Source`."""
@@ -206,13 +248,58 @@ class TfdsMemory(Source):
     label = tf.cast(columns["label"], self.label_spec.dtype)
     return {**columns, "label": label, "index": index}
 
+  def rescue(self, raw: Record) -> Record:
+    """See `Source`."""
+    record = self.load(raw)
+    fault = tf.where(record["image"] == b"", _NO_IMAGE, "")
+    return {**record, "fault": fault}
+
   def labels(self) -> np.ndarray:
     """See `Source`."""
-    return self._columns["label"].numpy()
+    return _in_range(self._columns["label"].numpy(), self.num_classes)
 
   def record_name(self, index: int) -> str:
     """See `Source`."""
     return self.files.record_name(index)
+
+
+def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
+  """Reads a whole split as its `columns` does, also where records are broken.
+
+  Such a record gets an image of no bytes, and no label.
+  """
+  try:
+    return files.columns(*names)
+  except tf.errors.InvalidArgumentError:  # one of many that are parsed together
+    spec = files.label_spec
+  found = {
+    "image": np.full([files.num_examples], b"", object),
+    "label": np.full(
+      [files.num_examples, *spec.shape],
+      0 if files.is_multilabel else -1,
+      spec.dtype.as_numpy_dtype,
+    ),
+  }
+  raw = files.raw(0, files.num_examples)
+  records = raw.map(as_is(files.load), **PARALLEL).ignore_errors()
+  for record in records.as_numpy_iterator():
+    for name in names:
+      found[name][record["index"]] = record[name]
+  if files.is_multilabel:
+    found["label"] = found["label"].astype(bool)
+  return {name: tf.constant(found[name]) for name in names}
+
+
+def _without(name: str, features) -> bytes:
+  found = ", ".join(sorted(features)) or "none"
+  return f"has not one value of {name!r}; its features: {found}.".encode()
+
+
+def _in_range(labels: np.ndarray, num_classes: int) -> np.ndarray:
+  """Returns labels, -1 in place of those that are no class."""
+  if labels.ndim > 1:
+    return labels
+  return np.where((labels < 0) | (labels >= num_classes), -1, labels)
 
 
 def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:
@@ -223,5 +310,6 @@ def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:
     num_classes: Number of classes.
   """
   labels = tf.sparse.to_dense(labels, default_value=-1)  # of no class
+  tf.debugging.assert_less(labels, tf.constant(num_classes, labels.dtype))
   is_label = tf.one_hot(labels, num_classes, True, False, dtype=tf.bool)
   return tf.reduce_any(is_label, axis=-2)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config
+from vit_jax.data import decoding
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.records import Source
 
@@ -36,6 +37,16 @@ class TrainingData:
     """Names by label; None if the data set has none."""
     return self.source.class_names
 
+  def most_unusable(self, step: int) -> int:
+    """Returns how many rows up to a step may be of broken records.
+
+    No record is in more than one row of an epoch, so more rows than this are
+    those of more records than `decoding.most_unusable` allows.
+    """
+    rows = step * self.config.data.batch_size
+    epochs = -(-rows // self.num_examples)
+    return epochs * decoding.most_unusable(self.num_examples)
+
   def batches(
     self, start_step: int, process_index: int, process_count: int
   ) -> Iterator[Batch]:
@@ -50,4 +61,5 @@ class TrainingData:
       shuffle_buffer=data.shuffle_buffer,
       process_index=process_index,
       process_count=process_count,
+      truncated=data.truncated,
     )

@@ -160,6 +160,7 @@ class Context:
       process_index=jax.process_index(),
       process_count=jax.process_count(),
       indices=indices,
+      truncated=self.config.data.truncated,
     )
 
   def forward(

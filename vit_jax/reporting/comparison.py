@@ -16,6 +16,7 @@ from vit_jax.runtime import promise
 
 MOST_COLUMNS = 4  # runs side by side, with their names
 MOST_TURNED = 7  # columns of a table with a row for each run
+MOST_NUMBERS = 5  # of lines that could not be read
 NONE = "—"
 
 
@@ -24,13 +25,20 @@ def states_section(runs: Sequence[Run], now: float | None = None) -> str:
   rows = [(r.label if runs[1:] else "", *state(r, now)[:2]) for r in runs]
   shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
   unread = [
-    f"{r.num_unread} line{'s' * (r.num_unread > 1)} of the metrics of"
-    f" {r.label}, cut off or damaged"
+    f"{len(r.unread)} line{'s' * (len(r.unread) > 1)} of the metrics of"
+    f" {r.label}, cut off or damaged ({_numbers(r.unread)})"
     for r in runs
-    if r.num_unread
+    if r.unread
   ]
   note = f"Not read: {breakable('; '.join(unread))}."
   return shown + (f'<p class="missing">{note}</p>' if unread else "")
+
+
+def _numbers(lines: Sequence[int]) -> str:
+  """Returns the first of them, and how many there are more."""
+  more = len(lines) - MOST_NUMBERS
+  told = ", ".join(f"{n:,}" for n in lines[:MOST_NUMBERS])
+  return f"line {told}" + f" and {more:,} more" * (more > 0)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:

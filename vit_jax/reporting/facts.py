@@ -1,11 +1,15 @@
 """Facts of a run, and what it cost, in words."""
 
 import statistics
+from typing import Any
 
 from vit_jax.config import upgraded
+from vit_jax.options import shown
 from vit_jax.reporting.runs import Run
-from vit_jax.runtime import accounting, promise
+from vit_jax.runtime import accounting, changes, promise
 from vit_jax.runtime.progress import format_seconds
+
+MOST_CHANGES = 5  # of a config, one by one
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -47,9 +51,29 @@ def facts(run: Run) -> dict[str, str]:
     lr = optim.get("lr")
     peak = "" if lr is None else f", peak lr {lr:g}"
     found["optimizer"] = f"{optim.get('name')}{peak}"
+  if text := changed(metadata.get("changes")):
+    found["changed on the way"] = text
   if metadata.get("devices"):
     found["devices"] = str(metadata["devices"])
   return found
+
+
+def changed(trail: list[dict[str, Any]] | None) -> str:
+  """Returns the changes that a run took where it resumed, see `changes.trail`.
+
+  Example:
+    >>> change = {"step": 8, "key": "optim.lr", "from": 1, "to": 0.1}
+    >>> changed([{**change, "by": "--allow_change"}])
+    'step 8: optim.lr 1 to 0.1 (allowed)'
+  """
+  trail = trail or []
+  parts = [
+    f"step {x.get('step') or 0:,}: {x.get('key')} {shown(x.get('from'))} to"
+    f" {shown(x.get('to'))}" + " (allowed)" * (x.get("by") == changes.FLAG)
+    for x in trail[:MOST_CHANGES]
+  ]
+  more = len(trail) - MOST_CHANGES
+  return "; ".join(parts) + f"; and {more:,} more" * (more > 0)
 
 
 def costs(run: Run) -> dict[str, float | None]:

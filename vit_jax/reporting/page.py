@@ -92,6 +92,30 @@ img.dark { display: none; }
 .states .going::before { content: "▸"; color: var(--going); }
 .states .stopped::before { content: "✗"; color: var(--wrong); }
 .states .unknown::before { content: "?"; color: var(--soft); }
+.spent {
+  display: flex; height: 22px; border-radius: 6px; overflow: hidden;
+  background: var(--wash); margin: 12px 0 10px;
+  -webkit-print-color-adjust: exact; print-color-adjust: exact;
+}
+.spent i { display: block; border-right: 1px solid var(--paper); }
+.spent i:last-child { border-right: 0; }
+.spent-key {
+  display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0; padding: 0;
+  list-style: none; font-size: 14px; font-variant-numeric: tabular-nums;
+}
+.spent-key i {
+  display: inline-block; width: 11px; height: 11px; border-radius: 3px;
+  margin-right: 7px;
+  -webkit-print-color-adjust: exact; print-color-adjust: exact;
+}
+.spent-step { background: #009e73; }
+.spent-input { background: #e69f00; }
+.spent-evaluation { background: #0072b2; }
+.spent-save { background: #56b4e9; }
+.spent-start { background: #8e8e96; }
+.spent-compile { background: #b9b9c0; }
+.spent-repeated { background: #cc79a7; }
+.spent-restart { background: #d55e00; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
 th, td {

@@ -1,6 +1,5 @@
 """Where two runs part: their steps by fingerprints, checkpoints by digests."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import checkpoint
-from vit_jax.config import flat, options_of
+from vit_jax.config import flat, json_file, options_of
 from vit_jax.runtime import fingerprints
 
 NAMES = ("A", "B")
@@ -119,8 +118,9 @@ def read(run: str) -> Side:
       f"got {run!r}, expected the folder of a run: it has no"
       f" {checkpoint.FOLDER}/, {' or '.join(files)}."
     )
+  config = _json(folder / "config.json")
   try:
-    options = flat(options_of(_json(folder / "config.json")))
+    options = flat(options_of(config)) if config else {}
   except (AttributeError, KeyError, TypeError, ValueError):
     options = {}
   found = fingerprints.read(run)
@@ -129,10 +129,9 @@ def read(run: str) -> Side:
 
 def _json(path: epath.Path) -> dict[str, Any]:
   try:
-    found = json.loads(path.read_text())
+    return json_file.read(path)
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
 
 
 def _side(name: str, side: Side) -> str:
@@ -188,9 +187,11 @@ def _how(x: np.void, y: np.void) -> Iterator[str]:
       "the same images, another loss: other parameters before the step, or"
       " other arithmetic in it"
     )
-  else:
+  elif x["grad_norm"].tobytes() != y["grad_norm"].tobytes():
     yield "the same images and loss, another gradient"
-  for name in ("loss", "grad_norm"):
+  else:
+    yield "the same images, loss and gradient, another update"
+  for name in ("loss", "grad_norm", "param_norm"):
     if x[name].tobytes() != y[name].tobytes():
       yield f"{name} {x[name]:.9g} and {y[name]:.9g}{_units(x[name], y[name])}"
   for name in ("undecodable", "is_applied"):
@@ -203,7 +204,9 @@ def _units(x: np.float32, y: np.float32) -> str:
   if not (np.isfinite(x) and np.isfinite(y)) or np.sign(x) != np.sign(y):
     return ""
   units = abs(int(x.view("<i4")) - int(y.view("<i4")))
-  return f" ({units} units in the last place)" if 0 < units <= 1000 else ""
+  if not 0 < units <= 1000:
+    return ""
+  return f" ({units} unit{'s' * (units > 1)} in the last place)"
 
 
 def _shifted(a: Side, b: Side, x: np.void, y: np.void) -> list[str]:
@@ -235,7 +238,7 @@ def _checkpoints(a: Side, b: Side) -> tuple[int | None, list[str], int]:
         if not found[-1]:
           told.append(f"step {step}: no digests in {name} ({OLD})")
       except (OSError, ValueError) as e:
-        told.append(f"step {step}: {e}")
+        told.append(f"step {step} of {name}: {e}")
     if not all(found) or len(found) < len(NAMES):
       continue
     known += 1

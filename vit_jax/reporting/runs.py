@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
-from vit_jax.runtime import accounting, lifetime, promise
+from vit_jax.runtime import accounting, changes, lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
@@ -28,11 +28,12 @@ METADATA = {
   "total_steps": int,
   "devices": str,
   "versions": {str: str},
+  "changes": [changes.SHAPE],
   accounting.KEY: accounting.SHAPE,
 }
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
-SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>\d+)shot")
+SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
 # Order and names of the runs that `make demo` makes.
 DEMO = {
   "pretrain": "pre-trained",
@@ -51,7 +52,7 @@ class Run:
   rows: The lines of metrics.jsonl, in the order written.
   process: Contents of process.json.
   plan: Contents of plan.json.
-  num_unread: Number of lines of metrics.jsonl that are no such lines.
+  unread: Numbers of the lines of metrics.jsonl that are no such lines.
   """
 
   name: str
@@ -61,12 +62,12 @@ class Run:
   rows: list[dict[str, Any]]
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
   plan: dict[str, Any] = dataclasses.field(default_factory=dict)
-  num_unread: int = 0
+  unread: Sequence[int] = ()
 
   @property
   def is_trained(self) -> bool:
     """Whether there is more than the probes of published weights."""
-    known = self.config or self.rows or self.num_unread
+    known = self.config or self.rows or self.unread
     return bool(known) or (self.path / "config.json").exists()
 
   @property
@@ -209,7 +210,9 @@ class Run:
     options = self.evals.get(self.groups.get(name, [name])[0])
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
     prefix = re.escape(f"{name}/{of}/" if of else f"{name}/")
-    pattern = re.compile(prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>\d+)shot")
+    pattern = re.compile(
+      prefix + r"(?:l2=(?P<l2>[^/]+)/)?(?P<shots>[0-9]{1,6})shot"
+    )
     matches = [m for m in map(pattern.fullmatch, self.names) if m]
     matches.sort(key=lambda m: (m["l2"] is not None, int(m["shots"])))
     found: dict[str, dict[str, float]] = {}
@@ -305,7 +308,7 @@ def _is_run(path: pathlib.Path) -> bool:
 def _read(path: pathlib.Path, name: str) -> Run:
   metadata = json_file.read(path / "metadata.json", METADATA)
   config = json_file.read(path / "config.json", promise.CONFIG)
-  rows, num_unread = _rows(path / METRICS)
+  rows, unread = _rows(path / METRICS)
   return Run(
     name,
     path,
@@ -314,20 +317,20 @@ def _read(path: pathlib.Path, name: str) -> Run:
     rows,
     json_file.read(path / lifetime.FILE, lifetime.SHAPE),
     promise.read(str(path)),
-    num_unread,
+    unread,
   )
 
 
-def _rows(file: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
-  """Returns the rows of metrics, and how many lines are none.
+def _rows(file: pathlib.Path) -> tuple[list[dict[str, Any]], list[int]]:
+  """Returns the rows of metrics, and the numbers of lines that are none.
 
   Raises:
     ValueError: There are more than `MAX_NUMBERS`.
   """
-  rows, num_numbers, num_unread = [], 0, 0
-  for row in json_file.lines(file) if file.exists() else ():
+  rows, num_numbers, unread = [], 0, []
+  for number, row in json_file.lines(file) if file.exists() else ():
     if row is None or not _is_row(row):
-      num_unread += 1  # the process died while writing it, or it is damaged
+      unread.append(number)  # the process died meanwhile, or it is damaged
       continue
     rows.append(row)
     num_numbers += len(row)
@@ -336,7 +339,7 @@ def _rows(file: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
         f"{file}: got more than {MAX_NUMBERS:,} numbers, expected the metrics"
         " of a run; keep its last lines, or every tenth, in a copy of the run."
       )
-  return rows, num_unread
+  return rows, unread
 
 
 def _is_row(row: dict[str, Any]) -> bool:

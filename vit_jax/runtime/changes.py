@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from etils import epath
 
 from vit_jax.config import Config, flat, options_of, to_dict
@@ -19,6 +18,8 @@ from vit_jax.runtime import files
 
 FILE = "changes.jsonl"
 FLAG = "--allow_change"
+# Of a row, also in metadata; see `vit_jax.config.json_file.faults`.
+SHAPE = {"step": int, "key": str, "by": str}
 CONFIG = "config.json"
 
 
@@ -216,6 +217,8 @@ def write(workdir: str, rows: Sequence[dict[str, Any]]) -> None:
   Raises:
     WriteError: It cannot be written.
   """
+  import jax  # readers need it not
+
   if rows and jax.process_index() == 0:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     files.replace(epath.Path(workdir) / FILE, text)

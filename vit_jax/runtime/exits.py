@@ -17,7 +17,7 @@ PEER = 76  # another process of the run ended, or cannot be reached
 HUNG = 124  # no progress within a limit; that of timeout(1)
 KILLED = 137  # by SIGKILL, as a shell shows it
 
-CLOSING_SECONDS = 5.0  # A disk or pipe that hangs must not keep the process.
+CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.
 
 
 def end(code: int, *closing: Callable[[], None]) -> NoReturn:

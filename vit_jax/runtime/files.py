@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-MOST_LINES = 10_000  # that wait in memory for a disk that is full
+from vit_jax.config import json_file
+
+MOST_RECORDS = 10_000  # that wait in memory for a disk that is full
 MOST_TOLD = 5  # odd lines, one by one
 
 
@@ -32,46 +34,46 @@ class Read(NamedTuple):
   faults: list[str]
 
 
-def write(path: epath.Path, text: str, mode: str = "w") -> None:
+def write(path: epath.Path, data: bytes | str, mode: str = "wb") -> None:
   """Opens a file, writes and closes it. All is written by it and `append`."""
   with path.open(mode) as file:
-    file.write(text)
+    file.write(data.encode() if isinstance(data, str) else data)
 
 
-def append(path: epath.Path, text: str, size: int) -> int:
+def append(path: epath.Path, data: bytes, size: int) -> int:
   """Writes after the first bytes of a file, and returns how many it has then.
 
   Args:
     path: In a folder that is there.
-    text: What is written.
-    size: Bytes that stay; what a write that failed left behind them does not.
+    data: What is written.
+    size: Bytes that stay; what a write that failed left behind them is written
+      over, as it is the beginning of `data`.
   """
   if not is_local(path):  # an object store, whose files cannot be cut
-    write(path, text, "a")
+    write(path, data, "ab")
     return size
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
     size = min(size, os.fstat(number).st_size)
-    file.truncate(size)
     file.seek(size)
-    return size + file.write(text.encode())
+    return size + file.write(data)
 
 
-def replace_text(path: epath.Path, text: str) -> None:
+def replace_text(path: epath.Path, data: bytes | str) -> None:
   """Writes a file such that an interruption leaves the old or the new one."""
   draft = path.parent / (path.name + ".new")
-  write(draft, text)
+  write(draft, data)
   draft.replace(path)
 
 
-def replace(path: epath.Path, text: str) -> None:
+def replace(path: epath.Path, data: bytes | str) -> None:
   """Does as `replace_text`.
 
   Raises:
     WriteError: It cannot be written, in words.
   """
   try:
-    replace_text(path, text)
+    replace_text(path, data)
   except OSError as e:
     raise WriteError(
       f"{path}: cannot be written ({reason(e)}); make room, or see who may"
@@ -89,15 +91,15 @@ def is_local(path: epath.Path) -> bool:
   return "://" not in str(path)
 
 
-class Lines:
-  """Appends lines to a file; keeps them in memory while that fails.
+class Records:
+  """Appends records to a file; keeps them in memory while that fails.
 
-  A line that was written in part, as when the disk became full, is written
+  A record that was written in part, as when the disk became full, is written
   again from its beginning.
 
   Args:
     path: The file, which is replaced.
-    text: What it holds at first.
+    data: What it holds at first.
     note: Prints a line, once when writing fails, and once when it works again.
 
   Raises:
@@ -105,87 +107,81 @@ class Lines:
   """
 
   def __init__(
-    self, path: epath.Path, text: str, note: Callable[[str], None] = print
+    self,
+    path: epath.Path,
+    data: bytes,
+    note: Callable[[str], None] = print,
   ):
     self._path, self._note = path, note
-    replace(path, text)
-    self._size = len(text.encode())
-    self._waiting: list[str] = []
+    replace(path, data)
+    self._size = len(data)
+    self._waiting: list[bytes] = []
     self._error: OSError | None = None
 
-  def append(self, line: str) -> None:
-    """Writes a line, and those that wait.
+  def append(self, record: bytes) -> None:
+    """Writes a record, and those that wait.
 
     Raises:
-      WriteError: `MOST_LINES` wait.
+      WriteError: `MOST_RECORDS` wait.
     """
-    self._waiting.append(line)
+    self._waiting.append(record)
     try:
-      self._write("".join(f"{x}\n" for x in self._waiting))
+      self._write()
     except OSError as e:
       if self._error is None:
         self._note(
-          f"metrics     {self._path} cannot be written ({reason(e)}): the run"
-          " goes on, and its rows wait in memory until it can; they are lost if"
-          " the process is killed before."
+          f"file        {self._path} cannot be written ({reason(e)}): the run"
+          " goes on, and its records wait in memory until it can; they are lost"
+          " if the process is killed before"
         )
       self._error = e
-      if len(self._waiting) >= MOST_LINES:
+      if len(self._waiting) >= MOST_RECORDS:
         raise WriteError(
-          f"{self._path}: {len(self._waiting):,} rows wait, since it cannot be"
-          f" written ({reason(e)}); make room, or mend the disk, and start"
+          f"{self._path}: {len(self._waiting):,} records wait, since it cannot"
+          f" be written ({reason(e)}); make room, or mend the disk, and start"
           " again: the run resumes from its last checkpoint."
         ) from None
-      return
-    if self._error is not None:
-      count = len(self._waiting)
-      self._note(f"metrics     {self._path}: {count:,} rows written again")
-    self._error, self._waiting = None, []
 
   def close(self) -> str | None:
     """Writes what waits, elsewhere if it must.
 
     Returns:
-      What became of the rows that could not be written; None: there are none.
+      What became of the records that could not be written; None: there are
+      none.
     """
     if not self._waiting:
       return None
-    rest = "".join(f"{x}\n" for x in self._waiting)
-    count, self._waiting = len(self._waiting), []
     try:
-      self._write(rest)
+      self._write()
       return None
     except OSError as e:
       said = f"{self._path}: could not be written ({reason(e)})"
-    name = f"vit_jax-metrics-{os.getpid()}.jsonl"
+    name = f"vit_jax-{os.getpid()}-{self._path.name}"
     other = epath.Path(tempfile.gettempdir()) / name
+    rest = f"its last {len(self._waiting):,} records are"
     try:
-      write(other, rest, "a")
+      write(other, b"".join(self._waiting), "ab")
     except OSError as e:
-      return f"{said}; its last {count:,} rows are lost: {other}: {reason(e)}."
-    return (
-      f"{said}; its last {count:,} rows are in {other}: append them to it, and"
-      " start again."
-    )
+      return f"{said}; {rest} lost: {other}: {reason(e)}."
+    return f"{said}; {rest} in {other}: append them to it, and start again."
 
-  def _write(self, text: str) -> None:
-    self._size = append(self._path, text, self._size)
+  def _write(self) -> None:
+    data = b"".join(self._waiting)
+    self._size = append(self._path, data, self._size)
+    if self._error is not None:
+      count = len(self._waiting)
+      self._note(f"file        {self._path}: {count:,} records written again")
+    self._error, self._waiting = None, []
 
 
 def read_json(path: epath.Path) -> Read:
   """Reads an object of JSON; {} without a fault if the file is missing."""
   try:
-    if not path.exists():
-      return Read({}, [])
-    values = json.loads(path.read_bytes().decode("utf-8"))
+    return Read(json_file.read(path), [])
   except OSError as e:
     return Read({}, [f"{path}: cannot be read ({reason(e)})"])
-  except (ValueError, RecursionError) as e:
-    return Read({}, [f"{path}: expected JSON, got {_what(e)}"])
-  if not isinstance(values, dict):
-    kind = type(values).__name__
-    return Read({}, [f"{path}: expected an object of JSON, got a {kind}"])
-  return Read(values, [])
+  except ValueError as e:
+    return Read({}, [str(e)])
 
 
 def read_rows(path: epath.Path) -> Read:

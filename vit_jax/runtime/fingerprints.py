@@ -1,18 +1,21 @@
 """A fingerprint of every step: `fingerprints.bin`, by which runs compare.
 
-The train step returns 28 bytes (see `step.make_train_step`). They stay on the
+The train step returns 32 bytes (see `step.make_train_step`). They stay on the
 device until a step of which metrics are written, and are then fetched together
 and appended by process 0, so that no step waits for the host.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.runtime import files
+
 FILE = "fingerprints.bin"
-MAGIC = b"vit_jax fingerprints 1 little-endian 32 bytes of each step   \n"
+MAGIC = b"vit_jax fingerprints 1 little-endian 36 bytes of each step   \n"
 # After the number of the step they are what the step returns, bit by bit.
 RECORD = np.dtype(
   [
@@ -23,6 +26,7 @@ RECORD = np.dtype(
     ("undecodable", "<u4"),
     ("loss", "<f4"),
     ("grad_norm", "<f4"),
+    ("param_norm", "<f4"),
     ("is_applied", "<u4"),
   ]
 )
@@ -37,20 +41,33 @@ class Fingerprints:
     workdir: Folder of the run.
     resumed_at: Step at which the run resumes; what later steps of an
       interrupted run wrote is dropped, since they come again.
+    note: Prints a line where they cannot be written.
+
+  Attributes:
+    before: Of `RECORD`, the newest steps before; known to process 0 only.
+
+  Raises:
+    WriteError: They cannot be written now; later on they wait in memory.
   """
 
-  def __init__(self, workdir: str, resumed_at: int = 0):
+  def __init__(
+    self,
+    workdir: str,
+    resumed_at: int = 0,
+    note: Callable[[str], None] = print,
+  ):
     self._pending: list[tuple[int, jax.Array]] = []
-    self._file = None
+    self._file: files.Records | None = None
+    self._note = note
+    self.before = np.zeros(0, RECORD)
     if jax.process_index() != 0:
       return
     kept = read(workdir)
+    kept = kept[kept["step"] <= resumed_at]
+    self.before = kept[-NEWEST:].copy()
     path = epath.Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / (path.name + ".new")
-    draft.write_bytes(MAGIC + kept[kept["step"] <= resumed_at].tobytes())
-    draft.replace(path)
-    self._file = path.open("ab")
+    self._file = files.Records(path, MAGIC + kept.tobytes(), note)
 
   def add(self, step: int, of_step: jax.Array) -> None:
     """Takes what a step returned, without waiting for it."""
@@ -78,14 +95,13 @@ class Fingerprints:
     words = [[step, *of] for (step, _), of in zip(taken, values, strict=True)]
     records = np.array(words, "<u4").view(RECORD).reshape(number)
     if self._file is not None and number:
-      self._file.write(records.tobytes())
-      self._file.flush()
+      self._file.append(records.tobytes())
     return records
 
   def close(self) -> None:
     """Closes the file; what was not fetched is lost."""
-    if self._file is not None:
-      self._file.close()
+    if self._file is not None and (left := self._file.close()):
+      self._note(f"file        {left}")
 
 
 def read(workdir: Any) -> np.ndarray:

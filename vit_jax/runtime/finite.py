@@ -5,9 +5,8 @@ was applied (`step.make_train_step`). Here the host learns of it, at the next
 step of which metrics are written or a checkpoint is saved, and before either.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +14,8 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.batch import Batch
+from vit_jax.batch import Batch, DataError
+from vit_jax.config import json_file
 from vit_jax.runtime import run_info
 from vit_jax.runtime.fingerprints import NEWEST, Fingerprints
 
@@ -53,10 +53,17 @@ class Guard:
     self.skipped = int(before.get("skipped", 0))
     self.undecodable = int(before.get("undecodable", 0))
     self._start = run.start
-    self._fingerprints = Fingerprints(run.workdir, run.start)
+    # Data of one's own may mask rows for reasons of their own.
+    self._most_unusable = getattr(
+      getattr(run, "data", None), "most_unusable", lambda step: math.inf
+    )
+    self._fingerprints = Fingerprints(run.workdir, run.start, note)
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
-    self._shown: list[np.void] = []
-    self._found = [e for e in read(run.workdir) if e["step"] <= run.start]
+    self._shown = list(self._fingerprints.before[-SHOWN:])
+    was = read(run.workdir)
+    self._found = [e for e in was if e["step"] <= run.start]
+    if len(self._found) < len(was):  # later steps come again
+      self._write()
 
   def remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of this process, and keeps their record numbers until
@@ -89,25 +96,26 @@ class Guard:
     Raises:
       FloatingPointError: The run must stop; all processes raise it. What is
         known of the step is in `FILE`.
+      DataError: Too many records of the batches cannot be used.
     """
     self._learn(self._fingerprints.fetch())
-    bad = [k for k, v in values.items() if not math.isfinite(v)]
-    was_skipped = any(e["step"] == step for e in self._found)
-    if bad and (not was_skipped or "param_norm" in bad):
-      raise FloatingPointError(
-        f"{_values(values, bad)} at step {step}, though loss and gradient are"
-        f" finite: nothing was saved since. {self._checkpoint()} {ADVICE}"
+    if self.undecodable > self._most_unusable(step):
+      # Of all processes; each has named its own.
+      raise DataError(
+        f"got {self.undecodable:,} rows with records that cannot be used up to"
+        f" step {step}, expected at most {self._most_unusable(step):,} (1% of"
+        " the split in every epoch, or ten). What is wrong with each was said"
+        " by the process that read it. Repair or remove them."
       )
+    bad = [k for k, v in values.items() if not math.isfinite(v)]
+    if bad and not any(e["step"] == step for e in self._found):
+      self._stop(step, values, bad)
     counts = {k: float(v) for k, v in self.counts().items()}
     return {k: v for k, v in values.items() if k not in bad} | counts
 
   def counts(self) -> dict[str, int]:
     """Returns what a checkpoint's metadata keep under `KEY`."""
     return {"skipped": self.skipped, "undecodable": self.undecodable}
-
-  def close(self) -> None:
-    """Closes the file of the fingerprints."""
-    self._fingerprints.close()
 
   def _learn(self, steps: np.ndarray) -> None:
     for found in steps:
@@ -117,6 +125,8 @@ class Guard:
       if not found["is_applied"]:
         self.skipped += 1
         self._bad(step, found, records)
+      if not math.isfinite(found["param_norm"]):
+        self._stop(step, {"param_norm": float(found["param_norm"])})
       self._shown = [*self._shown[1 - SHOWN :], found]
 
   def _bad(self, step: int, found: np.void, records: np.ndarray) -> None:
@@ -138,7 +148,7 @@ class Guard:
       .tolist(),
     }
     self._found.append(entry)
-    run_info.write_json(self._workdir, FILE, {"steps": self._found})
+    self._write()
     stops = self._config.on_nonfinite == "stop"
     what = f"{_values(values, bad)} at step {step}"
     if not stops and self.skipped <= self._config.max_skipped:
@@ -158,11 +168,24 @@ class Guard:
     raise FloatingPointError(
       f"{what}: its update was not applied, and nothing was saved since."
       f"{reason} {self._checkpoint()}\nBefore it:"
-      f" {'; '.join(entry['before']) or 'no step of this process'}.\n"
+      f" {'; '.join(entry['before']) or 'nothing that is known'}.\n"
       f"The records of its batch are in {self._workdir}/{FILE}. This repeats"
       f" the step, and names records and parameters at fault:\n  {repeat}\n"
       + ADVICE
     )
+
+  def _stop(
+    self, step: int, values: dict, bad: Iterable[str] = ("param_norm",)
+  ):
+    """Raises, where loss and gradient are finite, and what follows is not."""
+    raise FloatingPointError(
+      f"{_values(values, bad)} at step {step}, though loss and gradient are"
+      f" finite: nothing was saved since. {self._checkpoint()} {ADVICE}"
+    )
+
+  def _write(self) -> None:
+    found = {"steps": self._found}
+    run_info.write_json(self._workdir, FILE, found, self._note)
 
   def _checkpoint(self) -> str:
     newest = self._newest()
@@ -207,7 +230,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
   """Returns the entries of `FILE`, by step; none where it cannot be read."""
   path = epath.Path(workdir) / FILE
   try:
-    found = json.loads(path.read_text())["steps"]
+    found = json_file.read(path)["steps"]
     return [e for e in found if isinstance(e["step"], int)]
   except (OSError, KeyError, TypeError, ValueError):
     return []
@@ -220,5 +243,5 @@ def _told(found: np.void) -> str:
   )
 
 
-def _values(values: dict[str, float], names: list[str]) -> str:
+def _values(values: dict[str, float], names: Iterable[str]) -> str:
   return ", ".join(f"{name} is {values[name]}" for name in names)

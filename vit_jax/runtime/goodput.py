@@ -110,7 +110,7 @@ def text(seconds: dict[str, float]) -> str:
   total = sum(seconds.values())
   share = 100 * seconds["step"] / total if total else 0.0
   parts = sorted(seconds.items(), key=lambda item: -item[1])
-  told = ", ".join(f"{k} {_seconds(v)}" for k, v in parts if v)
+  told = ", ".join(f"{k} {_seconds(v)}" for k, v in parts if v >= 0.05)
   return f"{share:.0f} % of {_seconds(total)} in steps: {told}"
 
 

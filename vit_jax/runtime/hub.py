@@ -152,6 +152,8 @@ class Hub:
     self._selector.unregister(line.channel.sock)
     line.channel.close()
     self._lines.remove(line)
+    if {m.member.index for m in self._lines if m.member} == {0}:
+      self._tell({"alone": True})
 
   def _hear(self, line: _Line, member: Member, message: dict[str, Any]) -> None:
     """Acts on what a process says."""

@@ -24,6 +24,7 @@ from vit_jax.runtime.preemption import Notices
 
 DIAL_SECONDS = 5.0
 ASK_SECONDS = 3.0
+STAY_SECONDS = 4.0  # more than `supervision.OWN_WORDS_SECONDS`
 SILENT = 4 * BEAT  # Then a process gives no sign of life.
 OFFER_BYTES = 1024
 
@@ -71,6 +72,7 @@ class Lifeline:
     self._table: list[dict[str, Any]] | None = None
     self._answered = threading.Event()
     self._all_left, self._was_told = threading.Event(), threading.Event()
+    self._alone = threading.Event()
     self._is_deaf = False  # to the end of others
     self._heard = time.monotonic()
     hello = {"token": token, "index": member.index}
@@ -84,20 +86,29 @@ class Lifeline:
     """Makes all processes agree on where they stop."""
     self._channel.put({"notice": reason})
 
-  def leave(self, seconds: float | None = None) -> None:
+  def leave(self, seconds: float | None = None, ends: bool = False) -> None:
     """Says that this process ends as it should; waits until all have.
 
     Args:
       seconds: Most seconds to wait; None: as long as the others live.
+      ends: Whether the processes end now, without jax's own shutdown.
     """
     self._channel.put({"bye": True})
     self._all_left.wait(seconds)
+    if ends:
+      self._stay()
 
   def ends(self, how: str) -> None:
     """Tells the others that, and how, this process ends before its end."""
     self._is_deaf = True
     self._channel.put({"ended": how[:1000]})
     self._was_told.wait(1.0)
+    self._stay()
+
+  def _stay(self) -> None:
+    """Lets process 0 end last: jax aborts the others when it is gone."""
+    if self.member.index == 0:
+      self._alone.wait(STAY_SECONDS)
 
   def cut(self) -> None:
     """Gives the connection up; what becomes of the others is not told."""
@@ -161,6 +172,8 @@ class Lifeline:
         self._lose(Member(**value), how)
       elif kind == "told":
         self._was_told.set()
+      elif kind == "alone":
+        self._alone.set()
       elif kind == "all":
         self._all_left.set()
 

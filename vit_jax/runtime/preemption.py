@@ -225,7 +225,7 @@ class Signals:
     self._write.close()
 
   def _listen(self) -> None:
-    with contextlib.suppress(OSError):
+    with self._read, contextlib.suppress(OSError):
       while numbers := self._read.recv(64):
         for number in numbers:
           if number in ENDING:

@@ -1,5 +1,6 @@
 """Joins the processes of a run before anything asks jax for devices."""
 
+import contextlib
 import glob
 import importlib.util
 import os
@@ -146,7 +147,8 @@ def _join(
     try:
       # Else jax catches SIGTERM, which then neither ends a process nor reaches
       # Python's handlers.
-      jax.config.update("jax_enable_preemption_service", False)
+      with contextlib.suppress(AttributeError):  # a jax that has it not
+        jax.config.update("jax_enable_preemption_service", False)
       jax.distributed.initialize(
         **settings, initialization_timeout=int(timeout) + 60
       )

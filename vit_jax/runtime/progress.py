@@ -170,6 +170,9 @@ def _formatted(metrics: Mapping) -> list[str]:
   shown = {k: v for k, v in metrics.items() if v is not None}
   if shown.get(PER_DEVICE) == shown.get("images_per_second"):
     shown.pop(PER_DEVICE, None)  # One device: the same number again.
+  for name in ("skipped", "undecodable"):
+    if not shown.get(name, True):
+      shown.pop(name)
   if shown.get("input_wait", 1.0) <= 0.1:
     shown.pop("input_wait")  # The normal case.
   known = [text(shown.pop(k)) for k, text in _FORMATS.items() if k in shown]

@@ -15,9 +15,9 @@ from etils import epath
 
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data, checked
+from vit_jax.batch import Data
 from vit_jax.config import freeze
-from vit_jax.runtime import prepare
+from vit_jax.runtime import feed, prepare, restacked
 from vit_jax.sharding import path_of
 
 
@@ -48,19 +48,18 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
   assembly = step_lib.assemble(config, run.facts, mesh)
   if start:
     source = checkpoint.Checkpointer(workdir, config.checkpoint)
-    state = source.restore(start, assembly.state)
+    metadata = checkpoint.load_metadata(
+      str(folder / checkpoint.FOLDER / str(start))
+    )
+    form_of = restacked.form_of(config, run.facts, assembly, mesh)
+    like, convert = form_of(metadata)
+    state = convert(source.restore(start, like))
     source.close()
   else:
     state = assembly.fresh_state()
     if config.init:
       state = weights.with_weights(state, run.take_weights()[0])
-  batches = checked(
-    run.data.batches(start, process_index=0, process_count=1),
-    rows=config.data.batch_size,
-    image_size=run.facts.image_size,
-    num_classes=run.facts.num_classes,
-    start_step=start,
-  )
+  batches = feed.batches(run, start)
   print(f"begins at step {start}")
   for taken in range(start + 1, number):
     batch = sharding.to_global(next(batches), mesh)

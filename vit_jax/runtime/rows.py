@@ -8,7 +8,6 @@ before it is.
 
 import collections
 import concurrent.futures
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -92,7 +91,7 @@ class Rows:
   def write(
     self,
     wait: bool,
-    before: float = math.inf,
+    before: int | None = None,
     beat: Callable[[], None] = lambda: None,
   ) -> None:
     """Writes the rows that are known, up to the first that is not.
@@ -101,13 +100,13 @@ class Rows:
 
     Args:
       wait: Whether to wait for all.
-      before: Scores of this step and of later ones are not waited for.
+      before: Scores of this, the newest step are not waited for; None: all are.
       beat: Called several times a second while it waits; may raise.
     """
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
-        while wait and step < before and not values.done():
+        while wait and step != before and not values.done():
           concurrent.futures.wait([values], POLL_SECONDS)
           beat()
         if not values.done():

@@ -7,6 +7,7 @@ with the same shapes, need not recompile them.
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 BEGAN = time.perf_counter()  # The commands import this before jax.
 HITS = "/jax/compilation_cache/cache_hits"
@@ -38,11 +39,17 @@ class Start:
   Args:
     since: Start of the command, by time.perf_counter(), all imports until now
       being the first phase; None: now.
+    beat: Called at the end of each phase.
   """
 
-  def __init__(self, since: float | None = None):
+  def __init__(
+    self,
+    since: float | None = None,
+    beat: Callable[[], None] = lambda: None,
+  ):
     from jax import monitoring
 
+    self._beat = beat
     self._began = self._last = time.perf_counter() if since is None else since
     self._phases: dict[str, float] = {}
     self._hits = self._hits_before = 0
@@ -56,6 +63,7 @@ class Start:
     now = time.perf_counter()
     self._phases[phase] = now - self._last
     self._last = now
+    self._beat()
     self._hits_before = self._hits
 
   def text(self, phase: str) -> str | None:

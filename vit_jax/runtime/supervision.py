@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from vit_jax.batch import DataError
+from vit_jax.checkpoint import SaveError
 from vit_jax.config import ConfigError, cli
 from vit_jax.runtime import (
   exits,
@@ -22,14 +24,25 @@ from vit_jax.runtime import (
   startup,
   watchdog,
 )
+from vit_jax.runtime.files import WriteError
 from vit_jax.runtime.hub import Member
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Signals, Stop
+from vit_jax.runtime.replay import DeviceFault
 
 # An error that ended another process may end this one, too, in its own words.
 OWN_WORDS_SECONDS = 2.0
 # An error of a collective may come before the word of who has died.
 WORD_SECONDS = 3.0
+# Errors whose words are all that a user needs.
+TOLD = (
+  ConfigError,
+  DataError,
+  DeviceFault,
+  FloatingPointError,
+  SaveError,
+  WriteError,
+)
 RESUMES = "the same command goes on from the last complete checkpoint"
 
 
@@ -69,7 +82,7 @@ def supervised(
     guard.leaves()
   except Stop as stop:
     guard.ends_stopped(stop)
-  except ConfigError as e:
+  except TOLD as e:
     guard.fails(SystemExit(str(e)))
   except BaseException as e:
     guard.fails(e)
@@ -129,7 +142,8 @@ class _Guard:
 
   def ends_stopped(self, stop: Stop) -> None:
     """After a notice, with the state saved."""
-    self.leaves()
+    if self._lifeline is not None:
+      self._lifeline.leave(ends=True)
     self._says(f"stopped     {str(stop).removeprefix('stopped ')}; {RESUMES}")
     exits.end(exits.AGAIN)
 
@@ -139,7 +153,7 @@ class _Guard:
 
     def end():
       if self._lifeline is not None:
-        self._lifeline.leave(exits.CLOSING_SECONDS)
+        self._lifeline.leave(exits.CLOSING_SECONDS, ends=True)
       self._says(f"stopped     {how[8:]}; nothing is lost; {RESUMES}, if any")
       exits.end(exits.AGAIN, lambda: lifetime.end(how))
 

@@ -37,7 +37,7 @@ class Writer:
 
   Raises:
     WriteError: metrics.jsonl cannot be written now. Later on its rows wait in
-      memory, see `files.Lines`; TensorBoard alone is given up.
+      memory, see `files.Records`; TensorBoard alone is given up.
   """
 
   def __init__(
@@ -48,7 +48,7 @@ class Writer:
     note: Callable[[str], None] = print,
     guard: Callable[[], None] = lambda: None,
   ):
-    self._lines: files.Lines | None = None
+    self._lines: files.Records | None = None
     self._board: Board | None = None
     self._note, self._guard = note, guard
     self._trackers: list[trackers.Sender] = []
@@ -69,7 +69,7 @@ class Writer:
     }
     text = "".join(json.dumps(r) + "\n" for r in kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._lines = files.Lines(path, text, note)
+    self._lines = files.Records(path, text.encode(), note)
     with self._board_may_fail():
       self._board = Board(workdir, kept)
     self._trackers = trackers.senders(
@@ -87,7 +87,7 @@ class Writer:
       return
     self._guard()
     row = {"step": step, "time": round(time.time(), 3), **values}
-    self._lines.append(json.dumps(row))
+    self._lines.append(json.dumps(row).encode() + b"\n")
     if self._board is not None:
       with self._board_may_fail():
         self._board.write(row)

@@ -1,8 +1,12 @@
 """Files in a folder of weights: none may be elsewhere, by name or by link."""
 
+import pathlib
+
 from etils import epath
 
 from vit_jax.options import shown
+
+MAX_NAME = 255  # bytes, of most file systems
 
 
 def beside(folder: epath.Path, name: str) -> epath.Path:
@@ -22,6 +26,7 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
   """
   path = folder / name
   is_name = name not in ("", ".", "..") and not set(name) & {*"/\\", "\0"}
+  is_name = is_name and len(name.encode("utf-8", "replace")) <= MAX_NAME
   if not is_name:
     raise ValueError(
       f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
@@ -29,7 +34,8 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
     )
   if "://" in str(folder):
     return path  # buckets have no links
-  root, place = folder.resolve(), path.resolve()
+  # epath's own `resolve` follows no links.
+  root, place = (pathlib.Path(p).resolve() for p in (folder, path))
   if root.parent.name == "snapshots":
     root = root.parent.parent
   if not place.is_relative_to(root):

@@ -210,6 +210,10 @@ def _class_names(config) -> tuple[str, ...] | None:
 
 def _head_faults(named, config, class_names) -> list[str]:
   faults = []
+  kernel = named.get("embeddings.patch_embeddings.projection.weight")
+  side = _pair(config, "patch_size", 16)[0]
+  if kernel is not None and kernel.shape[-1:] != (side,):
+    faults.append(f"patch_size: got {side}, expected {kernel.shape[-1:]}.")
   if "pooler.dense.weight" in named:
     act = config.get("pooler_act", "tanh")
     if act != "tanh":

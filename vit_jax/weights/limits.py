@@ -1,12 +1,19 @@
 """How much a file of weights may state, checked before memory is taken for it.
 
-So loading takes at most about twice the file, and half a GiB.
+So loading takes at most about twice the file, and 256 MiB.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax.config import json_file
 from vit_jax.options import shown
+from vit_jax.weights.beside import beside
 
 # The largest published model has 3,000 arrays with its optimizer's moments.
 MAX_ARRAYS = 10_000
@@ -73,6 +80,42 @@ def check_expansion(stored: int, stated: int, where) -> None:
     )
 
 
-def num_bytes(shapes: Iterable[tuple[Sequence[int], int]]) -> int:
-  """Returns the bytes of arrays of (shape, bytes of an element)."""
-  return sum(math.prod(shape) * size for shape, size in shapes)
+def checked_tree(
+  folder: epath.Path, described: Callable[[epath.Path], Any]
+) -> Any:
+  """Returns the shapes and types of a tree that Orbax wrote.
+
+  Args:
+    folder: Of the tree.
+    described: Reads them, with Orbax.
+
+  Raises:
+    ValueError: Its JSON is beyond the limits of `json_file`; a file in it is a
+      link out of it; or its arrays would take far more than their files.
+  """
+  json_file.read(folder / "_METADATA")
+  stored = sum(_sizes(folder))
+  tree = described(folder)
+  stated = largest = 0
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    name = jax.tree_util.keystr(path)
+    shape, dtype = getattr(leaf, "shape", ()), getattr(leaf, "dtype", None)
+    check_shape(shape, name, folder)
+    itemsize = np.dtype(dtype).itemsize if dtype else 8
+    stated += math.prod(shape) * itemsize
+    # A chunk is read as a whole, however large the array is.
+    storage = getattr(leaf, "storage", None)
+    chunk = math.prod(storage.chunk_shape or ()) if storage else 0
+    largest = max(largest, chunk * itemsize)
+  check_expansion(stored, stated + largest, folder)
+  return tree
+
+
+def _sizes(folder: epath.Path) -> Iterator[int]:
+  """Yields the sizes of the files of a folder, and of its folders."""
+  for path in folder.iterdir():
+    beside(folder, path.name)  # no link out
+    if path.is_dir():
+      yield from _sizes(path)
+    else:
+      yield path.stat().length

@@ -136,6 +136,6 @@ def _check_count(stream, path) -> None:
 
 def _damaged(path, error: Exception) -> ValueError:
   return ValueError(
-    f"got {str(path)!r}, which cannot be read as a .npz ({error}); expected a"
-    " whole file of arrays: copy it again, and compare its size."
+    f"got {str(path)!r}, which cannot be read as a .npz ({str(error)[:200]});"
+    " expected a whole file of arrays: copy it again, and compare its size."
   )

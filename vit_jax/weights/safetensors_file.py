@@ -17,6 +17,7 @@ from vit_jax.weights.beside import beside
 from vit_jax.weights.lazy import LazyArray
 
 INDEX = "model.safetensors.index.json"
+MAX_PARTS = 1000  # files of an index
 TYPES = {
   "F64": np.float64,
   "F32": np.float32,
@@ -91,6 +92,7 @@ def _check_header(file: epath.Path) -> None:
 
 
 def _damaged(path, reason: object) -> ValueError:
+  reason = str(reason)[:200]  # the library repeats what it cannot parse
   return ValueError(
     f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"
     " expected a whole file: copy it again, and compare its size."
@@ -102,8 +104,11 @@ def _parts(index: epath.Path) -> list[epath.Path]:
   try:
     found = json_file.read(index, {"weight_map": {str: str}})
     names = sorted({*(found.get("weight_map") or {}).values()})
-    if not names:
-      raise ValueError("no names of files in weight_map")
+    if not 1 <= len(names) <= MAX_PARTS:
+      raise ValueError(
+        f"got {len(names):,} names of files in weight_map, expected 1 to"
+        f" {MAX_PARTS:,}"
+      )
   except ValueError as e:
     raise ValueError(
       f"got {str(index)!r}, which cannot be read as an index of .safetensors"

@@ -82,6 +82,10 @@ class Saves:
       self._complete, step, writer, rounds, error
     )
 
+  def wait(self) -> None:
+    """Waits for the save that runs, if any; all processes must call it."""
+    self._settle(self._step)
+
   def retry_due(self, step: int) -> bool:
     """See `checkpoint.Checkpointer.retry_due`."""
     if self._running is not None and self._asks(step):

@@ -19,7 +19,10 @@ from typing import Any
 import jax
 from etils import epath
 
+from vit_jax.config import json_file
+from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
+from vit_jax.weights.beside import beside
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -49,6 +52,13 @@ OF_THE_STORE = (
   "UNAVAILABLE",
 )
 
+# What `write_digests` writes; see `json_file.faults`.
+_KEPT = {
+  "items": {str: {str: (str, [int], str)}},
+  "files": {str: (int, str)},
+  "metadata": str,
+}
+
 _told: set[str] = set()  # what this process has said about damaged folders
 
 
@@ -62,7 +72,7 @@ def reason(e: BaseException) -> str | None:
   Args:
     e: What reading them raised.
   """
-  text = str(e).strip().partition("\n")[0][:200]
+  text = str(e).strip().partition("\n")[0].partition("; copy the file")[0][:200]
   if isinstance(e, OSError) and e.errno and e.errno not in OF_THE_FILE:
     return None
   if isinstance(e, MemoryError) or any(w in str(e) for w in OF_THE_STORE):
@@ -138,7 +148,7 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 def _metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
-    if not (folder / name).is_dir():
+    if not beside(folder, name).is_dir():
       is_empty = not any(folder.iterdir())
       raise DamagedError(
         "the folder is empty" if is_empty else f"{name}/ is missing"
@@ -151,9 +161,10 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not path.exists():
     raise DamagedError(f"{name} is missing")
   try:
-    found = json.loads(path.read_text())
-  except (ValueError, RecursionError) as e:
-    raise DamagedError(f"{name} is no JSON ({type(e).__name__})") from None
+    beside(path.parent, path.name)  # no link
+    found = json_file.parse(json_file.contents(path), name)
+  except ValueError as e:
+    raise DamagedError(str(e).partition("; copy the file")[0]) from None
   if not isinstance(found, dict):
     raise DamagedError(f"{name} is no JSON object")
   return found
@@ -183,6 +194,15 @@ def _kept(folder: epath.Path, metadata: dict[str, Any]) -> dict | None:
   kept = read_json(folder, DIGESTS)
   if kept.pop("sha256", None) != digests_lib.of_json(kept):
     raise DamagedError(f"{DIGESTS} is not what was written")
+  try:
+    json_file.check(kept, _KEPT, DIGESTS)
+  except ValueError as e:
+    raise DamagedError(str(e)) from None
+  if lacks := _KEPT.keys() - {k for k, v in kept.items() if v is not None}:
+    raise DamagedError(f"{DIGESTS} has no {', '.join(sorted(lacks))}")
+  for name in kept["files"]:
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+      raise DamagedError(f"{DIGESTS} names a file elsewhere, {shown(name)}")
   return kept
 
 

@@ -63,7 +63,7 @@ def class_tars(folder: pathlib.Path) -> _Tars:
   if len(files) == 1 and not _CLASS_TAR.fullmatch(files[0].name):
     try:
       with open(files[0], "rb") as file, opened(file) as outer:
-        every = members(outer)
+        every = [m for m in members(outer) if m.isfile()]
         found = [(os.path.basename(m.name), files[0], m) for m in every]
     except BROKEN as e:
       raise ValueError(

@@ -174,6 +174,7 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
   is_kept = entry.image.startswith((_JPEG, _PNG))
   try:
     with Image.open(io.BytesIO(entry.image)) as image:
+      images.check_size(image)
       if is_kept:
         image.draft(None, (1, 1))  # JPEG at an eighth of its size: faster.
         image.load()

@@ -34,7 +34,7 @@ class _Limited:
     self._stream = stream
     self.is_gzip = isinstance(stream, gzip.GzipFile)
     self._end = MAX_EXPANSION * size + MAX_BYTES if self.is_gzip else 2**63
-    self.tell = stream.tell
+    self.tell, self.seekable = stream.tell, stream.seekable
 
   def read(self, size: int) -> bytes:
     if not 0 <= size <= MAX_BYTES:

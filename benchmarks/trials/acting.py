@@ -1,0 +1,86 @@
+"""Trains as `vit-jax train` does, and does something to itself at a place.
+
+Run: python acting.py PLACE ACT WORDS...
+
+PLACE: start, restore, compile, input, step, evaluation, scoring, save.
+ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), slow (waits
+35 s), or twice (SIGTERM, and SIGINT while the checkpoint is written).
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+
+PLACE, ACT = sys.argv[1:3]
+AFTER = {"compile": 1, "input": 4, "step": 4, "save": 2}  # times of the phase
+counts: dict[str, int] = {}
+
+
+def act() -> None:
+  """Acts, the first time."""
+  if counts.setdefault("acts", 0):
+    return
+  counts["acts"] = 1
+  print(f"acts        {ACT} in {PLACE}", file=sys.stderr, flush=True)
+  if ACT == "fail":
+    raise RuntimeError("an error on purpose")
+  if ACT == "slow":
+    time.sleep(35.0)
+  else:
+    name = "SIGTERM" if ACT == "twice" else ACT
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+def before(owner, name: str) -> None:
+  """Lets a function act before it does what it does."""
+  function = getattr(owner, name)
+
+  def acting(*args, **kwargs):
+    act()
+    return function(*args, **kwargs)
+
+  setattr(owner, name, acting)
+
+
+def main() -> None:
+  from vit_jax import checkpoint
+  from vit_jax.evaluators import evaluator, fewshot
+  from vit_jax.runtime import phases, prepare
+
+  if PLACE == "start":
+    before(prepare, "check")
+  elif PLACE == "restore":
+    before(checkpoint.Checkpointer, "restore_newest")
+  elif PLACE == "evaluation":
+    before(evaluator.Context, "forward")
+  elif PLACE == "scoring":
+    before(fewshot.Fewshot, "score")
+  else:
+    enter = phases.Phases.enter
+
+    def entering(self, name):
+      left = enter(self, name)
+      counts[name] = counts.get(name, 0) + 1
+      if name == PLACE and counts[name] >= AFTER[name]:
+        act()
+      return left
+
+    phases.Phases.enter = entering
+  if ACT == "twice":
+
+    def slow(self, *_):
+      time.sleep(2.0)
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(60.0)
+
+    checkpoint.Checkpointer.save_now = slow
+  # What a script starts in the background ignores Ctrl-C, and hands that down.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  sys.argv[1:] = sys.argv[3:]
+  runpy.run_module("vit_jax.train", run_name="__main__")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,351 @@
+"""Broken and odd images: right pixels, or named, counted and limited."""
+
+import dataclasses
+import os
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from kinds import broken, encoded, expected, good, oriented, photo
+
+from vit_jax.batch import DataError
+from vit_jax.config import defaults, freeze
+from vit_jax.data import images, ops, pipeline, pixels, sources
+from vit_jax.data.host_tf import tf
+from vit_jax.data.training import TrainingData
+
+OPS = "decode|resize((24, 40))"
+KEY = tf.constant([1, 2], tf.int64)
+
+
+def folder(root, files, others=3):
+  """Writes files to a class, plain images to another; name -> record."""
+  for name, data in {
+    **{f"a/{name}": data for name, data in files.items()},
+    **{f"b/{i}.png": encoded(photo(), "PNG") for i in range(others)},
+  }.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(data)
+  source = sources.open_source(f"folder:{root}", "train+val")
+  return source, {pathlib.Path(p).name: i for i, p in enumerate(source.paths)}
+
+
+def scored(source, text=OPS, **options):
+  (batch,) = pipeline.eval_batches(
+    source, text, batch_size=source.num_examples, **options
+  )
+  return batch
+
+
+def messages(caplog):
+  found = [r.getMessage() for r in caplog.records]
+  return [m for m in found if m.startswith("Cannot use ")]
+
+
+def test_right_pixels_of_every_kind(tmp_path, caplog):
+  files = good()
+  source, record = folder(tmp_path, files)
+  batch = scored(source)
+  assert batch["mask"].all() and not messages(caplog)
+  for name, data in files.items():
+    whole = expected(data)
+    want = pixels.apply(whole, OPS).astype(int)
+    error = np.abs(batch["image"][record[name]] - want).max()
+    # TensorFlow's decoder of JPEG has the fast transform, Pillow the accurate
+    # one: up to 10 levels on these few pixels. All else is exact.
+    is_jpeg = data.startswith(b"\xff\xd8")
+    assert error <= (10 if is_jpeg else 0), name
+    np.testing.assert_array_equal(images.read(data), whole, name)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_the_fused_crop_of_a_turned_image(number):
+  """Crop and turn commute, whatever the order in the file."""
+  data = tf.constant(
+    oriented("JPEG", number, photo(96, 160), quality=95, subsampling=0)
+  )
+  whole = ops.decode(data, KEY)
+  assert whole.shape == ((96, 160, 3) if number < 5 else (160, 96, 3))
+  crop = ops.inception_crop(whole, KEY, (32, 32), 5, 30)
+  fused = ops.decode_inception_crop(data, KEY, (32, 32), 5, 30)
+  np.testing.assert_array_equal(fused, crop)
+
+
+def test_broken_files_are_named_with_the_reason(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr("vit_jax.data.decoding.MAX_UNDECODABLE", 1.0)
+  files = {name: data for name, (data, _) in broken().items()}
+  source, record = folder(tmp_path, files)
+  batch = scored(source)
+  bad = sorted(record[name] for name in files)
+  assert np.flatnonzero(~batch["mask"]).tolist() == bad
+  assert not batch["image"][bad].any()
+  assert len(messages(caplog)) == len(files)
+  for name, (_, reason) in broken().items():
+    (line,) = (m for m in messages(caplog) if f"/{name}: " in m)
+    assert reason in line, line
+  # By the fused operation, too, whose crop may lie in the part that is there.
+  other = sources.open_source(f"folder:{tmp_path}", "train+val")
+  fused = scored(other, "decode_inception_crop(16, 5, 10)")
+  np.testing.assert_array_equal(fused["mask"], batch["mask"])
+
+
+def test_what_is_cut_off_is_used_if_asked(tmp_path, caplog):
+  image = photo(96, 160)
+  png = encoded(image, "PNG", compress_level=0)
+  jpeg = encoded(image, "JPEG")
+  files = {
+    "half.png": png[: len(png) // 2],
+    "half.jpg": jpeg[:1000],
+    "head.jpg": jpeg[: jpeg.index(b"\xff\xda") + 4],
+  }
+  source, record = folder(tmp_path, files)
+  text = "decode|central_crop((96, 160))"
+  (tmp_path / "b" / "0.png").write_bytes(encoded(image, "PNG"))
+  for i in range(3):
+    (tmp_path / "b" / f"{i}.png").write_bytes(encoded(image, "PNG"))
+  assert scored(source, text)["mask"].sum() == 3
+  batch = scored(source, text, truncated="use")
+  (line,) = {m for m in messages(caplog) if "first pixels" in m} or {None}
+  assert batch["mask"].sum() == 5 and line is None  # named before
+  assert not batch["mask"][record["head.jpg"]]
+  half = batch["image"][record["half.png"]]
+  np.testing.assert_array_equal(half[:40], np.asarray(image)[:40])
+  assert not half[-40:].any()
+  first = batch["image"][record["half.jpg"]][:8].astype(int)
+  assert np.abs(first - np.asarray(image)[:8]).max() < 20
+
+
+def test_other_batches_are_the_same_bits(tmp_path):
+  text = "decode_inception_crop(16)|flip_lr"
+  files = {f"{i}.jpg": encoded(photo(32, 40 + i), "JPEG") for i in range(20)}
+  source, record = folder(tmp_path, files)
+
+  def batches(start_step=0):
+    found = pipeline.train_batches(
+      sources.open_source(f"folder:{tmp_path}", "train+val"),
+      text,
+      batch_size=8,
+      seed=3,
+      start_step=start_step,
+    )
+    return [next(found) for _ in range(6)]
+
+  whole = batches()
+  path = pathlib.Path(source.paths[record["7.jpg"]])
+  path.write_bytes(path.read_bytes()[:300])
+  after = batches()
+  assert sum((~b["mask"]).sum() for b in after) == 2
+  for one, other in zip(whole, after, strict=True):
+    rest = one["index"] != record["7.jpg"]
+    np.testing.assert_array_equal(other["mask"], rest)
+    for key in ("image", "label", "index"):
+      np.testing.assert_array_equal(one[key][rest], other[key][rest])
+  for one, other in zip(after[2:], batches(start_step=2), strict=False):
+    for key in one:
+      np.testing.assert_array_equal(one[key], other[key])
+
+
+def test_files_that_cannot_be_read(tmp_path, caplog):
+  plain = encoded(photo(), "PNG")
+  names = ("gone.png", "folder.png", "link.png", "dangling.png")
+  source, record = folder(tmp_path, dict.fromkeys(names, plain))
+  where = tmp_path / "a"
+  for name in names:
+    (where / name).unlink()
+  (where / "folder.png").mkdir()
+  (where / "link.png").symlink_to(tmp_path / "b" / "0.png")
+  (where / "dangling.png").symlink_to("nothing.png")
+  batch = scored(source)
+  for name, reason in {
+    "gone.png": "cannot be read: No such file or directory.",
+    "folder.png": "cannot be read: Is a directory.",
+    "dangling.png": "is a link to nothing.png, which is not there.",
+  }.items():
+    assert not batch["mask"][record[name]]
+    (line,) = (m for m in messages(caplog) if f"/{name}: " in m)
+    assert reason in line
+  assert batch["mask"][record["link.png"]] and len(messages(caplog)) == 3
+  # Opened anew, the folder is one, and the dangling link is still named.
+  again = sources.open_source(f"folder:{tmp_path}", "train+val")
+  found = {pathlib.Path(p).name for p in again.paths}
+  assert found == {"link.png", "dangling.png", "0.png", "1.png", "2.png"}
+
+
+def test_what_is_no_record_of_a_folder(tmp_path):
+  source, _ = folder(tmp_path, {"1.png": encoded(photo(), "PNG")})
+  assert source.note() == ""
+  inside = tmp_path / "a" / "album.jpg"
+  inside.mkdir()
+  (inside / "2.png").write_bytes(encoded(photo(), "PNG"))
+  (inside / "loop").symlink_to(tmp_path / "a")
+  (tmp_path / "a" / ".cache").mkdir()
+  for name in ("._1.png", ".hidden.jpg", "notes.txt", ".cache/3.png"):
+    (tmp_path / "a" / name).write_bytes(b"Mac OS X")
+  os.mkfifo(tmp_path / "a" / "pipe.jpg")
+  os.utime(tmp_path, (1, 1))  # the folder has changed
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  names = {os.path.relpath(p, tmp_path) for p in source.paths}
+  assert names == {
+    "a/1.png",
+    "a/album.jpg/2.png",
+    "b/0.png",
+    "b/1.png",
+    "b/2.png",
+  }
+  assert scored(source)["mask"].all()
+  assert source.note().startswith(
+    f"'folder:{tmp_path}' has 6 files that are not read, since they are hidden"
+  )
+  assert "a/._1.png, a/.cache, a/.hidden.jpg, ..." in source.note()
+
+
+def test_names_of_any_kind(tmp_path, caplog):
+  names = [
+    b"a b.png",
+    b"line\nbreak.png",
+    b"caf\xe9.png",
+    "\u65e5\u672c.png".encode(),
+    b"'\"$;%s{}.png",
+    b"x" * 251 + b".png",
+    b"-rf.png",
+  ]
+  for name in (b"one", b"tw\xff\no"):
+    where = os.path.join(os.fsencode(tmp_path), name)
+    os.mkdir(where)
+    for i, file in enumerate(names):
+      with open(os.path.join(where, file), "wb") as stream:
+        stream.write(b"" if i == 1 else encoded(photo(), "PNG"))
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  assert source.num_examples == 2 * len(names)
+  assert source.class_names == ("one", "tw\\xff\\no")
+  batch = scored(source)
+  assert batch["mask"].sum() == 2 * len(names) - 2
+  assert len(messages(caplog)) == 2
+  for line in messages(caplog):
+    assert "/line\\nbreak.png: got an empty file" in line
+    assert line.isprintable()
+
+
+def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
+  folder(tmp_path, {"1.png": encoded(photo(), "PNG")})
+  (tmp_path / "a" / "shut").mkdir()
+  scandir = os.scandir
+
+  def refuses(path):
+    if str(path).endswith("shut"):
+      raise PermissionError(13, "Permission denied")
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuses)
+  os.utime(tmp_path, (1, 1))
+  with pytest.raises(ValueError, match=r"shut, which cannot be opened: Perm"):
+    sources.open_source(f"folder:{tmp_path}", "train")
+
+
+def test_how_many_rows_may_be_broken():
+  """No record is twice in an epoch, so rows tell how many records are."""
+  config = freeze(defaults())
+  config = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, batch_size=100)
+  )
+  for num, allowed in ((2000, 20), (500, 10)):
+    source = sources.open_source(
+      "digits", f"train[:{min(num, 500)}]", fake=True
+    )
+    source = dataclasses.replace(source, num_examples=num)
+    data = TrainingData(source, config)
+    steps = num // 100
+    assert [data.most_unusable(s) for s in (1, steps, steps + 1)] == [
+      allowed,
+      allowed,
+      2 * allowed,
+    ]
+
+
+# Records of TFDS.
+
+
+class Strange(tfds.core.GeneratorBasedBuilder):
+  """Ten plain records."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  name = "strange"
+
+  def _info(self):
+    features = {
+      "image": tfds.features.Image(),
+      "label": tfds.features.ClassLabel(names=["a", "b"]),
+    }
+    return tfds.core.DatasetInfo(
+      builder=self, features=tfds.features.FeaturesDict(features)
+    )
+
+  def _split_generators(self, dl_manager):
+    return {"train": self._generate_examples()}
+
+  def _generate_examples(self):
+    for i in range(10):
+      yield i, {"image": np.full([4, 4, 3], i, np.uint8), "label": i % 2}
+
+
+def damage(example, kind):
+  """Returns a serialized record without what it should have."""
+  record = tf.train.Example.FromString(example)
+  feature = record.features.feature
+  if kind == "garbage":
+    return b"\xff" * 40
+  if kind == "label 7":
+    feature["label"].int64_list.value[:] = [7]
+  elif kind == "text for label":
+    feature["label"].bytes_list.value[:] = [b"a"]
+  else:
+    del feature[kind]
+  return record.SerializeToString()
+
+
+REASONS = {
+  "image": ("has not one value of 'image'; its features: label.", "no image"),
+  "label": ("has no label.",) * 2,
+  "label 7": ("has label 7, expected 0 to 1.",) * 2,
+  "text for label": ("has not one value of 'label'", "cannot be parsed"),
+  "garbage": ("it cannot be parsed", "cannot be parsed"),
+}
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_records_of_tfds_without_their_fields(
+  tmp_path, caplog, monkeypatch, in_memory
+):
+  if not in_memory:
+    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  builder = Strange(data_dir=tmp_path, file_format="tfrecord")
+  builder.download_and_prepare()
+  (file,) = pathlib.Path(builder.data_dir).glob("*.tfrecord*")
+  records = [r.numpy() for r in tf.data.TFRecordDataset(str(file))]
+  for i, kind in enumerate(REASONS):
+    records[2 * i] = damage(records[2 * i], kind)
+  with tf.io.TFRecordWriter(str(file)) as writer:
+    for record in records:
+      writer.write(record)
+  source = sources.open_source("strange", "train", str(tmp_path))
+  batch = scored(source, "decode|resize(4)")
+  assert batch["mask"].tolist() == [False, True] * 5
+  lines = messages(caplog)
+  assert len(lines) == 5
+  for i, reasons in enumerate(REASONS.values()):
+    (line,) = (m for m in lines if f"record {2 * i} of 'strange'" in m)
+    assert reasons[in_memory] in line
+  assert set(source.labels()[[2, 4]].tolist()) == {-1}
+  stream = pipeline.train_batches(
+    source, "decode|resize(4)", batch_size=10, seed=0
+  )
+  trained = next(stream)
+  np.testing.assert_array_equal(trained["mask"], trained["index"] % 2 == 1)
+
+
+def test_a_crop_that_does_not_fit_is_still_an_error_of_its_own(tmp_path):
+  source, _ = folder(tmp_path, {"1.jpg": b""})
+  with pytest.raises(DataError, match=re.escape("in central_crop(99, 99)")):
+    scored(source, "decode|central_crop(99)")

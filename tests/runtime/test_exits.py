@@ -1,0 +1,40 @@
+"""A process ends with its code, whatever hangs or fails while it does."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+CODE = """
+import threading, time
+from vit_jax.runtime import exits
+exits.CLOSING_SECONDS = 0.5
+threading.Thread(target=time.sleep, args=[60]).start()  # Python would wait
+
+def full():
+  raise OSError("no space left")
+
+def end():
+  exits.end(
+    exits.HUNG, full, lambda: print("told"), lambda: time.sleep(60),
+    lambda: print("too late"),
+  )
+
+threading.Thread(target=end).start()
+print("words", end="")
+time.sleep(60)
+"""
+
+
+def test_what_hangs_or_fails_keeps_no_process():
+  done = subprocess.run(
+    [sys.executable, "-u", "-c", CODE],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=20,
+  )
+  assert done.returncode == 124
+  assert "words" in done.stdout and "told" in done.stdout
+  assert "too late" not in done.stdout
+  assert done.stderr == "OSError: no space left\n"

@@ -1,0 +1,71 @@
+"""The batch script of docs/pods.md, with stand-ins for SLURM's commands."""
+
+import pathlib
+import re
+import stat
+import subprocess
+
+import pytest
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "pods.md"
+SRUN = """#!/bin/bash
+echo "$@" > srun.txt
+exit {code}
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >> scontrol.txt
+[ "$1" != show ] || echo "   JobState={state} Reason=None Dependency=(null)"
+"""
+
+
+def _script():
+  (text,) = re.findall(r"```\n(#!/bin/bash\n.*?)```", PAGE.read_text(), re.S)
+  return text
+
+
+def _run(folder, code, state="RUNNING", restarts=None):
+  """Returns the script's status and what scontrol was asked."""
+  for name, text in (
+    ("srun", SRUN.format(code=code)),
+    ("scontrol", SCONTROL.format(state=state)),
+    ("train.sh", _script()),
+  ):
+    (folder / name).write_text(text)
+    (folder / name).chmod(stat.S_IRWXU)
+  env = {
+    "PATH": f"{folder}:/usr/bin:/bin",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_SUBMIT_DIR": str(folder),
+    "SLURM_CPUS_PER_TASK": "12",
+  }
+  if restarts is not None:
+    env["SLURM_RESTART_COUNT"] = str(restarts)
+  done = subprocess.run([folder / "train.sh"], env=env, capture_output=True)
+  assert not done.stderr, done.stderr
+  assert "vit-jax train --config" in (folder / "srun.txt").read_text()
+  asked = folder / "scontrol.txt"
+  asked = asked.read_text().splitlines() if asked.exists() else []
+  return done.returncode, "requeue 4711" in asked
+
+
+@pytest.mark.parametrize("code", [75, 76, 124, 137])
+def test_what_was_interrupted_goes_back_to_the_queue(tmp_path, code):
+  assert _run(tmp_path, code) == (0, True)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130, 143])
+def test_what_is_done_or_in_error_does_not(tmp_path, code):
+  assert _run(tmp_path, code) == (code, False)
+
+
+def test_restarts_are_bounded_and_a_cancelled_job_stays_cancelled(tmp_path):
+  assert _run(tmp_path, 75, restarts=49) == (0, True)
+  (tmp_path / "scontrol.txt").unlink()
+  assert _run(tmp_path, 75, restarts=50) == (75, False)
+  assert _run(tmp_path, 75, state="CANCELLED") == (75, False)
+
+
+def test_the_signal_goes_to_the_tasks_in_time():
+  """With B: the shell would get it, which waits for srun and hears nothing."""
+  (lead,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", _script(), re.M)
+  assert int(lead) >= 120

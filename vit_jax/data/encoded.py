@@ -1,0 +1,187 @@
+"""Encoded images in TensorFlow's graph: which decoder may have them, upright.
+
+TensorFlow's decoders apply no EXIF orientation, read some formats wrongly or
+with all frames, take memory for as many pixels as a header states, and cut a
+crop out of a JPEG whose end is missing. Most files are known by a few bytes to
+have none of these problems; the others are looked at with Pillow first.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.data import images
+from vit_jax.data.host_tf import tf
+
+Image = tf.Tensor
+
+# A JPEG without metadata: its first segment is JFIF's, of 18 bytes, the next
+# one begins with the marker of a table, and the end is there.
+_START, _TABLES, _END = b"\xff\xd8\xff\xe0\x00\x10", b"\xff\xdb", b"\xff\xd9"
+_TABLES_AT = 2 + 18
+# Segments before the tables may hold EXIF; 64 KiB is the largest.
+_HEAD = 2**16
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def decoded(
+  data: tf.Tensor,
+  plain: Callable[[], Image],
+  jpeg: Callable[[tf.Tensor], Image],
+  other: Callable[[Image], Image],
+  *,
+  exif: bool,
+) -> Image:
+  """Decodes an image by one of three functions.
+
+  Args:
+    data: Bytes of the file, string [].
+    plain: Decodes it as a JPEG that needs no more care.
+    jpeg: Decodes it as a JPEG, and turns it as its argument says, int32 [], see
+      `images.turned`.
+    other: Gets the whole upright image of another format, uint8 [h, w, 3].
+    exif: Whether the orientation is applied; otherwise it is 1.
+
+  Raises:
+    tf.errors.InvalidArgumentError: In the graph: the file is no image, is cut
+      off, or is too large.
+  """
+
+  def by_tensorflow():
+    image = tf.io.decode_image(data, channels=3, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, 3])
+
+  def by_pillow():
+    # An error is told in words by `Source.rescue`.
+    image = tf.numpy_function(
+      lambda x: _or_empty(x, exif), [data], tf.uint8, stateful=False
+    )
+    image = _where(tf.size(image) > 0, image)
+    return tf.ensure_shape(image, [None, None, 3])
+
+  def odd():
+    is_known = _is_bare_png(data) | _is_jpeg_without_exif(data)
+    turn = tf.cond(is_known, lambda: 1, lambda: _turn(data))
+    return tf.cond(
+      tf.io.is_jpeg(data),
+      lambda: jpeg(turn if exif else tf.ones_like(turn)),
+      lambda: other(tf.cond(turn > 0, by_tensorflow, by_pillow)),
+    )
+
+  # Most nodes of a function are not copied into the graph, where each would
+  # cost time though the branch is not taken.
+  odd = tf.function(
+    odd, autograph=False, experimental_attributes={"_noinline": True}
+  )
+  image = tf.cond(_is_bare_jpeg(data), plain, odd)
+  return tf.ensure_shape(image, [None, None, 3])
+
+
+def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
+  """Returns (height, width, channels) of a JPEG, int32, by its header.
+
+  Raises:
+    tf.errors.InvalidArgumentError: In the graph: it has too many pixels.
+  """
+  shape = tf.image.extract_jpeg_shape(data, tf.int64)
+  pixels = tf.reduce_prod(shape[:2])
+  return tf.cast(_where(pixels <= images.MAX_PIXELS, shape), tf.int32)
+
+
+def upright(image: Image, turn: tf.Tensor) -> Image:
+  """Does in the graph what `images.turned` does."""
+
+  def turned():
+    swapped = tf.cond(
+      turn >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: image
+    )
+    axes = tf.boolean_mask([0, 1], tf.stack(_mirrored(turn)))
+    return tf.reverse(swapped, axes)
+
+  image = tf.cond(turn > 1, turned, lambda: image)
+  return tf.ensure_shape(image, [None, None, 3])
+
+
+def stored_window(begin, extent, shape, turn):
+  """Returns where a box of the upright image is among the stored pixels.
+
+  Args:
+    begin: (y, x) of the box, int32.
+    extent: Its (height, width).
+    shape: (height, width) of the upright image.
+    turn: See `images.turned`.
+
+  Returns:
+    (y, x, height, width), int32.
+  """
+  is_mirrored = tf.stack(_mirrored(turn))
+  begin = tf.where(is_mirrored, shape - begin - extent, begin)
+  order = lambda pair: tf.where(turn >= 5, pair[::-1], pair)
+  return tf.concat([order(begin), order(extent)], 0)
+
+
+def as_bytes(data) -> bytes:
+  """Returns the bytes that `tf.numpy_function` passes, outside a graph too."""
+  return data if isinstance(data, bytes) else data.item()
+
+
+def _mirrored(turn) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns whether top and bottom, and left and right, are exchanged."""
+  is_any = lambda *numbers: tf.reduce_any(turn == tf.constant(numbers))
+  return is_any(3, 4, 7, 8), is_any(2, 3, 6, 7)
+
+
+def _is_bare_jpeg(data):
+  """Whether it is a JPEG without metadata that ends as it should."""
+  parts = ((0, _START), (_TABLES_AT, _TABLES), (-len(_END), _END))
+  found = [tf.strings.substr(data, at, len(part)) for at, part in parts]
+  return tf.strings.join(found) == b"".join(part for _, part in parts)
+
+
+def _is_jpeg_without_exif(data):
+  """Whether it is a JPEG with other metadata that ends as it should."""
+  head = tf.strings.substr(data, 0, _HEAD)
+  has_exif = tf.strings.regex_full_match(head, r"\C*Exif\x00\x00\C*")
+  is_whole = tf.strings.substr(data, -len(_END), len(_END)) == _END
+  return tf.io.is_jpeg(data) & is_whole & ~has_exif
+
+
+def _is_bare_png(data):
+  """Whether it is a PNG without EXIF, of no side that may be too large."""
+  sides = tf.strings.substr(data, 16, 8)
+  sides = tf.io.decode_raw(sides, tf.int32, little_endian=False)
+  return (
+    (tf.strings.substr(data, 0, len(_PNG)) == _PNG)
+    & (tf.reduce_max(sides) <= int(images.MAX_PIXELS**0.5))
+    & ~tf.strings.regex_full_match(data, r"\C*eXIf\C*")
+  )
+
+
+def _turn(data):
+  turn = tf.numpy_function(_turn_or_fault, [data], tf.int32, stateful=False)
+  turn = tf.ensure_shape(turn, [])
+  return _where(turn >= 0, turn)
+
+
+def _turn_or_fault(data):
+  try:
+    return np.int32(images.turn(as_bytes(data)))
+  except ValueError:  # told in words by `Source.rescue`
+    return np.int32(-1)
+
+
+def _or_empty(data, exif: bool):
+  try:
+    return images.read(as_bytes(data), exif=exif)
+  except ValueError:
+    return np.zeros([0, 0, 3], np.uint8)
+
+
+def _where(is_good, value):
+  """Returns the value, or fails in the graph."""
+  # tf.debugging.Assert would add a branch.
+  check = tf.raw_ops.Assert(condition=is_good, data=["not decoded"])
+  if check is None:  # outside of a graph, where it has raised already
+    return value
+  with tf.control_dependencies([check]):
+    return tf.identity(value)
