@@ -108,7 +108,6 @@ def _train(
   config, workdir = prepared.config, prepared.workdir
   phases = stop.phases
   mesh = sharding.make_mesh(config.mesh)
-
   data = prepared.data
   opening.ends("data")
   facts = prepared.facts
@@ -117,10 +116,9 @@ def _train(
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
+  form = restacked.form_of(config, facts, assembly, mesh)
   start, state = checkpointer.restore_newest(
-    prepared.start,
-    assembly.state,
-    restacked.form_of(config, facts, assembly, mesh),
+    prepared.start, assembly.state, form
   )
   prepared.start = start  # an older one where arrays are damaged
   metadata = run_info.metadata(prepared, assembly.state.params)
@@ -157,24 +155,14 @@ def _train(
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size, phases, held)
 
-  def is_due(cadence, step: int) -> bool:
-    return step == total_steps or is_multiple(step, cadence.every_steps)
-
   rows = Rows(writer, prepared.evals, start, progress.note)
   at_exit.callback(rows.close)
   if start:  # the run may have stopped between checkpoint and evaluation
-    due = [e for e in evaluators if is_due(e.config, start)]
+    due = [e for e in evaluators if prepared.is_due(e.config, start)]
     with phases("evaluation"):
       for evaluator in rows.owed(due):
         rows.score(start, evaluator, state.eval_params)
   opening.ends("evaluators")
-
-  def on_devices():
-    for number, batch in enumerate(batches):
-      batch = sharding.to_global(batch, mesh)
-      if number == 0:
-        opening.ends("first batch")
-      yield batch
 
   def save(step: int, write: Callable[..., None]) -> None:
     nonlocal metadata  # a new dict: that before may be on its way to the disk
@@ -200,14 +188,15 @@ def _train(
   train_step = replay.checked(
     assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
-  trained = updates(train_step, state, on_devices(), steps, meter, phases)
+  batches = feed.on_devices(batches, mesh, opening)
+  trained = updates(train_step, state, batches, steps, meter, phases)
   phases.enter("step")
   step = start
   for step, state, metrics, _ in trained:
     guard.add(step, metrics.pop("fingerprint"))
-    saves = is_due(config.checkpoint, step)
+    saves = prepared.is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
-    has_row = saves or step == 1 or is_multiple(step, config.log_steps)
+    has_row = saves or step == 1 or prepare.is_multiple(step, config.log_steps)
     saves |= checkpointer.retry_due(step)
     if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -224,7 +213,7 @@ def _train(
     else:
       progress.update(step)
 
-    due = [e for e in evaluators if is_due(e.config, step)]
+    due = [e for e in evaluators if prepared.is_due(e.config, step)]
     with meter.paused():
       # A run that resumes from this checkpoint has the rows up to it.
       with phases("evaluation"):
@@ -246,11 +235,6 @@ def _train(
   progress.note(promise.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
-
-
-def is_multiple(step: int, every_steps: int) -> bool:
-  """Whether a step is a multiple of `every_steps`; never where that is 0."""
-  return every_steps > 0 and step % every_steps == 0
 
 
 def main(args: cli.Args, signals: Signals | None = None) -> None:

@@ -376,12 +376,12 @@ def retention(folder: pathlib.Path, seed: int) -> str:
   over = threading.Event()
 
   def watch() -> None:  # a whole one at every instant
-    while not over.is_set():
+    while not over.wait(0.002):
       watched.append(bool(steps.of(steps.epath.Path(root))))
 
   watcher = threading.Thread(target=watch)
   n = 0
-  with said():
+  with said() as out:
     while cycles < 10:
       n += 1
       state = made_up(shapes, n)
@@ -397,7 +397,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
         failures += 1
         assert good in found, f"after {name}: {good} is gone, {found}"
       else:
-        assert found == [n], f"{found} are kept, expected [{n}]"
+        assert found == [n], f"{found}, expected [{n}]\n{out.getvalue()}"
         assert checkpoint.verify(steps.epath.Path(root / str(n))) is None
         cycles += bool(good)
         good = n

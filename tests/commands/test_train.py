@@ -17,6 +17,7 @@ from vit_jax import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
+from vit_jax.runtime import prepare
 from vit_jax.runtime.rows import MEASURED
 from vit_jax.runtime.writer import read_metrics
 
@@ -346,7 +347,7 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
 
 @pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
 def test_is_multiple(every, steps):
-  assert [s for s in range(1, 9) if train.is_multiple(s, every)] == steps
+  assert [s for s in range(1, 9) if prepare.is_multiple(s, every)] == steps
 
 
 @pytest.mark.parametrize(

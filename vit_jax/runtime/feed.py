@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 
+from vit_jax import sharding
 from vit_jax.batch import Batch, checked
+from vit_jax.runtime import startup
 
 
 def batches(run: Any, start: int) -> Iterator[Batch]:
@@ -28,3 +30,20 @@ def batches(run: Any, start: int) -> Iterator[Batch]:
     process_index=index,
     process_count=count,
   )
+
+
+def on_devices(
+  batches: Iterator[Batch], mesh: jax.sharding.Mesh, opening: startup.Start
+) -> Iterator[dict[str, jax.Array]]:
+  """Yields the batches of all processes as arrays on the devices.
+
+  Args:
+    batches: Of this process.
+    mesh: Mesh of the run.
+    opening: Is told when the first one is there.
+  """
+  for number, batch in enumerate(batches):
+    batch = sharding.to_global(batch, mesh)
+    if number == 0:
+      opening.ends("first batch")
+    yield batch

@@ -159,6 +159,11 @@ class Run:
     )
     return out, variables["params"]
 
+  def is_due(self, cadence: Any, step: int) -> bool:
+    """Whether a step is one of `cadence.every_steps`, or the last."""
+    last = self.facts.total_steps
+    return step == last or is_multiple(step, cadence.every_steps)
+
   def take_weights(self) -> tuple[dict[str, Any], weights.Report]:
     """Returns the weights to start from, or to evaluate, fitted to the model.
 
@@ -386,6 +391,11 @@ def check(
   run = Run(config, workdir, data, found, sources, allowed)
   run.check(faults)
   return run
+
+
+def is_multiple(step: int, every_steps: int) -> bool:
+  """Whether a step is a multiple of `every_steps`; never where that is 0."""
+  return every_steps > 0 and step % every_steps == 0
 
 
 def given_faults(data: Any) -> list[str]:

@@ -55,7 +55,7 @@ OF_THE_STORE = (
 # What `write_digests` writes; see `json_file.faults`.
 _KEPT = {
   "items": {str: {str: (str, [int], str)}},
-  "files": {str: int},
+  "files": {str: (int, str)},
   "metadata": str,
 }
 
