@@ -321,7 +321,7 @@ def verify(folder: epath.Path) -> str | None:
       except Exception as e:
         if (why := steps.reason(e)) is None:
           raise
-        return f"{item}: {why}"
+        return why if why.startswith(f"{item}/") else f"{item}: {why}"
   return None
 
 
