@@ -364,7 +364,7 @@ def _read_run(path, rng):
     comparison.costs_section(found)
     comparison.differences_section(found * 2)
   else:
-    report.write_report(str(path))
+    report.write_report(str(path), out=f"{path}.page")
 
 
 def _read_config(path, rng):

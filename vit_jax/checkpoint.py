@@ -4,13 +4,9 @@ Each step's folder holds three items: `params` (what evaluation uses; loads
 alone into other Flax code), `train` (step, optimizer, and the raw parameters
 where `params` is their running average) and `metadata` (JSON: config, patch
 grid, preprocessing, class names, versions); and `digests.json`, see
-`weights.steps`. All use of Orbax is here.
+`weights.steps`. Orbax is used here and in `weights.writing` alone.
 """
 
-import functools
-import logging
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +21,7 @@ from vit_jax.weights import keeping, limits, steps, structure
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
+from vit_jax.weights.writing import Writer, drop_echoes
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 
@@ -42,7 +39,7 @@ class Checkpointer:
 
   def __init__(self, workdir: str, config: CheckpointConfig):
     self._folder = (epath.Path(workdir) / FOLDER).resolve()
-    self._saves = Saves(self._folder, config, _Writer)
+    self._saves = Saves(self._folder, config)
 
   def steps(self) -> list[int]:
     """Returns the steps on disk that seem whole, the oldest first."""
@@ -105,7 +102,7 @@ class Checkpointer:
         read for a reason that is not its own.
       DamagedError: It is not what was written; the same in all processes.
     """
-    _drop_echoes()
+    drop_echoes()
     folder, items = self._folder / str(step), _items(state)
     found, why, is_damage = None, None, True
     try:
@@ -208,77 +205,6 @@ class Checkpointer:
   def close(self) -> None:
     """Waits for what is being written; a failure is told, not raised."""
     self._saves.close()
-
-
-class _Writer:
-  """Writes one step's folder, which gets its name when all is in it.
-
-  Args:
-    folder: `checkpoints/<step>`.
-    barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
-  """
-
-  def __init__(self, folder: epath.Path, barrier: Callable | None = None):
-    self._folder = folder
-    _drop_echoes()
-    options = ocp.AsyncOptions(
-      post_finalization_callback=self._add_digests,
-      barrier_sync_fn=barrier,
-      # Else the rest waits 5 minutes for a folder that cannot be made.
-      create_directories_asynchronously=barrier is not None,
-    )
-    items = ocp.CompositeCheckpointHandler(
-      composite_options=ocp.CompositeOptions(async_options=options)
-    )
-    self._orbax = ocp.AsyncCheckpointer(items, async_options=options)
-
-  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Returns as soon as the arrays are copied, and may be donated."""
-    self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
-    self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
-    arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
-    self._orbax.save(
-      self._folder,
-      args=ocp.args.Composite(
-        **arrays, metadata=ocp.args.JsonSave(self._metadata)
-      ),
-    )
-
-  def wait(self) -> None:
-    """Waits until the folder has its name; raises what went wrong."""
-    try:
-      self._orbax.wait_until_finished()
-    finally:
-      self._orbax.close()
-
-  def _add_digests(self) -> None:
-    """Called in process 0 when the arrays are on disk."""
-    unfinished = self._orbax.get_temporary_path(self._folder).get()
-    found = {item: lazy.get() for item, lazy in self._digests.items()}
-    steps.write_digests(unfinished, found, self._metadata)
-
-
-@functools.cache
-def _drop_echoes() -> None:
-  """Drops the stacks that Orbax's threads print, now or later, when one array
-  of many cannot be read or written: that error is raised, and said in words."""
-
-  def is_news(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.ERROR or not (
-      "/orbax/" in record.pathname or "never retrieved" in str(record.msg)
-    )
-
-  before = sys.unraisablehook
-
-  def hook(found: Any) -> None:
-    frames = traceback.walk_tb(found.exc_traceback)
-    files = [frame.f_code.co_filename for frame, _ in frames]
-    if not any("/orbax/" in f or "/asyncio/" in f for f in files):
-      before(found)
-
-  for name in ("absl", "asyncio"):
-    logging.getLogger(name).addFilter(is_news)
-  sys.unraisablehook = hook
 
 
 def digests(path: str) -> dict[str, dict[str, Digest]]:
@@ -414,14 +340,14 @@ def write_params(
   folder = epath.Path(path).resolve()
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
-  writer = _Writer(folder)
+  writer = Writer(folder)
   writer.start({"params": params}, metadata)
   writer.wait()
 
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
-  _drop_echoes()
+  drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
   described = limits.checked_tree(folder, _described)
   as_numpy = jax.tree.map(

@@ -303,11 +303,11 @@ def load(
     raise ValueError(
       f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
-  options = _checked(options)
+  options, size = _checked(options), _pair(image_size)
   found = weights.read(path, grid=grid, options=options)
   try:
     config = weights.identify(found.params, {**found.options, **options})
-    height, width = _pair(image_size) or weights.trained_at(found)
+    height, width = size or weights.trained_at(found)
     ops = preprocessing(found, (height, width))
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None

@@ -14,7 +14,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 from etils import epath
@@ -22,6 +22,7 @@ from etils import epath
 from vit_jax.config import CheckpointConfig
 from vit_jax.weights import keeping, steps
 from vit_jax.weights.steps import DamagedError
+from vit_jax.weights.writing import Writer
 
 MAX_STEPS = 1024  # between two tries
 _count = itertools.count()  # saves of this process
@@ -32,38 +33,21 @@ class SaveError(Exception):
   """A checkpoint that a run cannot go without could not be written."""
 
 
-@runtime_checkable
-class Writer(Protocol):
-  """Writes one folder: `checkpoint._Writer`."""
-
-  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Returns as soon as the arrays are copied."""
-
-  def wait(self) -> None:
-    """Waits until the folder has its name; raises what went wrong."""
-
-
 class Saves:
   """The saves of one run, one at a time.
 
   Args:
     folder: Its `checkpoints/`.
     config: What to keep.
-    writer: (folder of a step, barrier of the processes or None) -> `Writer`.
 
   Attributes:
     newest: Step of the newest checkpoint that is known to be whole; 0: none.
       The same in all processes.
   """
 
-  def __init__(
-    self,
-    folder: epath.Path,
-    config: CheckpointConfig,
-    writer: Callable[[epath.Path, Callable | None], Writer],
-  ):
+  def __init__(self, folder: epath.Path, config: CheckpointConfig):
     self.newest = 0
-    self._folder, self._config, self._writer = folder, config, writer
+    self._folder, self._config = folder, config
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     self._running: concurrent.futures.Future | None = None
     self._step = 0  # of `_running`
@@ -88,7 +72,7 @@ class Saves:
     if not keeping.agreed(error is not None):
       folder = self._folder / str(step)
       try:
-        writer = self._writer(folder, rounds.barrier)
+        writer = Writer(folder, rounds.barrier)
         writer.start(items, metadata)
       except Exception as e:
         error = e
