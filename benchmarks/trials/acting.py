@@ -76,6 +76,8 @@ def main() -> None:
       time.sleep(60.0)
 
     checkpoint.Checkpointer.save_now = slow
+  # What a script starts in the background ignores Ctrl-C, and hands that down.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   sys.argv[1:] = sys.argv[3:]
   runpy.run_module("vit_jax.train", run_name="__main__")
 

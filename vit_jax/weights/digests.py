@@ -19,6 +19,7 @@ somebody who means to deceive. The multipliers are those of MurmurHash3 and,
 for places, 2^32 divided by the golden ratio.
 """
 
+import concurrent.futures
 import functools
 import hashlib
 import json
@@ -54,37 +55,54 @@ class Digest(NamedTuple):
 def of_state(tree: Any) -> "Started":
   """Starts to compute the digests of all arrays of a tree, where they are.
 
-  Returns at once, and the arrays may then be donated; each shape is compiled
-  once. Arrays in the host's own memory are read at once, and several processes
-  add up what each of them has: they must all call it, and get all digests.
+  Returns at once; each shape is compiled once. Arrays in the host's own memory
+  are read by a thread, beside whatever the caller does meanwhile.
 
   Args:
     tree: Arrays of jax.
   """
-  leaves = {
-    path_of(path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-  sums = {
-    path: sums_on_host(x) if _is_on_host(x) else sums_on_devices(x)
-    for path, x in leaves.items()
-  }
-  if jax.process_count() > 1:
-    mine = np.stack([_total(x) for x in sums.values()])
-    every = multihost_utils.process_allgather(mine)
-    sums = dict(zip(sums, every.sum(0, dtype=np.uint32), strict=True))
-  facts = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
-  return Started(facts, sums)
+  return Started(
+    {
+      path_of(path): leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+  )
 
 
 class Started:
   """Digests that may still be computed; `of_state` makes it."""
 
-  def __init__(self, facts: dict[str, tuple], sums: dict[str, Any]):
-    self._facts, self._sums = facts, sums
+  def __init__(self, leaves: dict[str, jax.Array]):
+    self._facts = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
+    on_host = [_is_on_host(x) for x in leaves.values()]
+    thread = concurrent.futures.ThreadPoolExecutor(1, "digests")
+    self._sums: dict[str, Any] = {
+      path: thread.submit(sums_on_host, x) if is_here else sums_on_devices(x)
+      for (path, x), is_here in zip(leaves.items(), on_host, strict=True)
+    }
+    thread.shutdown(wait=False)
+    self._is_ready = False
+
+  def ready(self) -> None:
+    """Returns when the arrays may be donated; all processes must call it.
+
+    Several processes add up what each of them has of the arrays.
+    """
+    if self._is_ready:
+      return
+    self._sums = {
+      path: x.result() if isinstance(x, concurrent.futures.Future) else x
+      for path, x in self._sums.items()
+    }
+    if jax.process_count() > 1:
+      mine = np.stack([_total(x) for x in self._sums.values()])
+      every = multihost_utils.process_allgather(mine).sum(0, dtype=np.uint32)
+      self._sums = dict(zip(self._sums, every, strict=True))
+    self._is_ready = True
 
   def get(self) -> dict[str, Digest]:
     """Waits for the devices; returns path -> digest."""
+    self.ready()
     return {
       path: Digest(*facts, _hex(_total(self._sums[path])))
       for path, facts in self._facts.items()
@@ -114,22 +132,29 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
   words = _words(x)
   first = second = 0
   offsets = np.arange(min(CHUNK, words.size), dtype=np.uint32)
-  for begin in range(0, words.size, CHUNK):
-    w = words[begin : begin + CHUNK].astype(np.uint32)
+  mixed = offsets * np.uint32(PLACE)
+  odd = 2 * offsets + np.uint32(1)
+  w, other = np.empty_like(offsets), np.empty_like(offsets)
+  for begin in range(0, words.size, CHUNK):  # in place: memory is the limit
+    part = words[begin : begin + CHUNK]
+    w, other = w[: part.size], other[: part.size]
     if places is None:
-      i = offsets[: w.size] + np.uint32(begin % 2**32)
+      np.add(mixed[: part.size], np.uint32(begin * PLACE % 2**32), out=other)
     else:
-      i = places[begin : begin + CHUNK].copy()
-    w ^= i * np.uint32(PLACE)
+      i = places[begin : begin + CHUNK]
+      odd = 2 * i + np.uint32(1)
+      np.multiply(i, np.uint32(PLACE), out=other)
+    np.bitwise_xor(part, other, out=w)
     w *= np.uint32(FIRST)
-    w ^= w >> np.uint32(15)
+    w ^= np.right_shift(w, np.uint32(15), out=other)
     w *= np.uint32(SECOND)
-    w ^= w >> np.uint32(15)
-    first += int(w.sum(dtype=np.uint32))
-    i += i
-    i += np.uint32(1)
-    i *= w
-    second += int(i.sum(dtype=np.uint32))
+    w ^= np.right_shift(w, np.uint32(15), out=other)
+    total = int(w.sum(dtype=np.uint32))
+    w *= odd[: part.size]
+    first += total
+    second += int(w.sum(dtype=np.uint32))
+    if places is None:
+      second += 2 * begin * total
   return np.array([first % 2**32, second % 2**32], np.uint32)
 
 

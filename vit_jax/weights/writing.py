@@ -53,12 +53,16 @@ class Writer:
     self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
     self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
     arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
-    self._orbax.save(
-      self._folder,
-      args=ocp.args.Composite(
-        **arrays, metadata=ocp.args.JsonSave(self._metadata)
-      ),
-    )
+    try:
+      self._orbax.save(
+        self._folder,
+        args=ocp.args.Composite(
+          **arrays, metadata=ocp.args.JsonSave(self._metadata)
+        ),
+      )
+    finally:
+      for digests in self._digests.values():
+        digests.ready()
 
   def wait(self) -> None:
     """Waits until the folder has its name; raises what went wrong."""
