@@ -90,7 +90,7 @@ def train_and_evaluate(
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
-    held = lock.Lock(workdir)
+    held = lock.Lock(workdir, phases=stop.phases)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)
     opening.ends("checks")
