@@ -118,6 +118,15 @@ def test_a_damaged_checkpoint_is_passed_over(copy, shapes, damage, capfd):
   assert saver.steps() == [1, 2]
 
 
+def test_metadata_of_the_longest_run(shapes, tmp_path):
+  metadata = {"flops": 3 * 10**24, "class_names": ["\\n", "é", "猫"]}
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(1, _state(shapes, 1), metadata)
+  saver.close()
+  assert checkpoint.load_metadata(str(tmp_path)) == metadata
+  assert checkpoint.verify(epath.Path(tmp_path / "checkpoints/1")) is None
+
+
 def test_readers_pass_over_it_too(copy, shapes, capfd):
   _flip(_largest(copy / "checkpoints/2/params/ocdbt.process_0/d"))
   params, metadata = checkpoint.load_params(str(copy))
