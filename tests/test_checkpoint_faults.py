@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import resource
 import shutil
 import threading
@@ -124,6 +125,20 @@ def test_metadata_of_the_longest_run(shapes, tmp_path):
   saver.save_now(1, _state(shapes, 1), metadata)
   saver.close()
   assert checkpoint.load_metadata(str(tmp_path)) == metadata
+  assert checkpoint.verify(epath.Path(tmp_path / "checkpoints/1")) is None
+
+
+def test_an_owner_without_a_name(shapes, tmp_path, monkeypatch):
+  """As in a container that runs under a number of its host's."""
+
+  def unknown(number):
+    raise KeyError(f"uid not found: {number}")
+
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(1, _state(shapes, 1), META)
+  saver.close()
+  assert checkpoint.load_params(str(tmp_path))[1] == META
   assert checkpoint.verify(epath.Path(tmp_path / "checkpoints/1")) is None
 
 

@@ -1,5 +1,6 @@
 """Files in a folder of weights: none may be elsewhere, by name or by link."""
 
+import os
 import pathlib
 
 from etils import epath
@@ -44,3 +45,13 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
       " expected a file. Copy it there, if it is the right one."
     )
   return path
+
+
+def length(path: epath.Path) -> int:
+  """Returns the number of bytes of a file.
+
+  epath's own `stat` fails where the owner has no name, as in many containers.
+  """
+  if "://" in str(path):
+    return path.stat().length
+  return os.stat(path).st_size

@@ -22,7 +22,7 @@ from etils import epath
 from vit_jax.config import json_file
 from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights.beside import beside
+from vit_jax.weights.beside import beside, length
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -125,8 +125,8 @@ def fault(folder: epath.Path) -> str | None:
       path = folder / name
       if not path.exists() or path.is_dir():
         return f"{name} is missing"
-      if (length := path.stat().length) != size:
-        return f"{name} has {length:,} bytes, expected {size:,}"
+      if (found := length(path)) != size:
+        return f"{name} has {found:,} bytes, expected {size:,}"
       if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
         return f"{name} is not what was written"
   except Exception as e:
@@ -235,7 +235,7 @@ def write_digests(
 
 def _described(path: epath.Path) -> tuple[int, str]:
   """Returns a file's size, and the digest of one that describes arrays."""
-  size, name = path.stat().length, str(path)
+  size, name = length(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
   return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
