@@ -67,7 +67,7 @@ class Saves:
     rounds = Rounds(next(_count))
     try:
       self._make_room()
-    except OSError as e:
+    except Exception as e:
       error = e
     if not keeping.agreed(error is not None):
       folder = self._folder / str(step)
@@ -209,7 +209,7 @@ class Saves:
       try:
         keeping.note_newest(self._folder, step)
         self._remove_old()
-      except OSError as e:  # the checkpoint is whole nevertheless
+      except Exception as e:  # the checkpoint is whole nevertheless
         steps.say(f"note        old checkpoints stay ({_reason(e)})")
 
   def _remove_old(self) -> None:
