@@ -306,6 +306,24 @@ def test_a_failed_save_is_told_and_tried_again(
   assert last.steps() == [16, 20]
 
 
+def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
+  monkeypatch.setattr(saving, "WAITS", (0.0,))
+  look, calls = steps.fault, []
+
+  def fault(folder):
+    calls.append(folder)
+    if len(calls) == 1:
+      raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+    return look(folder)
+
+  monkeypatch.setattr(steps, "fault", fault)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(4, _state(shapes, 4), META)
+  saver.close()
+  assert saver.steps() == [4]
+  assert _bits(_resume(tmp_path, shapes)[1]) == _bits(_state(shapes, 4))
+
+
 def test_a_disk_without_room_is_told_before_the_run(
   tmp_path, shapes, monkeypatch
 ):
