@@ -10,13 +10,14 @@ import time
 from trials import runs
 from trials.trial import Trial
 
-# Seconds without progress; a start has to import and to open the data.
+# Seconds without progress. Several trials may share two cores, where a start,
+# with its imports, and a compilation take a minute.
 LIMITS = {
-  "start": 60.0,
-  "compile": 75.0,
-  "step": 15.0,
-  "evaluation": 15.0,
-  "save": 15.0,
+  "start": 120.0,
+  "compile": 120.0,
+  "step": 20.0,
+  "evaluation": 20.0,
+  "save": 20.0,
 }
 WORDS = [f"--config.limits.{k}_seconds={v}" for k, v in LIMITS.items()]
 PLACES = ("start", "compile", "input", "step", "evaluation", "save")

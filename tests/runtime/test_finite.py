@@ -198,4 +198,3 @@ def test_too_many_broken_records_over_all_processes(tmp_path):
   assert guard.check(2, {})["undecodable"] == 20
   with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
     guard.check(1, {})
-  guard.close()

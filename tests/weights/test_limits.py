@@ -9,6 +9,7 @@ import pytest
 from etils import epath
 
 import vit_jax
+from vit_jax import weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import limits, safetensors_file, timm
 from vit_jax.weights.beside import beside
@@ -189,3 +190,34 @@ def test_a_number_in_a_name_makes_no_list():
   arrays = {n: lazy(np.zeros((8, 3, 4, 4), np.float32)) for n in names}
   with pytest.raises(ValueError, match="'blocks.99999999.x'"):
     timm.read(arrays, num_heads=2)
+
+
+@pytest.mark.parametrize(
+  "name, shape, said",
+  [
+    (
+      "Transformer/encoderblock_0/posembed_input/pos_embedding",
+      (5,),
+      "pos_embedding: got shape (5,), expected 3 dimensions",
+    ),
+    ("Transformer/encoderblock/x", (10**6, 0), "expected at most 1,000 blocks"),
+  ],
+)
+def test_arrays_of_a_vit(tmp_path, name, shape, said):
+  import foreign
+
+  arrays = foreign.random_params(model_config(**SIZE), 3, (8, 8))
+  np.savez(tmp_path / "x.npz", **arrays, **{name: np.zeros(shape, "f")})
+  with pytest.raises(ValueError) as e:
+    weights.read(tmp_path / "x.npz")
+  assert said in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_the_head_of_a_bit(tmp_path):
+  arrays = {
+    "resnet/block1/unit01/a/standardized_conv2d/kernel": np.zeros((1, 1, 4, 4)),
+    "resnet/head/conv2d/kernel": np.zeros((8, 3, 1, 1)),
+  }
+  np.savez(tmp_path / "x.npz", **arrays)
+  with pytest.raises(ValueError, match=r"got shape \(8, 3, 1, 1\), expected"):
+    weights.read(tmp_path / "x.npz")

@@ -76,6 +76,7 @@ def supervised(
     processes.initialise(args.flags, args.faults)
     notices.wait_to_join()
     guard.joins(args.flags.get("coordinator"))
+    notices.phases.beat()
     signals.install()  # jax and libtpu have handlers of their own
     notices.join(guard.how_to_agree())
     yield notices

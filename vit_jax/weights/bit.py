@@ -34,6 +34,7 @@ def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
   Raises:
     ValueError: Some names are not those of a BiT file; the message lists them.
+      Or the head is no convolution of 1 x 1.
   """
   params, unknown = {}, []
   for name, array in arrays.items():
@@ -42,6 +43,10 @@ def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
       unknown.append(name)
     elif ours == "head/kernel":  # a convolution of 1 x 1
       shape = array.shape[-2:]
+      if array.shape != (1, 1, *shape):
+        raise ValueError(
+          f"{name}: got shape {array.shape}, expected [1, 1, in, out]."
+        )
       params[ours] = array.then(shape, lambda a, s=shape: a.reshape(s))
     else:
       params[ours] = array

@@ -168,6 +168,11 @@ def _fold(weights: Weights, mean, std) -> Weights:
       f" {std.tolist()}, expected 0.5 and 0.5 for a model that begins with a"
       " standardised convolution."
     )
+  if "embedding/bias" not in params:
+    raise ValueError(
+      "got a patch embedding without its bias, expected both: images were"
+      " normalised otherwise than ours, which becomes part of it."
+    )
   kernel, bias = params["embedding/kernel"], params["embedding/bias"]
   scale, shift = 0.5 / std, (0.5 - mean) / std
 
