@@ -193,7 +193,7 @@ def test_verify_prints_a_line_each(copy, capsys):
   with pytest.raises(SystemExit, match="1 of 2 damaged"):
     verify.main([str(copy)])
   first, second = capsys.readouterr().out.splitlines()
-  assert first.startswith("step 1          damaged: train: ")
+  assert first.startswith("step 1          damaged: train/opt_state/")
   assert second.startswith("step 2          ok: ")
   verify.main([str(copy), "2"])
   with pytest.raises(SystemExit, match="got no step 3; there is 1, 2"):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -320,7 +321,7 @@ def verify(folder: epath.Path) -> str | None:
       except Exception as e:
         if (why := steps.reason(e)) is None:
           raise
-        return f"{item}: {why}"
+        return why if why.startswith(f"{item}/") else f"{item}: {why}"
   return None
 
 
@@ -341,7 +342,7 @@ def write_params(
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
   writer = Writer(folder)
-  writer.start({"params": params}, metadata)
+  writer.start({"params": jax.tree.map(jnp.asarray, params)}, metadata)
   writer.wait()
 
 

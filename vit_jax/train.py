@@ -90,7 +90,7 @@ def train_and_evaluate(
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
-    held = lock.Lock(workdir)
+    held = lock.Lock(workdir, phases=stop.phases)
     prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
     at_exit.enter_context(held)
     opening.ends("checks")
@@ -155,7 +155,8 @@ def _train(
   at_exit.callback(meter.close)
   account = account_of(prepared, mesh.size, phases, held)
 
-  rows = Rows(writer, prepared.evals, start, progress.note)
+  was = prepared.resumed_metadata
+  rows = Rows(writer, prepared.evals, start, progress.note, was)
   at_exit.callback(rows.close)
   if start:  # the run may have stopped between checkpoint and evaluation
     due = [e for e in evaluators if prepared.is_due(e.config, start)]
@@ -167,7 +168,7 @@ def _train(
   def save(step: int, write: Callable[..., None]) -> None:
     nonlocal metadata  # a new dict: that before may be on its way to the disk
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
-    metadata = {**metadata, **kept}
+    metadata = {**metadata, **kept, **rows.metadata(step)}
     held.check()  # not into the folder of another run
     with phases("save"):
       write(step, state, metadata)

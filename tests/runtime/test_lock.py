@@ -16,6 +16,8 @@ import pytest
 
 from vit_jax.config import ConfigError
 from vit_jax.runtime import files, lifetime, lock
+from vit_jax.runtime.goodput import KEY, Goodput
+from vit_jax.runtime.phases import Phases
 
 HOLDS = (
   "import sys, time; from vit_jax.runtime.lock import Lock\n"
@@ -220,10 +222,20 @@ def test_a_beat_is_always_as_long_and_says_what_it_is_told(tmp_path):
     assert path.stat().st_size == lock.BEAT_BYTES
     held.tells = lambda: {"step": 7}
   assert path.stat().st_size == lock.BEAT_BYTES
-  after = lock.Lock(str(tmp_path))
-  assert after.last_words["step"] == 7
-  with after:  # until it has words of its own
-    assert json.loads(path.read_text())["step"] == 7
+  assert lock.Lock(str(tmp_path)).last_words["step"] == 7
+
+
+def test_time_counts_from_the_first_beat(tmp_path):
+  """Killed before there is an account of its own, a run has lost none."""
+  now = began = time.time()
+  clock = lambda: now
+  for _ in range(3):
+    with lock.Lock(str(tmp_path), phases=Phases(clock=clock)):
+      now += 5.0
+  found = lock.Lock(str(tmp_path)).last_words[KEY]
+  assert found["began"] == pytest.approx(began, abs=1.0)
+  assert found["seconds"]["start"] == 15.0
+  assert Goodput(Phases(), None, found).at()["began"] == found["began"]
 
 
 def test_an_object_store_is_read_back(tmp_path, soon, monkeypatch):

@@ -102,3 +102,22 @@ def test_scores_of_a_step_that_is_made_up_for_are_not_waited_for(tmp_path):
     rows.write(wait=True, beat=notice)
   few.go.set()
   rows.close()
+
+
+def test_rows_that_a_checkpoint_counts_and_nobody_has_are_told(tmp_path):
+  rows, few, val = _rows(tmp_path), Slow("few"), Slow("val")
+  rows.put(1, {"train/loss": 1.0})
+  rows.score(2, few, 1)
+  rows.put(3, {"train/loss": 1.0})
+  rows.score(3, val, 1)
+  # That of val is made up for by the run that resumes at 3.
+  assert rows.metadata(3) == {"rows": 3}
+  rows.close()  # killed
+  few.go.set()
+  val.go.set()
+  told = []
+  for expected in (3, 1):
+    writer = Writer(str(tmp_path), 3)
+    Rows(writer, [], 3, told.append, {"rows": expected})
+  (line,) = told
+  assert line.startswith("rows        2 up to step 3 are not in metrics.jsonl")

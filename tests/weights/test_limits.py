@@ -9,6 +9,7 @@ import pytest
 from etils import epath
 
 import vit_jax
+from vit_jax import weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import limits, safetensors_file, timm
 from vit_jax.weights.beside import beside

@@ -29,7 +29,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.config import ConfigError
-from vit_jax.runtime import files, lifetime
+from vit_jax.runtime import files, goodput, lifetime
+from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Stop
 
 BEAT_SECONDS = 10.0
@@ -55,10 +56,11 @@ class Lock:
   Args:
     workdir: Folder of the run.
     note: Prints a line.
+    phases: Of this process; None: those of a new one.
 
   Attributes:
     tells: What each beat says of the run beside that it lives, a dict for JSON;
-      at first what the last one said.
+      at first that the process before stopped, and this one is starting.
     last_words: What the last beat of the process before said; {}: nothing.
 
   Raises:
@@ -69,6 +71,7 @@ class Lock:
     self,
     workdir: str,
     note: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    phases: Phases | None = None,
   ):
     self._workdir, self._folder = workdir, epath.Path(workdir)
     self._note = note
@@ -81,7 +84,9 @@ class Lock:
     self._refuse_if(self._look)
     path = self._folder / lifetime.BEAT
     self.last_words = files.read_json(path).values if self._is_first else {}
-    self.tells: Callable[[], dict[str, Any]] = lambda: self.last_words
+    key = goodput.KEY
+    until_now = goodput.Goodput(phases or Phases(), self.last_words.get(key))
+    self.tells: Callable[[], dict[str, Any]] = lambda: {key: until_now.at()}
 
   def check(self) -> None:
     """Sees that the folder is still this run's, and beats; a short read.

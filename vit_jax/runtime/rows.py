@@ -8,7 +8,7 @@ before it is.
 
 import collections
 import concurrent.futures
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from vit_jax.runtime.averages import Averages
 from vit_jax.runtime.writer import Writer
 
 POLL_SECONDS = 0.2
+KEY = "rows"  # in the metadata of a checkpoint
 
 # Metrics that measure the machine; all others of a run are the same whenever it
 # is repeated, or was killed and resumed.
@@ -46,6 +47,7 @@ class Rows:
     evals: Options of the evaluators that score, for means over groups.
     resumed_at: Step at which the run resumes.
     note: Prints a line.
+    resumed: Metadata of the checkpoint from which it resumes; {}: none.
   """
 
   def __init__(
@@ -54,8 +56,17 @@ class Rows:
     evals: Iterable[Any],
     resumed_at: int,
     note: Callable[[str], None],
+    resumed: Mapping[str, Any] | None = None,
   ):
     self._writer, self._note = writer, note
+    lost = int((resumed or {}).get(KEY, 0)) - writer.num_rows
+    if lost > 0 and jax.process_index() == 0:
+      # It was killed while it scored after a notice, or the file is another.
+      note(
+        f"rows        {lost} up to step {resumed_at:,} are not in"
+        " metrics.jsonl, nor will they be: they were not written before the"
+        " process ended, or were removed"
+      )
     self._averages = Averages(evals, resumed_at, writer.scores)
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "scores")
     # Of each row the step, and its values or a future of scores.
@@ -78,6 +89,12 @@ class Rows:
     if jax.process_index() == 0:
       future = self._worker.submit(evaluator.score, gathered)
       self._queue.append((step, future))
+
+  def metadata(self, step: int) -> dict[str, int]:
+    """Returns, for the checkpoint of the newest step, how many rows there are
+    up to it, without those of its own scores that are not known yet."""
+    waiting = [s != step or isinstance(v, dict) for s, v in self._queue]
+    return {KEY: self._writer.num_rows + sum(waiting)}
 
   def owed(self, evaluators: Sequence[Any]) -> list[Any]:
     """Returns those without a row at the step of the checkpoint, since the run

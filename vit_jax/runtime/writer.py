@@ -34,6 +34,7 @@ class Writer:
   Attributes:
     scores: Metrics of evaluators, by name, that were written at step
       `resumed_at`; known to process 0 only.
+    num_rows: Rows of the run so far; known to process 0 only.
 
   Raises:
     WriteError: metrics.jsonl cannot be written now. Later on its rows wait in
@@ -53,6 +54,7 @@ class Writer:
     self._note, self._guard = note, guard
     self._trackers: list[trackers.Sender] = []
     self.scores: dict[str, float] = {}
+    self.num_rows = 0
     if jax.process_index() != 0:
       return
     path = epath.Path(workdir) / METRICS
@@ -61,6 +63,7 @@ class Writer:
       note(f"metrics     {fault}")
     kept = [r for r in rows if r["step"] <= resumed_at]
     dropped = [r for r in rows if r["step"] > resumed_at]
+    self.num_rows = len(kept)
     self.scores = {
       k: v
       for r in kept
@@ -88,6 +91,7 @@ class Writer:
     self._guard()
     row = {"step": step, "time": round(time.time(), 3), **values}
     self._lines.append(json.dumps(row).encode() + b"\n")
+    self.num_rows += 1
     if self._board is not None:
       with self._board_may_fail():
         self._board.write(row)
