@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import resource
 import shutil
 import threading
@@ -116,6 +117,29 @@ def test_a_damaged_checkpoint_is_passed_over(copy, shapes, damage, capfd):
   saver.save_now(2, _state(shapes, 2), META)
   saver.close()
   assert saver.steps() == [1, 2]
+
+
+def test_metadata_of_the_longest_run(shapes, tmp_path):
+  metadata = {"flops": 3 * 10**24, "class_names": ["\\n", "é", "猫"]}
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(1, _state(shapes, 1), metadata)
+  saver.close()
+  assert checkpoint.load_metadata(str(tmp_path)) == metadata
+  assert checkpoint.verify(epath.Path(tmp_path / "checkpoints/1")) is None
+
+
+def test_an_owner_without_a_name(shapes, tmp_path, monkeypatch):
+  """As in a container that runs under a number of its host's."""
+
+  def unknown(number):
+    raise KeyError(f"uid not found: {number}")
+
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(1, _state(shapes, 1), META)
+  saver.close()
+  assert checkpoint.load_params(str(tmp_path))[1] == META
+  assert checkpoint.verify(epath.Path(tmp_path / "checkpoints/1")) is None
 
 
 def test_readers_pass_over_it_too(copy, shapes, capfd):
@@ -280,6 +304,24 @@ def test_a_failed_save_is_told_and_tried_again(
   last.save_now(20, _state(shapes, 20), META)
   last.close()
   assert last.steps() == [16, 20]
+
+
+def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
+  monkeypatch.setattr(saving, "WAITS", (0.0,))
+  look, calls = steps.fault, []
+
+  def fault(folder):
+    calls.append(folder)
+    if len(calls) == 1:
+      raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+    return look(folder)
+
+  monkeypatch.setattr(steps, "fault", fault)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(4, _state(shapes, 4), META)
+  saver.close()
+  assert saver.steps() == [4]
+  assert _bits(_resume(tmp_path, shapes)[1]) == _bits(_state(shapes, 4))
 
 
 def test_a_disk_without_room_is_told_before_the_run(

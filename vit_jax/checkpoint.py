@@ -19,6 +19,7 @@ from etils import epath
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests as digests_lib
 from vit_jax.weights import keeping, limits, steps, structure
+from vit_jax.weights.beside import absolute
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
@@ -39,7 +40,7 @@ class Checkpointer:
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
-    self._folder = (epath.Path(workdir) / FOLDER).resolve()
+    self._folder = absolute(epath.Path(workdir) / FOLDER)
     self._saves = Saves(self._folder, config)
 
   def steps(self) -> list[int]:
@@ -270,7 +271,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   if not trees:
     return _read(path, read)
   try:
-    return _checked(trees[0].resolve()), {}
+    return _checked(absolute(trees[0])), {}
   except Exception as e:
     raise DamagedError(
       f"got {str(trees[0])!r}, which Orbax cannot read"
@@ -287,7 +288,7 @@ def _read(path: str, read: Callable[[epath.Path], T]) -> T:
     try:
       return read(folder)
     except Exception as e:
-      is_given = folder == epath.Path(path).resolve()
+      is_given = folder == absolute(epath.Path(path))
       if not is_given and not folder.is_dir() and lost < MAX_LOST:
         lost += 1  # a training run has removed it meanwhile, and has newer ones
         continue
@@ -338,7 +339,7 @@ def write_params(
   Raises:
     FileExistsError: The path exists.
   """
-  folder = epath.Path(path).resolve()
+  folder = absolute(epath.Path(path))
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
   writer = Writer(folder)

@@ -216,9 +216,9 @@ def _train(
 
     due = [e for e in evaluators if prepared.is_due(e.config, step)]
     with meter.paused():
-      # A run that resumes from this checkpoint has the rows up to it.
+      # A run that resumes from here has the rows up to it, but after a notice.
       with phases("evaluation"):
-        rows.write(wait=saves or bool(due))
+        rows.write(wait=saves or bool(due), until=stop.has_come)
       if saves:
         save(step, checkpointer.save)
       with phases("evaluation"):

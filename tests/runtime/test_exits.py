@@ -24,6 +24,25 @@ threading.Thread(target=end).start()
 print("words", end="")
 time.sleep(60)
 """
+# A pipe that nobody reads.
+STDERR = """
+import sys, tempfile, threading
+from vit_jax.runtime import exits, supervision
+exits.CLOSING_SECONDS = 0.5
+guard = supervision._Guard(tempfile.mkdtemp())
+threading.Timer(0.5, guard.ends_hung, ["hung        phase step"]).start()
+sys.stderr.write("x" * 10**6)
+"""
+
+
+def test_a_hang_of_stderr_ends_too():
+  with subprocess.Popen(
+    [sys.executable, "-c", STDERR], cwd=ROOT, stderr=subprocess.PIPE
+  ) as process:
+    try:
+      assert process.wait(60) == 124
+    finally:
+      process.kill()
 
 
 def test_what_hangs_or_fails_keeps_no_process():

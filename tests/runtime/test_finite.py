@@ -103,6 +103,8 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   taken = fingerprints.read(str(tmp_path))
   assert taken["step"].tolist() == list(range(1, 9))
   assert taken["is_applied"].tolist() == [1] * 6 + [0, 1]
+  # Half of a copy is no place to begin at.
+  (tmp_path / "checkpoints/6/params").mkdir(parents=True)
   found = repeat.step(str(tmp_path), 7, data)
   assert list(found["records"]) == [703] and np.isnan(found["loss"])
   assert "head/kernel" in found["params"]

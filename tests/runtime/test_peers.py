@@ -13,6 +13,7 @@ from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Stop
 
 COUNT = 3
+DEEP = b"[" * 1020 + b"\n"  # more than Python's own limit
 
 
 @pytest.fixture
@@ -149,7 +150,13 @@ def test_a_stranger_learns_nothing_and_harms_nobody(run):
   hub, found = run
   with pytest.raises(ConnectionError, match="no answer"):
     Peer(1, hub.port, token="guessed")
-  for words in (b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b'["a"]\n', b"{}\n"):
+  for words in (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"x" * 5000,
+    b'["a"]\n',
+    b"{}\n",
+    DEEP,
+  ):
     with socket.create_connection(("127.0.0.1", hub.port), 5) as sock:
       sock.sendall(words)
       sock.settimeout(0.3)

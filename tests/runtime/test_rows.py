@@ -6,7 +6,7 @@ import types
 import jax
 import pytest
 
-from vit_jax.runtime.preemption import Stop
+from vit_jax.runtime.preemption import Notices, Stop
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.writer import Writer, read_metrics
 
@@ -102,6 +102,19 @@ def test_scores_of_a_step_that_is_made_up_for_are_not_waited_for(tmp_path):
   with pytest.raises(Stop):
     rows.write(wait=True, beat=notice)
   few.go.set()
+  rows.close()
+
+
+def test_a_notice_ends_the_wait_for_scores(tmp_path):
+  rows, few = _rows(tmp_path), Slow("few")
+  notices = Notices(at_once=lambda reason: None)
+  rows.score(1, few, 1)
+  threading.Timer(0.1, notices.notice, ["SIGTERM"]).start()
+  rows.write(wait=True, until=notices.has_come)
+  assert _read(tmp_path) == [] and rows.metadata(2) == {"rows": 1}
+  few.go.set()
+  rows.write(wait=True)
+  assert _read(tmp_path) == [(1, "few/x")]
   rows.close()
 
 

@@ -19,7 +19,8 @@ MAX_VALUES = 500_000  # of a file
 MAX_DEPTH = 100
 MAX_LINES_BYTES = 256 * 2**20  # of a file with a value per line
 MAX_LINE_BYTES = 2**20
-MAX_WHOLE = 2**63 - 1
+MAX_WHOLE = 2**63 - 1  # where a whole number is asked for
+MAX_NUMBER = 2**127 - 1  # of any; the FLOPs of a long run are beyond 2^63
 
 
 class Whole(NamedTuple):
@@ -41,8 +42,8 @@ def parse(text: str | bytes, where: str) -> Any:
     where: The file, or the part of one, for messages.
 
   Raises:
-    ValueError: It is no JSON; or has two values of one name, a number beyond 64
-      bits, half a character (a lone surrogate), or more than the limits.
+    ValueError: It is no JSON; or has two values of one name, a number beyond
+      128 bits, half a character (a lone surrogate), or more than the limits.
   """
   if len(text) > MAX_BYTES:
     raise ValueError(
@@ -248,7 +249,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: Any) -> None:
-  """Raises ValueError beyond the depth, 64 bits, or half a character."""
+  """Raises ValueError beyond the depth, 128 bits, or half a character."""
   level = [value]
   for _ in range(MAX_DEPTH):
     below = []
@@ -261,8 +262,8 @@ def _check(value: Any) -> None:
         below += one
       elif isinstance(one, str):
         one.encode()  # fails for a lone surrogate
-      elif isinstance(one, int) and abs(one) > MAX_WHOLE:
-        raise ValueError("a whole number beyond 64 bits")
+      elif isinstance(one, int) and abs(one) > MAX_NUMBER:
+        raise ValueError("a whole number beyond 128 bits")
     if not below:
       return
     level = below

@@ -6,17 +6,11 @@ TensorFlow, so that a misspelt option is answered at once.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
-from vit_jax.options import (
-  option,
-)
-
-if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
-  pass
+from vit_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)

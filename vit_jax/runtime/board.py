@@ -1,5 +1,6 @@
 """Scalars for TensorBoard: always the rows of `metrics.jsonl`, once each."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterable
@@ -35,7 +36,8 @@ class Board:
     for path in folder.glob("*tfevents*"):
       path.unlink()
     name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-    self._file = (folder / name).open("wb")
+    self._closing = contextlib.ExitStack()  # of a bucket `open` is a context
+    self._file = self._closing.enter_context((folder / name).open("wb"))
     self._records = record_writer.RecordWriter(self._file)
     first = self._event(wall_time=time.time(), file_version=_VERSION)
     self._records.write(first.SerializeToString())
@@ -50,7 +52,7 @@ class Board:
 
   def close(self) -> None:
     """Closes the file."""
-    self._file.close()
+    self._closing.close()
 
   def _add(self, row: Row) -> None:
     values = [

@@ -74,7 +74,7 @@ class Channel:
     self._in = bytearray(rest)
     try:
       found = [json.loads(line) for line in lines if len(line) <= longest]
-    except ValueError:
+    except (ValueError, RecursionError):  # a stranger may send anything
       return [], False
     found = [m for m in found if isinstance(m, dict)]
     return found, is_open and len(rest) <= longest

@@ -4,11 +4,12 @@ Readers never raise for what a file holds: they return what can be read, and a
 text for each thing that cannot. Nothing here imports jax.
 """
 
+import contextlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -36,8 +37,21 @@ class Read(NamedTuple):
 
 def write(path: epath.Path, data: bytes | str, mode: str = "wb") -> None:
   """Opens a file, writes and closes it. All is written by it and `append`."""
-  with path.open(mode) as file:
+  with os_errors(path), path.open(mode) as file:
     file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def os_errors(path: epath.Path) -> Iterator[None]:
+  """Makes errors of an object store, of whatever class, OSErrors."""
+  try:
+    yield
+  except OSError:
+    raise
+  except Exception as e:
+    if is_local(path):
+      raise
+    raise OSError(f"{type(e).__name__}: {e}") from e
 
 
 def append(path: epath.Path, data: bytes, size: int) -> int:
@@ -63,7 +77,8 @@ def replace_text(path: epath.Path, data: bytes | str) -> None:
   """Writes a file such that an interruption leaves the old or the new one."""
   draft = path.parent / (path.name + ".new")
   write(draft, data)
-  draft.replace(path)
+  with os_errors(path):
+    draft.replace(path)
 
 
 def replace(path: epath.Path, data: bytes | str) -> None:
@@ -81,9 +96,9 @@ def replace(path: epath.Path, data: bytes | str) -> None:
     ) from None
 
 
-def reason(error: OSError) -> str:
+def reason(error: Exception) -> str:
   """Returns why the system refused, as a part of a sentence."""
-  return error.strerror or str(error) or type(error).__name__
+  return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def is_local(path: epath.Path) -> bool:

@@ -147,7 +147,7 @@ class Lock:
       if self._is_first:
         try:
           fault = find()
-        except OSError as e:
+        except Exception as e:  # of a bucket they are no OSErrors; others wait
           fault = (
             f"--workdir: got {self._workdir!r}, where {lifetime.FILE} cannot be"
             f" read and written ({files.reason(e)}); make room, or take another"
@@ -327,7 +327,7 @@ class Lock:
         f"{self._workdir}: the folder of this run was deleted or moved, or its"
         f" {lifetime.FILE} was; the run stops, and makes no other."
       )
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # also of a bucket that does not answer now
       pass
 
 

@@ -111,12 +111,16 @@ class Notices:
     if is_here:
       raise Stop(self.reason or "")
 
+  def has_come(self) -> bool:
+    """Whether this process knows of a notice; others may not yet."""
+    return self.reason is not None
+
   def check_alone(self) -> None:
     """Raises `Stop` if a notice has come; for a process that works alone.
 
     Only where this process shares nothing more with the others.
     """
-    if self.reason is not None:
+    if self.has_come():
       raise Stop(self.reason)
 
   def notice(self, reason: str) -> None:

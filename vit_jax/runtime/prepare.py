@@ -328,7 +328,8 @@ class Run:
     try:
       folder = epath.Path(self.workdir)
       folder.mkdir(parents=True, exist_ok=True)
-      (folder / (METRICS if self.is_training else SCORES)).open("a").close()
+      with (folder / (METRICS if self.is_training else SCORES)).open("a"):
+        pass
       if self.is_training and jax.process_index() == 0:
         keeping.probe(self._checkpoints)
     except OSError as e:

@@ -40,25 +40,27 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
   """
   folder = epath.Path(workdir)
   config = freeze(json.loads((folder / "config.json").read_text()))
-  start = _start(folder, number)
+  if number < 1:
+    raise ValueError(f"got step {number}, expected 1 or more.")
+  source = checkpoint.Checkpointer(workdir, config.checkpoint)
+  start = max((s for s in source.steps() if s < number), default=0)
   if start:
     config = dataclasses.replace(config, init=None)
   run = prepare.check(config, data=data)
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, run.facts, mesh)
   if start:
-    source = checkpoint.Checkpointer(workdir, config.checkpoint)
     metadata = checkpoint.load_metadata(
       str(folder / checkpoint.FOLDER / str(start))
     )
     form_of = restacked.form_of(config, run.facts, assembly, mesh)
     like, convert = form_of(metadata)
     state = convert(source.restore(start, like))
-    source.close()
   else:
     state = assembly.fresh_state()
     if config.init:
       state = weights.with_weights(state, run.take_weights()[0])
+  source.close()
   batches = feed.batches(run, start)
   print(f"begins at step {start}")
   for taken in range(start + 1, number):
@@ -84,15 +86,6 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     "records": records,
     "params": paths,
   }
-
-
-def _start(folder: epath.Path, number: int) -> int:
-  """Returns the newest step before one that has a checkpoint, or 0."""
-  there = folder / checkpoint.FOLDER
-  steps = [int(p.name) for p in there.glob("*") if p.name.isdigit()]
-  if number < 1:
-    raise ValueError(f"got step {number}, expected 1 or more.")
-  return max((s for s in steps if s < number), default=0)
 
 
 def _faults(

@@ -110,6 +110,7 @@ class Rows:
     wait: bool,
     before: int | None = None,
     beat: Callable[[], None] = lambda: None,
+    until: Callable[[], bool] = lambda: False,
   ) -> None:
     """Writes the rows that are known, up to the first that is not.
 
@@ -119,11 +120,12 @@ class Rows:
       wait: Whether to wait for all.
       before: Scores of this, the newest step are not waited for; None: all are.
       beat: Called several times a second while it waits; may raise.
+      until: Whether not to wait any longer.
     """
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
-        while wait and step != before and not values.done():
+        while wait and step != before and not (values.done() or until()):
           concurrent.futures.wait([values], POLL_SECONDS)
           beat()
         if not values.done():

@@ -175,11 +175,14 @@ class _Guard:
     """After an alarm of the watchdog."""
     found = watchdog.stacks()
     where = f"{self._workdir}/{watchdog.STACKS.format(self._index)}"
-    exits.say(f"{text}\nstacks      of all threads, also in {where}:\n{found}")
-    exits.say(f"ended       {RESUMES} (exit code {exits.HUNG})")
+    said = (
+      f"{text}\nstacks      of all threads, also in {where}:\n{found}\n"
+      f"ended       {RESUMES} (exit code {exits.HUNG})"
+    )
     how = " ".join(text.partition("\n")[0].split())
     exits.end(
       exits.HUNG,
+      lambda: exits.say(said),  # it waits if stderr is what hangs
       lambda: self._tells(how),
       lambda: lifetime.end(how),
       lambda: watchdog.keep(f"{text}\n\n{found}", self._workdir, self._index),

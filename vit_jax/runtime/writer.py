@@ -57,7 +57,7 @@ class Writer:
     self.num_rows = 0
     if jax.process_index() != 0:
       return
-    path = epath.Path(workdir) / METRICS
+    self._path = path = epath.Path(workdir) / METRICS
     rows, faults = files.read_rows(path)
     for fault in faults:
       note(f"metrics     {fault}")
@@ -120,7 +120,8 @@ class Writer:
   @contextlib.contextmanager
   def _board_may_fail(self) -> Iterator[None]:
     try:
-      yield
+      with files.os_errors(self._path):
+        yield
     except OSError as e:
       self._board = None
       self._note(

@@ -1,5 +1,9 @@
-"""Files in a folder of weights: none may be elsewhere, by name or by link."""
+"""Paths of weights: on a disk or in a bucket, none elsewhere by name or link.
 
+A bucket is what epath reads by an address, as gs://.
+"""
+
+import os
 import pathlib
 
 from etils import epath
@@ -32,7 +36,7 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
       f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
       " folder. Take the files from their publisher."
     )
-  if "://" in str(folder):
+  if is_remote(folder):
     return path  # buckets have no links
   # epath's own `resolve` follows no links.
   root, place = (pathlib.Path(p).resolve() for p in (folder, path))
@@ -44,3 +48,26 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
       " expected a file. Copy it there, if it is the right one."
     )
   return path
+
+
+def is_remote(path: epath.Path) -> bool:
+  """Whether a path is in a bucket."""
+  return "://" in str(path)
+
+
+def absolute(path: epath.Path) -> epath.Path:
+  """Returns a path that does not depend on the working directory.
+
+  epath's own `resolve` takes gs://b for a folder of the working directory.
+  """
+  return path if is_remote(path) else path.resolve()
+
+
+def length(path: epath.Path) -> int:
+  """Returns the number of bytes of a file.
+
+  epath's own `stat` fails where the owner has no name, as in many containers.
+  """
+  if is_remote(path):
+    return path.stat().length
+  return os.stat(path).st_size

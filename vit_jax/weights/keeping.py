@@ -17,6 +17,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.weights import steps
+from vit_jax.weights.beside import is_remote
 
 NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
 DAMAGED, DELETED = ".damaged", ".deleted"
@@ -34,13 +35,13 @@ def probe(folder: epath.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / ".probe"
   path.write_bytes(bytes(4096))
-  path.unlink()
+  path.unlink(missing_ok=True)  # by another run that starts now
 
 
 def free_bytes(folder: epath.Path) -> int | None:
   """Returns the free space of its disk; None where that is not known."""
-  for path in (folder, *folder.parents):
-    if path.is_dir() and not steps.is_remote(path):
+  for path in () if is_remote(folder) else (folder, *folder.parents):
+    if path.is_dir():
       return shutil.disk_usage(path).free
   return None
 
@@ -88,7 +89,7 @@ def start(folder: epath.Path) -> tuple[int, list[str]]:
         text = gone(folder, steps.NONE_WHOLE)
       elif not step and (last := noted(folder)):
         text = gone(folder, f"the checkpoint of step {last:,} is gone")
-    except OSError as e:
+    except Exception as e:  # of a bucket they are no OSErrors; others wait
       text = f"{folder}: cannot be read ({type(e).__name__}: {e})."
   step = agreed(step)
   if agreed(bool(text)) and not text:
@@ -160,7 +161,7 @@ def expired(
 
 def remove(folder: epath.Path) -> None:
   """Removes a step such that a reader sees all of it, or nothing."""
-  if steps.is_remote(folder):  # renaming would copy it
+  if is_remote(folder):  # renaming would copy it
     (folder / steps.COMMITTED).unlink(missing_ok=True)
   else:
     target = folder.parent / (folder.name + DELETED)

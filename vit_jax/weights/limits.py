@@ -13,7 +13,7 @@ from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.options import shown
-from vit_jax.weights.beside import beside
+from vit_jax.weights.beside import beside, length
 
 # The largest published model has 3,000 arrays with its optimizer's moments.
 MAX_ARRAYS = 10_000
@@ -118,4 +118,4 @@ def _sizes(folder: epath.Path) -> Iterator[int]:
     if path.is_dir():
       yield from _sizes(path)
     else:
-      yield path.stat().length
+      yield length(path)

@@ -66,8 +66,8 @@ class Saves:
     error = writer = None
     rounds = Rounds(next(_count))
     try:
-      self._make_room()
-    except OSError as e:
+      self._make_room(step)
+    except Exception as e:
       error = e
     if not keeping.agreed(error is not None):
       folder = self._folder / str(step)
@@ -173,7 +173,7 @@ class Saves:
         flush=True,
       )
 
-  def _make_room(self) -> None:
+  def _make_room(self, step: int) -> None:
     """Removes what failed saves left, and tries whether files can be written;
     process 0 does."""
     if jax.process_index() == 0:
@@ -181,6 +181,8 @@ class Saves:
         steps.say(f"note        {self._folder} was removed; it is made again")
       keeping.probe(self._folder)
       keeping.clean(self._folder)
+      if (folder := self._folder / str(step)).exists():
+        keeping.set_aside(folder)  # written, but could not be looked at
 
   def _complete(
     self,
@@ -209,7 +211,7 @@ class Saves:
       try:
         keeping.note_newest(self._folder, step)
         self._remove_old()
-      except OSError as e:  # the checkpoint is whole nevertheless
+      except Exception as e:  # the checkpoint is whole nevertheless
         steps.say(f"note        old checkpoints stay ({_reason(e)})")
 
   def _remove_old(self) -> None:

@@ -22,7 +22,7 @@ from etils import epath
 from vit_jax.config import json_file
 from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights.beside import beside
+from vit_jax.weights.beside import absolute, beside, is_remote, length
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -43,8 +43,11 @@ OF_THE_FILE = (
   errno.ENOENT,
   errno.ENOTDIR,
 )
-# The same of TensorStore, which names them in its errors.
+# The same of TensorStore, which names them in its errors, and of TensorFlow,
+# whose errors are of classes such as UnavailableError.
 OF_THE_STORE = (
+  "ABORTED",
+  "CANCELLED",
   "DEADLINE_EXCEEDED",
   "PERMISSION_DENIED",
   "RESOURCE_EXHAUSTED",
@@ -75,11 +78,15 @@ def reason(e: BaseException) -> str | None:
   text = str(e).strip().partition("\n")[0].partition("; copy the file")[0][:200]
   if isinstance(e, OSError) and e.errno and e.errno not in OF_THE_FILE:
     return None
-  if isinstance(e, MemoryError) or any(w in str(e) for w in OF_THE_STORE):
+  kind = type(e).__name__
+  for word in OF_THE_STORE:
+    if word in str(e) or kind == word.title().replace("_", "") + "Error":
+      return None
+  if isinstance(e, MemoryError):
     return None
   if isinstance(e, DamagedError):
     return text
-  return f"{type(e).__name__}: {text}" if text else type(e).__name__
+  return f"{kind}: {text}" if text else kind
 
 
 def of(folder: epath.Path) -> dict[int, epath.Path]:
@@ -88,6 +95,8 @@ def of(folder: epath.Path) -> dict[int, epath.Path]:
   Unfinished and removed ones have other names; on an object store, where Orbax
   cannot rename, an unfinished one lacks a file.
   """
+  if is_remote(folder) and not folder.is_dir():
+    return {}  # else the error is TensorFlow's
   try:
     found = {int(p.name): p for p in folder.iterdir() if is_step(p.name)}
   except (FileNotFoundError, NotADirectoryError):
@@ -101,10 +110,6 @@ def of(folder: epath.Path) -> dict[int, epath.Path]:
 
 def is_step(name: str) -> bool:
   return name.isascii() and name.isdigit() and str(int(name)) == name
-
-
-def is_remote(folder: epath.Path) -> bool:
-  return "://" in str(folder)
 
 
 def fault(folder: epath.Path) -> str | None:
@@ -125,8 +130,8 @@ def fault(folder: epath.Path) -> str | None:
       path = folder / name
       if not path.exists() or path.is_dir():
         return f"{name} is missing"
-      if (length := path.stat().length) != size:
-        return f"{name} has {length:,} bytes, expected {size:,}"
+      if (found := length(path)) != size:
+        return f"{name} has {found:,} bytes, expected {size:,}"
       if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
         return f"{name} is not what was written"
   except Exception as e:
@@ -235,7 +240,7 @@ def write_digests(
 
 def _described(path: epath.Path) -> tuple[int, str]:
   """Returns a file's size, and the digest of one that describes arrays."""
-  size, name = path.stat().length, str(path)
+  size, name = length(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
   return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
@@ -281,7 +286,7 @@ def find(path: str, but: Collection[str] = ()) -> epath.Path:
   """
   base = epath.Path(path)
   if (base / "params").is_dir():
-    return base.resolve()
+    return absolute(base)
   bad: dict[int, str] = {}
   for parent in (base, base / FOLDER):
     good, bad = whole(parent)
@@ -289,7 +294,7 @@ def find(path: str, but: Collection[str] = ()) -> epath.Path:
       tell(parent / str(step), why)
     for step in good:
       if str(step) not in but:
-        return (parent / str(step)).resolve()
+        return absolute(parent / str(step))
     if good or bad:
       raise DamagedError(f"{parent}: {NONE_WHOLE}.")
   is_there = "has no checkpoint in it" if base.exists() else "does not exist"
@@ -303,7 +308,7 @@ def find(path: str, but: Collection[str] = ()) -> epath.Path:
 
 def tell(folder: epath.Path, why: str) -> None:
   """Prints, once in a process, that a checkpoint is passed over."""
-  if (name := str(folder.resolve())) not in _told:
+  if (name := str(absolute(folder))) not in _told:
     _told.add(name)
     say(f"damaged     {folder}: {why}; it is passed over")
 

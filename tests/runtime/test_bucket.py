@@ -1,0 +1,129 @@
+"""A run's files in a bucket, gs://, which is here in TensorFlow's memory.
+
+Its errors are TensorFlow's own, `open` is a context, and no folder is there
+until a file is in it. Orbax reads buckets by itself, and is not tried here.
+"""
+
+import json
+import types
+
+import pytest
+import tensorflow as tf
+import tiny
+from etils import epath
+from etils.epath import backend
+
+from vit_jax import checkpoint
+from vit_jax.config import CheckpointConfig
+from vit_jax.runtime import files, fingerprints, lock, prepare, writer
+from vit_jax.weights import beside, keeping, steps
+
+
+@pytest.fixture
+def run(monkeypatch, request):
+  """Path of a run; and errors by the name of a function that raises them."""
+  real, errors = tf.io.gfile, {}
+
+  def mapped(name):
+    def call(*args, **options):
+      if name in errors:
+        raise errors[name]
+      args = [
+        a.replace("gs://", "ram://", 1) if isinstance(a, str) else a
+        for a in args
+      ]
+      found = getattr(real, name)(*args, **options)
+      if name == "glob":
+        return [f.replace("ram://", "gs://", 1) for f in found]
+      return found
+
+    return call
+
+  names = [n for n in dir(real) if not n.startswith("_")]
+  gfile = types.SimpleNamespace(**{n: mapped(n) for n in names})
+  monkeypatch.setattr(backend._TfBackend, "gfile", gfile)
+  return epath.Path(f"gs://bucket/{request.node.name}"), errors
+
+
+UNAVAILABLE = tf.errors.UnavailableError(None, None, "HTTP 503")
+
+
+def test_paths():
+  path = epath.Path("gs://bucket/run")
+  assert beside.is_remote(path) and beside.absolute(path) == path
+  assert keeping.free_bytes(path / "checkpoints") is None
+  assert beside.absolute(epath.Path("run")).is_absolute()
+  saver = checkpoint.Checkpointer(str(path), CheckpointConfig())
+  assert saver._folder == path / "checkpoints"
+
+
+def test_a_new_run(run):
+  path, _ = run
+  folder = path / "checkpoints"
+  assert keeping.start(folder) == (0, [])
+  assert not prepare.Run(tiny.config(), str(path)).workdir_faults()
+  assert keeping.start(folder) == (0, [])
+  keeping.note_newest(folder, 3)
+  start, (fault,) = keeping.start(folder)
+  assert start == 0 and "step 3 is gone" in fault
+
+
+def test_a_step_counts_when_it_is_complete(run):
+  folder = run[0] / "checkpoints"
+  (folder / "4").mkdir(parents=True)
+  assert steps.of(folder) == {}
+  (folder / "4" / steps.COMMITTED).write_text("")
+  assert list(steps.of(folder)) == [4]
+  keeping.remove(folder / "4")
+  assert steps.of(folder) == {} and not (folder / "4").exists()
+
+
+def test_rows_and_fingerprints(run):
+  path, errors = run
+  said = []
+  for start in (0, 1):
+    with writer.Writer(str(path), start, note=said.append) as w:
+      w.scalars(start + 1, {"train/loss": 1.0})
+  rows = writer.read_metrics(str(path))
+  assert [row["step"] for row in rows] == [1, 2]
+  (events,) = (path / "tensorboard").iterdir()
+  assert not said
+  assert events.read_bytes().count(b"train/loss") == 2
+  fingerprints.Fingerprints(str(path))
+  assert not len(fingerprints.read(path)) and not said
+  records = files.Records(path / "records", b"", said.append)
+  errors["GFile"] = UNAVAILABLE
+  records.append(b"1\n")
+  assert "cannot be written (UnavailableError: HTTP 503)" in said[0]
+  errors.clear()
+  records.append(b"2\n")
+  assert (path / "records").read_bytes() == b"1\n2\n"
+
+
+def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
+  path, errors = run
+  monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+  said = []
+  with lock.Lock(str(path), said.append) as held:
+    errors["GFile"] = UNAVAILABLE
+    held._beat()
+    held.check()
+    assert len(said) == 1 and "cannot be written" in said[0]
+    errors.clear()
+    held._beat()
+  record = json.loads((path / "process.json").read_text())
+  assert record["how"] == "finished"
+
+
+def test_a_bucket_that_does_not_answer_is_no_damage(run):
+  path, errors = run
+  step = path / "checkpoints/4"
+  step.mkdir(parents=True)
+  (step / steps.COMMITTED).write_text("")
+  errors["isdir"] = UNAVAILABLE
+  start, (fault,) = keeping.start(path / "checkpoints")
+  assert start == 0 and "cannot be read (UnavailableError" in fault
+  assert steps.reason(tf.errors.DataLossError(None, None, "x"))
+  for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
+    error = getattr(tf.errors, f"{kind}Error")(None, None, "x")
+    assert steps.reason(error) is None
