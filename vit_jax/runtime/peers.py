@@ -285,7 +285,9 @@ def connect(
   for address in dict.fromkeys([*filter(None, [host]), *offer["at"]]):
     with contextlib.suppress(OSError):
       sock = socket.create_connection((address, offer["port"]), DIAL_SECONDS)
-      lifeline = Lifeline(sock, member, first, offer["token"], notices, on_lost)
+      lifeline = Lifeline(
+        sock, member, first, offer["token"], notices, on_lost, on_silent
+      )
       break
   joined = multihost_utils.process_allgather(np.array(lifeline is not None))
   if joined.all():
