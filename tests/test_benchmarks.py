@@ -31,9 +31,11 @@ def test_photographs_are_like_imagenets(benchmark):
 
 def test_variants_make_the_same_images(benchmark):
   images = benchmark.source(32)
-  old_apart, old_fused, apart, fused, no_flip, rough, distorted = (
+  old_apart, old_fused, apart, fused, *unseen, no_flip, rough, distorted = (
     next(benchmark.batches(images, name)) for name in benchmark.VARIANTS
   )
+  for batch, same in zip(unseen, (apart, fused), strict=True):
+    np.testing.assert_array_equal(batch["image"], same["image"])
   for batch in (apart, fused, no_flip, rough, distorted):
     np.testing.assert_array_equal(batch["index"], old_apart["index"])
   # Keys hold the position of an operation, so these two draw differently.

@@ -160,6 +160,7 @@ def test_lines_that_are_none_are_counted(tmp_path):
   path.write_bytes(
     b'{"a": 1}\n\n[1]\n{"a"\n\xff\n' + b"{" * 10**5 + b'\n{"b":NaN}'
   )
-  rows = list(json_file.lines(path))
-  assert rows[:4] == [{"a": 1}, None, None, None] and rows[4] is None
+  numbers, rows = zip(*json_file.lines(path), strict=True)
+  assert numbers == (1, 3, 4, 5, 6, 7)
+  assert rows[:5] == ({"a": 1}, None, None, None, None)
   assert rows[5]["b"] != rows[5]["b"] and len(rows) == 6

@@ -10,8 +10,8 @@ weights then need no config.
 from vit_jax.config import cli
 
 PROBES = {
-  "fewshot": "data set (folder:/path, cifar10) on which the features are"
-  " scored, by ridge regression on a few images of a class, and on all",
+  "fewshot": "data set (folder:/path, cifar10) that its features classify, by"
+  " ridge regression on a few images of a class, and on all",
   "linear": "the same, by a linear layer trained by gradient",
   "knn": "the same, by the vote of the nearest images",
 }
@@ -22,8 +22,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     {
       "checkpoint": "run, one of its checkpoints, or published weights",
       **PROBES,
-      "workdir": "folder in which a line is added to evaluation.jsonl (default:"
-      " the run; runs/<name> for published weights)",
+      "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
       "json": "print that line, and nothing else on the standard output",
       **cli.PROCESS_FLAGS,
     },

@@ -15,10 +15,9 @@ from vit_jax.runtime import signals
 FLAGS = {
   "topology": "slice to compile for, one of a family such as v3:4x4,"
   " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
-  "workdir": "folder of a run in which plan.json is written, so that train and"
-  " report say how the run compares (default: none is written)",
-  "input_rate": "images per second that one core of a host decodes and augments"
-  " (default: as measured, see docs/plan.md)",
+  "workdir": "folder of a run that gets plan.json, to which train and report"
+  " compare it (default: none)",
+  "input_rate": "images a second that one core decodes (default: as measured)",
   "price_per_chip_hour": "price of one chip for an hour, 1.2 or 1.2USD, to"
   " print that of the run",
   "json": "print one line of JSON instead of a table",

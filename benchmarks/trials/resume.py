@@ -409,7 +409,7 @@ TRIALS = (
     "odd_bytes",
     "Damaged small files are told in words, and never end in a traceback.",
     odd_bytes,
-    "runtime/test_files.py",
+    "runtime/test_run_files.py",
     10,
   ),
 )

@@ -90,7 +90,8 @@ def start(
   for i in range(processes):
     program = ["-m", "vit_jax.train"]
     if acts and i in acts:
-      program = [str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]
+      # -P: beside it is a `numbers`, which is not Python's.
+      program = ["-P", str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]
     command = [sys.executable, *program, f"--config={config}"]
     command += [f"--workdir={workdir}", *words]
     if processes > 1:

@@ -3,17 +3,20 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 import tiny
+from etils import epath
 from PIL import Image
 
-from vit_jax import evaluate, train
+from vit_jax import checkpoint, evaluate, train
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
 from vit_jax.runtime import probes
+from vit_jax.weights import steps
 
 OPS = "decode|resize(16)"
 COLOURS = {
@@ -82,14 +85,16 @@ def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
     " name; another order\n" in out
   )
   # Where the names are not known, labels are columns, which are others here.
-  file = workdir / "checkpoints" / "20" / "metadata" / "metadata"
-  assert json.loads(file.read_text())["class_names"] == sorted(COLOURS)
-  text = file.read_text()
-  try:
-    file.write_text(text.replace('"class_names": [', '"names": ['))
-    scores = evaluate.evaluate(config(dataset, evals=_eval(few)), str(workdir))
-  finally:
-    file.write_text(text)
+  step = tmp_path / "run" / "checkpoints" / "20"
+  shutil.copytree(workdir, tmp_path / "run")
+  file = step / "metadata" / "metadata"
+  metadata = json.loads(file.read_text())
+  assert metadata.pop("class_names") == sorted(COLOURS)
+  file.write_text(json.dumps(metadata))
+  kept = checkpoint.digests(str(step))
+  steps.write_digests(epath.Path(step), kept, metadata)
+  nameless = str(tmp_path / "run")
+  scores = evaluate.evaluate(config(dataset, evals=_eval(few)), nameless)
   assert scores["val/top1"] == 0
   out = capsys.readouterr().out
   assert "2 classes, matched by position alone: the head has no names" in out

@@ -237,6 +237,7 @@ def test_every_option_is_read_somewhere():
   # Read by name, with getattr: the overrides of Size, the axes of the mesh.
   by_name = [f.name for f in dataclasses.fields(vit.Size)]
   by_name += [f.name for f in dataclasses.fields(config_lib.MeshConfig)]
+  by_name += [f.name for f in dataclasses.fields(config_lib.LimitsConfig)]
   unread = [
     n
     for c in classes
@@ -336,8 +337,9 @@ OLD = sorted((ROOT / "tests/golden/before_families").glob("*.json"))
 def test_configs_of_old_runs_are_read(path, tmp_path):
   old = json.loads(path.read_text())
   today = json.loads((path.parents[1] / path.name).read_text())[""]
-  # Recipes have more evaluators since.
+  # Recipes have more evaluators since, and keep two checkpoints.
   today["evals"] = {name: today["evals"][name] for name in old["evals"]}
+  today["checkpoint"]["keep_last"] = old["checkpoint"]["keep_last"]
   assert to_dict(freeze(upgraded(old))) == today
   # As a run, whose config.json is read by --checkpoint, and compared.
   (tmp_path / "config.json").write_text(path.read_text())

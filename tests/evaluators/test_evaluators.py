@@ -2,14 +2,12 @@
 
 import doctest
 import re
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from vit_jax.runtime.background import Background
 
 from vit_jax import losses, ridge, sharding, weights
 from vit_jax.config import ClassificationConfig, FewshotConfig
@@ -262,52 +260,6 @@ def test_a_batch_is_dispatched_before_the_one_before_is_fetched(parts):
   assert ", ".join(told) == in_turn
   assert events.index("copy 0") < events.index("run 1")
   assert not list(forward(fn, iter([]), []))
-
-
-class _Slow:
-  """An evaluator whose second half waits for `go`."""
-
-  def __init__(self, error=None):
-    self.go, self.error = threading.Event(), error
-
-  def gather(self, params):
-    return params + 1
-
-  def score(self, gathered):
-    assert self.go.wait(60)
-    if self.error:
-      raise self.error
-    return {"s/x": gathered}
-
-
-def test_scores_of_a_thread_come_in_order():
-  scoring, first, second = Background(), _Slow(), _Slow()
-  second.go.set()
-  scoring.start(3, first, 30.0)
-  scoring.start(5, second, 50.0)
-  assert not list(scoring.finished(wait=False))  # the loop continues
-  first.go.set()
-  want = [(3, {"s/x": 31.0}), (5, {"s/x": 51.0})]
-  assert list(scoring.finished(wait=True)) == want
-  assert not list(scoring.finished(wait=True))
-  scoring.close()
-
-
-def test_an_error_of_the_thread_is_raised_in_the_loop():
-  scoring, evaluator = Background(), _Slow(ValueError("singular"))
-  scoring.start(3, evaluator, 0.0)
-  evaluator.go.set()
-  with pytest.raises(ValueError, match="singular"):
-    list(scoring.finished(wait=True))
-  scoring.close()
-
-
-def test_only_process_0_scores(monkeypatch):
-  monkeypatch.setattr(jax, "process_index", lambda: 1)
-  scoring = Background()
-  scoring.start(3, _Slow(AssertionError("must not be called")), 0.0)
-  assert not list(scoring.finished(wait=True))
-  scoring.close()
 
 
 def test_shots_of_0_are_all_examples(parts, params):

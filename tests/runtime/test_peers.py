@@ -39,6 +39,7 @@ class Peer:
       token,
       self.notices,
       self.lost.append,
+      self.lost.append,
     )
     self.notices.join(self.lifeline.ask)
 
@@ -165,3 +166,36 @@ def test_a_stranger_learns_nothing_and_harms_nobody(run):
   found[1].notices.notice("SIGTERM")
   _until(lambda: all(p.notices._stop_at for p in found))
   assert all(p.lost == [] for p in found)
+
+
+class Mute(Peer):
+  """A process that is stopped as soon as it is connected."""
+
+  def __init__(self, index, port):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(peers.Lifeline, "_run", lambda self: None)
+      super().__init__(index, port)
+
+
+def test_a_process_without_a_sign_of_life_is_named(quick, monkeypatch):
+  monkeypatch.setattr(hub_lib, "QUIET_SECONDS", 1.0)
+  hub = Hub(COUNT, "secret", "127.0.0.1")
+  found = [Peer(0, hub.port), Peer(1, hub.port), Mute(2, hub.port)]
+  time.sleep(0.5)
+  assert found[0].lost == []
+  _until(lambda: found[0].lost and found[1].lost)
+  first, last = found[1].lost[0].splitlines()
+  assert first.startswith("hung        phase step, step 1: another process")
+  assert last.startswith("process 2 (host host2, pid 102) is behind: no sign")
+  assert len(found[0].lost) == 1
+  hub.close()
+
+
+def test_a_mute_process_0_is_named_by_the_others(quick, monkeypatch):
+  monkeypatch.setattr(peers, "QUIET_SECONDS", 1.0)
+  monkeypatch.setattr(Hub, "_beat", lambda self, now: None)
+  hub = Hub(1, "secret", "127.0.0.1")
+  peer = Peer(1, hub.port)
+  _until(lambda: peer.lost)
+  assert "process 0 (host host0, pid 100) is behind" in peer.lost[0]
+  hub.close()

@@ -3,6 +3,7 @@
 import threading
 import types
 
+import jax
 import pytest
 
 from vit_jax.runtime.preemption import Notices, Stop
@@ -134,3 +135,22 @@ def test_rows_that_a_checkpoint_counts_and_nobody_has_are_told(tmp_path):
     Rows(writer, [], 3, told.append, {"rows": expected})
   (line,) = told
   assert line.startswith("rows        2 up to step 3 are not in metrics.jsonl")
+
+
+def test_an_error_of_the_scores_is_raised_in_the_loop(tmp_path):
+  rows, val = _rows(tmp_path), Slow("val")
+  val.score = lambda gathered: 1 / 0
+  rows.score(3, val, 0.0)
+  with pytest.raises(ZeroDivisionError):
+    rows.write(wait=True)
+  rows.close()
+
+
+def test_only_process_0_scores(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  rows, val = _rows(tmp_path), Slow("val")
+  val.score = lambda gathered: pytest.fail("must not be called")
+  rows.score(3, val, 0.0)
+  rows.write(wait=True)
+  rows.close()
+  assert not list(tmp_path.iterdir())

@@ -149,8 +149,7 @@ class ChecksConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LimitsConfig:
-  """How long each phase may go without progress before the process is ended
-  (exit code 124); 0: for ever."""
+  """How long each phase may stand still before the process is ended."""
 
   start_seconds: float = option(
     14_400.0, "seconds for checks, data sets to be prepared, and the restore"

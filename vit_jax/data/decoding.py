@@ -75,6 +75,7 @@ def row_fns(
     return {
       **record,
       "image": image,
+      "label": tf.where(mask, record["label"], tf.zeros_like(record["label"])),
       "mask": mask,
       "key": key,
       "fault": fault,

@@ -93,7 +93,7 @@ img.dark { display: none; }
 .states .stopped::before { content: "✗"; color: var(--wrong); }
 .states .unknown::before { content: "?"; color: var(--soft); }
 .spent {
-  display: flex; height: 22px; border-radius: 6px; overflow: hidden;
+  display: flex; height: 22px; border-radius: 6px; overflow: clip;
   background: var(--wash); margin: 12px 0 10px;
   -webkit-print-color-adjust: exact; print-color-adjust: exact;
 }

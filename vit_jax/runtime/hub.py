@@ -17,6 +17,9 @@ from vit_jax.runtime.channel import Channel
 from vit_jax.runtime.preemption import Place, agreed
 
 BEAT = 1.0  # seconds between signs of life
+# A process that gives no sign of life for so long hangs, or is stopped. jax
+# would end the others after 100 s, without a word.
+QUIET_SECONDS = 80.0
 HELLO_SECONDS = 10.0  # for a stranger to say who it is
 HELLO_BYTES = 1024
 
@@ -97,6 +100,9 @@ class Hub:
           self._read(key.data)
       now = time.monotonic()
       if now - last >= BEAT:
+        if now - last > QUIET_SECONDS / 2:  # this process itself was stopped
+          for line in self._lines:
+            line.heard = now
         last = now
         self._beat(now)
       for line in self._lines:
@@ -120,6 +126,9 @@ class Hub:
       elif line.member is not None and not line.channel.is_waiting:
         first = [r for r in self._table() if r["index"] == 0]
         line.channel.put({"beat": first[0] if first else None})
+    for row in self._table():
+      if row["silent"] > QUIET_SECONDS:
+        self._tell({"silent": row})
 
   def _read(self, line: _Line) -> None:
     known = line.member is not None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.runtime.channel import Channel
-from vit_jax.runtime.hub import BEAT, Hub, Member
+from vit_jax.runtime.hub import BEAT, QUIET_SECONDS, Hub, Member
 from vit_jax.runtime.preemption import Notices
 
 DIAL_SECONDS = 5.0
@@ -52,6 +52,8 @@ class Lifeline:
     notices: Where this process is; told where all stop.
     on_lost: Called in the lifeline's thread, once, when another process has
       ended before its end.
+    on_silent: The same when one gives no sign of life for a long time, with a
+      text.
 
   Raises:
     ConnectionError: The other side is not the hub of this run.
@@ -65,7 +67,9 @@ class Lifeline:
     token: str,
     notices: Notices,
     on_lost: Callable[[Lost], None],
+    on_silent: Callable[[str], None],
   ):
+    self._on_silent = on_silent
     self.member, self._first = member, first
     self._channel = Channel(sock)
     self._notices, self._on_lost = notices, on_lost
@@ -133,10 +137,16 @@ class Lifeline:
   def _run(self) -> None:
     last = 0.0
     while True:
+      before = time.monotonic()
       messages = self._wait(BEAT / 4)
+      if time.monotonic() - before > QUIET_SECONDS / 2:
+        self._heard = time.monotonic()  # this process itself was stopped
       for message in messages or ():
         self._heard = time.monotonic()
         self._hear(message)
+      if time.monotonic() - self._heard > QUIET_SECONDS:
+        self._first.silent = time.monotonic() - self._heard
+        self._hush(self._first)
       if messages is None:
         self._lose(self._first, None)
         return
@@ -170,6 +180,8 @@ class Lifeline:
       elif kind == "lost":
         how = value.pop("how")
         self._lose(Member(**value), how)
+      elif kind == "silent":
+        self._hush(Member(**value))
       elif kind == "told":
         self._was_told.set()
       elif kind == "alone":
@@ -183,6 +195,17 @@ class Lifeline:
     self._is_deaf = True
     if member.index != self.member.index:
       self._on_lost(Lost(_epitaph(member, how), by_error=how is not None))
+
+  def _hush(self, member: Member) -> None:
+    if self._is_deaf or member.index == self.member.index:
+      return
+    self._is_deaf = True
+    name, _, step = self._notices.phases.now()
+    self._on_silent(
+      f"hung        phase {name}, step {step:,}: another process gives no sign"
+      f" of life for {member.silent:,.0f} s; jax gives up after 100 s\n"
+      + behind(self.member, [member])
+    )
 
 
 def _epitaph(member: Member, how: str | None) -> str:
@@ -224,6 +247,7 @@ def behind(here: Member, others: Sequence[Member]) -> str:
 def connect(
   notices: Notices,
   on_lost: Callable[[Lost], None],
+  on_silent: Callable[[str], None],
   coordinator: str | None = None,
 ) -> tuple[Lifeline | None, str]:
   """Connects all processes of a run to process 0; all must call it.
@@ -231,6 +255,7 @@ def connect(
   Args:
     notices: Those of this process.
     on_lost: See `Lifeline`.
+    on_silent: See `Lifeline`.
     coordinator: host:port at which jax's processes met, where it is known.
 
   Returns:
@@ -260,7 +285,9 @@ def connect(
   for address in dict.fromkeys([*filter(None, [host]), *offer["at"]]):
     with contextlib.suppress(OSError):
       sock = socket.create_connection((address, offer["port"]), DIAL_SECONDS)
-      lifeline = Lifeline(sock, member, first, offer["token"], notices, on_lost)
+      lifeline = Lifeline(
+        sock, member, first, offer["token"], notices, on_lost, on_silent
+      )
       break
   joined = multihost_utils.process_allgather(np.array(lifeline is not None))
   if joined.all():

@@ -114,6 +114,7 @@ class _Guard:
     self._lifeline, text = peers.connect(
       self.notices,
       self.ends_lost,
+      self.ends_silent,
       coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
     )
     if text and self._index == 0:
@@ -187,6 +188,10 @@ class _Guard:
       lambda: lifetime.end(how),
       lambda: watchdog.keep(f"{text}\n\n{found}", self._workdir, self._index),
     )
+
+  def ends_silent(self, text: str) -> None:
+    """As `ends_hung`, from the lifeline's thread; comes back, then ends."""
+    threading.Thread(target=self.ends_hung, args=[text], daemon=True).start()
 
   def ends_lost(self, lost: peers.Lost) -> None:
     """After the end of another process; comes back, then ends."""

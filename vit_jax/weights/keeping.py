@@ -6,8 +6,10 @@ it again, renames it (`70.damaged`); where it stays in its place, it is removed
 when `keep_last` newer ones are whole.
 """
 
+import errno
 import json
 import shutil
+import time
 from collections.abc import Collection
 
 import jax
@@ -178,4 +180,15 @@ def clean(folder: epath.Path) -> None:
     step, _, rest = path.name.partition(".")
     is_ours = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
     if steps.is_step(step) and is_ours:
-      path.rmtree(missing_ok=True)
+      _remove_patiently(path)
+
+
+def _remove_patiently(path: epath.Path) -> None:
+  """Removes a folder to which threads of a failed save may still write."""
+  for is_last in (*(False,) * 20, True):
+    try:
+      return path.rmtree(missing_ok=True)
+    except OSError as e:
+      if is_last or e.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+        raise
+      time.sleep(0.1)
