@@ -6,6 +6,7 @@ until a file is in it. Orbax reads buckets by itself, and is not tried here.
 
 import io
 import json
+import re
 import types
 
 import numpy as np
@@ -31,12 +32,12 @@ def run(monkeypatch, request):
       if name in errors:
         raise errors[name]
       args = [
-        a.replace("gs://", "ram://", 1) if isinstance(a, str) else a
+        re.sub("^(gs|s3)://", r"ram://\1-", a) if isinstance(a, str) else a
         for a in args
       ]
       found = getattr(real, name)(*args, **options)
       if name == "glob":
-        return [f.replace("ram://", "gs://", 1) for f in found]
+        return [f.replace("ram://gs-", "gs://", 1) for f in found]
       return found
 
     return call
@@ -78,6 +79,18 @@ def test_a_step_counts_when_it_is_complete(run):
   assert list(steps.of(folder)) == [4]
   keeping.remove(folder / "4")
   assert steps.of(folder) == {} and not (folder / "4").exists()
+  # What a killed process left would stand in the way of the next save.
+  for name in ("4", "8", "9.damaged"):
+    (folder / name / "params").mkdir(parents=True)
+    (folder / name / "params/a").write_text("x")
+  (folder / "4" / steps.COMMITTED).write_text("")
+  keeping.clean(folder)
+  assert (folder / "4").exists() and (folder / "9.damaged").exists()
+  assert not (folder / "8").exists()
+  # Orbax renames on other stores.
+  other = epath.Path(str(folder).replace("gs://", "s3://"))
+  (other / "4").mkdir(parents=True)
+  assert list(steps.of(other)) == [4]
 
 
 def test_rows_and_fingerprints(run):

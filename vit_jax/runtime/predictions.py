@@ -1,5 +1,6 @@
 """Images kept with their predictions, for the page of a run."""
 
+import io
 from typing import Any
 
 import jax
@@ -30,11 +31,10 @@ def _write(path: epath.Path, rows: dict[str, np.ndarray]) -> None:
   Raises:
     WriteError: It cannot.
   """
-  draft = path.parent / f"{path.name}.new"
+  packed = io.BytesIO()
+  np.savez_compressed(packed, **rows)
   try:
-    with draft.open("wb") as f:
-      np.savez_compressed(f, **rows)
-    draft.replace(path)
+    files.replace_text(path, packed.getvalue())
   except OSError as e:
     raise files.WriteError(
       f"{path}: cannot be written ({files.reason(e)}); the run is done but for"

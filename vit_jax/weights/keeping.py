@@ -178,8 +178,9 @@ def clean(folder: epath.Path) -> None:
   """
   for path in folder.iterdir() if folder.exists() else ():
     step, _, rest = path.name.partition(".")
-    is_ours = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
-    if steps.is_step(step) and is_ours:
+    is_left = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
+    is_left = is_left or (not rest and steps.is_unfinished(path))
+    if steps.is_step(step) and is_left:
       _remove_patiently(path)
 
 

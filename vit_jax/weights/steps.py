@@ -30,7 +30,7 @@ DIGESTS = "digests.json"
 ITEMS = ("params", "train")
 HAS_DIGESTS = "digests"  # key of the metadata
 VERSION = 1
-COMMITTED = "commit_success.txt"  # Orbax's, where nothing can be renamed
+COMMITTED = "commit_success.txt"  # Orbax's, see `is_unfinished`
 NONE_WHOLE = "none of its checkpoints is whole (see above)"
 # Errors of a disk that say that a file is not what it was. Others (permission,
 # a server that does not answer) say nothing about the file.
@@ -92,8 +92,7 @@ def reason(e: BaseException) -> str | None:
 def of(folder: epath.Path) -> dict[int, epath.Path]:
   """Returns step -> folder of `checkpoints/`, the newest first.
 
-  Unfinished and removed ones have other names; on an object store, where Orbax
-  cannot rename, an unfinished one lacks a file.
+  Unfinished and removed ones have other names, or are `is_unfinished`.
   """
   if is_remote(folder) and not folder.is_dir():
     return {}  # else the error is TensorFlow's
@@ -104,8 +103,15 @@ def of(folder: epath.Path) -> dict[int, epath.Path]:
   return {
     step: found[step]
     for step in sorted(found, reverse=True)
-    if not is_remote(folder) or (found[step] / COMMITTED).exists()
+    if not is_unfinished(found[step])
   }
+
+
+def is_unfinished(folder: epath.Path) -> bool:
+  """Whether a step on Google's store, where Orbax does not rename, lacks the
+  file that is written last."""
+  is_there = str(folder).startswith("gs://")
+  return is_there and not (folder / COMMITTED).exists()
 
 
 def is_step(name: str) -> bool:
