@@ -4,9 +4,11 @@ Its errors are TensorFlow's own, `open` is a context, and no folder is there
 until a file is in it. Orbax reads buckets by itself, and is not tried here.
 """
 
+import io
 import json
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tiny
@@ -16,7 +18,7 @@ from etils.epath import backend
 from vit_jax import checkpoint
 from vit_jax.config import CheckpointConfig
 from vit_jax.runtime import files, fingerprints, lock, prepare, writer
-from vit_jax.weights import beside, keeping, steps
+from vit_jax.weights import beside, keeping, npz_file, steps
 
 
 @pytest.fixture
@@ -113,6 +115,17 @@ def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
     held._beat()
   record = json.loads((path / "process.json").read_text())
   assert record["how"] == "finished"
+
+
+def test_arrays(run):
+  path = run[0] / "a.npz"
+  packed = io.BytesIO()
+  np.savez(packed, a=np.arange(3, dtype=np.float32))
+  path.write_bytes(packed.getvalue())
+  assert np.asarray(npz_file.open_npz(path)["a"]).tolist() == [0, 1, 2]
+  (other := run[0] / "b.npz").write_bytes(b"PK" + bytes(100))
+  with pytest.raises(ValueError, match="b.npz"):
+    npz_file.open_npz(other)
 
 
 def test_a_bucket_that_does_not_answer_is_no_damage(run):

@@ -48,6 +48,21 @@ def soon(monkeypatch):
     monkeypatch.setattr(lock, name, getattr(lock, name) / 30)
 
 
+def test_where_numbers_alone_tell_processes_apart(monkeypatch):
+  monkeypatch.setattr(lifetime, "_ticks", lambda pid: None)  # as on a Mac
+  monkeypatch.setattr(lifetime, "_boot", lambda: None)
+  record = lifetime.record()
+  assert lifetime.is_held(record) is False  # this process holds no folder
+  assert lifetime.is_held(record | {"pid": os.getppid()}) is None
+  assert lifetime.is_held(record | {"pid": 2**22 + 1}) is False
+
+
+def test_a_record_that_cannot_be_read_now_is_no_leave(tmp_path):
+  (tmp_path / lifetime.FILE).symlink_to(lifetime.FILE)  # to itself
+  with pytest.raises(ConfigError, match="cannot be read and written"):
+    lock.Lock(str(tmp_path))
+
+
 def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   process = subprocess.Popen(
     [sys.executable, "-c", HOLDS, str(tmp_path)],

@@ -100,13 +100,18 @@ def is_alive(record: dict[str, Any]) -> bool | None:
 
 
 def is_held(record: dict[str, Any]) -> bool | None:
-  """Whether the process of a record still trains; as `is_alive`, but for an
-  earlier run of this process, whose end could not be written."""
+  """Whether the process of a record still trains; None: it cannot be seen.
+
+  As `is_alive`, but for an earlier run of this process, whose end could not be
+  written, and where nothing tells processes of one number apart.
+  """
   if record.get("ended") is not None:
     return False
   alive = is_alive(record)
   if alive and record["pid"] == os.getpid():
     return record.get("id") in held
+  if alive and record.get("ticks") is None:
+    return None  # not Linux: the number may be that of another by now
   return alive
 
 

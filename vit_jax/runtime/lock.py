@@ -235,7 +235,18 @@ class Lock:
     return chain
 
   def _read(self) -> dict[str, Any]:
-    return files.read_json(self._folder / lifetime.FILE).values
+    """Returns the record, {} where there is none, or a damaged one.
+
+    Raises:
+      OSError: It cannot be read now, so that nobody knows who holds the folder.
+    """
+    path = self._folder / lifetime.FILE
+    try:
+      with path.open("rb") as file:
+        file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+      return {}
+    return files.read_json(path).values
 
   @property
   def _draft(self) -> epath.Path:

@@ -1,8 +1,9 @@
 """Which checkpoints a run keeps, and from which one it goes on.
 
 What is removed is renamed first (`60.deleted`): a reader sees a whole step or
-none. A damaged one is never removed but renamed (`70.damaged`), by a run that
-goes on from an older one and will write step 70 again.
+none. A run that goes on from an older step than a damaged one, and will write
+it again, renames it (`70.damaged`); where it stays in its place, it is removed
+when `keep_last` newer ones are whole.
 """
 
 import errno

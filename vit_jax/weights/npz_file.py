@@ -1,5 +1,6 @@
 """Arrays of a `.npz`, read one by one, and never unpickled."""
 
+import contextlib
 import io
 import math
 import os
@@ -39,14 +40,15 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
     ValueError: The file is damaged, has other contents than arrays of numbers,
       or claims to be far larger than it is.
   """
-  stream = epath.Path(path).open("rb")
+  closing = contextlib.ExitStack()  # of a bucket `open` is a context
+  stream = closing.enter_context(epath.Path(path).open("rb"))
   try:
     _check_count(stream, path)
     archive = zipfile.ZipFile(stream)
   except DAMAGES as e:
-    stream.close()
+    closing.close()
     raise _damaged(path, e) from None
-  weakref.finalize(archive, stream.close)
+  weakref.finalize(archive, closing.close)
   if any(name.endswith("data.pkl") for name in archive.namelist()):
     raise ValueError(
       f"got {str(path)!r}, which is a pickle of PyTorch, may run any code and"
@@ -118,8 +120,8 @@ def _check_count(stream, path) -> None:
   It ends the file: its end record states its number of bytes, at least 46 for
   each member. zipfile keeps a few hundred bytes for each.
   """
-  size = stream.seek(0, os.SEEK_END)
-  stream.seek(max(0, size - _TAIL))
+  stream.seek(0, os.SEEK_END)
+  stream.seek(max(0, stream.tell() - _TAIL))
   tail = stream.read()
   is_last = tail[-22:-18] == _END and tail[-2:] == b"\0\0"
   at = len(tail) - 22 if is_last else tail.rfind(_END)
