@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
   from vit_jax import checkpoint
   from vit_jax.weights import keeping, steps
 
-  base = epath.Path(args.run)
+  base = epath.Path(args.run).resolve()
   folder = base if base.name == checkpoint.FOLDER else base / checkpoint.FOLDER
   try:
     found = steps.of(folder)

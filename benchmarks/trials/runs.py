@@ -155,7 +155,8 @@ def whole(
   """Runs to the end; returns the seconds that it took."""
   began = time.monotonic()
   codes = finish(start(config, workdir, words, processes), seconds)
-  assert not any(codes), f"ended with {codes}:\n{said(workdir)}"
+  words = "\n".join(said(workdir, i) for i in range(processes))
+  assert not any(codes), f"ended with {codes}:\n{words}"
   return time.monotonic() - began
 
 
