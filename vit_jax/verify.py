@@ -37,8 +37,9 @@ def main(argv: list[str] | None = None) -> None:
 
   from vit_jax import checkpoint
   from vit_jax.weights import keeping, steps
+  from vit_jax.weights.beside import absolute
 
-  base = epath.Path(args.run).resolve()
+  base = absolute(epath.Path(args.run))
   folder = base if base.name == checkpoint.FOLDER else base / checkpoint.FOLDER
   try:
     found = steps.of(folder)
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
       found = {s: path for s, path in found.items() if s == args.step}
     if not found:
       there = ", ".join(map(str, sorted(steps.of(folder)))) or "none"
-      what = "a checkpoint" if args.step is None else f"step {args.step}"
+      what = "checkpoint" if args.step is None else f"step {args.step}"
       sys.exit(f"{folder}: got no {what}; there is {there}.")
     damaged = 0
     for step, path in sorted(found.items()):

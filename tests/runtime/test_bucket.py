@@ -16,7 +16,7 @@ import tiny
 from etils import epath
 from etils.epath import backend
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, verify
 from vit_jax.config import CheckpointConfig
 from vit_jax.runtime import files, fingerprints, lock, prepare, writer
 from vit_jax.weights import beside, keeping, npz_file, steps
@@ -128,6 +128,12 @@ def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
     held._beat()
   record = json.loads((path / "process.json").read_text())
   assert record["how"] == "finished"
+
+
+def test_verify(run):
+  where = f"{run[0]}/checkpoints: got no checkpoint; there is none"
+  with pytest.raises(SystemExit, match=where):
+    verify.main([str(run[0])])
 
 
 def test_arrays(run):
