@@ -10,6 +10,7 @@ the trials so named are run in any case.
   --workers=N   trials at the same time; default: 2
   --list        only prints the names
   --page        only writes the page
+  --but=NAME    without those that begin so
 """
 
 import argparse
@@ -146,18 +147,27 @@ def write_page() -> None:
   """Writes the table: the newest line of every trial."""
   newest = {line["name"]: line for line in read()}
   rows = ["| promise | figure | test | seconds | versions |", "|" + "---|" * 5]
+  by_promise: dict[str, list[Trial]] = {}
   for trial in all_trials().values():
-    line = newest.get(trial.name)
-    small = f"`{trial.small}`" if trial.small else ""
-    if line is None:
-      rows.append(f"| {trial.promise} | not yet run | {small} | | |")
-      continue
-    known = line["versions"]
-    rows.append(
-      f"| {trial.promise} | {line['figure']} | `{trial.name}`; {small} |"
-      f" {line['seconds']:.0f} | Python {known['python']}, jax {known['jax']},"
-      f" Orbax {known['orbax-checkpoint']}; {line['commit']}, {line['date']} |"
-    )
+    by_promise.setdefault(trial.promise, []).append(trial)
+  for promise, parts in by_promise.items():
+    lines = [newest[part.name] for part in parts if part.name in newest]
+    name, small = parts[0].name, parts[0].small
+    name = name if len(parts) == 1 else name.rpartition(".")[0]
+    tests = f"`{name}`" + (f"; `{small}`" if small else "")
+    figures = [line["figure"] for line in lines]
+    figures += ["not yet run"] * (len(lines) < len(parts))
+    cells = "", ""
+    if lines:
+      known, seconds = lines[-1]["versions"], sum(l["seconds"] for l in lines)
+      commits = ", ".join(dict.fromkeys(line["commit"] for line in lines))
+      cells = (
+        f"{seconds:.0f}",
+        f"Python {known['python']}, jax {known['jax']}, Orbax"
+        f" {known['orbax-checkpoint']}; {commits}; {lines[-1]['date']}",
+      )
+    row = promise, "<br>".join(figures), tests, *cells
+    rows.append("| " + " | ".join(row) + " |")
   text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows, ""])
   PAGE.write_text(TABLE.sub(lambda _: text, PAGE.read_text()))
 
@@ -169,6 +179,7 @@ def main() -> int:
   parser.add_argument("--workers", type=int, default=2)
   parser.add_argument("--list", action="store_true")
   parser.add_argument("--page", action="store_true")
+  parser.add_argument("--but", default="-")
   parser.add_argument("--one", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.one:

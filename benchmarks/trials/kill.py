@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import time
+from collections.abc import Callable
 
 from trials import runs
 from trials.trial import Trial
@@ -21,12 +22,13 @@ SIGNS = (
 )
 
 
-def one_process(folder: pathlib.Path, seed: int) -> str:
-  return _killed(folder, seed, processes=1, kills=100)
+def killed(processes: int, part: int, kills: int) -> Callable:
+  """Returns a part of the trial, with a seed of its own."""
 
+  def run(folder: pathlib.Path, seed: int) -> str:
+    return _killed(folder, seed + part, processes, kills)
 
-def two_processes(folder: pathlib.Path, seed: int) -> str:
-  return _killed(folder, seed, processes=2, kills=30)
+  return run
 
 
 def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
@@ -95,21 +97,20 @@ def _phase(workdir, began) -> str:
   return "imports and checks"
 
 
+PROMISE = (
+  "A run that is killed (kill -9) at any instants goes on by the same command"
+  " and ends in the bits of a run that was never killed: parameters, optimizer,"
+  " average, and every row of metrics.jsonl and TensorBoard."
+)
+OF_TWO = "The same with two processes, of which one or both are killed."
+# In parts, so that `make faults` goes on in the middle.
 TRIALS = (
-  Trial(
-    "kill.one_process",
-    "A run that is killed (kill -9) at any instants goes on by the same command"
-    " and ends in the bits of a run that was never killed: parameters,"
-    " optimizer, average, and every row of metrics.jsonl and TensorBoard.",
-    one_process,
-    SMALL,
-    seconds=700,
+  *(
+    Trial(f"kill.one_process.{i}", PROMISE, killed(1, i, 20), SMALL, 200)
+    for i in range(1, 6)
   ),
-  Trial(
-    "kill.two_processes",
-    "The same with two processes, of which one or both are killed.",
-    two_processes,
-    SMALL,
-    seconds=500,
+  *(
+    Trial(f"kill.two_processes.{i}", OF_TWO, killed(2, i, 15), SMALL, 250)
+    for i in range(1, 3)
   ),
 )
