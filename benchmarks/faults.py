@@ -10,7 +10,6 @@ the trials so named are run in any case.
   --workers=N   trials at the same time; default: 2
   --list        only prints the names
   --page        only writes the page
-  --but=NAME    without those that begin so
 """
 
 import argparse
@@ -179,7 +178,6 @@ def main() -> int:
   parser.add_argument("--workers", type=int, default=2)
   parser.add_argument("--list", action="store_true")
   parser.add_argument("--page", action="store_true")
-  parser.add_argument("--but", default="-")
   parser.add_argument("--one", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.one:
