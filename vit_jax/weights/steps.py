@@ -316,7 +316,7 @@ def tell(folder: epath.Path, why: str) -> None:
   """Prints, once in a process, that a checkpoint is passed over."""
   if (name := str(absolute(folder))) not in _told:
     _told.add(name)
-    say(f"damaged     {folder}: {why}; it is passed over")
+    say(f"damaged     {folder}: {why}; this checkpoint is passed over")
 
 
 def say(text: str) -> None:
