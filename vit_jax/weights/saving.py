@@ -157,21 +157,21 @@ class Saves:
     wait = min(2 ** (self._failures - 1), MAX_STEPS)
     self._retry_at = step + wait
     self._error = error or "in another process, which says why"
-    self._tell(
-      self._error,
-      f"tried again after step {step + wait:,}" if again is None else again,
-    )
+    if error or jax.process_index() == 0:
+      self._tell(
+        self._error,
+        f"tried again after step {step + wait:,}" if again is None else again,
+      )
 
   def _tell(self, error: str, again: str) -> None:
-    """Prints a failure: in process 0, and in the one that has failed."""
+    """Prints a failure."""
     last = f"that of step {self.newest:,}" if self.newest else "none"
-    if jax.process_index() == 0 or error:
-      print(
-        f"NOT SAVED   the checkpoint of step {self._step:,} ({error});"
-        f" {again + '; ' if again else ''}the newest is {last}",
-        file=sys.stderr,
-        flush=True,
-      )
+    print(
+      f"NOT SAVED   the checkpoint of step {self._step:,} ({error});"
+      f" {again + '; ' if again else ''}the newest is {last}",
+      file=sys.stderr,
+      flush=True,
+    )
 
   def _make_room(self, step: int) -> None:
     """Removes what failed saves left, and tries whether files can be written;
