@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax import checkpoint, verify
 from vit_jax.config import CheckpointConfig, ConfigError
-from vit_jax.weights import keeping, saving, steps
+from vit_jax.weights import digests, keeping, saving, steps
 
 META = {"class_names": ["a"]}
 
@@ -391,3 +391,23 @@ def test_permission_is_no_damage():
   assert steps.reason(MemoryError()) is None
   assert steps.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
   assert steps.reason(ValueError("a\nb")) == "ValueError: a"
+
+
+def test_the_sums_of_all_processes_are_the_main_threads(
+  shapes, tmp_path, monkeypatch
+):
+  """Also where the files are written first: collectives of two threads of one
+  process would meet others of another process, which then aborts."""
+  ready, where = digests.Started.ready, []
+
+  def late(self):
+    where.append(threading.current_thread())
+    time.sleep(1)
+    return ready(self)
+
+  monkeypatch.setattr(digests.Started, "ready", late)
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(1, _state(shapes, 1), META)
+  saver.close()
+  assert where == [threading.main_thread()] * 2
+  assert checkpoint.verify(epath.Path(tmp_path) / "checkpoints" / "1") is None

@@ -83,13 +83,11 @@ class Started:
     thread.shutdown(wait=False)
     self._is_ready = False
 
-  def ready(self) -> None:
-    """Returns when the arrays may be donated; all processes must call it.
+  def ready(self) -> "Started":
+    """Returns itself when the arrays may be donated; all processes must call it.
 
     Several processes add up what each of them has of the arrays.
     """
-    if self._is_ready:
-      return
     self._sums = {
       path: x.result() if isinstance(x, concurrent.futures.Future) else x
       for path, x in self._sums.items()
@@ -99,10 +97,15 @@ class Started:
       every = multihost_utils.process_allgather(mine).sum(0, dtype=np.uint32)
       self._sums = dict(zip(self._sums, every, strict=True))
     self._is_ready = True
+    return self
 
   def get(self) -> dict[str, Digest]:
-    """Waits for the devices; returns path -> digest."""
-    self.ready()
+    """Waits for the devices; returns path -> digest.
+
+    One process may call it, in any thread, after `ready` has returned.
+    """
+    if not self._is_ready:
+      raise RuntimeError("`ready` has not returned")
     return {
       path: Digest(*facts, _hex(_total(self._sums[path])))
       for path, facts in self._facts.items()

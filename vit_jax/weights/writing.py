@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Writer:
       composite_options=ocp.CompositeOptions(async_options=options)
     )
     self._parts: list[ocp.future.Future] = []
+    self._are_ready = threading.Event()
     save = items.async_save
 
     async def async_save(*args: Any, **options: Any) -> list:
@@ -61,8 +63,11 @@ class Writer:
         ),
       )
     finally:
-      for digests in self._digests.values():
-        digests.ready()
+      try:
+        for digests in self._digests.values():
+          digests.ready()
+      finally:
+        self._are_ready.set()
 
   def wait(self) -> None:
     """Waits until the folder has its name; raises what went wrong."""
@@ -81,6 +86,9 @@ class Writer:
 
   def _add_digests(self) -> None:
     """Called in process 0 when the arrays are on disk."""
+    # Orbax may be here first. The collectives of `ready` are the main thread's:
+    # here they would meet others of the other processes.
+    self._are_ready.wait()
     unfinished = self._orbax.get_temporary_path(self._folder).get()
     found = {item: lazy.get() for item, lazy in self._digests.items()}
     steps.write_digests(unfinished, found, self._metadata)
