@@ -145,7 +145,15 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   files = [pathlib.Path(w) / fingerprints.FILE for w in (one, two)]
   assert files[0].read_bytes() == files[1].read_bytes()
   notes = [
-    [{**e, "repeat": "", "before": ""} for e in finite.read(w)]
+    [
+      # Which save had ended by then is a matter of time.
+      {
+        k: v
+        for k, v in e.items()
+        if k not in ("repeat", "before", "checkpoint")
+      }
+      for e in finite.read(w)
+    ]
     for w in (one, two)
   ]
   assert notes[0] == notes[1]

@@ -146,8 +146,12 @@ def _start(num_processes, by_flags, config, words, workdir):
   finally:
     for p in processes:
       p.kill()
-  for p, (out, err) in zip(processes, outputs, strict=True):
-    assert p.returncode == 0, out + err
+  # One that dies takes the others along: its own words tell why.
+  words = "\n".join(
+    f"{p.returncode}: {o + e}"
+    for p, (o, e) in zip(processes, outputs, strict=True)
+  )
+  assert not any(p.returncode for p in processes), words
   return outputs
 
 
