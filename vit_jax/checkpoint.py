@@ -144,7 +144,8 @@ class Checkpointer:
       )
     else:
       _compare(
-        {k: digests_lib.of_state(v).ready().get() for k, v in found.items()}, kept
+        {k: digests_lib.of_state(v).ready().get() for k, v in found.items()},
+        kept,
       )
     return _join(found["params"], found["train"], state)
 

@@ -84,7 +84,7 @@ class Started:
     self._is_ready = False
 
   def ready(self) -> "Started":
-    """Returns itself when the arrays may be donated; all processes must call it.
+    """Returns itself when the arrays may be donated; all processes call it.
 
     Several processes add up what each of them has of the arrays.
     """
