@@ -7,6 +7,7 @@ MODULES = (
   "hangs",
   "numbers",
   "checkpoints",
+  "saves",
   "elsewhere",
   "resume",
   "broken_data",

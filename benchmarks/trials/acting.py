@@ -5,6 +5,9 @@ Run: python acting.py PLACE ACT WORDS...
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
 ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), slow (waits
 35 s), or twice (SIGTERM, and SIGINT while the checkpoint is written).
+
+PLACE batches: labels are a number per class, and ACT spoils those of steps:
+nan:3,5 (one label is none), pixels:3 (a bit of one image), or nothing.
 """
 
 import os
@@ -44,12 +47,35 @@ def before(owner, name: str) -> None:
   setattr(owner, name, acting)
 
 
+def spoil(batch: dict, step: int) -> dict:
+  """Returns the batch of a step, spoiled where `ACT` says so."""
+  import numpy as np
+
+  batch["label"] = np.eye(10, dtype=np.float32)[batch["label"]]
+  what, _, steps = ACT.partition(":")
+  if str(step) in steps.split(","):
+    if what == "nan":
+      batch["label"][3] = np.nan
+    else:
+      batch["image"] = batch["image"].copy()
+      batch["image"][3, 2, 1, 0] ^= 1
+  return batch
+
+
 def main() -> None:
   from vit_jax import checkpoint
   from vit_jax.evaluators import evaluator, fewshot
-  from vit_jax.runtime import phases, prepare
+  from vit_jax.runtime import feed, phases, prepare
 
-  if PLACE == "start":
+  if PLACE == "batches":
+    batches = feed.batches
+
+    def spoiled(run, start):
+      for step, batch in enumerate(batches(run, start), start + 1):
+        yield spoil(batch, step)
+
+    feed.batches = spoiled
+  elif PLACE == "start":
     before(prepare, "check")
   elif PLACE == "restore":
     before(checkpoint.Checkpointer, "restore_newest")

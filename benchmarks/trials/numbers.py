@@ -145,6 +145,53 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+def two_processes(folder: pathlib.Path, seed: int) -> str:
+  """Spoils the part of a batch that one process reads."""
+  from vit_jax.reporting import parting as lib
+  from vit_jax.runtime import fingerprints, finite
+
+  rng = random.Random(seed)
+  config = runs.write_config(folder, STEPS)
+  words = ["--config.objective.loss=sigmoid", "--config.checks.replay=10"]
+  told = []
+
+  def run(name: str, act: str, *more: str) -> tuple[list[int], int]:
+    who = rng.randrange(2)
+    acts = {who: ["batches", act], 1 - who: ["batches", "nothing"]}
+    started = runs.start(config, folder / name, [*words, *more], 2, acts=acts)
+    return runs.finish(started, 300), who
+
+  codes, _ = run("plain", "nothing")
+  assert codes == [0, 0], runs.said(folder / "plain")
+  bad = rng.randrange(EVERY + 1, STEPS)
+  codes, who = run("stop", f"nan:{bad}")
+  for i in range(2):
+    said = runs.said(folder / "stop", i)
+    assert codes == [1, 1], f"{codes}\n{said}"
+    assert f"at step {bad}: its update was not applied" in said, said
+  _nothing_else_saved(folder / "stop", bad)
+  (entry,) = finite.read(str(folder / "stop"))
+  assert len({n for rows in entry["records"] for n in rows}) == 24, entry
+  told.append(f"stopped both at step {bad} by a label of process {who}")
+
+  skipped = sorted(rng.sample(range(2, STEPS), 3))
+  codes, who = run(
+    "skip", f"nan:{','.join(map(str, skipped))}", "--config.on_nonfinite=skip"
+  )
+  assert codes == [0, 0], runs.said(folder / "skip")
+  found = fingerprints.read(folder / "skip")
+  assert found["step"][found["is_applied"] == 0].tolist() == skipped
+  told.append(f"skipped steps {', '.join(map(str, skipped))} of process {who}")
+
+  at = rng.randrange(2, STEPS)
+  codes, who = run("pixels", f"pixels:{at}")
+  assert codes == [0, 0], runs.said(folder / "pixels")
+  compared = lib.compare(str(folder / "plain"), str(folder / "pixels"))
+  _parts_at(compared, at, "the same records with other pixels")
+  told.append(f"diff names step {at}, a bit of an image of process {who}")
+  return f"{'; '.join(told)}; every tenth step computed twice, alike"
+
+
 def flipped(folder: pathlib.Path, seed: int) -> str:
   """Flips a bit of a state on one of eight devices, again and again."""
   _start(folder, devices=8)
@@ -260,6 +307,13 @@ TRIALS = (
     nonfinite,
     small="tests/runtime/test_finite.py",
     seconds=60,
+  ),
+  Trial(
+    "numbers.two_processes",
+    "The same with two processes, of which one reads what spoils the step",
+    two_processes,
+    small="tests/runtime/test_finite.py",
+    seconds=100,
   ),
   Trial(
     "numbers.flipped",

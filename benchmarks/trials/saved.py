@@ -1,0 +1,75 @@
+"""Small states, saved and compared: what trials of checkpoints share."""
+
+import contextlib
+import io
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import checkpoint, sharding, step
+from vit_jax.config import CheckpointConfig, defaults, freeze
+
+METADATA = {"config": {"seed": 0}, "class_names": ["a", "b"]}
+
+
+class Saved(NamedTuple):
+  """A folder with the checkpoints of steps 1 and 2, and their bits.
+
+  state: Abstract.
+  states: Step -> flat bytes of each array.
+  """
+
+  folder: pathlib.Path
+  state: Any
+  states: dict[int, list[bytes]]
+
+
+def tiny(width: int = 32, depth: int = 2, fsdp: int = 1) -> Any:
+  """Returns the abstract state of a small ViT with an average."""
+  c = defaults()
+  c.total_steps = 20
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = width, depth
+  c.model.mlp_dim, c.model.num_heads = 2 * width, 4
+  c.data.ops, c.data.batch_size = "decode|resize(16)", 16
+  c.optim.ema_decay = 0.9
+  c.mesh.fsdp = fsdp
+  config = freeze(c)
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:fsdp])
+  return step.assemble(config, step.Facts(10, (16, 16), 20), mesh).state
+
+
+def made_up(shapes: Any, seed: int) -> Any:
+  """Returns a state of these shapes, no two of its numbers alike."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: jax.device_put(
+      np.asarray(100 * rng.normal(size=x.shape), x.dtype), x.sharding
+    ),
+    shapes,
+  )
+
+
+def bits(tree: Any) -> list[bytes]:
+  return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def saved(folder: pathlib.Path) -> Saved:
+  shapes = tiny()
+  states = {n: made_up(shapes, n) for n in (1, 2)}
+  checkpointer = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  for n, state in states.items():
+    checkpointer.save_now(n, state, {**METADATA, "step": n})
+  checkpointer.close()
+  return Saved(folder, shapes, {n: bits(s) for n, s in states.items()})
+
+
+@contextlib.contextmanager
+def said() -> Iterator[io.StringIO]:
+  """Catches what is printed to stderr."""
+  out = io.StringIO()
+  with contextlib.redirect_stderr(out):
+    yield out
