@@ -134,15 +134,16 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
   """
   words = _words(x)
   first = second = 0
-  offsets = np.arange(min(CHUNK, words.size), dtype=np.uint32)
-  mixed = offsets * np.uint32(PLACE)
-  odd = 2 * offsets + np.uint32(1)
-  w, other = np.empty_like(offsets), np.empty_like(offsets)
+  mixed_places, odd_places = _of_places()
+  w = np.empty(min(CHUNK, words.size), np.uint32)
+  other = np.empty_like(w)
   for begin in range(0, words.size, CHUNK):  # in place: memory is the limit
     part = words[begin : begin + CHUNK]
     w, other = w[: part.size], other[: part.size]
     if places is None:
-      np.add(mixed[: part.size], np.uint32(begin * PLACE % 2**32), out=other)
+      odd = odd_places
+      begin_mixed = np.uint32(begin * PLACE % 2**32)
+      np.add(mixed_places[: part.size], begin_mixed, out=other)
     else:
       i = places[begin : begin + CHUNK]
       odd = 2 * i + np.uint32(1)
@@ -159,6 +160,13 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
     if places is None:
       second += 2 * begin * total
   return np.array([first % 2**32, second % 2**32], np.uint32)
+
+
+@functools.cache
+def _of_places() -> tuple[np.ndarray, np.ndarray]:
+  """Returns i*`PLACE` and 2i + 1 of the places of a chunk."""
+  places = np.arange(CHUNK, dtype=np.uint32)
+  return places * np.uint32(PLACE), 2 * places + np.uint32(1)
 
 
 def _words(x: np.ndarray) -> np.ndarray:
