@@ -91,13 +91,14 @@ class Checkpointer:
     """
     self._saves.finish(step, lambda: _items(state), metadata)
 
-  def restore(self, step: int, state):
+  def restore(self, step: int, state, form_of: Callable | None = None):
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
         differ from that of the run that wrote it.
+      form_of: See `runtime.restacked.form_of`; None: it is like `state`.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer, or cannot be
@@ -105,11 +106,14 @@ class Checkpointer:
       DamagedError: It is not what was written; the same in all processes.
     """
     drop_echoes()
-    folder, items = self._folder / str(step), _items(state)
-    found, why, is_damage = None, None, True
+    folder = self._folder / str(step)
+    found, why, is_damage, convert = None, None, True, None
     try:
       if why := steps.fault(folder):
         raise DamagedError(why)
+      if form_of is not None:
+        state, convert = form_of(steps.metadata(folder))
+      items = _items(state)
       kept = steps.read_digests(folder)
       written = kept or {k: _described(folder / k) for k in items}
       if faults := structure.faults(folder, written, items):
@@ -147,7 +151,8 @@ class Checkpointer:
         {k: digests_lib.of_state(v).ready().get() for k, v in found.items()},
         kept,
       )
-    return _join(found["params"], found["train"], state)
+    restored = _join(found["params"], found["train"], state)
+    return convert(restored) if convert else restored
 
   def _check_room(self, state) -> None:
     """Raises ConfigError if the disk has no room for one checkpoint."""
@@ -173,7 +178,7 @@ class Checkpointer:
     Args:
       start: Step to begin with; 0: a new run.
       state: As for `restore`.
-      form_of: See `runtime.restacked.form_of`; None: they are all like `state`.
+      form_of: As for `restore`.
 
     Returns:
       The step and its state; (0, None) for a new run.
@@ -188,11 +193,7 @@ class Checkpointer:
     step, restored = start, None
     while restored is None:
       try:
-        if form_of is None:
-          restored = self.restore(step, state)
-        else:
-          like, convert = form_of(steps.metadata(self._folder / str(step)))
-          restored = convert(self.restore(step, like))
+        restored = self.restore(step, state, form_of)
       except DamagedError as e:
         steps.tell(self._folder / str(step), str(e))
         older = [s for s in steps.whole(self._folder)[0] if s < step]

@@ -53,6 +53,7 @@ from vit_jax.config import Config, ConfigError
 from vit_jax.data.sources import Sources
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.runtime import (
+  exits,
   host_memory,
   prepare,
   probes,
@@ -209,7 +210,7 @@ def main(args: cli.Args) -> None:
       workdir = flags["workdir"] or cli.run_of(path) or f"runs/{name}"
       row = record(config, path, str(workdir), opened)
   except (ConfigError, DataError) as e:
-    sys.exit(str(e))
+    exits.refuse(str(e))
   if wants_json and jax.process_index() == 0:
     print(json.dumps(row, ensure_ascii=False))
 

@@ -124,7 +124,6 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 # ruff: noqa: E402
 import dataclasses
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +140,7 @@ from vit_jax.objectives import Classification
 from vit_jax.options import nearest
 from vit_jax.reporting import explain, score_tables
 from vit_jax.runtime import (
+  exits,
   host_memory,
   on_disk,
   prepare,
@@ -424,7 +424,7 @@ def main(args: argparse.Namespace) -> None:
     with jax.default_matmul_precision("highest"):
       run(args)
   except (ConfigError, DataError) as e:
-    sys.exit(str(e))
+    exits.refuse(str(e))
 
 
 if __name__ == "__main__":

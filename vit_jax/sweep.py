@@ -32,11 +32,11 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 
 # ruff: noqa: E402
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
@@ -47,6 +47,7 @@ from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
 from vit_jax.runtime import (
+  exits,
   files,
   host_memory,
   on_disk,
@@ -66,6 +67,7 @@ from vit_jax.runtime.search import (
   points,
 )
 from vit_jax.runtime.writer import read_metrics
+from vit_jax.weights import keeping
 
 TABLE, TEXT = "sweep.json", "sweep.md"
 
@@ -99,13 +101,14 @@ def sweep(
   for name, task in tasks.items():
     if only_available and (missing := _missing(task.config)):
       left_out[name] = {"group": task.group, "reason": missing}
-      continue
-    of_task = check(task, _folder(workdir, name))
-    faults += [f"{name}: {f}" if name else f for f in of_task]
-    found[name] = task
+    else:
+      found[name] = task
   if only_available:
     data_dir = next(iter(tasks.values())).config.data.data_dir
     on_disk.agree(data_dir, {name: name in found for name in tasks})
+  for name, task in found.items():  # all processes the same ones
+    of_task = check(task, _folder(workdir, name))
+    faults += [f"{name}: {f}" if name else f for f in of_task]
   if left_out and not found:
     faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
   if against and not (epath.Path(against) / TABLE).exists():
@@ -181,7 +184,7 @@ def _run(
   Returns:
     `scores` of the last step, its `step`, and `error`, None unless it diverged.
   """
-  if not (folder / RESULT).exists():
+  if (row := _of_first(folder / RESULT)) is None:
     _say(f"run         {folder}")
     error = None
     try:
@@ -214,14 +217,16 @@ def _run(
       )
     # Each run compiles functions of its own, which jax would keep.
     jax.clear_caches()
-    multihost_utils.sync_global_devices(str(folder))
-  return json.loads((folder / RESULT).read_text())
+    row = _of_first(folder / RESULT)
+  return row
 
 
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   """Returns what the splits hold, by `digests`, read when the search began."""
   path = folder / "splits.json"
-  if not path.exists() and jax.process_index() == 0:
+  if (known := _of_first(path)) is not None:
+    return known
+  if jax.process_index() == 0:
     sources = Sources(config.data.data_dir, fake=config.fake_data)
     wanted = {"train": (config.data.dataset, config.data.split)}
     wanted |= {
@@ -230,8 +235,24 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
     found = digests({k: sources.open(*v) for k, v in wanted.items()})
     folder.mkdir(parents=True, exist_ok=True)
     run_info.write_json(str(folder), path.name, found)
-  multihost_utils.sync_global_devices(str(path))
-  return json.loads(path.read_text())
+  return _of_first(path)
+
+
+def _of_first(path: epath.Path) -> Any:
+  """Returns the JSON of a file as process 0 reads it; None: it is not there.
+
+  All processes call it: a shared disk may show the others an older state.
+  """
+  is_first = jax.process_index() == 0
+  text = path.read_text() if is_first and path.exists() else ""
+  data = np.frombuffer(text.encode(), np.uint8)
+  size = keeping.agreed(data.size)
+  if not size:
+    return None
+  if jax.process_count() > 1:
+    data = data if is_first else np.zeros(size, np.uint8)
+    data = np.asarray(multihost_utils.broadcast_one_to_all(data))
+  return json.loads(data.tobytes())
 
 
 def _missing(config: Config) -> str | None:
@@ -280,10 +301,10 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
       only_available=flags["available"] == "true",
       against=flags["against"],
     )
-  except (ConfigError, DataError) as e:
-    sys.exit(str(e))
+  except (ConfigError, DataError, files.WriteError) as e:
+    exits.refuse(str(e))
   except KeyboardInterrupt:
-    sys.exit("stopped; the same command goes on where it stopped")
+    exits.refuse("stopped; the same command goes on where it stopped")
 
 
 if __name__ == "__main__":

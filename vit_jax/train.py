@@ -45,7 +45,7 @@ from vit_jax.runtime import (
 )
 from vit_jax.runtime.accounting import account_of
 from vit_jax.runtime.phases import Phases
-from vit_jax.runtime.preemption import Notices, Signals, Stop
+from vit_jax.runtime.preemption import Notices, Signals
 from vit_jax.runtime.progress import Progress
 from vit_jax.runtime.rows import Rows
 from vit_jax.runtime.supervision import supervised
@@ -126,7 +126,6 @@ def _train(
   at_exit.callback(progress.close)
   progress.note(run_info.text(prepared, mesh, assembly.state.params))
 
-  # The state: resumed, or fresh with given weights, or fresh.
   if start:
     progress.note(f"resumes     step {start:,} of {workdir}")
     progress.note(prepared.resumed.take())
@@ -176,7 +175,7 @@ def _train(
 
   @at_exit.push
   def save_if_stopped(_, stopped, *__) -> None:
-    if isinstance(stopped, Stop) and step:
+    if stop.ends(stopped) and step:
       stopped.step = step
       if step > start:
         guard.check(step, {})
@@ -226,9 +225,10 @@ def _train(
           rows.score(step, evaluator, state.eval_params)
     stop.check()
   with phases("evaluation"):
-    rows.write(wait=True, beat=stop.check_alone)
+    rows.write(wait=True, until=stop.has_come)
   phases.enter("save")  # to the end
   checkpointer.save_now(total_steps, state, metadata)
+  stop.check_last()
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")

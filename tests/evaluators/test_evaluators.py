@@ -165,7 +165,10 @@ def _fewshot(**changes):
 
 def test_fewshot_beside_its_baselines(parts, params):
   evaluator = _evaluator(parts, _fewshot(baselines=True))
-  scores = evaluator.run(params)
+  gathered = evaluator.gather(params)
+  # Also in processes that never score: all make the same passes.
+  assert set(evaluator.gather(params)) == {""}
+  scores = evaluator.score(gathered)
   assert set(scores) == {
     f"f/{b}{k}shot"
     for b in ("", "random_init/", "raw_pixels/")

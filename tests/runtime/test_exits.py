@@ -33,6 +33,32 @@ guard = supervision._Guard(tempfile.mkdtemp())
 threading.Timer(0.5, guard.ends_hung, ["hung        phase step"]).start()
 sys.stderr.write("x" * 10**6)
 """
+# Its own error is still closing what it has opened, for longer than another's.
+OWN_ERROR = """
+import tempfile, threading, time
+from vit_jax.runtime import exits, supervision
+from vit_jax.runtime.peers import Lost
+supervision.OWN_WORDS_SECONDS = 0.3
+guard = supervision._Guard(tempfile.mkdtemp())
+guard.notices.ends(FloatingPointError("loss is nan"))
+guard.ends_lost(Lost("process 1 ended: loss is nan", by_error=True))
+time.sleep(1.5)
+exits.end(exits.ERROR, lambda: print("own words"))
+"""
+
+
+def test_an_error_of_all_is_told_by_each():
+  words = []
+  for code in (OWN_ERROR, OWN_ERROR.replace("guard.notices.ends", "str")):
+    done = subprocess.run(
+      [sys.executable, "-c", code],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    words.append((done.returncode, done.stdout, done.stderr[:4]))
+  assert words == [(1, "own words\n", ""), (76, "", "lost")]
 
 
 def test_a_hang_of_stderr_ends_too():

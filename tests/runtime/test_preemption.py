@@ -34,7 +34,7 @@ def _running(**options):
 def test_a_notice_stops_the_next_check_and_is_given_once():
   notices = _running()
   notices.check()
-  notices.check_alone()
+  notices.check_last()
   notices.notice("SIGTERM")
   notices.notice("SIGINT")
   with pytest.raises(Stop) as stop:
@@ -43,7 +43,7 @@ def test_a_notice_stops_the_next_check_and_is_given_once():
   stop.value.step = 1200
   assert "at step 1,200, which is saved" in str(stop.value)
   with pytest.raises(Stop, match="SIGTERM"):
-    notices.check_alone()
+    notices.check_last()
 
 
 def test_before_the_first_update_it_ends_at_once_or_at_the_first_check():

@@ -48,7 +48,14 @@ def get_config(scored="yes"):
   if scored == "yes":
     c.evals = {
       "test": {"kind": "classification", **split},
-      "few": {"kind": "fewshot", **split, "l2": (1.0,), "shots": (1, 5)},
+      "few": {
+        "kind": "fewshot",
+        **split,
+        "l2": (1.0,),
+        "shots": (1, 5),
+        "baselines": True,
+        "every_steps": 7,
+      },
       "near": {"kind": "knn", **split, "train_split": "train[:200]"},
       "line": {
         "kind": "linear",

@@ -97,6 +97,7 @@ class Fewshot(Evaluator):
   def __init__(self, context: Context):
     super().__init__(context)
     self._baselines: dict[str, float] = {}
+    self._has_baselines = False  # in all processes; one alone scores
     self._support, self._test = (
       context.sources[option] for option in ("train_split", "split")
     )
@@ -147,7 +148,8 @@ class Fewshot(Evaluator):
     pair has the rows of all shots, and those of the split to score.
     """
     features = {"": (self._features, params)}
-    if self.config.baselines and not self._baselines:
+    if self.config.baselines and not self._has_baselines:
+      self._has_baselines = True
       features["random_init/"] = (self._features, self.context.random_params())
       features["raw_pixels/"] = (self._pixels, None)
     wanted = np.unique(np.concatenate(list(self._chosen.values())))

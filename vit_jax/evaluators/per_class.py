@@ -130,7 +130,10 @@ class PerClass(Classification):
     folder = epath.Path(self.context.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, ensure_ascii=False) + "\n"
-    (folder / FILE.format(self.config.name)).write_text(text)
+    path = folder / FILE.format(self.config.name)
+    draft = folder / f"{path.name}.new"  # a reader sees all of it, or the old
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def per_class(

@@ -6,6 +6,7 @@ docs/pods.md has them in a table, and a batch script that heeds them.
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ PEER = 76  # another process of the run ended, or cannot be reached
 HUNG = 124  # no progress within a limit; that of timeout(1)
 KILLED = 137  # by SIGKILL, as a shell shows it
 
+LAST_SECONDS = 2.0  # for the others to say what they have to
 CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.
 
 
@@ -42,6 +44,21 @@ def end(code: int, *closing: Callable[[], None]) -> NoReturn:
   closer.start()
   closer.join(CLOSING_SECONDS)
   os._exit(code)
+
+
+def refuse(text: str) -> NoReturn:
+  """Ends a command with words and `ERROR`; one of several processes at once.
+
+  jax would wait at its end for the others, which may wait for this process.
+  """
+  import jax
+
+  if jax.distributed.is_initialized():
+    say(text)
+    if jax.process_index() == 0:  # jax ends the others when it is gone
+      time.sleep(LAST_SECONDS)
+    end(ERROR)
+  sys.exit(text)
 
 
 def say(text: str) -> None:

@@ -24,6 +24,7 @@ from vit_jax.runtime.signals import ENDING
 # Signals within so many seconds are one notice: terminals and launchers send
 # theirs to a process and again to its group.
 ONE_NOTICE = 1.0
+SAY_SECONDS = 1.0  # A terminal that is held up does not hold up a notice.
 
 
 class Stop(BaseException):
@@ -78,6 +79,8 @@ class Notices:
   Attributes:
     reason: Text of the notice that has come; None: none.
     checks: Calls of `check` so far.
+    is_failing: Whether an error ends this process, which may still be closing
+      what it has opened.
   """
 
   def __init__(
@@ -90,6 +93,7 @@ class Notices:
     self._at_once = at_once
     self._changed = threading.Condition()
     self.checks = 0
+    self.is_failing = False
     self._stop_at: int | None = None
     self._is_held = False
     self._ask: Callable[[str], None] | None = self._alone
@@ -115,13 +119,20 @@ class Notices:
     """Whether this process knows of a notice; others may not yet."""
     return self.reason is not None
 
-  def check_alone(self) -> None:
-    """Raises `Stop` if a notice has come; for a process that works alone.
+  def check_last(self) -> None:
+    """Raises `Stop` in all processes if one of them knows of a notice.
 
-    Only where this process shares nothing more with the others.
+    All call it, when there is no `check` to come.
     """
-    if self.has_come():
-      raise Stop(self.reason)
+    from vit_jax.weights import keeping  # jax, which signals do not wait for
+
+    if keeping.agreed(self.has_come()):
+      raise Stop(self.reason or "another process")
+
+  def ends(self, error: BaseException | None) -> bool:
+    """Whether a run ends by `Stop`; notes in `is_failing` any other error."""
+    self.is_failing = isinstance(error, Exception)
+    return isinstance(error, Stop)
 
   def notice(self, reason: str) -> None:
     """Asks all processes to stop; a later notice changes nothing.
@@ -240,12 +251,14 @@ class Signals:
     notices = self.notices or Notices(at_once=lambda _: exits.end(exits.AGAIN))
     if self._heard_at is None:
       self._heard_at = now
-      exits.say(f"{name}: {answer(notices.phases)}")
+      said = f"{name}: {answer(notices.phases)}"
+      saying = threading.Thread(target=exits.say, args=[said], daemon=True)
+      saying.start()
+      saying.join(SAY_SECONDS)
       notices.notice(name)
     elif now - self._heard_at > ONE_NOTICE:
       words = f"{name} again: ended at once, nothing more is saved"
-      exits.say(words)
-      end_by(number, lambda: self.last_acts(words))
+      end_by(number, lambda: exits.say(words), lambda: self.last_acts(words))
 
 
 def _heard(number, frame) -> None:
@@ -271,8 +284,8 @@ def answer(phases: Phases) -> str:
   )
 
 
-def end_by(number: int, act: Callable[[], None]) -> None:
-  """Ends this process as a signal would, after an act, from any thread."""
+def end_by(number: int, *acts: Callable[[], None]) -> None:
+  """Ends this process as a signal would, after some acts, from any thread."""
   if number == signal.SIGINT:
 
     def kill() -> None:
@@ -282,5 +295,5 @@ def end_by(number: int, act: Callable[[], None]) -> None:
       ctypes.pythonapi.PyOS_setsig(number, ctypes.c_void_p(0))  # SIG_DFL
       os.kill(os.getpid(), number)
 
-    exits.end(128 + number, act, kill)
-  exits.end(128 + number, act)
+    exits.end(128 + number, *acts, kill)
+  exits.end(128 + number, *acts)

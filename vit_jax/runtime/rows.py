@@ -109,7 +109,6 @@ class Rows:
     self,
     wait: bool,
     before: int | None = None,
-    beat: Callable[[], None] = lambda: None,
     until: Callable[[], bool] = lambda: False,
   ) -> None:
     """Writes the rows that are known, up to the first that is not.
@@ -119,7 +118,6 @@ class Rows:
     Args:
       wait: Whether to wait for all.
       before: Scores of this, the newest step are not waited for; None: all are.
-      beat: Called several times a second while it waits; may raise.
       until: Whether not to wait any longer.
     """
     while self._queue:
@@ -127,7 +125,6 @@ class Rows:
       if isinstance(values, concurrent.futures.Future):
         while wait and step != before and not (values.done() or until()):
           concurrent.futures.wait([values], POLL_SECONDS)
-          beat()
         if not values.done():
           return
         try:

@@ -32,6 +32,8 @@ from vit_jax.runtime.replay import DeviceFault
 
 # An error that ended another process may end this one, too, in its own words.
 OWN_WORDS_SECONDS = 2.0
+# Trackers and a save are closed before its words: they may take a while.
+UNWIND_SECONDS = 90.0
 # An error of a collective may come before the word of who has died.
 WORD_SECONDS = 3.0
 # Errors whose words are all that a user needs.
@@ -199,8 +201,11 @@ class _Guard:
     self._is_lost.set()
 
     def end():
-      if lost.by_error:
-        time.sleep(OWN_WORDS_SECONDS)
+      began = time.monotonic()
+      while lost.by_error and time.monotonic() - began < (
+        UNWIND_SECONDS if self.notices.is_failing else OWN_WORDS_SECONDS
+      ):
+        time.sleep(0.1)
       if not self._is_failing:
         exits.say(f"lost        {lost}\nended       {RESUMES}")
         exits.end(exits.PEER, lambda: lifetime.end(f"lost {lost}"))

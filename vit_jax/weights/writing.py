@@ -48,7 +48,13 @@ class Writer:
       return self._parts
 
     items.async_save = async_save
-    self._orbax = ocp.AsyncCheckpointer(items, async_options=options)
+    self._orbax = ocp.AsyncCheckpointer(
+      items,
+      async_options=options,
+      # Else each process looks for the folder, between two collectives; that
+      # there is none is known.
+      file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
+    )
 
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Returns as soon as the arrays are copied, and may be donated."""
