@@ -123,7 +123,7 @@ def test_the_document_says_what_the_file_says():
     assert (ROOT / "docs" / f"study_{name}.svg").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_command_goes_on(tmp_path):
   """A run is made anew where only its weights are missing, without a line."""
   results = tmp_path / "study.jsonl"

@@ -25,23 +25,31 @@ def _run(module, *words):
   )
 
 
-@pytest.mark.slow
+# The others compile for a minute or two each.
+EACH_TIME = (
+  "vit_b16.py:imagenet2012",
+  "finetune.py:model=B/16,dataset=cifar10,res=384",
+  "ablation.py:posemb=learn2d,posemb_at=blocks",
+  "vit_l32.py:folder:/nowhere",
+)
+NIGHTLY = (
+  "vit_b32.py:imagenet21k",
+  "vit_l16.py:imagenet21k",
+  "vit_h14.py:imagenet2012",
+  "ablation.py:model=R50x1,optimizer=sgd",
+  "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
+  "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
+  "vit_s16.py:epochs=300",
+  "comparison.py:model=L/16,dataset=imagenet2012",
+  "masked_patch.py:imagenet2012,target=small,steps=100000",
+)
+
+
 @pytest.mark.parametrize(
   "source",
   [
-    "vit_b16.py:imagenet2012",
-    "vit_b32.py:imagenet21k",
-    "vit_l16.py:imagenet21k",
-    "vit_l32.py:folder:/nowhere",
-    "vit_h14.py:imagenet2012",
-    "finetune.py:model=B/16,dataset=cifar10,res=384",
-    "ablation.py:posemb=learn2d,posemb_at=blocks",
-    "ablation.py:model=R50x1,optimizer=sgd",
-    "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
-    "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
-    "vit_s16.py:epochs=300",
-    "comparison.py:model=L/16,dataset=imagenet2012",
-    "masked_patch.py:imagenet2012,target=small,steps=100000",
+    *(pytest.param(s, marks=pytest.mark.slow) for s in EACH_TIME),
+    *(pytest.param(s, marks=pytest.mark.nightly) for s in NIGHTLY),
   ],
 )
 def test_recipe_on_fake_data(source, tmp_path):

@@ -183,6 +183,7 @@ def _counted(counts, fn):
   return counted
 
 
+@pytest.mark.slow
 def test_nothing_is_opened_or_read_twice(counts, tmp_path):
   score = {"kind": "classification", "ops": OPS}
   few = {"kind": "fewshot", "ops": OPS, "shots": (1,), "split": "test"}

@@ -366,7 +366,7 @@ def test_data_that_are_not_there_are_refused_or_left_out(tmp_path, capsys):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
   tasks = _vtab("dtd", "kitti_distance")
   missing = _vtab("svhn")["svhn"]
@@ -384,7 +384,7 @@ def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
   assert "against" in text and "other records" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_vtab_by_its_command(tmp_path):
   words = [word.format("specialized") for word in VTAB]
   command = [sys.executable, "-m", "vit_jax.sweep", *words]

@@ -136,7 +136,10 @@ def on_one_device():
 @pytest.mark.parametrize(
   "changes",
   [
-    {"mesh__data": 2, "mesh__fsdp": 4, "optim__microbatch": 1},
+    pytest.param(
+      {"mesh__data": 2, "mesh__fsdp": 4, "optim__microbatch": 1},
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
       marks=pytest.mark.slow,

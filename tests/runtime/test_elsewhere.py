@@ -38,9 +38,9 @@ def runs(tmp_path_factory):
   "scan, num_devices, changes",
   [
     (False, 2, {"mesh__tensor": 2, "model__scan": True}),
-    (True, 1, {"model__scan": False}),
-    pytest.param(False, 4, {"mesh__fsdp": 2}, marks=pytest.mark.slow),
-    pytest.param(True, 8, {"mesh__tensor": 4}, marks=pytest.mark.slow),
+    pytest.param(True, 1, {"model__scan": False}, marks=pytest.mark.nightly),
+    pytest.param(False, 4, {"mesh__fsdp": 2}, marks=pytest.mark.nightly),
+    pytest.param(True, 8, {"mesh__tensor": 4}, marks=pytest.mark.nightly),
   ],
 )
 def test_losses_are_those_of_the_run_that_stayed(

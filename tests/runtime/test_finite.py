@@ -55,7 +55,9 @@ def leaves(state):
   return [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+  "name", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)]
+)
 def test_a_bad_update_leaves_every_bit(name):
   cfg = config(optim__name=name)
   parts = tiny.Parts(cfg, jax.devices()[:1])
@@ -111,6 +113,7 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   assert "record 703: nan" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   """Steps 2, 6 and 10 are skipped; a fourth is one too many."""
   cfg = config(on_nonfinite="skip", max_skipped=3, log_steps=2)
