@@ -53,11 +53,8 @@ def check(name: str, mesh: tuple[int, int, int], **changes) -> None:
   np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "mesh",
-  [pytest.param((1, 8, 1), marks=pytest.mark.slow), (2, 2, 2)],
-  ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)], ids=str)
 def test_a_transformer_of_odd_sizes(mesh):
   check("odd", mesh, optim__microbatch=1)
 

@@ -71,6 +71,7 @@ def searched(images, tmp_path_factory):
   return folder, results["tasks"][""]
 
 
+@pytest.mark.slow
 def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
   _, result = searched
   trained, untrained = result["points"]
@@ -89,6 +90,7 @@ def test_the_test_would_choose_another(images, tmp_path):
   assert scores["test/top1"] == 1 and scores["val/top1"] < 0.2
 
 
+@pytest.mark.slow
 def test_points_know_no_test_and_it_is_scored_once(searched):
   folder, result = searched
   for point in result["points"]:
@@ -105,6 +107,7 @@ def test_points_know_no_test_and_it_is_scored_once(searched):
   assert (last / "checkpoints" / "6").is_dir()
 
 
+@pytest.mark.slow
 def test_the_best_is_trained_on_all_training_data(searched):
   folder, _ = searched
   last = json.loads((folder / "final" / "config.json").read_text())
@@ -113,6 +116,7 @@ def test_the_best_is_trained_on_all_training_data(searched):
   assert metadata["num_examples"] == 40 + 12
 
 
+@pytest.mark.slow
 def test_what_the_splits_hold_is_kept(searched):
   folder, result = searched
   splits = json.loads((folder / "splits.json").read_text())
@@ -121,6 +125,7 @@ def test_what_the_splits_hold_is_kept(searched):
   assert splits["train"]["records"] == 40 and len(splits["train"]["sha256"])
 
 
+@pytest.mark.slow
 def test_the_same_command_does_nothing_twice(searched, images, capsys):
   folder, result = searched
   task = Task(_config(images, log_steps=2), GRID)  # what changes no result
@@ -135,6 +140,7 @@ def test_the_same_command_does_nothing_twice(searched, images, capsys):
   assert out.strip() in (folder / "sweep.md").read_text()
 
 
+@pytest.mark.slow
 def test_no_choice_after_the_test_was_scored(searched, images):
   folder, _ = searched
   grid = {"optim.lr": [*GRID["optim.lr"], "0.01"]}
@@ -142,6 +148,7 @@ def test_no_choice_after_the_test_was_scored(searched, images):
     sweep_lib.sweep({"": Task(_config(images), grid)}, str(folder))
 
 
+@pytest.mark.slow
 def test_another_search_in_the_folder_is_refused(searched, images):
   folder, _ = searched
   task = Task(_config(images, seed=1), GRID)

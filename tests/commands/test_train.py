@@ -175,6 +175,7 @@ def test_resumed_run_ends_in_the_same_bits(
   assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
   """A batch, or a step, takes 0.4 seconds; the other takes a few ms."""
@@ -376,6 +377,7 @@ def test_a_workdir_that_cannot_be(tmp_path):
     train.train_and_evaluate(_config(), str(tmp_path / "file"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
   config = _config(
     optim__lr=1e38,

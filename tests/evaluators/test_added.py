@@ -90,6 +90,7 @@ def _config(**options):
   return freeze(c)
 
 
+@pytest.mark.slow
 def test_it_trains_and_evaluates(tmp_path, capsys):
   workdir = str(tmp_path / "run")
   train.train_and_evaluate(_config(), workdir)

@@ -284,7 +284,11 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
 @pytest.mark.parametrize(
   "target, changes",
   [
-    ("mean_color", dict(mesh__fsdp=2, mesh__tensor=2, optim__microbatch=1)),
+    pytest.param(
+      "mean_color",
+      dict(mesh__fsdp=2, mesh__tensor=2, optim__microbatch=1),
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       "small", dict(optim__microbatch=3, mesh__data=8), marks=pytest.mark.slow
     ),
@@ -363,6 +367,7 @@ def run(tmp_path_factory):
   return workdir, made, train.train_and_evaluate(made, workdir)
 
 
+@pytest.mark.slow
 def test_few_shot_while_it_trains(run):
   workdir, _, state = run
   assert int(state.step) == 4
@@ -377,6 +382,7 @@ OWN = tuple(
 )
 
 
+@pytest.mark.slow
 def test_its_checkpoint_is_loaded_without_its_own(run):
   workdir, _, state = run
   vit = vit_jax.load(workdir, verbose=False)
@@ -388,6 +394,7 @@ def test_its_checkpoint_is_loaded_without_its_own(run):
   assert features.shape == (2, 32)
 
 
+@pytest.mark.slow
 def test_its_checkpoint_starts_a_fine_tuning(run):
   workdir, made, state = run
   fine = dataclasses.replace(tiny.config(), init=workdir, data=made.data)
@@ -399,6 +406,7 @@ def test_its_checkpoint_starts_a_fine_tuning(run):
   )
 
 
+@pytest.mark.slow
 def test_it_starts_from_any_weights(run):
   workdir, made, state = run
   found = weights.read(workdir)
