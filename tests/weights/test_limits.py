@@ -162,6 +162,7 @@ def _timm(path, **changes):
       {"image_size": [8, 800]},
       "got 8 x 800 pixels, which make 2 x 200",
     ),
+    ({"image_size": [10, 8]}, "got 10 x 8 pixels, expected multiples of the"),
     ({"image_size": [0, 8]}, "image_size[0]: got 0, expected a whole number"),
     ({"image_size": "8"}, "image_size: got '8', expected a list"),
     ({"class_names": [1]}, "class_names[0]: got 1, expected text"),

@@ -414,6 +414,11 @@ def trained_at(weights: Weights) -> tuple[int, int]:
 
 def _check_size(size, config: ModelConfig, grid) -> None:
   """Raises ValueError if images of the size that a file states fit it not."""
+  if any(config.size_faults(size)):
+    raise ValueError(
+      f"image size: got {size[0]} x {size[1]} pixels, expected multiples of the"
+      " side of a patch. State the right size: image_size=(height, width)."
+    )
   tokens = config.num_tokens(size) or 0
   if tokens > MAX_TOKENS or (grid and tuple(config.grid(size)) != tuple(grid)):
     makes = " x ".join(map(str, config.grid(size)))
