@@ -49,7 +49,9 @@ exits.end(exits.ERROR, lambda: print("own words"))
 
 def test_an_error_of_all_is_told_by_each():
   words = []
-  for code in (OWN_ERROR, OWN_ERROR.replace("guard.notices.ends", "str")):
+  of_the_other = OWN_ERROR.replace("FloatingPointError", "RuntimeError")
+  none_yet = OWN_ERROR.replace("guard.notices.ends", "str")
+  for code in (OWN_ERROR, of_the_other, none_yet):
     done = subprocess.run(
       [sys.executable, "-c", code],
       cwd=ROOT,
@@ -58,7 +60,7 @@ def test_an_error_of_all_is_told_by_each():
       timeout=60,
     )
     words.append((done.returncode, done.stdout, done.stderr[:4]))
-  assert words == [(1, "own words\n", ""), (76, "", "lost")]
+  assert words == [(1, "own words\n", ""), *2 * [(76, "", "lost")]]
 
 
 def test_a_hang_of_stderr_ends_too():

@@ -79,8 +79,8 @@ class Notices:
   Attributes:
     reason: Text of the notice that has come; None: none.
     checks: Calls of `check` so far.
-    is_failing: Whether an error ends this process, which may still be closing
-      what it has opened.
+    error: What ends this process, which may still be closing what it has
+      opened; None: nothing yet.
   """
 
   def __init__(
@@ -93,7 +93,7 @@ class Notices:
     self._at_once = at_once
     self._changed = threading.Condition()
     self.checks = 0
-    self.is_failing = False
+    self.error: BaseException | None = None
     self._stop_at: int | None = None
     self._is_held = False
     self._ask: Callable[[str], None] | None = self._alone
@@ -130,8 +130,8 @@ class Notices:
       raise Stop(self.reason or "another process")
 
   def ends(self, error: BaseException | None) -> bool:
-    """Whether a run ends by `Stop`; notes in `is_failing` any other error."""
-    self.is_failing = isinstance(error, Exception)
+    """Whether a run ends by `Stop`; notes the error."""
+    self.error = error
     return isinstance(error, Stop)
 
   def notice(self, reason: str) -> None:

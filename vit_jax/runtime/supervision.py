@@ -32,7 +32,8 @@ from vit_jax.runtime.replay import DeviceFault
 
 # An error that ended another process may end this one, too, in its own words.
 OWN_WORDS_SECONDS = 2.0
-# Trackers and a save are closed before its words: they may take a while.
+# Before the words of one of `TOLD`, trackers and a save are closed. Others may
+# come of the process that is gone, and what they close may wait for it.
 UNWIND_SECONDS = 90.0
 # An error of a collective may come before the word of who has died.
 WORD_SECONDS = 3.0
@@ -203,7 +204,9 @@ class _Guard:
     def end():
       began = time.monotonic()
       while lost.by_error and time.monotonic() - began < (
-        UNWIND_SECONDS if self.notices.is_failing else OWN_WORDS_SECONDS
+        UNWIND_SECONDS
+        if isinstance(self.notices.error, TOLD)
+        else OWN_WORDS_SECONDS
       ):
         time.sleep(0.1)
       if not self._is_failing:
