@@ -13,6 +13,7 @@ from vit_jax import weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import limits, safetensors_file, timm
 from vit_jax.weights.beside import beside
+from vit_jax.weights.found import model_of
 from vit_jax.weights.npz_file import open_npz
 
 SIZE = dict(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
@@ -222,3 +223,8 @@ def test_the_head_of_a_bit(tmp_path):
   np.savez(tmp_path / "x.npz", **arrays)
   with pytest.raises(ValueError, match=r"got shape \(8, 3, 1, 1\), expected"):
     weights.read(tmp_path / "x.npz")
+
+
+def test_a_config_of_any_type_tells_no_model():
+  assert model_of({"config": "None"}) is None
+  assert model_of({"config": {"model": {"depth": 1}}}) == {"depth": 1}

@@ -65,7 +65,9 @@ class Weights:
 
 
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-  return metadata.get("model") or (metadata.get("config") or {}).get("model")
+  config = metadata.get("config")  # another program's may be of any type
+  named = config.get("model") if isinstance(config, dict) else None
+  return metadata.get("model") or named
 
 
 def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
