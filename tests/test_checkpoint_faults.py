@@ -396,16 +396,15 @@ def test_permission_is_no_damage():
 def test_the_sums_of_all_processes_are_the_main_threads(
   shapes, tmp_path, monkeypatch
 ):
-  """Also where the files are written first: collectives of two threads of one
-  process would meet others of another process, which then aborts."""
-  ready, where = digests.Started.ready, []
+  """Collectives of two threads of one process would meet others of another
+  process, which then aborts."""
+  of_state, where = digests.of_state, []
 
-  def late(self):
+  def seen(tree):
     where.append(threading.current_thread())
-    time.sleep(1)
-    return ready(self)
+    return of_state(tree)
 
-  monkeypatch.setattr(digests.Started, "ready", late)
+  monkeypatch.setattr(digests, "of_state", seen)
   saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
   saver.save_now(1, _state(shapes, 1), META)
   saver.close()

@@ -148,7 +148,7 @@ class Checkpointer:
       )
     else:
       _compare(
-        {k: digests_lib.of_state(v).ready().get() for k, v in found.items()},
+        {k: digests_lib.of_state(v).get() for k, v in found.items()},
         kept,
       )
     restored = _join(found["params"], found["train"], state)

@@ -216,7 +216,6 @@ def cost(folder: pathlib.Path, seed: int) -> str:
 
   class Nothing:
     def __init__(self, tree):
-      self.ready = lambda: None
       self.get = dict
 
   # Seconds of all cores: other work of the machine does not count in them.

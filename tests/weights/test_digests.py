@@ -73,7 +73,7 @@ def test_no_mesh_changes_them(axes, where):
 
 def test_of_a_state():
   tree = {"a": {"b": _array((2, 3), "float32")}, "c": _array((), "int32")}
-  found = digests.of_state(jax.device_put(tree)).ready().get()
+  found = digests.of_state(jax.device_put(tree)).get()
   assert found == digests.of_numpy(tree)
   assert found["a/b"][:2] == ("float32", (2, 3))
 

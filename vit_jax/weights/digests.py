@@ -19,7 +19,6 @@ somebody who means to deceive. The multipliers are those of MurmurHash3 and,
 for places, 2^32 divided by the golden ratio.
 """
 
-import concurrent.futures
 import functools
 import hashlib
 import json
@@ -52,16 +51,18 @@ class Digest(NamedTuple):
   sums: str
 
 
-def of_state(tree: Any) -> "Started":
-  """Starts to compute the digests of all arrays of a tree, where they are.
+def of_state(tree: Any) -> "Computed":
+  """Computes the digests of all arrays of a tree, where they are.
 
-  Returns at once; each shape is compiled once. Arrays in the host's own memory
-  are read by a thread, beside whatever the caller does meanwhile.
+  The devices are not waited for where one process has all of them; several
+  processes add up what each of them has, so all of them call it, in their main
+  threads. The arrays may be donated when it has returned. Each shape is
+  compiled once, but for arrays in the host's own memory, which numpy reads.
 
   Args:
     tree: Arrays of jax.
   """
-  return Started(
+  return Computed(
     {
       path_of(path): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -69,43 +70,22 @@ def of_state(tree: Any) -> "Started":
   )
 
 
-class Started:
-  """Digests that may still be computed; `of_state` makes it."""
+class Computed:
+  """Digests that the devices may still compute; `of_state` makes it."""
 
   def __init__(self, leaves: dict[str, jax.Array]):
     self._facts = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
-    on_host = [_is_on_host(x) for x in leaves.values()]
-    thread = concurrent.futures.ThreadPoolExecutor(1, "digests")
-    self._sums: dict[str, Any] = {
-      path: thread.submit(sums_on_host, x) if is_here else sums_on_devices(x)
-      for (path, x), is_here in zip(leaves.items(), on_host, strict=True)
-    }
-    thread.shutdown(wait=False)
-    self._is_ready = False
-
-  def ready(self) -> "Started":
-    """Returns itself when the arrays may be donated; all processes call it.
-
-    Several processes add up what each of them has of the arrays.
-    """
-    self._sums = {
-      path: x.result() if isinstance(x, concurrent.futures.Future) else x
-      for path, x in self._sums.items()
-    }
+    sums = [
+      sums_on_host(x) if _is_on_host(x) else sums_on_devices(x)
+      for x in leaves.values()
+    ]
     if jax.process_count() > 1:
-      mine = np.stack([_total(x) for x in self._sums.values()])
-      every = multihost_utils.process_allgather(mine).sum(0, dtype=np.uint32)
-      self._sums = dict(zip(self._sums, every, strict=True))
-    self._is_ready = True
-    return self
+      mine = np.stack([_total(x) for x in sums])
+      sums = multihost_utils.process_allgather(mine).sum(0, dtype=np.uint32)
+    self._sums = dict(zip(leaves, sums, strict=True))
 
   def get(self) -> dict[str, Digest]:
-    """Waits for the devices; returns path -> digest.
-
-    One process may call it, in any thread, after `ready` has returned.
-    """
-    if not self._is_ready:
-      raise RuntimeError("`ready` has not returned")
+    """Waits for the devices; returns path -> digest. Any thread may call it."""
     return {
       path: Digest(*facts, _hex(_total(self._sums[path])))
       for path, facts in self._facts.items()

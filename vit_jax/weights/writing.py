@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -40,7 +39,6 @@ class Writer:
       composite_options=ocp.CompositeOptions(async_options=options)
     )
     self._parts: list[ocp.future.Future] = []
-    self._are_ready = threading.Event()
     save = items.async_save
 
     async def async_save(*args: Any, **options: Any) -> list:
@@ -59,21 +57,16 @@ class Writer:
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Returns as soon as the arrays are copied, and may be donated."""
     self._metadata = {**metadata, steps.HAS_DIGESTS: steps.VERSION}
+    # Before Orbax begins: numpy would take turns with its threads, and its
+    # callback runs in one of them, where no collective may be.
     self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
     arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
-    try:
-      self._orbax.save(
-        self._folder,
-        args=ocp.args.Composite(
-          **arrays, metadata=ocp.args.JsonSave(self._metadata)
-        ),
-      )
-    finally:
-      try:
-        for digests in self._digests.values():
-          digests.ready()
-      finally:
-        self._are_ready.set()
+    self._orbax.save(
+      self._folder,
+      args=ocp.args.Composite(
+        **arrays, metadata=ocp.args.JsonSave(self._metadata)
+      ),
+    )
 
   def wait(self) -> None:
     """Waits until the folder has its name; raises what went wrong."""
@@ -92,9 +85,6 @@ class Writer:
 
   def _add_digests(self) -> None:
     """Called in process 0 when the arrays are on disk."""
-    # Orbax may be here first. The collectives of `ready` are the main thread's:
-    # here they would meet others of the other processes.
-    self._are_ready.wait()
     unfinished = self._orbax.get_temporary_path(self._folder).get()
     found = {item: lazy.get() for item, lazy in self._digests.items()}
     steps.write_digests(unfinished, found, self._metadata)
