@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from vit_jax.runtime import exits, preemption
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Notices, Place, Stop, agreed, answer
 
@@ -118,6 +119,19 @@ def test_the_answer_is_true_of_the_phase(phase, step, words):
   phases.enter(phase)
   phases.beat(step)
   assert words in answer(phases) and "exit code 75" in answer(phases)
+
+
+def test_a_terminal_that_is_held_up_does_not_hold_up_a_notice(monkeypatch):
+  is_read = threading.Event()
+  monkeypatch.setattr(exits, "say", lambda text: is_read.wait(60))
+  monkeypatch.setattr(preemption, "SAY_SECONDS", 0.1)
+  signals, notices = preemption.Signals(), _running()
+  signals.notices = notices
+  try:
+    signals._hear(signal.SIGTERM)
+    assert not is_read.is_set() and notices.reason == "SIGTERM"
+  finally:
+    is_read.set()
 
 
 # A main thread that no handler of Python interrupts, as a compiler is.

@@ -1,0 +1,67 @@
+"""A search of several processes follows process 0, and none waits for an error.
+
+Two real processes, each with a disk of its own.
+"""
+
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CODE = """
+import sys, time, jax
+index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(f"localhost:{port}", 2, index)
+from etils import epath
+from vit_jax import sweep
+from vit_jax.runtime import exits
+for name in ("both.json", "first.json", "second.json", "none.json"):
+  found = sweep._of_first(epath.Path(folder) / str(index) / name)
+  print("found", found, flush=True)  # gloo prints lines of its own
+if index == int(sys.argv[4]):
+  exits.refuse("--available: got an error")
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_the_first_decides_and_who_refuses_ends_at_once(tmp_path, refuses):
+  files = {
+    "0/both.json": "[0]",
+    "1/both.json": '["another, and longer"]',
+    "0/first.json": '{"a": 1}',
+    "1/second.json": '{"b": 2}',
+  }
+  for name, text in files.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    port = str(s.getsockname()[1])
+  processes = [
+    subprocess.Popen(
+      [sys.executable, "-c", CODE, str(i), port, str(tmp_path), str(refuses)],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      cwd=ROOT,
+    )
+    for i in range(2)
+  ]
+  try:
+    out, err = processes[refuses].communicate(timeout=120)
+    assert processes[refuses].returncode == 1
+    assert "--available: got an error\n" in err and "Traceback" not in err
+    # jax ends the other, if that was process 0; else it need not have noticed.
+    processes[1 - refuses].kill()
+    other, _ = processes[1 - refuses].communicate(timeout=30)
+    for text in (out, other):
+      found = [x[6:] for x in text.splitlines() if x.startswith("found ")]
+      assert found == ["[0]", "{'a': 1}", "None", "None"]
+  finally:
+    for process in processes:
+      process.kill()
