@@ -4,10 +4,34 @@ Import `tf` from here, never from `tensorflow`: the devices must be hidden
 before TensorFlow does anything else in the process.
 """
 
+import importlib.util
+import os
+import sys
 import warnings
 
+
+def _tensorflow():
+  """Imports TensorFlow, and leaves Keras to whoever asks for it.
+
+  TensorFlow imports Keras, and with it scikit-learn and Matplotlib, where that
+  is installed: a third of the time. `tf.keras` imports it when it is used.
+  """
+  keras = importlib.util.find_spec("keras")
+  if keras is None or {"keras", "tensorflow"} & sys.modules.keys():
+    return importlib.import_module("tensorflow")
+  sys.modules["keras"] = None  # as if it were not installed
+  try:
+    module = importlib.import_module("tensorflow")
+  finally:
+    del sys.modules["keras"]
+  # `import tensorflow.keras` looks for it here.
+  of_keras = os.path.join(os.path.dirname(keras.origin), "_tf_keras")
+  module.__path__ = [of_keras, *filter(None, module.__path__)]
+  return module
+
+
 try:
-  import tensorflow as tf
+  tf = _tensorflow()
 except ModuleNotFoundError as e:
   raise ModuleNotFoundError(
     f"got no {e.name}, expected it for training and scoring:"
