@@ -106,8 +106,8 @@ OF_TWO = "The same with two processes, of which one or both are killed."
 # In parts, so that `make faults` goes on in the middle.
 TRIALS = (
   *(
-    Trial(f"kill.one_process.{i}", PROMISE, killed(1, i, 18), SMALL, 300)
-    for i in range(1, 6)
+    Trial(f"kill.one_process.{i}", PROMISE, killed(1, i, 30), SMALL, 450)
+    for i in range(1, 4)
   ),
   Trial("kill.two_processes", OF_TWO, killed(2, 1, 10), SMALL, 450),
 )
