@@ -22,7 +22,13 @@ import sys
 import time
 from collections.abc import Callable
 
-SIZES = {"Ti/16": "tiny", "S/16": "small", "B/16": "base", "L/16": "large"}
+SIZES = {
+  "Ti/16": "tiny_patch16",
+  "S/16": "small_patch16",
+  "B/16": "base_patch16",
+  "L/16": "large_patch16",
+  "H/14": "huge_patch14",
+}
 NUM_CLASSES = 1000
 LR, DECAY, CLIP = 1e-3, 0.1, 1.0
 
@@ -52,7 +58,7 @@ def timm_step(model: str, size: int, batch: int, device: str) -> Callable:
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   is_gpu = device == "cuda"
   network = timm.create_model(
-    f"vit_{SIZES[model]}_patch16_224", img_size=size, num_classes=NUM_CLASSES
+    f"vit_{SIZES[model]}_224", img_size=size, num_classes=NUM_CLASSES
   )
   network = network.to(device).train()
   parameters = list(network.parameters())

@@ -59,8 +59,17 @@ def test_a_transformer_of_odd_sizes(mesh):
   check("odd", mesh, optim__microbatch=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    # All devices along one axis, or two along each, tell most of it.
+    pytest.param(
+      m, marks=pytest.mark.slow if 8 in m or 4 not in m else pytest.mark.nightly
+    )
+    for m in MESHES
+  ],
+  ids=str,
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mesh_has_the_losses_of_one_device(name, mesh):
   check(name, mesh)

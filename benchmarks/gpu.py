@@ -1,0 +1,320 @@
+"""All that one GPU can tell, in less than 8 minutes: `bash benchmarks/gpu.sh`.
+
+Steps of training as `vit-jax benchmark` times them, beside timm's compiled by
+torch in the same minutes (`timm_speed.py`); attention by cuDNN and by XLA, and
+how far both are from float32; microbatches; a recipe with its input; XLA's
+options for GPUs, one at a time. Nothing is downloaded. What is most wanted
+comes first, each measurement in a process of its own. Each writes a line with
+its receipt to docs/gpu.jsonl as soon as it is there; what has a line of this
+code, on this machine, is not measured again, so a second call goes on with what
+the first had no time for. What fails is a line, too, with its error.
+
+bash benchmarks/gpu.sh
+bash benchmarks/gpu.sh --minutes=20 --only=flags
+bash benchmarks/gpu.sh --tiny --out=/tmp/gpu.jsonl   # a try, also on a CPU
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import receipts
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Variant, pixels of a side, images a step: what fits 80 GB with timm's step.
+MODELS = (
+  ("B/16", 224, 512),
+  ("L/16", 224, 256),
+  ("L/16", 384, 64),
+  ("H/14", 224, 128),
+)
+TINY = (("Ti/16", 32, 4), ("Ti/16", 48, 2))
+MICROBATCHES = (32, 64, 128)
+# Off or on, against XLA's default.
+FLAGS = (
+  "--xla_gpu_enable_triton_gemm=false",
+  "--xla_gpu_enable_latency_hiding_scheduler=true",
+  "--xla_gpu_enable_command_buffer=",
+  "--xla_gpu_exhaustive_tiling_search=true",
+  "--xla_gpu_triton_gemm_any=true",
+)
+LEAST = 15  # seconds: with less left, nothing is begun
+
+
+class Job(NamedTuple):
+  """A measurement.
+
+  group: Which table it is a row of.
+  name: Its row.
+  side: Function of this module that measures.
+  what: Its arguments.
+  flags: XLA's, beside those of the environment.
+  """
+
+  group: str
+  name: str
+  side: str
+  what: dict[str, Any]
+  flags: str = ""
+
+
+def jobs(models: tuple, microbatches: tuple, steps: int) -> Iterator[Job]:
+  """Yields all measurements, the most wanted first."""
+
+  def of(model: tuple, **more: Any) -> dict[str, Any]:
+    variant, size, batch = model
+    return dict(model=variant, size=size, batch=batch, steps=steps, **more)
+
+  yield Job("parity", "attention", "parity", {"models": list(models)})
+  for model in models:
+    name = f"{model[0]}, {model[1]} px, batch {model[2]}"
+    yield Job("step", f"{name}: ours", "ours", of(model))
+    yield Job("step", f"{name}: timm", "timm", of(model))
+  for model in models:
+    if model[0] == models[-2][0]:  # at both sizes: by the number of tokens
+      name = f"{model[0]}, {model[1]} px: XLA's attention"
+      yield Job("attention", name, "ours", of(model, cudnn=False))
+  largest = models[-2]
+  for n in microbatches:
+    name = f"{largest[0]}, {largest[1]} px: microbatches of {n}"
+    yield Job("microbatch", name, "ours", of(largest, microbatch=n))
+  yield Job("input", f"{models[0][0]}, with its input", "real", of(models[0]))
+  for flag in FLAGS:
+    yield Job("flags", f"{models[0][0]}: {flag}", "ours", of(models[0]), flag)
+
+
+def ours(
+  model: str,
+  size: int,
+  batch: int,
+  steps: int,
+  cudnn: bool = True,
+  microbatch: int | None = None,
+) -> dict[str, Any]:
+  """Times our step; see `vit_jax.benchmark.measure`."""
+  import dataclasses
+
+  from timm_speed import our_config
+
+  from vit_jax import benchmark
+  from vit_jax.models import cudnn as by_cudnn
+
+  if not cudnn:
+    by_cudnn.PLATFORMS = ()
+  config = our_config(model, size, batch, dtype())
+  config = dataclasses.replace(
+    config, optim=dataclasses.replace(config.optim, microbatch=microbatch)
+  )
+  return benchmark.measure(config, steps=steps)
+
+
+def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
+  """Times the step of a recipe's input: JPEGs, decoded and cropped."""
+  from vit_jax import benchmark
+  from vit_jax.config import cli
+
+  options = {
+    "model.variant": model,
+    "model.dtype": dtype(),
+    "data.batch_size": batch,
+    "data.ops": f"decode_inception_crop({size})|flip_lr",
+  }
+  words = [f"--config.{k}={v}" for k, v in options.items()]
+  parsed = cli.parse(
+    "benchmark", {}, ["--config=vit_b16", "--fake_data", *words]
+  )
+  if parsed.faults:
+    raise ValueError(parsed.faults)
+  return benchmark.measure(parsed.config, "real", steps)
+
+
+def timm(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
+  """Times timm's step."""
+  import timm_speed
+
+  return timm_speed.measure_timm(
+    argparse.Namespace(model=model, size=size, batch=batch, steps=steps)
+  )
+
+
+def parity(models: list) -> dict[str, Any]:
+  """Returns the largest errors of cuDNN's and of XLA's attention in bfloat16.
+
+  Relative to the largest number of float32's: of the output, and of the
+  gradients by query, key and value. cuDNN's are those of XLA where there is no
+  GPU.
+  """
+  import functools
+
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from vit_jax.families.vit import ViTConfig
+  from vit_jax.models import cudnn
+
+  xla = functools.partial(jax.nn.dot_product_attention, implementation="xla")
+  has_gpu = jax.default_backend() == "gpu"
+  found: dict[str, Any] = {"cudnn_was_tried": has_gpu}
+  for variant, size, _ in models:
+    heads = ViTConfig(variant=variant).attention((size, size))
+    shape = (4, 2, *heads)
+    exact = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    exact = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float32)
+    with jax.default_matmul_precision("highest"):
+      want = cudnn._results(xla, exact[:3], exact[3])
+    *inputs, weights = jnp.asarray(exact, jnp.bfloat16)
+    for name, fn in {"cudnn": cudnn.attend, "xla": xla}.items():
+      if name == "cudnn" and not has_gpu:
+        continue
+      got = cudnn._results(fn, inputs, weights)
+      errors = [
+        float(np.max(np.abs(g - w)) / np.max(np.abs(w)))
+        for g, w in zip(got, want, strict=True)
+      ]
+      found[f"{variant}, {size} px: {name}"] = errors
+  return found
+
+
+def dtype() -> str:
+  """Returns the type of the matrix products: a CPU's are not bfloat16."""
+  import jax
+
+  return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+SIDES = {f.__name__: f for f in (ours, real, timm, parity)}
+
+
+def measured(job: Job, seconds: float) -> dict[str, Any]:
+  """Returns what a process of its own measured, or the `error`."""
+  flags = f"{os.environ.get('XLA_FLAGS', '')} {job.flags}".strip()
+  env = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, "XLA_FLAGS": flags}
+  folders = [str(ROOT), str(ROOT / "benchmarks"), env.get("PYTHONPATH", "")]
+  env["PYTHONPATH"] = os.pathsep.join(folders)
+  env["TF_CPP_MIN_LOG_LEVEL"] = "3"
+  command = [sys.executable, __file__, f"--one={json.dumps(job)}"]
+  try:
+    done = subprocess.run(
+      command, capture_output=True, text=True, env=env, timeout=seconds
+    )
+  except subprocess.TimeoutExpired:
+    return {"error": f"took more than the {seconds:.0f} s that were left"}
+  if done.returncode:
+    lines = done.stderr.strip().splitlines() or [f"ended: {done.returncode}"]
+    return {"error": lines[-1][:500]}
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def told(line: dict[str, Any]) -> str:
+  """Returns one line of text of a measurement."""
+  found = line["found"]
+  if "error" in found:
+    return f"FAILED: {found['error']}"
+  if "images_per_second" not in found:
+    return ", ".join(f"{k} {v}" for k, v in found.items())
+  text = f"{found['images_per_second']:,.1f} images/s"
+  if "mfu" in found:
+    text += f", {100 * found['mfu']:.1f} % of the measured matrix rate"
+  if found.get("input_wait") is not None:
+    text += f", {100 * found['input_wait']:.0f} % of the time waiting for input"
+  if "peak_bytes" in found:
+    text += f", {found['peak_bytes'] / 2**30:.1f} GiB"
+  return f"{text}, compiled in {found['compile_seconds']:.0f} s"
+
+
+def ratios(lines: list[dict[str, Any]]) -> Iterator[str]:
+  """Yields how our steps compare with timm's."""
+  speed = {
+    line["name"]: line["found"].get("images_per_second")
+    for line in lines
+    if line["group"] == "step"
+  }
+  for name, rate in speed.items():
+    model, _, side = name.rpartition(": ")
+    theirs = speed.get(f"{model}: timm")
+    if side == "ours" and rate and theirs:
+      yield f"{model}: {rate / theirs:.2f} times timm's images/s"
+
+
+def receipt() -> dict[str, Any]:
+  """Returns what every line says of code, versions and machine."""
+  import importlib.metadata as metadata
+
+  def text(*command: str) -> str:
+    try:
+      done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    except FileNotFoundError:
+      return ""
+    return done.stdout.strip().replace("\n", "; ")
+
+  versions = {"python": sys.version.split()[0]}
+  for name in ("jax", "jaxlib", "flax", "optax", "torch", "timm"):
+    try:
+      versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+      pass
+  query = "--query-gpu=name,driver_version,clocks.max.sm,power.limit"
+  gpu = text("nvidia-smi", query, "--format=csv,noheader")
+  return {
+    "commit": text("git", "rev-parse", "HEAD"),
+    "versions": versions,
+    "machine": f"{gpu or 'no GPU'}; {receipts.machine()}",
+  }
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--minutes", type=float, default=7.8)
+  parser.add_argument("--steps", type=int, default=20, help="timed, of each")
+  parser.add_argument("--only", help="a group: " + ", ".join(GROUPS))
+  parser.add_argument("--tiny", action="store_true", help="tiny sizes: a try")
+  parser.add_argument("--out", default=str(ROOT / "docs" / "gpu.jsonl"))
+  parser.add_argument("--one", help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.one:
+    job = Job(*json.loads(args.one))
+    print(json.dumps(SIDES[job.side](**job.what)))
+    return 0
+  until = time.monotonic() + 60 * args.minutes
+  made, out = receipt(), pathlib.Path(args.out)
+  lines = out.read_text().splitlines() if out.exists() else []
+  here = [
+    line
+    for line in map(json.loads, lines)
+    if all(line[k] == v for k, v in made.items())
+  ]
+  done = {line["name"] for line in here if "error" not in line["found"]}
+  models, microbatches = (TINY, (1,)) if args.tiny else (MODELS, MICROBATCHES)
+  print(made["machine"], flush=True)
+  for job in jobs(models, microbatches, args.steps):
+    if args.only not in (None, job.group) or job.name in done:
+      continue
+    left = until - time.monotonic()
+    if left < LEAST:
+      print(f"{job.name}: no time left", flush=True)
+      continue
+    began = time.monotonic()
+    line = {"group": job.group, "name": job.name}
+    line["found"] = measured(job, left)
+    line["seconds"] = round(time.monotonic() - began, 1)
+    here.append(line | made)
+    with out.open("a") as file:
+      file.write(json.dumps(here[-1]) + "\n")
+    print(f"{job.name}: {told(line)} ({line['seconds']} s)", flush=True)
+  print(*ratios(here), sep="\n")
+  return any("error" in line["found"] for line in here)
+
+
+GROUPS = ("parity", "step", "attention", "microbatch", "input", "flags")
+
+if __name__ == "__main__":
+  sys.exit(main())
