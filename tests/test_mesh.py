@@ -75,8 +75,15 @@ def test_every_mesh_has_the_losses_of_one_device(name, mesh):
   check(name, mesh)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+  "remat",
+  [
+    pytest.param(
+      r, marks=pytest.mark.nightly if r == "dots" else pytest.mark.slow
+    )
+    for r in ("none", "dots", "full")
+  ],
+)
 @pytest.mark.parametrize("scan", [False, True])
 def test_memory_savers_combine(remat, scan):
   """Microbatches, remat, scan, average and bfloat16 moment, all at once."""

@@ -90,9 +90,11 @@ def test_same_seed_same_bits_other_seed_other(one_device):
 @pytest.mark.parametrize(
   "changes",
   [
-    {"mesh__data": 8},
+    pytest.param({"mesh__data": 8}, marks=pytest.mark.slow),
     {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-    {"optim__microbatch": 1, "mesh__fsdp": 4},
+    pytest.param(
+      {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
+    ),
     {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
   ],
   ids=str,
@@ -170,6 +172,7 @@ def test_compiles_once(one_device):
   assert parts.train_step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_microbatches_lower_the_peak_of_memory():
   def temporaries(microbatch):
     cfg = tiny.config(data__batch_size=256, optim__microbatch=microbatch)

@@ -29,10 +29,10 @@ def _run(module, *words):
 EACH_TIME = (
   "vit_b16.py:imagenet2012",
   "finetune.py:model=B/16,dataset=cifar10,res=384",
-  "ablation.py:posemb=learn2d,posemb_at=blocks",
-  "vit_l32.py:folder:/nowhere",
 )
 NIGHTLY = (
+  "vit_l32.py:folder:/nowhere",
+  "ablation.py:posemb=learn2d,posemb_at=blocks",
   "vit_b32.py:imagenet21k",
   "vit_l16.py:imagenet21k",
   "vit_h14.py:imagenet2012",

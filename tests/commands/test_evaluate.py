@@ -131,6 +131,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
   ) in e.value.faults
 
 
+@pytest.mark.slow
 def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
   workdir, dataset = run
   few = folder(tmp_path / "few", {"red": "red", "white": "white"})

@@ -96,6 +96,7 @@ def test_the_mean_is_among_the_metrics(run, capfd):
   assert "left out    oxford_iiit_pet: not on disk (config.fewshot=av" in told
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_with_other_sets_says_so(run, capfd):
   less = {k: v for k, v in EVALS.items() if k != "b"}
   config = _config(fewshot="available", evals=less, total_steps=9)

@@ -134,7 +134,7 @@ def test_every_planted_step_is_found(tiny_vit, file, tmp_path):
       assert (row["top1"] == 100) == ((row["step"], row["value"]) == key)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_sets_of_imagenet_on_fake_records(tiny_vit, tmp_path):
   """Each goes to its evaluator; nothing published stands beside fake scores."""
   rng = np.random.default_rng(0)

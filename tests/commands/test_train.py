@@ -127,6 +127,7 @@ def cache_of_all():
   jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
+@pytest.mark.slow
 def test_resumed_run_ends_in_the_same_bits(
   run, tmp_path, monkeypatch, cache_of_all, capfd
 ):

@@ -308,7 +308,9 @@ class Damaged(Numbers):
     return {**record, "image": png}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+  "processes", [1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
   good = global_batches(numbers(50), 8, processes, start_step=1)
   seen = set(good[0]["index"].tolist())

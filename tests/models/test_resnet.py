@@ -106,9 +106,8 @@ def test_a_fresh_unit_of_v1_passes_its_input_on():
   )
 
 
-@pytest.mark.parametrize(
-  "form", ["v1", pytest.param("v2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["v1", "v2"])
 def test_computing_again_changes_nothing(form):
   params = random_params(form)
 

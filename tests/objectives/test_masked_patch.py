@@ -239,6 +239,7 @@ def test_untrained_all_colors_are_as_likely(target):
   assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
 
 
+@pytest.mark.slow
 def test_untrained_pixels_are_grey():
   parts, _, metrics = trained("pixels")
   want = float(jnp.mean(normalise(_corrupted(parts, 0)[2]) ** 2))
