@@ -14,6 +14,7 @@ the trials so named are run in any case.
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import hashlib
 import importlib
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -99,6 +101,19 @@ def run_one(name: str, seed: int) -> None:
     if not os.environ.get("KEEP"):
       shutil.rmtree(folder, ignore_errors=True)
   print(json.dumps(figure))
+
+
+@contextlib.contextmanager
+def shared_data() -> Iterator[None]:
+  """A folder in which all trials have their data and compiled programs."""
+  with tempfile.TemporaryDirectory(prefix="faults.") as folder:
+    os.environ["TRIALS_SHARE"] = folder
+    env = {"TFDS_DATA_DIR": f"{folder}/tfds", **os.environ}
+    code = "from vit_jax.data.sources import Sources as S\n"
+    code += "for split in ('train', 'test'): S().open('digits', split)"
+    # Else those that start together would prepare it together.
+    subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, check=True)
+    yield
 
 
 def start(name: str, seed: int) -> tuple[str | None, str, float]:
@@ -204,7 +219,10 @@ def main() -> int:
   chosen.sort(key=lambda name: -known[name].seconds)
   if not args.page:
     print(f"{len(chosen)} of {len(known)} trials, seed {args.seed}", flush=True)
-    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
+    with (
+      shared_data(),
+      concurrent.futures.ThreadPoolExecutor(args.workers) as pool,
+    ):
       running = {pool.submit(start, n, args.seed): n for n in chosen}
       for future in concurrent.futures.as_completed(running):
         name = running[future]

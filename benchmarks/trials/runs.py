@@ -53,15 +53,16 @@ def write_config(folder: pathlib.Path, steps: int = 60) -> pathlib.Path:
 
 def environment(folder: pathlib.Path) -> dict[str, str]:
   """Returns that of a process whose data and compiled programs are in a folder
-  that all runs of a trial share."""
+  that all runs of a trial share, or all trials: that of $TRIALS_SHARE."""
+  shared = pathlib.Path(os.environ.get("TRIALS_SHARE", folder))
   env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   return env | {
     "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": str(ROOT),
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    "XDG_CACHE_HOME": str(folder / "cache"),
+    "XDG_CACHE_HOME": str(shared / "cache"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "TFDS_DATA_DIR": os.environ.get("TFDS_DATA_DIR", str(folder / "tfds")),
+    "TFDS_DATA_DIR": os.environ.get("TFDS_DATA_DIR", str(shared / "tfds")),
     "PYTHONUNBUFFERED": "1",
   }
 

@@ -13,7 +13,9 @@ decoding, the part of that epoch that is over.
 Augmentation draws from (seed, epoch, record), not from the place in a batch.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -237,7 +239,7 @@ def num_eval_batches(
   return -(-num // batch_size)
 
 
-def eval_batches(
+def eval_reader(
   source: Source,
   ops: str,
   *,
@@ -246,8 +248,11 @@ def eval_batches(
   process_count: int = 1,
   indices: Sequence[int] | np.ndarray | None = None,
   truncated: str = "skip",
-) -> Iterator[Batch]:
-  """Returns an iterator that yields every record once, over all processes.
+) -> Callable[[], Iterator[Batch]]:
+  """Returns a function that reads all records anew with every call.
+
+  TensorFlow builds its graph, which takes as long as reading a small split,
+  once for all calls.
 
   Process p reads the p-th of equal consecutive parts, in order. Every process
   yields `num_eval_batches` batches; missing rows, or whole batches, are
@@ -279,6 +284,7 @@ def eval_batches(
   stop = min(start + share, num)
   rows = batch_size // process_count
 
+  @functools.cache
   def read(step: int, row_fn) -> tf.data.Dataset:
     begin = min(start + step * rows, stop)
     if indices is None or begin == stop:
@@ -289,10 +295,25 @@ def eval_batches(
     return _batched(elements, row_fn, rows)
 
   row_fns = decoding.row_fns(source, ops, 0, truncated)
-  batches = decoding.iterate(source, read, row_fns, 0, stop - start)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, preprocessing.image_size(ops))
-  return _padded(batches, rows, num_batches, empty)
+
+  def batches() -> Iterator[Batch]:
+    found = decoding.iterate(source, read, row_fns, 0, stop - start)
+    return _padded(found, rows, num_batches, empty)
+
+  return batches
+
+
+def eval_batches(source: Source, ops: str, **options: Any) -> Iterator[Batch]:
+  """Returns an iterator that yields every record once, over all processes.
+
+  Args:
+    source: Source of the records.
+    ops: Preprocessing.
+    **options: Those of `eval_reader`.
+  """
+  return eval_reader(source, ops, **options)()
 
 
 def _repeated(value) -> tf.data.Dataset:

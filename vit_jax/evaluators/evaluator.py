@@ -151,17 +151,23 @@ class Context:
     """
     import jax
 
-    from vit_jax.data.pipeline import eval_batches
+    from vit_jax.data.pipeline import eval_reader
 
-    return eval_batches(
-      source,
-      self.options.ops,
-      batch_size=self.options.batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-      indices=indices,
-      truncated=self.config.data.truncated,
+    options = {"ops": self.options.ops, "batch_size": self.options.batch_size}
+    wanted = None if indices is None else indices.tobytes()
+    # The reader keeps the source, whose number is thus not given to another.
+    reader = self.once(
+      ("reader", id(source), *options.values(), wanted),
+      lambda: eval_reader(
+        source,
+        **options,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        indices=indices,
+        truncated=self.config.data.truncated,
+      ),
     )
+    return reader()
 
   def forward(
     self, fn: Callable, params: Any, batches: Iterable[Batch]
