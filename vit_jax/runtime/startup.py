@@ -4,6 +4,8 @@ Compiled programs are kept on disk, so that a run that resumes, or starts again
 with the same shapes, need not recompile them.
 """
 
+import atexit
+import gc
 import os
 import pathlib
 import time
@@ -11,6 +13,9 @@ from collections.abc import Callable
 
 BEGAN = time.perf_counter()  # The commands import this before jax.
 HITS = "/jax/compilation_cache/cache_hits"
+
+# Else Python looks through all objects for garbage when it ends, for a second.
+atexit.register(gc.freeze)
 
 
 def use_cache() -> None:
