@@ -381,6 +381,9 @@ def test_columns_are_found_or_asked_for(tmp_path):
   first, *faults = found.splits["train"].entries()
   assert first == ("x.parquet:0", records[0][0], numbers[0], "")
   assert [f.fault for f in faults] == ["has no image", "has no label"]
+  cut = plain.replace_schema_metadata({b"huggingface": metadata[:40]})
+  with pytest.raises(ValueError, match=r"x\.parquet: metadata of Hugging Face"):
+    read(write(cut), Options())
   path.write_bytes(b"PAR1")
   with pytest.raises(ValueError, match="which is no whole parquet file"):
     read(str(path), Options())

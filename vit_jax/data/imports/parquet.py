@@ -67,7 +67,7 @@ def listed(path: str, options: Options) -> Listing:
         f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
         " file again."
       ) from None
-  classes = Classes(labels, options.classes or _names(first, label), where)
+  classes = Classes(labels, options.classes or _names(first, label, next(iter(opened))), where)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
@@ -133,12 +133,12 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
   return image, label
 
 
-def _names(schema, label: str) -> tuple[str, ...] | None:
+def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
   """Returns the classes that Hugging Face's metadata name."""
   metadata = (schema.metadata or {}).get(b"huggingface")
   if not metadata:
     return None
-  what = "metadata of Hugging Face"
+  what = f"{path}: metadata of Hugging Face"
   shape = {"info": {"features": {label: {"names": [str]}}}}
   found = json_file.parse(metadata, what)
   json_file.check(found, shape, what)
