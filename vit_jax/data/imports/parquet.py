@@ -67,7 +67,9 @@ def listed(path: str, options: Options) -> Listing:
         f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
         " file again."
       ) from None
-  classes = Classes(labels, options.classes or _names(first, label, next(iter(opened))), where)
+  classes = Classes(
+    labels, options.classes or _names(first, label, next(iter(opened))), where
+  )
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
