@@ -21,6 +21,7 @@ FLAGS = {
   "price_per_chip_hour": "price of one chip for an hour, 1.2 or 1.2USD, to"
   " print that of the run",
   "json": "print one line of JSON instead of a table",
+  "all": "compile all programs of the run, not only the step",
   "search": "try mesh, microbatch, remat, scan and batch, and name the choice"
   " with the shortest estimate",
 }
@@ -30,7 +31,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "plan",
     FLAGS,
-    switches=("json", "search"),
+    switches=("json", "all", "search"),
     description="Compiles a run for TPUs that are not there (pip install"
     " libtpu), and estimates memory, time and cost.",
     example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
@@ -59,7 +60,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
@@ -67,7 +68,7 @@ from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data import facts, splits
 from vit_jax.devices import CHIPS, Chip
-from vit_jax.planning import hosts
+from vit_jax.planning import hosts, rehearsal
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search
 from vit_jax.planning.table import table
@@ -97,17 +98,9 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
   """
   found = with_length(facts_of(config))
   assembly = step_lib.assemble(config, found, mesh)
-  rows = NamedSharding(mesh, sharding.BATCH_SPEC)
-  num_rows = config.data.batch_size
-  batch = {
-    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
-    for key, shape, dtype in (
-      ("image", (*found.image_size, 3), jnp.uint8),
-      ("label", (), jnp.int32),
-      ("mask", (), jnp.bool_),
-      ("index", (), jnp.int32),
-    )
-  }
+  batch = rehearsal.batch(
+    config.data.batch_size, found.image_size, (), jnp.int32, mesh
+  )
   return assembly.train_step, (assembly.state, batch)
 
 
@@ -357,6 +350,8 @@ def main(args: cli.Args) -> None:
     else:
       config = args.config
       result = signals.in_thread(lambda: plan(config, topology, **options))
+    if args.flags["all"] == "true" and result["price_seconds"]:
+      result |= signals.in_thread(lambda: rehearsed(config, topology, result))
   except ConfigError as e:
     sys.exit(str(e))
   show(result, wants_json)
@@ -364,6 +359,35 @@ def main(args: cli.Args) -> None:
     path = epath.Path(workdir) / promise.FILE
     path.write_text(json.dumps(promise.contents(config, result), indent=2))
     print(f"written     {path}", file=sys.stderr)
+
+
+def rehearsed(
+  config: Config, topology: str, found: dict[str, Any]
+) -> dict[str, Any]:
+  """Compiles what a run compiles beside its step, for a slice.
+
+  Args:
+    config: The run.
+    topology: Name of the slice.
+    found: What `plan` returned for it.
+
+  Returns:
+    `programs`: what `rehearsal.compiled` yields, the step first;
+    `not_rehearsed`: what is left out, in words; `fits`, of all.
+  """
+  chip, devices = describe(topology)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  known = with_length(facts_of(config))
+  programs, notes = rehearsal.programs(config, known, mesh)
+  (step,) = (p for p in programs if p.name == "train_step")
+  peak = found["peak_bytes"] + step.beside
+  programs.remove(step)
+  rows = [
+    {"name": step.name, "peak_bytes": peak, "fits": peak <= chip.capacity},
+    *rehearsal.compiled(programs, chip.capacity),
+  ]
+  fits = all(row["fits"] for row in rows)
+  return {"programs": rows, "not_rehearsed": notes, "fits": fits}
 
 
 def _options(flags: dict[str, str | None], faults: list[str]) -> dict[str, Any]:

@@ -248,3 +248,8 @@ def _names(spec) -> set[str]:
     for axes in spec
     for name in ((axes,) if isinstance(axes, str) else axes or ())
   }
+
+
+def shardings_of(tree):
+  """Returns the sharding of every leaf of an abstract tree."""
+  return jax.tree.map(lambda x: x.sharding, tree)

@@ -17,12 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, UInt8
 
-from vit_jax import collectives, optim
+from vit_jax import collectives, optim, sharding
 from vit_jax.batch import fingerprints, normalise
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
-from vit_jax.sharding import BATCH_SPEC, infer, num_microbatches, replicated
 
 
 @flax.struct.dataclass
@@ -100,15 +99,19 @@ class Assembly:
 
   def fresh_state(self) -> TrainState:
     """Returns the state before the first step, every array made in place."""
-    return self._made(self.init, self.state)
+    return self.maker(lambda state: state)()
 
   def fresh_params(self) -> Any:
     """Returns only the parameters of the fresh state."""
-    return self._made(lambda rng: self.init(rng).params, self.state.params)
+    return self.maker(lambda state: state.params)()
 
-  def _made(self, init: Callable, like: Any) -> Any:
-    made = jax.jit(init, out_shardings=shardings_of(like))
-    return made(jax.random.key(self.seed))
+  def maker(self, part: Callable[[TrainState], Any]) -> Callable[[], Any]:
+    """Returns the jitted function that makes a part of the fresh state."""
+
+    def init():
+      return part(self.init(jax.random.key(self.seed)))
+
+    return jax.jit(init, out_shardings=sharding.shardings_of(part(self.state)))
 
   def predict(
     self, params: Any, images: UInt8[Array, "b h w c"]
@@ -147,16 +150,18 @@ def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
       ema=None if config.optim.ema_decay is None else params,
     )
 
-  shapes = jax.eval_shape(init, jax.random.key(config.seed))
+  shapes = jax.eval_shape(lambda: init(jax.random.key(config.seed)))
   state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    infer(shapes, mesh),
+    sharding.infer(shapes, mesh),
   )
   train_step = None
   if facts.total_steps is not None:
     train_step = make_train_step(config, loss_fn, tx, state, mesh)
-  return Assembly(config.seed, module, init, state, schedule, train_step)
+  return Assembly(
+    config.seed, module, init, state, schedule and jax.jit(schedule), train_step
+  )
 
 
 def make_train_step(
@@ -190,8 +195,7 @@ def make_train_step(
     update); and `fingerprint`, uint32 [8]: those of the batch, the bits of
     loss, grad_norm and param_norm, and 1 where the update was applied.
   """
-  root = jax.random.fold_in(jax.random.key(config.seed), 1)
-  shardings = shardings_of(state)
+  shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
 
   def summed(params, batch, rng):
@@ -204,7 +208,7 @@ def make_train_step(
     whole = collectives.gather(params, specs, config.model.dtype)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
-    number = num_microbatches(num_rows, config.optim.microbatch)
+    number = sharding.num_microbatches(num_rows, config.optim.microbatch)
     if number == 1:
       sums, grads = grad_fn(whole, batch, rng)
     else:
@@ -230,13 +234,14 @@ def make_train_step(
   sums_and_grads = jax.shard_map(
     sums_and_grads,
     mesh=mesh,
-    in_specs=(specs, BATCH_SPEC, P()),
+    in_specs=(specs, sharding.BATCH_SPEC, P()),
     out_specs=(P(), specs),
     axis_names=collectives.manual_axes(mesh),
     check_vma=False,
   )
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+    root = jax.random.fold_in(jax.random.key(config.seed), 1)
     rng = jax.random.fold_in(root, state.step)
     rows = config.objective.paired(batch)
     (loss, (count, named)), grads = sums_and_grads(state.params, rows, rng)
@@ -270,13 +275,8 @@ def make_train_step(
 
   return jax.jit(
     train_step,
-    in_shardings=(shardings, NamedSharding(mesh, BATCH_SPEC)),
-    out_shardings=(shardings, replicated(mesh)),
+    in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH_SPEC)),
+    out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
     compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
   )
-
-
-def shardings_of(tree: Any) -> Any:
-  """Returns the sharding of every leaf of an abstract tree."""
-  return jax.tree.map(lambda x: x.sharding, tree)

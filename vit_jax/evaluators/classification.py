@@ -7,7 +7,7 @@ ImageNet's reassessed labels (ReaL, section 4.1 of arXiv:2006.07159).
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -137,6 +137,10 @@ class Classification(Evaluator):
     has several classes and the loss of the run is a softmax's.
     """
     return super().run(params)
+
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`; the answers are those of `predictions`."""
+    return {"sums": self._sums, "answers": self._answers}
 
   def gather(self, params: Any) -> list[dict[str, Any]]:
     """Returns the sums of every batch."""

@@ -251,6 +251,13 @@ class Evaluator:
     """
     raise NotImplementedError(type(self).__name__)
 
+  def programs(self) -> dict[str, Callable]:
+    """Returns what it runs on the devices, by name, as `Context.jit` made it.
+
+    The planner compiles them beforehand, for (params, batch).
+    """
+    return {}
+
   def run(self, params: Any) -> dict[str, float]:
     """Returns the scores of the parameters: both phases in turn."""
     return self.score(self.gather(params))

@@ -70,6 +70,10 @@ class Features(Evaluator):
       ("features", layer), lambda: context.jit(features)
     )
 
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`."""
+    return {"features": self._features}
+
   def splits(self, params: Any) -> tuple[Rows, Rows]:
     """Returns the rows to learn from, and those to score; all processes.
 

@@ -117,17 +117,22 @@ class Fewshot(Evaluator):
     # Rows are split over the mesh; only one layer of `out` is computed to the
     # end, gathered and fetched.
     def rows_of(fn):
-      return context.jit(
-        lambda params, batch: {
-          "x": fn(params, batch),
-          **{k: batch[k] for k in ("label", "mask", "index")},
-        }
-      )
+      def rows(params, batch):
+        kept = {k: batch[k] for k in ("label", "mask", "index")}
+        return {"x": fn(params, batch), **kept}
+
+      rows.__name__ = fn.__name__
+      return context.jit(rows)
 
     self._features = context.once(
       ("features", layer), lambda: rows_of(features)
     )
     self._pixels = context.once("raw_pixels", lambda: rows_of(pixels))
+
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`."""
+    pixels = {"pixels": self._pixels} if self.config.baselines else {}
+    return {"features": self._features} | pixels
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
@@ -151,7 +156,7 @@ class Fewshot(Evaluator):
     if self.config.baselines and not self._has_baselines:
       self._has_baselines = True
       features["random_init/"] = (self._features, self.context.random_params())
-      features["raw_pixels/"] = (self._pixels, None)
+      features["raw_pixels/"] = (self._pixels, params)
     wanted = np.unique(np.concatenate(list(self._chosen.values())))
     return {
       of: (

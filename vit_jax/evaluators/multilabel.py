@@ -1,6 +1,7 @@
 """Mean average precision, for images with any number of classes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,10 @@ class Multilabel(Classification):
       ValueError: No class has an image.
     """
     return super().run(params)
+
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`."""
+    return {"ranked": self._ranked, "answers": self._answers}
 
   def gather(self, params: Any) -> list[dict[str, np.ndarray]]:
     """Returns logits and labels of all images, batch by batch."""

@@ -17,7 +17,7 @@ of the run, over that of the one before:
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,11 @@ class PerClass(Classification):
       ValueError: No image has a label.
     """
     return super().run(params)
+
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`."""
+    found = {"sums_and_answers": self._sums_and_answers}
+    return found | {"answers": self._answers}
 
   def gather(self, params: Any) -> list[dict[str, Any]]:
     """Returns sums, labels and predictions of every batch."""

@@ -42,4 +42,13 @@ def table(found: dict[str, Any]) -> str:
         " evaluation"
       )
     rows |= hosts.rows(found)
-  return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+  lines = [f"{key:<12}{value}" for key, value in rows.items()]
+  for program in found.get("programs", ()):
+    peak = program["peak_bytes"]
+    size = gib(peak) if peak else "more than there is"
+    verdict = "" if program["fits"] else ", DOES NOT FIT"
+    lines.append(f"{'program':<12}{program['name']}: {size}{verdict}")
+  lines += [
+    f"{'left out':<12}{note}" for note in found.get("not_rehearsed", ())
+  ]
+  return "\n".join(lines)

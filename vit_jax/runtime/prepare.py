@@ -155,7 +155,7 @@ class Run:
     size = self.facts.image_size
     images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
     (_, out), variables = jax.eval_shape(
-      module.init_with_output, jax.random.key(0), images
+      lambda images: module.init_with_output(jax.random.key(0), images), images
     )
     return out, variables["params"]
 

@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import hashed
-from vit_jax.sharding import AXES, path_of, replicated
-from vit_jax.step import shardings_of
+from vit_jax.sharding import AXES, path_of, replicated, shardings_of
 
 Step = Callable[[Any, dict], tuple[Any, dict]]
 MOST_TOLD = 4  # devices

@@ -13,7 +13,8 @@ import jax
 
 from vit_jax.config import Config
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
-from vit_jax.step import Assembly, Facts, TrainState, assemble, shardings_of
+from vit_jax.sharding import shardings_of
+from vit_jax.step import Assembly, Facts, TrainState, assemble
 
 Form = tuple[TrainState, Callable[[TrainState], TrainState]]
 

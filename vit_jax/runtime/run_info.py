@@ -20,7 +20,6 @@ from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
-from vit_jax.optim import ema_weight
 from vit_jax.runtime import files, goodput, promise
 from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
@@ -238,9 +237,10 @@ def text(run, mesh: Mesh, params) -> str:
 
 def _average(decay: float, total_steps: int) -> str:
   """Returns how many steps the averaged parameters cover at the end."""
-  weight = float(ema_weight(decay, total_steps - 1))
+  # `optim.ema_weight` of the last step, without a program for it.
+  weight = max(1.0 - decay, 9.0 / (9.0 + total_steps))
   text = f"of the parameters of about the last {1 / weight:,.0f} steps"
-  if weight > np.float32(1.0 - decay):
+  if weight > 1.0 - decay:
     text += (
       f"; config.optim.ema_decay={decay:g} is for runs of"
       f" {(10 * decay - 1) / (1 - decay):,.0f} steps or more, and rises to"

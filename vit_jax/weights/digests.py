@@ -195,10 +195,15 @@ def sums_on_devices(x: jax.Array) -> jax.Array:
   Returns:
     uint32 [..., 2]; the sum over all but the last axis is that of the array.
   """
+  return program_of(x)(x)
+
+
+def program_of(x: jax.Array | jax.ShapeDtypeStruct):
+  """Returns the jitted function of `sums_on_devices`, for arrays like this."""
   if isinstance(x.sharding, NamedSharding):
     spec = (*x.sharding.spec, *(None,) * (x.ndim - len(x.sharding.spec)))
-    return _jitted(x.sharding.mesh, spec)(x)
-  return _jitted(None, (None,) * x.ndim)(x)
+    return _jitted(x.sharding.mesh, spec)
+  return _jitted(None, (None,) * x.ndim)
 
 
 @functools.cache
@@ -229,7 +234,7 @@ def _jitted(mesh: Mesh | None, spec: tuple):
     found = jnp.stack([w.sum(dtype=words), second.sum(dtype=words)])
     return found.reshape((1,) * x.ndim + (2,))
 
-  def of_shards(x: jax.Array) -> jax.Array:
+  def digest(x: jax.Array) -> jax.Array:
     local = functools.partial(sums, whole=x.shape)
     if mesh is None:
       return local(x)
@@ -241,7 +246,7 @@ def _jitted(mesh: Mesh | None, spec: tuple):
       check_vma=False,
     )(x)
 
-  return jax.jit(of_shards)
+  return jax.jit(digest)
 
 
 def _total(found: Any) -> np.ndarray:

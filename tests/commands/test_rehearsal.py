@@ -1,0 +1,160 @@
+"""What is compiled beforehand is all that a run compiles."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+from test_plan import FOUND, needs_libtpu
+
+from vit_jax import plan, sharding, train
+from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.planning import rehearsal
+from vit_jax.planning.table import table
+
+OPS = "decode|resize(16)"
+
+
+def _config(**changes) -> Config:
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=2, **changes)))
+  c.data.dataset = "digits"
+  split = {"split": "test[:20]", "ops": OPS}
+  learns = {**split, "train_split": "train[:40]"}
+  few = {"kind": "fewshot", "shots": (1,), "l2": (1.0,), **learns}
+  c.evals = {
+    "test": {"kind": "classification", **split},
+    "each": {"kind": "per_class", **split},
+    "map": {"kind": "multilabel", **split},
+    "few": {**few, "baselines": True},
+    "same": {**few, "dataset": "digits"},
+    "own": {**split, "kind": "classification", "dataset": "mine"},
+  }
+  return freeze(c)
+
+
+def _programs(config, devices=1):
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
+  known = plan.with_length(plan.facts_of(config))
+  return rehearsal.programs(config, known, mesh)
+
+
+class Compiled(logging.Handler):
+  """Notes the names of the programs that jax compiles."""
+
+  def __init__(self):
+    super().__init__()
+    self.names = set()
+
+  def emit(self, record):
+    if found := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
+      self.names.add(found[1])
+
+
+@pytest.mark.slow
+def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
+  config = _config()
+  named, _ = _programs(config)
+  config = freeze({**to_dict(config), "evals": _without(config, "own")})
+  make_mesh = sharding.make_mesh
+  one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
+  monkeypatch.setattr(sharding, "make_mesh", one)
+  logger, compiled = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
+  logger.addHandler(compiled)
+  try:
+    with jax.log_compiles():
+      train.train_and_evaluate(config, str(tmp_path))
+  finally:
+    logger.removeHandler(compiled)
+  assert compiled.names == {program.fn.__name__ for program in named}
+
+
+def _without(config, name):
+  return {k: v for k, v in to_dict(config)["evals"].items() if k != name}
+
+
+def test_each_program_is_named_once_and_what_is_unknown_is_told():
+  found, notes = _programs(_config(optim__ema_decay=0.9))
+  assert [program.name for program in found] == [
+    "init",
+    "train_step",
+    "schedule",
+    "test/sums",
+    "test/answers",
+    "each/sums_and_answers",
+    "each/answers",
+    "map/ranked",
+    "map/answers",
+    "few/features",
+    "few/pixels",
+    "few/random_init",
+  ]
+  assert notes == ["own: only the data of 'mine' tell their classes"]
+
+
+def test_the_state_stays_beside_an_evaluation():
+  """The parameters of the program are those of the state."""
+  config = _config(mesh__fsdp=2, optim__ema_decay=0.9)
+  by_name = {p.name: p for p in _programs(config, devices=2)[0]}
+  state, batch = by_name["train_step"].arguments
+  params, images = by_name["test/sums"].arguments
+  half = sum(
+    x.size // (1 if x.sharding.is_fully_replicated else 2) * x.dtype.itemsize
+    for x in jax.tree.leaves(state)
+  )
+  assert rehearsal.per_device(state) == half
+  assert params is state.ema
+  waiting = rehearsal.per_device(batch) + rehearsal.per_device(images)
+  beside = half - rehearsal.per_device(params) + waiting
+  assert by_name["test/sums"].beside == beside
+  rows = config.data.batch_size // 2
+  assert rehearsal.per_device(batch) == rows * (16 * 16 * 3 + 4 + 1 + 4)
+
+
+def test_what_does_not_fit_beside_the_state_is_told():
+  one = jax.ShapeDtypeStruct((250,), jnp.float32)
+  add = jax.jit(lambda x: x + 1)
+  found = [rehearsal.Program(f"{n} beside", add, (one,), n) for n in (0, 3000)]
+  first, second = rehearsal.compiled(found, capacity=3000)
+  assert first["fits"] and 2000 <= first["peak_bytes"] <= 3000
+  assert not second["fits"]
+  assert second["peak_bytes"] == first["peak_bytes"] + 3000
+  text = table({**FOUND, "programs": [first, second], "not_rehearsed": ["own"]})
+  assert text.splitlines()[-3:] == [
+    "program     0 beside: 0.00 GiB",
+    "program     3000 beside: 0.00 GiB, DOES NOT FIT",
+    "left out    own",
+  ]
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_all_of_a_run_is_compiled_for_a_slice():
+  code = (
+    "import json, tiny; from vit_jax import plan;"
+    "from vit_jax.config import defaults, freeze, to_dict;"
+    "c = defaults();"
+    "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"
+    "c.evals = {'t': {'kind': 'classification', 'ops': 'decode|resize(16)'}};"
+    "c = freeze(c);"
+    "f = plan.plan(c, 'v5e:2x2');"
+    "print(json.dumps(f | plan.rehearsed(c, 'v5e:2x2', f)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  names = [row["name"] for row in found["programs"]]
+  assert names[:3] == ["train_step", "init", "schedule"]
+  assert {"t/sums", "t/answers"} < set(names)
+  assert sum(name.startswith("digest ") for name in names) > 5
+  assert found["fits"] and all(row["fits"] for row in found["programs"])

@@ -1,0 +1,222 @@
+"""Every program that a run compiles, beside what then stays on the devices.
+
+A pod would otherwise compile an evaluation for the first time hours after the
+start, and find out then that it does not fit beside the optimizer's state.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from vit_jax import sharding
+from vit_jax import step as step_lib
+from vit_jax.config import Config
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data import facts, splits
+from vit_jax.evaluators.evaluator import Context, EvaluatorConfig
+from vit_jax.weights import Head, digests
+
+# Batches that wait on the devices while another program runs: the next one for
+# training, and of an evaluation the one that is computed.
+WAITING = 1
+
+
+class Program(NamedTuple):
+  """A program, not compiled yet.
+
+  name: "train_step", or "<evaluator>/features".
+  fn: What `jax.jit` returned.
+  arguments: Abstract, with shardings.
+  beside: Bytes that stay on each device beside the arguments.
+  """
+
+  name: str
+  fn: Any
+  arguments: tuple
+  beside: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """What an evaluator asks of a split before it reads one; see `Source`."""
+
+  name: str
+  split: str
+  num_examples: int
+  num_classes: int
+  is_multilabel: bool
+  class_names: None = None
+  knows_labels: bool = False
+
+
+def programs(
+  config: Config, known: step_lib.Facts, mesh: Mesh
+) -> tuple[list[Program], list[str]]:
+  """Returns what a run compiles, in its order, and notes on what is left out.
+
+  Not among them are programs that one device runs on features that were
+  gathered (kinds "knn" and "linear"), and the few numbers that several
+  processes exchange.
+
+  Args:
+    config: The run.
+    known: Facts of its data, with a length.
+    mesh: Mesh that it runs on; its devices need not exist.
+  """
+  assembly = step_lib.assemble(config, known, mesh)
+  state = assembly.state
+  rows = batch(config.data.batch_size, known.image_size, (), jnp.int32, mesh)
+  of_state, of_rows = per_device(state), WAITING * per_device(rows)
+  found = [
+    Program("init", assembly.maker(lambda s: s), (), 0),
+    Program("train_step", assembly.train_step, (state, rows), of_rows),
+    Program("schedule", assembly.schedule, (0,), of_state + of_rows),
+  ]
+  if mesh.devices.flat[0].platform != "cpu":
+    found += [
+      Program(f"digest {name}", digests.program_of(x), (x,), of_state)
+      for name, x in kinds(state).items()
+    ]
+  made: dict[Any, Any] = {}
+  notes, seen = [], set()
+  params = state.eval_params
+  for written in config.evals:
+    options = written.resolved(config.data.dataset, config.data.batch_size)
+    sources = {
+      of: split(options.dataset, getattr(options, of)) for of in options.SPLITS
+    }
+    if None in sources.values():
+      notes.append(
+        f"{options.name}: only the data of {options.dataset!r} tell their"
+        " classes"
+      )
+      continue
+    evaluator = options.make(
+      Context(
+        options=options,
+        config=config,
+        sources=sources,
+        predict=assembly.predict,
+        mesh=mesh,
+        random_params=assembly.fresh_params,
+        head=Head(known.num_classes * config.objective.trains_head, None),
+        made=made,
+      )
+    )
+    images = eval_batch(options, sources["split"], mesh)
+    beside = of_state - per_device(params) + of_rows
+    beside += WAITING * per_device(images)
+    for name, fn in evaluator.programs().items():
+      key = fn, options.batch_size, images["image"].shape, images["label"].shape
+      if key not in seen:
+        seen.add(key)
+        found.append(
+          Program(f"{options.name}/{name}", fn, (params, images), beside)
+        )
+    if getattr(options, "baselines", False):
+      found.append(
+        Program(
+          f"{options.name}/random_init",
+          assembly.maker(lambda s: s.params),
+          (),
+          of_state + of_rows,
+        )
+      )
+  return found, notes
+
+
+def split(dataset: str, name: str) -> Split | None:
+  """Returns what is known of a split without its data; None: nothing."""
+  known = facts.known(dataset)
+  if known is None or not known.num_classes:
+    return None
+  number = 0
+  with contextlib.suppress(splits.SplitError):
+    number = splits.num_examples(name, known.splits)
+  return Split(dataset, name, number, known.num_classes, known.is_multilabel)
+
+
+def eval_batch(
+  options: EvaluatorConfig, source: Split, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns a batch of an evaluator, abstract."""
+  label = (source.num_classes,) if source.is_multilabel else ()
+  dtype = jnp.float32 if source.is_multilabel else jnp.int32
+  size = image_size(options.ops)
+  return batch(options.batch_size, size, label, dtype, mesh)
+
+
+def batch(
+  num_rows: int,
+  size: tuple[int, int],
+  label: tuple[int, ...],
+  dtype: Any,
+  mesh: Mesh,
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns a batch, abstract, its rows split over the mesh.
+
+  Args:
+    num_rows: Rows of all devices.
+    size: (height, width) of the images.
+    label: Shape of a label.
+    dtype: Type of the labels.
+    mesh: The mesh.
+  """
+  rows = NamedSharding(mesh, sharding.BATCH_SPEC)
+  return {
+    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
+    for key, shape, dtype in (
+      ("image", (*size, 3), jnp.uint8),
+      ("label", label, dtype),
+      ("mask", (), jnp.bool_),
+      ("index", (), jnp.int32),
+    )
+  }
+
+
+def per_device(tree: Any) -> int:
+  """Returns the bytes of abstract arrays that each device holds."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize
+    for x in jax.tree.leaves(tree)
+  )
+
+
+def kinds(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns an array of each shape, type and split, by these in words."""
+  return {
+    f"{x.dtype.name}{list(x.shape)} {x.sharding.spec}": x
+    for x in jax.tree.leaves(tree)
+  }
+
+
+def compiled(found: list[Program], capacity: int) -> Iterator[dict[str, Any]]:
+  """Compiles programs; yields for each what it takes of a device.
+
+  Args:
+    found: The programs.
+    capacity: Bytes of a device's memory.
+
+  Yields:
+    name, peak_bytes (with what is beside it; None if it does not fit), fits.
+  """
+  for program in found:
+    peak = None
+    try:
+      memory = program.fn.lower(*program.arguments).compile().memory_analysis()
+      peak = memory.peak_memory_in_bytes + program.beside
+    except jax.errors.JaxRuntimeError as e:
+      if "RESOURCE_EXHAUSTED" not in str(e):
+        raise
+    yield {
+      "name": program.name,
+      "peak_bytes": peak,
+      "fits": peak is not None and peak <= capacity,
+    }
