@@ -119,16 +119,23 @@ def test_the_state_stays_beside_an_evaluation():
 def test_what_does_not_fit_beside_the_state_is_told():
   one = jax.ShapeDtypeStruct((250,), jnp.float32)
   add = jax.jit(lambda x: x + 1)
-  found = [rehearsal.Program(f"{n} beside", add, (one,), n) for n in (0, 3000)]
-  first, second = rehearsal.compiled(found, capacity=3000)
+  names = {"digest a": 0, "digest b": 1, "features": 3000}
+  found = [rehearsal.Program(k, add, (one,), n) for k, n in names.items()]
+  first, _, last = rows = list(rehearsal.compiled(found, capacity=3000))
   assert first["fits"] and 2000 <= first["peak_bytes"] <= 3000
-  assert not second["fits"]
-  assert second["peak_bytes"] == first["peak_bytes"] + 3000
-  text = table({**FOUND, "programs": [first, second], "not_rehearsed": ["own"]})
-  assert text.splitlines()[-3:] == [
-    "program     0 beside: 0.00 GiB",
-    "program     3000 beside: 0.00 GiB, DOES NOT FIT",
-    "left out    own",
+  assert last["peak_bytes"] == first["peak_bytes"] + 3000
+  assert not last["fits"]
+  rows.append({"name": "sums", "peak_bytes": None, "fits": False})
+  known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
+  text = table(
+    {**FOUND, **known, "programs": rows, "not_rehearsed": ["own: why"]}
+  )
+  assert "verdict     A PROGRAM DOES NOT FIT; the step does: 0.00 GiB" in text
+  assert text.splitlines()[-4:] == [
+    "program     digest of 2 kinds of array: 0.00 GiB",
+    "program     features: 0.00 GiB, DOES NOT FIT",
+    "program     sums: DOES NOT FIT, its own arrays and numbers alone",
+    "left out    own: why",
   ]
 
 

@@ -11,6 +11,8 @@ def table(found: dict[str, Any]) -> str:
   mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
   room = found["capacity_bytes"] - found["peak_bytes"]
   verdict = "fits" if found["fits"] else "DOES NOT FIT"
+  if not found["fits"] and room >= 0:
+    verdict = "A PROGRAM DOES NOT FIT; the step does"
   rows = {
     "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
     "split": found["split"],
@@ -43,12 +45,25 @@ def table(found: dict[str, Any]) -> str:
       )
     rows |= hosts.rows(found)
   lines = [f"{key:<12}{value}" for key, value in rows.items()]
-  for program in found.get("programs", ()):
-    peak = program["peak_bytes"]
-    size = gib(peak) if peak else "more than there is"
-    verdict = "" if program["fits"] else ", DOES NOT FIT"
-    lines.append(f"{'program':<12}{program['name']}: {size}{verdict}")
+  lines += [f"{'program':<12}{text}" for text in _programs(found)]
   lines += [
     f"{'left out':<12}{note}" for note in found.get("not_rehearsed", ())
   ]
   return "\n".join(lines)
+
+
+def _programs(found: dict[str, Any]) -> list[str]:
+  """Returns a line for each program, and one for all digests."""
+  sizes: dict[str, list[int | None]] = {}
+  for program in found.get("programs", ()):
+    kind = program["name"].split()[0]
+    sizes.setdefault(kind, []).append(program["peak_bytes"])
+  texts = []
+  for kind, peaks in sizes.items():
+    name = kind if len(peaks) == 1 else f"{kind} of {len(peaks)} kinds of array"
+    if None in peaks:
+      texts.append(f"{name}: DOES NOT FIT, its own arrays and numbers alone")
+      continue
+    fits = max(peaks) <= found["capacity_bytes"]
+    texts.append(f"{name}: {gib(max(peaks))}" + ", DOES NOT FIT" * (not fits))
+  return texts
