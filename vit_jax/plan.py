@@ -22,7 +22,7 @@ FLAGS = {
   " print that of the run",
   "json": "print one line of JSON instead of a table",
   "all": "compile all programs of the run, not only the step",
-  "search": "try mesh, microbatch, remat, scan, batch; name the fastest",
+  "search": "try mesh, microbatch, remat, scan, batch for speed",
 }
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
