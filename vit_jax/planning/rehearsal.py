@@ -81,7 +81,12 @@ def programs(
   ]
   if mesh.devices.flat[0].platform != "cpu":
     found += [
-      Program(f"digest {name}", digests.program_of(x), (x,), of_state)
+      Program(
+        f"digest {name}",
+        digests.program_of(x),
+        (x,),
+        of_state + of_rows - per_device(x),
+      )
       for name, x in kinds(state).items()
     ]
   made: dict[Any, Any] = {}
