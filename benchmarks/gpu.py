@@ -147,8 +147,7 @@ def parity(models: list) -> dict[str, Any]:
   """Returns the largest errors of cuDNN's and of XLA's attention in bfloat16.
 
   Relative to the largest number of float32's: of the output, and of the
-  gradients by query, key and value. cuDNN's are those of XLA where there is no
-  GPU.
+  gradients by query, key and value. Without a GPU they are only XLA's.
   """
   import functools
 
