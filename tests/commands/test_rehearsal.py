@@ -125,7 +125,14 @@ def test_what_does_not_fit_beside_the_state_is_told():
   assert first["fits"] and 2000 <= first["peak_bytes"] <= 3000
   assert last["peak_bytes"] == first["peak_bytes"] + 3000
   assert not last["fits"]
-  rows.append({"name": "sums", "peak_bytes": None, "fits": False})
+
+  class Full:
+    def lower(self, x):
+      raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
+
+  too_large = rehearsal.Program("sums", Full(), (one,), 0)
+  rows += rehearsal.compiled([too_large], capacity=3000)
+  assert rows[-1] == {"name": "sums", "peak_bytes": None, "fits": False}
   known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
   text = table(
     {**FOUND, **known, "programs": rows, "not_rehearsed": ["own: why"]}
