@@ -18,6 +18,8 @@ class Chip:
     hbm_bandwidth: Bytes/s of the main memory.
     clock: Clock of the matrix unit, Hz.
     ici_bandwidth: All links between chips, one way, bytes/s.
+    dcn_bandwidth: A chip's share of the data centre's network, bytes/s; None:
+      not stated.
     capacity: Memory that libtpu 0.0.50 leaves to a program, bytes.
     share: Share of a chip.
   """
@@ -26,16 +28,19 @@ class Chip:
   hbm_bandwidth: float
   clock: float
   ici_bandwidth: float
+  dcn_bandwidth: float | None
   capacity: int
   share: float = 1.0
 
 
 CHIPS = {
-  "v3": Chip(61.5e12, 450e9, 0.94e9, 164e9, int(15.48 * 2**30), share=0.5),
-  "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, int(30.75 * 2**30)),
-  "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, int(15.75 * 2**30)),
-  "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, int(95.73 * 2**30)),
-  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, int(31.24 * 2**30)),
+  "v3": Chip(
+    61.5e12, 450e9, 0.94e9, 164e9, None, int(15.48 * 2**30), share=0.5
+  ),
+  "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, None, int(30.75 * 2**30)),
+  "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, 3.125e9, int(15.75 * 2**30)),
+  "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, 6.25e9, int(95.73 * 2**30)),
+  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, 12.5e9, int(31.24 * 2**30)),
 }
 
 # Dense bfloat16 peak of one jax device, FLOP/s, by a pattern of the whole of

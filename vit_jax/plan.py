@@ -47,7 +47,6 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 # ruff: noqa: E402
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -58,7 +57,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from vit_jax import sharding
@@ -66,17 +64,21 @@ from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data import facts, splits
-from vit_jax.devices import CHIPS, Chip
+from vit_jax.devices import Chip
 from vit_jax.planning import hosts, rehearsal
 from vit_jax.planning.hlo import Module
 from vit_jax.planning.search import Search
 from vit_jax.planning.table import table
+from vit_jax.planning.topology import describe
 from vit_jax.runtime import promise
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
+
+# Custom calls whose time XLA does not know; two are of several slices.
+UNKNOWN_CALLS = r'custom_call_target="(ConcatBitcast|ZeroCrop|SliceId)"'
 
 # The schedule's steps depend on the length; the cost of a step does not.
 UNKNOWN_LENGTH = 10_000
@@ -225,11 +227,11 @@ def price(compiled, chip: Chip) -> dict[str, Any]:
   """Returns work and estimated time of a compiled step, on each chip."""
   text, costs = compiled.as_text(), compiled.cost_analysis()
   looped, once = Module(text).totals(chip)
-  # XLA subtracts a second for each custom call that it does not know.
-  unknown = len(re.findall(r'custom_call_target="ConcatBitcast"', text))
+  # XLA subtracts a second for each of these.
+  unknown = len(re.findall(UNKNOWN_CALLS, text))
   optimal = costs["optimal_seconds"] + unknown
   optimal *= looped.roof_seconds / once.roof_seconds
-  cycles = looped.cycles / chip.clock + looped.ici_seconds(chip)
+  cycles = looped.cycles / chip.clock + looped.link_seconds(chip)
   return {
     "flops": costs["flops"] + looped.flops - once.flops,
     "bytes_accessed": costs["bytes accessed"] * looped.bytes / once.bytes,
@@ -238,40 +240,6 @@ def price(compiled, chip: Chip) -> dict[str, Any]:
     "price_seconds": math.sqrt(cycles * optimal),
     "collectives": looped.collectives,
   }
-
-
-def describe(topology: str) -> tuple[Chip, list]:
-  """Returns the chip and the devices of a slice.
-
-  Raises:
-    ConfigError: libtpu is absent, or does not know the slice.
-  """
-  generation = topology.split(":")[0]
-  if generation not in CHIPS:
-    raise ConfigError(
-      [
-        f"--topology: got {topology!r}, expected one of {', '.join(CHIPS)} and"
-        " a shape, such as v5e:16x16."
-      ]
-    )
-  if importlib.util.find_spec("libtpu") is None:
-    raise ConfigError(
-      [
-        "libtpu: not installed; the TPU's compiler is in it: pip install"
-        " libtpu (no TPU is needed)."
-      ]
-    )
-  # One device per chip, as Cloud TPU runs a v4.
-  options = {"chip_config_name": "megacore"} if generation == "v4" else {}
-  try:
-    found = topologies.get_topology_desc(
-      platform="tpu", topology_name=topology, **options
-    )
-  except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
-    raise ConfigError(
-      [f"--topology: got {topology!r}, which libtpu refuses: {e}"]
-    ) from None
-  return CHIPS[generation], list(found.devices)
 
 
 def faults(config: Config, num_devices: int) -> list[str]:

@@ -1,7 +1,9 @@
 """Which device has which part of what: the mesh, and one table for parameters.
 
 Batches are split over `data` and `fsdp`; parameters, and all that the optimizer
-keeps for each of them, over `fsdp` and `tensor`.
+keeps for each of them, over `fsdp` and `tensor`. Where TPU slices are joined by
+the data centre's network, each slice has whole copies of the state: only `data`
+passes from one to another.
 """
 
 import math
@@ -35,21 +37,52 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
 )
 
 
-def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
+def slices(devices: list | None = None) -> list[list]:
+  """Returns the devices of each TPU slice; one list where there is only one.
+
+  Args:
+    devices: None: all of them, on all processes.
+  """
+  found: dict[int, list] = {}
+  for device in jax.devices() if devices is None else devices:
+    found.setdefault(slice_of(device), []).append(device)
+  return list(found.values())
+
+
+def slice_of(device) -> int:
+  """Returns the number of a TPU's slice; 0 for devices of other kinds."""
+  # On GPUs jax numbers the hosts by this attribute.
+  is_tpu = device.platform == "tpu"
+  return getattr(device, "slice_index", 0) if is_tpu else 0
+
+
+def mesh_shape(
+  mesh: MeshConfig, num_devices: int, num_slices: int = 1
+) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
   If fsdp is -1 it gets the largest divisor, up to `MAX_FSDP`, of the devices
-  left; data, if that is -1, too, gets the rest.
+  left of a slice; data, if that is -1, too, gets the rest.
+
+  Args:
+    mesh: Devices along each axis.
+    num_devices: Of all slices.
+    num_slices: Slices of equal size, which only the axis data joins.
 
   Raises:
-    ValueError: The axes do not multiply to the number of devices.
+    ValueError: The axes do not multiply to the number of devices, or more than
+      data would have to join the slices.
   """
   shape = {axis: getattr(mesh, axis) for axis in AXES}
   fixed = math.prod(n for n in shape.values() if n != -1)
   if num_devices % fixed == 0:
     rest = num_devices // fixed
     if shape["data"] == shape["fsdp"] == -1:
-      shape["fsdp"] = max(n for n in range(1, MAX_FSDP + 1) if rest % n == 0)
+      # What does not divide is found below.
+      of_slice = rest // num_slices if rest % num_slices == 0 else rest
+      shape["fsdp"] = max(
+        n for n in range(1, MAX_FSDP + 1) if of_slice % n == 0
+      )
       rest //= shape["fsdp"]
     shape = {axis: rest if n == -1 else n for axis, n in shape.items()}
     fixed = math.prod(shape.values())
@@ -58,11 +91,22 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
       f"config.mesh: got {shape}, which does not fit {num_devices} device(s);"
       f" the axes must multiply to {num_devices} (-1 stands for the rest)."
     )
+  if shape["data"] % num_slices:
+    raise ValueError(
+      f"config.mesh: got {shape} on {num_slices} TPU slices; data must be a"
+      f" multiple of {num_slices}, as fsdp and tensor stay within a slice of"
+      f" {num_devices // num_slices} devices."
+    )
   return shape
 
 
+def shape_here(mesh: MeshConfig) -> dict[str, int]:
+  """Returns `mesh_shape` on all devices of all processes."""
+  return mesh_shape(mesh, jax.device_count(), len(slices()))
+
+
 def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
-  """Returns the mesh with the axes data, fsdp, tensor.
+  """Returns the mesh of data, fsdp and tensor; slices are apart along data.
 
   Args:
     mesh: Devices along each axis.
@@ -71,14 +115,17 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   Raises:
     ValueError: As `mesh_shape`.
   """
-  devices = jax.devices() if devices is None else devices
-  shape = mesh_shape(mesh, len(devices))
-  return jax.make_mesh(
-    tuple(shape.values()),
-    AXES,
-    axis_types=(AxisType.Auto,) * len(AXES),
-    devices=devices,
-  )
+  of_slices = slices(devices)
+  number = len(of_slices)
+  shape = mesh_shape(mesh, sum(map(len, of_slices)), number)
+  data, *others = shape.values()
+  # In each slice jax chooses the order, by the links between its chips.
+  sizes, types = (data // number, *others), (AxisType.Auto,) * len(AXES)
+  within = [
+    jax.make_mesh(sizes, AXES, axis_types=types, devices=found).devices
+    for found in of_slices
+  ]
+  return Mesh(np.concatenate(within), AXES, axis_types=types)
 
 
 def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:

@@ -154,6 +154,8 @@ def test_faults_are_told_before_compiling():
   [
     ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
     ("2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
+    ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
+    ("v4:2x2x1,slices=2", "rate of the network between slices of v4 is not"),
   ],
 )
 def test_an_unknown_slice(topology, text):
@@ -188,6 +190,22 @@ needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
   reason="compiles with libtpu, which only planning needs: pip install libtpu",
 )
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_plan_for_two_slices_has_what_passes_between_them():
+  config = tiny.config(mesh__fsdp=-1, data__dataset="digits")
+  found = plan.plan(config, "v5e:2x2,slices=2")
+  assert found["chips"] == 8 and found["fits"]
+  assert found["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
+  times, size = found["collectives"]["between-slices"]
+  # All gradients pass once, in bfloat16 or float32, a fourth from every chip;
+  # tiles of a TPU make small ones larger.
+  leaves = jax.tree.leaves(tiny.Parts(config).shapes.params)
+  assert size > 2 * sum(x.size for x in leaves) / 4
+  assert times < 2 * len(leaves)
+  assert found["cycles_seconds"] > 2 * size / 3.125e9
 
 
 @pytest.mark.slow

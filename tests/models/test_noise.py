@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.noise import Dropout, bits, drop, threshold
+from vit_jax.models.noise import Dropout, bits, draw, drop, threshold
 
 KEY = jax.random.key(3)
 RECORDS = jnp.arange(64)
@@ -16,18 +16,23 @@ SHAPE = (50, 96)
 
 @jax.jit
 def is_kept(key, records, rate):
-  return drop(jnp.ones((len(records), *SHAPE)), key, records, SHAPE, rate) > 0
+  ones = jnp.ones((len(records), *SHAPE))
+  return drop(ones, draw(key, records, SHAPE), rate) > 0
 
 
 def kept(key=KEY, records=RECORDS, rate=0.3):
   return np.asarray(is_kept(key, records, rate))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def drawn_bits(records, shape):
+  return bits(draw(KEY, records, shape))
+
+
 @functools.cache
 def many_bits():
   """16.8 million draws, of 256 records with 64 rows and 1,024 columns."""
-  draw = jax.jit(bits, static_argnums=2)
-  return np.asarray(draw(KEY, jnp.arange(256), (64, 1024)))
+  return np.asarray(drawn_bits(jnp.arange(256), (64, 1024)))
 
 
 def dropped_scores():
@@ -95,8 +100,8 @@ def test_consecutive_steps_and_layers_are_independent():
 def test_no_two_windows_are_shared(axis):
   # Among pairs of sequences of 4,096 numbers, cut at random out of 2^32, one
   # pair in 524,288 overlaps: 16 of the pairs of 4,096 records.
-  draw = jax.jit(bits, static_argnums=2)
-  drawn = np.asarray(draw(KEY, jnp.arange(4096), (16, 256))).astype(np.uint64)
+  drawn = np.asarray(drawn_bits(jnp.arange(4096), (16, 256)))
+  drawn = drawn.astype(np.uint64)
   # Two neighbours together are 64 bits: of 16 million, two pairs are alike with
   # chance 1e-5.
   first = np.delete(drawn, -1, axis)
@@ -164,7 +169,7 @@ def test_keeps_the_mean_and_nothing_without_records():
 @pytest.mark.parametrize("rate", [0.1, 0.1 / 23])
 def test_drop_scales_bfloat16_in_float32(rate):
   x = jnp.full((64, *SHAPE), 1.0078125, jnp.bfloat16)
-  got = jax.jit(drop, static_argnums=3)(x, KEY, RECORDS, SHAPE, rate)
+  got = jax.jit(drop)(x, draw(KEY, RECORDS, SHAPE), rate)
   values = np.unique(got)[1:]
   np.testing.assert_allclose(values, [1.0078125 / (1 - rate)], rtol=2**-22)
 

@@ -25,7 +25,7 @@ def test_sums_are_those_of_another_reader(module):
   assert looped.flops == 241_594_368
   assert looped.bytes == 198_164
   assert looped.roof_seconds == pytest.approx(1.46815001e-06, rel=1e-8)
-  assert looped.ici_seconds(V5E) == pytest.approx(4.46384e-05, rel=1e-8)
+  assert looped.link_seconds(V5E) == pytest.approx(4.46384e-05, rel=1e-8)
   assert looped.collectives == {
     "all-gather": [24, 67_968],
     "all-gather(fused)": [14, 2_752_512],
@@ -88,10 +88,24 @@ def test_a_module_in_closed_form():
   assert (looped.cycles, once.cycles) == (5 * 7 + 100, 7 + 100)
   assert looped.flops == once.flops == 2 * 8 * 16 * 32
   assert looped.collectives == {"all-reduce": [1, 8 * 16 * 4]}
-  assert looped.ici_seconds(V5E) == 2 * 8 * 16 * 4 / 200e9
+  assert looped.link_seconds(V5E) == 2 * 8 * 16 * 4 / 200e9
   # A tile has 8 x 128 numbers, whatever of it is used: 4,096 bytes a matrix;
   # scalars have 4, and `w` is in the fast memory already.
   assert looped.bytes == 5 * (3 * 4 + 3 * 4096) + 2 * 4096
+
+
+def test_what_passes_between_slices_counts_at_the_network_s_rate():
+  sent = (
+    "%s = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[])"
+    " send(%b, %t), channel_id=3, is_host_transfer=true, frontend_attributes="
+    '{_xla_host_transfer_handler_name="xla_megascale_runtime"}'
+  )
+  text = f"ENTRY %main (b: f32[]) -> f32[] {{\n  ROOT {sent}\n}}\n"
+  looped, _ = Module(text).totals(V5E)
+  size = 6 * 8 * 128 * 2
+  assert looped.collectives == {"between-slices": [1, size]}
+  assert looped.link_seconds(V5E) == 2 * size / 3.125e9
+  assert looped.bytes == 0
 
 
 @pytest.mark.parametrize(

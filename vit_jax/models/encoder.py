@@ -14,11 +14,12 @@ from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.models.noise import RECORDS, Dropout, drop
+from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
 
-KEY = jax.Array | None  # typed, of jax.random
+# Places in a block, in the order of their keys.
+PLACES = ("attention", "skip_attention", "hidden", "mlp", "skip_mlp")
 
 # What the forward pass keeps for the backward pass. "dots" keeps the products
 # with weights; those of attention, which have batch dimensions and grow with
@@ -37,7 +38,7 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], records: RECORDS, keys: Any = (None, None)
+    self, x: Float[Array, "b n d"], draws: DRAWS
   ) -> Float[Array, "b n d"]:
     options = self.options
 
@@ -52,9 +53,9 @@ class MlpBlock(nn.Module):
     width = x.shape[-1]
     x = dense(options.size.mlp_dim)(x)
     x = nn.gelu(x, approximate=options.gelu == "tanh")
-    x = Dropout(options.dropout)(x, records, keys[0])
+    x = drop_at("hidden", x, draws, options.dropout).astype(x.dtype)
     x = dense(width)(x)
-    return Dropout(options.dropout)(x, records, keys[1])
+    return drop_at("mlp", x, draws, options.dropout).astype(x.dtype)
 
 
 class EncoderBlock(nn.Module):
@@ -73,8 +74,7 @@ class EncoderBlock(nn.Module):
     self,
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
-    key: KEY,
-    records: RECORDS,
+    draws: DRAWS,
     positions: Float[Array, "1 n d"] | None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
@@ -82,12 +82,10 @@ class EncoderBlock(nn.Module):
     Args:
       x: Tokens.
       drop_rate: Probability that an example skips a branch; None skips none.
-      key: Of all that is random in this block; None: nothing is.
-      records: Number of each example's record; None: dropout is off.
+      draws: Of all that is random in this block; nothing for what is off.
       positions: What is added to the tokens first; None: nothing from outside.
     """
     out, options = {}, self.options
-    keys = [None] * 5 if key is None else jax.random.split(key, 5)
     if options.posemb_at == "blocks":
       positions = learned_positions(options, self.grid)
     if positions is not None:
@@ -103,25 +101,16 @@ class EncoderBlock(nn.Module):
       options.posemb == "relative",
       name="MultiHeadDotProductAttention_0",
     )(y, y)
-    y = Dropout(options.dropout)(y, records, keys[0])
-    out["attention"] = y = self._drop_branch(y, drop_rate, keys[1], records)
+    y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
+    # In float32, since the first blocks scale by what bfloat16 rounds to 1.
+    out["attention"] = y = drop_at("skip_attention", y, draws, drop_rate)
     out["after_attention"] = x = (x + y).astype(x.dtype)
 
     mlp = MlpBlock(options, name="MlpBlock_0")
-    y = mlp(norm("LayerNorm_1", x), records, keys[2:4])
-    out["mlp"] = y = self._drop_branch(y, drop_rate, keys[4], records)
+    y = mlp(norm("LayerNorm_1", x), draws)
+    out["mlp"] = y = drop_at("skip_mlp", y, draws, drop_rate)
     out["after_mlp"] = x = (x + y).astype(x.dtype)
     return x, out
-
-  def _drop_branch(self, x, rate, key, records):
-    """Zeroes whole examples, and scales the rest to keep the expectation.
-
-    In float32, since the first blocks scale by a factor that bfloat16 rounds to
-    1; rounded with the sum.
-    """
-    if rate is None:
-      return x
-    return drop(x, key, records, (1, 1), rate)
 
 
 class Encoder(nn.Module):
@@ -157,28 +146,31 @@ class Encoder(nn.Module):
         policy=REMAT_POLICIES[options.remat],
         prevent_cse=not options.scan,  # a scan's body needs no protection
       )
-    rates = keys = None
-    if records is not None and options.stochastic_depth > 0:
+    rates, draws, shapes = None, {}, {}
+    if records is not None and options.stochastic_depth:
       rates = jnp.linspace(0, options.stochastic_depth, depth)
-    if records is not None and (options.dropout or options.stochastic_depth):
+      shapes = {"skip_attention": (1, 1), "skip_mlp": (1, 1)}
+    if records is not None and options.dropout:
+      shapes["attention"] = shapes["mlp"] = x.shape[1:]
+      shapes["hidden"] = x.shape[1], options.size.mlp_dim
+    if shapes:
       keys = jax.random.split(self.make_rng("dropout"), depth)
+      draws = draw_all(keys, records, PLACES, shapes)
     if options.scan:
       x, stacked = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0, 0, nn.broadcast, nn.broadcast),
+        in_axes=(0, 0, nn.broadcast),
         length=depth,
-      )(options, grid, name="encoderblock")(x, rates, keys, records, positions)
+      )(options, grid, name="encoderblock")(x, rates, draws, positions)
       for i in range(depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
       for i in range(depth):
         name = f"encoderblock_{i}"
-        of_block = jax.tree.map(lambda a, i=i: a[i], (rates, keys))
-        x, out[name] = block(options, grid, name=name)(
-          x, *of_block, records, positions
-        )
+        of_block = jax.tree.map(lambda a, i=i: a[i], (rates, draws))
+        x, out[name] = block(options, grid, name=name)(x, *of_block, positions)
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
       options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"

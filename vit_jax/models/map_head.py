@@ -29,5 +29,5 @@ class MAPHead(nn.Module):
       name="MultiHeadDotProductAttention_0",
     )(probe, x)
     y = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="LayerNorm_0")(x)
-    y = MlpBlock(options, name="MlpBlock_0")(y, None)
+    y = MlpBlock(options, name="MlpBlock_0")(y, {})
     return (x + y)[:, 0].astype(at_least_float32(options.dtype))

@@ -4,6 +4,9 @@ The noise is a function of (key, layer, record), so a run draws the same one
 whatever the mesh, the microbatch and the number of processes.
 """
 
+import functools
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,9 +17,73 @@ from vit_jax.models.precision import at_least_float32
 RECORDS = Int[Array, " b"] | None
 
 
-def bits(
+class Draw(NamedTuple):
+  """What is drawn at random for a batch, of which `bits` makes the noise.
+
+  Leading dimensions, of layers, may come before these.
+
+  rows: Two numbers for each row of each record, uint32 [b, 2, ...].
+  columns: Two numbers for each column, uint32 [2, f].
+  """
+
+  rows: UInt32[Array, "..."]
+  columns: UInt32[Array, "... 2 f"]
+
+
+# What is drawn for a layer, by the place of use; nothing for what is off.
+DRAWS = dict[str, Draw]
+
+
+def draw(
   key: jax.Array, records: Int[Array, " b"], shape: tuple[int, ...]
-) -> UInt32[Array, "b ..."]:
+) -> Draw:
+  """Draws what the noise of a batch is made of; see `bits`.
+
+  Args:
+    key: A typed key of jax.random.
+    records: Numbers of the records, which must differ within a batch.
+    shape: Shape of one record; its last dimension is the column.
+  """
+  of_rows, of_columns = jax.random.split(key)
+
+  def of_record(record):
+    key = jax.random.fold_in(of_rows, record)
+    return jax.random.bits(key, (2, *shape[:-1]), jnp.uint32)
+
+  columns = jax.random.bits(of_columns, (2, shape[-1]), jnp.uint32)
+  return Draw(jax.vmap(of_record)(records), columns)
+
+
+def draw_all(
+  keys: jax.Array,
+  records: Int[Array, " b"],
+  places: tuple[str, ...],
+  shapes: dict[str, tuple[int, ...]],
+) -> DRAWS:
+  """Draws for all layers, which come as the first dimension of each result.
+
+  Together, since the compiler of a TPU needs as long for the draws of one layer
+  as for those of all (docs/performance_log.md).
+
+  Args:
+    keys: A typed key of jax.random for each layer.
+    records: Numbers of the records.
+    places: Names of all places of a layer: each has a key of its own.
+    shapes: Place -> shape of one record there; for the places in use.
+  """
+  split = functools.partial(jax.random.split, num=len(places))
+  of_place = dict(zip(places, jax.vmap(split, out_axes=1)(keys), strict=True))
+  draws = {}
+  for shape in dict.fromkeys(shapes.values()):
+    names = [name for name in shapes if shapes[name] == shape]
+    one = functools.partial(draw, records=records, shape=shape)
+    found = jax.vmap(jax.vmap(one))(jnp.stack([of_place[n] for n in names]))
+    for i, name in enumerate(names):
+      draws[name] = jax.tree.map(lambda a, i=i: a[i], found)
+  return draws
+
+
+def bits(drawn: Draw) -> UInt32[Array, "b ..."]:
   """Returns 32 random bits for every element of every record.
 
   Element (i, j), of row i of a record and column j, gets the lower half of
@@ -24,10 +91,10 @@ def bits(
     (r_i + c_j) (s_i + d_j),
 
   where jax.random draws r and s for every row of every record, and c and d for
-  every column, from separate keys; the last dimension is the column. The draws
-  cost rows plus columns, the elements only two sums and a product, where
-  jax.random would take 20 rounds for every two of them; a TPU's own generator
-  is cheap, but its numbers depend on how the batch is split.
+  every column, from separate keys. The draws cost rows plus columns, the
+  elements only two sums and a product, where jax.random would take 20 rounds
+  for every two of them; a TPU's own generator is cheap, but its numbers depend
+  on how the batch is split.
 
   Any two elements are independent: in another row, or in another column, both
   sums are shifted by independent numbers. No row is a shifted copy of another,
@@ -36,24 +103,12 @@ def bits(
   plenty for dropout, but no general generator: the 25 products of 5 rows and 5
   columns are not independent together.
 
-  Args:
-    key: A typed key of jax.random.
-    records: Numbers of the records, which must differ within a batch.
-    shape: Shape of one record.
-
   Source: the product of two sums is that of NH, a universal hash (J. Black et
     al., "UMAC: fast and secure message authentication", CRYPTO 1999).
   """
-  of_rows, of_columns = jax.random.split(key)
-
-  def of_record(record):
-    key = jax.random.fold_in(of_rows, record)
-    return jax.random.bits(key, (2, *shape[:-1], 1), jnp.uint32)
-
-  row = jax.vmap(of_record)(records)
-  of_all = (2, *(1,) * len(shape), shape[-1])
-  column = jax.random.bits(of_columns, of_all, jnp.uint32)
-  return (row[:, 0] + column[0]) * (row[:, 1] + column[1])
+  rows = drawn.rows[..., None]
+  columns = drawn.columns.reshape(2, *(1,) * (rows.ndim - 2), -1)
+  return (rows[:, 0] + columns[0]) * (rows[:, 1] + columns[1])
 
 
 def threshold(rate: float | Float[Array, ""]) -> Int32[Array, ""]:
@@ -62,11 +117,7 @@ def threshold(rate: float | Float[Array, ""]) -> Int32[Array, ""]:
 
 
 def drop(
-  x: Float[Array, "b ..."],
-  key: jax.Array,
-  records: Int[Array, " b"],
-  shape: tuple[int, ...],
-  rate: float | Float[Array, ""],
+  x: Float[Array, "b ..."], drawn: Draw, rate: float | Float[Array, ""]
 ) -> Float[Array, "b ..."]:
   """Zeroes a share `rate` of the elements, and divides the rest by 1 - rate.
 
@@ -76,17 +127,25 @@ def drop(
 
   Args:
     x: A batch.
-    key: A typed key of jax.random.
-    records: The number of each example.
-    shape: Shape of an example, or one that broadcasts to it: elements with the
-      same draw are dropped together.
+    drawn: Of the shape of an example, or of one that broadcasts to it: elements
+      with the same draw are dropped together.
     rate: Probability to drop, from 0 to below 1.
   """
   # A comparison of signed numbers, which a TPU does in one instruction.
-  drawn = jax.lax.bitcast_convert_type(bits(key, records, shape), jnp.int32)
-  kept: Bool[Array, "b ..."] = drawn >= threshold(rate)
+  signed = jax.lax.bitcast_convert_type(bits(drawn), jnp.int32)
+  kept: Bool[Array, "b ..."] = signed >= threshold(rate)
   x = x.astype(at_least_float32(x.dtype))
   return jnp.where(kept, x * (1.0 / (1.0 - rate)), 0)
+
+
+def drop_at(
+  place: str,
+  x: Float[Array, "b ..."],
+  draws: DRAWS,
+  rate: float | Float[Array, ""] | None,
+) -> Float[Array, "b ..."]:
+  """Returns `drop` with what is drawn for a place; x where nothing is."""
+  return drop(x, draws[place], rate) if place in draws else x
 
 
 class Dropout(nn.Module):
@@ -99,15 +158,13 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Float[Array, "b ..."],
-    records: RECORDS,
-    key: jax.Array | None = None,
+    self, x: Float[Array, "b ..."], records: RECORDS
   ) -> Float[Array, "b ..."]:
-    """Takes x; the number of each record, or None to drop nothing; and a key,
-    or None for one of the rng "dropout", which depends on the module's path.
+    """Takes x, and the number of each record, or None to drop nothing.
+
+    The key is one of the rng "dropout", which depends on the module's path.
     """
     if records is None or self.rate == 0.0:
       return x
-    key = self.make_rng("dropout") if key is None else key
-    return drop(x, key, records, x.shape[1:], self.rate).astype(x.dtype)
+    drawn = draw(self.make_rng("dropout"), records, x.shape[1:])
+    return drop(x, drawn, self.rate).astype(x.dtype)

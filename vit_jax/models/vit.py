@@ -18,6 +18,7 @@ from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import head
 from vit_jax.models.map_head import MAPHead
 from vit_jax.models.noise import RECORDS
+from vit_jax.models.patches import product_of_patches
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resnet import trunk
@@ -128,6 +129,7 @@ class ViT(nn.Module):
       (options.patch,) * 2,
       "VALID",
       dtype=options.dtype,
+      conv_general_dilated=product_of_patches,
       name="embedding",
     )(x)
     return x, out

@@ -22,6 +22,8 @@ COLLECTIVES = (
   "ragged-all-to-all",
   "collective-broadcast",
 )
+# What the hosts of a slice send to those of the others.
+BETWEEN_SLICES = "between-slices"
 # These move no bytes, or name what another instruction moves.
 FREE = (
   "parameter constant tuple get-tuple-element bitcast after-all partition-id"
@@ -48,15 +50,19 @@ class Totals:
   roof_seconds: float = 0.0
   collectives: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
-  def ici_seconds(self, chip: Chip) -> float:
+  def link_seconds(self, chip: Chip) -> float:
     """Returns the time of the collectives at full rate, not overlapped.
 
-    An all-reduce passes its bytes twice.
+    An all-reduce passes its bytes twice; so does what slices add up.
     """
-    return sum(
-      (2 if kind.startswith("all-reduce") else 1) * size / chip.ici_bandwidth
-      for kind, (_, size) in self.collectives.items()
-    )
+    seconds = 0.0
+    for kind, (_, size) in self.collectives.items():
+      rate = chip.ici_bandwidth
+      if kind == BETWEEN_SLICES:
+        rate = chip.dcn_bandwidth
+      is_twice = kind.startswith(("all-reduce", BETWEEN_SLICES))
+      seconds += (1 + is_twice) * size / rate
+    return seconds
 
 
 class Module:
@@ -142,7 +148,7 @@ class Module:
       entry = total.collectives.setdefault(kind, [0, 0])
       entry[0] += trips
       entry[1] += trips * size
-    if x.kind in COLLECTIVES or x.opcode.endswith("-start"):
+    if x.kind in (*COLLECTIVES, "send", "recv") or x.opcode.endswith("-start"):
       return
     if m := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
       total.cycles += trips * int(m[1])
@@ -156,7 +162,9 @@ class Module:
 
   def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
     """Yields kind and bytes, the larger of operands and results."""
-    if x.kind in COLLECTIVES:
+    if x.opcode == "send" and "megascale" in x.attributes:
+      yield BETWEEN_SLICES, _size(x.arrays[:1])
+    elif x.kind in COLLECTIVES:
       ins = [a for o in x.operands if o in names for a in names[o].arrays]
       outs = x.arrays
       # The type of a start has the operands before the results.

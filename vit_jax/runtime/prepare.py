@@ -426,7 +426,7 @@ def mesh_faults(config: Config) -> list[str]:
   if any(n < 1 and n != -1 for n in axes) or axes.count(-1) > 1:
     return []  # a fault of the options alone
   try:
-    shape = sharding.mesh_shape(config.mesh, jax.device_count())
+    shape = sharding.shape_here(config.mesh)
   except ValueError as e:
     return [str(e)]
   parts, processes = shape["data"] * shape["fsdp"], jax.process_count()

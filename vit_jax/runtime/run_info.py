@@ -96,7 +96,7 @@ def metadata(run, params) -> dict[str, Any]:
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "processes": jax.process_count(),
-    "mesh": sharding.mesh_shape(config.mesh, jax.device_count()),
+    "mesh": sharding.shape_here(config.mesh),
     "versions": versions(),
     "commit": commit(),
     "changes": run.resumed.trail,
