@@ -48,7 +48,6 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 import contextlib
 import dataclasses
 import json
-import math
 import re
 import sys
 from functools import partial
@@ -64,9 +63,8 @@ from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data import facts, splits
-from vit_jax.devices import Chip
 from vit_jax.planning import hosts, rehearsal
-from vit_jax.planning.hlo import Module
+from vit_jax.planning.price import price
 from vit_jax.planning.search import Search
 from vit_jax.planning.table import table
 from vit_jax.planning.topology import describe
@@ -76,9 +74,6 @@ OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
-
-# Custom calls whose time XLA does not know; two are of several slices.
-UNKNOWN_CALLS = r'custom_call_target="(ConcatBitcast|ZeroCrop|SliceId)"'
 
 # The schedule's steps depend on the length; the cost of a step does not.
 UNKNOWN_LENGTH = 10_000
@@ -223,25 +218,6 @@ PRICES = (
 ).split()
 
 
-def price(compiled, chip: Chip) -> dict[str, Any]:
-  """Returns work and estimated time of a compiled step, on each chip."""
-  text, costs = compiled.as_text(), compiled.cost_analysis()
-  looped, once = Module(text).totals(chip)
-  # XLA subtracts a second for each of these.
-  unknown = len(re.findall(UNKNOWN_CALLS, text))
-  optimal = costs["optimal_seconds"] + unknown
-  optimal *= looped.roof_seconds / once.roof_seconds
-  cycles = looped.cycles / chip.clock + looped.link_seconds(chip)
-  return {
-    "flops": costs["flops"] + looped.flops - once.flops,
-    "bytes_accessed": costs["bytes accessed"] * looped.bytes / once.bytes,
-    "cycles_seconds": cycles,
-    "optimal_seconds": optimal,
-    "price_seconds": math.sqrt(cycles * optimal),
-    "collectives": looped.collectives,
-  }
-
-
 def faults(config: Config, num_devices: int) -> list[str]:
   """Returns what is wrong with a run on so many devices, one text a fault."""
   found = word_faults(config)
@@ -339,22 +315,37 @@ def rehearsed(
     found: What `plan` returned for it.
 
   Returns:
-    `programs`: what `rehearsal.compiled` yields, the step first;
-    `not_rehearsed`: what is left out, in words; `fits`, of all.
+    `programs`: what `rehearsal.compiled` yields, the step first; `evaluation`:
+    evaluators' shares of the steps' time, by estimate, {} where the length of
+    the run is unknown; `not_rehearsed`: what is left out, in words; `fits`, of
+    all.
   """
   chip, devices = describe(topology)
   mesh = sharding.make_mesh(config.mesh, devices)
   known = with_length(facts_of(config))
-  programs, notes = rehearsal.programs(config, known, mesh)
+  programs, passes, notes = rehearsal.programs(config, known, mesh)
+  evaluating = {p.program for p in passes}
+
+  def seconds(name: str, program: Any) -> float | None:
+    return price(program, chip)["price_seconds"] if name in evaluating else None
+
   (step,) = (p for p in programs if p.name == "train_step")
   peak = found["peak_bytes"] + step.beside
   programs.remove(step)
+  time, steps = found["price_seconds"], found["steps"]
+  first = {"peak_bytes": peak, "fits": peak <= chip.capacity, "seconds": time}
   rows = [
-    {"name": step.name, "peak_bytes": peak, "fits": peak <= chip.capacity},
-    *rehearsal.compiled(programs, chip.capacity),
+    {"name": step.name} | first,
+    *rehearsal.compiled(programs, chip.capacity, seconds),
   ]
-  fits = all(row["fits"] for row in rows)
-  return {"programs": rows, "not_rehearsed": notes, "fits": fits}
+  return {
+    "programs": rows,
+    "evaluation": rehearsal.evaluation(passes, rows, steps * time)
+    if steps
+    else {},
+    "not_rehearsed": notes,
+    "fits": all(row["fits"] for row in rows),
+  }
 
 
 def _options(flags: dict[str, str | None], faults: list[str]) -> dict[str, Any]:

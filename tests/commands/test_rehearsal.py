@@ -22,7 +22,7 @@ OPS = "decode|resize(16)"
 
 def _config(**changes) -> Config:
   c = defaults()
-  c.update(to_dict(tiny.config(total_steps=2, **changes)))
+  c.update(to_dict(tiny.config(**{"total_steps": 2} | changes)))
   c.data.dataset = "digits"
   split = {"split": "test[:20]", "ops": OPS}
   learns = {**split, "train_split": "train[:40]"}
@@ -59,7 +59,7 @@ class Compiled(logging.Handler):
 @pytest.mark.slow
 def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   config = _config()
-  named, _ = _programs(config)
+  named, *_ = _programs(config)
   config = freeze({**to_dict(config), "evals": _without(config, "own")})
   make_mesh = sharding.make_mesh
   one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
@@ -79,7 +79,7 @@ def _without(config, name):
 
 
 def test_each_program_is_named_once_and_what_is_unknown_is_told():
-  found, notes = _programs(_config(optim__ema_decay=0.9))
+  found, _, notes = _programs(_config(optim__ema_decay=0.9))
   assert [program.name for program in found] == [
     "init",
     "train_step",
@@ -132,7 +132,12 @@ def test_what_does_not_fit_beside_the_state_is_told():
 
   too_large = rehearsal.Program("sums", Full(), (one,), 0)
   rows += rehearsal.compiled([too_large], capacity=3000)
-  assert rows[-1] == {"name": "sums", "peak_bytes": None, "fits": False}
+  assert rows[-1] == {
+    "name": "sums",
+    "peak_bytes": None,
+    "fits": False,
+    "seconds": None,
+  }
   known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
   text = table(
     {**FOUND, **known, "programs": rows, "not_rehearsed": ["own: why"]}
@@ -146,6 +151,34 @@ def test_what_does_not_fit_beside_the_state_is_told():
   ]
 
 
+def test_evaluations_count_by_their_batches_and_times():
+  config = _config(data__batch_size=16, total_steps=100)
+  evals = _without(config, "own")
+  evals["test"]["every_steps"] = 30
+  evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
+  evals["map"]["split"] = "nowhere"
+  found, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
+  (note,) = notes
+  assert note.startswith("map: its share of the time") and "nowhere" in note
+  by_name = {p.name: p for p in passes}
+  # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
+  assert by_name["test"][1:] == ("test/sums", 20, 2, 4)
+  # 3 of each of 10 classes, twice, are more than the 40 that there are.
+  assert by_name["few"][1:] == ("few/features", 40 + 20, 4, 1)
+  assert by_name["same"][1:] == ("few/features", 3 * 10 + 20, 4, 1)
+  assert {p.program for p in passes} < {program.name for program in found}
+
+  rows = [{"name": p.name, "seconds": 0.5} for p in found]
+  shares = rehearsal.evaluation(passes, rows, run_seconds=100.0)
+  assert shares["test"] == 4 * 2 * 0.5 / 100
+  assert shares["same"] == 4 * 0.5 / 100
+  text = table({**FOUND, "evaluation": {"a": 0.01, "b": 0.002}})
+  assert (
+    "evaluation  1.20 % of the time of all steps on the chips, an estimate,"
+    " most of it a (1.00 %)" in text
+  )
+
+
 @pytest.mark.slow
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
@@ -154,7 +187,8 @@ def test_all_of_a_run_is_compiled_for_a_slice():
     "from vit_jax.config import defaults, freeze, to_dict;"
     "c = defaults();"
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"
-    "c.evals = {'t': {'kind': 'classification', 'ops': 'decode|resize(16)'}};"
+    "c.evals = {'t': {'kind': 'classification', 'ops': 'decode|resize(16)',"
+    "'split': 'test'}};"
     "c = freeze(c);"
     "f = plan.plan(c, 'v5e:2x2');"
     "print(json.dumps(f | plan.rehearsed(c, 'v5e:2x2', f)))"
@@ -172,3 +206,5 @@ def test_all_of_a_run_is_compiled_for_a_slice():
   assert {"t/sums", "t/answers"} < set(names)
   assert sum(name.startswith("digest ") for name in names) > 5
   assert found["fits"] and all(row["fits"] for row in found["programs"])
+  # 10,000 images forward at the end, after 20 steps of 16 with two passes more.
+  assert 1 < found["evaluation"]["t"] < 100

@@ -88,6 +88,15 @@ class EvaluatorConfig:
     """
     return iter(())
 
+  def num_images(self, sources: Mapping[str, Any]) -> int:
+    """Returns the most images that an evaluation passes through the model.
+
+    Args:
+      sources: Option of `SPLITS` -> its split, of which num_examples and
+        num_classes are read.
+    """
+    return sum(source.num_examples for source in sources.values())
+
   def make(self, context: "Context") -> "Evaluator":
     """Returns the evaluator of these options."""
     raise NotImplementedError(type(self).__name__)

@@ -82,6 +82,13 @@ class FewshotConfig(FeaturesConfig):
       except ValueError as e:
         yield f"{where}.shots: {e}"
 
+  def num_images(self, sources: Mapping[str, Any]) -> int:
+    """Counts the shots of all draws of train_split, as if none were alike."""
+    train, test = (sources[option] for option in self.SPLITS)
+    drawn = max(self.shots) * train.num_classes * len(self.seeds)
+    is_whole = 0 in self.shots or drawn > train.num_examples
+    return (train.num_examples if is_whole else drawn) + test.num_examples
+
   def make(self, context: Context) -> Evaluator:
     """See `EvaluatorConfig`."""
     return Fewshot(context)

@@ -7,7 +7,7 @@ start, and find out then that it does not fit beside the optimizer's state.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,23 @@ class Program(NamedTuple):
   beside: int
 
 
+class Passes(NamedTuple):
+  """What an evaluator passes through the model during a run.
+
+  name: Of the evaluator.
+  program: Name of the `Program` that a batch goes through.
+  images: Images of one evaluation, over all devices; at most.
+  batches: And their batches.
+  times: Evaluations of the run.
+  """
+
+  name: str
+  program: str
+  images: int
+  batches: int
+  times: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
   """What an evaluator asks of a split before it reads one; see `Source`."""
@@ -58,8 +75,10 @@ class Split:
 
 def programs(
   config: Config, known: step_lib.Facts, mesh: Mesh
-) -> tuple[list[Program], list[str]]:
-  """Returns what a run compiles, in its order, and notes on what is left out.
+) -> tuple[list[Program], list[Passes], list[str]]:
+  """Returns what a run compiles, in its order, and how often evaluators use it.
+
+  Notes, which come last, are on what is left out.
 
   Not among them are programs that one device runs on features that were
   gathered (kinds "knn" and "linear"), and the few numbers that several
@@ -90,7 +109,7 @@ def programs(
       for name, x in kinds(state).items()
     ]
   made: dict[Any, Any] = {}
-  notes, seen = [], set()
+  notes, passes, seen = [], [], {}
   params = state.eval_params
   for written in config.evals:
     options = written.resolved(config.data.dataset, config.data.batch_size)
@@ -121,10 +140,18 @@ def programs(
     for name, fn in evaluator.programs().items():
       key = fn, options.batch_size, images["image"].shape, images["label"].shape
       if key not in seen:
-        seen.add(key)
-        found.append(
-          Program(f"{options.name}/{name}", fn, (params, images), beside)
-        )
+        seen[key] = f"{options.name}/{name}"
+        found.append(Program(seen[key], fn, (params, images), beside))
+      if name == next(iter(evaluator.programs())):
+        number = options.num_images(sources)
+        if unknown := [x.split for x in sources.values() if not x.num_examples]:
+          notes.append(
+            f"{options.name}: its share of the time, as the number of images of"
+            f" {options.dataset!r} {unknown} is not known"
+          )
+        of_one = -(-number // options.batch_size)
+        times = num_times(options.every_steps, known.total_steps)
+        passes.append(Passes(options.name, seen[key], number, of_one, times))
     if getattr(options, "baselines", False):
       found.append(
         Program(
@@ -134,7 +161,17 @@ def programs(
           of_state + of_rows,
         )
       )
-  return found, notes
+  return found, passes, notes
+
+
+def num_times(every_steps: int, total_steps: int) -> int:
+  """Returns how often a run evaluates: at multiples, and at its end.
+
+  Example:
+    >>> [num_times(n, 100) for n in (0, 30, 50)]
+    [1, 4, 2]
+  """
+  return -(-total_steps // every_steps) if every_steps else 1
 
 
 def split(dataset: str, name: str) -> Split | None:
@@ -202,21 +239,28 @@ def kinds(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
   }
 
 
-def compiled(found: list[Program], capacity: int) -> Iterator[dict[str, Any]]:
+def compiled(
+  found: list[Program],
+  capacity: int,
+  seconds: Callable[[str, Any], float | None] = lambda name, program: None,
+) -> Iterator[dict[str, Any]]:
   """Compiles programs; yields for each what it takes of a device.
 
   Args:
     found: The programs.
     capacity: Bytes of a device's memory.
+    seconds: Name of a program, and what XLA compiled -> estimated time.
 
   Yields:
-    name, peak_bytes (with what is beside it; None if it does not fit), fits.
+    name, peak_bytes (with what is beside it; None if it does not fit), fits,
+    seconds.
   """
   for program in found:
-    peak = None
+    peak = time = None
     try:
-      memory = program.fn.lower(*program.arguments).compile().memory_analysis()
-      peak = memory.peak_memory_in_bytes + program.beside
+      done = program.fn.lower(*program.arguments).compile()
+      peak = done.memory_analysis().peak_memory_in_bytes + program.beside
+      time = seconds(program.name, done)
     except jax.errors.JaxRuntimeError as e:
       if "RESOURCE_EXHAUSTED" not in str(e):
         raise
@@ -224,4 +268,22 @@ def compiled(found: list[Program], capacity: int) -> Iterator[dict[str, Any]]:
       "name": program.name,
       "peak_bytes": peak,
       "fits": peak is not None and peak <= capacity,
+      "seconds": time,
     }
+
+
+def evaluation(
+  passes: list[Passes], rows: list[dict[str, Any]], run_seconds: float
+) -> dict[str, float]:
+  """Returns evaluators' shares of the time that the steps of a run take.
+
+  Args:
+    passes: What they pass through the model.
+    rows: What `compiled` yielded.
+    run_seconds: Estimated time of all steps.
+  """
+  of_program = {row["name"]: row["seconds"] for row in rows}
+  return {
+    p.name: p.times * p.batches * (of_program[p.program] or 0.0) / run_seconds
+    for p in passes
+  }

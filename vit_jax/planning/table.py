@@ -44,12 +44,22 @@ def table(found: dict[str, Any]) -> str:
         " evaluation"
       )
     rows |= hosts.rows(found)
+  if shares := found.get("evaluation"):
+    most = max(shares, key=shares.get)
+    rows["evaluation"] = (
+      f"{_percent(sum(shares.values()))} of the time of all steps on the chips,"
+      f" an estimate, most of it {most} ({_percent(shares[most])})"
+    )
   lines = [f"{key:<12}{value}" for key, value in rows.items()]
   lines += [f"{'program':<12}{text}" for text in _programs(found)]
   lines += [
     f"{'left out':<12}{note}" for note in found.get("not_rehearsed", ())
   ]
   return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+  return f"{100 * share:.2f} %"
 
 
 def _programs(found: dict[str, Any]) -> list[str]:

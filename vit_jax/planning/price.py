@@ -1,0 +1,30 @@
+"""The estimated time of a program that XLA compiled for a TPU."""
+
+import math
+import re
+from typing import Any
+
+from vit_jax.devices import Chip
+from vit_jax.planning.hlo import Module
+
+# Custom calls whose time XLA does not know; two are of several slices.
+UNKNOWN_CALLS = r'custom_call_target="(ConcatBitcast|ZeroCrop|SliceId)"'
+
+
+def price(compiled, chip: Chip) -> dict[str, Any]:
+  """Returns work and estimated time of a compiled step, on each chip."""
+  text, costs = compiled.as_text(), compiled.cost_analysis()
+  looped, once = Module(text).totals(chip)
+  # XLA subtracts a second for each of these.
+  unknown = len(re.findall(UNKNOWN_CALLS, text))
+  optimal = costs["optimal_seconds"] + unknown
+  optimal *= looped.roof_seconds / once.roof_seconds
+  cycles = looped.cycles / chip.clock + looped.link_seconds(chip)
+  return {
+    "flops": costs["flops"] + looped.flops - once.flops,
+    "bytes_accessed": costs["bytes accessed"] * looped.bytes / once.bytes,
+    "cycles_seconds": cycles,
+    "optimal_seconds": optimal,
+    "price_seconds": math.sqrt(cycles * optimal),
+    "collectives": looped.collectives,
+  }
