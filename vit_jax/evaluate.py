@@ -194,7 +194,7 @@ def main(args: cli.Args) -> None:
     with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
       processes.initialise(flags, args.faults)
       host_memory.keep()
-      startup.use_cache()
+      startup.use_cache(flags["workdir"] or cli.run_of(flags["checkpoint"]))
       if not flags["checkpoint"]:
         args.faults.append(cli.NO_CHECKPOINT)
       if args.faults:

@@ -287,7 +287,8 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
   flags, faults = args[0].flags, [f for a in args for f in a.faults]
   try:
     processes.initialise(flags, faults)
-    startup.use_cache()
+    workdir = flags["workdir"] or f"runs/{args[0].config_name}_sweep"
+    startup.use_cache(workdir)
     host_memory.keep()
     if faults:
       raise ConfigError(dict.fromkeys(faults))
@@ -297,7 +298,7 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
     }
     sweep(
       tasks,
-      flags["workdir"] or f"runs/{args[0].config_name}_sweep",
+      workdir,
       only_available=flags["available"] == "true",
       against=flags["against"],
     )

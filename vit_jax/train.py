@@ -240,9 +240,9 @@ def _train(
 
 def main(args: cli.Args, signals: Signals | None = None) -> None:
   """Joins the other processes, checks the run, trains."""
-  startup.use_cache()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   with supervised(args, workdir, signals) as stop:
+    startup.use_cache(workdir)
     host_memory.keep()
     allowed = changes.names_of(args.flags["allow_change"])
     if args.faults:

@@ -229,7 +229,7 @@ def test_features_on_eight_devices_equal_those_on_one(params):
   batch = tiny.batch(0, tiny.config(data__batch_size=64))
   batch = sharding.to_global(batch, many.mesh)
   text = evaluator._features.lower(here, batch).compile().as_text()
-  assert re.search(r"f32\[8,2,2,32\]\S* convolution", text)  # of the patches
+  assert re.search(r"f32\[8,2,2,(8,8,3|192)\]", text)  # the patches of 8 rows
   assert re.search(r"f32\[64,32\]\S* all-gather", text)
   assert not re.search(r"\[64,16,16,3\]", text)  # no image leaves its device
   assert not re.search(r"\[64,5,32\]", text)  # nor do tokens

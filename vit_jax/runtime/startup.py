@@ -18,8 +18,12 @@ HITS = "/jax/compilation_cache/cache_hits"
 atexit.register(gc.freeze)
 
 
-def use_cache() -> None:
+def use_cache(workdir: str | None = None) -> None:
   """Keeps compiled programs in $XDG_CACHE_HOME/vit_jax/xla, or ~/.cache.
+
+  A run of several processes, which must have met before this is called, keeps
+  them in <workdir>/xla, on a bucket if that is one: jax lets process 0 alone
+  write, and the others can read only what they see.
 
   Only those that take more than a second to compile (jax's default). The name
   of a file is a hash of program, versions, devices and flags, so a wrong one is
@@ -28,14 +32,19 @@ def use_cache() -> None:
   """
   import jax  # only here, as BEGAN comes before
 
-  if jax.config.jax_compilation_cache_dir is None:
+  if jax.config.jax_compilation_cache_dir is not None:
+    return
+  folder = None
+  if workdir is not None and jax.process_count() > 1:
+    folder = f"{workdir}/xla"  # jax makes it
+  else:
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(base) / "vit_jax" / "xla"
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:
       return  # a home without write access; compiling works all the same
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+  jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 class Start:

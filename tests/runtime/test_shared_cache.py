@@ -1,0 +1,107 @@
+"""Several processes keep their compiled programs in the folder of the run."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from vit_jax.runtime import startup
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = """
+from vit_jax.config import defaults
+
+def get_config():
+  c = defaults()
+  c.total_steps = 2
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 32, 1
+  c.model.mlp_dim, c.model.num_heads = 64, 4
+  c.data.dataset, c.data.ops = "digits", "decode|resize(16)"
+  c.data.batch_size = 8
+  return c
+"""
+# Each says what it read from the cache.
+PROCESS = """
+import runpy, sys
+import jax
+
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+runpy.run_module("vit_jax.train", run_name="__main__")
+names = ["/jax/compilation_cache/cache_" + x for x in ("hits", "misses")]
+counts = map(hits.count, names)
+print("HITS", *counts)
+"""
+
+
+def test_several_processes_keep_programs_in_the_run(monkeypatch):
+  before = jax.config.jax_compilation_cache_dir
+  try:
+    for count, expected in ((2, "gs://bucket/run/xla"), (1, None)):
+      jax.config.update("jax_compilation_cache_dir", None)
+      monkeypatch.setattr(jax, "process_count", lambda count=count: count)
+      monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
+      startup.use_cache("gs://bucket/run")
+      assert jax.config.jax_compilation_cache_dir == expected
+  finally:
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def _start(config, workdir):
+  """Runs two processes to the end; returns each one's (hits, misses)."""
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{s.getsockname()[1]}"
+  without = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
+  env = {k: v for k, v in os.environ.items() if k not in without}
+  # The programs of so small a model take less than a second to compile.
+  env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+  processes = [
+    subprocess.Popen(
+      [
+        *(sys.executable, "-c", PROCESS, f"--config={config}"),
+        *(f"--workdir={workdir}", "--config.checkpoint.every_steps=0"),
+        *(f"--coordinator={address}", "--num_processes=2"),
+        f"--process_id={i}",
+      ],
+      env=env,
+      cwd=ROOT,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
+    for i in range(2)
+  ]
+  try:
+    outputs = [p.communicate(timeout=300) for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+  assert not any(p.returncode for p in processes), outputs
+  told = [out.split("HITS ")[1].split() for out, _ in outputs]
+  return [tuple(map(int, pair)) for pair in told]
+
+
+@pytest.mark.slow
+def test_a_second_start_reads_what_process_0_wrote(tmp_path):
+  """Of CPUs, jax gives every process a key of its own: only process 0 reads.
+
+  A TPU's key is that of its slice.
+  """
+  config, workdir = tmp_path / "tiny.py", tmp_path / "run"
+  config.write_text(CONFIG)
+  first = _start(config, workdir)
+  # jax counts a miss where it writes, in process 0.
+  assert [hits for hits, _ in first] == [0, 0] and first[0][1]
+  before = workdir.rename(tmp_path / "before")
+  shutil.copytree(before / "xla", workdir / "xla")  # from its first step
+  second = _start(config, workdir)
+  assert second == [(first[0][1], 0), (0, 0)]
+  names = {path.name for path in (workdir / "xla").iterdir()}
+  assert names == {path.name for path in (before / "xla").iterdir()}
