@@ -95,6 +95,17 @@ def flip_by_where(image, key):
   return tf.where(is_flipped, tf.reverse(image, [1]), image)
 
 
+def resize_bytes(image, key, size):
+  """`resize` as it was before, without vector code."""
+  return tf.cast(tf.image.resize(image, [size, size]), tf.uint8)
+
+
+def crop_then_resize_bytes(image, key, size):
+  """`decode_inception_crop` with that."""
+  with mock.patch.object(ops, "resize", resize_bytes):
+    return ops.decode_inception_crop(image, key, size)
+
+
 def decode_roughly(image, key, size):
   """`decode_inception_crop` with the decoder's faster, less exact options."""
   shape = tf.image.extract_jpeg_shape(image)
@@ -140,14 +151,69 @@ VARIANTS = {  # name -> operations, and what replaces some of them
   "fused": (FUSED, {}),
   "decode, then crop; header unseen": (APART, {"decode": decode_unseen}),
   "fused, header unseen": (FUSED, {"decode_inception_crop": crop_unseen}),
+  "fused; resize as it was": (
+    FUSED,
+    {"decode_inception_crop": crop_then_resize_bytes},
+  ),
   "fused, no flip": ("decode_inception_crop(224)", {}),
   "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),
   "fused, randaug(2, 15)": (f"{FUSED}|randaug(2, 15)", {}),
 }
 
 
+def of_the_peer(fused: bool):
+  """Returns big_vision's operations, to float32 in [-1, 1] as its recipes have.
+
+  They are the calls of TensorFlow that its decode_jpeg_and_inception_crop, or
+  its decode and inception_crop, and its flip_lr and value_range make.
+  """
+
+  def fn(image):
+    if fused:
+      shape = tf.image.extract_jpeg_shape(image)
+    else:
+      whole = tf.io.decode_image(image, channels=3, expand_animations=False)
+      shape = tf.shape(whole)
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(
+      shape,
+      tf.zeros([0, 0, 4], tf.float32),
+      min_object_covered=0,
+      area_range=(0.05, 1.0),
+      use_image_if_no_bounding_boxes=True,
+    )
+    if fused:
+      (y, x, _), (height, width, _) = tf.unstack(begin), tf.unstack(extent)
+      window = tf.stack([y, x, height, width])
+      crop = tf.image.decode_and_crop_jpeg(image, window, channels=3)
+    else:
+      crop = tf.slice(whole, begin, extent)
+      crop.set_shape([None, None, 3])
+    crop = tf.cast(tf.image.resize(crop, [224, 224]), tf.uint8)
+    crop = tf.image.random_flip_left_right(crop)
+    return tf.cast(crop, tf.float32) / 127.5 - 1.0
+
+  return fn
+
+
+PEERS = {
+  "big_vision's, decode, then crop": of_the_peer(fused=False),
+  "big_vision's, fused": of_the_peer(fused=True),
+}
+
+
 def batches(images: Jpegs, variant: str):
   """Returns the endless iterator of a variant, its first batch taken."""
+  if variant in PEERS:
+    data = tf.data.Dataset.from_tensor_slices(images.images)
+    data = data.repeat().map(PEERS[variant], tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    # As in our pipeline: no more threads than this process has cores.
+    options.threading.private_threadpool_size = len(os.sched_getaffinity(0))
+    options.threading.max_intra_op_parallelism = 1
+    data = data.batch(BATCH, drop_remainder=True).with_options(options)
+    iterator = data.prefetch(2).as_numpy_iterator()
+    next(iterator)
+    return iterator
   text, replaced = VARIANTS[variant]
   with mock.patch.dict(ops.OPS, replaced):
     iterator = train_batches(images, text, batch_size=BATCH, seed=0)
@@ -158,8 +224,9 @@ def batches(images: Jpegs, variant: str):
 def measure() -> None:
   """Prints a table for the cores that this process may use."""
   images = source()
-  iterators = {name: batches(images, name) for name in VARIANTS}
-  clock, busy = ({name: [] for name in VARIANTS} for _ in range(2))
+  names = [*VARIANTS, *PEERS]
+  iterators = {name: batches(images, name) for name in names}
+  clock, busy = ({name: [] for name in names} for _ in range(2))
   for _ in range(ROUNDS):
     # Which one comes first is no advantage then.
     for name, iterator in random.sample([*iterators.items()], len(iterators)):
@@ -174,7 +241,7 @@ def measure() -> None:
   print(f"cores: {len(os.sched_getaffinity(0))}; load {os.getloadavg()[0]:.1f}")
   print(f"{'':36}  images/s  per busy core  ratio")
   first = busy[next(iter(VARIANTS))]
-  for name in VARIANTS:
+  for name in names:
     pairs = zip(busy[name], first, strict=True)
     print(
       f"{name:36}  {statistics.median(clock[name]):8,.0f}"
