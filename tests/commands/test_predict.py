@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import predict
 from vit_jax.data import streaming
+from vit_jax.models import precision
 from vit_jax.reporting import overlay
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -152,6 +154,36 @@ def test_json_and_csv_say_the_same(call, folder, vit):
   assert [p["index"] for p in found[-1]["predictions"]] == [
     c.index for c in expected
   ]
+
+
+@pytest.mark.parametrize(
+  "version, flags, dtype",
+  [
+    ("0.12.1", "fma amx_bf16", "bfloat16"),
+    ("0.12.1", "fma avx512_bf16", "bfloat16"),
+    ("0.12.1", "fma avx512f", "float32"),
+    ("0.10.2", "fma amx_bf16", "float32"),
+  ],
+)
+def test_products_have_the_type_that_the_chip_multiplies(
+  call, folder, monkeypatch, version, flags, dtype
+):
+  monkeypatch.setattr(jax, "__version__", version)
+  monkeypatch.setattr(precision, "_flags", lambda: {*flags.split()})
+  _, out, err = call(folder / "00.png", "--json")
+  assert f"decode|resize(32), {dtype}\n" in err
+  exact = json.loads(call(folder / "00.png", "--json", "--dtype=float32")[1])
+  rounded = json.loads(out)
+  # docs/predict.md states the bound. A product is rounded to 8 bits.
+  pairs = zip(rounded["predictions"], exact["predictions"], strict=True)
+  for a, b in pairs:
+    assert abs(a["probability"] - b["probability"]) <= 0.01
+
+
+def test_products_of_a_resnet_stay_in_float32(monkeypatch):
+  monkeypatch.setattr(precision, "of_answers", lambda: "bfloat16")
+  bit = vit_jax.load(HERE / "data" / "bit_v2.weights.npz", verbose=False)
+  assert predict._with_products(bit, None).config.dtype == "float32"
 
 
 def test_standard_input(call, folder):
