@@ -295,6 +295,8 @@ def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
   parts = one_device[0]
   assert devices.compiler_options(ONE[0].device_kind) == {}
   # A kind of the table is told an option, which a CPU's compiler refuses.
-  monkeypatch.setitem(devices.SCOPED_MEMORY, ONE[0].device_kind, 1)
+  told = devices.compiler_options("TPU v5 lite")
+  assert told["xla_msa_max_outstanding_evictions"] == "1"
+  monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, told)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     tiny.Parts(parts.config, ONE).run(1)

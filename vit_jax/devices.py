@@ -90,15 +90,20 @@ def unknown_peak(device_kind: str) -> str:
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
 
 
-# KiB of the fast memory that one operation may use, by jax's name of the kind
-# (here v5p). The rest is for prefetching, which XLA does not do there.
-# Other kinds: the compiler's default.
-SCOPED_MEMORY = {"TPU v5": 49_152}
+# Options of the TPU's compiler by jax's name of the kind (v5p, v5e); other kinds
+# have its defaults. The first is KiB of the fast memory that one operation may
+# use: on v5p, where XLA does not prefetch, most of it. The second is how many
+# results at a time may be written to the fast memory, and from there copied to
+# the main memory: with more, the copies cost more than they save.
+OPTIONS = {
+  "TPU v5": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
+  "TPU v5 lite": {
+    "xla_tpu_scoped_vmem_limit_kib": "32768",
+    "xla_msa_max_outstanding_evictions": "1",
+  },
+}
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:
   """Returns the options of `jax.jit` for the compiler of such devices."""
-  if device_kind not in SCOPED_MEMORY:
-    return {}
-  size = SCOPED_MEMORY[device_kind]
-  return {"xla_tpu_scoped_vmem_limit_kib": str(size)}
+  return OPTIONS.get(device_kind, {})

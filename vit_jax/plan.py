@@ -13,8 +13,8 @@ from vit_jax.config import cli
 from vit_jax.runtime import signals
 
 FLAGS = {
-  "topology": "slice to compile for, one of a family such as v3:4x4,"
-  " v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16",
+  "topology": "slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
+  " v6e:16x16; with ,slices=2 two of them",
   "workdir": "folder of a run that gets plan.json, to which train and report"
   " compare it (default: none)",
   "input_rate": "images a second that one core decodes (default: as measured)",
