@@ -1,0 +1,72 @@
+"""float32 and bfloat16 on one core of a CPU: `python benchmarks/cpu_types.py`.
+
+For each type the rate of a product of square matrices, in GFLOP/s, and the
+processor time of S/16's forward pass of 16 images, in seconds; the types in
+turns, medians over them. The difference is the largest of the last layer's
+features, as a share of the largest.
+"""
+
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+if __name__ == "__main__":  # before jax starts its threads
+  os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.families.vit import ViTConfig
+from vit_jax.models import precision
+from vit_jax.runtime import host_memory
+
+TYPES, SIDE, IMAGES, TURNS = ("float32", "bfloat16"), 1024, 16, 7
+
+
+def seconds(fn, *args) -> float:
+  """Returns the processor time of a call."""
+  start = time.process_time()
+  jax.block_until_ready(fn(*args))
+  return time.process_time() - start
+
+
+def measure() -> None:
+  """Prints a line for each type, and the difference."""
+  host_memory.keep()
+  product = jax.jit(lambda a: a @ a)
+  images = np.random.default_rng(0).uniform(-1, 1, (IMAGES, 224, 224, 3))
+  images = images.astype(np.float32)
+  calls, features = {}, {}
+  for dtype in TYPES:
+    model = ViTConfig(variant="S/16", dtype=dtype).build(1000)
+    params = jax.jit(model.init)(jax.random.key(0), images[:1])["params"]
+    forward = jax.jit(
+      lambda p, x, m=model: m.apply({"params": p}, x)[1]["pre_logits"]
+    )
+    features[dtype] = np.asarray(forward(params, images), np.float32)
+    square = jnp.ones((SIDE, SIDE), dtype)
+    jax.block_until_ready(product(square))
+    calls[dtype] = (product, square), (forward, params, images)
+  times = {dtype: ([], []) for dtype in TYPES}
+  for _ in range(TURNS):
+    for dtype in TYPES:
+      for found, call in zip(times[dtype], calls[dtype], strict=True):
+        found.append(seconds(*call))
+  print(f"jax {jax.__version__}; of answers: {precision.of_answers()}")
+  for dtype, found in times.items():
+    of_product, of_model = map(statistics.median, found)
+    rate = 2 * SIDE**3 / of_product / 1e9
+    print(f"{dtype:<10}{rate:6.0f} GFLOP/s{of_model:8.3f} s")
+  exact = features["float32"]
+  error = np.abs(features["bfloat16"] - exact).max() / np.abs(exact).max()
+  print(f"difference {error:.2e}")
+
+
+if __name__ == "__main__":
+  measure()
