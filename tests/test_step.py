@@ -296,7 +296,7 @@ def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
   assert devices.compiler_options(ONE[0].device_kind) == {}
   # A kind of the table is told an option, which a CPU's compiler refuses.
   told = devices.compiler_options("TPU v5 lite")
-  assert told["xla_msa_max_outstanding_evictions"] == "2"
+  assert told["xla_msa_max_outstanding_evictions"] == "1"
   monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, told)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     tiny.Parts(parts.config, ONE).run(1)

@@ -99,7 +99,7 @@ OPTIONS = {
   "TPU v5": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
   "TPU v5 lite": {
     "xla_tpu_scoped_vmem_limit_kib": "32768",
-    "xla_msa_max_outstanding_evictions": "2",
+    "xla_msa_max_outstanding_evictions": "1",
   },
 }
 
