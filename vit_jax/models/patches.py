@@ -14,7 +14,7 @@ def product_of_patches(
   """Convolves with a stride that is the kernel's size, and without padding.
 
   For `nn.Conv.conv_general_dilated`. On a TPU the gradient of the convolution
-  is a sixth of all that the compiler makes for L/16, and slower.
+  is nearly a fifth of all code that the compiler makes for L/16, and slower.
 
   Args:
     images: Their sides are multiples of p.
