@@ -5,6 +5,7 @@ import types
 
 import jax
 import pytest
+import threadpoolctl
 
 from vit_jax.runtime.preemption import Notices
 from vit_jax.runtime.rows import Rows
@@ -55,6 +56,26 @@ def test_a_row_waits_for_the_scores_before_it(tmp_path):
     (2, "train/loss"),
   ]
   rows.close()
+
+
+def test_scores_leave_half_of_the_cores_to_the_input(tmp_path, monkeypatch):
+  monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+  def threads():
+    found = threadpoolctl.threadpool_info()
+    return {x["num_threads"] for x in found if x["user_api"] == "blas"}
+
+  class Counts(Slow):
+    def score(self, gathered):
+      return {"val/threads": float(*threads())}
+
+  before, rows = threads(), _rows(tmp_path)
+  rows.score(1, Counts("val"), 1)
+  rows.write(wait=True)
+  rows.close()
+  (row,) = read_metrics(str(tmp_path))
+  assert row["val/threads"] == 1
+  assert threads() == before
 
 
 def test_what_a_stopped_run_owes(tmp_path):

@@ -279,7 +279,7 @@ def _crop(image, begin, extent):
 
 def _resized(image, size, method, antialias):
   if method == "bilinear" and not antialias:
-    # The same pixels: only of float32 does TensorFlow's kernel have vector code.
+    # The same pixels: TensorFlow's kernel has vector code for float32 alone.
     image = tf.cast(image, tf.float32)
   resized = tf.image.resize(image, size, method, antialias=antialias)
   if antialias and method != "nearest":
