@@ -29,12 +29,21 @@ def test_photographs_are_like_imagenets(benchmark):
   assert 50e3 < np.mean([len(j) for j in jpegs]) < 70e3
 
 
+def test_the_peer_makes_images_of_the_same_size(benchmark):
+  images = benchmark.source(32)
+  for name in benchmark.PEERS:
+    batch = next(benchmark.batches(images, name))
+    assert batch.shape == (benchmark.BATCH, 224, 224, 3)
+    assert batch.dtype == np.float32 and -1 <= batch.min() < batch.max() <= 1
+
+
 def test_variants_make_the_same_images(benchmark):
   images = benchmark.source(32)
-  old_apart, old_fused, apart, fused, *unseen, no_flip, rough, distorted = (
+  old_apart, old_fused, apart, fused, *alike, no_flip, rough, distorted = (
     next(benchmark.batches(images, name)) for name in benchmark.VARIANTS
   )
-  for batch, same in zip(unseen, (apart, fused), strict=True):
+  # The header unseen, of both; and resizing without vector code.
+  for batch, same in zip(alike, (apart, fused, fused), strict=True):
     np.testing.assert_array_equal(batch["image"], same["image"])
   for batch in (apart, fused, no_flip, rough, distorted):
     np.testing.assert_array_equal(batch["index"], old_apart["index"])

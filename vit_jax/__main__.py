@@ -15,6 +15,7 @@ NOT_LEAN = (
   "tensorboard",
   "tensorflow",
   "tensorflow_datasets",
+  "threadpoolctl",
 )
 
 

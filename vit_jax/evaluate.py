@@ -194,7 +194,8 @@ def main(args: cli.Args) -> None:
     with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
       processes.initialise(flags, args.faults)
       host_memory.keep()
-      startup.use_cache(flags["workdir"] or cli.run_of(flags["checkpoint"]))
+      of_run = flags["checkpoint"] and cli.run_of(flags["checkpoint"])
+      startup.use_cache(flags["workdir"] or of_run and str(of_run))
       if not flags["checkpoint"]:
         args.faults.append(cli.NO_CHECKPOINT)
       if args.faults:
