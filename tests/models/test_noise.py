@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.noise import Dropout, bits, draw, drop, threshold
+from vit_jax.models.noise import Dropout, bits, draw, draw_all, drop, threshold
 
 KEY = jax.random.key(3)
 RECORDS = jnp.arange(64)
@@ -153,6 +153,20 @@ def test_noise_belongs_to_the_record():
   order = jax.random.permutation(jax.random.key(0), 64)
   np.testing.assert_array_equal(kept(records=RECORDS[order]), kept()[order])
   np.testing.assert_array_equal(kept(records=RECORDS[5:9]), kept()[5:9])
+
+
+def test_layers_draw_together_what_each_would_draw_alone():
+  places = "attention", "skip", "mlp"
+  shapes = {"mlp": (5, 7), "attention": (5, 7), "skip": (1, 1)}
+  keys = jax.random.split(KEY, 3)
+  together = draw_all(keys, RECORDS[:4], places, shapes)
+  assert together.keys() == shapes.keys()
+  for layer, key in enumerate(keys):
+    of_place = dict(zip(places, jax.random.split(key, 3), strict=True))
+    for place, shape in shapes.items():
+      alone = draw(of_place[place], RECORDS[:4], shape)
+      got = jax.tree.map(lambda a, i=layer: a[i], together[place])
+      jax.tree.map(np.testing.assert_array_equal, got, alone)
 
 
 def test_keeps_the_mean_and_nothing_without_records():
