@@ -1,4 +1,4 @@
-"""Patches are embedded by a product as by the convolution that it stands for."""
+"""Patches are embedded by a product, as by the convolution it stands for."""
 
 import flax.linen as nn
 import jax
