@@ -34,7 +34,6 @@ def use_cache(workdir: str | None = None) -> None:
 
   if jax.config.jax_compilation_cache_dir is not None:
     return
-  folder = None
   if workdir is not None and jax.process_count() > 1:
     folder = f"{workdir}/xla"  # jax makes it
   else:
