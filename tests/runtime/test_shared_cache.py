@@ -1,18 +1,15 @@
 """Several processes keep their compiled programs in the folder of the run."""
 
 import os
-import pathlib
 import shutil
-import socket
-import subprocess
 import sys
 
 import jax
 import pytest
+import several
 
 from vit_jax.runtime import startup
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
 from vit_jax.config import defaults
 
@@ -55,36 +52,22 @@ def test_several_processes_keep_programs_in_the_run(monkeypatch):
 
 def _start(config, workdir):
   """Runs two processes to the end; returns each one's (hits, misses)."""
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{s.getsockname()[1]}"
+  address = several.address()
   without = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
   env = {k: v for k, v in os.environ.items() if k not in without}
   # The programs of so small a model take less than a second to compile.
   env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
-  processes = [
-    subprocess.Popen(
-      [
-        *(sys.executable, "-c", PROCESS, f"--config={config}"),
-        *(f"--workdir={workdir}", "--config.checkpoint.every_steps=0"),
-        *(f"--coordinator={address}", "--num_processes=2"),
-        f"--process_id={i}",
-      ],
-      env=env,
-      cwd=ROOT,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )
+  commands = [
+    [
+      *(sys.executable, "-c", PROCESS, f"--config={config}"),
+      *(f"--workdir={workdir}", "--config.checkpoint.every_steps=0"),
+      *(f"--coordinator={address}", "--num_processes=2"),
+      f"--process_id={i}",
+    ]
     for i in range(2)
   ]
-  try:
-    outputs = [p.communicate(timeout=300) for p in processes]
-  finally:
-    for p in processes:
-      p.kill()
-  assert not any(p.returncode for p in processes), outputs
-  told = [out.split("HITS ")[1].split() for out, _ in outputs]
+  outputs = several.outputs(commands, env)
+  told = [out.split("HITS ")[1].split() for out in outputs]
   return [tuple(map(int, pair)) for pair in told]
 
 

@@ -5,22 +5,18 @@ Devices of a CPU stand for chips, and processes for slices.
 
 import json
 import os
-import pathlib
 import re
-import socket
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+import several
 import tiny
 
 from vit_jax import sharding
 from vit_jax.config import MeshConfig
 from vit_jax.runtime import prepare
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 # Four processes with two devices each; two processes are a slice.
 PROCESS = """
@@ -132,32 +128,17 @@ def test_only_sums_pass_between_slices_once_a_step(two_slices):
 
 @pytest.mark.slow
 def test_processes_that_stand_for_slices_train_as_one():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{s.getsockname()[1]}"
+  address, root = several.address(), several.ROOT
   env = os.environ | {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    "PYTHONPATH": f"{root}:{root / 'tests'}",
     "JAX_PLATFORMS": "cpu",
   }
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-c", PROCESS, address, str(i)],
-      env=env,
-      cwd=ROOT,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )
-    for i in range(4)
+  commands = [
+    [sys.executable, "-c", PROCESS, address, str(i)] for i in range(4)
   ]
-  try:
-    outputs = [p.communicate(timeout=400) for p in processes]
-  finally:
-    for p in processes:
-      p.kill()
-  assert not any(p.returncode for p in processes), outputs
-  found = [json.loads(o.split("FOUND")[1]) for o, _ in outputs]
+  outputs = several.outputs(commands, env)
+  found = [json.loads(out.split("FOUND")[1]) for out in outputs]
   assert all(other == found[0] for other in found)
   metrics, shape, of_slice = found[0]
   assert shape == {"data": 2, "fsdp": 4, "tensor": 1}

@@ -1,0 +1,36 @@
+"""Several processes at once, as those of a run."""
+
+import pathlib
+import socket
+import subprocess
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def address() -> str:
+  """Returns a free one of this machine, where processes can meet."""
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
+  """Runs all at once, and returns what each prints; none may fail."""
+  processes = [
+    subprocess.Popen(
+      command,
+      env=env,
+      cwd=ROOT,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
+    for command in commands
+  ]
+  try:
+    found = [p.communicate(timeout=400) for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+  assert not any(p.returncode for p in processes), found
+  return [out for out, _ in found]
