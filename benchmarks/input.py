@@ -32,7 +32,10 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+for folder in pathlib.Path(__file__).resolve().parents[:2]:
+  sys.path.insert(0, str(folder))
+
+import input_peer
 
 from vit_jax.data import ops
 from vit_jax.data.host_tf import tf
@@ -141,6 +144,18 @@ def crop_unseen(image, key, size):
   return ops.resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
 
 
+def decode_alone(image, key, size):
+  """The part of `decode_inception_crop` that no faster pixels can avoid."""
+  with mock.patch.object(ops, "resize", lambda crop, key, size: crop):
+    crop = ops.decode_inception_crop(image, key, size)
+  with tf.control_dependencies([crop]):
+    return tf.zeros([size, size, 3], tf.uint8)
+
+
+def as_it_is(image, key):
+  return image
+
+
 APART = "decode|inception_crop(224)|flip_lr"
 FUSED = "decode_inception_crop(224)|flip_lr"
 OLD = {"flip_lr": flip_by_where}
@@ -155,49 +170,23 @@ VARIANTS = {  # name -> operations, and what replaces some of them
     FUSED,
     {"decode_inception_crop": crop_then_resize_bytes},
   ),
+  "decoding of the crop alone": (
+    FUSED,
+    {
+      "decode_inception_crop": decode_alone,
+      "flip_lr": lambda image, key: image,
+    },
+  ),
   "fused, no flip": ("decode_inception_crop(224)", {}),
   "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),
   "fused, randaug(2, 15)": (f"{FUSED}|randaug(2, 15)", {}),
 }
 
 
-def of_the_peer(fused: bool):
-  """Returns big_vision's operations, to float32 in [-1, 1] as its recipes have.
-
-  They are the calls of TensorFlow that its decode_jpeg_and_inception_crop, or
-  its decode and inception_crop, and its flip_lr and value_range make.
-  """
-
-  def fn(image):
-    if fused:
-      shape = tf.image.extract_jpeg_shape(image)
-    else:
-      whole = tf.io.decode_image(image, channels=3, expand_animations=False)
-      shape = tf.shape(whole)
-    begin, extent, _ = tf.image.sample_distorted_bounding_box(
-      shape,
-      tf.zeros([0, 0, 4], tf.float32),
-      min_object_covered=0,
-      area_range=(0.05, 1.0),
-      use_image_if_no_bounding_boxes=True,
-    )
-    if fused:
-      (y, x, _), (height, width, _) = tf.unstack(begin), tf.unstack(extent)
-      window = tf.stack([y, x, height, width])
-      crop = tf.image.decode_and_crop_jpeg(image, window, channels=3)
-    else:
-      crop = tf.slice(whole, begin, extent)
-      crop.set_shape([None, None, 3])
-    crop = tf.cast(tf.image.resize(crop, [224, 224]), tf.uint8)
-    crop = tf.image.random_flip_left_right(crop)
-    return tf.cast(crop, tf.float32) / 127.5 - 1.0
-
-  return fn
-
-
 PEERS = {
-  "big_vision's, decode, then crop": of_the_peer(fused=False),
-  "big_vision's, fused": of_the_peer(fused=True),
+  "big_vision's, decode, then crop": input_peer.image_of(fused=False),
+  "big_vision's, fused": input_peer.image_of(fused=True),
+  "big_vision's, randaug(2, 15)": input_peer.image_of(True, (2, 15)),
 }
 
 
