@@ -1,11 +1,13 @@
-"""Estimates every config on common TPU slices, and writes docs/plans.md.
+"""Estimates recipes on TPU slices, and writes docs/plans.md.
 
-Run: python benchmarks/plans.py
-It takes about three minutes a line on a CPU. Lines that the table already has
-for the installed versions are not compiled again. Arguments: names of configs,
-to plan only those.
+Run: python benchmarks/plans.py [parts of a config's name]
+A plan takes two to four minutes of a CPU; two are compiled at a time. What
+docs/plans.jsonl has for the installed versions is not compiled again; delete
+its lines after a change of the step. With parts of names only what has one of
+them is compiled. `--list` compiles nothing and writes the page anew.
 """
 
+import concurrent.futures
 import importlib.metadata
 import json
 import pathlib
@@ -13,23 +15,56 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-TABLE = ROOT / "docs" / "plans.md"
-L16_384 = "finetune.py:model=L/16,dataset=imagenet2012,res=384"
-B16_384 = "finetune.py:model=B/16,dataset=imagenet2012,res=384"
-PLANS = (
-  ("vit_b32.py:imagenet21k", "v5e:16x16"),
-  ("vit_b16.py:imagenet21k", "v5e:16x16"),
-  ("vit_l32.py:imagenet21k", "v5e:16x16"),
-  ("vit_l16.py:imagenet21k", "v5e:16x16"),
-  ("vit_h14.py:imagenet21k", "v5e:16x16"),
-  ("vit_l16.py:imagenet21k", "v4:4x4x4"),
-  ("vit_l16.py:imagenet21k", "v5p:4x4x4"),
-  ("vit_l16.py:imagenet21k", "v6e:16x16"),
-  ("vit_b16.py:imagenet2012", "v5e:4x4"),
-  ("vit_b16.py:imagenet2012", "v6e:2x4"),
+PAGE = ROOT / "docs" / "plans.md"
+FOUND = ROOT / "docs" / "plans.jsonl"
+L16_384 = "finetune:model=L/16,dataset=imagenet2012,res=384"
+L16_512 = "finetune:model=L/16,dataset=imagenet2012,res=512"
+B16_384 = "finetune:model=B/16,dataset=imagenet2012,res=384"
+RECIPES = (
+  ("vit_b32:imagenet21k", "v5e:16x16"),
+  ("vit_b16:imagenet21k", "v5e:16x16"),
+  ("vit_l32:imagenet21k", "v5e:16x16"),
+  ("vit_l16:imagenet21k", "v5e:16x16"),
+  ("vit_h14:imagenet21k", "v5e:16x16"),
+  ("vit_l16:imagenet21k", "v4:4x4x4"),
+  ("vit_l16:imagenet21k", "v5p:4x4x4"),
+  ("vit_l16:imagenet21k", "v6e:16x16"),
+  ("vit_b16:imagenet2012", "v5e:4x4"),
+  ("vit_b16:imagenet2012", "v6e:2x4"),
   (B16_384, "v5e:2x4"),
   (L16_384, "v5e:2x4"),
 )
+BATCH = "--config.data.batch_size="
+V5E = ("v5e:2x4", "v5e:8x8", "v5e:16x16", "v5e:16x16,slices=4")
+# What grows: title, the config and its options, slices from small to large.
+SCALING = (
+  ("S/16, 224 px, batch 1,024", "vit_s16", V5E[:3]),
+  ("B/16, 224 px, batch 4,096", "vit_b16:imagenet21k", V5E),
+  (
+    "L/16, 224 px, batch 1,024",
+    f"vit_l16:imagenet21k {BATCH}1024",
+    V5E[:3],
+  ),
+  ("L/16, 224 px, batch 4,096", "vit_l16:imagenet21k", V5E),
+  (
+    "L/16, 224 px, batch 32,768",
+    f"vit_l16:imagenet21k {BATCH}32768",
+    V5E[2:],
+  ),
+  (
+    "L/16, 224 px, batch 4,096",
+    "vit_l16:imagenet21k",
+    ("v5p:4x4x4", "v5p:8x8x16"),
+  ),
+  ("H/14, 224 px, batch 4,096", "vit_h14:imagenet21k", V5E),
+  ("L/16, 384 px, batch 512", L16_384, V5E[:3]),
+  ("L/16, 512 px, batch 512", L16_512, V5E[:2]),
+)
+KEPT = (
+  "chips batch_size microbatches mesh peak_bytes capacity_bytes fits"
+  " cycles_seconds optimal_seconds price_seconds link_seconds"
+  " between_slices_seconds images_per_second mfu hours chip_hours"
+).split()
 HEAD = """# What the recipes would cost: estimates
 
 `vit-jax plan` for recipes on common slices, written by `python
@@ -47,50 +82,102 @@ evaluation.
 chip-hours |
 |---|---|---|---|---|---|---|---|---|
 """
+SCALING_HEAD = """
+## From 8 to 1,024 chips
+
+The same batch on more chips. "Of the smallest" is images/s and chip, relative
+to the smallest slice of the same rows. "Links" is the share of cycles and links
+that the bytes of collectives take, followed by the part between slices. 1,024
+chips of v5e are four slices of 256 that the data centre's network joins.
+
+<!-- estimate: python benchmarks/plans.py -->
+
+| work | slice | images a chip | GiB | estimate, ms | images/s and chip | \
+of the smallest | links |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def versions() -> str:
+  packages = ("jax", "libtpu")
+  return " and ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+
+
+def known() -> dict[tuple[str, str], dict]:
+  """Returns what was found with the installed versions."""
+  if not FOUND.exists():
+    return {}
+  lines = map(json.loads, FOUND.read_text().splitlines())
+  return {
+    (x["config"], x["slice"]): x for x in lines if x["versions"] == versions()
+  }
+
+
+def compile_plan(config: str, topology: str) -> None:
+  """Compiles one plan and adds its line to the file."""
+  name, *options = config.split()
+  command = [sys.executable, "-m", "vit_jax.plan", "--json", *options]
+  command += [f"--config={name}", f"--topology={topology}"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  if done.returncode:
+    raise SystemExit(f"{config} on {topology}: {done.stderr}")
+  found = json.loads(done.stdout)
+  line = {"config": config, "slice": topology, "versions": versions()}
+  line |= {key: found[key] for key in KEPT}
+  with FOUND.open("a") as file:
+    file.write(json.dumps(line) + "\n")
+  print(config, topology, "done", flush=True)
 
 
 def main(wanted: list[str]) -> None:
-  """Compiles what the table lacks, and writes the table after each line."""
-  packages = ("jax", "libtpu")
-  versions = " and ".join(
-    f"{p} {importlib.metadata.version(p)}" for p in packages
-  )
-  old = TABLE.read_text() if TABLE.exists() else ""
-  rows = dict(read(old)) if versions in old else {}
-  for config, topology in PLANS:
-    if (config, topology) in rows or not any(w in config for w in wanted):
-      continue
-    command = [sys.executable, "-m", "vit_jax.plan", "--json"]
-    command += [f"--config=configs/{config}", f"--topology={topology}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-      sys.exit(f"{config} on {topology}: {done.stderr}")
-    rows[config, topology] = row(config, topology, json.loads(done.stdout))
-    print(rows[config, topology], flush=True)
-    text = HEAD.format(versions=versions)
-    TABLE.write_text(text + "".join(rows[k] + "\n" for k in PLANS if k in rows))
+  """Compiles what is not known, and writes the page."""
+  pairs = [*RECIPES]
+  pairs += [(config, s) for _, config, slices in SCALING for s in slices]
+  missing = [
+    (config, topology)
+    for config, topology in dict.fromkeys(pairs)
+    if (config, topology) not in known() and any(w in config for w in wanted)
+  ]
+  if "--list" not in wanted:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+      for _ in pool.map(lambda pair: compile_plan(*pair), missing):
+        PAGE.write_text(page())
+  PAGE.write_text(page())
 
 
-def read(table: str):
-  """Yields the rows of a table by config and slice."""
-  for line in table.splitlines():
-    cells = [cell.strip(" `") for cell in line.split("|")]
-    if tuple(cells[1:3]) in PLANS:
-      yield tuple(cells[1:3]), line
+def page() -> str:
+  """Returns the page from what is known."""
+  found = known()
+  lines = [recipe_row(*pair, found[pair]) for pair in RECIPES if pair in found]
+  text = HEAD.format(versions=versions()) + "\n".join(lines) + "\n"
+  lines = []
+  for title, config, slices in SCALING:
+    rows = [(s, found[config, s]) for s in slices if (config, s) in found]
+    smallest = next((x for _, x in rows if x["fits"]), None)
+    lines += [scaling_row(title, s, x, smallest) for s, x in rows]
+  return text + SCALING_HEAD + "\n".join(lines) + "\n" + NOTES
 
 
-def row(config: str, topology: str, found: dict) -> str:
-  """Returns a row of the table."""
-  memory = f"{found['peak_bytes'] / 2**30:.2f}"
-  cells = [f"`{config}`", topology, f"{found['batch_size']:,}"]
+def milliseconds(found: dict) -> str:
+  keys = ("cycles_seconds", "optimal_seconds", "price_seconds")
+  return " / ".join(f"{1e3 * found[k]:.1f}" for k in keys)
+
+
+def memory(found: dict) -> str:
+  peak = f"{found['peak_bytes'] / 2**30:.2f}"
+  if found["fits"]:
+    return peak
+  return f"{peak}: does not fit {found['capacity_bytes'] / 2**30:.2f}"
+
+
+def recipe_row(config: str, topology: str, found: dict) -> str:
+  """Returns a row of the first table."""
+  cells = [f"`{config}`", topology, f"{found['batch_size']:,}", memory(found)]
   if not found["fits"]:
-    capacity = f"{found['capacity_bytes'] / 2**30:.2f}"
-    cells += [f"{memory}: does not fit {capacity}", *"-----"]
+    cells += "-----"
   else:
-    keys = ("cycles_seconds", "optimal_seconds", "price_seconds")
     cells += [
-      memory,
-      " / ".join(f"{1e3 * found[k]:.1f}" for k in keys),
+      milliseconds(found),
       f"{found['images_per_second']:,.0f}",
       f"{100 * found['mfu']:.0f} %",
       f"{found['hours']:,.1f}",
@@ -98,6 +185,26 @@ def row(config: str, topology: str, found: dict) -> str:
     ]
   return f"| {' | '.join(cells)} |"
 
+
+def scaling_row(title: str, topology: str, found: dict, smallest: dict) -> str:
+  """Returns a row of the second table."""
+  per_chip = found["batch_size"] / found["chips"]
+  cells = [title, topology, f"{per_chip:g}", memory(found)]
+  if not found["fits"]:
+    cells += "----"
+  else:
+    rate, best = (
+      x["images_per_second"] / x["chips"] for x in (found, smallest)
+    )
+    links = f"{100 * found['link_seconds'] / found['cycles_seconds']:.0f} %"
+    if found["between_slices_seconds"]:
+      between = found["between_slices_seconds"] / found["cycles_seconds"]
+      links += f", {100 * between:.0f} % between slices"
+    cells += [milliseconds(found), f"{rate:,.0f}", f"{rate / best:.2f}", links]
+  return f"| {' | '.join(cells)} |"
+
+
+NOTES = ""
 
 if __name__ == "__main__":
   main(sys.argv[1:] or [""])

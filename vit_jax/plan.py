@@ -123,8 +123,9 @@ def plan(
   Returns:
     A dict for JSON. For each device (a chip, half a v3): fits, capacity_bytes,
     peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
-    bytes_accessed, cycles_seconds, optimal_seconds, price_seconds, collectives
-    (kind -> [times, bytes]), mfu. For all: chips, split (in words),
+    bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
+    between_slices_seconds (of these, the part between slices), optimal_seconds,
+    price_seconds, collectives (kind -> [times, bytes]), mfu. For all: chips, split (in words),
     images_per_second, steps, hours, chip_hours (None where the length is
     unknown), what `hosts.needs` returns, price (of all chip-hours),
     price_per_chip_hour, price_unit. If the step does not fit, what compiling
@@ -212,7 +213,8 @@ def _needed_and_there(error: Exception) -> tuple[int, int]:
 
 PRICES = (
   "argument_bytes temporary_bytes flops bytes_accessed cycles_seconds"
-  " optimal_seconds price_seconds collectives images_per_second mfu hours"
+  " link_seconds between_slices_seconds optimal_seconds price_seconds"
+  " collectives images_per_second mfu hours"
   " chip_hours hosts input_per_host input_rate input_rate_of input_cores"
   " host_vcpus price"
 ).split()

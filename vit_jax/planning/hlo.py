@@ -55,14 +55,18 @@ class Totals:
 
     An all-reduce passes its bytes twice; so does what slices add up.
     """
-    seconds = 0.0
+    seconds = self.between_slices_seconds(chip)
     for kind, (_, size) in self.collectives.items():
-      rate = chip.ici_bandwidth
-      if kind == BETWEEN_SLICES:
-        rate = chip.dcn_bandwidth
-      is_twice = kind.startswith(("all-reduce", BETWEEN_SLICES))
-      seconds += (1 + is_twice) * size / rate
+      if kind != BETWEEN_SLICES:
+        passes = 1 + kind.startswith("all-reduce")
+        seconds += passes * size / chip.ici_bandwidth
     return seconds
+
+  def between_slices_seconds(self, chip: Chip) -> float:
+    """Returns the part of `link_seconds` that slices take to add up."""
+    if BETWEEN_SLICES not in self.collectives:
+      return 0.0
+    return 2 * self.collectives[BETWEEN_SLICES][1] / chip.dcn_bandwidth
 
 
 class Module:

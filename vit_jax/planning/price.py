@@ -19,11 +19,14 @@ def price(compiled, chip: Chip) -> dict[str, Any]:
   unknown = len(re.findall(UNKNOWN_CALLS, text))
   optimal = costs["optimal_seconds"] + unknown
   optimal *= looped.roof_seconds / once.roof_seconds
-  cycles = looped.cycles / chip.clock + looped.link_seconds(chip)
+  links = looped.link_seconds(chip)
+  cycles = looped.cycles / chip.clock + links
   return {
     "flops": costs["flops"] + looped.flops - once.flops,
     "bytes_accessed": costs["bytes accessed"] * looped.bytes / once.bytes,
     "cycles_seconds": cycles,
+    "link_seconds": links,
+    "between_slices_seconds": looped.between_slices_seconds(chip),
     "optimal_seconds": optimal,
     "price_seconds": math.sqrt(cycles * optimal),
     "collectives": looped.collectives,
