@@ -155,6 +155,7 @@ def record(
   is_first = jax.process_index() == 0
   if is_first and ready.found.format != "checkpoint":
     print(weights.format_report(ready.report))
+    print(f"products        {config.model.dtype}")
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
   if is_first and (text := run_info.sets_text(ready.prepared)):

@@ -125,11 +125,11 @@ def plan(
     peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
     bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
     between_slices_seconds (of these, the part between slices), optimal_seconds,
-    price_seconds, collectives (kind -> [times, bytes]), mfu. For all: chips, split (in words),
-    images_per_second, steps, hours, chip_hours (None where the length is
-    unknown), what `hosts.needs` returns, price (of all chip-hours),
-    price_per_chip_hour, price_unit. If the step does not fit, what compiling
-    would tell is None.
+    price_seconds, collectives (kind -> [times, bytes]), mfu. For all: chips,
+    split (in words), images_per_second, steps, hours, chip_hours (None where
+    the length is unknown), what `hosts.needs` returns, price (of all
+    chip-hours), price_per_chip_hour, price_unit. If the step does not fit, what
+    compiling would tell is None.
 
   Raises:
     ConfigError: The config, or the slice, cannot work.

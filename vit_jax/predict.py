@@ -112,7 +112,10 @@ def run(args: argparse.Namespace) -> int:
     OSError: A picture cannot be written.
   """
   vit = vit_jax.load(args.checkpoint, image_size=args.image_size, verbose=False)
-  vit = _with_products(vit, args.dtype)
+  config = precision.fastest(vit.config)
+  if args.dtype is not None:
+    config = dataclasses.replace(config, dtype=args.dtype)
+  vit = dataclasses.replace(vit, config=config)
   _complain(_described(args.checkpoint, vit))
   stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
   found: Iterable[streaming.Named] = streaming.find(args.images, stdin)
@@ -141,16 +144,6 @@ def run(args: argparse.Namespace) -> int:
   if num_bad:
     _complain(f"{num_read:,} images classified, {num_bad:,} could not be read")
   return 0 if num_read else 1
-
-
-def _with_products(vit: Pretrained, dtype: str | None) -> Pretrained:
-  """Returns the model with this type of products; None: the fastest."""
-  if dtype is None:  # ResNets, and those of hybrids, were not measured
-    is_plain = vit.config.pixel_patch is not None
-    dtype = precision.of_answers() if is_plain else "float32"
-  return dataclasses.replace(
-    vit, config=dataclasses.replace(vit.config, dtype=dtype)
-  )
 
 
 def _outside(

@@ -12,9 +12,11 @@ import tiny
 from etils import epath
 from PIL import Image
 
-from vit_jax import checkpoint, evaluate, train
+import vit_jax
+from vit_jax import checkpoint, convert, evaluate, train
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
+from vit_jax.models import precision
 from vit_jax.runtime import probes
 from vit_jax.weights import steps
 
@@ -190,6 +192,25 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   )
   (line,) = (tmp_path / "here" / "evaluation.jsonl").read_text().splitlines()
   assert json.loads(line)["scores"] == row["scores"]
+
+
+def test_features_of_a_file_have_the_products_that_are_fastest(
+  run, tmp_path, capfd, monkeypatch
+):
+  """docs/predict.md has the bound, with a model that was trained longer."""
+  own = folder(tmp_path / "own", {name: name for name in COLOURS}, 7)
+  file = tmp_path / "weights.npz"
+  vit = vit_jax.load(str(run[0]), verbose=False)
+  convert.convert(vit, str(file), "npz")
+  scores = {}
+  for dtype in ("float32", "bfloat16"):
+    monkeypatch.setattr(precision, "of_answers", lambda dtype=dtype: dtype)
+    workdir = f"--workdir={tmp_path / dtype}"
+    _main(f"--checkpoint={file}", f"--fewshot={own}", workdir)
+    assert f"products        {dtype}\n" in capfd.readouterr().out
+    (line,) = (tmp_path / dtype / "evaluation.jsonl").read_text().splitlines()
+    scores[dtype] = json.loads(line)["scores"]
+  assert scores["bfloat16"] == scores["float32"]
 
 
 def _with_fewshot(config, dataset):

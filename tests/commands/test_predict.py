@@ -183,7 +183,7 @@ def test_products_have_the_type_that_the_chip_multiplies(
 def test_products_of_a_resnet_stay_in_float32(monkeypatch):
   monkeypatch.setattr(precision, "of_answers", lambda: "bfloat16")
   bit = vit_jax.load(HERE / "data" / "bit_v2.weights.npz", verbose=False)
-  assert predict._with_products(bit, None).config.dtype == "float32"
+  assert precision.fastest(bit.config).dtype == "float32"
 
 
 def test_standard_input(call, folder):

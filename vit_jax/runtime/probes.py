@@ -28,6 +28,7 @@ from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.per_class import confusions, per_class
+from vit_jax.models import precision
 from vit_jax.runtime import run_info
 
 FOLDER = "probes"
@@ -40,7 +41,8 @@ MOST_MISTAKES = 1000  # kept by name
 def config_of_file(config: Config, path: str) -> Config:
   """Returns a config with the model and the preprocessing of a weights file.
 
-  They are those that `vit_jax.load` finds.
+  They are those that `vit_jax.load` finds, with the products that are fastest
+  here (`precision.fastest`).
 
   Args:
     config: All other options.
@@ -53,6 +55,7 @@ def config_of_file(config: Config, path: str) -> Config:
   try:
     found = weights.read(path)
     model = weights.identify(found.params, found.options).for_inference()
+    model = precision.fastest(model)
     size = weights.trained_at(found)
   except (FileNotFoundError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
