@@ -33,6 +33,8 @@ def _config(**changes) -> Config:
     "map": {"kind": "multilabel", **split},
     "few": {**few, "baselines": True},
     "same": {**few, "dataset": "digits"},
+    "near": {"kind": "knn", "ks": (1, 3), **learns},
+    "heads": {"kind": "linear", "steps": 3, "lrs": (0.1,), **learns},
     "own": {**split, "kind": "classification", "dataset": "mine"},
   }
   return freeze(c)
@@ -93,6 +95,8 @@ def test_each_program_is_named_once_and_what_is_unknown_is_told():
     "few/features",
     "few/pixels",
     "few/random_init",
+    "near/nearer",
+    "heads/heads of 3 steps",
   ]
   assert notes == ["own: only the data of 'mine' tell their classes"]
 
@@ -189,6 +193,7 @@ def test_all_of_a_run_is_compiled_for_a_slice():
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"
     "c.evals = {'t': {'kind': 'classification', 'ops': 'decode|resize(16)',"
     "'split': 'test'}};"
+    "c.evals |= {k: c.evals['t'] | {'kind': k} for k in ('knn', 'linear')};"
     "c = freeze(c);"
     "f = plan.plan(c, 'v5e:2x2');"
     "print(json.dumps(f | plan.rehearsed(c, 'v5e:2x2', f)))"
@@ -203,7 +208,13 @@ def test_all_of_a_run_is_compiled_for_a_slice():
   found = json.loads(done.stdout)
   names = [row["name"] for row in found["programs"]]
   assert names[:3] == ["train_step", "init", "schedule"]
-  assert {"t/sums", "t/answers"} < set(names)
+  # On one chip; 12,500 steps come 512 at a time, and the rest.
+  of_one = {
+    "knn/nearer",
+    "linear/heads of 212 steps",
+    "linear/heads of 512 steps",
+  }
+  assert {"t/sums", "t/answers", "knn/features"} | of_one < set(names)
   assert sum(name.startswith("digest ") for name in names) > 5
   assert found["fits"] and all(row["fits"] for row in found["programs"])
   # 10,000 images forward at the end, after 20 steps of 16 with two passes more.

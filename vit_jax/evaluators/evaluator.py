@@ -267,6 +267,19 @@ class Evaluator:
     """
     return {}
 
+  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+    """Returns what a single device runs on features, by name.
+
+    The planner compiles these, too.
+
+    Args:
+      width: Numbers of a feature.
+
+    Returns:
+      Functions as `jax.jit` made them, each with its abstract arguments.
+    """
+    return {}
+
   def run(self, params: Any) -> dict[str, float]:
     """Returns the scores of the parameters: both phases in turn."""
     return self.score(self.gather(params))

@@ -10,7 +10,7 @@ of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,29 @@ class Knn(Features):
     """Returns what `run` does."""
     return gathered
 
+  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+    """See `Evaluator`."""
+    import jax
+
+    num_keys, num_queries = (
+      self.context.sources[k].num_examples for k in self.config.SPLITS
+    )
+    k, chunk = max(self.config.ks), min(CHUNK, num_keys)
+    block = min(QUERIES, num_queries)
+    num_blocks = -(-num_queries // block)
+    of = jax.ShapeDtypeStruct
+    arguments = (
+      (
+        of((num_blocks, block, k), np.float32),
+        of((num_blocks, block, k), np.int32),
+      ),
+      of((num_blocks, block, width), np.float32),
+      of((chunk, width), np.float32),
+      of((chunk,), np.int32),
+      of((), np.int32),
+    )
+    return {"nearer": (nearer(k, chunk), arguments)}
+
 
 def neighbours(
   train: np.ndarray,
@@ -132,14 +155,47 @@ def neighbours(
     Similarities float32 [m, k], falling, and classes int32 [m, k].
   """
   import jax
-  import jax.numpy as jnp
 
   chunk, block = min(chunk, len(train)), min(block, len(queries))
+  update, num_blocks = nearer(k, chunk), -(-len(queries) // block)
+  with jax.default_device(jax.local_devices()[0]):
+    x = _filled(_unit(queries), num_blocks * block)
+    x = jax.device_put(x.reshape(num_blocks, block, -1))
+    best = jax.device_put(
+      (
+        np.full((num_blocks, block, k), -np.inf, np.float32),
+        np.zeros((num_blocks, block, k), np.int32),
+      )
+    )
+    for start in range(0, len(train), chunk):
+      keys = _unit(train[start : start + chunk])
+      of_keys = labels[start : start + chunk].astype(np.int32)
+      count = np.int32(len(keys))
+      best = update(
+        best, x, _filled(keys, chunk), _filled(of_keys, chunk), count
+      )
+  return tuple(
+    np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
+  )
+
+
+@functools.cache
+def nearer(k: int, chunk: int) -> Callable:
+  """Returns fn(best, queries, keys, labels, count) -> best, jitted.
+
+  Args:
+    k: Number of neighbours.
+    chunk: Rows of `keys`, of which the first `count` are images.
+
+  `best` are similarities float32 [blocks, block, k] and classes int32 of that
+  shape; queries float32 [blocks, block, d], keys float32 [chunk, d], labels
+  int32 [chunk].
+  """
+  import jax
+  import jax.numpy as jnp
 
   @functools.partial(jax.jit, donate_argnums=0)
   def nearer(best, queries, keys, labels, count):
-    """Returns the k best of those so far and of the chunk's first `count`."""
-
     def of_block(args):
       (values, classes), x = args
       similarity = jnp.matmul(x, keys.T, precision="highest")
@@ -152,23 +208,7 @@ def neighbours(
 
     return jax.lax.map(of_block, (best, queries))
 
-  num_blocks = -(-len(queries) // block)
-  with jax.default_device(jax.local_devices()[0]):
-    x = _filled(_unit(queries), num_blocks * block)
-    x = jnp.asarray(x.reshape(num_blocks, block, -1))
-    best = (
-      jnp.full((num_blocks, block, k), -jnp.inf, jnp.float32),
-      jnp.zeros((num_blocks, block, k), jnp.int32),
-    )
-    for start in range(0, len(train), chunk):
-      keys = _unit(train[start : start + chunk])
-      of_keys = labels[start : start + chunk].astype(np.int32)
-      best = nearer(
-        best, x, _filled(keys, chunk), _filled(of_keys, chunk), len(keys)
-      )
-  return tuple(
-    np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
-  )
+  return nearer
 
 
 def vote(

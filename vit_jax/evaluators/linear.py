@@ -19,8 +19,9 @@ the head is chosen on held-out training images.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,6 +184,33 @@ class LinearProbe(Features):
     }
     return {f"{self.config.name}/{k}": float(v) for k, v in scores.items()}
 
+  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+    """See `Evaluator`."""
+    import jax
+
+    options, train = self.config, self.context.sources["train_split"]
+    num = train.num_examples - num_held_out(
+      train.num_examples, options.held_out
+    )
+    heads, rows = grid(options), min(options.step_images, num)
+    of = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+    head = (
+      of(len(heads), width, self.num_classes),
+      of(len(heads), self.num_classes),
+    )
+    found = {}
+    for steps in {n for _, n in chunks(options.steps, rows, width)}:
+      batches = (
+        of(steps, rows, width),
+        jax.ShapeDtypeStruct((steps, rows), np.int32),
+        of(steps),
+      )
+      found[f"heads of {steps} steps"] = (
+        training(tuple(heads), options.steps),
+        ((head, head), batches, of(width), of(width)),
+      )
+    return found
+
 
 def grid(options: LinearConfig) -> list[tuple[float, float]]:
   """Returns the pairs (learning rate, weight decay) of the grid."""
@@ -234,11 +262,61 @@ def train_heads(
     seed: Root of the permutations.
   """
   import jax
-  import jax.numpy as jnp
 
   mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
   std = x.std(axis=0, dtype=np.float64).astype(np.float32) + STD_FLOOR
-  rows = min(step_images, len(x))
+  rows, trained = min(step_images, len(x)), training(tuple(grid), steps)
+  with jax.default_device(jax.local_devices()[0]):
+    heads = (
+      np.zeros((len(grid), x.shape[1], num_classes), np.float32),
+      np.zeros((len(grid), num_classes), np.float32),
+    )
+    state, order = jax.device_put((heads, heads)), _order(len(x), seed)
+    for start, count in chunks(steps, rows, x.shape[1]):
+      numbers = np.arange(start, start + count)
+      at = np.stack([order(i * rows, rows) for i in numbers.tolist()])
+      batches = (
+        x[at].astype(np.float32),
+        labels[at].astype(np.int32),
+        numbers.astype(np.float32),
+      )
+      state = trained(state, batches, mean, std)
+  return Heads(mean, std, *jax.device_get(state[0]))
+
+
+def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
+  """Yields (first step, number of steps) of what the device gets at a time.
+
+  Args:
+    steps: All steps.
+    rows: Images per step.
+    width: Numbers of a feature.
+
+  Example:
+    >>> list(chunks(steps=40, rows=1024, width=1024))
+    [(0, 16), (16, 16), (32, 8)]
+  """
+  chunk = max(1, min(steps, FETCHED // (rows * width)))
+  for start in range(0, steps, chunk):
+    yield start, min(chunk, steps - start)
+
+
+@functools.cache
+def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
+  """Returns fn(state, batches, mean, std) -> state, jitted: some of the steps.
+
+  Args:
+    grid: (learning rate, weight decay) of each head.
+    steps: All steps, over which the learning rates fall.
+
+  The state is (heads, velocity), each kernels float32 [grid, d, classes] and
+  biases float32 [grid, classes]. Batches have the features float32 [n, rows,
+  d], labels int32 [n, rows] and numbers float32 [n] of n steps; mean and std
+  are float32 [d].
+  """
+  import jax
+  import jax.numpy as jnp
+
   rates, decays = np.array(grid, np.float32).T
 
   def loss_of(head, x, labels, decay):
@@ -266,24 +344,7 @@ def train_heads(
 
     return jax.lax.scan(step, state, batches)[0]
 
-  with jax.default_device(jax.local_devices()[0]):
-    heads = (
-      jnp.zeros((len(grid), x.shape[1], num_classes)),
-      jnp.zeros((len(grid), num_classes)),
-    )
-    state = heads, jax.tree.map(jnp.zeros_like, heads)
-    chunk = max(1, min(steps, FETCHED // (rows * x.shape[1])))
-    order = _order(len(x), seed)
-    for start in range(0, steps, chunk):
-      numbers = np.arange(start, min(start + chunk, steps))
-      at = np.stack([order(i * rows, rows) for i in numbers.tolist()])
-      batches = (
-        x[at].astype(np.float32),
-        labels[at].astype(np.int32),
-        numbers.astype(np.float32),
-      )
-      state = trained(state, batches, mean, std)
-  return Heads(mean, std, *jax.device_get(state[0]))
+  return trained
 
 
 def _order(num: int, seed: int):

@@ -20,7 +20,7 @@ from vit_jax import step as step_lib
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
-from vit_jax.evaluators.evaluator import Context, EvaluatorConfig
+from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
 from vit_jax.weights import Head, digests
 
 # Batches that wait on the devices while another program runs: the next one for
@@ -80,9 +80,7 @@ def programs(
 
   Notes, which come last, are on what is left out.
 
-  Not among them are programs that one device runs on features that were
-  gathered (kinds "knn" and "linear"), and the few numbers that several
-  processes exchange.
+  Not among them are the few numbers that several processes exchange.
 
   Args:
     config: The run.
@@ -152,6 +150,8 @@ def programs(
         of_one = -(-number // options.batch_size)
         times = num_times(options.every_steps, known.total_steps)
         passes.append(Passes(options.name, seen[key], number, of_one, times))
+    if all(x.num_examples for x in sources.values()):
+      found += _of_one(evaluator, (params, images), of_state + of_rows)
     if getattr(options, "baselines", False):
       found.append(
         Program(
@@ -162,6 +162,22 @@ def programs(
         )
       )
   return found, passes, notes
+
+
+def _of_one(
+  evaluator: Evaluator, arguments: tuple, beside: int
+) -> Iterator[Program]:
+  """Yields what one device runs on features that were gathered."""
+  features = evaluator.programs().get("features")
+  if features is None:
+    return
+  width = jax.eval_shape(features, *arguments)["x"].shape[-1]
+  device = evaluator.context.mesh.devices.flat[0]
+  one = jax.sharding.SingleDeviceSharding(device)
+  put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
+  for name, (fn, shapes) in evaluator.programs_of_one(width).items():
+    on_device = jax.tree.map(put, shapes)
+    yield Program(f"{evaluator.config.name}/{name}", fn, on_device, beside)
 
 
 def num_times(every_steps: int, total_steps: int) -> int:
