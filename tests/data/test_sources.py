@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import numpy as np
@@ -15,6 +16,7 @@ from vit_jax.data import (
   pipeline,
   sources,
   splits,
+  tfds_records,
   tfds_source,
 )
 from vit_jax.data.builders import digits, embedded
@@ -204,6 +206,41 @@ def open_sorted(prepared, file_format, split="train"):
   builder = Sorted(data_dir=prepared[file_format], file_format=file_format)
   with mock.patch.object(tfds_source, "find_builder", lambda *_: builder):
     return sources.open_source("sorted_digits", split)
+
+
+def test_slow_files_are_read_in_threads(monkeypatch):
+  """One try without them is made again after some calls."""
+  calls = []
+
+  class Files:
+    seconds = 0.0  # of a record
+
+    def __getitem__(self, i):
+      calls.append("one")
+      now[0] += self.seconds
+      return b"%d" % i
+
+    def __getitems__(self, indices):
+      calls.append("threads")
+      return [b"%d" % i for i in indices]
+
+  now, files = [0.0], Files()
+  clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+  monkeypatch.setattr(tfds_records, "time", clock)
+  monkeypatch.setattr(tfds_records, "_THREADED", 2)
+  reader = tfds_records._ByTurns(files)
+
+  def kinds(num_calls):
+    calls.clear()
+    for _ in range(num_calls):
+      assert reader.read([5, 3]) == [b"5", b"3"]
+    return calls
+
+  assert kinds(2) == ["one"] * 4
+  files.seconds = 0.1
+  assert kinds(4) == ["one", "one", "threads", "threads", "one", "one"]
+  files.seconds = 0.0
+  assert kinds(3) == ["threads", "threads", "one", "one"]
 
 
 def test_an_embedded_set_that_is_absent_has_its_class_names(tmp_path):
