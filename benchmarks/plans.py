@@ -40,11 +40,6 @@ V5E = ("v5e:2x4", "v5e:8x8", "v5e:16x16", "v5e:16x16,slices=4")
 SCALING = (
   ("S/16, 224 px, batch 1,024", "vit_s16", V5E[:3]),
   ("B/16, 224 px, batch 4,096", "vit_b16:imagenet21k", V5E),
-  (
-    "L/16, 224 px, batch 1,024",
-    f"vit_l16:imagenet21k {BATCH}1024",
-    V5E[:3],
-  ),
   ("L/16, 224 px, batch 4,096", "vit_l16:imagenet21k", V5E),
   (
     "L/16, 224 px, batch 32,768",
@@ -56,7 +51,7 @@ SCALING = (
     "vit_l16:imagenet21k",
     ("v5p:4x4x4", "v5p:8x8x16"),
   ),
-  ("H/14, 224 px, batch 4,096", "vit_h14:imagenet21k", V5E),
+  ("H/14, 224 px, batch 4,096", "vit_h14:imagenet21k", V5E[1:]),
   ("L/16, 384 px, batch 512", L16_384, V5E[:3]),
   ("L/16, 512 px, batch 512", L16_512, V5E[:2]),
 )
