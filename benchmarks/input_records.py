@@ -58,7 +58,10 @@ def example(number: int) -> bytes:
 
 
 def write(folder: pathlib.Path, count: int) -> None:
-  """Writes what is not there; of 1,000 different records."""
+  """Writes the files, of 1,000 different records, unless there are some."""
+  folder.mkdir(parents=True, exist_ok=True)
+  if any(folder.iterdir()):
+    return
   records = [example(i) for i in range(1000)]
   for i in range(FILES):
     numbers = range(i * count // FILES, (i + 1) * count // FILES)

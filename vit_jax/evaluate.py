@@ -10,8 +10,7 @@ weights then need no config.
 from vit_jax.config import cli
 
 PROBES = {
-  "fewshot": "data set (folder:/path, cifar10) that its features classify, by"
-  " ridge regression on a few images of a class, and on all",
+  "fewshot": "data set (folder:/path), learned from a few images a class",
   "linear": "the same, by a linear layer trained by gradient",
   "knn": "the same, by the vote of the nearest images",
 }
@@ -23,6 +22,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
       "checkpoint": "run, one of its checkpoints, or published weights",
       **PROBES,
       "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
+      "dtype": "with these on published weights: float32 or bfloat16",
       "json": "print that line, and nothing else on the standard output",
       **cli.PROCESS_FLAGS,
     },
@@ -149,13 +149,13 @@ def record(
 
   Returns:
     checkpoint (path), step (updates; 0 where it is unknown), time (seconds
-    since 1970), data (evaluator -> a text) and scores.
+    since 1970), dtype (of the model's products), data (evaluator -> a text) and
+    scores.
   """
   ready = open_checkpoint(config, path, workdir, opened)
   is_first = jax.process_index() == 0
   if is_first and ready.found.format != "checkpoint":
     print(weights.format_report(ready.report))
-    print(f"products        {config.model.dtype}")
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
   if is_first and (text := run_info.sets_text(ready.prepared)):
@@ -173,6 +173,7 @@ def record(
     "checkpoint": str(path),
     "step": step,
     "time": round(time.time(), 3),
+    "dtype": config.model.dtype,
     "data": {e.config.name: e.note for e in ready.evaluators},
     "scores": results,
   }
@@ -202,11 +203,21 @@ def main(args: cli.Args) -> None:
       if args.faults:
         raise ConfigError(args.faults)
       path, config = flags["checkpoint"], args.config
-      opened = Sources(config.data.data_dir, fake=config.fake_data)
       wanted = {kind: flags[kind] for kind in PROBES if flags[kind]}
+      is_alone = wanted and not args.config_name and not cli.run_of(path)
+      if flags["dtype"] and not is_alone:
+        raise ConfigError(
+          [
+            f"--dtype: got {flags['dtype']!r} beside a config, whose"
+            " config.model.dtype counts; set that."
+          ]
+        )
+      opened = Sources(config.data.data_dir, fake=config.fake_data)
       if wanted:
-        if not args.config_name and not cli.run_of(path):
-          config = probes.config_of_file(config, path)
+        if is_alone:
+          config = probes.config_of_file(config, path, flags["dtype"])
+          if jax.process_index() == 0:
+            print(f"dtype           {config.model.dtype}")
         config = probes.configured(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or cli.run_of(path) or f"runs/{name}"

@@ -14,7 +14,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import checkpoint, convert, evaluate, train
-from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
+from vit_jax.config import Config, ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
 from vit_jax.models import precision
 from vit_jax.runtime import probes
@@ -152,7 +152,7 @@ def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
 
 def _main(*words):
   flags = {
-    k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "json")
+    k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "dtype", "json")
   } | cli.PROCESS_FLAGS
   args = cli.parse(
     "evaluate", flags, list(words), ("json",), alone=tuple(evaluate.PROBES)
@@ -207,10 +207,20 @@ def test_features_of_a_file_have_the_products_that_are_fastest(
     monkeypatch.setattr(precision, "of_answers", lambda dtype=dtype: dtype)
     workdir = f"--workdir={tmp_path / dtype}"
     _main(f"--checkpoint={file}", f"--fewshot={own}", workdir)
-    assert f"products        {dtype}\n" in capfd.readouterr().out
+    assert f"dtype           {dtype}\n" in capfd.readouterr().out
     (line,) = (tmp_path / dtype / "evaluation.jsonl").read_text().splitlines()
+    assert json.loads(line)["dtype"] == dtype
     scores[dtype] = json.loads(line)["scores"]
   assert scores["bfloat16"] == scores["float32"]
+  options = Config(), str(file)
+  assert probes.config_of_file(*options, "float32").model.dtype == "float32"
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  assert probes.config_of_file(*options).model.dtype == "float32"
+
+
+def test_a_config_has_a_dtype_of_its_own(run):
+  with pytest.raises(SystemExit, match="--dtype: got 'float32' beside a conf"):
+    _main(f"--checkpoint={run[0]}", "--fewshot=digits", "--dtype=float32")
 
 
 def _with_fewshot(config, dataset):

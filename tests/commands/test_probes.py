@@ -21,7 +21,8 @@ COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}
 
 
 def main(*words):
-  flags = {k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "json")}
+  own = ("checkpoint", *evaluate.PROBES, "workdir", "dtype", "json")
+  flags = dict.fromkeys(own, "")
   evaluate.main(
     cli.parse(
       "evaluate",
@@ -105,7 +106,8 @@ def test_the_line_of_scores_is_as_ever(scored):
   workdir, found = scored
   (line,) = (workdir / "evaluation.jsonl").read_text().splitlines()
   row = json.loads(line)
-  assert set(row) == {"checkpoint", "step", "time", "data", "scores"}
+  keys = {"checkpoint", "step", "time", "dtype", "data", "scores"}
+  assert set(row) == keys
   assert row["scores"]["fewshot/all"] == found["fewshot"]["scores"]["all"]
   assert "knn/20nn" in row["scores"] and "knn/100nn" not in row["scores"]
 

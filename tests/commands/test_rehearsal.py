@@ -14,6 +14,7 @@ from test_plan import FOUND, needs_libtpu
 
 from vit_jax import plan, sharding, train
 from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.evaluators import knn, linear
 from vit_jax.planning import rehearsal
 from vit_jax.planning.table import table
 
@@ -63,6 +64,7 @@ def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   config = _config()
   named, *_ = _programs(config)
   config = freeze({**to_dict(config), "evals": _without(config, "own")})
+  used = _notes_shapes(monkeypatch)
   make_mesh = sharding.make_mesh
   one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
   monkeypatch.setattr(sharding, "make_mesh", one)
@@ -74,6 +76,32 @@ def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   finally:
     logger.removeHandler(compiled)
   assert compiled.names == {program.fn.__name__ for program in named}
+  promised = {p.name.split("/")[-1]: _shapes(p.arguments) for p in named}
+  assert used["nearer"] == {promised["nearer"]}
+  assert used["training"] == {promised["heads of 3 steps"]}
+
+
+def _shapes(arrays):
+  return tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
+
+
+def _notes_shapes(monkeypatch):
+  """Returns the shapes that the programs of one device will be called with."""
+  used = {"nearer": set(), "training": set()}
+
+  def noting(name, make):
+    def making(*options):
+      def call(*arrays):
+        used[name].add(_shapes(arrays))
+        return make(*options)(*arrays)
+
+      return call
+
+    return making
+
+  for module, name in ((knn, "nearer"), (linear, "training")):
+    monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+  return used
 
 
 def _without(config, name):
@@ -160,10 +188,15 @@ def test_evaluations_count_by_their_batches_and_times():
   evals = _without(config, "own")
   evals["test"]["every_steps"] = 30
   evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
-  evals["map"]["split"] = "nowhere"
+  evals["map"]["split"] = evals["near"]["split"] = "nowhere"
   found, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
-  (note,) = notes
-  assert note.startswith("map: its share of the time") and "nowhere" in note
+  of_map, of_near = notes
+  assert of_map.startswith("map: its share of the time, as the number")
+  assert of_near.startswith(
+    "near: its share of the time and its programs of one device, as the number"
+    " of images of 'digits' ['nowhere'] is not known"
+  )
+  assert "near/nearer" not in {program.name for program in found}
   by_name = {p.name: p for p in passes}
   # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
   assert by_name["test"][1:] == ("test/sums", 20, 2, 4)

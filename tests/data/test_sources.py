@@ -209,8 +209,8 @@ def open_sorted(prepared, file_format, split="train"):
 
 
 def test_slow_files_are_read_in_threads(monkeypatch):
-  """One try without them is made again after some calls."""
-  calls = []
+  """A call that takes too long ends in threads, and so do those that follow."""
+  calls, now = [], [0.0]
 
   class Files:
     seconds = 0.0  # of a record
@@ -221,26 +221,39 @@ def test_slow_files_are_read_in_threads(monkeypatch):
       return b"%d" % i
 
     def __getitems__(self, indices):
-      calls.append("threads")
+      calls.append(f"{len(indices)} at once")
       return [b"%d" % i for i in indices]
 
-  now, files = [0.0], Files()
   clock = types.SimpleNamespace(perf_counter=lambda: now[0])
   monkeypatch.setattr(tfds_records, "time", clock)
   monkeypatch.setattr(tfds_records, "_THREADED", 2)
+  files = Files()
   reader = tfds_records._ByTurns(files)
 
   def kinds(num_calls):
     calls.clear()
     for _ in range(num_calls):
-      assert reader.read([5, 3]) == [b"5", b"3"]
+      assert reader.read([5, 3, 8]) == [b"5", b"3", b"8"]
     return calls
 
-  assert kinds(2) == ["one"] * 4
-  files.seconds = 0.1
-  assert kinds(4) == ["one", "one", "threads", "threads", "one", "one"]
+  one, all_at_once = ["one"] * 3, ["3 at once"]
+  assert kinds(2) == one * 2
+  files.seconds = 0.03
+  assert kinds(4) == [
+    "one",
+    "one",
+    "1 at once",
+    *all_at_once * 2,
+    "one",
+    "one",
+    "1 at once",
+  ]
   files.seconds = 0.0
-  assert kinds(3) == ["threads", "threads", "one", "one"]
+  assert kinds(3) == all_at_once * 2 + one
+  files.seconds = (
+    0.02  # too long with the last one, after which nothing is left
+  )
+  assert kinds(2) == one + all_at_once
 
 
 def test_an_embedded_set_that_is_absent_has_its_class_names(tmp_path):

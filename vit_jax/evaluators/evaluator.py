@@ -270,7 +270,8 @@ class Evaluator:
   def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
     """Returns what a single device runs on features, by name.
 
-    The planner compiles these, too.
+    The planner compiles these, too, for one of whose `programs` is "features",
+    which returns them as "x".
 
     Args:
       width: Numbers of a feature.

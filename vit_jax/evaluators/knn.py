@@ -110,7 +110,7 @@ class Knn(Features):
     import jax
 
     num_keys, num_queries = (
-      self.context.sources[k].num_examples for k in self.config.SPLITS
+      source.num_examples for source in (self._train, self._test)
     )
     k, chunk = max(self.config.ks), min(CHUNK, num_keys)
     block = min(QUERIES, num_queries)
@@ -174,6 +174,7 @@ def neighbours(
       best = update(
         best, x, _filled(keys, chunk), _filled(of_keys, chunk), count
       )
+      jax.block_until_ready(best)  # else all chunks wait on the device
   return tuple(
     np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
   )

@@ -155,7 +155,7 @@ class LinearProbe(Features):
       learned["label"],
       self.num_classes,
       grid(options),
-      steps=2 if self.context.config.fake_data else options.steps,
+      steps=self._steps,
       step_images=options.step_images,
       seed=options.seed,
     )
@@ -184,11 +184,15 @@ class LinearProbe(Features):
     }
     return {f"{self.config.name}/{k}": float(v) for k, v in scores.items()}
 
+  @property
+  def _steps(self) -> int:
+    return 2 if self.context.config.fake_data else self.config.steps
+
   def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
     """See `Evaluator`."""
     import jax
 
-    options, train = self.config, self.context.sources["train_split"]
+    options, train = self.config, self._train
     num = train.num_examples - num_held_out(
       train.num_examples, options.held_out
     )
@@ -199,14 +203,14 @@ class LinearProbe(Features):
       of(len(heads), self.num_classes),
     )
     found = {}
-    for steps in {n for _, n in chunks(options.steps, rows, width)}:
+    for steps in {n for _, n in chunks(self._steps, rows, width)}:
       batches = (
         of(steps, rows, width),
         jax.ShapeDtypeStruct((steps, rows), np.int32),
         of(steps),
       )
       found[f"heads of {steps} steps"] = (
-        training(tuple(heads), options.steps),
+        training(tuple(heads), self._steps),
         ((head, head), batches, of(width), of(width)),
       )
     return found
@@ -281,6 +285,7 @@ def train_heads(
         numbers.astype(np.float32),
       )
       state = trained(state, batches, mean, std)
+      jax.block_until_ready(state)  # else all batches wait on the device
   return Heads(mean, std, *jax.device_get(state[0]))
 
 

@@ -143,9 +143,12 @@ def programs(
       if name == next(iter(evaluator.programs())):
         number = options.num_images(sources)
         if unknown := [x.split for x in sources.values() if not x.num_examples]:
+          fn = type(evaluator).programs_of_one
+          has_others = fn is not Evaluator.programs_of_one
+          others = " and its programs of one device" * has_others
           notes.append(
-            f"{options.name}: its share of the time, as the number of images of"
-            f" {options.dataset!r} {unknown} is not known"
+            f"{options.name}: its share of the time{others}, as the number of"
+            f" images of {options.dataset!r} {unknown} is not known"
           )
         of_one = -(-number // options.batch_size)
         times = num_times(options.every_steps, known.total_steps)
@@ -193,7 +196,9 @@ def num_times(every_steps: int, total_steps: int) -> int:
 def split(dataset: str, name: str) -> Split | None:
   """Returns what is known of a split without its data; None: nothing."""
   known = facts.known(dataset)
-  if known is None or not known.num_classes:
+  # What is known of a prefix is that of its fake data.
+  is_fake = facts.prefix_of(dataset) and dataset not in facts.FACTS
+  if known is None or is_fake or not known.num_classes:
     return None
   number = 0
   with contextlib.suppress(splits.SplitError):

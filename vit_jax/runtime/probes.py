@@ -38,24 +38,35 @@ NUM_MISTAKES = 24  # kept with their images
 MOST_MISTAKES = 1000  # kept by name
 
 
-def config_of_file(config: Config, path: str) -> Config:
+def config_of_file(
+  config: Config, path: str, dtype: str | None = None
+) -> Config:
   """Returns a config with the model and the preprocessing of a weights file.
 
-  They are those that `vit_jax.load` finds, with the products that are fastest
-  here (`precision.fastest`).
+  They are those that `vit_jax.load` finds.
 
   Args:
     config: All other options.
     path: Weights that are no run's.
+    dtype: Type of the products, "float32" or "bfloat16"; None: the fastest
+      (`precision.fastest`), and float32 in several processes, whose machines
+      may differ.
 
   Raises:
-    ConfigError: There is no model; or the config states one, which the file
-      does.
+    ConfigError: There is no model, or no such type; or the config states a
+      model, which the file does.
   """
+  if dtype not in (None, "float32", "bfloat16"):
+    raise ConfigError(
+      [f"--dtype: got {dtype!r}, expected float32 or bfloat16."]
+    )
   try:
     found = weights.read(path)
     model = weights.identify(found.params, found.options).for_inference()
-    model = precision.fastest(model)
+    if dtype is not None:
+      model = dataclasses.replace(model, dtype=dtype)
+    elif jax.process_count() == 1:
+      model = precision.fastest(model)
     size = weights.trained_at(found)
   except (FileNotFoundError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
