@@ -40,6 +40,11 @@ V5E = ("v5e:2x4", "v5e:8x8", "v5e:16x16", "v5e:16x16,slices=4")
 SCALING = (
   ("S/16, 224 px, batch 1,024", "vit_s16", V5E[:3]),
   ("B/16, 224 px, batch 4,096", "vit_b16:imagenet21k", V5E),
+  (
+    "L/16, 224 px, batch 1,024",
+    f"vit_l16:imagenet21k {BATCH}1024",
+    V5E[:2],
+  ),
   ("L/16, 224 px, batch 4,096, v5e", "vit_l16:imagenet21k", V5E),
   (
     "L/16, 224 px, batch 32,768",
