@@ -190,7 +190,7 @@ def test_model_and_preprocessing_are_those_of_load():
   for name in ("vit_gap", "bit_v2"):
     path = str(TOKEN.parent / f"{name}.weights.npz")
     vit = vit_jax.load(path, verbose=False)
-    config = probes.config_of_file(Config(), path)
+    config = probes.config_of_file(Config(), path, "float32")
     assert (config.model, config.data.ops) == (vit.config, vit.ops)
   with pytest.raises(ConfigError, match="config.data.ops: got a value of its"):
     ops = "decode|resize(8)"
