@@ -76,9 +76,9 @@ def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   finally:
     logger.removeHandler(compiled)
   assert compiled.names == {program.fn.__name__ for program in named}
-  promised = {p.name.split("/")[-1]: _shapes(p.arguments) for p in named}
-  assert used["nearer"] == {promised["nearer"]}
-  assert used["training"] == {promised["heads of 3 steps"]}
+  promised = {p.name: p.arguments for p in named}
+  assert used["nearer"] == {_shapes(promised["near/nearer"])}
+  assert used["training"] == {_shapes(promised["heads/heads of 3 steps"])}
 
 
 def _shapes(arrays):
