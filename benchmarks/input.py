@@ -137,10 +137,6 @@ def decode_alone(image, key, size):
     return tf.zeros([size, size, 3], tf.uint8)
 
 
-def as_it_is(image, key):
-  return image
-
-
 APART = "decode|inception_crop(224)|flip_lr"
 FUSED = "decode_inception_crop(224)|flip_lr"
 VARIANTS = {  # name -> operations, and what replaces some of them
@@ -149,8 +145,8 @@ VARIANTS = {  # name -> operations, and what replaces some of them
   "decode, then crop; header unseen": (APART, {"decode": decode_unseen}),
   "fused, header unseen": (FUSED, {"decode_inception_crop": crop_unseen}),
   "decoding of the crop alone": (
-    FUSED,
-    {"decode_inception_crop": decode_alone, "flip_lr": as_it_is},
+    "decode_inception_crop(224)",
+    {"decode_inception_crop": decode_alone},
   ),
   "fused, no flip": ("decode_inception_crop(224)", {}),
   "fused, rough decoding": (FUSED, {"decode_inception_crop": decode_roughly}),

@@ -169,7 +169,7 @@ class _ByTurns:
 
   def read(self, indices: Sequence[int]) -> Sequence[bytes]:
     """Returns the records at the indices."""
-    if self._num_threaded:
+    if self._num_threaded > 0:
       self._num_threaded -= 1
       return self._source.__getitems__(indices)
     start, records = time.perf_counter(), []

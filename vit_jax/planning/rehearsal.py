@@ -143,8 +143,8 @@ def programs(
       if name == next(iter(evaluator.programs())):
         number = options.num_images(sources)
         if unknown := [x.split for x in sources.values() if not x.num_examples]:
-          fn = type(evaluator).programs_of_one
-          has_others = fn is not Evaluator.programs_of_one
+          of_one_device = type(evaluator).programs_of_one
+          has_others = of_one_device is not Evaluator.programs_of_one
           others = " and its programs of one device" * has_others
           notes.append(
             f"{options.name}: its share of the time{others}, as the number of"
