@@ -284,8 +284,8 @@ def train_heads(
         labels[at].astype(np.int32),
         numbers.astype(np.float32),
       )
-      state = trained(state, batches, mean, std)
-      jax.block_until_ready(state)  # else all batches wait on the device
+      before, state = state, trained(state, batches, mean, std)
+      jax.block_until_ready(before)  # else all batches wait on the device
   return Heads(mean, std, *jax.device_get(state[0]))
 
 
