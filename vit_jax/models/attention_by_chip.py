@@ -13,7 +13,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models import cudnn
-from vit_jax.models.attention import attention_weights, dot_product_attention
+from vit_jax.models.attention import (
+  attention_scores,
+  attention_weights,
+  dot_product_attention,
+)
 from vit_jax.models.precision import at_least_float32
 
 # Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, which holds the scores
@@ -40,6 +44,10 @@ def attend(
   which are already in memory; so the gradient of the scores is one elementwise
   function of a matrix product, which XLA writes once.
 
+  Kept weights are not divided by their sums. The output and the gradients are,
+  in the operations that compute them: dividing the weights takes a pass over
+  them of its own.
+
   Args:
     query, key, value: Projected queries, keys and values.
     keep_weights: Whether the weights are kept for the backward pass, in the
@@ -51,25 +59,57 @@ def attend(
 
 
 def _attend_forward(query, key, value, keep_weights):
+  if keep_weights:
+    weights, inverse = kept = _exponentials(query, key, value.dtype)
+    out = jnp.einsum(
+      "bhqk,bkhd->bqhd", weights, value, preferred_element_type=inverse.dtype
+    )
+    out = (out * inverse).astype(value.dtype)
+    return out, (query, key, value, out, kept)
   weights = attention_weights(query, key, value.dtype)
   out = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-  return out, (query, key, value, out, weights if keep_weights else None)
+  return out, (query, key, value, out, None)
+
+
+def _exponentials(
+  query: Float[Array, "b q heads d"],
+  key: Float[Array, "b k heads d"],
+  dtype: DTypeLike,
+) -> tuple[Float[Array, "b heads q k"], Float[Array, "b q heads 1"]]:
+  """Returns exp(score - largest), cast to `dtype`; and 1 / the sum over keys.
+
+  The weights of `attention_weights` are the product of the two.
+  """
+  scores = attention_scores(query, key)
+  weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
+  # With the barrier, XLA writes both behind the product that gives the scores.
+  # Without, it computes the exponentials once for the sum and again.
+  weights, total = jax.lax.optimization_barrier(
+    (weights.astype(dtype), jnp.sum(weights, -1))
+  )
+  return weights, jnp.swapaxes(1 / total, 1, 2)[..., None]
 
 
 def _attend_backward(keep_weights, kept, grad):
-  query, key, value, out, weights = kept
-  if not keep_weights:
+  query, key, value, out, exponentials = kept
+  if keep_weights:
+    weights, inverse = exponentials
+    scaled = (grad * inverse).astype(grad.dtype)
+  else:
     # Without the barrier, XLA would find the same weights in the forward pass
     # and keep them.
     query, key, grad = jax.lax.optimization_barrier((query, key, grad))
     weights = attention_weights(query, key, value.dtype)
+    scaled = grad
   precise = at_least_float32(value.dtype)
-  d_value = jnp.einsum("bhqk,bqhd->bkhd", weights, grad)
+  d_value = jnp.einsum("bhqk,bqhd->bkhd", weights, scaled)
   d_weights = jnp.einsum(
     "bqhd,bkhd->bhqk", grad, value, preferred_element_type=precise
   )
   mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
   d_scores = weights.astype(precise) * (d_weights - jnp.swapaxes(mean, 1, 2))
+  if keep_weights:
+    d_scores = d_scores * jnp.swapaxes(inverse, 1, 2)
   d_scores = d_scores.astype(query.dtype)
   scale = query.shape[-1] ** 0.5
   d_query = jnp.einsum("bhqk,bkhd->bqhd", d_scores, key) / scale
