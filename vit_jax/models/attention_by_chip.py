@@ -92,6 +92,8 @@ def _exponentials(
 
 def _attend_backward(keep_weights, kept, grad):
   query, key, value, out, exponentials = kept
+  precise = at_least_float32(value.dtype)
+  mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
   if keep_weights:
     weights, inverse = exponentials
     scaled = (grad * inverse).astype(grad.dtype)
@@ -101,12 +103,10 @@ def _attend_backward(keep_weights, kept, grad):
     query, key, grad = jax.lax.optimization_barrier((query, key, grad))
     weights = attention_weights(query, key, value.dtype)
     scaled = grad
-  precise = at_least_float32(value.dtype)
   d_value = jnp.einsum("bhqk,bqhd->bkhd", weights, scaled)
   d_weights = jnp.einsum(
     "bqhd,bkhd->bhqk", grad, value, preferred_element_type=precise
   )
-  mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
   d_scores = weights.astype(precise) * (d_weights - jnp.swapaxes(mean, 1, 2))
   if keep_weights:
     d_scores = d_scores * jnp.swapaxes(inverse, 1, 2)
