@@ -133,7 +133,7 @@ def core(
     is_self_attention: Whether queries and keys come from the same tokens.
     offsets: See `dot_product_attention`.
   """
-  platform, kind = _chip()
+  platform, kind = chip_of_step()
   if offsets is not None or not kind:
     # The custom gradient can be differentiated neither forwards nor twice.
     return jax.checkpoint(
@@ -155,7 +155,7 @@ def in_pieces(
   `attention` includes the projections, so that no queries, keys or values are
   copied.
   """
-  if _chip()[1] not in FAST_MEMORY:
+  if chip_of_step()[1] not in FAST_MEMORY:
     return attention(queries, tokens)
   scores = num_heads * queries.shape[1] * tokens.shape[1]
   pieces = num_pieces(len(queries), scores)
@@ -214,7 +214,7 @@ def implementation(
   return ("xla", fault) if fault else ("cudnn", "")
 
 
-def _chip() -> tuple[str, str]:
+def chip_of_step() -> tuple[str, str]:
   """Returns platform and kind of chip inside a train step, else "" twice."""
   mesh = jax.sharding.get_abstract_mesh()
   # Inside the shard_map of a step the images are the device's own. Elsewhere

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.hidden_by_chip import hidden
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
@@ -52,8 +53,7 @@ class MlpBlock(nn.Module):
 
     width = x.shape[-1]
     x = dense(options.size.mlp_dim)(x)
-    x = nn.gelu(x, approximate=options.gelu == "tanh")
-    x = drop_at("hidden", x, draws, options.dropout).astype(x.dtype)
+    x = hidden(x, draws, options.dropout, options.gelu == "tanh")
     x = dense(width)(x)
     return drop_at("mlp", x, draws, options.dropout).astype(x.dtype)
 
