@@ -48,27 +48,17 @@ def attention_weights(
   offsets: Float[Array, "r heads d"] | None = None,
 ) -> Float[Array, "b heads q k"]:
   """Returns softmax_k(query . (key + offset) / sqrt(d)), cast to `dtype`."""
-  scores = attention_scores(query, key, offsets)
-  return jax.nn.softmax(scores, axis=-1).astype(dtype)
-
-
-def attention_scores(
-  query: Float[Array, "b q heads d"],
-  key: Float[Array, "b k heads d"],
-  offsets: Float[Array, "r heads d"] | None = None,
-) -> Float[Array, "b heads q k"]:
-  """Returns query . (key + offset) / sqrt(d), at least float32."""
   query = query / query.shape[-1] ** 0.5
   precise = at_least_float32(query.dtype)
   scores = jnp.einsum(
     "bqhd,bkhd->bhqk", query, key, preferred_element_type=precise
   )
-  if offsets is None:
-    return scores
-  by_offset = jnp.einsum(
-    "bqhd,rhd->bhqr", query, offsets, preferred_element_type=precise
-  )
-  return scores + _offset_to_key(by_offset)
+  if offsets is not None:
+    by_offset = jnp.einsum(
+      "bqhd,rhd->bhqr", query, offsets, preferred_element_type=precise
+    )
+    scores = scores + _offset_to_key(by_offset)
+  return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
 def _offset_to_key(

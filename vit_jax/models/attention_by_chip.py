@@ -13,11 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models import cudnn
-from vit_jax.models.attention import (
-  attention_scores,
-  attention_weights,
-  dot_product_attention,
-)
+from vit_jax.models.attention import attention_weights, dot_product_attention
 from vit_jax.models.precision import at_least_float32
 
 # Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, which holds the scores
@@ -80,7 +76,12 @@ def _exponentials(
 
   The weights of `attention_weights` are the product of the two.
   """
-  scores = attention_scores(query, key)
+  scores = jnp.einsum(
+    "bqhd,bkhd->bhqk",
+    query / query.shape[-1] ** 0.5,
+    key,
+    preferred_element_type=at_least_float32(dtype),
+  )
   weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
   # With the barrier, XLA writes both behind the product that gives the scores.
   # Without, it computes the exponentials once for the sum and again.
