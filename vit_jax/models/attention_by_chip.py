@@ -40,9 +40,8 @@ def attend(
   which are already in memory; so the gradient of the scores is one elementwise
   function of a matrix product, which XLA writes once.
 
-  Kept weights are not divided by their sums. The output and the gradients are,
-  in the operations that compute them: dividing the weights takes a pass over
-  them of its own.
+  Kept weights are exponentials, not divided by their sums: what is computed from
+  them is divided instead, as that needs no pass over the weights.
 
   Args:
     query, key, value: Projected queries, keys and values.

@@ -56,7 +56,7 @@ def _forward(x, draws, rate, approximate):
     (precise,),
     (jnp.ones_like(precise),),
   )
-  # Without the barrier, XLA computes both anew from x in the backward pass.
+  # The barrier keeps XLA from computing both anew in the backward pass.
   return jax.lax.optimization_barrier(
     (y.astype(x.dtype), slope.astype(x.dtype))
   )
