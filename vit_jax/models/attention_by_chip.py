@@ -40,8 +40,8 @@ def attend(
   which are already in memory; so the gradient of the scores is one elementwise
   function of a matrix product, which XLA writes once.
 
-  Kept weights are exponentials, not divided by their sums: what is computed from
-  them is divided instead, as that needs no pass over the weights.
+  Kept weights are exponentials, not divided by their sums: what is computed
+  from them is divided instead, as that needs no pass over the weights.
 
   Args:
     query, key, value: Projected queries, keys and values.
