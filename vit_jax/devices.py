@@ -90,13 +90,17 @@ def unknown_peak(device_kind: str) -> str:
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
 
 
-# Options of the TPU's compiler by jax's name of the kind (v5p, v5e); the others
-# have its defaults. The first is KiB of the fast memory that an operation may
-# use: on v5p, where XLA does not prefetch, most of it. The second is how many
-# results at a time may go to the fast memory and be copied out from there: with
-# more, the copies cost more than they save.
+# Options of the TPU's compiler by jax's name of the kind ("TPU v5" is v5p); the
+# others have its defaults. The limit of KiB is the fast memory that an
+# operation may use: on v5p, where XLA does not prefetch, most of it. The other
+# is how many results at a time may go to the fast memory and be copied out from
+# there: with more, the copies cost more than they save.
 OPTIONS = {
-  "TPU v5": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
+  "TPU v4": {
+    "xla_tpu_scoped_vmem_limit_kib": "24576",
+    "xla_msa_max_outstanding_evictions": "1",
+  },
+  "TPU v5": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
   "TPU v5 lite": {
     "xla_tpu_scoped_vmem_limit_kib": "32768",
     "xla_msa_max_outstanding_evictions": "1",
