@@ -41,12 +41,20 @@ study: $(VENV)/installed
 test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
-test-all: $(VENV)/installed-parity
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly"
+# First what depends on how well XLA optimises, compiled as for users; then the
+# rest, compiled faster (tests/conftest.py).
+OPTIMISED = tests/models tests/weights tests/test_architecture.py tests/test_step.py
+REST = $(addprefix --ignore=,$(OPTIMISED))
 
-# What the pages of docs/ show, as it stands there; docs/README.md has the last run.
+test-all: $(VENV)/installed-parity
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(OPTIMISED)
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 -m "not nightly" $(REST)
+
+# What the pages of docs/ show, as it stands there; docs/README.md has the last
+# run. Then the rest of the tests, compiled as for users.
 test-nightly: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m nightly
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(REST)
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
 # Goes on where it was stopped: what has a line for this code is not run.

@@ -9,8 +9,8 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The tests compile many small programs and run each for a moment, so XLA
-# optimises little: compiling well would take most of the time. `make test-all`
-# sets TEST_WHAT_USERS_RUN, and compiles as users do.
+# optimises little: compiling well would take most of the time. Where `make`
+# sets TEST_WHAT_USERS_RUN it compiles as for users.
 FLAGS = ["--xla_force_host_platform_device_count=8"]
 if not os.environ.get("TEST_WHAT_USERS_RUN"):
   FLAGS += [

@@ -1,10 +1,22 @@
 """Several processes at once, as those of a run."""
 
+import os
 import pathlib
 import socket
 import subprocess
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+def env(devices: int = 1) -> dict[str, str]:
+  """Returns this process's environment, with so many devices.
+
+  XLA optimises as little, or as much, as here (conftest.py).
+  """
+  flags = os.environ["XLA_FLAGS"].split()
+  flags = [f for f in flags if "device_count" not in f]
+  flags.append(f"--xla_force_host_platform_device_count={devices}")
+  return os.environ | {"XLA_FLAGS": " ".join(flags)}
 
 
 def address() -> str:

@@ -179,22 +179,24 @@ def test_resumed_run_ends_in_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
-  """A batch, or a step, takes 0.4 seconds; the other takes a few ms."""
+  """A batch, or a step, takes 0.8 seconds; the other takes a few ms."""
   make = train.step_lib.make_train_step
 
   def make_slow(*args):
     train_step = make(*args)
 
     def step(state, batch):
-      time.sleep(0.0 if is_slow else 0.4)
+      time.sleep(0.0 if is_slow else 0.8)
       return train_step(state, batch)
 
     return step
 
+  made = [tiny.batch(step, _config()) for step in range(8)]
+
   def batches(*_):
-    for step in range(8):
-      time.sleep(0.4 if is_slow else 0.0)
-      yield tiny.batch(step, _config())
+    for batch in made:
+      time.sleep(0.8 if is_slow else 0.0)
+      yield batch
 
   monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
   data = types.SimpleNamespace(

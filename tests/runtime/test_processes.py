@@ -1,13 +1,12 @@
 """Flags, variables and SLURM state the process; faults are reported."""
 
-import os
-import socket
 import subprocess
 import sys
 import time
 
 import jax
 import pytest
+import several
 
 from vit_jax import evaluate, train
 from vit_jax.config import ConfigError, cli
@@ -285,16 +284,10 @@ def test_commands_raise_them_with_their_own_faults(calls, command, tmp_path):
   assert calls == []
 
 
-def _free_port():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
 def _python(code, *words, **env):
   return subprocess.Popen(
     [sys.executable, "-c", code, *words],
-    env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | env,
+    env=several.env() | env,
     text=True,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -304,7 +297,7 @@ def _python(code, *words, **env):
 @pytest.mark.slow
 def test_real_processes_meet_as_tasks_of_slurm():
   """All variables are as srun sets them; both nodes are this machine."""
-  port = str(_free_port())
+  port = several.address().split(":")[1]
   tasks = [
     _python(
       "import jax\n"
@@ -330,7 +323,7 @@ def test_real_processes_meet_as_tasks_of_slurm():
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_a_real_process_whose_other_does_not_come(process_id):
   """jax by itself would end it by SIGABRT, with a stack of C++."""
-  address = f"127.0.0.1:{_free_port()}"
+  address = several.address()
   process = _python(
     "import sys\n"
     "from vit_jax.runtime import processes\n"

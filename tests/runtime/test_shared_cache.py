@@ -1,6 +1,5 @@
 """Several processes keep their compiled programs in the folder of the run."""
 
-import os
 import shutil
 import sys
 
@@ -53,8 +52,8 @@ def test_several_processes_keep_programs_in_the_run(monkeypatch):
 def _start(config, workdir):
   """Runs two processes to the end; returns each one's (hits, misses)."""
   address = several.address()
-  without = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
-  env = {k: v for k, v in os.environ.items() if k not in without}
+  env = several.env()
+  del env["JAX_COMPILATION_CACHE_DIR"]
   # The programs of so small a model take less than a second to compile.
   env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
   commands = [

@@ -4,7 +4,6 @@ Devices of a CPU stand for chips, and processes for slices.
 """
 
 import json
-import os
 import re
 import sys
 
@@ -129,8 +128,7 @@ def test_only_sums_pass_between_slices_once_a_step(two_slices):
 @pytest.mark.slow
 def test_processes_that_stand_for_slices_train_as_one():
   address, root = several.address(), several.ROOT
-  env = os.environ | {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+  env = several.env(2) | {
     "PYTHONPATH": f"{root}:{root / 'tests'}",
     "JAX_PLATFORMS": "cpu",
   }

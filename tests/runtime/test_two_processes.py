@@ -6,11 +6,9 @@ The single process that they are compared with is this one, on 1 or 2 devices.
 
 import contextlib
 import json
-import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+import several
 
 from vit_jax import checkpoint, evaluate, sharding, train
 from vit_jax.config import cli
@@ -110,16 +109,9 @@ class Runs(NamedTuple):
   of_four: list[tuple[str, str]]
 
 
-def _free_port():
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
 def _start(num_processes, by_flags, config, words, workdir):
   """Runs `PROCESS` several times at once; returns their (stdout, stderr)."""
-  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  address = f"127.0.0.1:{_free_port()}"
+  env, address = several.env(), several.address()
   processes = []
   for i in range(num_processes):
     if by_flags:
