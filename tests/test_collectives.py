@@ -82,3 +82,21 @@ def test_kernels_are_gathered_as_matrices():
     if equation.primitive.name == "all_gather"
   ]
   assert set(gathered) == {2}
+
+
+def test_a_barrier_keeps_the_type_of_what_is_sent():
+  """And none stands before float32, which XLA would copy for it."""
+  config = tiny.config(mesh__data=2, mesh__fsdp=4, model__dtype="bfloat16")
+  parts = tiny.Parts(config)
+  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
+  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
+  made_by, scattered = {}, collections.Counter()
+  for equation, _ in equations(jaxpr.jaxpr):
+    made_by |= dict.fromkeys(equation.outvars, equation)
+    if equation.primitive.name.startswith("reduce_scatter"):
+      (x,) = equation.invars
+      while (maker := made_by[x]).primitive.name == "reshape":
+        (x,) = maker.invars
+      is_kept = maker.primitive.name == "optimization_barrier"
+      scattered[x.aval.dtype.name, is_kept] += 1
+  assert scattered == {("bfloat16", True): 13, ("float32", False): 2}

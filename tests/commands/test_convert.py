@@ -1,8 +1,6 @@
 """Every format written and read; the slow tests use the other libraries."""
 
 import dataclasses
-import json
-import math
 import pathlib
 import sys
 
@@ -11,26 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch_libraries
-from flax.traverse_util import flatten_dict, unflatten_dict
+from converting import SUFFIX, assert_same
+from flax.traverse_util import unflatten_dict
 
 import vit_jax
 from vit_jax import convert, pretrained, weights
 from vit_jax.config import model_config
-from vit_jax.models import resample
-from vit_jax.models.posemb import sincos2d
-from vit_jax.weights.google import POS_EMBEDDING
 
 HERE = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "weights"))
 
 import foreign  # noqa: E402
 
-DATA = HERE / "data"
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
 TORCH = dict(gelu="erf", ln_eps=1e-12)
 AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
 SIZE = (24, 32)
-SUFFIX = {"orbax": "", "npz": ".npz", "timm": ".safetensors", "hf": ""}
 
 
 def make(num_classes=5, image_size=SIZE, names="abcde", **fields):
@@ -47,12 +41,6 @@ def make(num_classes=5, image_size=SIZE, names="abcde", **fields):
     loss="softmax",
     report=weights.Report("random", {}, {}, (), ()),
   )
-
-
-def flat(vit):
-  return {
-    k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
-  }
 
 
 # A model and what becomes of it: {} as it was; a dict: these options are others
@@ -158,31 +146,7 @@ def test_there_and_back(tmp_path, name):
     assert again.class_names == (None if to == "npz" else vit.class_names)
     if to in ("orbax", "timm"):
       assert again.ops == vit.ops
-    _assert_same(again, vit)
-
-
-def _assert_same(again, vit):
-  """Bit for bit; a table that was not there before holds the same numbers."""
-  got, expected = flat(again), flat(vit)
-  if again.config.name == "vit" and again.config.posemb == "learn":
-    table = got.pop(POS_EMBEDDING)
-    grid = tuple(side // 8 for side in again.image_size)
-    own = {
-      "sincos2d": sincos2d(*grid, table.shape[-1])[None],
-      "none": np.zeros((1, math.prod(grid), table.shape[-1]), np.float32),
-      "learn": expected.pop(POS_EMBEDDING, None),
-    }[vit.config.posemb]
-    rows = table.shape[1] - own.shape[1]  # one of zeros for cls
-    assert rows == (
-      again.config.pool == "token"
-      and again.config.cls_row
-      and not (vit.config.cls_row and vit.config.posemb == "learn")
-    )
-    np.testing.assert_array_equal(table[:, rows:], own)
-    assert not table[:, :rows].any()
-  assert got.keys() == expected.keys()
-  for path, array in expected.items():
-    np.testing.assert_array_equal(got[path], array, path)
+    assert_same(again, vit)
 
 
 @pytest.mark.parametrize(
@@ -322,175 +286,6 @@ def test_a_head_that_is_left_out():
   assert not for_timm.config.pre_logits and "pre_logits" not in for_timm.params
 
 
-# The command line.
-
-
-@pytest.fixture
-def quick_to_compile():
-  """Compiles what the command compares, in half of the usual time."""
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", False)
-
-
-def main(capsys, *argv):
-  convert.main([str(word) for word in argv])
-  return capsys.readouterr().out.split("\n")
-
-
-@pytest.mark.usefixtures("quick_to_compile")
-def test_the_command_says_what_it_did(tmp_path, capsys):
-  src, dst = DATA / "vit_linen_names.weights.npz", tmp_path / "new" / "vit"
-  lines = main(
-    capsys, src, dst, "--to=hf", "--image_size=48", "--posemb_filter=bicubic"
-  )
-  assert lines[:-2] == [
-    f"weights         {src}",
-    "loaded          40 arrays, 49,643 parameters",
-    f"resized         {POS_EMBEDDING}: 4x4 -> 6x6",
-    "re-initialised  nothing",
-    "ignored         nothing",
-    "model           --config.model.variant=B/8 --config.model.width=48"
-    " --config.model.depth=2 --config.model.mlp_dim=96"
-    " --config.model.num_heads=4",
-    "images          48x48, decode|resize(48)",
-    f"written         {dst}",
-    f"{'':<16}transformers.ViTForImageClassification.from_pretrained('{dst}')",
-  ]
-  # The same arrays, the same program: no difference at all.
-  assert lines[-2].startswith("read again      largest difference of logits 0,")
-  config = json.loads((dst / "config.json").read_text())
-  assert config["image_size"] == 48 and config["hidden_act"] == (
-    "gelu_pytorch_tanh"
-  )
-  expected = vit_jax.load(
-    src, image_size=48, posemb_filter="bicubic", verbose=False
-  )
-  _assert_same(vit_jax.load(dst, verbose=False), expected)
-
-
-def test_the_command_s_options(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
-  src = DATA / "vit_linen_names.weights.npz"
-  npz, timm = tmp_path / "a.npz", tmp_path / "b.safetensors"
-  main(
-    capsys, src, npz, "--to=npz", "--patch=4", "--image_size=16x24",
-    "--gelu=erf",
-  )  # fmt: skip
-  lines = main(capsys, npz, timm, "--to=timm", "--grid=4x6", "--gelu=erf")
-  assert f"resized         {POS_EMBEDDING}" not in "\n".join(lines)
-  assert "images          16x24, decode|resize((16, 24))" in lines
-  vit = vit_jax.load(timm, verbose=False)
-  assert (vit.config.variant, vit.config.gelu) == ("B/4", "erf")
-  assert vit.image_size == (16, 24)
-
-  # A file of timm's own, which cannot say how many heads there are.
-  from vit_jax.weights import safetensors_file
-
-  arrays = safetensors_file.open_safetensors(timm)[0]
-  bare = tmp_path / "c.safetensors"
-  safetensors_file.write(
-    bare, {k: np.asarray(v) for k, v in arrays.items()}, {}
-  )
-  with pytest.raises(SystemExit, match="State it: num_heads"):
-    main(capsys, bare, tmp_path / "d", "--to=orbax")
-  main(
-    capsys, bare, tmp_path / "d", "--to=orbax", "--num_heads=4", "--grid=4x6"
-  )
-  _assert_same(vit_jax.load(tmp_path / "d", verbose=False), vit)
-
-  # No table: fixed positions, or none.
-  src = DATA / "bv_gap_sincos2d_rep.weights.npz"
-  main(
-    capsys, src, tmp_path / "e", "--to=orbax", "--posemb=none",
-    "--image_size=32",
-  )  # fmt: skip
-  assert vit_jax.load(tmp_path / "e", verbose=False).config.posemb == "none"
-  # A table whose first row is no class token's.
-  src = DATA / "bv_token.weights.npz"
-  with pytest.raises(SystemExit, match="got 15 patches .with a row for the cl"):
-    main(capsys, src, tmp_path / "f", "--to=orbax", "--cls_row=true")
-  main(capsys, src, tmp_path / "f", "--to=orbax", "--cls_row=false")
-  assert not vit_jax.load(tmp_path / "f", verbose=False).config.cls_row
-
-
-@pytest.mark.usefixtures("quick_to_compile")
-@pytest.mark.parametrize("to", ["timm", "hf"])
-def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
-  if to == "hf":  # to compile it once is enough
-    monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
-  src = DATA / "vit_token_prelogits.weights.npz"
-  dst = tmp_path / ("x" + SUFFIX[to])
-  with pytest.raises(SystemExit, match="--drop_head"):
-    main(capsys, src, dst, f"--to={to}")
-  assert not dst.exists()
-  lines = main(capsys, src, dst, f"--to={to}", "--drop_head")
-  assert lines[-2].startswith(
-    "read again      largest difference of pre_logits"
-  )
-  vit = vit_jax.load(dst, verbose=False)
-  assert vit.num_classes == 0
-  assert vit.config.pre_logits == (to == "hf")
-  if to == "hf":
-    assert "transformers.ViTModel.from_pretrained" in lines[-3]
-
-
-@pytest.mark.parametrize(
-  "words, text",
-  [
-    (
-      ["SRC", "DST.bin", "--to=npz"],
-      "DST.bin', expected a name ending in .npz",
-    ),
-    (["none.npz", "DST", "--to=orbax"], "got 'none.npz', which does not exist"),
-    (["SRC", "SRC", "--to=npz"], "which exists; expected a new one."),
-    (["SRC", "DST", "--to=orbax", "--image_size=33"], "got images of 33 x 33"),
-    (["SRC", "DST", "--to=orbax", "--grid=3x4"], "got 17 rows, expected 13"),
-    (
-      ["SRC", "DST", "--to=orbax", "--num_heads=5"],
-      "not divide the width of 48",
-    ),
-  ],
-)
-def test_the_command_ends_with_the_text(tmp_path, capsys, words, text):
-  names = {
-    "SRC": str(DATA / "vit_linen_names.weights.npz"),
-    "DST": str(tmp_path / "x"),
-    "DST.bin": str(tmp_path / "DST.bin"),
-  }
-  with pytest.raises(SystemExit) as e:
-    main(capsys, *(names.get(w, w) for w in words))
-  assert text in str(e.value.code)
-  assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-  (tmp_path / "file").write_text("")
-  source, target = DATA / "vit_token.weights.npz", tmp_path / "file" / "x.npz"
-  with pytest.raises(SystemExit) as error:
-    convert.main([str(source), str(target), "--to=npz"])
-  assert str(error.value) == (
-    f"DST: got {str(target)!r}, but no files can be written to"
-    f" {tmp_path / 'file'}; name another place."
-  )
-
-
-@pytest.mark.parametrize(
-  "word, text",
-  [
-    ("--to=keras", "invalid choice: 'keras'"),
-    ("--image_size=0", "invalid size (224 or 224x160) value: '0'"),
-    ("--grid=1x2x3", "invalid size (224 or 224x160) value: '1x2x3'"),
-    ("--cls_row=maybe", "invalid true or false value: 'maybe'"),
-    ("--posemb_filter=x", "invalid choice: 'x'"),
-  ],
-)
-def test_the_command_names_a_faulty_flag(capsys, word, text):
-  with pytest.raises(SystemExit):
-    main(capsys, "a", "b", "--to=npz", word)
-  assert text in capsys.readouterr().err
-
-
 # Read by the other libraries. Differences are shares of the largest logit:
 # some 20 to 80 layers in float32, each in another order of sums.
 
@@ -555,8 +350,3 @@ def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
     got = processor(pixels, return_tensors="np")["pixel_values"][0]
     expected = (pixels / 127.5 - 1).transpose(2, 0, 1)
     np.testing.assert_allclose(got, expected, atol=1e-6)
-
-
-def test_help_has_a_meaning_for_every_format_and_filter():
-  assert list(convert.FORMATS) == list(convert.WRITERS)
-  assert list(convert.FILTERS) == list(resample.METHODS)

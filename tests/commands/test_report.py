@@ -1,84 +1,22 @@
 """A fake demo: its summary to the digit, its page without the network."""
 
-import html.parser
 import json
-import pathlib
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_runs import VERSIONS, Page, write_run
 
 from vit_jax import report
-from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import (
-  CheckpointConfig,
   ClassificationConfig,
   Config,
   DataConfig,
   FewshotConfig,
   to_dict,
 )
-from vit_jax.families.vit import ViTConfig
 from vit_jax.reporting import kept, runs, summary
 
-MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
-VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
 SHOTS = ("1", "5", "10", "25")
-
-
-def _write_predictions(path, dataset, side):
-  """Three images and two mistakes, of 500 images with 40 mistakes."""
-  np.savez(
-    path / "predictions.npz",
-    image=np.zeros((3, side, side, 3), np.uint8),
-    label=np.array([0, 1, 1]),
-    prediction=np.array([0, 1, 0]),
-    probability=np.array([0.5, 0.75, 1.0], np.float32),
-    mistake_image=np.zeros((2, side, side, 3), np.uint8),
-    mistake_label=np.array([1, 0]),
-    mistake_prediction=np.array([0, 1]),
-    mistake_probability=np.array([0.875, 0.625], np.float32),
-    num_images=np.array(500),
-    num_wrong=np.array(40),
-    dataset=np.array(dataset),
-    split=np.array("test"),
-  )
-
-
-def _write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
-  path.mkdir(parents=True)
-  config = Config(data=DataConfig(dataset=dataset), evals=evals, init=init)
-  (path / "config.json").write_text(json.dumps(to_dict(config)))
-  model, side = ViTConfig(**MODEL), 4 * grid[0]
-  metadata = {
-    "model": to_dict(model),
-    "image_size": [side, side],
-    "class_names": names,
-    "num_classes": len(names),
-    "grid": grid,
-    "has_cls_row": True,
-    "num_params": 1234,
-    "devices": "1 x cpu",
-    "versions": VERSIONS,
-  }
-  (path / "metadata.json").write_text(json.dumps(metadata))
-  text = "".join(json.dumps(r) + "\n" for r in rows)
-  (path / "metrics.jsonl").write_text(text + '{"step": 9, "cut o')
-  _write_predictions(path, dataset, side)
-  checkpointer = Checkpointer(str(path), CheckpointConfig())
-  shapes = jax.eval_shape(
-    model.build(len(names)).init,
-    jax.random.key(0),
-    jnp.zeros((1, side, side, 3)),
-  )["params"]
-  params = jax.tree.map(lambda a: jnp.ones(a.shape), shapes)
-  state = types.SimpleNamespace(
-    step=jnp.int32(2), params=params, opt_state=(), ema=None
-  )
-  checkpointer.save(2, state, metadata)
-  checkpointer.close()
 
 
 def _train_rows():
@@ -105,7 +43,7 @@ def _shots(prefix, first):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
   base = tmp_path_factory.mktemp("runs") / "demo"
-  _write_run(
+  write_run(
     base / "pretrain",
     "glyphs/size=32",
     (
@@ -131,7 +69,7 @@ def demo(tmp_path_factory):
     ("scratch", 0.625, None),
   ):
     rows = _train_rows() + [{"step": 2, "time": 104.0, "test/top1": top1}]
-    _write_run(base / name, "digits", test, rows, (3, 3), init, tuple("01"))
+    write_run(base / name, "digits", test, rows, (3, 3), init, tuple("01"))
   facts = {"wall_seconds": 12.5, "versions": VERSIONS}
   (base / "demo.json").write_text(json.dumps(facts))
   report.main([str(base)])
@@ -164,51 +102,9 @@ def test_summary_of_the_demo(demo):
   }
 
 
-class _Page(html.parser.HTMLParser):
-  """Collects tags; complains of one that is closed and was not open."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.images, self.links, self.open = [], [], []
-    self.rows, self.tiles, self.text = [], [], []
-    self.feed(text)
-
-  def handle_starttag(self, tag, attrs):
-    attrs = dict(attrs)
-    if tag == "img":
-      self.images.append(attrs)
-    self.links += [v for k, v in attrs.items() if k in ("src", "href")]
-    if tag == "tr":
-      self.rows.append([])
-    if tag in ("th", "td"):
-      self.rows[-1].append("")
-    if tag == "b" and "tiles" in self.classes():
-      self.tiles.append([])
-    if tag not in ("img", "meta", "link", "wbr", "br"):
-      self.open.append((tag, attrs.get("class")))
-
-  def handle_endtag(self, tag):
-    assert self.open.pop()[0] == tag
-
-  def handle_data(self, data):
-    tags = [tag for tag, _ in self.open]
-    if "td" in tags or "th" in tags:
-      self.rows[-1][-1] += data
-    elif "tiles" in self.classes():
-      if tags[-1] == "b":
-        self.tiles[-1] += [data, "", ""]
-      else:
-        self.tiles[-1][1 + (tags[-1] == "i")] += data
-    if "style" not in tags:
-      self.text.append(data)
-
-  def classes(self):
-    return [name for _, name in self.open]
-
-
 def test_page_is_self_contained(demo):
   text = (demo / "report.html").read_text()
-  page = _Page(text)
+  page = Page(text)
   assert page.open == []
   kinds = {i["src"].partition(";base64,")[0] for i in page.images}
   assert kinds == {f"data:image/{kind}" for kind in ("jpeg", "png", "svg+xml")}
@@ -243,7 +139,7 @@ def test_pictures(demo):
 
 
 def test_tiles_say_data_set_and_metric(demo):
-  page = _Page((demo / "report.html").read_text())
+  page = Page((demo / "report.html").read_text())
   assert page.tiles == [
     ["75.0%", "glyphs validation, top-1", "pre-trained"],
     ["75.0%", "digits test, 10-shot, L2 16", "pre-trained; L2 4: 37.5%"],
@@ -259,18 +155,18 @@ def test_a_held_out_part_is_no_headline_beside_a_test(tmp_path):
     ClassificationConfig(name="test", split="test"),
   )
   row = {"step": 1, "val/top1": 0.5, "test/top1": 0.25}
-  _write_run(tmp_path / "a", "digits", evals, [row], (2, 2))
-  page = _Page(report.write_report(str(tmp_path / "a")).read_text())
+  write_run(tmp_path / "a", "digits", evals, [row], (2, 2))
+  page = Page(report.write_report(str(tmp_path / "a")).read_text())
   assert [t[:2] for t in page.tiles] == [["25.0%", "digits test, top-1"]]
   assert ["digits train[90%:]", "50.0%"] in [row[:2] for row in page.rows]
   row.pop("test/top1")
-  _write_run(tmp_path / "b", "digits", evals[:1], [row], (2, 2))
-  page = _Page(report.write_report(str(tmp_path / "b")).read_text())
+  write_run(tmp_path / "b", "digits", evals[:1], [row], (2, 2))
+  page = Page(report.write_report(str(tmp_path / "b")).read_text())
   assert page.tiles[0][:2] == ["50.0%", "digits train[90%:], top-1"]
 
 
 def test_every_l2_weight_is_in_the_table(demo):
-  rows = _Page((demo / "report.html").read_text()).rows
+  rows = Page((demo / "report.html").read_text()).rows
   start = rows.index(["features", "L2", *SHOTS])
   assert rows[start + 1 : start + 7] == [
     [text, l2, *(f"{100 * (first + i / 8) * share:.1f}%" for i in range(4))]
@@ -284,7 +180,7 @@ def test_every_l2_weight_is_in_the_table(demo):
 
 
 def test_worst_mistakes_say_split_and_count(demo):
-  text = "".join(_Page((demo / "report.html").read_text()).text)
+  text = "".join(Page((demo / "report.html").read_text()).text)
   assert "digits test: fine-tuned" in text
   first, _, worst = text.partition("digits test: fine-tuned")[2].partition(
     "Worst mistakes: 40 of the 500 images are named wrongly; the 2 of the"
@@ -294,27 +190,6 @@ def test_worst_mistakes_say_split_and_count(demo):
   assert worst.startswith("✗ 0 88%true: 1✗ 1 62%true: 0")
 
 
-def test_predictions_of_earlier_versions(tmp_path):
-  """Their mistakes are those among the images that they have."""
-  _write_run(tmp_path / "a", "digits", (ClassificationConfig(),), [], (2, 2))
-  with np.load(tmp_path / "a" / "predictions.npz") as file:
-    old = {k: file[k] for k in ("image", "label", "probability")}
-  old["prediction"] = np.array([1, 1, 0])
-  np.savez(tmp_path / "a" / "predictions.npz", **old)
-  (run,) = runs.find_runs(tmp_path)
-  found = kept.predictions(run, 24)
-  assert [(e.label, e.guess) for e in found.mistakes] == [
-    ("$", "Σ"),
-    ("Σ", "$"),
-  ]
-  assert found.of == "digits validation" and not found.is_whole
-  text = report.write_report(str(tmp_path)).read_text()
-  assert "2 of the 3 images that the run kept are named wrongly.<" in text
-  (tmp_path / "a" / "predictions.npz").write_bytes(b"PK cut off")
-  text = report.write_report(str(tmp_path)).read_text()
-  assert "Left out: predictions.npz of a: " in text
-
-
 def test_a_config_with_one_number_as_l2(demo, tmp_path):
   """Earlier runs had one number."""
   config = json.loads((demo / "pretrain" / "config.json").read_text())
@@ -322,21 +197,12 @@ def test_a_config_with_one_number_as_l2(demo, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
   rows = [{"step": 2, **{f"digits/{k}shot": 0.5 for k in SHOTS}}]
   (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]))
-  page = _Page(report.write_report(str(tmp_path)).read_text())
+  page = Page(report.write_report(str(tmp_path)).read_text())
   assert ["trained weights", "16", *["50.0%"] * 4] in page.rows
   assert ["50.0%", "digits test, 10-shot, L2 16", ""] in page.tiles
   (tmp_path / "config.json").unlink()  # Nothing tells the weight, or the data.
-  page = _Page(report.write_report(str(tmp_path)).read_text())
+  page = Page(report.write_report(str(tmp_path)).read_text())
   assert ["trained weights", "?", *["50.0%"] * 4] in page.rows
-
-
-def test_options_that_cannot_be_read_are_told(tmp_path):
-  config = to_dict(Config(evals=(FewshotConfig(name="few"),)))
-  config["evals"]["few"]["l2"] = "much"
-  (tmp_path / "config.json").write_text(json.dumps(config))
-  page = _Page(report.write_report(str(tmp_path)).read_text())
-  text = "config.evals.few.l2: got 'much', expected a value of type number"
-  assert text in "".join(page.text)
 
 
 def test_several_data_sets(tmp_path):
@@ -350,8 +216,8 @@ def test_several_data_sets(tmp_path):
   row = {"step": 1, "pets/25shot": 0.5, "cars/5shot": 0.125}
   for i, name in enumerate(("val", "real", "again")):
     row |= {f"{name}/top1": i / 4, f"{name}/loss": 1.5, f"{name}/count": 1e4}
-  _write_run(tmp_path / "a", "imagenet/x", evals, [row], (2, 2))
-  page = _Page(report.write_report(str(tmp_path)).read_text())
+  write_run(tmp_path / "a", "imagenet/x", evals, [row], (2, 2))
+  page = Page(report.write_report(str(tmp_path)).read_text())
   assert page.tiles == [
     ["0.0%", "imagenet validation (val), top-1", ""],
     ["25.0%", "my_real validation, top-1", ""],
@@ -373,7 +239,7 @@ def test_many_runs_are_rows(tmp_path):
       Config(data=DataConfig(dataset="digits", batch_size=8 + i))
     )
     (path / "config.json").write_text(json.dumps(config))
-  rows = _Page(report.write_report(str(tmp_path)).read_text()).rows
+  rows = Page(report.write_report(str(tmp_path)).read_text()).rows
   assert ["data", "digits [train]"] in rows
   start = rows.index(["", "batch"])
   assert rows[start + 1 :] == [[f"run{i}", str(8 + i)] for i in range(5)]
@@ -386,32 +252,6 @@ def test_a_single_run(demo, tmp_path):
   summary = json.loads((tmp_path / "out" / "summary.json").read_text())
   assert summary["runs"]["scratch"]["test/top1"] == 0.625
   assert summary["wall_seconds"] == 3.0
-
-
-def test_what_is_missing_is_said(tmp_path):
-  for name, line in (
-    ("a", '{"step": 1, "time": 1.0, "train/loss": NaN}\n'),
-    ("b<i>", '{"step": 1, "time": 1.0, "train/loss": 2.5}\n'),
-  ):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "metrics.jsonl").write_text(line)
-  text = report.write_report(str(tmp_path)).read_text()
-  assert _Page(text).open == []
-  for words in (
-    "config.json of a, b&lt;i&gt;",
-    "metadata.json of a, b&lt;i&gt;",
-    "loss of a;",
-    "accuracy of a, b&lt;i&gt;",
-    "predictions.npz of a, b&lt;i&gt;",
-    "a: no checkpoint",
-    "Versions were not recorded",
-  ):
-    assert words in text
-  summary = json.loads((tmp_path / "summary.json").read_text())
-  assert summary["runs"] == {
-    "a": {"train/loss": None},
-    "b<i>": {"train/loss": 2.5},
-  }
 
 
 def test_a_demo_that_was_interrupted(demo, tmp_path):
@@ -433,26 +273,6 @@ def test_time_since_the_start_of_the_demo(demo, tmp_path):
   assert found["wall_seconds"] == 4.0 + 3.0 + 3.0
 
 
-def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
-  (tmp_path / "config.json").write_text("{}")
-  (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
-  text = report.write_report(str(tmp_path)).read_text()
-  assert f"Left out: {tmp_path.name}: " in "".join(_Page(text).text)
-
-
-def test_what_is_scored_once_stands_for_the_run_but_is_no_curve():
-  evals = {
-    name: {"kind": "classification", "split": name} for name in ("test", "val")
-  }
-  rows = [{"step": s, "val/top1": s / 8} for s in (1, 2, 3)]
-  rows.append({"step": 3, "test/top1": 0.5})
-  path = pathlib.Path("runs/x")
-  found = runs.Run("x", path, {"evals": evals}, {}, rows)
-  assert found.top1() == "test/top1" and found.last(found.top1()) == 0.5
-  assert found.curve() == "val/top1"
-  assert runs.Run("z", path, {}, {}, []).curve() is None
-
-
 def test_several_right_classes(tmp_path):
   np.savez(
     tmp_path / "predictions.npz",
@@ -464,15 +284,3 @@ def test_several_right_classes(tmp_path):
   run = runs.Run("x", tmp_path, {}, {"class_names": ["a", "b"]}, [])
   rows = kept.predictions(run, 9).first
   assert [(e.label, e.guess) for e in rows] == [("2", "2"), ("a", "2")]
-
-
-def test_errors(tmp_path):
-  with pytest.raises(ValueError, match="nowhere.*no such directory"):
-    report.write_report(str(tmp_path / "nowhere"))
-  with pytest.raises(ValueError, match="without a run, expected metrics.jsonl"):
-    report.write_report(str(tmp_path))
-  with pytest.raises(SystemExit, match="without a run"):
-    report.main([str(tmp_path)])
-  (tmp_path / "config.json").write_text("{")
-  with pytest.raises(ValueError, match="config.json: got no JSON"):
-    report.write_report(str(tmp_path))

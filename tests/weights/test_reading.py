@@ -1,75 +1,34 @@
 """Every format is recognised by its content; broken files are refused."""
 
-import functools
 import json
-import pathlib
-import pickle
-import re
-import shutil
-import zipfile
 
 import foreign
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
+from weight_files import (
+  DATA,
+  MODEL,
+  hf_folder,
+  message,
+  nested,
+  orbax,
+  our_params,
+  save,
+)
 
 import vit_jax
 from vit_jax import checkpoint, weights
 from vit_jax.config import model_config, to_dict
-from vit_jax.weights import hf, labels, safetensors_file, timm
-from vit_jax.weights.found import EXPECTED
-from vit_jax.weights.google import POS_EMBEDDING
-
-DATA = pathlib.Path(__file__).parents[1] / "data"
-SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
-MODEL = model_config(**SIZE)
-
-
-def published(name="vit_linen_names"):
-  """Arrays of a ViT with 2 blocks on a grid of 4 x 4, 11 classes."""
-  with np.load(DATA / f"{name}.weights.npz") as file:
-    return dict(file)
-
-
-def save(path, **changes):
-  """Writes a `.npz` with other arrays in it; None leaves one out."""
-  arrays = published() | {k.replace("__", "/"): v for k, v in changes.items()}
-  np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
-  return path
-
-
-@functools.cache
-def our_params(image=(32, 32), num_classes=11):
-  return foreign.random_params(MODEL, num_classes, image)
-
-
-def nested(params):
-  return unflatten_dict(params, sep="/")
-
-
-def message(path, **options):
-  """Returns the error for a path that cannot be loaded."""
-  with pytest.raises((ValueError, FileNotFoundError)) as e:
-    vit_jax.load(path, **options)
-  return str(e.value)
+from vit_jax.weights import labels, safetensors_file, timm
 
 
 def assert_same(found, params):
   assert found.params.keys() == params.keys()
   for name, array in params.items():
     np.testing.assert_array_equal(found.params[name], array, name)
-
-
-class Touch:
-  """Makes a file when it is unpickled."""
-
-  def __init__(self, path):
-    self.path = path
-
-  def __reduce__(self):
-    return pathlib.Path.touch, (self.path,)
 
 
 # What is read.
@@ -227,19 +186,8 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   )
 
 
-def _hf(folder, image=(32, 48), **changes):
-  arrays, config, preprocessor = hf.write(
-    our_params(image), MODEL, num_classes=11, image_size=image
-  )
-  folder.mkdir()
-  safetensors_file.write(folder / "model.safetensors", arrays, {})
-  (folder / "config.json").write_text(json.dumps(config | changes))
-  (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
-  return folder
-
-
 def test_hugging_face(tmp_path):
-  folder = _hf(tmp_path / "m", hidden_act="gelu", layer_norm_eps=1e-12)
+  folder = hf_folder(tmp_path / "m", hidden_act="gelu", layer_norm_eps=1e-12)
   found = weights.read(folder)
   assert_same(found, our_params((32, 48)))
   assert found.format == "hf" and found.has_cls_row
@@ -253,7 +201,7 @@ def test_hugging_face(tmp_path):
 
 @pytest.mark.parametrize("do_normalize", [True, False])
 def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
-  folder = _hf(tmp_path / "m")
+  folder = hf_folder(tmp_path / "m")
   about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
   about |= {"do_normalize": do_normalize}
   (folder / "preprocessor_config.json").write_text(json.dumps(about))
@@ -263,7 +211,7 @@ def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
 
 
 def test_hugging_face_in_several_files(tmp_path):
-  folder = _hf(tmp_path / "m")
+  folder = hf_folder(tmp_path / "m")
   whole = folder / "model.safetensors"
   arrays = {
     k: np.asarray(v)
@@ -312,7 +260,7 @@ def test_a_run(tmp_path, inside):
 def test_paths_from_here(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   checkpoint.write_params("run", nested(our_params()), {})
-  _orbax(tmp_path / "tree", nested(our_params()))
+  orbax(tmp_path / "tree", nested(our_params()))
   save("x.npz")
   for path in ("run", "tree"):
     assert_same(weights.read(path), our_params())
@@ -328,15 +276,9 @@ def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
   assert found.class_names is None and found.notes == ()
 
 
-def _orbax(folder, tree):
-  with ocp.PyTreeCheckpointer() as writer:
-    writer.save(folder, tree)
-  return folder
-
-
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"params": x}])
 def test_a_tree_of_another_program(tmp_path, wrap):
-  path = _orbax(tmp_path / "x", wrap(nested(our_params())))
+  path = orbax(tmp_path / "x", wrap(nested(our_params())))
   found = weights.read(path)
   assert_same(found, our_params())
   assert found.format == "checkpoint" and found.metadata == {}
@@ -356,246 +298,6 @@ def test_metadata_of_another_program(tmp_path):
   found = weights.read(tmp_path / "x")
   assert found.metadata == {} and found.options == {}
   assert_same(found, our_params())
-
-
-def test_trees_that_are_no_model(tmp_path):
-  path = _orbax(tmp_path / "a", {"conv1": {"kernel": np.ones(3)}})
-  assert message(path) == (
-    f"{path}: got 1 parameters, such as conv1/kernel; expected those of a"
-    " Vision Transformer (embedding/kernel, Transformer/encoderblock_0/...), of"
-    " a hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
-  )
-  path = _orbax(tmp_path / "b", nested(our_params()) | {"more": [np.ones(3)]})
-  assert message(path) == (
-    f"{path}: got a checkpoint with 'more', which is no array; {EXPECTED}."
-  )
-  path = _orbax(tmp_path / "c", nested(our_params()) | {"step": 3})
-  assert "step: got type int" in message(path)
-
-
-# Orbax's threads outlive for a moment the loop that they report to.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_damaged_tree(tmp_path):
-  path = tmp_path / "x"
-  checkpoint.write_params(str(path), nested(our_params()), {})
-  for name in ("_METADATA", "d"):
-    broken = tmp_path / name
-    shutil.copytree(path, broken)
-    victim = broken / "params" / name
-    shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
-    assert re.fullmatch(
-      rf"{broken} is damaged: \w+: .*; copy it again.", message(broken)
-    )
-  (path / "metadata" / "metadata").write_text("{")
-  assert message(path).startswith(
-    f"{path} is damaged: metadata/metadata: got no JSON (Expecting "
-  )
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize(
-  "content, said",
-  [
-    (b"", "is neither .npz nor .safetensors but empty; " + EXPECTED),
-    (b"Hello.\n" * 20, "is neither .npz nor .safetensors; " + EXPECTED),
-    (
-      b"\x89HDF\r\n\x1a\n" + bytes(99),
-      "is HDF5 (Keras); save the weights as .npz",
-    ),
-    (
-      b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
-      "is a pointer of git-lfs; run git lfs pull",
-    ),
-  ],
-)
-def test_other_files(tmp_path, content, said):
-  path = tmp_path / "B_16.npz"
-  path.write_bytes(content)
-  assert message(path) == f"got '{path}', which {said}."
-
-
-def test_what_is_not_there(tmp_path):
-  path = tmp_path / "none.npz"
-  assert message(path) == (
-    f"got '{path}', which does not exist; {EXPECTED}, or an address:"
-    " https://..., hf-hub:OWNER/NAME."
-  )
-  assert message(tmp_path) == (
-    f"got '{tmp_path}', which has no checkpoint in it; expected the folder of a"
-    " run (it holds checkpoints/<step>/params), or of one step."
-  )
-  (tmp_path / "notes.txt").write_text("none here")
-  (tmp_path / "checkpoints").mkdir()
-  assert "which has no checkpoint in it" in message(tmp_path)
-  for name in ("b", "a"):
-    (tmp_path / name / "checkpoints").mkdir(parents=True)
-  assert message(tmp_path).endswith("or of one step. Runs in it: a, b.")
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_is_never_run(tmp_path, protocol):
-  path, trace = tmp_path / "model.pkl", tmp_path / "was_here"
-  path.write_bytes(pickle.dumps(Touch(trace), protocol))
-  text = message(path)
-  if protocol < 2:  # those begin like any text
-    assert "which is neither .npz nor .safetensors" in text
-  else:
-    assert text == (
-      f"got '{path}', which is a pickle, which may run any code and is never"
-      " loaded; save it as .safetensors where it comes from."
-    )
-  assert not trace.exists()
-
-
-def test_a_file_of_pytorch_is_never_run(tmp_path):
-  path, trace = tmp_path / "model.pth", tmp_path / "was_here"
-  with zipfile.ZipFile(path, "w") as archive:  # as torch.save writes it
-    archive.writestr("model/data.pkl", pickle.dumps(Touch(trace)))
-    archive.writestr("model/data/0", bytes(64))
-  assert message(path) == (
-    f"got '{path}', which is a pickle of PyTorch, may run any code and is never"
-    " loaded; save it as .safetensors with safetensors.torch."
-  )
-  assert not trace.exists()
-
-
-def test_an_array_of_objects_is_never_run(tmp_path):
-  trace = tmp_path / "was_here"
-  bad = np.array([Touch(trace)], object)
-  text = message(save(tmp_path / "x.npz", head__bias=bad))
-  assert "x.npz: got pickled objects in 'head/bias', expected numbers" in text
-  assert not trace.exists()
-
-
-@pytest.mark.parametrize("share", [0.001, 0.3, 0.7, 0.99])
-def test_a_cut_file(tmp_path, share):
-  whole = (DATA / "vit_linen_names.weights.npz").read_bytes()
-  path = tmp_path / "x.npz"
-  path.write_bytes(whole[: int(share * len(whole))])
-  assert message(path) == (
-    f"got '{path}', which cannot be read as a .npz (File is not a zip file);"
-    " expected a whole file of arrays: copy it again, and compare its size."
-  )
-
-
-@pytest.mark.parametrize("where", ["contents", "numbers"])
-def test_a_damaged_file(tmp_path, where):
-  whole = bytearray((DATA / "vit_linen_names.weights.npz").read_bytes())
-  at = whole.rindex(b"PK\x01\x02") if where == "contents" else len(whole) // 2
-  whole[at] ^= 0xFF
-  path = tmp_path / "x.npz"
-  path.write_bytes(whole)
-  assert f"got '{path}', which cannot be read as a .npz (" in message(path)
-
-
-def test_other_models(tmp_path):
-  path = tmp_path / "resnet.npz"
-  np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
-  assert message(path) == (
-    f"got '{path}' with 2 arrays, such as conv1, fc, of no model that we know;"
-    f" {EXPECTED}."
-  )
-  path = tmp_path / "x.safetensors"
-  safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
-  assert message(path).startswith(
-    f"got '{path}' with 1 arrays, such as conv1.weight, of no model"
-  )
-  np.savez(tmp_path / "none.npz")
-  assert "with 0 arrays, such as none, of no model" in message(
-    tmp_path / "none.npz"
-  )
-
-
-def test_shapes_that_do_not_belong_together(tmp_path):
-  name = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
-  changes = {name.replace("/", "__"): np.zeros((48, 95), "f")}
-  path = save(tmp_path / "x.npz", **changes)
-  assert message(path) == (
-    f"1 fault in the weights of {path} for this model:\n"
-    f"  - {name}: got shape (48, 95), expected (48, 96).\n"
-    "The model is the right one; take other weights."
-  )
-
-
-@pytest.mark.parametrize(
-  "bias, told",
-  [
-    (None, "head/bias missing, head/kernel of shape (48, 11)"),
-    (
-      np.zeros(12, "f"),
-      "head/bias of shape (12,), head/kernel of shape (48, 11)",
-    ),
-  ],
-)
-def test_half_a_head(tmp_path, bias, told):
-  path = save(tmp_path / "x.npz", head__bias=bias)
-  assert message(path) == (
-    f"{path}: got a head whose parts do not belong together: {told}; expected"
-    " 11 classes in all. Take a whole file."
-  )
-
-
-@pytest.mark.parametrize(
-  "name, array, said",
-  [
-    (
-      "head/bias",
-      np.array(["a"] * 11),
-      "got type <U1, expected floating point",
-    ),
-    ("head/bias", np.zeros(11, int), "got type int64, expected floating point"),
-    ("head/kernel", np.float32(3), "got shape (), expected 2 dimensions"),
-    ("cls", np.zeros(48, "f"), "got shape (48,), expected 3 dimensions"),
-    (POS_EMBEDDING, np.zeros(48, "f"), "got shape (48,), expected 3 dim"),
-    ("embedding/kernel", np.zeros((192, 48), "f"), "(192, 48), expected 4 dim"),
-  ],
-)
-def test_arrays_of_other_kinds(tmp_path, name, array, said):
-  path = save(tmp_path / "x.npz", **{name.replace("/", "__"): array})
-  text = message(path)
-  assert text.startswith(f"{path}: {name}: got ") and said in text
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_none(tmp_path, value):
-  bias = np.zeros(11, "f")
-  bias[2] = value
-  path = save(tmp_path / "x.npz", head__bias=bias)
-  assert (
-    "\n  - head/bias: got 1 values that are NaN or infinite, expected none.\n"
-    in message(path)
-  )
-
-
-def test_what_lies_beside_a_file_is_broken(tmp_path):
-  folder = _hf(tmp_path / "m")
-  config = folder / "config.json"
-  config.write_text("{")
-  assert message(folder).startswith(f"{folder}/config.json: got no JSON (")
-  config.write_text("[1]")
-  assert message(folder) == (
-    f"{folder}/config.json: got a list, expected options by name. Copy the file"
-    " again."
-  )
-  config.unlink()
-  assert message(folder) == (
-    f"got '{folder}' without a config.json beside it, which tells the heads and"
-    " the form of GELU; expected the folder of a Hugging Face model."
-  )
-
-
-def test_hugging_face_with_a_pickle_alone(tmp_path):
-  folder, trace = _hf(tmp_path / "m"), tmp_path / "was_here"
-  (folder / "model.safetensors").unlink()
-  (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))
-  assert message(folder) == (
-    f"got '{folder}' with pytorch_model.bin, a pickle, which may run any code"
-    " and is never loaded; expected model.safetensors: save it with"
-    " save_pretrained(..., safe_serialization=True)."
-  )
-  assert not trace.exists()
 
 
 def test_the_samples_are_a_whole_model():

@@ -1,0 +1,116 @@
+"""Folders of runs, written as runs write them."""
+
+import html.parser
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import (
+  CheckpointConfig,
+  Config,
+  DataConfig,
+  to_dict,
+)
+from vit_jax.families.vit import ViTConfig
+
+MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
+VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
+
+
+def write_predictions(path, dataset, side):
+  """Three images and two mistakes, of 500 images with 40 mistakes."""
+  np.savez(
+    path / "predictions.npz",
+    image=np.zeros((3, side, side, 3), np.uint8),
+    label=np.array([0, 1, 1]),
+    prediction=np.array([0, 1, 0]),
+    probability=np.array([0.5, 0.75, 1.0], np.float32),
+    mistake_image=np.zeros((2, side, side, 3), np.uint8),
+    mistake_label=np.array([1, 0]),
+    mistake_prediction=np.array([0, 1]),
+    mistake_probability=np.array([0.875, 0.625], np.float32),
+    num_images=np.array(500),
+    num_wrong=np.array(40),
+    dataset=np.array(dataset),
+    split=np.array("test"),
+  )
+
+
+def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
+  path.mkdir(parents=True)
+  config = Config(data=DataConfig(dataset=dataset), evals=evals, init=init)
+  (path / "config.json").write_text(json.dumps(to_dict(config)))
+  model, side = ViTConfig(**MODEL), 4 * grid[0]
+  metadata = {
+    "model": to_dict(model),
+    "image_size": [side, side],
+    "class_names": names,
+    "num_classes": len(names),
+    "grid": grid,
+    "has_cls_row": True,
+    "num_params": 1234,
+    "devices": "1 x cpu",
+    "versions": VERSIONS,
+  }
+  (path / "metadata.json").write_text(json.dumps(metadata))
+  text = "".join(json.dumps(r) + "\n" for r in rows)
+  (path / "metrics.jsonl").write_text(text + '{"step": 9, "cut o')
+  write_predictions(path, dataset, side)
+  checkpointer = Checkpointer(str(path), CheckpointConfig())
+  shapes = jax.eval_shape(
+    model.build(len(names)).init,
+    jax.random.key(0),
+    jnp.zeros((1, side, side, 3)),
+  )["params"]
+  params = jax.tree.map(lambda a: jnp.ones(a.shape), shapes)
+  state = types.SimpleNamespace(
+    step=jnp.int32(2), params=params, opt_state=(), ema=None
+  )
+  checkpointer.save(2, state, metadata)
+  checkpointer.close()
+
+
+class Page(html.parser.HTMLParser):
+  """Collects tags; complains of one that is closed and was not open."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.images, self.links, self.open = [], [], []
+    self.rows, self.tiles, self.text = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    attrs = dict(attrs)
+    if tag == "img":
+      self.images.append(attrs)
+    self.links += [v for k, v in attrs.items() if k in ("src", "href")]
+    if tag == "tr":
+      self.rows.append([])
+    if tag in ("th", "td"):
+      self.rows[-1].append("")
+    if tag == "b" and "tiles" in self.classes():
+      self.tiles.append([])
+    if tag not in ("img", "meta", "link", "wbr", "br"):
+      self.open.append((tag, attrs.get("class")))
+
+  def handle_endtag(self, tag):
+    assert self.open.pop()[0] == tag
+
+  def handle_data(self, data):
+    tags = [tag for tag, _ in self.open]
+    if "td" in tags or "th" in tags:
+      self.rows[-1][-1] += data
+    elif "tiles" in self.classes():
+      if tags[-1] == "b":
+        self.tiles[-1] += [data, "", ""]
+      else:
+        self.tiles[-1][1 + (tags[-1] == "i")] += data
+    if "style" not in tags:
+      self.text.append(data)
+
+  def classes(self):
+    return [name for _, name in self.open]

@@ -1,0 +1,105 @@
+"""A report of what is missing, damaged, older or interrupted."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from fake_runs import Page, write_run
+
+from vit_jax import report
+from vit_jax.config import (
+  ClassificationConfig,
+  Config,
+  FewshotConfig,
+  to_dict,
+)
+from vit_jax.reporting import kept, runs
+
+
+def test_predictions_of_earlier_versions(tmp_path):
+  """Their mistakes are those among the images that they have."""
+  write_run(tmp_path / "a", "digits", (ClassificationConfig(),), [], (2, 2))
+  with np.load(tmp_path / "a" / "predictions.npz") as file:
+    old = {k: file[k] for k in ("image", "label", "probability")}
+  old["prediction"] = np.array([1, 1, 0])
+  np.savez(tmp_path / "a" / "predictions.npz", **old)
+  (run,) = runs.find_runs(tmp_path)
+  found = kept.predictions(run, 24)
+  assert [(e.label, e.guess) for e in found.mistakes] == [
+    ("$", "Σ"),
+    ("Σ", "$"),
+  ]
+  assert found.of == "digits validation" and not found.is_whole
+  text = report.write_report(str(tmp_path)).read_text()
+  assert "2 of the 3 images that the run kept are named wrongly.<" in text
+  (tmp_path / "a" / "predictions.npz").write_bytes(b"PK cut off")
+  text = report.write_report(str(tmp_path)).read_text()
+  assert "Left out: predictions.npz of a: " in text
+
+
+def test_options_that_cannot_be_read_are_told(tmp_path):
+  config = to_dict(Config(evals=(FewshotConfig(name="few"),)))
+  config["evals"]["few"]["l2"] = "much"
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  page = Page(report.write_report(str(tmp_path)).read_text())
+  text = "config.evals.few.l2: got 'much', expected a value of type number"
+  assert text in "".join(page.text)
+
+
+def test_what_is_missing_is_said(tmp_path):
+  for name, line in (
+    ("a", '{"step": 1, "time": 1.0, "train/loss": NaN}\n'),
+    ("b<i>", '{"step": 1, "time": 1.0, "train/loss": 2.5}\n'),
+  ):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "metrics.jsonl").write_text(line)
+  text = report.write_report(str(tmp_path)).read_text()
+  assert Page(text).open == []
+  for words in (
+    "config.json of a, b&lt;i&gt;",
+    "metadata.json of a, b&lt;i&gt;",
+    "loss of a;",
+    "accuracy of a, b&lt;i&gt;",
+    "predictions.npz of a, b&lt;i&gt;",
+    "a: no checkpoint",
+    "Versions were not recorded",
+  ):
+    assert words in text
+  summary = json.loads((tmp_path / "summary.json").read_text())
+  assert summary["runs"] == {
+    "a": {"train/loss": None},
+    "b<i>": {"train/loss": 2.5},
+  }
+
+
+def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
+  (tmp_path / "config.json").write_text("{}")
+  (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
+  text = report.write_report(str(tmp_path)).read_text()
+  assert f"Left out: {tmp_path.name}: " in "".join(Page(text).text)
+
+
+def test_what_is_scored_once_stands_for_the_run_but_is_no_curve():
+  evals = {
+    name: {"kind": "classification", "split": name} for name in ("test", "val")
+  }
+  rows = [{"step": s, "val/top1": s / 8} for s in (1, 2, 3)]
+  rows.append({"step": 3, "test/top1": 0.5})
+  path = pathlib.Path("runs/x")
+  found = runs.Run("x", path, {"evals": evals}, {}, rows)
+  assert found.top1() == "test/top1" and found.last(found.top1()) == 0.5
+  assert found.curve() == "val/top1"
+  assert runs.Run("z", path, {}, {}, []).curve() is None
+
+
+def test_errors(tmp_path):
+  with pytest.raises(ValueError, match="nowhere.*no such directory"):
+    report.write_report(str(tmp_path / "nowhere"))
+  with pytest.raises(ValueError, match="without a run, expected metrics.jsonl"):
+    report.write_report(str(tmp_path))
+  with pytest.raises(SystemExit, match="without a run"):
+    report.main([str(tmp_path)])
+  (tmp_path / "config.json").write_text("{")
+  with pytest.raises(ValueError, match="config.json: got no JSON"):
+    report.write_report(str(tmp_path))

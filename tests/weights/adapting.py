@@ -1,0 +1,35 @@
+"""Weights and models of tests that fit one to the other."""
+
+import functools
+import pathlib
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from vit_jax import models, weights
+from vit_jax.config import model_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
+
+
+@functools.cache
+def make_target(model, image=(32, 32), num_classes=11):
+  module = models.build(model, num_classes)
+  images = jax.ShapeDtypeStruct((1, *image, 3), "float32")
+  return jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+
+
+def published(name="vit_token_prelogits"):
+  """Weights with a class token on a grid of 4 x 4, 2 blocks, 11 classes."""
+  return weights.read(DATA / f"{name}.weights.npz")
+
+
+def adapt(found, image=(32, 32), num_classes=11, adapt_options=None, **fields):
+  model = model_config(**SIZE | fields)
+  target = make_target(model, image, num_classes)
+  params, report = weights.adapt(
+    found, target, model, image, **adapt_options or {}
+  )
+  return flatten_dict(params, sep="/"), report

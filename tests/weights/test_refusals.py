@@ -1,0 +1,271 @@
+"""Broken, foreign and hostile files are refused, with the reason."""
+
+import pathlib
+import pickle
+import re
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from weight_files import (
+  DATA,
+  hf_folder,
+  message,
+  nested,
+  orbax,
+  our_params,
+  save,
+)
+
+from vit_jax import checkpoint
+from vit_jax.weights import safetensors_file
+from vit_jax.weights.found import EXPECTED
+from vit_jax.weights.google import POS_EMBEDDING
+
+
+class Touch:
+  """Makes a file when it is unpickled."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return pathlib.Path.touch, (self.path,)
+
+
+def test_trees_that_are_no_model(tmp_path):
+  path = orbax(tmp_path / "a", {"conv1": {"kernel": np.ones(3)}})
+  assert message(path) == (
+    f"{path}: got 1 parameters, such as conv1/kernel; expected those of a"
+    " Vision Transformer (embedding/kernel, Transformer/encoderblock_0/...), of"
+    " a hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
+  )
+  path = orbax(tmp_path / "b", nested(our_params()) | {"more": [np.ones(3)]})
+  assert message(path) == (
+    f"{path}: got a checkpoint with 'more', which is no array; {EXPECTED}."
+  )
+  path = orbax(tmp_path / "c", nested(our_params()) | {"step": 3})
+  assert "step: got type int" in message(path)
+
+
+# Orbax's threads outlive for a moment the loop that they report to.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_tree(tmp_path):
+  path = tmp_path / "x"
+  checkpoint.write_params(str(path), nested(our_params()), {})
+  for name in ("_METADATA", "d"):
+    broken = tmp_path / name
+    shutil.copytree(path, broken)
+    victim = broken / "params" / name
+    shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
+    assert re.fullmatch(
+      rf"{broken} is damaged: \w+: .*; copy it again.", message(broken)
+    )
+  (path / "metadata" / "metadata").write_text("{")
+  assert message(path).startswith(
+    f"{path} is damaged: metadata/metadata: got no JSON (Expecting "
+  )
+
+
+@pytest.mark.parametrize(
+  "content, said",
+  [
+    (b"", "is neither .npz nor .safetensors but empty; " + EXPECTED),
+    (b"Hello.\n" * 20, "is neither .npz nor .safetensors; " + EXPECTED),
+    (
+      b"\x89HDF\r\n\x1a\n" + bytes(99),
+      "is HDF5 (Keras); save the weights as .npz",
+    ),
+    (
+      b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
+      "is a pointer of git-lfs; run git lfs pull",
+    ),
+  ],
+)
+def test_other_files(tmp_path, content, said):
+  path = tmp_path / "B_16.npz"
+  path.write_bytes(content)
+  assert message(path) == f"got '{path}', which {said}."
+
+
+def test_what_is_not_there(tmp_path):
+  path = tmp_path / "none.npz"
+  assert message(path) == (
+    f"got '{path}', which does not exist; {EXPECTED}, or an address:"
+    " https://..., hf-hub:OWNER/NAME."
+  )
+  assert message(tmp_path) == (
+    f"got '{tmp_path}', which has no checkpoint in it; expected the folder of a"
+    " run (it holds checkpoints/<step>/params), or of one step."
+  )
+  (tmp_path / "notes.txt").write_text("none here")
+  (tmp_path / "checkpoints").mkdir()
+  assert "which has no checkpoint in it" in message(tmp_path)
+  for name in ("b", "a"):
+    (tmp_path / name / "checkpoints").mkdir(parents=True)
+  assert message(tmp_path).endswith("or of one step. Runs in it: a, b.")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_is_never_run(tmp_path, protocol):
+  path, trace = tmp_path / "model.pkl", tmp_path / "was_here"
+  path.write_bytes(pickle.dumps(Touch(trace), protocol))
+  text = message(path)
+  if protocol < 2:  # those begin like any text
+    assert "which is neither .npz nor .safetensors" in text
+  else:
+    assert text == (
+      f"got '{path}', which is a pickle, which may run any code and is never"
+      " loaded; save it as .safetensors where it comes from."
+    )
+  assert not trace.exists()
+
+
+def test_a_file_of_pytorch_is_never_run(tmp_path):
+  path, trace = tmp_path / "model.pth", tmp_path / "was_here"
+  with zipfile.ZipFile(path, "w") as archive:  # as torch.save writes it
+    archive.writestr("model/data.pkl", pickle.dumps(Touch(trace)))
+    archive.writestr("model/data/0", bytes(64))
+  assert message(path) == (
+    f"got '{path}', which is a pickle of PyTorch, may run any code and is never"
+    " loaded; save it as .safetensors with safetensors.torch."
+  )
+  assert not trace.exists()
+
+
+def test_an_array_of_objects_is_never_run(tmp_path):
+  trace = tmp_path / "was_here"
+  bad = np.array([Touch(trace)], object)
+  text = message(save(tmp_path / "x.npz", head__bias=bad))
+  assert "x.npz: got pickled objects in 'head/bias', expected numbers" in text
+  assert not trace.exists()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.7, 0.99])
+def test_a_cut_file(tmp_path, share):
+  whole = (DATA / "vit_linen_names.weights.npz").read_bytes()
+  path = tmp_path / "x.npz"
+  path.write_bytes(whole[: int(share * len(whole))])
+  assert message(path) == (
+    f"got '{path}', which cannot be read as a .npz (File is not a zip file);"
+    " expected a whole file of arrays: copy it again, and compare its size."
+  )
+
+
+@pytest.mark.parametrize("where", ["contents", "numbers"])
+def test_a_damaged_file(tmp_path, where):
+  whole = bytearray((DATA / "vit_linen_names.weights.npz").read_bytes())
+  at = whole.rindex(b"PK\x01\x02") if where == "contents" else len(whole) // 2
+  whole[at] ^= 0xFF
+  path = tmp_path / "x.npz"
+  path.write_bytes(whole)
+  assert f"got '{path}', which cannot be read as a .npz (" in message(path)
+
+
+def test_other_models(tmp_path):
+  path = tmp_path / "resnet.npz"
+  np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
+  assert message(path) == (
+    f"got '{path}' with 2 arrays, such as conv1, fc, of no model that we know;"
+    f" {EXPECTED}."
+  )
+  path = tmp_path / "x.safetensors"
+  safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
+  assert message(path).startswith(
+    f"got '{path}' with 1 arrays, such as conv1.weight, of no model"
+  )
+  np.savez(tmp_path / "none.npz")
+  assert "with 0 arrays, such as none, of no model" in message(
+    tmp_path / "none.npz"
+  )
+
+
+def test_shapes_that_do_not_belong_together(tmp_path):
+  name = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
+  changes = {name.replace("/", "__"): np.zeros((48, 95), "f")}
+  path = save(tmp_path / "x.npz", **changes)
+  assert message(path) == (
+    f"1 fault in the weights of {path} for this model:\n"
+    f"  - {name}: got shape (48, 95), expected (48, 96).\n"
+    "The model is the right one; take other weights."
+  )
+
+
+@pytest.mark.parametrize(
+  "bias, told",
+  [
+    (None, "head/bias missing, head/kernel of shape (48, 11)"),
+    (
+      np.zeros(12, "f"),
+      "head/bias of shape (12,), head/kernel of shape (48, 11)",
+    ),
+  ],
+)
+def test_half_a_head(tmp_path, bias, told):
+  path = save(tmp_path / "x.npz", head__bias=bias)
+  assert message(path) == (
+    f"{path}: got a head whose parts do not belong together: {told}; expected"
+    " 11 classes in all. Take a whole file."
+  )
+
+
+@pytest.mark.parametrize(
+  "name, array, said",
+  [
+    (
+      "head/bias",
+      np.array(["a"] * 11),
+      "got type <U1, expected floating point",
+    ),
+    ("head/bias", np.zeros(11, int), "got type int64, expected floating point"),
+    ("head/kernel", np.float32(3), "got shape (), expected 2 dimensions"),
+    ("cls", np.zeros(48, "f"), "got shape (48,), expected 3 dimensions"),
+    (POS_EMBEDDING, np.zeros(48, "f"), "got shape (48,), expected 3 dim"),
+    ("embedding/kernel", np.zeros((192, 48), "f"), "(192, 48), expected 4 dim"),
+  ],
+)
+def test_arrays_of_other_kinds(tmp_path, name, array, said):
+  path = save(tmp_path / "x.npz", **{name.replace("/", "__"): array})
+  text = message(path)
+  assert text.startswith(f"{path}: {name}: got ") and said in text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_none(tmp_path, value):
+  bias = np.zeros(11, "f")
+  bias[2] = value
+  path = save(tmp_path / "x.npz", head__bias=bias)
+  assert (
+    "\n  - head/bias: got 1 values that are NaN or infinite, expected none.\n"
+    in message(path)
+  )
+
+
+def test_what_lies_beside_a_file_is_broken(tmp_path):
+  folder = hf_folder(tmp_path / "m")
+  config = folder / "config.json"
+  config.write_text("{")
+  assert message(folder).startswith(f"{folder}/config.json: got no JSON (")
+  config.write_text("[1]")
+  assert message(folder) == (
+    f"{folder}/config.json: got a list, expected options by name. Copy the file"
+    " again."
+  )
+  config.unlink()
+  assert message(folder) == (
+    f"got '{folder}' without a config.json beside it, which tells the heads and"
+    " the form of GELU; expected the folder of a Hugging Face model."
+  )
+
+
+def test_hugging_face_with_a_pickle_alone(tmp_path):
+  folder, trace = hf_folder(tmp_path / "m"), tmp_path / "was_here"
+  (folder / "model.safetensors").unlink()
+  (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))
+  assert message(folder) == (
+    f"got '{folder}' with pytorch_model.bin, a pickle, which may run any code"
+    " and is never loaded; expected model.safetensors: save it with"
+    " save_pretrained(..., safe_serialization=True)."
+  )
+  assert not trace.exists()
