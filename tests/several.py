@@ -15,7 +15,8 @@ def env(devices: int = 1) -> dict[str, str]:
   """
   flags = os.environ["XLA_FLAGS"].split()
   flags = [f for f in flags if "device_count" not in f]
-  flags.append(f"--xla_force_host_platform_device_count={devices}")
+  if devices > 1:
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
   return os.environ | {"XLA_FLAGS": " ".join(flags)}
 
 

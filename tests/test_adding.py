@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import several
 
 ROOT = pathlib.Path(__file__).parents[1]
 COPIED = ("vit_jax", "configs", "tests/adding", "tests/data")
@@ -58,11 +59,10 @@ def test_recipe_works_as_written(name, tmp_path):
   assert blocks
   here = pathlib.Path(sys.executable).parent  # so that "python" is this one
   env = {
-    **os.environ,
+    **several.env(),
     "PYTHONPATH": ".",
     "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
   }
-  env.pop("XLA_FLAGS", None)
   for kind, text in blocks:
     if kind == "diff":
       apply_diff(tmp_path, text)

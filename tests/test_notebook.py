@@ -193,7 +193,7 @@ def test_inside(tmp_path):
   assert len(pictures) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pod(tmp_path):
   probe = (
     "print(is_same, largest, gib(shapes, {'data': 1, 'fsdp': 1, 'tensor': 1}))"
@@ -207,7 +207,7 @@ def test_pod(tmp_path):
   assert len(pictures) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_finetune(tmp_path):
   probe = (
     "print(*series('test/top1')[1], few['fewshot/10shot'], len(found),"

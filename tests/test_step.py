@@ -117,7 +117,7 @@ def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
   np.testing.assert_allclose(_losses(others), _losses(metrics), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "family", [tiny.HYBRID, tiny.RESNET], ids=["hybrid", "resnet"]
 )

@@ -1,13 +1,13 @@
 """Every recipe runs anywhere on fake data, through the command line."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import several
 
 from vit_jax.runtime.writer import read_metrics
 
@@ -15,22 +15,19 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def _run(module, *words):
-  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   return subprocess.run(
     [sys.executable, "-m", f"vit_jax.{module}", *words],
     capture_output=True,
     text=True,
     cwd=ROOT,
-    env=env,
+    env=several.env(),
   )
 
 
 # The others compile for a minute or two each.
-EACH_TIME = (
-  "vit_b16.py:imagenet2012",
-  "finetune.py:model=B/16,dataset=cifar10,res=384",
-)
+EACH_TIME = ("finetune.py:model=B/16,dataset=cifar10,res=384",)
 NIGHTLY = (
+  "vit_b16.py:imagenet2012",
   "vit_l32.py:folder:/nowhere",
   "ablation.py:posemb=learn2d,posemb_at=blocks",
   "vit_b32.py:imagenet21k",

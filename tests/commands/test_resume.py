@@ -57,6 +57,7 @@ def _full(*_):
   raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   tmp_path, capfd
 ):

@@ -84,7 +84,7 @@ def test_a_planted_filter_is_found(tiny_vit, file, tmp_path, capsys):
   assert "no published score known by this name" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_planted_step_is_found(tiny_vit, file, tmp_path):
   """For each step: labels by which it alone explains the loss, to the image.
 

@@ -1,5 +1,6 @@
 """A run goes on on other devices, and with its blocks in another form."""
 
+import functools
 import shutil
 
 import jax
@@ -24,29 +25,35 @@ def _config(**changes) -> Config:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-  """A folder, by name of the form and whether blocks are in a scan."""
-  folders = {}
-  for scan in (False, True):
-    folders[scan] = tmp_path_factory.mktemp(f"scan{scan}")
+def stayed(tmp_path_factory):
+  """Returns the folder of a run by whether its blocks are in a scan."""
+
+  @functools.cache
+  def trained(scan):
+    folder = tmp_path_factory.mktemp(f"scan{scan}")
     config = _config(model__scan=scan, mesh__fsdp=4)
-    train.train_and_evaluate(config, str(folders[scan]))
-  return folders
+    train.train_and_evaluate(config, str(folder))
+    return folder
+
+  return trained
 
 
 @pytest.mark.parametrize(
   "scan, num_devices, changes",
   [
-    (False, 2, {"mesh__tensor": 2, "model__scan": True}),
+    pytest.param(
+      *(False, 2, {"mesh__tensor": 2, "model__scan": True}),
+      marks=pytest.mark.slow,
+    ),
     pytest.param(True, 1, {"model__scan": False}, marks=pytest.mark.nightly),
     pytest.param(False, 4, {"mesh__fsdp": 2}, marks=pytest.mark.nightly),
     pytest.param(True, 8, {"mesh__tensor": 4}, marks=pytest.mark.nightly),
   ],
 )
 def test_losses_are_those_of_the_run_that_stayed(
-  runs, tmp_path, monkeypatch, scan, num_devices, changes
+  stayed, tmp_path, monkeypatch, scan, num_devices, changes
 ):
-  shutil.copytree(runs[scan], tmp_path / "run")
+  shutil.copytree(stayed(scan), tmp_path / "run")
   shutil.rmtree(tmp_path / "run/checkpoints/6")
   make_mesh = sharding.make_mesh
   monkeypatch.setattr(
@@ -57,7 +64,7 @@ def test_losses_are_those_of_the_run_that_stayed(
   blocks = state.params["Transformer"].keys()
   assert ("encoderblock" in blocks) == changes["model__scan"]
   want, got = (
-    read_metrics(str(path)) for path in (runs[scan], tmp_path / "run")
+    read_metrics(str(path)) for path in (stayed(scan), tmp_path / "run")
   )
   # Devices add float32 in another order.
   assert difference(want, got) < 1e-5

@@ -82,6 +82,7 @@ def test_a_bad_update_leaves_every_bit(name):
   assert all((old != new).any() for old, new in changed if old.ndim)
 
 
+@pytest.mark.slow
 def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
   data = Hot(config(), 7)

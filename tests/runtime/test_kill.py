@@ -27,6 +27,7 @@ def want(tmp_path_factory):
   return config, parsed, folder / "want"
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bits(want):
   config, parsed, whole = want
   seed = time.time_ns() % 10**6
@@ -47,6 +48,7 @@ def test_a_killed_run_ends_in_the_same_bits(want):
   assert runs.assert_same(workdir, whole) > 10_000
 
 
+@pytest.mark.slow
 def test_other_bits_and_rows_are_noticed(want, tmp_path):
   _, _, whole = want
   shutil.copytree(whole, tmp_path / "run")

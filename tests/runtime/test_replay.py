@@ -47,6 +47,7 @@ def run(parts, every_steps, num_steps, spoil=lambda call, state: state):
   return state, calls
 
 
+@pytest.mark.slow
 def test_it_changes_no_bit_and_computes_two_of_three_once(parts):
   plain, calls = run(parts, 0, 6)
   assert calls == 6

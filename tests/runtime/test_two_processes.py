@@ -88,25 +88,11 @@ file.write_text(json.dumps(scores))
 """
 
 
-class Runs(NamedTuple):
-  """Folders of 8 steps, and what each process wrote to stdout and stderr.
+class Run(NamedTuple):
+  """A folder of 8 steps, and what each process wrote to stdout and stderr."""
 
-  one, one_on_two: One process with one device, and with two.
-  two: Two processes to step 6, and two others to step 8.
-  two_four: Two to step 6, then four.
-  two_three: Two to step 6, then three.
-  four_one: Four, with parameters in shards, to step 6, then one.
-  """
-
-  config: pathlib.Path
-  one: pathlib.Path
-  one_on_two: pathlib.Path
-  two: pathlib.Path
-  two_four: pathlib.Path
-  two_three: pathlib.Path
-  four_one: pathlib.Path
-  of_two: list[tuple[str, str]]
-  of_four: list[tuple[str, str]]
+  folder: pathlib.Path
+  outputs: list[tuple[str, str]]
 
 
 def _start(num_processes, by_flags, config, words, workdir):
@@ -178,22 +164,87 @@ def _alone(config, workdir, num_devices):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-  tmp = tmp_path_factory.mktemp("runs")
-  config = tmp / "tiny.py"
-  config.write_text(CONFIG)
-  runs = {name: tmp / name for name in Runs._fields[1:7]}
-  _alone(config, runs["one"], 1)
-  _alone(config, runs["one_on_two"], 2)
-  words = [f"--workdir={runs['two']}"]
-  of_two = _start(2, False, config, words, runs["two"])
-  for name in ("two_four", "two_three"):
-    shutil.copytree(runs["two"], runs[name], ignore=shutil.ignore_patterns("8"))
-  words = [f"--workdir={runs['four_one']}", "--config.mesh.fsdp=2"]
-  of_four = _start(4, True, config, words, runs["two_four"])
-  _alone(config, runs["four_one"], 1)
-  _start(3, False, config, [f"--workdir={tmp / 'three'}"], runs["two_three"])
-  return Runs(config, *runs.values(), of_two, of_four)
+def config(tmp_path_factory):
+  file = tmp_path_factory.mktemp("config") / "tiny.py"
+  file.write_text(CONFIG)
+  return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one(config, folder):
+  """One process with one device."""
+  _alone(config, folder / "one", 1)
+  return Run(folder / "one", [])
+
+
+@pytest.fixture(scope="module")
+def one_on_two(config, folder):
+  """One process with two devices."""
+  _alone(config, folder / "one_on_two", 2)
+  return Run(folder / "one_on_two", [])
+
+
+@pytest.fixture(scope="module")
+def two(config, folder):
+  """Two processes to step 6, and two others to step 8."""
+  workdir = folder / "two"
+  outputs = _start(2, False, config, [f"--workdir={workdir}"], workdir)
+  return Run(workdir, outputs)
+
+
+def _of_two(two, workdir):
+  shutil.copytree(two.folder, workdir, ignore=shutil.ignore_patterns("8"))
+
+
+@pytest.fixture(scope="module")
+def two_three(config, folder, two):
+  """Two to step 6, then three."""
+  workdir = folder / "two_three"
+  _of_two(two, workdir)
+  words = [f"--workdir={folder / 'three'}"]
+  return Run(workdir, _start(3, False, config, words, workdir))
+
+
+@pytest.fixture(scope="module")
+def four(config, folder, two):
+  """Two to step 6, then four; and four, in shards, to step 6, then one."""
+  two_four, four_one = folder / "two_four", folder / "four_one"
+  _of_two(two, two_four)
+  words = [f"--workdir={four_one}", "--config.mesh.fsdp=2"]
+  outputs = _start(4, True, config, words, two_four)
+  _alone(config, four_one, 1)
+  return Run(two_four, outputs), Run(four_one, [])
+
+
+@pytest.fixture(scope="module")
+def two_four(four):
+  return four[0]
+
+
+@pytest.fixture(scope="module")
+def four_one(four):
+  return four[1]
+
+
+@pytest.fixture
+def run(request):
+  """One of the fixtures above, by its name."""
+  return request.getfixturevalue(request.param)
+
+
+def _runs(*names):
+  """More than two processes take minutes to start on two cores."""
+  rare = ("two_four", "two_three", "four_one")
+  params = [
+    pytest.param(name, marks=pytest.mark.nightly if name in rare else ())
+    for name in names
+  ]
+  return pytest.mark.parametrize("run", params, indirect=True)
 
 
 def _values(workdir):
@@ -223,18 +274,16 @@ EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "name", ["one_on_two", "two", "two_four", "two_three", "four_one"]
-)
-def test_the_numbers_are_those_of_one_process(runs, name):
+@_runs("one_on_two", "two", "two_four", "two_three", "four_one")
+def test_the_numbers_are_those_of_one_process(one, run):
   """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
-  one, other = _values(runs.one), _values(getattr(runs, name))
-  assert other.keys() == one.keys()
-  assert one[8, "test/count"] == 101
-  for key, value in one.items():
+  values, other = _values(one.folder), _values(run.folder)
+  assert other.keys() == values.keys()
+  assert values[8, "test/count"] == 101
+  for key, value in values.items():
     rtol = 0 if re.match(EXACT, key[1]) else 1e-6
     np.testing.assert_allclose(other[key], value, rtol, err_msg=str(key))
-  states = _state(runs.one), _state(getattr(runs, name))
+  states = _state(one.folder), _state(run.folder)
   assert states[0].keys() == states[1].keys()
   for key, value in states[0].items():
     np.testing.assert_allclose(
@@ -243,30 +292,28 @@ def test_the_numbers_are_those_of_one_process(runs, name):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_two_devices_bit_for_bit(runs):
+def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
   """A sum of two numbers has one order only, also after a stop."""
-  one, two = _state(runs.one_on_two), _state(runs.two)
-  assert one.keys() == two.keys()
+  one, other = _state(one_on_two.folder), _state(two.folder)
+  assert one.keys() == other.keys()
   for key, value in one.items():
-    np.testing.assert_array_equal(two[key], value, err_msg=key)
-  one, two = _values(runs.one_on_two), _values(runs.two)
+    np.testing.assert_array_equal(other[key], value, err_msg=key)
+  one, other = _values(one_on_two.folder), _values(two.folder)
   for key, value in one.items():
     if key[1].startswith("train/"):
-      assert two[key] == value, key
+      assert other[key] == value, key
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "name, count", [("two", 2), ("two_three", 3), ("two_four", 4)]
-)
-def test_evaluation_is_exact_in_every_process(runs, name, count):
-  workdir = getattr(runs, name)
+@_runs("two", "two_three", "two_four")
+def test_evaluation_is_exact_in_every_process(config, run):
   told = [
-    json.loads((workdir / f"scores{i}.json").read_text()) for i in range(count)
+    json.loads((run.folder / f"scores{i}.json").read_text())
+    for i in range(len(run.outputs))
   ]
   assert all(scores == told[0] for scores in told)
   with _devices(1):
-    alone = evaluate.evaluate(_parsed(runs.config), str(workdir))
+    alone = evaluate.evaluate(_parsed(config), str(run.folder))
   assert alone.keys() == told[0].keys()
   for key, value in alone.items():
     rtol = 0 if re.match(EXACT, key) else 1e-6
@@ -274,9 +321,9 @@ def test_evaluation_is_exact_in_every_process(runs, name, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["of_two", "of_four"])
-def test_only_process_0_speaks(runs, name):
-  (out, err), *others = getattr(runs, name)
+@_runs("two", "two_four")
+def test_only_process_0_speaks(run):
+  (out, err), *others = run.outputs
   count = 1 + len(others)
   assert f"{count} process(es)" in err and "step 6/6" in err
   assert "resumes     step 6" in err and "step 8/8" in err
@@ -288,16 +335,17 @@ def test_only_process_0_speaks(runs, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two", "two_three", "two_four", "four_one"])
-def test_a_checkpoint_is_written_once(runs, name):
-  folder = getattr(runs, name) / "checkpoints"
+@_runs("two", "two_three", "two_four", "four_one")
+def test_a_checkpoint_is_written_once(one, run):
+  folder = run.folder / "checkpoints"
   assert sorted(p.name for p in folder.iterdir()) == ["3", "6", "8"]
   for step in (3, 6, 8):
     sizes = [
       sum(
-        f.stat().st_size for f in (run / str(step)).rglob("ocdbt.process_*/d/*")
+        f.stat().st_size
+        for f in (checkpoints / str(step)).rglob("ocdbt.process_*/d/*")
       )
-      for run in (runs.one / "checkpoints", folder)
+      for checkpoints in (one.folder / "checkpoints", folder)
     ]
     assert sizes[1] < 1.5 * sizes[0]  # every number once, whoever holds it
     params, metadata = checkpoint.load_params(str(folder / str(step)))

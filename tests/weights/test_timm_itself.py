@@ -83,7 +83,7 @@ def test_logits_are_those_of_timm_s_resnets(timm, name):
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FULL)
 def test_logits_are_timm_s_at_full_size(timm, name):
   fields, image_size = FULL[name]

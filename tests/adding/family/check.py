@@ -5,7 +5,9 @@ import os
 import sys
 import tempfile
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+  [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
