@@ -78,6 +78,24 @@ def test_specs_of_a_block():
   assert not any(specs[block + "LayerNorm_0/scale"][1])
 
 
+@pytest.mark.parametrize(
+  "kind, variant, shape, spec",
+  [
+    ("TPU v6 lite", "L/16", (16, 16, 1), P(None, "fsdp", None)),
+    ("TPU v5 lite", "L/16", (16, 16, 1), P("fsdp", None, None)),
+    ("TPU v6 lite", "L/16", (8, 16, 2), P("fsdp", "tensor", None)),
+    ("TPU v6 lite", "B/16", (16, 16, 1), P("fsdp", None, None)),  # 12 heads
+    ("TPU v6 lite", "B/16", (1, 4, 1), P(None, "fsdp", None)),
+  ],
+)
+def test_some_kinds_split_heads_where_they_can(kind, variant, shape, spec):
+  device = jax.sharding.AbstractDevice(kind, None, "tpu")
+  mesh = jax.sharding.AbstractMesh(shape, sharding.AXES, abstract_device=device)
+  specs = _specs(model_config(variant=variant), mesh)
+  key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
+  assert specs[key][1] == spec
+
+
 def test_stacked_blocks_keep_their_leading_axis_whole():
   specs = _specs(model_config(variant="S/16", scan=True))
   key = "Transformer/encoderblock/MlpBlock_0/Dense_1/kernel"

@@ -87,19 +87,7 @@ def test_same_seed_same_bits_other_seed_other(one_device):
   assert np.any(kernel(other) != kernel(parts.state()))
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    pytest.param({"mesh__data": 8}, marks=pytest.mark.slow),
-    {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-    pytest.param(
-      {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
-    ),
-    {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
-  ],
-  ids=str,
-)
-def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
+def _assert_equal(one_device, changes):
   one, _, metrics = one_device
   parts = tiny.Parts(tiny.config(**changes))
   # The same initial weights, whichever way the blocks are stored.
@@ -115,6 +103,32 @@ def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
   _, others = parts.run(5, state)
   # Sums in another order; five steps at a high learning rate amplify it.
   np.testing.assert_allclose(_losses(others), _losses(metrics), rtol=1e-5)
+  return state
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    pytest.param({"mesh__data": 8}, marks=pytest.mark.slow),
+    {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
+    pytest.param(
+      {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
+    ),
+    {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
+  ],
+  ids=str,
+)
+def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
+  _assert_equal(one_device, changes)
+
+
+@pytest.mark.slow
+def test_equal_where_heads_are_split(one_device, monkeypatch):
+  monkeypatch.setattr(sharding, "SPLIT_BY_HEADS", ("cpu",))
+  state = _assert_equal(one_device, {"mesh__fsdp": 4})
+  attention = state.params["Transformer"]["encoderblock_0"]
+  kernel = attention["MultiHeadDotProductAttention_0"]["query"]["kernel"]
+  assert kernel.sharding.spec == jax.P(None, "fsdp", None)
 
 
 @pytest.mark.nightly

@@ -91,7 +91,8 @@ def reduce(grads, specs):
     # arrays where a part is no multiple of its tiles: twice the bytes.
     parts = jax.lax.axis_size("fsdp")
     shape[dim] //= parts
-    g = g.reshape(*g.shape[:axis], parts, shape[dim], *g.shape[axis + 1 :])
+    before, size, after = g.shape[:axis], g.shape[axis], g.shape[axis + 1 :]
+    g = g.reshape(*before, parts, size // parts, *after)
     g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis)
     return total(g, ("data",)).astype(jnp.float32).reshape(shape)
 
@@ -106,15 +107,20 @@ def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
 
 
 def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-  """Merges the dimensions before `dim`, and those after; and its new index.
+  """Returns x as a matrix whose parts along `dim` are rows, or columns.
 
   Collectives get matrices: heads of 64 would be padded to a TPU's tiles of 128,
   and copied before and after.
+
+  Returns:
+    The matrix, and its dimension that `dim` has become: 0 if that was the
+    first, else 1, merged with those behind it.
   """
-  before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-  shape = (before,) * (dim > 0) + (x.shape[dim],)
-  shape += (after,) * (dim < x.ndim - 1)
-  return x.reshape(shape), int(dim > 0)
+  if x.ndim == 1:
+    return x, 0
+  if dim == 0:
+    return x.reshape(len(x), -1), 0
+  return x.reshape(math.prod(x.shape[:dim]), -1), 1
 
 
 def _split_dim(spec: P) -> int | None:

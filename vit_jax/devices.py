@@ -107,6 +107,11 @@ OPTIONS = {
   },
 }
 
+# Kinds of TPU on which the kernels of queries, keys and values are better split
+# by heads than by rows: XLA need not copy what it gathers. On v5e the estimates
+# disagree (docs/performance_log.md).
+SPLIT_BY_HEADS = ("TPU v4", "TPU v5", "TPU v6 lite")
+
 
 def compiler_options(device_kind: str) -> dict[str, str]:
   """Returns the options of `jax.jit` for the compiler of such devices."""

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
+from vit_jax.devices import SPLIT_BY_HEADS
 from vit_jax.families import FAMILIES
 
 AXES = ("data", "fsdp", "tensor")
@@ -35,6 +36,9 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
   ),
   (r".*", P()),
 )
+
+# Before these on kinds of `SPLIT_BY_HEADS`.
+BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
 
 def slices(devices: list | None = None) -> list[list]:
@@ -197,7 +201,7 @@ def left_whole(
     got = _names(_spec(name, leaf.shape, mesh))
     total += size
     whole += size * ("fsdp" not in got)
-    for axis in _names(_rule(name, len(leaf.shape))):
+    for axis in _names(_rule(name, len(leaf.shape), mesh)):
       if axis not in got and mesh.shape[axis] > 1:
         indivisible[axis].append(name)
   return whole / max(total, 1), {k: v for k, v in indivisible.items() if v}
@@ -249,17 +253,18 @@ def path_of(path) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _rule(name: str, num_dims: int) -> P:
-  spec = next(
-    spec for rule, spec in PARAM_RULES if re.search(rf"(^|/){rule}$", name)
-  )
+def _rule(name: str, num_dims: int, mesh: Mesh | AbstractMesh) -> P:
+  device = mesh.abstract_mesh.abstract_device
+  is_by_heads = device and device.device_kind in SPLIT_BY_HEADS
+  rules = (BY_HEADS, *PARAM_RULES) if is_by_heads else PARAM_RULES
+  spec = next(spec for rule, spec in rules if re.search(rf"(^|/){rule}$", name))
   if num_dims < len(spec):  # e.g. a placeholder of the optimizer
     return P()
   return P(*(None,) * (num_dims - len(spec)), *spec)
 
 
 def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
-  rule = _rule(name, len(shape))
+  rule = _rule(name, len(shape), mesh)
   axes = [
     _dividing(axes, size, mesh)
     for axes, size in zip(rule, shape[: len(rule)], strict=True)
@@ -276,12 +281,17 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
 
 
 def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
-  """Returns those of a dimension's axes that divide it, from the left."""
+  """Returns those of a dimension's axes that divide it, from the left.
+
+  fsdp is outside of tensor or on another dimension: what is gathered along it
+  then keeps the parts that tensor makes.
+  """
   names = (axes,) if isinstance(axes, str) else axes or ()
   kept = ()
   for name in names:
     if (
       mesh.shape[name] > 1
+      and not (kept and name == "fsdp")
       and size % math.prod(mesh.shape[a] for a in (*kept, name)) == 0
     ):
       kept += (name,)
