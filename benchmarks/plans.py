@@ -76,9 +76,8 @@ compiler's coarser roofline; the third number is their geometric mean, from
 which the other columns follow. Hours are for all steps of the recipe, without
 evaluation.
 
-The rows of v5e, of v5p:8x8x16, and of B/16 on v6e are older than the last
-changes of the step and of the compiler's options. On v5e:16x16 these lower the
-estimate of L/16 with batch 4,096 by 2.8 %, and of B/16 by 2.5 %.
+The rows of v5e are older than the last changes of the step. On v5e:16x16 these
+lower the estimate of L/16 with batch 4,096 by 2.8 %, and of B/16 by 2.5 %.
 
 <!-- estimate: python benchmarks/plans.py -->
 
