@@ -1,10 +1,6 @@
 """Predictions of a loaded model: what is an image, and what is told of it."""
 
-import os
 import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import numpy as np
@@ -37,17 +33,6 @@ def china(tmp_path_factory):
     pixels = np.asarray(image)
     image.save(png)
   return jpeg, png, pixels
-
-
-def run(code, *args):
-  out = subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-    capture_output=True,
-    text=True,
-    check=True,
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-  )
-  return out.stdout, out.stderr
 
 
 def test_whatever_holds_an_image_gives_the_same(vit, china):

@@ -276,15 +276,12 @@ EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 @pytest.mark.slow
 @_runs("one_on_two", "two", "two_four", "two_three", "four_one")
 def test_the_numbers_are_those_of_one_process(one, run):
-  """Devices add float32 (eps 1.2e-7) in another order.
-
-  The norm of the gradients adds 15,000 squares: seen are 1.03e-6 on jax 0.12.
-  """
+  """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
   values, other = _values(one.folder), _values(run.folder)
   assert other.keys() == values.keys()
   assert values[8, "test/count"] == 101
   for key, value in values.items():
-    rtol = 0 if re.match(EXACT, key[1]) else 2e-6
+    rtol = 0 if re.match(EXACT, key[1]) else 1e-6
     np.testing.assert_allclose(other[key], value, rtol, err_msg=str(key))
   states = _state(one.folder), _state(run.folder)
   assert states[0].keys() == states[1].keys()
