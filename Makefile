@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study faults test test-all test-nightly lint wheel test-wheel clean
+.PHONY: demo study faults test test-all test-nightly test-rare test-as-users lint wheel test-wheel clean
 
 $(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -20,6 +20,10 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-ser
 
 $(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt requirements-onnx.txt requirements-trackers.txt
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements-parity.txt
+	touch $@
+
+$(VENV)/installed-tpu: $(VENV)/installed-parity requirements-tpu.txt
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements-tpu.txt
 	touch $@
 
 demo: $(VENV)/installed
@@ -43,7 +47,8 @@ test: $(VENV)/installed-test
 
 # First what depends on how well XLA optimises, compiled as for users; then the
 # rest, compiled faster (tests/conftest.py).
-OPTIMISED = tests/models tests/weights tests/test_architecture.py tests/test_step.py
+OPTIMISED = tests/models tests/weights tests/test_architecture.py \
+	tests/test_step.py tests/runtime/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity
@@ -51,9 +56,14 @@ test-all: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 -m "not nightly" $(REST)
 
 # What the pages of docs/ show, as it stands there; docs/README.md has the last
-# run. Then the rest of the tests, compiled as for users.
-test-nightly: $(VENV)/installed-parity
+# run. Then the rest of the tests, compiled as for users, and those that libtpu
+# compiles. With -k the second part runs, whatever becomes of the first.
+test-nightly: test-rare test-as-users
+
+test-rare: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m nightly
+
+test-as-users: $(VENV)/installed-tpu
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(REST)
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.

@@ -16,6 +16,8 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(
   re.findall(r"^### (An? [^\n]*)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
 )
+# The others take a minute or so, or hardly change.
+EACH_TIME = ("A model family", "A data set", "An evaluator")
 BLOCK = re.compile(r"```(sh|diff)\n(.*?)```", re.DOTALL)
 
 
@@ -46,8 +48,16 @@ def test_diffs_are_applied_where_they_say(tmp_path):
     apply_diff(tmp_path, "--- a.py\n w = 1\n+z = 2\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.slow if name in EACH_TIME else pytest.mark.nightly,
+    )
+    for name in RECIPES
+  ],
+)
 def test_recipe_works_as_written(name, tmp_path):
   for folder in COPIED:
     shutil.copytree(

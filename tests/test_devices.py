@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax import devices
 from vit_jax.devices import peak_flops, unknown_peak
+from vit_jax.models import attention_by_chip, hidden_by_chip
 
 # Dense bfloat16, TFLOP/s.
 KINDS = {
@@ -66,6 +67,30 @@ def test_what_is_not_known_is_not_guessed(kind):
 def test_every_entry_is_tested():
   for pattern in devices.PEAK_FLOPS:
     assert any(re.fullmatch(pattern, kind) for kind in KINDS)
+
+
+def test_generations():
+  names = {k: devices.generation(k) for k in (*KINDS, *UNKNOWN) if "TPU" in k}
+  assert {k: v for k, v in names.items() if k != v} == {
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+  }
+
+
+def test_choices_by_chip_are_of_chips_that_are_known():
+  named = {
+    *devices.OPTIONS,
+    *devices.SPLIT_BY_HEADS,
+    *attention_by_chip.FAST_MEMORY,
+    *attention_by_chip.KEEP_WEIGHTS,
+    *hidden_by_chip.KEEP_SLOPE,
+  }
+  assert named == {"v4", "v5e", "v5p", "v6e"}
+  assert named < {*devices.CHIPS} == {*devices.GENERATIONS.values()}
 
 
 def test_why_there_is_no_mfu():

@@ -142,7 +142,7 @@ def execute(name, folder, probe=""):
   return printed, text.split(), pictures
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_model(tmp_path):
   probe = "print(largest, losses[0], losses[-1], wide.image_size)"
   printed, found, pictures = execute("01_model", tmp_path, probe)
@@ -153,7 +153,7 @@ def test_model(tmp_path):
   assert len(pictures) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data(tmp_path):
   probe = "print(labels_mixup[0].max(), labels_cutmix[0].max(), len(order), n)"
   printed, found, pictures = execute("02_data", tmp_path, probe)
@@ -179,7 +179,7 @@ def test_fewshot(tmp_path):
   assert len(pictures) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inside(tmp_path):
   probe = (
     "print((found == labels).mean(), np.abs(by_hand - maps).max(), "

@@ -78,7 +78,7 @@ def test_what_is_built(built):
   assert len(always) == len(_requirements("requirements.txt"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_wheel_outside_of_the_checkout(built, tmp_path):
   """Its dependencies are those of this environment, lent by a .pth file.
 

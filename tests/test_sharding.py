@@ -82,6 +82,7 @@ def test_specs_of_a_block():
   "kind, variant, shape, spec",
   [
     ("TPU v6 lite", "L/16", (16, 16, 1), P(None, "fsdp", None)),
+    ("TPU v5p", "L/16", (16, 16, 1), P(None, "fsdp", None)),
     ("TPU v5 lite", "L/16", (16, 16, 1), P("fsdp", None, None)),
     ("TPU v6 lite", "L/16", (8, 16, 2), P("fsdp", "tensor", None)),
     ("TPU v6 lite", "B/16", (16, 16, 1), P("fsdp", None, None)),  # 12 heads

@@ -123,12 +123,27 @@ def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
 
 
 @pytest.mark.slow
-def test_equal_where_heads_are_split(one_device, monkeypatch):
+@pytest.mark.parametrize(
+  "changes, spec",
+  [
+    ({"mesh__fsdp": 4}, (None, "fsdp", None)),
+    ({"mesh__fsdp": 8}, ("fsdp", None, None)),  # of 4 heads
+    ({"mesh__fsdp": 2, "mesh__tensor": 2}, ("fsdp", "tensor", None)),
+    ({"mesh__fsdp": 4, "model__scan": True}, (None, None, "fsdp", None)),
+  ],
+  ids=str,
+)
+def test_equal_where_heads_are_split(one_device, monkeypatch, changes, spec):
   monkeypatch.setattr(sharding, "SPLIT_BY_HEADS", ("cpu",))
-  state = _assert_equal(one_device, {"mesh__fsdp": 4})
-  attention = state.params["Transformer"]["encoderblock_0"]
-  kernel = attention["MultiHeadDotProductAttention_0"]["query"]["kernel"]
-  assert kernel.sharding.spec == jax.P(None, "fsdp", None)
+  state = _assert_equal(one_device, changes)
+  kernels = [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    if sharding.path_of(path).endswith("query/kernel")
+  ]
+  assert kernels
+  for kernel in kernels:
+    assert kernel.sharding.spec == jax.P(*spec)
 
 
 @pytest.mark.nightly

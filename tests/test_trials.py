@@ -24,9 +24,9 @@ def _run(module, *words):
   )
 
 
-# The others compile for a minute or two each.
-EACH_TIME = ("finetune.py:model=B/16,dataset=cifar10,res=384",)
-NIGHTLY = (
+# They compile for a minute or two each.
+RECIPES = (
+  "finetune.py:model=B/16,dataset=cifar10,res=384",
   "vit_b16.py:imagenet2012",
   "vit_l32.py:folder:/nowhere",
   "ablation.py:posemb=learn2d,posemb_at=blocks",
@@ -42,13 +42,8 @@ NIGHTLY = (
 )
 
 
-@pytest.mark.parametrize(
-  "source",
-  [
-    *(pytest.param(s, marks=pytest.mark.slow) for s in EACH_TIME),
-    *(pytest.param(s, marks=pytest.mark.nightly) for s in NIGHTLY),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("source", RECIPES)
 def test_recipe_on_fake_data(source, tmp_path):
   """Two steps of the whole width; two blocks stand for the others."""
   done = _run(

@@ -80,8 +80,8 @@ def reduce(grads, specs):
       g, axis = _flat(g, dim)
     if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
       # They are sent in the type that they have: without the barrier XLA may
-      # cast them to float32 first. With it, it would copy the head's, which
-      # has that type.
+      # cast them to float32 first. Those of the head are float32; a barrier
+      # would make XLA copy them.
       g = g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
     else:  # XLA for CPUs fails on bfloat16 beside an axis that it splits itself
       g = g.astype(jnp.float32)

@@ -43,6 +43,29 @@ CHIPS = {
   "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, 12.5e9, int(31.24 * 2**30)),
 }
 
+# Their names in jax's `device_kind`, as patterns of the whole of it.
+GENERATIONS = {
+  r"TPU v3": "v3",
+  r"TPU v4": "v4",
+  r"TPU v5( lite|e)": "v5e",
+  r"TPU v5p?": "v5p",
+  r"TPU v6( lite|e)": "v6e",
+}
+
+
+def generation(device_kind: str) -> str:
+  """Returns the key in `CHIPS`; for devices that have none, `device_kind`.
+
+  Example:
+    >>> generation("TPU v5 lite"), generation("cpu")
+    ('v5e', 'cpu')
+  """
+  for pattern, name in GENERATIONS.items():
+    if re.fullmatch(pattern, device_kind):
+      return name
+  return device_kind
+
+
 # Dense bfloat16 peak of one jax device, FLOP/s, by a pattern of the whole of
 # jax's `device_kind`: for a GPU that is the name given by its driver. NVIDIA
 # prints most rates "with sparsity", twice the dense rate, which is used here. A
@@ -50,11 +73,7 @@ CHIPS = {
 # products (V100, T4), and parts of a GPU (MIG), have no entry.
 PEAK_FLOPS = {
   r"TPU v2": 22.5e12,
-  r"TPU v3": CHIPS["v3"].peak_flops,
-  r"TPU v4": CHIPS["v4"].peak_flops,
-  r"TPU v5( lite|e)": CHIPS["v5e"].peak_flops,
-  r"TPU v5p?": CHIPS["v5p"].peak_flops,
-  r"TPU v6( lite|e)": CHIPS["v6e"].peak_flops,
+  **{kind: CHIPS[name].peak_flops for kind, name in GENERATIONS.items()},
   r"TPU7x": 2307e12 / 2,
   r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB": 312e12,
   r"NVIDIA A100 80GB PCIe": 312e12,
@@ -90,29 +109,29 @@ def unknown_peak(device_kind: str) -> str:
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
 
 
-# Options of the TPU's compiler by jax's name of the kind ("TPU v5" is v5p); the
-# others have its defaults. The limit of KiB is the fast memory that an
-# operation may use: on v5p, where XLA does not prefetch, most of it. The other
-# is how many results at a time may go to the fast memory and be copied out from
-# there: with more, the copies cost more than they save.
+# Options of the TPU's compiler by `generation`; the others have its defaults.
+# The limit of KiB is the fast memory that an operation may use: on v5p, where
+# XLA does not prefetch, most of it. The other is how many results at a time may
+# go to the fast memory and be copied out from there: with more, the copies cost
+# more than they save.
 OPTIONS = {
-  "TPU v4": {
+  "v4": {
     "xla_tpu_scoped_vmem_limit_kib": "24576",
     "xla_msa_max_outstanding_evictions": "1",
   },
-  "TPU v5": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
-  "TPU v5 lite": {
+  "v5e": {
     "xla_tpu_scoped_vmem_limit_kib": "32768",
     "xla_msa_max_outstanding_evictions": "1",
   },
+  "v5p": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
 }
 
-# Kinds of TPU on which the kernels of queries, keys and values are better split
-# by heads than by rows: XLA need not copy what it gathers. On v5e the estimates
-# disagree (docs/performance_log.md).
-SPLIT_BY_HEADS = ("TPU v4", "TPU v5", "TPU v6 lite")
+# Chips on which, by estimate, the kernels of queries, keys and values are
+# better split by heads than by rows: XLA need not copy what it gathers. On v5e
+# the two estimates disagree (docs/performance_log.md).
+SPLIT_BY_HEADS = ("v4", "v5p", "v6e")
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:
   """Returns the options of `jax.jit` for the compiler of such devices."""
-  return OPTIONS.get(device_kind, {})
+  return OPTIONS.get(generation(device_kind), {})

@@ -1,4 +1,4 @@
-"""Which device has which part of what: the mesh, and one table for parameters.
+"""Which device has which part of what: the mesh, and the rules for parameters.
 
 Batches are split over `data` and `fsdp`; parameters, and all that the optimizer
 keeps for each of them, over `fsdp` and `tensor`. Where TPU slices are joined by
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
-from vit_jax.devices import SPLIT_BY_HEADS
+from vit_jax.devices import SPLIT_BY_HEADS, generation
 from vit_jax.families import FAMILIES
 
 AXES = ("data", "fsdp", "tensor")
@@ -37,7 +37,7 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
   (r".*", P()),
 )
 
-# Before these on kinds of `SPLIT_BY_HEADS`.
+# Before these on chips of `SPLIT_BY_HEADS`.
 BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
 
@@ -164,12 +164,14 @@ def num_microbatches(num_rows: int, microbatch: int | None) -> int:
 
 
 def infer(tree, mesh: Mesh | AbstractMesh):
-  """Returns a NamedSharding for every leaf, by `PARAM_RULES`.
+  """Returns a NamedSharding for every leaf: by its path and the kind of chip.
+
+  The rules are `PARAM_RULES`, after `BY_HEADS` on chips of `SPLIT_BY_HEADS`.
 
   Blocks stacked for a scan have one more dimension in front, which is not
   split. Where fsdp does not divide the dimension of the rule, it splits the
-  largest dimension that it does divide; where tensor does not, that dimension
-  is not split (see `left_whole`).
+  largest dimension that it does divide; where tensor does not, it splits none
+  (see `left_whole`).
 
   Args:
     tree: Parameters, or a state that has them; arrays or shapes.
@@ -217,7 +219,7 @@ def describe(config: Config, params, mesh: Mesh) -> str:
   for axis, names in indivisible.items():
     text += (
       f"; {axis}={mesh.shape[axis]} does not divide {len(names)} leaves such as"
-      f" {names[0]}, which it leaves whole or splits along another dimension"
+      f" {names[0]}, which it leaves whole"
     )
   return text
 
@@ -255,7 +257,7 @@ def path_of(path) -> str:
 
 def _rule(name: str, num_dims: int, mesh: Mesh | AbstractMesh) -> P:
   device = mesh.abstract_mesh.abstract_device
-  is_by_heads = device and device.device_kind in SPLIT_BY_HEADS
+  is_by_heads = device and generation(device.device_kind) in SPLIT_BY_HEADS
   rules = (BY_HEADS, *PARAM_RULES) if is_by_heads else PARAM_RULES
   spec = next(spec for rule, spec in rules if re.search(rf"(^|/){rule}$", name))
   if num_dims < len(spec):  # e.g. a placeholder of the optimizer

@@ -257,7 +257,7 @@ def test_memory_is_kept_for_the_next_step():
   assert statistics.median(np.diff(now)) < 1000, now
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_real_input():
   command = [sys.executable, "-m", "vit_jax.benchmark", "--input=real"]
   command += ["--config=configs/digits_finetune.py", "--steps=20", "--json"]

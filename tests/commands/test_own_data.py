@@ -96,7 +96,7 @@ def test_readme_as_it_stands(tmp_path, monkeypatch):
   assert (tmp_path / "runs/arrays/checkpoints/30").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
   not importlib.util.find_spec("torch"), reason="PyTorch is not installed"
 )
@@ -184,7 +184,7 @@ def _counted(counts, fn):
   return counted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_is_opened_or_read_twice(counts, tmp_path):
   score = {"kind": "classification", "ops": OPS}
   few = {"kind": "fewshot", "ops": OPS, "shots": (1,), "split": "test"}

@@ -235,11 +235,15 @@ def test_libtpu_prints_no_stack_when_ended(flags):
 
 @pytest.mark.slow
 @needs_libtpu
-def test_compiled_for_a_slice():
+@pytest.mark.parametrize(
+  "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2"]
+)
+def test_compiled_for_a_slice(topology):
+  """Also that the compiler takes the options that it is told, by chip."""
   code = (
     "import json, tiny; from vit_jax import plan;"
     "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
-    "print(json.dumps(plan.plan(c, 'v5e:2x2')))"
+    f"print(json.dumps(plan.plan(c, '{topology}')))"
   )
   done = subprocess.run(
     [sys.executable, "-c", code],

@@ -82,7 +82,7 @@ def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
   assert result["final"]["scores"]["test/top1"] == pytest.approx(4 / 16)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_test_would_choose_another(images, tmp_path):
   train.train_and_evaluate(_config(images, optim__lr=0.03), str(tmp_path))
   last = read_metrics(str(tmp_path))[-2:]

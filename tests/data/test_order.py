@@ -190,7 +190,10 @@ def _counts_of_classes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 180])
-@pytest.mark.parametrize("batch_size, ideal", [(1000, 632), (4096, 983)])
+@pytest.mark.parametrize(
+  "batch_size, ideal",
+  [(1000, 632), pytest.param(4096, 983, marks=pytest.mark.nightly)],
+)
 def test_a_sorted_split_of_imagenets_size_is_mixed(batch_size, ideal, start):
   """A random batch has `ideal` of the 1,000 classes."""
   counts = _counts_of_classes(

@@ -302,7 +302,7 @@ def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
     np.testing.assert_array_equal(batches[0][key], batches[1][key])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_reads_by_number_ends(data_dir):
   """Though records are being read ahead; unclosed, one of three never ends."""
   code = (

@@ -65,7 +65,7 @@ OF_KIND = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_kind_by_one_command_on_fake_data(tmp_path):
   """Each as a user adds it to a config that has none of its name."""
   assert set(OF_KIND) == set(EVALUATORS)

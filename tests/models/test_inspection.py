@@ -349,7 +349,7 @@ def test_why_there_is_no_table(posemb, why):
     inspection.position_table(model.options, params, (8, 12))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_at_the_size_that_is_published():
   """B/16 at 384 px: 577 tokens, whose heads are at first without preference."""
   config = ViTConfig(variant="B/16")

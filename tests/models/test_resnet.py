@@ -93,7 +93,7 @@ def test_names_are_those_of_the_published_hybrids():
 def test_a_fresh_unit_of_v1_passes_its_input_on():
   """The last norm of a unit starts at zero, and the head at zero."""
   model = ResNet(**SMALL, form="v1", head_bias=-2.0)
-  params = model.init(jax.random.key(0), IMAGES)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), IMAGES)["params"]
   logits, out = run(model, params)
   np.testing.assert_array_equal(logits, -2.0)
   unit = params["block2"]["unit2"]

@@ -26,7 +26,7 @@ def _config() -> Config:
   return freeze(c)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")
 def test_six_evaluations_and_checkpoints_leave_nothing(tmp_path, monkeypatch):
   found, write = [], Writer.scalars

@@ -70,7 +70,7 @@ def _start(config, workdir):
   return [tuple(map(int, pair)) for pair in told]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_start_reads_what_process_0_wrote(tmp_path):
   """Of CPUs, jax gives every process a key of its own: only process 0 reads.
 

@@ -53,7 +53,7 @@ def _scored(workdir):
   ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_run_ends_in_the_same_bits(config, tmp_path, monkeypatch):
   want, workdir = tmp_path / "want", tmp_path / "stopped"
   train.train_and_evaluate(config, str(want))

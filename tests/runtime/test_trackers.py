@@ -309,7 +309,7 @@ def in_trackio():
   return [{k: v for k, v in r.items() if k != "timestamp"} for r in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("offline")
 def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   """A run that fails, resumes and finishes is one run in each of them."""

@@ -281,7 +281,7 @@ def test_what_we_write_is_loaded(transformers, tmp_path, name):
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_b_16_is_loaded(transformers, tmp_path):
   errors = _compare(transformers, tmp_path, model_config(), (224, 224))
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6

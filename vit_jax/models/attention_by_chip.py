@@ -12,18 +12,19 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.devices import generation
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
 from vit_jax.models.precision import at_least_float32
 
-# Kinds of TPU (v5e, v6e) with a fast memory of 128 MiB, which holds the scores
-# of a few images at a time: of L/16, 16 images at 224 px or 2 at 384.
-FAST_MEMORY = ("TPU v5 lite", "TPU v6 lite")
+# TPUs with a fast memory of 128 MiB, which holds the scores of a few images at
+# a time: of L/16, 16 images at 224 px or 2 at 384.
+FAST_MEMORY = ("v5e", "v6e")
 MAX_SCORES = 11_000_000
 
-# Kinds (v4, v5p) on which keeping the weights for the backward pass is faster
+# TPUs on which keeping the weights for the backward pass is faster
 # than recomputing them.
-KEEP_WEIGHTS = ("TPU v4", "TPU v5")
+KEEP_WEIGHTS = ("v4", "v5p")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -133,15 +134,15 @@ def core(
     is_self_attention: Whether queries and keys come from the same tokens.
     offsets: See `dot_product_attention`.
   """
-  platform, kind = chip_of_step()
-  if offsets is not None or not kind:
+  platform, chip = chip_of_step()
+  if offsets is not None or not chip:
     # The custom gradient can be differentiated neither forwards nor twice.
     return jax.checkpoint(
       functools.partial(dot_product_attention, offsets=offsets)
     )
   if is_self_attention and implementation(platform, *sizes)[0] == "cudnn":
     return cudnn.attend
-  return functools.partial(attend, keep_weights=kind in KEEP_WEIGHTS)
+  return functools.partial(attend, keep_weights=chip in KEEP_WEIGHTS)
 
 
 def in_pieces(
@@ -215,10 +216,12 @@ def implementation(
 
 
 def chip_of_step() -> tuple[str, str]:
-  """Returns platform and kind of chip inside a train step, else "" twice."""
+  """Returns platform and generation inside a train step, else "" twice."""
   mesh = jax.sharding.get_abstract_mesh()
   # Inside the shard_map of a step the images are the device's own. Elsewhere
   # they may be spread over devices, and a piece of them would have to be
   # gathered.
   device = mesh.abstract_device if mesh.manual_axes else None
-  return (device.platform, device.device_kind) if device else ("", "")
+  if not device:
+    return "", ""
+  return device.platform, generation(device.device_kind)
