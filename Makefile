@@ -47,8 +47,7 @@ test: $(VENV)/installed-test
 
 # First what depends on how well XLA optimises, compiled as for users; then the
 # rest, compiled faster (tests/conftest.py).
-OPTIMISED = tests/models tests/weights tests/test_architecture.py \
-	tests/test_step.py tests/runtime/test_two_processes.py
+OPTIMISED = tests/models tests/weights tests/runtime/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity
