@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -27,6 +28,11 @@ os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
 # So are the programs that XLA compiles.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"
 atexit.register(shutil.rmtree, os.environ["TFDS_DATA_DIR"], ignore_errors=True)
+
+# Torch for GPUs brings triton, which ends a process in which TensorFlow was
+# imported before it (triton 3.7, TensorFlow 2.21).
+if importlib.util.find_spec("triton"):
+  importlib.import_module("triton")
 
 import jax  # noqa: E402  (after the flags that it reads)
 
