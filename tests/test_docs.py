@@ -24,6 +24,8 @@ import tempfile
 
 import pytest
 
+from vit_jax.data.sources import open_source
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("weights", "tour", "predict", "export", "trackers")
 ALONE = "# Without vit_jax"
@@ -206,6 +208,7 @@ def test_code_does_what_the_text_says_in_a_process_of_its_own(
 ):
   for package in NEEDS.get(section, ()):
     pytest.importorskip(package)
+  open_source("digits", "train")  # the first time it says that it makes them
   check(page, section, tmp_path, in_this_process=False)
 
 

@@ -411,7 +411,7 @@ def _pair(size) -> tuple[int, int] | None:
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
   """Moves arrays one by one and releases each, so that few exist twice."""
   return {
-    key: _to_device(value) if isinstance(value, dict) else jnp.asarray(value)
+    key: _to_device(value) if isinstance(value, dict) else jax.device_put(value)
     for key, value in ((k, tree.pop(k)) for k in list(tree))
   }
 
