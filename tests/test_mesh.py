@@ -83,12 +83,16 @@ def test_every_mesh_has_the_losses_of_one_device(name, mesh):
 @pytest.mark.parametrize(
   "scan, remat",
   [
-    pytest.param(True, "full", marks=pytest.mark.slow),
-    *(
-      pytest.param(scan, remat, marks=pytest.mark.nightly)
-      for scan, remat in itertools.product((False, True), ("none", "dots"))
-    ),
-    pytest.param(False, "full", marks=pytest.mark.nightly),
+    pytest.param(
+      scan,
+      remat,
+      marks=pytest.mark.slow
+      if (scan, remat) == (True, "full")
+      else pytest.mark.nightly,
+    )
+    for scan, remat in itertools.product(
+      (False, True), ("none", "dots", "full")
+    )
   ],
 )
 def test_memory_savers_combine(scan, remat):

@@ -22,8 +22,8 @@ from vit_jax.models.precision import at_least_float32
 FAST_MEMORY = ("v5e", "v6e")
 MAX_SCORES = 11_000_000
 
-# TPUs on which keeping the weights for the backward pass is faster
-# than recomputing them.
+# TPUs on which keeping the weights for the backward pass is faster than
+# recomputing them.
 KEEP_WEIGHTS = ("v4", "v5p")
 
 
