@@ -1,6 +1,8 @@
 """The mesh, and how each parameter is split."""
 
+import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -56,6 +58,65 @@ def test_fsdp_takes_up_to_16_and_data_the_rest(devices, data, fsdp):
 def test_mesh_that_does_not_fit(mesh):
   with pytest.raises(ValueError, match="does not fit 8 device"):
     sharding.make_mesh(mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What jax asks of a TPU to put it into a mesh."""
+
+  id: int
+  coords: tuple[int, int, int]
+  process_index: int
+  device_kind: str
+  platform: str = "tpu"
+  core_on_chip: int = 0
+  slice_index: int = 0
+
+
+def _chips(kind, sides):
+  """Returns the chips of a slice, whose hosts have 2 x 2 of them."""
+  places = list(itertools.product(*map(range, sides)))
+  hosts = sorted({(x // 2, y // 2, z) for x, y, z in places})
+  return [
+    Chip(i, (x, y, z), hosts.index((x // 2, y // 2, z)), kind)
+    for i, (x, y, z) in enumerate(places)
+  ]
+
+
+@pytest.mark.parametrize(
+  "kind, sides, mesh",
+  [
+    # fsdp is 16: no side of the slice, and no product of sides.
+    ("TPU v6 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
+    ("TPU v6 lite", (4, 8, 1), MeshConfig(fsdp=-1)),
+    ("TPU v4", (8, 8, 8), MeshConfig(fsdp=-1)),
+    ("TPU v4", (4, 4, 4), MeshConfig(fsdp=8)),
+    ("TPU v4", (4, 4, 4), MeshConfig(tensor=2)),
+    ("TPU v5 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
+  ],
+)
+def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
+  chips = _chips(kind, sides)
+  made = sharding.make_mesh(mesh, chips)
+  assert dict(made.shape) == sharding.mesh_shape(mesh, len(chips))
+  assert {*made.devices.flat} == {*chips}
+  assert sharding.row_faults(made) == []
+
+
+def test_every_process_holds_rows_of_its_own():
+  # jax puts an axis of four along a side, past two hosts.
+  chips = _chips("TPU v5 lite", (4, 4, 1))
+  mesh = sharding.make_mesh(MeshConfig(tensor=4), chips)
+  (fault,) = sharding.row_faults(mesh)
+  assert "{'data': 4, 'fsdp': 1, 'tensor': 4} on 4 processes" in fault
+
+
+def test_batches_are_held_to_a_mesh_whose_axes_are_open():
+  evals = {"val": {"kind": "classification", "batch_size": 12}}
+  config = tiny.config(mesh__fsdp=-1, data__batch_size=20, evals=evals)
+  batch, val = sharding.mesh_faults(config)
+  assert batch.startswith("config.data.batch_size: got 20, which does not")
+  assert val.startswith("config.evals.val.batch_size: got 12, which does not")
 
 
 def test_batch_that_does_not_divide():

@@ -48,8 +48,9 @@ def normalise(images):
 def fingerprints(batch: Batch) -> tuple:
   """Hashes a global batch, to find where two runs part.
 
-  Sums modulo 2^32 over the rows, so the same on any mesh, and exactly what
-  numpy makes of the same rows.
+  Sums modulo 2^32 over the rows, so exactly what numpy makes of the same rows.
+  The places of rows are the same on any mesh of one process; of several hosts
+  of TPUs they depend on where the chips of a host are in the mesh.
 
   Args:
     batch: All keys; arrays of numpy or jax.

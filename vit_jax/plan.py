@@ -135,7 +135,7 @@ def plan(
     ConfigError: The config, or the slice, cannot work.
   """
   chip, devices = describe(topology)
-  if found := faults(config, len(devices)):
+  if found := faults(config, devices):
     raise ConfigError(found)
   mesh = sharding.make_mesh(config.mesh, devices)
   step, arguments = lower(config, mesh)
@@ -220,22 +220,25 @@ PRICES = (
 ).split()
 
 
-def faults(config: Config, num_devices: int) -> list[str]:
-  """Returns what is wrong with a run on so many devices, one text a fault."""
-  found = word_faults(config)
-  try:
-    shape = sharding.mesh_shape(config.mesh, num_devices)
-  except ValueError as e:
-    return [*found, str(e)]
-  if not found:
-    found += sharding.batch_faults(
-      "config.data.batch_size", config.data.batch_size, shape
-    )
+def faults(config: Config, devices: list) -> list[str]:
+  """Returns what is wrong with a run on these chips, one text a fault."""
+  found = [*word_faults(config), *sharding.mesh_faults(config, devices)]
+  if not found and is_of_hosts(devices):
+    found = sharding.row_faults(sharding.make_mesh(config.mesh, devices))
   try:
     facts_of(config)
   except ValueError as e:
     found.append(str(e))
   return found
+
+
+def is_of_hosts(devices: list) -> bool:
+  """Whether each slice surely has several hosts.
+
+  libtpu describes hosts of four chips, but up to eight of v5e or v6e can be of
+  one host.
+  """
+  return len(devices) // len(sharding.slices(devices)) > 8
 
 
 def with_length(known: step_lib.Facts) -> step_lib.Facts:

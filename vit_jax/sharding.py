@@ -11,6 +11,7 @@ import re
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -123,13 +124,67 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   number = len(of_slices)
   shape = mesh_shape(mesh, sum(map(len, of_slices)), number)
   data, *others = shape.values()
-  # In each slice jax chooses the order, by the links between its chips.
-  sizes, types = (data // number, *others), (AxisType.Auto,) * len(AXES)
+  sizes = (data // number, *others)
+  # In each slice jax chooses the order, by the links between its chips. Some
+  # axes are only a part of a side of the slice, such as fsdp=16 of v6e:8x8,
+  # which jax.make_mesh refuses on all chips but v5e.
   within = [
-    jax.make_mesh(sizes, AXES, axis_types=types, devices=found).devices
+    mesh_utils.create_device_mesh(sizes, found, allow_split_physical_axes=True)
     for found in of_slices
   ]
+  types = (AxisType.Auto,) * len(AXES)
   return Mesh(np.concatenate(within), AXES, axis_types=types)
+
+
+def mesh_faults(config: Config, devices: list | None = None) -> list[str]:
+  """Returns faults of mesh and devices, and of batches and mesh.
+
+  Where the axes themselves are at fault, which `config.checks` finds, there are
+  none.
+
+  Args:
+    config: The run.
+    devices: None: all of them, on all processes.
+  """
+  axes = [getattr(config.mesh, axis) for axis in AXES]
+  are_two_open = axes.count(-1) > 1 and config.mesh.tensor == -1
+  if are_two_open or any(n < 1 and n != -1 for n in axes):
+    return []
+  of_slices = slices(devices)
+  number = sum(map(len, of_slices))
+  try:
+    shape = mesh_shape(config.mesh, number, len(of_slices))
+  except ValueError as e:
+    return [str(e)]
+  batches = {"config.data.batch_size": config.data.batch_size}
+  for e in config.evals:
+    if e.batch_size is not None:
+      batches[f"config.evals.{e.name}.batch_size"] = e.batch_size
+  found = []
+  for key, size in batches.items():
+    if size > 0:
+      found += batch_faults(key, size, shape)
+  return found
+
+
+def row_faults(mesh: Mesh) -> list[str]:
+  """Returns a fault unless no two processes hold the same rows of a batch.
+
+  A process reads rows for its own devices. With tensor, several devices hold
+  the same rows; all of these must be of one process.
+  """
+  held: dict[int, set] = {}
+  for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
+    held.setdefault(device.process_index, set()).add((data, fsdp))
+  shape = dict(mesh.shape)
+  if sum(map(len, held.values())) == shape["data"] * shape["fsdp"]:
+    return []
+  return [
+    f"config.mesh: got {shape} on {len(held)} processes, some of which would"
+    " hold the same rows of a batch; each must hold rows of its own: use a"
+    " config.mesh.tensor that divides the devices of a process, or a smaller"
+    " one."
+  ]
 
 
 def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:

@@ -171,9 +171,10 @@ def test_init_that_is_damaged(tmp_path, content):
 
 
 def test_processes_that_cannot_share_rows(monkeypatch):
-  monkeypatch.setattr(prepare.jax, "process_count", lambda: 4)
+  found = lambda mesh: [f"of {dict(mesh.shape)}"]
+  monkeypatch.setattr(prepare.sharding, "row_faults", found)
   faults = _faults(_config(mesh__data=1, mesh__tensor=8))
-  assert "config.mesh: got data*fsdp = 1, which 4 processes" in faults[0]
+  assert faults == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
 
 
 def test_faults_are_told_before_a_data_set_is_made(tmp_path):

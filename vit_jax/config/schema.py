@@ -74,7 +74,8 @@ class OptimConfig:
   )
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
   end_lr: float = option(
-    0.0, "learning rate at the last step (cosine and linear)"
+    0.0,
+    "learning rate that would follow the last step's (cosine and linear)",
   )
   rsqrt_timescale: int = option(
     10_000, "steps over which rsqrt falls to 1/sqrt(2) of lr"

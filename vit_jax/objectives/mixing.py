@@ -2,10 +2,11 @@
 
 Row r is mixed with row r - 1 of the whole batch, the first one with the last.
 One share is drawn for a step, from the key of the step. So every row is the
-same whatever the mesh, the microbatch and the number of processes. (big_vision
-takes the neighbour within the rows of a device, so that its results depend on
-the number of devices. timm's partner of row r of b is b - 1 - r, the batch
-reversed.)
+same whatever the mesh and the microbatch, where rows are in the same order: on
+TPU slices of several hosts the rows of a process are where its chips are in the
+mesh, and another slice has other neighbours. (big_vision takes the neighbour
+within the rows of a device, so that its results depend on the number of
+devices. timm's partner of row r of b is b - 1 - r, the batch reversed.)
 """
 
 from collections.abc import Iterator

@@ -421,27 +421,7 @@ def given_faults(data: Any) -> list[str]:
 
 
 def mesh_faults(config: Config) -> list[str]:
-  """Returns faults of mesh and devices, and of batches and mesh."""
-  axes = [getattr(config.mesh, axis) for axis in sharding.AXES]
-  if any(n < 1 and n != -1 for n in axes) or axes.count(-1) > 1:
-    return []  # a fault of the options alone
-  try:
-    shape = sharding.shape_here(config.mesh)
-  except ValueError as e:
-    return [str(e)]
-  parts, processes = shape["data"] * shape["fsdp"], jax.process_count()
-  if parts % processes:
-    return [
-      f"config.mesh: got data*fsdp = {parts}, which {processes} processes"
-      " cannot share: each must hold whole rows of a batch; use a multiple of"
-      f" {processes}, and config.mesh.tensor within a process."
-    ]
-  batches = {"config.data.batch_size": config.data.batch_size}
-  for e in config.evals:
-    if e.batch_size is not None:
-      batches[f"config.evals.{e.name}.batch_size"] = e.batch_size
-  found = []
-  for key, size in batches.items():
-    if size > 0:
-      found += sharding.batch_faults(key, size, shape)
-  return found
+  """Returns faults of the mesh on all devices of all processes."""
+  if found := sharding.mesh_faults(config):
+    return found
+  return sharding.row_faults(sharding.make_mesh(config.mesh))
