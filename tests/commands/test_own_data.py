@@ -147,11 +147,19 @@ def test_faults_of_data_are_told_with_the_rest():
   text = str(e.value)
   for fault in (
     "config.optim.lr: got -1.0",
-    "data.num_classes: got 0, expected 1 or more.",
+    "data.num_classes: got 0, expected an int, 1 or more.",
     "data.class_names: got 1, expected one for each",
     "data.batches: got none, expected (start_step, process_index,",
   ):
     assert fault in text
+
+
+def test_data_without_what_a_run_asks_of_them():
+  with pytest.raises(ConfigError) as e:
+    prepare.check(_config(), data=types.SimpleNamespace())
+  text = str(e.value)
+  for key in ("num_examples", "num_classes"):
+    assert f"data.{key}: got None, expected an int, 1 or more." in text
 
 
 @pytest.fixture

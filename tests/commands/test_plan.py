@@ -145,7 +145,7 @@ def test_faults_are_told_before_compiling():
   config = tiny.config(data__batch_size=12, data__dataset="cifar10")
   (fault,) = plan.faults(config, jax.devices())
   assert fault.startswith("config.data.batch_size: got 12, which does not")
-  (fault,) = plan.faults(tiny.config(mesh__data=3), 8)
+  (fault,) = plan.faults(tiny.config(mesh__data=3), jax.devices())
   assert "does not fit 8 device(s)" in fault
 
 

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tiny
+from etils import epath
 from PIL import Image
 
 from vit_jax import sweep as sweep_lib
@@ -409,3 +410,24 @@ def test_vtab_by_its_command(tmp_path):
     assert (
       len(result["points"]) == 2 and "test/top1" in (result["final"]["scores"])
     )
+
+
+@pytest.mark.parametrize(
+  "changes, is_another",
+  [
+    ({"optim__microbatch": 1, "mesh__fsdp": 2, "checks__replay": 3}, False),
+    ({"limits__step_seconds": 60.0, "model__remat": "full"}, False),
+    ({"optim__lr": 0.5}, True),
+    ({"total_steps": 7}, True),
+    ({"max_skipped": 3}, True),
+  ],
+)
+def test_a_finished_point_counts_while_it_would_score_the_same(
+  tmp_path, changes, is_another
+):
+  # The rate of "constant" does not depend on the length.
+  config = lambda **c: tiny.config(optim__schedule="constant", **c)
+  written = json.dumps(to_dict(config()))
+  (tmp_path / "config.json").write_text(written)
+  faults = search.changed(config(**changes), epath.Path(tmp_path))
+  assert len(faults) == (len(changes) if is_another else 0)

@@ -85,13 +85,14 @@ def test_a_bad_update_leaves_every_bit(name):
 @pytest.mark.slow
 def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
-  data = Hot(config(), 7)
+  cfg = config(optim__microbatch=1)  # two on each device
+  data = Hot(cfg, 7)
   with pytest.raises(FloatingPointError) as e:
-    train.train_and_evaluate(config(), str(tmp_path), Hot(config(), 2))
+    train.train_and_evaluate(cfg, str(tmp_path), Hot(cfg, 2))
   assert "There is no checkpoint yet: the same command begins" in str(e.value)
   assert finite.read(str(tmp_path))[0]["checkpoint"] is None
   with pytest.raises(FloatingPointError) as e:
-    train.train_and_evaluate(config(), str(tmp_path), data)
+    train.train_and_evaluate(cfg, str(tmp_path), data)
   text = str(e.value)
   assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
   assert "The newest checkpoint, of step 4, is from before" in text

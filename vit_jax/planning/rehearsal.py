@@ -21,6 +21,7 @@ from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.runtime import replay
 from vit_jax.weights import Head, digests
 
 # Batches that wait on the devices while another program runs: the next one for
@@ -91,11 +92,19 @@ def programs(
   state = assembly.state
   rows = batch(config.data.batch_size, known.image_size, (), jnp.int32, mesh)
   of_state, of_rows = per_device(state), WAITING * per_device(rows)
+  # A step that is computed twice begins with a copy of the state.
+  twice = of_state + of_rows if config.checks.replay else of_rows
   found = [
     Program("init", assembly.maker(lambda s: s), (), 0),
-    Program("train_step", assembly.train_step, (state, rows), of_rows),
+    Program("train_step", assembly.train_step, (state, rows), twice),
     Program("schedule", assembly.schedule, (0,), of_state + of_rows),
   ]
+  if config.checks.replay:
+    digest = replay.digests(sharding.shardings_of(state), mesh)
+    found += [
+      Program("replay/copy", replay.copies(state), (state,), of_rows),
+      Program("replay/digests", digest, (state,), twice),
+    ]
   if mesh.devices.flat[0].platform != "cpu":
     found += [
       Program(

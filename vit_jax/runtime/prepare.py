@@ -361,7 +361,13 @@ class Run:
     for look in (*looks, self.weights_faults):
       try:
         found += look()
-      except (AssertionError, TypeError, ValueError, ZeroDivisionError):
+      except (
+        AssertionError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+      ):
         if not found:
           raise
         # The model or the data are missing, for a reason that is in `found`.
@@ -405,7 +411,7 @@ def given_faults(data: Any) -> list[str]:
   for key in ("num_examples", "num_classes"):
     value = getattr(data, key, None)
     if not isinstance(value, int) or value < 1:
-      found.append(f"data.{key}: got {value!r}, expected 1 or more.")
+      found.append(f"data.{key}: got {value!r}, expected an int, 1 or more.")
   names = getattr(data, "class_names", ())
   if names is not None and len(names) != getattr(data, "num_classes", None):
     found.append(

@@ -46,8 +46,8 @@ SHAPE = {
 }
 # Options that do not change a training step, by the first parts of their path.
 BESIDE = (
-  "seed init fake_data fewshot log_steps trackers evals checkpoint"
-  " data.data_dir data.shuffle_buffer"
+  "seed init fake_data fewshot log_steps trackers evals checkpoint limits"
+  " on_nonfinite max_skipped data.data_dir data.shuffle_buffer"
 ).split()
 
 

@@ -6,6 +6,7 @@ that step, on the devices that there are, and writes nothing.
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,14 +69,17 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     state, metrics = assembly.train_step(state, batch)
     print(_values(taken, metrics))
   batch = sharding.to_global(next(batches), mesh)
-  records, paths = _faults(config, run.facts, state, batch)
-  _, metrics = assembly.train_step(state, batch)
-  print(_values(number, metrics))
+  loss_fn, paired = _loss(config, run.facts, state, batch)
+  records = _records(loss_fn, state.params, paired)
   print(
     f"records whose own loss is not finite: {len(records)} of"
     f" {config.data.batch_size}"
     + "".join(f"\n  record {n}: {loss}" for n, loss in records.items())
   )
+  number_of_parts = sharding.microbatches_of(config, mesh)
+  paths = _params(loss_fn, state.params, paired, number_of_parts)
+  _, metrics = assembly.train_step(state, batch)
+  print(_values(number, metrics))
   print(
     f"parameters whose gradient is not finite: {len(paths)}"
     + "".join(f"\n  {path}" for path in paths)
@@ -88,35 +92,53 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
   }
 
 
-def _faults(
+def _loss(
   config: Any, facts: step_lib.Facts, state: Any, batch: dict
-) -> tuple[dict[int, float], list[str]]:
-  """Returns records by their loss, and paths, that are not finite."""
+) -> tuple[Callable[[Any, dict], jax.Array], dict]:
+  """Returns the step's function, (params, rows) -> loss, and its rows."""
   _, loss_fn = config.objective.make(config.model, facts)
-  # As the step makes it.
   root = jax.random.fold_in(jax.random.key(config.seed), 1)
   rng = jax.random.fold_in(root, state.step)
-  paired = config.objective.paired(batch)
+  loss = lambda params, rows: loss_fn(params, rows, rng)[0]
+  return loss, config.objective.paired(batch)
+
+
+def _records(loss: Callable, params: Any, batch: dict) -> dict[int, float]:
+  """Returns the records whose own loss is not finite, and that."""
 
   @jax.jit
   def losses(params, batch):
-    one = lambda row: loss_fn(
-      params, jax.tree.map(lambda x: x[None], row), rng
-    )[0]
+    one = lambda row: loss(params, jax.tree.map(lambda x: x[None], row))
     return jax.lax.map(one, batch)
 
-  found = np.asarray(losses(state.params, paired))
-  index = np.asarray(batch["index"])
-  records = {
-    int(n): float(loss)
-    for n, loss in zip(index, found, strict=True)
-    if not np.isfinite(loss)
-  }
-  loss = lambda params, batch: loss_fn(params, batch, rng)[0]
-  grads = jax.jit(jax.grad(loss))(state.params, paired)
-  finite = jax.tree.map(lambda g: bool(jnp.isfinite(g).all()), grads)
-  leaves = jax.tree_util.tree_leaves_with_path(finite)
-  return records, [path_of(path) for path, is_finite in leaves if not is_finite]
+  index, found = batch["index"], losses(params, batch)
+  found = zip(np.asarray(index), np.asarray(found), strict=True)
+  return {int(n): float(x) for n, x in found if not np.isfinite(x)}
+
+
+def _params(loss: Callable, params: Any, batch: dict, number: int) -> list[str]:
+  """Returns the paths of the parameters whose gradient is not finite.
+
+  As in the step, the gradients of so many microbatches are added up: those of
+  the whole batch at once may not fit.
+  """
+
+  @jax.jit
+  def are_finite(params, batch):
+    # The rows of a device stay on it.
+    parts = jax.tree.map(
+      lambda x: x.reshape(-1, number, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+    grad = jax.grad(loss)
+    add = lambda sums, part: (
+      jax.tree.map(jnp.add, sums, grad(params, part)),
+      None,
+    )
+    sums, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+    return jax.tree.map(lambda g: jnp.isfinite(g).all(), sums)
+
+  leaves = jax.tree_util.tree_leaves_with_path(are_finite(params, batch))
+  return [path_of(path) for path, is_finite in leaves if not is_finite]
 
 
 def _values(number: int, metrics: dict) -> str:

@@ -46,11 +46,7 @@ def checked(
   """
   if not every_steps:
     return train_step
-  shardings = shardings_of(state)
-  copied = jax.jit(
-    lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings
-  )
-  digest = digests(shardings, mesh)
+  copied, digest = copies(state), digests(shardings_of(state), mesh)
   taken = start
 
   def step(state: Any, batch: dict) -> tuple[Any, dict]:
@@ -77,6 +73,15 @@ def checked(
   return step
 
 
+def copies(state: Any) -> Callable[[Any], Any]:
+  """Returns a jitted function: state -> a copy, split like `state`."""
+
+  def copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+  return jax.jit(copied, out_shardings=shardings_of(state))
+
+
 def digests(shardings: Any, mesh: Mesh) -> Callable[[Any], jax.Array]:
   """Returns a jitted function: state -> uint32 [devices, arrays].
 
@@ -87,12 +92,16 @@ def digests(shardings: Any, mesh: Mesh) -> Callable[[Any], jax.Array]:
     mesh: The devices are in its order.
   """
 
-  def local(state: Any) -> jax.Array:
+  def local_digests(state: Any) -> jax.Array:
     return jnp.stack([_hash(x) for x in jax.tree.leaves(state)])[None]
 
   specs = jax.tree.map(lambda s: s.spec, shardings)
   each = jax.shard_map(
-    local, mesh=mesh, in_specs=(specs,), out_specs=P(AXES), check_vma=False
+    local_digests,
+    mesh=mesh,
+    in_specs=(specs,),
+    out_specs=P(AXES),
+    check_vma=False,
   )
   return jax.jit(each, out_shardings=replicated(mesh))
 

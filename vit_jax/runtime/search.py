@@ -20,8 +20,8 @@ RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
-# Options that may be others when a search goes on: they change no result.
-FREE = ("mesh.", "checkpoint.", "log_steps", "trackers", "data.data_dir")
+# Of those that may change in a run, these change what a point scores.
+OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "max_skipped", "total_")
 
 
 class Task(NamedTuple):
@@ -177,7 +177,7 @@ def changed(config: Config, folder: epath.Path) -> list[str]:
     f"{change.text}: the run in {folder} is another one; take another"
     " --workdir, or delete that one."
     for change in (changes.differences(old, config) if old else ())
-    if not change.key.startswith(FREE)
+    if change.kind.is_meaning or change.key.startswith(OF_SCORES)
   ]
 
 
