@@ -182,8 +182,7 @@ def row_faults(mesh: Mesh) -> list[str]:
   return [
     f"config.mesh: got {shape} on {len(held)} processes, some of which would"
     " hold the same rows of a batch; each must hold rows of its own: use a"
-    " config.mesh.tensor that divides the devices of a process, or a smaller"
-    " one."
+    " smaller config.mesh.tensor, or 1."
   ]
 
 
