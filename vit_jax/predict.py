@@ -96,6 +96,7 @@ from vit_jax.reporting import answers as formats
 from vit_jax.runtime import startup
 from vit_jax.runtime.inference import Answer
 from vit_jax.runtime.progress import Progress
+from vit_jax.weights import labels
 
 LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal
 
@@ -184,9 +185,8 @@ def _writer(
     return formats.as_json(sys.stdout)
   if args.csv:
     return formats.as_csv(sys.stdout, with_pictures=args.attention)
-  return formats.as_table(
-    sys.stdout, [named.name for named in found], vit.class_names
-  )
+  names = vit.class_names and map(labels.in_words, vit.class_names)
+  return formats.as_table(sys.stdout, [named.name for named in found], names)
 
 
 def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:

@@ -80,6 +80,7 @@ from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.answers import printable
 from vit_jax.reporting.page import breakable, missing, page, picture, table
 from vit_jax.runtime import run_info, startup
+from vit_jax.weights import labels
 
 NUM_IMAGES = 128  # as in Figure 7
 NUM_SHOWN = 24  # on the page; all have files
@@ -228,7 +229,8 @@ def _captions(
   answers = np.asarray(vit.probabilities(vit.params, shown))
   for i, row in enumerate(answers):
     best = int(row.argmax())
-    name = vit.class_names[best] if vit.class_names else f"class {best}"
+    names = vit.class_names
+    name = labels.in_words(names[best]) if names else f"class {best}"
     captions[i] += f" → {name} {100 * row[best]:.0f}%"
   return captions
 

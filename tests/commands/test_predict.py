@@ -1,6 +1,7 @@
 """`vit-jax predict`: what it prints, skips and refuses."""
 
 import csv
+import dataclasses
 import io
 import json
 import pathlib
@@ -17,6 +18,7 @@ from vit_jax import predict
 from vit_jax.data import streaming
 from vit_jax.models import precision
 from vit_jax.reporting import overlay
+from vit_jax.weights import labels
 
 HERE = pathlib.Path(__file__).parents[1]
 TOKEN = HERE / "data" / "vit_linen_names.weights.npz"  # 32 px, 11 classes
@@ -138,6 +140,18 @@ def test_a_table_and_complaints(call, folder):
   assert f"cannot read {folder}/05_cut.png: got an image that cannot be" in err
   assert "17 images classified, 2 could not be read" in err
   assert "B/8, 32 x 32 pixels, 11 classes, without names" in err
+
+
+def test_imagenet_s_classes_are_whole_in_a_table(
+  call, folder, vit, monkeypatch
+):
+  wnids = labels.imagenet1k()[: vit.num_classes]
+  vit = dataclasses.replace(vit, class_names=wnids)
+  monkeypatch.setattr(vit_jax, "load", lambda *_, **__: vit)
+  _, out, _ = call(folder / "00.png", "--top=11")
+  found = [line.split("%  ")[1] for line in out.splitlines()[1:]]
+  assert sorted(found) == sorted(map(labels.in_words, wnids))
+  assert "tench (n01440764)" in found
 
 
 def test_json_and_csv_say_the_same(call, folder, vit):

@@ -1,5 +1,6 @@
 """`vit-jax visualize`: files, page, and what it refuses."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vit_jax
 from vit_jax import visualize
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import (
@@ -23,6 +25,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.families.vit import ViTConfig
+from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches
@@ -67,6 +70,15 @@ def test_one_model(photos, tmp_path, capsys):
   assert "Left out" not in text
   with Image.open(out / "rollout" / "002_c.png") as image:
     assert image.size == (3 * 192 + 2 * 4, 192)
+
+
+def test_imagenet_s_classes_are_in_words():
+  vit = vit_jax.load(TOKEN, verbose=False)
+  wnids = labels.imagenet1k()[: vit.num_classes]
+  vit = dataclasses.replace(vit, class_names=wnids)
+  black = np.zeros((32, 32, 3), np.uint8)
+  (text,) = visualize._captions(["x/a.png"], vit, [black])
+  assert re.fullmatch(r"a\.png → .+ \(n\d+\) \d+%", text)
 
 
 @pytest.mark.slow  # two models are compiled
