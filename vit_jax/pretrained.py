@@ -38,7 +38,7 @@ class Pretrained:
     image_size: (height, width) of its images, pixels.
     class_names: Names in the order of the logits; None where they are unknown.
     ops: Preprocessing that makes its images, as in `config.data.ops`.
-    loss: "softmax" or "sigmoid": the loss of the head's training.
+    loss: "softmax", "sigmoid" or "bce": the loss of the head's training.
     report: What was done with the weights.
   """
 
@@ -99,7 +99,7 @@ class Pretrained:
     Returns:
       One list per image, in the order of `images` (for a glob: of the names),
       the most probable class first. Probabilities are the softmax of the
-      logits, or, if the model was trained with `loss` "sigmoid", each logit's
+      logits, or, if the model was trained with another `loss`, each logit's
       own sigmoid, which do not sum to 1. A class without a name is given by its
       number.
 
@@ -279,12 +279,12 @@ def load(
       does not state them and whose grid is not square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or another
       of `vit_jax.models.resample.METHODS`.
-    loss: "softmax" or "sigmoid", for the probabilities of `predict`: the loss
-      of the head's training. None: that of our run, or of Hugging Face's
-      config.json; else sigmoid for the 21,843 classes of Google's ImageNet-21k
-      files, and softmax for all others. That is wrong for other heads trained
-      with a sigmoid, such as AugReg's from ImageNet-1k alone, whose files do
-      not say so.
+    loss: "softmax", "sigmoid" or "bce" (a sigmoid, too), for the probabilities
+      of `predict`: the loss of the head's training. None: that of our run, or
+      of Hugging Face's config.json; else sigmoid for the 21,843 classes of
+      Google's ImageNet-21k files, and softmax for all others. That is wrong
+      for other heads trained with a sigmoid, such as AugReg's from ImageNet-1k
+      alone, whose files do not say so.
     verbose: Whether to print a table of what was loaded, resized,
       re-initialised and ignored; it is the result's `report`, too.
     **options: Options of the model's family to change, such as

@@ -227,18 +227,23 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
     assert one.startswith(start), one
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "bce"])
 @pytest.mark.parametrize("to", SUFFIX)
-def test_a_sigmoid_is_not_forgotten(tmp_path, to):
+def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
   vit = dataclasses.replace(
-    make(image_size=(16, 16), **CASES["12_heads"][0]), loss="sigmoid"
+    make(image_size=(16, 16), **CASES["12_heads"][0]), loss=loss
   )
   dst = str(tmp_path / ("x" + SUFFIX[to]))
   notes = convert.convert(vit, dst, to)
   again = vit_jax.load(dst, verbose=False)
   if to == "npz":
-    assert any("load it with" in n and "loss='sigmoid'" in n for n in notes)
-    again = vit_jax.load(dst, loss="sigmoid", verbose=False)
-  assert again.loss == "sigmoid"
+    assert any("load it with" in n and f"loss={loss!r}" in n for n in notes)
+    again = vit_jax.load(dst, loss=loss, verbose=False)
+  # Hugging Face has one name for both.
+  assert again.loss == ("sigmoid" if to == "hf" else loss)
+  if to == "hf":
+    card = (tmp_path / "x" / "README.md").read_text()
+    assert "- probabilities: each class on its own (sigmoid)\n" in card
 
 
 def test_what_is_there_stays(tmp_path):

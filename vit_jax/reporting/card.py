@@ -36,7 +36,10 @@ FEATURES = {
   "shot": "{}-shot linear accuracy",
   "nn": "{}-nearest-neighbour accuracy",
 }
-LABELS = {"sigmoid": "each class on its own (sigmoid)", "softmax": "softmax"}
+LABELS = {
+  "softmax": "softmax",
+  **dict.fromkeys(("sigmoid", "bce"), "each class on its own (sigmoid)"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
