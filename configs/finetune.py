@@ -54,9 +54,9 @@ from vit_jax.options import nearest
 # big_vision's (configs/transfer.py). The rates are of the grid that the paper
 # searches per data set. Flowers: 918 of the 1,020 images in `train`; whether
 # the paper's last training had the 1,020 of `validation`, too, is not known.
-# Folder: its `val` is the test. One with a `test` of its own, which
-# is then the test, and `val` to choose by: --config.data.split=train
-# --config.evals.val.split=val --config.evals.test.split=test.
+# Folder: its `val` is the test. One with a `test` of its own, which is then the
+# test: --config.evals.test.split=test. Where it has `val` to choose by as well:
+# --config.data.split=train --config.evals.val.split=val.
 DATASETS = {
   "imagenet2012": ("99%", "validation", 20_000, 0.03),
   "cifar10": ("98%", "test", 10_000, 0.01),

@@ -99,7 +99,11 @@ ARGUMENTS = {
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
 # Folders of images, and how many each class has there.
-IMAGES = {"images": 200, "split/train": 90, "split/val": 9, "split/test": 9}
+IMAGES = {
+  "images": 200,
+  **{"split/train": 90, "split/val": 9, "split/test": 9},
+  **{"no_val/train": 90, "no_val/test": 9},
+}
 
 
 def _load(name, argument):
@@ -284,6 +288,10 @@ def test_folder_takes_splits_and_length_from_the_images():
   splits = {e.name: (e.split, e.every_steps) for e in given.evals}
   assert given.data.split == "train" and given.total_steps == 10 * 23
   assert splits == {"test": ("test", 0), "val": ("val", 23)}
+  fewer = _load("folder", "path=no_val,init=weights.npz,res=64").config
+  splits = {e.name: e.split for e in fewer.evals}
+  assert fewer.data.split == "train[:90%]"
+  assert splits == {"test": "test", "val": "train[90%:]"}
 
 
 @pytest.mark.parametrize(
