@@ -8,11 +8,13 @@ import foreign
 import numpy as np
 import pytest
 import torch_libraries
+from PIL import Image
 from safetensors.numpy import save_file
 
 from vit_jax.config import model_config
+from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import hf
+from vit_jax.weights import hf, torch_files
 from vit_jax.weights.lazy import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
@@ -359,3 +361,32 @@ def test_the_preprocessor_is_ours(transformers, tmp_path):
   got = processor(values, return_tensors="np")["pixel_values"][0]
   expected = (values / 127.5 - 1).transpose(2, 0, 1)
   np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, about",
+  [
+    ("ViT", {"size": 32, "resample": 2}),
+    ("ViT", {"size": {"height": 32, "width": 48}, "resample": 3}),
+    ("DeiT", {"size": 40, "do_center_crop": True, "crop_size": 32}),
+    (  # 53 x 36; with 55, half a pixel is rounded as by torchvision, not Pillow
+      "CLIP",
+      {
+        "size": {"shortest_edge": 36},
+        "do_center_crop": True,
+        "crop_size": 32,
+        "resample": 2,
+      },
+    ),
+  ],
+)
+def test_our_pixels_are_those_of_the_processor(transformers, name, about):
+  about = {"resample": 3, **about}
+  values = np.random.default_rng(0).integers(0, 256, (61, 91, 3), np.uint8)
+  processor = getattr(transformers, f"{name}ImageProcessor")(**about)
+  plain = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+  got = processor(Image.fromarray(values), **plain)["pixel_values"][0]
+  ops = torch_files._hf_ops(about, got.shape[1:])
+  found = pixels.apply(values, ops).transpose(2, 0, 1).astype(int)
+  np.testing.assert_array_equal(found, got)
