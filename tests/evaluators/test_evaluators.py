@@ -3,6 +3,7 @@
 import doctest
 import re
 
+import handmade
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -279,6 +280,31 @@ def test_shots_of_0_are_all_examples(parts, params):
   support, test = gathered[""]
   (fit,) = ridge.fit(support["x"], support["label"], 10, [1.0])
   assert scores["f/all"] == ridge.accuracy(fit, test["x"], test["label"])
+
+
+def test_images_without_a_label_are_neither_learned_from_nor_scored():
+  """TFDS gives images of unlabelled splits the label -1."""
+  options = _fewshot(shots=(1, 0), seeds=(0,))
+  table = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+
+  def scores(train, test):
+    sources = {
+      "train_split": handmade.records(train, 2),
+      "split": handmade.records(test, 2),
+    }
+    evaluator = options.make(handmade.context(options, sources))
+    return evaluator.run({"features": table}), evaluator.answers
+
+  found, answers = scores([0, 1, -1, 1, 0, -1], [-1, 1, 0, -1])
+  assert answers.index.tolist() == [1, 2]
+  assert found["f/1shot"] in (0.0, 0.5, 1.0)  # of two images
+  fits = ridge.fit(table[[0, 1, 3, 4]], np.array([0, 1, 1, 0]), 2, [1.0])
+  want = ridge.accuracy(fits[0], table[[1, 2]], np.array([1, 0]))
+  assert found["f/all"] == want
+  message = r"config.evals.f: got 'handmade' \[test\], of which no image has a"
+  for train, test in (([-1, -1], [0, 1]), ([0, 1], [-1, -1])):
+    with pytest.raises(ValueError, match=message):
+      scores(train, test)
 
 
 def test_unknown_layer_lists_the_known(parts, params):

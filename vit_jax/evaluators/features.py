@@ -77,27 +77,19 @@ class Features(Evaluator):
   def splits(self, params: Any) -> tuple[Rows, Rows]:
     """Returns the rows to learn from, and those to score; all processes.
 
-    Rows without a label, -1, are left out.
-
     Raises:
       ValueError: No row of a split has a label, or features are not finite.
     """
     found = []
     for source in (self._train, self._test):
-      rows = labelled(extract(self.context, source, self._features, params))
-      where = f"{self.config.dataset!r} [{source.split}]"
-      if not len(rows["x"]):
-        raise ValueError(
-          f"config.evals.{self.config.name}: got {where}, of which no image has"
-          " a label; expected another split."
-        )
+      rows = extract(self.context, source, self._features, params)
       is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
       if not is_finite.all():
         raise ValueError(
           f"config.evals.{self.config.name}.layer: got {self.config.layer!r},"
           f" of which {(~is_finite).sum():,} of {len(is_finite):,} rows hold"
-          f" NaN or infinity for {where}. The model has diverged, or its dtype"
-          " overflows."
+          f" NaN or infinity for {self.config.dataset!r} [{source.split}]. The"
+          " model has diverged, or its dtype overflows."
         )
       found.append(rows)
     return tuple(found)
@@ -121,7 +113,7 @@ def extract(
 ) -> Rows:
   """Returns features, labels and indices, in the order of the records.
 
-  Images that could not be decoded are left out.
+  Images that could not be decoded, or have no label (-1), are left out.
 
   Args:
     context: Context of the evaluator.
@@ -130,22 +122,23 @@ def extract(
       `Context.jit` returns it.
     params: Its first argument.
     indices: The records to read; None: all.
+
+  Raises:
+    ValueError: None is left.
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
   # Freed part by part, and copied once: ImageNet's features are 4 GB.
   rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
-  order = np.flatnonzero(rows["mask"])
+  order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
+  if not len(order):
+    options = context.options
+    raise ValueError(
+      f"config.evals.{options.name}: got {options.dataset!r} [{source.split}],"
+      " of which no image has a label; expected another split."
+    )
   order = order[np.argsort(rows["index"][order])]
   return {k: rows.pop(k)[order] for k in [*rows]}
-
-
-def labelled(rows: Rows) -> Rows:
-  """Returns the rows that have a label."""
-  has_label = rows["label"] >= 0
-  if has_label.all():
-    return rows
-  return {k: v[has_label] for k, v in rows.items()}
 
 
 def layer_of(out: dict, path: str) -> Any:

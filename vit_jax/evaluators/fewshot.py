@@ -193,7 +193,7 @@ class Fewshot(Evaluator):
       draws = [key for key in self._chosen if key[0] == shots]
       scores = np.zeros((len(draws), len(l2s)))
       for i, draw in enumerate(draws):
-        # Images that could not be decoded are not among the rows.
+        # Images without a label, or not decoded, are not among the rows.
         rows = np.isin(support["index"], self._chosen[draw])
         fits = ridge.fit(
           support["x"][rows],
