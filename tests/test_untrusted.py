@@ -55,6 +55,14 @@ def test_nothing_is_unpickled_or_extracted():
       assert "extract" not in names, path
 
 
+def test_pillow_is_told_which_formats_to_open():
+  for path in sorted(PACKAGE.rglob("*.py")):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == "Image.open":
+        told = ast.unparse(node)
+        assert "formats" in {k.arg for k in node.keywords}, f"{path}: {told}"
+
+
 def test_the_search_finds_what_it_looks_for(tmp_path):
   path = tmp_path / "x.py"
   for text, found in (

@@ -189,8 +189,6 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
   named = []
   for record in source.raw_at(np.unique(places)).map(source.load):
     label, image = record["label"].numpy(), record["image"].numpy()
-    if isinstance(image, bytes):
-      image = Image.open(io.BytesIO(image))
     name = f"record {int(record['index'])}"
     if label.ndim == 0 and source.class_names and label >= 0:
       name += f" ({source.class_names[label]})"

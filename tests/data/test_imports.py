@@ -246,6 +246,13 @@ def test_other_formats_become_png(form):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(x.convert("RGB")))
 
 
+def test_postscript_is_no_image():
+  """Pillow would hand it to Ghostscript."""
+  image = encoded(5, "eps")
+  fault = f"{len(image):,} bytes that are no image"
+  assert imported.checked(Entry("k", image, 0)) == (b"", "", fault)
+
+
 @pytest.mark.slow
 def test_a_killed_import_leaves_no_data_set(tmp_path):
   """Neither half a data set, nor one that is in the way of the next try."""

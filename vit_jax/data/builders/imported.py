@@ -173,7 +173,8 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
     return b"", "", entry.fault
   is_kept = entry.image.startswith((_JPEG, _PNG))
   try:
-    with Image.open(io.BytesIO(entry.image)) as image:
+    file = io.BytesIO(entry.image)
+    with Image.open(file, formats=images.FORMATS) as image:
       images.check_size(image)
       if is_kept:
         image.draft(None, (1, 1))  # JPEG at an eighth of its size: faster.
