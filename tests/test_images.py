@@ -247,7 +247,8 @@ def test_what_is_no_image(small, tmp_path):
   text = tmp_path / "notes.jpg"
   text.write_bytes(b"buy milk")
   assert fault(text) == (
-    "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP or GIF."
+    "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP, GIF, TIFF or"
+    " PPM."
   )
   text.write_bytes(b"")
   assert fault(text).startswith("got an empty file; expected JPEG")
@@ -263,7 +264,7 @@ def test_what_is_no_image(small, tmp_path):
     cut.write_bytes(whole[: len(whole) // 2])
     assert fault(cut).startswith("got an image that cannot be decoded (")
     assert fault(cut).endswith(
-      "); expected JPEG, PNG, WebP, BMP or GIF, whole."
+      "); expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM, whole."
     )
   assert fault(small.convert("F")) == (
     "got a PIL image of mode F, expected 8 bits."

@@ -130,7 +130,8 @@ def test_more_images_than_a_batch(vit, monkeypatch):
 def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
   broken, missing = tmp_path / "broken.jpg", tmp_path / "none.jpg"
   broken.write_bytes(b"no image")
-  why = "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP or GIF."
+  kinds = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+  why = f"got 8 bytes that are no image; expected {kinds}."
   with pytest.raises(ValueError) as e:
     vit.predict([china[0], broken])
   assert str(e.value) == f"{broken}: {why}"

@@ -43,6 +43,15 @@ def test_a_folder_and_the_folders_in_it(folder):
   assert found == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
 
 
+def test_a_folder_lists_what_can_be_read(tmp_path):
+  Image.init()
+  for suffix in (".jpe", ".pgm", ".tif", ".avif", ".jp2", ".eps"):
+    (tmp_path / f"x{suffix}").touch()
+  found = names([str(tmp_path)], relative_to=tmp_path)
+  assert found == ["x.jpe", "x.pgm", "x.tif"]
+  assert {Image.EXTENSION[s] for s in images.SUFFIXES} == {*images.FORMATS}
+
+
 @pytest.mark.parametrize(
   "glob, expected",
   [

@@ -5,9 +5,9 @@ Two layouts:
   /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split are made
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
-Images are the files that end in one of `SUFFIXES`, in any case, whatever their
-format is; hidden files are left out. Splits are `train`, `val` and `test`.
-Folders, and the splits in a config, may have any of the names in
+Images are the files that end in one of `images.SUFFIXES`, in any case, whatever
+their format is; hidden files are left out. Splits are `train`, `val` and
+`test`. Folders, and the splits in a config, may have any of the names in
 `SPLIT_FOLDERS` instead, in any case.
 
 Where splits are made, the files of every class are ordered by a hash of their
@@ -30,15 +30,12 @@ import numpy as np
 
 from vit_jax.data import encoded, splits
 from vit_jax.data.host_tf import tf
+from vit_jax.data.images import SUFFIXES
 from vit_jax.data.records import Record, Source
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.options import nearest
 
 PREFIX = "folder:"
-SUFFIXES = (
-  *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
-  *(".tif", ".tiff", ".ppm", ".pgm"),
-)
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
 _SALT = "vit_jax folder split 0"  # The seed of the split.

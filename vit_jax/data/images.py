@@ -22,10 +22,15 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image, ImageFile
 
-EXPECTED = "expected JPEG, PNG, WebP, BMP or GIF"
-# Those, and what else is pixels alone: Pillow would hand PostScript to another
-# program, whatever the file's name.
+EXPECTED = "expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+# Those alone: Pillow would hand PostScript to another program, whatever the
+# file's name.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# Files of a folder with other endings are left out.
+SUFFIXES = (
+  *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
+  *(".tif", ".tiff", ".ppm", ".pgm"),
+)
 # What Pillow raises, depending on the format and on what is wrong.
 BROKEN = (
   OSError,

@@ -20,12 +20,6 @@ from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images, pixels
 
 STANDARD_INPUT = "-"
-# Files of a folder with other endings are left out. What Pillow opens with the
-# help of other programs (EPS) is not among them.
-SUFFIXES = (
-  *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif"),
-  *(".tif", ".tiff", ".avif", ".jp2", ".ppm", ".pgm"),
-)
 PEEKED = 64  # bytes
 
 
@@ -106,7 +100,7 @@ def _in_folder(folder: str) -> Iterator[Named]:
   for parent, folders, files in os.walk(folder, onerror=closed.append):
     folders[:] = sorted(f for f in folders if not f.startswith("."))
     for file in sorted(files):
-      if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+      if file.lower().endswith(images.SUFFIXES) and not file.startswith("."):
         is_empty = False
         path = os.path.join(parent, file)
         yield Named(path, path)
@@ -114,7 +108,7 @@ def _in_folder(folder: str) -> Iterator[Named]:
     error = ValueError(f"got a folder that cannot be opened: {e.strerror}.")
     yield Named(e.filename, error)
   if is_empty and not closed:
-    kinds = " ".join(SUFFIXES)
+    kinds = " ".join(images.SUFFIXES)
     yield Named(
       folder, ValueError(f"got a folder without images, expected {kinds}.")
     )
