@@ -231,6 +231,26 @@ def test_several_data_sets(tmp_path):
   assert page.rows[start + 2][1:] == ["25.0%", "—", "1.5", "10,000"]
 
 
+def test_few_shot_of_all_examples(tmp_path):
+  """Which is no number of shots."""
+  evals = tuple(
+    FewshotConfig(name=n, dataset=n, l2=(2.0, 4.0), group="few")
+    for n in ("pets", "cars")
+  )
+  row = {"step": 1, "few/sets": 2.0}
+  for name, value in (("pets", 0.5), ("cars", 0.25), ("few", 0.375)):
+    row |= {f"{name}/5shot": 0.125, f"{name}/all": value}
+  row["pets/l2=4/all"] = 0.75
+  write_run(tmp_path / "a", "imagenet", evals, [row], (2, 2))
+  rows = Page(report.write_report(str(tmp_path)).read_text()).rows
+  start = rows.index(["", "evaluator", "last scores"])
+  assert rows[start + 1 : start + 4] == [
+    ["pets test", "fewshot", "all 0.5, l2=4/all 0.75"],
+    ["cars test", "fewshot", "all 0.25"],
+    ["mean of 2 data sets", "fewshot", "all 0.375"],
+  ]
+
+
 def test_many_runs_are_rows(tmp_path):
   for i in range(5):
     path = tmp_path / f"run{i}"

@@ -63,8 +63,9 @@ def scores(runs: list[Run]) -> str:
 def others(runs: list[Run]) -> str:
   """Returns the last metrics that no other table has, an evaluator a row.
 
-  All of those with neither a top-1 nor shots, and what one with a top-1 has
-  beside it, its top-5, loss and count.
+  All of those with neither a top-1 nor shots; what one with a top-1 has beside
+  it, its top-5, loss and count; and of few-shot evaluators what was learned
+  from all examples, which has no place among numbers of shots.
   """
   usual = ("top1", "top5", "loss", "count")
   rows = []
@@ -72,8 +73,12 @@ def others(runs: list[Run]) -> str:
     who = f", {run.label}" if len(runs) > 1 else ""
     with_top1 = run.evaluators(runs_lib.TOP1)
     with_shots = run.evaluators(runs_lib.SHOT)
-    for name in (n for n in run.evals if n not in with_shots):
+    kinds = {e.group: e.kind for e in run.evals.values()}
+    kinds |= {n: e.kind for n, e in run.evals.items()}
+    for name in (*run.evals, *run.groups):
       metrics = (n for n in run.names if n.startswith(f"{name}/"))
+      if name in with_shots:
+        metrics = (n for n in metrics if n.endswith("/all"))
       values = {m.removeprefix(f"{name}/"): run.last(m) for m in metrics}
       texts = [
         f"{what} {value:.5g}"
@@ -81,8 +86,7 @@ def others(runs: list[Run]) -> str:
         if value is not None and not (name in with_top1 and what in usual)
       ]
       if texts:
-        kind = run.evals[name].kind
-        rows.append([run.scored(name) + who, kind, ", ".join(texts)])
+        rows.append([run.scored(name) + who, kinds[name], ", ".join(texts)])
   if not rows:
     return ""
   head = ["", "evaluator", "last scores"]
