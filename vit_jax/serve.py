@@ -84,7 +84,8 @@ import time
 import traceback
 from typing import Any
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image
 
 import vit_jax
 from vit_jax.batch import normalise
@@ -167,14 +168,15 @@ class Answers:
     """
     start = time.perf_counter()
     with self.lock:
-      image = self._opened(data)
+      opened = self._opened(data)
       try:
+        image = images_lib.read(opened)
         (found,) = self.vit.predict(image, top=self.top)
       except ValueError as e:  # pixels of a kind that training does not have
         raise Refused(422, str(e)) from None
       attention, meaning = self._attention(image)
     return {
-      "size": [image.width, image.height],
+      "size": [image.shape[1], image.shape[0]],
       "classes": [
         {"name": p.name, "probability": p.probability} for p in found
       ],
@@ -184,6 +186,7 @@ class Answers:
     }
 
   def _opened(self, data: bytes) -> Image.Image:
+    """Returns the image, decoded and as it is stored."""
     if not data:
       raise Refused(400, f"got an empty file, {EXPECTED}.")
     try:
@@ -195,7 +198,7 @@ class Answers:
           f" {self.max_pixels / 1e6:,g} million.",
         )
       image.load()
-      return ImageOps.exif_transpose(image)
+      return image
     except Refused:
       raise
     except Image.DecompressionBombError:  # Pillow's own, higher limit
@@ -213,9 +216,9 @@ class Answers:
         422, f"got an image that cannot be decoded ({e}), {EXPECTED}."
       ) from None
 
-  def _attention(self, image: Image.Image) -> tuple[str | None, str]:
+  def _attention(self, image: np.ndarray) -> tuple[str | None, str]:
     """Returns the picture, None if there is none, and what it shows, or why."""
-    got = pixels.apply(images_lib.read(image), self.vit.ops)
+    got = pixels.apply(image, self.vit.ops)
     try:
       (found,) = self.vit.attention_map(normalise(got[None]))
     except ValueError as e:

@@ -102,6 +102,13 @@ def test_an_orientation_is_applied(vit, answers):
   assert found["classes"][0]["name"] == vit.predict(upright)[0][0].name
 
 
+@pytest.mark.parametrize("kind", ["png", "webp"])
+def test_damaged_exif_is_no_orientation(answers, kind):
+  """As in training and `vit-jax predict`."""
+  found = answers.answer(encoded(kind, exif=b"Exif\0\0" + b"?" * 20))
+  assert found["size"] == [40, 30]
+
+
 HOSTILE = {
   "empty": (b"", 400, "got an empty file"),
   "text": (b"<script>alert(1)</script>", 415, "bytes of another kind"),
