@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tarfile
 import time
+from unittest import mock
 
 import numpy as np
 import pyarrow
 import pytest
+import tensorflow_datasets as tfds
 from PIL import Image
 from pyarrow import parquet
 
@@ -451,3 +453,15 @@ def test_a_name_that_is_taken_is_refused(name, tmp_path):
     preparing.import_source("folder:x", name, str(tmp_path))
   with pytest.raises(ValueError, match="--name: got 'My set', expected small"):
     preparing.import_source("folder:x", "My set", str(tmp_path))
+
+
+def test_records_are_not_written_into_a_bucket(monkeypatch):
+  builder = mock.Mock(spec=tfds.core.DatasetBuilder)
+  builder.is_prepared.return_value = False
+  builder.data_dir = "gs://bucket/data/cifar10/3.0.2"
+  find = lambda *_: builder
+  monkeypatch.setattr(preparing.tfds_source, "find_builder", find)
+  with pytest.raises(
+    ValueError, match="data_dir: got 'gs://bucket"
+  ):
+    preparing.prepare("cifar10", "gs://bucket/data")

@@ -62,6 +62,7 @@ def prepare(
   if builder.is_prepared():
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
+  _check_is_local(builder)
   folder = epath.Path(builder.data_dir_root) / "downloads" / "manual"
   folder = epath.Path(manual_dir).expanduser() if manual_dir else folder
   names, needed = tfds_source.manual_files(builder)
@@ -80,6 +81,17 @@ def prepare(
   config = tfds.download.DownloadConfig(manual_dir=str(folder))
   _write(builder, say, config)
   return _finished(builder, say)
+
+
+def _check_is_local(builder: tfds.core.DatasetBuilder) -> None:
+  """Raises ValueError for a bucket: array_record's writer knows only disks."""
+  folder = str(builder.data_dir)
+  if "://" in folder:
+    raise ValueError(
+      f"--data_dir: got {folder!r}, expected a folder on a disk, where alone"
+      " records can be written. Then copy it: gcloud storage cp -r"
+      " /data/tfds/* gs://BUCKET/tensorflow_datasets."
+    )
 
 
 def import_source(
@@ -126,6 +138,7 @@ def import_source(
       f"--name: got {name!r}, which is in {builder.data_dir} already. Remove"
       " that folder to import it anew, or choose another name."
     )
+  _check_is_local(builder)
   names = listing.class_names
   some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
   for split, (count, _) in listing.splits.items():
