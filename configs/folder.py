@@ -2,7 +2,7 @@
 
 Run: vit-jax train --workdir=runs/mine \
   --config=folder:path=/path/to/images,init=ViT.npz
-Arguments: path (a folder with one sub-folder a class, see README), init
+Arguments: path (a folder with one sub-folder a class, see docs/train.md), init
 (anything that vit_jax.load reads; without it a small ViT from scratch, which
 needs many more images and steps to be any good), res (pixels, a multiple of the
 patch; by default that of init's training, or 128).

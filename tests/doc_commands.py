@@ -27,7 +27,7 @@ PROGRAMS = set(
   "vit-jax python python3 python3.11 python3.12 pip uv uvx make git cd cp mv rm"
   " ls mkdir cat head tail export source . gcloud gsutil sbatch srun ssh curl"
   " wget find tar echo docker jupyter tensorboard pytest ruff kill sudo apt"
-  " bash sh env nohup unset chromium open xargs grep".split()
+  " bash sh env nohup unset chromium open xargs grep for".split()
 ) | {".ci/run"}
 FENCE = re.compile(r"^(?P<indent> *)```+(?P<kind>[\w+-]*) *$")
 # What --help says above its examples.
@@ -261,7 +261,7 @@ def simple(text: str) -> list[list[str]]:
     else:
       found.append([])
   for words in found:
-    while words and ASSIGNED.match(words[0]):
+    while words and (ASSIGNED.match(words[0]) or words[0] == "do"):
       words.pop(0)
   return [words for words in found if words]
 

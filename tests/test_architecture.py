@@ -1,4 +1,4 @@
-"""The floors hold: who may import whom, and how long a file is."""
+"""The layers hold: who may import whom, and how long a file is."""
 
 import ast
 import pathlib
@@ -12,8 +12,8 @@ from vit_jax.config.commands import COMMANDS
 PACKAGE = pathlib.Path(__file__).parents[1] / "vit_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Lower floors first; a module may import its own floor and those below.
-FLOORS = (
+# Lower layers first; a module may import its own layer and those below.
+LAYERS = (
   "options batch devices",
   "families objectives evaluators",
   "config",
@@ -23,11 +23,11 @@ FLOORS = (
   "pretrained runtime planning",
   " ".join([*COMMANDS, "reporting", "__main__"]).replace("models ", ""),
 )
-FLOOR = {m: i for i, floor in enumerate(FLOORS) for m in floor.split()}
+LAYER = {m: i for i, layer in enumerate(LAYERS) for m in layer.split()}
 # Packages of which every file is one choice, with the options that it has.
 # config imports them all, so they import nothing heavy but in their functions.
 KINDS = ("families", "objectives", "evaluators")
-INPUT_MAY_USE = [*" ".join(FLOORS[:3]).split(), "data"]
+INPUT_MAY_USE = [*" ".join(LAYERS[:3]).split(), "data"]
 
 
 def _imports(path, also_in_functions=True):
@@ -60,17 +60,17 @@ def _room(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
-def test_imports_only_from_floors_below(path):
+def test_imports_only_from_layers_below(path):
   room = _room(path)
-  known = {*FLOOR, "data"}
+  known = {*LAYER, "data"}
   used = set(_rooms(path)) & known
   if room == "data":
     assert used <= set(INPUT_MAY_USE)
   elif room != "__init__":
-    assert room in FLOOR, f"give {room} a floor"
-    if FLOOR[room] < FLOOR["runtime"]:
+    assert room in LAYER, f"give {room} a layer"
+    if LAYER[room] < LAYER["runtime"]:
       assert "data" not in used
-    above = {m for m in used - {"data"} if FLOOR[m] > FLOOR[room]}
+    above = {m for m in used - {"data"} if LAYER[m] > LAYER[room]}
     assert not above
 
 
@@ -82,7 +82,7 @@ def test_no_heavy_import_where_it_does_not_belong(path):
     assert not packages & {"jax", "flax", "optax"}
   else:
     assert not packages & {"tensorflow", "tensorflow_datasets"}
-  if FLOOR.get(room, 9) <= FLOOR["config"]:
+  if LAYER.get(room, 9) <= LAYER["config"]:
     assert not packages & {"jax", "flax", "optax", "orbax"}
 
 

@@ -41,10 +41,11 @@ NOT_RUN = {
   r"^(sudo |apt |docker |ssh |curl |wget )": "changes the machine, downloads",
   r"\bpip |\buv |-m venv": "downloads; CI does, see make test-wheel",
   r"^make |^\.ci/run": "CI runs it",
+  r"\bjupyter lab\b": "opens a page: see test_notebook.py",
   r"\bpytest\b|test_configs\.py|\bruff\b": "a part of the tests themselves",
   r"vit.jax.plan\b": "needs the TPU's compiler: see test_plan.py",
-  r"prepare (cifar10|imagenet)": "downloads, or reads tars of ImageNet: see"
-  " tests/commands/test_prepare_source.py",
+  r"prepare (cifar10|imagenet|\$set)": "downloads, or reads tars of ImageNet:"
+  " see tests/commands/test_prepare_source.py",
   r"prepare hf:": "downloads: see tests/data/test_imports.py",
   r"benchmarks/(\w+_speed|input|cpu_step|plans|study)\.py": "takes minutes",
   r"benchmarks/gpu\.sh": "needs a GPU: see tests/test_gpu_script.py",
@@ -154,6 +155,7 @@ def test_every_line_of_a_block_is_known():
     (["$ ls", "a", "$ ls \\", "b", "c"], 2, 0),
     (["git clone <this repository> a && cd a"], 1, 0),
     (["A=b C=d", "export E=f", "ls $A"], 1, 0),
+    (["for a in b c; do ls $a; done"], 1, 0),
     (["A=b .venv/bin/anything 'c", "d'"], 1, 0),
     (["#!/bin/bash", "cd $X", "srun y"], 1, 0),
     (["vit-jax models", "model  parameters"], 1, 1),
@@ -183,6 +185,8 @@ def test_words_of_a_shell_text():
   text = "srun --x .venv/bin/python -m vit_jax.plan --a"
   assert of_this_project(text) == [["plan", "--a"]]
   assert of_this_project("vit-jax models | head") == [["models"]]
+  text = "for a in b c; do vit-jax models $a; done"
+  assert of_this_project(text) == [["models", "$a"]]
   assert not of_this_project("python -m pytest vit-jax")
 
 

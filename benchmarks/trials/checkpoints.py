@@ -250,8 +250,8 @@ TRIALS = (
   ),
   Trial(
     "checkpoints.damaged_folders",
-    "Empty, half-copied and missing checkpoints are told; where none is left"
-    " the run stops and says how to start over.",
+    "Empty, half-copied and missing checkpoints are reported; where none is"
+    " left the run stops and says how to start over.",
     damaged_folders,
     small=SMALL,
     seconds=30,

@@ -1,4 +1,4 @@
-"""Steps that are no numbers, bits that are flipped, runs that part."""
+"""Non-finite steps, bit flips, and runs that diverge from each other."""
 
 import contextlib
 import os
@@ -302,8 +302,8 @@ def _parts_at(found: Any, step: int, words: str) -> None:
 TRIALS = (
   Trial(
     "numbers.nonfinite",
-    "A step that is not a number changes nothing, is never saved, and is told"
-    " with its records; stop and skip do what they say",
+    "A step whose loss or gradient is not finite changes nothing, is never"
+    " saved, and is reported with its records; stop and skip do what they say",
     nonfinite,
     small="tests/runtime/test_finite.py",
     seconds=60,
@@ -324,7 +324,7 @@ TRIALS = (
   ),
   Trial(
     "numbers.parting",
-    "`vit-jax diff` names the first step at which two runs part, and how",
+    "`vit-jax diff` names the first step at which two runs differ, and how",
     parting,
     small="tests/commands/test_diff.py",
     seconds=60,

@@ -293,7 +293,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
     except ValueError as e:  # a record that seems to be of another machine
       assert "another run trains" in str(e), e
   return (
-    f"{DAMAGES} damages: no reader raised; {told} told in words; seed {seed}"
+    f"{DAMAGES} damages: no reader raised; {told} error messages; seed {seed}"
   )
 
 
@@ -407,7 +407,7 @@ TRIALS = (
   ),
   _trial(
     "odd_bytes",
-    "Damaged small files are told in words, and never end in a traceback.",
+    "Damaged small files are reported in a line each, never by a traceback.",
     odd_bytes,
     "runtime/test_run_files.py",
     10,

@@ -112,7 +112,7 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
       last.close()
     assert last.steps() == [1]
   return (
-    f"{len(told)} kinds ({', '.join(told)}): told at the next step, written"
+    f"{len(told)} kinds ({', '.join(told)}): reported at the next step, written"
     " again 2 steps later, the two newest kept; at the end of a run an error"
   )
 
@@ -153,7 +153,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
   finally:
     os.system(f"umount {disk}")
   return (
-    "a full tmpfs: told, step 1 stayed whole, step 2 saved once it had room"
+    "a full tmpfs: reported, step 1 stayed whole, step 2 saved once it had room"
   )
 
 
@@ -287,8 +287,8 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
 TRIALS = (
   Trial(
     "saves.fail",
-    "A save that fails is told at the next step and tried again; at the end of"
-    " a run it is an error.",
+    "A save that fails is reported at the next step and tried again; at the"
+    " end of a run it is an error.",
     failed_saves,
     small=SMALL,
     seconds=40,

@@ -12,7 +12,7 @@ class Trial(NamedTuple):
   promise: One sentence.
   run: Does the trial in an empty folder with a seed. Returns the figure in
     words; raises AssertionError, in words, where the promise is broken.
-  small: The test of the quick suite that holds a small version of it.
+  small: The test that holds a small version of it; "" if none does.
   seconds: About how long it takes on two cores.
   """
 
