@@ -76,8 +76,9 @@ compiler's coarser roofline; the third number is their geometric mean, from
 which the other columns follow. Hours are for all steps of the recipe, without
 evaluation.
 
-The rows of v5e are older than the last changes of the step. On v5e:16x16 these
-lower the estimate of L/16 with batch 4,096 by 2.8 %, and of B/16 by 2.5 %.
+The rows of v5e are older than the last changes of the step, but for those of
+the five recipes of ImageNet-21k on v5e:16x16. There the changes lower the
+estimate of L/16 by 2.8 %, of B/16 by 2.5 %, and of H/14 by 2.3 %.
 
 <!-- estimate: python benchmarks/plans.py -->
 
