@@ -461,7 +461,5 @@ def test_records_are_not_written_into_a_bucket(monkeypatch):
   builder.data_dir = "gs://bucket/data/cifar10/3.0.2"
   find = lambda *_: builder
   monkeypatch.setattr(preparing.tfds_source, "find_builder", find)
-  with pytest.raises(
-    ValueError, match="data_dir: got 'gs://bucket"
-  ):
+  with pytest.raises(ValueError, match="data_dir: got 'gs://bucket"):
     preparing.prepare("cifar10", "gs://bucket/data")
