@@ -304,7 +304,7 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
     from vit_jax.runtime import prepare  # TensorFlow comes with it
 
     return prepare.check(config, faults=found)
-  if found := found + _plan().faults(config, jax.device_count()):
+  if found := found + _plan().faults(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None
 
