@@ -140,7 +140,9 @@ def _train(
   run_info.write_json(workdir, "metadata.json", metadata)
   opening.ends("model and state")
 
-  guard = finite.Guard(prepared, checkpointer.newest, progress.note)
+  newest = checkpointer.newest
+  guard = finite.Guard(prepared, newest, progress.note, held.check)
+  at_exit.callback(guard.close)
   batches = guard.remembered(feed.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
@@ -169,6 +171,8 @@ def _train(
     kept = account.metadata(step) | {finite.KEY: guard.counts()}
     metadata = {**metadata, **kept, **rows.metadata(step)}
     held.check()  # not into the folder of another run
+    guard.due()  # the files have all rows up to the checkpoint
+    writer.due()
     with phases("save"):
       write(step, state, metadata)
       run_info.write_json(workdir, "metadata.json", metadata, progress.note)

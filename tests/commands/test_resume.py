@@ -205,7 +205,9 @@ def test_a_disk_that_stays_full_ends_the_run_in_words(
   with pytest.raises(files.WriteError, match="its last 2 records are in"):
     train.train_and_evaluate(_config(), str(folder), _Data({when: fill}))
   assert checkpoint.find(str(folder)).name == "8"
-  (other,) = elsewhere.iterdir()
+  kept = {path.name.split("-")[-1]: path for path in elsewhere.iterdir()}
+  assert sorted(kept) == ["fingerprints.bin", "metrics.jsonl"]
+  other = kept["metrics.jsonl"]
   rows = [json.loads(x) for x in other.read_text().splitlines()]
   assert [r["step"] for r in rows] == [6, 8]
   whole = pathlib.Path(folder / "metrics.jsonl")

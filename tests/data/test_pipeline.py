@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from vit_jax.batch import DataError
 from vit_jax.data import pipeline, sources, tfds_source
 from vit_jax.data.host_tf import tf
 from vit_jax.data.records import Source
@@ -330,6 +331,46 @@ def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
     np.testing.assert_array_equal(
       batch["image"][~is_bad], expected["image"][~is_bad]
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Far(Numbers):
+  """As `Numbers`, from a store that raises the errors once each."""
+
+  errors: list
+
+  def load(self, raw):
+    record = super().load(raw)
+
+    def ask(index):
+      if index == 30 and self.errors:
+        raise self.errors.pop()
+      return index
+
+    index = tf.numpy_function(ask, [raw["index"]], tf.int64, stateful=True)
+    return {**record, "index": tf.ensure_shape(index, [])}
+
+
+def test_a_store_that_does_not_answer_is_waited_for(monkeypatch, caplog):
+  waits = []
+  monkeypatch.setattr(pipeline.decoding.time, "sleep", waits.append)
+  errors = [
+    tf.errors.UnavailableError(None, None, "HTTP 503"),
+    RuntimeError("UNAVAILABLE: the server does not answer"),
+  ] * 6
+  source = Far(
+    name="n", split="s", num_examples=50, num_classes=7, errors=errors
+  )
+  found = global_batches(source, 8)
+  assert_same(found, global_batches(numbers(50), 8))
+  assert all(batch["mask"].all() for batch in found) and not errors
+  assert waits[:6] == [0.5, 1, 2, 4, 8, 10] and sum(waits) == 85.5
+  assert len(caplog.records) == 2
+  assert "is tried again" in caplog.text and "HTTP 503" in caplog.text
+  monkeypatch.setattr(pipeline.decoding, "MOST_TRIES", 2)
+  errors += [RuntimeError("UNAVAILABLE: the server does not answer")] * 9
+  with pytest.raises(DataError, match="reading 'n' .*the server does not"):
+    global_batches(source, 8)
 
 
 def test_an_image_smaller_than_the_crop_is_named(stream):

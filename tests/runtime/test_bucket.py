@@ -7,6 +7,7 @@ until a file is in it. Orbax reads buckets by itself, and is not tried here.
 import io
 import json
 import re
+import time
 import types
 
 import numpy as np
@@ -18,7 +19,14 @@ from etils.epath import backend
 
 from vit_jax import checkpoint, verify
 from vit_jax.config import CheckpointConfig
-from vit_jax.runtime import files, fingerprints, lock, prepare, writer
+from vit_jax.runtime import (
+  files,
+  fingerprints,
+  lock,
+  prepare,
+  uploads,
+  writer,
+)
 from vit_jax.weights import beside, keeping, npz_file, steps
 
 
@@ -35,6 +43,8 @@ def run(monkeypatch, request):
         re.sub("^(gs|s3)://", r"ram://\1-", a) if isinstance(a, str) else a
         for a in args
       ]
+      if name == "GFile" and args[1][0] == "w" and real.exists(args[0]):
+        real.remove(args[0])  # TensorFlow's memory would append
       found = getattr(real, name)(*args, **options)
       if name == "glob":
         return [f.replace("ram://gs-", "gs://", 1) for f in found]
@@ -106,13 +116,58 @@ def test_rows_and_fingerprints(run):
   assert events.read_bytes().count(b"train/loss") == 2
   fingerprints.Fingerprints(str(path))
   assert not len(fingerprints.read(path)) and not said
-  records = files.Records(path / "records", b"", said.append)
-  errors["GFile"] = UNAVAILABLE
+
+
+def _until(holds):
+  for _ in range(1000):
+    if holds():
+      return
+    time.sleep(0.01)
+  raise AssertionError("it never was")
+
+
+def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
+  path, errors = run
+  said, file = [], path / "records"
+  records = uploads.records(file, b"0\n", said.append)
   records.append(b"1\n")
-  assert "cannot be written (UnavailableError: HTTP 503)" in said[0]
-  errors.clear()
+  assert file.read_bytes() == b"0\n"  # nobody waits for the bucket
+  records.due()  # before a checkpoint
+  _until(lambda: file.read_bytes() == b"0\n1\n")
+  errors["GFile"] = UNAVAILABLE
   records.append(b"2\n")
-  assert (path / "records").read_bytes() == b"1\n2\n"
+  records.due()
+  _until(lambda: said)
+  assert "cannot be written (UnavailableError: HTTP 503)" in said[0]
+  monkeypatch.setattr(files, "MOST_RECORDS", 3)
+  records.append(b"3\n")
+  with pytest.raises(files.WriteError, match="3 records wait, .* HTTP 503"):
+    records.append(b"4\n")
+  errors.clear()
+  assert records.close() is None
+  assert file.read_bytes() == b"0\n1\n2\n3\n4\n"
+  assert said[1:] == [f"file        {file}: 3 records written again"]
+
+
+def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
+  path, _ = run
+  monkeypatch.setattr(uploads, "SECONDS", 0.01)
+  asked = []
+
+  def guard():
+    asked.append(1)
+    if len(asked) > 1:
+      raise lock.LostError("another run took this folder")
+
+  records = uploads.records(path / "records", b"", print, guard)
+  records.append(b"1\n")
+  _until(lambda: (path / "records").read_bytes() == b"1\n")
+  (path / "records").write_bytes(b"another's\n")
+  records.append(b"2\n")
+  _until(lambda: len(asked) > 1)
+  records.append(b"3\n")
+  assert records.close() is None
+  assert (path / "records").read_bytes() == b"another's\n"
 
 
 def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
@@ -128,6 +183,19 @@ def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
     held._beat()
   record = json.loads((path / "process.json").read_text())
   assert record["how"] == "finished"
+
+
+def test_rows_do_not_ask_the_bucket_who_holds_it(run, monkeypatch):
+  path, errors = run
+  monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+  with lock.Lock(str(path), print) as held:
+    (path / "process.json").write_text('{"id": "another"}')
+    errors["GFile"] = AssertionError("a request")
+    held.check()
+    errors.clear()
+    monkeypatch.setattr(lock, "SEEN_SECONDS", 0.0)  # as after a suspension
+    with pytest.raises(lock.LostError, match="another run took this folder"):
+      held.check()
 
 
 def test_verify(run):

@@ -46,6 +46,22 @@ time.sleep(1.5)
 exits.end(exits.ERROR, lambda: print("own words"))
 """
 
+# A run goes on when the connection that started it is closed: stderr is a pipe
+# without a reader.
+UNHEARD = """
+import os, sys
+from vit_jax.runtime import exits, progress
+
+inside, outside = os.pipe()
+os.dup2(outside, 2)
+os.close(inside)
+os.close(outside)
+with progress.Progress(2) as shown:
+  shown.update(1, {"loss": 1.0})
+  exits.say("a word")
+print("trained")
+"""
+
 
 def test_an_error_of_all_is_told_by_each():
   words = []
@@ -85,3 +101,14 @@ def test_what_hangs_or_fails_keeps_no_process():
   assert "words" in done.stdout and "told" in done.stdout
   assert "too late" not in done.stdout
   assert done.stderr == "OSError: no space left\n"
+
+
+def test_a_run_that_nobody_hears_goes_on():
+  done = subprocess.run(
+    [sys.executable, "-c", UNHEARD],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+    timeout=60,
+  )
+  assert (done.returncode, done.stdout) == (0, "trained\n")

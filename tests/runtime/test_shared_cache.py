@@ -38,6 +38,7 @@ print("HITS", *counts)
 
 def test_several_processes_keep_programs_in_the_run(monkeypatch):
   before = jax.config.jax_compilation_cache_dir
+  of_xla = jax.config.jax_persistent_cache_enable_xla_caches
   try:
     for count, expected in ((2, "gs://bucket/run/xla"), (1, None)):
       jax.config.update("jax_compilation_cache_dir", None)
@@ -45,8 +46,11 @@ def test_several_processes_keep_programs_in_the_run(monkeypatch):
       monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
       startup.use_cache("gs://bucket/run")
       assert jax.config.jax_compilation_cache_dir == expected
+    # XLA itself cannot open what is in a bucket.
+    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", of_xla)
 
 
 def _start(config, workdir):

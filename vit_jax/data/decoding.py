@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import re
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,6 +26,19 @@ from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.records import NO_LABEL, Record, Source
 
 _KEYS = ("label", "mask", "index")
+# A store that does not answer, by TensorFlow, whose clients have tried several
+# times, and by what a reader in Python says, such as array_record's.
+_AWAY_ERRORS = (
+  tf.errors.AbortedError,
+  tf.errors.DeadlineExceededError,
+  tf.errors.UnavailableError,
+)
+_AWAY = re.compile(
+  "(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)"
+  "|(Aborted|DeadlineExceeded|Unavailable)Error"
+)
+TRY_SECONDS = 10.0  # between two tries, after the first few
+MOST_TRIES = 720  # in a row: two hours
 
 
 def row_fns(
@@ -168,19 +182,24 @@ def _close_all() -> None:
 
 def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
   quick, careful = fns
-  is_careful, step = False, first_step
-  iterator = _opened(read, step, quick, source)
+  is_careful, step, iterator, away = False, first_step, None, _Away(source)
   while True:
     try:
+      if iterator is None:
+        row_fn = careful if is_careful else quick
+        iterator = read(step, row_fn).as_numpy_iterator()
       batch = next(iterator)
     except StopIteration:
       return
     except tf.errors.OpError as e:
+      iterator = None
+      if away.waits_for(e):
+        continue
       if is_careful:
         raise DataError(_readable(e, source)) from None
       is_careful = True
-      iterator = _opened(read, step, careful, source)
       continue
+    away.is_back()
     reasons = batch.pop("fault", None)
     if not batch["mask"].all():
       faults.note(batch["index"], ~batch["mask"], reasons.tolist())
@@ -189,11 +208,29 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
     yield Batch(**batch)
 
 
-def _opened(read, step: int, row_fn, source: Source) -> Iterator[dict]:
-  try:
-    return read(step, row_fn).as_numpy_iterator()
-  except tf.errors.OpError as e:  # files that are read before the first batch
-    raise DataError(_readable(e, source)) from None
+class _Away:
+  """Waits for a store that does not answer now, which is no fault of a record.
+
+  A training run ends before, when `limits` say so, and can be started again.
+  """
+
+  def __init__(self, source: Source):
+    self._source, self._tries = source, 0
+
+  def waits_for(self, error: tf.errors.OpError) -> bool:
+    """Whether the same should be tried again; it has waited then."""
+    is_away = isinstance(error, _AWAY_ERRORS) or _AWAY.search(error.message)
+    if not is_away or self._tries >= MOST_TRIES:
+      return False
+    if self._tries % 10 == 0:
+      logging.warning("%s; is tried again.", _readable(error, self._source))
+    time.sleep(min(TRY_SECONDS, 2.0 ** (self._tries - 1)))
+    self._tries += 1
+    return True
+
+  def is_back(self) -> None:
+    """After a batch."""
+    self._tries = 0
 
 
 def _with_labels_in_range(

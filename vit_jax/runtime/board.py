@@ -1,12 +1,13 @@
 """Scalars for TensorBoard: always the rows of `metrics.jsonl`, once each."""
 
-import contextlib
+import io
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from etils import epath
 
+from vit_jax.runtime import uploads
 from vit_jax.runtime.trackers import Row
 
 FOLDER = "tensorboard"
@@ -23,9 +24,18 @@ class Board:
   Args:
     workdir: Folder of the run.
     rows: The rows that it keeps.
+    guard: See `uploads.records`.
+
+  Raises:
+    OSError: It cannot be written.
   """
 
-  def __init__(self, workdir: str, rows: Iterable[Row]):
+  def __init__(
+    self,
+    workdir: str,
+    rows: Iterable[Row],
+    guard: Callable[[], None] = lambda: None,
+  ):
     # Not needed to read metrics, nor installed for it; imports no TensorFlow.
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import record_writer
@@ -36,23 +46,41 @@ class Board:
     for path in folder.glob("*tfevents*"):
       path.unlink()
     name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-    self._closing = contextlib.ExitStack()  # of a bucket `open` is a context
-    self._file = self._closing.enter_context((folder / name).open("wb"))
-    self._records = record_writer.RecordWriter(self._file)
+    self._buffer = io.BytesIO()
+    self._records = record_writer.RecordWriter(self._buffer)
     first = self._event(wall_time=time.time(), file_version=_VERSION)
     self._records.write(first.SerializeToString())
     for row in rows:
       self._add(row)
-    self._file.flush()
+    data = self._taken()
+    self._file = uploads.records(folder / name, data, lambda _: None, guard)
 
   def write(self, row: Row) -> None:
-    """Writes a row of `metrics.jsonl`: "step", "time" in seconds, metrics."""
+    """Writes a row of `metrics.jsonl`: "step", "time" in seconds, metrics.
+
+    Raises:
+      OSError: It cannot be written.
+    """
     self._add(row)
-    self._file.flush()
+    self._file.append(self._taken())
+    if self._file.error:
+      raise self._file.error
 
   def close(self) -> None:
-    """Closes the file."""
-    self._closing.close()
+    """Closes the file.
+
+    Raises:
+      OSError: The last rows cannot be written.
+    """
+    if left := self._file.close():
+      raise OSError(left)
+
+  def _taken(self) -> bytes:
+    """Returns the bytes of what was added since the last call."""
+    data = self._buffer.getvalue()
+    self._buffer.seek(0)
+    self._buffer.truncate()
+    return data
 
   def _add(self, row: Row) -> None:
     values = [

@@ -3,6 +3,9 @@
 docs/pods.md has them in a table, and a batch script that heeds them.
 """
 
+import contextlib
+import errno
+import io
 import os
 import sys
 import threading
@@ -38,7 +41,7 @@ def end(code: int, *closing: Callable[[], None]) -> NoReturn:
       try:
         act()
       except Exception as e:  # e.g. the disk is full: it ends all the same
-        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+        write(sys.stderr, f"{type(e).__name__}: {e}\n")
 
   closer = threading.Thread(target=close, daemon=True)
   closer.start()
@@ -64,5 +67,24 @@ def refuse(text: str) -> NoReturn:
 def say(text: str) -> None:
   """Prints lines to stderr, on a line of their own, from any thread."""
   # One write, so that lines of several processes do not mix.
-  sys.stderr.write(f"\n{text}\n" if sys.stderr.isatty() else f"{text}\n")
-  sys.stderr.flush()
+  is_terminal = not sys.stderr.closed and sys.stderr.isatty()
+  write(sys.stderr, f"\n{text}\n" if is_terminal else f"{text}\n")
+
+
+def write(stream: io.TextIOBase, text: str) -> None:
+  """Writes text for people to read; a run goes on where nobody can read it.
+
+  So it does after the connection that started it was closed, which closes the
+  pipe or terminal behind stderr: then nothing more is written there.
+  """
+  try:
+    stream.write(text)
+    stream.flush()
+  except OSError as e:
+    if e.errno in (errno.EPIPE, errno.EIO):
+      with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+  except ValueError:  # it was closed
+    pass

@@ -58,14 +58,11 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
   """Writes after the first bytes of a file, and returns how many it has then.
 
   Args:
-    path: In a folder that is there.
+    path: Of a local file, in a folder that is there.
     data: What is written.
     size: Bytes that stay; what a write that failed left behind them is written
       over, as it is the beginning of `data`.
   """
-  if not is_local(path):  # an object store, whose files cannot be cut
-    write(path, data, "ab")
-    return size
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
     size = min(size, os.fstat(number).st_size)
@@ -107,15 +104,18 @@ def is_local(path: epath.Path) -> bool:
 
 
 class Records:
-  """Appends records to a file; keeps them in memory while that fails.
+  """Appends records to a local file; keeps them in memory while that fails.
 
   A record that was written in part, as when the disk became full, is written
-  again from its beginning.
+  again from its beginning. For any file, also of a bucket: `uploads.records`.
 
   Args:
     path: The file, which is replaced.
     data: What it holds at first.
     note: Prints a line, once when writing fails, and once when it works again.
+
+  Attributes:
+    error: Why records wait; None: none do, or they have not been tried yet.
 
   Raises:
     WriteError: The file cannot be written now.
@@ -131,7 +131,7 @@ class Records:
     replace(path, data)
     self._size = len(data)
     self._waiting: list[bytes] = []
-    self._error: OSError | None = None
+    self.error: OSError | None = None
 
   def append(self, record: bytes) -> None:
     """Writes a record, and those that wait.
@@ -140,22 +140,11 @@ class Records:
       WriteError: `MOST_RECORDS` wait.
     """
     self._waiting.append(record)
-    try:
-      self._write()
-    except OSError as e:
-      if self._error is None:
-        self._note(
-          f"file        {self._path} cannot be written ({reason(e)}): the run"
-          " goes on, and its records wait in memory until it can; they are lost"
-          " if the process is killed before"
-        )
-      self._error = e
-      if len(self._waiting) >= MOST_RECORDS:
-        raise WriteError(
-          f"{self._path}: {len(self._waiting):,} records wait, since it cannot"
-          f" be written ({reason(e)}); make room, or mend the disk, and start"
-          " again: the run resumes from its last checkpoint."
-        ) from None
+    self._try()
+    self._refuse_too_many()
+
+  def due(self) -> None:
+    """Sees that all records are written soon; they are, unless that failed."""
 
   def close(self) -> str | None:
     """Writes what waits, elsewhere if it must.
@@ -180,13 +169,38 @@ class Records:
       return f"{said}; {rest} lost: {other}: {reason(e)}."
     return f"{said}; {rest} in {other}: append them to it, and start again."
 
+  def _try(self) -> None:
+    """Writes what waits, or tells once why that failed."""
+    try:
+      self._write()
+    except OSError as e:
+      if self.error is None:
+        self._note(
+          f"file        {self._path} cannot be written ({reason(e)}): the run"
+          " goes on, and its records wait in memory until it can; they are lost"
+          " if the process is killed before"
+        )
+      self.error = e
+
+  def _refuse_too_many(self) -> None:
+    if self.error is not None and len(self._waiting) >= MOST_RECORDS:
+      raise WriteError(
+        f"{self._path}: {len(self._waiting):,} records wait, since it cannot"
+        f" be written ({reason(self.error)}); make room, or mend the disk, and"
+        " start again: the run resumes from its last checkpoint."
+      )
+
   def _write(self) -> None:
     data = b"".join(self._waiting)
     self._size = append(self._path, data, self._size)
-    if self._error is not None:
-      count = len(self._waiting)
+    self._wrote(len(self._waiting))
+
+  def _wrote(self, count: int) -> None:
+    """The first so many records are in the file."""
+    if self.error is not None:
       self._note(f"file        {self._path}: {count:,} records written again")
-    self._error, self._waiting = None, []
+    self.error = None
+    del self._waiting[:count]
 
 
 def read_json(path: epath.Path) -> Read:

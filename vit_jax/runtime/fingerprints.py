@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.runtime import files
+from vit_jax.runtime import files, uploads
 
 FILE = "fingerprints.bin"
 MAGIC = b"vit_jax fingerprints 1 little-endian 36 bytes of each step   \n"
@@ -42,6 +42,7 @@ class Fingerprints:
     resumed_at: Step at which the run resumes; what later steps of an
       interrupted run wrote is dropped, since they come again.
     note: Prints a line where they cannot be written.
+    guard: See `uploads.records`.
 
   Attributes:
     before: Of `RECORD`, the newest steps before; known to process 0 only.
@@ -55,6 +56,7 @@ class Fingerprints:
     workdir: str,
     resumed_at: int = 0,
     note: Callable[[str], None] = print,
+    guard: Callable[[], None] = lambda: None,
   ):
     self._pending: list[tuple[int, jax.Array]] = []
     self._file: files.Records | None = None
@@ -67,7 +69,8 @@ class Fingerprints:
     self.before = kept[-NEWEST:].copy()
     path = epath.Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._file = files.Records(path, MAGIC + kept.tobytes(), note)
+    data = MAGIC + kept.tobytes()
+    self._file = uploads.records(path, data, note, guard)
 
   def add(self, step: int, of_step: jax.Array) -> None:
     """Takes what a step returned, without waiting for it."""
@@ -97,6 +100,11 @@ class Fingerprints:
     if self._file is not None and number:
       self._file.append(records.tobytes())
     return records
+
+  def due(self) -> None:
+    """Sees that what was fetched is on its way to a bucket."""
+    if self._file is not None:
+      self._file.due()
 
   def close(self) -> None:
     """Closes the file; what was not fetched is lost."""

@@ -35,10 +35,12 @@ class Guard:
     run: A `prepare.Run` that was checked.
     newest: Returns the step of the newest checkpoint, or None.
     note: Prints a line.
+    check: See `uploads.records`, its guard.
 
   Attributes:
     skipped: Steps of the run whose update was not applied.
     undecodable: Rows of all batches that did not count.
+    due, close: Of the `Fingerprints`.
   """
 
   def __init__(
@@ -46,6 +48,7 @@ class Guard:
     run: Any,
     newest: Callable[[], int | None],
     note: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
   ):
     self._config, self._workdir = run.config, run.workdir
     self._newest, self._note = newest, note
@@ -57,7 +60,8 @@ class Guard:
     self._most_unusable = getattr(
       getattr(run, "data", None), "most_unusable", lambda step: math.inf
     )
-    self._fingerprints = Fingerprints(run.workdir, run.start, note)
+    self._fingerprints = Fingerprints(run.workdir, run.start, note, check)
+    self.due, self.close = self._fingerprints.due, self._fingerprints.close
     self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
     self._shown = list(self._fingerprints.before[-SHOWN:])
     was = read(run.workdir)

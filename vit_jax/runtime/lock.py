@@ -15,6 +15,7 @@ suspended, finds another id in `process.json` before its next row, and stops.
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ from vit_jax.runtime.preemption import Stop
 BEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three beats, and some for a slow disk
 SETTLE_SECONDS = 2.0  # longer than from reading a record to writing the next
+SEEN_SECONDS = 25.0  # so old may be what is known of a bucket: two beats
 BEAT_BYTES = 1024  # always as many, so that a full disk can still be written to
 _WATCH = "watch"
 _MOST_BYTES = 2000  # of a text that all processes are told
@@ -79,6 +81,7 @@ class Lock:
     self._is_first = jax.process_index() == 0
     self._lost: str | None = None
     self._stopped, self._count, self._last_beat = threading.Event(), 0, 0.0
+    self._seen = -math.inf
     self._is_told = False
     self._before, self._sign = {}, None  # the holder before, and its beat
     self._refuse_if(self._look)
@@ -91,12 +94,18 @@ class Lock:
   def check(self) -> None:
     """Sees that the folder is still this run's, and beats; a short read.
 
+    A bucket takes as long to answer as several steps, so there the thread that
+    beats asks; here what it found counts, unless the process was suspended.
+
     Raises:
       LostError: It was deleted, or another run took it.
     """
     if not self._is_first or self._stopped.is_set():
       return
-    if time.monotonic() - self._last_beat >= 1.0:
+    now = time.monotonic()
+    if not self._is_local and now - self._seen < SEEN_SECONDS:
+      pass
+    elif now - self._last_beat >= 1.0:
       self._beat()
     else:
       self._see()
@@ -325,6 +334,7 @@ class Lock:
   def _see(self) -> None:
     """Notes whether the folder was deleted or taken; an error is neither."""
     path = self._folder / lifetime.FILE
+    began = time.monotonic()
     try:
       found = json.loads(path.read_bytes())
       if found["id"] != self._record["id"]:
@@ -340,6 +350,7 @@ class Lock:
       )
     except Exception:  # also of a bucket that does not answer now
       pass
+    self._seen = began
 
 
 def _key(record: dict[str, Any]) -> str:

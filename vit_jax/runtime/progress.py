@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from vit_jax.runtime import exits
+
 REDRAW_SECONDS = 0.1  # Redrawing takes longer than a step of 1 ms.
 PER_DEVICE = "images_per_second_per_device"
 SMALLEST_BAR = 8  # Columns; a shorter bar says less than the percentage.
@@ -143,8 +145,7 @@ class Progress:
     return full * num_full + empty * (width - num_full)
 
   def _write(self, text: str) -> None:
-    self._stream.write(text)
-    self._stream.flush()
+    exits.write(self._stream, text)
 
 
 def format_seconds(seconds: float) -> str:

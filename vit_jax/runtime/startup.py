@@ -36,6 +36,10 @@ def use_cache(workdir: str | None = None) -> None:
     return
   if workdir is not None and jax.process_count() > 1:
     folder = f"{workdir}/xla"  # jax makes it
+    if "://" in folder:
+      # XLA's own cache of how it tunes GPU programs knows local files only, and
+      # would end the first compilation.
+      jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
   else:
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(base) / "vit_jax" / "xla"

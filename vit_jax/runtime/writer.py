@@ -12,7 +12,7 @@ import jax
 from etils import epath
 
 from vit_jax.config import Config
-from vit_jax.runtime import files, trackers
+from vit_jax.runtime import files, trackers, uploads
 from vit_jax.runtime.board import Board
 
 METRICS = "metrics.jsonl"
@@ -28,8 +28,8 @@ class Writer:
       are dropped, since they will be written again.
     config: The run, for its trackers; None: it has none.
     note: Prints a line on what cannot be read or written, and on trackers.
-    guard: Called before each row; what it raises ends the run. See
-      `lock.Lock.check`.
+    guard: Called before each row, and before each upload to a bucket; what it
+      raises ends the run. See `lock.Lock.check`.
 
   Attributes:
     scores: Metrics of evaluators, by name, that were written at step
@@ -72,9 +72,9 @@ class Writer:
     }
     text = "".join(json.dumps(r) + "\n" for r in kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._lines = files.Records(path, text.encode(), note)
+    self._lines = uploads.records(path, text.encode(), note, guard)
     with self._board_may_fail():
-      self._board = Board(workdir, kept)
+      self._board = Board(workdir, kept, guard)
     self._trackers = trackers.senders(
       config, workdir, resumed_at, (kept, dropped), note
     )
@@ -97,6 +97,11 @@ class Writer:
         self._board.write(row)
     for tracker in self._trackers:
       tracker.put(row)
+
+  def due(self) -> None:
+    """Sees that the rows are on their way to a bucket; does not wait for it."""
+    if self._lines is not None:
+      self._lines.due()
 
   def close(self, state: str = "finished") -> None:
     """Closes the files; `state`, of `trackers.STATES`, is for the trackers.
