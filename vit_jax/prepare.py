@@ -9,8 +9,10 @@ imported once, under a name of their own:
   vit-jax train --config=... --config.data.dataset=birds
 
 Files are written as array_record, whose records are read by number, so that
-their order is a permutation that the seed decides. An import that stops half
-way leaves no data set.
+their order is a permutation that the seed decides. A bucket answers a request
+for every record then, so for a large data set there is --file_format=tfrecord,
+which is read from start to end. An import that stops half way leaves no data
+set.
 """
 
 import argparse
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit("--name: got none, expected a name for the new data set.")
       name = args.name
       done = preparing.import_source(
-        args.source, name, args.data_dir, options, say
+        args.source, name, args.data_dir, options, say, args.file_format
       )
     elif prefix:
       sys.exit(preparing.unknown_prefix(args.source))
@@ -45,7 +47,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(
           f"{', '.join(faults)}: only for imports, not for TFDS's names."
         )
-      done = preparing.prepare(name, args.data_dir, args.manual_dir, say)
+      done = preparing.prepare(
+        name, args.data_dir, args.manual_dir, say, args.file_format
+      )
   except (ValueError, OSError, AssertionError) as e:  # TFDS asserts
     sys.exit(str(e))
   for split, count in done.splits.items():
@@ -84,9 +88,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   """Parses the command line; imports nothing heavy."""
   parser = commands.parser(
     "prepare",
-    "Puts a data set on disk in TFDS's format, as array_record, whose records"
-    " are\nread by number. Images of one's own are imported once, under a name"
-    " of their\nown. An import that stops half way leaves no data set.",
+    "Puts a data set on disk in TFDS's format. Images of one's own are imported"
+    " once,\nunder a name of their own. An import that stops half way leaves no"
+    " data set.",
     "vit-jax prepare cifar10\n"
     "vit-jax prepare imagenet21k --manual_dir=/data/fall11\n"
     "vit-jax prepare folder:/data/birds --name=birds",
@@ -108,6 +112,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     "--manual_dir",
     help="folder of the tars of imagenet2012, imagenet21k (default:"
     " downloads/manual in --data_dir)",
+  )
+  parser.add_argument(
+    "--file_format",
+    choices=("array_record", "tfrecord"),
+    help="array_record (default), read by number in a random order; or"
+    " tfrecord, read from start to end, for a large data set in a bucket",
   )
   parser.add_argument(
     "--splits",

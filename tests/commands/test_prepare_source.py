@@ -243,6 +243,23 @@ def test_any_data_set_of_tfds_can_be_prepared(tmp_path, capsys):
   assert "classes               10\n" in out
 
 
+def test_as_tfrecord(tmp_path):
+  """For a bucket: TFDS's own builders, ours, and imports."""
+  for name in "ab":
+    (tmp_path / "images" / name).mkdir(parents=True)
+    (tmp_path / "images" / name / "0.jpg").write_bytes(jpeg(0))
+  out = tmp_path / "out"
+  given = f"--data_dir={out}", "--file_format=tfrecord"
+  run("counts_of_things", *given)
+  run("digits", *given)
+  run(f"folder:{tmp_path}/images", "--name=own", *given)
+  for name in ("counts_of_things", "digits", "own"):
+    assert list(out.glob(f"{name}/*/*.tfrecord*")), name
+    assert not list(out.glob(f"{name}/*/*.array_record*")), name
+  source = sources.open_source("digits", "train", str(out))
+  assert source.num_examples == 1297
+
+
 def test_wrong_arguments_are_explained(tmp_path):
   assert "--name: got none" in fault(f"folder:{tmp_path}")
   text = fault("folders:/x", "--name=x")

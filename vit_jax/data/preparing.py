@@ -40,11 +40,11 @@ def prepare(
   data_dir: str | None = None,
   manual_dir: str | None = None,
   say: Say = print,
+  file_format: str | None = None,
 ) -> Prepared:
   """Prepares a data set of TFDS, or `imagenet21k`; downloads where TFDS does.
 
-  Written as array_record, whose records can be read by number, where that
-  library is installed. A data set that is there stays as it is.
+  A data set that is there stays as it is.
 
   Args:
     dataset: Name in TFDS, with a config if it has several.
@@ -53,6 +53,8 @@ def prepare(
     manual_dir: Folder of what the user downloaded; None: downloads/manual in
       `data_dir`.
     say: Gets lines about the progress.
+    file_format: array_record or tfrecord; None: array_record, whose records can
+      be read by number, where that library is installed.
 
   Raises:
     ValueError: Unknown data set, missing files, or records that cannot be
@@ -75,8 +77,10 @@ def prepare(
   options = {}
   if isinstance(builder, imported.Importer):
     options["intake"] = imported.Intake(_unsilenced(say))
-  elif importlib.util.find_spec("array_record"):
-    options["file_format"] = "array_record"
+  elif file_format is None and importlib.util.find_spec("array_record"):
+    file_format = "array_record"
+  if file_format is not None:
+    options["file_format"] = file_format
   builder = tfds.builder(dataset, data_dir=data_dir, **options)
   config = tfds.download.DownloadConfig(manual_dir=str(folder))
   _write(builder, say, config)
@@ -100,6 +104,7 @@ def import_source(
   data_dir: str | None = None,
   options: Options | None = None,
   say: Say = print,
+  file_format: str | None = None,
 ) -> Prepared:
   """Imports a source into a new data set of TFDS's format.
 
@@ -109,6 +114,7 @@ def import_source(
     data_dir: See `prepare`.
     options: What the user says of the source.
     say: Gets lines about the progress.
+    file_format: See `prepare`.
 
   Raises:
     ValueError: The name is taken or is none; or the source has a fault.
@@ -131,6 +137,7 @@ def import_source(
     listing=listing,
     description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
+    file_format=file_format,
     intake=imported.Intake(_unsilenced(say)),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():

@@ -31,10 +31,14 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   pkg_dir_path = epath.Path(__file__).parent
 
   def __init__(self, *, file_format: str | None = None, **kwargs):
-    """Takes the base class's arguments; the default format is read by index."""
-    if file_format is None and importlib.util.find_spec("array_record"):
-      file_format = "array_record"
+    """Takes the base class's arguments; the default format is read by index.
+
+    Files that are there are read in their own format.
+    """
     super().__init__(file_format=file_format, **kwargs)
+    is_open = file_format is None and not self.is_prepared()
+    if is_open and importlib.util.find_spec("array_record"):
+      self.info.set_file_format("array_record", override=True)
 
   def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
     """Writes the records unless they exist; see the base class."""
