@@ -53,15 +53,21 @@ def check(name: str, mesh: tuple[int, int, int], **changes) -> None:
   np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    pytest.param((1, 8, 1), marks=pytest.mark.nightly),
+    pytest.param((2, 2, 2), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
 def test_a_transformer_of_odd_sizes(mesh):
   check("odd", mesh, optim__microbatch=1)
 
 
 def _is_rare(name: str, mesh: tuple[int, int, int]) -> bool:
-  """Two devices along each axis, or of one model all along one, tell most."""
-  return mesh != (2, 2, 2) and not (name == "token" and 8 in mesh)
+  """Two devices along each axis, of the models that differ most, tell most."""
+  return mesh != (2, 2, 2) or name in ("odd", "gap in a scan")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _assert_equal(one_device, changes):
 @pytest.mark.parametrize(
   "changes",
   [
-    pytest.param({"mesh__data": 8}, marks=pytest.mark.slow),
+    pytest.param({"mesh__data": 8}, marks=pytest.mark.nightly),
     {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
     pytest.param(
       {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
@@ -122,14 +122,25 @@ def test_equal_on_any_mesh_in_microbatches_and_in_a_scan(one_device, changes):
   _assert_equal(one_device, changes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes, spec",
   [
-    ({"mesh__fsdp": 4}, (None, "fsdp", None)),
-    ({"mesh__fsdp": 8}, ("fsdp", None, None)),  # of 4 heads
-    ({"mesh__fsdp": 2, "mesh__tensor": 2}, ("fsdp", "tensor", None)),
-    ({"mesh__fsdp": 4, "model__scan": True}, (None, None, "fsdp", None)),
+    pytest.param(*case, marks=mark)
+    for mark, *case in (
+      (pytest.mark.nightly, {"mesh__fsdp": 4}, (None, "fsdp", None)),
+      # 8 of 4 heads:
+      (pytest.mark.nightly, {"mesh__fsdp": 8}, ("fsdp", None, None)),
+      (
+        pytest.mark.slow,
+        {"mesh__fsdp": 2, "mesh__tensor": 2},
+        ("fsdp", "tensor", None),
+      ),
+      (
+        pytest.mark.slow,
+        {"mesh__fsdp": 4, "model__scan": True},
+        (None, None, "fsdp", None),
+      ),
+    )
   ],
   ids=str,
 )

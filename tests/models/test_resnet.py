@@ -106,8 +106,13 @@ def test_a_fresh_unit_of_v1_passes_its_input_on():
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["v1", "v2"])
+@pytest.mark.parametrize(
+  "form",
+  [
+    pytest.param("v1", marks=pytest.mark.nightly),
+    pytest.param("v2", marks=pytest.mark.slow),
+  ],
+)
 def test_computing_again_changes_nothing(form):
   params = random_params(form)
 

@@ -178,7 +178,9 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
       marks=pytest.mark.slow,
     ),
     pytest.param(
-      "small", dict(optim__microbatch=3, mesh__data=8), marks=pytest.mark.slow
+      "small",
+      dict(optim__microbatch=3, mesh__data=8),
+      marks=pytest.mark.nightly,
     ),
     pytest.param(
       "small",
@@ -186,7 +188,7 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
       marks=pytest.mark.slow,
     ),
     pytest.param(
-      "pixels", dict(mesh__fsdp=8, mesh__data=1), marks=pytest.mark.slow
+      "pixels", dict(mesh__fsdp=8, mesh__data=1), marks=pytest.mark.nightly
     ),
   ],
   ids=str,

@@ -142,9 +142,9 @@ def on_one_device():
     ),
     pytest.param(
       {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.nightly,
     ),
-    pytest.param({"optim__microbatch": 1}, marks=pytest.mark.slow),
+    pytest.param({"optim__microbatch": 1}, marks=pytest.mark.nightly),
   ],
   ids=str,
 )

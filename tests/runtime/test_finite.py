@@ -56,7 +56,7 @@ def leaves(state):
 
 
 @pytest.mark.parametrize(
-  "name", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)]
+  "name", ["adamw", pytest.param("sgd", marks=pytest.mark.nightly)]
 )
 def test_a_bad_update_leaves_every_bit(name):
   cfg = config(optim__name=name)

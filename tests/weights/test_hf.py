@@ -309,7 +309,7 @@ def test_what_they_save_is_read(transformers, tmp_path, act, qkv_bias):
   _assert_read(theirs, tmp_path, SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_their_b_16_is_read(transformers, tmp_path):
   config = transformers.ViTConfig(num_labels=11)
   _assert_read(

@@ -74,8 +74,16 @@ def test_logits_are_timm_s(timm, name):
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.nightly if name == "hybrid_26" else pytest.mark.slow,
+    )
+    for name in RESNETS
+  ],
+)
 def test_logits_are_those_of_timm_s_resnets(timm, name):
   fields, image_size = RESNETS[name]
   model = model_config(**fields)
