@@ -335,42 +335,56 @@ def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Far(Numbers):
-  """As `Numbers`, from a store that raises the errors once each."""
+  """As `Numbers`, from a store that raises the errors, once each."""
 
   errors: list
 
-  def load(self, raw):
-    record = super().load(raw)
-
-    def ask(index):
-      if index == 30 and self.errors:
+  def fetch(self, indices):
+    def ask(indices):
+      if self.errors:
         raise self.errors.pop()
-      return index
+      return indices
 
-    index = tf.numpy_function(ask, [raw["index"]], tf.int64, stateful=True)
-    return {**record, "index": tf.ensure_shape(index, [])}
+    found = tf.numpy_function(ask, [indices], tf.int64, stateful=True)
+    return {"index": tf.ensure_shape(found, indices.shape)}
 
 
-def test_a_store_that_does_not_answer_is_waited_for(monkeypatch, caplog):
-  waits = []
+AWAY = RuntimeError("UNAVAILABLE: the server does not answer")
+
+
+def far(errors):
+  return Far(name="n", split="s", num_examples=50, num_classes=7, errors=errors)
+
+
+@pytest.mark.parametrize(
+  "error", [AWAY, tf.errors.UnavailableError(None, None, "HTTP 503")]
+)
+def test_a_store_that_does_not_answer_is_waited_for(monkeypatch, caplog, error):
+  waits, expected = [], global_batches(numbers(50), 8)
   monkeypatch.setattr(pipeline.decoding.time, "sleep", waits.append)
-  errors = [
-    tf.errors.UnavailableError(None, None, "HTTP 503"),
-    RuntimeError("UNAVAILABLE: the server does not answer"),
-  ] * 6
-  source = Far(
-    name="n", split="s", num_examples=50, num_classes=7, errors=errors
-  )
+  source = far([error] * 100)
   found = global_batches(source, 8)
-  assert_same(found, global_batches(numbers(50), 8))
-  assert all(batch["mask"].all() for batch in found) and not errors
-  assert waits[:6] == [0.5, 1, 2, 4, 8, 10] and sum(waits) == 85.5
-  assert len(caplog.records) == 2
-  assert "is tried again" in caplog.text and "HTTP 503" in caplog.text
-  monkeypatch.setattr(pipeline.decoding, "MOST_TRIES", 2)
-  errors += [RuntimeError("UNAVAILABLE: the server does not answer")] * 9
+  assert_same(found, expected)
+  assert all(batch["mask"].all() for batch in found) and not source.errors
+  times = [0.5, 1, 2, 4, 8, *[10] * 100]  # several are asked for at once
+  assert len(waits) > 1 and waits == times[: len(waits)]
+  assert f"{type(error).__name__}: {error}; is tried again" in caplog.text
+  assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+  "first, limit", [(0, "FIRST_SECONDS"), (2, "AWAY_SECONDS")]
+)
+def test_it_is_not_waited_for_for_ever(monkeypatch, first, limit):
+  monkeypatch.setattr(pipeline.decoding, limit, -1.0)  # is over at once
+  source = far([])
+  batches = pipeline.train_batches(source, OPS, batch_size=16, seed=0)
+  for _ in range(first):
+    next(batches)
+  source.errors[:] = [AWAY] * 1000
   with pytest.raises(DataError, match="reading 'n' .*the server does not"):
-    global_batches(source, 8)
+    for _ in range(100):
+      next(batches)
 
 
 def test_an_image_smaller_than_the_crop_is_named(stream):

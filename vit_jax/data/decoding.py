@@ -38,7 +38,7 @@ _AWAY = re.compile(
   "|(Aborted|DeadlineExceeded|Unavailable)Error"
 )
 TRY_SECONDS = 10.0  # between two tries, after the first few
-MOST_TRIES = 720  # in a row: two hours
+FIRST_SECONDS, AWAY_SECONDS = 300.0, 7200.0  # before and after a first batch
 
 
 def row_fns(
@@ -211,16 +211,23 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
 class _Away:
   """Waits for a store that does not answer now, which is no fault of a record.
 
-  A training run ends before, when `limits` say so, and can be started again.
+  For a short time where it has not answered yet, as its name may be wrong. A
+  training run ends before the long time, by its `limits`, and can be started
+  again.
   """
 
   def __init__(self, source: Source):
-    self._source, self._tries = source, 0
+    self._source, self._tries, self._since = source, 0, 0.0
+    self._patience = FIRST_SECONDS
 
   def waits_for(self, error: tf.errors.OpError) -> bool:
     """Whether the same should be tried again; it has waited then."""
-    is_away = isinstance(error, _AWAY_ERRORS) or _AWAY.search(error.message)
-    if not is_away or self._tries >= MOST_TRIES:
+    if not (isinstance(error, _AWAY_ERRORS) or _AWAY.search(error.message)):
+      return False
+    now = time.monotonic()
+    if self._tries == 0:
+      self._since = now
+    if now - self._since > self._patience:
       return False
     if self._tries % 10 == 0:
       logging.warning("%s; is tried again.", _readable(error, self._source))
@@ -230,7 +237,7 @@ class _Away:
 
   def is_back(self) -> None:
     """After a batch."""
-    self._tries = 0
+    self._tries, self._patience = 0, AWAY_SECONDS
 
 
 def _with_labels_in_range(
@@ -315,9 +322,12 @@ def most_unusable(num_examples: int) -> int:
 
 
 def _readable(error: Exception, source: Source) -> str:
-  """Returns the message of a graph's error without the names of its nodes."""
+  """Returns the message of a graph's error without nodes' names and stacks."""
   text = re.sub(
-    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*", "", error.message, flags=re.S
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*|Traceback \(most recent.*",
+    "",
+    error.message,
+    flags=re.S,
   )
   text = " ".join(text.replace("assertion failed:", "").split())
   return f"while reading {source.name!r} ({source.split!r}): {text}"
