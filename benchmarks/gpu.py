@@ -3,11 +3,12 @@
 Steps of training as `vit-jax benchmark` times them, beside timm's compiled by
 torch in the same minutes (`timm_speed.py`); attention by cuDNN and by XLA, and
 how far both are from float32; microbatches; a recipe with its input; XLA's
-options for GPUs, one at a time. Nothing is downloaded. What is most wanted
-comes first, each measurement in a process of its own. Each writes a line with
-its receipt to docs/gpu.jsonl as soon as it is there; what has a line of this
-code, on this machine, is not measured again, so a second call goes on with what
-the first had no time for. What fails is a line, too, with its error.
+options for GPUs, one at a time. It downloads nothing; docs/performance.md says
+what must be installed. What is most wanted comes first, each measurement in a
+process of its own. Each writes a line with its receipt to docs/gpu.jsonl as
+soon as it is there; what has a line of this code, on this machine, is not
+measured again, so a second call goes on with what the first had no time for.
+What fails is a line, too, with its error.
 
 bash benchmarks/gpu.sh
 bash benchmarks/gpu.sh --minutes=20 --only=flags
@@ -15,9 +16,11 @@ bash benchmarks/gpu.sh --tiny --out=/tmp/gpu.jsonl   # a try, also on a CPU
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -35,15 +38,17 @@ MODELS = (
   ("H/14", 224, 128),
 )
 TINY = (("Ti/16", 32, 4), ("Ti/16", 48, 2))
-MICROBATCHES = (32, 64, 128)
+MICROBATCHES = (32, 64, 128)  # of the second model
 # Off or on, against XLA's default.
 FLAGS = (
   "--xla_gpu_enable_triton_gemm=false",
   "--xla_gpu_enable_latency_hiding_scheduler=true",
   "--xla_gpu_enable_command_buffer=",
   "--xla_gpu_exhaustive_tiling_search=true",
-  "--xla_gpu_triton_gemm_any=true",
+  "--xla_gpu_triton_gemm_any=false",
 )
+# The line of a traceback that names the error.
+RAISED = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b", re.MULTILINE)
 LEAST = 15  # seconds: with less left, nothing is begun
 
 
@@ -80,10 +85,9 @@ def jobs(models: tuple, microbatches: tuple, steps: int) -> Iterator[Job]:
     if model[0] == models[-2][0]:  # at both sizes: by the number of tokens
       name = f"{model[0]}, {model[1]} px: XLA's attention"
       yield Job("attention", name, "ours", of(model, cudnn=False))
-  largest = models[-2]
   for n in microbatches:
-    name = f"{largest[0]}, {largest[1]} px: microbatches of {n}"
-    yield Job("microbatch", name, "ours", of(largest, microbatch=n))
+    name = f"{models[1][0]}, {models[1][1]} px: microbatches of {n}"
+    yield Job("microbatch", name, "ours", of(models[1], microbatch=n))
   yield Job("input", f"{models[0][0]}, with its input", "real", of(models[0]))
   for flag in FLAGS:
     yield Job("flags", f"{models[0][0]}: {flag}", "ours", of(models[0]), flag)
@@ -115,7 +119,10 @@ def ours(
 
 
 def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
-  """Times the step of a recipe's input: JPEGs, decoded and cropped."""
+  """Times the step with a recipe's input: JPEGs, decoded and cropped.
+
+  Without the recipe's microbatches: beside `ours`, only the input differs.
+  """
   from vit_jax import benchmark
   from vit_jax.config import cli
 
@@ -123,6 +130,7 @@ def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
     "model.variant": model,
     "model.dtype": dtype(),
     "data.batch_size": batch,
+    "optim.microbatch": None,
     "data.ops": f"decode_inception_crop({size})|flip_lr",
   }
   words = [f"--config.{k}={v}" for k, v in options.items()]
@@ -198,6 +206,8 @@ def measured(job: Job, seconds: float) -> dict[str, Any]:
   folders = [str(ROOT), str(ROOT / "benchmarks"), env.get("PYTHONPATH", "")]
   env["PYTHONPATH"] = os.pathsep.join(folders)
   env["TF_CPP_MIN_LOG_LEVEL"] = "3"
+  # The error stays the last line: no note of jax's follows it.
+  env["JAX_TRACEBACK_FILTERING"] = "off"
   command = [sys.executable, __file__, f"--one={json.dumps(job)}"]
   try:
     done = subprocess.run(
@@ -206,9 +216,15 @@ def measured(job: Job, seconds: float) -> dict[str, Any]:
   except subprocess.TimeoutExpired:
     return {"error": f"took more than the {seconds:.0f} s that were left"}
   if done.returncode:
-    lines = done.stderr.strip().splitlines() or [f"ended: {done.returncode}"]
-    return {"error": lines[-1][:500]}
+    return {"error": fault(done.stderr) or f"ended: {done.returncode}"}
   return json.loads(done.stdout.splitlines()[-1])
+
+
+def fault(stderr: str) -> str:
+  """Returns the error that ended a process: its first line to the last one."""
+  text = stderr.strip()
+  *_, start = [0, *(m.start() for m in RAISED.finditer(text))]
+  return text[start:][:1000] if start else text[-1000:]
 
 
 def told(line: dict[str, Any]) -> str:
@@ -291,10 +307,16 @@ def main() -> int:
     for line in map(json.loads, lines)
     if all(line[k] == v for k, v in made.items())
   ]
-  done = {line["name"] for line in here if "error" not in line["found"]}
+  last = {line["name"]: line for line in here}  # a later call may mend an error
+  done = {n for n, line in last.items() if "error" not in line["found"]}
   models, microbatches = (TINY, (1,)) if args.tiny else (MODELS, MICROBATCHES)
   print(made["machine"], flush=True)
+  absent = [p for p in ("torch", "timm") if not importlib.util.find_spec(p)]
+  if absent:
+    print(f"{', '.join(absent)}: not installed, so timm's steps are left out")
   for job in jobs(models, microbatches, args.steps):
+    if job.side == "timm" and absent:
+      continue
     if args.only not in (None, job.group) or job.name in done:
       continue
     left = until - time.monotonic()
@@ -305,12 +327,12 @@ def main() -> int:
     line = {"group": job.group, "name": job.name}
     line["found"] = measured(job, left)
     line["seconds"] = round(time.monotonic() - began, 1)
-    here.append(line | made)
+    last[job.name] = line | made
     with out.open("a") as file:
-      file.write(json.dumps(here[-1]) + "\n")
+      file.write(json.dumps(last[job.name]) + "\n")
     print(f"{job.name}: {told(line)} ({line['seconds']} s)", flush=True)
-  print(*ratios(here), sep="\n")
-  return any("error" in line["found"] for line in here)
+  print(*ratios(list(last.values())), sep="\n")
+  return any("error" in line["found"] for line in last.values())
 
 
 GROUPS = ("parity", "step", "attention", "microbatch", "input", "flags")

@@ -16,7 +16,12 @@ def test_the_most_wanted_comes_first_and_can_be_called():
   assert len({job.name for job in jobs}) == len(jobs)
   sides = [job.side for job in jobs if job.group == "step"]
   assert sides == ["ours", "timm"] * len(gpu.MODELS)
+  batches = {
+    job.what["microbatch"] for job in jobs if job.group == "microbatch"
+  }
+  assert batches == set(gpu.MICROBATCHES)
   for job in jobs:
+    assert job.what.get("microbatch", 0) < job.what.get("batch", 1)
     inspect.signature(gpu.SIDES[job.side]).bind(**job.what)
 
 
@@ -27,6 +32,32 @@ def test_what_takes_too_long_or_fails_is_a_line():
   found = gpu.measured(unknown, 60)
   assert "xla_there_is_no_such_flag" in found["error"]
   assert gpu.told({"found": found}).startswith("FAILED: ")
+
+
+def test_an_error_is_found_in_what_a_process_says():
+  said = "Traceback:\n  x\nValueError: first\n\nTraceback:\n  y\n"
+  said += "jax.errors.JaxRuntimeError: INTERNAL: cuDNN\nhas no engine\n"
+  note = "------\nFor simplicity, JAX has removed its internal frames.\n"
+  assert gpu.fault(said).startswith("jax.errors.JaxRuntimeError: INTERNAL:")
+  assert "has no engine" in gpu.fault(said)
+  assert "cuDNN" in gpu.fault(said + note)
+  assert gpu.fault("E1 aborted\n" * 500)[-7:] == "aborted"
+  assert gpu.fault("") == ""
+
+
+def test_a_later_call_mends_an_error(tmp_path, monkeypatch, capsys):
+  out = tmp_path / "gpu.jsonl"
+  monkeypatch.setattr(gpu, "receipt", lambda: {"machine": "m", "commit": "c"})
+  monkeypatch.setattr(gpu, "measured", lambda *_: {"error": "no memory"})
+  line = ["gpu.py", f"--out={out}", "--tiny", "--only=parity"]
+  monkeypatch.setattr("sys.argv", line)
+  assert gpu.main()
+  monkeypatch.setattr(gpu, "measured", lambda *_: {"cudnn_was_tried": False})
+  assert not gpu.main()
+  assert len(out.read_text().splitlines()) == 2
+  assert "FAILED: no memory" in capsys.readouterr().out
+  assert not gpu.main()  # nothing is left to measure
+  assert len(out.read_text().splitlines()) == 2
 
 
 def test_steps_are_compared_with_timms():

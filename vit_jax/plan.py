@@ -3,8 +3,8 @@
 vit-jax plan --config=configs/vit_l16.py:imagenet21k --topology=v5e:16x16
 
 The step is the one that trains, and the compiler is the real one (`pip install
-libtpu`), which needs no TPU. Memory is what that compiler reports. Times are
-estimates: no chip has confirmed them.
+'jax[tpu]'`), which needs no TPU. Memory is what that compiler reports. Times
+are estimates: no chip has confirmed them.
 """
 
 import os
@@ -32,7 +32,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     FLAGS,
     switches=("json", "all", "search"),
     description="Compiles a run for TPUs that are not there (pip install"
-    " libtpu), and estimates memory, time and cost.",
+    " 'jax[tpu]'), and estimates memory, time and cost.",
     example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
   )
 

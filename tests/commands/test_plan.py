@@ -165,7 +165,7 @@ def test_an_unknown_slice(topology, text):
 
 def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(ConfigError, match="pip install libtpu"):
+  with pytest.raises(ConfigError, match=r"pip install 'jax\[tpu\]'"):
     plan.describe("v5e:2x2")
 
 
@@ -188,7 +188,8 @@ def test_help_names_every_family_of_slices():
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None,
-  reason="compiles with libtpu, which only planning needs: pip install libtpu",
+  reason="compiles with libtpu, which only planning needs:"
+  " pip install 'jax[tpu]'",
 )
 
 

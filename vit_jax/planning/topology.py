@@ -37,7 +37,7 @@ def describe(topology: str) -> tuple[Chip, list]:
     raise ConfigError(
       [
         "libtpu: not installed; the TPU's compiler is in it: pip install"
-        " libtpu (no TPU is needed)."
+        " 'jax[tpu]' (no TPU is needed)."
       ]
     )
   # One device per chip, as Cloud TPU runs a v4.
