@@ -32,6 +32,7 @@ def test_photographs_are_like_imagenets(benchmark):
   assert 50e3 < np.mean([len(j) for j in jpegs]) < 70e3
 
 
+@pytest.mark.slow
 def test_the_peer_makes_images_of_the_same_size(benchmark):
   images = benchmark.source(32)
   for name in benchmark.PEERS:
@@ -62,6 +63,7 @@ def test_the_peers_operations_give_the_stored_pixels(benchmark, name):
   assert differing == (373 if name == "sharpness" else 0)
 
 
+@pytest.mark.slow
 def test_variants_make_the_same_images(benchmark):
   images = benchmark.source(32)
   batches = [next(benchmark.batches(images, v)) for v in benchmark.VARIANTS]

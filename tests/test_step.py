@@ -114,7 +114,10 @@ def _assert_equal(one_device, changes):
     pytest.param(
       {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
     ),
-    {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
+    pytest.param(
+      {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=str,
 )
@@ -299,6 +302,7 @@ class Brightness(Classification):
     return module, loss_fn
 
 
+@pytest.mark.slow
 def test_any_objective_is_a_mean_over_what_counts():
   """Its sums are added over microbatches and devices before any division."""
   config = dataclasses.replace(tiny.config(), objective=Brightness())

@@ -76,6 +76,7 @@ def test_the_search_finds_what_it_looks_for(tmp_path):
     assert found in set(_names(path)), text
 
 
+@pytest.mark.slow
 def test_damaged_files_end_in_words(tmp_path):
   seed = random.SystemRandom().randrange(10**6)
   found = hostile.run(tmp_path, QUICK, seed, 300)

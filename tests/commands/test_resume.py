@@ -142,6 +142,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   assert told == pytest.approx(100 * last[goodput.SHARE], abs=2)
 
 
+@pytest.mark.slow
 def test_a_deleted_workdir_is_not_made_again(tmp_path):
   folder = tmp_path / "run"
 
@@ -158,6 +159,7 @@ def test_a_deleted_workdir_is_not_made_again(tmp_path):
   assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_waited_for(tmp_path, monkeypatch, capfd):
   """TensorBoard cannot be written at all, metrics not for a while."""
   folder, append, replace = str(tmp_path), files.append, files.replace_text

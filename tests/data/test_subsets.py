@@ -145,7 +145,14 @@ def open_from(builder, monkeypatch, **options):
   return functools.partial(sources.open_source, "digits", **options)
 
 
-@pytest.fixture(params=["memory", "by number", "streamed", "fake"])
+@pytest.fixture(
+  params=[
+    "memory",
+    "by number",
+    "streamed",
+    pytest.param("fake", marks=pytest.mark.slow),
+  ]
+)
 def opened(request, prepared, monkeypatch):
   """A kind of source, and a function that opens splits of the digits so."""
   kind = request.param

@@ -96,6 +96,7 @@ def test_consecutive_steps_and_layers_are_independent():
   assert abs((pairs**2).sum() - 780) < 5 * (2 * 780) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [1, 2])
 def test_no_two_windows_are_shared(axis):
   # Among pairs of sequences of 4,096 numbers, cut at random out of 2^32, one

@@ -104,7 +104,13 @@ def test_one_process_may_not_hold_it_twice(tmp_path):
   assert names == {lifetime.FILE, lifetime.BEAT}
 
 
-@pytest.mark.parametrize("where", [{}, {"boot": lifetime._boot(), "pids": 7}])
+@pytest.mark.parametrize(
+  "where",
+  [
+    pytest.param({}, marks=pytest.mark.slow),
+    {"boot": lifetime._boot(), "pids": 7},
+  ],
+)
 def test_elsewhere_a_beat_tells(tmp_path, soon, where):
   """On another machine, and in a container on this one."""
   _write(tmp_path, **where)

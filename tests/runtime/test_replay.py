@@ -57,8 +57,15 @@ def test_it_changes_no_bit_and_computes_two_of_three_once(parts):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("call", [2, 3])  # once, or the other time
-@pytest.mark.parametrize("bit", [0, 31])
+@pytest.mark.parametrize(
+  ("bit", "call"),  # of the step, or of the same step again
+  [
+    (0, 2),
+    (31, 3),
+    pytest.param(0, 3, marks=pytest.mark.slow),
+    pytest.param(31, 2, marks=pytest.mark.slow),
+  ],
+)
 def test_a_flipped_bit_is_caught(parts, call, bit):
   devices = parts.mesh.devices.flat
 
