@@ -355,6 +355,7 @@ def test_expired():
   assert keeping.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_reader_beside_a_run_reads_a_whole_one(tmp_path, shapes, capfd):
   states = {n: _state(shapes, n) for n in range(1, 13)}
   saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig(keep_last=1))

@@ -116,6 +116,7 @@ def restore(vit, folder, tmp_path):
   return x, np.load(tmp_path / "logits.npy")
 
 
+@pytest.mark.slow
 def test_sharded_parameters_are_read_on_one_device(vit, tmp_path):
   mesh = jax.make_mesh((8,), ("fsdp",))
   assert mesh.size == 8
@@ -182,6 +183,7 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
   assert got.config == vit.config and got.image_size == vit.image_size
 
 
+@pytest.mark.slow
 def test_a_model_of_ours_is_one_of_nnx(vit):
   model = nnx.bridge.ToNNX(vit.model, rngs=nnx.Rngs(0))
   x = images(vit)

@@ -229,6 +229,7 @@ def test_microbatches_lower_the_peak_of_memory():
   assert temporaries(32) < 0.2 * temporaries(None)
 
 
+@pytest.mark.slow
 def test_dropout_changes_with_the_step_and_not_with_the_history():
   parts = tiny.Parts(tiny.config(model__dropout=0.5, optim__lr=1e-12), ONE)
   batch = tiny.batch(0, parts.config)

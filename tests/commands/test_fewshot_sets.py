@@ -79,6 +79,7 @@ def _scores(rows, step):
   }
 
 
+@pytest.mark.slow
 def test_the_mean_is_among_the_metrics(run, capfd):
   rows = read_metrics(run)
   for step in (4, 8):

@@ -164,6 +164,7 @@ def _fewshot(**changes):
   )
 
 
+@pytest.mark.slow
 def test_fewshot_beside_its_baselines(parts, params):
   evaluator = _evaluator(parts, _fewshot(baselines=True))
   gathered = evaluator.gather(params)

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
 import threading, time
@@ -63,6 +65,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_an_error_of_all_is_told_by_each():
   words = []
   of_the_other = OWN_ERROR.replace("FloatingPointError", "RuntimeError")
@@ -79,6 +82,7 @@ def test_an_error_of_all_is_told_by_each():
   assert words == [(1, "own words\n", ""), *2 * [(76, "", "lost")]]
 
 
+@pytest.mark.slow
 def test_a_hang_of_stderr_ends_too():
   with subprocess.Popen(
     [sys.executable, "-c", STDERR], cwd=ROOT, stderr=subprocess.PIPE

@@ -149,7 +149,9 @@ def test_a_damaged_record_holds_nothing(tmp_path, text):
     assert _record(tmp_path)["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize(
+  "has_links", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_of_those_that_start_at_once_one_goes_on(
   tmp_path, soon, monkeypatch, has_links
 ):

@@ -251,6 +251,7 @@ HUB = """
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+@pytest.mark.slow
 def test_a_model_of_a_hub(tmp_path):
   """The address of the hub is read when its library is imported."""
   pytest.importorskip("huggingface_hub")
