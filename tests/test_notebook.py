@@ -164,7 +164,7 @@ def test_data(tmp_path):
   assert len(pictures) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fewshot(tmp_path):
   probe = (
     "print(*(scores[k] for k in ('fewshot/10shot', 'fewshot/raw_pixels/10shot',"

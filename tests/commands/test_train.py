@@ -324,7 +324,7 @@ def test_evaluate_alone_gives_the_same(run, capsys):
   assert "step 20: test" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the demo, which CI runs, does so
 def test_fine_tune_at_another_size(run, tmp_path, capfd):
   workdir, state = run
   ops = "decode|resize((24, 32))"
