@@ -37,7 +37,11 @@ def _saved(folder, config, *, steps=(2,), **options):
   return parts, state
 
 
-@pytest.fixture(scope="module", params=[None, 0.9], ids=["raw", "ema"])
+@pytest.fixture(
+  scope="module",
+  params=[pytest.param(None, marks=pytest.mark.slow), 0.9],
+  ids=["raw", "ema"],
+)
 def saved(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   config = tiny.config(

@@ -135,6 +135,7 @@ def test_photographs_as_jpeg(name):
   assert difference.mean() < 1.5 and difference.max() <= 20
 
 
+@pytest.mark.slow
 def test_files_without_loss(small, tmp_path):
   alpha = small.convert("RGBA")
   alpha.putalpha(Image.linear_gradient("L").resize(small.size))

@@ -194,6 +194,7 @@ def test_a_model_of_ours_is_one_of_nnx(vit):
   assert out["pre_logits"].shape == (2, 48)
 
 
+@pytest.mark.slow
 def test_nnx_trains_them(vit, plain_vit):
   model = nnx.bridge.ToNNX(plain_vit, rngs=nnx.Rngs(0))
   x = images(vit)

@@ -34,6 +34,7 @@ def run(code, *args):
   return out.stdout, out.stderr
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_imported(tmp_path, vit):
   code = """
     import sys

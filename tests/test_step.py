@@ -266,6 +266,7 @@ def test_sigmoid_loss_and_smoothing_are_used():
   assert metrics[0]["loss"] == pytest.approx(10 * np.log(2), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_smoothing_is_that_of_the_config():
   """With a head that is not zero, the loss written out."""
   parts = tiny.Parts(tiny.config(objective__label_smoothing=0.2), ONE)
@@ -326,6 +327,7 @@ def test_any_objective_is_a_mean_over_what_counts():
     np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_where_there_are_no_steps():
   mesh = sharding.make_mesh(tiny.config().mesh, ONE)
   facts = step.Facts(tiny.NUM_CLASSES, (16, 16), total_steps=None)

@@ -60,6 +60,7 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
   assert_same(vit_jax.load(dst, verbose=False), expected)
 
 
+@pytest.mark.slow
 def test_the_command_s_options(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
   src = DATA / "vit_linen_names.weights.npz"

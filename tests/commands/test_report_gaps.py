@@ -17,6 +17,7 @@ from vit_jax.config import (
 from vit_jax.reporting import kept, runs
 
 
+@pytest.mark.slow
 def test_predictions_of_earlier_versions(tmp_path):
   """Their mistakes are those among the images that they have."""
   write_run(tmp_path / "a", "digits", (ClassificationConfig(),), [], (2, 2))

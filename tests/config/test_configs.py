@@ -224,6 +224,7 @@ def test_passes_preflight(name, argument):
   prepare.check(config, faults=told)
 
 
+@pytest.mark.slow
 def test_all_that_is_advertised_can_start():
   """Checks all but the shapes of the model, which take seconds each."""
   found = {}

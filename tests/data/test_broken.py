@@ -117,6 +117,7 @@ def test_what_is_cut_off_is_used_if_asked(tmp_path, caplog):
   assert np.abs(first - np.asarray(image)[:8]).max() < 20
 
 
+@pytest.mark.slow
 def test_other_batches_are_the_same_bits(tmp_path):
   text = "decode_inception_crop(16)|flip_lr"
   files = {f"{i}.jpg": encoded(photo(32, 40 + i), "JPEG") for i in range(20)}
@@ -314,7 +315,9 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_records_of_tfds_without_their_fields(
   tmp_path, caplog, monkeypatch, in_memory
 ):

@@ -208,6 +208,7 @@ def test_central_crop_leaves_the_odd_pixel_at_the_end():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["central_crop", "random_crop"])
 def test_a_crop_larger_than_the_image_says_so(op):
   with pytest.raises(ValueError, match=rf"{op}.*larger than the image"):
@@ -224,6 +225,7 @@ def test_a_crop_larger_than_the_image_says_so(op):
     graph(encoded(noise(8, 9)))
 
 
+@pytest.mark.slow
 def test_random_crop_hits_every_position_equally_often():
   image = coordinates(6, 5)
   corners = []

@@ -357,7 +357,11 @@ def far(errors):
 
 
 @pytest.mark.parametrize(
-  "error", [AWAY, tf.errors.UnavailableError(None, None, "HTTP 503")]
+  "error",
+  [
+    pytest.param(AWAY, marks=pytest.mark.slow),
+    tf.errors.UnavailableError(None, None, "HTTP 503"),
+  ],
 )
 def test_a_store_that_does_not_answer_is_waited_for(monkeypatch, caplog, error):
   waits, expected = [], global_batches(numbers(50), 8)

@@ -269,7 +269,10 @@ def test_embedded_data_are_written_to_be_read_by_number(data_dir):
   assert builder.info.file_format.value == "array_record"
 
 
-@pytest.mark.parametrize("split", ["train", "train[7:200]+test[10:20]"])
+@pytest.mark.parametrize(
+  "split",
+  [pytest.param("train", marks=pytest.mark.slow), "train[7:200]+test[10:20]"],
+)
 def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
   kept = open_sorted(prepared, "tfrecord", split)
   assert isinstance(kept, tfds_source.TfdsMemory)

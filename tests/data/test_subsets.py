@@ -147,10 +147,9 @@ def open_from(builder, monkeypatch, **options):
 
 @pytest.fixture(
   params=[
-    "memory",
     "by number",
     "streamed",
-    pytest.param("fake", marks=pytest.mark.slow),
+    *(pytest.param(k, marks=pytest.mark.slow) for k in ("memory", "fake")),
   ]
 )
 def opened(request, prepared, monkeypatch):

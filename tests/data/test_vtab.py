@@ -263,9 +263,8 @@ def _label(name, example):
   return example[key]
 
 
-@pytest.mark.parametrize(
-  "in_memory", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [True, False])
 def test_every_task_opens_as_tfds_writes_it(
   written, small, monkeypatch, in_memory
 ):

@@ -70,7 +70,9 @@ def by_hand(parts, params):
   return np.asarray(logits), batch["label"]
 
 
-@pytest.mark.parametrize("batch_size", [8, 104])
+@pytest.mark.parametrize(
+  "batch_size", [104, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_every_example_counts_once(parts, params, by_hand, batch_size):
   scores = _evaluator(parts, _classification(batch_size)).run(params)
   logits, label = by_hand
@@ -83,6 +85,7 @@ def test_every_example_counts_once(parts, params, by_hand, batch_size):
   assert scores["v/loss"] == pytest.approx(float(loss.mean()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_heads_classes_is_no_matter(parts, params, by_hand):
   """Columns and their names permuted alike: the same scores, to the bit."""
   order = np.random.default_rng(0).permutation(10)

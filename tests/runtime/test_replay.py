@@ -61,7 +61,7 @@ def test_it_changes_no_bit_and_computes_two_of_three_once(parts):
   ("bit", "call"),  # of the step, or of the same step again
   [
     (0, 2),
-    (31, 3),
+    pytest.param(31, 3, marks=pytest.mark.slow),
     pytest.param(0, 3, marks=pytest.mark.slow),
     pytest.param(31, 2, marks=pytest.mark.slow),
   ],
@@ -84,6 +84,7 @@ def test_a_flipped_bit_is_caught(parts, call, bit):
   assert f"the first is params/head/kernel, on {devices[3]}. Neither" in text
 
 
+@pytest.mark.slow
 def test_a_fault_of_all_devices_is_told_as_such(parts):
   """As a gradient is that was wrong before it was summed."""
 
