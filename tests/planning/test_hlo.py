@@ -25,13 +25,15 @@ def test_sums_are_those_of_another_reader(module):
   assert looped.flops == 241_594_368
   assert looped.bytes == 198_164
   assert looped.roof_seconds == pytest.approx(1.46815001e-06, rel=1e-8)
-  assert looped.link_seconds(V5E) == pytest.approx(4.46384e-05, rel=1e-8)
   assert looped.collectives == {
     "all-gather": [24, 67_968],
-    "all-gather(fused)": [14, 2_752_512],
+    # The other reader counts 14, every trip of a loop through which it passes.
+    "all-gather(fused)": [2, 393_216],
     "all-to-all": [2, 34_816],
     "all-reduce": [83, 3_036_192],
   }
+  passed = 67_968 + 393_216 + 34_816 + 2 * 3_036_192
+  assert looped.link_seconds(V5E) == pytest.approx(passed / 200e9)
 
 
 def test_loops_have_their_trips(module):
@@ -92,6 +94,64 @@ def test_a_module_in_closed_form():
   # A tile has 8 x 128 numbers, whatever of it is used: 4,096 bytes a matrix;
   # scalars have 4, and `w` is in the fast memory already.
   assert looped.bytes == 5 * (3 * 4 + 3 * 4096) + 2 * 4096
+
+
+CHAINS = """
+HloModule x
+
+%start (a: bf16[4,128], b: bf16[4,128]) -> bf16[64,128] {
+  %a = bf16[4,128]{1,0} parameter(0)
+  %first = bf16[64,128]{1,0} all-gather(%a), channel_id=1, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+  ROOT %c = bf16[64,128]{1,0} custom-call(%first), \
+custom_call_target="AsyncCollectiveStart"
+}
+
+%piece (a: bf16[4,128]) -> bf16[64,128] {
+  %a = bf16[4,128]{1,0} parameter(0)
+  ROOT %same = bf16[64,128]{1,0} all-gather(%a), channel_id=1, \
+dimensions={0}, frontend_attributes={chain_id="0"}
+}
+
+%second (b: bf16[8,128]) -> bf16[32,128] {
+  %b = bf16[8,128]{1,0} parameter(0)
+  %other = bf16[32,128]{1,0} all-gather(%b), channel_id=1, dimensions={0}, \
+frontend_attributes={chain_id="1"}
+  ROOT %c = bf16[32,128]{1,0} custom-call(%other), \
+custom_call_target="AsyncCollectiveStart"
+}
+
+%body (p: (s32[], bf16[4,128])) -> (s32[], bf16[4,128]) {
+  %p = (s32[], bf16[4,128]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[4,128]{1,0} get-tuple-element(%p), index=1
+  %y = bf16[64,128]{1,0} fusion(%x), kind=kOutput, calls=%piece
+  ROOT %t = (s32[], bf16[4,128]{1,0}) tuple(%i, %x)
+}
+
+%cond (p: (s32[], bf16[4,128])) -> pred[] {
+  %p = (s32[], bf16[4,128]{1,0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (a: bf16[4,128], b: bf16[8,128]) -> bf16[32,128] {
+  %a = bf16[4,128]{1,0} parameter(0)
+  %b = bf16[8,128]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  %begun = bf16[64,128]{1,0} fusion(%a), kind=kCustom, calls=%start
+  %t = (s32[], bf16[4,128]{1,0}) tuple(%zero, %a)
+  %loop = (s32[], bf16[4,128]{1,0}) while(%t), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %also = bf16[32,128]{1,0} fusion(%b), kind=kCustom, calls=%second
+}
+"""
+
+
+def test_an_asynchronous_collective_counts_once():
+  """Not again in a loop that it passes, and whatever shares its channel."""
+  looped, _ = Module(CHAINS).totals(V5E)
+  size = (64 + 32) * 128 * 2
+  assert looped.collectives == {"all-gather(fused)": [2, size]}
 
 
 def test_what_passes_between_slices_counts_at_the_network_s_rate():

@@ -22,6 +22,8 @@ COLLECTIVES = (
   "ragged-all-to-all",
   "collective-broadcast",
 )
+# The custom call in the fusion that starts an asynchronous collective.
+START = "AsyncCollectiveStart"
 # What the hosts of a slice send to those of the others.
 BETWEEN_SLICES = "between-slices"
 # These move no bytes, or name what another instruction moves.
@@ -180,14 +182,21 @@ class Module:
         outs = outs[1:2] or outs
       yield x.kind, max(_size(ins), _size(outs))
     elif x.opcode == "fusion":
-      # An asynchronous collective is spread over fusions that share its
-      # channel.
+      # An asynchronous collective is spread over fusions. One of them starts
+      # it, and the same chain may pass through the body of a loop; without
+      # chains they share its channel.
       inner = self._computations[x.called("calls")]
+      starts = any(START in y.attributes for y in inner.values())
       for y in inner.values():
         if y.kind in COLLECTIVES and not y.opcode.endswith("-done"):
-          channel = re.search(r"channel_id=(\d+)", y.attributes)
-          key = (id(names), channel[1] if channel else y.name)
-          if self._first_of_channel.setdefault(key, x.name) == x.name:
+          if "chain_id=" in y.attributes:
+            is_first = starts
+          else:
+            channel = re.search(r"channel_id=(\d+)", y.attributes)
+            key = (id(names), channel[1] if channel else y.name)
+            first = self._first_of_channel.setdefault(key, x.name)
+            is_first = first == x.name
+          if is_first:
             ins = [a for o in y.operands if o in inner for a in inner[o].arrays]
             yield f"{y.kind}(fused)", max(_size(ins), _size(y.arrays))
 
