@@ -58,6 +58,26 @@ def test_once_a_step(microbatch):
   assert counts["reduce_scatter", "float32"] == 2
 
 
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_in_a_scan_a_block_at_a_time(microbatch):
+  """Gathered in the forward and in the backward pass, reduced in the latter."""
+  counts, in_loops, _ = sent(
+    mesh__data=2,
+    mesh__fsdp=4,
+    model__dtype="bfloat16",
+    model__scan=True,
+    optim__microbatch=microbatch,
+  )
+  # 6 kernels of the body, and outside of it the embedding's.
+  assert counts["all_gather", "bfloat16"] == 2 * 6 + 1
+  assert counts["reduce_scatter", "bfloat16"] == 6 + 1
+  # A kernel's part is then summed along `data`, in the type that it has.
+  assert in_loops == 3 * 6 + 6
+  # Positions and head stay in float32.
+  assert counts["all_gather", "float32"] == 2
+  assert counts["reduce_scatter", "float32"] == 2
+
+
 def test_nothing_is_gathered_where_nothing_is_split():
   counts, *_ = sent(mesh__data=8)
   assert {name for name, _ in counts} == {"psum"}

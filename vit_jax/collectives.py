@@ -1,9 +1,14 @@
-"""What crosses the links in a step: parameters once, gradients once.
+"""What crosses the links in a step: parameters and gradients.
 
 The devices along `data` and `fsdp` compute separately, inside one `shard_map`;
-XLA splits only along `tensor`.
+XLA splits only along `tensor`. Parameters cross once a step, and gradients
+once. Those of blocks in a scan cross inside of it, a block at a time: the
+parameters in the forward and in the backward pass of every microbatch, the
+gradients in the backward pass.
 """
 
+import dataclasses
+import functools
 import math
 import re
 
@@ -14,12 +19,17 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from vit_jax.families import FAMILIES
+from vit_jax.models.stacking import Part
 from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
 # Kernels that are used only in the type of the matrix products, and so are cast
 # to it before the all-gather.
 CAST = "|".join(
   f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
+)
+# Parameters of all blocks of a scan.
+SCANNED = "|".join(
+  f"({cls.SCANNED})" for cls in FAMILIES.values() if cls.SCANNED is not None
 )
 
 
@@ -49,19 +59,19 @@ def gather(params, specs, dtype: DTypeLike):
     params: Each device's parts.
     specs: Their specs, from `manual_specs`.
     dtype: config.model.dtype.
+
+  Returns:
+    The whole parameters; of blocks in a scan a `Part`, which its body gathers.
   """
 
   def whole(path, x, spec):
-    if re.search(CAST, path_of(path)):
-      x = x.astype(dtype)
-    dim = _split_dim(spec)
+    name, dim = path_of(path), _split_dim(spec)
+    kind = dtype if re.search(CAST, name) else x.dtype
     if dim is None:
-      return x
-    shape = [*x.shape]
-    shape[dim] *= jax.lax.axis_size("fsdp")
-    x, axis = _flat(x, dim)
-    x = jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
-    return x.reshape(shape)
+      return x.astype(kind)
+    if dim > 0 and re.search(SCANNED, name):
+      return Part(x, Gather(dim - 1, kind))
+    return Gather(dim, kind)(x)
 
   return jax.tree_util.tree_map_with_path(whole, params, specs)
 
@@ -70,33 +80,73 @@ def reduce(grads, specs):
   """Sums gradients over the devices; each keeps its part, in float32.
 
   Inside `shard_map`; these are gradients with respect to the result of
-  `gather`.
+  `gather`. Those of a `Part` are summed already.
   """
 
   def part(g, spec):
-    dim = _split_dim(spec)
-    shape = [*g.shape]
-    if dim is not None:
-      g, axis = _flat(g, dim)
-    if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
-      # They are sent in the type that they have: without the barrier XLA may
-      # cast them to float32 first. Those of the head are float32; a barrier
-      # would make XLA copy them.
-      g = g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
-    else:  # XLA for CPUs fails on bfloat16 beside an axis that it splits itself
-      g = g.astype(jnp.float32)
-    if dim is None:
-      return total(g).astype(jnp.float32)
-    # The parts get a dimension of their own. Otherwise a TPU reduces whole
-    # arrays where a part is no multiple of its tiles: twice the bytes.
-    parts = jax.lax.axis_size("fsdp")
-    shape[dim] //= parts
-    before, size, after = g.shape[:axis], g.shape[axis], g.shape[axis + 1 :]
-    g = g.reshape(*before, parts, size // parts, *after)
-    g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis)
-    return total(g, ("data",)).astype(jnp.float32).reshape(shape)
+    if isinstance(g, Part):
+      return g.array
+    return _reduced(g, _split_dim(spec))
 
-  return jax.tree.map(part, grads, specs)
+  is_part = lambda x: isinstance(x, Part)
+  return jax.tree.map(part, grads, specs, is_leaf=is_part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather:
+  """Makes a whole parameter of the parts that devices along `fsdp` have.
+
+  Its gradient is summed over all devices, and each gets its part, in float32.
+
+  Attributes:
+    dim: Dimension that is split.
+    dtype: Type in which the parts are sent.
+  """
+
+  dim: int
+  dtype: DTypeLike
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return _gathered(x, self.dim, self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(x: jax.Array, dim: int, dtype: DTypeLike) -> jax.Array:
+  shape = [*x.shape]
+  shape[dim] *= jax.lax.axis_size("fsdp")
+  x, axis = _flat(x.astype(dtype), dim)
+  x = jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+  return x.reshape(shape)
+
+
+_gathered.defvjp(
+  lambda x, dim, dtype: (_gathered(x, dim, dtype), None),
+  lambda dim, dtype, kept, grad: (_reduced(grad, dim),),
+)
+
+
+def _reduced(g: jax.Array, dim: int | None) -> jax.Array:
+  """Sums over the devices; returns a device's part along `dim`, float32."""
+  shape = [*g.shape]
+  if dim is not None:
+    g, axis = _flat(g, dim)
+  if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
+    # They are sent in the type that they have: without the barrier XLA may
+    # cast them to float32 first. Those of the head are float32; a barrier
+    # would make XLA copy them.
+    g = g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
+  else:  # XLA for CPUs fails on bfloat16 beside an axis that it splits itself
+    g = g.astype(jnp.float32)
+  if dim is None:
+    return total(g).astype(jnp.float32)
+  # The parts get a dimension of their own. Otherwise a TPU reduces whole
+  # arrays where a part is no multiple of its tiles: twice the bytes.
+  parts = jax.lax.axis_size("fsdp")
+  shape[dim] //= parts
+  before, size, after = g.shape[:axis], g.shape[axis], g.shape[axis + 1 :]
+  g = g.reshape(*before, parts, size // parts, *after)
+  g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis)
+  return total(g, ("data",)).astype(jnp.float32).reshape(shape)
 
 
 def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:

@@ -50,6 +50,9 @@ class ModelConfig:
   # Kernels of matrix products (a regular expression, or None), cast to `dtype`
   # before the all-gather instead of after it.
   CAST: ClassVar[str | None] = None
+  # Parameters of all blocks of a scan (a regular expression, or None), which
+  # its body all-gathers block by block.
+  SCANNED: ClassVar[str | None] = None
   # Name of a variant -> the published files that fit it.
   PUBLISHED: ClassVar[dict[str, tuple[str, ...]]] = {}
   # Options that change no parameter, but that weights are trained with: an

@@ -218,6 +218,7 @@ class ViTConfig(ModelConfig):
     *resnet.HEAD_SHARDING,
   )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
+  SCANNED: ClassVar = r"(^|/)Transformer/encoderblock/"
   PUBLISHED: ClassVar = published.table(
     """
     Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k

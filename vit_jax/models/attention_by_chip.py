@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -61,9 +62,11 @@ def _attend_forward(query, key, value, keep_weights):
       "bhqk,bkhd->bqhd", weights, value, preferred_element_type=inverse.dtype
     )
     out = (out * inverse).astype(value.dtype)
+    out, kept = checkpoint_name((out, kept), "attended")
     return out, (query, key, value, out, kept)
   weights = attention_weights(query, key, value.dtype)
   out = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+  out = checkpoint_name(out, "attended")
   return out, (query, key, value, out, None)
 
 
@@ -134,12 +137,24 @@ def core(
     is_self_attention: Whether queries and keys come from the same tokens.
     offsets: See `dot_product_attention`.
   """
+  fn = _program(sizes, is_self_attention, offsets)
+
+  def named(query, key, value):
+    # For `remat.KEPT`.
+    projected = {"query": query, "key": key, "value": value}
+    return fn(*(checkpoint_name(x, name) for name, x in projected.items()))
+
+  return named
+
+
+def _program(sizes, is_self_attention, offsets) -> Callable[..., Array]:
   platform, chip = chip_of_step()
   if offsets is not None or not chip:
     # The custom gradient can be differentiated neither forwards nor twice.
-    return jax.checkpoint(
+    plain = jax.checkpoint(
       functools.partial(dot_product_attention, offsets=offsets)
     )
+    return lambda *projected: checkpoint_name(plain(*projected), "attended")
   if is_self_attention and implementation(platform, *sizes)[0] == "cudnn":
     return cudnn.attend
   return functools.partial(attend, keep_weights=chip in KEEP_WEIGHTS)

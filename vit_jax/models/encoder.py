@@ -10,26 +10,20 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import remat
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.hidden_by_chip import hidden
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
+from vit_jax.models.stacking import gather_parts
 
 # Places in a block, in the order of their keys.
 PLACES = ("attention", "skip_attention", "hidden", "mlp", "skip_mlp")
-
-# What the forward pass keeps for the backward pass. "dots" keeps the products
-# with weights; those of attention, which have batch dimensions and grow with
-# the square of the number of tokens, are recomputed.
-REMAT_POLICIES = {
-  "none": None,
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 class MlpBlock(nn.Module):
@@ -52,7 +46,7 @@ class MlpBlock(nn.Module):
       )
 
     width = x.shape[-1]
-    x = dense(options.size.mlp_dim)(x)
+    x = checkpoint_name(dense(options.size.mlp_dim)(x), "hidden")
     x = hidden(x, draws, options.dropout, options.gelu == "tanh")
     x = dense(width)(x)
     return drop_at("mlp", x, draws, options.dropout).astype(x.dtype)
@@ -104,7 +98,8 @@ class EncoderBlock(nn.Module):
     y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
     # In float32, since the first blocks scale by what bfloat16 rounds to 1.
     out["attention"] = y = drop_at("skip_attention", y, draws, drop_rate)
-    out["after_attention"] = x = (x + y).astype(x.dtype)
+    x = checkpoint_name((x + y).astype(x.dtype), "after_attention")
+    out["after_attention"] = x
 
     mlp = MlpBlock(options, name="MlpBlock_0")
     y = mlp(norm("LayerNorm_1", x), draws)
@@ -139,13 +134,12 @@ class Encoder(nn.Module):
     out["with_posemb"] = x
     x = Dropout(options.dropout)(x, records)
 
-    block = EncoderBlock
-    if options.remat != "none":
-      block = nn.remat(
-        EncoderBlock,
-        policy=REMAT_POLICIES[options.remat],
-        prevent_cse=not options.scan,  # a scan's body needs no protection
-      )
+    block, policy = EncoderBlock, remat.policy(options)
+    if options.scan and not self.is_initializing():
+      block = nn.map_variables(block, "params", gather_parts)
+    if policy is not None:
+      # A scan's body needs no protection.
+      block = nn.remat(block, policy=policy, prevent_cse=not options.scan)
     rates, draws, shapes = None, {}, {}
     if records is not None and options.stochastic_depth:
       rates = jnp.linspace(0, options.stochastic_depth, depth)

@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention_by_chip import chip_of_step
@@ -57,9 +58,10 @@ def _forward(x, draws, rate, approximate):
     (jnp.ones_like(precise),),
   )
   # The barrier keeps XLA from computing both anew in the backward pass.
-  return jax.lax.optimization_barrier(
+  results = jax.lax.optimization_barrier(
     (y.astype(x.dtype), slope.astype(x.dtype))
   )
+  return checkpoint_name(results, "hidden")
 
 
 def _backward(rate, approximate, slope, grad):

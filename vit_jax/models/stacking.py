@@ -1,10 +1,38 @@
 """Blocks as separate parameters, or stacked on a leading axis for a scan."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A device's part of a parameter of all blocks of a scan.
+
+  Attributes:
+    array: The part, with blocks as first dimension; in the body of the scan
+      that of one block.
+    gather: Makes the whole parameter of a block's part.
+  """
+
+  array: jax.Array
+  gather: Callable[[jax.Array], jax.Array] = dataclasses.field(
+    metadata={"static": True}
+  )
+
+
+def gather_parts(params: dict[str, Any]) -> dict[str, Any]:
+  """Returns the parameters of a block, each `Part` of them gathered."""
+  return jax.tree.map(
+    lambda x: x.gather(x.array) if isinstance(x, Part) else x,
+    params,
+    is_leaf=lambda x: isinstance(x, Part),
+  )
 
 
 def stack_blocks(params: dict[str, Any]) -> dict[str, Any]:
