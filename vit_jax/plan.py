@@ -111,8 +111,10 @@ def plan(
   There are two estimates, which differ, and no chip has confirmed either:
   `cycles_seconds` is the compiler's cycles of every instruction over the clock,
   plus the bytes of collectives over the links' rate, nothing overlapped;
-  `optimal_seconds` is the compiler's coarser roofline. Both count every trip of
-  a loop. `price_seconds` is their geometric mean, from which all rates follow.
+  `optimal_seconds` is the compiler's coarser roofline, or the sum over all
+  instructions of the longer of arithmetic and traffic at full rates, if that is
+  more. Both count every trip of a loop. `price_seconds` is their geometric
+  mean, from which all rates follow.
 
   Args:
     config: The run.
