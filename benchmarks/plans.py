@@ -20,12 +20,15 @@ FOUND = ROOT / "docs" / "plans.jsonl"
 L16_384 = "finetune:model=L/16,dataset=imagenet2012,res=384"
 L16_512 = "finetune:model=L/16,dataset=imagenet2012,res=512"
 B16_384 = "finetune:model=B/16,dataset=imagenet2012,res=384"
+SCAN = "--config.model.scan=true"
 RECIPES = (
   ("vit_b32:imagenet21k", "v5e:16x16"),
   ("vit_b16:imagenet21k", "v5e:16x16"),
   ("vit_l32:imagenet21k", "v5e:16x16"),
   ("vit_l16:imagenet21k", "v5e:16x16"),
   ("vit_h14:imagenet21k", "v5e:16x16"),
+  (f"vit_l16:imagenet21k {SCAN}", "v5e:16x16"),
+  (f"vit_h14:imagenet21k {SCAN}", "v5e:16x16"),
   ("vit_l16:imagenet21k", "v4:4x4x4"),
   ("vit_l16:imagenet21k", "v5p:4x4x4"),
   ("vit_l16:imagenet21k", "v6e:16x16"),

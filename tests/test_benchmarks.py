@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 import pathlib
 import sys
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import DISTORTIONS
+from vit_jax.families.vit import ViTConfig
 
 pytest.importorskip("sklearn")
 PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "input.py"
@@ -85,3 +87,19 @@ def test_variants_make_the_same_images(benchmark):
     ),
     no_flip["image"],
   )
+
+
+def test_the_products_of_a_step_are_those_of_its_blocks():
+  from cpu_products import BLOCKS, HEAD, HEADS, PRODUCTS, B, N
+
+  flops = 0
+  for product, *factors, times in PRODUCTS:
+    letters = product.split("->")[0].replace(",", "")
+    sizes = dict(zip(letters, (n for f in factors for n in f), strict=True))
+    flops += 2 * times * math.prod(sizes.values())
+  deep, shallow = (
+    ViTConfig(variant="S/16", depth=d).train_flops((224, 224), 1000)
+    for d in (BLOCKS, BLOCKS - 1)
+  )
+  # The backward pass computes the scores again.
+  assert flops == B * (deep - shallow) + 2 * B * HEADS * N * N * HEAD

@@ -177,7 +177,9 @@ class ViTConfig(ModelConfig):
     0.0, "share of branches dropped in the last block, 0 to 1; linear in depth"
   )
   scan: bool = option(
-    False, "scan over stacked blocks: compiles once for any depth"
+    False,
+    "scan over stacked blocks: one is compiled, whatever the depth, and its"
+    " parameters are all-gathered when it is their turn",
   )
   remat: str = option(
     "none",
