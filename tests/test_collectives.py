@@ -71,8 +71,9 @@ def test_in_a_scan_a_block_at_a_time(microbatch):
   # 6 kernels of the body, and outside of it the embedding's.
   assert counts["all_gather", "bfloat16"] == 2 * 6 + 1
   assert counts["reduce_scatter", "bfloat16"] == 6 + 1
-  # A kernel's part is then summed along `data`, in the type that it has.
-  assert in_loops == 3 * 6 + 6
+  # Along `data`, which may join slices, their parts cross after the loops.
+  assert in_loops == 3 * 6
+  assert counts["psum", "bfloat16"] == 6 + 1
   # Positions and head stay in float32.
   assert counts["all_gather", "float32"] == 2
   assert counts["reduce_scatter", "float32"] == 2

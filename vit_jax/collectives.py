@@ -2,9 +2,10 @@
 
 The devices along `data` and `fsdp` compute separately, inside one `shard_map`;
 XLA splits only along `tensor`. Parameters cross once a step, and gradients
-once. Those of blocks in a scan cross inside of it, a block at a time: the
-parameters in the forward and in the backward pass of every microbatch, the
-gradients in the backward pass.
+once. Those of blocks in a scan cross along `fsdp` inside of it, a block at a
+time: the parameters in the forward and in the backward pass of every
+microbatch, the gradients in the backward pass. Along `data`, which may join
+slices, gradients cross once a step.
 """
 
 import dataclasses
@@ -80,13 +81,19 @@ def reduce(grads, specs):
   """Sums gradients over the devices; each keeps its part, in float32.
 
   Inside `shard_map`; these are gradients with respect to the result of
-  `gather`. Those of a `Part` are summed already.
+  `gather`. Those of a `Part` are summed along `fsdp` already.
   """
 
   def part(g, spec):
     if isinstance(g, Part):
-      return g.array
-    return _reduced(g, _split_dim(spec))
+      if jax.lax.axis_size("data") == 1:
+        return g.array
+      g = _as_sent(g.array.astype(g.gather.dtype))
+      return total(g, ("data",)).astype(jnp.float32)
+    dim = _split_dim(spec)
+    if dim is None:
+      return total(_as_sent(g)).astype(jnp.float32)
+    return _scattered(g, dim, ("data",))
 
   is_part = lambda x: isinstance(x, Part)
   return jax.tree.map(part, grads, specs, is_leaf=is_part)
@@ -96,7 +103,8 @@ def reduce(grads, specs):
 class Gather:
   """Makes a whole parameter of the parts that devices along `fsdp` have.
 
-  Its gradient is summed over all devices, and each gets its part, in float32.
+  Its gradient is summed along `fsdp`, and each device gets its part, in
+  float32.
 
   Attributes:
     dim: Dimension that is split.
@@ -121,24 +129,15 @@ def _gathered(x: jax.Array, dim: int, dtype: DTypeLike) -> jax.Array:
 
 _gathered.defvjp(
   lambda x, dim, dtype: (_gathered(x, dim, dtype), None),
-  lambda dim, dtype, kept, grad: (_reduced(grad, dim),),
+  lambda dim, dtype, kept, grad: (_scattered(grad, dim, ()),),
 )
 
 
-def _reduced(g: jax.Array, dim: int | None) -> jax.Array:
-  """Sums over the devices; returns a device's part along `dim`, float32."""
+def _scattered(g: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
+  """Sums along `fsdp` and `axes`; returns a device's part along `dim`."""
   shape = [*g.shape]
-  if dim is not None:
-    g, axis = _flat(g, dim)
-  if "tensor" in jax.sharding.get_abstract_mesh().manual_axes:
-    # They are sent in the type that they have: without the barrier XLA may
-    # cast them to float32 first. Those of the head are float32; a barrier
-    # would make XLA copy them.
-    g = g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
-  else:  # XLA for CPUs fails on bfloat16 beside an axis that it splits itself
-    g = g.astype(jnp.float32)
-  if dim is None:
-    return total(g).astype(jnp.float32)
+  g, axis = _flat(g, dim)
+  g = _as_sent(g)
   # The parts get a dimension of their own. Otherwise a TPU reduces whole
   # arrays where a part is no multiple of its tiles: twice the bytes.
   parts = jax.lax.axis_size("fsdp")
@@ -146,7 +145,18 @@ def _reduced(g: jax.Array, dim: int | None) -> jax.Array:
   before, size, after = g.shape[:axis], g.shape[axis], g.shape[axis + 1 :]
   g = g.reshape(*before, parts, size // parts, *after)
   g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis)
-  return total(g, ("data",)).astype(jnp.float32).reshape(shape)
+  return total(g, axes).astype(jnp.float32).reshape(shape)
+
+
+def _as_sent(g: jax.Array) -> jax.Array:
+  """Returns a gradient in the type in which it crosses the links."""
+  if "tensor" not in jax.sharding.get_abstract_mesh().manual_axes:
+    # XLA for CPUs fails on bfloat16 beside an axis that it splits itself.
+    return g.astype(jnp.float32)
+  # They are sent in the type that they have: without the barrier XLA may cast
+  # them to float32 first. Those of the head are float32; a barrier would make
+  # XLA copy them.
+  return g if g.dtype == jnp.float32 else jax.lax.optimization_barrier(g)
 
 
 def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
