@@ -114,9 +114,12 @@ def _assert_equal(one_device, changes):
     pytest.param(
       {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
     ),
-    pytest.param(
-      {"optim__microbatch": 1, "model__scan": True, "model__remat": "full"},
-      marks=pytest.mark.slow,
+    *(
+      pytest.param({"model__scan": True} | changes, marks=pytest.mark.slow)
+      for changes in (
+        {"optim__microbatch": 1, "mesh__fsdp": 2, "model__remat": "full"},
+        {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
+      )
     ),
   ],
   ids=str,

@@ -71,6 +71,8 @@ class Objective:
         microbatches and devices and divides by the count. So the loss of a row
         must not depend on other rows, unless `paired` adds them to it, and
         random numbers must follow from `rng`, the key of the step, and the
-        record's number batch["index"], not from the row's place.
+        record's number batch["index"], not from the row's place. `params` are
+        for the module alone: of blocks in a scan they are parts of devices
+        (`models.stacking.Part`), which its body gathers.
     """
     raise NotImplementedError(type(self).__name__)
