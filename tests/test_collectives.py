@@ -1,4 +1,4 @@
-"""What crosses the links: parameters once, gradients once, in their types."""
+"""What crosses the links, how often, and in which type."""
 
 import collections
 

@@ -158,13 +158,21 @@ def test_some_kinds_split_heads_where_they_can(kind, variant, shape, spec):
   assert specs[key][1] == spec
 
 
+WIDE = jax.sharding.AbstractMesh((16, 16, 1), sharding.AXES)
+
+
 def test_stacked_blocks_keep_their_leading_axis_whole():
   specs = _specs(model_config(variant="S/16", scan=True))
   key = "Transformer/encoderblock/MlpBlock_0/Dense_1/kernel"
   assert specs[key][1] == P(None, "tensor", "fsdp")
+  # 16 divides neither 24 nor 72, but the blocks: then nothing is split.
+  model = model_config(variant="S/16", depth=16, width=24, num_heads=3)
+  model = dataclasses.replace(model, mlp_dim=72, scan=True)
+  specs = _specs(model, WIDE)
+  shape, spec = specs[key]
+  assert shape.shape == (16, 72, 24) and spec == P(None, None, None)
 
 
-WIDE = jax.sharding.AbstractMesh((16, 16, 1), sharding.AXES)
 EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
 
 

@@ -21,16 +21,12 @@ from jax.typing import DTypeLike
 
 from vit_jax.families import FAMILIES
 from vit_jax.models.stacking import Part
-from vit_jax.sharding import AXES, BATCH_AXES, path_of
+from vit_jax.sharding import AXES, BATCH_AXES, SCANNED, path_of
 
 # Kernels that are used only in the type of the matrix products, and so are cast
 # to it before the all-gather.
 CAST = "|".join(
   f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
-)
-# Parameters of all blocks of a scan.
-SCANNED = "|".join(
-  f"({cls.SCANNED})" for cls in FAMILIES.values() if cls.SCANNED is not None
 )
 
 
@@ -62,7 +58,8 @@ def gather(params, specs, dtype: DTypeLike):
     dtype: config.model.dtype.
 
   Returns:
-    The whole parameters; of blocks in a scan a `Part`, which its body gathers.
+    The whole parameters; of those of blocks in a scan that are split a `Part`,
+    which its body gathers.
   """
 
   def whole(path, x, spec):
@@ -70,7 +67,7 @@ def gather(params, specs, dtype: DTypeLike):
     kind = dtype if re.search(CAST, name) else x.dtype
     if dim is None:
       return x.astype(kind)
-    if dim > 0 and re.search(SCANNED, name):
+    if re.search(SCANNED, name):
       return Part(x, Gather(dim - 1, kind))
     return Gather(dim, kind)(x)
 

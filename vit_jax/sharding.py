@@ -38,6 +38,11 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
   (r".*", P()),
 )
 
+# Parameters of all blocks of a scan, of all families.
+SCANNED = "|".join(
+  f"({cls.SCANNED})" for cls in FAMILIES.values() if cls.SCANNED is not None
+)
+
 # Before these on chips of `SPLIT_BY_HEADS`.
 BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
@@ -329,7 +334,9 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
     free = [
       i
       for i, size in enumerate(shape)
-      if axes[i] is None and size % mesh.shape["fsdp"] == 0
+      if (i > 0 or not re.search(SCANNED, name))
+      and axes[i] is None
+      and size % mesh.shape["fsdp"] == 0
     ]
     if free:
       axes[max(free, key=lambda i: shape[i])] = "fsdp"

@@ -176,9 +176,9 @@ def make_train_step(
   The loss is a mean: the objective's sum over what counts, divided by its
   number, over the whole batch. Every device divides its own rows into
   microbatches of at most config.optim.microbatch, and adds up their sums and
-  gradients; only these cross the links, once a step (of blocks in a scan once a
-  microbatch, see `collectives`). The result is that of the whole batch on one
-  device, up to rounding.
+  gradients; only these cross the links, once a step (of blocks in a scan along
+  `fsdp` once a microbatch, see `collectives`). The result is that of the whole
+  batch on one device, up to rounding.
 
   Args:
     config: The run.

@@ -178,13 +178,17 @@ class ViTConfig(ModelConfig):
   )
   scan: bool = option(
     False,
-    "scan over stacked blocks: one is compiled, whatever the depth, and its"
-    " parameters are all-gathered when it is their turn",
+    "scan over stacked blocks: compiles one block for any depth; with"
+    " mesh.fsdp parameters are all-gathered block by block",
   )
   remat: str = option(
     "none",
     "what the backward pass recomputes",
-    {"none": "nothing", "dots": "all but products", "full": "whole blocks"},
+    {
+      "none": "nothing; in a scan all but products and sums",
+      "dots": "all but products with weights",
+      "full": "whole blocks",
+    },
   )
   stage_blocks: tuple[int, ...] | None = option(
     None, "units in each stage of a hybrid's ResNet; None: the variant's"

@@ -24,7 +24,8 @@ def policy(options: ViTConfig) -> Callable[..., bool] | None:
 
   Without `remat` XLA chooses what it keeps of blocks in a loop. Of blocks in a
   scan jax would keep all that it computes, copies in float32 and masks
-  included, so the products are named, and of the norms their sums are kept.
+  included. So what is kept is named, and sums are kept, those of the norms
+  among them, and what cuDNN's attention returns.
   """
   if options.scan and options.remat == "none":
     return _is_kept_in_scan
@@ -32,5 +33,9 @@ def policy(options: ViTConfig) -> Callable[..., bool] | None:
 
 
 def _is_kept_in_scan(primitive, *args, **params) -> bool:
-  is_sum = primitive is jax.lax.reduce_sum_p
-  return is_sum or _is_kept_by_name(primitive, *args, **params)
+  return (
+    primitive is jax.lax.reduce_sum_p
+    # Inside jax's own custom gradient, where no name of ours reaches.
+    or primitive.name.startswith("dot_product_attention_fwd")
+    or _is_kept_by_name(primitive, *args, **params)
+  )

@@ -17,7 +17,7 @@ class Part:
   Attributes:
     array: The part, with blocks as first dimension; in the body of the scan
       that of one block.
-    gather: Makes the whole parameter of a block's part.
+    gather: Makes a block's whole parameter from its part.
   """
 
   array: jax.Array

@@ -186,10 +186,10 @@ class Module:
       # it, and the same chain may pass through the body of a loop; without
       # chains they share its channel.
       inner = self._computations[x.called("calls")]
-      starts = any(START in y.attributes for y in inner.values())
+      starts = _is_start(inner)
       for y in inner.values():
         if y.kind in COLLECTIVES and not y.opcode.endswith("-done"):
-          if "chain_id=" in y.attributes:
+          if _chain(y) in self._started:
             is_first = starts
           else:
             channel = re.search(r"channel_id=(\d+)", y.attributes)
@@ -199,6 +199,17 @@ class Module:
           if is_first:
             ins = [a for o in y.operands if o in inner for a in inner[o].arrays]
             yield f"{y.kind}(fused)", max(_size(ins), _size(y.arrays))
+
+  @functools.cached_property
+  def _started(self) -> set[str]:
+    """Returns the chains that a computation starts."""
+    return {
+      _chain(y)
+      for names in self._computations.values()
+      if _is_start(names)
+      for y in names.values()
+      if y.kind in COLLECTIVES and _chain(y)
+    }
 
   @functools.cached_property
   def _first_of_channel(self) -> dict[tuple[int, str], str]:
@@ -293,6 +304,16 @@ class Module:
     if root.opcode == "tuple":
       return tuple(written(names.get(o), 0) for o in root.operands)
     return (written(root, 0),)
+
+
+def _is_start(names: dict[str, Instruction]) -> bool:
+  return any(START in x.attributes for x in names.values())
+
+
+def _chain(x: Instruction) -> str:
+  """Returns the number of an asynchronous collective's chain, "" for others."""
+  found = re.search(r'chain_id="(\d+)"', x.attributes)
+  return found[1] if found else ""
 
 
 def _size(arrays) -> int:

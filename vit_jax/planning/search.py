@@ -15,8 +15,9 @@ class Search:
 
   First come mesh, microbatch and remat at the batch of the config, with blocks
   in a scan, which compiles in a minute; then the best of these in a loop; then
-  half and twice its batch. The fastest has the most images a second by the
-  planner's estimate. Another batch needs another learning rate.
+  half and twice its batch. The order in a scan need not be that in a loop: with
+  fsdp its microbatches gather and reduce again. The fastest has the most images
+  a second by the planner's estimate. Another batch needs another learning rate.
 
   Args:
     config: The run; itself the first choice.
