@@ -74,14 +74,10 @@ HEAD = """# What the recipes would cost: estimates
 benchmarks/plans.py` with {versions}.
 None of this ran on a TPU: memory is the peak of a chip as XLA reports it, and
 all other numbers are estimates, which no chip has confirmed. The time of a step
-is estimated twice, by cycles and links, nothing overlapped, and by the
-compiler's coarser roofline; the third number is their geometric mean, from
+is estimated twice, by cycles and links, nothing overlapped, and by a coarser
+roofline (docs/performance.md); the third number is their geometric mean, from
 which the other columns follow. Hours are for all steps of the recipe, without
 evaluation.
-
-The rows of v5e are older than the last changes of the step, but for those of
-the five recipes of ImageNet-21k on v5e:16x16. There the changes lower the
-estimate of L/16 by 2.8 %, of B/16 by 2.5 %, and of H/14 by 2.3 %.
 
 <!-- estimate: python benchmarks/plans.py -->
 
@@ -213,14 +209,15 @@ def scaling_row(title: str, topology: str, found: dict, smallest: dict) -> str:
 
 NOTES = """
 The rate of a chip falls below 85 % of the smallest slice's only where it has 4
-images. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step then takes 0.47
-of the cycles of 16 images without the links (26.6 and 56.2 ms), since what a
-chip does with the weights does not shrink with the images: casts, gradients,
-the optimizer. The links take 8.2 ms instead of 4.9; 3.1 of them pass between
-slices. Take 16 images a chip, where 0.92 or more remain, or a larger batch:
-with 32,768 images the same 1,024 chips reach 0.95. The mesh is the recipes' own
-everywhere: the state split over 16 chips (8 on a slice of 8), and copies of it
-along the others. Other meshes were not tried.
+images, or at 384 px 2. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step
+then takes 0.48 of the cycles of 16 images without the links (26.2 and 54.5 ms),
+since what a chip does with the weights does not shrink with the images: casts,
+gradients, the optimizer. The links take 10.5 ms instead of 7.2; 3.1 of them
+pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.91
+or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
+0.92. The mesh is the recipes' own everywhere: the state split over 16 chips (8
+on a slice of 8), and copies of it along the others. Other meshes were not
+tried.
 """
 
 if __name__ == "__main__":

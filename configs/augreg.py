@@ -21,8 +21,8 @@ batch, in big_vision within a device. The schedule of stochastic depth is
 scenic's: block l of L at reg * l / (L - 1).
 
 Cost: B/16 on ImageNet-21k for 300 epochs is 4,244 million images, 447.6
-exaFLOPs; on v5e:16x16 5.6 hours or 1,436 chip-hours by the planner's estimate
-of its step, 19.5 ms with aug=medium1 and reg=0.1. The input needs a core for
+exaFLOPs; on v5e:16x16 5.6 hours or 1,426 chip-hours by the planner's estimate
+of its step, 19.4 ms with aug=medium1 and reg=0.1. The input needs a core for
 about every 800 images a second (docs/performance.md).
 Result: not yet run. Expected are the paper's, Figure 4, in percent. Validation
 of ImageNet-21k (300 epochs) at none, light1, light2, medium1, medium2, strong1,

@@ -10,8 +10,8 @@ Run: vit-jax train --config=masked_patch:imagenet21k
 The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:
 the small model of configs/glyphs.py on the same letters and symbols.
 Few-shot accuracy of the first two is scored as in configs/vit_b16.py.
-Cost: 432.0 exaFLOPs; by the planner's estimate 1,327 chip-hours of TPU v5e (256
-chips, 18.7 ms a step; jax 0.12.0.1, libtpu 0.0.50.1).
+Cost: 432.0 exaFLOPs; by the planner's estimate 1,346 chip-hours of TPU v5e (256
+chips, 18.9 ms a step; jax 0.12.0.1, libtpu 0.0.50.1).
 Result of the first three: not yet run. (Paper: 79.9 % of ImageNet after
 fine-tuning; 77.9 % from scratch.)
 Behind a comma: target (mean_color, small or pixels) and steps, with which the

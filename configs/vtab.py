@@ -29,8 +29,8 @@ slices may be of other images. diabetic_retinopathy and resisc45 must be
 downloaded by hand.
 
 Cost, an estimate of vit_jax.plan, which no chip has confirmed: B/16 on 8 chips
-of TPU v5e 277 ms a step, 12 minutes a training; all tasks, each trained twice,
-7.3 hours or 58 chip-hours, without scoring.
+of TPU v5e 266 ms a step, 11 minutes a training; all tasks, each trained twice,
+7.0 hours or 56 chip-hours, without scoring.
 Result: not yet run. Paper's, Table 9, top-1 in %, in the order of TASKS:
   H/14 JFT  95.3 85.5 75.2 99.7 97.2 65.0 88.9 | 83.3 96.7 91.4 76.6 |
             91.7 63.8 53.1 79.4 63.3 84.5 33.2 51.2: mean 77.6
