@@ -34,8 +34,8 @@ def of_answers() -> str:
   """Returns the type of a Transformer's products that is fastest on this CPU.
 
   "bfloat16" where it has units for that type and XLA uses them, which is since
-  jax 0.12: on one core of an AMD EPYC (Zen 4), S/16 then takes 0.66 of the time
-  of float32. Else, and on other devices, "float32".
+  jax 0.12: on one core S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
+  Xeon with AMX) of the time of float32. Else, and on other devices, "float32".
 
   Source: docs/performance.md, measured by benchmarks/cpu_types.py.
   """
