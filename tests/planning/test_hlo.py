@@ -2,6 +2,7 @@
 
 import gzip
 import pathlib
+import re
 
 import pytest
 
@@ -152,6 +153,13 @@ def test_an_asynchronous_collective_counts_once():
   looped, _ = Module(CHAINS).totals(V5E)
   size = (64 + 32) * 128 * 2
   assert looped.collectives == {"all-gather(fused)": [2, size]}
+
+
+def test_without_chains_it_counts_once_for_each_channel_of_a_computation():
+  looped, _ = Module(re.sub(r"chain_id", "other", CHAINS)).totals(V5E)
+  # Both of the entry share a channel; in the loop it is found again, five
+  # times.
+  assert looped.collectives == {"all-gather(fused)": [6, 6 * 64 * 128 * 2]}
 
 
 def test_what_passes_between_slices_counts_at_the_network_s_rate():
