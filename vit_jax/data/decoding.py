@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.batch import Batch, DataError
 from vit_jax.config import preprocessing
-from vit_jax.data import encoded, images
+from vit_jax.data import encoded, file_bytes, images
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
@@ -182,7 +182,7 @@ def _close_all() -> None:
 
 def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
   quick, careful = fns
-  is_careful, step, iterator, away = False, first_step, None, _Away(source)
+  is_careful, step, iterator, away = False, first_step, None, _Away()
   while True:
     try:
       if iterator is None:
@@ -192,17 +192,23 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
     except StopIteration:
       return
     except tf.errors.OpError as e:
-      iterator = None
-      if away.waits_for(e):
+      iterator, fault = None, _readable(e.message, source)
+      is_away = isinstance(e, _AWAY_ERRORS) or _AWAY.search(e.message)
+      if is_away and away.waits(fault):
         continue
       if is_careful:
-        raise DataError(_readable(e, source)) from None
+        raise DataError(fault) from None
       is_careful = True
       continue
+    reasons = batch.pop("fault", np.array([])).tolist()
+    if missing := [r for r in reasons if r.startswith(file_bytes.UNAVAILABLE)]:
+      iterator, fault = None, _readable(missing[0].decode(), source)
+      if away.waits(fault):
+        continue
+      raise DataError(fault)
     away.is_back()
-    reasons = batch.pop("fault", None)
     if not batch["mask"].all():
-      faults.note(batch["index"], ~batch["mask"], reasons.tolist())
+      faults.note(batch["index"], ~batch["mask"], reasons)
     batch = _with_labels_in_range(batch, source, faults)
     step += 1
     yield Batch(**batch)
@@ -216,21 +222,19 @@ class _Away:
   again.
   """
 
-  def __init__(self, source: Source):
-    self._source, self._tries, self._since = source, 0, 0.0
+  def __init__(self):
+    self._tries, self._since = 0, 0.0
     self._patience = FIRST_SECONDS
 
-  def waits_for(self, error: tf.errors.OpError) -> bool:
+  def waits(self, fault: str) -> bool:
     """Whether the same should be tried again; it has waited then."""
-    if not (isinstance(error, _AWAY_ERRORS) or _AWAY.search(error.message)):
-      return False
     now = time.monotonic()
     if self._tries == 0:
       self._since = now
     if now - self._since > self._patience:
       return False
     if self._tries % 10 == 0:
-      logging.warning("%s; is tried again.", _readable(error, self._source))
+      logging.warning("%s; is tried again.", fault)
     time.sleep(min(TRY_SECONDS, 2.0 ** (self._tries - 1)))
     self._tries += 1
     return True
@@ -321,12 +325,12 @@ def most_unusable(num_examples: int) -> int:
   return max(10, int(num_examples * MAX_UNDECODABLE))
 
 
-def _readable(error: Exception, source: Source) -> str:
+def _readable(error: str, source: Source) -> str:
   """Returns the message of a graph's error without nodes' names and stacks."""
   text = re.sub(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*|Traceback \(most recent.*",
     "",
-    error.message,
+    error,
     flags=re.S,
   )
   text = " ".join(text.replace("assertion failed:", "").split())

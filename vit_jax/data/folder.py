@@ -28,7 +28,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data import encoded, splits
+from vit_jax.data import encoded, file_bytes, splits
+from vit_jax.data.file_bytes import printable
 from vit_jax.data.host_tf import tf
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.records import Record, Source
@@ -67,7 +68,10 @@ class FolderSource(Source):
     """See `Source`."""
     path, label = self._file(raw)
     image, fault = tf.numpy_function(
-      _bytes_of, [path], [tf.string, tf.string], stateful=False
+      lambda path: file_bytes.read(encoded.as_bytes(path)),
+      [path],
+      [tf.string, tf.string],
+      stateful=False,
     )
     record = {"image": image, "fault": fault}
     record = {k: tf.ensure_shape(v, []) for k, v in record.items()}
@@ -346,19 +350,6 @@ def _encoded(path: str) -> bytes:
   return path.encode("utf-8", "surrogateescape")
 
 
-def printable(path: str) -> str:
-  """Returns a path on one line, bytes that are no text as escapes.
-
-  Example:
-    >>> printable("a\\nb" + chr(0xdce9))
-    'a\\\\nb\\\\xe9'
-  """
-  text = _encoded(path).decode("utf-8", "backslashreplace")
-  return "".join(
-    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-  )
-
-
 def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
   return [os.path.join(folder, name) for name in names]
 
@@ -382,16 +373,3 @@ def _ordered(files: _Files) -> list[tuple[str, str]]:
   return sorted(
     records, key=lambda r: _hash("/".join([r[1], os.path.basename(r[0])]))
   )
-
-
-def _bytes_of(path) -> tuple[bytes, bytes]:
-  """Returns the bytes of a file, and why there are none or b""."""
-  path = encoded.as_bytes(path)
-  try:
-    with open(path, "rb") as file:
-      return file.read(), b""
-  except OSError as e:
-    if os.path.islink(path) and not os.path.exists(path):
-      target = printable(os.fsdecode(os.readlink(path)))
-      return b"", f"is a link to {target}, which is not there.".encode()
-    return b"", f"cannot be read: {e.strerror or e}.".encode()
