@@ -85,6 +85,7 @@ def test_choices_by_chip_are_of_chips_that_are_known():
   named = {
     *devices.OPTIONS,
     *devices.SPLIT_BY_HEADS,
+    *devices.MAX_HIDDEN,
     *attention_by_chip.FAST_MEMORY,
     *attention_by_chip.KEEP_WEIGHTS,
     *hidden_by_chip.KEEP_SLOPE,

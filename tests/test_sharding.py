@@ -11,7 +11,13 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.config import MeshConfig, ModelConfig, model_config
+from vit_jax.config import (
+  MeshConfig,
+  ModelConfig,
+  defaults,
+  freeze,
+  model_config,
+)
 from vit_jax.models import build
 
 MESH = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -109,6 +115,35 @@ def test_every_process_holds_rows_of_its_own():
   mesh = sharding.make_mesh(MeshConfig(tensor=4), chips)
   (fault,) = sharding.row_faults(mesh)
   assert "{'data': 4, 'fsdp': 1, 'tensor': 4} on 4 processes" in fault
+
+
+@pytest.mark.parametrize(
+  "kind, model, options, expected",
+  [
+    ("TPU v5 lite", "L/16", {}, 16),
+    ("TPU v5 lite", "B/16", {}, 21),
+    ("TPU v5 lite", "S/16", {}, 43),
+    ("TPU v5 lite", "B/32", {}, 64),  # 85 would be allowed
+    ("TPU v5 lite", "H/14", {}, 16),  # not 9
+    ("TPU v5 lite", "L/16", {"optim.microbatch": 8}, 8),
+    ("TPU v5 lite", "L/16", {"optim.microbatch": None}, None),
+    ("TPU v5 lite", "L/16", {"model.scan": True}, 64),
+    ("TPU v5 lite", "R50x1", {}, 64),  # no hidden layers
+    ("TPU v6 lite", "L/16", {}, 64),
+  ],
+)
+def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
+  c = defaults()
+  c.model.name = "bit" if model == "R50x1" else "vit"
+  c.model.variant = model
+  c.data.ops, c.data.batch_size = "decode|resize(224)", 1024
+  c.optim.microbatch = 64
+  c.update_from_flattened_dict(options)
+  config = freeze(c)
+  mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
+  assert sharding.largest_microbatch(config, mesh) == expected
+  parts = {16: 8, 21: 8, 43: 4, 64: 2, 8: 16, None: 1}[expected]
+  assert sharding.microbatches_of(config, mesh) == parts
 
 
 def test_batches_are_held_to_a_mesh_whose_axes_are_open():

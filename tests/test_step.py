@@ -1,6 +1,7 @@
 """The train step: one device or eight, whole batches or microbatches."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -350,3 +351,16 @@ def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
   monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, told)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     tiny.Parts(parts.config, ONE).run(1)
+
+
+@pytest.mark.parametrize("least, lengths", [(1, {4}), (16, set())])
+def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
+  monkeypatch.setitem(sharding.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
+  monkeypatch.setattr(sharding, "MIN_MICROBATCH", least)
+  parts = tiny.Parts(tiny.config(optim__microbatch=16), ONE)
+  assert parts.config.model.hidden_numbers((16, 16)) == 5 * 64
+  jaxpr = jax.make_jaxpr(parts.train_step)(
+    parts.state(), tiny.batch(0, parts.config)
+  )
+  scans = re.findall(r"scan\[[^\]]*?length=(\d+)", str(jaxpr))
+  assert {*map(int, scans)} == lengths

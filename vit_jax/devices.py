@@ -131,6 +131,13 @@ OPTIONS = {
 # the two estimates disagree (docs/performance_log.md).
 SPLIT_BY_HEADS = ("v4", "v5p", "v6e")
 
+# Chips whose fast memory holds what a block computes of a few images, so that
+# microbatches of so few are faster by estimate: how many numbers the hidden
+# layer of an MLP then has at most (of L/16 at 224 px those of 16 images). With
+# fewer images than these, adding up gradients costs more than is saved.
+MAX_HIDDEN = {"v5e": 13_200_000}
+MIN_MICROBATCH = 16
+
 
 def compiler_options(device_kind: str) -> dict[str, str]:
   """Returns the options of `jax.jit` for the compiler of such devices."""

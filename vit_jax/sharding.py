@@ -17,7 +17,13 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
-from vit_jax.devices import SPLIT_BY_HEADS, generation
+from vit_jax.config.preprocessing import image_size
+from vit_jax.devices import (
+  MAX_HIDDEN,
+  MIN_MICROBATCH,
+  SPLIT_BY_HEADS,
+  generation,
+)
 from vit_jax.families import FAMILIES
 
 AXES = ("data", "fsdp", "tensor")
@@ -208,7 +214,22 @@ def microbatches_of(config: Config, mesh: Mesh) -> int:
   """Returns the number of microbatches of a step, on every device."""
   devices = mesh.shape["data"] * mesh.shape["fsdp"]
   rows = config.data.batch_size // devices
-  return num_microbatches(rows, config.optim.microbatch)
+  return num_microbatches(rows, largest_microbatch(config, mesh))
+
+
+def largest_microbatch(config: Config, mesh: Mesh) -> int | None:
+  """Returns the most images of a microbatch; None: as many as a device has.
+
+  These are config.optim.microbatch, or fewer on chips on which fewer are
+  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a
+  microbatch, so their microbatches are never made smaller.
+  """
+  most = config.optim.microbatch
+  limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
+  hidden = config.model.hidden_numbers(image_size(config.data.ops))
+  if None in (most, limit, hidden) or config.model.scan:
+    return most
+  return min(most, max(MIN_MICROBATCH, limit // hidden))
 
 
 def num_microbatches(num_rows: int, microbatch: int | None) -> int:
