@@ -358,7 +358,7 @@ def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
   monkeypatch.setitem(sharding.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
   monkeypatch.setattr(sharding, "MIN_MICROBATCH", least)
   parts = tiny.Parts(tiny.config(optim__microbatch=16), ONE)
-  assert parts.config.model.hidden_numbers((16, 16)) == 5 * 64
+  assert parts.config.model.num_tokens((16, 16)) == 5
   jaxpr = jax.make_jaxpr(parts.train_step)(
     parts.state(), tiny.batch(0, parts.config)
   )

@@ -226,9 +226,10 @@ def largest_microbatch(config: Config, mesh: Mesh) -> int | None:
   """
   most = config.optim.microbatch
   limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
-  hidden = config.model.hidden_numbers(image_size(config.data.ops))
-  if None in (most, limit, hidden) or config.model.scan:
+  tokens = config.model.num_tokens(image_size(config.data.ops))
+  if None in (most, limit, tokens) or config.model.scan:
     return most
+  hidden = tokens * config.model.size.mlp_dim
   return min(most, max(MIN_MICROBATCH, limit // hidden))
 
 

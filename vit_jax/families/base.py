@@ -128,10 +128,6 @@ class ModelConfig:
     """Returns the tokens of an image; None where the model has none."""
     return None
 
-  def hidden_numbers(self, image_size: tuple[int, int]) -> int | None:
-    """Returns the size of an image's hidden layer in an MLP; None without."""
-    return None
-
   @property
   def has_cls_row(self) -> bool:
     """Whether a position table begins with a row for the class token."""

@@ -330,9 +330,6 @@ class ViTConfig(ModelConfig):
     rows, columns = self.grid(image_size)
     return rows * columns + (self.pool == "token")
 
-  def hidden_numbers(self, image_size: tuple[int, int]) -> int:
-    return self.num_tokens(image_size) * self.size.mlp_dim
-
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
     if self.posemb == "relative":  # only XLA adds the scores of offsets
       return None

@@ -112,8 +112,4 @@ class MultiHeadDotProductAttention(nn.Module):
       offsets = offsets.astype(self.dtype)
     sizes = (tokens.shape[1], *heads, self.dtype)
     core = by_chip.core(sizes, queries is tokens, offsets)
-
-    def attention(queries, tokens):
-      return out(core(query(queries), key(tokens), value(tokens)))
-
-    return by_chip.in_pieces(attention, queries, tokens, self.num_heads)
+    return out(core(query(queries), key(tokens), value(tokens)))

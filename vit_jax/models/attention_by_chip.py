@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from vit_jax.devices import generation
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
+from vit_jax.models.noise import DRAWS
 from vit_jax.models.precision import at_least_float32
 
 # TPUs with a fast memory of 128 MiB, which holds the scores of a few images at
@@ -161,28 +162,33 @@ def _program(sizes, is_self_attention, offsets) -> Callable[..., Array]:
 
 
 def in_pieces(
-  attention: Callable[..., Array],
-  queries: Float[Array, "b q d"],
-  tokens: Float[Array, "b k d"],
+  branch: Callable[[Array, DRAWS], tuple[Array, ...]],
   num_heads: int,
-) -> Float[Array, "b q d"]:
-  """Returns attention(queries, tokens), few images at a time where that pays.
+  tokens: Float[Array, "b n d"],
+  draws: DRAWS,
+) -> tuple[Array, ...]:
+  """Returns branch(tokens, draws), few images at a time where that pays.
 
-  `attention` includes the projections, so that no queries, keys or values are
-  copied.
+  Args:
+    branch: Self-attention, with the norm and the projections before it and the
+      sum after it, so that nothing in between is copied. Its results have an
+      image for each of `tokens`.
+    num_heads: Number of heads.
+    tokens: Of all images.
+    draws: What is drawn for them.
   """
-  if chip_of_step()[1] not in FAST_MEMORY:
-    return attention(queries, tokens)
-  scores = num_heads * queries.shape[1] * tokens.shape[1]
-  pieces = num_pieces(len(queries), scores)
-  return jnp.concatenate(
-    [
-      attention(*piece)
-      for piece in zip(
-        jnp.split(queries, pieces), jnp.split(tokens, pieces), strict=True
-      )
-    ]
-  )
+  pieces = 1
+  if chip_of_step()[1] in FAST_MEMORY:
+    scores = num_heads * tokens.shape[1] ** 2
+    pieces = num_pieces(len(tokens), scores)
+  if pieces == 1:
+    return branch(tokens, draws)
+  rows = {place: jnp.split(d.rows, pieces) for place, d in draws.items()}
+  results = [
+    branch(piece, {k: draws[k]._replace(rows=rows[k][i]) for k in draws})
+    for i, piece in enumerate(jnp.split(tokens, pieces))
+  ]
+  return tuple(map(jnp.concatenate, zip(*results, strict=True)))
 
 
 def num_pieces(num_images: int, scores: int) -> int:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import remat
 from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.attention_by_chip import in_pieces
 from vit_jax.models.hidden_by_chip import hidden
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
@@ -85,24 +86,27 @@ class EncoderBlock(nn.Module):
     if positions is not None:
       x = x + positions.astype(x.dtype)
 
-    def norm(name, x):
-      return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)(x)
+    def norm(name):
+      return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)
 
-    y = norm("LayerNorm_0", x)
-    y = MultiHeadDotProductAttention(
-      options.size.num_heads,
-      options.dtype,
-      options.posemb == "relative",
-      name="MultiHeadDotProductAttention_0",
-    )(y, y)
-    y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
-    # In float32, since the first blocks scale by what bfloat16 rounds to 1.
-    out["attention"] = y = drop_at("skip_attention", y, draws, drop_rate)
-    x = checkpoint_name((x + y).astype(x.dtype), "after_attention")
-    out["after_attention"] = x
-
+    heads, is_relative = options.size.num_heads, options.posemb == "relative"
+    attention = MultiHeadDotProductAttention(
+      heads, options.dtype, is_relative, name="MultiHeadDotProductAttention_0"
+    )
+    norm_0, norm_1 = norm("LayerNorm_0"), norm("LayerNorm_1")
     mlp = MlpBlock(options, name="MlpBlock_0")
-    y = mlp(norm("LayerNorm_1", x), draws)
+
+    def attend(x, draws):
+      y = norm_0(x)
+      y = attention(y, y)
+      y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
+      # In float32, since the first blocks scale by what bfloat16 rounds to 1.
+      y = drop_at("skip_attention", y, draws, drop_rate)
+      return y, (x + y).astype(x.dtype)
+
+    out["attention"], x = in_pieces(attend, heads, x, draws)
+    out["after_attention"] = x = checkpoint_name(x, "after_attention")
+    y = mlp(norm_1(x), draws)
     out["mlp"] = y = drop_at("skip_mlp", y, draws, drop_rate)
     out["after_mlp"] = x = (x + y).astype(x.dtype)
     return x, out
