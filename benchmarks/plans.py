@@ -213,9 +213,9 @@ images, or at 384 px 2. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step
 then takes 0.48 of the cycles of 16 images without the links (26.2 and 54.5 ms),
 since what a chip does with the weights does not shrink with the images: casts,
 gradients, the optimizer. The links take 10.5 ms instead of 7.2; 3.1 of them
-pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.91
+pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.88
 or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
-0.92. The mesh is the recipes' own everywhere: the state split over 16 chips (8
+0.90. The mesh is the recipes' own everywhere: the state split over 16 chips (8
 on a slice of 8), and copies of it along the others. Other meshes were not
 tried.
 """

@@ -12,7 +12,7 @@ Published as "level 10, probability 0.2" in places: 0.2 is the alpha of mixup.
 Mixup's partner is the row before in the whole batch, in big_vision within a
 device.
 
-Cost: 90 epochs are 114 million images, 3.1 exaFLOPs; on v5e:2x4 1.9 hours or 15
+Cost: 90 epochs are 114 million images, 3.1 exaFLOPs; on v5e:2x4 1.8 hours or 14
 chip-hours, an estimate. The paper: 6.5 hours on 8 cores of TPU v3.
 Result: not yet run. Expected are the paper's, top-1 of ImageNet at 90, 150 and
 300 epochs: 76.5, 78.5 and 80.0 with the tanh layer, 76.7, 78.6 and 79.8 with a
