@@ -131,10 +131,10 @@ OPTIONS = {
 # the two estimates disagree (docs/performance_log.md).
 SPLIT_BY_HEADS = ("v4", "v5p", "v6e")
 
-# Chips whose fast memory holds what a block computes of a few images, so that
-# microbatches of so few are faster by estimate: how many numbers the hidden
-# layer of an MLP then has at most (of L/16 at 224 px those of 16 images). With
-# fewer images than these, adding up gradients costs more than is saved.
+# Chips on which microbatches of few images are faster by estimate, since their
+# fast memory then holds what a block computes: the most numbers that an MLP's
+# hidden layer of a microbatch should have (of L/16 at 224 px, 16 images have
+# them). Below MIN_MICROBATCH images it costs more to add up the gradients.
 MAX_HIDDEN = {"v5e": 13_200_000}
 MIN_MICROBATCH = 16
 

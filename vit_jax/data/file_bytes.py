@@ -46,6 +46,11 @@ def read(path: bytes) -> tuple[bytes, bytes]:
   return b"", f"cannot be read: {why}.".encode()
 
 
+def path_bytes(path: str) -> bytes:
+  """Returns the bytes of a path, whatever they are."""
+  return path.encode("utf-8", "surrogateescape")
+
+
 def printable(path: str | bytes) -> str:
   """Returns a path on one line, bytes that are no text as escapes.
 
@@ -53,7 +58,8 @@ def printable(path: str | bytes) -> str:
     >>> printable("a\\nb" + chr(0xdce9))
     'a\\\\nb\\\\xe9'
   """
-  text = os.fsencode(path).decode("utf-8", "backslashreplace")
+  data = path if isinstance(path, bytes) else path_bytes(path)
+  text = data.decode("utf-8", "backslashreplace")
   return "".join(
     c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
   )

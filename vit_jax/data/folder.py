@@ -29,7 +29,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import encoded, file_bytes, splits
-from vit_jax.data.file_bytes import printable
+from vit_jax.data.file_bytes import path_bytes, printable
 from vit_jax.data.host_tf import tf
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.records import Record, Source
@@ -55,7 +55,7 @@ class FolderSource(Source):
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      paths = [_encoded(path) for path in self.paths]
+      paths = [path_bytes(path) for path in self.paths]
       return tf.constant(paths), tf.constant(self.path_labels)
 
   def load(self, raw: Record) -> Record:
@@ -342,12 +342,7 @@ def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
 
 def _hash(path: str) -> bytes:
   # The hash is of class and file name, not of the path of the folder.
-  return hashlib.blake2b(_encoded(f"{_SALT}/{path}")).digest()
-
-
-def _encoded(path: str) -> bytes:
-  """Returns the bytes of a path, whatever they are."""
-  return path.encode("utf-8", "surrogateescape")
+  return hashlib.blake2b(path_bytes(f"{_SALT}/{path}")).digest()
 
 
 def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
