@@ -16,6 +16,17 @@ import numpy as np
 import pyarrow
 import pytest
 import tensorflow_datasets as tfds
+from importable import (
+  NAMES,
+  SPLITS,
+  WRITERS,
+  add,
+  encoded,
+  images,
+  table,
+  write_folder,
+  write_webdataset,
+)
 from PIL import Image
 from pyarrow import parquet
 
@@ -23,102 +34,6 @@ from vit_jax.data import preparing, sources
 from vit_jax.data.builders import imported
 from vit_jax.data.imports import KINDS, files, hugging_face, listing
 from vit_jax.data.imports.listing import Entry, Listing, Options, Split
-
-NAMES = ("ant", "bee", "cat")
-
-
-def encoded(number, form="jpeg", size=(10, 8), **options):
-  """An image that no other number has."""
-  pixels = np.random.default_rng(number).integers(
-    256, size=(*size[::-1], 3), dtype=np.uint8
-  )
-  file = io.BytesIO()
-  Image.fromarray(pixels).save(file, form, **options)
-  return file.getvalue()
-
-
-def images(start, count):
-  """[(encoded, class)], of JPEG and PNG in turn."""
-  return [
-    (encoded(i, ("jpeg", "png")[i % 2]), NAMES[i * 7 % 3])
-    for i in range(start, start + count)
-  ]
-
-
-SPLITS = {"train": images(0, 12), "validation": images(100, 5)}
-
-
-def add(tar, name, data):
-  member = tarfile.TarInfo(name)
-  member.size = len(data)
-  tar.addfile(member, io.BytesIO(data))
-
-
-def write_folder(root):
-  for split, records in SPLITS.items():
-    for i, (image, name) in enumerate(records):
-      form = "png" if image.startswith(b"\x89PNG") else "jpg"
-      path = root / split / name / f"{i}.{form}"
-      path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(image)
-  return f"folder:{root}"
-
-
-def write_webdataset(root, label=lambda name: name):
-  """Two tars of each split, one of them compressed."""
-  for split, records in SPLITS.items():
-    for part in range(2):
-      suffix, mode = (("tar", "w"), ("tar.gz", "w:gz"))[part]
-      with tarfile.open(root / f"a-{split}-{part}.{suffix}", mode) as tar:
-        for i, (image, name) in enumerate(records[part::2]):
-          form = "png" if image.startswith(b"\x89PNG") else "JPG"
-          add(tar, f"x/{i:04}.cls", str(label(name)).encode())
-          add(tar, f"x/{i:04}.{form}", image)
-          add(tar, f"x/{i:04}.json", b"{}")
-  return f"webdataset:{root}"
-
-
-def table(records, **columns):
-  images = pyarrow.array([{"bytes": i, "path": "p"} for i, _ in records])
-  return pyarrow.table({"id": range(len(records)), "image": images, **columns})
-
-
-def write_parquet(root):
-  for split, records in SPLITS.items():
-    names = table(records, label=[name for _, name in records])
-    for part in range(2):
-      rows = names.slice(part * 3, 3 if part == 0 else None)
-      parquet.write_table(rows, root / f"{split}-{part}.parquet")
-  return f"parquet:{root}/*.parquet"
-
-
-def write_hugging_face(root):
-  datasets = pytest.importorskip("datasets")
-  features = datasets.Features(
-    {"img": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
-  )
-  made = datasets.DatasetDict(
-    {
-      split: datasets.Dataset.from_dict(
-        {
-          "img": [{"bytes": image, "path": None} for image, _ in records],
-          "label": [NAMES.index(name) for _, name in records],
-        },
-        features=features,
-      )
-      for split, records in SPLITS.items()
-    }
-  )
-  made.save_to_disk(root)
-  return f"hf:{root}"
-
-
-WRITERS = {
-  "folder:": write_folder,
-  "webdataset:": write_webdataset,
-  "parquet:": write_parquet,
-  "hf:": write_hugging_face,
-}
 
 
 def stored(name, split, data_dir):
