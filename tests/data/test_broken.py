@@ -315,15 +315,9 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(
-  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_records_of_tfds_without_their_fields(
-  tmp_path, caplog, monkeypatch, in_memory
-):
-  if not in_memory:
-    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  builder = Strange(data_dir=tmp_path, file_format="tfrecord")
+def damaged_source(root):
+  """Returns ten records, of which every other one is damaged."""
+  builder = Strange(data_dir=root, file_format="tfrecord")
   builder.download_and_prepare()
   (file,) = pathlib.Path(builder.data_dir).glob("*.tfrecord*")
   records = [r.numpy() for r in tf.data.TFRecordDataset(str(file))]
@@ -332,7 +326,18 @@ def test_records_of_tfds_without_their_fields(
   with tf.io.TFRecordWriter(str(file)) as writer:
     for record in records:
       writer.write(record)
-  source = sources.open_source("strange", "train", str(tmp_path))
+  return sources.open_source("strange", "train", str(root))
+
+
+@pytest.mark.parametrize(
+  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_records_of_tfds_without_their_fields(
+  tmp_path, caplog, monkeypatch, in_memory
+):
+  if not in_memory:
+    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  source = damaged_source(tmp_path)
   batch = scored(source, "decode|resize(4)")
   assert batch["mask"].tolist() == [False, True] * 5
   lines = messages(caplog)
@@ -346,6 +351,35 @@ def test_records_of_tfds_without_their_fields(
   )
   trained = next(stream)
   np.testing.assert_array_equal(trained["mask"], trained["index"] % 2 == 1)
+
+
+def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
+  monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  source = damaged_source(tmp_path)
+  as_stored = type(source).raw
+
+  def failing(self, start, stop):
+    def fail(index):
+      if index == 7:
+        raise tf.errors.UnavailableError(None, None, "no answer")
+      return index
+
+    def check(record):
+      index = tf.numpy_function(fail, [record["index"]], tf.int64)
+      return record | {"index": tf.ensure_shape(index, [])}
+
+    return as_stored(self, start, stop).map(check)
+
+  # The first pass, which parses many together, comes to a damaged one.
+  monkeypatch.setattr(type(source), "columns", one_of_many_is_damaged)
+  assert set(source.labels()[[2, 4]].tolist()) == {-1}
+  monkeypatch.setattr(type(source), "raw", failing)
+  with pytest.raises(tf.errors.OpError, match="no answer"):
+    source.labels()
+
+
+def one_of_many_is_damaged(*_):
+  raise tf.errors.InvalidArgumentError(None, None, "cannot be parsed")
 
 
 def test_a_crop_that_does_not_fit_is_still_an_error_of_its_own(tmp_path):

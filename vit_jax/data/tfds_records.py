@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import NO_LABEL, PARALLEL, Record, Source
+from vit_jax.data.records import NO_LABEL, Record, Source
 from vit_jax.data.subsets import Subset
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
@@ -312,8 +312,13 @@ def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
       spec.dtype.as_numpy_dtype,
     ),
   }
-  raw = files.raw(0, files.num_examples)
-  records = raw.map(as_is(files.load), **PARALLEL).ignore_errors()
+
+  @as_is
+  def loaded(raw: Record) -> tf.data.Dataset:  # none, if it cannot be parsed
+    return tf.data.Dataset.from_tensors(raw).map(files.load).ignore_errors()
+
+  # What is wrong with the store, not with a record, is still an error.
+  records = files.raw(0, files.num_examples).flat_map(loaded)
   for record in records.as_numpy_iterator():
     for name in names:
       found[name][record["index"]] = record[name]
