@@ -12,7 +12,7 @@ from kinds import broken, encoded, expected, good, oriented, photo
 
 from vit_jax.batch import DataError
 from vit_jax.config import defaults, freeze
-from vit_jax.data import images, ops, pipeline, pixels, sources
+from vit_jax.data import decoding, images, ops, pipeline, pixels, sources
 from vit_jax.data.host_tf import tf
 from vit_jax.data.training import TrainingData
 
@@ -351,6 +351,45 @@ def test_records_of_tfds_without_their_fields(
   )
   trained = next(stream)
   np.testing.assert_array_equal(trained["mask"], trained["index"] % 2 == 1)
+
+
+def test_the_fast_function_is_back_after_a_while(monkeypatch):
+  monkeypatch.setattr(decoding, "CAREFUL_BATCHES", 2)
+  source = sources.open_source("digits", "train[:8]", fake=True)
+  broken, reads = (1, 3, 6), []
+
+  def careful(step):
+    is_good = tf.reduce_all(step != broken)
+    return {
+      "image": tf.zeros([1, 8, 8, 3], tf.uint8),
+      "label": tf.zeros([1], tf.int32),
+      "mask": is_good[None],
+      "index": step[None],
+      "fault": tf.constant(["broken"]),
+    }
+
+  def quick(step):
+    batch = careful(step)
+    del batch["fault"]
+    with tf.control_dependencies([tf.debugging.Assert(batch["mask"], [step])]):
+      return {name: tf.identity(x) for name, x in batch.items()}
+
+  def read(first, fn):
+    reads.append((first, fn))
+    return tf.data.Dataset.range(first, 8).map(fn)
+
+  batches = decoding.iterate(source, read, (quick, careful), 0, 8)
+  found = [(b["index"].item(), b["mask"].item()) for b in batches]
+  assert found == [(i, i not in broken) for i in range(8)]
+  assert reads == [
+    (0, quick),
+    (1, careful),
+    (3, quick),
+    (3, careful),
+    (5, quick),
+    (6, careful),
+    (8, quick),
+  ]
 
 
 def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):

@@ -1,10 +1,10 @@
 """From raw records to rows of a batch, broken records included.
 
-Nearly all records can be used, so a fast function is tried first. At the first
-one that it fails on, reading starts again at the same batch with a slower,
-careful function, which turns such a record into a row with mask False, so that
-no other row moves. Every such record is named once, with the reason, and too
-many of them are an error.
+Nearly all records can be used, so a fast function is tried first. At one that
+it fails on, reading starts again at the same batch with a slower, careful
+function, which turns such a record into a row with mask False, so that no other
+row moves; after `CAREFUL_BATCHES` the fast one is back. Every such record is
+named once, with the reason, and too many of them are an error.
 """
 
 import atexit
@@ -37,6 +37,9 @@ _AWAY = re.compile(
   "(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)"
   "|(Aborted|DeadlineExceeded|Unavailable)Error"
 )
+# The careful function takes 1.2 to 1.5 times as long; a change between the two
+# starts a new pipeline, which is without batches at first.
+CAREFUL_BATCHES = 1000
 TRY_SECONDS = 10.0  # between two tries, after the first few
 FIRST_SECONDS, AWAY_SECONDS = 300.0, 7200.0  # before and after a first batch
 
@@ -182,8 +185,9 @@ def _close_all() -> None:
 
 def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
   quick, careful = fns
-  is_careful, step, iterator, away = False, first_step, None, _Away()
+  step, careful_until, iterator, away = first_step, first_step, None, _Away()
   while True:
+    is_careful = step < careful_until
     try:
       if iterator is None:
         row_fn = careful if is_careful else quick
@@ -198,7 +202,7 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
         continue
       if is_careful:
         raise DataError(fault) from None
-      is_careful = True
+      careful_until = step + CAREFUL_BATCHES
       continue
     reasons = batch.pop("fault", np.array([])).tolist()
     if missing := [r for r in reasons if r.startswith(file_bytes.UNAVAILABLE)]:
@@ -211,6 +215,8 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
       faults.note(batch["index"], ~batch["mask"], reasons)
     batch = _with_labels_in_range(batch, source, faults)
     step += 1
+    if step == careful_until:
+      iterator = None
     yield Batch(**batch)
 
 
