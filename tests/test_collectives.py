@@ -11,25 +11,13 @@ from vit_jax import sharding
 SENDING = ("all_gather", "reduce_scatter", "psum")
 
 
-def equations(jaxpr, loops=()):
-  """Yields every equation with the primitives of the loops around it."""
-  for equation in jaxpr.eqns:
-    yield equation, loops
-    for value in equation.params.values():
-      inner = getattr(value, "jaxpr", value)
-      if hasattr(inner, "eqns"):
-        is_loop = equation.primitive.name in ("scan", "while")
-        name = (equation.primitive.name,) if is_loop else ()
-        yield from equations(inner, loops + name)
-
-
 def sent(**changes):
   """Returns (primitive, type) -> arrays, and whether one is sent in a loop."""
   parts = tiny.Parts(tiny.config(**changes))
   batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
   jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   counts, in_loops, loops_seen = collections.Counter(), 0, 0
-  for equation, loops in equations(jaxpr.jaxpr):
+  for equation, loops in tiny.equations(jaxpr.jaxpr):
     loops_seen += equation.primitive.name == "scan"
     name = next(
       (s for s in SENDING if equation.primitive.name.startswith(s)), 0
@@ -99,7 +87,7 @@ def test_kernels_are_gathered_as_matrices():
   jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   gathered = [
     equation.invars[0].aval.ndim
-    for equation, _ in equations(jaxpr.jaxpr)
+    for equation, _ in tiny.equations(jaxpr.jaxpr)
     if equation.primitive.name == "all_gather"
   ]
   assert set(gathered) == {2}
@@ -112,7 +100,7 @@ def test_a_barrier_keeps_the_type_of_what_is_sent():
   batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
   jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   made_by, scattered = {}, collections.Counter()
-  for equation, _ in equations(jaxpr.jaxpr):
+  for equation, _ in tiny.equations(jaxpr.jaxpr):
     made_by |= dict.fromkeys(equation.outvars, equation)
     if equation.primitive.name.startswith("reduce_scatter"):
       (x,) = equation.invars

@@ -54,6 +54,18 @@ def ViT(num_classes: int, patch: int, **options):
   return ViTConfig(variant=f"B/{patch}", **options).build(num_classes)
 
 
+def equations(jaxpr, loops=()):
+  """Yields every equation with the primitives of the loops around it."""
+  for equation in jaxpr.eqns:
+    yield equation, loops
+    for value in equation.params.values():
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        is_loop = equation.primitive.name in ("scan", "while")
+        name = (equation.primitive.name,) if is_loop else ()
+        yield from equations(inner, loops + name)
+
+
 class Parts:
   """What train.py assembles, with the random batches of `batch`."""
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.precision import at_least_float32
+from vit_jax.models.precision import at_least_float32, bias_in_float32
 
 
 def dot_product_attention(
@@ -99,9 +99,15 @@ class MultiHeadDotProductAttention(nn.Module):
     init = nn.initializers.xavier_uniform()
 
     def dense(name, features, axis=-1):
-      return nn.DenseGeneral(
-        features, axis, dtype=self.dtype, kernel_init=init, name=name
+      layer = nn.DenseGeneral(
+        features,
+        axis,
+        dtype=self.dtype,
+        kernel_init=init,
+        promote_dtype=bias_in_float32,
+        name=name,
       )
+      return lambda x: layer(x).astype(self.dtype)
 
     query, key, value = (dense(n, heads) for n in ("query", "key", "value"))
     out = dense("out", tokens.shape[-1], (-2, -1))

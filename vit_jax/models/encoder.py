@@ -20,7 +20,7 @@ from vit_jax.models.attention_by_chip import in_pieces
 from vit_jax.models.hidden_by_chip import hidden
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
-from vit_jax.models.precision import at_least_float32
+from vit_jax.models.precision import at_least_float32, bias_in_float32
 from vit_jax.models.stacking import gather_parts
 
 # Places in a block, in the order of their keys.
@@ -38,18 +38,20 @@ class MlpBlock(nn.Module):
   ) -> Float[Array, "b n d"]:
     options = self.options
 
-    def dense(features):
-      return nn.Dense(
+    def dense(features, x):
+      x = nn.Dense(
         features,
         dtype=options.dtype,
         kernel_init=nn.initializers.xavier_uniform(),
         bias_init=nn.initializers.normal(1e-6),
-      )
+        promote_dtype=bias_in_float32,
+      )(x)
+      return x.astype(options.dtype)
 
     width = x.shape[-1]
-    x = checkpoint_name(dense(options.size.mlp_dim)(x), "hidden")
+    x = checkpoint_name(dense(options.size.mlp_dim, x), "hidden")
     x = hidden(x, draws, options.dropout, options.gelu == "tanh")
-    x = dense(width)(x)
+    x = dense(width, x)
     return drop_at("mlp", x, draws, options.dropout).astype(x.dtype)
 
 
@@ -84,7 +86,7 @@ class EncoderBlock(nn.Module):
     if options.posemb_at == "blocks":
       positions = learned_positions(options, self.grid)
     if positions is not None:
-      x = x + positions.astype(x.dtype)
+      x = (x + positions).astype(x.dtype)
 
     def norm(name):
       return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)
@@ -134,7 +136,7 @@ class Encoder(nn.Module):
     if options.posemb_at != "blocks":
       positions = learned_positions(options, grid)
     if options.posemb_at == "stem" and positions is not None:
-      x, positions = x + positions.astype(x.dtype), None
+      x, positions = (x + positions).astype(x.dtype), None
     out["with_posemb"] = x
     x = Dropout(options.dropout)(x, records)
 

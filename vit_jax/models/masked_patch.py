@@ -78,9 +78,9 @@ def corrupt(
   """Returns the tokens with those of the plan corrupted."""
   new = jnp.where(
     plan.is_masked[..., None],
-    mask_token.astype(tokens.dtype)[None, None],
+    mask_token[None, None],  # whose gradient is a sum, in its own type
     chosen(tokens, plan.sources),
-  )
+  ).astype(tokens.dtype)
   rows = jnp.arange(len(tokens))[:, None]
   return tokens.at[rows, plan.places].set(new, unique_indices=True)
 

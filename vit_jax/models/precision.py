@@ -6,7 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from vit_jax.families import ModelConfig
 
@@ -14,6 +14,25 @@ from vit_jax.families import ModelConfig
 def at_least_float32(dtype: DTypeLike) -> np.dtype:
   """Returns float32, or float64 for float64: for statistics, softmax, heads."""
   return jnp.promote_types(dtype, jnp.float32)
+
+
+def bias_in_float32(
+  inputs: ArrayLike,
+  kernel: ArrayLike,
+  bias: ArrayLike | None,
+  *,
+  dtype: DTypeLike,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Casts inputs and kernel of a layer to `dtype`; the bias has float32.
+
+  For `promote_dtype` of flax's linear layers, whose results then have float32,
+  and are to be cast to `dtype`. The gradient of a bias is a sum over all rows,
+  for which flax would round the bias, and XLA would add in bfloat16: a number
+  that is small beside the sum so far would change nothing.
+  """
+  if bias is not None:
+    bias = jnp.asarray(bias, at_least_float32(dtype))
+  return jnp.asarray(inputs, dtype), jnp.asarray(kernel, dtype), bias
 
 
 # Flags of a CPU (Linux) that multiplies bfloat16 in units of its own.

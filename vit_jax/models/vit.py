@@ -20,7 +20,7 @@ from vit_jax.models.map_head import MAPHead
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.patches import product_of_patches
 from vit_jax.models.posemb import sincos2d
-from vit_jax.models.precision import at_least_float32
+from vit_jax.models.precision import at_least_float32, bias_in_float32
 from vit_jax.models.resnet import trunk
 
 
@@ -123,15 +123,17 @@ class ViT(nn.Module):
         nn.remat if options.remat == "full" else lambda unit: unit,
       )
     self._check_sides(x)
-    out["stem"] = x = nn.Conv(
+    x = nn.Conv(
       options.size.width,
       (options.patch,) * 2,
       (options.patch,) * 2,
       "VALID",
       dtype=options.dtype,
       conv_general_dilated=product_of_patches,
+      promote_dtype=bias_in_float32,
       name="embedding",
     )(x)
+    out["stem"] = x = x.astype(options.dtype)
     return x, out
 
   def encode(
