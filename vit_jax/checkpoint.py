@@ -19,7 +19,7 @@ from etils import epath
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests as digests_lib
 from vit_jax.weights import keeping, limits, steps, structure
-from vit_jax.weights.beside import absolute
+from vit_jax.weights.beside import absolute, kind
 from vit_jax.weights.digests import Digest
 from vit_jax.weights.saving import SaveError, Saves
 from vit_jax.weights.steps import FOLDER, DamagedError, find
@@ -361,7 +361,7 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
   )
   step = folder.parent
-  if (step / steps.DIGESTS).exists():
+  if kind(step / steps.DIGESTS):
     kept = steps.read_digests(step) or {}
     if folder.name in kept:
       item = folder.name

@@ -88,16 +88,25 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
   return values
 
 
-def contents(path: str | os.PathLike) -> bytes:
+def beginning(path: str | os.PathLike) -> bytes:
   """Returns the bytes of a file, or the first `MAX_BYTES` and one.
+
+  Raises:
+    OSError: It cannot be read.
+  """
+  with epath.Path(path).open("rb") as stream:
+    return stream.read(MAX_BYTES + 1)
+
+
+def contents(path: str | os.PathLike) -> bytes:
+  """Returns what `beginning` does.
 
   Raises:
     FileNotFoundError: There is none.
     ValueError: It cannot be read, as a folder.
   """
   try:
-    with epath.Path(path).open("rb") as stream:
-      return stream.read(MAX_BYTES + 1)
+    return beginning(path)
   except FileNotFoundError:
     raise
   except OSError as e:

@@ -5,6 +5,7 @@ A bucket is what epath reads by an address, as gs://.
 
 import os
 import pathlib
+import stat
 
 from etils import epath
 
@@ -61,6 +62,22 @@ def absolute(path: epath.Path) -> epath.Path:
   epath's own `resolve` takes gs://b for a folder of the working directory.
   """
   return path if is_remote(path) else path.resolve()
+
+
+def kind(path: epath.Path) -> str:
+  """Returns "file" or "folder"; "" if there is neither.
+
+  Raises:
+    OSError: The disk does not tell now. epath's own `exists` and `is_dir` then
+      say that there is nothing.
+  """
+  if is_remote(path):
+    return "folder" if path.is_dir() else "file" if path.exists() else ""
+  try:
+    mode = os.stat(path).st_mode
+  except (FileNotFoundError, NotADirectoryError):
+    return ""
+  return "folder" if stat.S_ISDIR(mode) else "file"
 
 
 def length(path: epath.Path) -> int:

@@ -6,6 +6,7 @@ it again, renames it (`70.damaged`); where it stays in its place, it is removed
 when `keep_last` newer ones are whole.
 """
 
+import contextlib
 import errno
 import json
 import shutil
@@ -59,7 +60,11 @@ def note_newest(folder: epath.Path, step: int) -> None:
 
 
 def noted(folder: epath.Path) -> int:
-  """Returns the step of `note_newest`; 0: there is none."""
+  """Returns the step of `note_newest`; 0: there is none.
+
+  Raises:
+    OSError: It cannot be read.
+  """
   try:
     step = steps.read_json(folder.parent, NEWEST).get("step")
   except steps.DamagedError:
@@ -113,7 +118,9 @@ def go_on_from(folder: epath.Path, step: int) -> None:
   later = {s: path for s, path in steps.of(folder).items() if s > step}
   for path in later.values():
     steps.say(f"set aside   {path} is now {set_aside(path).name}")
-  last = noted(folder)
+  last = 0
+  with contextlib.suppress(OSError):  # only a note is lost
+    last = noted(folder)
   if last > step and last not in later:
     steps.say(f"note        the checkpoint of step {last:,} is gone")
 

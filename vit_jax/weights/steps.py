@@ -13,6 +13,7 @@ No Orbax here: see `vit_jax.checkpoint`.
 import errno
 import json
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from etils import epath
 from vit_jax.config import json_file
 from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
-from vit_jax.weights.beside import absolute, beside, is_remote, length
+from vit_jax.weights.beside import absolute, beside, is_remote, kind, length
 from vit_jax.weights.digests import Digest
 
 FOLDER = "checkpoints"
@@ -54,6 +55,10 @@ OF_THE_STORE = (
   "UNAUTHENTICATED",
   "UNAVAILABLE",
 )
+
+# Seconds between looks after EIO, which a file server that is slow to answer
+# gives as well as a bad disk.
+WAITS = (1.0, 2.0, 4.0)
 
 # What `write_digests` writes; see `json_file.faults`.
 _KEPT = {
@@ -126,24 +131,34 @@ def fault(folder: epath.Path) -> str | None:
   Raises:
     OSError: The folder cannot be read, for a reason that is none of its files'.
   """
-  try:
-    metadata = _metadata(folder)
-    if (kept := _kept(folder, metadata)) is None:
-      return None
-    if digests_lib.of_json(metadata) != kept["metadata"]:
-      return "metadata/metadata is not what was written"
-    for name, (size, digest) in kept["files"].items():
-      path = folder / name
-      if not path.exists() or path.is_dir():
-        return f"{name} is missing"
-      if (found := length(path)) != size:
-        return f"{name} has {found:,} bytes, expected {size:,}"
-      if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
-        return f"{name} is not what was written"
-  except Exception as e:
-    if (why := reason(e)) is None:
-      raise
-    return why
+  for wait in (*WAITS, None):
+    try:
+      return _difference(folder)
+    except Exception as e:
+      error = e
+    if wait is None or getattr(error, "errno", None) != errno.EIO:
+      break
+    time.sleep(wait)
+  if (why := reason(error)) is None:
+    raise error
+  return why
+
+
+def _difference(folder: epath.Path) -> str | None:
+  """Returns what of a step's folder is not as it was written; None: nothing."""
+  metadata = _metadata(folder)
+  if (kept := _kept(folder, metadata)) is None:
+    return None
+  if digests_lib.of_json(metadata) != kept["metadata"]:
+    return "metadata/metadata is not what was written"
+  for name, (size, digest) in kept["files"].items():
+    path = folder / name
+    if kind(path) != "file":
+      return f"{name} is missing"
+    if (found := length(path)) != size:
+      return f"{name} has {found:,} bytes, expected {size:,}"
+    if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
+      return f"{name} is not what was written"
   return None
 
 
@@ -159,7 +174,7 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 def _metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
-    if not beside(folder, name).is_dir():
+    if kind(beside(folder, name)) != "folder":
       is_empty = not any(folder.iterdir())
       raise DamagedError(
         "the folder is empty" if is_empty else f"{name}/ is missing"
@@ -168,12 +183,18 @@ def _metadata(folder: epath.Path) -> dict[str, Any]:
 
 
 def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
+  """Returns the JSON object of a file.
+
+  Raises:
+    DamagedError: It is missing, or no JSON object.
+    OSError: It cannot be read.
+  """
   path = folder / name
-  if not path.exists():
+  if not kind(path):
     raise DamagedError(f"{name} is missing")
   try:
     beside(path.parent, path.name)  # no link
-    found = json_file.parse(json_file.contents(path), name)
+    found = json_file.parse(json_file.beginning(path), name)
   except ValueError as e:
     raise DamagedError(str(e).partition("; copy the file")[0]) from None
   if not isinstance(found, dict):
@@ -200,7 +221,7 @@ def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]] | None:
 
 
 def _kept(folder: epath.Path, metadata: dict[str, Any]) -> dict | None:
-  if HAS_DIGESTS not in metadata and not (folder / DIGESTS).exists():
+  if HAS_DIGESTS not in metadata and not kind(folder / DIGESTS):
     return None
   kept = read_json(folder, DIGESTS)
   if kept.pop("sha256", None) != digests_lib.of_json(kept):

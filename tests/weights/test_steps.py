@@ -1,0 +1,82 @@
+"""A disk that does not answer now is no damage of the checkpoints on it."""
+
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from etils import epath
+
+from vit_jax import checkpoint
+from vit_jax.config import json_file
+from vit_jax.weights import keeping, steps
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """`checkpoints/` with steps 1 and 2, and the note of the last."""
+  folder = epath.Path(tmp_path / "checkpoints")
+  params = {"head": {"bias": np.arange(3, dtype="float32")}}
+  for step in (1, 2):
+    checkpoint.write_params(str(folder / str(step)), params, {"step": step})
+  keeping.note_newest(folder, 2)
+  return folder
+
+
+def failing(monkeypatch, number, call, where, times=1000):
+  """Lets a call fail on paths that have `where` in them; returns the calls."""
+  owner, name = {
+    "look": (os, "stat"),
+    "read": (json_file, "beginning"),
+    "digest": (type(epath.Path(os.curdir)), "read_bytes"),
+  }[call]
+  plain, calls = getattr(owner, name), []
+
+  def fails(path, *args, **options):
+    if where in str(path) and len(calls) < times:
+      calls.append(path)
+      raise OSError(number, os.strerror(number), str(path))
+    return plain(path, *args, **options)
+
+  monkeypatch.setattr(owner, name, fails)
+  return calls
+
+
+@pytest.mark.parametrize("call", ["look", "read", "digest"])
+@pytest.mark.parametrize(
+  "number", [errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EACCES]
+)
+def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
+  failing(monkeypatch, number, call, "checkpoints/2/")
+  with pytest.raises(OSError, match=os.strerror(number)):
+    steps.fault(folder / "2")
+  step, (fault,) = keeping.start(folder)
+  assert step == 0 and f"Error: [Errno {number}]" in fault
+  assert fault.startswith(f"{folder}: cannot be read (")
+  assert sorted(os.listdir(folder)) == ["1", "2"]
+
+
+def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):
+  for step in ("1", "2"):
+    (folder / step).rmtree()
+  assert "step 2 is gone" in keeping.start(folder)[1][0]
+  failing(monkeypatch, errno.ESTALE, "read", keeping.NEWEST)
+  assert "cannot be read (OSError" in keeping.start(folder)[1][0]
+
+
+@pytest.mark.parametrize("call", ["look", "read", "digest"])
+def test_eio_is_damage_only_if_it_stays(folder, monkeypatch, call):
+  monkeypatch.setattr(steps, "WAITS", (0.0, 0.0))
+  calls = failing(monkeypatch, errno.EIO, call, "checkpoints/2/", times=2)
+  assert steps.fault(folder / "2") is None and len(calls) == 2
+  failing(monkeypatch, errno.EIO, call, "checkpoints/2/")
+  assert "Errno 5" in steps.fault(folder / "2")
+
+
+def test_what_is_missing_is_damage(folder):
+  pathlib.Path(folder / "2/params/_METADATA").unlink()
+  assert steps.fault(folder / "2") == "params/_METADATA is missing"
+  (folder / "1/metadata").rmtree()
+  pathlib.Path(folder / "1/metadata").write_text("")
+  assert steps.fault(folder / "1") == "metadata/ is missing"
