@@ -315,8 +315,11 @@ REASONS = {
 }
 
 
-def damaged_source(root):
-  """Returns ten records, of which every other one is damaged."""
+def damaged_source(root, num_left=10):
+  """Returns ten records, of which every other one is damaged, and their file.
+
+  Only the first `num_left` of them are left in it.
+  """
   builder = Strange(data_dir=root, file_format="tfrecord")
   builder.download_and_prepare()
   (file,) = pathlib.Path(builder.data_dir).glob("*.tfrecord*")
@@ -324,9 +327,9 @@ def damaged_source(root):
   for i, kind in enumerate(REASONS):
     records[2 * i] = damage(records[2 * i], kind)
   with tf.io.TFRecordWriter(str(file)) as writer:
-    for record in records:
+    for record in records[:num_left]:
       writer.write(record)
-  return sources.open_source("strange", "train", str(root))
+  return sources.open_source("strange", "train", str(root)), file
 
 
 @pytest.mark.parametrize(
@@ -337,7 +340,7 @@ def test_records_of_tfds_without_their_fields(
 ):
   if not in_memory:
     monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source = damaged_source(tmp_path)
+  source, _ = damaged_source(tmp_path)
   batch = scored(source, "decode|resize(4)")
   assert batch["mask"].tolist() == [False, True] * 5
   lines = messages(caplog)
@@ -394,7 +397,7 @@ def test_the_fast_function_is_back_after_a_while(monkeypatch):
 
 def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
   monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source = damaged_source(tmp_path)
+  source, _ = damaged_source(tmp_path)
   as_stored = type(source).raw
 
   def failing(self, start, stop):
@@ -413,8 +416,29 @@ def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
   monkeypatch.setattr(type(source), "columns", one_of_many_is_damaged)
   assert set(source.labels()[[2, 4]].tolist()) == {-1}
   monkeypatch.setattr(type(source), "raw", failing)
-  with pytest.raises(tf.errors.OpError, match="no answer"):
+  with pytest.raises(
+    DataError, match=r"reading 'strange' \('train'\).*no answer"
+  ):
     source.labels()
+
+
+@pytest.mark.parametrize("num_left", [0, 3])
+def test_a_file_with_too_few_records_is_an_error(
+  tmp_path, monkeypatch, num_left
+):
+  """TensorFlow takes it for whole, and gives later records wrong numbers."""
+  source, file = damaged_source(tmp_path, num_left)
+  for read in (source.labels, lambda: scored(source, "decode|resize(4)")):
+    with pytest.raises(DataError, match=f"{file} has fewer records than"):
+      read()
+  monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  source = sources.open_source("strange", "train", str(tmp_path))
+  train = pipeline.train_batches(
+    source, "decode|resize(4)", batch_size=10, seed=0
+  )
+  for read in (source.labels, source.note, lambda: next(train)):
+    with pytest.raises(DataError, match=f"{file} has fewer records than"):
+      read()
 
 
 def one_of_many_is_damaged(*_):

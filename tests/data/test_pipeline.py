@@ -1,7 +1,9 @@
 """Batches: a function of (seed, step), whatever the number of processes."""
 
 import dataclasses
+import errno
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -361,6 +363,8 @@ def far(errors):
   [
     pytest.param(AWAY, marks=pytest.mark.slow),
     tf.errors.UnavailableError(None, None, "HTTP 503"),
+    RuntimeError(f"pread() failed: {os.strerror(errno.ESTALE)}"),
+    RuntimeError(f"pread() failed: {os.strerror(errno.EIO)}"),
   ],
 )
 def test_a_store_that_does_not_answer_is_waited_for(monkeypatch, caplog, error):
@@ -387,6 +391,15 @@ def test_it_is_not_waited_for_for_ever(monkeypatch, first, limit):
     next(batches)
   source.errors[:] = [AWAY] * 1000
   with pytest.raises(DataError, match="reading 'n' .*the server does not"):
+    for _ in range(100):
+      next(batches)
+
+
+def test_an_error_of_the_disk_is_waited_for_a_few_seconds(monkeypatch):
+  monkeypatch.setattr(pipeline.decoding.file_bytes, "WAITS_SECONDS", (-1.0,))
+  source = far([RuntimeError(f"pread() failed: {os.strerror(errno.EIO)}")] * 99)
+  batches = pipeline.train_batches(source, OPS, batch_size=16, seed=0)
+  with pytest.raises(DataError, match="reading 'n' .*Input/output error"):
     for _ in range(100):
       next(batches)
 

@@ -9,7 +9,10 @@ named once, with the reason, and too many of them are an error.
 
 import atexit
 import contextlib
+import errno
 import logging
+import math
+import os
 import re
 import time
 import weakref
@@ -23,20 +26,27 @@ from vit_jax.data import encoded, file_bytes, images
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
-from vit_jax.data.records import NO_LABEL, Record, Source
+from vit_jax.data.records import NO_LABEL, Record, Source, readable
 
 _KEYS = ("label", "mask", "index")
 # A store that does not answer, by TensorFlow, whose clients have tried several
-# times, and by what a reader in Python says, such as array_record's.
+# times; and by what other readers say, such as array_record's, which have the
+# status of a bucket or the system's words for a disk.
 _AWAY_ERRORS = (
   tf.errors.AbortedError,
   tf.errors.DeadlineExceededError,
   tf.errors.UnavailableError,
 )
 _AWAY = re.compile(
-  "(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)"
-  "|(Aborted|DeadlineExceeded|Unavailable)Error"
+  "|".join(
+    [
+      "(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)",
+      "(Aborted|DeadlineExceeded|Unavailable)Error",
+      *(re.escape(os.strerror(number)) for number in file_bytes.AWAY),
+    ]
+  )
 )
+_EIO = os.strerror(errno.EIO)  # of a bad disk, or of a store that is slow
 # The careful function takes 1.2 to 1.5 times as long; a change between the two
 # starts a new pipeline, which is without batches at first.
 CAREFUL_BATCHES = 1000
@@ -196,9 +206,11 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
     except StopIteration:
       return
     except tf.errors.OpError as e:
-      iterator, fault = None, _readable(e.message, source)
+      iterator, fault = None, readable(e.message, source)
       is_away = isinstance(e, _AWAY_ERRORS) or _AWAY.search(e.message)
       if is_away and away.waits(fault):
+        continue
+      if _EIO in e.message and away.waits(fault, sum(file_bytes.WAITS_SECONDS)):
         continue
       if is_careful:
         raise DataError(fault) from None
@@ -206,7 +218,7 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
       continue
     reasons = batch.pop("fault", np.array([])).tolist()
     if missing := [r for r in reasons if r.startswith(file_bytes.UNAVAILABLE)]:
-      iterator, fault = None, _readable(missing[0].decode(), source)
+      iterator, fault = None, readable(missing[0].decode(), source)
       if away.waits(fault):
         continue
       raise DataError(fault)
@@ -232,12 +244,17 @@ class _Away:
     self._tries, self._since = 0, 0.0
     self._patience = FIRST_SECONDS
 
-  def waits(self, fault: str) -> bool:
-    """Whether the same should be tried again; it has waited then."""
+  def waits(self, fault: str, at_most: float = math.inf) -> bool:
+    """Whether the same should be tried again; it has waited then.
+
+    Args:
+      fault: What is logged.
+      at_most: Seconds since the first try.
+    """
     now = time.monotonic()
     if self._tries == 0:
       self._since = now
-    if now - self._since > self._patience:
+    if now - self._since > min(self._patience, at_most):
       return False
     if self._tries % 10 == 0:
       logging.warning("%s; is tried again.", fault)
@@ -329,15 +346,3 @@ class _Faults:
 def most_unusable(num_examples: int) -> int:
   """Returns how many of so many records may be broken: 1 %, or ten."""
   return max(10, int(num_examples * MAX_UNDECODABLE))
-
-
-def _readable(error: str, source: Source) -> str:
-  """Returns the message of a graph's error without nodes' names and stacks."""
-  text = re.sub(
-    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*|Traceback \(most recent.*",
-    "",
-    error,
-    flags=re.S,
-  )
-  text = " ".join(text.replace("assertion failed:", "").split())
-  return f"while reading {source.name!r} ({source.split!r}): {text}"

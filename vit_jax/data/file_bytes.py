@@ -5,7 +5,7 @@ import os
 import time
 
 # The store has no answer now: a file server, or what stands for one (FUSE).
-_AWAY = {
+AWAY = {
   errno.ECONNABORTED,
   errno.ECONNREFUSED,
   errno.ECONNRESET,
@@ -38,7 +38,7 @@ def read(path: bytes) -> tuple[bytes, bytes]:
       break
     time.sleep(wait)
   why = error.strerror or str(error)
-  if error.errno in _AWAY:
+  if error.errno in AWAY:
     return b"", UNAVAILABLE + f": {printable(path)}: {why}".encode()
   if os.path.islink(path) and not os.path.exists(path):
     target = printable(os.readlink(path))

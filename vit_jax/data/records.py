@@ -1,11 +1,15 @@
 """The interface of every source of records; `sources.open_source` makes one."""
 
 import abc
+import contextlib
 import dataclasses
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from vit_jax.batch import DataError
 from vit_jax.data.host_tf import as_is, tf
 
 Record = dict[str, Any]  # A structure of tensors.
@@ -117,3 +121,26 @@ class Source(abc.ABC):
     """Streams {"image", "label", "index"} in order."""
     raw = self.raw(start, self.num_examples if stop is None else stop)
     return raw.map(as_is(self.load), num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def readable(error: str, source: Source) -> str:
+  """Returns the message of a graph's error without nodes' names and stacks."""
+  text = re.sub(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*|Traceback \(most recent.*"
+    r"|Error in user-defined function passed to .*? with iterator: \S+",
+    "",
+    error,
+    flags=re.S,
+  )
+  text = " ".join(text.replace("assertion failed:", "").split())
+  text = re.sub(r"^\[([^\[\]]*)\]$", r"\1", text)
+  return f"while reading {source.name!r} ({source.split!r}): {text}"
+
+
+@contextlib.contextmanager
+def reading(source: Source) -> Iterator[None]:
+  """Turns TensorFlow's errors into a `DataError` that says what was read."""
+  try:
+    yield
+  except tf.errors.OpError as e:
+    raise DataError(readable(e.message, source)) from None

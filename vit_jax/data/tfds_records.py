@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import NO_LABEL, Record, Source
+from vit_jax.data.records import NO_LABEL, Record, Source, reading
 from vit_jax.data.subsets import Subset
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
@@ -60,7 +60,8 @@ class TfdsFiles(Source):
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
-    labels = columns_of(self, "label")["label"].numpy()
+    with reading(self):
+      labels = columns_of(self, "label")["label"].numpy()
     return _in_range(labels, self.num_classes)
 
   def _parsed_or_why(self, example: bytes):
@@ -210,7 +211,8 @@ class TfdsStream(TfdsFiles):
       low = tf.maximum(begins[i], start)
       high = tf.minimum(ends[i], stop)
       records = tf.data.TFRecordDataset(names[i], buffer_size=_READ_AHEAD)
-      return records.skip(skips[i] + low - begins[i]).take(high - low)
+      records = records.skip(skips[i] + low - begins[i])
+      return records.concatenate(_is_short(names[i])).take(high - low)
 
     records = tf.data.Dataset.zip(
       tf.data.Dataset.range(start, stop), files.flat_map(read)
@@ -258,7 +260,8 @@ class TfdsStream(TfdsFiles):
 
   def _labels_from(self, start: int, num: int) -> np.ndarray:
     examples = self.raw(start, min(start + num, self.num_examples)).batch(num)
-    parsed = self._parse(next(iter(examples))["example"], ("label",))
+    with reading(self):
+      parsed = self._parse(next(iter(examples))["example"], ("label",))
     return parsed["label"].numpy()
 
 
@@ -288,11 +291,29 @@ class TfdsMemory(Source):
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
-    return _in_range(self._columns["label"].numpy(), self.num_classes)
+    with reading(self):
+      labels = self._columns["label"].numpy()
+    return _in_range(labels, self.num_classes)
 
   def record_name(self, index: int) -> str:
     """See `Source`."""
     return self.files.record_name(index)
+
+
+def _is_short(file: tf.Tensor) -> tf.data.Dataset:
+  """Returns records that are an error, to come after those of a file.
+
+  To TensorFlow a file that was cut between two records is whole.
+  """
+
+  @as_is
+  def fail(file):
+    text = " has fewer records than dataset_info.json states; copy it again."
+    text = tf.strings.join([file, text])
+    with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
+      return tf.identity(file)
+
+  return tf.data.Dataset.from_tensors(file).map(fail)
 
 
 def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
