@@ -85,6 +85,14 @@ class FolderSource(Source):
     """See `Source`."""
     return printable(self.paths[index])
 
+  def identity(self) -> str:
+    """See `Source`: of the paths below the folder, and the labels."""
+    root = os.path.commonprefix([min(self.paths), max(self.paths)])
+    found = hashlib.sha256(self.path_labels.tobytes())
+    for path in self.paths:
+      found.update(path_bytes(path[len(root) :]) + b"\0")
+    return f"files {found.hexdigest()[:16]}"
+
   def note(self) -> str:
     """See `Source`: says which files of the folder are not read."""
     if not self.left_out:

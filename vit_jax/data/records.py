@@ -88,6 +88,14 @@ class Source(abc.ABC):
     """Returns the first record of every file, int64 [files], rising from 0."""
     return np.zeros(1, np.int64)
 
+  def identity(self) -> str:
+    """Returns what tells these records, in their order, from others.
+
+    The same on all machines that have the same records, wherever they are; ""
+    where the numbers of records and classes must do.
+    """
+    return ""
+
   def note(self) -> str:
     """Returns what a user should know before training on it, or ""."""
     return ""

@@ -141,6 +141,12 @@ class Subset(Source):
     starts = np.searchsorted(self.indices, self.base.file_starts())
     return np.unique(starts[starts < self.num_examples])
 
+  def identity(self) -> str:
+    """See `Source`: that of the other source, and of the numbers in it."""
+    numbers = np.asarray(self.indices, np.int64).tobytes()
+    numbers = hashlib.sha256(numbers).hexdigest()[:16]
+    return f"{self.base.identity()}, numbers {numbers}"
+
   def note(self) -> str:
     """See `Source`: says what streaming costs."""
     notes = [self.base.note()]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -57,6 +59,11 @@ class TfdsFiles(Source):
       "index": raw["index"],
       "fault": tf.ensure_shape(fault, []),
     }
+
+  def identity(self) -> str:
+    """See `Source`: of the files' names and what is taken of each."""
+    pieces = [(os.path.basename(p.file), p.skip, p.take) for p in self.pieces]
+    return f"files {hashlib.sha256(str(pieces).encode()).hexdigest()[:16]}"
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
@@ -294,6 +301,10 @@ class TfdsMemory(Source):
     with reading(self):
       labels = self._columns["label"].numpy()
     return _in_range(labels, self.num_classes)
+
+  def identity(self) -> str:
+    """See `Source`."""
+    return self.files.identity()
 
   def record_name(self, index: int) -> str:
     """See `Source`."""

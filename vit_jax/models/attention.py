@@ -96,21 +96,19 @@ class MultiHeadDotProductAttention(nn.Module):
     from vit_jax.models import attention_by_chip as by_chip  # imports this file
 
     heads = (self.num_heads, tokens.shape[-1] // self.num_heads)
-    init = nn.initializers.xavier_uniform()
 
-    def dense(name, features, axis=-1):
-      layer = nn.DenseGeneral(
+    def dense(name, features, x, axis=-1):
+      return nn.DenseGeneral(
         features,
         axis,
         dtype=self.dtype,
-        kernel_init=init,
+        kernel_init=nn.initializers.xavier_uniform(),
         promote_dtype=bias_in_float32,
         name=name,
-      )
-      return lambda x: layer(x).astype(self.dtype)
+      )(x).astype(self.dtype)
 
-    query, key, value = (dense(n, heads) for n in ("query", "key", "value"))
-    out = dense("out", tokens.shape[-1], (-2, -1))
+    query = dense("query", heads, queries)
+    key, value = (dense(name, heads, tokens) for name in ("key", "value"))
     offsets = None
     if self.has_relative_positions:
       shape = (2 * tokens.shape[1] - 1, *heads)
@@ -118,4 +116,4 @@ class MultiHeadDotProductAttention(nn.Module):
       offsets = offsets.astype(self.dtype)
     sizes = (tokens.shape[1], *heads, self.dtype)
     core = by_chip.core(sizes, queries is tokens, offsets)
-    return out(core(query(queries), key(tokens), value(tokens)))
+    return dense("out", tokens.shape[-1], core(query, key, value), (-2, -1))

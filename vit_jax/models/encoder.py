@@ -39,14 +39,13 @@ class MlpBlock(nn.Module):
     options = self.options
 
     def dense(features, x):
-      x = nn.Dense(
+      return nn.Dense(
         features,
         dtype=options.dtype,
         kernel_init=nn.initializers.xavier_uniform(),
         bias_init=nn.initializers.normal(1e-6),
         promote_dtype=bias_in_float32,
-      )(x)
-      return x.astype(options.dtype)
+      )(x).astype(options.dtype)
 
     width = x.shape[-1]
     x = checkpoint_name(dense(options.size.mlp_dim, x), "hidden")

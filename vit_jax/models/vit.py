@@ -123,7 +123,7 @@ class ViT(nn.Module):
         nn.remat if options.remat == "full" else lambda unit: unit,
       )
     self._check_sides(x)
-    x = nn.Conv(
+    out["stem"] = x = nn.Conv(
       options.size.width,
       (options.patch,) * 2,
       (options.patch,) * 2,
@@ -132,8 +132,7 @@ class ViT(nn.Module):
       conv_general_dilated=product_of_patches,
       promote_dtype=bias_in_float32,
       name="embedding",
-    )(x)
-    out["stem"] = x = x.astype(options.dtype)
+    )(x).astype(options.dtype)
     return x, out
 
   def encode(

@@ -25,12 +25,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from vit_jax.config import ConfigError
-from vit_jax.runtime import files, goodput, lifetime
+from vit_jax.runtime import agreement, files, goodput, lifetime
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Stop
 
@@ -40,7 +38,6 @@ SETTLE_SECONDS = 2.0  # longer than from reading a record to writing the next
 SEEN_SECONDS = 25.0  # so old may be what is known of a bucket: two beats
 BEAT_BYTES = 1024  # always as many, so that a full disk can still be written to
 _WATCH = "watch"
-_MOST_BYTES = 2000  # of a text that all processes are told
 _ID = re.compile("[0-9a-f]{16}")
 
 
@@ -162,7 +159,7 @@ class Lock:
             f" read and written ({files.reason(e)}); make room, or take another"
             " --workdir."
           )
-      if (fault := _as_first(fault)) != _WATCH:
+      if (fault := agreement.text_of_first(fault)) != _WATCH:
         break
       time.sleep(1.0)
     if fault:
@@ -373,12 +370,3 @@ def _who(record: dict[str, Any]) -> str:
   return (
     f"host {record.get('host')}, process {record.get('pid')}{of}, begun {when}"
   )
-
-
-def _as_first(text: str) -> str:
-  """Returns the text of process 0, in all processes."""
-  if jax.process_count() == 1:
-    return text
-  data = text.encode()[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
-  told = multihost_utils.broadcast_one_to_all(np.frombuffer(data, np.uint8))
-  return bytes(np.asarray(told)).rstrip(b"\0").decode(errors="replace")

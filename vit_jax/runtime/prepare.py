@@ -20,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import on_disk, resume, trackers
+from vit_jax.runtime import agreement, on_disk, resume, trackers
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 from vit_jax.weights import keeping
@@ -378,6 +378,23 @@ class Run:
       self.config.data.data_dir,
       {e.dataset: e not in self.left_out for e in self._named if e.LEFT_OUT_BY},
     )
+    if jax.process_count() > 1:
+      self._agree()
+
+  def _agree(self) -> None:
+    """Sees that all processes have the same run; see `agreement`."""
+    splits = [
+      (e.dataset, getattr(e, option)) for e in self.evals for option in e.SPLITS
+    ]
+    data = {"the data given": self._given} if self._given is not None else {}
+    if self.is_training and not data:
+      splits.append((self.config.data.dataset, self.config.data.split))
+    for dataset, split in splits:
+      data[f"{dataset} [{split}]"] = self.sources.look_at(dataset, split)
+    fitted = self._fitted[0] if self._fitted else {}
+    agreement.check(agreement.of_run(self.config, data, fitted))
+    if self.is_training and self.workdir is not None:
+      agreement.check_folder(self.workdir)
 
 
 def check(
