@@ -6,17 +6,8 @@ import signal
 import sys
 
 from vit_jax import __version__
-from vit_jax.config.commands import COMMANDS
-from vit_jax.options import nearest
-
-# Modules of what requirements.txt has and requirements-lean.txt has not.
-NOT_LEAN = (
-  "sklearn",
-  "tensorboard",
-  "tensorflow",
-  "tensorflow_datasets",
-  "threadpoolctl",
-)
+from vit_jax.config.commands import COMMANDS, NOT_LEAN
+from vit_jax.options import at_home, nearest
 
 
 def help_text() -> str:
@@ -82,7 +73,7 @@ def run(argv: list[str] | None = None) -> None:
       + help_text()
     )
   else:
-    sys.argv = [f"vit-jax {verb}", *rest]
+    sys.argv = [f"vit-jax {verb}", *at_home(rest)]
     runpy.run_module(f"vit_jax.{verb}", run_name="__main__", alter_sys=True)
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import difflib
 import importlib.util
 import math
+import os
+import re
 import reprlib
 import types
 import typing
@@ -25,6 +27,18 @@ def shown(value) -> str:
     ("[1, 'a']", 120)
   """
   return _SHORT.repr(value)
+
+
+def at_home(words: list[str]) -> list[str]:
+  """Returns words of a command with `~` replaced where a shell leaves it alone.
+
+  Example:
+    >>> os.environ["HOME"] = "/home/me"
+    >>> at_home(["--config=folder:path=~/birds,init=~/w.npz", "~/x"])
+    ['--config=folder:path=/home/me/birds,init=/home/me/w.npz', '~/x']
+  """
+  home = os.path.expanduser("~")
+  return [re.sub("=~(?=/)", lambda _: f"={home}", word) for word in words]
 
 
 class ConfigError(ValueError):

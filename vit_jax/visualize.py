@@ -106,6 +106,11 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     (faults if is_fault else left_out).append(f"{printable(name)}: {error}")
   for label, (_, vit) in models.items():
     faults += _outside(args.patch, label, vit)
+  if not faults:
+    try:
+      out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      faults.append(f"--out: got {args.out!r}: {e.strerror or e}.")
   if faults:
     raise ValueError("\n".join(dict.fromkeys(faults)))
   insides = []

@@ -159,11 +159,12 @@ def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
   modules = {name.replace("-", "_") for name in packages}
   modules = modules - {"scikit_learn"} | {"sklearn"}
   assert modules == {*command.NOT_LEAN}
-  done = _run("train", "--config=glyphs", code=WITHOUT + "command.main()")
-  assert done.stderr.startswith(
-    "vit-jax: tensorflow_datasets is not installed, and this command needs it:"
-  )
-  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+  for config in ("glyphs", f"folder:path={ROOT}/tests/data"):
+    done = _run("train", f"--config={config}", code=WITHOUT + "command.main()")
+    assert re.match(
+      r"vit-jax: \w+ is not installed, and this command needs it:", done.stderr
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 def test_what_the_lean_requirements_are_enough_for():
@@ -171,6 +172,20 @@ def test_what_the_lean_requirements_are_enough_for():
   modules = ", ".join(f"vit_jax.{verb}" for verb in verbs)
   done = _run(code=f"{WITHOUT}import {modules}")
   assert done.returncode == 0, done.stderr
+
+
+def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
+  """In --flag=~/x, the form of all pages, bash leaves it alone."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  config = "vit_s16"
+  words = [f"--config={config}", "--workdir=~/run", "--config.init=~/w.npz"]
+  args = cli.parse("train", {"workdir": "folder"}, words)
+  assert args.flags["workdir"] == f"{tmp_path}/run"
+  assert args.config.init == f"{tmp_path}/w.npz"
+  monkeypatch.setattr(command.runpy, "run_module", lambda *_, **__: None)
+  monkeypatch.setattr(sys, "argv", [])
+  command.run(["report", "~/x", "--out=~/page"])
+  assert sys.argv == ["vit-jax report", "~/x", f"--out={tmp_path}/page"]
 
 
 def _section(capsys, *words):

@@ -287,6 +287,13 @@ def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
   )
 
 
+def test_a_damaged_config_of_a_run_is_a_sentence(tmp_path):
+  (tmp_path / "config.json").write_text("{bad")
+  for words in ((), ("--fewshot=digits",)):
+    with pytest.raises(SystemExit, match=r"--checkpoint: .*/config.json: got"):
+      _main(f"--checkpoint={tmp_path}", *words)
+
+
 def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   """The head is not used: features are scored the same without it."""
   workdir, dataset = run

@@ -177,7 +177,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
   words = visualize.parse([TOKEN, f"--out={tmp_path}/file/inside"])
   with pytest.raises(SystemExit) as error:
     visualize.main(words)
-  assert str(error.value).startswith(f"{tmp_path}/file")
+  text = f"--out: got '{tmp_path}/file/inside': Not a directory."
+  assert str(error.value) == text
 
 
 @pytest.mark.parametrize("text", ["3", "0,1", "1,2,3", "a,b", "-1,2"])

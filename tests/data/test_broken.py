@@ -245,13 +245,23 @@ def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
     sources.open_source(f"folder:{tmp_path}", "train")
 
 
+def test_not_all_records_may_be_broken(tmp_path):
+  assert [decoding.most_unusable(n) for n in (1, 5, 11, 12)] == [0, 4, 10, 10]
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.jpg").write_text("no image")
+  source = sources.open_source(f"folder:{tmp_path}", "train")
+  with pytest.raises(DataError, match="got 2 records of .* at most 1"):
+    scored(source)
+
+
 def test_how_many_rows_may_be_broken():
   """No record is twice in an epoch, so rows tell how many records are."""
   config = freeze(defaults())
   config = dataclasses.replace(
     config, data=dataclasses.replace(config.data, batch_size=100)
   )
-  for num, allowed in ((2000, 20), (500, 10)):
+  for num, allowed in ((2000, 20), (500, 10), (100, 10)):
     source = sources.open_source(
       "digits", f"train[:{min(num, 500)}]", fake=True
     )

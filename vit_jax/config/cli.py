@@ -16,7 +16,8 @@ from etils import epath
 
 from vit_jax import config as config_lib
 from vit_jax.config import files, help_text, json_file
-from vit_jax.options import nearest
+from vit_jax.config.commands import NOT_LEAN
+from vit_jax.options import at_home, nearest
 
 # Flags of the commands that run in several processes; see runtime/processes.py.
 PROCESS_FLAGS = {
@@ -124,11 +125,14 @@ def parse(
     loaded = _load(source, faults)
   elif given.get("checkpoint"):
     path = given["checkpoint"]
-    if any(given[key] for key in alone) and not run_of(path):
-      override(values, "data.batch_size", str(BATCH_OF_FILES))
-      loaded = values
-    else:
-      loaded = _config_of(path, faults)
+    try:
+      if any(given[key] for key in alone) and not run_of(path):
+        override(values, "data.batch_size", str(BATCH_OF_FILES))
+        loaded = values
+      else:
+        loaded = _config_of(path, faults)
+    except ValueError as e:  # of a damaged config.json
+      faults.append(f"--checkpoint: {e}")
   elif not section:
     faults.append(
       NO_CHECKPOINT
@@ -221,7 +225,7 @@ def _print_section(name: str, values: dict, faults: list[str]) -> None:
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
   """Words -> (key, value) pairs; accepts `--key=value` and `--key value`."""
-  pairs, faults, rest = [], [], list(argv)
+  pairs, faults, rest = [], [], at_home(argv)
   while rest:
     word = rest.pop(0)
     if not word.startswith("-"):
@@ -278,13 +282,22 @@ def _call(
     return then(function(argument) if argument else function())
   except ValueError as e:
     faults.append(f"--config={source}: {e}")
+  except ModuleNotFoundError as e:
+    if e.name in NOT_LEAN:
+      raise  # `vit_jax.__main__` says what to install
+    faults.append(_of_line(source, path, e))
   except Exception as e:  # a user's file may raise anything
-    frames = traceback.extract_tb(e.__traceback__)
-    own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
-    line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
-    text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")
-    faults.append(f"--config={source}, line {line}: {text}")
+    faults.append(_of_line(source, path, e))
   return None
+
+
+def _of_line(source: str, path: pathlib.Path, error: Exception) -> str:
+  """Returns the fault of a config file, with the line that raised it."""
+  frames = traceback.extract_tb(error.__traceback__)
+  own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
+  line = getattr(error, "lineno", None) or (own or frames)[-1].lineno
+  text = f"{type(error).__name__}: {error}".replace("\n", " ")
+  return f"--config={source}, line {line}: {_moved(error) or text}"
 
 
 def _moved(error: Exception) -> str:

@@ -5,6 +5,15 @@ from typing import NoReturn
 
 from vit_jax.options import nearest
 
+# Modules of what requirements.txt has and requirements-lean.txt has not.
+NOT_LEAN = (
+  "sklearn",
+  "tensorboard",
+  "tensorflow",
+  "tensorflow_datasets",
+  "threadpoolctl",
+)
+
 # Verb -> what it does. Each is the module vit_jax.VERB, and runs as such, too:
 # `python -m vit_jax.VERB`.
 COMMANDS = {

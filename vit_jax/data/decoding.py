@@ -344,5 +344,6 @@ class _Faults:
 
 
 def most_unusable(num_examples: int) -> int:
-  """Returns how many of so many records may be broken: 1 %, or ten."""
-  return max(10, int(num_examples * MAX_UNDECODABLE))
+  """Returns how many records may be broken: 1 %, or ten, but not all."""
+  limit = max(10, int(num_examples * MAX_UNDECODABLE))
+  return min(limit, num_examples - 1)

@@ -23,15 +23,16 @@ PUBLISHED = {
 
 
 def family(variant: str) -> str:
-  """Returns the first family, as config.model.name, that knows a variant.
+  """Returns the first family but "vit" that knows a variant, else "vit".
 
-  "vit" where none does; its faults then name the known variants.
+  As config.model.name; the faults of "vit" name the known variants.
 
   Example:
     >>> family("R50x1"), family("R50+B/16")
     ('bit', 'vit')
   """
-  return next((k for k, v in FAMILIES.items() if v.knows(variant)), "vit")
+  others = (k for k in FAMILIES if k != "vit")
+  return next((k for k in others if FAMILIES[k].knows(variant)), "vit")
 
 
 def model_config(name: str = "vit", **options) -> ModelConfig:

@@ -370,7 +370,8 @@ def _opened(config, params, images):
 
 
 def _num_tokens(config, image_size) -> int:
-  if (num_tokens := config.num_tokens(image_size)) is None:
+  num_tokens = config.num_tokens(image_size)
+  if num_tokens is None or not hasattr(config.size, "num_heads"):
     raise ValueError(
       f"got {config.variant}, which has no attention between patches; expected"
       " a Vision Transformer or a hybrid."

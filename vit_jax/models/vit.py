@@ -175,6 +175,6 @@ class ViT(nn.Module):
       raise ValueError(
         f"ViT: got images of {height} x {width}"
         f" {'points' if self.options.stages else 'pixels'}, expected multiples"
-        f" of the patch's side {patch}. Resize or crop in config.data.ops,"
-        " or take another config.model.variant."
+        f" of the patch's side {patch}: an image_size, or a size in"
+        " config.data.ops, that is one."
       )

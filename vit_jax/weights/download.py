@@ -53,7 +53,7 @@ def local(path: str | os.PathLike) -> epath.Path:
         f" {published.AUGREG_INDEX} names them."
       )
     return epath.Path(_from_web(url))
-  found = epath.Path(path)
+  found = epath.Path(path).expanduser()
   name = text.removeprefix("ViT-").replace("_", "/")
   if not text.startswith("gs://") and not found.exists() and _is_model(name):
     raise ValueError(_choices(text, PUBLISHED.get(name, ())))

@@ -17,6 +17,7 @@ import vit_jax
 from vit_jax import convert, plan, sharding
 from vit_jax.config import ConfigError, build, defaults, freeze
 from vit_jax.config.checks import faults
+from vit_jax.families import by_variant
 from vit_jax.train import train_and_evaluate
 
 
@@ -40,6 +41,17 @@ def config(steps: int):
   return c
 
 
+def without_attention(workdir: str) -> str:
+  """Returns what a model of tokens without attention answers."""
+  try:
+    vit_jax.load(workdir, verbose=False).attention_map(
+      np.zeros((1, 32, 32, 3), np.uint8)
+    )
+  except ValueError as e:
+    return str(e)
+  return ""
+
+
 def main(workdir: str) -> None:
   run = freeze(config(2))
   state = train_and_evaluate(run, workdir)
@@ -51,6 +63,10 @@ def main(workdir: str) -> None:
 
   step, arguments = plan.lower(run, sharding.make_mesh(run.mesh))
   assert "all-gather" in step.lower(*arguments).compile().as_text()
+
+  assert by_variant("Mixer-S/16").variant == "Mixer-S/16"
+  assert by_variant("S/16").num_tokens((224, 224)) == 197
+  assert "has no attention between patches" in without_attention(workdir)
 
   images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3))
   loaded = vit_jax.load(workdir, verbose=False)
