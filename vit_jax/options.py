@@ -30,12 +30,9 @@ def shown(value) -> str:
 
 
 def at_home(words: list[str]) -> list[str]:
-  """Returns words of a command with `~` replaced where a shell leaves it alone.
+  """Returns words of a command with `~/` replaced where bash leaves it alone.
 
-  Example:
-    >>> os.environ["HOME"] = "/home/me"
-    >>> at_home(["--config=folder:path=~/birds,init=~/w.npz", "~/x"])
-    ['--config=folder:path=/home/me/birds,init=/home/me/w.npz', '~/x']
+  That is behind an equals sign, as in --config=folder:path=~/birds.
   """
   home = os.path.expanduser("~")
   return [re.sub("=~(?=/)", lambda _: f"={home}", word) for word in words]
