@@ -30,11 +30,16 @@ def sums(config):
   "changes",
   [
     {},
-    {"model__scan": True},
     {"model__pool": "map", "model__posemb": "learn2d"},
-    {"model__posemb_at": "blocks", "model__dropout": 0.1},
-    tiny.HYBRID,
-    tiny.RESNET,
+    *(
+      pytest.param(changes, marks=pytest.mark.slow)
+      for changes in (
+        {"model__scan": True},
+        {"model__posemb_at": "blocks", "model__dropout": 0.1},
+        tiny.HYBRID,
+        tiny.RESNET,
+      )
+    ),
   ],
   ids=str,
 )
