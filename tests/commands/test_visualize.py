@@ -48,6 +48,9 @@ def call(*words):
 
 def test_one_model(photos, tmp_path, capsys):
   out = tmp_path / "new" / "inside"
+  (out / "rollout").mkdir(parents=True)
+  for name in ("007_of_before.png", "mine.png"):
+    (out / "rollout" / name).write_text("")
   written = call(TOKEN, photos, f"--out={out}", "--patch=2,4")
   assert [str(path.relative_to(out)) for path in written] == [
     "index.html",
@@ -70,6 +73,11 @@ def test_one_model(photos, tmp_path, capsys):
   assert "Left out" not in text
   with Image.open(out / "rollout" / "002_c.png") as image:
     assert image.size == (3 * 192 + 2 * 4, 192)
+  assert sorted(path.name for path in (out / "rollout").iterdir()) == [
+    "001_a_b.png",
+    "002_c.png",
+    "mine.png",
+  ]
 
 
 def test_imagenet_s_classes_are_in_words():
