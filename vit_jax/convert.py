@@ -197,6 +197,11 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
     )
   if bit.holds(config):
     arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
+  elif config.num_tokens(vit.image_size) and "Transformer" not in vit.params:
+    raise ValueError(
+      f"--to=npz: got {config.variant}, whose parameters have no names in"
+      " Google's files; write a checkpoint of ours: --to=orbax."
+    )
   else:
     is_big_vision = google.is_big_vision(config, params)
     arrays = google.write(params, is_big_vision=is_big_vision)

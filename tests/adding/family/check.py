@@ -74,6 +74,12 @@ def main(workdir: str) -> None:
   exported = jax.export.deserialize(bytearray(loaded.export()))
   np.testing.assert_allclose(exported.call(images.astype("f")), logits, 1e-5)
   convert.convert(loaded, workdir + "/orbax", "orbax")
+  try:
+    convert.convert(loaded, workdir + "/mixer.npz", "npz")
+    raise AssertionError("written under no names")
+  except ValueError as e:
+    assert "no names in Google's files" in str(e)
+  assert not os.path.exists(workdir + "/mixer.npz")
   again = vit_jax.load(workdir + "/orbax", verbose=False)
   np.testing.assert_array_equal(again(images.astype("f"))[0], logits)
 
