@@ -298,7 +298,8 @@ def test_the_process(folder):
 @pytest.mark.slow
 def test_attention_beside_the_image(call, folder, tmp_path, vit):
   words = f"{folder}/0[0-4].png", "--batch_size=4", "--json", "--attention"
-  status, out, _ = call(*words, f"--out_dir={tmp_path}/maps")
+  words = *words, f"--out_dir={tmp_path}/maps", "--dtype=float32"
+  status, out, _ = call(*words)
   found = [json.loads(line) for line in out.splitlines()]
   assert status == 0 and len(found) == 5
   for row in found:
