@@ -116,7 +116,7 @@ def open_checkpoint(
   """
   try:
     found = weights.read(path)
-  except (FileNotFoundError, ValueError) as e:
+  except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   prepared = prepare.check(config, workdir, found=found, sources=opened)
   mesh = sharding.make_mesh(config.mesh)

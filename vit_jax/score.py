@@ -356,7 +356,7 @@ def _tasks(
         data_dir=args.data_dir,
         fake_data=args.fake_data,
       )
-    except (FileNotFoundError, ValueError) as e:
+    except (OSError, ValueError) as e:
       yield None, [str(e)]
     else:
       yield task, faults_of(task, found, opened)

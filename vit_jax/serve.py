@@ -360,7 +360,7 @@ def main(args: argparse.Namespace) -> None:
       round(args.max_megabytes * 1e6),
       round(args.max_megapixels * 1e6),
     )
-  except (FileNotFoundError, ValueError) as e:
+  except (OSError, ValueError) as e:
     sys.exit(str(e))
   blank = io.BytesIO()
   Image.new("RGB", (64, 64)).save(blank, "PNG")

@@ -135,7 +135,7 @@ def _loaded(
   for path in paths:
     try:
       vit = vit_jax.load(path, verbose=False)
-    except (FileNotFoundError, ValueError) as e:
+    except (OSError, ValueError) as e:
       text = str(e)
       faults.append(text if path in text else f"{path}: {text}")
       continue

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -246,7 +247,9 @@ def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
 
 
 def test_not_all_records_may_be_broken(tmp_path):
-  assert [decoding.most_unusable(n) for n in (1, 5, 11, 12)] == [0, 4, 10, 10]
+  found = [decoding.most_unusable(n, n) for n in (1, 5, 11, 12)]
+  assert found == [0, 4, 10, 10]
+  assert decoding.most_unusable(1, 8) == 7  # one process's share of a split
   for name in "ab":
     (tmp_path / name).mkdir()
     (tmp_path / name / "1.jpg").write_text("no image")
@@ -366,9 +369,11 @@ def test_records_of_tfds_without_their_fields(
   np.testing.assert_array_equal(trained["mask"], trained["index"] % 2 == 1)
 
 
-def test_the_fast_function_is_back_after_a_while(monkeypatch):
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_fast_function_is_back_after_a_while(monkeypatch, streamed):
   monkeypatch.setattr(decoding, "CAREFUL_BATCHES", 2)
   source = sources.open_source("digits", "train[:8]", fake=True)
+  monkeypatch.setattr(type(source), "is_by_number", not streamed)
   broken, reads = (1, 3, 6), []
 
   def careful(step):
@@ -394,6 +399,10 @@ def test_the_fast_function_is_back_after_a_while(monkeypatch):
   batches = decoding.iterate(source, read, (quick, careful), 0, 8)
   found = [(b["index"].item(), b["mask"].item()) for b in batches]
   assert found == [(i, i not in broken) for i in range(8)]
+  assert reads[:2] == [(0, quick), (1, careful)]
+  if streamed:  # which would be read again from its start
+    assert len(reads) == 2
+    return
   assert reads == [
     (0, quick),
     (1, careful),
@@ -430,6 +439,23 @@ def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
     DataError, match=r"reading 'strange' \('train'\).*no answer"
   ):
     source.labels()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_garbage_comes_first(tmp_path, monkeypatch, in_memory):
+  """TensorFlow's error of it has its bytes, which are no text."""
+  monkeypatch.setattr(sys.modules[__name__], "REASONS", {"garbage": ()})
+  if not in_memory:
+    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  source, _ = damaged_source(tmp_path)
+  mask = scored(source, "decode|resize(4)")["mask"]
+  assert mask.tolist() == [False] + [True] * 9
+  labels = source.labels()
+  assert labels[0] == -1 and set(labels[1:]) <= {0, 1}
+  if not in_memory:
+    part = sources.open_source("strange", "train@9", str(tmp_path))
+    np.testing.assert_array_equal(part.labels(), labels[part.indices])
+    assert 0 in part.indices  # the damaged one
 
 
 @pytest.mark.parametrize(

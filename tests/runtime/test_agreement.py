@@ -60,7 +60,9 @@ def test_those_that_differ_all_end_and_say_how(tmp_path):
   folders = tmp_path / "0", tmp_path / "1"
   for folder in folders:
     folder.mkdir()
-  first, second = both([{"a": 1, "b": 2}, {"a": 1, "c": 3}], folders)
+  nan = float("nan")
+  values = [{"a": 1, "b": 2, "same": nan}, {"a": 1, "same": nan}]
+  first, second = both(values, folders)
   assert first[1] == (
     "got other options, data or versions in process 1 than in process 0; each"
     " says which."
@@ -95,8 +97,14 @@ def test_where_a_host_has_its_files_is_its_own_affair(folder):
   first, second = (
     sources.open_source(f"folder:{path}", "train") for path in (folder, there)
   )
-  config = tiny.config(data__data_dir="/one", init="/one/w.npz")
-  other = tiny.config(data__data_dir="/two", init="/two/w.npz")
+  config, other = (
+    tiny.config(
+      data__data_dir=f"{path}/tfds",
+      data__dataset=f"folder:{path}",
+      init=f"{path}/w.npz",
+    )
+    for path in (folder, there)
+  )
   assert of_run(first, config) == of_run(second, other)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, serve
 from vit_jax.config import json_file
 from vit_jax.weights import keeping, steps
 
@@ -55,6 +55,12 @@ def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
   assert step == 0 and f"Error: [Errno {number}]" in fault
   assert fault.startswith(f"{folder}: cannot be read (")
   assert sorted(os.listdir(folder)) == ["1", "2"]
+
+
+def test_who_asks_for_weights_is_told_the_reason(folder, monkeypatch):
+  failing(monkeypatch, errno.EACCES, "read", "checkpoints/2/")
+  with pytest.raises(SystemExit, match="Permission denied"):
+    serve.main(serve.parse([str(folder)]))
 
 
 def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):

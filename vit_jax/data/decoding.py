@@ -3,8 +3,9 @@
 Nearly all records can be used, so a fast function is tried first. At one that
 it fails on, reading starts again at the same batch with a slower, careful
 function, which turns such a record into a row with mask False, so that no other
-row moves; after `CAREFUL_BATCHES` the fast one is back. Every such record is
-named once, with the reason, and too many of them are an error.
+row moves. Where records are read by number, the fast one is back after
+`CAREFUL_BATCHES`; a stream would be read again from its start. Every such
+record is named once, with the reason, and too many of them are an error.
 """
 
 import atexit
@@ -26,7 +27,13 @@ from vit_jax.data import encoded, file_bytes, images
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
-from vit_jax.data.records import NO_LABEL, Record, Source, readable
+from vit_jax.data.records import (
+  NO_LABEL,
+  Record,
+  Source,
+  message_of,
+  readable,
+)
 
 _KEYS = ("label", "mask", "index")
 # A store that does not answer, by TensorFlow, whose clients have tried several
@@ -174,7 +181,8 @@ def iterate(
     ValueError: Too many records cannot be used, or preprocessing or reading
       failed; the message says what was being read.
   """
-  faults = _Faults(source, most_unusable(num_records))
+  limit = most_unusable(num_records, source.num_examples)
+  faults = _Faults(source, limit)
   batches = _iterate(source, read, fns, first_step, faults)
   _OPEN.add(batches)
   return batches
@@ -205,16 +213,19 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
       batch = next(iterator)
     except StopIteration:
       return
-    except tf.errors.OpError as e:
-      iterator, fault = None, readable(e.message, source)
-      is_away = isinstance(e, _AWAY_ERRORS) or _AWAY.search(e.message)
+    except (tf.errors.OpError, UnicodeDecodeError) as e:
+      message = message_of(e)
+      iterator, fault = None, readable(message, source)
+      is_away = isinstance(e, _AWAY_ERRORS) or _AWAY.search(message)
       if is_away and away.waits(fault):
         continue
-      if _EIO in e.message and away.waits(fault, sum(file_bytes.WAITS_SECONDS)):
+      if _EIO in message and away.waits(fault, sum(file_bytes.WAITS_SECONDS)):
         continue
       if is_careful:
         raise DataError(fault) from None
-      careful_until = step + CAREFUL_BATCHES
+      careful_until = (
+        step + CAREFUL_BATCHES if source.is_by_number else math.inf
+      )
       continue
     reasons = batch.pop("fault", np.array([])).tolist()
     if missing := [r for r in reasons if r.startswith(file_bytes.UNAVAILABLE)]:
@@ -343,7 +354,12 @@ class _Faults:
       )
 
 
-def most_unusable(num_examples: int) -> int:
-  """Returns how many records may be broken: 1 %, or ten, but not all."""
-  limit = max(10, int(num_examples * MAX_UNDECODABLE))
+def most_unusable(num_records: int, num_examples: int) -> int:
+  """Returns how many records may be broken: 1 %, or ten, but not all.
+
+  Args:
+    num_records: Number of records that are read, maybe one process's share.
+    num_examples: Number of records of the split.
+  """
+  limit = max(10, int(num_records * MAX_UNDECODABLE))
   return min(limit, num_examples - 1)

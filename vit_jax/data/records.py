@@ -145,10 +145,18 @@ def readable(error: str, source: Source) -> str:
   return f"while reading {source.name!r} ({source.split!r}): {text}"
 
 
+def message_of(error: Exception) -> str:
+  """Returns the message of an error that TensorFlow raises.
+
+  Where it has bytes of a record in it, that is Python's error of decoding them.
+  """
+  return getattr(error, "message", None) or str(error)
+
+
 @contextlib.contextmanager
 def reading(source: Source) -> Iterator[None]:
   """Turns TensorFlow's errors into a `DataError` that says what was read."""
   try:
     yield
-  except tf.errors.OpError as e:
-    raise DataError(readable(e.message, source)) from None
+  except (tf.errors.OpError, UnicodeDecodeError) as e:
+    raise DataError(readable(message_of(e), source)) from None

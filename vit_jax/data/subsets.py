@@ -171,7 +171,9 @@ class Subset(Source):
     """See `Source`."""
     if self.knows_labels:
       return self.base.labels()[self.indices]
-    return self.columns("label")["label"].numpy()
+    from vit_jax.data import tfds_records  # imports this file
+
+    return tfds_records.labels_of(self)
 
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """Reads the whole subset, undecoded: "image" or "label" or both."""

@@ -37,6 +37,7 @@ class TfdsFiles(Source):
 
   pieces: tuple[Piece, ...]
   label_key: str = "label"  # The feature that is the label.
+  is_embedded: bool = False  # Made by every host, when it is first needed.
   knows_labels = False
 
   def load(self, raw: Record) -> Record:
@@ -62,14 +63,14 @@ class TfdsFiles(Source):
 
   def identity(self) -> str:
     """See `Source`: of the files' names and what is taken of each."""
+    if self.is_embedded:
+      return ""
     pieces = [(os.path.basename(p.file), p.skip, p.take) for p in self.pieces]
     return f"files {hashlib.sha256(str(pieces).encode()).hexdigest()[:16]}"
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
-    with reading(self):
-      labels = columns_of(self, "label")["label"].numpy()
-    return _in_range(labels, self.num_classes)
+    return labels_of(self)
 
   def _parsed_or_why(self, example: bytes):
     """Returns (image, label, what is wrong or b"") of a serialized example."""
@@ -327,6 +328,13 @@ def _is_short(file: tf.Tensor) -> tf.data.Dataset:
   return tf.data.Dataset.from_tensors(file).map(fail)
 
 
+def labels_of(files: TfdsFiles | Subset) -> np.ndarray:
+  """Returns what `Source.labels` does, of a split that it reads from files."""
+  with reading(files):
+    labels = columns_of(files, "label")["label"].numpy()
+  return _in_range(labels, files.num_classes)
+
+
 def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
   """Reads a whole split as its `columns` does, also where records are broken.
 
@@ -334,7 +342,8 @@ def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
   """
   try:
     return files.columns(*names)
-  except tf.errors.InvalidArgumentError:  # one of many that are parsed together
+  except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
+    # One of many that are parsed together.
     spec = files.label_spec
   found = {
     "image": np.full([files.num_examples], b"", object),

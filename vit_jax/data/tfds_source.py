@@ -68,6 +68,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     label_key=label.key,
     pieces=tuple(pieces),
     file_bytes=bytes_of(infos, spans),
+    is_embedded=builder.name in EMBEDDED,
   )
 
 

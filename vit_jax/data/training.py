@@ -45,7 +45,8 @@ class TrainingData:
     """
     rows = step * self.config.data.batch_size
     epochs = -(-rows // self.num_examples)
-    return epochs * decoding.most_unusable(self.num_examples)
+    num = self.num_examples
+    return epochs * decoding.most_unusable(num, num)
 
   def batches(
     self, start_step: int, process_index: int, process_count: int

@@ -24,6 +24,7 @@ from vit_jax.weights import digests
 # A file system may take so long to show a host what another has written.
 SEEN_SECONDS = 90.0
 _MOST_TOLD = 10  # differences
+FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
 def text_of_first(text: str) -> str:
@@ -45,12 +46,15 @@ def of_run(
 
   Args:
     config: Of the run.
-    data: Name -> a `batch.Data` or a source of records.
+    data: Option that names them -> a `batch.Data` or a source of records.
     params: Initial parameters that were read; {}: none were.
   """
   options = {f"config.{k}": v for k, v in flat(to_dict(config)).items()}
   for key in ("config.data.data_dir", "config.init"):
     options.pop(key, None)
+  for key, value in options.items():
+    if isinstance(value, str) and value.startswith(FOLDER):
+      options[key] = FOLDER
   sums = digests.of_numpy(params).items()
   return {
     "version of jax": jax.__version__,
@@ -80,7 +84,7 @@ def check(values: Mapping[str, Any]) -> None:
   """
   if jax.process_count() == 1:
     return
-  text = json.dumps(values, sort_keys=True, default=str)
+  text = _text(values)
   mine = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
   every = np.asarray(multihost_utils.process_allgather(mine))
   differ = np.flatnonzero((every != every[0]).any(axis=1)).tolist()
@@ -97,11 +101,17 @@ def check(values: Mapping[str, Any]) -> None:
   )
 
 
+def _text(value: Any) -> str:
+  return json.dumps(value, sort_keys=True, default=str)
+
+
 def _differences(
   mine: Mapping[str, Any], first: Mapping[str, Any]
 ) -> Iterator[str]:
   index = jax.process_index()
-  keys = [k for k in {**first, **mine} if first.get(k) != mine.get(k)]
+  keys = [
+    k for k in {**first, **mine} if _text(first.get(k)) != _text(mine.get(k))
+  ]
   for key in keys[:_MOST_TOLD]:
     yield (
       f"{key}: got {shown(mine.get(key))} in process {index}, expected"

@@ -299,7 +299,7 @@ class Run:
     key = "config.init" if self.is_training else "--checkpoint"
     try:
       found = self.found or weights.read(self.config.init)
-    except (FileNotFoundError, ValueError) as e:
+    except (OSError, ValueError) as e:
       return [f"{key}: {e}"]
     self.init_metadata = dict(found.metadata)
     _, target = self.shapes
@@ -383,14 +383,14 @@ class Run:
 
   def _agree(self) -> None:
     """Sees that all processes have the same run; see `agreement`."""
-    splits = [
-      (e.dataset, getattr(e, option)) for e in self.evals for option in e.SPLITS
-    ]
     data = {"the data given": self._given} if self._given is not None else {}
     if self.is_training and not data:
-      splits.append((self.config.data.dataset, self.config.data.split))
-    for dataset, split in splits:
-      data[f"{dataset} [{split}]"] = self.sources.look_at(dataset, split)
+      data["config.data"] = self._seen
+    for e in self.evals:
+      for option in e.SPLITS:
+        data[f"config.evals.{e.name}.{option}"] = self.sources.look_at(
+          e.dataset, getattr(e, option)
+        )
     fitted = self._fitted[0] if self._fitted else {}
     agreement.check(agreement.of_run(self.config, data, fitted))
     if self.is_training and self.workdir is not None:

@@ -68,7 +68,7 @@ def config_of_file(
     elif jax.process_count() == 1:
       model = precision.fastest(model)
     size = weights.trained_at(found)
-  except (FileNotFoundError, ValueError) as e:
+  except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   default = Config()
   faults = [
