@@ -7,7 +7,7 @@ import sys
 
 from vit_jax import __version__
 from vit_jax.config.commands import COMMANDS, NOT_LEAN
-from vit_jax.options import at_home, nearest
+from vit_jax.options import nearest
 
 
 def help_text() -> str:
@@ -73,7 +73,7 @@ def run(argv: list[str] | None = None) -> None:
       + help_text()
     )
   else:
-    sys.argv = [f"vit-jax {verb}", *at_home(rest)]
+    sys.argv = [f"vit-jax {verb}", *rest]
     runpy.run_module(f"vit_jax.{verb}", run_name="__main__", alter_sys=True)
 
 

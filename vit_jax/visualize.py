@@ -271,7 +271,7 @@ def _write(
     files["rollout.png"] = _png(overlay.sheet(shown, 3))
   for i, (stem, (image, _)) in enumerate(zip(stems, pictures, strict=False), 1):
     files[f"rollout/{i:03}_{stem}.png"] = _png(image)
-  for old in (out / "rollout").glob("[0-9][0-9][0-9]_*.png"):
+  for old in (out / "rollout").glob("[0-9][0-9][0-9]*_*.png"):
     old.unlink()  # of other images, or another model
   for name, data in files.items():
     (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,11 +4,9 @@ import dataclasses
 import os
 import pathlib
 import re
-import sys
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from kinds import broken, encoded, expected, good, oriented, photo
 
 from vit_jax.batch import DataError
@@ -278,97 +276,6 @@ def test_how_many_rows_may_be_broken():
     ]
 
 
-# Records of TFDS.
-
-
-class Strange(tfds.core.GeneratorBasedBuilder):
-  """Ten plain records."""
-
-  VERSION = tfds.core.Version("1.0.0")
-  name = "strange"
-
-  def _info(self):
-    features = {
-      "image": tfds.features.Image(),
-      "label": tfds.features.ClassLabel(names=["a", "b"]),
-    }
-    return tfds.core.DatasetInfo(
-      builder=self, features=tfds.features.FeaturesDict(features)
-    )
-
-  def _split_generators(self, dl_manager):
-    return {"train": self._generate_examples()}
-
-  def _generate_examples(self):
-    for i in range(10):
-      yield i, {"image": np.full([4, 4, 3], i, np.uint8), "label": i % 2}
-
-
-def damage(example, kind):
-  """Returns a serialized record without what it should have."""
-  record = tf.train.Example.FromString(example)
-  feature = record.features.feature
-  if kind == "garbage":
-    return b"\xff" * 40
-  if kind == "label 7":
-    feature["label"].int64_list.value[:] = [7]
-  elif kind == "text for label":
-    feature["label"].bytes_list.value[:] = [b"a"]
-  else:
-    del feature[kind]
-  return record.SerializeToString()
-
-
-REASONS = {
-  "image": ("has not one value of 'image'; its features: label.", "no image"),
-  "label": ("has no label.",) * 2,
-  "label 7": ("has label 7, expected 0 to 1.",) * 2,
-  "text for label": ("has not one value of 'label'", "cannot be parsed"),
-  "garbage": ("it cannot be parsed", "cannot be parsed"),
-}
-
-
-def damaged_source(root, num_left=10):
-  """Returns ten records, of which every other one is damaged, and their file.
-
-  Only the first `num_left` of them are left in it.
-  """
-  builder = Strange(data_dir=root, file_format="tfrecord")
-  builder.download_and_prepare()
-  (file,) = pathlib.Path(builder.data_dir).glob("*.tfrecord*")
-  records = [r.numpy() for r in tf.data.TFRecordDataset(str(file))]
-  for i, kind in enumerate(REASONS):
-    records[2 * i] = damage(records[2 * i], kind)
-  with tf.io.TFRecordWriter(str(file)) as writer:
-    for record in records[:num_left]:
-      writer.write(record)
-  return sources.open_source("strange", "train", str(root)), file
-
-
-@pytest.mark.parametrize(
-  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_records_of_tfds_without_their_fields(
-  tmp_path, caplog, monkeypatch, in_memory
-):
-  if not in_memory:
-    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source, _ = damaged_source(tmp_path)
-  batch = scored(source, "decode|resize(4)")
-  assert batch["mask"].tolist() == [False, True] * 5
-  lines = messages(caplog)
-  assert len(lines) == 5
-  for i, reasons in enumerate(REASONS.values()):
-    (line,) = (m for m in lines if f"record {2 * i} of 'strange'" in m)
-    assert reasons[in_memory] in line
-  assert set(source.labels()[[2, 4]].tolist()) == {-1}
-  stream = pipeline.train_batches(
-    source, "decode|resize(4)", batch_size=10, seed=0
-  )
-  trained = next(stream)
-  np.testing.assert_array_equal(trained["mask"], trained["index"] % 2 == 1)
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_fast_function_is_back_after_a_while(monkeypatch, streamed):
   monkeypatch.setattr(decoding, "CAREFUL_BATCHES", 2)
@@ -412,75 +319,6 @@ def test_the_fast_function_is_back_after_a_while(monkeypatch, streamed):
     (6, careful),
     (8, quick),
   ]
-
-
-def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
-  monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source, _ = damaged_source(tmp_path)
-  as_stored = type(source).raw
-
-  def failing(self, start, stop):
-    def fail(index):
-      if index == 7:
-        raise tf.errors.UnavailableError(None, None, "no answer")
-      return index
-
-    def check(record):
-      index = tf.numpy_function(fail, [record["index"]], tf.int64)
-      return record | {"index": tf.ensure_shape(index, [])}
-
-    return as_stored(self, start, stop).map(check)
-
-  # The first pass, which parses many together, comes to a damaged one.
-  monkeypatch.setattr(type(source), "columns", one_of_many_is_damaged)
-  assert set(source.labels()[[2, 4]].tolist()) == {-1}
-  monkeypatch.setattr(type(source), "raw", failing)
-  with pytest.raises(
-    DataError, match=r"reading 'strange' \('train'\).*no answer"
-  ):
-    source.labels()
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_garbage_comes_first(tmp_path, monkeypatch, in_memory):
-  """TensorFlow's error of it has its bytes, which are no text."""
-  monkeypatch.setattr(sys.modules[__name__], "REASONS", {"garbage": ()})
-  if not in_memory:
-    monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source, _ = damaged_source(tmp_path)
-  mask = scored(source, "decode|resize(4)")["mask"]
-  assert mask.tolist() == [False] + [True] * 9
-  labels = source.labels()
-  assert labels[0] == -1 and set(labels[1:]) <= {0, 1}
-  if not in_memory:
-    part = sources.open_source("strange", "train@9", str(tmp_path))
-    np.testing.assert_array_equal(part.labels(), labels[part.indices])
-    assert 0 in part.indices  # the damaged one
-
-
-@pytest.mark.parametrize(
-  "num_left", [0, pytest.param(3, marks=pytest.mark.slow)]
-)
-def test_a_file_with_too_few_records_is_an_error(
-  tmp_path, monkeypatch, num_left
-):
-  """TensorFlow takes it for whole, and gives later records wrong numbers."""
-  source, file = damaged_source(tmp_path, num_left)
-  for read in (source.labels, lambda: scored(source, "decode|resize(4)")):
-    with pytest.raises(DataError, match=f"{file} has fewer records than"):
-      read()
-  monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
-  source = sources.open_source("strange", "train", str(tmp_path))
-  train = pipeline.train_batches(
-    source, "decode|resize(4)", batch_size=10, seed=0
-  )
-  for read in (source.labels, source.note, lambda: next(train)):
-    with pytest.raises(DataError, match=f"{file} has fewer records than"):
-      read()
-
-
-def one_of_many_is_damaged(*_):
-  raise tf.errors.InvalidArgumentError(None, None, "cannot be parsed")
 
 
 def test_a_crop_that_does_not_fit_is_still_an_error_of_its_own(tmp_path):

@@ -282,22 +282,15 @@ def _call(
     return then(function(argument) if argument else function())
   except ValueError as e:
     faults.append(f"--config={source}: {e}")
-  except ModuleNotFoundError as e:
-    if e.name in NOT_LEAN:
-      raise  # `vit_jax.__main__` says what to install
-    faults.append(_of_line(source, path, e))
   except Exception as e:  # a user's file may raise anything
-    faults.append(_of_line(source, path, e))
+    if isinstance(e, ModuleNotFoundError) and e.name in NOT_LEAN:
+      raise  # `vit_jax.__main__` says what to install
+    frames = traceback.extract_tb(e.__traceback__)
+    own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
+    line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
+    text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")
+    faults.append(f"--config={source}, line {line}: {text}")
   return None
-
-
-def _of_line(source: str, path: pathlib.Path, error: Exception) -> str:
-  """Returns the fault of a config file, with the line that raised it."""
-  frames = traceback.extract_tb(error.__traceback__)
-  own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
-  line = getattr(error, "lineno", None) or (own or frames)[-1].lineno
-  text = f"{type(error).__name__}: {error}".replace("\n", " ")
-  return f"--config={source}, line {line}: {_moved(error) or text}"
 
 
 def _moved(error: Exception) -> str:

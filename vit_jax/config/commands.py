@@ -1,9 +1,10 @@
 """The commands, `vit-jax VERB`; a new one is a module and a line here."""
 
 import argparse
+import sys
 from typing import NoReturn
 
-from vit_jax.options import nearest
+from vit_jax.options import at_home, nearest
 
 # Modules of what requirements.txt has and requirements-lean.txt has not.
 NOT_LEAN = (
@@ -36,7 +37,12 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-  """Names the known flag that is nearest to an unknown one, as `train` does."""
+  """Finds the home folder in --flag=~/x, and names the known flag that is
+  nearest to an unknown one, as `train` does."""
+
+  def parse_known_args(self, args=None, namespace=None):
+    words = sys.argv[1:] if args is None else list(args)
+    return super().parse_known_args(at_home(words), namespace)
 
   def error(self, message: str) -> NoReturn:
     known = [name for a in self._actions for name in a.option_strings]

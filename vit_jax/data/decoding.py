@@ -54,7 +54,7 @@ _AWAY = re.compile(
   )
 )
 _EIO = os.strerror(errno.EIO)  # of a bad disk, or of a store that is slow
-# The careful function takes 1.2 to 1.5 times as long; a change between the two
+# The careful function takes 1.1 to 1.5 times as long; a change between the two
 # starts a new pipeline, which is without batches at first.
 CAREFUL_BATCHES = 1000
 TRY_SECONDS = 10.0  # between two tries, after the first few

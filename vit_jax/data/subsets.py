@@ -12,6 +12,7 @@ import hashlib
 
 import numpy as np
 
+from vit_jax.data.columns import labels_of
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import PARALLEL, Record, Source
 
@@ -171,9 +172,7 @@ class Subset(Source):
     """See `Source`."""
     if self.knows_labels:
       return self.base.labels()[self.indices]
-    from vit_jax.data import tfds_records  # imports this file
-
-    return tfds_records.labels_of(self)
+    return labels_of(self)
 
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """Reads the whole subset, undecoded: "image" or "label" or both."""

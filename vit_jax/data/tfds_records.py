@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.data.columns import columns_of, in_range, labels_of
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import NO_LABEL, Record, Source, reading
 from vit_jax.data.subsets import Subset
@@ -301,7 +302,7 @@ class TfdsMemory(Source):
     """See `Source`."""
     with reading(self):
       labels = self._columns["label"].numpy()
-    return _in_range(labels, self.num_classes)
+    return in_range(labels, self.num_classes)
 
   def identity(self) -> str:
     """See `Source`."""
@@ -328,56 +329,9 @@ def _is_short(file: tf.Tensor) -> tf.data.Dataset:
   return tf.data.Dataset.from_tensors(file).map(fail)
 
 
-def labels_of(files: TfdsFiles | Subset) -> np.ndarray:
-  """Returns what `Source.labels` does, of a split that it reads from files."""
-  with reading(files):
-    labels = columns_of(files, "label")["label"].numpy()
-  return _in_range(labels, files.num_classes)
-
-
-def columns_of(files: TfdsFiles | Subset, *names: str) -> dict[str, tf.Tensor]:
-  """Reads a whole split as its `columns` does, also where records are broken.
-
-  Such a record gets an image of no bytes, and no label.
-  """
-  try:
-    return files.columns(*names)
-  except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
-    # One of many that are parsed together.
-    spec = files.label_spec
-  found = {
-    "image": np.full([files.num_examples], b"", object),
-    "label": np.full(
-      [files.num_examples, *spec.shape],
-      0 if files.is_multilabel else -1,
-      spec.dtype.as_numpy_dtype,
-    ),
-  }
-
-  @as_is
-  def loaded(raw: Record) -> tf.data.Dataset:  # none, if it cannot be parsed
-    return tf.data.Dataset.from_tensors(raw).map(files.load).ignore_errors()
-
-  # What is wrong with the store, not with a record, is still an error.
-  records = files.raw(0, files.num_examples).flat_map(loaded)
-  for record in records.as_numpy_iterator():
-    for name in names:
-      found[name][record["index"]] = record[name]
-  if files.is_multilabel:
-    found["label"] = found["label"].astype(bool)
-  return {name: tf.constant(found[name]) for name in names}
-
-
 def _without(name: str, features) -> bytes:
   found = ", ".join(sorted(features)) or "none"
   return f"has not one value of {name!r}; its features: {found}.".encode()
-
-
-def _in_range(labels: np.ndarray, num_classes: int) -> np.ndarray:
-  """Returns labels, -1 in place of those that are no class."""
-  if labels.ndim > 1:
-    return labels
-  return np.where((labels < 0) | (labels >= num_classes), -1, labels)
 
 
 def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:
