@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.precision import at_least_float32, bias_in_float32
+from vit_jax.models.dense import DenseGeneral
+from vit_jax.models.precision import at_least_float32
 
 
 def dot_product_attention(
@@ -98,12 +99,11 @@ class MultiHeadDotProductAttention(nn.Module):
     heads = (self.num_heads, tokens.shape[-1] // self.num_heads)
 
     def dense(name, features, x, axis=-1):
-      return nn.DenseGeneral(
+      return DenseGeneral(
         features,
         axis,
         dtype=self.dtype,
         kernel_init=nn.initializers.xavier_uniform(),
-        promote_dtype=bias_in_float32,
         name=name,
       )(x).astype(self.dtype)
 

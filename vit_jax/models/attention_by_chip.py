@@ -13,9 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.devices import generation
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
+from vit_jax.models.chip import chip_of_step
 from vit_jax.models.noise import DRAWS
 from vit_jax.models.precision import at_least_float32
 
@@ -234,15 +234,3 @@ def implementation(
   dtype = jnp.dtype(dtype).name
   fault = cudnn.fault(num_tokens, num_heads, head_dim, dtype)
   return ("xla", fault) if fault else ("cudnn", "")
-
-
-def chip_of_step() -> tuple[str, str]:
-  """Returns platform and generation inside a train step, else "" twice."""
-  mesh = jax.sharding.get_abstract_mesh()
-  # Inside the shard_map of a step the images are the device's own. Elsewhere
-  # they may be spread over devices, and a piece of them would have to be
-  # gathered.
-  device = mesh.abstract_device if mesh.manual_axes else None
-  if not device:
-    return "", ""
-  return device.platform, generation(device.device_kind)

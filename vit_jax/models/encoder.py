@@ -17,10 +17,11 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.models import remat
 from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.attention_by_chip import in_pieces
+from vit_jax.models.dense import Dense
 from vit_jax.models.hidden_by_chip import hidden
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
-from vit_jax.models.precision import at_least_float32, bias_in_float32
+from vit_jax.models.precision import at_least_float32
 from vit_jax.models.stacking import gather_parts
 
 # Places in a block, in the order of their keys.
@@ -39,12 +40,11 @@ class MlpBlock(nn.Module):
     options = self.options
 
     def dense(features, x):
-      return nn.Dense(
+      return Dense(
         features,
         dtype=options.dtype,
         kernel_init=nn.initializers.xavier_uniform(),
         bias_init=nn.initializers.normal(1e-6),
-        promote_dtype=bias_in_float32,
       )(x).astype(options.dtype)
 
     width = x.shape[-1]

@@ -1,0 +1,63 @@
+"""The linear layers of blocks: rows of one matrix in a step on a CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import sharding
+from vit_jax.models import dense
+
+SPLIT = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 2, 4)), "f")
+
+
+@pytest.mark.parametrize(
+  "layer",
+  [dense.Dense(6), dense.DenseGeneral((2, 3)), dense.DenseGeneral(6, (-2, -1))],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_numbers_are_those_of_dot_general(layer, dtype, monkeypatch):
+  layer = layer.clone(dtype=dtype)
+  x = SPLIT if isinstance(getattr(layer, "axis", -1), tuple) else SPLIT[:, :, 0]
+  params = layer.init(jax.random.key(0), x)
+
+  def results():
+    def loss(params, x):
+      y = layer.apply(params, x)
+      return jnp.sum(jnp.sin(y.astype("f"))), y
+
+    grads, y = jax.grad(loss, (0, 1), has_aux=True)(params, x)
+    return jax.tree.leaves((grads, y))
+
+  want = results()
+  monkeypatch.setattr(dense, "chip_of_step", lambda: ("cpu", "cpu"))
+  got = results()
+  for a, b in zip(got, want, strict=True):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    # Sums of 4, 8 or 15 products in another order, and their rounding.
+    np.testing.assert_allclose(
+      np.asarray(a, "f"),
+      np.asarray(b, "f"),
+      **(
+        dict(rtol=1e-5, atol=1e-6)
+        if dtype == "float32"
+        else dict(rtol=0.01, atol=0.01)
+      ),
+    )
+
+
+def test_a_step_on_a_cpu_multiplies_matrices_alone():
+  config = tiny.config()
+  parts = tiny.Parts(config, jax.devices()[:1])
+  batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
+  program = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
+  ranks = {}
+  for equation, _ in tiny.equations(program.jaxpr):
+    if equation.primitive.name == "dot_general":
+      rank = len(equation.invars[0].aval.shape)
+      ranks[rank] = ranks.get(rank, 0) + 1
+  # Of both blocks: six layers, each with three products; attention's products
+  # of each image and head.
+  assert ranks[2] >= 2 * 6 * 3
+  assert set(ranks) == {2, 4}
