@@ -206,7 +206,7 @@ def _run(
         "error": error,
       }
       run_info.write_json(str(folder), RESULT, row)
-      if not keeps_weights:
+      if not (keeps_weights or error):  # an error names them
         # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
         (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
     if error and jax.process_count() > 1:

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from vit_jax import evaluate, report, ridge
-from vit_jax.config import Config, ConfigError, cli
+from vit_jax.config import Config, ConfigError, DataConfig, cli
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
-from vit_jax.evaluators import knn, linear
+from vit_jax.evaluators import fewshot, knn, linear
 from vit_jax.runtime import probes
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
@@ -182,6 +182,15 @@ def test_a_split_without_labels_is_not_scored():
   del labels["validation"]
   with pytest.raises(ConfigError, match="and nothing to score"):
     probes.configured(Config(), {"fewshot": "x"}, Opened(None))
+
+
+def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):
+  known = fewshot.FewshotConfig("fewshot_cars", group="fewshot", l2=(2.0,))
+  config = Config(data=DataConfig(ops="decode|resize(8)"), evals=(known,))
+  found = probes.configured(config, {"fewshot": own}, Sources())
+  (options,) = found.evals
+  assert (options.name, options.group) == ("fewshot", None)
+  assert (options.dataset, options.l2) == (own, (2.0,))
 
 
 def test_model_and_preprocessing_are_those_of_load():

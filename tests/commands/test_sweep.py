@@ -173,6 +173,7 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
       row |= {f"{e.name}/top1": config.optim.lr, f"{e.name}/loss": 1.0}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    (folder / "checkpoints").mkdir()
     if config.optim.lr > 1:
       raise FloatingPointError("loss is nan at step 6")
 
@@ -196,6 +197,9 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
   text = (tmp_path / "sweep.md").read_text()
   assert re.search(r"\| 9 +\| +\| +\| 6 +\| diverged +\|", text)
   assert "- optim.lr=9 diverged: loss is nan at step 6" in text
+  # The error names its checkpoints, from which its steps can be repeated.
+  kept = [p.parent.name for p in (tmp_path).glob("*/checkpoints")]
+  assert sorted(kept) == ["final", "optim.lr=9"]
   assert result["final"]["scores"] == {"test/top1": 0.3, "test/loss": 1.0}
 
 
@@ -233,6 +237,16 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
       {"data__split": "train@20"},
       GRID,
       "config.data.split: got 'train@20', a subset, which cannot be joined",
+    ),
+    (
+      {"evals__val__kind": "multilabel"},
+      GRID,
+      "config.evals.val.kind: got 'multilabel', expected 'classification', by",
+    ),
+    (
+      {},
+      {"init": ["None", "nothere"]},
+      "init=nothere: config.init: got 'nothere', which does not exist",
     ),
     ({"evals__val__dataset": "digits"}, GRID, "expected a part of 'folder:"),
     ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
@@ -272,6 +286,9 @@ def test_ties_are_decided_by_the_loss_then_by_the_order():
     ]
   ]
   assert search.chosen(rows) == "c"
+  # Of one whose scores are not finite, none was written.
+  without = {"name": "z", "error": None, "scores": {}}
+  assert search.chosen([without, *rows]) == "c"
   assert search.chosen(rows[-1:]) is None
 
 

@@ -48,6 +48,7 @@ def fault(*args, **options):
     "train[:-100]",
     "train[100:200]+test",
     "train[33%:66%]+train[5:6]",
+    "train[0:50%]",
     "test[:50%]",
     " train + test[1:] ",
   ],
@@ -90,12 +91,38 @@ def test_splits_mean_what_tfds_means(text):
       "train[5:2]",
       "holds no records: it means 5 to 2, expected bounds in rising",
     ),
+    (
+      "train[33%:500]",
+      r"'train\[33%:500\]' has one bound in percent and one in",
+    ),
     ("test+test[:0]", r"of which 'test\[:0\]' holds no records"),
   ],
 )
 def test_wrong_splits_are_explained(text, message):
   with pytest.raises(splits.SplitError, match=message):
     splits.parse_split(text, SIZES)
+
+
+@pytest.mark.parametrize(
+  "a, b, apart",
+  [
+    ("train[:90%]", "train[90%:]", True),
+    ("train[100:]", "train[:100]", True),
+    ("train[:-200]", "train[-200:]", True),
+    ("train[:50%]@10%", "train[60%:70%]+train[90%:]", True),
+    ("train[:90%]", "train[:200]", False),
+    (
+      "train[:90%]",
+      "train[1000:]",
+      False,
+    ),  # of 2,000 records it has 800 of them
+    ("train[:90%]", "train[-20:]", False),  # of 100 records
+    ("train", "train[:1]", False),
+    ("train", "test", False),  # splits of their own
+  ],
+)
+def test_slices_that_are_apart_whatever_their_split_has(a, b, apart):
+  assert splits.are_apart(a, b) == splits.are_apart(b, a) == apart
 
 
 def test_digits_are_made_once_and_then_found(data_dir, capsys):

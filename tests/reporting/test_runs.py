@@ -1,10 +1,11 @@
 """Facts of a run as the report tells them."""
 
 import json
+import pathlib
 
 import pytest
 
-from vit_jax.reporting import facts, runs
+from vit_jax.reporting import curves, facts, runs, tables
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,56 @@ def test_the_objective_is_told(config, text, tmp_path):
   (folder / "config.json").write_text(json.dumps(config))
   (run,) = runs.find_runs(tmp_path)
   assert text in facts.facts(run)["objective"]
+
+
+def run(split, rows=(), **evals):
+  config = {
+    "data": {"dataset": "digits", "split": split},
+    "evals": {k: {"kind": "classification", **v} for k, v in evals.items()},
+  }
+  return runs.Run("r", pathlib.Path("r"), config, {}, list(rows))
+
+
+def test_scores_of_other_kinds_are_told_apart():
+  names = {
+    "head": {"split": "test"},
+    "probe": {"kind": "linear", "split": "test"},
+    "some": {"kind": "subset", "dataset": "imagenet2012", "split": "test"},
+  }
+  row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
+  found = run("train", [row], **names)
+  assert [text for _, text, _ in tables.headlines(found)] == [
+    "digits test, top-1",
+    "digits test, linear probe, top-1",
+    "imagenet2012 test, among the classes of imagenet_a, top-1",
+  ]
+  assert len(curves._accuracies([found, found])) == 3  # a chart of each
+  assert "<b>50.0%</b>" not in tables.scores([found])  # the best of one
+
+
+def test_scores_are_all_of_one_step():
+  rows = [
+    {"step": 1, "head/top1": 0.8, "head/loss": 0.9},
+    {"step": 2, "head/top1": 0.1},  # whose loss is not finite
+    {"step": 3, "train/loss": 1.0},
+  ]
+  found = run("train", rows, head={"split": "test"})
+  assert found.scores("head") == {"top1": 0.1}
+  assert found.scores("other") == {}
+  assert "0.9" not in tables.scores([found])
+
+
+@pytest.mark.parametrize(
+  "split, of_eval, is_of_training, is_held_out",
+  [
+    ("train[:90%]", "train[90%:]", True, True),
+    ("train[:90%]", "train[:200]", True, False),
+    ("train", "train[90%:]", True, False),
+    ("train800", "val200", True, True),
+    ("train", "test", False, False),
+  ],
+)
+def test_what_is_held_out(split, of_eval, is_of_training, is_held_out):
+  found = run(split, head={"split": of_eval})
+  assert found.is_of_training("head") == is_of_training
+  assert found.is_held_out("head") == is_held_out

@@ -132,6 +132,29 @@ def parse_split(
   )
 
 
+# Of a split that are tried where its size is not known.
+_SIZES = (100, 1_000, 10_000, 1_000_000, 1_000_000_000)
+
+
+def are_apart(a: str, b: str) -> bool:
+  """Returns whether two slices of one split share no record, whatever its size.
+
+  Example:
+    >>> are_apart("train[:90%]", "train[90%:]"), are_apart("train", "train[:9]")
+    (True, False)
+  """
+  slices = [parse_draw(split)[0] for split in (a, b)]
+  names = {part.partition("[")[0].strip() for part in slices}
+  found = []
+  for size in _SIZES:
+    try:
+      x, y = (parse_split(part, dict.fromkeys(names, size)) for part in slices)
+    except SplitError:  # it has more records
+      continue
+    found += [u.stop <= v.start or v.stop <= u.start for u in x for v in y]
+  return len(names) == 1 and bool(found) and all(found)
+
+
 def num_records(spans: tuple[Span, ...]) -> int:
   """Returns how many records the spans hold together."""
   return sum(span.stop - span.start for span in spans)
@@ -155,6 +178,12 @@ def _parse_part(
       f"got split {name!r}, expected one of {known}.{nearest(name, sizes)}"
     )
   size = sizes[name]
+  bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0%")]
+  if len({bound.endswith("%") for bound in bounds}) > 1:
+    raise SplitError(
+      f"got split {text!r}, of which {part.strip()!r} has one bound in percent"
+      " and one in records; expected both in percent or both in records."
+    )
   start = _bound(start or "0", size, text)
   stop = _bound(stop or str(size), size, text)
   if not 0 <= start < stop <= size:

@@ -124,8 +124,10 @@ def _in_words(metric: str, options: EvaluatorConfig) -> str | None:
     return FEATURES[count[2]].format(count[1])
   if metric not in METRICS:
     return None
-  probe = "" if options.scores_head else f" of a {options.kind} probe"
-  return METRICS[metric] + probe
+  text = METRICS[metric]
+  if options.kind == "subset":
+    return f"{text} among the classes of {options.classes}"
+  return text if options.scores_head else f"{text} of a {options.kind} probe"
 
 
 def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:

@@ -107,7 +107,7 @@ def _accuracies(runs: list[Run]) -> list[tuple[str, str, list]]:
   sets: dict[str, list] = {}
   for run in runs:
     for name in run.evaluators(TOP1):
-      of_set = sets.setdefault(run.scored(name), [])
+      of_set = sets.setdefault(run.of_top1(name), [])
       of_set.append((run.label, run, f"{name}/top1"))
   curves = {
     text: wanted
@@ -123,7 +123,7 @@ def _of_one(run: Run) -> list[tuple[str, Run, str]]:
   """Returns all accuracies of a run: top-1 and few-shot."""
   names = run.evaluators(TOP1)
   if len(names) > 1:
-    wanted = [(f"{run.scored(n)}, top-1", run, f"{n}/top1") for n in names]
+    wanted = [(f"{run.of_top1(n)}, top-1", run, f"{n}/top1") for n in names]
   else:
     wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
   fewshot = run.fewshot_names()

@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
+from vit_jax.data import splits
 from vit_jax.runtime import accounting, changes, lifetime, promise
 from vit_jax.runtime.averages import groups
 
@@ -34,6 +35,8 @@ METADATA = {
 # Metrics that tell evaluators apart, whatever their kind.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
+# Where the options of a task of VTAB are chosen: trained on, and held out.
+VTAB = ("train800", "val200")
 # Order and names of the runs that `make demo` makes.
 DEMO = {
   "pretrain": "pre-trained",
@@ -134,6 +137,21 @@ class Run:
         return row[name] if is_number(row[name]) else None
     return None
 
+  def scores(self, name: str) -> dict[str, float | None]:
+    """Returns the last scores of an evaluator, all of one step.
+
+    A score that is not finite is None.
+    """
+    for row in reversed(self.rows):
+      found = {
+        k.rpartition("/")[2]: v if is_number(v) else None
+        for k, v in row.items()
+        if k.rpartition("/")[0] == name
+      }
+      if found:
+        return found
+    return {}
+
   def evaluators(self, metric: re.Pattern) -> list[str]:
     """Returns names of evaluators, in the order of the config.
 
@@ -178,13 +196,30 @@ class Run:
     same = [n for n, t in texts.items() if t == text]
     return text if len(same) < 2 else f"{text} ({name})"
 
-  def is_held_out(self, name: str) -> bool:
+  def of_top1(self, name: str) -> str:
+    """Returns what a top-1 is of: `scored`, and what answers but the head."""
+    text, options = self.scored(name), self.evals.get(name)
+    if options is None or options.kind in ("classification", "per_class"):
+      return text
+    if options.kind == "subset":
+      return f"{text}, among the classes of {options.classes}"
+    return f"{text}, {options.kind}{'' if options.scores_head else ' probe'}"
+
+  def is_of_training(self, name: str) -> bool:
     """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
     if options is None or options.dataset != data.get("dataset"):
       return False
+    split = str(data.get("split"))
     base = options.split.partition("[")[0]
-    return base == str(data.get("split")).partition("[")[0]
+    return base == split.partition("[")[0] or (split, base) == VTAB
+
+  def is_held_out(self, name: str) -> bool:
+    """Whether no record of that part was trained on, as its split says."""
+    if not self.is_of_training(name):
+      return False
+    split, of_eval = str(self.config["data"]["split"]), self.evals[name].split
+    return (split, of_eval) == VTAB or splits.are_apart(split, of_eval)
 
   def top1(self) -> str | None:
     """Returns the name of the metric that represents the run."""

@@ -14,9 +14,9 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   split: a run is chosen by it.
   """
   names = run.evaluators(runs_lib.TOP1)
-  tests = [n for n in names if not run.is_held_out(n)]
+  tests = [n for n in names if not run.is_of_training(n)]
   found = [
-    (run.last(f"{n}/top1"), f"{run.scored(n)}, top-1", "")
+    (run.scores(n).get("top1"), f"{run.of_top1(n)}, top-1", "")
     for n in tests or names
   ]
   for name in run.fewshot_names():
@@ -32,20 +32,20 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
 
 
 def scores(runs: list[Run]) -> str:
-  """Returns the scores of all runs' heads on all splits, a row each.
+  """Returns the scores of all runs' evaluators with a top-1, a row each.
 
-  Scores of the same split follow each other; the best of them is marked.
+  Those of one kind and one split follow each other; the best is marked.
   """
   by_split: dict[str, list[tuple[Run, str]]] = {}
   for run in runs:
     for name in run.evaluators(runs_lib.TOP1):
-      by_split.setdefault(run.scored(name), []).append((run, name))
+      by_split.setdefault(run.of_top1(name), []).append((run, name))
   rows = []
   for text, found in by_split.items():
-    best = max(run.last(f"{name}/top1") or 0.0 for run, name in found)
+    best = max(run.scores(name).get("top1") or 0.0 for run, name in found)
     for run, name in found:
       top1, top5, loss, count = (
-        run.last(f"{name}/{k}") for k in ("top1", "top5", "loss", "count")
+        run.scores(name).get(k) for k in ("top1", "top5", "loss", "count")
       )
       texts = (
         "—" if loss is None else f"{loss:.4g}",

@@ -156,6 +156,9 @@ def _configured(
   }
   return dataclasses.replace(
     known,
+    # Not those of the config, whose scores are of another data set.
+    name=kind,
+    group=None,
     dataset=dataset,
     train_split="train",
     split=held_out,

@@ -103,15 +103,17 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
   """Returns the name of the best point; None if all diverged.
 
   It has the highest top-1 of `val` after its last step; of equal ones, as they
-  occur on 200 images, the lower loss, if that is finite; of these the first.
+  occur on 200 images, the lower loss; of these the first. A number that is not
+  finite has no score, and is the worst.
   """
   alive = [r for r in rows if r["error"] is None]
   if not alive:
     return None
   top1, loss = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
 
-  def rank(row):  # a loss that is not finite has no score
-    return row["scores"][top1], -row["scores"].get(loss, math.inf)
+  def rank(row):
+    scores = row["scores"]
+    return scores.get(top1, -math.inf), -scores.get(loss, math.inf)
 
   return max(alive, key=rank)["name"]
 
@@ -167,7 +169,25 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     prepare.check(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
     found += e.faults
+  for point in _unlike(every):
+    try:
+      prepare.check(point.config, sources=sources)
+    except ConfigError as e:
+      found += [f"{point.name}: {f}" for f in e.faults if f not in found]
   return found
+
+
+def _unlike(points: Sequence[Point]) -> list[Point]:
+  """Returns points that differ in more than the learning rate: of these one.
+
+  To check one takes seconds: it reads the weights.
+  """
+
+  def others(config: Config) -> str:
+    optim = dataclasses.replace(config.optim, lr=1.0)
+    return repr(dataclasses.replace(config, optim=optim))
+
+  return list({others(p.config): p for p in reversed(points)}.values())[::-1]
 
 
 def changed(config: Config, folder: epath.Path) -> list[str]:
@@ -192,7 +212,7 @@ def _evaluator_faults(config: Config) -> list[str]:
     ]
   found, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
-  if not held_out.scores_head:
+  if not held_out.scores_head or held_out.kind == "multilabel":
     found.append(
       f"{where}.kind: got {held_out.kind!r}, expected 'classification', by"
       " whose top-1 a point is chosen."
