@@ -34,13 +34,13 @@ from vit_jax.runtime import (
   changes,
   feed,
   finite,
+  forms,
   host_memory,
   lock,
   predictions,
   prepare,
   promise,
   replay,
-  restacked,
   run_info,
 )
 from vit_jax.runtime.accounting import account_of
@@ -116,7 +116,7 @@ def _train(
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
-  form = restacked.form_of(config, facts, assembly, mesh)
+  form = forms.form_of(config, facts, assembly, mesh)
   start, state = checkpointer.restore_newest(
     prepared.start, assembly.state, form
   )

@@ -18,7 +18,7 @@ from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data
 from vit_jax.config import freeze
-from vit_jax.runtime import feed, prepare, restacked
+from vit_jax.runtime import feed, forms, prepare
 from vit_jax.sharding import path_of
 
 
@@ -54,7 +54,7 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     metadata = checkpoint.load_metadata(
       str(folder / checkpoint.FOLDER / str(start))
     )
-    form_of = restacked.form_of(config, run.facts, assembly, mesh)
+    form_of = forms.form_of(config, run.facts, assembly, mesh)
     like, convert = form_of(metadata)
     state = convert(source.restore(start, like))
   else:

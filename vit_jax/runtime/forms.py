@@ -1,0 +1,96 @@
+"""Resumes a run from a checkpoint whose state has another form.
+
+With its blocks in a scan from one with a loop, or back: the parameters of a
+loop are those of each block; of a scan, all blocks in one array. The numbers
+are the same, and so are those of the optimizer and of the average.
+
+With a part of the optimizer on that was off, or back: clipping and weight decay
+have no numbers of their own, but move those of the others; an average begins
+with the parameters; accumulators of another type are rounded to it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from vit_jax.config import Config, build
+from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.sharding import shardings_of
+from vit_jax.step import Assembly, Facts, TrainState, assemble
+
+Form = tuple[TrainState, Callable[[TrainState], TrainState]]
+
+# Options of config.optim that change the form, but lose nothing.
+PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
+
+
+def form_of(
+  config: Config, facts: Facts, assembly: Assembly, mesh: jax.sharding.Mesh
+) -> Callable[[dict[str, Any]], Form]:
+  """Returns what tells in which form a checkpoint has the state of a run.
+
+  Args:
+    config: The run.
+    facts: Facts of its data.
+    assembly: The run's, of which only the state is used.
+    mesh: Mesh of the state.
+
+  Returns:
+    Metadata of a checkpoint, whose "config" tells it -> (the abstract state as
+    it was written, a function from that to the form of this run).
+  """
+
+  def form(written: dict[str, Any]) -> Form:
+    other = _as_written(config, written.get("config", {}))
+    if other == config:
+      return assembly.state, lambda state: state
+    state = assemble(other, facts, mesh).state
+    like = assembly.state
+    is_restacked = other.model != config.model
+    convert = (
+      unstack_blocks if getattr(other.model, "scan", 0) else stack_blocks
+    )
+
+    def is_like_params(tree: Any) -> bool:
+      return isinstance(tree, dict) and tree.keys() == state.params.keys()
+
+    def in_this_form(state: TrainState) -> TrainState:
+      if is_restacked:
+        state = jax.tree.map(
+          lambda x: convert(x) if is_like_params(x) else x,
+          state,
+          is_leaf=is_like_params,
+        )
+      shapes, tree = jax.tree.flatten(like.opt_state)
+      kept = jax.tree.leaves(state.opt_state)  # in the order of the parts
+      kept = [x.astype(s.dtype) for x, s in zip(kept, shapes, strict=True)]
+      ema = state.params if state.ema is None else state.ema
+      return dataclasses.replace(
+        state,
+        opt_state=jax.tree.unflatten(tree, kept),
+        ema=None if like.ema is None else ema,
+      )
+
+    return state, jax.jit(in_this_form, out_shardings=shardings_of(like))
+
+  return form
+
+
+def _as_written(config: Config, was: dict[str, Any]) -> Config:
+  """Returns the config, with what tells the form from an older one."""
+  model, optim = (
+    part if isinstance(part := was.get(key), dict) else {}
+    for key in ("model", "optim")
+  )
+  if (scan := getattr(config.model, "scan", None)) is not None:
+    scan = bool(model.get("scan", scan))
+    other = dataclasses.replace(config.model, scan=scan)
+    config = dataclasses.replace(config, model=other)
+  read, faults = build({"optim": {k: optim[k] for k in PARTS if k in optim}})
+  if faults:
+    return config
+  parts = {k: getattr(read.optim, k) for k in PARTS if k in optim}
+  optim = dataclasses.replace(config.optim, **parts)
+  return dataclasses.replace(config, optim=optim)
