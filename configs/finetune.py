@@ -75,7 +75,7 @@ ARGUMENTS = {"init": "", "model": "B/16", "dataset": "cifar10", "res": "384"}
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   share, test, steps, lr = DATASETS[_kind(args["dataset"])]
-  if not args["res"].isdigit() or args["res"] == "0":
+  if not args["res"].isdecimal() or args["res"] == "0":
     raise ValueError(f"got res={args['res']}, expected pixels such as 384.")
   patch = getattr(by_variant(args["model"]), "patch", 1)
   res = max(1, round(int(args["res"]) / patch)) * patch

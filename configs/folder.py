@@ -71,7 +71,7 @@ def get_config(arg: str = ""):
     c.optim.lr = 1e-3
     c.optim.weight_decay = 0.1
   if args["res"]:
-    if not args["res"].isdigit():
+    if not args["res"].isdecimal():
       raise ValueError(f"got res={args['res']}, expected pixels such as 224.")
     height = width = int(args["res"])
   size = height if height == width else (height, width)

@@ -59,7 +59,7 @@ def get_config(arg: str = ""):
       f"got task={task}{several}, expected one of {', '.join(TASKS)}."
       + nearest(task, TASKS)
     )
-  if not args["res"].isdigit() or args["res"] == "0":
+  if not args["res"].isdecimal() or args["res"] == "0":
     raise ValueError(f"got res={args['res']}, expected pixels such as 384.")
   patch = getattr(by_variant(args["model"]), "patch", 1)
   res = max(1, round(int(args["res"]) / patch)) * patch

@@ -206,7 +206,7 @@ def _train(
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
       values = guard.check(step, values)  # before a save
       values["lr"] = float(assembly.schedule(step - 1 - guard.skipped))
-      values["epoch"] = step * config.data.batch_size / data.num_examples
+      values["epoch"] = account.at(step)["images_seen"] / data.num_examples
       values |= meter.rates(step)
       if has_row:
         row = {f"train/{k}": v for k, v in values.items()}

@@ -38,6 +38,21 @@ class _Data:
       yield batch | {"index": np.arange(16, dtype=np.int64)}
 
 
+class _Sized(_Data):
+  """Batches of the size of a config; `first` are those it began with."""
+
+  def __init__(self, config, first):
+    super().__init__()
+    self._config, self._first = config, first
+
+  def batches(self, start_step, process_index, process_count):
+    self._first.append(start_step)
+    while True:
+      batch = tiny.batch(start_step, self._config)
+      rows = len(batch["mask"])
+      yield batch | {"index": np.arange(rows, dtype=np.int64)}
+
+
 def _config(**options):
   return tiny.config(
     total_steps=8, log_steps=2, checkpoint__every_steps=2, **options
@@ -55,6 +70,36 @@ def _contents(folder):
 
 def _full(*_):
   raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.slow
+def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
+  folder, first = str(tmp_path), []
+
+  def trained(batch_size, total_steps):
+    config = tiny.config(
+      total_steps=total_steps, log_steps=2, data__batch_size=batch_size
+    )
+    train.train_and_evaluate(
+      config,
+      folder,
+      _Sized(config, first),
+      allow_change=("data.batch_size", "total_steps"),
+    )
+    rows = {r["step"]: r for r in read_metrics(folder)}
+    seen, epoch = "train/images_seen", "train/epoch"
+    return [
+      (rows[n][seen], rows[n][epoch]) for n in range(2, total_steps + 1, 2)
+    ]
+
+  trained(16, 4)
+  # 64 images are 8 batches of 8; there are 160 records.
+  rows = trained(8, 8)
+  assert first == [0, 8]
+  assert rows == [(32, 0.2), (64, 0.4), (80, 0.5), (96, 0.6)]
+  # Once more, from a checkpoint behind the change.
+  assert trained(8, 10)[-1] == (112, 0.7)
+  assert first == [0, 8, 12]
 
 
 @pytest.mark.slow

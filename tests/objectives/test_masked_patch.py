@@ -333,13 +333,18 @@ def test_it_starts_from_any_weights(run):
     (tiny.RESNET, "config.objective.kind: got 'masked_patch', which trains"),
     (dict(data__ops="decode|resize(8)"), "a single patch of 8"),
     (
+      dict(model__pool="map"),
+      "config.model.pool: got 'map', which adds layers",
+    ),
+    (dict(model__pre_logits=True), "config.model.pre_logits: got True, which"),
+    (
       dict(
         model__variant="Ti/6", data__ops="decode|resize(12)", target="small"
       ),
       "config.objective.target: got 'small', which divides",
     ),
   ],
-  ids=["hybrid", "resnet", "one patch", "no cells"],
+  ids=["hybrid", "resnet", "one patch", "map", "pre_logits", "no cells"],
 )
 def test_models_that_it_cannot_train(changes, text):
   (fault,) = faults_of(**changes)

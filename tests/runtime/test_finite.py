@@ -109,6 +109,12 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   assert taken["is_applied"].tolist() == [1] * 6 + [0, 1]
   # Half of a copy is no place to begin at.
   (tmp_path / "checkpoints/6/params").mkdir(parents=True)
+  # The run may have had other devices, and an older version.
+  path = tmp_path / "config.json"
+  written = json.loads(path.read_text())
+  written["mesh"]["tensor"] = 3
+  written["loss"] = written.pop("objective")["loss"]
+  path.write_text(json.dumps(written))
   found = repeat.step(str(tmp_path), 7, data)
   assert list(found["records"]) == [703] and np.isnan(found["loss"])
   assert "head/kernel" in found["params"]
@@ -206,10 +212,19 @@ def test_odd_bytes_in_its_file(tmp_path):
 def test_too_many_broken_records_over_all_processes(tmp_path):
   data = types.SimpleNamespace(most_unusable=lambda step: 10 * step)
   run = types.SimpleNamespace(
-    config=None, workdir=str(tmp_path), resumed_metadata={}, start=0, data=data
+    config=tiny.config(),
+    workdir=str(tmp_path),
+    resumed_metadata={},
+    start=0,
+    data=data,
   )
   guard = finite.Guard(run, lambda: None, print)
   guard.undecodable = 20
   assert guard.check(2, {})["undecodable"] == 20
   with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
     guard.check(1, {})
+  # One step of 32 images is two of 16.
+  run.start, run.resumed_metadata = 1, {"accounting": {"images_seen": 32}}
+  guard = finite.Guard(run, lambda: None, print)
+  guard.undecodable = 20
+  assert guard.check(1, {})["undecodable"] == 20

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from vit_jax.config import Config, OptimConfig
 from vit_jax.config.preprocessing import image_size
 
+# What float32 rounds to 1: with such a decay nothing is learned.
+ONE = 1 - 2**-25
+
 
 def faults(config: Config, is_training: bool = True) -> list[str]:
   """Returns one text per fault: config key, got, expected, what to do.
@@ -85,6 +88,8 @@ def _range_faults(config: Config) -> Iterator[str]:
         f"config.limits.{field.name}: got {seconds:g}, expected seconds, or 0"
         " for no limit."
       )
+  if not 0 <= config.seed < 2**32:  # others draw as one of these
+    yield f"config.seed: got {config.seed}, expected 0 to {2**32 - 1}."
   if config.checkpoint.every_steps < 0:
     yield (
       f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"
@@ -154,8 +159,8 @@ def _optim_faults(optim: OptimConfig) -> Iterator[str]:
       yield f"config.optim.{key}: got {value}, expected more than 0."
   for key in ("beta1", "beta2", "momentum", "ema_decay"):
     value = getattr(optim, key)
-    if value is not None and not 0 <= value < 1:
-      yield f"config.optim.{key}: got {value}, expected 0 to below 1."
+    if value is not None and not 0 <= value < ONE:
+      yield f"config.optim.{key}: got {value}, expected 0 to below 1 (float32)."
   at = optim.decay_at
   if (optim.schedule == "step") != bool(at) or any(not 0 < s < 1 for s in at):
     yield (

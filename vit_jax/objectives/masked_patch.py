@@ -49,6 +49,14 @@ class MaskedPatch(Objective):
         f" config.model.variant={model.variant!r} has none."
       )
       return
+    for key in ("pool='map'", "pre_logits=True"):
+      name, value = key.split("=")
+      if repr(getattr(model, name)) == value:
+        yield (
+          f"config.model.{name}: got {value}, which adds layers that"
+          f" config.objective.kind={self.kind!r} does not train, since it"
+          " predicts from the tokens; leave it out, and set it to fine-tune."
+        )
     rows, columns = model.grid(image_size)
     if rows * columns < 2:
       yield (

@@ -113,6 +113,21 @@ class Account:
     return f"{self._goodput.text()}\n{cost}"
 
 
+def batches_seen(metadata: dict[str, Any], step: int, batch_size: int) -> int:
+  """Returns how many batches of this size the images before a step make.
+
+  `step`, unless the run had batches of another size before; rounded down, so
+  that less than a batch is seen twice.
+
+  Args:
+    metadata: Of the checkpoint of the step; {}: unknown.
+    step: Batches of any size that were taken.
+    batch_size: Images of a batch from here on.
+  """
+  images = metadata.get(KEY, {}).get("images_seen", step * batch_size)
+  return int(images) // batch_size
+
+
 def account_of(run: Any, num_devices: int, phases: Any, held: Any) -> Account:
   """Returns the account of a run, carried over from where it resumes.
 

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from vit_jax.batch import Batch, DataError
 from vit_jax.config import json_file
 from vit_jax.runtime import run_info
+from vit_jax.runtime.accounting import batches_seen
 from vit_jax.runtime.fingerprints import NEWEST, Fingerprints
 
 FILE = "nonfinite.json"
@@ -56,6 +57,10 @@ class Guard:
     self.skipped = int(before.get("skipped", 0))
     self.undecodable = int(before.get("undecodable", 0))
     self._start = run.start
+    batches = batches_seen(
+      run.resumed_metadata, run.start, run.config.data.batch_size
+    )
+    self._shift = batches - run.start  # not 0: batches had another size
     # Data of one's own may mask rows for reasons of their own.
     self._most_unusable = getattr(
       getattr(run, "data", None), "most_unusable", lambda step: math.inf
@@ -103,11 +108,12 @@ class Guard:
       DataError: Too many records of the batches cannot be used.
     """
     self._learn(self._fingerprints.fetch())
-    if self.undecodable > self._most_unusable(step):
+    most = self._most_unusable(step + self._shift)
+    if self.undecodable > most:
       # Of all processes; each has named its own.
       raise DataError(
         f"got {self.undecodable:,} rows with records that cannot be used up to"
-        f" step {step}, expected at most {self._most_unusable(step):,} (1% of"
+        f" step {step}, expected at most {most:,} (1% of"
         " the split in every epoch, or ten). What is wrong with each was said"
         " by the process that read it. Repair or remove them."
       )

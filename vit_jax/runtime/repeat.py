@@ -17,7 +17,7 @@ from etils import epath
 from vit_jax import checkpoint, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data
-from vit_jax.config import freeze
+from vit_jax.config import MeshConfig, freeze, upgraded
 from vit_jax.runtime import feed, forms, prepare
 from vit_jax.sharding import path_of
 
@@ -40,16 +40,23 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     ValueError: No checkpoint of the run, nor its beginning, is before the step.
   """
   folder = epath.Path(workdir)
-  config = freeze(json.loads((folder / "config.json").read_text()))
+  config = freeze(upgraded(json.loads((folder / "config.json").read_text())))
   if number < 1:
     raise ValueError(f"got step {number}, expected 1 or more.")
   source = checkpoint.Checkpointer(workdir, config.checkpoint)
   start = max((s for s in source.steps() if s < number), default=0)
   if start:
     config = dataclasses.replace(config, init=None)
+  if sharding.mesh_faults(config):
+    mesh = MeshConfig(data=1, fsdp=-1)
+    print(
+      f"{config.mesh} is for other devices: the step is repeated with {mesh}"
+    )
+    config = dataclasses.replace(config, mesh=mesh)
   run = prepare.check(config, data=data)
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, run.facts, mesh)
+  metadata = {}
   if start:
     metadata = checkpoint.load_metadata(
       str(folder / checkpoint.FOLDER / str(start))
@@ -62,7 +69,7 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     if config.init:
       state = weights.with_weights(state, run.take_weights()[0])
   source.close()
-  batches = feed.batches(run, start)
+  batches = feed.batches(run, start, metadata)
   print(f"begins at step {start}")
   for taken in range(start + 1, number):
     batch = sharding.to_global(next(batches), mesh)
