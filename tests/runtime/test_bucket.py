@@ -111,6 +111,11 @@ def test_rows_and_fingerprints(run):
       w.scalars(start + 1, {"train/loss": 1.0})
   rows = writer.read_metrics(str(path))
   assert [row["step"] for row in rows] == [1, 2]
+  errors["GFile"] = UNAVAILABLE
+  with pytest.raises(files.WriteError, match="cannot be read .*HTTP 503"):
+    writer.Writer(str(path), 1)
+  errors.clear()
+  assert writer.read_metrics(str(path)) == rows
   (events,) = (path / "tensorboard").iterdir()
   assert not said
   assert events.read_bytes().count(b"train/loss") == 2

@@ -3,12 +3,14 @@
 import errno
 import json
 import math
+import os
 import re
+import types
 
 import pytest
 from etils import epath
 
-from vit_jax.runtime import files
+from vit_jax.runtime import changes, files, fingerprints, finite, writer
 from vit_jax.runtime.files import Records, WriteError
 
 
@@ -77,6 +79,51 @@ def test_json_that_is_none(tmp_path, data):
   assert values == {} and fault.startswith(f"{path}: got ")
   path.write_text('{"a": 1}')
   assert files.read_json(path) == ({"a": 1}, [])
+
+
+def _guard(folder):
+  run = types.SimpleNamespace(
+    config=None, workdir=folder, resumed_metadata={}, start=1
+  )
+  return finite.Guard(run, lambda: None, print)
+
+
+CHANGE = changes.Change("log_steps", 1, 2, changes.kind_of("log_steps"))
+# What a run that resumes at step 1 makes anew of what it reads.
+REPLACED = {
+  writer.METRICS: lambda folder: writer.Writer(folder, 1).close(),
+  fingerprints.FILE: lambda folder: fingerprints.Fingerprints(folder, 1),
+  changes.FILE: lambda folder: changes.write(
+    folder, changes.trail(folder, 1, [CHANGE])
+  ),
+  finite.FILE: _guard,
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_file_that_cannot_be_read_is_not_replaced(
+  tmp_path, monkeypatch, name
+):
+  """A file server that does not answer once takes no rows with it."""
+  path, folder = epath.Path(tmp_path) / name, str(tmp_path)
+  REPLACED[name](folder)  # there is none: a new run
+
+  def fails(real):
+    def call(of, *args, **options):
+      if str(of) == str(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+      return real(of, *args, **options)
+
+    return call
+
+  path.write_bytes(b"what it holds")
+  text = re.escape(f"{path}: cannot be read (Stale file handle), and a run ")
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "stat", fails(os.stat))
+    patch.setattr(type(path), "open", fails(type(path).open))
+    with pytest.raises(WriteError, match=text + ".* start again"):
+      REPLACED[name](folder)
+  assert path.read_bytes() == b"what it holds"
 
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):

@@ -172,6 +172,9 @@ def trail(
   Returns:
     For each its step, time (seconds since the epoch), key, from, to, and by:
     "--allow_change" or "harmless".
+
+  Raises:
+    WriteError: Those of before cannot be read.
   """
   before = read(workdir)
   same = {(x["step"], x["key"], json.dumps(x["to"])) for x in before}
@@ -190,13 +193,13 @@ def trail(
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Returns the lines of `changes.jsonl`; odd ones are left out."""
-  path, found = epath.Path(workdir) / FILE, []
-  try:
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-  except OSError:
-    return []
-  for line in lines:
+  """Returns the lines of `changes.jsonl`; odd ones are left out.
+
+  Raises:
+    WriteError: It cannot be read, see `files.contents`.
+  """
+  found = []
+  for line in files.contents(epath.Path(workdir) / FILE).split(b"\n"):
     try:
       row = json.loads(line.decode())
       row["step"], row["from"], row["to"], row["by"] = (

@@ -203,6 +203,25 @@ class Records:
     del self._waiting[:count]
 
 
+def contents(path: epath.Path) -> bytes:
+  """Returns the bytes of a file that is to be replaced; b"": there is none.
+
+  Raises:
+    WriteError: It cannot be read now, so that what it holds would be lost.
+  """
+  try:
+    with os_errors(path):
+      return path.read_bytes()
+  except (FileNotFoundError, NotADirectoryError):
+    return b""
+  except OSError as e:
+    raise WriteError(
+      f"{path}: cannot be read ({reason(e)}), and a run that goes on writes it"
+      " anew, without what it holds. See to the disk, or to who may read it,"
+      " and start again. What was there is unchanged."
+    ) from None
+
+
 def read_json(path: epath.Path) -> Read:
   """Reads an object of JSON; {} without a fault if the file is missing."""
   try:
@@ -214,16 +233,25 @@ def read_json(path: epath.Path) -> Read:
 
 
 def read_rows(path: epath.Path) -> Read:
-  """Reads lines of metrics: objects of JSON with a "step".
-
-  Lines that are none are left out, with a fault that numbers them; so are
-  values that are no numbers. Values may be NaN or infinite, as Python writes
-  them; a fault names them.
-  """
+  """Reads a file of metrics, see `rows_of`; empty if there is none."""
   try:
     data = path.read_bytes() if path.exists() else b""
   except OSError as e:
     return Read([], [f"{path}: cannot be read ({reason(e)})"])
+  return rows_of(data, path)
+
+
+def rows_of(data: bytes, path: epath.Path) -> Read:
+  """Returns lines of metrics: objects of JSON with a "step".
+
+  Lines that are none are left out, with a fault that numbers them; so are
+  values that are no numbers. Values may be NaN or infinite, as Python writes
+  them; a fault names them.
+
+  Args:
+    data: What the file holds.
+    path: The file, for the faults.
+  """
   rows, odd = [], []
   *lines, last = data.split(b"\n")
   for number, line in enumerate([*lines, last], 1):

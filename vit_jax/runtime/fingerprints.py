@@ -48,7 +48,8 @@ class Fingerprints:
     before: Of `RECORD`, the newest steps before; known to process 0 only.
 
   Raises:
-    WriteError: They cannot be written now; later on they wait in memory.
+    WriteError: They cannot be read or written now; later on they wait in
+      memory.
   """
 
   def __init__(
@@ -64,10 +65,10 @@ class Fingerprints:
     self.before = np.zeros(0, RECORD)
     if jax.process_index() != 0:
       return
-    kept = read(workdir)
+    path = epath.Path(workdir) / FILE
+    kept = _records(files.contents(path))
     kept = kept[kept["step"] <= resumed_at]
     self.before = kept[-NEWEST:].copy()
-    path = epath.Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     data = MAGIC + kept.tobytes()
     self._file = uploads.records(path, data, note, guard)
@@ -119,7 +120,10 @@ def read(workdir: Any) -> np.ndarray:
   as a machine that lost its power may leave it, is left out.
   """
   path = epath.Path(workdir) / FILE
-  data = path.read_bytes() if path.is_file() else b""
+  return _records(path.read_bytes() if path.is_file() else b"")
+
+
+def _records(data: bytes) -> np.ndarray:
   if not data.startswith(MAGIC):
     return np.zeros(0, RECORD)
   number = (len(data) - len(MAGIC)) // RECORD.itemsize

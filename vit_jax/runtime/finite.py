@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch, DataError
 from vit_jax.config import json_file
-from vit_jax.runtime import run_info
+from vit_jax.runtime import files, run_info
 from vit_jax.runtime.accounting import batches_seen
 from vit_jax.runtime.fingerprints import NEWEST, Fingerprints
 
@@ -237,12 +237,17 @@ def scores(step: int, values: dict[str, float]) -> tuple[dict, str]:
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Returns the entries of `FILE`, by step; none where it cannot be read."""
+  """Returns the entries of `FILE`, by step; none where it is damaged.
+
+  Raises:
+    WriteError: It cannot be read, see `files.contents`.
+  """
   path = epath.Path(workdir) / FILE
+  data = files.contents(path)
   try:
-    found = json_file.read(path)["steps"]
+    found = json_file.parse(data, str(path))["steps"]
     return [e for e in found if isinstance(e["step"], int)]
-  except (OSError, KeyError, TypeError, ValueError):
+  except (KeyError, TypeError, ValueError):
     return []
 
 

@@ -37,8 +37,8 @@ class Writer:
     num_rows: Rows of the run so far; known to process 0 only.
 
   Raises:
-    WriteError: metrics.jsonl cannot be written now. Later on its rows wait in
-      memory, see `files.Records`; TensorBoard alone is given up.
+    WriteError: metrics.jsonl cannot be read or written now. Later on its rows
+      wait in memory, see `files.Records`; TensorBoard alone is given up.
   """
 
   def __init__(
@@ -58,7 +58,7 @@ class Writer:
     if jax.process_index() != 0:
       return
     self._path = path = epath.Path(workdir) / METRICS
-    rows, faults = files.read_rows(path)
+    rows, faults = files.rows_of(files.contents(path), path)
     for fault in faults:
       note(f"metrics     {fault}")
     kept = [r for r in rows if r["step"] <= resumed_at]
