@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import io
 import json
 import os
 import pwd
 import resource
 import shutil
+import sys
 import threading
 import time
 
@@ -305,6 +307,34 @@ def test_a_failed_save_is_told_and_tried_again(
   last.save_now(20, _state(shapes, 20), META)
   last.close()
   assert last.steps() == [16, 20]
+
+
+class _Full(io.StringIO):
+  """A log on a disk that is full."""
+
+  def write(self, text):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failure_is_no_error_where_it_cannot_be_told(
+  tmp_path, shapes, monkeypatch
+):
+  def refuse(*_):
+    raise OSError(errno.EACCES, "Permission denied")
+
+  monkeypatch.setattr(sys, "stderr", _Full())
+  monkeypatch.setattr(saving, "WAITS", ())
+  saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())
+  with FAILURES["all files"]():
+    saver.save(4, _state(shapes, 4), META)
+    while not saver.is_idle():
+      time.sleep(0.005)
+    assert not saver.retry_due(5)  # NOT SAVED
+    assert saver.retry_due(6)
+  monkeypatch.setattr(keeping, "expired", refuse)
+  saver.save_now(6, _state(shapes, 6), META)  # note: old checkpoints stay
+  assert saver.newest() == 6
+  saver.close()
 
 
 def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):

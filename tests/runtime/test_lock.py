@@ -1,6 +1,7 @@
 """One run at a time in a folder: the second is refused, a dead one is not."""
 
 import errno
+import io
 import json
 import os
 import pathlib
@@ -234,8 +235,13 @@ def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):
     patch.setattr(files, "write", full)
     with pytest.raises(ConfigError, match="process.json cannot .* .No space"):
       lock.Lock(str(tmp_path)).__enter__()
-  with lock.Lock(str(tmp_path)) as held:
+  log = type("Log", (io.StringIO,), {"write": full})()  # on the same disk
+  with lock.Lock(str(tmp_path)) as held, monkeypatch.context() as patch:
     held.check()
+    patch.setattr(sys, "stderr", log)
+    patch.setattr(os, "open", full)
+    held._beat()
+    assert held._is_told
 
 
 def test_a_beat_is_always_as_long_and_says_what_it_is_told(tmp_path):

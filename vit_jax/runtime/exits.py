@@ -3,15 +3,14 @@
 docs/pods.md has them in a table, and a batch script that heeds them.
 """
 
-import contextlib
-import errno
-import io
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
+
+from vit_jax.config.output import write
 
 FINISHED = 0
 ERROR = 1  # the same command would end in the same way
@@ -69,22 +68,3 @@ def say(text: str) -> None:
   # One write, so that lines of several processes do not mix.
   is_terminal = not sys.stderr.closed and sys.stderr.isatty()
   write(sys.stderr, f"\n{text}\n" if is_terminal else f"{text}\n")
-
-
-def write(stream: io.TextIOBase, text: str) -> None:
-  """Writes text for people to read; a run goes on where nobody can read it.
-
-  So it does after the connection that started it was closed, which closes the
-  pipe or terminal behind stderr: then nothing more is written there.
-  """
-  try:
-    stream.write(text)
-    stream.flush()
-  except OSError as e:
-    if e.errno in (errno.EPIPE, errno.EIO):
-      with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-  except ValueError:  # it was closed
-    pass

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ import jax
 from etils import epath
 
 from vit_jax.config import ConfigError
-from vit_jax.runtime import agreement, files, goodput, lifetime
+from vit_jax.runtime import agreement, exits, files, goodput, lifetime
 from vit_jax.runtime.phases import Phases
 from vit_jax.runtime.preemption import Stop
 
@@ -69,7 +68,7 @@ class Lock:
   def __init__(
     self,
     workdir: str,
-    note: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    note: Callable[[str], None] = exits.say,
     phases: Phases | None = None,
   ):
     self._workdir, self._folder = workdir, epath.Path(workdir)

@@ -4,7 +4,6 @@ import contextlib
 import glob
 import importlib.util
 import os
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import ConfigError
+from vit_jax.runtime import exits
 
 # Which process this is: by flags of the command, or by the environment.
 FLAGS = ("coordinator", "num_processes", "process_id")
@@ -87,11 +87,10 @@ def initialise(
   elif _is_tpu_vm():
     _join({}, "first host of the TPU slice: this process", TPU_ADVICE, timeout)
   elif _number("SLURM_NTASKS") > 1:
-    print(
+    exits.say(
       f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
       " not start this process, which works alone; put srun before the"
-      " command.",
-      file=sys.stderr,
+      " command."
     )
 
 

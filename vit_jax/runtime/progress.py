@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from vit_jax.runtime import exits
+from vit_jax.config import output
 
 REDRAW_SECONDS = 0.1  # Redrawing takes longer than a step of 1 ms.
 PER_DEVICE = "images_per_second_per_device"
@@ -145,7 +145,7 @@ class Progress:
     return full * num_full + empty * (width - num_full)
 
   def _write(self, text: str) -> None:
-    exits.write(self._stream, text)
+    output.write(self._stream, text)
 
 
 def format_seconds(seconds: float) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.config import CheckpointConfig
+from vit_jax.config import CheckpointConfig, output
 from vit_jax.weights import keeping, steps
 from vit_jax.weights.steps import DamagedError
 from vit_jax.weights.writing import Writer
@@ -166,11 +166,10 @@ class Saves:
   def _tell(self, error: str, again: str) -> None:
     """Prints a failure."""
     last = f"that of step {self.newest:,}" if self.newest else "none"
-    print(
+    output.write(
+      sys.stderr,
       f"NOT SAVED   the checkpoint of step {self._step:,} ({error});"
-      f" {again + '; ' if again else ''}the newest is {last}",
-      file=sys.stderr,
-      flush=True,
+      f" {again + '; ' if again else ''}the newest is {last}\n",
     )
 
   def _make_room(self, step: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.config import json_file
+from vit_jax.config import json_file, output
 from vit_jax.options import shown
 from vit_jax.weights import digests as digests_lib
 from vit_jax.weights.beside import absolute, beside, is_remote, kind, length
@@ -343,4 +343,4 @@ def tell(folder: epath.Path, why: str) -> None:
 def say(text: str) -> None:
   """Prints a line that must not be missed; only process 0 does."""
   if jax.process_index() == 0:
-    print(text, file=sys.stderr, flush=True)
+    output.write(sys.stderr, f"{text}\n")
