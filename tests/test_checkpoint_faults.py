@@ -383,6 +383,9 @@ def test_expired():
   assert keeping.expired([4], [3, 4], 2, None) == []
   assert keeping.expired([2, 4, 6, 7], [2, 4, 6, 7], 1, 2) == []
   assert keeping.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
+  # Step 6 is damaged, or its save failed and was tried again.
+  assert keeping.expired([4, 7, 8, 9], [4, 6, 7, 8, 9], 1, 6) == [4, 8]
+  assert keeping.expired([4, 7, 8, 9], [4, 7, 8, 9], 1, 6) == [4, 8]
 
 
 @pytest.mark.slow

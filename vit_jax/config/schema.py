@@ -134,7 +134,9 @@ class CheckpointConfig:
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(2, "newest checkpoints kept")
   keep_every_steps: int | None = option(
-    None, "checkpoints at multiples of this stay for good; None: none"
+    None,
+    "the first checkpoint at or after each multiple of this stays for good;"
+    " None: none",
   )
 
 

@@ -151,8 +151,9 @@ def expired(
 ) -> list[int]:
   """Returns the steps that are to be removed.
 
-  Those before the newest `keep_last` good ones, but for multiples of
-  `keep_every_steps`: what is not whole is never counted as kept.
+  Those before the newest `keep_last` good ones, but for the first at or after
+  each multiple of `keep_every_steps`, which comes later where the save at the
+  multiple failed: what is not whole is never counted as kept.
 
   >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
   [1]
@@ -160,11 +161,12 @@ def expired(
   if len(good) < keep_last:
     return []
   first = sorted(good)[-keep_last]
-  return [
-    s
-    for s in sorted(there)
-    if s < first and not (keep_every_steps and s % keep_every_steps == 0)
-  ]
+  kept = set()
+  if every := keep_every_steps:
+    for found in (good, there):  # what seems damaged now may be whole again
+      firsts = {s // every: s for s in sorted(found, reverse=True)}
+      kept |= {s for number, s in firsts.items() if number}
+  return [s for s in sorted(there) if s < first and s not in kept]
 
 
 def remove(folder: epath.Path) -> None:
