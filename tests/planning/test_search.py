@@ -44,6 +44,29 @@ def test_choices_keep_the_recipe():
   assert len(set(again)) == len(again) == len(tried) - 1
 
 
+@pytest.mark.parametrize("evaluators, size", [({}, 4), ({"few": 4}, 128)])
+def test_choices_split_their_batches(evaluators, size):
+  """Over 8 devices a batch of 4 splits with tensor=2 alone."""
+  evals = {
+    name: {"kind": "fewshot", "dataset": "digits", "batch_size": n}
+    for name, n in evaluators.items()
+  }
+  changes = {"data__batch_size": size, "mesh__tensor": 2, "evals": evals}
+  config = tiny.config(**changes)
+  assert list(choices(config, 8)) == [config]
+  assert len(list(choices(config, 4))) > 1
+
+  def plan(choice):
+    parts = 8 // choice.mesh.tensor
+    assert choice.data.batch_size % parts == 0
+    assert all(n % parts == 0 for n in evaluators.values())
+    return fake(choice) | {"fits": True}
+
+  found = Search(config, 8, plan, lambda text: None)
+  found.run()
+  assert found.fastest and found.number == found.total
+
+
 def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   found, lines = search(CONFIG, fake)
   best, choice = found.fastest

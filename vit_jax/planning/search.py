@@ -107,8 +107,15 @@ class Search:
 
 
 def choices(config: Config, num_devices: int) -> Iterator[Config]:
-  """Yields the config, then its batch on other meshes and in other pieces."""
+  """Yields the config, then its batch on other meshes and in other pieces.
+
+  Without tensor a batch splits over all devices; where one does not, the config
+  is the only choice.
+  """
   yield config
+  sizes = [config.data.batch_size, *(e.batch_size for e in config.evals)]
+  if any(n % num_devices for n in sizes if n is not None):
+    return
   rows = config.data.batch_size // num_devices
   microbatches = [None, *(n for n in (64, 32, 16, 8) if n < rows)]
   models = (config.model.stacked() or config.model).recomputed()
