@@ -85,14 +85,16 @@ def test_the_table():
     "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
     " evaluation",
     "input       2,560 images/s on each of 2 hosts: 3 cores at 879 a core, as"
-    " measured; a host of four chips has 112 vCPUs",
+    " measured; a host of four chips has 112 vCPUs (56 cores)",
     "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
   ]
-  other = {"price": None, "host_vcpus": 2, "hosts": 1}
+  other = {"price": None, "host_vcpus": 4, "hosts": 1}
   assert plan.table(FOUND | other).splitlines()[9:] == [
     "input       2,560 images/s on one host: 3 cores at 879 a core, as"
-    " measured; a host of four chips has 2 vCPUs, fewer than needed"
+    " measured; a host of four chips has 4 vCPUs (2 cores), fewer than needed"
   ]
+  enough = plan.table(FOUND | other | {"host_vcpus": 6}).splitlines()[9]
+  assert enough.endswith("has 6 vCPUs (3 cores)")
   none = {"price": None, "input_rate_of": "why not", "input_cores": None}
   assert plan.table(FOUND | none).splitlines()[9:] == [
     "input       2,560 images/s on each of 2 hosts; why not"

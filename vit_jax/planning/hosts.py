@@ -15,8 +15,9 @@ RATES = {
   "decode_inception_crop(224)|flip_lr|randaug(2, 15)": 807.0,
 }
 MACHINE = "AMD EPYC (Zen 4)"
-# vCPUs (hardware threads) of a host with four chips. Source: the pages of
-# cloud.google.com/tpu/docs on v5e and v5p; for other chips none is stated here.
+# vCPUs (hardware threads, two to a core) of a host with four chips. Source: the
+# pages of cloud.google.com/tpu/docs on v5e and v5p; for other chips none is
+# stated here.
 VCPUS = {"v5e": 112, "v5p": 208}
 
 _PRICE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(\D*)")
@@ -112,8 +113,11 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     text += f": {cores:,} core{'s' * (cores > 1)} at"
     text += f" {found['input_rate']:,.0f} a core, {found['input_rate_of']}"
     if vcpus := found["host_vcpus"]:
-      excess = ", fewer than needed" if cores > vcpus else ""
-      text += f"; a host of four chips has {vcpus} vCPUs{excess}"
+      there = vcpus // 2
+      excess = ", fewer than needed" if cores > there else ""
+      text += (
+        f"; a host of four chips has {vcpus} vCPUs ({there} cores){excess}"
+      )
   else:
     text += f"; {found['input_rate_of']}"
   lines = {"input": text}
