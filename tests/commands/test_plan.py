@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import pathlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from vit_jax import plan, sharding
 from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
 
+ROOT = pathlib.Path(__file__).parents[2]
 FOUND = {
   "topology": "v5e:2x4",
   "chips": 8,
@@ -157,12 +159,38 @@ def test_faults_are_told_before_compiling():
     ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
     ("2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
     ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
+    ("v5e:0x4", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
+    ("v5e:32x32", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
+    ("v6e:8x32", "a slice of v6e has 2 sides and at most 256 chips (16x16)"),
+    ("v5e:2x2x2", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=0", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=100000", "(16x16), and all slices have at most 100,000."),
+    ("v3:33x2", "a slice of v3 has 2 sides and at most 1,024 chips (32x32)"),
+    ("v4:2x2", "a slice of v4 has 3 sides and at most 4,096 chips (16x16x16)"),
+    ("v5p:16x16x28", "v5p has 3 sides and at most 6,144 chips (16x16x24)"),
     ("v4:2x2x1,slices=2", "rate of the network between slices of v4 is not"),
   ],
 )
-def test_an_unknown_slice(topology, text):
-  with pytest.raises(ConfigError, match=text):
+def test_an_unknown_slice(topology, text, monkeypatch):
+  """It is told before libtpu, which may end the process, is asked."""
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match=re.escape(text)):
     plan.describe(topology)
+
+
+def test_slices_of_the_documentation_exist(monkeypatch):
+  """And those which libtpu knows beside them."""
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  names = {"v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"}
+  for path in (*ROOT.glob("docs/*.md"), ROOT / "benchmarks/plans.py"):
+    names.update(
+      re.findall(r"\bv\w+:\d[\dx]*(?:,slices=\d+)?", path.read_text())
+    )
+  assert len(names) > 15 and "v5e:16x16,slices=4" in names
+  for name in names:
+    with pytest.raises(ConfigError, match="libtpu: not installed"):
+      plan.describe(name)
 
 
 def test_without_libtpu_it_says_how_to_get_it(monkeypatch):

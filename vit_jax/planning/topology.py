@@ -1,6 +1,7 @@
 """TPU slices by name, whose chips need not be there."""
 
 import importlib.util
+import math
 import re
 
 import jax
@@ -9,21 +10,36 @@ from jax.experimental import topologies
 from vit_jax.config import ConfigError
 from vit_jax.devices import CHIPS, Chip
 
+# The largest slices. Source: cloud.google.com/tpu/docs, a page per generation.
+LARGEST = {
+  "v3": (32, 32),
+  "v4": (16, 16, 16),
+  "v5e": (16, 16),
+  "v5p": (16, 16, 24),
+  "v6e": (16, 16),
+}
+MOST_CHIPS = 100_000  # of all slices; libtpu describes them in a second
+_NAME = re.compile(
+  r"(v\w+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)(?:_(?:un)?twisted)?"
+  r"(?:,slices=([1-9]\d{0,5}))?",
+  re.ASCII,
+)
+
 
 def describe(topology: str) -> tuple[Chip, list]:
   """Returns the chip and the devices of a slice, or of several joined ones.
 
   Raises:
-    ConfigError: libtpu is absent, or does not know the slice.
+    ConfigError: The slice does not exist, or libtpu is absent or refuses it.
   """
   generation = topology.split(":")[0]
   name, _, number = topology.partition(",slices=")
-  if generation not in CHIPS or not re.fullmatch(r"([1-9]\d*)?", number):
+  if not _exists(topology):
     raise ConfigError(
       [
         f"--topology: got {topology!r}, expected one of {', '.join(CHIPS)} and"
         " a shape, such as v5e:16x16, or v5e:16x16,slices=2 for two slices"
-        " that the data centre's network joins."
+        f" that the data centre's network joins{_limits(generation)}."
       ]
     )
   if number and CHIPS[generation].dcn_bandwidth is None:
@@ -53,3 +69,35 @@ def describe(topology: str) -> tuple[Chip, list]:
       [f"--topology: got {topology!r}, which libtpu refuses: {e}"]
     ) from None
   return CHIPS[generation], list(found.devices)
+
+
+def _exists(topology: str) -> bool:
+  """Whether a name is that of slices which may exist.
+
+  libtpu describes larger ones too, and ends the process at a side of 0.
+  """
+  match = _NAME.fullmatch(topology)
+  if not match or match[1] not in LARGEST:
+    return False
+  largest = LARGEST[match[1]]
+  sides = [int(side) for side in match[2].split("x")]
+  num_chips = math.prod(sides)
+  return (
+    len(sides) == len(largest)
+    # Of three sides one may be longer: switches join cubes of 4x4x4 chips.
+    and (len(sides) == 3 or max(sides) <= max(largest))
+    and num_chips <= math.prod(largest)
+    and num_chips * int(match[3] or 1) <= MOST_CHIPS
+  )
+
+
+def _limits(generation: str) -> str:
+  """Returns the limits of slices, the end of a sentence; "" if unknown."""
+  if generation not in LARGEST:
+    return ""
+  largest = LARGEST[generation]
+  return (
+    f"; a slice of {generation} has {len(largest)} sides and at most"
+    f" {math.prod(largest):,} chips ({'x'.join(map(str, largest))}), and all"
+    f" slices have at most {MOST_CHIPS:,}"
+  )
