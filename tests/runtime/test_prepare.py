@@ -28,6 +28,17 @@ def test_nothing_to_say():
   prepare.check(_config())
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+  """A link of the run's folder whose disk is absent."""
+  (tmp_path / "checkpoints").symlink_to(tmp_path / "absent")
+  (fault,) = _faults(_config(), workdir=str(tmp_path))
+  assert fault == (
+    f"--workdir: got '{tmp_path}', where no files can be written"
+    f" ({tmp_path}/checkpoints: File exists); expected a folder, there or to be"
+    " made."
+  )
+
+
 def test_everything_at_once(tmp_path):
   """Faults of options, machine and disk, each with what to do."""
   config = _config(

@@ -98,6 +98,15 @@ def reason(error: Exception) -> str:
   return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def folder_fault(workdir: str, error: OSError) -> str:
+  """Returns the fault of a --workdir in which a file cannot be written."""
+  at = f"{error.filename}: " if error.filename else ""
+  return (
+    f"--workdir: got {workdir!r}, where no files can be written"
+    f" ({at}{reason(error)}); expected a folder, there or to be made."
+  )
+
+
 def is_local(path: epath.Path) -> bool:
   """Whether a path is of the operating system, not of an object store."""
   return "://" not in str(path)

@@ -20,7 +20,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.evaluators.evaluator import Context, Evaluator
-from vit_jax.runtime import agreement, on_disk, resume, trackers
+from vit_jax.runtime import agreement, files, on_disk, resume, trackers
 from vit_jax.runtime.writer import METRICS, SCORES
 from vit_jax.step import Facts
 from vit_jax.weights import keeping
@@ -333,10 +333,7 @@ class Run:
       if self.is_training and jax.process_index() == 0:
         keeping.probe(self._checkpoints)
     except OSError as e:
-      return [
-        f"--workdir: got {self.workdir!r}, where no files can be written"
-        f" ({e.strerror or e}); expected a folder, there or to be made."
-      ]
+      return [files.folder_fault(self.workdir, e)]
     return []
 
   def check(self, faults: Iterable[str] = ()) -> None:
