@@ -68,7 +68,8 @@ from vit_jax.planning.price import price
 from vit_jax.planning.search import Search
 from vit_jax.planning.table import table
 from vit_jax.planning.topology import describe
-from vit_jax.runtime import promise
+from vit_jax.runtime import files, promise
+from vit_jax.weights import keeping
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -281,12 +282,10 @@ def main(args: cli.Args) -> None:
     options = _options(args.flags, found)
     if workdir := args.flags["workdir"]:
       try:
-        epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+        with files.os_errors(epath.Path(workdir)):
+          keeping.probe(epath.Path(workdir))
       except OSError as e:
-        found.append(
-          f"--workdir: got {workdir!r}, where no files can be written"
-          f" ({e.strerror or e}); expected a folder, there or to be made."
-        )
+        found.append(files.folder_fault(workdir, e))
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
@@ -307,7 +306,11 @@ def main(args: cli.Args) -> None:
   show(result, wants_json)
   if workdir:
     path = epath.Path(workdir) / promise.FILE
-    path.write_text(json.dumps(promise.contents(config, result), indent=2))
+    text = json.dumps(promise.contents(config, result), indent=2)
+    try:
+      files.replace(path, text)
+    except files.WriteError as e:
+      sys.exit(str(e))
     print(f"written     {path}", file=sys.stderr)
 
 

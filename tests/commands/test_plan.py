@@ -1,5 +1,6 @@
 """The planner: words, arguments, tables; compiling needs libtpu (see below)."""
 
+import errno
 import importlib.util
 import json
 import math
@@ -16,6 +17,7 @@ import tiny
 from vit_jax import plan, sharding
 from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
+from vit_jax.runtime import files
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = {
@@ -297,3 +299,34 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
     plan.main(cli.Args(tiny.config(), "tiny", flags, []))
   assert f"--workdir: got '{tmp_path}/file/run', where no" in str(error.value)
   assert "--topology: got none" in str(error.value)
+
+
+def test_a_plan_that_cannot_be_written_leaves_the_one_before(
+  tmp_path, monkeypatch, capsys
+):
+  for name, found in {
+    "describe": (CHIPS["v5e"], [None] * 8),
+    "plan": FOUND,
+  }.items():
+    monkeypatch.setattr(plan, name, lambda *_, found=found, **__: found)
+  monkeypatch.setattr(plan.signals, "end_at_once", lambda *_: None)
+  flags = dict.fromkeys(plan.FLAGS) | {"workdir": str(tmp_path)}
+  args = cli.Args(tiny.config(), "tiny", flags | {"topology": "v5e:2x4"}, [])
+  plan.main(args)
+  path = tmp_path / "plan.json"
+  before = path.read_text()
+  assert json.loads(before)["plan"] == FOUND
+  assert [x.name for x in tmp_path.iterdir()] == ["plan.json"]
+
+  def full(self, *_):
+    raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+  monkeypatch.setattr(files, "write", full)
+  capsys.readouterr()
+  with pytest.raises(SystemExit) as error:
+    plan.main(args)
+  assert str(error.value).startswith(
+    f"{path}: cannot be written (No space left on device); make room, or see"
+  )
+  assert path.read_text() == before
+  assert capsys.readouterr().out == plan.table(FOUND) + "\n"  # it is not lost
