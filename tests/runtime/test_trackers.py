@@ -12,35 +12,11 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from recording import CONFIG, Recorder
 
 from vit_jax.config import Config, build, flat, to_dict
 from vit_jax.runtime import trackers
 from vit_jax.runtime.writer import Writer, read_metrics
-
-CONFIG = Config(trackers=("wandb",))
-
-
-class Recorder:
-  """Keeps what it is told."""
-
-  PACKAGE = "json"
-  made: list = []
-
-  def __init__(self, about):
-    self.about, self.rows, self.state = about, [], None
-    self.id = about.id or f"id{len(self.made)}"
-    self.where = "in memory"
-    self.made.append(self)
-
-  @staticmethod
-  def faults():
-    return None
-
-  def log(self, row):
-    self.rows.append(dict(row))
-
-  def finish(self, state):
-    self.state = state
 
 
 @pytest.fixture
@@ -48,10 +24,6 @@ def recorder(monkeypatch):
   kind = type("Kind", (Recorder,), {"made": []})
   monkeypatch.setitem(trackers.TRACKERS, "wandb", kind)
   return kind
-
-
-def without_time(rows):
-  return [{k: v for k, v in r.items() if k != "time"} for r in rows]
 
 
 def test_a_choice_for_every_tracker():
@@ -100,56 +72,6 @@ def test_the_state_of_a_run_that_ends_early(tmp_path, recorder, error, state):
       raise error
   (it,) = recorder.made
   assert it.state == state and len(it.rows) == 1
-
-
-def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
-  workdir, quiet = str(tmp_path), lambda _: None
-  with Writer(workdir, 0, CONFIG, quiet) as writer:
-    writer.scalars(10, {"train/loss": 1.0})
-    writer.scalars(12, {"train/loss": 0.9})  # after the last checkpoint
-  with Writer(workdir, 10, CONFIG, quiet) as writer:
-    writer.scalars(12, {"train/loss": 0.9})  # the same bits again
-    writer.scalars(12, {"val/top1": 0.5})
-    writer.scalars(14, {"train/loss": 0.8})
-  first, second = recorder.made
-  assert second.about.id == first.id == "id0"
-  assert without_time(first.rows + second.rows) == [
-    {"step": 10, "train/loss": 1.0},
-    {"step": 12, "train/loss": 0.9},
-    {"step": 12, "val/top1": 0.5},
-    {"step": 14, "train/loss": 0.8},
-  ]
-  # From the start again: another run.
-  with Writer(workdir, 0, CONFIG, quiet) as writer:
-    writer.scalars(12, {"train/loss": 0.7})
-  third = recorder.made[2]
-  assert third.about.id is None
-  assert without_time(third.rows) == [{"step": 12, "train/loss": 0.7}]
-
-
-def test_a_tracker_that_joins_late_gets_all(tmp_path, recorder):
-  workdir = str(tmp_path)
-  with Writer(workdir) as writer:
-    writer.scalars(10, {"train/loss": 1.0})
-    writer.scalars(12, {"train/loss": 0.9})
-  with Writer(workdir, 10, CONFIG, lambda _: None) as writer:
-    writer.scalars(12, {"train/loss": 0.9})
-  (it,) = recorder.made
-  assert it.rows == read_metrics(workdir)
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]"])
-def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
-  """What the tracker gets is another run, with every line."""
-  workdir, notes = str(tmp_path), []
-  with Writer(workdir, 0, CONFIG, notes.append) as writer:
-    writer.scalars(10, {"train/loss": 1.0})
-  (tmp_path / "trackers" / "wandb.json").write_text(text)
-  with Writer(workdir, 10, CONFIG, notes.append) as writer:
-    writer.scalars(12, {"train/loss": 0.9})
-  again = recorder.made[1]
-  assert again.about.id is None and again.rows == read_metrics(workdir)
-  assert any("wandb.json cannot be read" in note for note in notes)
 
 
 def test_a_failure_is_told_once_and_stops_nothing(tmp_path, recorder):

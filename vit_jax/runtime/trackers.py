@@ -3,32 +3,35 @@
 A tracker is told in a thread of its own, so that it can neither stop a run nor
 hold up a step: what it raises is printed once, and the run goes on. Where it
 writes is its own matter (WANDB_PROJECT, MLFLOW_TRACKING_URI and so on, see
-docs/trackers.md). Its run's id stays in the workdir, in trackers/NAME.json, for
-a run that resumes.
+docs/trackers.md). Its run's id, and which lines it was handed, stay in the
+workdir for a run that resumes, see `handed`.
 """
 
 import contextlib
-import json
+import math
 import os
 import queue
 import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from etils import epath
 
 from vit_jax.config import Config, flat, to_dict
 from vit_jax.options import not_installed
-from vit_jax.runtime import files
+from vit_jax.runtime import handed
 
 PROJECT = "vit_jax"  # where the environment names none
 EXTRA = "trackers"
 CLOSE_SECONDS = 60.0  # that the end of a run waits for a tracker
+SAVE_SECONDS = 1.0  # that a tracker is behind what is noted of it, at most
 # A line of metrics.jsonl: "step", "time" in seconds, and metrics.
 Row = Mapping[str, int | float]
+BESIDE = {"step", "time"}
 STATES = ("finished", "stopped", "failed")  # Ctrl-C stops a run
 
 
@@ -249,14 +252,17 @@ def faults(config: Config) -> list[str]:
 class Sender:
   """A thread that passes rows on to one tracker, in their order.
 
+  A tracker that goes on with its run gets the rows that stay and did not arrive
+  there before. Of those that will be written again, the values that it has are
+  not passed on a second time.
+
   Args:
     name: Its name in `TRACKERS`.
     workdir: Folder of the run.
     config: The run.
-    resumes: Whether this process goes on with a run that has begun.
-    kept: The rows written before, which a new run of the tracker gets, too.
-    dropped: Those that will be written again: a tracker that goes on with its
-      run has them, so their values are not passed on a second time.
+    rows: The lines that metrics.jsonl had at the start, in their order.
+    resumed_at: Step from which the run goes on: rows of later ones will be
+      written again; 0: a new run, also of the tracker.
     note: Prints a line.
   """
 
@@ -266,39 +272,46 @@ class Sender:
     workdir: str,
     config: Config,
     *,
-    resumes: bool,
-    kept: Iterable[Row],
-    dropped: Iterable[Row],
+    rows: Sequence[Row],
+    resumed_at: int,
     note: Callable[[str], None],
   ):
     self._name = name
     self._note = note
     self._file = epath.Path(workdir) / "trackers" / f"{name}.json"
-    known = self._known() if resumes else None
+    before = self._read(rows) if resumed_at else handed.Handed()
     self._about = About(
       epath.Path(os.path.abspath(workdir)).name or name,
       workdir,
       flat(to_dict(config)),
-      known,
+      before.id,
     )
-    self._had = {(row["step"], key) for row in dropped if known for key in row}
+    kept = [n for n, row in enumerate(rows) if row["step"] <= resumed_at]
+    self._had = {
+      (row["step"], key)
+      for n, row in enumerate(rows)
+      if row["step"] > resumed_at and before.has(n)
+      for key in row
+    }
+    self._handed = before.of(kept)
     self._rows: queue.SimpleQueue = queue.SimpleQueue()
     self._lost = 0
     self._has_failed = False
     self._state = STATES[0]
-    for row in () if known else kept:
-      self._rows.put(row)
+    self._saved_at = -math.inf
+    for n, old in enumerate(kept):
+      if not self._handed.has(n):
+        self._rows.put((n, rows[old]))
+    self._next = len(kept)
     self._thread = threading.Thread(
       target=self._work, name=f"tracker {name}", daemon=True
     )
     self._thread.start()
 
   def put(self, row: Row) -> None:
-    """Hands over a row; returns at once."""
-    step = row["step"]
-    left = {k: v for k, v in row.items() if (step, k) not in self._had}
-    if left.keys() - {"step", "time"}:
-      self._rows.put({"step": step, "time": row["time"], **left})
+    """Hands over the next line of metrics.jsonl; returns at once."""
+    self._rows.put((self._next, row))
+    self._next += 1
 
   def close(self, state: str) -> None:
     """Waits until all is written, for at most `CLOSE_SECONDS`."""
@@ -316,40 +329,60 @@ class Sender:
         " all."
       )
 
-  def _known(self) -> str | None:
-    """Returns the tracker's id of the run that resumes; None: there is none."""
+  def _read(self, rows: Sequence[Row]) -> handed.Handed:
+    """Returns what the tracker of the run that resumes was handed."""
     try:
-      if self._file.exists():
-        return json.loads(self._file.read_text())["id"]
+      return handed.read(self._file, rows)
     except (OSError, ValueError, KeyError, TypeError) as e:
       self._note(
         f"{self._name:<11} {self._file} cannot be read: {_line(e)} It gets a"
         " new run, with all lines of metrics.jsonl."
       )
-    return None
+    return handed.Handed()
 
   def _work(self) -> None:
     try:
       tracker = TRACKERS[self._name](self._about)
-      self._file.parent.mkdir(parents=True, exist_ok=True)
-      files.replace_text(self._file, json.dumps({"id": tracker.id}) + "\n")
+      self._handed.id = tracker.id
+      self._save()
       self._note(f"{self._name:<11} {tracker.where}")
     except Exception as e:  # a service may raise anything
       self._told(e)
       tracker = None
-    while (row := self._rows.get()) is not None:
+    while (item := self._rows.get()) is not None:
+      number, row = item
+      had = {k for k in row if (row["step"], k) in self._had}
+      left = {k: v for k, v in row.items() if k in BESIDE or k not in had}
+      is_new = bool(left.keys() - BESIDE)
+      if tracker is None:
+        self._lost += is_new
+        continue
+      arrived = True
       try:
-        if tracker is None:
-          self._lost += 1
-        else:
-          tracker.log(row)
+        if is_new:
+          tracker.log(left)
       except Exception as e:
+        arrived = False
         self._lost += 1
         self._told(e)
+      self._handed.note(number, arrived)
+      self._save()
     try:
       if tracker is not None:
+        self._save()
         tracker.finish(self._state)
     except Exception as e:
+      self._told(e)
+
+  def _save(self) -> None:
+    """Keeps what was handed over; once a second where many rows wait."""
+    now = time.monotonic()
+    if not self._rows.empty() and now < self._saved_at + SAVE_SECONDS:
+      return
+    self._saved_at = now
+    try:
+      handed.write(self._file, self._handed)
+    except Exception as e:  # a bucket may, too
       self._told(e)
 
   def _told(self, error: Exception) -> None:
@@ -372,29 +405,12 @@ def _line(error: Exception) -> str:
 def senders(
   config: Config | None,
   workdir: str,
+  rows: Sequence[Row],
   resumed_at: int,
-  rows: tuple[list, list],
   note: Callable[[str], None],
 ) -> list[Sender]:
-  """Starts the trackers of a run.
-
-  Args:
-    config: The run; None: it has no trackers.
-    workdir: Its folder.
-    resumed_at: Step from which it goes on; 0: a new run.
-    rows: Those of metrics.jsonl that stay, and those dropped.
-    note: Prints a line.
-  """
-  kept, dropped = rows
+  """Starts the trackers of a run; none if there is no config. See `Sender`."""
   return [
-    Sender(
-      name,
-      workdir,
-      config,
-      resumes=resumed_at > 0,
-      kept=kept,
-      dropped=dropped,
-      note=note,
-    )
+    Sender(name, workdir, config, rows=rows, resumed_at=resumed_at, note=note)
     for name in (config.trackers if config else ())
   ]

@@ -62,7 +62,6 @@ class Writer:
     for fault in faults:
       note(f"metrics     {fault}")
     kept = [r for r in rows if r["step"] <= resumed_at]
-    dropped = [r for r in rows if r["step"] > resumed_at]
     self.num_rows = len(kept)
     self.scores = {
       k: v
@@ -75,9 +74,7 @@ class Writer:
     self._lines = uploads.records(path, text.encode(), note, guard)
     with self._board_may_fail():
       self._board = Board(workdir, kept, guard)
-    self._trackers = trackers.senders(
-      config, workdir, resumed_at, (kept, dropped), note
-    )
+    self._trackers = trackers.senders(config, workdir, rows, resumed_at, note)
 
   @property
   def scored(self) -> set[str]:
