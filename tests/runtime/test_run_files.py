@@ -10,6 +10,7 @@ import types
 import pytest
 from etils import epath
 
+from vit_jax.config import Config
 from vit_jax.runtime import changes, files, fingerprints, finite, writer
 from vit_jax.runtime.files import Records, WriteError
 
@@ -83,7 +84,7 @@ def test_json_that_is_none(tmp_path, data):
 
 def _guard(folder):
   run = types.SimpleNamespace(
-    config=None, workdir=folder, resumed_metadata={}, start=1
+    config=Config(), workdir=folder, resumed_metadata={}, start=1
   )
   return finite.Guard(run, lambda: None, print)
 
