@@ -90,6 +90,26 @@ def test_broken_files_are_named_with_the_reason(tmp_path, caplog, monkeypatch):
   np.testing.assert_array_equal(fused["mask"], batch["mask"])
 
 
+@pytest.mark.parametrize("op", ["resize_small", "resize_small_torch"])
+def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
+  """12,000 x 1 pixels would become 3,072,000 x 256 by resize_small(256)."""
+  monkeypatch.setattr(images, "MAX_PIXELS", 60**2)
+  line = encoded(photo(1, 1002), "PNG")
+  files = {"line.png": line, "short.png": encoded(photo(4, 5), "PNG")}
+  source, record = folder(tmp_path, files, others=1)
+  text = f"decode|pad(1)|{op}(size=9)|central_crop(8)"
+  batch = scored(source, text)
+  assert batch["mask"].sum() == 2 and not batch["mask"][record["line.png"]]
+  assert not batch["image"][record["line.png"]].any()
+  reason = (
+    f"got 1,004 x 3 pixels, of which {op}(9) would make 3,012 x 9, expected at"
+    " most 3,600 in all; crop the image."
+  )
+  assert len(messages(caplog)) == 1 and reason in messages(caplog)[0]
+  with pytest.raises(ValueError, match=re.escape(reason)):
+    pixels.apply(images.read(line), text)  # for predict and serve
+
+
 def test_what_is_cut_off_is_used_if_asked(tmp_path, caplog):
   image = photo(96, 160)
   png = encoded(image, "PNG", compress_level=0)

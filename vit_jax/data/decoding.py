@@ -23,7 +23,7 @@ import numpy as np
 
 from vit_jax.batch import Batch, DataError
 from vit_jax.config import preprocessing
-from vit_jax.data import encoded, file_bytes, images
+from vit_jax.data import encoded, file_bytes, images, pixels
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
@@ -106,14 +106,7 @@ def row_fns(
     image = first(tf.ensure_shape(image, [None, None, 3]), key)
     fault = tf.ensure_shape(fault, [])
     mask = fault == b""
-    return {
-      **record,
-      "image": image,
-      "label": tf.where(mask, record["label"], tf.zeros_like(record["label"])),
-      "mask": mask,
-      "key": key,
-      "fault": fault,
-    }
+    return {**record, "image": image, "mask": mask, "key": key, "fault": fault}
 
   def blank(element: Record) -> Record:
     return {
@@ -137,6 +130,16 @@ def row_fns(
 
   def careful(element: Record) -> Record:
     record = _first_that_works(element, decode_or_say, rescue, blank)
+    fault = tf.numpy_function(
+      lambda fault, shape: encoded.as_bytes(fault) or _too_large(shape, ops),
+      [record["fault"], tf.shape(record["image"])],
+      tf.string,
+      stateful=False,
+    )
+    fault, label = tf.ensure_shape(fault, []), record["label"]
+    mask = fault == b""
+    label = tf.where(mask, label, tf.zeros_like(label))
+    record |= {"mask": mask, "label": label, "fault": fault}
     # An error here is not the image's fault: a crop that does not fit, say.
     row = tf.cond(
       record["mask"],
@@ -158,6 +161,15 @@ def _rescued(data, fault, use_truncated: bool, exif: bool):
     except ValueError as e:
       fault = str(e).encode()
   return np.zeros([1, 1, 3], np.uint8), fault
+
+
+def _too_large(shape: np.ndarray, ops: str) -> bytes:
+  """Returns why an image of this shape cannot be resized, or b""."""
+  try:
+    pixels.check_sides(*shape.tolist()[:2], ops)
+  except ValueError as e:
+    return str(e).encode()
+  return b""
 
 
 def iterate(

@@ -56,7 +56,7 @@ def decoded(
     image = tf.numpy_function(
       lambda x: _or_empty(x, exif), [data], tf.uint8, stateful=False
     )
-    image = _where(tf.size(image) > 0, image)
+    image = if_good(tf.size(image) > 0, image)
     return tf.ensure_shape(image, [None, None, 3])
 
   def odd():
@@ -85,7 +85,7 @@ def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
   """
   shape = tf.image.extract_jpeg_shape(data, tf.int64)
   pixels = tf.reduce_prod(shape[:2])
-  return tf.cast(_where(pixels <= images.MAX_PIXELS, shape), tf.int32)
+  return tf.cast(if_good(pixels <= images.MAX_PIXELS, shape), tf.int32)
 
 
 def upright(image: Image, turn: tf.Tensor) -> Image:
@@ -118,6 +118,20 @@ def stored_window(begin, extent, shape, turn):
   begin = tf.where(is_mirrored, shape - begin - extent, begin)
   order = lambda pair: tf.where(turn >= 5, pair[::-1], pair)
   return tf.concat([order(begin), order(extent)], 0)
+
+
+def if_good(is_good: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+  """Returns the value, or fails in the graph, without words.
+
+  Raises:
+    tf.errors.InvalidArgumentError: In the graph: `is_good` is False.
+  """
+  # tf.debugging.Assert would add a branch.
+  check = tf.raw_ops.Assert(condition=is_good, data=["refused"])
+  if check is None:  # outside of a graph, where it has raised already
+    return value
+  with tf.control_dependencies([check]):
+    return tf.identity(value)
 
 
 def as_bytes(data) -> bytes:
@@ -160,7 +174,7 @@ def _is_bare_png(data):
 def _turn(data):
   turn = tf.numpy_function(_turn_or_fault, [data], tf.int32, stateful=False)
   turn = tf.ensure_shape(turn, [])
-  return _where(turn >= 0, turn)
+  return if_good(turn >= 0, turn)
 
 
 def _turn_or_fault(data):
@@ -175,13 +189,3 @@ def _or_empty(data, exif: bool):
     return images.read(as_bytes(data), exif=exif)
   except ValueError:
     return np.zeros([0, 0, 3], np.uint8)
-
-
-def _where(is_good, value):
-  """Returns the value, or fails in the graph."""
-  # tf.debugging.Assert would add a branch.
-  check = tf.raw_ops.Assert(condition=is_good, data=["not decoded"])
-  if check is None:  # outside of a graph, where it has raised already
-    return value
-  with tf.control_dependencies([check]):
-    return tf.identity(value)

@@ -15,7 +15,7 @@ in Pillow, with which PyTorch's models were trained and scored.
 from collections.abc import Callable
 
 from vit_jax.config import preprocessing
-from vit_jax.data import encoded, pixels
+from vit_jax.data import encoded, images, pixels
 from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import randaug
 from vit_jax.data.records import Record
@@ -128,11 +128,17 @@ def resize_small(image, key, size, method="area", antialias=False):
 
   Both sides are multiplied by the float32 ratio and rounded to the nearest
   integer, ties to even.
+
+  Raises:
+    tf.errors.InvalidArgumentError: In the graph: the result would have more
+      than `images.MAX_PIXELS`; `pixels.check_sides` says so in words.
   """
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)
   ratio = tf.cast(size, tf.float32) / tf.reduce_min(sides)
-  sides = tf.cast(tf.round(sides * ratio), tf.int32)
+  sides = tf.cast(tf.round(sides * ratio), tf.int64)
+  is_good = tf.reduce_prod(sides) <= images.MAX_PIXELS
+  sides = tf.cast(encoded.if_good(is_good, sides), tf.int32)
   return _resized(image, sides, method, antialias)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config import preprocessing
+from vit_jax.data import images
 
 FILTERS = {
   "bilinear": Image.Resampling.BILINEAR,
@@ -32,7 +33,7 @@ def apply(
 
   Raises:
     ValueError: Malformed `ops`, a random one among them, or an image that is
-      smaller than a crop.
+      smaller than a crop, or that resizing would make too large.
 
   Example:
     >>> apply(np.zeros((9, 7, 3), np.uint8), "decode|resize(4)").shape
@@ -52,6 +53,25 @@ def apply(
 def is_random(ops: str) -> bool:
   """Whether the operations draw random numbers."""
   return any(op.name not in OPS for op in preprocessing.parse_ops(ops))
+
+
+def check_sides(height: int, width: int, ops: str) -> None:
+  """Raises ValueError for an image that resizing would make too large.
+
+  Args:
+    height: Of the image after the first operation, decoding.
+    width: Likewise.
+    ops: See `vit_jax.config.preprocessing`.
+  """
+  sides = height, width
+  parsed, shapes = preprocessing.parse_ops(ops), preprocessing.shapes(ops)
+  for op, shape in zip(parsed[1:], shapes[1:], strict=True):
+    if op.name in _SMALL_SIDES:
+      size = [*op.args, op.kwargs.get("size")][0]
+      sides = _SMALL_SIDES[op.name](sides, size)
+    else:
+      shape_fn = preprocessing.SHAPE_FNS[op.name]
+      sides = shape or shape_fn(sides, *op.args, **op.kwargs)
 
 
 def resize(image, size, method="bilinear", antialias=False):
@@ -79,9 +99,8 @@ def resize(image, size, method="bilinear", antialias=False):
 
 def resize_small(image, size, method="area", antialias=False):
   """Resizes so that the shorter side has `size` pixels, aspect ratio kept."""
-  sides = np.array(image.shape[:2], np.float32)
-  height, width = np.round(sides * (np.float32(size) / sides.min()))
-  return resize(image, (int(height), int(width)), method, antialias)
+  sides = _small_sides(image.shape[:2], size)
+  return resize(image, sides, method, antialias)
 
 
 def central_crop(image, size):
@@ -100,9 +119,8 @@ def resize_torch(image, size, method="bicubic"):
 
 def resize_small_torch(image, size, method="bicubic"):
   """Resizes as torchvision's Resize(size): the longer side is rounded down."""
-  sides = image.shape[:2]
-  height, width = (size * side // min(sides) for side in sides)
-  return resize_torch(image, (height, width), method)
+  sides = _small_sides_torch(image.shape[:2], size)
+  return resize_torch(image, sides, method)
 
 
 def central_crop_torch(image, size):
@@ -130,6 +148,40 @@ OPS: dict[str, Callable[..., np.ndarray]] = {
   "central_crop_torch": central_crop_torch,
   "pad": pad,
 }
+
+
+def _small_sides(sides: tuple[int, int], size: int) -> tuple[int, int]:
+  ratio = np.float32(size) / np.float32(min(sides))
+  height, width = np.round(np.array(sides, np.float32) * ratio)
+  return _bounded(f"resize_small({size})", sides, (int(height), int(width)))
+
+
+def _small_sides_torch(sides: tuple[int, int], size: int) -> tuple[int, int]:
+  height, width = (size * side // min(sides) for side in sides)
+  return _bounded(f"resize_small_torch({size})", sides, (height, width))
+
+
+_SMALL_SIDES = {
+  "resize_small": _small_sides,
+  "resize_small_torch": _small_sides_torch,
+}
+
+
+def _bounded(
+  op: str, sides: tuple[int, int], made: tuple[int, int]
+) -> tuple[int, int]:
+  """Returns the sides after an operation.
+
+  Raises:
+    ValueError: They are of more than `images.MAX_PIXELS`.
+  """
+  if made[0] * made[1] > images.MAX_PIXELS:
+    raise ValueError(
+      f"got {sides[1]:,} x {sides[0]:,} pixels, of which {op} would make"
+      f" {made[1]:,} x {made[0]:,}, expected at most {images.MAX_PIXELS:,} in"
+      " all; crop the image."
+    )
+  return made
 
 
 def _scale(have: int, want: int) -> np.float32:
