@@ -370,6 +370,35 @@ def test_a_name_that_is_taken_is_refused(name, tmp_path):
     preparing.import_source("folder:x", "My set", str(tmp_path))
 
 
+@pytest.mark.parametrize("form", ["array_record", "tfrecord"])
+def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
+  """With what the writers say on a full disk, for want of one here."""
+  error = {
+    "array_record": 'RuntimeError: Failed to finalize writing of split "train":'
+    " write() failed: No space left on device; writing ...",
+    "tfrecord": "ResourceExhaustedError: ...-00001; No space left on device",
+  }[form]
+  fails = mock.Mock(side_effect=RuntimeError(error))
+  monkeypatch.setattr(imported.Imported, "download_and_prepare", fails)
+  (tmp_path / "in").mkdir()
+  source = write_folder(tmp_path / "in")
+  with pytest.raises(ValueError, match=f"got {tmp_path}, whose disk is full"):
+    preparing.import_source(source, "own", str(tmp_path), file_format=form)
+
+
+def test_of_two_imports_at_once_the_later_one_says_so(tmp_path):
+  (tmp_path / "in").mkdir()
+  source = write_folder(tmp_path / "in")
+
+  def say(line):
+    if line.startswith("train: all"):  # and is not renamed yet
+      preparing.import_source(source, "own", str(tmp_path))
+
+  with pytest.raises(ValueError, match=r"own/1.0.0, which another command has"):
+    preparing.import_source(source, "own", str(tmp_path), say=say)
+  assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
+
+
 def test_records_are_not_written_into_a_bucket(monkeypatch):
   builder = mock.Mock(spec=tfds.core.DatasetBuilder)
   builder.is_prepared.return_value = False

@@ -1,7 +1,9 @@
 """Puts data sets on disk in TFDS's format, as `vit-jax prepare` asks for."""
 
 import contextlib
+import errno
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -57,8 +59,8 @@ def prepare(
       be read by number, where that library is installed.
 
   Raises:
-    ValueError: Unknown data set, missing files, or records that cannot be
-      taken.
+    ValueError: Unknown data set, missing files, records that cannot be taken;
+      or as `_write`.
   """
   builder = tfds_source.find_builder(dataset, data_dir)
   if builder.is_prepared():
@@ -117,7 +119,8 @@ def import_source(
     file_format: See `prepare`.
 
   Raises:
-    ValueError: The name is taken or is none; or the source has a fault.
+    ValueError: The name is taken or is none; the source has a fault; or as
+      `_write`.
   """
   if not _NAME.fullmatch(name):
     raise ValueError(
@@ -176,6 +179,11 @@ def _unsilenced(say: Say) -> Say:
 
 
 def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
+  """Makes a data set.
+
+  Raises:
+    ValueError: The disk is full, or another command was faster.
+  """
   folder = epath.Path(builder.data_dir)
   for leftover in sorted(folder.parent.glob(f"incomplete.*_{folder.name}")):
     say(
@@ -184,9 +192,25 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
     )
   say(f"writing {folder} ...")
   # Bars of TFDS, which know neither the number of records nor their names.
-  with contextlib.redirect_stdout(None):
-    tfds.disable_progress_bar()
-    builder.download_and_prepare(download_config=config)
+  try:
+    with contextlib.redirect_stdout(None):
+      tfds.disable_progress_bar()
+      builder.download_and_prepare(download_config=config)
+  except (OSError, RuntimeError) as e:
+    # Writers of records raise no OSError, but say its words.
+    if os.strerror(errno.ENOSPC) in str(e):
+      raise ValueError(
+        f"--data_dir: got {builder.data_dir_root}, whose disk is full, so that"
+        f" {folder} is not made; free space, or choose another folder."
+      ) from None
+    # TFDS renames its folder at the end.
+    is_there = isinstance(e, FileExistsError)
+    if is_there or getattr(e, "errno", 0) == errno.ENOTEMPTY:
+      raise ValueError(
+        f"got {folder}, which another command has made meanwhile; use that, or"
+        " remove it and run this command again."
+      ) from None
+    raise
 
 
 def _finished(builder, say: Say) -> Prepared:
