@@ -370,6 +370,37 @@ def test_a_name_that_is_taken_is_refused(name, tmp_path):
     preparing.import_source("folder:x", "My set", str(tmp_path))
 
 
+def test_names_of_any_bytes_are_imported(tmp_path):
+  names = [
+    b"cat/caf\xe9.jpg",
+    b"d\xe9g/1.jpg",
+    b"cat/2.jpg",
+    b"d\xe9g/b\xe9.jpg",
+  ]
+  for i, name in enumerate(names):
+    path = os.path.join(os.fsencode(tmp_path / "in"), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+      file.write(b"" if i == 3 else encoded(i))
+  source, out = f"folder:{tmp_path / 'in'}", str(tmp_path / "out")
+  done = preparing.import_source(source, "own", out)
+  assert sum(done.splits.values()) == 3
+  (line,) = (
+    pathlib.Path(done.folder, preparing.LEFT_OUT).read_text().split("\n")[:-1]
+  )
+  assert line.startswith("d\\xe9g/b\\xe9.jpg: ")
+  found = stored("own", "train+validation", out)
+  assert set(found.values()) == {"cat", "d\\xe9g"}
+
+
+def test_classes_of_one_name_are_refused(tmp_path):
+  for name in ("cat", "cat "):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.jpg").write_bytes(encoded(1))
+  with pytest.raises(ValueError, match="got a class of the name 'cat '"):
+    KINDS["folder:"].listed(str(tmp_path), Options())
+
+
 @pytest.mark.parametrize("form", ["array_record", "tfrecord"])
 def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
   """With what the writers say on a full disk, for want of one here."""

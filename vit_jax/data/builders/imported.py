@@ -17,6 +17,7 @@ from PIL import Image
 
 from vit_jax.data import images
 from vit_jax.data.builders import embedded
+from vit_jax.data.file_bytes import printable
 from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.imports.listing import Entry, Listing, Split
 
@@ -150,11 +151,15 @@ class Imported(Importer, skip_registration=True):
 def _checked(
   entries: Iterator[Entry],
 ) -> Iterator[tuple[Entry, bytes, str, str]]:
-  """Yields (entry, *`checked`) in order; images are decoded in threads."""
+  """Yields (entry, *`checked`) in order; images are decoded in threads.
+
+  Keys are printable, as TFDS takes no other bytes than those of texts.
+  """
   workers = os.cpu_count() or 1
   with futures.ThreadPoolExecutor(workers) as pool:
     waiting = collections.deque()
     for entry in entries:
+      entry = entry._replace(key=printable(entry.key))
       waiting.append((entry, pool.submit(checked, entry)))
       if len(waiting) > 4 * workers:
         entry, result = waiting.popleft()

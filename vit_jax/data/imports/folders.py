@@ -8,6 +8,7 @@ from vit_jax.data.imports.listing import (
   Listing,
   Options,
   Split,
+  check_names,
   wanted,
 )
 from vit_jax.data.splits import SPLIT_FOLDERS, SplitError
@@ -19,7 +20,8 @@ def listed(path: str, options: Options) -> Listing:
   """Lists a folder as `folder:/path` does; `val` becomes `validation`.
 
   Raises:
-    ValueError: As `folder.open_folder`; or a split that is not there.
+    ValueError: As `folder.open_folder`; a split that is not there; or a name of
+      a class that TFDS cannot keep.
   """
   from vit_jax.data import folder  # imports TensorFlow
 
@@ -46,4 +48,5 @@ def listed(path: str, options: Options) -> Listing:
     return Split(source.num_examples, entries)
 
   class_names = found["train"].class_names
+  check_names(class_names, name)
   return Listing(class_names, {k: split_of(found[k]) for k in names})

@@ -96,7 +96,7 @@ class Classes:
           f" {len(self.names)} given names, such as {self.names[0]!r}."
         )
     self._index = {name: i for i, name in enumerate(self.names)}
-    _check_names(self.names, where)
+    check_names(self.names, where)
 
   def index(self, label) -> int:
     """Returns the class of a label; -1 where it is missing."""
@@ -132,7 +132,8 @@ def _numbers(present: set[int], where: str) -> tuple[str, ...]:
   return tuple(map(str, range(largest + 1)))
 
 
-def _check_names(names: tuple[str, ...], where: str) -> None:
+def check_names(names: tuple[str, ...], where: str) -> None:
+  """Raises ValueError for names that TFDS would not keep as they are."""
   if len({*names}) < len(names):
     twice, _ = collections.Counter(names).most_common(1)[0]
     raise ValueError(
