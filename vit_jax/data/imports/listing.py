@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ SPLITS = {
   "test": SPLIT_FOLDERS["test"],
 }
 SPLIT_OF = {word: name for name, words in SPLITS.items() for word in words}
+_NUMBER, _PADDED = (
+  re.compile(pattern) for pattern in ("0|-?[1-9][0-9]{0,17}", "-?[0-9]{1,18}")
+)
 
 
 class Options(NamedTuple):
@@ -59,11 +63,14 @@ class Listing:
 class Classes:
   """The numbers of classes, from all labels that a source has.
 
-  Whole numbers (or texts of digits) are labels as they are. Other texts are
-  names of classes, numbered in sorted order or in that of `given`.
+  Whole numbers are labels as they are, and so are texts if all are numbers;
+  where their names are not given, "007" is none, since "7" would be another.
+  Otherwise texts are names of classes, numbered in sorted order or in that of
+  `given`.
 
   Args:
-    labels: The labels that occur; None and negative numbers are missing ones.
+    labels: The labels that occur; None, blanks and, among numbers, negative
+      ones are missing labels.
     given: Names of the classes by label, if the user or the source tells.
     where: The source, for messages.
 
@@ -75,11 +82,15 @@ class Classes:
   def __init__(
     self, labels: Collection, given: tuple[str, ...] | None, where: str
   ):
-    present = {label for label in map(_plain, labels) if label is not None}
-    if not present:
-      raise ValueError(f"got {where} without any label, expected one an image.")
-    self._are_numbers = all(isinstance(label, int) for label in present)
+    texts = {text for text in map(_text, labels) if text}
+    number = _PADDED if given else _NUMBER
+    self._are_numbers = all(number.fullmatch(text) for text in texts)
     if self._are_numbers:
+      texts = {text for text in texts if int(text) >= 0}
+    if not texts:
+      raise ValueError(f"got {where} without any label, expected one an image.")
+    if self._are_numbers:
+      present = {*map(int, texts)}
       self.names = given or _numbers(present, where)
       if max(present) >= len(self.names):
         raise ValueError(
@@ -88,7 +99,6 @@ class Classes:
           " classes."
         )
     else:
-      texts = {str(label) for label in present}
       self.names = given or tuple(sorted(texts))
       if missing := sorted(texts - {*self.names}):
         raise ValueError(
@@ -100,26 +110,17 @@ class Classes:
 
   def index(self, label) -> int:
     """Returns the class of a label; -1 where it is missing."""
-    label = _plain(label)
-    if label is None:
+    text = _text(label)
+    if not text:
       return -1
-    return label if self._are_numbers else self._index[str(label)]
+    return max(int(text), -1) if self._are_numbers else self._index[text]
 
 
-def _plain(label) -> int | str | None:
-  """Returns a number, a text, or None for what means no label."""
+def _text(label) -> str:
+  """Returns a label as it is written, without blanks; "" means no label."""
   if isinstance(label, bytes):
     label = label.decode("utf-8", "replace")
-  if isinstance(label, str):
-    label = label.strip()
-    if not label:
-      return None
-    digits = label.removeprefix("-")
-    is_number = digits.isdecimal() and digits.isascii()
-    label = int(label) if is_number and len(digits) < 19 else label
-  if isinstance(label, int):
-    return label if label >= 0 else None
-  return label
+  return "" if label is None else str(label).strip()
 
 
 def _numbers(present: set[int], where: str) -> tuple[str, ...]:
