@@ -204,7 +204,9 @@ def test_tars_with_faults(tmp_path):
   good = images(0, 3)
   with tarfile.open(tmp_path / "0.tar", "w") as tar:
     for i, (image, _) in enumerate(good):
+      add(tar, f"./._{i}.jpg", b"Mac OS X")
       add(tar, f"{i}.jpg", image)
+      add(tar, f"._{i}.cls", b"Mac OS X")
       add(tar, f"{i}.cls", b"2\n")
     add(tar, "3.jpg", good[0][0])  # without a label
     add(tar, "4.cls", b"1")
@@ -215,7 +217,7 @@ def test_tars_with_faults(tmp_path):
     add(tar, "0.cls", b"0")
   whole = (tmp_path / "0.tar").read_bytes()
   with tarfile.open(tmp_path / "0.tar") as tar:
-    header = tar.getmembers()[3].offset
+    header = tar.getmembers()[7].offset
   (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
   (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
   (tmp_path / "2.tar").write_bytes(b"no tar at all")
@@ -246,6 +248,14 @@ def test_labels_of_numbers_and_names(tmp_path):
   classes = listing.Classes([b"b", "a ", None, ""], None, "x")
   assert classes.names == ("a", "b")
   assert [classes.index(v) for v in (b"b", "a", None, " ")] == [1, 0, -1, -1]
+  # Texts that are no numbers, or one number twice, stay as they are.
+  for labels in (["007", "7"], ["cat", "7", "07"], ["+1", "-1"], ["00", "01"]):
+    classes = listing.Classes([f" {v}\n" for v in labels], None, "x")
+    assert classes.names == tuple(sorted(labels))
+    found = [classes.names[classes.index(v)] for v in labels]
+    assert found == labels
+  classes = listing.Classes(["01", b"00 ", "-1"], ("a", "b"), "x")
+  assert [classes.index(v) for v in ("00", "01", "-1")] == [0, 1, -1]
   classes = listing.Classes({3, -1}, None, "x")
   assert classes.names == ("0", "1", "2", "3") and classes.index(-1) == -1
   for labels, given, message in (

@@ -6,7 +6,8 @@ needed once before the images, for which a tar's headers are enough. The library
 
 A member's name up to the first dot after the last slash is the record's, the
 rest says what it is: an image by its last ending (.jpg, .png, ...), `.cls` the
-label, a number or the name of a class.
+label, a number or the name of a class. Hidden members, such as `._1.jpg` of
+macOS, are no records.
 """
 
 import os
@@ -105,6 +106,8 @@ def _groups(
         # Bytes that are no text would fail wherever the name is written.
         member_name = member.name.encode("utf-8", "replace").decode()
         folder, base = os.path.split(member_name)
+        if base.startswith("."):
+          continue
         stem, _, extension = base.partition(".")
         stem = os.path.join(folder, stem)
         if stem != name and members:
