@@ -92,7 +92,8 @@ class Source(abc.ABC):
     """Returns what tells these records, in their order, from others.
 
     The same on all machines that have the same records, wherever they are; ""
-    where the numbers of records and classes must do.
+    where the numbers of records and classes must do. Runs keep it: one that
+    resumes is refused if it has become another.
     """
     return ""
 

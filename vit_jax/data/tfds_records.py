@@ -63,11 +63,12 @@ class TfdsFiles(Source):
     }
 
   def identity(self) -> str:
-    """See `Source`: of the files' names and what is taken of each."""
+    """See `Source`: of the files' names, what is taken of each, and bytes."""
     if self.is_embedded:
       return ""
     pieces = [(os.path.basename(p.file), p.skip, p.take) for p in self.pieces]
-    return f"files {hashlib.sha256(str(pieces).encode()).hexdigest()[:16]}"
+    taken = str((pieces, self.file_bytes))
+    return f"files {hashlib.sha256(taken.encode()).hexdigest()[:16]}"
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""

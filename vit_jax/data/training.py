@@ -37,6 +37,10 @@ class TrainingData:
     """Names by label; None if the data set has none."""
     return self.source.class_names
 
+  def identity(self) -> str:
+    """What tells the records from others, see `Source`."""
+    return self.source.identity()
+
   def most_unusable(self, step: int) -> int:
     """Returns how many rows up to a step may be of broken records.
 

@@ -64,13 +64,21 @@ def of_run(
   }
 
 
+def identity(data: Any) -> str:
+  """Returns what tells records from others, see `Source`; "": unknown.
+
+  Args:
+    data: A `batch.Data` or a source of records.
+  """
+  return data.identity() if hasattr(data, "identity") else ""
+
+
 def _of_data(data: Any) -> str:
   text = f"{data.num_examples} of {data.num_classes} classes"
   if data.class_names is not None:
     names = "\0".join(data.class_names).encode("utf-8", "surrogateescape")
     text += f", names {digests.of_bytes(names)}"
-  identity = data.identity() if hasattr(data, "identity") else ""
-  return ", ".join(filter(None, (text, identity)))
+  return ", ".join(filter(None, (text, identity(data))))
 
 
 def check(values: Mapping[str, Any]) -> None:

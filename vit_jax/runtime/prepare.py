@@ -109,7 +109,7 @@ class Run:
     if self.found is not None:
       num_classes = weights.num_classes(self.found.params)
       return Facts(num_classes, image_size(self.config.data.ops))
-    data = self._seen
+    data = self.seen
     return Facts.of(self.config, data.num_classes, data.num_examples)
 
   @functools.cached_property
@@ -117,7 +117,7 @@ class Run:
     """The classes of the logits; none if the objective trains no head."""
     if self.is_training and not self.config.objective.trains_head:
       return weights.Head(0, None)
-    known = self._seen if self.found is None else self.found
+    known = self.seen if self.found is None else self.found
     names = known.class_names
     return weights.Head(self.facts.num_classes, tuple(names) if names else None)
 
@@ -211,18 +211,13 @@ class Run:
     ]
 
   @property
-  def _seen(self) -> Any:
+  def seen(self) -> Any:
     """The training data for their numbers and names; prepares no data set."""
     if self._given is not None:
       return self._given
     return self.sources.look_at(
       self.config.data.dataset, self.config.data.split
     )
-
-  @property
-  def num_examples(self) -> int:
-    """Images of an epoch."""
-    return self._seen.num_examples
 
   def data_faults(self) -> list[str]:
     """Returns a fault for every split that is missing; prepares no data set."""
@@ -252,20 +247,20 @@ class Run:
     found = []
     if self.config.total_steps is None:
       found += warmup_faults(self.config, self.facts.total_steps)
-    if self.facts.num_classes < self._seen.num_classes:
-      name = getattr(self._seen, "name", "the data")
+    if self.facts.num_classes < self.seen.num_classes:
+      name = getattr(self.seen, "name", "the data")
       found.append(
         f"config.num_classes: got {self.facts.num_classes}, expected at least"
-        f" the {self._seen.num_classes} classes of {name!r}, or None."
+        f" the {self.seen.num_classes} classes of {name!r}, or None."
       )
-    several = getattr(self._seen, "is_multilabel", False)
-    if several and self.facts.num_classes > self._seen.num_classes:
+    several = getattr(self.seen, "is_multilabel", False)
+    if several and self.facts.num_classes > self.seen.num_classes:
       found.append(
         f"config.num_classes: got {self.facts.num_classes}, expected the"
-        f" {self._seen.num_classes} of the data, whose labels are a number for"
+        f" {self.seen.num_classes} of the data, whose labels are a number for"
         " each class; or None."
       )
-    return [*found, *self.config.objective.data_faults(self._seen)]
+    return [*found, *self.config.objective.data_faults(self.seen)]
 
   def evaluator_faults(self) -> list[str]:
     """Returns faults of the evaluators, given head, layers and data."""
@@ -382,7 +377,7 @@ class Run:
     """Sees that all processes have the same run; see `agreement`."""
     data = {"the data given": self._given} if self._given is not None else {}
     if self.is_training and not data:
-      data["config.data"] = self._seen
+      data["config.data"] = self.seen
     for e in self.evals:
       for option in e.SPLITS:
         data[f"config.evals.{e.name}.{option}"] = self.sources.look_at(

@@ -6,7 +6,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax import weights
-from vit_jax.runtime import changes, files
+from vit_jax.runtime import agreement, changes, files
 
 
 class Resumed:
@@ -77,12 +77,21 @@ class Resumed:
         f" {weights.some(names)}, {begun} the {len(was)} classes"
         f" {weights.some(was)}; take another --workdir."
       )
-    num = run.num_examples
-    if (was := run.resumed_metadata.get("num_examples", num)) != num:
+    num, records = run.seen.num_examples, agreement.identity(run.seen)
+    kept = run.resumed_metadata
+    goes_on = (
+      f"{changes.FLAG}=data.dataset goes on with these; or take another"
+      " --workdir."
+    )
+    if (was := kept.get("num_examples", num)) != num:
       found.append(
         f"config.data.dataset: got {num:,} images, {begun} {was:,}, so that"
-        f" epochs have another length and order. {changes.FLAG}=data.dataset"
-        " goes on with these; or take another --workdir."
+        f" epochs have another length and order. {goes_on}"
+      )
+    elif records and (was := kept.get("data_identity")) and was != records:
+      found.append(
+        f"config.data.dataset: got {num:,} images of other names, labels or"
+        f" order ({records}), {begun} as many others ({was}). {goes_on}"
       )
     return found
 

@@ -20,7 +20,7 @@ from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.models import cudnn
 from vit_jax.models.attention_by_chip import implementation
-from vit_jax.runtime import files, goodput, promise
+from vit_jax.runtime import agreement, files, goodput, promise
 from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
 from vit_jax.sharding import path_of
@@ -92,6 +92,7 @@ def metadata(run, params) -> dict[str, Any]:
     "class_names": list(names) if names else None,
     "num_params": num_params(params),
     "num_examples": run.data.num_examples,
+    "data_identity": agreement.identity(run.data),
     "total_steps": run.facts.total_steps,
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

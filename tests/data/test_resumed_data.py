@@ -1,0 +1,79 @@
+"""A run that resumes notices that its images or labels are others."""
+
+import os
+
+import pytest
+import tiny
+from importable import write_folder
+
+from vit_jax.config import to_dict
+from vit_jax.data import preparing
+from vit_jax.runtime import prepare, run_info
+
+CONFIG = "config.json"
+
+
+def begun(config, workdir):
+  """The metadata of a run that began with the data as they are."""
+  workdir.mkdir()
+  run_info.write_json(str(workdir), CONFIG, to_dict(config))
+  run = prepare.Run(config, str(workdir))
+  return run_info.metadata(run, {})
+
+
+def faults(config, workdir, metadata, monkeypatch, allowed=()):
+  """What a run says that resumes from step 1."""
+  run = prepare.Run(config, str(workdir), allowed=allowed)
+  run.newest = 1, []
+  is_kept = property(lambda self: metadata)
+  monkeypatch.setattr(prepare.Run, "resumed_metadata", is_kept)
+  return run.resumed.faults()
+
+
+def test_files_of_a_folder(tmp_path, monkeypatch):
+  (tmp_path / "in").mkdir()
+  config = tiny.config(data__dataset=write_folder(tmp_path / "in"))
+  workdir = tmp_path / "run"
+  metadata = begun(config, workdir)
+  assert metadata["data_identity"].startswith("files ")
+  assert faults(config, workdir, metadata, monkeypatch) == []
+  one, other = sorted((tmp_path / "in" / "train").glob("*/*.png"))[::5][:2]
+  one.rename(other.parent / "x.png")
+  other.rename(one.parent / "y.png")
+  for folder in (one.parent, other.parent):
+    os.utime(folder, (1, 1))
+  (fault,) = faults(config, workdir, metadata, monkeypatch)
+  assert fault.startswith(
+    "config.data.dataset: got 12 images of other names, labels or order (files"
+  )
+  assert fault.endswith(
+    "). --allow_change=data.dataset goes on with these; or take another"
+    " --workdir."
+  )
+  names = ("data.dataset",)
+  assert faults(config, workdir, metadata, monkeypatch, names) == []
+  del metadata["data_identity"]  # of a run that is older than this check
+  assert faults(config, workdir, metadata, monkeypatch) == []
+
+
+@pytest.mark.parametrize("form", ["array_record", "tfrecord"])
+def test_files_of_tfds(tmp_path, monkeypatch, form):
+  (tmp_path / "in").mkdir()
+  source = write_folder(tmp_path / "in")
+
+  def prepared(place):
+    preparing.import_source(
+      source, "own", str(tmp_path / place), file_format=form
+    )
+    return tiny.config(
+      data__dataset="own", data__data_dir=str(tmp_path / place)
+    )
+
+  config, workdir = prepared("a"), tmp_path / "run"
+  metadata = begun(config, workdir)
+  elsewhere = prepared("b")
+  assert faults(elsewhere, workdir, metadata, monkeypatch) == []
+  path = next((tmp_path / "in" / "train").glob("*/*.png"))
+  path.write_bytes(path.read_bytes() + b"another")
+  (fault,) = faults(prepared("c"), workdir, metadata, monkeypatch)
+  assert "got 12 images of other names, labels or order (files" in fault
