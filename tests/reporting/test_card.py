@@ -35,7 +35,7 @@ SCORES = {
 }
 
 
-def write_run(folder, **changes):
+def write_run(folder, data_given=None, **changes):
   """A run of 20 steps, of which step 16 was scored as well."""
   from vit_jax.config import build
 
@@ -56,6 +56,7 @@ def write_run(folder, **changes):
     "class_names": list("abcdefghij"),
     "num_params": 1,
     "num_examples": 45000,
+    "data_given": data_given,
     "devices": "8 x TPU v4",
     "versions": {"jax": "0.10.2"},
     "preprocessing": {"ops": "decode|resize(16)"},
@@ -160,6 +161,15 @@ def test_fake_data_have_no_scores(tmp_path):
   text = card.text(write_run(tmp_path, fake_data=True), "x")
   assert parsed(text).data.eval_results is None
   assert "The data were fake" in text and "75.00%" not in text
+  assert parsed(text).data.datasets is None
+  assert "\n| data | cifar10 [train[:90%]], fake |\n" in text
+
+
+def test_a_loader_of_one_s_own_is_no_data_set_of_the_hub(tmp_path):
+  text = card.text(write_run(tmp_path, data_given="Squares"), "x")
+  assert parsed(text).data.datasets is None
+  assert "\n| data | Squares, given |\n" in text
+  assert "| cifar10 | train[90%:] | top-1 accuracy | 50.00% |" in text
 
 
 def test_published_weights_say_what_they_know():

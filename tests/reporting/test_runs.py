@@ -35,6 +35,27 @@ def run(split, rows=(), **evals):
   return runs.Run("r", pathlib.Path("r"), config, {}, list(rows))
 
 
+@pytest.mark.parametrize(
+  "metadata, options, name, fact, score",
+  [
+    ({"data_given": None}, {}, "digits", "digits [train]", "digits train"),
+    ({}, {"fake_data": True}, *["digits, fake", "digits [train], fake"],
+     "digits train, fake"),
+    ({"data_given": "Squares"}, {}, *["Squares, given"] * 2, "digits train"),
+  ],
+)  # fmt: skip
+def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
+  """Not what config.data says of a run on a loader, or on made-up images."""
+  found = run("train", [{"step": 1, "head/top1": 0.5}], head={"split": "train"})
+  found.metadata.update(metadata)
+  found.config.update(options)
+  assert list(curves.by_dataset([found])) == [name]
+  assert facts.facts(found)["data"] == fact
+  ((_, text, _),) = tables.headlines(found)
+  assert text == f"{score}, top-1"
+  assert found.is_of_training("head") == ("given" not in name)
+
+
 def test_scores_of_other_kinds_are_told_apart():
   names = {
     "head": {"split": "test"},

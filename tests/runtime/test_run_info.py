@@ -44,6 +44,14 @@ def test_no_average_no_line():
   assert "average" not in _text(tiny.config())
 
 
+def test_a_loader_is_named_in_the_metadata(tmp_path):
+  """The options of the data, which it replaces, keep their defaults."""
+  config = tiny.config()
+  run = prepare.Run(config, str(tmp_path), data=DATA)
+  found = run_info.metadata(run, tiny.Parts(config).shapes.params)
+  assert found["data_given"] == "SimpleNamespace"
+
+
 def test_a_note_on_the_data_is_shown():
   text = _text(tiny.config(), data_note="in order")
   assert "note        in order" in text.splitlines()

@@ -140,7 +140,7 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
   """
   run = run_of(vit.report.path)
   found = scores(run) if run and is_as_trained(vit, run) else []
-  if run and run.config.get("fake_data"):
+  if run and run.is_fake:
     found = []  # of made-up images
   short_name = pathlib.PurePath(name).name
   front = _front(vit, run, found, short_name)
@@ -303,7 +303,7 @@ def _training(run: Run, has_scores: bool) -> str:
     rows["commit"] = commit
   rows["seed"] = str(run.config.get("seed"))
   note = ""
-  if run.config.get("fake_data"):
+  if run.is_fake:
     note = "\n\nThe data were fake: images made in memory, to try the program."
   elif not has_scores:
     note = (

@@ -34,7 +34,10 @@ def facts(run: Run) -> dict[str, str]:
   if before := (run.metadata.get(accounting.KEY) or {}).get("init"):
     found["the run before"] = accounting.text(before)
   if data := config.get("data"):
-    found["data"] = f"{data.get('dataset')} [{data.get('split')}]"
+    fake = ", fake" * run.is_fake
+    found["data"] = f"{data.get('dataset')} [{data.get('split')}]{fake}"
+    if metadata.get("data_given"):
+      found["data"] = run.dataset
     if metadata.get("num_examples"):
       found["images"] = f"{metadata['num_examples']:,}"
   if size := metadata.get("image_size"):

@@ -71,6 +71,7 @@ def predictions(run: Run, limit: int) -> Predictions | None:
     mistakes = _examples(data, "mistake_", names)
     num_images, num_wrong = int(data["num_images"]), int(data["num_wrong"])
     of = f"{short(str(data['dataset']))} {data['split']}"
+    of += ", fake" * run.is_fake
   else:
     mistakes = [r for r in rows if r.label not in (r.guess, NO_LABEL)]
     mistakes.sort(key=lambda r: -r.probability)

@@ -26,6 +26,7 @@ METADATA = {
   "class_names": [str],
   "num_params": int,
   "num_examples": int,
+  "data_given": str,
   "total_steps": int,
   "devices": str,
   "versions": {str: str},
@@ -79,9 +80,21 @@ class Run:
 
   @property
   def dataset(self) -> str:
-    """The name without options: "glyphs" for "glyphs/size=32"."""
+    """The name without options: "glyphs" for "glyphs/size=32".
+
+    Of a loader that was passed to the run, its type, "Squares, given"; made-up
+    images are told, "glyphs, fake".
+    """
+    if given := self.metadata.get("data_given"):
+      return f"{given}, given"
     full = self.config.get("data", {}).get("dataset") or "unknown data"
-    return full if full.startswith("folder:") else full.split("/")[0]
+    name = full if full.startswith("folder:") else full.split("/")[0]
+    return f"{name}, fake" if self.is_fake else name
+
+  @property
+  def is_fake(self) -> bool:
+    """Whether the images of all data sets were made up, see fake_data."""
+    return bool(self.config.get("fake_data"))
 
   @functools.cached_property
   def evals(self) -> dict[str, EvaluatorConfig]:
@@ -184,11 +197,12 @@ class Run:
 
     Where several evaluators of one kind score these, the name stands behind.
     """
+    fake = ", fake" * self.is_fake
     if name in self.groups:
-      return f"mean of {len(self.groups[name])} data sets"
+      return f"mean of {len(self.groups[name])} data sets{fake}"
     kind = self.evals[name].kind if name in self.evals else None
     texts = {
-      n: f"{short(e.dataset or n)} {e.split}"
+      n: f"{short(e.dataset or n)} {e.split}{fake}"
       for n, e in self.evals.items()
       if e.kind == kind
     }
@@ -208,7 +222,8 @@ class Run:
   def is_of_training(self, name: str) -> bool:
     """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
-    if options is None or options.dataset != data.get("dataset"):
+    is_given = self.metadata.get("data_given")
+    if is_given or not options or options.dataset != data.get("dataset"):
       return False
     split = str(data.get("split"))
     base = options.split.partition("[")[0]

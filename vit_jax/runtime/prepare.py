@@ -57,7 +57,7 @@ class Run:
     self.sources = sources or Sources(
       config.data.data_dir, fake=config.fake_data
     )
-    self._given = data
+    self.given = data
     self._fitted: Any = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # Options of the evaluators, with those of config.data where they have none.
@@ -83,8 +83,8 @@ class Run:
   @functools.cached_property
   def data(self) -> Any:
     """The training data, a `batch.Data`; prepared now if necessary."""
-    if self._given is not None:
-      return self._given
+    if self.given is not None:
+      return self.given
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
     return TrainingData(source, self.config)
@@ -92,8 +92,8 @@ class Run:
   @property
   def data_name(self) -> str:
     """The name of the data on the screen."""
-    if self._given is not None:
-      return f"{type(self._given).__name__}, given"
+    if self.given is not None:
+      return f"{type(self.given).__name__}, given"
     data = self.config.data
     fake = ", fake (fake_data)" * self.config.fake_data
     return f"{data.dataset} [{data.split}]{fake}"
@@ -101,7 +101,7 @@ class Run:
   @functools.cached_property
   def data_note(self) -> str:
     """What a user should know before training on the data, or ""."""
-    return "" if self._given is not None else self.data.source.note()
+    return "" if self.given is not None else self.data.source.note()
 
   @functools.cached_property
   def facts(self) -> Facts:
@@ -213,8 +213,8 @@ class Run:
   @property
   def seen(self) -> Any:
     """The training data for their numbers and names; prepares no data set."""
-    if self._given is not None:
-      return self._given
+    if self.given is not None:
+      return self.given
     return self.sources.look_at(
       self.config.data.dataset, self.config.data.split
     )
@@ -222,8 +222,8 @@ class Run:
   def data_faults(self) -> list[str]:
     """Returns a fault for every split that is missing; prepares no data set."""
     config, found = self.config, []
-    if self._given is not None:
-      found += given_faults(self._given)
+    if self.given is not None:
+      found += given_faults(self.given)
     elif self.is_training:
       found += self.sources.faults(
         config.data.dataset,
@@ -375,7 +375,7 @@ class Run:
 
   def _agree(self) -> None:
     """Sees that all processes have the same run; see `agreement`."""
-    data = {"the data given": self._given} if self._given is not None else {}
+    data = {"the data given": self.given} if self.given is not None else {}
     if self.is_training and not data:
       data["config.data"] = self.seen
     for e in self.evals:

@@ -93,6 +93,8 @@ def metadata(run, params) -> dict[str, Any]:
     "num_params": num_params(params),
     "num_examples": run.data.num_examples,
     "data_identity": agreement.identity(run.data),
+    # Then config.data.dataset is not what was trained on.
+    "data_given": None if run.given is None else type(run.given).__name__,
     "total_steps": run.facts.total_steps,
     "averages": averaged(run),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
