@@ -67,6 +67,12 @@ def _of_patches(tree):
   return [x for path, x in leaves if sharding.path_of(path).endswith(name)]
 
 
+def test_a_family_without_a_scan():
+  """Its options have no such field."""
+  was, now = (tiny.config(**parts, **tiny.RESNET) for parts in (NONE, ALL))
+  assert forms._as_written(now, to_dict(was)) == was
+
+
 def test_a_checkpoint_like_the_run_is_taken_as_it_is():
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   config = tiny.config()

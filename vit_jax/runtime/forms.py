@@ -84,8 +84,8 @@ def _as_written(config: Config, was: dict[str, Any]) -> Config:
     part if isinstance(part := was.get(key), dict) else {}
     for key in ("model", "optim")
   )
-  if (scan := getattr(config.model, "scan", None)) is not None:
-    scan = bool(model.get("scan", scan))
+  scan = bool(model.get("scan", config.model.scan))
+  if scan != config.model.scan:  # of a family that has the option
     other = dataclasses.replace(config.model, scan=scan)
     config = dataclasses.replace(config, model=other)
   read, faults = build({"optim": {k: optim[k] for k in PARTS if k in optim}})
