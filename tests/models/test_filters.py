@@ -50,6 +50,12 @@ def test_no_more_components_than_there_are(shape, num):
   np.testing.assert_allclose(found.variances.sum(), 1, rtol=1e-6)
 
 
+def test_a_model_may_have_no_filters_of_pixels():
+  for params in ({}, {"stem": {"kernel": np.ones((2, 2, 4, 8))}, "cls": 1.0}):
+    with pytest.raises(ValueError, match="B/8 has no filters of pixels"):
+      filters_of(ViTConfig(variant="B/8"), params)
+
+
 def test_which_filters():
   kernel = RNG.normal(size=(8, 8, 3, 16)).astype("f")
   what, found = filters_of(

@@ -137,7 +137,7 @@ def test_what_is_left_out(of):
   ]
   assert {part.title: part.left_out for part in found} == {
     "Filters": [],
-    "Position embeddings": ["bit_v2, a ResNet has no positions"],
+    "Position embeddings": ["bit_v2, R50x0.5 has no positions"],
     **dict.fromkeys(
       (
         "Mean attention distance",
@@ -145,14 +145,14 @@ def test_what_is_left_out(of):
         "Where the model looks",
       ),
       [
-        "bit_v2, a ResNet has no attention",
+        "bit_v2, R50x0.5 has no attention",
         "vit_token, no images were given",
       ],
     ),
   }
   assert found[4].html() == (
     '<h2>Where the model looks</h2>\n<p class="missing">Left out: bit_<wbr>v2,'
-    " a ResNet has no attention; vit_<wbr>token, no images were given.</p>"
+    " R50x0.5 has no attention; vit_<wbr>token, no images were given.</p>"
   )
 
 

@@ -10,7 +10,6 @@ from vit_jax.families import ModelConfig
 from vit_jax.models.resnet import standardise
 
 NUM_COMPONENTS = 28  # as in Figure 7 of arXiv:2010.11929
-FIRST_LAYERS = ("conv_root", "embedding")  # parameters that `filters_of` reads
 
 
 class Filters(NamedTuple):
@@ -35,6 +34,15 @@ class Components(NamedTuple):
   variances: Float[np.ndarray, " k"]
 
 
+def first_layer(params: dict[str, Any]) -> str | None:
+  """Returns the layer whose kernel has three channels of input; None: none."""
+  for name, layer in params.items():
+    shape = np.shape(layer.get("kernel")) if isinstance(layer, dict) else ()
+    if len(shape) == 4 and shape[2] == 3:
+      return name
+  return None
+
+
 def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
   """Returns the filters on pixels.
 
@@ -46,14 +54,21 @@ def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
   Args:
     config: The model's options.
     params: Its parameters.
+
+  Raises:
+    ValueError: There is no convolution of pixels among the outermost layers.
   """
-  if "conv_root" in params:
-    kernel = standardise(
-      jnp.asarray(params["conv_root"]["kernel"]), config.norms
-    )
-    return Filters("the 7 × 7 filters of the root", np.asarray(kernel))
-  kernel = np.asarray(params["embedding"]["kernel"], np.float32)
-  return Filters("the projection of the patches", kernel)
+  name = first_layer(params)
+  if name is None:
+    raise ValueError(f"{config.variant} has no filters of pixels")
+  kernel = jnp.asarray(params[name]["kernel"], jnp.float32)
+  what = f"the filters of {name}"
+  if name == "embedding":
+    what = "the projection of the patches"
+  if name == "conv_root":
+    what = "the 7 × 7 filters of the root"
+    kernel = standardise(kernel, config.norms)
+  return Filters(what, np.asarray(kernel))
 
 
 def principal_components(

@@ -330,7 +330,7 @@ def position_table(
     ValueError: No position is added to the patches; the text says why.
   """
   if "Transformer" not in params:
-    raise ValueError("a ResNet has no positions")
+    raise ValueError(f"{config.variant} has no positions")
   grid = config.grid(image_size)
   if config.posemb == "sincos2d":
     return sincos2d(*grid, config.size.width)
@@ -369,14 +369,19 @@ def _opened(config, params, images):
   return layers, encoded
 
 
-def _num_tokens(config, image_size) -> int:
+def has_attention(config: ModelConfig, image_size: tuple[int, int]) -> bool:
+  """Whether patches attend to each other: in a Transformer, but no Mixer."""
   num_tokens = config.num_tokens(image_size)
-  if num_tokens is None or not hasattr(config.size, "num_heads"):
+  return num_tokens is not None and hasattr(config.size, "num_heads")
+
+
+def _num_tokens(config, image_size) -> int:
+  if not has_attention(config, image_size):
     raise ValueError(
       f"got {config.variant}, which has no attention between patches; expected"
       " a Vision Transformer or a hybrid."
     )
-  return num_tokens
+  return config.num_tokens(image_size)
 
 
 def _map(config, params, encoded, rolled, grid) -> Float[Array, "b gh gw"]:

@@ -17,8 +17,8 @@ from vit_jax import checkpoint
 from vit_jax.batch import normalise
 from vit_jax.models import inspection
 from vit_jax.models.filters import (
-  FIRST_LAYERS,
   filters_of,
+  first_layer,
   principal_components,
 )
 from vit_jax.pretrained import Pretrained, load
@@ -67,7 +67,7 @@ class Inside(NamedTuple):
   @property
   def has_attention(self) -> bool:
     """Whether the model is a Transformer."""
-    return self.vit.config.num_tokens(self.vit.image_size) is not None
+    return inspection.has_attention(self.vit.config, self.vit.image_size)
 
 
 class Part(NamedTuple):
@@ -212,15 +212,20 @@ def _of_run(run: Run) -> Inside:
   )
   # All that `filters` needs: large models of several runs are never in memory
   # together.
-  first = {k: v for k, v in vit.params.items() if k in FIRST_LAYERS}
+  name = first_layer(vit.params)
+  first = {} if name is None else {name: vit.params[name]}
   return seen._replace(vit=dataclasses.replace(vit, params=first))
 
 
 def filters(insides: Sequence[Inside], keep: Keep) -> Part:
   """Returns principal components of the first layers' filters."""
-  drawn = []
+  drawn, left_out = [], []
   for inside in insides:
-    what, kernel = filters_of(inside.vit.config, inside.vit.params)
+    try:
+      what, kernel = filters_of(inside.vit.config, inside.vit.params)
+    except ValueError as e:
+      left_out.append(f"{inside.label}, {e}")
+      continue
     components = principal_components(kernel)
     draw = functools.partial(
       inside_figures.filters, components, f"{inside.label}: {what}"
@@ -231,7 +236,7 @@ def filters(insides: Sequence[Inside], keep: Keep) -> Part:
     "Principal components of the filters that see the pixels, the largest"
     " first. Grey is zero; each is scaled by itself."
   )
-  return Part("Filters", text, _grid(drawn), [])
+  return Part("Filters", text, _grid(drawn), left_out)
 
 
 def positions(insides: Sequence[Inside], keep: Keep) -> Part:
@@ -372,7 +377,7 @@ def _without(insides: Sequence[Inside]) -> list[str]:
     + (
       "no images were given"
       if inside.has_attention
-      else "a ResNet has no attention"
+      else f"{inside.vit.config.variant} has no attention"
     )
     for inside in insides
     if inside.maps is None

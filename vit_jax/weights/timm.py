@@ -203,28 +203,30 @@ def write(
   Raises:
     ValueError: The model has parts that timm's lack.
   """
+  if model.name not in ("bit", "vit"):
+    what = "such model"
+    if model.name == "bit_v1":
+      what = "ResNet with weight standardisation after activation on its own"
+    raise ValueError(
+      f"config.model.name: got {model.name!r}, expected 'bit' or 'vit': timm"
+      f" has no {what}."
+    )
   faults = []
   params = dict(params)
   stages = model.stages
-  if model.name == "bit_v1":
-    faults.append(
-      "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
-      " ResNet with weight standardisation after activation on its own."
-    )
   if model.name == "bit":
     rows = bit_rows(count_units(params, r"block(\d+)/unit(\d+)/", 1))
   else:
     units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
     rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
     rows += stem_rows(units, bool(stages and stages.blocks))
-    faults += _vit_faults(params, model) if model.name == "vit" else []
-    posemb = getattr(model, "posemb", None)
-    if posemb == "sincos2d" and grid is None:
+    faults += _vit_faults(params, model)
+    if model.posemb == "sincos2d" and grid is None:
       faults.append(
         "grid: got None, expected (rows, columns) of patches, which the fixed"
         " position table is written for."
       )
-    elif posemb == "sincos2d":
+    elif model.posemb == "sincos2d":
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)

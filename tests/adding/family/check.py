@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 import vit_jax
-from vit_jax import convert, plan, sharding
+from vit_jax import convert, plan, pretrained, sharding
 from vit_jax.config import ConfigError, build, defaults, freeze
 from vit_jax.config.checks import faults
 from vit_jax.families import by_variant
+from vit_jax.reporting import inside
 from vit_jax.train import train_and_evaluate
 
 
@@ -52,6 +53,18 @@ def without_attention(workdir: str) -> str:
   return ""
 
 
+def shown(loaded: pretrained.Pretrained) -> None:
+  """What the model has is drawn, and what it lacks is told."""
+  images = np.zeros((2, 32, 32, 3), np.uint8)
+  found = inside.look("mx", "mx", loaded, list(images), ["a", "b"])
+  filters, *others = inside.parts([found], lambda *_: "<img>", None, 1)
+  assert filters.body and not filters.left_out
+  assert {text for part in others for text in part.left_out} == {
+    "mx, Mixer-Ti/8 has no positions",
+    "mx, Mixer-Ti/8 has no attention",
+  }
+
+
 def main(workdir: str) -> None:
   run = freeze(config(2))
   state = train_and_evaluate(run, workdir)
@@ -80,6 +93,13 @@ def main(workdir: str) -> None:
   except ValueError as e:
     assert "no names in Google's files" in str(e)
   assert not os.path.exists(workdir + "/mixer.npz")
+  try:
+    convert.convert(loaded, workdir + "/mixer.safetensors", "timm")
+    raise AssertionError("written under no names")
+  except ValueError as e:
+    assert "got 'mixer', expected 'bit' or 'vit'" in str(e)
+  assert not os.path.exists(workdir + "/mixer.safetensors")
+  shown(loaded)
   again = vit_jax.load(workdir + "/orbax", verbose=False)
   np.testing.assert_array_equal(again(images.astype("f"))[0], logits)
 
