@@ -131,6 +131,24 @@ def test_similarity_maps_lie_as_the_patches_do():
   np.testing.assert_allclose(last, [[0, 0, 0], [0, 0, 1]])
 
 
+@pytest.mark.parametrize("grid", [(4, 4), (2, 4), (4, 2), (1, 4)])
+def test_long_names_leave_the_maps_their_place(grid):
+  title = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_" * 4
+  sizes = []
+  for text in ("short", title):
+    figure = figures.similarity(np.eye(grid[0] * grid[1]), grid, text)
+    figure.draw_without_rendering()  # warns of axes that collapse
+    whole, axes = figure.bbox, figure.axes[0]
+    above = axes.title.get_window_extent()
+    assert above.x1 <= whole.x1 and above.y1 <= whole.y1
+    label = axes.child_axes[0].yaxis.label.get_window_extent()
+    assert label.y0 >= whole.y0 and label.x1 <= whole.x1
+    assert label.y1 <= axes.get_window_extent().y1
+    sizes.append(axes.get_window_extent().size)
+  np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.1)
+  assert axes.title.get_text().replace("\n", "") == title
+
+
 def test_similarity_refuses_another_grid():
   with pytest.raises(ValueError, match="got 7 rows, expected 2 x 3 = 6"):
     figures.similarity(np.eye(7), (2, 3), "")

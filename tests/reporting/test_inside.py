@@ -50,6 +50,18 @@ def test_a_point_for_each_head():
   assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 50
 
 
+def test_long_names_leave_the_filters_their_place():
+  found = Components(RNG.normal(size=(9, 2, 2, 3)), np.full(9, 0.1, "f"))
+  widths = []
+  for title in ("short", "ft_b16_lr=0.01_wd=0.1_seed=12345_" * 5):
+    figure = inside_figures.filters(found, title)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.title.get_window_extent().x1 <= figure.bbox.x1
+    widths.append(axes.get_window_extent().width)
+  np.testing.assert_allclose(*widths, rtol=0.1)
+
+
 def test_heads_lie_by_layer_and_each_has_its_own_scale():
   weights = RNG.uniform(0.1, 1, (3, 2, 4, 5)).astype("f")
   weights[0, 1] /= 100

@@ -265,25 +265,31 @@ def similarity(
   mosaic = np.full((h, h + gap, w, w + gap), np.nan)
   mosaic[:, :h, :, :w] = maps.transpose(0, 2, 1, 3)
   mosaic = mosaic.reshape(h * (h + gap), w * (w + gap))[:-gap, :-gap]
-  size = (4.8, 3.6 * h / w + 0.85)
+  # Inches; the bar of a low picture is as long as its label.
+  height = min(3.45 * len(mosaic) / len(mosaic[0]), 5.0)
+  bar_height = max(height, 1.5)
+  size = (4.8, max(height + 0.85, bar_height + 0.4))
   figure = Figure(figsize=size, layout="constrained")
   axes = figure.subplots()
+  axes.set_anchor("NW")
   picture = axes.imshow(
     mosaic, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
   )
   axes.grid(False)
-  axes.set_title(title, parse_math=False)
+  line_names.title(figure, axes, title)
   for spine in axes.spines.values():
     spine.set_visible(False)
   for axis, count in ((axes.xaxis, w), (axes.yaxis, h)):
     shown = np.arange(0, count, math.ceil(count / 8))
     axis.set_ticks(shown * (count + gap) + (count - 1) / 2, shown + 1)
   axes.set_xlabel("column of the patch")
-  axes.set_ylabel("row of the patch")
-  bar = figure.colorbar(picture, cax=axes.inset_axes((1.03, 0, 0.045, 1)))
+  axes.set_ylabel("row of the patch" if height > 1.4 else "row")
+  part = bar_height / height
+  place = axes.inset_axes((1.03, 1 - part, 0.045, part))
+  bar = figure.colorbar(picture, cax=place)
   bar.set_ticks([-1, 0, 1], labels=["−1", "0", "1"])
   bar.outline.set_visible(False)
-  bar.set_label("cosine similarity", labelpad=-4)
+  bar.set_label("cosine similarity", labelpad=-4 if height > 2.2 else 0)
   return figure
 
 
@@ -322,7 +328,7 @@ def _curves(
   if mark:
     drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
     ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
-  axes.set_title(title, parse_math=False)
+  line_names.title(figure, axes, title)
   axes.set_xlabel(x_label)
   finite = [v for l in lines for v in l.y if math.isfinite(v)]
   if floor is not None and finite:

@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from vit_jax.models.filters import Components
+from vit_jax.reporting import line_names
 
 _COLUMNS = 7  # components side by side, as in the paper
 
@@ -46,7 +47,7 @@ def filters(components: Components, title: str) -> Figure:
   _bare(axes)
   axes.set_xticks([])
   axes.set_yticks([])
-  axes.set_title(title, parse_math=False)
+  line_names.title(figure, axes, title)
   share = 100 * float(components.variances.sum())
   axes.set_xlabel(f"{len(found)} components, {share:.0f}% of the variance")
   return figure
@@ -72,11 +73,12 @@ def mean_distance(
   depth = np.arange(1, layers + 1)
   axes.axhline(even, color=faint, linestyle=":", linewidth=1.2)
   axes.annotate(
-    "all patches alike",
-    (0, even),
+    "all patches\nalike",
+    (1, even),
     xycoords=("axes fraction", "data"),
-    xytext=(4, 3),
+    xytext=(4, 0),
     textcoords="offset points",
+    va="center",
     fontsize=9,
     color=mpl.rcParams["text.color"],
   )
@@ -95,7 +97,7 @@ def mean_distance(
   axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
   axes.set_xlabel("layer; a point for each head, a line for their mean")
   axes.set_ylabel("mean distance, pixels")
-  axes.set_title(title, parse_math=False)
+  line_names.title(figure, axes, title)
   return figure
 
 
@@ -145,7 +147,7 @@ def heads(
     axis.set_ticks(shown * (side + gap) + (side - 1) / 2, shown + 1)
   axes.set_xlabel("head")
   axes.set_ylabel("layer")
-  above.set_title(title, parse_math=False)
+  line_names.title(figure, above, title)
   return figure
 
 

@@ -1,4 +1,4 @@
-"""The names of lines: beside the axes, at the lines' ends, or below them."""
+"""Names on charts: titles, and those of lines at their ends or below them."""
 
 import re
 from collections.abc import Sequence
@@ -7,11 +7,22 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 LONG = 21  # Characters of a name that fits beside the axes.
+_TITLE = 38  # Characters of a line of a title, which is bold.
 
 
 def end(name: str, value: str) -> str:
   """Returns a name and a value; a long name takes several lines."""
   return " ".join(filter(None, ["\n".join(_wrapped(name, 50)), value]))
+
+
+def title(figure, axes, text: str) -> None:
+  """Writes a title above the axes; each line beyond the first adds height.
+
+  A title that is wider than the figure would take the axes' place.
+  """
+  lines = _wrapped(text, _TITLE)
+  figure.set_figheight(figure.get_figheight() + 0.19 * (len(lines) - 1))
+  axes.set_title("\n".join(lines), parse_math=False)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
