@@ -81,7 +81,8 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
   Raises:
     ConfigError: The checkpoint is missing or is of another model, a data set is
-      missing, or its classes are not those of the checkpoint.
+      missing, or its classes are not those of the checkpoint; or the config has
+      no evaluator.
   """
   return record(config, path)["scores"]
 
@@ -114,6 +115,14 @@ def open_checkpoint(
   Raises:
     ConfigError: As `evaluate`.
   """
+  if not config.evals:
+    raise ConfigError(
+      [
+        "config.evals: got none, expected an evaluator, which scores; add"
+        " --fewshot=DATASET, --linear=DATASET, --knn=DATASET, or"
+        " --config.evals.NAME.kind=classification."
+      ]
+    )
   try:
     found = weights.read(path)
   except (OSError, ValueError) as e:

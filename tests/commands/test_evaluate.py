@@ -41,6 +41,13 @@ def folder(root, colour_of, num_images=16):
   return f"folder:{root}"
 
 
+def test_without_evaluators_nothing_is_read():
+  with pytest.raises(
+    ConfigError, match="config.evals: got none.*--fewshot=DAT"
+  ):
+    evaluate.evaluate(tiny.config(), "nowhere")
+
+
 def config(dataset, **changes):
   c = defaults()
   c.update(to_dict(tiny.config()))
