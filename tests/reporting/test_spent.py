@@ -40,6 +40,17 @@ def test_runs_without_an_account_are_named():
   assert "0 % of 0.0s" in spent.section([_run("a", nothing)])
 
 
+def test_the_wall_time_is_that_of_the_account():
+  run = _run("a", SECONDS)
+  for row, time in zip(run.rows, (3.0, 4.0, 5.0), strict=True):
+    row["time"] = time
+  assert run.wall_seconds() == sum(SECONDS.values()) == 100.0
+  assert facts.cost_texts(run)["wall time"] == "1m40s"
+  for row in run.rows:
+    row.pop("train/seconds/step", None)
+  assert run.wall_seconds() == 2.0  # from the first line to the last
+
+
 def test_changes_are_one_fact():
   change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
   found = facts.facts(_run("a", {}, {"changes": [change] * 7}))

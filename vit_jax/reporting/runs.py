@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
 from vit_jax.data import splits
-from vit_jax.runtime import accounting, changes, lifetime, promise
+from vit_jax.runtime import accounting, changes, goodput, lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
@@ -273,7 +273,13 @@ class Run:
     return found
 
   def wall_seconds(self) -> float | None:
-    """Returns the time from the first line to the last, pauses included."""
+    """Returns the time since the first start, to the last line of training.
+
+    Of a run without an account of it, from the first line to the last; pauses
+    are included in both.
+    """
+    if seconds := goodput.of_rows(self.rows):
+      return sum(seconds.values())
     times = [r["time"] for r in self.rows if is_number(r.get("time"))]
     return times[-1] - times[0] if len(times) > 1 else None
 

@@ -70,7 +70,7 @@ def _wall_seconds(
 
   `make demo` leaves that file (seconds of the epoch), so that installing
   packages does not count, but starting the programs and making the data does.
-  Without it: the sum over the runs of the time from the first line to the last.
+  Without it: the sum over the runs, see `Run.wall_seconds`.
   """
   started = directory and directory / "started"
   times = [r["time"] for run in runs for r in run.rows if "time" in r]
