@@ -21,6 +21,12 @@ def _pictures(html):
   return [(k, Image.open(io.BytesIO(base64.b64decode(v)))) for k, v in links]
 
 
+def test_what_is_missing_is_one_sentence():
+  for what in ("a.b: got 1.; c.", "a.b: got 1; c"):
+    assert ">Left out: a.b: got 1; c.</p>" in page.missing(what)
+  assert page.missing("") == ""
+
+
 def test_small_images_are_kept_to_the_bit():
   image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
   ((kind, picture),) = _pictures(page.cards([(image, "a", "a", 1.0)]))

@@ -65,10 +65,17 @@ def test_gaps_before_the_last_start_do_not_count():
 
 
 def test_an_error_is_the_reason():
-  process = HERE | {"ended": 9999.0, "how": "FloatingPointError: loss is nan"}
+  process = HERE | {"ended": 9999.0, "how": "OSError: disk full."}
   found = state(_run(_rows(40, NOW - 5), process), NOW)
   assert found.kind == "stopped"
-  assert ": FloatingPointError: loss is nan. The same command" in found.text
+  assert ": OSError: disk full. The same command begins anew" in found.text
+
+
+def test_a_run_that_diverged_has_its_own_advice():
+  how = "FloatingPointError: loss is nan: lower it, in a new --workdir."
+  process = HERE | {"ended": 9999.0, "how": how}
+  found = state(_run(_rows(40, NOW - 5), process), NOW)
+  assert found.text.endswith(f": {how.rstrip('.')}")
 
 
 def test_where_it_resumes(tmp_path):

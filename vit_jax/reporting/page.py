@@ -334,4 +334,5 @@ def share(value: float | None) -> str:
 
 def missing(what: str) -> str:
   """Returns a line on what the report lacks, or nothing if it lacks nothing."""
-  return what and f'<p class="missing">Left out: {breakable(what)}.</p>'
+  what = breakable(re.sub(r"\.(?=; |$)", "", what))  # errors are sentences
+  return what and f'<p class="missing">Left out: {what}.</p>'

@@ -43,12 +43,16 @@ def state(run: Run, now: float | None = None) -> State:
   has_ended = record.get("ended") is not None
   alive = lifetime.is_alive(record) if record and not has_ended else False
   error = record.get("how") if has_ended else None
-  error = None if error == lifetime.FINISHED else error
+  # Its last sentence goes on, or ends, with this one.
+  error = None if error in (None, lifetime.FINISHED) else error.rstrip(".")
   if total and run.steps >= total:
     return _complete(run, alive, bool(record) and not has_ended, error)
   where = _where(run, total, now)
   if error is not None:
-    return State(STOPPED, f"stopped {where}: {error}{_resumes(run)}")
+    # Of a run that diverged, the error says what to change.
+    is_told = error.startswith(FloatingPointError.__name__)
+    more = "" if is_told else _resumes(run)
+    return State(STOPPED, f"stopped {where}: {error}{more}")
   if has_ended:  # the config was shortened, or total_steps is unknown
     return State(FINISHED, f"finished {where}")
   silent = _silent(run, now)
