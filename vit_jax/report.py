@@ -101,6 +101,7 @@ class Report:
     if not self.runs:
       head = f"<h1>{breakable(self.title)}</h1>\n"
       return page(self.title, head + probes.section(self.scored))
+    probed = probes.section(self.scored)
     parts = [
       self._head(),
       tables.scores(self.runs),
@@ -111,9 +112,9 @@ class Report:
       spent.section(self.runs),
       *(curves.section(k, v, self._picture) for k, v in self.groups.items()),
       classes.section(self.runs),
-      probes.section(self.scored),
+      probed,
       comparison.fewshot_section(self.runs, self._picture),
-      self._fewshot(),
+      self._fewshot(has_probes=bool(probed)),
       self._predictions(),
       self._positions(),
       inside.of_runs(self.runs, self._picture),
@@ -130,7 +131,12 @@ class Report:
       )
       for run in self.runs
       for value, what, more in tables.headlines(run)
-    ][:MOST_TILES]
+    ]
+    few = ""
+    if tiles[MOST_TILES:]:
+      few = f'<p class="soft">{MOST_TILES} of {len(tiles):,} scores; all are'
+      few += " below.</p>\n"
+    tiles = tiles[:MOST_TILES]
     seconds = self.summary["wall_seconds"]
     if seconds is not None and "Curves" not in self.groups:
       tiles.append((format_seconds(seconds), "wall time", ""))
@@ -146,7 +152,7 @@ class Report:
       f"<h1>{breakable(self.title)}</h1>\n"
       f'<p class="soft">vit_jax, written {written}.'
       f" {html.escape(text) or 'Versions were not recorded.'}</p>\n"
-      f'<div class="tiles">{cells}</div>\n'
+      f'<div class="tiles">{cells}</div>\n{few}'
       + comparison.states_section(self.runs)
     )
 
@@ -169,10 +175,13 @@ class Report:
       f"<h2>What was run</h2>\n{facts}{folded}{missing('; '.join(lacking))}"
     )
 
-  def _fewshot(self) -> str:
+  def _fewshot(self, has_probes: bool) -> str:
+    """Returns what runs wrote; nothing where only probes have accuracies."""
     parts = [
       self._fewshot_of(r, n) for r in self.runs for n in r.fewshot_names()
     ]
+    if has_probes and not parts:
+      return ""
     return "<h2>Few-shot transfer</h2>\n" + (
       "".join(parts)
       or missing("few-shot accuracies, of which no run wrote any")

@@ -134,6 +134,14 @@ def test_batches_of_other_sizes_are_drawn_over_images(tmp_path):
   assert drawn["loss_x"].get_xlabel() == "step"
 
 
+def test_a_run_without_a_line_takes_no_curve_s_place(tmp_path):
+  for i in range(7):
+    _write(tmp_path / f"a{i}")
+  (tmp_path / "a0" / "metrics.jsonl").write_text("")
+  text = curves.section("x", runs.find_runs(tmp_path), lambda *_: "")
+  assert "curves of a0 (too many for one picture)" in text
+
+
 def test_a_run_has_one_colour(tmp_path):
   _write(tmp_path / "a", evals=())
   _write(tmp_path / "b")
@@ -163,6 +171,24 @@ def test_few_shot_side_by_side(tmp_path):
   row = "<th>b</th><td>2</td><td><b>37.5%</b></td><td><b>75.0%</b></td>"
   assert row in text and "<th>a</th><td>2</td><td>25.0%</td>" in text
   assert (tmp_path / "figures" / "fewshot_digits_test.svg").exists()
+
+
+def test_only_probes_have_few_shot_accuracies(tmp_path):
+  """They have sections of their own, and nothing is left out."""
+  found = runs.find_runs(_write(tmp_path / "a"))
+  page = report.Report(found, {}, "", {})
+  assert "of which no run wrote any" in page._fewshot(has_probes=False)
+  assert page._fewshot(has_probes=True) == ""
+
+
+@pytest.mark.parametrize("count, is_told", [(8, False), (9, True)])
+def test_scores_without_a_tile_are_told(count, is_told, tmp_path):
+  for i in range(count):
+    _write(tmp_path / f"a{i}")
+  summary = {"wall_seconds": None, "versions": None}
+  head = report.Report(runs.find_runs(tmp_path), summary, "", {})._head()
+  assert head.count("digits test, top-1") == 8
+  assert ("8 of 9 scores; all are below." in head) == is_told
 
 
 def test_a_line_cut_off_is_told(tmp_path):

@@ -34,7 +34,8 @@ def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
     runs: Those of more than `MOST_LINES` are left out, and named.
     picture: (name of the file, drawing function, description) -> HTML.
   """
-  shown, more = list(runs[:MOST_LINES]), runs[MOST_LINES:]
+  runs = sorted(runs, key=lambda run: not run.rows)  # which has no curve
+  shown, more = runs[:MOST_LINES], runs[MOST_LINES:]
   names = ", ".join(r.label for r in shown)
   title = names if len(runs) <= 3 else f"{len(runs)} runs"
   x_label, scale = _axis(shown)
