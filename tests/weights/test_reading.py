@@ -139,6 +139,61 @@ def test_timm_s_config(tmp_path, about, ops):
     assert found.ops == ops and found.notes == ()
 
 
+@pytest.mark.parametrize(
+  "config, given, gelu, num_heads",
+  [
+    ({"architecture": "vit_tiny_patch16_224"}, {"num_heads": 4}, "erf", 4),
+    ({"model_args": {"num_heads": 6}}, {}, "erf", 6),
+    ({"model_args": {"num_heads": 6}}, {"num_heads": 4}, "erf", 4),
+    ({"architecture": "vit_base_patch16_gap_224"}, {}, "erf", 16),
+    (
+      {
+        "architecture": "vit_so400m_patch16_siglip_gap_384.v2_webli",
+        "model_args": {"num_heads": 6, "act_layer": None},
+      },
+      {},
+      "tanh",
+      6,
+    ),
+    (
+      {
+        "architecture": "vit_base_patch32_siglip_256",
+        "model_args": {"num_heads": 6, "act_layer": "gelu"},
+      },
+      {"gelu": "tanh"},
+      "tanh",
+      6,
+    ),
+    (
+      {"model_args": {"num_heads": 6, "act_layer": "gelu_tanh"}},
+      {},
+      "tanh",
+      6,
+    ),
+  ],
+)
+def test_timm_s_config_of_the_model(tmp_path, config, given, gelu, num_heads):
+  path = _timm(tmp_path / "model.safetensors", config)
+  found = weights.read(path, options=given)
+  query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+  assert found.params[f"Transformer/{query}"].shape[1] == num_heads
+  assert found.options["gelu"] == gelu
+
+
+def test_timm_s_activations_are_gelus(tmp_path):
+  args = {"num_heads": 4, "act_layer": "quick_gelu"}
+  path = _timm(tmp_path / "model.safetensors", {"model_args": args})
+  assert message(path) == (
+    f"{path}: weights of timm: config.json: model_args.act_layer: got"
+    " 'quick_gelu', expected gelu or gelu_tanh: no other activation is here."
+    " Take other weights."
+  )
+  # Our own header says what the arrays are.
+  metadata = {"vit_jax": {"model": to_dict(MODEL), "image_size": [32, 32]}}
+  path = _timm(path, {"model_args": args}, metadata)
+  assert weights.read(path).options["gelu"] == MODEL.gelu
+
+
 def test_names_of_another_number_are_left_out(tmp_path):
   config = {"label_names": ["cat", "ox"]}
   path = _timm(tmp_path / "model.safetensors", config)

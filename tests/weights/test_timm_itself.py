@@ -123,20 +123,49 @@ def test_timm_has_the_names(timm):
 
 
 @pytest.mark.slow
+def test_architectures_tell_heads_and_gelu(timm):
+  read = set()
+  for module in ("vision_transformer", "vision_transformer_hybrid", "deit"):
+    for name in timm.list_models(module=module):
+      theirs = _without_memory(timm, name)
+      try:
+        params, options = weights.read(
+          _meta(theirs), **weights.stated({"architecture": f"{name}.tag"})
+        )
+      except ValueError:
+        continue  # it has parts of its own, or is of no known size
+      read.add(name)
+      block = theirs.blocks[0]
+      act = {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__]
+      assert options["gelu"] == act, name
+      query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+      heads = params[f"Transformer/{query}"].shape[1]
+      assert heads == block.attn.num_heads, name
+  assert {*weights.TANH, *weights.HEADS} <= read
+
+
+def _without_memory(timm, name, **kwargs):
+  import torch
+
+  with torch.device("meta"):
+    return timm.create_model(name, **kwargs)
+
+
+def _meta(module):
+  return {
+    k: dataclasses.replace(lazy(np.zeros(0, np.float32)), shape=tuple(v.shape))
+    for k, v in module.state_dict().items()
+  }
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "variant", ["L/14", "H/14", "g/14", "G/14", "e/14", "So400m/14"]
 )
 def test_timm_s_large_sizes_are_ours(timm, variant):
-  import torch
-
   model = model_config(variant=variant, gelu="erf")
   name, kwargs = weights.create_call(model, 3, (224, 224))
-  with torch.device("meta"):
-    theirs = timm.create_model(name, weight_init="skip", **kwargs)
-  meta = {
-    k: dataclasses.replace(lazy(np.zeros(0, np.float32)), shape=tuple(v.shape))
-    for k, v in theirs.state_dict().items()
-  }
-  params, _ = weights.read(meta)
+  theirs = _without_memory(timm, name, weight_init="skip", **kwargs)
+  params, _ = weights.read(_meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes

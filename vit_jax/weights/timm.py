@@ -1,8 +1,8 @@
 """Weights under timm's names: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
 
-Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
-LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and weight
-standardisation adds 1e-8 to the variance.
+Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one
+but for `TANH`, LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and
+weight standardisation adds 1e-8 to the variance.
 """
 
 import math
@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax.config import ModelConfig
 from vit_jax.families.vit import SIZES, Size
 from vit_jax.models.posemb import sincos2d
+from vit_jax.options import shown
 from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_names import (
   POS_EMBEDDING,
@@ -49,8 +50,26 @@ PARTS = (
   (r"running_(mean|var)$|num_batches_tracked$", "BatchNorm"),
 )
 
+# timm's act_layer -> our GELU.
+GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
+# Architectures of which a config.json tells what no array does: those whose
+# act_layer is gelu_tanh, and those with other heads than the size of their
+# arrays.
+TANH = frozenset(
+  f"vit_{size}_siglip{gap}_{side}"
+  for size, side in (
+    ("so400m_patch16", 256),
+    ("so400m_patch16", 384),
+    ("so400m_patch16", 512),
+    ("large_patch16", 512),
+    ("base_patch32", 256),
+  )
+  for gap in ("", "_gap")
+)
+HEADS = {"vit_base_patch16_gap_224": 16}
+
 # Size -> names at 224 pixels, by the side of the patch; the first one stands
-# for other patches. vit_base_patch16_gap_224 is not B/16: it has 16 heads.
+# for other patches.
 _SIZES = {
   (192, 12, 768, 3): {16: "vit_tiny_patch16_224"},
   (384, 12, 1536, 6): {
@@ -114,8 +133,30 @@ def _is_resnet(names) -> bool:
   return {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= set(names)
 
 
+def stated(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a config.json of timm's tells of the model and no array does.
+
+  Arguments of the model have precedence over its architecture.
+
+  Args:
+    config: Contents of config.json; {}: there is none.
+
+  Returns:
+    The arguments num_heads and act_layer of `read`.
+  """
+  args = config.get("model_args") or {}
+  name = (config.get("architecture") or "").partition(".")[0]  # NAME.TAG
+  act_layer = "gelu_tanh" if name in TANH else "gelu"
+  return {
+    "num_heads": args.get("num_heads") or HEADS.get(name),
+    "act_layer": args.get("act_layer") or act_layer,
+  }
+
+
 def read(
-  arrays: Mapping[str, LazyArray], num_heads: int | None = None
+  arrays: Mapping[str, LazyArray],
+  num_heads: int | None = None,
+  act_layer: str = "gelu",
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns parameters by our flat names, and options of the model.
 
@@ -132,8 +173,8 @@ def read(
     ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
-    ValueError: Arrays have no place in our models, or unexpected shapes; or the
-      number of heads is not known.
+    ValueError: Arrays have no place in our models, or unexpected shapes; the
+      number of heads is not known; or the activation is no GELU.
   """
   is_resnet = _is_resnet(arrays)
   faults = []
@@ -151,7 +192,13 @@ def read(
     )
     has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
     rows = vit_rows(depth) + stem_rows(units, has_stages)
-    options |= {"gelu": "erf", "ln_eps": LN_EPS}
+    options |= {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
+    if act_layer not in GELUS:
+      faults.append(
+        f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
+        f" {' or '.join(GELUS)}: no other activation is here. Take other"
+        " weights."
+      )
     if any(n.startswith("patch_embed.backbone.") for n in arrays):
       options |= RESNET
     if num_heads is None:

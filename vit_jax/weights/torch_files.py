@@ -46,7 +46,12 @@ def from_safetensors(found: Safetensors) -> Weights:
   raise ValueError(unknown_names(found.path, found.arrays))
 
 
-# What is read of timm's config.json, in it or in its `pretrained_cfg`.
+# What is read of timm's config.json, and what in it or in its
+# `pretrained_cfg`.
+_TIMM_MODEL = {
+  "architecture": str,
+  "model_args": {"num_heads": json_file.Whole(1), "act_layer": str},
+}
 _TIMM = {
   "input_size": (json_file.SIDE,) * 3,
   "label_names": [str],
@@ -76,13 +81,18 @@ def _from_timm(found: Safetensors) -> Weights:
   ours = json_file.parse(found.texts.get(METADATA_KEY, "{}"), where)
   json_file.check(ours, METADATA, where)
   ours = ours or {}
-  num_heads = found.options.get("num_heads") or _num_heads(ours)
-  params, options = timm.read(found.arrays, num_heads)
+  if ours:
+    stated = {"num_heads": _num_heads(ours)}
+  else:
+    shape = _TIMM | _TIMM_MODEL | {"pretrained_cfg": _TIMM}
+    json_file.check(found.config, shape, f"{found.path}: config.json")
+    stated = timm.stated(found.config)
+  if num_heads := found.options.get("num_heads"):
+    stated["num_heads"] = num_heads
+  params, options = timm.read(found.arrays, **stated)
   weights = Weights(str(found.path), "timm", params, options)
   if ours:
     return with_metadata(weights, ours)
-  shape = _TIMM | {"pretrained_cfg": _TIMM}
-  json_file.check(found.config, shape, f"{found.path}: config.json")
   about = {**found.config, **(found.config.get("pretrained_cfg") or {})}
   size = (about.get("input_size") or [3])[1:]
   names = about.get("label_names")
