@@ -5,6 +5,7 @@ import re
 
 import foreign
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -87,8 +88,8 @@ def test_a_width_that_has_names(tmp_path, num_classes, loss, sentence):
   assert note == labels.describe(num_classes) and sentence in note
 
 
-def _timm(path, about=None, metadata=None):
-  arrays = timm.write(our_params(), MODEL)
+def _timm(path, about=None, metadata=None, params=None):
+  arrays = timm.write(params or our_params(), MODEL)
   safetensors_file.write(path, arrays, metadata or {})
   if about is not None:
     (path.parent / "config.json").write_text(json.dumps(about))
@@ -202,10 +203,12 @@ def test_names_of_another_number_are_left_out(tmp_path):
   assert found.notes == ("got 2 names for a head of 11 classes: left out.",)
 
 
-def test_another_normalisation_moves_into_the_patch_embedding(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "float16", jnp.bfloat16])
+def test_another_normalisation_moves_into_the_patch_embedding(tmp_path, dtype):
   mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
   config = {"pretrained_cfg": {"mean": mean, "std": std}}
-  path = _timm(tmp_path / "x.safetensors", config)
+  own = {k: np.asarray(v, dtype) for k, v in our_params().items()}
+  path = _timm(tmp_path / "x.safetensors", config, params=own)
   found = weights.read(path, options={"num_heads": 4})
   pixels = np.random.default_rng(0).uniform(0, 1, (8, 8, 3))
 
@@ -219,7 +222,7 @@ def test_another_normalisation_moves_into_the_patch_embedding(tmp_path):
   # Sums of 192 products of about 1 / sqrt(192) times 2, rounded at 6e-8.
   np.testing.assert_allclose(
     embed(2 * pixels - 1, found.params),
-    embed((pixels - mean) / std, our_params()),
+    embed((pixels - mean) / std, own),
     atol=5e-6,
   )
   assert found.notes == (

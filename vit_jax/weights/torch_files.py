@@ -272,14 +272,17 @@ def _fold(weights: Weights, mean, std, white: float = 1.0) -> Weights:
   kernel, bias = params["embedding/kernel"], params["embedding/bias"]
   scale, shift = 0.5 / std, (0.5 - mean) / std
 
-  def moved(b):
-    added = np.einsum("hwio,i->o", np.asarray(kernel, np.float64), shift)
-    return (b + added).astype(b.dtype)
+  def scaled():
+    return (np.asarray(kernel) * scale[:, None]).astype(np.float32)
 
-  params["embedding/kernel"] = kernel.then(
-    kernel.shape, lambda k: (k * scale[:, None]).astype(k.dtype)
-  )
-  params["embedding/bias"] = bias.then(bias.shape, moved)
+  def moved():
+    added = np.einsum("hwio,i->o", np.asarray(kernel, np.float64), shift)
+    return (np.asarray(bias) + added).astype(np.float32)
+
+  # float32, whatever the file has: half precision would round once more.
+  float32 = np.dtype(np.float32)
+  params["embedding/kernel"] = LazyArray(kernel.shape, float32, scaled)
+  params["embedding/bias"] = LazyArray(bias.shape, float32, moved)
   note = (
     f"images were normalised with mean {mean.tolist()} and deviation"
     f" {std.tolist()}; this is now part of the patch embedding, which gets"
