@@ -122,18 +122,15 @@ from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import card
 from vit_jax.weights import (
-  bit,
+  as_npz,
   destination,
-  google,
   hf,
-  labels,
   onnx_file,
   push,
   safetensors_file,
   timm,
 )
 from vit_jax.weights.found import METADATA_KEY
-from vit_jax.weights.identify import NEEDED
 
 # Rounding of float32 in another order of sums is 1e-5 of the largest logit for
 # the deepest models; what is computed otherwise is far above this.
@@ -188,24 +185,7 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  config = vit.config
-  if (at := getattr(config, "posemb_at", "stem")) != "stem":
-    raise ValueError(
-      f"config.model.posemb_at: got {at!r}, expected 'stem': the codes that"
-      " read Google's names add positions once. Write a checkpoint of ours:"
-      " --to=orbax."
-    )
-  if bit.holds(config):
-    arrays, reader = bit.write(params), "BiT's own code, big_vision and timm"
-  elif config.num_tokens(vit.image_size) and "Transformer" not in vit.params:
-    raise ValueError(
-      f"--to=npz: got {config.variant}, whose parameters have no names in"
-      " Google's files; write a checkpoint of ours: --to=orbax."
-    )
-  else:
-    is_big_vision = google.is_big_vision(config, params)
-    arrays = google.write(params, is_big_vision=is_big_vision)
-    reader = "big_vision" if is_big_vision else "vision_transformer and timm"
+  arrays, reader = as_npz.write(params, vit.config)
   target.parent.mkdir(parents=True, exist_ok=True)
   with target.open("wb") as stream:
     np.savez(stream, **arrays)
@@ -433,17 +413,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def _untold(vit: Pretrained) -> dict:
   """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
-  params = flatten_dict(vit.params, sep="/")
-  by_names = weights.identify(params, {})
-  keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  untold = {k: getattr(vit.config, k) for k in keys if hasattr(vit.config, k)}
-  untold = {k: v for k, v in untold.items() if v != getattr(by_names, k)}
-  if google.POS_EMBEDDING in params:
-    rows, columns = vit.config.grid(vit.image_size)
-    untold |= {"grid": (rows, columns)} if rows != columns else {}
-  guess = labels.loss(vit.num_classes, NEEDED[0] in params) or "softmax"
-  untold |= {"loss": vit.loss} if vit.num_classes and vit.loss != guess else {}
-  return untold
+  return as_npz.untold(
+    flatten_dict(vit.params, sep="/"),
+    vit.config,
+    grid=vit.config.grid(vit.image_size),
+    num_classes=vit.num_classes,
+    loss=vit.loss,
+  )
 
 
 if __name__ == "__main__":
