@@ -126,9 +126,9 @@ def _build_timm_config(folder):
 
 
 def _build_hf(folder):
-  from vit_jax.weights import hf, safetensors_file
+  from vit_jax.weights import hf, hf_images, safetensors_file
 
-  arrays, config, about = hf.write(
+  arrays, config = hf.write(
     _params(),
     _model(**VIT),
     num_classes=3,
@@ -137,6 +137,7 @@ def _build_hf(folder):
   )
   safetensors_file.write(folder / "model.safetensors", arrays, {})
   (folder / "config.json").write_text(json.dumps(config))
+  about, _ = hf_images.write("decode|resize(8)", (8, 8))
   about = json.dumps(about | {"image_mean": [0.4, 0.5, 0.6]})
   (folder / "preprocessor_config.json").write_text(about)
 

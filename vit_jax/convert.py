@@ -125,6 +125,7 @@ from vit_jax.weights import (
   as_npz,
   destination,
   hf,
+  hf_images,
   onnx_file,
   push,
   safetensors_file,
@@ -214,7 +215,7 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  arrays, config, preprocessor = hf.write(
+  arrays, config = hf.write(
     params,
     vit.config,
     num_classes=vit.num_classes,
@@ -223,17 +224,23 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     grid=vit.config.grid(vit.image_size),
     loss=vit.loss,
   )
+  preprocessor, ops = hf_images.write(vit.ops, vit.image_size)
   target.mkdir(parents=True)
   safetensors_file.write(target / "model.safetensors", arrays, {})
   for name, values in (
     ("config.json", config),
-    ("preprocessor_config.json", preprocessor),
+    (hf_images.FILE, preprocessor),
   ):
     text = json.dumps(values, indent=2, ensure_ascii=False)
     (target / name).write_text(text + "\n")
   (target / CARD).write_text(card.text(vit, str(target)))
   (kind,) = config["architectures"]
-  return [f"transformers.{kind}.from_pretrained({str(target)!r})"]
+  notes = [f"transformers.{kind}.from_pretrained({str(target)!r})"]
+  if ops != vit.ops:
+    notes.append(
+      f"images there: {ops}, the nearest that transformers has to {vit.ops}"
+    )
+  return notes
 
 
 def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:

@@ -15,6 +15,7 @@ from flax.traverse_util import unflatten_dict
 import vit_jax
 from vit_jax import convert, pretrained, weights
 from vit_jax.config import model_config
+from vit_jax.config.preprocessing import parse_ops
 
 HERE = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "weights"))
@@ -206,7 +207,12 @@ def test_there_and_back(tmp_path, name):
     (
       "token",
       "hf",
-      ["transformers.ViTForImageClassification.from_pretrained('DST')"],
+      [
+        "transformers.ViTForImageClassification.from_pretrained('DST')",
+        "images there: decode(dct='accurate')|resize_torch((24, 32),"
+        " 'bilinear'), the nearest that transformers has to"
+        " decode|resize((24, 32))",
+      ],
     ),
     (
       "token",
@@ -244,6 +250,28 @@ def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
   if to == "hf":
     card = (tmp_path / "x" / "README.md").read_text()
     assert "- probabilities: each class on its own (sigmoid)\n" in card
+
+
+@pytest.mark.parametrize(
+  "ops",
+  [
+    "decode(dct='accurate')|resize_small_torch(40)|central_crop_torch(16)",
+    "decode|resize_small(40)|central_crop(16)",
+  ],
+)
+def test_hugging_face_gets_the_crop(tmp_path, ops):
+  vit = make(image_size=(16, 16), **CASES["12_heads"][0])
+  dst = tmp_path / "x"
+  notes = convert.convert(dataclasses.replace(vit, ops=ops), str(dst), "hf")
+  again = vit_jax.load(dst, verbose=False)
+  names = [op.name.removesuffix("_torch") for op in parse_ops(again.ops)]
+  assert names == ["decode", "resize_small", "central_crop"]
+  # All that differs is told, and the card is of what the folder does.
+  told = [
+    f"images there: {again.ops}, the nearest that transformers has to {ops}"
+  ]
+  assert notes[1:] == (told if again.ops != ops else [])
+  assert f"`{again.ops}`, then" in (dst / "README.md").read_text()
 
 
 def test_what_is_there_stays(tmp_path):
@@ -356,7 +384,7 @@ def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   transformers = torch_libraries.load("transformers")
   vit, path = make(**CASES[name][0]), str(tmp_path / "vit")
-  (call,) = convert.convert(vit, path, "hf")
+  call, _ = convert.convert(vit, path, "hf")
   theirs = eval(call, {"transformers": transformers})
   _check_logits(vit, theirs)
   assert theirs.config.id2label == dict(enumerate("abcde"))

@@ -47,6 +47,8 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     "images          48x48, decode|resize(48)",
     f"written         {dst}",
     f"{'':<16}transformers.ViTForImageClassification.from_pretrained('{dst}')",
+    f"{'':<16}images there: decode(dct='accurate')|resize_torch(48,"
+    " 'bilinear'), the nearest that transformers has to decode|resize(48)",
   ]
   # The same arrays, the same program: no difference at all.
   assert lines[-2].startswith("read again      largest difference of logits 0,")
@@ -124,7 +126,7 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
   assert vit.num_classes == 0
   assert vit.config.pre_logits == (to == "hf")
   if to == "hf":
-    assert "transformers.ViTModel.from_pretrained" in lines[-3]
+    assert "transformers.ViTModel.from_pretrained" in lines[-4]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,9 @@ def test_a_run_s_own_numbers(tmp_path):
     "vit = vit_jax.load('hf-hub:me/vit')",
     "model = ViTForImageClassification.from_pretrained('me/vit')",
     "- classes: 10, named in config.json",
+    "- preprocessing, by preprocessor_config.json: `decode(dct='accurate')"
+    "|resize_torch(16, 'bilinear')`, then 0 to 255 become -1 to 1; the scores"
+    " are with `decode|resize(16)`",
   ):
     assert f"\n{line}\n" in text
   assert "/home/me" not in text  # no folders of the machine
@@ -142,6 +145,7 @@ def test_a_model_that_was_changed_has_no_scores(tmp_path):
     text = card.text(changed, "x")
     assert parsed(text).data.eval_results is None
     assert "75.00%" not in text and "The run's scores are not here" in text
+    assert "decode|resize" not in text.split("## Details")[1]
   assert "## Training" in text
   assert parsed(text).data.pipeline_tag == "image-feature-extraction"
   assert "ViTModel.from_pretrained('x')" in text

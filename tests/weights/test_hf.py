@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 
 import foreign
 import numpy as np
@@ -14,7 +13,7 @@ from safetensors.numpy import save_file
 from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import hf, torch_files
+from vit_jax.weights import hf, hf_images
 from vit_jax.weights.lazy import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
@@ -43,7 +42,7 @@ def test_a_vit_comes_back_as_it_was(name):
   model = model_config(**TINY | CASES[name])
   params = foreign.random_params(model, 5, SIZE)
   given = _without_head(params) if model.pre_logits else params
-  arrays, config, _ = _write(model, given, class_names="abcde")
+  arrays, config = _write(model, given, class_names="abcde")
   assert hf.looks_like(arrays)
   assert all(a.flags.c_contiguous for a in arrays.values())
   read, options, extras = hf.read(
@@ -197,7 +196,7 @@ def test_all_that_cannot_be_written_is_told_at_once():
 def test_the_configs():
   model = model_config(**TINY)
   params = foreign.random_params(model, 2, (32, 32))
-  _, config, preprocessor = _write(
+  _, config = _write(
     model, params, num_classes=2, image_size=(32, 32), class_names=["cat", "ox"]
   )
   assert config == {
@@ -220,10 +219,64 @@ def test_the_configs():
     "id2label": {"0": "cat", "1": "ox"},
     "label2id": {"cat": 0, "ox": 1},
   }
-  assert preprocessor["size"] == {"height": 32, "width": 32}
-  assert preprocessor["rescale_factor"] * 255 == 1
-  _, config, _ = _write(model, params, num_classes=2, image_size=(32, 32))
+  _, config = _write(model, params, num_classes=2, image_size=(32, 32))
   assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+
+
+def _torch(resize):
+  return f"decode(dct='accurate')|{resize}"
+
+
+WIDE = {"height": 24, "width": 32}
+
+
+@pytest.mark.parametrize(
+  "ops, size, resample, read",
+  [
+    ("decode|resize((24, 32))", WIDE, 2, "resize_torch((24, 32), 'bilinear')"),
+    (
+      "decode|resize((24, 32), 'bicubic', antialias=True)",
+      WIDE,
+      3,
+      "resize_torch((24, 32))",
+    ),
+    (
+      "decode|resize_small(40)|central_crop((24, 32))",  # by areas
+      {"shortest_edge": 40},
+      2,
+      "resize_small_torch(40, 'bilinear')|central_crop_torch((24, 32))",
+    ),
+    (
+      _torch("resize_small_torch(40)|central_crop_torch((24, 32))"),
+      {"shortest_edge": 40},
+      3,
+      "resize_small_torch(40)|central_crop_torch((24, 32))",
+    ),
+    (  # a crop that an image may be too small for
+      "decode|resize_small(28)|central_crop((24, 32))",
+      WIDE,
+      2,
+      "resize_torch((24, 32), 'bilinear')",
+    ),
+    (
+      "decode|resize((20, 28))|pad(2)",
+      WIDE,
+      2,
+      "resize_torch((24, 32), 'bilinear')",
+    ),
+  ],
+)
+def test_the_preprocessor(ops, size, resample, read):
+  about, found = hf_images.write(ops, SIZE)
+  assert (about["size"], about["resample"]) == (size, resample)
+  assert found == hf_images.ops_of(json.loads(json.dumps(about)), SIZE)
+  assert found == _torch(read)
+  assert about["rescale_factor"] * 255 == 1
+  cropped = "shortest_edge" in size
+  assert about.get("crop_size") == (WIDE if cropped else None)
+  assert about.get("do_center_crop", False) == cropped
+  kind = {True: "CLIP", False: "ViT"}[cropped]
+  assert about["image_processor_type"] == f"{kind}ImageProcessor"
 
 
 @pytest.fixture(scope="module")
@@ -231,11 +284,9 @@ def transformers():
   return torch_libraries.load("transformers")
 
 
-def _save(folder, arrays, config, preprocessor):
+def _save(folder, arrays, config):
   save_file(arrays, folder / "model.safetensors", {"format": "pt"})
   (folder / "config.json").write_text(json.dumps(config))
-  name = "preprocessor_config.json"
-  (folder / name).write_text(json.dumps(preprocessor))
 
 
 def _without_head(params):
@@ -350,17 +401,26 @@ def _assert_read(theirs, folder, image_size):
 
 
 @pytest.mark.slow
-def test_the_preprocessor_is_ours(transformers, tmp_path):
-  model = model_config(**TINY)
-  params = foreign.random_params(model, 5, SIZE)
-  _save(tmp_path, *_write(model, params))
+@pytest.mark.parametrize(
+  "ops",
+  [
+    _torch("resize_torch((24, 32))"),
+    _torch("resize_small_torch(36, 'bilinear')|central_crop_torch((24, 32))"),
+  ],
+)
+def test_the_preprocessor_is_ours(transformers, tmp_path, ops):
+  about, read = hf_images.write(ops, SIZE)
+  assert read == ops
+  (tmp_path / hf_images.FILE).write_text(json.dumps(about))
   processor = transformers.AutoImageProcessor.from_pretrained(
     tmp_path, local_files_only=True
   )
-  values = np.arange(math.prod(SIZE) * 3).reshape(*SIZE, 3).astype(np.uint8)
-  got = processor(values, return_tensors="np")["pixel_values"][0]
-  expected = (values / 127.5 - 1).transpose(2, 0, 1)
-  np.testing.assert_allclose(got, expected, atol=1e-6)
+  values = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+  image = Image.fromarray(values)
+  got = processor(image, return_tensors="np")["pixel_values"][0]
+  off = np.abs((got + 1) * 127.5 - pixels.apply(values, ops).transpose(2, 0, 1))
+  # torchvision, where it is installed, has weights of 16 bits for bytes.
+  assert off.max() < 1.001 and off.mean() < 0.01
 
 
 @pytest.mark.slow
@@ -391,7 +451,7 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
     return processor(Image.fromarray(values), **plain)["pixel_values"][0]
 
   got = theirs("Pil")
-  ops = torch_files._hf_ops(about, got.shape[1:])
+  ops = hf_images.ops_of(about, got.shape[1:])
   found = pixels.apply(values, ops).transpose(2, 0, 1).astype(int)
   np.testing.assert_array_equal(found, got)
   # torchvision, where it is installed, has weights of 16 bits for bytes.

@@ -18,7 +18,7 @@ from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import facts
 from vit_jax.reporting.runs import Run, short
 from vit_jax.runtime.writer import read_metrics
-from vit_jax.weights import download
+from vit_jax.weights import download, hf_images
 
 # Data sets of TFDS that the hub has under another name.
 ON_HUB = {
@@ -154,7 +154,7 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
     parts.append(_scores(found))
   if run:
     parts.append(_training(run, bool(found)))
-  parts.append(_details(vit, run))
+  parts.append(_details(vit, bool(found)))
   return "\n\n".join(parts) + "\n"
 
 
@@ -318,14 +318,14 @@ def _training(run: Run, has_scores: bool) -> str:
   )
 
 
-def _details(vit: Pretrained, run: Run | None) -> str:
-  height, width = vit.image_size
+def _details(vit: Pretrained, has_scores: bool) -> str:
+  _, ops = hf_images.write(vit.ops, vit.image_size)
   gelu = {"tanh": "the tanh form of GELU", "erf": "GELU by erf"}
   items = [
-    f"preprocessing: transformers' processor resizes to {height} x {width}"
-    " (bilinear) and maps 0 to 255 to [-1, 1];"
-    + (" the scores are with" if run else " vit_jax takes")
-    + f" `{vit.ops}`",
+    f"preprocessing, by preprocessor_config.json: `{ops}`, then 0 to 255 become"
+    " -1 to 1"
+    + f"; the scores are with `{vit.ops}`"
+    * (has_scores and ops != vit.ops),
     f"numerics: {gelu[vit.config.gelu]}, {vit.config.ln_eps:g} in LayerNorm;"
     " config.json says so, and the logits of transformers agree up to the"
     " rounding of float32",

@@ -248,14 +248,15 @@ def write(
   class_names: Sequence[str] | None = None,
   grid: tuple[int, int] | None = None,
   loss: str = "softmax",
-) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
-  """Returns arrays, config.json and preprocessor_config.json.
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Returns arrays and config.json.
 
-  The three make a folder that `ViTForImageClassification.from_pretrained`
-  loads; without a head, `ViTModel.from_pretrained`, whose pooler is then our
-  pre_logits. A position table without a row for the class token gets one of
-  zeros, which changes nothing; fixed positions, or none, become a learned
-  table. The safetensors file needs the metadata {"format": "pt"}.
+  `ViTForImageClassification.from_pretrained` loads a folder of the two, and of
+  what `hf_images.write` makes; without a head, `ViTModel.from_pretrained`,
+  whose pooler is then our pre_logits. A position table without a row for the
+  class token gets one of zeros, which changes nothing; fixed positions, or
+  none, become a learned table. The safetensors file needs the metadata
+  {"format": "pt"}.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -322,7 +323,7 @@ def write(
     config["label2id"] = {name: i for i, name in enumerate(names)}
     if loss != "softmax":
       config["problem_type"] = MULTI_LABEL
-  return arrays, config, _preprocessor(image_size)
+  return arrays, config
 
 
 def _cannot(faults: list[str]) -> str:
@@ -374,21 +375,6 @@ def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:
   else:
     table = np.zeros((1, math.prod(grid), width), np.float32)
   return np.pad(table, ((0, 0), (1, 0), (0, 0)))
-
-
-def _preprocessor(image_size: tuple[int, int]) -> dict[str, Any]:
-  """Returns the preprocessing from 0 to 255 to the [-1, 1] of our models."""
-  return {
-    "image_processor_type": "ViTImageProcessor",
-    "do_resize": True,
-    "size": {"height": image_size[0], "width": image_size[1]},
-    "resample": 2,  # PIL's bilinear
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-  }
 
 
 def _square(image_size: tuple[int, int]) -> int | list[int]:

@@ -8,8 +8,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.config import json_file, model_from_dict, pixel_path
-from vit_jax.options import shown
-from vit_jax.weights import hf, timm
+from vit_jax.weights import hf, hf_images, timm
 from vit_jax.weights.beside import beside
 from vit_jax.weights.found import (
   METADATA,
@@ -61,19 +60,6 @@ _TIMM = {
   "mean": (float,) * 3,
   "std": (float,) * 3,
 }
-# What is read of preprocessor_config.json; and `size` and `crop_size`, which
-# have several forms: `_sides`.
-_PREPROCESSOR = {
-  "do_resize": bool,
-  "resample": json_file.Whole(0, 5),
-  "do_center_crop": bool,
-  "do_rescale": bool,
-  "rescale_factor": float,
-  "do_normalize": bool,
-  "image_mean": (float,) * 3,
-  "image_std": (float,) * 3,
-}
-_RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 def _from_timm(found: Safetensors) -> Weights:
@@ -116,11 +102,9 @@ def _from_hf(found: Safetensors) -> Weights:
   params, options, extras = hf.read(found.arrays, found.config)
   size = extras["image_size"]
   folder = path if path.is_dir() else path.parent
-  about = json_file.read(
-    beside(folder, "preprocessor_config.json"), _PREPROCESSOR
-  )
+  about = json_file.read(beside(folder, hf_images.FILE), hf_images.READ)
   about = {k: v for k, v in about.items() if v is not None}
-  ops = _hf_ops(about, size)
+  ops = hf_images.ops_of(about, size)
   weights = Weights(
     str(path),
     "hf",
@@ -131,12 +115,12 @@ def _from_hf(found: Safetensors) -> Weights:
     class_names=extras["class_names"],
     loss=extras["loss"],
     ops=ops,
-    notes=() if ops or not about else (_unlike(about, size),),
+    notes=() if ops or not about else (hf_images.unlike(about, size),),
   )
   mean, std = about.get("image_mean"), about.get("image_std")
   if not about.get("do_normalize", True):
     mean, std = [0.0] * 3, [1.0] * 3
-  return _fold(weights, mean, std, _white(about))
+  return _fold(weights, mean, std, hf_images.white(about))
 
 
 # Names that the arrays may have: whether these are such, and what reads them.
@@ -168,78 +152,6 @@ def _timm_ops(about: Mapping[str, Any]) -> str:
     about.get("interpolation") or "bicubic",
     about.get("crop_mode") or "center",
   ).ops
-
-
-def _hf_ops(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
-  """Returns transformers' evaluation of a model.
-
-  Args:
-    about: Contents of preprocessor_config.json; {}: there is none.
-    size: (height, width) of the model's images, pixels.
-
-  Returns:
-    None where nothing is stated, or what none of our operations does.
-  """
-  filter = _RESAMPLE.get(about.get("resample", 2))
-  if not (about and filter and about.get("do_resize", True)):
-    return None
-  whole = pixel_path.PixelPath(
-    size, dct="accurate", resizer="pillow", filter=filter, antialias=True
-  )
-  first, last = _sides(about, "size", size), size
-  if about.get("do_center_crop"):
-    last = _sides(about, "crop_size", size)
-  elif first != size:
-    return None
-  # A crop larger than its image is filled up with zeros by transformers alone.
-  if first is None or last != size or min(np.subtract(first, size)) < 0:
-    return None
-  if isinstance(first, int):
-    return dataclasses.replace(whole, short=first).ops
-  if first == size:
-    return whole.ops
-  resize = dataclasses.replace(whole, size=first).ops
-  return f"{resize}|central_crop_torch({_text(size)})"
-
-
-def _sides(
-  about: Mapping[str, Any], key: str, default: tuple[int, int]
-) -> tuple[int, int] | int | None:
-  """Returns (height, width), the shorter side, or None for another form."""
-  value = about.get(key, list(default))
-  keys = ("height", "width", "shortest_edge")
-  shapes = {list: json_file.SIZE, dict: dict.fromkeys(keys, json_file.SIDE)}
-  shape = shapes.get(type(value), json_file.SIDE)
-  json_file.check({key: value}, {key: shape}, "preprocessor_config.json")
-  if not isinstance(value, dict):
-    return tuple(value) if isinstance(value, list) else (value, value)
-  value = {k: v for k, v in value.items() if v is not None}
-  if value.keys() == {"height", "width"}:
-    return value["height"], value["width"]
-  return value.get("shortest_edge") if len(value) == 1 else None
-
-
-def _unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
-  """Returns a note on a preprocessing that is not ours."""
-  keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
-  given = ", ".join(f"{k}={shown(about[k])}" for k in keys if k in about)
-  return (
-    f"preprocessor_config.json: got {given}, which no operation here does for"
-    f" images of {size[0]} x {size[1]} pixels; they are resized otherwise."
-  )
-
-
-def _white(about: Mapping[str, Any]) -> float:
-  """Returns what transformers makes of the value 255 before it normalises."""
-  if not about.get("do_rescale", True):
-    return 255.0
-  white = 255.0 * about.get("rescale_factor", 1 / 255)
-  if not 0.001 <= white <= 255:
-    raise ValueError(
-      f"preprocessor_config.json: rescale_factor: got {white / 255:g}, expected"
-      " 1/255 or another factor up to 1; mend the file beside the weights."
-    )
-  return white
 
 
 def _fold(weights: Weights, mean, std, white: float = 1.0) -> Weights:
@@ -291,7 +203,3 @@ def _fold(weights: Weights, mean, std, white: float = 1.0) -> Weights:
   return dataclasses.replace(
     weights, params=params, notes=(*weights.notes, note)
   )
-
-
-def _text(size: tuple[int, int]) -> str:
-  return str(size[0]) if size[0] == size[1] else f"({size[0]}, {size[1]})"

@@ -1,0 +1,146 @@
+"""Hugging Face's preprocessor_config.json: read as operations, and written."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import json_file, pixel_path
+from vit_jax.options import shown
+
+FILE = "preprocessor_config.json"
+# What is read of it; and `size` and `crop_size`, which have several forms:
+# `_sides`.
+READ = {
+  "do_resize": bool,
+  "resample": json_file.Whole(0, 5),
+  "do_center_crop": bool,
+  "do_rescale": bool,
+  "rescale_factor": float,
+  "do_normalize": bool,
+  "image_mean": (float,) * 3,
+  "image_std": (float,) * 3,
+}
+RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
+  """Returns transformers' evaluation of a model.
+
+  Args:
+    about: Contents of preprocessor_config.json; {}: there is none.
+    size: (height, width) of the model's images, pixels.
+
+  Returns:
+    None where nothing is stated, or what none of our operations does.
+  """
+  filter = RESAMPLE.get(about.get("resample", 2))
+  if not (about and filter and about.get("do_resize", True)):
+    return None
+  whole = pixel_path.PixelPath(
+    size, dct="accurate", resizer="pillow", filter=filter, antialias=True
+  )
+  first, last = _sides(about, "size", size), size
+  if about.get("do_center_crop"):
+    last = _sides(about, "crop_size", size)
+  elif first != size:
+    return None
+  # A crop larger than its image is filled up with zeros by transformers alone.
+  if first is None or last != size or min(np.subtract(first, size)) < 0:
+    return None
+  if isinstance(first, int):
+    return dataclasses.replace(whole, short=first).ops
+  if first == size:
+    return whole.ops
+  resize = dataclasses.replace(whole, size=first).ops
+  return f"{resize}|central_crop_torch({_text(size)})"
+
+
+def _sides(
+  about: Mapping[str, Any], key: str, default: tuple[int, int]
+) -> tuple[int, int] | int | None:
+  """Returns (height, width), the shorter side, or None for another form."""
+  value = about.get(key, list(default))
+  keys = ("height", "width", "shortest_edge")
+  shapes = {list: json_file.SIZE, dict: dict.fromkeys(keys, json_file.SIDE)}
+  shape = shapes.get(type(value), json_file.SIDE)
+  json_file.check({key: value}, {key: shape}, FILE)
+  if not isinstance(value, dict):
+    return tuple(value) if isinstance(value, list) else (value, value)
+  value = {k: v for k, v in value.items() if v is not None}
+  if value.keys() == {"height", "width"}:
+    return value["height"], value["width"]
+  return value.get("shortest_edge") if len(value) == 1 else None
+
+
+def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
+  """Returns a note on a preprocessing that is not ours."""
+  keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
+  given = ", ".join(f"{k}={shown(about[k])}" for k in keys if k in about)
+  return (
+    f"{FILE}: got {given}, which no operation here does for"
+    f" images of {size[0]} x {size[1]} pixels; they are resized otherwise."
+  )
+
+
+def white(about: Mapping[str, Any]) -> float:
+  """Returns what transformers makes of the value 255 before it normalises."""
+  if not about.get("do_rescale", True):
+    return 255.0
+  white = 255.0 * about.get("rescale_factor", 1 / 255)
+  if not 0.001 <= white <= 255:
+    raise ValueError(
+      f"{FILE}: rescale_factor: got {white / 255:g}, expected"
+      " 1/255 or another factor up to 1; mend the file beside the weights."
+    )
+  return white
+
+
+def write(ops: str, size: tuple[int, int]) -> tuple[dict[str, Any], str]:
+  """Returns the nearest preprocessing of transformers', to [-1, 1].
+
+  Pillow's filters are all that it has: of a resizing by TensorFlow the filter
+  is kept, or bilinear taken in place of one that it lacks. What is neither the
+  whole image nor its centre, resized, becomes the whole.
+
+  Args:
+    ops: Preprocessing of the model, as `config.data.ops`.
+    size: (height, width) of its images, pixels.
+
+  Returns:
+    Contents of preprocessor_config.json, and the operations that are read from
+    it.
+  """
+  path = pixel_path.taken_apart(ops) or pixel_path.PixelPath(size)
+  numbers = {name: number for number, name in RESAMPLE.items()}
+  about: dict[str, Any] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": _pixels(size),
+    "resample": numbers.get(path.filter, numbers["bilinear"]),
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+  }
+  if path.short is not None and path.short >= max(size):
+    about |= {
+      # Some versions of ViT's own do not crop.
+      "image_processor_type": "CLIPImageProcessor",
+      "size": {"shortest_edge": path.short},
+      "do_center_crop": True,
+      "crop_size": _pixels(size),
+    }
+  read = ops_of(about, size)
+  assert read is not None
+  return about, read
+
+
+def _pixels(size: tuple[int, int]) -> dict[str, int]:
+  return {"height": size[0], "width": size[1]}
+
+
+def _text(size: tuple[int, int]) -> str:
+  return str(size[0]) if size[0] == size[1] else f"({size[0]}, {size[1]})"
