@@ -118,6 +118,7 @@ from flax.traverse_util import flatten_dict
 
 import vit_jax
 from vit_jax import checkpoint, weights
+from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import card
@@ -126,6 +127,7 @@ from vit_jax.weights import (
   destination,
   hf,
   hf_images,
+  labels,
   onnx_file,
   push,
   safetensors_file,
@@ -158,6 +160,9 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
       that write it are not installed, or the path cannot be written.
   """
   check(path, to)
+  vit = dataclasses.replace(  # no format has stacked blocks
+    vit, params=unstack_blocks(vit.params), config=vit.config.unstacked()
+  )
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
@@ -190,7 +195,13 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   target.parent.mkdir(parents=True, exist_ok=True)
   with target.open("wb") as stream:
     np.savez(stream, **arrays)
-  notes = [f"under the names that {reader} read"]
+  notes = [f"under the names of {reader}"]
+  known = labels.known(vit.num_classes)
+  if vit.class_names and vit.class_names != known:
+    note = "without class names: .npz has no place for them"
+    if known:
+      note += f", and this width is taken for ImageNet's: {known[0]} ..."
+    notes.append(note)
   if untold := _untold(vit):
     text = ", ".join(f"{k}={v!r}" for k, v in untold.items())
     notes.append(

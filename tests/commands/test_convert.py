@@ -16,6 +16,8 @@ import vit_jax
 from vit_jax import convert, pretrained, weights
 from vit_jax.config import model_config
 from vit_jax.config.preprocessing import parse_ops
+from vit_jax.models.stacking import stack_blocks
+from vit_jax.weights import labels
 
 HERE = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "weights"))
@@ -157,17 +159,23 @@ def test_there_and_back(tmp_path, name):
       "token",
       "npz",
       [
-        "under the names that vision_transformer and timm read",
+        "under the names of vision_transformer and timm",
+        "without class names: .npz has no place for them",
         "load it with grid=(3, 4): .npz has no place to say so, and Google's"
         " codes do otherwise",
       ],
     ),
-    ("12_heads", "npz", ["under the names that vision_transformer and timm"]),
+    (
+      "12_heads",
+      "npz",
+      ["under the names of vision_transformer and timm", "without class names"],
+    ),
     (
       "map",
       "npz",
       [
-        "under the names that big_vision read",
+        "under the names of big_vision",
+        "without class names",
         "load it with gelu='erf', ln_eps=1e-12, grid=(3, 4): .npz has no",
       ],
     ),
@@ -175,17 +183,33 @@ def test_there_and_back(tmp_path, name):
       "bit",
       "npz",
       [
-        "under the names that BiT's own code, big_vision and timm read",
+        "under the names of BiT's own code, big_vision and timm",
+        "without class names",
         "load it with gn_eps=1e-05, ws_eps=1e-08, ws_eps_on='var',"
         " root_pad='nothing': .npz has no place",
       ],
     ),
-    ("bit_v1", "npz", ["under the names that big_vision read"]),
+    (
+      "bit_v1",
+      "npz",
+      ["under the names of big_vision", "without class names"],
+    ),
+    (
+      "gap_sincos2d",
+      "npz",
+      ["under the names of big_vision", "without class names"],
+    ),
+    (
+      "learn2d",
+      "npz",
+      ["under the names of vit_jax alone", "without class names"],
+    ),
     (
       "none",
       "npz",
       [
-        "under the names that vision_transformer and timm read",
+        "under the names of vit_jax alone",
+        "without class names",
         "load it with posemb='none': .npz has no place",
       ],
     ),
@@ -231,6 +255,30 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
   assert len(got) == len(notes), got
   for one, start in zip(got, notes, strict=True):
     assert one.startswith(start), one
+
+
+@pytest.mark.parametrize("names", [None, "birds", "imagenet"])
+def test_a_npz_has_no_class_names(tmp_path, names):
+  known = labels.known(1000)
+  birds = tuple(f"bird {i}" for i in range(1000))
+  names = {"birds": birds, "imagenet": known, None: None}[names]
+  vit = make(1000, (16, 16), names, **CASES["12_heads"][0])
+  _, *notes = convert.convert(vit, str(tmp_path / "x.npz"), "npz")
+  assert notes == (names == birds) * [
+    "without class names: .npz has no place for them, and this width is taken"
+    " for ImageNet's: n01440764 ..."
+  ]
+
+
+@pytest.mark.parametrize("to", SUFFIX)
+def test_blocks_of_a_scan_are_written_one_by_one(tmp_path, to):
+  vit = make(image_size=(16, 16), **CASES["12_heads"][0])
+  stacked = dataclasses.replace(
+    vit, config=vit.config.stacked(), params=stack_blocks(vit.params)
+  )
+  dst = tmp_path / ("x" + SUFFIX[to])
+  convert.convert(stacked, str(dst), to)
+  assert_same(vit_jax.load(dst, verbose=False), vit)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "bce"])

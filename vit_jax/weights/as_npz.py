@@ -39,6 +39,10 @@ def write(
     )
   is_big_vision = google.is_big_vision(model, params)
   reader = "big_vision" if is_big_vision else "vision_transformer and timm"
+  if (
+    model.posemb not in ("learn", "sincos2d") or is_big_vision and model.stages
+  ):
+    reader = "vit_jax alone"
   return google.write(params, is_big_vision=is_big_vision), reader
 
 

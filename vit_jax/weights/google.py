@@ -126,6 +126,7 @@ def is_big_vision(model: ModelConfig, params: Mapping[str, Any]) -> bool:
   return (
     model.name == "bit_v1"
     or getattr(model, "pool", None) == "map"
+    or getattr(model, "posemb", None) == "sincos2d"
     or ("cls" in params and POS_EMBEDDING in params and not model.has_cls_row)
   )
 
