@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import checkpoint, weights
+from vit_jax import checkpoint, pretrained, weights
 from vit_jax.config import ConfigError
 from vit_jax.models import build
 from vit_jax.weights import labels
@@ -105,6 +105,55 @@ def test_other_sizes():
   # The caller states a grid of 2 x 8 patches.
   vit = vit_jax.load(TOKEN, grid=(2, 8))
   assert vit.image_size == (16, 64) and not vit.report.resized
+
+
+@pytest.mark.parametrize(
+  "ops, size, expected, is_noted",
+  [
+    (
+      "decode(dct='accurate')|resize_small_torch(36)|central_crop_torch(32)",
+      (64, 64),
+      "decode(dct='accurate')|resize_small_torch(72)|central_crop_torch(64)",
+      False,
+    ),
+    (
+      "decode(exif=False)|resize(32, 'bicubic', antialias=True)",
+      (16, 48),
+      "decode(exif=False)|resize((16, 48), 'bicubic', antialias=True)",
+      False,
+    ),
+    (  # 36 rows of 64 could be too few
+      "decode|resize_small(36)|central_crop(32)",
+      (32, 64),
+      "decode|resize((32, 64), 'area')",
+      True,
+    ),
+    ("decode|resize(28)|pad(2)", (64, 64), "decode|resize(64)", True),
+    ("decode|resize(28)|pad(2)", (32, 32), "decode|resize(28)|pad(2)", False),
+    ("decode_inception_crop(32)", (64, 64), "decode|resize(64)", False),
+  ],
+)
+def test_the_preprocessing_of_another_size(ops, size, expected, is_noted):
+  found = weights.Weights("x", "checkpoint", {}, ops=ops)
+  got, notes = pretrained.preprocessing(found, size)
+  assert got == expected
+  assert notes == is_noted * (
+    f"preprocessing is {expected}: that of the weights, {ops}, has no form for"
+    f" images of {size[0]} x {size[1]} pixels.",
+  )
+
+
+def test_the_preprocessing_is_noted(vit, tmp_path):
+  metadata = vit.metadata()
+  for name, ops in (
+    ("x", "decode|resize(32)"),
+    ("y", "decode|resize(28)|pad(2)"),
+  ):
+    metadata["preprocessing"] = {"ops": ops}
+    checkpoint.write_params(str(tmp_path / name), vit.params, metadata)
+    again = vit_jax.load(tmp_path / name, image_size=48)
+    assert again.ops == "decode|resize(48)"
+    assert len(again.report.notes) == (name == "y")
 
 
 @pytest.mark.parametrize("patch", [4, 16])

@@ -14,7 +14,12 @@ from jaxtyping import Array, Float
 
 from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.config import ModelConfig, model_from_dict, to_dict
+from vit_jax.config import (
+  ModelConfig,
+  model_from_dict,
+  pixel_path,
+  to_dict,
+)
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
@@ -308,7 +313,7 @@ def load(
   try:
     config = weights.identify(found.params, {**found.options, **options})
     height, width = size or weights.trained_at(found)
-    ops = preprocessing(found, (height, width))
+    ops, notes = preprocessing(found, (height, width))
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   config = dataclasses.replace(config.for_inference(), **options)
@@ -322,7 +327,7 @@ def load(
     jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32),
   )["params"]
   params, report = weights.adapt(
-    found,
+    dataclasses.replace(found, notes=(*found.notes, *notes)),
     target,
     config,
     (height, width),
@@ -353,21 +358,29 @@ def load(
   )
 
 
-def preprocessing(found: weights.Weights, size: tuple[int, int]) -> str:
-  """Returns the operations that make a file's images, of a size.
+def preprocessing(
+  found: weights.Weights, size: tuple[int, int]
+) -> tuple[str, tuple[str, ...]]:
+  """Returns the operations that make a file's images, of a size; and notes.
 
-  They are the file's own if it states them and they make images of this size;
-  else the whole image is resized, as Google's evaluation does.
+  They are the file's own if it states them, for another size with the same
+  filter and the same share of the image. Else the whole image is resized, as
+  Google's evaluation does.
   """
-  ops = found.ops
-  if (
-    ops is None
-    or size_after(ops) != size
-    or pixels.is_random(ops)  # from a run without evaluation
-  ):
-    height, width = size
-    ops = f"decode|resize({height if height == width else size})"
-  return ops
+  ops, whole = found.ops, pixel_path.google(size).ops
+  if ops is None or pixels.is_random(ops):  # from a run without evaluation
+    return whole, ()
+  if size_after(ops) == size:
+    return ops, ()
+  if path := pixel_path.taken_apart(ops):
+    new = path.at(size)
+    whole = new.ops if turns_upright(ops) else pixel_path.as_stored(new.ops)
+    if (new.short is None) == (path.short is None):
+      return whole, ()
+  return whole, (
+    f"preprocessing is {whole}: that of the weights, {ops}, has no form for"
+    f" images of {size[0]} x {size[1]} pixels.",
+  )
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:

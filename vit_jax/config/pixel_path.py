@@ -87,6 +87,16 @@ class PixelPath:
     short = None if share is None else _short(min(self.size), share)
     return dataclasses.replace(self, short=short)
 
+  def at(self, size: tuple[int, int]) -> "PixelPath":
+    """Returns the path to images of another size, the share of the crop kept.
+
+    Where an image could be smaller than the crop, the whole is resized.
+    """
+    short = self.short and self.short * min(size) // min(self.size)
+    if short and short < max(size):
+      short = None
+    return dataclasses.replace(self, size=size, short=short)
+
 
 def timm(
   size: tuple[int, int],

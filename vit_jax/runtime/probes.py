@@ -82,7 +82,7 @@ def config_of_file(
   ]
   if faults:
     raise ConfigError(faults)
-  ops = pretrained.preprocessing(found, size)
+  ops, _ = pretrained.preprocessing(found, size)
   return dataclasses.replace(
     config, model=model, data=dataclasses.replace(config.data, ops=ops)
   )
