@@ -165,6 +165,18 @@ def test_files_without_loss(small, tmp_path):
       np.testing.assert_array_equal(images.read(image), found, name)
 
 
+@pytest.mark.parametrize("most", [1000, 65_535])
+def test_a_pgm_of_16_bits_becomes_8(small, tmp_path, most):
+  grey = np.asarray(small.convert("L"))
+  deep = np.round(grey / 255 * most).astype(">u2")
+  path = tmp_path / "x.pgm"
+  path.write_bytes(b"P5\n64 48\n%d\n" % most + deep.tobytes())
+  off = np.abs(images.read(path).astype(int) - grey[..., None])
+  assert off.max() <= (most < 65_535)  # a level of 255 is 4 of 1,000
+  with Image.open(path) as image:
+    np.testing.assert_array_equal(images.read(image), images.read(path))
+
+
 def test_an_orientation_is_applied(small, tmp_path):
   exif = Image.Exif()
   exif[0x0112] = 6  # turn right by a quarter
@@ -212,7 +224,15 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert images.listed("?.png") == ["a.png", "b.png"]
   one = np.asarray(small)
-  for image in (small, one, one[..., 0], "a", tmp_path / "none.png", b"a"):
+  for image in (
+    small,
+    one,
+    one[..., 0],
+    "a",
+    tmp_path / "none.png",
+    b"a",
+    bytearray(b"a"),
+  ):
     assert images.listed(image)[0] is image and len(images.listed(image)) == 1
     assert len(images.listed([image, image])) == 2
   assert len(images.listed(np.stack([one] * 3))) == 3

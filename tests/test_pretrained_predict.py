@@ -43,7 +43,11 @@ def test_whatever_holds_an_image_gives_the_same(vit, china):
   assert found == [first] * 4
   # One image a call: sums in another order than of four.
   (alone,) = vit.predict(png, top=11)
-  for x in (str(png), pixels, pixels[None], f"{png.parent}/*.png"):
+  data = bytearray(png.read_bytes())
+  for x in (
+    *(str(png), pixels, pixels[None], f"{png.parent}/*.png"),
+    *(data, memoryview(data)),
+  ):
     assert vit.predict(x, top=11) == [alone]
   names = [p.name for p in first]
   assert sorted(names, key=int) == [str(i) for i in range(11)]

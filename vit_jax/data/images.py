@@ -48,6 +48,7 @@ _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _END, _WITHOUT_LENGTH = 0xD9, (0x01, 0xD8)
 _ORIENTATION = 0x0112  # tag of EXIF
 _lenient_lock = threading.Lock()
+_BYTES = bytes | bytearray | memoryview
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 
@@ -103,8 +104,8 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   """
   if isinstance(image, Image.Image):
     return _rgb(image, exif)
-  if isinstance(image, bytes):
-    return _from_bytes(image, exif)
+  if isinstance(image, _BYTES):
+    return _from_bytes(bytes(image), exif)
   if isinstance(image, str | os.PathLike):
     return _from_bytes(_bytes_of(epath.Path(image)), exif)
   return _three_channels(image)
@@ -185,7 +186,7 @@ def turned(
 
 
 def _is_one(images) -> bool:
-  if isinstance(images, str | bytes | os.PathLike | Image.Image):
+  if isinstance(images, str | _BYTES | os.PathLike | Image.Image):
     return True
   return hasattr(images, "__array__") and np.ndim(images) != 4
 
@@ -277,11 +278,14 @@ def _lenient() -> Iterator[None]:
 
 def _rgb(image: Image.Image, exif: bool):
   check_size(image)
-  if image.mode in ("I", "F"):
+  is_grey16 = image.mode.startswith("I;16") or (
+    image.mode == "I" and image.format == "PPM"  # .pgm, up to 65,535
+  )
+  if image.mode in ("I", "F") and not is_grey16:
     raise ValueError(f"got a PIL image of mode {image.mode}, expected 8 bits.")
   try:
     image.load()
-    if image.mode.startswith("I;16"):  # Pillow would clip values above 255
+    if is_grey16:  # Pillow would clip values above 255
       pixels = _three_channels((np.asarray(image) >> 8).astype(np.uint8))
     else:
       pixels = np.asarray(image.convert("RGB"))
