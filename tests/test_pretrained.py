@@ -13,6 +13,7 @@ import vit_jax
 from vit_jax import checkpoint, pretrained, weights
 from vit_jax.config import ConfigError
 from vit_jax.models import build
+from vit_jax.runtime import arguments
 from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -102,6 +103,8 @@ def test_other_sizes():
   vit = vit_jax.load(TOKEN, image_size=(16, 48), posemb_filter="bicubic")
   assert vit.image_size == (16, 48) and vit.ops == "decode|resize((16, 48))"
   assert vit.report.resized == {table: ((4, 4), (2, 6))}
+  vit = vit_jax.load(TOKEN, image_size=(16, 48), grid=4)
+  assert vit.image_size == (16, 48) and vit.report.resized[table][0] == (4, 4)
   # The caller states a grid of 2 x 8 patches.
   vit = vit_jax.load(TOKEN, grid=(2, 8))
   assert vit.image_size == (16, 64) and not vit.report.resized
@@ -214,6 +217,23 @@ def test_options(vit):
       "image_size: got (32, -32), expected pixels: 224, or (height, width).",
     ),
     (
+      {"image_size": True},
+      ValueError,
+      "image_size: got True, expected pixels: 224, or (height, width).",
+    ),
+    (
+      {"image_size": 4096},
+      ValueError,
+      "image_size: got 4,096 x 4,096 pixels, which make 512 x 512 patches,"
+      " expected at most 16,384 in all; take smaller images.",
+    ),
+    (
+      {"image_size": 100_000},
+      ValueError,
+      "image_size: got 100,000 x 100,000 pixels, expected at most 89,478,485 in"
+      " all; take smaller images.",
+    ),
+    (
       {"image_size": 33},
       ValueError,
       "ViT: got images of 33 x 33 pixels, expected multiples of the patch's"
@@ -231,6 +251,22 @@ def test_faulty_options(options, error, text):
   with pytest.raises(error) as e:
     vit_jax.load(TOKEN, **options)
   assert str(e.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+  "value",
+  ["32", True, (32, 32, 3), (32, [1, 2]), (4, 0.5), np.inf, 0, {}, [None, 1]],
+)
+def test_what_is_no_pair(value):
+  with pytest.raises(ValueError) as e:
+    arguments.pair("grid", value, "patches")
+  assert str(e.value) == f"grid: got {value!r}, expected patches."
+
+
+def test_pairs():
+  assert arguments.pair("grid", None, "patches") is None
+  for value in (32, 32.0, np.int32(32), [32, 32], np.array([32, 32.0])):
+    assert arguments.pair("grid", value, "patches") == (32, 32)
 
 
 def test_a_model_of_another_s_options_is_refused():

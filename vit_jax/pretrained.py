@@ -14,21 +14,14 @@ from jaxtyping import Array, Float
 
 from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.config import (
-  ModelConfig,
-  model_from_dict,
-  pixel_path,
-  to_dict,
-)
+from vit_jax.config import ModelConfig, pixel_path, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels, streaming
-from vit_jax.families import FAMILIES
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
-from vit_jax.options import nearest
-from vit_jax.runtime import inference, run_info
+from vit_jax.runtime import arguments, inference, run_info
 from vit_jax.runtime.inference import Answer, Prediction
 
 
@@ -260,7 +253,7 @@ def load(
   *,
   image_size: int | tuple[int, int] | None = None,
   patch: int | None = None,
-  grid: tuple[int, int] | None = None,
+  grid: int | tuple[int, int] | None = None,
   posemb_filter: str = "zoom",
   loss: str | None = None,
   verbose: bool = True,
@@ -308,7 +301,11 @@ def load(
     raise ValueError(
       f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
-  options, size = _checked(options), _pair(image_size)
+  options = arguments.options(options)
+  size = arguments.pair(
+    "image_size", image_size, "pixels: 224, or (height, width)"
+  )
+  grid = arguments.pair("grid", grid, "patches: 14, or (rows, columns)")
   found = weights.read(path, grid=grid, options=options)
   try:
     config = weights.identify(found.params, {**found.options, **options})
@@ -319,6 +316,7 @@ def load(
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
+  arguments.check_size(config, (height, width))
   num_classes = weights.num_classes(found.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
@@ -381,44 +379,6 @@ def preprocessing(
     f"preprocessing is {whole}: that of the weights, {ops}, has no form for"
     f" images of {size[0]} x {size[1]} pixels.",
   )
-
-
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
-  """Returns options of a model with the types of a family that has them all.
-
-  Raises:
-    ValueError: There is no such family, or one has another type.
-  """
-  fields = {
-    name: [f.name for f in dataclasses.fields(cls)]
-    for name, cls in FAMILIES.items()
-  }
-  known = dict.fromkeys(k for names in fields.values() for k in names)
-  if unknown := sorted(options.keys() - known.keys()):
-    near = "".join(nearest(key, known) for key in unknown)
-    raise ValueError(
-      f"load: got {', '.join(unknown)}, expected options of the model:"
-      f" {', '.join(known)}.{near}"
-    )
-  name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
-  if name is None:
-    raise ValueError(
-      f"load: got {', '.join(sorted(options))}, which no family of models has"
-      " together; see vit-jax train --help."
-    )
-  checked = model_from_dict({"name": name, **options})
-  return {key: getattr(checked, key) for key in options}
-
-
-def _pair(size) -> tuple[int, int] | None:
-  if size is None:
-    return None
-  sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-  if len(sides) != 2 or any(side != side // 1 or side < 1 for side in sides):
-    raise ValueError(
-      f"image_size: got {size!r}, expected pixels: 224, or (height, width)."
-    )
-  return int(sides[0]), int(sides[1])
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:

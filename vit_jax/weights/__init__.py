@@ -2,6 +2,7 @@
 
 from vit_jax.weights.classes import Head, match, some
 from vit_jax.weights.fitting import (
+  MAX_TOKENS,
   Report,
   adapt,
   format_report,
@@ -15,6 +16,7 @@ from vit_jax.weights.placing import with_weights
 from vit_jax.weights.reading import read
 
 __all__ = (
+  "MAX_TOKENS",
   "Head",
   "Report",
   "Weights",

@@ -25,7 +25,7 @@ from vit_jax.weights.classes import by_name, some
 from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import describe, identify
 
-MAX_TOKENS = 2**14  # of images of a size that a file states
+MAX_TOKENS = 2**14  # of an image; the products of all pairs take 1 GiB a head
 
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
