@@ -269,6 +269,23 @@ def test_pairs():
     assert arguments.pair("grid", value, "patches") == (32, 32)
 
 
+@pytest.mark.parametrize(
+  "options, text",
+  [
+    ({"pool": "gap"}, "pool='gap'"),
+    ({"grid": (3, 5)}, "grid=(3, 5)"),
+    ({"variant": "B/16"}, "variant='B/16'"),
+    ({"posemb": "none", "grid": 4}, "posemb='none', grid=(4, 4)"),
+  ],
+)
+def test_options_that_do_not_fit_are_named(options, text):
+  with pytest.raises(ValueError) as e:
+    vit_jax.load(TOKEN, **options)
+  assert str(e.value).endswith(
+    f"\nThe model is by what you gave, {text}: change it or leave it out."
+  )
+
+
 def test_a_model_of_another_s_options_is_refused():
   with pytest.raises(ValueError, match="name: got 'bit_v1', expected 'bit' by"):
     vit_jax.load(DATA / "bit_v2.weights.npz", name="bit_v1")

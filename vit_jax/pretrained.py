@@ -331,6 +331,7 @@ def load(
     (height, width),
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
+    given=options | ({"grid": grid} if grid else {}),
   )
   if verbose:
     print(weights.format_report(report))

@@ -71,6 +71,7 @@ def adapt(
   class_names: Sequence[str] | None = None,
   posemb_filter: str = "zoom",
   resize_patch: bool = False,
+  given: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
@@ -93,6 +94,7 @@ def adapt(
       `models.resample.METHODS`; "zoom" is the paper's.
     resize_patch: Whether a patch embedding of another patch size is resized
       (FlexiViT's pseudoinverse) instead of refused.
+    given: What the caller stated of the weights, for the message.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, None where the model
@@ -162,7 +164,7 @@ def adapt(
           f"{path}: got {bad} values that are NaN or infinite, expected none."
         )
   if faults:
-    raise ValueError(_message(weights, model, faults))
+    raise ValueError(_message(weights, model, faults, given or {}))
   report = Report(
     path=weights.path,
     loaded={k: v.shape for k, v in loaded.items() if v is not None},
@@ -355,7 +357,9 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
   return ""
 
 
-def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
+def _message(
+  weights: Weights, model: ModelConfig, faults: list[str], given: dict[str, Any]
+) -> str:
   lines = "\n".join(f"  - {fault}" for fault in _grouped(faults))
   try:
     kept = {
@@ -366,10 +370,14 @@ def _message(weights: Weights, model: ModelConfig, faults: list[str]) -> str:
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
   else:
-    if fits == model:
-      advice = "The model is the right one; take other weights."
-    else:
+    if fits != model:
       advice = f"The model that fits them: {describe(fits, model)}"
+    elif text := ", ".join(f"{k}={v!r}" for k, v in given.items()):
+      advice = (
+        f"The model is by what you gave, {text}: change it or leave it out."
+      )
+    else:
+      advice = "The model is the right one; take other weights."
   return (
     f"{len(faults)} fault{'s' * (len(faults) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"
