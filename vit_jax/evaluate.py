@@ -167,7 +167,8 @@ def record(
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
-  if is_first and (text := run_info.sets_text(ready.prepared)):
+  text = run_info.sets_text(ready.prepared)  # to which all processes agree
+  if is_first and text:
     print(text)
   results, step = {}, ready.found.metadata.get("step", 0)
   averages = Averages(ready.prepared.evals)

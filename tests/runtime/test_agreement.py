@@ -1,9 +1,11 @@
 """What the processes of a run must have alike."""
 
 import json
+import pathlib
 import shutil
 import sys
 
+import jax
 import numpy as np
 import pytest
 import several
@@ -123,6 +125,24 @@ def test_other_files_are_other_data(folder, change):
   second = of_run(sources.open_source(f"folder:{folder}", other))
   differing = {k for k in first if first[k] != second[k]}
   assert differing == {"records of train"}
+
+
+def test_other_code_and_settings_of_jax_are_told(monkeypatch):
+  source = sources.open_source("digits", "train", fake=True)
+  first = of_run(source)
+  with jax.default_prng_impl("rbg"), jax.default_matmul_precision("float32"):
+    second = of_run(source)
+  assert {k for k in first if first[k] != second[k]} == {
+    *("jax_default_prng_impl", "jax_default_matmul_precision")
+  }
+  read = pathlib.Path.read_bytes
+  monkeypatch.setattr(
+    pathlib.Path,
+    "read_bytes",
+    lambda p: read(p) + b"#" * (p.name == "optim.py"),
+  )
+  third = of_run(source)
+  assert {k for k in first if first[k] != third[k]} == {"code of vit_jax"}
 
 
 def test_other_options_and_weights_are_told():

@@ -82,7 +82,7 @@ from vit_jax.config import cli
 
 config = cli.parse("", {}, [config]).config
 train.train_and_evaluate(config, workdir)
-scores = evaluate.evaluate(config, workdir)
+scores = evaluate.record(config, workdir, workdir)["scores"]  # as its command
 file = pathlib.Path(workdir) / f"scores{jax.process_index()}.json"
 file.write_text(json.dumps(scores))
 """

@@ -7,16 +7,20 @@ ever.
 
 import hashlib
 import json
+import pathlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax
 import jax
 import numpy as np
+import optax
 from etils import epath
 from jax.experimental import multihost_utils
 
+import vit_jax
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.options import shown
 from vit_jax.weights import digests
@@ -24,6 +28,14 @@ from vit_jax.weights import digests
 # A file system may take so long to show a host what another has written.
 SEEN_SECONDS = 90.0
 _MOST_TOLD = 10  # differences
+# Of jax, by its environment variables too: with others, other numbers come out.
+SETTINGS = (
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_enable_x64",
+  "jax_default_matmul_precision",
+  "jax_numpy_dtype_promotion",
+)
 FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
@@ -57,11 +69,22 @@ def of_run(
       options[key] = FOLDER
   sums = digests.of_numpy(params).items()
   return {
-    "version of jax": jax.__version__,
+    **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},
+    "code of vit_jax": _of_code(),
+    **{name: str(getattr(jax.config, name, None)) for name in SETTINGS},
     **options,
     **{f"records of {name}": _of_data(found) for name, found in data.items()},
     **{f"initial value of {name}": digest.sums for name, digest in sums},
   }
+
+
+def _of_code() -> str:
+  """Returns a digest of the files of this package."""
+  root = pathlib.Path(vit_jax.__file__).parent
+  found = hashlib.sha256()
+  for path in sorted(root.rglob("*.py")):
+    found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+  return found.hexdigest()[:16]
 
 
 def identity(data: Any) -> str:
