@@ -136,13 +136,14 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
     products(loss, *args) - of_mlp
   )
   got = grad(in_step)(*args)
-  # The same products of the same numbers; only sums over images differ, by
-  # roundings of terms that are at most as large as the largest gradient. What
-  # should be zero, as the gradient of the key's bias, is rounding alone.
+  # The same products of the same numbers, in kernels for other numbers of rows,
+  # and sums over images in another order: roundings of terms that are at most as
+  # large as the largest number. What should be zero, as the gradient of the
+  # key's bias, is rounding alone.
   (_, want_out), want = whole
   (_, got_out), got = got
   jax.tree.map(
-    lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6),
+    lambda g, w: np.testing.assert_allclose(g, w, atol=1e-6 * np.abs(w).max()),
     got_out,
     want_out,
   )
