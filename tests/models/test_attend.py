@@ -136,10 +136,10 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
     products(loss, *args) - of_mlp
   )
   got = grad(in_step)(*args)
-  # The same products of the same numbers, in kernels for other numbers of rows,
-  # and sums over images in another order: roundings of terms that are at most as
-  # large as the largest number. What should be zero, as the gradient of the
-  # key's bias, is rounding alone.
+  # The same products of the same numbers, in kernels for other numbers of
+  # rows, and sums over images in another order: roundings of terms that are at
+  # most as large as the largest number. What should be zero, as the gradient of
+  # the key's bias, is rounding alone.
   (_, want_out), want = whole
   (_, got_out), got = got
   jax.tree.map(
