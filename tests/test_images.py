@@ -292,6 +292,20 @@ def test_what_is_no_image(small, tmp_path):
   )
 
 
+def test_addresses(monkeypatch):
+  assert fault("https://x.y/a.png") == (
+    "got an address that images are not read from, expected a file or gs://...;"
+    " download it first."
+  )
+
+  class Unreachable:  # as TensorFlow's errors, no OSError
+    def __init__(self, path):
+      raise RuntimeError("No such host.\n\twhen reading gs://b/a.png")
+
+  monkeypatch.setattr(images.epath, "Path", Unreachable)
+  assert fault("gs://b/a.png") == "cannot be read: No such host."
+
+
 @pytest.mark.parametrize(
   "shape, dtype, got, hint",
   [

@@ -145,6 +145,14 @@ def test_an_image_twice_in_a_list():
   assert all((row.pixels == 7).all() for row in rows)
 
 
+def test_an_address_does_not_end_the_list(folder):
+  file = str(folder / "b.PNG")
+  found = streaming.find([file, "https://x.y/a.png", file], None)
+  rows = list(streaming.read_all(found, OPS, ahead=4))
+  assert [row.error is None for row in rows] == [True, False, True]
+  assert "an address that images are not read from" in str(rows[1].error)
+
+
 def test_threads_end_with_the_iterator():
   before = threading.active_count()
   rows = streaming.read_all(

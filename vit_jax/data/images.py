@@ -107,7 +107,7 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   if isinstance(image, _BYTES):
     return _from_bytes(bytes(image), exif)
   if isinstance(image, str | os.PathLike):
-    return _from_bytes(_bytes_of(epath.Path(image)), exif)
+    return _from_bytes(_bytes_of(image), exif)
   return _three_channels(image)
 
 
@@ -200,15 +200,23 @@ def _matches(path) -> list[Any]:
   return found
 
 
-def _bytes_of(path: epath.Path) -> bytes:
-  if not path.exists():
-    raise FileNotFoundError("got a path with no file, expected an image.")
-  if path.is_dir():
-    raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
+def _bytes_of(image: str | os.PathLike) -> bytes:
   try:
-    return path.read_bytes()
-  except OSError as e:  # without permission to read it
-    raise ValueError(f"cannot be read: {e.strerror or e}.") from None
+    path = epath.Path(image)
+    is_there, is_folder = path.exists(), path.is_dir()
+    if is_there and not is_folder:
+      return path.read_bytes()
+  except KeyError:  # epath's, for a scheme that it does not know
+    raise ValueError(
+      "got an address that images are not read from, expected a file or"
+      " gs://...; download it first."
+    ) from None
+  except Exception as e:  # without permission; of a bucket, any
+    first, *_ = str(getattr(e, "strerror", None) or e).splitlines() or [repr(e)]
+    raise ValueError(f"cannot be read: {first.rstrip('.')}.") from None
+  if is_folder:
+    raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
+  raise FileNotFoundError("got a path with no file, expected an image.")
 
 
 def _from_bytes(data: bytes, exif: bool):
