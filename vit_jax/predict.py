@@ -58,6 +58,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   )
   parser.add_argument(
     "--out_dir",
+    type=commands.local_folder,
     metavar="DIR",
     help="folder of these (default: attention)",
   )

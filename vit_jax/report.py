@@ -22,7 +22,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument(
     "runs", nargs="+", metavar="RUN", help="a run, or a folder of runs"
   )
-  parser.add_argument("--out", help="folder to write to")
+  parser.add_argument(
+    "--out", type=commands.local_folder, help="folder to write to"
+  )
   return parser.parse_args(argv)
 
 

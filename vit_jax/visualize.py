@@ -29,7 +29,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   parser = commands.parser("visualize", DESCRIPTION, EXAMPLE)
   parser.add_argument("checkpoint", metavar="CHECKPOINT")
   parser.add_argument("images", nargs="*", metavar="IMAGE")
-  parser.add_argument("--out", required=True, metavar="DIR", help="a folder")
+  parser.add_argument(
+    "--out",
+    required=True,
+    type=commands.local_folder,
+    metavar="DIR",
+    help="a folder",
+  )
   parser.add_argument(
     "--beside",
     action="append",
@@ -317,7 +323,8 @@ def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
   for key in ("posemb", "posemb_at", "pool"):
     if hasattr(config, key):
       facts[f"model.{key}"] = getattr(config, key)
-  if (folder := cli.run_of(path)) is not None:
+  folder = cli.run_of(path)
+  if folder is not None and "://" not in str(folder):  # see find_runs
     (found,) = runs_lib.find_runs(str(folder))
     facts["data"] = found.dataset
     facts["steps"] = f"{found.steps:,}"

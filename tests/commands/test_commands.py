@@ -13,7 +13,7 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax import report
+from vit_jax import predict, report, visualize
 from vit_jax.config import cli, files, help_text
 from vit_jax.config.commands import COMMANDS, parser
 
@@ -132,6 +132,21 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
   assert (
     "--imgae_size=3 Did you mean '--image_size'?" in capsys.readouterr().err
   )
+
+
+@pytest.mark.parametrize(
+  "module, words",
+  [
+    (visualize, ["x", "--out=gs://b/x"]),
+    (report, ["x", "--out=gs://b/x"]),
+    (predict, ["x", "y", "--attention", "--out_dir=gs://b/x"]),
+  ],
+)
+def test_pages_and_pictures_go_to_a_local_folder(module, words, capsys):
+  with pytest.raises(SystemExit):
+    module.parse(words)
+  said = capsys.readouterr().err
+  assert "got 'gs://b/x', expected a folder on this machine; copy it" in said
 
 
 def test_ctrl_c_ends_in_a_sentence():

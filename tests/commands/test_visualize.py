@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from PIL import Image
 
 import vit_jax
@@ -178,6 +179,13 @@ def test_a_name_that_is_no_unicode(photos, tmp_path):
   (tmp_path / name).write_bytes((photos / "c.png").read_bytes())
   written = call(TOKEN, tmp_path / name, f"--out={tmp_path / 'inside'}")
   assert "caf\\udce9.png" in written[0].read_text()
+
+
+def test_a_run_in_a_bucket_has_the_facts_of_its_weights(monkeypatch):
+  vit = vit_jax.load(TOKEN, verbose=False)
+  monkeypatch.setattr(visualize.cli, "run_of", epath.Path)
+  facts = visualize._facts_of("gs://b/run", vit)
+  assert facts["file"] == "gs://b/run" and "data" not in facts
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -73,6 +73,16 @@ def parser(
   )
 
 
+def local_folder(path: str) -> str:
+  """Returns the folder of a flag; raises for a bucket, as argparse asks for."""
+  if "://" in path:
+    raise argparse.ArgumentTypeError(
+      f"got {path!r}, expected a folder on this machine; copy it afterwards:"
+      f" gcloud storage cp -r FOLDER {path}"
+    )
+  return path
+
+
 def example_lines(example: str) -> list[str]:
   """Returns the lines that end a help text.
 
