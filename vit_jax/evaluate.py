@@ -193,7 +193,7 @@ def record(
     with (epath.Path(workdir) / SCORES).open("a") as f:
       f.write(json.dumps(row, ensure_ascii=False) + "\n")
     print(f"written     {epath.Path(workdir) / SCORES}", flush=True)
-    if any(kept):
+    if any(kept) and "://" not in str(workdir):  # report reads none of these
       print(f"see         vit-jax report {workdir}", flush=True)
   return row
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -199,6 +200,29 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   )
   (line,) = (tmp_path / "here" / "evaluation.jsonl").read_text().splitlines()
   assert json.loads(line)["scores"] == row["scores"]
+
+
+@pytest.mark.parametrize("workdir", ["runs/x", "gs://b/x"])
+def test_report_is_named_where_it_reads(workdir, tmp_path, monkeypatch, capfd):
+  evaluator = types.SimpleNamespace(
+    config=types.SimpleNamespace(name="knn"),
+    note="",
+    run=lambda _: {"knn/k": 1.0},
+  )
+  ready = types.SimpleNamespace(
+    found=types.SimpleNamespace(format="checkpoint", metadata={}),
+    prepared=types.SimpleNamespace(evals=()),
+    evaluators=[evaluator],
+    params=None,
+  )
+  monkeypatch.setattr(evaluate, "open_checkpoint", lambda *args: ready)
+  monkeypatch.setattr(evaluate.run_info, "sets_text", lambda prepared: "")
+  monkeypatch.setattr(evaluate.probes, "keep", lambda *args: "knn.json")
+  monkeypatch.setattr(evaluate.epath, "Path", lambda path: tmp_path)
+  evaluate.record(tiny.config(), "x", workdir)
+  said = capfd.readouterr().out
+  assert "written     " in said
+  assert (f"vit-jax report {workdir}" in said) == (workdir == "runs/x")
 
 
 @pytest.mark.slow

@@ -27,6 +27,15 @@ def test_the_objective_is_told(config, text, tmp_path):
   assert text in facts.facts(run)["objective"]
 
 
+def test_a_run_in_a_bucket_is_to_be_copied():
+  with pytest.raises(ValueError) as error:
+    runs.find_runs("gs://b/run")
+  assert str(error.value) == (
+    "'gs://b/run': got a folder in a bucket, expected one on this machine. Copy"
+    " it first: gcloud storage rsync -r gs://b/run runs/NAME"
+  )
+
+
 def run(split, rows=(), **evals):
   config = {
     "data": {"dataset": "digits", "split": split},

@@ -288,7 +288,7 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
   """Reads runs, or all runs directly below a folder.
 
   Args:
-    *folders: Each the workdir of a run, or a folder of such.
+    *folders: Each the workdir of a run, or a folder of such, on this machine.
 
   Returns:
     The runs, each once, in the order of the folders; those below a folder by
@@ -300,7 +300,13 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
   order = list(DEMO)
   rank = lambda p: (order.index(p.name) if p.name in order else 99, p.name)
   paths: dict[pathlib.Path, pathlib.Path] = {}
-  for base in map(pathlib.Path, folders):
+  for folder in folders:
+    if "://" in str(folder):
+      raise ValueError(
+        f"{str(folder)!r}: got a folder in a bucket, expected one on this"
+        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"
+      )
+    base = pathlib.Path(folder)
     if not base.is_dir():
       raise ValueError(
         f"{str(base)!r}: got no such directory, expected the workdir of a run,"
