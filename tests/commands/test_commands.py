@@ -149,6 +149,11 @@ def test_pages_and_pictures_go_to_a_local_folder(module, words, capsys):
   assert "got 'gs://b/x', expected a folder on this machine; copy it" in said
 
 
+def test_images_may_follow_a_flag():
+  found = visualize.parse(["x", "--out=d", "a.png", "--patch=1,2", "b.png"])
+  assert (found.checkpoint, found.images) == ("x", ["a.png", "b.png"])
+
+
 def test_ctrl_c_ends_in_a_sentence():
   code = (
     "import signal\n"
