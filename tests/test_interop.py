@@ -272,7 +272,11 @@ def test_an_export_states_its_platforms(vit):
     return jax.export.deserialize(bytearray(vit.export(**options)))
 
   assert read().platforms == ("cpu",)
+  assert read(platforms="cpu").platforms == ("cpu",)
   exported = read(platforms=("cuda", "tpu"))
   assert exported.platforms == ("cuda", "tpu")
   with pytest.raises(ValueError, match="platforms"):
     exported.call(images(vit))
+  for wrong in ("gpu", ("cpu", "gpu"), ()):
+    with pytest.raises(ValueError, match="expected one or more of cpu, cuda, "):
+      read(platforms=wrong)

@@ -24,6 +24,8 @@ from vit_jax.models import build, inspection
 from vit_jax.runtime import arguments, inference, run_info
 from vit_jax.runtime.inference import Answer, Prediction
 
+PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
+
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
@@ -231,7 +233,7 @@ class Pretrained:
       "versions": run_info.versions(),
     }
 
-  def export(self, platforms: Sequence[str] = ("cpu",)) -> bytes:
+  def export(self, platforms: str | Sequence[str] = ("cpu",)) -> bytes:
     """Returns the forward pass as StableHLO, weights included.
 
     `jax.export.deserialize(...).call(images)` runs it without this package, on
@@ -239,8 +241,18 @@ class Pretrained:
     the logits.
 
     Args:
-      platforms: Platforms to run on: "cpu", "cuda", "tpu".
+      platforms: One or several to run on: "cpu", "cuda", "rocm", "tpu".
+
+    Raises:
+      ValueError: There is no such platform.
     """
+    if isinstance(platforms, str):
+      platforms = (platforms,)
+    if not platforms or not PLATFORMS.issuperset(platforms):
+      raise ValueError(
+        f"platforms: got {platforms!r}, expected one or more of"
+        f" {', '.join(sorted(PLATFORMS))}."
+      )
     (rows,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((rows, *self.image_size, 3), jnp.float32)
     logits = jax.jit(lambda x: self.model.apply({"params": self.params}, x)[0])
