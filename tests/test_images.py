@@ -232,6 +232,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
     tmp_path / "none.png",
     b"a",
     bytearray(b"a"),
+    io.BytesIO(b"a\nb"),
   ):
     assert images.listed(image)[0] is image and len(images.listed(image)) == 1
     assert len(images.listed([image, image])) == 2
@@ -242,7 +243,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
     images.listed(f"{tmp_path}/*.tiff")
   assert str(e.value) == f"got '{tmp_path}/*.tiff', which matches no file."
   with pytest.raises(
-    ValueError, match="got int, expected a path, a glob, bytes, a"
+    ValueError, match="got int, expected a path, a glob, bytes, an"
   ):
     images.listed(7)
 
@@ -252,6 +253,16 @@ def fault(image):
     images.read(image)
   assert e.type in (FileNotFoundError, ValueError)
   return str(e.value)
+
+
+def test_open_files(small, tmp_path):
+  small.save(tmp_path / "a.png")
+  with open(tmp_path / "a.png", "rb") as file:
+    assert (images.read(file) == np.asarray(small)).all()
+  assert fault(file) == "cannot be read: read of closed file."
+  assert fault(io.StringIO("x")) == (
+    'got a file whose content is str, expected bytes: open(path, "rb").'
+  )
 
 
 def test_postscript_is_no_image(tmp_path):

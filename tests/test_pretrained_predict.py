@@ -157,6 +157,11 @@ def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
     f"  - {name}" for name in (broken, "image 2", missing, cut)
   ]
   assert "function_node" not in str(e.value)
+  with pytest.raises(ValueError) as e:
+    vit.predict([broken] * 12)
+  first, *lines = str(e.value).split("\n")
+  assert first == "12 of 12 images cannot be read:"
+  assert len(lines) == 11 and lines[-1] == "  - and 2 more"
   with pytest.raises(FileNotFoundError, match="matches no file"):
     vit.predict(f"{tmp_path}/*.gif")
 

@@ -90,10 +90,10 @@ class Pretrained:
     differ by 1 level in the mean, and by at most 18 on photographs.
 
     Args:
-      images: A path, a glob, the bytes of a file, a PIL image, or an array
-        uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]; or any number of these
-        in a list, or as an array [b, h, w, c]. Files of
-        `vit_jax.data.images.FORMATS`.
+      images: A path, a glob, the bytes of a file, a file that is open in
+        binary, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or
+        [h, w, 4]; or any number of these in a list, or as an array
+        [b, h, w, c]. Files of `vit_jax.data.images.FORMATS`.
       top: Number of classes returned for each image.
 
     Returns:
@@ -106,7 +106,7 @@ class Pretrained:
     Raises:
       FileNotFoundError: A file is missing, or a glob matches nothing.
       ValueError: The model has no head, or some images cannot be read: the
-        message names all of them.
+        message names the first ten.
     """
     images = images_lib.listed(images)
     named = (
@@ -407,5 +407,7 @@ def _together(faults: list[tuple[str, type]], total: int) -> Exception:
   kind = FileNotFoundError if set(kinds) == {FileNotFoundError} else ValueError
   if len(texts) == 1:
     return kind(texts[0])
-  lines = "".join(f"\n  - {text}" for text in texts)
+  lines = "".join(f"\n  - {text}" for text in texts[:10])
+  if (more := len(texts) - 10) > 0:
+    lines += f"\n  - and {more:,} more"
   return kind(f"{len(texts)} of {total:,} images cannot be read:{lines}")

@@ -56,9 +56,9 @@ def listed(images: Any) -> list[Any]:
   """Returns one entry per image: globs are expanded, in order of the names.
 
   Args:
-    images: A path, a glob, the bytes of a file, a PIL image, an array [h, w] or
-      [h, w, c]; or any number of these in a list or another iterable, or as an
-      array [b, h, w, c].
+    images: A path, a glob, the bytes of a file, an open file, a PIL image, an
+      array [h, w] or [h, w, c]; or any number of these in a list or another
+      iterable, or as an array [b, h, w, c].
 
   Raises:
     FileNotFoundError: A glob matches nothing.
@@ -70,8 +70,8 @@ def listed(images: Any) -> list[Any]:
     return [images]
   if not isinstance(images, Iterable):
     raise ValueError(
-      f"got {type(images).__name__}, expected a path, a glob, bytes, a PIL"
-      " image, an array, or a list of these."
+      f"got {type(images).__name__}, expected a path, a glob, bytes, an open"
+      " file, a PIL image, an array, or a list of these."
     )
   found = []
   for image in images:
@@ -94,8 +94,8 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   an image is turned upright as its EXIF orientation says.
 
   Args:
-    image: A path, the bytes of a file, a PIL image, or an array uint8 [h, w],
-      [h, w, 1], [h, w, 3] or [h, w, 4].
+    image: A path, the bytes of a file, a file that is open in binary, a PIL
+      image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4].
     exif: Whether the orientation is applied. An array has none.
 
   Raises:
@@ -108,6 +108,8 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
     return _from_bytes(bytes(image), exif)
   if isinstance(image, str | os.PathLike):
     return _from_bytes(_bytes_of(image), exif)
+  if hasattr(image, "read"):
+    return _from_bytes(_rest_of(image), exif)
   return _three_channels(image)
 
 
@@ -188,6 +190,8 @@ def turned(
 def _is_one(images) -> bool:
   if isinstance(images, str | _BYTES | os.PathLike | Image.Image):
     return True
+  if hasattr(images, "read"):  # whose items would be lines
+    return True
   return hasattr(images, "__array__") and np.ndim(images) != 4
 
 
@@ -217,6 +221,19 @@ def _bytes_of(image: str | os.PathLike) -> bytes:
   if is_folder:
     raise ValueError(f"got a folder, expected a file or a glob: {path}/*.jpg.")
   raise FileNotFoundError("got a path with no file, expected an image.")
+
+
+def _rest_of(file) -> bytes:
+  try:
+    data = file.read()
+  except Exception as e:  # closed; or whatever stands behind it
+    raise ValueError(f"cannot be read: {e}.") from None
+  if not isinstance(data, bytes):
+    raise ValueError(
+      f"got a file whose content is {type(data).__name__}, expected bytes:"
+      ' open(path, "rb").'
+    )
+  return data
 
 
 def _from_bytes(data: bytes, exif: bool):
