@@ -7,6 +7,7 @@ its lines after a change of the step. With parts of names only what has one of
 them is compiled. `--list` compiles nothing and writes the page anew.
 """
 
+import argparse
 import concurrent.futures
 import importlib.metadata
 import json
@@ -133,19 +134,29 @@ def compile_plan(config: str, topology: str) -> None:
   print(config, topology, "done", flush=True)
 
 
-def main(wanted: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
   """Compiles what is not known, and writes the page."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("parts", nargs="*", metavar="PART")
+  parser.add_argument("--list", action="store_true")
+  args = parser.parse_args(argv)
+  parts = args.parts or [""]
   pairs = [*RECIPES]
   pairs += [(config, s) for _, config, slices in SCALING for s in slices]
   missing = [
     (config, topology)
     for config, topology in dict.fromkeys(pairs)
-    if (config, topology) not in known() and any(w in config for w in wanted)
+    if (config, topology) not in known()
+    and any(part in config for part in parts)
   ]
-  if "--list" not in wanted:
+  if not args.list:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
       for _ in pool.map(lambda pair: compile_plan(*pair), missing):
         PAGE.write_text(page())
+  if not known():  # of other versions, whose page stays
+    sys.exit(f"{FOUND}: has no plan with {versions()}; {PAGE} is as it was.")
   PAGE.write_text(page())
 
 
@@ -221,4 +232,4 @@ tried.
 """
 
 if __name__ == "__main__":
-  main(sys.argv[1:] or [""])
+  main()

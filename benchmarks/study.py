@@ -10,6 +10,7 @@ came out, and benchmarks/study_report.py makes its figures and tables.
 python benchmarks/study.py [RESULTS.jsonl [FOLDER OF RUNS]]
 """
 
+import argparse
 import dataclasses
 import gc
 import json
@@ -196,17 +197,19 @@ def _cpu_seconds() -> float:
   return usage.ru_utime + usage.ru_stime
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("results", nargs="?", type=pathlib.Path, default=RESULTS)
+  folder = ROOT / "runs" / "study"
+  parser.add_argument("folder", nargs="?", type=pathlib.Path, default=folder)
+  args = parser.parse_args(argv)
   from vit_jax.runtime import startup
 
   startup.use_cache()
-  results, folder = [*argv, *(None, None)][:2]
-  study(
-    grid(),
-    pathlib.Path(results or RESULTS),
-    pathlib.Path(folder or ROOT / "runs" / "study"),
-  )
+  study(grid(), args.results, args.folder)
 
 
 if __name__ == "__main__":
-  main(sys.argv[1:])
+  main()

@@ -7,7 +7,9 @@ import pathlib
 import sys
 
 import numpy as np
+import plans
 import pytest
+import study
 from PIL import Image
 
 from vit_jax.data.host_tf import tf
@@ -32,6 +34,24 @@ def test_photographs_are_like_imagenets(benchmark):
   assert len(set(jpegs)) == 8
   assert {Image.open(io.BytesIO(j)).size for j in jpegs} == {(500, 375)}
   assert 50e3 < np.mean([len(j) for j in jpegs]) < 70e3
+
+
+@pytest.mark.parametrize("script", [plans, study])
+def test_a_word_that_is_no_option_starts_nothing(script, monkeypatch):
+  monkeypatch.setattr(plans, "page", lambda: pytest.fail("written"))
+  monkeypatch.setattr(study, "study", lambda *args: pytest.fail("started"))
+  for word, code in (("--help", 0), ("--hlep", 2)):
+    with pytest.raises(SystemExit) as error:
+      script.main([word])
+    assert error.value.code == code
+
+
+def test_plans_of_other_versions_stay(tmp_path, monkeypatch):
+  monkeypatch.setattr(plans, "PAGE", tmp_path / "plans.md")
+  monkeypatch.setattr(plans, "versions", lambda: "jax 0")
+  with pytest.raises(SystemExit, match="has no plan with jax 0; .* as it was"):
+    plans.main(["--list"])
+  assert not plans.PAGE.exists()
 
 
 @pytest.mark.slow
