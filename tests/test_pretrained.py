@@ -3,6 +3,7 @@
 Reading and fitting have tests of their own in tests/weights.
 """
 
+import inspect
 import pathlib
 
 import jax
@@ -190,7 +191,7 @@ def test_options(vit):
     (
       {"gele": "erf", "heads": 3},
       ValueError,
-      "load: got gele, heads, expected options of the model: name, variant,",
+      "load: got gele, heads, expected image_size, patch, grid,",
     ),
     (
       {"dtype": "float12", "num_heads": "three"},
@@ -251,6 +252,27 @@ def test_faulty_options(options, error, text):
   with pytest.raises(error) as e:
     vit_jax.load(TOKEN, **options)
   assert str(e.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+  "wrong, near",
+  [
+    ("img_size", "image_size"),
+    ("patch_size", "patch"),
+    ("pos_filter", "posemb_filter"),
+  ],
+)
+def test_options_of_load_are_named_beside_the_model_s(wrong, near):
+  with pytest.raises(ValueError) as e:
+    vit_jax.load(TOKEN, **{wrong: 4})
+  text = str(e.value)
+  assert f"got {wrong}, expected {', '.join(arguments.OF_LOAD)}, or" in text
+  assert text.endswith(f" Did you mean {near!r}?")
+
+
+def test_all_options_of_load_are_named():
+  _, *own, _ = inspect.signature(pretrained.load).parameters
+  assert tuple(own) == arguments.OF_LOAD
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from vit_jax.families import FAMILIES
 from vit_jax.options import nearest
 
 
+OF_LOAD = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
+
+
 def options(given: dict[str, Any]) -> dict[str, Any]:
   """Returns options of a model with the types of a family that has them all.
 
@@ -24,10 +27,10 @@ def options(given: dict[str, Any]) -> dict[str, Any]:
   }
   known = dict.fromkeys(k for names in fields.values() for k in names)
   if unknown := sorted(given.keys() - known.keys()):
-    near = "".join(nearest(key, known) for key in unknown)
+    near = "".join(nearest(key, [*OF_LOAD, *known]) for key in unknown)
     raise ValueError(
-      f"load: got {', '.join(unknown)}, expected options of the model:"
-      f" {', '.join(known)}.{near}"
+      f"load: got {', '.join(unknown)}, expected {', '.join(OF_LOAD)}, or"
+      f" options of the model: {', '.join(known)}.{near}"
     )
   name = next((n for n, f in fields.items() if given.keys() <= {*f}), None)
   if name is None:
