@@ -212,6 +212,8 @@ class Pretrained:
     """
     if not self.num_classes:
       raise ValueError("got a model without a head, expected one; call it.")
+    if attention:  # raises without, while no device is at work
+      inspection.batch_size(self.config, self.image_size)
     return inference.answers(
       self, images, top, batch_size=batch_size, attention=attention
     )
