@@ -288,8 +288,8 @@ def _signature(vit: Pretrained, layer: str) -> str:
   images = jax.ShapeDtypeStruct((1, *vit.image_size, 3), np.float32)
   outputs = jax.eval_shape(vit, images)[0].shape[1]
   return (
-    f"images float32 [any, {', '.join(map(str, images.shape[1:]))}] in"
-    f" [-1, 1] -> {layer} [any, {outputs}]"
+    f"images float32 [1 or more, {', '.join(map(str, images.shape[1:]))}] in"
+    f" [-1, 1] -> {layer} [as many, {outputs}]"
   )
 
 

@@ -239,7 +239,7 @@ class Pretrained:
     """Returns the forward pass as StableHLO, weights included.
 
     `jax.export.deserialize(...).call(images)` runs it without this package, on
-    any number of images float32 [b, height, width, 3] in [-1, 1], and returns
+    1 or more images float32 [b, height, width, 3] in [-1, 1], and returns
     the logits.
 
     Args:

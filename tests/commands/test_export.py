@@ -47,7 +47,7 @@ def test_stablehlo(tmp_path, capsys):
   dst = tmp_path / "new" / "vit.stablehlo"
   lines = run(capsys, TOKEN, dst, "--to=stablehlo")
   assert lines[-3].strip() == (
-    "images float32 [any, 32, 32, 3] in [-1, 1] -> logits [any, 11]"
+    "images float32 [1 or more, 32, 32, 3] in [-1, 1] -> logits [as many, 11]"
   )
   assert lines[-1].startswith("read again      largest difference of logits ")
   exported = jax.export.deserialize(bytearray(dst.read_bytes()))
@@ -60,7 +60,7 @@ def test_stablehlo(tmp_path, capsys):
 def test_stablehlo_without_a_head(tmp_path, capsys):
   dst = tmp_path / "vit.stablehlo"
   lines = run(capsys, TOKEN, dst, "--to=stablehlo", "--drop_head")
-  assert lines[-3].strip().endswith("in [-1, 1] -> pre_logits [any, 48]")
+  assert lines[-3].strip().endswith("in [-1, 1] -> pre_logits [as many, 48]")
   assert lines[-1].startswith(
     "read again      largest difference of pre_logits"
   )
@@ -146,7 +146,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
     f"onnxruntime.InferenceSession('{dst}').run(None, {{'images': images}})"
   )
   assert lines[-2].strip() == (
-    "images float32 [any, 32, 32, 3] in [-1, 1] -> logits [any, 11]"
+    "images float32 [1 or more, 32, 32, 3] in [-1, 1] -> logits [as many, 11]"
   )
   session = onnxruntime.InferenceSession(str(dst))
   (images,), (output,) = session.get_inputs(), session.get_outputs()

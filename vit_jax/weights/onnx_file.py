@@ -31,8 +31,8 @@ def write(
 ) -> list[str]:
   """Writes a function of images, with the arrays that it holds.
 
-  Its input is `images`, float32 [batch, height, width, 3] in [-1, 1], for any
-  batch.
+  Its input is `images`, float32 [batch, height, width, 3] in [-1, 1], of 1 or
+  more images: onnxruntime may end the process where there are none.
 
   Args:
     path: A new file on this machine.
