@@ -143,6 +143,37 @@ def test_elsewhere_a_beat_tells(tmp_path, soon, where):
   assert all("waits  " in x and "pod-7" in x for x in (said[0], said[-2]))
 
 
+def test_before_processes_join_each_looks_for_itself(
+  tmp_path, soon, monkeypatch
+):
+  monkeypatch.setattr(lock.agreement, "text_of_first", None)  # no collective
+  said = []
+  lock.look(str(tmp_path / "new"), said.append)
+  record = _write(tmp_path)
+  end = lambda: _write(tmp_path, id=record["id"], ended=1.0)
+  timer = threading.Timer(0.1, end)  # one that is ending while it is watched
+  timer.start()
+  lock.look(str(tmp_path), said.append)
+  timer.join()
+  lock.look(str(tmp_path), said.append)
+  assert len(said) == 1 and "waits  " in said[0]
+  _write(tmp_path)
+  timer = threading.Timer(0.1, (tmp_path / lifetime.BEAT).write_text, "1")
+  timer.start()
+  with pytest.raises(ConfigError, match=r"another run trains: host pod-7"):
+    lock.look(str(tmp_path), said.append)
+  assert {p.name for p in tmp_path.iterdir()} == {lifetime.FILE, lifetime.BEAT}
+
+
+def test_a_run_found_dead_before_they_join_is_not_watched_again(tmp_path, soon):
+  _write(tmp_path)
+  said = []
+  lock.look(str(tmp_path), said.append)
+  with lock.Lock(str(tmp_path), said.append):
+    assert _record(tmp_path)["pid"] == os.getpid()
+  assert [x.split()[0] for x in said] == ["waits", "takes"]
+
+
 @pytest.mark.parametrize("text", [b"", b"\0" * 99, b'{"pid"', b"[1]", b"{}"])
 def test_a_damaged_record_holds_nothing(tmp_path, text):
   (tmp_path / lifetime.FILE).write_bytes(text)

@@ -10,7 +10,7 @@ import several
 
 from vit_jax import evaluate, train
 from vit_jax.config import ConfigError, cli
-from vit_jax.runtime import processes
+from vit_jax.runtime import lock, processes
 
 FLAGS = {
   "coordinator": "host0:1234",
@@ -282,6 +282,26 @@ def test_commands_raise_them_with_their_own_faults(calls, command, tmp_path):
   assert "--coordinator: not set, though another of" in text
   assert "--process_id: got '7', expected 0 to 1" in text
   assert calls == []
+
+
+@pytest.mark.parametrize("how", ["flags", "slurm", "tpu"])
+def test_a_second_start_does_not_join_the_run_that_goes_on(
+  calls, monkeypatch, tmp_path, how
+):
+  """jax would abort all processes of that run."""
+  config = tmp_path / "mine.py"
+  config.write_text("from vit_jax.config import defaults as get_config\n")
+  words = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
+  _set(monkeypatch, SLURM if how == "slurm" else {})
+  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: how == "tpu")
+  args = cli.parse(
+    "x",
+    {"workdir": "", "allow_change": "", **cli.PROCESS_FLAGS},
+    [f"--config={config}", f"--workdir={tmp_path}", *words],
+  )
+  with lock.Lock(str(tmp_path)), pytest.raises(SystemExit) as e:
+    train.main(args)
+  assert "in which another run trains: host " in str(e.value) and calls == []
 
 
 def _python(code, *words, **env):

@@ -44,7 +44,111 @@ class LostError(files.WriteError):
   """The folder of a run was deleted, or another run took it."""
 
 
-class Lock:
+# Files of runs that `_Look` has found dead, by folder: no second wait.
+_dead: dict[str, tuple] = {}
+
+
+class _Look:
+  """Looks whether another run holds a folder; writes nothing, alone.
+
+  Args:
+    workdir: Folder of the run.
+    note: Prints a line.
+  """
+
+  def __init__(self, workdir: str, note: Callable[[str], None]):
+    self._workdir, self._folder = workdir, epath.Path(workdir)
+    self._note = note
+    self._before, self._sign = {}, None  # the holder before, and its beat
+
+  def _found(self, find: Callable[[], str]) -> str:
+    """Returns what `find` returns, or words that the record is out of reach."""
+    try:
+      return find()
+    except Exception as e:  # of a bucket they are no OSErrors; others wait
+      return (
+        f"--workdir: got {self._workdir!r}, where {lifetime.FILE} cannot be"
+        f" read and written ({files.reason(e)}); make room, or take another"
+        " --workdir."
+      )
+
+  def _look(self) -> str:
+    """Returns words if another run holds the folder, or `_WATCH`."""
+    if not self._sign:
+      held = self._is_held()
+      if held is not None:
+        return self._words(self._before) if held else ""
+      self._sign = self._signs(), time.monotonic()
+      if _dead.pop(self._workdir, None) == self._sign[0]:
+        return ""
+      self._note(
+        f"waits       {WATCH_SECONDS:.0f} s to see whether the run of host"
+        f" {self._before.get('host')} in {self._workdir} still lives"
+      )
+    signs, since = self._sign
+    if self._signs() != signs:  # it lives, or has just written its end
+      return "" if self._is_held() is False else self._words(self._before)
+    if time.monotonic() - since < WATCH_SECONDS:
+      return _WATCH
+    self._note(f"takes over  {self._workdir}: that run gave no sign of life")
+    return ""
+
+  def _is_held(self) -> bool | None:
+    """Reads who holds the folder; returns whether it does, None: not known."""
+    self._before = self._holder()[-1]
+    return lifetime.is_held(self._before) if self._before else False
+
+  @property
+  def _is_local(self) -> bool:
+    return files.is_local(self._folder)
+
+  def _holder(self) -> list[dict[str, Any]]:
+    """Returns the record, and those that follow it, the last of which holds."""
+    chain = [self._read()]
+    while self._is_local and len(chain) < 1000:
+      path = self._claim_path(_key(chain[-1]))
+      found = files.read_json(path).values
+      if not found or _key(found) in map(_key, chain):
+        break
+      chain.append(found)
+    return chain
+
+  def _read(self) -> dict[str, Any]:
+    """Returns the record, {} where there is none, or a damaged one.
+
+    Raises:
+      OSError: It cannot be read now, so that nobody knows who holds the folder.
+    """
+    path = self._folder / lifetime.FILE
+    try:
+      with path.open("rb") as file:
+        file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+      return {}
+    return files.read_json(path).values
+
+  def _claim_path(self, key: str) -> epath.Path:
+    return self._folder / f"process.after-{key}"
+
+  def _signs(self) -> tuple:
+    """Returns what changes while a run lives."""
+    found = []
+    for name in (lifetime.FILE, lifetime.BEAT):
+      try:
+        found.append((self._folder / name).read_bytes())
+      except OSError:
+        found.append(None)
+    return tuple(found)
+
+  def _words(self, record: dict[str, Any]) -> str:
+    return (
+      f"--workdir: got {self._workdir!r}, in which another run trains:"
+      f" {_who(record)}. Let it finish, end it there, or take another"
+      " --workdir."
+    )
+
+
+class Lock(_Look):
   """Holds a run's folder while it is the context; all processes make it.
 
   Making it refuses a folder that another run holds, before anything is
@@ -71,15 +175,13 @@ class Lock:
     note: Callable[[str], None] = exits.say,
     phases: Phases | None = None,
   ):
-    self._workdir, self._folder = workdir, epath.Path(workdir)
-    self._note = note
+    super().__init__(workdir, note)
     self._record = lifetime.record(jax.process_count())
     self._is_first = jax.process_index() == 0
     self._lost: str | None = None
     self._stopped, self._count, self._last_beat = threading.Event(), 0, 0.0
     self._seen = -math.inf
     self._is_told = False
-    self._before, self._sign = {}, None  # the holder before, and its beat
     self._refuse_if(self._look)
     path = self._folder / lifetime.BEAT
     self.last_words = files.read_json(path).values if self._is_first else {}
@@ -148,16 +250,7 @@ class Lock:
       find: Returns a fault, "" for none, or `_WATCH` to be asked again.
     """
     while True:
-      fault = ""
-      if self._is_first:
-        try:
-          fault = find()
-        except Exception as e:  # of a bucket they are no OSErrors; others wait
-          fault = (
-            f"--workdir: got {self._workdir!r}, where {lifetime.FILE} cannot be"
-            f" read and written ({files.reason(e)}); make room, or take another"
-            " --workdir."
-          )
+      fault = self._found(find) if self._is_first else ""
       if (fault := agreement.text_of_first(fault)) != _WATCH:
         break
       time.sleep(1.0)
@@ -165,26 +258,6 @@ class Lock:
       raise ConfigError([fault])
 
   # What process 0 does.
-
-  def _look(self) -> str:
-    """Returns words if another run holds the folder."""
-    if not self._sign:
-      self._before = self._holder()[-1]
-      held = lifetime.is_held(self._before) if self._before else False
-      if held is not None:
-        return self._words(self._before) if held else ""
-      self._sign = self._signs(), time.monotonic()
-      self._note(
-        f"waits       {WATCH_SECONDS:.0f} s to see whether the run of host"
-        f" {self._before.get('host')} in {self._workdir} still lives"
-      )
-    signs, since = self._sign
-    if self._signs() != signs:
-      return self._words(self._before)
-    if time.monotonic() - since < WATCH_SECONDS:
-      return _WATCH
-    self._note(f"takes over  {self._workdir}: that run gave no sign of life")
-    return ""
 
   def _take(self) -> str:
     """Writes the record, or returns words if another run was faster."""
@@ -225,41 +298,9 @@ class Lock:
         path.unlink(missing_ok=True)
 
   @property
-  def _is_local(self) -> bool:
-    return files.is_local(self._folder)
-
-  def _holder(self) -> list[dict[str, Any]]:
-    """Returns the record, and those that follow it, the last of which holds."""
-    chain = [self._read()]
-    while self._is_local and len(chain) < 1000:
-      path = self._claim_path(_key(chain[-1]))
-      found = files.read_json(path).values
-      if not found or _key(found) in map(_key, chain):
-        break
-      chain.append(found)
-    return chain
-
-  def _read(self) -> dict[str, Any]:
-    """Returns the record, {} where there is none, or a damaged one.
-
-    Raises:
-      OSError: It cannot be read now, so that nobody knows who holds the folder.
-    """
-    path = self._folder / lifetime.FILE
-    try:
-      with path.open("rb") as file:
-        file.read(1)
-    except (FileNotFoundError, NotADirectoryError):
-      return {}
-    return files.read_json(path).values
-
-  @property
   def _draft(self) -> epath.Path:
     """A file of this process alone."""
     return self._folder / f"process.draft-{self._record['id']}"
-
-  def _claim_path(self, key: str) -> epath.Path:
-    return self._folder / f"process.after-{key}"
 
   def _claim(self, key: str) -> bool | None:
     """Whether this process follows the record; None: files cannot tell."""
@@ -279,23 +320,6 @@ class Lock:
     draft = self._draft
     files.write(draft, json.dumps(self._record, indent=2) + "\n")
     draft.replace(self._folder / lifetime.FILE)
-
-  def _signs(self) -> tuple:
-    """Returns what changes while a run lives."""
-    found = []
-    for name in (lifetime.FILE, lifetime.BEAT):
-      try:
-        found.append((self._folder / name).read_bytes())
-      except OSError:
-        found.append(None)
-    return tuple(found)
-
-  def _words(self, record: dict[str, Any]) -> str:
-    return (
-      f"--workdir: got {self._workdir!r}, in which another run trains:"
-      f" {_who(record)}. Let it finish, end it there, or take another"
-      " --workdir."
-    )
 
   def _beats(self) -> None:
     while not self._stopped.wait(BEAT_SECONDS) and not self._lost:
@@ -347,6 +371,30 @@ class Lock:
     except Exception:  # also of a bucket that does not answer now
       pass
     self._seen = began
+
+
+def look(workdir: str, note: Callable[[str], None] = exits.say) -> None:
+  """Refuses a folder that another run holds; each process for itself.
+
+  Before the processes of a run join: those of the same command, started a
+  second time, would join the run that is going on, which jax then aborts. A run
+  writes its record after all its processes have joined, so that none of them
+  finds that of its own start.
+
+  Args:
+    workdir: Folder of the run.
+    note: Prints a line.
+
+  Raises:
+    ConfigError: Another run holds the folder.
+  """
+  found = _Look(workdir, note)
+  while (fault := found._found(found._look)) == _WATCH:
+    time.sleep(1.0)
+  if fault:
+    raise ConfigError([fault])
+  if found._sign:
+    _dead[workdir] = found._sign[0]
 
 
 def _key(record: dict[str, Any]) -> str:

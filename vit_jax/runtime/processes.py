@@ -5,7 +5,7 @@ import glob
 import importlib.util
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ def initialise(
   flags: Mapping[str, str | None] | None = None,
   faults: Iterable[str] = (),
   timeout: float = TIMEOUT,
+  look: Callable[[], None] | None = None,
 ) -> None:
   """Connects this process to the others of its run, if there are any.
 
@@ -51,12 +52,13 @@ def initialise(
     flags: Flags of the command line; only `FLAGS` are read.
     faults: Faults found before, to be raised together with those found here.
     timeout: Seconds to wait for the other processes.
+    look: Called before this process joins others, to raise where it may not.
 
   Raises:
     ConfigError: Only some of the three are set, or one of them is no address or
       no such number; or the others did not come.
   """
-  flags = flags or {}
+  flags, look = flags or {}, look or (lambda: None)
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
   by_name = {name: os.environ.get(name) for name in VARIABLES}
   # A flag without its value is None, too, and among `faults` already.
@@ -72,6 +74,7 @@ def initialise(
       "cluster_detection_method": "deactivate",
       "local_device_ids": _slurm_devices() if _is_slurm_step() else None,
     }
+    look()
     _join(settings, f"{address}: process {index} of {count}", ADVICE, timeout)
   elif _is_slurm_step():
     settings = {
@@ -83,8 +86,10 @@ def initialise(
       f" {os.environ['SLURM_STEP_NODELIST']}: process"
       f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
     )
+    look()
     _join(settings, who, SLURM_ADVICE, timeout)
   elif _is_tpu_vm():
+    look()
     _join({}, "first host of the TPU slice: this process", TPU_ADVICE, timeout)
   elif _number("SLURM_NTASKS") > 1:
     exits.say(

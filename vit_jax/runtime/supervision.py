@@ -19,6 +19,7 @@ from vit_jax.config import ConfigError, cli
 from vit_jax.runtime import (
   exits,
   lifetime,
+  lock,
   peers,
   processes,
   startup,
@@ -76,7 +77,8 @@ def supervised(
   )
   dog.watch()
   try:
-    processes.initialise(args.flags, args.faults)
+    look = lambda: lock.look(workdir)
+    processes.initialise(args.flags, args.faults, look=look)
     notices.wait_to_join()
     guard.joins(args.flags.get("coordinator"))
     notices.phases.beat()
