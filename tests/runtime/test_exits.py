@@ -1,10 +1,14 @@
 """A process ends with its code, whatever hangs or fails while it does."""
 
 import pathlib
+import queue
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from vit_jax.runtime import exits, peers, supervision
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
@@ -43,7 +47,7 @@ from vit_jax.runtime.peers import Lost
 supervision.OWN_WORDS_SECONDS = 0.3
 guard = supervision._Guard(tempfile.mkdtemp())
 guard.notices.ends(FloatingPointError("loss is nan"))
-guard.ends_lost(Lost("process 1 ended: loss is nan", by_error=True))
+guard.ends_lost(Lost("process 1 ended: loss is nan", code=124))
 time.sleep(1.5)
 exits.end(exits.ERROR, lambda: print("own words"))
 """
@@ -80,6 +84,53 @@ def test_an_error_of_all_is_told_by_each():
     )
     words.append((done.returncode, done.stdout, done.stderr[:4]))
   assert words == [(1, "own words\n", ""), *2 * [(76, "", "lost")]]
+
+
+@pytest.mark.parametrize(
+  "code, want", [(None, 76), (1, 1), (75, 76), (124, 76)]
+)
+def test_no_process_asks_to_start_again_what_fails_again(
+  code, want, monkeypatch, capsys, tmp_path
+):
+  monkeypatch.setattr(supervision, "OWN_WORDS_SECONDS", 0.0)
+  ended = queue.Queue()
+  monkeypatch.setattr(exits, "end", lambda code, *_: ended.put(code))
+  guard = supervision._Guard(str(tmp_path))
+  guard.ends_lost(peers.Lost("process 1 ended: no such file", code))
+  assert ended.get(timeout=5) == want
+  said = capsys.readouterr().err
+  assert "lost        process 1 ended: no such file" in said
+  assert (supervision.RESUMES in said) == (want == 76)
+
+
+@pytest.mark.parametrize(
+  "error, told",
+  [
+    (SystemExit("config.x: a fault"), 1),
+    (KeyError("a bug"), 1),
+    # A collective fails where another process died, which may be told later.
+    (jax.errors.JaxRuntimeError("Gloo: connection reset"), 76),
+  ],
+)
+def test_the_others_are_told_whether_an_error_comes_again(
+  error, told, monkeypatch, tmp_path
+):
+  class Lifeline:
+    def ends(self, how, code):
+      codes.append(code)
+
+  def end(code, *closing):
+    codes.append(code)
+    for act in closing:
+      act()
+
+  codes = []
+  monkeypatch.setattr(supervision, "WORD_SECONDS", 0.0)
+  monkeypatch.setattr(exits, "end", end)
+  guard = supervision._Guard(str(tmp_path))
+  guard._lifeline = Lifeline()
+  guard.fails(error)
+  assert codes == [1, told]
 
 
 @pytest.mark.slow

@@ -99,19 +99,19 @@ def test_a_death_is_told_to_all_others_with_its_last_place(run):
   assert time.monotonic() - began < 2.0
   for peer in found[:2]:
     (lost,) = peer.lost
-    assert not lost.by_error
+    assert lost.code is None
     assert str(lost).startswith("process 2 (host host2, pid 102) ended without")
     assert str(lost).endswith("last seen in phase step, step 41")
 
 
 def test_an_error_is_told_in_its_own_words_and_only_once(run):
   _, found = run
-  found[1].lifeline.ends("ValueError: no such thing")
+  found[1].lifeline.ends("ValueError: no such thing", 1)
   _die(found[1])
   _until(lambda: found[0].lost and found[2].lost)
   time.sleep(0.3)
   (lost,) = found[0].lost
-  assert lost.by_error and "ended: ValueError: no such thing" in str(lost)
+  assert lost.code == 1 and "ended: ValueError: no such thing" in str(lost)
   assert found[1].lost == [] and len(found[2].lost) == 1
 
 

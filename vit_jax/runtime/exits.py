@@ -13,7 +13,7 @@ from typing import NoReturn
 from vit_jax.config.output import write
 
 FINISHED = 0
-ERROR = 1  # the same command would end in the same way
+ERROR = 1  # here or in another process; the same command would end so again
 USAGE = 2
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost; start it again
 PEER = 76  # another process of the run ended, or cannot be reached

@@ -145,7 +145,7 @@ class Hub:
     if not is_open:
       self._drop(line)
       if line.member is not None and not line.is_over:
-        self._tell_lost(line, None)
+        self._tell_lost(line)
 
   def _welcome(self, line: _Line, message: dict[str, Any]) -> None:
     """Takes in a process of the run; ValueError for a stranger."""
@@ -179,7 +179,7 @@ class Hub:
         line.channel.put({"table": self._table()})
       elif kind == "ended":
         line.is_over = True
-        self._tell_lost(line, str(value))
+        self._tell_lost(line, str(value), int(message["code"]))
         line.channel.put({"told": True})
       elif kind == "bye":
         line.is_over = True
@@ -206,9 +206,11 @@ class Hub:
       if line.member is not None:
         line.channel.put(message)
 
-  def _tell_lost(self, line: _Line, how: str | None) -> None:
-    """Tells the others who ended; how in its own words, or None."""
-    row = {**dataclasses.asdict(line.member), "how": how}
+  def _tell_lost(
+    self, line: _Line, how: str | None = None, code: int | None = None
+  ) -> None:
+    """Tells the others who ended, in its own words, if any, and its code."""
+    row = {**dataclasses.asdict(line.member), "how": how, "code": code}
     row["silent"] = time.monotonic() - line.heard
     for other in self._lines:
       if other is not line and other.member is not None:

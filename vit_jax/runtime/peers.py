@@ -33,12 +33,13 @@ class Lost(RuntimeError):
   """Another process of the run ended before its end.
 
   Attributes:
-    by_error: Whether an error ended it, which this process may meet, too.
+    code: Exit code, see `exits`, of one that said why it ends, for instance an
+      error, which this process may meet, too; None: it said nothing.
   """
 
-  def __init__(self, words: str, by_error: bool):
+  def __init__(self, words: str, code: int | None):
     super().__init__(words)
-    self.by_error = by_error
+    self.code = code
 
 
 class Lifeline:
@@ -102,10 +103,15 @@ class Lifeline:
     if ends:
       self._stay()
 
-  def ends(self, how: str) -> None:
-    """Tells the others that, and how, this process ends before its end."""
+  def ends(self, how: str, code: int) -> None:
+    """Tells the others that this process ends before its end.
+
+    Args:
+      how: In words.
+      code: By which the others know whether to start again; see `exits`.
+    """
     self._is_deaf = True
-    self._channel.put({"ended": how[:1000]})
+    self._channel.put({"ended": how[:1000], "code": code})
     self._was_told.wait(1.0)
     self._stay()
 
@@ -148,7 +154,7 @@ class Lifeline:
         self._first.silent = time.monotonic() - self._heard
         self._hush(self._first)
       if messages is None:
-        self._lose(self._first, None)
+        self._lose(self._first)
         return
       if time.monotonic() - last >= BEAT and not self._channel.is_waiting:
         last = time.monotonic()
@@ -178,8 +184,8 @@ class Lifeline:
         self._table = value
         self._answered.set()
       elif kind == "lost":
-        how = value.pop("how")
-        self._lose(Member(**value), how)
+        how, code = value.pop("how"), value.pop("code")
+        self._lose(Member(**value), how, code)
       elif kind == "silent":
         self._hush(Member(**value))
       elif kind == "told":
@@ -189,12 +195,14 @@ class Lifeline:
       elif kind == "all":
         self._all_left.set()
 
-  def _lose(self, member: Member, how: str | None) -> None:
+  def _lose(
+    self, member: Member, how: str | None = None, code: int | None = None
+  ) -> None:
     if self._is_deaf or self._all_left.is_set():
       return
     self._is_deaf = True
     if member.index != self.member.index:
-      self._on_lost(Lost(_epitaph(member, how), by_error=how is not None))
+      self._on_lost(Lost(_epitaph(member, how), code))
 
   def _hush(self, member: Member) -> None:
     if self._is_deaf or member.index == self.member.index:

@@ -175,7 +175,7 @@ class _Guard:
   def ends_by_signal(self, words: str) -> None:
     """The last acts before a second signal ends the process."""
     lifetime.end(words)
-    self._tells(words)
+    self._tells(words, exits.AGAIN)
 
   def ends_hung(self, text: str) -> None:
     """After an alarm of the watchdog."""
@@ -189,7 +189,7 @@ class _Guard:
     exits.end(
       exits.HUNG,
       lambda: exits.say(said),  # it waits if stderr is what hangs
-      lambda: self._tells(how),
+      lambda: self._tells(how, exits.HUNG),
       lambda: lifetime.end(how),
       lambda: watchdog.keep(f"{text}\n\n{found}", self._workdir, self._index),
     )
@@ -205,15 +205,19 @@ class _Guard:
 
     def end():
       began = time.monotonic()
-      while lost.by_error and time.monotonic() - began < (
+      while lost.code is not None and time.monotonic() - began < (
         UNWIND_SECONDS
         if isinstance(self.notices.error, TOLD)
         else OWN_WORDS_SECONDS
       ):
         time.sleep(0.1)
       if not self._is_failing:
-        exits.say(f"lost        {lost}\nended       {RESUMES}")
-        exits.end(exits.PEER, lambda: lifetime.end(f"lost {lost}"))
+        # To start again is of no use where that one would fail again.
+        is_error = lost.code == exits.ERROR
+        more = "" if is_error else f"\nended       {RESUMES}"
+        exits.say(f"lost        {lost}{more}")
+        code = exits.ERROR if is_error else exits.PEER
+        exits.end(code, lambda: lifetime.end(f"lost {lost}"))
 
     threading.Thread(target=end, daemon=True).start()
 
@@ -236,11 +240,14 @@ class _Guard:
     else:
       sys.excepthook(type(error), error, error.__traceback__)
     code = code if isinstance(code, int) else exits.ERROR
-    exits.end(code, lambda: self._tells(how))
+    # A collective also fails where another process died without a word yet.
+    is_device = isinstance(error, jax.errors.JaxRuntimeError)
+    told = exits.PEER if is_device else code
+    exits.end(code, lambda: self._tells(how, told))
 
-  def _tells(self, how: str) -> None:
+  def _tells(self, how: str, code: int) -> None:
     if self._lifeline is not None:
-      self._lifeline.ends(how)
+      self._lifeline.ends(how, code)
 
   def _says(self, text: str) -> None:
     """Prints what is the same in all processes."""
