@@ -96,8 +96,10 @@ def drop_echoes() -> None:
   of many cannot be read or written: that error is raised, and said in words."""
 
   def is_news(record: logging.LogRecord) -> bool:
+    text = str(record.msg)
+    is_left = "Task was destroyed" in text and "/orbax/" in text
     return record.levelno < logging.ERROR or not (
-      "/orbax/" in record.pathname or "never retrieved" in str(record.msg)
+      "/orbax/" in record.pathname or "never retrieved" in text or is_left
     )
 
   before = sys.unraisablehook
