@@ -11,7 +11,6 @@ from vit_jax.data import images
 from vit_jax.families import FAMILIES
 from vit_jax.options import nearest
 
-
 OF_LOAD = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
 
 
