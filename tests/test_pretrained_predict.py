@@ -198,6 +198,9 @@ def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
   np.testing.assert_array_equal(vit.attention_map(files), maps)
   with pytest.raises(ValueError, match=r"images of shape \(2, 16, 16, 3\)"):
     vit.attention(floats[:, ::2, ::2])
+  for look in (vit.attention, vit.attention_map):
+    with pytest.raises(ValueError, match="got no images, expected one or more"):
+      look([])
 
 
 def test_a_resnet_has_no_attention():

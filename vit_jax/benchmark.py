@@ -49,7 +49,7 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.runtime import host_memory
+from vit_jax.runtime import host_memory, processes
 from vit_jax.runtime.ceiling import ceiling
 from vit_jax.runtime.throughput import Meter, updates
 
@@ -373,6 +373,11 @@ def main(args: cli.Args) -> None:
     found = list(args.faults)
     if not steps.isdecimal() or int(steps) < 1:
       found.append(f"--steps: got {steps!r}, expected a number from 1.")
+    if processes.is_slurm_step():
+      found.append(
+        "srun: got several tasks, expected one: each would time its own devices"
+        " alone; use srun --ntasks=1, which may use all GPUs of its node."
+      )
     if found:
       check(args.config, kind, found)
     host_memory.keep()

@@ -166,9 +166,10 @@ class Pretrained:
       return images
     exif = turns_upright(self.ops)
     read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
-    return normalise(
-      np.stack([pixels.apply(image, self.ops) for image in read])
-    )
+    found = [pixels.apply(image, self.ops) for image in read]
+    if not found:
+      raise ValueError("got no images, expected one or more.")
+    return normalise(np.stack(found))
 
   def _check(self, images) -> None:
     """Raises ValueError unless these are images as the model takes them."""

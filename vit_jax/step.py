@@ -264,13 +264,12 @@ def make_train_step(
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
-    param_norm = optax.tree.norm(params)
-    bits = [x.view(jnp.uint32) for x in (loss, grad_norm, param_norm)]
+    norms = {"grad_norm": grad_norm, "param_norm": optax.tree.norm(params)}
+    bits = [jnp.float32(x).view(jnp.uint32) for x in (loss, *norms.values())]
     metrics = {
       "loss": loss,
       **named,
-      "grad_norm": grad_norm,
-      "param_norm": param_norm,
+      **norms,
       "fingerprint": jnp.stack([*fingerprints(batch), *bits, is_finite]),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics

@@ -215,10 +215,16 @@ def test_the_command_names_all_faults_at_once():
   command = [sys.executable, "-m", "vit_jax.benchmark", "--steps=0"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--config.data.batch_size=4", "--input=none"]
-  done = subprocess.run(command, capture_output=True, text=True)
+  env = os.environ | {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node1",
+    "SLURM_STEP_NUM_TASKS": "2",
+  }
+  done = subprocess.run(command, capture_output=True, text=True, env=env)
   assert done.returncode == 1
   for fault in (
     "--steps: got '0', expected a number from 1",
+    "srun: got several tasks, expected one: each would time its own devices",
     "--input: got 'none', expected synthetic or real",
     "config.optim.lr: got 'fast'",
     "config.data.batch_size: got 4, which does not split over",

@@ -164,10 +164,10 @@ def test_jax_finds_slurm_where_we_do(monkeypatch):
   from jax._src.clusters import SlurmCluster
 
   _set(monkeypatch, SLURM)
-  assert processes._is_slurm_step() and SlurmCluster.is_env_present()
+  assert processes.is_slurm_step() and SlurmCluster.is_env_present()
   assert SlurmCluster.name == "slurm"
   monkeypatch.delenv("SLURM_STEP_NODELIST")
-  assert not processes._is_slurm_step()
+  assert not processes.is_slurm_step()
   assert not SlurmCluster.is_env_present()
 
 

@@ -72,11 +72,11 @@ def initialise(
       "num_processes": int(count),
       "process_id": int(index),
       "cluster_detection_method": "deactivate",
-      "local_device_ids": _slurm_devices() if _is_slurm_step() else None,
+      "local_device_ids": _slurm_devices() if is_slurm_step() else None,
     }
     look()
     _join(settings, f"{address}: process {index} of {count}", ADVICE, timeout)
-  elif _is_slurm_step():
+  elif is_slurm_step():
     settings = {
       "cluster_detection_method": "slurm",
       "local_device_ids": _slurm_devices(),
@@ -172,7 +172,7 @@ def _join(
   raise ConfigError([f"{who} {what}; {advice}."])
 
 
-def _is_slurm_step() -> bool:
+def is_slurm_step() -> bool:
   """Whether srun started this process, beside others.
 
   A batch script, and a shell within an allocation, have the variables of the
