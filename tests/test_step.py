@@ -364,3 +364,11 @@ def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
   )
   scans = re.findall(r"scan\[[^\]]*?length=(\d+)", str(jaxpr))
   assert {*map(int, scans)} == lengths
+
+
+def test_it_trains_where_jax_has_64_bits():
+  """JAX_ENABLE_X64, which some set for other code of theirs."""
+  with jax.enable_x64(True):
+    parts = tiny.Parts(tiny.config(), ONE)
+    _, (metrics,) = parts.run(1)
+  assert np.isfinite(metrics["loss"])
