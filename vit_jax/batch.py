@@ -123,8 +123,8 @@ class Data(Protocol):
     function of n alone.
 
     Args:
-      start_step: Number of the first batch, from 0; a resumed run has taken
-        this many before.
+      start_step: Number of the first batch, from 0; a resumed run has seen the
+        images of this many before, of config.data.batch_size.
       process_index: Number p of this process, which gets the rows of the p-th
         of equal parts of every batch.
       process_count: Number of processes. A batch of each has
