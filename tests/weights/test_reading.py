@@ -1,7 +1,6 @@
 """Every format is recognised by its content; broken files are refused."""
 
 import json
-import re
 
 import foreign
 import jax
@@ -13,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from weight_files import (
   DATA,
   MODEL,
+  assert_same,
   hf_folder,
   message,
   nested,
@@ -24,16 +24,9 @@ from weight_files import (
 import vit_jax
 from vit_jax import checkpoint, weights
 from vit_jax.config import model_config, to_dict
-from vit_jax.config.preprocessing import image_size
 from vit_jax.weights import labels, safetensors_file, timm
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
-
-
-def assert_same(found, params):
-  assert found.params.keys() == params.keys()
-  for name, array in params.items():
-    np.testing.assert_array_equal(found.params[name], array, name)
 
 
 # What is read.
@@ -259,99 +252,6 @@ def test_hugging_face(tmp_path):
   assert found.class_names is None  # LABEL_0 is no name
   file = weights.read(folder / "model.safetensors")
   assert file.grid == (4, 6) and file.ops == found.ops
-
-
-@pytest.mark.parametrize("do_normalize", [True, False])
-def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
-  folder = hf_folder(tmp_path / "m")
-  about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-  about |= {"do_normalize": do_normalize}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  (note,) = weights.read(folder).notes
-  mean, std = ("0.4", "0.2") if do_normalize else ("0.0", "1.0")
-  assert f"with mean [{mean}, " in note and f"deviation [{std}, " in note
-
-
-SQUARE = {"height": 40, "width": 40}
-
-
-@pytest.mark.parametrize(
-  "about, ops",
-  [
-    ({"size": 32}, "resize_torch(32, 'bilinear')"),
-    ({"size": 32, "resample": 3, "crop_size": 9}, "resize_torch(32)"),
-    (
-      {"size": [32, 32], "do_center_crop": None},
-      "resize_torch(32, 'bilinear')",
-    ),
-    (
-      {"size": {"shortest_edge": 36}, "do_center_crop": True, "resample": 3},
-      "resize_small_torch(36)|central_crop_torch(32)",
-    ),
-    (
-      {"size": SQUARE, "do_center_crop": True, "crop_size": 32},
-      "resize_torch(40, 'bilinear')|central_crop_torch(32)",
-    ),
-    (
-      {"do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
-      "resize_torch(32, 'bilinear')",
-    ),
-    ({"size": SQUARE}, None),
-    ({"size": {"shortest_edge": 32}}, None),
-    ({"size": {"longest_edge": 32}}, None),
-    ({"size": 24, "do_center_crop": True}, None),
-    ({"do_center_crop": True, "crop_size": 24}, None),
-    ({"do_resize": False}, None),
-    ({"resample": 1}, None),
-  ],
-)
-def test_hugging_face_s_images(tmp_path, about, ops):
-  folder = hf_folder(tmp_path / "m", image=(32, 32))
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  found = weights.read(folder)
-  assert found.ops == (ops and PILLOW + ops)
-  assert [n.split(", which")[0] for n in found.notes] == [
-    "preprocessor_config.json: got "
-    + ", ".join(f"{k}={v!r}" for k, v in about.items())
-  ] * (ops is None)
-  if ops:
-    assert image_size(found.ops) == (32, 32)
-
-
-def test_hugging_face_without_a_preprocessor(tmp_path):
-  folder = hf_folder(tmp_path / "m")
-  (folder / "preprocessor_config.json").unlink()
-  found = weights.read(folder)
-  assert found.ops is None and not found.notes
-
-
-@pytest.mark.parametrize(
-  "about, text",
-  [
-    ({"size": "224"}, "size: got '224', expected a whole number from 1."),
-    ({"size": {"height": -1}}, "size.height: got -1, expected a whole number"),
-    ({"resample": "bicubic"}, "resample: got 'bicubic', expected a whole"),
-    ({"do_center_crop": True, "crop_size": 0}, "crop_size: got 0, expected"),
-    ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
-  ],
-)
-def test_a_preprocessor_that_is_wrong(tmp_path, about, text):
-  folder = hf_folder(tmp_path / "m")
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  with pytest.raises(ValueError, match=re.escape(text)):
-    weights.read(folder)
-
-
-@pytest.mark.parametrize(
-  "about", [{"do_rescale": False}, {"rescale_factor": 1}]
-)
-def test_hugging_face_s_pixels_up_to_255(tmp_path, about):
-  folder = hf_folder(tmp_path / "m")
-  about |= {"image_mean": [127.5] * 3, "image_std": [127.5] * 3}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  found = weights.read(folder)  # as it is: -1 to 1
-  assert not found.notes
-  assert_same(found, our_params((32, 48)))
 
 
 def test_hugging_face_in_several_files(tmp_path):

@@ -64,3 +64,9 @@ def orbax(folder, tree):
   with ocp.PyTreeCheckpointer() as writer:
     writer.save(folder, tree)
   return folder
+
+
+def assert_same(found, params):
+  assert found.params.keys() == params.keys()
+  for name, array in params.items():
+    np.testing.assert_array_equal(found.params[name], array, name)

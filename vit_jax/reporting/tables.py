@@ -36,16 +36,17 @@ def scores(runs: list[Run]) -> str:
 
   Those of one kind and one split follow each other; the best is marked.
   """
-  by_split: dict[str, list[tuple[Run, str]]] = {}
+  by_split: dict[str, list[tuple[Run, dict[str, float | None]]]] = {}
   for run in runs:
     for name in run.evaluators(runs_lib.TOP1):
-      by_split.setdefault(run.of_top1(name), []).append((run, name))
+      found = by_split.setdefault(run.of_top1(name), [])
+      found.append((run, run.scores(name)))
   rows = []
   for text, found in by_split.items():
-    best = max(run.scores(name).get("top1") or 0.0 for run, name in found)
-    for run, name in found:
-      top1, top5, loss, count = (
-        run.scores(name).get(k) for k in ("top1", "top5", "loss", "count")
+    best = max(values.get("top1") or 0.0 for _, values in found)
+    for run, values in found:
+      top1, top5, loss, count = map(
+        values.get, ("top1", "top5", "loss", "count")
       )
       texts = (
         "—" if loss is None else f"{loss:.4g}",

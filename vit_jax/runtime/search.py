@@ -169,7 +169,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     prepare.check(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
     found += e.faults
-  for point in _unlike(every):
+  for point in _unlike(every)[1:]:  # the first is checked above
     try:
       prepare.check(point.config, sources=sources)
     except ConfigError as e:
@@ -178,16 +178,16 @@ def check(task: Task, folder: epath.Path) -> list[str]:
 
 
 def _unlike(points: Sequence[Point]) -> list[Point]:
-  """Returns points that differ in more than the learning rate: of these one.
+  """Returns the first point of each group that differs in learning rate alone.
 
   To check one takes seconds: it reads the weights.
   """
-
-  def others(config: Config) -> str:
-    optim = dataclasses.replace(config.optim, lr=1.0)
-    return repr(dataclasses.replace(config, optim=optim))
-
-  return list({others(p.config): p for p in reversed(points)}.values())[::-1]
+  found: dict[str, Point] = {}
+  for point in points:
+    optim = dataclasses.replace(point.config.optim, lr=1.0)
+    others = dataclasses.replace(point.config, optim=optim)
+    found.setdefault(repr(others), point)
+  return [*found.values()]
 
 
 def changed(config: Config, folder: epath.Path) -> list[str]:

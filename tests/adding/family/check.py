@@ -87,18 +87,16 @@ def main(workdir: str) -> None:
   exported = jax.export.deserialize(bytearray(loaded.export()))
   np.testing.assert_allclose(exported.call(images.astype("f")), logits, 1e-5)
   convert.convert(loaded, workdir + "/orbax", "orbax")
-  try:
-    convert.convert(loaded, workdir + "/mixer.npz", "npz")
-    raise AssertionError("written under no names")
-  except ValueError as e:
-    assert "no names in Google's files" in str(e)
-  assert not os.path.exists(workdir + "/mixer.npz")
-  try:
-    convert.convert(loaded, workdir + "/mixer.safetensors", "timm")
-    raise AssertionError("written under no names")
-  except ValueError as e:
-    assert "got 'mixer', expected 'bit' or 'vit'" in str(e)
-  assert not os.path.exists(workdir + "/mixer.safetensors")
+  for name, to, text in (
+    ("mixer.npz", "npz", "no names in Google's files"),
+    ("mixer.safetensors", "timm", "got 'mixer', expected 'bit' or 'vit'"),
+  ):
+    try:
+      convert.convert(loaded, f"{workdir}/{name}", to)
+      raise AssertionError("written under no names")
+    except ValueError as e:
+      assert text in str(e)
+    assert not os.path.exists(f"{workdir}/{name}")
   shown(loaded)
   again = vit_jax.load(workdir + "/orbax", verbose=False)
   np.testing.assert_array_equal(again(images.astype("f"))[0], logits)
