@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     help="of the first image, from 1: whose attention is shown by head"
     " (default: the patch that is looked at most)",
   )
-  return parser.parse_intermixed_args(argv)
+  return parser.parse_args(argv)
 
 
 def _place(text: str) -> tuple[int, int]:

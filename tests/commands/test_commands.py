@@ -149,9 +149,17 @@ def test_pages_and_pictures_go_to_a_local_folder(module, words, capsys):
   assert "got 'gs://b/x', expected a folder on this machine; copy it" in said
 
 
-def test_images_may_follow_a_flag():
-  found = visualize.parse(["x", "--out=d", "a.png", "--patch=1,2", "b.png"])
-  assert (found.checkpoint, found.images) == ("x", ["a.png", "b.png"])
+@pytest.mark.parametrize(
+  ("module", "words", "files"),
+  [
+    (visualize, "x --out=d a.png --patch=1,2 b.png", ["a.png", "b.png"]),
+    (predict, "x a.png --json b.png", ["a.png", "b.png"]),
+    (report, "a --out=d b", ["a", "b"]),
+  ],
+)
+def test_files_may_follow_a_flag(module, words, files):
+  found = vars(module.parse(words.split()))
+  assert found["runs" if module is report else "images"] == files
 
 
 def test_ctrl_c_ends_in_a_sentence():
