@@ -78,6 +78,7 @@ def test_generations():
     "TPU v5": "v5p",
     "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
+    "TPU7x": "tpu7x",
   }
 
 

@@ -11,7 +11,8 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A device as jax counts them: a chip (v4 and v5p in megacore), half a v3.
+  """A device as jax counts them: a chip (v4 and v5p in megacore), half a v3 or
+  TPU7x.
 
   Attributes:
     peak_flops: Dense bfloat16, FLOP/s.
@@ -41,6 +42,9 @@ CHIPS = {
   "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, 3.125e9, int(15.75 * 2**30)),
   "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, 6.25e9, int(95.73 * 2**30)),
   "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, 12.5e9, int(31.24 * 2**30)),
+  "tpu7x": Chip(
+    1153.5e12, 3690e9, 2.20e9, 300e9, 6.25e9, int(94.74 * 2**30), share=0.5
+  ),
 }
 
 # Their names in jax's `device_kind`, as patterns of the whole of it.
@@ -50,6 +54,7 @@ GENERATIONS = {
   r"TPU v5( lite|e)": "v5e",
   r"TPU v5p?": "v5p",
   r"TPU v6( lite|e)": "v6e",
+  r"TPU7x": "tpu7x",
 }
 
 
@@ -69,12 +74,11 @@ def generation(device_kind: str) -> str:
 # Dense bfloat16 peak of one jax device, FLOP/s, by a pattern of the whole of
 # jax's `device_kind`: for a GPU that is the name given by its driver. NVIDIA
 # prints most rates "with sparsity", twice the dense rate, which is used here. A
-# device of TPU v2, v3 or 7x is a core, half a chip. Chips without bfloat16
+# device of TPU v2, v3 or TPU7x is a core, half a chip. Chips without bfloat16
 # products (V100, T4), and parts of a GPU (MIG), have no entry.
 PEAK_FLOPS = {
   r"TPU v2": 22.5e12,
   **{kind: CHIPS[name].peak_flops for kind, name in GENERATIONS.items()},
-  r"TPU7x": 2307e12 / 2,
   r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB": 312e12,
   r"NVIDIA A100 80GB PCIe": 312e12,
   r"NVIDIA A30": 165e12,

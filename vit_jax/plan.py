@@ -14,7 +14,7 @@ from vit_jax.runtime import signals
 
 FLAGS = {
   "topology": "slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
-  " v6e:16x16; with ,slices=2 two of them",
+  " v6e:16x16, tpu7x:4x4x4; with ,slices=2 two of them",
   "workdir": "folder of a run that gets plan.json, to which train and report"
   " compare it (default: none)",
   "input_rate": "images a second that one core decodes (default: as measured)",
@@ -124,7 +124,7 @@ def plan(
     chip_hour: Price of a chip for an hour, and its unit; None: unknown.
 
   Returns:
-    A dict for JSON. For each device (a chip, half a v3): fits, capacity_bytes,
+    A dict for JSON. For each device (`devices.Chip`): fits, capacity_bytes,
     peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
     bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
     between_slices_seconds (of these, the part between slices), optimal_seconds,

@@ -158,8 +158,8 @@ def test_faults_are_told_before_compiling():
 @pytest.mark.parametrize(
   "topology, text",
   [
-    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
-    ("2x2", "expected one of v3, v4, v5e, v5p, v6e and a shape"),
+    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
+    ("2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
     ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
     ("v5e:0x4", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
     ("v5e:32x32", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
@@ -170,6 +170,7 @@ def test_faults_are_told_before_compiling():
     ("v5e:4x4,slices=100000", "(16x16), and all slices have at most 100,000."),
     ("v3:33x2", "a slice of v3 has 2 sides and at most 1,024 chips (32x32)"),
     ("v4:2x2", "a slice of v4 has 3 sides and at most 4,096 chips (16x16x16)"),
+    ("tpu7x:2x2", "a slice of tpu7x has 3 sides and at most 9,216 chips"),
     ("v5p:16x16x28", "v5p has 3 sides and at most 6,144 chips (16x16x24)"),
     ("v4:2x2x1,slices=2", "rate of the network between slices of v4 is not"),
   ],
@@ -187,7 +188,7 @@ def test_slices_of_the_documentation_exist(monkeypatch):
   names = {"v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"}
   for path in (*ROOT.glob("docs/*.md"), ROOT / "benchmarks/plans.py"):
     names.update(
-      re.findall(r"\bv\w+:\d[\dx]*(?:,slices=\d+)?", path.read_text())
+      re.findall(r"\b(?:v|tpu)\d\w*:\d[\dx]*(?:,slices=\d+)?", path.read_text())
     )
   assert len(names) > 15 and "v5e:16x16,slices=4" in names
   for name in names:
@@ -214,7 +215,7 @@ def test_the_command_names_all_faults_at_once():
 
 
 def test_help_names_every_family_of_slices():
-  found = re.findall(r"(v\w+):\d", plan.FLAGS["topology"])
+  found = re.findall(r"(\w+):\d", plan.FLAGS["topology"])
   assert found == list(CHIPS)
 
 
@@ -244,7 +245,7 @@ def test_a_plan_for_two_slices_has_what_passes_between_them():
 @pytest.mark.slow
 @needs_libtpu
 def test_libtpu_knows_the_slices_of_the_help():
-  for topology in re.findall(r"v\w+:[\dx]+", plan.FLAGS["topology"]):
+  for topology in re.findall(r"\w+:[\dx]+", plan.FLAGS["topology"]):
     chip, devices = plan.describe(topology)
     sides = map(int, topology.split(":")[1].split("x"))
     assert len(devices) * chip.share == math.prod(sides)
@@ -269,7 +270,7 @@ def test_libtpu_prints_no_stack_when_ended(flags):
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
-  "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2"]
+  "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
 )
 def test_compiled_for_a_slice(topology):
   """Also that the compiler takes the options that it is told, by chip."""

@@ -162,6 +162,25 @@ def test_without_chains_it_counts_once_for_each_channel_of_a_computation():
   assert looped.collectives == {"all-gather(fused)": [6, 6 * 64 * 128 * 2]}
 
 
+def test_a_collective_of_a_sparse_core_counts():
+  text = """\
+%sent (p: bf16[4,128]) -> bf16[64,128] {
+  %p = bf16[4,128]{1,0} parameter(0)
+  ROOT %g = bf16[64,128]{1,0} all-gather(%p), channel_id=1, dimensions={0}
+}, execution_thread="sparsecore"
+
+ENTRY %main (a: bf16[4,128]) -> bf16[64,128] {
+  %a = bf16[4,128]{1,0} parameter(0)
+  %begun = ((), (), (s32[1]{0:S(2)})) call-start(), to_apply=%sent
+  %on = ((bf16[4,128]{1,0}), bf16[64,128]{1,0}) call-update(%begun, %a)
+  ROOT %done = bf16[64,128]{1,0} call-done(%on)
+}
+"""
+  looped, _ = Module(text).totals(V5E)
+  assert looped.collectives == {"all-gather": [1, 64 * 128 * 2]}
+  assert looped.bytes == 0  # they count as those of links alone
+
+
 def test_what_passes_between_slices_counts_at_the_network_s_rate():
   sent = (
     "%s = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[])"

@@ -62,7 +62,7 @@ def test_promises_beside_measurements():
   assert [(x.what, x.promised, x.measured, x.ratio) for x in kept] == [
     ("a step", 36.0, 72.0, 2.0),
     ("images/s", 0.5, 0.25, 0.5),
-    ("a chip", 2**30, 2**31, 2.0),
+    ("a core", 2**30, 2**31, 2.0),
     ("MFU", 0.5, 0.25, 0.5),
     ("chip-hours for 50 steps", 2.0, 4.0, 2.0),
   ]
@@ -103,7 +103,7 @@ def test_the_start_says_what_was_planned(tmp_path):
   _planned(tmp_path, optim__lr=0.5, total_steps=100)
   lines = promise.lines(str(tmp_path), tiny.config(total_steps=100), 4)
   assert lines == [
-    "plan        for v3:2x2: 36,000.0 ms a step, 0.5 images/s, 1.00 GiB a chip,"
+    "plan        for v3:2x2: 36,000.0 ms a step, 0.5 images/s, 1.00 GiB a core,"
     " 50.0 % MFU, 4 chip-hours for 100 steps, 8 USD; estimates",
     "            not as planned: config.optim.lr was 0.5, is now 0.01",
     "            not as planned: it is for 4 chips, the run has 4 devices",
@@ -118,7 +118,7 @@ def test_the_end_records_what_was_measured(tmp_path):
   (tmp_path / "metrics.jsonl").write_text(text)
   assert promise.kept(str(tmp_path), 18) == (
     "plan        of v3:2x2; measured: 72,000.0 ms a step (2 x the plan), 0.25"
-    " images/s (0.5 x the plan), 2.00 GiB a chip (2 x the plan), 25.0 % MFU"
+    " images/s (0.5 x the plan), 2.00 GiB a core (2 x the plan), 25.0 % MFU"
     " (0.5 x the plan), 4 chip-hours for 50 steps (2 x the plan)"
   )
   written = json.loads((tmp_path / promise.FILE).read_text())

@@ -37,8 +37,11 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-  """Takes files before and behind flags, finds the home folder in --flag=~/x,
-  and names the known flag that is nearest to an unknown one, as `train` does."""
+  """Takes files before and behind flags.
+
+  It finds the home folder in --flag=~/x, and names the known flag that is
+  nearest to an unknown one, as `train` does.
+  """
 
   def parse_args(self, args=None, namespace=None):
     return self.parse_intermixed_args(args, namespace)

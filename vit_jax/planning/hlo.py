@@ -107,7 +107,7 @@ class Module:
         for branch in re.findall(r"%([\w.\-]+)", x.attributes.split("}")[0]):
           if branch in self._computations:
             yield from self._visit(branch, trips)
-      elif x.opcode == "call":
+      elif x.opcode in ("call", "call-start"):  # the latter on a SparseCore
         yield from self._visit(x.called("to_apply"), trips)
       elif x.opcode == "async-start":
         yield from self._visit(x.called("calls"), trips)
@@ -148,7 +148,7 @@ class Module:
     return steps[0] if len(steps) == 1 and steps[0] > 0 else 1
 
   def _add(self, x, names, trips: int, total: Totals, chip: Chip) -> None:
-    if x.opcode.endswith("-done") or x.opcode in FREE:
+    if x.opcode.endswith(("-done", "-update")) or x.opcode in FREE:
       return
     for kind, size in self._collectives_of(x, names):
       entry = total.collectives.setdefault(kind, [0, 0])

@@ -16,9 +16,9 @@ RATES = {
 }
 MACHINE = "AMD EPYC (Zen 4)"
 # vCPUs (hardware threads, two to a core) of a host with four chips. Source: the
-# pages of cloud.google.com/tpu/docs on v5e and v5p; for other chips none is
-# stated here.
-VCPUS = {"v5e": 112, "v5p": 208}
+# pages of cloud.google.com/tpu/docs on v5e and TPU7x, which has the other two
+# as well; for other chips none is stated here.
+VCPUS = {"v5e": 112, "v5p": 208, "v6e": 180, "tpu7x": 224}
 
 _PRICE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(\D*)")
 

@@ -1,5 +1,6 @@
 """A plan in words and numbers."""
 
+import math
 from typing import Any
 
 from vit_jax.planning import hosts
@@ -13,11 +14,14 @@ def table(found: dict[str, Any]) -> str:
   verdict = "fits" if found["fits"] else "DOES NOT FIT"
   if not found["fits"] and room >= 0:
     verdict = "A PROGRAM DOES NOT FIT; the step does"
+  # jax counts half chips of some kinds as devices.
+  is_chip = math.prod(found["mesh"].values()) == found["chips"]
+  device = "chip" if is_chip else "core"
   rows = {
     "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
     "split": found["split"],
     "verdict": f"{verdict}: {gib(found['peak_bytes'])} of"
-    f" {gib(found['capacity_bytes'])} a chip, {gib(abs(room))}"
+    f" {gib(found['capacity_bytes'])} a {device}, {gib(abs(room))}"
     f" {'to spare' if room >= 0 else 'too much'}",
   }
   if found["price_seconds"] is not None:
@@ -25,7 +29,7 @@ def table(found: dict[str, Any]) -> str:
       "memory": f"arguments {gib(found['argument_bytes'])}, temporaries"
       f" {gib(found['temporary_bytes'])}",
       "work": f"{found['flops'] / 1e12:,.2f} TFLOP,"
-      f" {found['bytes_accessed'] / 1e9:,.1f} GB a chip and step",
+      f" {found['bytes_accessed'] / 1e9:,.1f} GB a {device} and step",
       "collectives": ", ".join(
         f"{n:,.0f} x {kind} {size / 1e6:,.0f} MB"
         for kind, (n, size) in found["collectives"].items()

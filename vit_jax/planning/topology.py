@@ -17,10 +17,11 @@ LARGEST = {
   "v5e": (16, 16),
   "v5p": (16, 16, 24),
   "v6e": (16, 16),
+  "tpu7x": (16, 24, 24),
 }
 MOST_CHIPS = 100_000  # of all slices; libtpu describes them in a second
 _NAME = re.compile(
-  r"(v\w+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)(?:_(?:un)?twisted)?"
+  r"(\w+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)(?:_(?:un)?twisted)?"
   r"(?:,slices=([1-9]\d{0,5}))?",
   re.ASCII,
 )
@@ -43,10 +44,11 @@ def describe(topology: str) -> tuple[Chip, list]:
       ]
     )
   if number and CHIPS[generation].dcn_bandwidth is None:
+    known = " or ".join(k for k, c in CHIPS.items() if c.dcn_bandwidth)
     raise ConfigError(
       [
         f"--topology: got {topology!r}, but the rate of the network between"
-        f" slices of {generation} is not known; expected v5e, v5p or v6e."
+        f" slices of {generation} is not known; expected {known}."
       ]
     )
   if importlib.util.find_spec("libtpu") is None:

@@ -201,7 +201,8 @@ def kept(run: Run) -> list[promise.Kept]:
 def _promise(run: Run) -> str:
   """Returns the table of `kept`, and what was planned."""
   plan = run.plan["plan"]
-  whole = {"a step": "time of a step", "a chip": "memory of a chip"}
+  whole = {"a step": "time of a step"}
+  whole |= {f"a {x}": f"memory of a {x}" for x in ("chip", "core")}
   rows = [
     [
       whole.get(x.what, x.what),

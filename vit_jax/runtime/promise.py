@@ -175,7 +175,7 @@ def measured(
 
 
 def chip_share(plan: dict[str, Any]) -> float:
-  """Returns the share of a chip that is a device of jax: half a v3."""
+  """Returns the share of a chip that is a device of jax, see `Chip`."""
   chip = CHIPS.get(plan["topology"].split(":")[0])
   return chip.share if chip else 1.0
 
@@ -196,7 +196,9 @@ def compare(
   second = plan.get("price_seconds")
   hours = second and steps and second * steps * plan["chips"] / 3600
   spent = found.get("device_hours")
-  spent = None if spent is None else spent * chip_share(plan)
+  share = chip_share(plan)
+  spent = None if spent is None else spent * share
+  device = "a chip" if share == 1 else "a core"
   of_steps = f"chip-hours for {steps:,} steps" if steps else "chip-hours"
   return [
     Kept("a step", "s", second, found.get("step_seconds")),
@@ -206,7 +208,7 @@ def compare(
       plan.get("images_per_second"),
       found.get("images_per_second"),
     ),
-    Kept("a chip", "bytes", plan.get("peak_bytes"), found.get("peak_bytes")),
+    Kept(device, "bytes", plan.get("peak_bytes"), found.get("peak_bytes")),
     Kept("MFU", "%", plan.get("mfu"), found.get("mfu")),
     Kept(of_steps, "", hours, spent),
   ]
