@@ -4,6 +4,8 @@ These tests need no GPU: XLA's attention stands in for cuDNN's.
 """
 
 import functools
+import importlib
+import re
 import types
 
 import jax
@@ -30,9 +32,10 @@ def forgotten():
 
 
 def in_its_place(monkeypatch, factor=1.0):
-  def attend(query, key, value, *, implementation):
-    made.append(implementation)
-    return factor * PLAIN(query, key, value, implementation="xla")
+  def attend(query, key, value, *, implementation, **options):
+    made.append((implementation, query.shape))
+    options["implementation"] = "xla"
+    return factor * PLAIN(query, key, value, **options)
 
   made = []
   monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
@@ -50,6 +53,74 @@ def test_the_type_that_it_has_not():
 def test_it_works(monkeypatch):
   assert in_its_place(monkeypatch) == []
   assert cudnn.fault(*SIZES) == ""
+
+
+@pytest.mark.parametrize("num_tokens", [196, 197, 577])
+def test_gradients_are_cudnn_s_for_any_number_of_tokens(
+  monkeypatch, num_tokens
+):
+  """The program for a GPU, of which jax is told what it would ask the GPU."""
+  jax_s = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+  monkeypatch.setattr(jax_s, "check_cudnn_version", lambda: 91300)
+  monkeypatch.setattr(jax_s, "check_compute_capability", lambda _: True)
+  monkeypatch.setattr(
+    jax_s, "is_cuda_compute_capability_equal", lambda _: False
+  )
+  x = jax.ShapeDtypeStruct((2, num_tokens, 16, 80), jnp.bfloat16)
+
+  def gradients(query, key, value, weights):
+    return jax.vjp(cudnn.attend, query, key, value)[1](weights)
+
+  traced = jax.jit(gradients).trace(x, x, x, x)
+  text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert re.findall(r"@(__cudnn\$\w+)", text) == [
+    "__cudnn$fmhaSoftmax",
+    "__cudnn$fmhaSoftmaxBackward",
+  ]
+
+
+@pytest.mark.parametrize("num_tokens", [9, 10])
+def test_numbers_do_not_depend_on_the_token_that_is_added(
+  monkeypatch, num_tokens
+):
+  in_its_place(monkeypatch)
+  numbers = np.random.default_rng(0).normal(size=(4, 2, num_tokens, 2, 8))
+  *inputs, weights = jnp.asarray(numbers, jnp.float32)
+  got = cudnn._results(cudnn.attend, inputs, weights)
+  want = cudnn._results(PLAIN, inputs, weights)
+  for g, w in zip(got, want, strict=True):
+    np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_heads, of_each", [(4, 2), (3, 3)])
+def test_devices_along_an_axis_of_xla_s_have_their_share_of_the_heads(
+  monkeypatch, num_heads, of_each
+):
+  """jax cannot split cuDNN's call in a mesh that is manual in part."""
+  made = in_its_place(monkeypatch)
+  devices = np.array(jax.devices()[:4]).reshape(2, 2)
+  mesh = jax.sharding.Mesh(devices, ("data", "tensor"))
+  numbers = np.random.default_rng(0).normal(size=(3, 4, 10, num_heads, 8))
+  inputs = jnp.asarray(numbers, jnp.float32)
+  fn = jax.shard_map(
+    cudnn.attend,
+    mesh=mesh,
+    in_specs=P("data"),
+    out_specs=P("data"),
+    axis_names={"data"},
+    check_vma=False,
+  )
+  got = jax.jit(fn)(*inputs)
+  assert made == [("cudnn", (2, 10, of_each, 8))]
+  np.testing.assert_allclose(got, PLAIN(*inputs), rtol=1e-6, atol=1e-6)
+
+
+def test_a_fault_without_words(monkeypatch):
+  def attend(*_):
+    raise AssertionError
+
+  monkeypatch.setattr(cudnn, "attend", attend)
+  assert cudnn.fault(*SIZES) == "AssertionError: "
 
 
 def test_numbers_that_are_off(monkeypatch):
@@ -90,7 +161,11 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
   assert not made
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   got = apply()
-  assert ("cudnn" in made) == (dtype == "bfloat16")
+  by_cudnn = [
+    shape for implementation, shape in made if implementation == "cudnn"
+  ]
+  # Beside the trial; 9 tokens and one more.
+  assert ((4, 10, 2, 8) in by_cudnn) == (dtype == "bfloat16")
   scale = np.max(np.abs(np.asarray(want, "f")))
   np.testing.assert_allclose(
     np.asarray(got, "f"), np.asarray(want, "f"), atol=scale * 2**-6

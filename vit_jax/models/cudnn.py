@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
 
 PLATFORMS = ("gpu", "cuda")
 
@@ -15,13 +17,46 @@ PLATFORMS = ("gpu", "cuda")
 TOLERANCE = 0.03
 
 
-def attend(query, key, value):
+def attend(
+  query: Float[Array, "b n heads d"],
+  key: Float[Array, "b n heads d"],
+  value: Float[Array, "b n heads d"],
+) -> Float[Array, "b n heads d"]:
   """Computes `attention.dot_product_attention` without storing the scores.
 
+  Inside a `shard_map` that leaves an axis of the mesh to XLA, each device along
+  it computes its share of the heads, or all of them where they do not divide.
+
   Args:
-    query: [b, q, heads, d], bfloat16; key and value alike.
+    query, key, value: Of self-attention, bfloat16.
   """
-  return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = {*mesh.axis_names} - {*mesh.manual_axes}
+  if not axes:
+    return _attend_here(query, key, value)
+  # XLA cannot split cuDNN's call inside a mesh that is manual in part.
+  by_heads = query.shape[2] % math.prod(mesh.shape[a] for a in axes) == 0
+  spec = P(None, None, tuple(axes) if by_heads else None)
+  return jax.shard_map(
+    _attend_here,
+    in_specs=spec,
+    out_specs=spec,
+    axis_names=axes,
+    check_vma=False,
+  )(query, key, value)
+
+
+def _attend_here(query, key, value):
+  fn = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+  if query.shape[1] % 2 == 0:
+    return fn(query, key, value)
+  # jax has cuDNN's gradients for an even number of tokens only. One is added,
+  # which none attends to, and cut off again.
+  padded = (
+    jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value)
+  )
+  lengths = jnp.full(len(key), key.shape[1], jnp.int32)
+  return fn(*padded, key_value_seq_lengths=lengths)[:, :-1]
 
 
 @functools.cache
@@ -54,7 +89,8 @@ def _try(shape: tuple[int, ...]) -> str:
   try:
     got = _results(attend, inputs, weights)
   except Exception as e:  # a driver or library may raise anything
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}"
+    said = (str(e).strip().splitlines() or [""])[0]
+    return f"{type(e).__name__}: {said[:200]}"
   plain = functools.partial(jax.nn.dot_product_attention, implementation="xla")
   want = _results(plain, inputs, weights)
   for g, w in zip(got, want, strict=True):
