@@ -16,6 +16,8 @@ from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.evaluators import EVALUATORS, classification
 from vit_jax.evaluators.evaluator import Context
+from vit_jax.evaluators.knn import KnnConfig
+from vit_jax.evaluators.linear import LinearConfig
 
 OPS = "decode|resize(16)"
 
@@ -196,10 +198,14 @@ def test_fewshot_of_several_penalties(parts, params, monkeypatch):
   """Each as if alone; one decomposition and two passes for all of them."""
   l2s, eigh, calls, passes = (1.0, 64.0, 0.25), np.linalg.eigh, [], []
   evaluator = _evaluator(parts, _fewshot(l2=l2s, seeds=(0, 1)))
-  extract = evaluator._extract
-  evaluator._extract = lambda *args: passes.append(args[0]) or extract(*args)
-  gathered = evaluator.gather(params)
-  assert passes == [evaluator._support, evaluator._test]
+  forward = Context.forward
+  with monkeypatch.context() as patch:
+    patch.setattr(
+      Context, "forward", lambda *args: passes.append(args[1]) or forward(*args)
+    )
+    gathered = evaluator.gather(params)
+  (program,) = evaluator.programs().values()
+  assert passes == [program, program]  # the shots, the split to score
   with monkeypatch.context() as patch:
     patch.setattr(np.linalg, "eigh", lambda a: calls.append(a) or eigh(a))
     scores = evaluator.score(gathered)
@@ -309,6 +315,30 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
   for train, test in (([-1, -1], [0, 1]), ([0, 1], [-1, -1])):
     with pytest.raises(ValueError, match=message):
       scores(train, test)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [_fewshot(seeds=(0,)), KnnConfig(name="f", ks=(1,)), LinearConfig(name="f")],
+  ids=lambda options: options.kind,
+)
+def test_features_that_are_not_finite_are_refused(options):
+  """Their scores would be plausible: an image of NaN is said to be class 0."""
+  labels = np.arange(60) % 2
+  table = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+  table[50, 1] = np.nan
+  sources = {
+    "train_split": handmade.records(labels[:40]),
+    "split": handmade.records(labels),
+  }
+  evaluator = options.make(handmade.context(options, sources))
+  # Before any process scores, so that all of several processes refuse.
+  with pytest.raises(
+    ValueError,
+    match=r"config.evals.f.layer: got 'pre_logits', of which 1 of 60 rows hold"
+    r" NaN or infinity for 'handmade' \[test\]. The model has diverged",
+  ):
+    evaluator.gather({"features": table})
 
 
 def test_unknown_layer_lists_the_known(parts, params):

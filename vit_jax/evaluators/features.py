@@ -78,21 +78,12 @@ class Features(Evaluator):
     """Returns the rows to learn from, and those to score; all processes.
 
     Raises:
-      ValueError: No row of a split has a label, or features are not finite.
+      ValueError: As `extract`.
     """
-    found = []
-    for source in (self._train, self._test):
-      rows = extract(self.context, source, self._features, params)
-      is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
-      if not is_finite.all():
-        raise ValueError(
-          f"config.evals.{self.config.name}.layer: got {self.config.layer!r},"
-          f" of which {(~is_finite).sum():,} of {len(is_finite):,} rows hold"
-          f" NaN or infinity for {self.config.dataset!r} [{source.split}]. The"
-          " model has diverged, or its dtype overflows."
-        )
-      found.append(rows)
-    return tuple(found)
+    return tuple(
+      extract(self.context, source, self._features, params)
+      for source in (self._train, self._test)
+    )
 
 
 def learns_from(options: FeaturesConfig, train: Any, test: Any) -> str:
@@ -124,21 +115,31 @@ def extract(
     indices: The records to read; None: all.
 
   Raises:
-    ValueError: None is left.
+    ValueError: None is left, or a feature is not finite; in all processes,
+      since all get the same rows.
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
   # Freed part by part, and copied once: ImageNet's features are 4 GB.
   rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
   order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
+  options = context.options
   if not len(order):
-    options = context.options
     raise ValueError(
       f"config.evals.{options.name}: got {options.dataset!r} [{source.split}],"
       " of which no image has a label; expected another split."
     )
   order = order[np.argsort(rows["index"][order])]
-  return {k: rows.pop(k)[order] for k in [*rows]}
+  rows = {k: rows.pop(k)[order] for k in [*rows]}
+  is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
+  if not is_finite.all():
+    raise ValueError(
+      f"config.evals.{options.name}.layer: got {options.layer!r}, of which"
+      f" {(~is_finite).sum():,} of {len(is_finite):,} rows hold NaN or infinity"
+      f" for {options.dataset!r} [{source.split}]. The model has diverged, or"
+      " its dtype overflows."
+    )
+  return rows
 
 
 def layer_of(out: dict, path: str) -> Any:

@@ -18,12 +18,11 @@ import numpy as np
 from vit_jax.batch import normalise
 from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
 from vit_jax.evaluators.features import (
+  Features,
   FeaturesConfig,
   Rows,
-  layer_of,
-  learns_from,
+  extract,
 )
-from vit_jax.evaluators.features import extract as extract_features
 from vit_jax.options import option
 
 
@@ -94,7 +93,7 @@ class FewshotConfig(FeaturesConfig):
     return Fewshot(context)
 
 
-class Fewshot(Evaluator):
+class Fewshot(Features):
   """Scores the features of a model by a classifier learned from few labels.
 
   The head is not used: the data set's own classes are learned. With fake data,
@@ -105,53 +104,19 @@ class Fewshot(Evaluator):
     super().__init__(context)
     self._baselines: dict[str, float] = {}
     self._has_baselines = False  # in all processes; one alone scores
-    self._support, self._test = (
-      context.sources[option] for option in ("train_split", "split")
-    )
-    note = learns_from(self.config, self._support, self._test)
-    self.note = note + self._fewer
-
-    layer = self.config.layer
-
-    def features(params, batch):
-      _, out = context.predict(params, batch["image"])
-      return layer_of(out, layer)
+    self.note += self._fewer
 
     def pixels(params, batch):
       del params
-      return normalise(batch["image"]).reshape(len(batch["image"]), -1)
+      found = normalise(batch["image"]).reshape(len(batch["image"]), -1)
+      return {"x": found, **{k: batch[k] for k in ("label", "mask", "index")}}
 
-    # Rows are split over the mesh; only one layer of `out` is computed to the
-    # end, gathered and fetched.
-    def rows_of(fn):
-      def rows(params, batch):
-        kept = {k: batch[k] for k in ("label", "mask", "index")}
-        return {"x": fn(params, batch), **kept}
-
-      rows.__name__ = fn.__name__
-      return context.jit(rows)
-
-    self._features = context.once(
-      ("features", layer), lambda: rows_of(features)
-    )
-    self._pixels = context.once("raw_pixels", lambda: rows_of(pixels))
+    self._pixels = context.once("raw_pixels", lambda: context.jit(pixels))
 
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
     pixels = {"pixels": self._pixels} if self.config.baselines else {}
-    return {"features": self._features} | pixels
-
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
-
-    `<name>/all` is that of a map learned from the whole train_split.
-
-    That is with the first L2 weight; `<name>/l2=<weight>/<k>shot` with each of
-    the others. With config.baselines also `<name>/random_init/...`, the same
-    network with random weights, and `<name>/raw_pixels/...`; these stay the
-    same and are computed once.
-    """
-    return super().run(params)
+    return super().programs() | pixels
 
   def gather(self, params: Any) -> dict[str, tuple[Rows, Rows]]:
     """Returns the features by their origin ("": the model).
@@ -167,14 +132,22 @@ class Fewshot(Evaluator):
     wanted = np.unique(np.concatenate(list(self._chosen.values())))
     return {
       of: (
-        self._extract(self._support, fn, params, wanted),
-        self._extract(self._test, fn, params, None),
+        extract(self.context, self._train, fn, params, wanted),
+        extract(self.context, self._test, fn, params),
       )
       for of, (fn, params) in features.items()
     }
 
   def score(self, gathered: dict[str, tuple[Rows, Rows]]) -> dict[str, float]:
-    """Returns what `run` does."""
+    """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
+
+    `<name>/all` is that of a map learned from the whole train_split.
+
+    That is with the first L2 weight; `<name>/l2=<weight>/<k>shot` with each of
+    the others. With config.baselines also `<name>/random_init/...`, the same
+    network with random weights, and `<name>/raw_pixels/...`; these stay the
+    same and are computed once.
+    """
     scores: dict[str, float] = {}
     for of, (support, test) in gathered.items():
       found = self._baselines if of else scores
@@ -198,7 +171,7 @@ class Fewshot(Evaluator):
         fits = ridge.fit(
           support["x"][rows],
           support["label"][rows],
-          self._support.num_classes,
+          self.num_classes,
           l2s,
         )
         scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
@@ -219,16 +192,16 @@ class Fewshot(Evaluator):
     from vit_jax import ridge
 
     if self.context.config.fake_data:  # whose labels are 0, 1, ... in turn
-      num_classes, few = self._support.num_classes, self._few(self._support)
+      few = self._train.num_examples
       return {
-        (k, seed): np.arange(min(few, k * num_classes or few))
+        (k, seed): np.arange(min(few, k * self.num_classes or few))
         for k in self.config.shots
         for seed in (self.config.seeds if k else (0,))
       }
-    everything = np.arange(self._support.num_examples)
+    everything = np.arange(self._train.num_examples)
     drawn = {(0, 0): everything} if 0 in self.config.shots else {}
     if shots := [k for k in self.config.shots if k]:
-      labels = self._support.labels()
+      labels = self._train.labels()
       drawn |= {
         (k, seed): ridge.sample_shots(labels, k, seed, allow_fewer=True)
         for k in shots
@@ -236,30 +209,15 @@ class Fewshot(Evaluator):
       }
     return drawn
 
-  def _few(self, source: Any) -> int:
-    """Returns how many fake records of a split a trial reads."""
-    return min(source.num_examples, 2 * self.config.batch_size)
-
   @property
   def _fewer(self) -> str:
     """A text on classes with fewer examples than shots, or ""."""
-    most = max(self.config.shots)
-    if not (most and self._support.knows_labels):
+    # Of the whole split, with fake data too, as `learns_from` counts it.
+    source, most = self.context.sources["train_split"], max(self.config.shots)
+    if not (most and source.knows_labels):
       return ""
-    labels = self._support.labels()
+    labels = source.labels()
     counts = np.bincount(labels[labels >= 0])
     if not (few := np.count_nonzero(counts < most)):
       return ""
     return f"; {few} classes have fewer than {most} images, {counts.min()}"
-
-  def _extract(
-    self,
-    source: Any,
-    extract: Callable,
-    params,
-    indices: np.ndarray | None,
-  ) -> Rows:
-    """Returns the features of a split, see `features.extract`."""
-    if indices is None and self.context.config.fake_data:
-      indices = np.arange(self._few(source))
-    return extract_features(self.context, source, extract, params, indices)
