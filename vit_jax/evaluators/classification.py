@@ -130,14 +130,6 @@ class Classification(Evaluator):
     self._answers = context.jit(answers)
     self._sums_and_answers = context.jit(sums_and_answers)
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.
-
-    The count is of the images that are scored. There is no loss where an image
-    has several classes and the loss of the run is a softmax's.
-    """
-    return super().run(params)
-
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`; the answers are those of `predictions`."""
     return {"sums": self._sums, "answers": self._answers}
@@ -147,7 +139,11 @@ class Classification(Evaluator):
     return list(self.context.forward(self._sums, params, self._batches()))
 
   def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns what `run` does."""
+    """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.
+
+    The count is of the images that are scored. There is no loss where an image
+    has several classes and the loss of the run is a softmax's.
+    """
     from vit_jax.metrics import mean
 
     scores = {k: mean([s[k] for s in gathered]) for k in gathered[0]}

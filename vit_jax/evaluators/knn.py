@@ -68,13 +68,6 @@ class KnnConfig(FeaturesConfig):
 class Knn(Features):
   """Scores features by the classes of their nearest neighbours."""
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/<k>nn`: accuracy, a share, for each k of the config.
-
-    All images vote where fewer than k can be used.
-    """
-    return super().run(params)
-
   def gather(self, params: Any) -> dict[str, float]:
     """Returns the scores: each process finds the neighbours on a device."""
     train, test = self.splits(params)
@@ -101,7 +94,10 @@ class Knn(Features):
     return found
 
   def score(self, gathered: dict[str, float]) -> dict[str, float]:
-    """Returns what `run` does."""
+    """Returns `<name>/<k>nn`: accuracy, a share, for each k of the config.
+
+    All images vote where fewer than k can be used.
+    """
     return gathered
 
   def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:

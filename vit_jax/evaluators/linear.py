@@ -134,14 +134,6 @@ class Heads(NamedTuple):
 class LinearProbe(Features):
   """Scores features by the best of a grid of linear heads."""
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/top1`, of the chosen head on the test split.
-
-    Beside it `<name>/held_out`, its share right on the images that chose it;
-    its `lr` and `weight_decay`; and `count`, the number of test images.
-    """
-    return super().run(params)
-
   def gather(self, params: Any) -> tuple[Heads, Rows, Rows]:
     """Returns the heads, the rows that choose one, and those to score.
 
@@ -162,7 +154,11 @@ class LinearProbe(Features):
     return heads, held_out, test
 
   def score(self, gathered: tuple[Heads, Rows, Rows]) -> dict[str, float]:
-    """Returns what `run` does."""
+    """Returns `<name>/top1`, of the chosen head on the test split.
+
+    Beside it `<name>/held_out`, its share right on the images that chose it;
+    its `lr` and `weight_decay`; and `count`, the number of test images.
+    """
     heads, held_out, test = gathered
     of_each = heads.accuracies(held_out)
     best = int(of_each.argmax())  # among equal ones the first of the grid

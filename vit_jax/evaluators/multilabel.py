@@ -53,17 +53,6 @@ class Multilabel(Classification):
 
     self._ranked = context.jit(ranked)
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns `<name>/map`, the mean over the classes that have an image.
-
-    Also `classes`, their number; `count`, that of the images; and `loss`
-    (nats), that of the run, unless it is a softmax's.
-
-    Raises:
-      ValueError: No class has an image.
-    """
-    return super().run(params)
-
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
     return {"ranked": self._ranked, "answers": self._answers}
@@ -74,7 +63,14 @@ class Multilabel(Classification):
     return list(self.context.forward(self._ranked, params, batches))
 
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Returns what `run` does."""
+    """Returns `<name>/map`, the mean over the classes that have an image.
+
+    Also `classes`, their number; `count`, that of the images; and `loss`
+    (nats), that of the run, unless it is a softmax's.
+
+    Raises:
+      ValueError: No class has an image.
+    """
     from vit_jax.metrics import average_precision
 
     rows = {k: np.concatenate([p[k] for p in gathered]) for k in gathered[0]}

@@ -54,18 +54,6 @@ class PerClassConfig(ClassificationConfig):
 class PerClass(Classification):
   """Scores the head class by class, and its confidence."""
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns what `Classification` does, and three metrics more.
-
-    `<name>/per_class` is the mean of the classes' accuracies, over those that
-    have images; `worst_class` the lowest of them; `ece` the expected
-    calibration error, see `metrics.calibration_error`. All are shares.
-
-    Raises:
-      ValueError: No image has a label.
-    """
-    return super().run(params)
-
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
     found = {"sums_and_answers": self._sums_and_answers}
@@ -77,7 +65,15 @@ class PerClass(Classification):
     return list(self.context.forward(self._sums_and_answers, params, batches))
 
   def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns what `run` does, and writes the file."""
+    """Writes the file; returns `Classification`'s scores and three more.
+
+    `<name>/per_class` is the mean of the classes' accuracies, over those that
+    have images; `worst_class` the lowest of them; `ece` the expected
+    calibration error, see `metrics.calibration_error`. All are shares.
+
+    Raises:
+      ValueError: No image has a label.
+    """
     from vit_jax.metrics import calibration_error, reliability
 
     scores = super().score([batch.pop("sums") for batch in gathered])
