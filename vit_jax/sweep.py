@@ -36,9 +36,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint, train
 from vit_jax.batch import DataError
@@ -47,6 +45,7 @@ from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.reporting import sweeps
 from vit_jax.runtime import (
+  agreement,
   exits,
   files,
   host_memory,
@@ -67,7 +66,6 @@ from vit_jax.runtime.search import (
   points,
 )
 from vit_jax.runtime.writer import read_metrics
-from vit_jax.weights import keeping
 
 TABLE, TEXT = "sweep.json", "sweep.md"
 
@@ -245,14 +243,8 @@ def _of_first(path: epath.Path) -> Any:
   """
   is_first = jax.process_index() == 0
   text = path.read_text() if is_first and path.exists() else ""
-  data = np.frombuffer(text.encode(), np.uint8)
-  size = keeping.agreed(data.size)
-  if not size:
-    return None
-  if jax.process_count() > 1:
-    data = data if is_first else np.zeros(size, np.uint8)
-    data = np.asarray(multihost_utils.broadcast_one_to_all(data))
-  return json.loads(data.tobytes())
+  text = agreement.text_of_first(text)
+  return json.loads(text) if text else None
 
 
 def _missing(config: Config) -> str | None:

@@ -45,6 +45,8 @@ def text_of_first(text: str) -> str:
     return text
   data = np.frombuffer(text.encode(), np.uint8)
   size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  if not size:
+    return ""
   data = np.resize(data, size) if data.size else np.zeros(size, np.uint8)
   return bytes(np.asarray(multihost_utils.broadcast_one_to_all(data))).decode()
 
