@@ -53,7 +53,6 @@ from vit_jax.runtime import host_memory, processes
 from vit_jax.runtime.ceiling import ceiling
 from vit_jax.runtime.throughput import Meter, updates
 
-INPUTS = ("synthetic", "real")
 BLOCKS = 10  # into which the steps are divided; the medians are over them
 # Least steps of a block, if there are as many. A program that takes the core
 # delays the clock by a step or two, which makes one block longer and the next
@@ -71,7 +70,7 @@ def measure(
 
   Args:
     config: The run.
-    kind: Kind of input, one of `INPUTS`.
+    kind: Kind of input, a key of `INPUT_FNS`.
     steps: Number of steps timed, in equal blocks; see `blocks`.
 
   Returns:
@@ -293,8 +292,8 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
     ConfigError: All faults.
   """
   found = list(faults or ())
-  if kind not in INPUTS:
-    found.append(f"--input: got {kind!r}, expected {' or '.join(INPUTS)}.")
+  if kind not in INPUT_FNS:
+    found.append(f"--input: got {kind!r}, expected {' or '.join(INPUT_FNS)}.")
   if kind == "real" and importlib.util.find_spec("tensorflow") is None:
     found.append(
       "--input: got 'real', which TensorFlow reads, and that is not installed;"

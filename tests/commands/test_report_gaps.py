@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):
   assert f"Left out: {tmp_path.name}: " in "".join(Page(text).text)
 
 
-def test_what_is_scored_once_stands_for_the_run_but_is_no_curve():
+def test_what_is_scored_once_stands_for_the_run():
   evals = {
     name: {"kind": "classification", "split": name} for name in ("test", "val")
   }
@@ -90,8 +90,6 @@ def test_what_is_scored_once_stands_for_the_run_but_is_no_curve():
   path = pathlib.Path("runs/x")
   found = runs.Run("x", path, {"evals": evals}, {}, rows)
   assert found.top1() == "test/top1" and found.last(found.top1()) == 0.5
-  assert found.curve() == "val/top1"
-  assert runs.Run("z", path, {}, {}, []).curve() is None
 
 
 def test_errors(tmp_path):

@@ -39,7 +39,6 @@ def test_sums_are_those_of_another_reader(module):
 
 def test_loops_have_their_trips(module):
   """The scans over blocks, forward and back, and that of microbatches."""
-  assert sorted(module.loops().values()) == [2, 3, 3]
   looped, once = module.totals(V5E)
   # Most of the products are in the six runs of a block (two by three).
   assert 5.4 < looped.flops / once.flops < 6
@@ -87,7 +86,6 @@ def test_a_module_in_closed_form():
   looped, once = module.totals(V5E)
   # From 0 to 9 in steps of 2: five trips of one addition of 7 cycles; its next
   # counter, as every instruction, counts with its traffic.
-  assert module.loops() == {"body": 5}
   assert (looped.cycles, once.cycles) == (5 * 7 + 100, 7 + 100)
   assert looped.flops == once.flops == 2 * 8 * 16 * 32
   assert looped.collectives == {"all-reduce": [1, 8 * 16 * 4]}

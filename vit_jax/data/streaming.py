@@ -132,20 +132,17 @@ def read_all(
   ops: str,
   *,
   ahead: int,
-  threads: int | None = None,
 ) -> Iterator[Row]:
-  """Yields the images' pixels in order, while threads read those to come.
+  """Yields the images' pixels in order, while a thread for each
+  processor reads those to come.
 
   Args:
     found: The images, drawn from as they are read.
     ops: Preprocessing without randomness, see `pixels.apply`.
     ahead: Images that are read before they are asked for, at most.
-    threads: None: one for each processor.
   """
   read = functools.partial(_read, ops=ops)
-  with concurrent.futures.ThreadPoolExecutor(
-    threads or os.cpu_count(), "read"
-  ) as pool:
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "read") as pool:
     waiting: collections.deque[Callable[[], Row]] = collections.deque()
     found = iter(found)
     try:

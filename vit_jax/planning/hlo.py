@@ -88,15 +88,6 @@ class Module:
       self._add(x, names, 1, once, chip)
     return looped, once
 
-  def loops(self) -> dict[str, int]:
-    """Returns the trips of every loop by the name of its body."""
-    return {
-      x.called("body"): self._trips(x)
-      for names in self._computations.values()
-      for x in names.values()
-      if x.opcode == "while"
-    }
-
   def _visit(self, name: str, trips: int) -> Iterator[tuple]:
     """Yields (instruction, its computation, how often it runs)."""
     names = self._computations[name]

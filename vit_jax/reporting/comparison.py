@@ -20,9 +20,9 @@ MOST_NUMBERS = 5  # of lines that could not be read
 NONE = "—"
 
 
-def states_section(runs: Sequence[Run], now: float | None = None) -> str:
+def states_section(runs: Sequence[Run]) -> str:
   """Returns what became of each run, and lines that could not be read."""
-  rows = [(r.label if runs[1:] else "", *state(r, now)[:2]) for r in runs]
+  rows = [(r.label if runs[1:] else "", *state(r)[:2]) for r in runs]
   shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
   unread = [
     f"{len(r.unread)} line{'s' * (len(r.unread) > 1)} of the metrics of"
@@ -225,11 +225,11 @@ def _promise(run: Run) -> str:
   )
 
 
-def summary(runs: Sequence[Run], now: float | None = None) -> dict[str, Any]:
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
   """Returns the comparison for `summary.json`, by the names of the runs."""
   runs = [r for r in runs if r.is_trained]
   found: dict[str, Any] = {
-    "states": {r.name: state(r, now)._asdict() for r in runs},
+    "states": {r.name: state(r)._asdict() for r in runs},
     "costs": {r.name: facts.costs(r) for r in runs},
     "promises": {
       r.name: {

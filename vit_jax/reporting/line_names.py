@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 LONG = 21  # Characters of a name that fits beside the axes.
+GAP = 0.085  # Between names at line ends, of the height of the axes.
 _TITLE = 38  # Characters of a line of a title, which is bold.
 
 
@@ -78,8 +79,8 @@ def below(figure, ends: list[tuple[float, str, Line2D]]) -> None:
     text.set_parse_math(False)
 
 
-def _spread(heights: Sequence[float], gap: float = 0.085) -> list[float]:
-  """Moves heights apart to at least `gap`, keeping their order, inside 0-1.
+def _spread(heights: Sequence[float]) -> list[float]:
+  """Moves heights apart to at least `GAP`, keeping their order, inside 0-1.
 
   Example:
     >>> [round(h, 3) for h in _spread([0.5, 0.5])]
@@ -90,7 +91,7 @@ def _spread(heights: Sequence[float], gap: float = 0.085) -> list[float]:
   for _ in range(200):  # Push neighbours apart until none is too near.
     is_done = True
     for i in range(len(placed) - 1):
-      lack = gap - (placed[i + 1] - placed[i])
+      lack = GAP - (placed[i + 1] - placed[i])
       if lack > 1e-6:
         placed[i] -= lack / 2
         placed[i + 1] += lack / 2

@@ -241,11 +241,6 @@ class Run:
     names = self.evaluators(TOP1)
     return f"{names[0]}/top1" if names else None
 
-  def curve(self) -> str | None:
-    """Returns the top-1 that was scored most often: a test is scored once."""
-    names = [f"{n}/top1" for n in self.evaluators(TOP1)]
-    return max(names, key=lambda n: len(self.series(n)[0]), default=None)
-
   def fewshot(self, name: str, of: str = "") -> dict[str, dict[str, float]]:
     """Returns the last accuracies by L2 weight, then by shots.
 
@@ -413,12 +408,3 @@ def _is_row(row: dict[str, Any]) -> bool:
     and is_number(row.get("time", 0))
     and all(is_real(v) and len(k) <= MAX_NAME for k, v in row.items())
   )
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the contents; {} if the file is missing.
-
-  Raises:
-    ValueError: It exists, but is no JSON object.
-  """
-  return json_file.read(path)

@@ -3,8 +3,9 @@
 import pathlib
 from typing import Any
 
+from vit_jax.config import json_file
 from vit_jax.reporting import comparison
-from vit_jax.reporting.runs import SHOT, Run, read_json
+from vit_jax.reporting.runs import SHOT, Run
 
 
 def is_demo(runs: list[Run], directory: pathlib.Path | None) -> bool:
@@ -28,7 +29,7 @@ def summarise(
     directory: The folder that they are all of; None: they are of several.
   """
   directory = None if directory is None else pathlib.Path(directory)
-  facts = read_json(directory / "demo.json") if directory else {}
+  facts = json_file.read(directory / "demo.json") if directory else {}
   versions = facts.get("versions") or next(
     (r.metadata["versions"] for r in runs if r.metadata.get("versions")), None
   )

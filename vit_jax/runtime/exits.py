@@ -12,13 +12,10 @@ from typing import NoReturn
 
 from vit_jax.config.output import write
 
-FINISHED = 0
 ERROR = 1  # here or in another process; the same command would end so again
-USAGE = 2
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost; start it again
 PEER = 76  # another process of the run ended, or cannot be reached
 HUNG = 124  # no progress within a limit; that of timeout(1)
-KILLED = 137  # by SIGKILL, as a shell shows it
 
 LAST_SECONDS = 2.0  # for the others to say what they have to
 CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.

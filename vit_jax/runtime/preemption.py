@@ -35,9 +35,10 @@ class Stop(BaseException):
     step: Updates of the state that is saved; None: none is, nor needs to be.
   """
 
-  def __init__(self, reason: str, step: int | None = None):
+  def __init__(self, reason: str):
     super().__init__(reason)
-    self.reason, self.step = reason, step
+    self.reason = reason
+    self.step: int | None = None
 
   def __str__(self) -> str:
     if self.step is None:

@@ -172,7 +172,7 @@ def _strip(name: str) -> str:
 
 def _unstacked(name: str, array: LazyArray):
   """Yields names and arrays of single blocks, or the two unchanged."""
-  prefix, inner = "Transformer/encoderblock/", ""
+  prefix = "Transformer/encoderblock/"
   if not name.startswith(prefix):
     yield name, array
     return

@@ -23,6 +23,7 @@ KINDS = {
   "heads_bias": ("[D]", "[heads, hd]"),
   "from_heads": ("[out, D]", "[heads, hd, out]"),
 }
+MOST_NAMED = 6  # arrays in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +164,10 @@ def add_zero_biases(params: dict[str, LazyArray]) -> None:
       params.setdefault(f"{path}/bias", lazy(zeros))
 
 
-def shorten(names: Sequence[str], count: int = 6) -> str:
-  """Returns "'a', 'b' and 3 more"."""
-  text = ", ".join(repr(n) for n in names[:count])
-  rest = len(names) - count
+def shorten(names: Sequence[str]) -> str:
+  """Returns "'a', 'b' and 3 more", with the first `MOST_NAMED`."""
+  text = ", ".join(repr(n) for n in names[:MOST_NAMED])
+  rest = len(names) - MOST_NAMED
   return f"{text} and {rest} more" if rest > 0 else text
 
 
