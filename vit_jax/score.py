@@ -10,7 +10,7 @@ of the products.
 import argparse
 from typing import NamedTuple
 
-from vit_jax.config import commands
+from vit_jax.config import cli, commands
 from vit_jax.config.swaps import STEPS
 
 
@@ -56,9 +56,7 @@ FLAGS = {
   "data_dir": "folder of TFDS data (default: $TFDS_DATA_DIR or"
   " ~/tensorflow_datasets)",
   "workdir": "folder of score.json (default: runs/score)",
-  "coordinator": "host:port of process 0, where processes meet",
-  "num_processes": "how many processes there are",
-  "process_id": "which one this is, from 0",
+  **cli.PROCESS_FLAGS,
 }
 METAVARS = {
   "on": "SETS",
