@@ -163,10 +163,8 @@ def predict(
 ) -> Int64[np.ndarray, " n"]:
   """Returns the class with the largest score; among equal ones the lowest."""
   found = np.empty(len(features), np.int64)
-  for i in range(0, len(features), ROWS):
-    rows = features[i : i + ROWS].astype(np.float64)
-    x = _whiten(rows, ridge.mean, ridge.std)
-    found[i : i + ROWS] = np.argmax(x @ ridge.weights, axis=-1)
+  for part, products in _products(ridge, features):
+    found[part] = products.argmax(axis=-1)
   return found
 
 
@@ -184,10 +182,7 @@ def scores(
   """
   best = np.empty(len(features), np.int64)
   largest, of_label = np.empty(len(features)), np.empty(len(features))
-  for i in range(0, len(features), ROWS):
-    part = slice(i, i + ROWS)
-    x = _whiten(features[part].astype(np.float64), ridge.mean, ridge.std)
-    found = x @ ridge.weights
+  for part, found in _products(ridge, features):
     best[part], largest[part] = found.argmax(axis=-1), found.max(axis=-1)
     of_label[part] = found[np.arange(len(found)), labels[part]]
   return best, largest, of_label
@@ -200,6 +195,14 @@ def accuracy(
 ) -> float:
   """Returns the share of examples predicted right, 0 to 1."""
   return float(np.mean(predict(ridge, features) == labels))
+
+
+def _products(ridge, features):
+  """Yields `ROWS` examples at a time, as a slice, and their scores [n, k]."""
+  for i in range(0, len(features), ROWS):
+    part = slice(i, i + ROWS)
+    x = _whiten(features[part].astype(np.float64), ridge.mean, ridge.std)
+    yield part, x @ ridge.weights
 
 
 def _whiten(features, mean, std):

@@ -229,9 +229,7 @@ def vote(
     >>> [int(vote(near, classes, 3, t)[0]) for t in (1.0, 0.07)]
     [1, 2]
   """
-  similarity = similarity.astype(np.float64)
-  nearest = similarity.max(axis=1, keepdims=True)  # no exponential overflows
-  weights = np.exp((similarity - nearest) / temperature)
+  weights = _weights(similarity, temperature)
   found = np.empty(len(labels), np.int64)
   for i in range(0, len(labels), QUERIES):
     rows = slice(i, i + QUERIES)
@@ -261,11 +259,16 @@ def share_of(
     >>> float(share_of(near, of, np.array([1]), 0.07)[0])
     0.75
   """
-  similarity = similarity.astype(np.float64)
-  nearest = similarity.max(axis=1, keepdims=True)
-  weights = np.exp((similarity - nearest) / temperature)
+  weights = _weights(similarity, temperature)
   counts = np.where(labels == classes[:, None], weights, 0).sum(axis=1)
   return counts / weights.sum(axis=1)
+
+
+def _weights(similarity: np.ndarray, temperature: float) -> np.ndarray:
+  """Returns what neighbours count, float64 [m, k]: the nearest of each 1."""
+  similarity = similarity.astype(np.float64)
+  nearest = similarity.max(axis=1, keepdims=True)  # no exponential overflows
+  return np.exp((similarity - nearest) / temperature)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -154,10 +154,7 @@ def rollout(
     >>> rollout(a)[0].tolist()
     [[0.625, 0.375], [0.375, 0.625]]
   """
-  rolled = None
-  for layer in attention:
-    rolled = roll(rolled, layer)
-  return rolled
+  return functools.reduce(roll, attention, None)
 
 
 @jax.jit
@@ -189,9 +186,7 @@ def attention_map(
     ValueError: The model has no attention.
   """
   layers, encoded = _opened(config, params, images)
-  rolled = None
-  for layer in layers:
-    rolled = roll(rolled, layer)
+  rolled = functools.reduce(roll, layers, None)
   return _map(config, params, encoded, rolled, _grid(config, images))
 
 

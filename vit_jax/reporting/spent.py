@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from vit_jax.reporting.page import breakable, missing
 from vit_jax.reporting.runs import Run
 from vit_jax.runtime import goodput
-from vit_jax.runtime.progress import format_seconds
+from vit_jax.runtime.goodput import in_words
 
 # In the order of the bar; the words of the page for each.
 WORDS = {
@@ -55,17 +55,13 @@ def _bar(seconds: dict[str, float]) -> str:
     if share >= SMALLEST
   )
   items = "".join(
-    f'<li><i class="spent-{k}"></i>{WORDS[k]} <b>{_seconds(seconds[k])}</b>'
+    f'<li><i class="spent-{k}"></i>{WORDS[k]} <b>{in_words(seconds[k])}</b>'
     f" {100 * share:.1f}%</li>"
     for k, share in shares.items()
     if seconds[k] >= 0.05
   )
-  said = f"{100 * shares['step']:.0f} % of {_seconds(total)} in steps"
+  said = f"{100 * shares['step']:.0f} % of {in_words(total)} in steps"
   return (
     f'<div class="spent" role="img" aria-label="{html.escape(said)}">{parts}'
     f'</div><ul class="spent-key">{items}</ul>'
   )
-
-
-def _seconds(value: float) -> str:
-  return f"{value:.1f}s" if value < 10 else format_seconds(value)

@@ -7,11 +7,11 @@ of life of a process to the start of the next. The account goes with each
 checkpoint, and with each beat of `vit_jax.runtime.lock`.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vit_jax.config import json_file
 from vit_jax.runtime import phases as phases_lib
 from vit_jax.runtime.progress import format_seconds
 
@@ -110,17 +110,22 @@ def text(seconds: dict[str, float]) -> str:
   total = sum(seconds.values())
   share = 100 * seconds["step"] / total if total else 0.0
   parts = sorted(seconds.items(), key=lambda item: -item[1])
-  told = ", ".join(f"{k} {_seconds(v)}" for k, v in parts if v >= 0.05)
-  return f"{share:.0f} % of {_seconds(total)} in steps: {told}"
+  told = ", ".join(f"{k} {in_words(v)}" for k, v in parts if v >= 0.05)
+  return f"{share:.0f} % of {in_words(total)} in steps: {told}"
 
 
-def _seconds(value: float) -> str:
+def in_words(value: float) -> str:
+  """Returns seconds in words, below 10 with a decimal.
+
+  Example:
+    >>> in_words(3.14), in_words(61.0)
+    ('3.1s', '1m01s')
+  """
   return f"{value:.1f}s" if value < 10 else format_seconds(value)
 
 
 def _is_seconds(value: Any) -> bool:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_number and math.isfinite(value) and value >= 0
+  return json_file.is_number(value) and value >= 0
 
 
 def _valid(account: Any) -> dict[str, Any] | None:
