@@ -18,7 +18,7 @@ class Batch(TypedDict):
   """One batch of this process, as numpy.
 
   image: uint8 [b, h, w, c], c = 3, straight from the decoder (0 to 255).
-  label: int32 [b], the class; or float32 [b, classes], one or more classes.
+  label: int32 [b], the class; or float32 [b, classes], any number of classes.
   mask: bool [b]; False marks a row that must not count: padding at the end of
     an evaluation, or an image that could not be decoded. Training data may omit
     it: all rows count.

@@ -175,6 +175,10 @@ def check(path: str, to: str) -> None:
   Args:
     path: As for `convert`.
     to: As for `convert`.
+
+  Raises:
+    FileExistsError: The path exists.
+    ValueError: Libraries are missing, or the path cannot be written.
   """
   if fault := not_installed(WRITERS[to].packages, WRITERS[to].extra):
     raise ValueError(f"--to={to}: {fault}")

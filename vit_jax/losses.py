@@ -50,6 +50,9 @@ def smooth(
     targets: One-hot or mixed one-hot rows.
     amount: Share of the target, 0 to 1; 0 changes nothing.
 
+  Raises:
+    ValueError: The amount is outside of these.
+
   Source: arXiv:1512.00567, section 7.
 
   Example:

@@ -50,6 +50,9 @@ def make_optimizer(
   accumulator stops up to 4 % before its limit (the sums were 1.7 % too small),
   where a step adds less than half of its last bit.
 
+  Raises:
+    ValueError: The optimizer is unknown; or as `make_schedule`.
+
   Source: arXiv:2010.11929, section 4.1 and appendix B.1; arXiv:1711.05101.
   """
   schedule = make_schedule(config, total_steps)

@@ -104,9 +104,10 @@ class Pretrained:
       number.
 
     Raises:
-      FileNotFoundError: A file is missing, or a glob matches nothing.
-      ValueError: The model has no head, or some images cannot be read: the
-        message names the first ten.
+      FileNotFoundError: A glob matches nothing; or images cannot be read, all
+        of them as their files are missing.
+      ValueError: The model has no head, or some images cannot be read for other
+        reasons, too. The messages name the first ten.
     """
     images = images_lib.listed(images)
     named = (
@@ -283,7 +284,8 @@ def load(
   parameters' names and shapes; nothing is unpickled.
 
   Args:
-    path: A path on disk, or wherever the file layer reads (gs://).
+    path: A path on disk, or wherever the file layer reads (gs://); or what is
+      downloaded: https://..., hf-hub:OWNER/NAME[@REV].
     image_size: (height, width) or the side of a square, pixels; None: that of
       the weights' training. Positions are resampled.
     patch: Side of a patch, pixels; None: the weights'. The patch embedding is
@@ -305,7 +307,8 @@ def load(
 
   Raises:
     FileNotFoundError: Nothing is there.
-    ValueError: The file is damaged, unsafe or unknown, or not a whole model.
+    ValueError: The file is damaged, unsafe or unknown, or not a whole model; or
+      an argument is unknown or of another type.
 
   Example:
     >>> import vit_jax

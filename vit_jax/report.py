@@ -80,7 +80,7 @@ class Report:
 
   Args:
     runs: Runs to report on, or published weights of which there are probes.
-    summary: As `runs.summarise` returns it.
+    summary: As `summary.summarise` returns it.
     title: Title of the page.
     groups: Title -> the runs whose curves share charts.
   """

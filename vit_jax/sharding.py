@@ -77,8 +77,9 @@ def mesh_shape(
 ) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
-  If fsdp is -1 it gets the largest divisor, up to `MAX_FSDP`, of the devices
-  left of a slice; data, if that is -1, too, gets the rest.
+  If data and fsdp are -1, fsdp gets the largest divisor, up to `MAX_FSDP`, of
+  the devices left of a slice, and data the rest. An axis that is -1 alone gets
+  all that are left.
 
   Args:
     mesh: Devices along each axis.
@@ -316,7 +317,7 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
   Args:
     batch: The rows of this process; the image is transferred as uint8.
     mesh: Rows are split over its axes data and fsdp; every process must have
-      whole rows (see `batch_faults`).
+      whole rows (see `row_faults`).
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
   rows = len(batch["mask"]) * jax.process_count()

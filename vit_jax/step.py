@@ -49,7 +49,7 @@ class TrainState:
 class Facts:
   """What a step needs to know about the data, and no config states.
 
-  num_classes: Number of classes of the labels.
+  num_classes: Width of the head; at least the classes of the labels.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None: nothing is trained.
   """
@@ -65,10 +65,10 @@ class Facts:
     """Returns the facts of a training run.
 
     Args:
-      config: Its num_classes, total_steps or total_epochs, and data.ops.
+      config: Its data.ops, num_classes, total_steps, or total_epochs beside
+        data.batch_size.
       num_classes: Classes of the data.
-      num_examples: Records of an epoch. None: unknown; total_steps is then
-        None, too, unless the config states it.
+      num_examples: Records of an epoch; None: total_steps is the config's.
     """
     steps = config.total_steps
     if steps is None and num_examples is not None:

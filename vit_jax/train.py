@@ -81,7 +81,8 @@ def train_and_evaluate(
 
   Raises:
     ConfigError: Something about the run cannot work; nothing was compiled.
-    DataError: A batch of the data cannot be trained on.
+    DataError: Records cannot be trained on, or scored.
+    DeviceFault: A step computed twice had two results.
     FloatingPointError: The loss or the gradients are no longer finite.
     SaveError: The last checkpoint could not be written.
     Stop: `stop` had a notice; the state is saved.

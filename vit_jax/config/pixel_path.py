@@ -23,7 +23,7 @@ from vit_jax.config.preprocessing import (
   turns_upright,
 )
 
-# Options of the operation `decode`, at their defaults.
+# Options of the operation `decode` that steps exchange, at their defaults.
 DECODING = {"dct": "fast", "upsampling": "fancy"}
 
 

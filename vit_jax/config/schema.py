@@ -18,7 +18,7 @@ class DataConfig:
   """The training data."""
 
   dataset: str = option(
-    "imagenet2012", "TFDS name (cifar10, glyphs/...), or folder:/path"
+    "imagenet2012", "TFDS name (cifar10, glyphs/...), folder:/path or vtab:TASK"
   )
   split: str = option(
     "train", "split to train on; also train[:99%], train@2000, train@10%/seed=1"

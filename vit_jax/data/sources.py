@@ -1,4 +1,4 @@
-"""Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path"."""
+"""Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path", ..."""
 
 import dataclasses
 
@@ -34,8 +34,8 @@ def open_source(
   more are read from the files again and again.
 
   Args:
-    dataset: Name in TFDS, with a config if it has several, or "folder:/path"
-      for images in one folder per class.
+    dataset: Name in TFDS, with a config if it has several; "folder:/path" for
+      images in one folder per class; or "vtab:TASK", see `vtab`.
     split: A split such as "train", "train[:99%]" or "train[100:200]+test", or
       a subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
     data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or

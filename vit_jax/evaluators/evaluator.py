@@ -253,7 +253,7 @@ class Evaluator:
     raise NotImplementedError(type(self).__name__)
 
   def score(self, gathered: Any) -> dict[str, float]:
-    """Runs on the host of process 0, maybe in a thread.
+    """Runs on the host: in training in a thread of process 0, else in all.
 
     Returns:
       Metrics by name, "<name of the evaluator>/<metric>".

@@ -43,7 +43,8 @@ class FeaturesConfig(EvaluatorConfig):
 class Features(Evaluator):
   """Extracts the features of two splits, the one to learn from first.
 
-  With fake data, few records of each are used: at least `least`.
+  With fake data, the first two batches of each are used, or `least` records if
+  that is more.
   """
 
   def __init__(self, context: Context, least: int = 0):

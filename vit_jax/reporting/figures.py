@@ -250,6 +250,9 @@ def similarity(
     grid: Rows and columns of patches.
     title: Names the table.
 
+  Raises:
+    ValueError: The table has another number of rows than the grid.
+
   Source: arXiv:2010.11929, Figure 7 (centre).
   """
   h, w = grid

@@ -132,6 +132,9 @@ class Rows:
       wait: Whether to wait for all.
       before: Scores of this, the newest step are not waited for; None: all are.
       until: Whether not to wait any longer.
+
+    Raises:
+      WriteError: An evaluator's own file cannot be written; or as `Writer`.
     """
     while self._queue:
       step, values = self._queue[0]

@@ -101,8 +101,9 @@ def adapt(
     keeps its initial values; and the report.
 
   Raises:
-    ValueError: Parameters are missing, superfluous, of another shape or not
-      finite; the message lists them all, and names the model that would fit.
+    ValueError: `posemb_filter` is unknown; or parameters are missing,
+      superfluous, of another shape or not finite: the message lists them all,
+      and names the model that would fit.
 
   Source: arXiv:2010.11929, section 3.2.
   """
@@ -155,8 +156,7 @@ def adapt(
       loaded[path] = expected[path]
   if not faults:  # no array is read before all faults are known
     read = [path for path, shape in loaded.items() if shape is not None]
-    # In this order, arrays that are stacked in one array of the file are
-    # neighbours.
+    # In this order arrays stacked in one array of the file are neighbours.
     for path in sorted(read, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
       loaded[path] = np.asarray(got.pop(path), np.float32)
       if bad := int(np.sum(~np.isfinite(loaded[path]))):
@@ -230,10 +230,8 @@ def _heads(got, expected, old_names, new_names, notes):
       )
   if fits:
     return (), ()
-  return (
-    tuple(sorted(heads[1])),
-    tuple(sorted(heads[0].keys() - heads[1].keys())),
-  )
+  left_out = tuple(sorted(heads[0].keys() - heads[1].keys()))
+  return tuple(sorted(heads[1])), left_out
 
 
 def _own_of_objectives(got, expected):
@@ -298,8 +296,7 @@ def _fit_positions(
 def table_grid(weights: Weights) -> tuple[int, int] | None:
   """Returns rows and columns of patches of the position table.
 
-  A file that states none is of a published format, in which all grids are
-  square.
+  A file that states none is of a published format: all grids are square.
 
   Returns:
     None if there is no table.
@@ -326,7 +323,7 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
-  """Yields where the model computes otherwise than the weights were trained."""
+  """Returns how the model computes otherwise than the weights were trained."""
   norms = ("gn_eps", "ws_eps", "ws_eps_on")
   options = {k: v for k, v in options.items() if k in (*model.NUMERICS, *norms)}
   keys = [key for key in model.NUMERICS if key not in norms]
@@ -405,6 +402,9 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   """Returns (height, width) of the images that weights were trained on, pixels.
 
   Taken from the file, else from the position table, else 224.
+
+  Raises:
+    ValueError: No model fits the arrays or the size; or as `table_grid`.
   """
   config = identify(weights.params, weights.options)
   grid = table_grid(weights)

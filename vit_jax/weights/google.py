@@ -152,7 +152,11 @@ def write(
 
 
 def rename(name: str, column: int = 1) -> str:
-  """Returns our name for a published one, or with `column` 2 the reverse.
+  """Returns the name in another column of `NAMES`, or the same.
+
+  Args:
+    name: A published name; for columns 2 and 3 ours.
+    column: 1: ours; 2: that in the ViT paper's files; 3: big_vision's.
 
   Example:
     >>> rename("Transformer/encoderblock_3/LayerNorm_2/scale")

@@ -85,7 +85,11 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 
 def white(about: Mapping[str, Any]) -> float:
-  """Returns what transformers makes of the value 255 before it normalises."""
+  """Returns what transformers makes of the value 255 before it normalises.
+
+  Raises:
+    ValueError: It is not within 0.001 and 255.
+  """
   if not about.get("do_rescale", True):
     return 255.0
   white = 255.0 * about.get("rescale_factor", 1 / 255)

@@ -60,7 +60,7 @@ def read(
 
   Args:
     path: As `EXPECTED` says, on disk or wherever `epath` reads (gs://); or what
-      `download.local` fetches: https://..., hf-hub:OWNER/NAME.
+      `download.local` fetches: https://..., hf-hub:OWNER/NAME[@REV].
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
     options: Options of the model that the caller knows better, such as

@@ -166,6 +166,8 @@ def read(
     arrays: timm's name -> array.
     num_heads: Attention heads, which no array tells; None: those of the known
       size of the same width, depth and mlp_dim.
+    act_layer: Activation of a ViT's MLPs, a key of `GELUS`; not read for a
+      ResNet.
 
   Returns:
     Parameters; and options of the model that follow from timm's code
