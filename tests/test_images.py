@@ -218,6 +218,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
     f"{tmp_path}/c.jpg",
     *found,
   ]
+  assert images.listed([tmp_path / "*.png"]) == found
   assert str(tmp_path / "sub/d.png") in images.listed(f"{tmp_path}/**/*.png")
   # A name that happens to look like a glob.
   assert images.listed(f"{tmp_path}/x[1].png") == [f"{tmp_path}/x[1].png"]

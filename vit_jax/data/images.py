@@ -75,7 +75,8 @@ def listed(images: Any) -> list[Any]:
     )
   found = []
   for image in images:
-    found += _matches(image) if isinstance(image, str) else [image]
+    is_path = isinstance(image, str | os.PathLike)
+    found += _matches(image) if is_path else [image]
   return found
 
 
