@@ -11,7 +11,10 @@ import numpy as np
 
 
 class DataError(ValueError):
-  """Records that cannot be used; the message says which, and what to do."""
+  """Records, or a model's features of them, that cannot be used.
+
+  The message says which, and what to do.
+  """
 
 
 class Batch(TypedDict):

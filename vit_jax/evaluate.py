@@ -83,6 +83,8 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
     ConfigError: The checkpoint is missing or is of another model, a data set is
       missing, or its classes are not those of the checkpoint; or the config has
       no evaluator.
+    DataError: Records cannot be read, no image of a split has a label, or
+      features are not finite.
   """
   return record(config, path)["scores"]
 
@@ -160,6 +162,9 @@ def record(
     checkpoint (path), step (updates; 0 where it is unknown), time (seconds
     since 1970), dtype (of the model's products), data (evaluator -> a text) and
     scores.
+
+  Raises:
+    ConfigError, DataError: As `evaluate`.
   """
   ready = open_checkpoint(config, path, workdir, opened)
   is_first = jax.process_index() == 0

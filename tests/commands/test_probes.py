@@ -156,6 +156,28 @@ def test_what_is_wrong_is_told_at_once(own, tmp_path):
   assert "with no config.json of a run in it" in str(e.value)
 
 
+@pytest.mark.parametrize("kind", evaluate.PROBES)
+def test_features_that_overflow_end_in_a_sentence(own, tmp_path, kind):
+  weights = dict(np.load(TOKEN))
+  (scale,) = (k for k in weights if k.endswith("encoder_norm/scale"))
+  # All that is 1.14 deviations from the mean is beyond float32.
+  weights[scale] = np.full(weights[scale].shape, 3e38, np.float32)
+  np.savez(tmp_path / "large.npz", **weights)
+  with pytest.raises(SystemExit) as e:
+    main(
+      f"--checkpoint={tmp_path}/large.npz",
+      f"--{kind}={own}",
+      f"--workdir={tmp_path}/run",
+      "--config.data.batch_size=8",
+    )
+  assert re.fullmatch(
+    rf"config.evals.{kind}.layer: got 'pre_logits', of which \d+ of 24 rows"
+    rf" hold NaN or infinity for '{own}' \[train\]. The model has diverged, or"
+    " its dtype overflows.",
+    str(e.value),
+  )
+
+
 def test_a_split_without_labels_is_not_scored():
   """As the test split of ImageNet, whose labels, -1, are secret."""
   labels = {"train": [0, -1, 1, 1], "test": [-1, -1], "validation": [1, 0]}

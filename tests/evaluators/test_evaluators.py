@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 from vit_jax import losses, ridge, sharding, weights
+from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
@@ -313,7 +314,7 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
   assert found["f/all"] == want
   message = r"config.evals.f: got 'handmade' \[test\], of which no image has a"
   for train, test in (([-1, -1], [0, 1]), ([0, 1], [-1, -1])):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DataError, match=message):
       scores(train, test)
 
 
@@ -334,7 +335,7 @@ def test_features_that_are_not_finite_are_refused(options):
   evaluator = options.make(handmade.context(options, sources))
   # Before any process scores, so that all of several processes refuse.
   with pytest.raises(
-    ValueError,
+    DataError,
     match=r"config.evals.f.layer: got 'pre_logits', of which 1 of 60 rows hold"
     r" NaN or infinity for 'handmade' \[test\]. The model has diverged",
   ):

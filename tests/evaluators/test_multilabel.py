@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from vit_jax import metrics
+from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
 from vit_jax.data import fake, pipeline, sources, tfds_source
 from vit_jax.data.builders import embedded
@@ -66,6 +67,16 @@ def _options(**changes):
 def _scores(source, logits, head=3, **config):
   context = handmade.context(_options(), source, head, **config)
   return _options().make(context).run({"logits": logits})
+
+
+def test_images_without_any_class_are_refused():
+  source = handmade.records(np.zeros((4, 3), bool))
+  with pytest.raises(
+    DataError,
+    match="config.evals.m.split: got 'test' of 'handmade', in which no image"
+    " has a class",
+  ):
+    _scores(source, LOGITS)
 
 
 def test_the_mean_is_over_classes_that_occur():

@@ -7,6 +7,7 @@ import handmade
 import numpy as np
 import pytest
 
+from vit_jax.batch import DataError
 from vit_jax.evaluators import per_class
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.metrics import calibration_error, reliability
@@ -119,6 +120,17 @@ def test_classes_without_names_have_numbers(tmp_path):
   _run(str(tmp_path), names=("cat", "dog", "cow"))
   found = json.loads((tmp_path / "c_classes.json").read_text())
   assert [c["name"] for c in found["classes"]] == ["cat", "dog", "cow"]
+
+
+def test_images_without_any_label_are_refused():
+  source = handmade.records([-1, -1], 3)
+  evaluator = _options().make(handmade.context(_options(), source, 3))
+  with pytest.raises(
+    DataError,
+    match="config.evals.c.split: got 'test' of 'handmade', in which no image"
+    " has a class that counts",
+  ):
+    evaluator.run({"logits": np.zeros((2, 3), np.float32)})
 
 
 def test_several_classes_are_refused():

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vit_jax.batch import DataError
 from vit_jax.evaluators.evaluator import (
   Context,
   Evaluator,
@@ -79,7 +80,7 @@ class Features(Evaluator):
     """Returns the rows to learn from, and those to score; all processes.
 
     Raises:
-      ValueError: As `extract`.
+      DataError: As `extract`.
     """
     return tuple(
       extract(self.context, source, self._features, params)
@@ -116,7 +117,7 @@ def extract(
     indices: The records to read; None: all.
 
   Raises:
-    ValueError: None is left, or a feature is not finite; in all processes,
+    DataError: None is left, or a feature is not finite; in all processes,
       since all get the same rows.
   """
   batches = context.batches(source, indices)
@@ -126,15 +127,16 @@ def extract(
   order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
   options = context.options
   if not len(order):
-    raise ValueError(
+    raise DataError(
       f"config.evals.{options.name}: got {options.dataset!r} [{source.split}],"
       " of which no image has a label; expected another split."
     )
   order = order[np.argsort(rows["index"][order])]
   rows = {k: rows.pop(k)[order] for k in [*rows]}
-  is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
+  with np.errstate(invalid="ignore"):  # inf - inf, which is told below
+    is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
   if not is_finite.all():
-    raise ValueError(
+    raise DataError(
       f"config.evals.{options.name}.layer: got {options.layer!r}, of which"
       f" {(~is_finite).sum():,} of {len(is_finite):,} rows hold NaN or infinity"
       f" for {options.dataset!r} [{source.split}]. The model has diverged, or"

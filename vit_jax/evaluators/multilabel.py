@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.batch import DataError
 from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
@@ -69,7 +70,7 @@ class Multilabel(Classification):
     (nats), that of the run, unless it is a softmax's.
 
     Raises:
-      ValueError: No class has an image.
+      DataError: No class has an image.
     """
     from vit_jax.metrics import average_precision
 
@@ -78,7 +79,7 @@ class Multilabel(Classification):
     logits, label = rows["logits"], rows["label"]
     there = np.flatnonzero(label.any(axis=0))
     if not len(there):
-      raise ValueError(
+      raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
         f" {self.config.dataset!r}, in which no image has a class."
       )

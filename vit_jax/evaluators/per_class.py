@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.batch import DataError
 from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
@@ -72,7 +73,7 @@ class PerClass(Classification):
     calibration error, see `metrics.calibration_error`. All are shares.
 
     Raises:
-      ValueError: No image has a label.
+      DataError: No image has a label.
     """
     from vit_jax.metrics import calibration_error, reliability
 
@@ -81,7 +82,7 @@ class PerClass(Classification):
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     label, prediction = rows["label"], rows["prediction"]
     if not len(label):
-      raise ValueError(
+      raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
         f" {self.config.dataset!r}, in which no image has a class that counts."
       )
