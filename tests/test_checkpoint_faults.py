@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from disk import full
 from etils import epath
 
 from vit_jax import checkpoint, verify
@@ -312,8 +313,7 @@ def test_a_failed_save_is_told_and_tried_again(
 class _Full(io.StringIO):
   """A log on a disk that is full."""
 
-  def write(self, text):
-    raise OSError(errno.ENOSPC, "No space left on device")
+  write = full
 
 
 def test_a_failure_is_no_error_where_it_cannot_be_told(

@@ -1,12 +1,12 @@
 """A run that is stopped, changed, damaged, or loses its folder or its disk."""
 
-import errno
 import json
 import pathlib
 import re
 import shutil
 import time
 
+import disk
 import numpy as np
 import pytest
 import tiny
@@ -64,12 +64,10 @@ def _stop(seconds=0.0):
   raise Stopped
 
 
-def _contents(folder):
-  return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def _full(*_):
-  raise OSError(errno.ENOSPC, "No space left on device")
+def _fill(monkeypatch):
+  """From now on nothing can be written to the files of a run."""
+  monkeypatch.setattr(files, "append", disk.full)
+  monkeypatch.setattr(files, "replace_text", disk.full)
 
 
 @pytest.mark.slow
@@ -109,12 +107,12 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   folder, began = str(tmp_path), time.time()
 
   def second_run():
-    before = _contents(tmp_path)
+    before = disk.contents(tmp_path)
     with pytest.raises(ConfigError, match="in which another run trains: host"):
       train.train_and_evaluate(_config(), folder, _Data())
     small = lambda found: {p: x for p, x in found.items() if is_small(p)}
     is_small = lambda p: p.parent == tmp_path and p.name != "beat.json"
-    assert small(_contents(tmp_path)) == small(before)
+    assert small(disk.contents(tmp_path)) == small(before)
 
   with pytest.raises(Stopped):
     data = _Data({3: second_run, 6: lambda: _stop(0.3)})
@@ -124,7 +122,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
 
   # Two changes make another run; they are named together, and nothing is lost.
   changed = _config(optim__lr=0.1, objective__label_smoothing=0.1)
-  before = _contents(tmp_path)
+  before = disk.contents(tmp_path)
   with pytest.raises(ConfigError) as e:
     train.train_and_evaluate(
       changed, folder, _Data(), allow_change=("optim.rl",)
@@ -133,7 +131,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
     *("--allow_change:", "config.objective.label_smoothing", "config.optim.lr")
   ]
   assert "Did you mean 'optim.lr'?" in e.value.faults[0]
-  assert _contents(tmp_path) == before
+  assert disk.contents(tmp_path) == before
 
   # One of them is taken, beside a harmless one.
   changed = _config(optim__lr=0.1, mesh__fsdp=2)
@@ -210,15 +208,11 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path, monkeypatch, capfd):
   folder, append, replace = str(tmp_path), files.append, files.replace_text
   (tmp_path / "tensorboard").write_text("a file, where a folder should be")
 
-  def fill():
-    monkeypatch.setattr(files, "append", _full)
-    monkeypatch.setattr(files, "replace_text", _full)
-
   def make_room():
     monkeypatch.setattr(files, "append", append)
     monkeypatch.setattr(files, "replace_text", replace)
 
-  data = _Data({3: fill, 8: make_room})
+  data = _Data({3: lambda: _fill(monkeypatch), 8: make_room})
   train.train_and_evaluate(_config(), folder, data)
   assert [r["step"] for r in read_metrics(folder)] == [1, 2, 4, 6, 8]
   err = capfd.readouterr().err
@@ -239,18 +233,15 @@ def test_a_disk_that_stays_full_ends_the_run_in_words(
   elsewhere.mkdir()
   monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(elsewhere))
 
-  def fill():
-    monkeypatch.setattr(files, "append", _full)
-    monkeypatch.setattr(files, "replace_text", _full)
-
   if when == 1:
-    fill()  # before config.json is there
+    _fill(monkeypatch)  # before config.json is there
     with pytest.raises(files.WriteError, match="config.json: cannot be wri"):
       train.train_and_evaluate(_config(), str(folder), _Data())
     assert not (folder / "config.json").exists()
     return
   with pytest.raises(files.WriteError, match="its last 2 records are in"):
-    train.train_and_evaluate(_config(), str(folder), _Data({when: fill}))
+    data = _Data({when: lambda: _fill(monkeypatch)})
+    train.train_and_evaluate(_config(), str(folder), data)
   assert checkpoint.find(str(folder)).name == "8"
   kept = {path.name.split("-")[-1]: path for path in elsewhere.iterdir()}
   assert sorted(kept) == ["fingerprints.bin", "metrics.jsonl"]

@@ -9,13 +9,6 @@ from vit_jax.runtime import trackers
 from vit_jax.runtime.writer import Writer, read_metrics
 
 
-@pytest.fixture
-def recorder(monkeypatch):
-  kind = type("Kind", (Recorder,), {"made": []})
-  monkeypatch.setitem(trackers.TRACKERS, "wandb", kind)
-  return kind
-
-
 def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
   workdir, quiet = str(tmp_path), lambda _: None
   with Writer(workdir, 0, CONFIG, quiet) as writer:

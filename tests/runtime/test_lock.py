@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import disk
 import pytest
 
 from vit_jax.config import ConfigError
@@ -36,10 +37,6 @@ def _write(folder, **changes):
   record |= {"began": 1e9, **changes}
   (folder / lifetime.FILE).write_text(json.dumps(record))
   return record
-
-
-def _contents(folder):
-  return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
     text=True,
   )
   assert process.stdout.readline() == "held\n"
-  before = _contents(tmp_path)
+  before = disk.contents(tmp_path)
   with pytest.raises(ConfigError) as e:
     lock.Lock(str(tmp_path))
   (fault,) = e.value.faults
@@ -81,7 +78,7 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
     " it finish, end it there, or take another --workdir.",
     fault,
   )
-  assert _contents(tmp_path) == before
+  assert disk.contents(tmp_path) == before
   process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing
   with pytest.raises(ConfigError):
     lock.Lock(str(tmp_path))
@@ -232,12 +229,12 @@ def test_one_that_was_taken_for_dead_notices(tmp_path):
   with pytest.raises(lock.LostError) as e, lock.Lock(str(tmp_path)) as held:
     held.check()
     other = _write(tmp_path)
-    before = _contents(tmp_path)
+    before = disk.contents(tmp_path)
     held.check()
   assert "another run took this folder (host pod-7, process 4242" in str(
     e.value
   )
-  assert _contents(tmp_path) == before and _record(tmp_path) == other
+  assert disk.contents(tmp_path) == before and _record(tmp_path) == other
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -259,18 +256,15 @@ def test_a_deleted_folder_is_noticed_and_not_made_again(
 
 
 def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):
-  def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
   with monkeypatch.context() as patch:
-    patch.setattr(files, "write", full)
+    patch.setattr(files, "write", disk.full)
     with pytest.raises(ConfigError, match="process.json cannot .* .No space"):
       lock.Lock(str(tmp_path)).__enter__()
-  log = type("Log", (io.StringIO,), {"write": full})()  # on the same disk
+  log = type("Log", (io.StringIO,), {"write": disk.full})()  # on the same disk
   with lock.Lock(str(tmp_path)) as held, monkeypatch.context() as patch:
     held.check()
     patch.setattr(sys, "stderr", log)
-    patch.setattr(os, "open", full)
+    patch.setattr(os, "open", disk.full)
     held._beat()
     assert held._is_told
 

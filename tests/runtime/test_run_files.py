@@ -8,15 +8,12 @@ import re
 import types
 
 import pytest
+from disk import full
 from etils import epath
 
 from vit_jax.config import Config
 from vit_jax.runtime import changes, files, fingerprints, finite, writer
 from vit_jax.runtime.files import Records, WriteError
-
-
-def _full(*_):
-  raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +128,7 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
   path = epath.Path(tmp_path) / "config.json"
   files.replace(path, "old")
   with monkeypatch.context() as patch:
-    patch.setattr(files, "write", _full)
+    patch.setattr(files, "write", full)
     text = f"{path}: cannot be written (No space left on device); make room"
     with pytest.raises(WriteError, match=re.escape(text)):
       files.replace(path, "new")
@@ -148,7 +145,7 @@ class _Disk:
   def __call__(self, path, text, size):
     if self.is_full:
       self._append(path, text[: len(text) // 2], size)
-      _full()
+      full()
     return self._append(path, text, size)
 
 
@@ -186,7 +183,7 @@ def test_records_that_never_can_be_written_are_kept_elsewhere(
     lines.append(b'{"step": 2}\n')
     lines.append(b'{"step": 3}\n')
     if folder_is_full:
-      monkeypatch.setattr(files, "write", _full)
+      monkeypatch.setattr(files, "write", full)
     text = lines.close()
     assert "could not be written (No space left on device)" in text
     if folder_is_full:

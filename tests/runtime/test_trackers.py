@@ -12,18 +12,11 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from recording import CONFIG, Recorder
+from recording import CONFIG
 
 from vit_jax.config import Config, build, flat, to_dict
 from vit_jax.runtime import trackers
 from vit_jax.runtime.writer import Writer, read_metrics
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-  kind = type("Kind", (Recorder,), {"made": []})
-  monkeypatch.setitem(trackers.TRACKERS, "wandb", kind)
-  return kind
 
 
 def test_a_choice_for_every_tracker():
