@@ -21,6 +21,7 @@ PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 WEIGHTS = "notebooks/letters.npz"
 VALUES = {
   r"/path/to/images": "images",
+  r"\*\.jpg": "*.png",
   r"ViT-B_16\.npz": WEIGHTS,
   r"\bres=\d+": "res=32",
   r"\bresize\(\d+\)": "resize(32)",
