@@ -3,6 +3,9 @@
 import inspect
 
 import gpu
+import jax
+import pytest
+import timm_speed
 
 
 def _jobs():
@@ -45,6 +48,33 @@ def test_an_error_is_found_in_what_a_process_says():
   assert gpu.fault("") == ""
 
 
+def test_an_error_of_cudnn_leaves_the_numbers_of_xla(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # and it is none
+  found = gpu.parity([("Ti/16", 32, 4)])
+  assert found["error"].startswith("Ti/16, 32 px: cudnn: ")
+  assert len(found["Ti/16, 32 px: xla"]) == 4
+  assert max(found["Ti/16, 32 px: xla"]) < 0.03
+
+
+@pytest.mark.parametrize(
+  "given, wanted",
+  [
+    ({}, ("0", "0.92")),
+    ({"CUDA_VISIBLE_DEVICES": "2,3"}, ("2", "0.92")),
+    ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, ("0", "0.5")),
+    ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, ("0", None)),
+  ],
+)
+def test_both_sides_have_one_gpu_and_its_memory(monkeypatch, given, wanted):
+  names = "CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION"
+  for name in (*names, "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+    monkeypatch.delenv(name, raising=False)
+  for name, value in given.items():
+    monkeypatch.setenv(name, value)
+  env = timm_speed.one_gpu()
+  assert tuple(map(env.get, names)) == wanted
+
+
 def test_a_later_call_mends_an_error(tmp_path, monkeypatch, capsys):
   out = tmp_path / "gpu.jsonl"
   monkeypatch.setattr(gpu, "receipt", lambda: {"machine": "m", "commit": "c"})
@@ -74,4 +104,8 @@ def test_steps_are_compared_with_timms():
   found = {"images_per_second": 300.0, "mfu": 0.6, "compile_seconds": 4.0}
   assert gpu.told({"found": found}) == (
     "300.0 images/s, 60.0 % of the measured matrix rate, compiled in 4 s"
+  )
+  found["attention"] = "XLA (no cuDNN)"
+  assert "matrix rate, attention by XLA (no cuDNN), " in gpu.told(
+    {"found": found}
   )

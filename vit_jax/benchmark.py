@@ -49,6 +49,7 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.config import Config, ConfigError
 from vit_jax.devices import peak_flops, unknown_peak
+from vit_jax.models import attention_by_chip
 from vit_jax.runtime import host_memory, processes
 from vit_jax.runtime.ceiling import ceiling
 from vit_jax.runtime.throughput import Meter, updates
@@ -75,7 +76,8 @@ def measure(
 
   Returns:
     A dict for JSON. For the run: device, devices, mesh, jax, xla_flags, model,
-      params, image_size, dtype, batch_size, microbatches, remat, scan, input.
+      params, image_size, dtype, batch_size, microbatches, remat, scan, input,
+      attention (on a GPU; elsewhere "").
       Times: compile_seconds (no cache), steps, block_steps, step_seconds
       (median over blocks), step_seconds_least, step_seconds_most. For a device:
       images_per_second_per_device, flops_per_second (model FLOPs, without those
@@ -150,6 +152,7 @@ def _measure(
     "microbatches": sharding.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
+    "attention": attention_by_chip.choice(config.model, size, device.platform),
     "input": kind,
     "compile_seconds": compile_seconds,
     "steps": steps,
@@ -346,6 +349,7 @@ def table(found: dict[str, Any]) -> str:
     "batch": f"{found['batch_size']:,} images,"
     f" microbatches={found['microbatches']}, remat={found['remat']},"
     f" scan={found['scan']}, {found['input']} input",
+    **({"attention": found["attention"]} if found["attention"] else {}),
     "compile": f"{found['compile_seconds']:.1f} s",
     "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"
     f" {found['block_steps']} ({milli['step_seconds_least']} to"

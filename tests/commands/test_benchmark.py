@@ -34,6 +34,7 @@ FOUND = {
   "microbatches": 1,
   "remat": "none",
   "scan": False,
+  "attention": "cuDNN",
   "input": "real",
   "compile_seconds": 31.25,
   "steps": 50,
@@ -162,6 +163,7 @@ def test_the_table():
     "model       vit B/16, 86.6 M parameters, 224 x 224 pixels, bfloat16",
     "batch       1,024 images, microbatches=1, remat=none, scan=False, real"
     " input",
+    "attention   cuDNN",
     "compile     31.2 s",
     "step        200.0 ms, the median of 10 blocks of 5 (190.0 to 310.0)",
     "speed       5,120.0 images/s, 2,560.0 a device",
@@ -179,7 +181,9 @@ def test_the_table():
     "MFU         34.6 % of the ceiling; no bfloat16 rate of 'Tesla T4' is known"
     " (vit_jax/devices.py)"
   )
-  lines = benchmark.table(bare | {"device": "cpu"}).splitlines()
+  bare |= {"device": "cpu", "attention": ""}
+  lines = benchmark.table(bare).splitlines()
+  assert not any(line.startswith("attention") for line in lines)
   assert lines[-2] == "MFU         34.6 % of the ceiling"
   assert lines[-1].endswith("of the step, as the compiler counts")
 

@@ -13,6 +13,7 @@ import tiny
 from PIL import Image
 
 from vit_jax.data import sources
+from vit_jax.models import cudnn
 from vit_jax.runtime import agreement
 
 # Two processes that differ as told: each prints the fault that it gets.
@@ -91,6 +92,16 @@ def folder(tmp_path):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (4, 4), (i, i, i)).save(path)
   return tmp_path / "here"
+
+
+def test_hosts_compare_what_computes_attention(folder, monkeypatch):
+  source = sources.open_source(f"folder:{folder}", "train")
+  config = tiny.config(model__dtype="bfloat16")
+  assert of_run(source, config)["attention"] == ""
+  monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
+  cudnn.fault.cache_clear()
+  assert of_run(source, config)["attention"].startswith("XLA (")
+  cudnn.fault.cache_clear()
 
 
 def test_where_a_host_has_its_files_is_its_own_affair(folder):

@@ -46,7 +46,12 @@ def test_several_processes_keep_programs_in_the_run(monkeypatch):
       monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
       startup.use_cache("gs://bucket/run")
       assert jax.config.jax_compilation_cache_dir == expected
-    # XLA itself cannot open what is in a bucket.
+    # XLA itself cannot open what is in a bucket, whoever named it.
+    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
+    jax.config.update("jax_persistent_cache_enable_xla_caches", of_xla)
+    jax.config.update("jax_compilation_cache_dir", "gs://mine")
+    startup.use_cache("gs://bucket/run")
+    assert jax.config.jax_compilation_cache_dir == "gs://mine"
     assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
   finally:
     jax.config.update("jax_compilation_cache_dir", before)

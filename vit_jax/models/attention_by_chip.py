@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.families import ModelConfig
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
 from vit_jax.models.chip import chip_of_step
@@ -234,3 +235,23 @@ def implementation(
   dtype = jnp.dtype(dtype).name
   fault = cudnn.fault(num_tokens, num_heads, head_dim, dtype)
   return ("xla", fault) if fault else ("cudnn", "")
+
+
+def choice(
+  config: ModelConfig, image_size: tuple[int, int], platform: str
+) -> str:
+  """Returns what computes attention where there is a choice, on GPUs; or "".
+
+  Args:
+    config: The model.
+    image_size: (height, width), pixels.
+    platform: As for `implementation`.
+
+  Returns:
+    "cuDNN", or "XLA (why)".
+  """
+  sizes = config.attention(image_size)
+  if sizes is None or platform not in cudnn.PLATFORMS:
+    return ""
+  found, fault = implementation(platform, *sizes, config.dtype)
+  return "cuDNN" if found == "cudnn" else f"XLA ({fault})"

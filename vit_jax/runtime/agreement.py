@@ -22,6 +22,8 @@ from jax.experimental import multihost_utils
 
 import vit_jax
 from vit_jax.config import Config, ConfigError, flat, to_dict
+from vit_jax.config.preprocessing import image_size
+from vit_jax.models import attention_by_chip
 from vit_jax.options import shown
 from vit_jax.weights import digests
 
@@ -74,6 +76,9 @@ def of_run(
     **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},
     "code of vit_jax": _of_code(),
     **{name: str(getattr(jax.config, name, None)) for name in SETTINGS},
+    "attention": attention_by_chip.choice(
+      config.model, image_size(config.data.ops), jax.devices()[0].platform
+    ),
     **options,
     **{f"records of {name}": _of_data(found) for name, found in data.items()},
     **{f"initial value of {name}": digest.sums for name, digest in sums},

@@ -18,8 +18,7 @@ import vit_jax
 from vit_jax import sharding
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
-from vit_jax.models import cudnn
-from vit_jax.models.attention_by_chip import implementation
+from vit_jax.models import attention_by_chip
 from vit_jax.runtime import agreement, files, goodput, promise
 from vit_jax.runtime.accounting import KEY
 from vit_jax.runtime.averages import groups
@@ -223,7 +222,9 @@ def text(run, mesh: Mesh, params) -> str:
     f" {epochs:,.2f} epochs",
     f"files       {run.workdir}: checkpoints/, metrics.jsonl, tensorboard/",
   ]
-  if attention := _attention(config, run.facts.image_size, mesh):
+  platform = mesh.devices.flat[0].platform
+  size = run.facts.image_size
+  if attention := attention_by_chip.choice(config.model, size, platform):
     lines.insert(3, f"attention   {attention}")
   if config.optim.ema_decay is not None:
     average = _average(config.optim.ema_decay, total_steps)
@@ -250,16 +251,6 @@ def _average(decay: float, total_steps: int) -> str:
       f" {1 - weight:.4f} in this one"
     )
   return text
-
-
-def _attention(config: Config, size: tuple[int, int], mesh: Mesh) -> str:
-  """Returns what computes attention, where there is a choice: on GPUs."""
-  kind = mesh.devices.flat[0].platform
-  heads = config.model.attention(size)
-  if heads is None or kind not in cudnn.PLATFORMS:
-    return ""
-  found, fault = implementation(kind, *heads, config.model.dtype)
-  return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
 
 
 def format_scores(step: int, scores: dict[str, float]) -> str:

@@ -32,21 +32,20 @@ def use_cache(workdir: str | None = None) -> None:
   """
   import jax  # only here, as BEGAN comes before
 
-  if jax.config.jax_compilation_cache_dir is not None:
-    return
-  if workdir is not None and jax.process_count() > 1:
+  folder = jax.config.jax_compilation_cache_dir
+  if folder is None and workdir is not None and jax.process_count() > 1:
     folder = f"{workdir}/xla"  # jax makes it
-    if "://" in folder:
-      # XLA's own cache of how it tunes GPU programs knows local files only, and
-      # would end the first compilation.
-      jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-  else:
+  elif folder is None:
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(base) / "vit_jax" / "xla"
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:
       return  # a home without write access; compiling works all the same
+  if "://" in str(folder):
+    # XLA's own cache of how it tunes GPU programs knows local files only, and
+    # would end the first compilation.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
   jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
