@@ -98,6 +98,9 @@ def _chips(kind, sides):
     ("TPU v4", (8, 8, 8), MeshConfig(fsdp=-1)),
     ("TPU v4", (4, 4, 4), MeshConfig(fsdp=8)),
     ("TPU v4", (4, 4, 4), MeshConfig(tensor=2)),
+    # jax puts an axis of four along a side, past two hosts.
+    ("TPU v5 lite", (4, 4, 1), MeshConfig(tensor=4)),
+    ("TPU v4", (4, 4, 4), MeshConfig(fsdp=4, tensor=4)),
     ("TPU v5 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
   ],
 )
@@ -110,11 +113,10 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
 
 
 def test_every_process_holds_rows_of_its_own():
-  # jax puts an axis of four along a side, past two hosts.
-  chips = _chips("TPU v5 lite", (4, 4, 1))
-  mesh = sharding.make_mesh(MeshConfig(tensor=4), chips)
+  chips = _chips("TPU v5 lite", (4, 4, 1))  # four to a host
+  mesh = sharding.make_mesh(MeshConfig(tensor=8), chips)
   (fault,) = sharding.row_faults(mesh)
-  assert "{'data': 4, 'fsdp': 1, 'tensor': 4} on 4 processes" in fault
+  assert "{'data': 2, 'fsdp': 1, 'tensor': 8} on 4 processes" in fault
 
 
 @pytest.mark.parametrize(

@@ -137,15 +137,26 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   shape = mesh_shape(mesh, sum(map(len, of_slices)), number)
   data, *others = shape.values()
   sizes = (data // number, *others)
-  # In each slice jax chooses the order, by the links between its chips. Some
-  # axes are only a part of a side of the slice, such as fsdp=16 of v6e:8x8,
-  # which jax.make_mesh refuses on all chips but v5e.
-  within = [
-    mesh_utils.create_device_mesh(sizes, found, allow_split_physical_axes=True)
-    for found in of_slices
-  ]
+  within = [_laid_out(sizes, found) for found in of_slices]
   types = (AxisType.Auto,) * len(AXES)
   return Mesh(np.concatenate(within), AXES, axis_types=types)
+
+
+def _laid_out(sizes: tuple[int, ...], devices: list) -> np.ndarray:
+  """Returns the devices of a slice in the order of a mesh."""
+  # jax chooses it, by the links between the chips. Some axes are only a part of
+  # a side of the slice, such as fsdp=16 of v6e:8x8, which jax.make_mesh refuses
+  # on all chips but v5e.
+  found = mesh_utils.create_device_mesh(
+    sizes, devices, allow_split_physical_axes=True
+  )
+  process = np.vectorize(lambda device: device.process_index)
+  if (process(found) == process(found[..., :1])).all():
+    return found
+  # Along the side of a slice, tensor would join chips of several hosts, which
+  # would hold the same rows (`row_faults`). A host has a square of chips.
+  devices = sorted(devices, key=lambda device: device.process_index)
+  return np.array(devices, object).reshape(sizes)
 
 
 def mesh_faults(config: Config, devices: list | None = None) -> list[str]:

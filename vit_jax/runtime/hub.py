@@ -120,13 +120,14 @@ class Hub:
 
   def _beat(self, now: float) -> None:
     """Gives a sign of life, and turns strangers away."""
+    table = self._table()  # once: there may be a thousand processes
+    first = next((row for row in table if row["index"] == 0), None)
     for line in list(self._lines):
       if line.member is None and now - line.since > HELLO_SECONDS:
         self._drop(line)
       elif line.member is not None and not line.channel.is_waiting:
-        first = [r for r in self._table() if r["index"] == 0]
-        line.channel.put({"beat": first[0] if first else None})
-    for row in self._table():
+        line.channel.put({"beat": first})
+    for row in table:
       if row["silent"] > QUIET_SECONDS:
         self._tell({"silent": row})
 

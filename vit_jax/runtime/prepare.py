@@ -320,13 +320,14 @@ class Run:
     """Returns a fault unless the folder, which it makes, can be written to."""
     if self.workdir is None:
       return []
+    folder = epath.Path(self.workdir)
     try:
-      folder = epath.Path(self.workdir)
-      folder.mkdir(parents=True, exist_ok=True)
-      with (folder / (METRICS if self.is_training else SCORES)).open("a"):
-        pass
-      if self.is_training and jax.process_index() == 0:
-        keeping.probe(self._checkpoints)
+      with files.os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / (METRICS if self.is_training else SCORES)).open("a"):
+          pass
+        if self.is_training and jax.process_index() == 0:
+          keeping.probe(self._checkpoints)
     except OSError as e:
       return [files.folder_fault(self.workdir, e)]
     return []
