@@ -81,6 +81,13 @@ def test_a_new_run(run):
   assert start == 0 and "step 3 is gone" in fault
 
 
+def test_a_bucket_that_may_not_be_written_is_told_in_words(run):
+  path, errors = run
+  errors["makedirs"] = tf.errors.PermissionDeniedError(None, None, "HTTP 403")
+  (fault,) = prepare.Run(tiny.config(), str(path)).workdir_faults()
+  assert "where no files can be written (PermissionDeniedError: " in fault
+
+
 def test_a_step_counts_when_it_is_complete(run):
   folder = run[0] / "checkpoints"
   (folder / "4").mkdir(parents=True)
