@@ -36,7 +36,7 @@ class Streamed(Numbers):
 
   is_by_number = False
 
-  def raw(self, start, stop):
+  def raw(self, start, stop, streams=1):
     numbers = tf.data.Dataset.range(start, stop)
     return numbers.map(lambda i: {"index": i % self.num_examples})
 
@@ -274,6 +274,22 @@ def test_any_part_of_files_can_be_read(stream, start, stop):
   np.testing.assert_array_equal(stream.labels(), np.arange(120))
   at = stream.raw_at(np.array([3, 50, 90])).map(stream.load)
   assert [int(r["label"]) for r in at] == [3, 50, 90]
+
+
+@pytest.mark.parametrize(
+  "streams, size", [(1, 2**24), (16, 2**24), (64, 2**22), (1024, 2**18)]
+)
+def test_files_are_read_in_pieces_that_fit_the_memory(
+  stream, monkeypatch, streams, size
+):
+  def records(file, buffer_size):
+    sizes.add(buffer_size)
+    return of_file(file, buffer_size=buffer_size)
+
+  sizes, of_file = set(), tf.data.TFRecordDataset
+  monkeypatch.setattr(tf.data, "TFRecordDataset", records)
+  assert len(list(stream.raw(0, 60, streams))) == 60
+  assert sizes == {size}
 
 
 def test_files_and_memory_give_the_same_records(stream):

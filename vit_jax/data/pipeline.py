@@ -26,6 +26,7 @@ from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.records import FETCHED, PARALLEL, Source
 
 _PREFETCH = 2  # Batches decoded ahead.
+_MOST_THREADS = 64  # That read records of a stream, each of another place.
 _FOREVER = 2**62
 _SHIFT = -1 - order.MAX_LANES  # Purpose of a random number, below all lanes.
 
@@ -153,6 +154,7 @@ def _streamed(
   last = (first_row + rows - 1) // per_step
   num_read = (last - first + 1) * per_step
   unused = first_row - first * per_step  # Rows of another process.
+  streams = (last + 1 - first) * lanes.num_places  # Read at the same time.
 
   @as_is
   def lane_stream(lane):
@@ -161,7 +163,7 @@ def _streamed(
     done = element - lanes.first_element(lane, epoch)
 
     def read_epoch(epoch):
-      raw = _lane_records(source, lanes, seed, lane, epoch)
+      raw = _lane_records(source, lanes, seed, lane, epoch, streams)
       raw = raw.shuffle(
         buffer,
         seed=_draw(seed, epoch, -1 - lane, None),
@@ -189,7 +191,7 @@ def _streamed(
 
 
 def _lane_records(
-  source: Source, lanes: order.Lanes, seed: int, lane, epoch
+  source: Source, lanes: order.Lanes, seed: int, lane, epoch, streams: int
 ) -> tf.data.Dataset:
   """Streams a lane's records of an epoch, from all its places in turn."""
   num, places = source.num_examples, lanes.num_places
@@ -203,10 +205,15 @@ def _lane_records(
     start = begin + (end - begin) * place // places
     stop = begin + (end - begin) * (place + 1) // places
     first = (start + shift) % num
-    return source.raw(first, first + stop - start)
+    return source.raw(first, first + stop - start, streams)
 
+  # Threads wait for a store where this process has few lanes, as on a pod.
+  threads = {"num_parallel_calls": places, "deterministic": True}
   return tf.data.Dataset.range(places).interleave(
-    read_place, cycle_length=places, block_length=1
+    read_place,
+    cycle_length=places,
+    block_length=1,
+    **(threads if streams <= _MOST_THREADS else {}),
   )
 
 

@@ -72,8 +72,15 @@ class Source(abc.ABC):
     """Returns the raw records at the indices, int64 [n], in any order."""
     return {"index": indices}
 
-  def raw(self, start, stop) -> tf.data.Dataset:
-    """Streams the raw records `start` to `stop` (excluded; may be tensors)."""
+  def raw(self, start, stop, streams: int = 1) -> tf.data.Dataset:
+    """Streams raw records.
+
+    Args:
+      start: The first of them; may be a tensor.
+      stop: The first behind them; may be a tensor.
+      streams: How many are read at the same time, which share the memory for
+        what is read ahead.
+    """
     return self._fetched(tf.data.Dataset.range(start, stop))
 
   def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:

@@ -109,7 +109,7 @@ class Subset(Source):
     base = self.base.fetch(tf.gather(self._tensor, indices))
     return {"index": indices, "base": base}
 
-  def raw(self, start, stop) -> tf.data.Dataset:
+  def raw(self, start, stop, streams: int = 1) -> tf.data.Dataset:
     """See `Source`."""
     if self.is_by_number:
       return super().raw(start, stop)
@@ -123,7 +123,8 @@ class Subset(Source):
     first = in_base(start)
     last = tf.maximum(first, in_base(stop - 1) + 1)
     is_member = self._is_member
-    base = self.base.raw(first, tf.where(start < stop, last, first))
+    last = tf.where(start < stop, last, first)
+    base = self.base.raw(first, last, streams)
     base = base.filter(as_is(lambda raw: tf.gather(is_member, raw["index"])))
     numbers = tf.data.Dataset.range(start, stop)
     return tf.data.Dataset.zip(
