@@ -148,6 +148,25 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   assert sharding.microbatches_of(config, mesh) == parts
 
 
+@dataclasses.dataclass(frozen=True)
+class Added(ModelConfig):
+  """A family of tokens, whose hidden layers have no `mlp_dim`."""
+
+  size: tuple = ()
+
+  def num_tokens(self, image_size):
+    return 196
+
+
+def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
+  c = defaults()
+  c.data.ops, c.optim.microbatch = "decode|resize(224)", 64
+  mesh = sharding.make_mesh(MeshConfig(), _chips("TPU v5 lite", (2, 4, 1)))
+  for model in (Added(), ModelConfig()):
+    config = dataclasses.replace(freeze(c), model=model)
+    assert sharding.largest_microbatch(config, mesh) == 64
+
+
 def test_batches_are_held_to_a_mesh_whose_axes_are_open():
   evals = {"val": {"kind": "classification", "batch_size": 12}}
   config = tiny.config(mesh__fsdp=-1, data__batch_size=20, evals=evals)

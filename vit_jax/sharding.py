@@ -239,10 +239,11 @@ def largest_microbatch(config: Config, mesh: Mesh) -> int | None:
   most = config.optim.microbatch
   limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
   tokens = config.model.num_tokens(image_size(config.data.ops))
-  if None in (most, limit, tokens) or config.model.scan:
+  # A family that was added may state no width of its hidden layers.
+  width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
+  if None in (most, limit, tokens, width) or config.model.scan:
     return most
-  hidden = tokens * config.model.size.mlp_dim
-  return min(most, max(MIN_MICROBATCH, limit // hidden))
+  return min(most, max(MIN_MICROBATCH, limit // (tokens * width)))
 
 
 def num_microbatches(num_rows: int, microbatch: int | None) -> int:
