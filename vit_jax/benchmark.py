@@ -250,7 +250,7 @@ def synthetic(
   """Returns one batch of noise for ever, and the facts of the run."""
   del prepared
   facts = _plan().with_length(_plan().facts_of(config))
-  rows, rng = config.data.batch_size, np.random.default_rng(config.seed)
+  rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
     image=rng.integers(0, 256, (rows, *facts.image_size, 3), np.uint8),
     label=rng.integers(0, facts.num_classes, rows, np.int32),

@@ -139,6 +139,10 @@ def test_values_of_another_type(annotation, value):
       "config.objective.label_smoothing: got 1.0, expected a",
     ),
     ({"model__dropout": -0.1}, "config.model.dropout: got -0.1, expected a"),
+    (
+      {"seed": 2**63},
+      "config.seed: got 9223372036854775808, expected a number",
+    ),
     ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
     ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
     ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
@@ -216,6 +220,7 @@ def test_word_faults(changes, message):
 
 def test_no_faults_where_there_are_none():
   assert faults(_valid()) == []
+  assert faults(_valid(seed=-1)) == []
 
 
 def test_every_option_is_read_somewhere():

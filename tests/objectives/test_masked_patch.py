@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import vit_jax
-from vit_jax import train, weights
+from vit_jax import checkpoint, train, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.families.vit import ViTConfig
@@ -349,6 +349,24 @@ def test_it_starts_from_any_weights(run):
 def test_models_that_it_cannot_train(changes, text):
   (fault,) = faults_of(**changes)
   assert text in fault
+
+
+@pytest.mark.parametrize("option", [{"pool": "map"}, {"pre_logits": True}])
+def test_a_run_with_layers_that_nothing_trains_goes_on_and_is_scored(
+  option, tmp_path
+):
+  c = tiny.config(
+    data__dataset="digits", **{f"model__{k}": v for k, v in option.items()}
+  )
+  c = dataclasses.replace(c, objective=MaskedPatch())
+  with pytest.raises(ConfigError, match="adds layers"):
+    prepare.check(c, str(tmp_path))
+  parts = tiny.Parts(c, ONE)
+  saver = checkpoint.Checkpointer(str(tmp_path), c.checkpoint)
+  saver.save_now(2, parts.state(), {"step": 2, "config": to_dict(c)})
+  saver.close()
+  assert prepare.check(c, str(tmp_path)).start == 2
+  prepare.check(c, found=weights.read(str(tmp_path)))
 
 
 def test_a_head_that_is_not_trained_is_not_scored():

@@ -14,12 +14,15 @@ from vit_jax.config.preprocessing import image_size
 ONE = 1 - 2**-25
 
 
-def faults(config: Config, is_training: bool = True) -> list[str]:
+def faults(
+  config: Config, is_training: bool = True, is_new: bool = True
+) -> list[str]:
   """Returns one text per fault: config key, got, expected, what to do.
 
   Args:
     config: The run.
     is_training: False leaves out its length and the optimizer.
+    is_new: False leaves out what only a run that starts is refused for.
   """
   training = [*_length_faults(config), *_optim_faults(config.optim)]
   return [
@@ -31,6 +34,7 @@ def faults(config: Config, is_training: bool = True) -> list[str]:
     *config.model.faults(),
     *config.objective.faults(),
     *_objective_faults(config),
+    *(config.objective.start_faults(config.model) if is_new else ()),
     *_image_faults(config),
   ]
 
@@ -88,8 +92,8 @@ def _range_faults(config: Config) -> Iterator[str]:
         f"config.limits.{field.name}: got {seconds:g}, expected seconds, or 0"
         " for no limit."
       )
-  if not 0 <= config.seed < 2**32:  # others draw as one of these
-    yield f"config.seed: got {config.seed}, expected 0 to {2**32 - 1}."
+  if not -(2**63) <= config.seed < 2**63:
+    yield f"config.seed: got {config.seed}, expected a number of 64 bits."
   if config.checkpoint.every_steps < 0:
     yield (
       f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"

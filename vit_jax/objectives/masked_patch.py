@@ -49,14 +49,6 @@ class MaskedPatch(Objective):
         f" config.model.variant={model.variant!r} has none."
       )
       return
-    for key in ("pool='map'", "pre_logits=True"):
-      name, value = key.split("=")
-      if repr(getattr(model, name)) == value:
-        yield (
-          f"config.model.{name}: got {value}, which adds layers that"
-          f" config.objective.kind={self.kind!r} does not train, since it"
-          " predicts from the tokens; leave it out, and set it to fine-tune."
-        )
     rows, columns = model.grid(image_size)
     if rows * columns < 2:
       yield (
@@ -71,6 +63,16 @@ class MaskedPatch(Objective):
         f" config.model.variant={model.variant!r} has {side} pixels a side;"
         f" expected a multiple of {GRID}, or another target."
       )
+
+  def start_faults(self, model) -> Iterator[str]:
+    for key in ("pool='map'", "pre_logits=True"):
+      name, value = key.split("=")
+      if repr(getattr(model, name, None)) == value:
+        yield (
+          f"config.model.{name}: got {value}, which adds layers that"
+          f" config.objective.kind={self.kind!r} does not train, since it"
+          " predicts from the tokens; leave it out, and set it to fine-tune."
+        )
 
   def make(self, model, facts):
     """Returns the network with its own parameters, and the loss.

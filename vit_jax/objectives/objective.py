@@ -37,6 +37,10 @@ class Objective:
     """
     return iter(())
 
+  def start_faults(self, model: Any) -> Iterator[str]:
+    """Yields why no run should start with a model; one that goes on may."""
+    return iter(())
+
   def data_faults(self, data: Any) -> Iterator[str]:
     """Yields why it cannot learn from data.
 

@@ -133,6 +133,11 @@ class Run:
     return self.newest[0]
 
   @property
+  def is_new(self) -> bool:
+    """Whether a training run starts; False: it resumes, or nothing trains."""
+    return self.is_training and not self.start
+
+  @property
   def _checkpoints(self) -> epath.Path:
     return epath.Path(self.workdir) / checkpoint.FOLDER
 
@@ -343,7 +348,7 @@ class Run:
     """
     found = [
       *faults,
-      *word_faults(self.config, self.is_training),
+      *word_faults(self.config, self.is_training, self.is_new),
       *mesh_faults(self.config),
       *(trackers.faults(self.config) if self.is_training else ()),
       *self.data_faults(),
