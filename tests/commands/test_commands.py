@@ -13,7 +13,7 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax import predict, report, visualize
+from vit_jax import predict, report, verify, visualize
 from vit_jax.config import cli, files, help_text
 from vit_jax.config.commands import COMMANDS, parser
 
@@ -160,6 +160,18 @@ def test_pages_and_pictures_go_to_a_local_folder(module, words, capsys):
 def test_files_may_follow_a_flag(module, words, files):
   found = vars(module.parse(words.split()))
   assert found["runs" if module is report else "images"] == files
+
+
+@pytest.mark.parametrize(
+  ("module", "words", "expected"),
+  [
+    (report, "--out=d -- -a b", {"runs": ["-a", "b"]}),
+    (verify, "-- -a 5", {"run": "-a", "step": 5}),
+    (predict, "--json x -- -a.png", {"checkpoint": "x", "images": ["-a.png"]}),
+  ],
+)
+def test_names_behind_two_dashes_may_begin_with_one(module, words, expected):
+  assert expected.items() <= vars(module.parse(words.split())).items()
 
 
 def test_ctrl_c_ends_in_a_sentence():

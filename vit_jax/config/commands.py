@@ -44,7 +44,10 @@ class _Parser(argparse.ArgumentParser):
   """
 
   def parse_args(self, args=None, namespace=None):
-    return self.parse_intermixed_args(args, namespace)
+    words = sys.argv[1:] if args is None else list(args)
+    if "--" in words:  # Python 3.11 forgets it where files may follow flags
+      return super().parse_args(words, namespace)
+    return self.parse_intermixed_args(words, namespace)
 
   def parse_known_args(self, args=None, namespace=None):
     words = sys.argv[1:] if args is None else list(args)
