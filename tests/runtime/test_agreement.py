@@ -12,6 +12,7 @@ import several
 import tiny
 from PIL import Image
 
+import vit_jax
 from vit_jax.data import sources
 from vit_jax.models import cudnn
 from vit_jax.runtime import agreement
@@ -153,7 +154,22 @@ def test_other_code_and_settings_of_jax_are_told(monkeypatch):
     lambda p: read(p) + b"#" * (p.name == "optim.py"),
   )
   third = of_run(source)
-  assert {k for k in first if first[k] != third[k]} == {"code of vit_jax"}
+  assert {k for k in first if first[k] != third[k]} == {
+    "code of vit_jax/optim.py"
+  }
+
+
+def test_hidden_files_are_no_code(tmp_path, monkeypatch):
+  (tmp_path / "train.py").write_text("x = 1\n")
+  monkeypatch.setattr(vit_jax, "__file__", str(tmp_path / "__init__.py"))
+  source = sources.open_source("digits", "train", fake=True)
+  first = of_run(source)
+  assert "code of vit_jax/train.py" in first
+  (tmp_path / ".#train.py").symlink_to("user@host.1234")  # of Emacs
+  (tmp_path / ".ipynb_checkpoints").mkdir()
+  (tmp_path / ".ipynb_checkpoints/train.py").write_text("x = 2\n")
+  (tmp_path / "a.py").mkdir()
+  assert of_run(source) == first
 
 
 def test_other_options_and_weights_are_told():

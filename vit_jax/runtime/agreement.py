@@ -74,7 +74,6 @@ def of_run(
   sums = digests.of_numpy(params).items()
   return {
     **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},
-    "code of vit_jax": _of_code(),
     **{name: str(getattr(jax.config, name, None)) for name in SETTINGS},
     "attention": attention_by_chip.choice(
       config.model, image_size(config.data.ops), jax.devices()[0].platform
@@ -82,16 +81,22 @@ def of_run(
     **options,
     **{f"records of {name}": _of_data(found) for name, found in data.items()},
     **{f"initial value of {name}": digest.sums for name, digest in sums},
+    **_of_code(),
   }
 
 
-def _of_code() -> str:
-  """Returns a digest of the files of this package."""
+def _of_code() -> dict[str, str]:
+  """Returns the digest of each file of this package; hidden ones are others'.
+
+  Editors and notebooks leave those behind, also as links to nothing.
+  """
   root = pathlib.Path(vit_jax.__file__).parent
-  found = hashlib.sha256()
-  for path in sorted(root.rglob("*.py")):
-    found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-  return found.hexdigest()[:16]
+  paths = {p.relative_to(root): p for p in sorted(root.rglob("*.py"))}
+  return {
+    f"code of vit_jax/{name}": hashlib.sha256(p.read_bytes()).hexdigest()[:16]
+    for name, p in paths.items()
+    if p.is_file() and not any(part.startswith(".") for part in name.parts)
+  }
 
 
 def identity(data: Any) -> str:
