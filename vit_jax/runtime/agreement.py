@@ -103,9 +103,11 @@ def identity(data: Any) -> str:
   """Returns what tells records from others, see `Source`; "": unknown.
 
   Args:
-    data: A `batch.Data` or a source of records.
+    data: A `batch.Data` or a source of records; of a user's, an attribute of
+      that name may be anything.
   """
-  return data.identity() if hasattr(data, "identity") else ""
+  ask = getattr(data, "identity", None)
+  return ask() if callable(ask) else ""
 
 
 def _of_data(data: Any) -> str:
