@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import several
 import tiny
+from jax.experimental import multihost_utils
 from PIL import Image
 
 import vit_jax
@@ -80,6 +81,17 @@ def test_those_that_differ_all_end_and_say_how(tmp_path):
       f"--workdir: got '{folder}', where process 1 cannot find what process 0"
     )
     assert [*folder.iterdir()] == []
+
+
+def test_a_stop_leaves_nothing_in_the_folder(tmp_path, monkeypatch):
+  def stop(_):
+    assert len([*tmp_path.iterdir()]) == 1
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(multihost_utils, "sync_global_devices", stop)
+  with pytest.raises(KeyboardInterrupt):
+    agreement.check_folder(str(tmp_path))
+  assert not [*tmp_path.iterdir()]
 
 
 def of_run(source, config=None, params=None):

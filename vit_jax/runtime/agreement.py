@@ -173,15 +173,17 @@ def check_folder(workdir: str) -> None:
   """
   name = text_of_first(f"process.seen-{secrets.token_hex(8)}")
   path = epath.Path(workdir) / name
-  if jax.process_index() == 0:
-    path.write_text("")
-  multihost_utils.sync_global_devices(name)  # it has been written
-  end = time.monotonic() + SEEN_SECONDS
-  while not (is_there := path.exists()) and time.monotonic() < end:
-    time.sleep(1.0)
-  every = np.asarray(multihost_utils.process_allgather(np.bool_(is_there)))
-  if jax.process_index() == 0:
-    path.unlink(missing_ok=True)
+  try:
+    if jax.process_index() == 0:
+      path.write_text("")
+    multihost_utils.sync_global_devices(name)  # it has been written
+    end = time.monotonic() + SEEN_SECONDS
+    while not (is_there := path.exists()) and time.monotonic() < end:
+      time.sleep(1.0)
+    every = np.asarray(multihost_utils.process_allgather(np.bool_(is_there)))
+  finally:  # also after a stop
+    if jax.process_index() == 0:
+      path.unlink(missing_ok=True)
   if not every.all():
     blind = _named(np.flatnonzero(~every.ravel()).tolist())
     raise ConfigError(
