@@ -81,3 +81,19 @@ def test_a_checkpoint_like_the_run_is_taken_as_it_is():
   for written in ({"config": to_dict(config)}, {}, {"config": {"optim": 3}}):
     like, _ = form_of(written)
     assert like is assembly.state
+  written = to_dict(config)
+  written["optim"] |= {"clip_norm": 3.0}
+  like, convert = form_of({"config": written})
+  state = object()
+  assert like is assembly.state and convert(state) is state
+
+
+def test_one_state_is_alive_where_a_part_comes_or_goes():
+  mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
+  written, config = tiny.config(**NONE), tiny.config(**ALL)
+  assembly = step.assemble(config, FACTS, mesh)
+  form_of = forms.form_of(config, FACTS, assembly, mesh)
+  _, convert = form_of({"config": to_dict(written)})
+  state = step.assemble(written, FACTS, mesh).fresh_state()
+  convert(state)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))

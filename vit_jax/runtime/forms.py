@@ -48,6 +48,8 @@ def form_of(
       return assembly.state, lambda state: state
     state = assemble(other, facts, mesh).state
     like = assembly.state
+    if jax.tree.flatten(state) == jax.tree.flatten(like):
+      return like, lambda state: state  # only values differ, as of a decay
     is_restacked = other.model != config.model
     convert = (
       unstack_blocks if getattr(other.model, "scan", 0) else stack_blocks
@@ -73,7 +75,11 @@ def form_of(
         ema=None if like.ema is None else ema,
       )
 
-    return state, jax.jit(in_this_form, out_shardings=shardings_of(like))
+    # What keeps its shape stays where it is: two states may not fit.
+    donated = () if is_restacked else (0,)
+    return state, jax.jit(
+      in_this_form, donate_argnums=donated, out_shardings=shardings_of(like)
+    )
 
   return form
 
