@@ -98,6 +98,10 @@ def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
   # Once more, from a checkpoint behind the change.
   assert trained(8, 10)[-1] == (112, 0.7)
   assert first == [0, 8, 12]
+  # 112 is no multiple of 24: images from 96 on come again, none is left out.
+  trained(24, 12)
+  trained(8, 14)
+  assert first == [0, 8, 12, 4, 18]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.config import model_config
 from vit_jax.runtime import accounting
-from vit_jax.runtime.accounting import Account
+from vit_jax.runtime.accounting import KEY, Account, batches_seen
 
 
 class Clock:
@@ -68,6 +68,20 @@ def test_batch_and_devices_may_change_where_a_run_resumes():
   account = then.at(9)
   assert account["images_seen"] == 7 * 10 + 2 * 5
   assert account["exaflops"] == 80 and account["device_hours"] == 2 + 4
+
+
+def test_no_image_is_left_out_however_often_batches_change():
+  metadata, step, seen = {}, 0, set()
+  for size, steps in ((24, 5), (32, 2), (24, 3), (10, 4)):
+    first = batches_seen(metadata, step, size) * size
+    assert 0 <= len(seen) - first < size
+    seen |= {*range(first, first + steps * size)}
+    before = metadata.get(KEY)
+    account = Account(size, 1, 1, step, before, position=first)
+    step += steps
+    metadata = account.metadata(step)
+    assert seen == {*range(metadata["position"])}
+  assert metadata[KEY]["images_seen"] == 24 * 8 + 32 * 2 + 10 * 4
 
 
 def test_a_checkpoint_that_states_nothing():

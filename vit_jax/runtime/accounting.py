@@ -16,6 +16,7 @@ from typing import Any
 from vit_jax.runtime import goodput as goodput_lib
 
 KEY = "accounting"  # in the metadata of a checkpoint
+POSITION = "position"  # there: of the next image in the order of the run
 # What `Account.at` returns; see `vit_jax.config.json_file.faults`.
 SHAPE: dict[str, Any] = {
   "images_seen": float,
@@ -40,6 +41,8 @@ class Account:
       has it in `before`. None: nothing, or no such checkpoint.
     goodput: Where the time of the run goes; None: not told.
     clock: Seconds, for tests.
+    position: Of the first image from `start` on; None: that of batches which
+      always had this size.
   """
 
   def __init__(
@@ -52,12 +55,14 @@ class Account:
     init: dict[str, Any] | None = None,
     goodput: goodput_lib.Goodput | None = None,
     clock: Callable[[], float] = time.monotonic,
+    position: int | None = None,
   ):
     self._batch_size = batch_size
     self._flops_per_image = flops_per_image
     self._num_devices = num_devices
     self._start = start
     num_images = start * batch_size
+    self._position = num_images if position is None else position
     self._before = before or {
       "images_seen": num_images,
       "flops": flops_per_image * num_images,
@@ -90,7 +95,8 @@ class Account:
 
   def metadata(self, step: int) -> dict[str, Any]:
     """Returns what a checkpoint of this step states of its cost."""
-    found = {"step": step, KEY: self.at(step)}
+    position = self._position + (step - self._start) * self._batch_size
+    found = {"step": step, KEY: self.at(step), POSITION: position}
     if self._goodput is not None:
       found[goodput_lib.KEY] = self._goodput.at()
     return found
@@ -114,10 +120,10 @@ class Account:
 
 
 def batches_seen(metadata: dict[str, Any], step: int, batch_size: int) -> int:
-  """Returns how many batches of this size the images before a step make.
+  """Returns how many batches of this size come before the next image.
 
   `step`, unless the run had batches of another size before; rounded down, so
-  that less than a batch is seen twice.
+  that less than a batch is seen twice, and none left out.
 
   Args:
     metadata: Of the checkpoint of the step; {}: unknown.
@@ -125,7 +131,7 @@ def batches_seen(metadata: dict[str, Any], step: int, batch_size: int) -> int:
     batch_size: Images of a batch from here on.
   """
   images = metadata.get(KEY, {}).get("images_seen", step * batch_size)
-  return int(images) // batch_size
+  return int(metadata.get(POSITION, images)) // batch_size
 
 
 def account_of(run: Any, num_devices: int, phases: Any, held: Any) -> Account:
@@ -145,14 +151,17 @@ def account_of(run: Any, num_devices: int, phases: Any, held: Any) -> Account:
   )
   held.tells = lambda: {key: goodput.at()}
   size, num_classes = run.facts.image_size, run.facts.num_classes
+  batch_size, metadata = run.config.data.batch_size, run.resumed_metadata
+  batches = batches_seen(metadata, run.start, batch_size)
   return Account(
-    run.config.data.batch_size,
+    batch_size,
     run.config.model.train_flops(size, num_classes),
     num_devices,
     run.start,
-    run.resumed_metadata.get(KEY),
+    metadata.get(KEY),
     run.init_metadata.get(KEY),
     goodput,
+    position=batches * batch_size,
   )
 
 
