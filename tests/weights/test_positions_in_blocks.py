@@ -10,8 +10,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import vit_jax
-from vit_jax import convert, models, weights
-from vit_jax.config import model_config
+from vit_jax import checkpoint, convert, models, weights
+from vit_jax.config import model_config, to_dict
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, timm
 from vit_jax.weights.google import POS_EMBEDDING
@@ -84,6 +84,34 @@ def test_their_model_is_known_by_the_names(posemb):
   model = model_config(**SIZE, posemb=posemb, posemb_at="blocks")
   params = foreign.random_params(model, 11, (24, 32))
   assert weights.identify(params, {}) == model
+
+
+@pytest.mark.parametrize("cls_row", [True, False])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("at", ["blocks", "shared", "stem"])
+def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
+  model = model_config(**SIZE, posemb_at=at, scan=scan, cls_row=cls_row)
+  module = models.build(model, 11)
+  images = jax.random.uniform(jax.random.key(1), (2, 24, 32, 3)) * 2 - 1
+  params = module.init(jax.random.key(0), images)["params"]
+  metadata = {
+    "model": to_dict(model),
+    "image_size": [24, 32],
+    "grid": [3, 4],
+    "has_cls_row": model.has_cls_row,
+    "loss": "softmax",
+  }
+  checkpoint.write_params(str(tmp_path / "run"), params, metadata)
+  found = weights.read(str(tmp_path / "run"))
+  assert found.has_cls_row == cls_row
+  vit = vit_jax.load(str(tmp_path / "run"), verbose=False)
+  np.testing.assert_allclose(  # rounding: blocks in a scan are unrolled
+    vit(images)[0], module.apply({"params": params}, images)[0], atol=1e-5
+  )
+  wider = vit_jax.load(
+    str(tmp_path / "run"), image_size=(40, 16), verbose=False
+  )
+  assert len(wider.report.resized) == (2 if at == "blocks" else 1)
 
 
 def test_other_places_are_noted():

@@ -95,7 +95,7 @@ def read(
     grid = tuple(found.grid)
   merged = found.options | options
   has_cls_row = (
-    POS_EMBEDDING in found.params
+    POS_EMBEDDING in map(_in_stem, found.params)
     and "cls" in found.params
     and merged.get("cls_row", True)
   )
@@ -198,10 +198,13 @@ def _check_arrays(params: Mapping[str, LazyArray]) -> None:
       raise ValueError(
         f"{name}: got type {array.dtype}, expected floating point."
       )
-    # A block may have a table of its own, of the stem's form.
-    of_stem = re.sub(r"^Transformer/encoderblock_\d+/", "Transformer/", name)
-    rank = RANKS.get(of_stem, len(array.shape))
+    rank = RANKS.get(_in_stem(name), len(array.shape))
     if len(array.shape) != rank:
       raise ValueError(
         f"{name}: got shape {tuple(array.shape)}, expected {rank} dimensions."
       )
+
+
+def _in_stem(name: str) -> str:
+  """Returns the stem's name of a block's array: each may have a table."""
+  return re.sub(r"^Transformer/encoderblock_\d+/", "Transformer/", name)
