@@ -69,6 +69,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 import io
 import os
 import pathlib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -90,6 +91,7 @@ from vit_jax.weights import labels
 
 NUM_IMAGES = 128  # as in Figure 7
 NUM_SHOWN = 24  # on the page; all have files
+LISTED = "rollout/files.txt"  # the pictures there that are ours to replace
 
 
 def run(args: argparse.Namespace) -> list[pathlib.Path]:
@@ -112,6 +114,8 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     (faults if is_fault else left_out).append(f"{printable(name)}: {error}")
   for label, (_, vit) in models.items():
     faults += _outside(args.patch, label, vit)
+  names = _pictures([named.name for named in found])
+  faults += _overwritten(out, names, found)
   if not faults:
     try:
       out.mkdir(parents=True, exist_ok=True)
@@ -127,7 +131,6 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     captions = _captions([named.name for named in found], vit, images)
     name = _file_name(label) if len(models) > 1 else ""
     insides.append(inside.look(name, label, vit, images, captions))
-  names = [_stem(named.name) for named in found]
   return _write(
     out, insides, list(models.values()), names, args.patch, left_out
   )
@@ -227,6 +230,27 @@ def _outside(
   ]
 
 
+def _pictures(names: Sequence[str]) -> list[str]:
+  """Returns where the picture of each image is written, within DIR."""
+  stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
+  return [
+    f"rollout/{i:03}_{_file_name(stem)}.png" for i, stem in enumerate(stems, 1)
+  ]
+
+
+def _overwritten(
+  out: pathlib.Path, names: Sequence[str], found: Sequence[streaming.Named]
+) -> list[str]:
+  """Returns a fault for each image that a picture would be written over."""
+  written = {os.path.realpath(out / n) for n in ("rollout.png", *names)}
+  return [
+    f"--out: got {str(out)!r}, where {printable(named.name)} would be written"
+    " over; name another folder."
+    for named in found
+    if os.path.realpath(named.name) in written
+  ]
+
+
 def _captions(
   names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
 ) -> list[str]:
@@ -248,7 +272,7 @@ def _write(
   out: pathlib.Path,
   insides: Sequence[inside.Inside],
   models: Sequence[tuple[str, Pretrained]],
-  stems: Sequence[str],
+  names: Sequence[str],
   patch: tuple[int, int] | None,
   left_out: list[str],
 ) -> list[pathlib.Path]:
@@ -275,15 +299,35 @@ def _write(
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]
     files["rollout.png"] = _png(overlay.sheet(shown, 3))
-  for i, (stem, (image, _)) in enumerate(zip(stems, pictures, strict=False), 1):
-    files[f"rollout/{i:03}_{stem}.png"] = _png(image)
-  for old in (out / "rollout").glob("[0-9][0-9][0-9]*_*.png"):
-    old.unlink()  # of other images, or another model
+  singles = {
+    name: _png(image) for name, (image, _) in zip(names, pictures, strict=False)
+  }
+  _replace_old(out, list(singles))
+  files |= singles
   for name, data in files.items():
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_bytes(data)
   _tell(out, list(files), [*left_out, *(t for p in parts for t in _of(p))])
   return [out / name for name in files]
+
+
+def _replace_old(out: pathlib.Path, names: Sequence[str]) -> None:
+  """Removes the pictures that an earlier call wrote; lists those of this one.
+
+  The list tells ours from those of the user, which may have any name.
+  """
+  listed = out / LISTED
+  old = (
+    listed.read_text("utf-8", "replace").split("\n") if listed.exists() else ()
+  )
+  for name in old:
+    if re.fullmatch(r"rollout/[0-9]{3,}_[^/\0]*\.png", name):
+      (out / name).unlink(missing_ok=True)
+  if names:
+    listed.parent.mkdir(parents=True, exist_ok=True)
+    listed.write_text("\n".join(names) + "\n", "utf-8")
+  else:
+    listed.unlink(missing_ok=True)
 
 
 def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
@@ -340,10 +384,6 @@ def _png(image: Image.Image) -> bytes:
   buffer = io.BytesIO()
   image.save(buffer, "png")
   return buffer.getvalue()
-
-
-def _stem(name: str) -> str:
-  return _file_name(os.path.splitext(os.path.basename(name))[0])
 
 
 def _file_name(text: str) -> str:

@@ -50,8 +50,10 @@ def call(*words):
 def test_one_model(photos, tmp_path, capsys):
   out = tmp_path / "new" / "inside"
   (out / "rollout").mkdir(parents=True)
-  for name in ("007_of_before.png", "mine.png"):
+  for name in ("007_of_before.png", "123_my_cat.png", "mine.png"):
     (out / "rollout" / name).write_text("")
+  told = "rollout/007_of_before.png\nrollout/../mine.png\n"
+  (out / visualize.LISTED).write_text(told)  # by an earlier call
   written = call(TOKEN, photos, f"--out={out}", "--patch=2,4")
   assert [str(path.relative_to(out)) for path in written] == [
     "index.html",
@@ -77,8 +79,31 @@ def test_one_model(photos, tmp_path, capsys):
   assert sorted(path.name for path in (out / "rollout").iterdir()) == [
     "001_a_b.png",
     "002_c.png",
+    "123_my_cat.png",
+    "files.txt",
     "mine.png",
   ]
+  call(TOKEN, photos / "c.png", f"--out={out}")
+  assert sorted(path.name for path in (out / "rollout").iterdir()) == [
+    "001_c.png",
+    "123_my_cat.png",
+    "files.txt",
+    "mine.png",
+  ]
+
+
+def test_no_image_is_written_over(photos, tmp_path):
+  inside = tmp_path / "rollout"
+  inside.mkdir()
+  shutil.copy(photos / "c.png", inside / "001_c.png")
+  before = (inside / "001_c.png").read_bytes()
+  with pytest.raises(ValueError) as e:
+    call(TOKEN, photos / "c.png", inside / "001_c.png", f"--out={tmp_path}")
+  assert str(e.value) == (
+    f"--out: got {str(tmp_path)!r}, where {inside / '001_c.png'} would be"
+    " written over; name another folder."
+  )
+  assert (inside / "001_c.png").read_bytes() == before
 
 
 def test_imagenet_s_classes_are_in_words():
