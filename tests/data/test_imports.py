@@ -249,11 +249,29 @@ def test_labels_of_numbers_and_names(tmp_path):
   assert classes.names == ("a", "b")
   assert [classes.index(v) for v in (b"b", "a", None, " ")] == [1, 0, -1, -1]
   # Texts that are no numbers, or one number twice, stay as they are.
-  for labels in (["007", "7"], ["cat", "7", "07"], ["+1", "-1"], ["00", "01"]):
+  for labels in (["007", "7"], ["07", "7", "cat"], ["+1", "-1"]):
     classes = listing.Classes([f" {v}\n" for v in labels], None, "x")
     assert classes.names == tuple(sorted(labels))
     found = [classes.names[classes.index(v)] for v in labels]
     assert found == labels
+  # Zeros in front change no number, whether all labels have them or some.
+  padded = [f"{i:02}" for i in range(120)]
+  for labels in (padded, [*map(str, range(12)), "-01"], ["00", "011", "5"]):
+    classes = listing.Classes(labels, None, "x")
+    assert classes.names == tuple(map(str, range(max(map(int, labels)) + 1)))
+    for text in labels:
+      assert classes.index(text) == max(-1, int(text))
+    assert not classes.note
+  # One number written twice: by value, then as text, which is said.
+  classes = listing.Classes([*map(str, range(11)), "05", "-1"], None, "x")
+  assert classes.names == (
+    *("0", "1", "2", "3", "4", "05", "5", "6", "7", "8", "9", "10"),
+  )
+  assert [classes.index(v) for v in ("05", "5", "10", "-1")] == [5, 6, 11, -1]
+  assert classes.note == (
+    "labels are names of classes, numbered by value, since '05' and '5' would"
+    " be one number"
+  )
   classes = listing.Classes(["01", b"00 ", "-1"], ("a", "b"), "x")
   assert [classes.index(v) for v in ("00", "01", "-1")] == [0, 1, -1]
   classes = listing.Classes({3, -1}, None, "x")
@@ -268,6 +286,19 @@ def test_labels_of_numbers_and_names(tmp_path):
   ):
     with pytest.raises(ValueError, match=message):
       listing.Classes(labels, given, "x")
+
+
+def test_an_import_says_that_two_texts_are_one_number(tmp_path):
+  (tmp_path / "in").mkdir()
+  texts = dict(zip(NAMES, ("5", "05", "11"), strict=True))
+  source = write_webdataset(tmp_path / "in", texts.get)
+  said = []
+  preparing.import_source(source, "own", str(tmp_path), say=said.append)
+  at = said.index("3 classes: 05, 5, 11")
+  assert said[at + 1].startswith("labels are names of classes, numbered by")
+  assert stored("own", "train", tmp_path) == {
+    image: texts[name] for image, name in SPLITS["train"]
+  }
 
 
 def test_columns_are_found_or_asked_for(tmp_path):

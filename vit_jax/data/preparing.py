@@ -154,6 +154,8 @@ def import_source(
   for split, (count, _) in listing.splits.items():
     say(f"{split}: {count:,} records found")
   say(f"{len(names):,} classes: {some}")
+  if listing.note:
+    say(listing.note)
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 

@@ -75,7 +75,9 @@ def listed(name: str, options: Options) -> Listing:
 
     return Split(len(data), entries)
 
-  return Listing(classes.names, {split: split_of(split) for split in names})
+  return Listing(
+    classes.names, {split: split_of(split) for split in names}, classes.note
+  )
 
 
 def split_names(splits: Iterable[str]) -> list[str]:

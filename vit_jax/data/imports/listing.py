@@ -2,8 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.splits import SPLIT_FOLDERS
@@ -15,9 +16,7 @@ SPLITS = {
   "test": SPLIT_FOLDERS["test"],
 }
 SPLIT_OF = {word: name for name, words in SPLITS.items() for word in words}
-_NUMBER, _PADDED = (
-  re.compile(pattern) for pattern in ("0|-?[1-9][0-9]{0,17}", "-?[0-9]{1,18}")
-)
+_NUMBER = re.compile("-?[0-9]{1,18}")
 
 
 class Options(NamedTuple):
@@ -54,19 +53,21 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """The classes by label, and the splits by name."""
+  """The classes by label, and the splits by name; `note` is for the user."""
 
   class_names: tuple[str, ...]
   splits: dict[str, Split]
+  note: str = ""
 
 
 class Classes:
   """The numbers of classes, from all labels that a source has.
 
-  Whole numbers are labels as they are, and so are texts if all are numbers;
-  where their names are not given, "007" is none, since "7" would be another.
-  Otherwise texts are names of classes, numbered in sorted order or in that of
-  `given`.
+  Whole numbers are labels as they are, and so are texts if all are numbers,
+  "007" as well, unless "7" occurs too and names are not given. Otherwise texts
+  are names of classes, numbered in sorted order (by value, then as text, if
+  all are numbers) or in that of `given`. `note` says where two texts are one
+  number.
 
   Args:
     labels: The labels that occur; None, blanks and, among numbers, negative
@@ -83,10 +84,19 @@ class Classes:
     self, labels: Collection, given: tuple[str, ...] | None, where: str
   ):
     texts = {text for text in map(_text, labels) if text}
-    number = _PADDED if given else _NUMBER
-    self._are_numbers = all(number.fullmatch(text) for text in texts)
+    self._are_numbers = all(_NUMBER.fullmatch(text) for text in texts)
+    self._index = dict.fromkeys(texts, -1)
+    self.note = ""
     if self._are_numbers:
-      texts = {text for text in texts if int(text) >= 0}
+      texts = sorted((t for t in texts if int(t) >= 0), key=_by_value)
+      if not given and (twice := _one_number(texts)):
+        self._are_numbers = False
+        self.note = (
+          f"labels are names of classes, numbered by value, since {twice[0]!r}"
+          f" and {twice[1]!r} would be one number"
+        )
+    else:
+      texts = sorted(texts)
     if not texts:
       raise ValueError(f"got {where} without any label, expected one an image.")
     if self._are_numbers:
@@ -99,13 +109,13 @@ class Classes:
           " classes."
         )
     else:
-      self.names = given or tuple(sorted(texts))
-      if missing := sorted(texts - {*self.names}):
+      self.names = given or tuple(texts)
+      if missing := sorted({*texts} - {*self.names}):
         raise ValueError(
           f"got the classes {missing[:5]} in {where}, expected one of the"
           f" {len(self.names)} given names, such as {self.names[0]!r}."
         )
-    self._index = {name: i for i, name in enumerate(self.names)}
+    self._index |= {name: i for i, name in enumerate(self.names)}
     check_names(self.names, where)
 
   def index(self, label) -> int:
@@ -121,6 +131,16 @@ def _text(label) -> str:
   if isinstance(label, bytes):
     label = label.decode("utf-8", "replace")
   return "" if label is None else str(label).strip()
+
+
+def _by_value(text: str) -> tuple[int, str]:
+  return int(text), text
+
+
+def _one_number(texts: Sequence[str]) -> tuple[str, str] | None:
+  """Returns the first two neighbours of the same value, if any."""
+  pairs = itertools.pairwise(texts)
+  return next((pair for pair in pairs if int(pair[0]) == int(pair[1])), None)
 
 
 def _numbers(present: set[int], where: str) -> tuple[str, ...]:

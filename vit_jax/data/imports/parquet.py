@@ -86,7 +86,9 @@ def listed(path: str, options: Options) -> Listing:
 
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
-  return Listing(classes.names, {k: split_of(v) for k, v in by_split.items()})
+  return Listing(
+    classes.names, {k: split_of(v) for k, v in by_split.items()}, classes.note
+  )
 
 
 def _check_expansion(path: str, file) -> None:

@@ -59,7 +59,9 @@ def listed(path: str, options: Options) -> Listing:
   def split_of(split: str) -> Split:
     return Split(counts[split], lambda: _entries(by_split[split], classes))
 
-  return Listing(classes.names, {split: split_of(split) for split in by_split})
+  return Listing(
+    classes.names, {split: split_of(split) for split in by_split}, classes.note
+  )
 
 
 def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
