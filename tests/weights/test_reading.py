@@ -188,6 +188,74 @@ def test_timm_s_activations_are_gelus(tmp_path):
   assert weights.read(path).options["gelu"] == MODEL.gelu
 
 
+@pytest.mark.parametrize(
+  "config, key, got, expected",
+  [
+    ({"global_pool": "avg"}, "global_pool", "avg", "'token'"),
+    (
+      {"model_args": {"global_pool": "avg", "fc_norm": False}},
+      "model_args.global_pool",
+      "avg",
+      "'token'",
+    ),
+    (
+      {"model_args": {"pos_embed": "none"}},
+      "model_args.pos_embed",
+      "none",
+      "'learn'",
+    ),
+  ],
+)
+def test_timm_s_config_of_another_model(tmp_path, config, key, got, expected):
+  config = {"architecture": "vit_base_patch16_gap_224"} | config
+  path = _timm(tmp_path / "model.safetensors", config)
+  assert message(path) == (
+    f"{path}: config.json: {key}: got {got!r}, expected {expected}, which is"
+    " what a model of these arrays computes here. Take other weights, or"
+    " correct config.json."
+  )
+
+
+@pytest.mark.parametrize(
+  "config, size, grid",
+  [
+    ({"input_size": [3, 16, 64]}, (16, 64), (2, 8)),
+    ({"model_args": {"img_size": [64, 16]}}, (64, 16), (8, 2)),
+    ({"model_args": {"img_size": 32}}, (32, 32), None),
+    (
+      {
+        "model_args": {"img_size": [16, 64]},
+        "pretrained_cfg": {"input_size": [3, 224, 224]},
+      },
+      (16, 64),
+      (2, 8),
+    ),
+  ],
+)
+def test_timm_s_config_tells_the_grid(tmp_path, config, size, grid):
+  path = _timm(tmp_path / "model.safetensors", config)
+  found = weights.read(path, options={"num_heads": 4})
+  assert (found.image_size, found.grid) == (size, grid)
+  vit = vit_jax.load(path, num_heads=4, verbose=False)
+  assert vit.image_size == size and not vit.report.resized
+
+
+def test_timm_s_config_of_a_size_that_is_none(tmp_path):
+  config = {"model_args": {"num_heads": 4, "img_size": [16, 64, 3]}}
+  path = _timm(tmp_path / "model.safetensors", config)
+  assert "config.json: model_args.img_size: got" in message(path)
+
+
+def test_timm_s_config_of_unknown_arguments(tmp_path):
+  args = {"num_heads": 4, "attn_layer": "diff", "img_size": 32, "norm": None}
+  path = _timm(tmp_path / "model.safetensors", {"model_args": args})
+  assert message(path) == (
+    f"{path}: config.json: model_args.attn_layer: got 'diff', expected no such"
+    " key: timm's model may compute otherwise by it. If its logits are the same"
+    " without it, remove it from config.json."
+  )
+
+
 def test_names_of_another_number_are_left_out(tmp_path):
   config = {"label_names": ["cat", "ox"]}
   path = _timm(tmp_path / "model.safetensors", config)

@@ -8,8 +8,10 @@ import pytest
 import torch_libraries
 from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
+import vit_jax
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
+from vit_jax.weights import timm_config
 from vit_jax.weights.lazy import lazy
 
 FULL = {
@@ -130,7 +132,7 @@ def test_architectures_tell_heads_and_gelu(timm):
       theirs = _without_memory(timm, name)
       try:
         params, options = weights.read(
-          _meta(theirs), **weights.stated({"architecture": f"{name}.tag"})
+          _meta(theirs), **timm_config.stated({"architecture": f"{name}.tag"})
         )
       except ValueError:
         continue  # it has parts of its own, or is of no known size
@@ -141,7 +143,9 @@ def test_architectures_tell_heads_and_gelu(timm):
       query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
       heads = params[f"Transformer/{query}"].shape[1]
       assert heads == block.attn.num_heads, name
-  assert {*weights.TANH, *weights.HEADS} <= read
+      # The pool of these is told by their arrays.
+      timm_config.options({"global_pool": theirs.global_pool}, params)
+  assert {*timm_config.TANH, *timm_config.HEADS} <= read
 
 
 def _without_memory(timm, name, **kwargs):
@@ -169,3 +173,65 @@ def test_timm_s_large_sizes_are_ours(timm, variant):
   params, _ = weights.read(_meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes
+
+
+SMALL_VIT = dict(
+  img_size=SIZE,
+  patch_size=8,
+  embed_dim=24,
+  depth=2,
+  num_heads=3,
+  num_classes=11,
+)
+
+
+def _saved(timm, tmp_path, name, kwargs):
+  """A folder as timm pushes it to the hub, and its model."""
+  model = timm.create_model(name, **kwargs)
+  foreign.randomise(model)
+  safetensors = pytest.importorskip("safetensors.torch")
+  safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+  hub = torch_libraries.load("timm.models._hub")
+  hub.save_config_for_hf(model, str(tmp_path / "config.json"))
+  return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "kwargs",
+  [
+    {},
+    {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    {"class_token": False, "global_pool": "map", "act_layer": "gelu_tanh"},
+    {"pos_embed": "none"},
+    {"no_embed_class": True},
+    {"dynamic_img_size": True, "drop_path_rate": 0.1},
+  ],
+)
+def test_a_folder_of_timm_s(timm, tmp_path, kwargs):
+  theirs = _saved(timm, tmp_path, "vit_base_patch16_224", SMALL_VIT | kwargs)
+  vit = vit_jax.load(tmp_path, verbose=False)
+  assert vit.image_size == SIZE
+  images = foreign.image(SIZE)
+  expected = foreign.torch_logits(theirs, images, "float32")
+  assert foreign.error(vit(images)[0], expected) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, kwargs, key",
+  [
+    ("vit", {"global_pool": "avg", "fc_norm": False}, "global_pool"),
+    ("vit", {"global_pool": "max", "fc_norm": False}, "global_pool"),
+    ("resnetv2_50x1_bit", {"output_stride": 16}, "output_stride"),
+    ("resnetv2_50x1_bit", {"act_layer": "silu"}, "act_layer"),
+    ("resnetv2_50x1_bit", {"avg_down": True}, "avg_down"),
+    ("resnetv2_50x1_bit", {"global_pool": "max"}, "global_pool"),
+  ],
+)
+def test_a_folder_of_timm_s_of_another_model(timm, tmp_path, name, kwargs, key):
+  if name == "vit":
+    name, kwargs = "vit_base_patch16_224", SMALL_VIT | kwargs
+  _saved(timm, tmp_path, name, kwargs)
+  with pytest.raises(ValueError, match=f"config.json: model_args.{key}: got"):
+    vit_jax.load(tmp_path, verbose=False)

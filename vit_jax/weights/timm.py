@@ -52,21 +52,6 @@ PARTS = (
 
 # timm's act_layer -> our GELU.
 GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
-# Architectures of which a config.json tells what no array does: those whose
-# act_layer is gelu_tanh, and those with other heads than the size of their
-# arrays.
-TANH = frozenset(
-  f"vit_{size}_siglip{gap}_{side}"
-  for size, side in (
-    ("so400m_patch16", 256),
-    ("so400m_patch16", 384),
-    ("so400m_patch16", 512),
-    ("large_patch16", 512),
-    ("base_patch32", 256),
-  )
-  for gap in ("", "_gap")
-)
-HEADS = {"vit_base_patch16_gap_224": 16}
 
 # Size -> names at 224 pixels, by the side of the patch; the first one stands
 # for other patches.
@@ -133,26 +118,6 @@ def _is_resnet(names) -> bool:
   return {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= set(names)
 
 
-def stated(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a config.json of timm's tells of the model and no array does.
-
-  Arguments of the model have precedence over its architecture.
-
-  Args:
-    config: Contents of config.json; {}: there is none.
-
-  Returns:
-    The arguments num_heads and act_layer of `read`.
-  """
-  args = config.get("model_args") or {}
-  name = (config.get("architecture") or "").partition(".")[0]  # NAME.TAG
-  act_layer = "gelu_tanh" if name in TANH else "gelu"
-  return {
-    "num_heads": args.get("num_heads") or HEADS.get(name),
-    "act_layer": args.get("act_layer") or act_layer,
-  }
-
-
 def read(
   arrays: Mapping[str, LazyArray],
   num_heads: int | None = None,
@@ -171,8 +136,8 @@ def read(
 
   Returns:
     Parameters; and options of the model that follow from timm's code
-    and not from the arrays: gelu and ln_eps of a ViT; gn_eps, ws_eps and
-    ws_eps_on of a ResNet; root_pad of BiT.
+    and not from the arrays: gelu and ln_eps of a ViT, and posemb of one without
+    a table; gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
@@ -216,6 +181,8 @@ def read(
     )
   if faults:
     raise ValueError("weights of timm: " + "\n".join(faults))
+  if not is_resnet and POS_EMBEDDING not in params:
+    options["posemb"] = "none"  # timm computes no positions
   return params, options
 
 

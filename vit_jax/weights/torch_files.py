@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.config import json_file, model_from_dict, pixel_path
-from vit_jax.weights import hf, hf_images, timm
+from vit_jax.weights import hf, hf_images, timm, timm_config
 from vit_jax.weights.beside import beside
 from vit_jax.weights.found import (
   METADATA,
@@ -18,6 +18,8 @@ from vit_jax.weights.found import (
   unknown_names,
   with_metadata,
 )
+from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.identify import identify
 from vit_jax.weights.lazy import LazyArray
 
 
@@ -72,21 +74,25 @@ def _from_timm(found: Safetensors) -> Weights:
   else:
     shape = _TIMM | _TIMM_MODEL | {"pretrained_cfg": _TIMM}
     json_file.check(found.config, shape, f"{found.path}: config.json")
-    stated = timm.stated(found.config)
+    stated = timm_config.stated(found.config)
   if num_heads := found.options.get("num_heads"):
     stated["num_heads"] = num_heads
   params, options = timm.read(found.arrays, **stated)
   weights = Weights(str(found.path), "timm", params, options)
   if ours:
     return with_metadata(weights, ours)
+  options |= timm_config.options(found.config, params)
   about = {**found.config, **(found.config.get("pretrained_cfg") or {})}
-  size = (about.get("input_size") or [3])[1:]
-  names = about.get("label_names")
+  size = timm_config.image_size(found.config, f"{found.path}: config.json")
+  grid, names = None, about.get("label_names")
+  if size and size[0] != size[1] and POS_EMBEDDING in params:
+    grid = identify(params, options).grid(size)
   weights = dataclasses.replace(
     weights,
-    image_size=tuple(size) or None,
+    grid=grid,
+    image_size=size,
     class_names=tuple(names) if names else None,
-    ops=_timm_ops(about) if size else None,
+    ops=_timm_ops(about, size) if size else None,
   )
   return _fold(weights, about.get("mean"), about.get("std"))
 
@@ -137,9 +143,8 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
   return model.size.num_heads if model.name == "vit" else None
 
 
-def _timm_ops(about: Mapping[str, Any]) -> str:
+def _timm_ops(about: Mapping[str, Any], size: tuple[int, int]) -> str:
   """Returns timm's evaluation of a model, from its config."""
-  _, height, width = about["input_size"]
   share = about.get("crop_pct") or 0.875
   if not 0.01 <= share <= 100:
     raise ValueError(
@@ -147,7 +152,7 @@ def _timm_ops(about: Mapping[str, Any]) -> str:
       " that of the image, such as 0.875."
     )
   return pixel_path.timm(
-    (height, width),
+    size,
     share,
     about.get("interpolation") or "bicubic",
     about.get("crop_mode") or "center",

@@ -1,0 +1,161 @@
+"""What timm's config.json tells of a model, and no array does."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.config import json_file
+from vit_jax.options import shown
+from vit_jax.weights.google import POS_EMBEDDING
+
+# Architectures of which it tells the activation, gelu_tanh, and the heads,
+# which are not those of the size of their arrays.
+TANH = frozenset(
+  f"vit_{size}_siglip{gap}_{side}"
+  for size, side in (
+    ("so400m_patch16", 256),
+    ("so400m_patch16", 384),
+    ("so400m_patch16", 512),
+    ("large_patch16", 512),
+    ("base_patch32", 256),
+  )
+  for gap in ("", "_gap")
+)
+HEADS = {"vit_base_patch16_gap_224": 16}
+
+# Arguments of timm's models that are read here or told by arrays, that only
+# training uses, and that change nothing at the size of the weights.
+KNOWN = frozenset(
+  """
+  act_layer basic bottle_ratio channels class_token depth embed_dim fc_norm
+  final_norm img_size in_chans init_values layers mlp_ratio no_embed_class
+  num_classes num_heads patch_size pre_norm proj_bias qk_norm qkv_bias
+  reg_tokens scale_attn_norm scale_mlp_norm stem_chs width_factor
+  attn_drop_rate drop_path_rate drop_rate fix_init patch_drop_rate
+  pos_drop_rate proj_drop_rate weight_init zero_init_last
+  dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
+  """.split()
+)
+# What a ResNet of ours computes.
+RESNET = {
+  "act_layer": ("relu",),
+  "avg_down": (False,),
+  "global_pool": ("avg",),
+  "output_stride": (32,),
+  "preact": (True,),
+  "stem_type": ("fixed",),
+}
+
+
+def stated(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what `timm.read` has to know.
+
+  Arguments of the model have precedence over its architecture.
+
+  Args:
+    config: Contents of config.json; {}: there is none.
+
+  Returns:
+    The arguments num_heads and act_layer of `timm.read`.
+  """
+  args = config.get("model_args") or {}
+  name = (config.get("architecture") or "").partition(".")[0]  # NAME.TAG
+  act_layer = "gelu_tanh" if name in TANH else "gelu"
+  return {
+    "num_heads": args.get("num_heads") or HEADS.get(name),
+    "act_layer": args.get("act_layer") or act_layer,
+  }
+
+
+def image_size(config: Mapping[str, Any], where: str) -> tuple[int, ...] | None:
+  """Returns (height, width) of the images, in pixels; None: it is not stated.
+
+  That of the model's positions, img_size, has precedence: timm leaves the
+  input_size of other weights beside it.
+
+  Args:
+    config: Contents of config.json, input_size checked; {}: there is none.
+    where: The file, for messages.
+
+  Raises:
+    ValueError: img_size is no size.
+  """
+  size = (config.get("model_args") or {}).get("img_size")
+  if size is not None:
+    size = size if isinstance(size, list) else [size] * 2
+    json_file.check(
+      {"model_args": {"img_size": size}},
+      {"model_args": {"img_size": json_file.SIZE}},
+      where,
+    )
+    return tuple(size)
+  about = {**config, **(config.get("pretrained_cfg") or {})}
+  return tuple((about.get("input_size") or [3])[1:]) or None
+
+
+def options(
+  config: Mapping[str, Any], params: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns options of the model that follow from both.
+
+  Args:
+    config: Contents of config.json; {}: there is none.
+    params: Our flat names -> anything.
+
+  Returns:
+    cls_row=False where the table has no row for the class token.
+
+  Raises:
+    ValueError: timm computes what our model of these parameters does not.
+  """
+  if faults := list(_faults(config, params)):
+    raise ValueError("\n".join(faults))
+  args = config.get("model_args") or {}
+  if args.get("no_embed_class") is True and "cls" in params:
+    return {"cls_row": False}
+  return {}
+
+
+def _faults(
+  config: Mapping[str, Any], params: Mapping[str, Any]
+) -> Iterator[str]:
+  args = config.get("model_args") or {}
+  given = {f"model_args.{k}": v for k, v in args.items() if v is not None}
+  if config.get("global_pool") is not None:
+    given["global_pool"] = config["global_pool"]
+  ours = _computed(params)
+  for key, value in given.items():
+    name = key.removeprefix("model_args.")
+    # By type as well: 1 is not True.
+    if name in ours and (type(value), value) not in [
+      (type(v), v) for v in ours[name]
+    ]:
+      expected = " or ".join(map(repr, ours[name]))
+      yield (
+        f"config.json: {key}: got {shown(value)}, expected {expected}, which is"
+        " what a model of these arrays computes here. Take other weights, or"
+        " correct config.json."
+      )
+    elif name not in ours and name not in KNOWN:
+      yield (
+        f"config.json: {key}: got {shown(value)}, expected no such key: timm's"
+        " model may compute otherwise by it. If its logits are the same without"
+        " it, remove it from config.json."
+      )
+
+
+def _computed(params: Mapping[str, Any]) -> dict[str, tuple]:
+  """Returns the values of timm's arguments that our model agrees with."""
+  if "embedding/kernel" not in params:
+    return RESNET
+  pool = (
+    "token"
+    if "cls" in params
+    else "map"
+    if "MAPHead_0/probe" in params
+    else "avg"
+  )
+  has_table = POS_EMBEDDING in params
+  return {
+    "global_pool": (pool,),
+    "pos_embed": ("learn",) if has_table else ("none", ""),
+  }
