@@ -372,6 +372,42 @@ def test_the_preprocessor_is_ours(transformers, tmp_path, ops):
 @pytest.mark.parametrize(
   "name, about",
   [
+    ("ViT", {}),
+    ("DeiT", {}),
+    ("CLIP", {}),
+    ("Bit", {}),
+    ("Bit", {"size": 256, "resample": 2}),
+    ("DeiT", {"size": 230, "do_normalize": False}),
+  ],
+)
+def test_defaults_are_those_of_the_processor(
+  transformers, tmp_path, name, about
+):
+  about = {"image_processor_type": f"{name}ImageProcessor", **about}
+  (tmp_path / hf_images.FILE).write_text(json.dumps(about))
+  processor = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path, local_files_only=True
+  )
+  about = hf_images.complete(about)
+  ops = hf_images.ops_of(about, (224, 224))
+  values = np.random.default_rng(0).integers(0, 256, (300, 430, 3), np.uint8)
+  got = processor(Image.fromarray(values), return_tensors="np")
+  mean, std = (
+    np.array(about.get(key, [0.5] * 3)) for key in ("image_mean", "image_std")
+  )
+  if not about.get("do_normalize", True):
+    mean, std = 0.0, 1.0
+  found = (pixels.apply(values, ops) / 255 - mean) / std
+  off = got["pixel_values"][0] - found.transpose(2, 0, 1)
+  off = np.abs(off) * np.min(std) * 255
+  # torchvision, where it is installed, has weights of 16 bits for bytes.
+  assert off.max() < 1.001 and off.mean() < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, about",
+  [
     ("ViT", {"size": 32, "resample": 2}),
     ("ViT", {"size": {"height": 32, "width": 48}, "resample": 3}),
     ("DeiT", {"size": 40, "do_center_crop": True, "crop_size": 32}),

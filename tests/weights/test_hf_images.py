@@ -71,6 +71,61 @@ def test_hugging_face_s_images(tmp_path, about, ops):
     assert image_size(found.ops) == (32, 32)
 
 
+CROPPED = "resize_small_torch(36)|central_crop_torch(32)"
+SAID = dict(
+  do_resize=True,
+  size={"shortest_edge": 36},
+  resample=3,
+  do_center_crop=True,
+  crop_size=32,
+  do_rescale=True,
+  do_normalize=True,
+  image_mean=[0.5] * 3,
+  image_std=[0.5] * 3,
+)
+
+
+@pytest.mark.parametrize(
+  "name, about, ops",
+  [
+    ("ViTFeatureExtractor", {"size": 32}, "resize_torch(32, 'bilinear')"),
+    ("ViTImageProcessorFast", {"size": 32}, "resize_torch(32, 'bilinear')"),
+    ("CLIPImageProcessor", {"size": 36, "crop_size": 32}, CROPPED),
+    ("BitImageProcessorPil", {"size": 36, "crop_size": 32}, CROPPED),
+    (
+      "CLIPFeatureExtractor",
+      {"size": 36, "crop_size": 32, "do_center_crop": None, "resample": 2},
+      "resize_small_torch(36, 'bilinear')|central_crop_torch(32)",
+    ),
+    (
+      "DeiTImageProcessor",
+      {"size": 40, "crop_size": 32},
+      "resize_torch(40)|central_crop_torch(32)",
+    ),
+    ("DeiTFeatureExtractor", {}, None),  # 224 pixels
+    ("CLIPImageProcessor", {}, None),
+    ("ConvNextImageProcessor", {"size": 32}, None),
+    ("ConvNextImageProcessor", SAID | {"size": 36}, None),
+    ("ConvNextImageProcessor", SAID, CROPPED),
+  ],
+)
+def test_the_type_of_the_processor_tells_the_rest(tmp_path, name, about, ops):
+  folder = hf_folder(tmp_path / "m", image=(32, 32))
+  key = "feature_extractor_type"
+  if "Extractor" not in name:
+    key = "image_processor_type"
+  about = {key: name, **about}
+  (folder / "preprocessor_config.json").write_text(json.dumps(about))
+  found = weights.read(folder)
+  assert found.ops == (ops and PILLOW + ops)
+  told = [n for n in found.notes if "which no operation here does" in n]
+  assert len(told) == (ops is None)
+  assert (f"{key}={name!r}" in str(told)) == (not ops and "ConvN" in name)
+  # CLIP's own mean and deviation, where no others are stated.
+  folded = [n for n in found.notes if "with mean [0.48145466, " in n]
+  assert len(folded) == (name[:3] in ("CLI", "Bit"))
+
+
 def test_hugging_face_without_a_preprocessor(tmp_path):
   folder = hf_folder(tmp_path / "m")
   (folder / "preprocessor_config.json").unlink()

@@ -1,6 +1,7 @@
 """Hugging Face's preprocessor_config.json: read as operations, and written."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ FILE = "preprocessor_config.json"
 # What is read of it; and `size` and `crop_size`, which have several forms:
 # `_sides`.
 READ = {
+  "image_processor_type": str,
+  "feature_extractor_type": str,
   "do_resize": bool,
   "resample": json_file.Whole(0, 5),
   "do_center_crop": bool,
@@ -23,13 +26,63 @@ READ = {
   "image_std": (float,) * 3,
 }
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_CLIP = {
+  "resample": 3,
+  "size": {"shortest_edge": 224},
+  "do_center_crop": True,
+  "crop_size": 224,
+  "image_mean": [0.48145466, 0.4578275, 0.40821073],
+  "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+# Type of the processor -> what it does where its file is silent, unless that is
+# to resize images to the model's size, bilinear, and normalise by 0.5.
+# Source: transformers 5.24, models/*/image_processing_*.py.
+DEFAULTS = {
+  "ViT": {},
+  "DeiT": {
+    "resample": 3,
+    "size": {"height": 256, "width": 256},
+    "do_center_crop": True,
+    "crop_size": 224,
+  },
+  "CLIP": _CLIP,
+  "Bit": _CLIP,
+}
+# Without defaults that we know, all that decides on the pixels must be there.
+_DECISIVE = {
+  *("do_resize", "size", "resample", "do_center_crop", "do_rescale"),
+  *("do_normalize", "image_mean", "image_std"),
+}
+
+
+def complete(about: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what is stated, and the defaults of the processor that is named.
+
+  Args:
+    about: Contents of preprocessor_config.json; {}: there is none.
+  """
+  about = {k: v for k, v in about.items() if v is not None}
+  if not about:
+    return {}
+  defaults = DEFAULTS.get(_type(about), {})
+  size = about.get("size")
+  if "shortest_edge" in defaults.get("size", ()) and isinstance(size, int):
+    about["size"] = {"shortest_edge": size}
+  return {**defaults, **about}
+
+
+def _type(about: Mapping[str, Any]) -> str:
+  """Returns the model whose processor is named; "ViT" where none is."""
+  keys = ("image_processor_type", "feature_extractor_type")
+  name = next((about[key] for key in keys if about.get(key)), "ViT")
+  return re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
 
 
 def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   """Returns transformers' evaluation of a model.
 
   Args:
-    about: Contents of preprocessor_config.json; {}: there is none.
+    about: As `complete` returns it.
     size: (height, width) of the model's images, pixels.
 
   Returns:
@@ -37,6 +90,10 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   """
   filter = RESAMPLE.get(about.get("resample", 2))
   if not (about and filter and about.get("do_resize", True)):
+    return None
+  if _type(about) not in DEFAULTS and not (
+    about.keys() >= _DECISIVE and isinstance(about["size"], dict)
+  ):
     return None
   whole = pixel_path.PixelPath(
     size, dct="accurate", resizer="pillow", filter=filter, antialias=True
@@ -77,6 +134,8 @@ def _sides(
 def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
   """Returns a note on a preprocessing that is not ours."""
   keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
+  if _type(about) not in DEFAULTS:
+    keys = ("image_processor_type", "feature_extractor_type", *keys)
   given = ", ".join(f"{k}={shown(about[k])}" for k in keys if k in about)
   return (
     f"{FILE}: got {given}, which no operation here does for"

@@ -109,7 +109,7 @@ def _from_hf(found: Safetensors) -> Weights:
   size = extras["image_size"]
   folder = path if path.is_dir() else path.parent
   about = json_file.read(beside(folder, hf_images.FILE), hf_images.READ)
-  about = {k: v for k, v in about.items() if v is not None}
+  about = hf_images.complete(about)
   ops = hf_images.ops_of(about, size)
   weights = Weights(
     str(path),
