@@ -62,6 +62,7 @@ def test_splits_mean_what_tfds_means(text):
       "train[5:2]",
       "holds no records: it means 5 to 2, expected bounds in rising",
     ),
+    ("train[0%:100]", "has one bound in percent and one in records"),
     (
       "train[33%:500]",
       r"'train\[33%:500\]' has one bound in percent and one in",

@@ -178,7 +178,8 @@ def _parse_part(
       f"got split {name!r}, expected one of {known}.{nearest(name, sizes)}"
     )
   size = sizes[name]
-  bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0%")]
+  # Zero records are zero percent, too.
+  bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0")]
   if len({bound.endswith("%") for bound in bounds}) > 1:
     raise SplitError(
       f"got split {text!r}, of which {part.strip()!r} has one bound in percent"
