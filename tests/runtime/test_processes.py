@@ -10,7 +10,7 @@ import several
 
 from vit_jax import evaluate, train
 from vit_jax.config import ConfigError, cli
-from vit_jax.runtime import lock, processes
+from vit_jax.runtime import lock, processes, tpu_slice
 
 FLAGS = {
   "coordinator": "host0:1234",
@@ -30,6 +30,7 @@ SLURM = {
   "SLURM_GPUS_ON_NODE": "8",
   "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
 }
+HOSTS = tpu_slice.Slice(True, "TPU_WORKER_HOSTNAMES has 2 hosts")
 NODE = {  # one task a node
   "SLURM_NTASKS": "2",
   "SLURM_STEP_NUM_TASKS": "2",
@@ -42,7 +43,7 @@ def calls(monkeypatch):
   """Arguments that jax got, on a machine without the variables and a TPU."""
   for name in (*VARIABLES, *SLURM, "JAX_LOCAL_DEVICE_IDS"):
     monkeypatch.delenv(name, raising=False)
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: False)
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
   found = []
   monkeypatch.setattr(
     jax.distributed, "initialize", lambda **settings: found.append(settings)
@@ -53,6 +54,12 @@ def calls(monkeypatch):
 def _set(monkeypatch, variables):
   for name, value in variables.items():
     monkeypatch.setenv(name, value)
+
+
+def _is_tpu(monkeypatch, found):
+  """On a TPU VM of which that is found."""
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
+  monkeypatch.setattr(tpu_slice, "find", lambda: found)
 
 
 def _faults(flags=None, faults=(), **options):
@@ -69,7 +76,7 @@ def test_a_process_on_its_own_joins_nobody(calls, capfd):
 
 def test_flags_come_first(calls, monkeypatch):
   _set(monkeypatch, VARIABLES | SLURM)
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: True)
+  _is_tpu(monkeypatch, HOSTS)
   processes.initialise({**FLAGS, "workdir": "x"})
   assert calls == [
     {
@@ -94,17 +101,33 @@ def test_then_environment_variables(calls, monkeypatch):
 
 def test_then_slurm(calls, monkeypatch):
   _set(monkeypatch, SLURM)
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: True)
+  _is_tpu(monkeypatch, HOSTS)
   processes.initialise()
   (call,) = calls
   assert call["cluster_detection_method"] == "slurm"
   assert "coordinator_address" not in call  # jax finds it
 
 
-def test_then_a_tpu(calls, monkeypatch):
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: True)
+def test_then_a_tpu_of_several_hosts(calls, monkeypatch, capfd):
+  held = []
+  _is_tpu(monkeypatch, HOSTS)
+  monkeypatch.setattr(tpu_slice, "hold", lambda: held.append(len(calls)))
   processes.initialise()
-  assert calls == [{"initialization_timeout": 360}]
+  assert (
+    calls == [{"initialization_timeout": 360}] and capfd.readouterr().err == ""
+  )
+  assert held == [0]  # before it joins
+
+
+def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(
+  calls, monkeypatch, capfd
+):
+  """A coordinator at jax's fixed port would meet a second process there."""
+  _is_tpu(monkeypatch, tpu_slice.Slice(False, "X has 1 host"))
+  processes.initialise()
+  out, err = capfd.readouterr()
+  assert calls == [] and out == ""
+  assert err == "TPU slice: X has 1 host; this process works alone.\n"
 
 
 @pytest.mark.parametrize(
@@ -257,10 +280,12 @@ def test_what_jax_says_is_passed_on(calls, monkeypatch):
     raise RuntimeError("no such host\n(a stack)")
 
   monkeypatch.setattr(jax.distributed, "initialize", fails)
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: True)
+  monkeypatch.setattr(tpu_slice, "hold", lambda: None)
+  _is_tpu(monkeypatch, HOSTS)
   assert _faults() == (
-    "first host of the TPU slice: this process could not join (RuntimeError: no"
-    " such host); start the same command on every host (ssh --worker=all).",
+    "TPU slice (TPU_WORKER_HOSTNAMES has 2 hosts): this process could not join"
+    " (RuntimeError: no such host); start the same command on every host (ssh"
+    " --worker=all).",
   )
 
 
@@ -293,7 +318,8 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
   config.write_text("from vit_jax.config import defaults as get_config\n")
   words = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
   _set(monkeypatch, SLURM if how == "slurm" else {})
-  monkeypatch.setattr(processes, "_is_tpu_vm", lambda: how == "tpu")
+  if how == "tpu":
+    _is_tpu(monkeypatch, HOSTS)
   args = cli.parse(
     "x",
     {"workdir": "", "allow_change": "", **cli.PROCESS_FLAGS},

@@ -1,8 +1,6 @@
 """Joins the processes of a run before anything asks jax for devices."""
 
 import contextlib
-import glob
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import ConfigError
-from vit_jax.runtime import exits
+from vit_jax.runtime import exits, tpu_slice
 
 # Which process this is: by flags of the command, or by the environment.
 FLAGS = ("coordinator", "num_processes", "process_id")
@@ -44,9 +42,9 @@ def initialise(
   1. the flags --coordinator=host:port --num_processes --process_id;
   2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
   3. SLURM, for a process that srun started beside others;
-  4. on a TPU VM, the machine's own metadata.
+  4. on a TPU VM whose slice has other hosts, what jax knows of it.
 
-  A single process needs none.
+  A single process needs none, nor does the only host of a slice.
 
   Args:
     flags: Flags of the command line; only `FLAGS` are read.
@@ -56,7 +54,8 @@ def initialise(
 
   Raises:
     ConfigError: Only some of the three are set, or one of them is no address or
-      no such number; or the others did not come.
+      no such number; or the others did not come; or another process of this
+      host has joined them already.
   """
   flags, look = flags or {}, look or (lambda: None)
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
@@ -88,9 +87,15 @@ def initialise(
     )
     look()
     _join(settings, who, SLURM_ADVICE, timeout)
-  elif _is_tpu_vm():
+  elif tpu_slice.is_tpu_vm():
+    found = tpu_slice.find()
+    if not found.is_shared:
+      exits.say(f"TPU slice: {found.why}; this process works alone.")
+      return
     look()
-    _join({}, "first host of the TPU slice: this process", TPU_ADVICE, timeout)
+    tpu_slice.hold()
+    who = f"TPU slice ({found.why}): this process"
+    _join({}, who, TPU_ADVICE, timeout)
   elif _number("SLURM_NTASKS") > 1:
     exits.say(
       f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
@@ -213,8 +218,3 @@ def _number(name: str, default: int = 0) -> int:
   """Returns an environment variable's number; the default if it has none."""
   value = os.environ.get(name, "")
   return int(value) if value.isdecimal() else default
-
-
-def _is_tpu_vm() -> bool:
-  has_chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
-  return bool(has_chips) and importlib.util.find_spec("libtpu") is not None
