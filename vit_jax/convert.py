@@ -127,7 +127,6 @@ from vit_jax.weights import (
   destination,
   hf,
   hf_images,
-  labels,
   onnx_file,
   push,
   safetensors_file,
@@ -199,20 +198,12 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   target.parent.mkdir(parents=True, exist_ok=True)
   with target.open("wb") as stream:
     np.savez(stream, **arrays)
-  notes = [f"under the names of {reader}"]
-  known = labels.known(vit.num_classes)
-  if vit.class_names and vit.class_names != known:
-    note = "without class names: .npz has no place for them"
-    if known:
-      note += f", and this width is taken for ImageNet's: {known[0]} ..."
-    notes.append(note)
-  if untold := _untold(vit):
-    text = ", ".join(f"{k}={v!r}" for k, v in untold.items())
-    notes.append(
-      f"load it with {text}: .npz has no place to say so, and Google's codes do"
-      " otherwise"
-    )
-  return notes
+  return [
+    f"under the names of {reader}",
+    *as_npz.lost(
+      _untold(vit), vit.num_classes, vit.class_names, vit.ops, vit.image_size
+    ),
+  ]
 
 
 def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -310,7 +301,8 @@ Apply = Callable[[np.ndarray], np.ndarray]
 def _load(vit: Pretrained, path: str) -> Apply:
   # A .npz states less than is known here; the rest is passed on.
   told = _untold(vit) if path.endswith(".npz") else {}
-  again = vit_jax.load(path, image_size=vit.image_size, verbose=False, **told)
+  told["image_size"] = vit.image_size
+  again = vit_jax.load(path, verbose=False, **told)
   return lambda images: again(images)[0]
 
 
@@ -438,7 +430,7 @@ def _untold(vit: Pretrained) -> dict:
   return as_npz.untold(
     flatten_dict(vit.params, sep="/"),
     vit.config,
-    grid=vit.config.grid(vit.image_size),
+    image_size=vit.image_size,
     num_classes=vit.num_classes,
     loss=vit.loss,
   )

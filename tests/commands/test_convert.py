@@ -141,8 +141,6 @@ def test_there_and_back(tmp_path, name):
     notes = convert.convert(vit, str(dst), to)
     assert all(isinstance(note, str) for note in notes)
     untold = convert._untold(vit) if to == "npz" else {}
-    if to == "npz" and "grid" not in untold:
-      untold |= {"image_size": image_size}  # as in no other format
     again = vit_jax.load(dst, verbose=False, **untold)
     assert again.config == dataclasses.replace(vit.config, **changes)
     assert again.image_size == image_size
@@ -186,18 +184,27 @@ def test_there_and_back(tmp_path, name):
         "under the names of BiT's own code, big_vision and timm",
         "without class names",
         "load it with gn_eps=1e-05, ws_eps=1e-08, ws_eps_on='var',"
-        " root_pad='nothing': .npz has no place",
+        " root_pad='nothing', image_size=(64, 64): .npz has no place to say so,"
+        " and Google's codes do otherwise",
       ],
     ),
     (
       "bit_v1",
       "npz",
-      ["under the names of big_vision", "without class names"],
+      [
+        "under the names of big_vision",
+        "without class names",
+        "load it with image_size=(64, 64): .npz has no place to say so",
+      ],
     ),
     (
       "gap_sincos2d",
       "npz",
-      ["under the names of big_vision", "without class names"],
+      [
+        "under the names of big_vision",
+        "without class names",
+        "load it with image_size=(24, 32): .npz has no place to say so",
+      ],
     ),
     (
       "learn2d",
@@ -210,7 +217,7 @@ def test_there_and_back(tmp_path, name):
       [
         "under the names of vit_jax alone",
         "without class names",
-        "load it with posemb='none': .npz has no place",
+        "load it with posemb='none', image_size=(24, 32): .npz has no place",
       ],
     ),
     (
@@ -268,6 +275,18 @@ def test_a_npz_has_no_class_names(tmp_path, names):
     "without class names: .npz has no place for them, and this width is taken"
     " for ImageNet's: n01440764 ..."
   ]
+
+
+def test_a_npz_has_no_preprocessing(tmp_path):
+  vit = make(image_size=(16, 16), names=None, **CASES["12_heads"][0])
+  vit = dataclasses.replace(vit, ops="decode|resize_small(18)|central_crop(16)")
+  path = str(tmp_path / "x.npz")
+  _, *notes = convert.convert(vit, path, "npz")
+  assert notes == [
+    "images there: decode|resize(16), since .npz has no place to say"
+    " decode|resize_small(18)|central_crop(16)"
+  ]
+  assert vit_jax.load(path, verbose=False).ops == "decode|resize(16)"
 
 
 @pytest.mark.parametrize("to", SUFFIX)

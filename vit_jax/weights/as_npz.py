@@ -1,13 +1,18 @@
 """A model as a `.npz` of a published format: its arrays, and what they lack."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from vit_jax.config import pixel_path
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, google, labels
+from vit_jax.weights.fitting import trained_at
+from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import NEEDED, identify
+from vit_jax.weights.lazy import LazyArray
 
 
 def write(
@@ -50,7 +55,7 @@ def untold(
   params: Mapping[str, Any],
   model: ModelConfig,
   *,
-  grid: tuple[int, int],
+  image_size: tuple[int, int],
   num_classes: int,
   loss: str,
 ) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def untold(
   Args:
     params: Our flat names -> anything with a shape; blocks not stacked.
     model: Model of the parameters.
-    grid: Rows and columns of patches.
+    image_size: (height, width) of the images, pixels.
     num_classes: Width of the head, 0 for none.
     loss: Loss that the head was trained with.
   """
@@ -67,7 +72,60 @@ def untold(
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
   found = {k: getattr(model, k) for k in keys if hasattr(model, k)}
   found = {k: v for k, v in found.items() if v != getattr(by_names, k)}
+  grid = model.grid(image_size)
   if google.POS_EMBEDDING in params and grid[0] != grid[1]:
     found["grid"] = tuple(grid)
+  read = Weights(
+    "",
+    "npz",
+    {k: _shape(v) for k, v in params.items()},
+    dataclasses.asdict(model),
+    found.get("grid"),
+    model.has_cls_row,
+  )
+  if trained_at(read) != tuple(image_size):
+    found["image_size"] = tuple(image_size)
   guess = labels.loss(num_classes, NEEDED[0] in params) or "softmax"
   return found | ({"loss": loss} if num_classes and loss != guess else {})
+
+
+def _shape(array: Any) -> LazyArray:
+  """Returns an array that is known by its shape alone."""
+  shape = tuple(array.shape)
+  return LazyArray(shape, np.dtype(np.float32), lambda: array)
+
+
+def lost(
+  untold: Mapping[str, Any],
+  num_classes: int,
+  class_names: Sequence[str] | None,
+  ops: str,
+  image_size: tuple[int, int],
+) -> list[str]:
+  """Returns notes for the user on what the file does not say.
+
+  Args:
+    untold: As the function of that name returns it.
+    num_classes: Width of the head, 0 for none.
+    class_names: Names in the order of the logits, or None.
+    ops: Preprocessing of the model, as `config.data.ops`.
+    image_size: (height, width) of its images, pixels.
+  """
+  notes, known = [], labels.known(num_classes)
+  if class_names and class_names != known:
+    note = "without class names: .npz has no place for them"
+    if known:
+      note += f", and this width is taken for ImageNet's: {known[0]} ..."
+    notes.append(note)
+  if untold:
+    text = ", ".join(f"{k}={v!r}" for k, v in untold.items())
+    note = f"load it with {text}: .npz has no place to say so"
+    if untold.keys() - {"image_size"}:
+      note += ", and Google's codes do otherwise"
+    notes.append(note)
+  whole = pixel_path.google(tuple(image_size))
+  if pixel_path.taken_apart(ops) != whole:
+    notes.append(
+      f"images there: {whole.ops}, since .npz has no place to say {ops}"
+    )
+  return notes
