@@ -285,6 +285,13 @@ def test_what_is_no_image(small, tmp_path):
   )
   text.write_bytes(b"")
   assert fault(text).startswith("got an empty file; expected JPEG")
+  at_end = io.BytesIO(b"1234")
+  at_end.seek(0, io.SEEK_END)
+  assert fault(at_end) == (
+    "got a file that is read to its end, byte 4, expected one at its"
+    " beginning: seek(0)."
+  )
+  assert fault(io.BytesIO()).startswith("got an empty file; expected JPEG")
   assert fault(tmp_path / "none.jpg") == (
     "got a path with no file, expected an image."
   )

@@ -234,7 +234,20 @@ def _rest_of(file) -> bytes:
       f"got a file whose content is {type(data).__name__}, expected bytes:"
       ' open(path, "rb").'
     )
+  if not data and (at := _place(file)):
+    raise ValueError(
+      f"got a file that is read to its end, byte {at:,}, expected one at its"
+      " beginning: seek(0)."
+    )
   return data
+
+
+def _place(file) -> int:
+  """Returns the byte that a file is at, 0 where it cannot say."""
+  try:
+    return file.tell()
+  except Exception:  # of a pipe; of another library's files, any
+    return 0
 
 
 def _from_bytes(data: bytes, exif: bool):
