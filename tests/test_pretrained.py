@@ -12,7 +12,7 @@ import pytest
 
 import vit_jax
 from vit_jax import checkpoint, pretrained, weights
-from vit_jax.config import ConfigError
+from vit_jax.config import ConfigError, pixel_path
 from vit_jax.models import build
 from vit_jax.runtime import arguments
 from vit_jax.weights import labels
@@ -132,6 +132,20 @@ def test_other_sizes():
       "decode|resize((32, 64), 'area')",
       True,
     ),
+    (
+      "decode(dct='accurate')|resize_torch(40)|central_crop_torch(32)",
+      (64, 48),
+      "decode(dct='accurate')|resize_torch((80, 60))"
+      "|central_crop_torch((64, 48))",
+      False,
+    ),
+    (
+      "decode(exif=False)|resize((36, 40), 'area')|central_crop(32)",
+      (64, 64),
+      "decode(exif=False)|resize((72, 80), 'area')|central_crop(64)",
+      False,
+    ),
+    ("decode|resize(40)|random_crop(32)", (8, 8), "decode|resize(8)", False),
     ("decode|resize(28)|pad(2)", (64, 64), "decode|resize(64)", True),
     ("decode|resize(28)|pad(2)", (32, 32), "decode|resize(28)|pad(2)", False),
     ("decode_inception_crop(32)", (64, 64), "decode|resize(64)", False),
@@ -145,6 +159,14 @@ def test_the_preprocessing_of_another_size(ops, size, expected, is_noted):
     f"preprocessing is {expected}: that of the weights, {ops}, has no form for"
     f" images of {size[0]} x {size[1]} pixels.",
   )
+
+
+def test_a_share_of_the_crop_is_that_of_the_file():
+  # floor(224 / 0.9) = 248, floor(384 / 0.9) = 426; 248 * 384 / 224 is 425.1.
+  ops = pixel_path.timm((224, 224), 0.9).ops
+  found = weights.Weights("x", "timm", {}, ops=ops, crop_share=0.9)
+  got, notes = pretrained.preprocessing(found, (384, 384))
+  assert (got, notes) == (pixel_path.timm((384, 384), 0.9).ops, ())
 
 
 def test_the_preprocessing_is_noted(vit, tmp_path):

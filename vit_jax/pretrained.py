@@ -389,8 +389,12 @@ def preprocessing(
     return whole, ()
   if size_after(ops) == size:
     return ops, ()
+  if text := pixel_path.whole_and_centre(ops, size):
+    return text, ()
   if path := pixel_path.taken_apart(ops):
     new = path.at(size)
+    if found.crop_share and new.short:  # `path` has it rounded
+      new = new.cropped(found.crop_share)
     whole = new.ops if turns_upright(ops) else pixel_path.as_stored(new.ops)
     if (new.short is None) == (path.short is None):
       return whole, ()

@@ -22,7 +22,7 @@ import pytest
 import tiny
 
 from vit_jax import families
-from vit_jax.config import cli, recipes, to_dict
+from vit_jax.config import cli, pixel_path, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
@@ -196,7 +196,9 @@ def _without_disk(name, argument):
   return config, args.faults
 
 
-@pytest.mark.parametrize("module", [recipes, families, published, resnet, vit])
+@pytest.mark.parametrize(
+  "module", [recipes, families, pixel_path, published, resnet, vit]
+)
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)
   assert attempted and not failed

@@ -131,6 +131,7 @@ def test_timm_s_config(tmp_path, about, ops):
     assert found.image_size == tuple((half | about)["input_size"][1:])
     assert found.class_names == tuple("abcdefghijk")
     assert found.ops == ops and found.notes == ()
+    assert found.crop_share == about.get("crop_pct")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,39 @@ def taken_apart(ops: str) -> PixelPath | None:
   )
 
 
+def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
+  """Returns operations that crop a resized whole, for another size of images.
+
+  Both sides of both steps are scaled alike, so that the share of the crop is
+  kept. None if the operations are no such two.
+
+  Args:
+    ops: Operations, as of transformers' processor of DeiT.
+    size: (height, width) of the new images, pixels.
+
+  Raises:
+    ValueError: Malformed `ops`.
+
+  Example:
+    >>> ops = "decode|resize_torch(256)|central_crop_torch(224)"
+    >>> whole_and_centre(ops, (448, 448))
+    'decode|resize_torch(512)|central_crop_torch(448)'
+  """
+  ending = "_torch" * ("_torch" in ops)
+  names = ["decode", f"resize{ending}", f"central_crop{ending}"]
+  if [op.name for op in parse_ops(ops)] != names:
+    return None
+  old, (decode, resize, _) = image_size(ops), ops.split("|")
+  whole = taken_apart(f"{decode}|{resize}")
+  first = tuple(
+    side * new // was
+    for side, new, was in zip(whole.size, size, old, strict=True)
+  )
+  _, resize = dataclasses.replace(whole, size=first).ops.split("|")
+  sides = size[0] if size[0] == size[1] else size
+  return f"{decode}|{resize}|{names[-1]}({sides})"
+
+
 class _Resize:
   """The options of a resizing operation, defaults included."""
 

@@ -44,6 +44,8 @@ class Weights:
     image_size: (height, width) in pixels, or None where it is unknown.
     class_names: Names in the order of the logits, or None.
     ops: Preprocessing, as `config.data.ops`, or None where it is unknown.
+    crop_share: Side of its crop by the shorter side of the image, unrounded, or
+      None where it is unknown.
     loss: Loss of the head's training, as `config.objective.loss`; None:
       unknown.
     notes: Facts that a user should know.
@@ -59,6 +61,7 @@ class Weights:
   image_size: tuple[int, int] | None = None
   class_names: tuple[str, ...] | None = None
   ops: str | None = None
+  crop_share: float | None = None
   loss: str | None = None
   notes: tuple[str, ...] = ()
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)

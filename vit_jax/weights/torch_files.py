@@ -93,6 +93,7 @@ def _from_timm(found: Safetensors) -> Weights:
     image_size=size,
     class_names=tuple(names) if names else None,
     ops=_timm_ops(about, size) if size else None,
+    crop_share=about.get("crop_pct"),
   )
   return _fold(weights, about.get("mean"), about.get("std"))
 
