@@ -8,12 +8,14 @@ import os
 import pwd
 import resource
 import shutil
+import subprocess
 import sys
 import threading
 import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tiny
 from disk import full
@@ -417,6 +419,36 @@ def test_what_a_removal_left_is_no_checkpoint(copy):
   assert checkpoint.find(str(copy)).name == "1"
   keeping.clean(epath.Path(copy / "checkpoints"))
   assert not (copy / "checkpoints/2.deleted").exists()
+
+
+def test_verify_needs_no_accelerator(copy):
+  """A run may have it, also where JAX_PLATFORMS names it for all commands."""
+  done = subprocess.run(
+    [sys.executable, "-m", "vit_jax", "verify", str(copy)],
+    env=os.environ | {"JAX_PLATFORMS": "cuda"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout.count(" ok: ") == 2, done.stdout + done.stderr
+
+
+def test_a_device_that_cannot_be_opened_is_no_damage(
+  copy, tmp_path, monkeypatch
+):
+  other = tmp_path / "other"
+  with ocp.PyTreeCheckpointer() as of_other_code:
+    of_other_code.save(other, {"x": np.ones(2)})
+  error = RuntimeError("Unable to initialize backend 'tpu': in use")
+
+  def fails(*args, **options):
+    raise error
+
+  assert steps.reason(error) is None
+  monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fails)
+  for path in (copy, other):
+    with pytest.raises(RuntimeError, match="in use"):
+      checkpoint.load_tree(str(path))
+  assert sorted(p.name for p in (copy / "checkpoints").iterdir()) == ["1", "2"]
 
 
 def test_permission_is_no_damage():

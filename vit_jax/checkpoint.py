@@ -275,6 +275,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   try:
     return _checked(absolute(trees[0])), {}
   except Exception as e:
+    if steps.OF_THE_DEVICE in str(e):
+      raise
     raise DamagedError(
       f"got {str(trees[0])!r}, which Orbax cannot read"
       f" ({steps.reason(e) or e}); copy it again."

@@ -5,6 +5,7 @@ its logits are compared with those of SRC.
 """
 
 import argparse
+import os
 
 from vit_jax.config import commands
 
@@ -103,6 +104,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   parse()
+  # Two images pass through; a training run may have the accelerators.
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # ruff: noqa: E402
 import dataclasses
@@ -375,13 +378,8 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> None:
   """Loads, writes, reads again, and prints a report of each."""
   args = parse(argv)
-  given = {
-    "num_heads": args.num_heads,
-    "cls_row": args.cls_row,
-    "gelu": args.gelu,
-    "posemb": args.posemb,
-  }
-  options = {k: v for k, v in given.items() if v is not None}
+  names = ("num_heads", "cls_row", "gelu", "posemb")
+  options = {n: v for n in names if (v := getattr(args, n)) is not None}
   try:
     if args.push:
       push.check(args.push)

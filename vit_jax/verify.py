@@ -31,8 +31,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
   """Prints a line for each checkpoint, the oldest first."""
   args = parse(argv)
-  # A training run on this machine has its accelerators for itself.
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  # A training run on this machine has its accelerators for itself, also where
+  # JAX_PLATFORMS names them for all commands.
+  os.environ["JAX_PLATFORMS"] = "cpu"
   from etils import epath
 
   from vit_jax import checkpoint

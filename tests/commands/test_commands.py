@@ -53,6 +53,33 @@ def _examples(text):
   return [shlex.split(line) for line in tail.splitlines() if line.strip()]
 
 
+@pytest.mark.parametrize(
+  "words, platforms",
+  [
+    (["models"], {"JAX_PLATFORMS": "cuda"}),  # named for all commands
+    (["convert", "absent.npz", "new.npz", "--to=npz"], {}),
+    (["verify", "absent"], {"JAX_PLATFORMS": "cuda"}),
+  ],
+)
+def test_what_needs_no_accelerator_leaves_it_to_others(words, platforms):
+  code = (
+    "import os, sys\n"
+    "from vit_jax import __main__ as command, families\n"
+    "while len(families.PUBLISHED) > 1:\n  families.PUBLISHED.popitem()\n"
+    "try:\n  command.main()\n"
+    "except SystemExit as e:\n  print(e)\n"
+    "import jax\nprint(jax.config.jax_platforms, jax.devices()[0].platform)"
+  )
+  env = {k: v for k, v in ENV.items() if k != "JAX_PLATFORMS"} | platforms
+  done = subprocess.run(
+    [sys.executable, "-c", code, *words],
+    capture_output=True,
+    text=True,
+    env=env,
+  )
+  assert done.stdout.endswith("\ncpu cpu\n"), done.stderr
+
+
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_help_is_a_screen_with_an_example_and_at_once(verb):
   start = time.monotonic()

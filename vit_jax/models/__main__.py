@@ -1,5 +1,7 @@
 """Prints every model by name: `vit-jax models`."""
 
+import os
+
 from vit_jax.config import commands
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
@@ -10,6 +12,8 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     "\nA name is one of --config.model.variant=NAME.",
     "vit-jax models",
   ).parse_args()
+  # It counts, and computes nothing: others have the accelerators.
+  os.environ["JAX_PLATFORMS"] = "cpu"
 
 # ruff: noqa: E402
 import jax

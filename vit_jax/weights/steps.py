@@ -56,6 +56,9 @@ OF_THE_STORE = (
   "UNAVAILABLE",
 )
 
+# What jax says of a device that it cannot open, such as one in use.
+OF_THE_DEVICE = "Unable to initialize backend"
+
 # Seconds between looks after EIO, which a file server that is slow to answer
 # gives as well as a bad disk.
 WAITS = (1.0, 2.0, 4.0)
@@ -87,7 +90,7 @@ def reason(e: BaseException) -> str | None:
   for word in OF_THE_STORE:
     if word in str(e) or kind == word.title().replace("_", "") + "Error":
       return None
-  if isinstance(e, MemoryError):
+  if isinstance(e, MemoryError) or OF_THE_DEVICE in str(e):
     return None
   if isinstance(e, DamagedError):
     return text
