@@ -371,6 +371,7 @@ def table(found: dict[str, Any]) -> str:
 
 def main(args: cli.Args) -> None:
   """Measures and prints."""
+  processes.refuse_several_hosts()
   kind, steps = args.flags["input"] or "synthetic", args.flags["steps"] or "50"
   try:
     found = list(args.faults)

@@ -125,6 +125,7 @@ from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import card
+from vit_jax.runtime import processes
 from vit_jax.weights import (
   as_npz,
   destination,
@@ -378,6 +379,7 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> None:
   """Loads, writes, reads again, and prints a report of each."""
   args = parse(argv)
+  processes.refuse_several_hosts()
   names = ("num_heads", "cls_row", "gelu", "posemb")
   options = {n: v for n in names if (v := getattr(args, n)) is not None}
   try:

@@ -94,7 +94,7 @@ from vit_jax.data import streaming
 from vit_jax.models import precision
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import answers as formats
-from vit_jax.runtime import startup
+from vit_jax.runtime import processes, startup
 from vit_jax.runtime.inference import Answer
 from vit_jax.runtime.progress import Progress
 from vit_jax.weights import labels
@@ -229,6 +229,7 @@ def _complain(text: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
   """Classifies, and ends the process with the status."""
+  processes.refuse_several_hosts()
   startup.use_cache()
   # Pillow warns of large images and odd metadata; what it cannot read is named.
   warnings.filterwarnings("ignore", module="PIL")

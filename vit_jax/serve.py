@@ -93,6 +93,7 @@ from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.pretrained import Pretrained
 from vit_jax.reporting import overlay
+from vit_jax.runtime import processes
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 EXPECTED = "expected a whole JPEG, PNG, WebP, BMP or GIF"
@@ -350,6 +351,7 @@ def main(args: argparse.Namespace) -> None:
       " pip install '.[serve]' in the checkout of vit_jax (or pip install"
       " starlette uvicorn)."
     )
+  processes.refuse_several_hosts()
   import uvicorn
 
   try:

@@ -86,7 +86,7 @@ from vit_jax.reporting import figures, inside, overlay
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.answers import printable
 from vit_jax.reporting.page import breakable, missing, page, picture, table
-from vit_jax.runtime import run_info, startup
+from vit_jax.runtime import processes, run_info, startup
 from vit_jax.weights import labels
 
 NUM_IMAGES = 128  # as in Figure 7
@@ -392,6 +392,7 @@ def _file_name(text: str) -> str:
 
 def main(args: argparse.Namespace) -> None:
   """Draws, or ends the process with all that is wrong."""
+  processes.refuse_several_hosts()
   startup.use_cache()
   # Pillow warns of large images and odd metadata; what it cannot read is named.
   warnings.filterwarnings("ignore", module="PIL")

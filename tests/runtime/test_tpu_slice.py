@@ -14,7 +14,7 @@ from jax._src import cloud_tpu_init
 from jax._src.clusters import cloud_tpu_cluster
 
 from vit_jax.config import ConfigError
-from vit_jax.runtime import tpu_slice
+from vit_jax.runtime import processes, tpu_slice
 
 NAMES = (*tpu_slice.NAMES, *tpu_slice.BOUNDS, "TPU_WORKER_ID")
 OTHERS = (
@@ -279,6 +279,54 @@ def test_a_host_that_is_alone_starts_no_coordinator():
   out, err = _python(JOINS, **env).communicate(timeout=60)
   assert out == "False\n", err
   assert "TPU_WORKER_HOSTNAMES has 1 host; this process works alone." in err
+
+
+ALONE = {
+  "benchmark": ["--config=vit_b16:imagenet2012"],
+  "convert": ["a.npz", "b.npz", "--to=npz"],
+  "predict": ["a.npz", "a.jpg"],
+  "serve": ["a.npz"],
+  "visualize": ["a.npz", "--out=b.png"],
+}
+
+
+@pytest.mark.parametrize("verb", ALONE)
+def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
+  """libtpu would wait for the other hosts, without a word."""
+  kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
+  command = [sys.executable, "-m", "vit_jax", verb, *ALONE[verb]]
+
+  def run(**env):
+    done = subprocess.run(
+      command, env=kept | PAIR | env, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+  # Of convert only who names the TPU gets it.
+  assert run(JAX_PLATFORMS="tpu,cpu" if verb == "convert" else "") == (
+    1,
+    "",
+    "TPU slice: got one of several hosts (TPU_WORKER_HOSTNAMES has 2 hosts),"
+    " expected a host that has its slice to itself: this command meets no"
+    " others, and the TPU would wait for them; put JAX_PLATFORMS=cpu before the"
+    " command, or give it on a VM of one host.\n",
+  )
+  if verb == "predict":
+    assert "TPU slice" not in run(JAX_PLATFORMS="cpu")[2]
+
+
+def test_hosts_that_cannot_be_read_end_a_command(monkeypatch):
+  monkeypatch.setattr(tpu_slice, "find", lambda: 1 / 0)
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
+  processes.refuse_several_hosts()  # nothing is asked elsewhere
+
+  def fails():
+    raise ConfigError(["TPU_PROCESS_ADDRESSES_PATH: no such file."])
+
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
+  monkeypatch.setattr(tpu_slice, "find", fails)
+  with pytest.raises(SystemExit, match="TPU_PROCESS_ADDRESSES_PATH: no such"):
+    processes.refuse_several_hosts()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -101,6 +102,26 @@ def initialise(
       f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
       " not start this process, which works alone; put srun before the"
       " command."
+    )
+
+
+def refuse_several_hosts() -> None:
+  """Ends a command that joins no others on a TPU slice that has other hosts.
+
+  libtpu would wait there for a process on each, without a word.
+  """
+  if not tpu_slice.is_tpu_vm():
+    return
+  try:
+    found = tpu_slice.find()
+  except ConfigError as e:
+    sys.exit(str(e))
+  if found.is_shared:
+    sys.exit(
+      f"TPU slice: got one of several hosts ({found.why}), expected a host that"
+      " has its slice to itself: this command meets no others, and the TPU"
+      " would wait for them; put JAX_PLATFORMS=cpu before the command, or give"
+      " it on a VM of one host."
     )
 
 
