@@ -1,6 +1,7 @@
 """Trackers of a run that resumes: what they get, after a kill too."""
 
 import json
+import time
 
 import pytest
 from recording import CONFIG, Recorder, without_time
@@ -82,7 +83,7 @@ def test_rows_that_a_killed_process_held_are_sent(
     *({"step": s, "train/loss": 0.5} for s in (40, 50, 60)),
   ]
   kept = json.loads((tmp_path / "trackers/wandb.json").read_text())
-  assert kept == {"id": "id0", "lines": 7, "lacks": []}
+  assert kept == {"id": "id0", "lines": 7, "lacks": [], "ahead": {}}
   # All have arrived, so nothing is sent again; nor by a file of before.
   for text in (None, '{"id": "id0"}'):
     if text:
@@ -117,7 +118,7 @@ def test_rows_that_a_tracker_refused_are_sent_by_the_next_run(
   assert [r["step"] for r in second.rows] == [20, 40]
   assert notes[-1].startswith("wandb       lacks 1 rows")
   kept = json.loads((tmp_path / "trackers/wandb.json").read_text())
-  assert kept == {"id": "id0", "lines": 5, "lacks": [0]}
+  assert kept == {"id": "id0", "lines": 5, "lacks": [0], "ahead": {}}
 
 
 def test_a_service_that_is_away_gets_all_later(tmp_path, recorder, monkeypatch):
@@ -136,6 +137,52 @@ def test_a_service_that_is_away_gets_all_later(tmp_path, recorder, monkeypatch):
   assert first.rows + second.rows == read_metrics(workdir)
 
 
+def test_two_kills_between_checkpoints_send_nothing_twice(tmp_path, recorder):
+  workdir, kept = str(tmp_path), tmp_path / "trackers/wandb.json"
+
+  def went(start, steps):
+    with Writer(workdir, start, CONFIG, lambda _: None) as writer:
+      for step in steps:
+        writer.scalars(step, {"train/loss": 0.5, "train/lr": 0.1})
+    return json.loads(kept.read_text())["ahead"]
+
+  assert went(0, (10, 20, 30, 40)) == {}
+  assert went(20, (30,)) == {"train/loss": [40], "train/lr": [40]}
+  assert went(20, ()) == {"train/loss": [30, 40], "train/lr": [30, 40]}
+  assert went(20, (30, 40, 50)) == {}
+  sent = [r["step"] for tracker in recorder.made for r in tracker.rows]
+  assert sent == [10, 20, 30, 40, 50]
+
+
+def test_rows_of_a_run_killed_while_a_service_opens_are_sent(
+  tmp_path, recorder, monkeypatch
+):
+  workdir, quiet = str(tmp_path), lambda _: None
+  with Writer(workdir, 0, CONFIG, quiet) as writer:
+    for step in (10, 20, 30, 40):
+      writer.scalars(step, {"train/loss": 0.5})
+  with monkeypatch.context() as m:
+    m.setattr(trackers, "CLOSE_SECONDS", 0)
+    m.setattr(recorder, "__init__", lambda self, about: time.sleep(99))
+    with Writer(workdir, 20, CONFIG, quiet) as writer:
+      for step in (30, 35, 40, 50):
+        writer.scalars(step, {"train/loss": 0.5})
+  with Writer(workdir, 50, CONFIG, quiet) as writer:
+    writer.scalars(60, {"train/loss": 0.5})
+  sent = [r["step"] for tracker in recorder.made for r in tracker.rows]
+  assert sent == [10, 20, 30, 40, 35, 50, 60]
+  # Of a run that begins anew the file of before tells nothing.
+  with monkeypatch.context() as m:
+    m.setattr(trackers, "CLOSE_SECONDS", 0)
+    m.setattr(recorder, "__init__", lambda self, about: time.sleep(99))
+    with Writer(workdir, 0, CONFIG, quiet) as writer:
+      writer.scalars(10, {"train/loss": 0.5})
+  with Writer(workdir, 10, CONFIG, quiet) as writer:
+    writer.scalars(20, {"train/loss": 0.5})
+  assert recorder.made[-1].about.id is None
+  assert [r["step"] for r in recorder.made[-1].rows] == [10, 20]
+
+
 def test_what_was_handed_over_cannot_be_kept(tmp_path, recorder):
   """The tracker gets its rows; it is told once."""
   (tmp_path / "trackers").write_text("")
@@ -152,7 +199,14 @@ def test_what_was_handed_over_cannot_be_kept(tmp_path, recorder):
 
 @pytest.mark.parametrize(
   "text",
-  ["", "{}", "[]", '{"id": null}', '{"id": "id0", "lines": 1, "lacks": "x"}'],
+  [
+    "",
+    "{}",
+    "[]",
+    '{"id": null}',
+    '{"id": "id0", "lines": 1, "lacks": "x"}',
+    '{"id": "id0", "ahead": {"a": ["x"]}}',
+  ],
 )
 def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
   """What the tracker gets is another run, with every line."""

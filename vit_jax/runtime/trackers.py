@@ -24,6 +24,7 @@ from etils import epath
 from vit_jax.config import Config, flat, to_dict
 from vit_jax.options import not_installed
 from vit_jax.runtime import handed
+from vit_jax.runtime.handed import BESIDE
 
 PROJECT = "vit_jax"  # where the environment names none
 EXTRA = "trackers"
@@ -31,7 +32,6 @@ CLOSE_SECONDS = 60.0  # that the end of a run waits for a tracker
 SAVE_SECONDS = 1.0  # that a tracker is behind what is noted of it, at most
 # A line of metrics.jsonl: "step", "time" in seconds, and metrics.
 Row = Mapping[str, int | float]
-BESIDE = {"step", "time"}
 STATES = ("finished", "stopped", "failed")  # Ctrl-C stops a run
 
 
@@ -185,7 +185,7 @@ class MLflow:
     metrics = [
       Metric(self._allowed(k), v, at, step)
       for k, v in row.items()
-      if k not in ("step", "time")
+      if k not in BESIDE
     ]
     self._client.log_batch(self.id, metrics=metrics)
 
@@ -221,7 +221,7 @@ class Trackio:
     return None  # it keeps what it cannot send
 
   def log(self, row: Row) -> None:
-    values = {k: v for k, v in row.items() if k not in ("step", "time")}
+    values = {k: v for k, v in row.items() if k not in BESIDE}
     self._run.log(values, step=int(row["step"]))
 
   def finish(self, state: str) -> None:
@@ -287,13 +287,7 @@ class Sender:
       before.id,
     )
     kept = [n for n, row in enumerate(rows) if row["step"] <= resumed_at]
-    self._had = {
-      (row["step"], key)
-      for n, row in enumerate(rows)
-      if row["step"] > resumed_at and before.has(n)
-      for key in row
-    }
-    self._handed = before.of(kept)
+    self._handed = before.cut(kept, rows)
     self._rows: queue.SimpleQueue = queue.SimpleQueue()
     self._lost = 0
     self._has_failed = False
@@ -303,6 +297,7 @@ class Sender:
       if not self._handed.has(n):
         self._rows.put((n, rows[old]))
     self._next = len(kept)
+    self._save_now()  # before lines follow those that stay
     self._thread = threading.Thread(
       target=self._work, name=f"tracker {name}", daemon=True
     )
@@ -351,21 +346,19 @@ class Sender:
       tracker = None
     while (item := self._rows.get()) is not None:
       number, row = item
-      had = {k for k in row if (row["step"], k) in self._had}
-      left = {k: v for k, v in row.items() if k in BESIDE or k not in had}
-      is_new = bool(left.keys() - BESIDE)
+      left = self._handed.left(row)
       if tracker is None:
-        self._lost += is_new
+        self._lost += bool(left)
         continue
       arrived = True
       try:
-        if is_new:
-          tracker.log(left)
+        if left:
+          tracker.log({k: row[k] for k in row if k in BESIDE or k in left})
       except Exception as e:
         arrived = False
         self._lost += 1
         self._told(e)
-      self._handed.note(number, arrived)
+      self._handed.note(number, row, arrived)
       self._save()
     try:
       if tracker is not None:
@@ -380,6 +373,9 @@ class Sender:
     if not self._rows.empty() and now < self._saved_at + SAVE_SECONDS:
       return
     self._saved_at = now
+    self._save_now()
+
+  def _save_now(self) -> None:
     try:
       handed.write(self._file, self._handed)
     except Exception as e:  # a bucket may, too
