@@ -142,7 +142,7 @@ def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
 
   def init(rng: jax.Array) -> TrainState:
     images = jnp.zeros((1, *facts.image_size, 3), jnp.float32)
-    params = module.init(rng, images)["params"]
+    params = optax.tree.cast(module.init(rng, images)["params"], "float32")
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
