@@ -1,5 +1,6 @@
 """One run at a time in a folder: the second is refused, a dead one is not."""
 
+import contextlib
 import errno
 import io
 import json
@@ -37,6 +38,26 @@ def _write(folder, **changes):
   record |= {"began": 1e9, **changes}
   (folder / lifetime.FILE).write_text(json.dumps(record))
   return record
+
+
+@contextlib.contextmanager
+def _beating(folder):
+  """Another machine rewrites the beat."""
+  stop = threading.Event()
+
+  def beats():
+    for count in range(1000):
+      (folder / lifetime.BEAT).write_text(f"{count}")
+      if stop.wait(0.2):
+        return
+
+  thread = threading.Thread(target=beats)
+  thread.start()
+  try:
+    yield
+  finally:
+    stop.set()
+    thread.join()
 
 
 @pytest.fixture
@@ -112,23 +133,9 @@ def test_one_process_may_not_hold_it_twice(tmp_path):
 def test_elsewhere_a_beat_tells(tmp_path, soon, where):
   """On another machine, and in a container on this one."""
   _write(tmp_path, **where)
-  stop = threading.Event()
-
-  def beats():
-    for count in range(1000):
-      (tmp_path / lifetime.BEAT).write_text(f"{count}")
-      if stop.wait(0.2):
-        return
-
-  thread = threading.Thread(target=beats)
-  thread.start()
   said = []
-  try:
-    with pytest.raises(ConfigError) as e:
-      lock.Lock(str(tmp_path), said.append)
-  finally:
-    stop.set()
-    thread.join()
+  with _beating(tmp_path), pytest.raises(ConfigError) as e:
+    lock.Lock(str(tmp_path), said.append)
   assert "host pod-7, process 4242, the first of 4, begun 2001-09-09" in str(
     e.value
   )
@@ -155,9 +162,10 @@ def test_before_processes_join_each_looks_for_itself(
   lock.look(str(tmp_path), said.append)
   assert len(said) == 1 and "waits  " in said[0]
   _write(tmp_path)
-  timer = threading.Timer(0.1, (tmp_path / lifetime.BEAT).write_text, "1")
-  timer.start()
-  with pytest.raises(ConfigError, match=r"another run trains: host pod-7"):
+  with (
+    _beating(tmp_path),
+    pytest.raises(ConfigError, match=r"another run trains: host pod-7"),
+  ):
     lock.look(str(tmp_path), said.append)
   assert {p.name for p in tmp_path.iterdir()} == {lifetime.FILE, lifetime.BEAT}
 
@@ -168,6 +176,16 @@ def test_a_run_found_dead_before_they_join_is_not_watched_again(tmp_path, soon):
   lock.look(str(tmp_path), said.append)
   with lock.Lock(str(tmp_path), said.append):
     assert _record(tmp_path)["pid"] == os.getpid()
+  assert [x.split()[0] for x in said] == ["waits", "takes"]
+
+
+def test_a_last_beat_is_no_sign_of_life(tmp_path, soon):
+  _write(tmp_path)
+  timer = threading.Timer(0.1, (tmp_path / lifetime.BEAT).write_text, ["1"])
+  timer.start()
+  said = []
+  lock.look(str(tmp_path), said.append)
+  assert timer.finished.is_set()
   assert [x.split()[0] for x in said] == ["waits", "takes"]
 
 

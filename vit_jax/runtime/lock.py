@@ -3,8 +3,9 @@
 The first process of a run holds the folder by its record in `process.json`,
 with a random id, and rewrites `beat.json` while it lives. Whoever comes later
 looks whether the process is there, by its number on the same machine; on
-another one by the beat, which either changes within `WATCH_SECONDS` or belongs
-to a run that is dead. No clock of another machine is read.
+another one by the beat, which either changes twice, each time within
+`WATCH_SECONDS`, or belongs to a run that is dead. No clock of another machine
+is read.
 
 A record is followed by exactly one other: who makes `process.after-<id>`, which
 a file system lets only one process do, holds the folder after the record `id`.
@@ -60,6 +61,7 @@ class _Look:
     self._workdir, self._folder = workdir, epath.Path(workdir)
     self._note = note
     self._before, self._sign = {}, None  # the holder before, and its beat
+    self._has_changed = False
 
   def _found(self, find: Callable[[], str]) -> str:
     """Returns what `find` returns, or words that the record is out of reach."""
@@ -86,8 +88,13 @@ class _Look:
         f" {self._before.get('host')} in {self._workdir} still lives"
       )
     signs, since = self._sign
-    if self._signs() != signs:  # it lives, or has just written its end
-      return "" if self._is_held() is False else self._words(self._before)
+    if (now := self._signs()) != signs:
+      held = self._is_held()
+      if held is not None or self._has_changed:
+        return "" if held is False else self._words(self._before)
+      # Its last beat, maybe, before it ends or is killed: one tells nothing.
+      self._has_changed, self._sign = True, (now, time.monotonic())
+      return _WATCH
     if time.monotonic() - since < WATCH_SECONDS:
       return _WATCH
     self._note(f"takes over  {self._workdir}: that run gave no sign of life")
