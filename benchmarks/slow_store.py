@@ -2,7 +2,9 @@
 
 A stand-in: files of small records, of which each piece that is read takes
 --seconds and its share of --rate, as if records had the size of ImageNet's.
-Prints images per second of one host of 64, and labels per second of a split.
+Prints images per second of one host of 64, labels per second of a split, and,
+on one host, images per second of an evaluation and the seconds that few-shot
+examples take at the first and at the second evaluation.
 
 python benchmarks/slow_store.py --seconds=0.02
 """
@@ -12,6 +14,7 @@ import pathlib
 import tempfile
 import time
 
+import numpy as np
 from tensorflow.python.data.experimental.ops import testing  # noqa: TID251
 
 from vit_jax.data import pipeline, tfds_records
@@ -20,6 +23,7 @@ from vit_jax.data.host_tf import tf
 RECORD = 110e3  # bytes, the mean of ImageNet's
 FILES, RECORDS = 64, 2000  # of each file
 OF_LABELS = 100
+OF_EVALUATION, OF_SHOTS = 780, 1250  # records of a file, as ImageNet's
 ROWS = 10_000
 
 
@@ -51,6 +55,7 @@ def _source(folder: pathlib.Path, files: int, records: int):
     split="train",
     num_examples=files * records,
     num_classes=10,
+    file_bytes=int(files * records * RECORD),
     pieces=tuple(
       tfds_records.Piece(str(folder / str(i)), 0, records) for i in range(files)
     ),
@@ -92,6 +97,19 @@ def main() -> None:
     start = time.perf_counter()
     count = len(split.labels())
     print(f"{count / (time.perf_counter() - start):,.0f} labels/s")
+    split = _source(folder, 16, OF_EVALUATION)
+    start = time.perf_counter()
+    count = sum(1 for _ in split.raw(0, split.num_examples))
+    rate = count / (time.perf_counter() - start)
+    print(f"{rate:,.0f} images/s of an evaluation")
+    split = _source(folder, 16, OF_SHOTS)
+    shots = split.raw_at(np.arange(0, split.num_examples, 128))
+    seconds = []
+    for _ in range(2):
+      start = time.perf_counter()
+      assert sum(1 for _ in shots) == -(-split.num_examples // 128)
+      seconds.append(f"{time.perf_counter() - start:.2f} s")
+    print(f"few-shot examples of 16 files: {', then '.join(seconds)}")
 
 
 if __name__ == "__main__":

@@ -262,11 +262,13 @@ def stream(tmp_path_factory):
   )
 
 
+@pytest.mark.parametrize("file_bytes", [0, 12_000])  # one after the other; 16
 @pytest.mark.parametrize(
   "start,stop",
   [(0, 120), (0, 1), (49, 52), (50, 51), (51, 81), (119, 120), (9, 9)],
 )
-def test_any_part_of_files_can_be_read(stream, start, stop):
+def test_any_part_of_files_can_be_read(stream, file_bytes, start, stop):
+  stream = dataclasses.replace(stream, file_bytes=file_bytes)
   assert stream.num_examples == 120
   records = list(stream.records(start, stop).as_numpy_iterator())
   assert [int(r["index"]) for r in records] == list(range(start, stop))
@@ -274,6 +276,47 @@ def test_any_part_of_files_can_be_read(stream, start, stop):
   np.testing.assert_array_equal(stream.labels(), np.arange(120))
   at = stream.raw_at(np.array([3, 50, 90])).map(stream.load)
   assert [int(r["label"]) for r in at] == [3, 50, 90]
+
+
+def test_files_are_read_before_their_turn_up_to_a_gib(stream, monkeypatch):
+  def noted(self, fn, **options):
+    at_once[file_bytes] = options["cycle_length"]
+    return interleave(self, fn, **options)
+
+  at_once, interleave = {}, tf.data.Dataset.interleave
+  monkeypatch.setattr(tf.data.Dataset, "interleave", noted)
+  for file_bytes in (0, 4 * 2**20, 4 * 105 * 2**20, 4 * 2**30):
+    files = dataclasses.replace(stream, file_bytes=file_bytes)
+    indices = [r["index"] for r in files.raw(3, 110).as_numpy_iterator()]
+    assert indices == list(range(3, 110))
+  # tf.data keeps three times as many files.
+  assert at_once == {4 * 2**20: 16, 4 * 105 * 2**20: 3}
+
+
+def test_records_at_given_numbers_are_read_from_files_once(tmp_path):
+  pieces = [
+    tfds_source.Piece(_records(tmp_path / f"{i}", 20, 20 * i), 0, 20)
+    for i in range(3)
+  ]
+  source = tfds_source.TfdsStream(
+    name="files",
+    split="train",
+    num_examples=60,
+    num_classes=256,
+    file_bytes=60_000,
+    pieces=tuple(pieces),
+  )
+  some = [0, 7, 19, 20, 33, 41, 58, 59]
+  batches = pipeline.eval_reader(
+    source, "decode|central_crop(8)", batch_size=4, indices=some
+  )
+  first = list(batches())
+  for piece in pieces:
+    os.remove(piece.file)
+  again = list(batches())
+  assert_same(first, again)
+  labels = np.concatenate([batch["label"] for batch in again])
+  np.testing.assert_array_equal(labels, some)
 
 
 @pytest.mark.parametrize(

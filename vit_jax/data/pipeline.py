@@ -307,7 +307,8 @@ def eval_reader(
 
   def batches() -> Iterator[Batch]:
     found = decoding.iterate(source, read, row_fns, 0, stop - start)
-    return _padded(found, rows, num_batches, empty)
+    yield from _padded(found, rows, num_batches, empty)
+    next(found, None)  # What is kept in memory is complete at the end only.
 
   return batches
 

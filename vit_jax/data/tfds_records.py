@@ -20,6 +20,11 @@ _BATCH = 1024  # Records parsed at a time, where none is decoded.
 # bucket takes 20 to 40 ms to answer, however much is asked of it.
 _READ_AHEAD, _MOST_AHEAD = 2**28, 2**24
 _PARTS = 16  # Parts of a split whose labels are read at the same time.
+# Bytes of records in memory: of files that are read before their turn, and of
+# records at given numbers, which are read again and again.
+_IN_TURN, _KEPT = 2**30, 2**32
+# tf.data keeps records of up to this many times the files that are "at once".
+_OPENED = 3
 # Seconds for a record by number, and for a call beside: with more, threads read
 # the rest, and so many calls before others are tried without.
 _SLOW, _PATIENCE, _THREADED = 2e-4, 0.05, 1000
@@ -212,7 +217,36 @@ class TfdsStream(TfdsFiles):
 
   def raw(self, start, stop, streams: int = 1) -> tf.data.Dataset:
     """See `Source`; of a file in whose middle it starts, all is read."""
-    ahead = max(2**18, min(_MOST_AHEAD, _READ_AHEAD // streams))
+    at_once = self._at_once(self.file_bytes) if streams == 1 else 1
+    return self._raw(start, stop, streams, at_once)
+
+  def _at_once(self, num_bytes: int) -> int:
+    """Returns from how many files to read, of which so much is wanted."""
+    if not num_bytes:  # not known
+      return 1
+    of_file = num_bytes / len(self.pieces)
+    return min(_PARTS, max(1, int(_IN_TURN / (of_file * _OPENED))))
+
+  def _raw(
+    self,
+    start,
+    stop,
+    streams: int,
+    at_once: int,
+    wanted: tf.Tensor | None = None,
+  ) -> tf.data.Dataset:
+    """Streams raw records in order, from several files before their turn.
+
+    Args:
+      start: The first record; may be a tensor.
+      stop: The first behind them; may be a tensor.
+      streams: How many such streams are read at the same time.
+      at_once: Of this many files, and of as many more, records are read at the
+        same time; those of `_OPENED` times as many files are kept at most.
+      wanted: Whether to stream a record, bool [num_examples]; None: all.
+    """
+    opened = streams * (at_once * _OPENED if at_once > 1 else 1)
+    ahead = max(2**18, min(_MOST_AHEAD, _READ_AHEAD // opened))
     num = self.num_examples
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
     begins = self.file_starts()
@@ -234,12 +268,24 @@ class TfdsStream(TfdsFiles):
       high = tf.minimum(ends[i], stop)
       records = tf.data.TFRecordDataset(names[i], buffer_size=ahead)
       records = records.skip(skips[i] + low - begins[i])
-      return records.concatenate(_is_short(names[i])).take(high - low)
+      records = records.concatenate(_is_short(names[i]))
+      records = tf.data.Dataset.zip(tf.data.Dataset.range(low, high), records)
+      records = records.map(
+        as_is(lambda i, e: {"index": i % num, "example": e})
+      )
+      if wanted is None:
+        return records
+      return records.filter(as_is(lambda r: tf.gather(wanted, r["index"])))
 
-    records = tf.data.Dataset.zip(
-      tf.data.Dataset.range(start, stop), files.flat_map(read)
+    if at_once == 1:
+      return files.flat_map(read)
+    return files.interleave(
+      read,
+      cycle_length=at_once,
+      block_length=max(takes),  # all of a file
+      num_parallel_calls=at_once,
+      deterministic=True,
     )
-    return records.map(as_is(lambda i, e: {"index": i % num, "example": e}))
 
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """See `TfdsFiles`; labels alone are read in `_PARTS` parts at once.
@@ -269,12 +315,20 @@ class TfdsStream(TfdsFiles):
     return {"label": tf.gather(labels, tf.argsort(index))}
 
   def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
-    """See `Source`; reads all files between the first and the last index."""
+    """See `Source`; reads all files between the first and the last index.
+
+    Up to 4 GiB of such records stay in memory from the first time.
+    """
     wanted = np.zeros(self.num_examples, bool)
     wanted[indices] = True
-    wanted = tf.constant(wanted)
-    raw = self.raw(min(indices), max(indices) + 1)
-    return raw.filter(as_is(lambda record: tf.gather(wanted, record["index"])))
+    num_bytes = self.file_bytes * len(indices) // self.num_examples
+    raw = self._raw(
+      *(min(indices), max(indices) + 1),
+      streams=1,
+      at_once=self._at_once(num_bytes),
+      wanted=tf.constant(wanted),
+    )
+    return raw.cache() if 0 < num_bytes <= _KEPT else raw
 
   def file_starts(self) -> np.ndarray:
     """See `Source`."""
