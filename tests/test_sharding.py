@@ -112,6 +112,26 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
   assert sharding.row_faults(made) == []
 
 
+def test_gpus_of_a_node_share_the_state_unless_told_otherwise():
+  def gpus(nodes):
+    return [
+      Chip(i, (), i, "NVIDIA H100", "gpu", 0, i // 8) for i in range(8 * nodes)
+    ]
+
+  made = sharding.make_mesh(MeshConfig(fsdp=-1), gpus(4))
+  assert dict(made.shape) == {"data": 4, "fsdp": 8, "tensor": 1}
+  for row in made.devices:
+    assert len({gpu.slice_index for gpu in row.flat}) == 1
+  # A state that one node does not hold may be split over several.
+  made = sharding.make_mesh(MeshConfig(fsdp=16), gpus(4))
+  assert dict(made.shape) == {"data": 2, "fsdp": 16, "tensor": 1}
+  made = sharding.make_mesh(MeshConfig(data=1, fsdp=-1), gpus(3))
+  assert dict(made.shape) == {"data": 1, "fsdp": 24, "tensor": 1}
+  # Of three nodes, 16 GPUs would be two thirds.
+  made = sharding.make_mesh(MeshConfig(fsdp=-1), gpus(3))
+  assert dict(made.shape) == {"data": 3, "fsdp": 8, "tensor": 1}
+
+
 def test_every_process_holds_rows_of_its_own():
   chips = _chips("TPU v5 lite", (4, 4, 1))  # four to a host
   mesh = sharding.make_mesh(MeshConfig(tensor=8), chips)

@@ -72,19 +72,27 @@ def slice_of(device) -> int:
   return getattr(device, "slice_index", 0) if is_tpu else 0
 
 
+def _num_nodes(devices: list | None) -> int:
+  """Returns how many groups of GPUs there are, each with fast links within."""
+  devices = jax.devices() if devices is None else devices
+  gpus = [device for device in devices if device.platform == "gpu"]
+  return len({getattr(gpu, "slice_index", 0) for gpu in gpus}) or 1
+
+
 def mesh_shape(
-  mesh: MeshConfig, num_devices: int, num_slices: int = 1
+  mesh: MeshConfig, num_devices: int, num_slices: int = 1, num_nodes: int = 1
 ) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
   If data and fsdp are -1, fsdp gets the largest divisor, up to `MAX_FSDP`, of
-  the devices left of a slice, and data the rest. An axis that is -1 alone gets
-  all that are left.
+  the devices left of a slice, or of a node of GPUs, and data the rest. An axis
+  that is -1 alone gets all that are left.
 
   Args:
     mesh: Devices along each axis.
     num_devices: Of all slices.
     num_slices: Slices of equal size, which only the axis data joins.
+    num_nodes: Nodes of equal size, which any axis may join.
 
   Raises:
     ValueError: The axes do not multiply to the number of devices, or more than
@@ -96,10 +104,9 @@ def mesh_shape(
     rest = num_devices // fixed
     if shape["data"] == shape["fsdp"] == -1:
       # What does not divide is found below.
-      of_slice = rest // num_slices if rest % num_slices == 0 else rest
-      shape["fsdp"] = max(
-        n for n in range(1, MAX_FSDP + 1) if of_slice % n == 0
-      )
+      parts = math.lcm(num_slices, num_nodes)
+      near = rest // parts if rest % parts == 0 else rest
+      shape["fsdp"] = max(n for n in range(1, MAX_FSDP + 1) if near % n == 0)
       rest //= shape["fsdp"]
     shape = {axis: rest if n == -1 else n for axis, n in shape.items()}
     fixed = math.prod(shape.values())
@@ -119,7 +126,8 @@ def mesh_shape(
 
 def shape_here(mesh: MeshConfig) -> dict[str, int]:
   """Returns `mesh_shape` on all devices of all processes."""
-  return mesh_shape(mesh, jax.device_count(), len(slices()))
+  counts = jax.device_count(), len(slices()), _num_nodes(None)
+  return mesh_shape(mesh, *counts)
 
 
 def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
@@ -134,7 +142,8 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   """
   of_slices = slices(devices)
   number = len(of_slices)
-  shape = mesh_shape(mesh, sum(map(len, of_slices)), number)
+  num_devices = sum(map(len, of_slices))
+  shape = mesh_shape(mesh, num_devices, number, _num_nodes(devices))
   data, *others = shape.values()
   sizes = (data // number, *others)
   within = [_laid_out(sizes, found) for found in of_slices]
@@ -176,7 +185,8 @@ def mesh_faults(config: Config, devices: list | None = None) -> list[str]:
   of_slices = slices(devices)
   number = sum(map(len, of_slices))
   try:
-    shape = mesh_shape(config.mesh, number, len(of_slices))
+    counts = number, len(of_slices), _num_nodes(devices)
+    shape = mesh_shape(config.mesh, *counts)
   except ValueError as e:
     return [str(e)]
   batches = {"config.data.batch_size": config.data.batch_size}
