@@ -224,4 +224,5 @@ def test_the_file_is_closed_with_the_last_array(file):
     with pytest.raises(ValueError):
       open_npz(file)
     gc.collect()
-  assert not [w for w in caught if w.category is ResourceWarning]
+  # Of this file: the collector may meet what other tests have left open.
+  assert not [w for w in caught if str(file) in str(w.message)]
