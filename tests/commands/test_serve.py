@@ -1,16 +1,21 @@
 """The page to try a model on: its answers, its limits, and it in a browser."""
 
+import concurrent.futures
 import contextlib
 import io
 import json
 import pathlib
 import re
 import shutil
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 import zlib
 
 import numpy as np
@@ -254,6 +259,50 @@ def test_many_at_once_are_refused(answers):
     for thread in threads:
       thread.join()
   assert sorted(statuses) == [200] * serve.MOST_WAITING + [503]
+
+
+def test_all_images_are_answered_in_one_thread(answers):
+  """Each thread would keep the memory of the largest image that it had."""
+  testclient = pytest.importorskip("starlette.testclient")
+  threads, together = set(), threading.Barrier(4)
+
+  class Noting(serve.Answers):
+    def answer(self, data):
+      threads.add(threading.get_ident())
+      time.sleep(0.05)
+      return {}
+
+  noting = Noting(answers.vit, 3, answers.max_bytes, answers.max_pixels)
+  app = serve.application(noting, "noting", ["127.0.0.1"])
+
+  def post():
+    together.wait()
+    assert client.post("/predict", content=b"x").status_code == 200
+
+  with testclient.TestClient(app, "http://127.0.0.1") as client:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      list(pool.map(lambda _: post(), range(4)))
+  assert len(threads) == 1
+
+
+@pytest.mark.slow
+def test_it_ends_while_an_upload_stalls_and_says_nothing_but_its_address():
+  pytest.importorskip("uvicorn")
+  with served("--max_megapixels=500") as (page, process):
+    host, port = page.removeprefix("http://").split(":")
+    post = lambda data: urllib.request.urlopen(f"{page}/predict", data)
+    with pytest.raises(urllib.error.HTTPError) as e:  # Pillow warns of it
+      post(bomb(10_000, 10_000))
+    assert e.value.code == 422
+    with socket.create_connection((host, int(port))) as stalled:
+      stalled.sendall(
+        b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        b"Content-Length: 5000\r\n\r\nabc"
+      )
+      time.sleep(0.5)
+      process.send_signal(signal.SIGINT)
+      said = process.communicate(timeout=serve.END_SECONDS + 20)
+  assert "Warning" not in said[1] and "Traceback" not in said[1], said[1]
 
 
 @pytest.mark.parametrize(

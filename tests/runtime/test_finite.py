@@ -96,6 +96,7 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   text = str(e.value)
   assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
   assert "The newest checkpoint, of step 4, is from before" in text
+  assert text.endswith("--config.on_nonfinite=skip leaves the step out.")
   assert "Before it: step 2: loss " in text and "; step 6: loss " in text
   assert checkpoint.find(str(tmp_path)).name == "4"
   steps = [r["step"] for r in read_metrics(str(tmp_path))]
@@ -145,9 +146,9 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   # Stops at step 11, whose number of skipped is known from the checkpoint.
   with pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, 11))
-  assert "That makes 4 steps skipped, and config.max_skipped is 3" in str(
-    e.value
-  )
+  text = str(e.value)
+  assert "That makes 4 steps skipped, and config.max_skipped is 3" in text
+  assert "on_nonfinite" not in text  # it is on
   again = train.train_and_evaluate(cfg, two, data)
   for a, b in zip(leaves(state), leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -183,8 +184,10 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   guard = finite.Guard(
     prepare.Run(config(), str(tmp_path), Hot(config())), lambda: 4, print
   )
-  with pytest.raises(FloatingPointError, match="param_norm is inf at step 5"):
+  with pytest.raises(FloatingPointError) as e:
     guard.check(5, {"loss": 1.0, "param_norm": np.inf})
+  assert str(e.value).startswith("param_norm is inf at step 5")
+  assert "on_nonfinite" not in str(e.value)  # the step was applied
 
 
 @pytest.mark.parametrize(

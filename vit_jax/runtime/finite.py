@@ -182,6 +182,7 @@ class Guard:
       f"The records of its batch are in {self._workdir}/{FILE}. This repeats"
       f" the step, and names records and parameters at fault:\n  {repeat}\n"
       + ADVICE
+      + (SKIP if stops else "")
     )
 
   def _stop(
@@ -213,9 +214,9 @@ class Guard:
 ADVICE = (
   "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
   " lengthen config.optim.warmup_steps, or set config.optim.clip_norm, in a new"
-  " --workdir. If they did not, a record or a device is at fault:"
-  " --config.on_nonfinite=skip leaves the step out."
+  " --workdir. If they did not, a record or a device is at fault."
 )
+SKIP = " --config.on_nonfinite=skip leaves the step out."
 
 
 def scores(step: int, values: dict[str, float]) -> tuple[dict, str]:
