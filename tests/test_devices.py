@@ -91,7 +91,7 @@ def test_choices_by_chip_are_of_chips_that_are_known():
     *attention_by_chip.KEEP_WEIGHTS,
     *hidden_by_chip.KEEP_SLOPE,
   }
-  assert named == {"v4", "v5e", "v5p", "v6e"}
+  assert named == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
   assert named < {*devices.CHIPS} == {*devices.GENERATIONS.values()}
 
 

@@ -133,7 +133,7 @@ OPTIONS = {
 # Chips on which, by estimate, the kernels of queries, keys and values are
 # better split by heads than by rows: XLA need not copy what it gathers. On v5e
 # the two estimates disagree (docs/performance_log.md).
-SPLIT_BY_HEADS = ("v4", "v5p", "v6e")
+SPLIT_BY_HEADS = ("v4", "v5p", "v6e", "tpu7x")
 
 # Chips on which microbatches of few images are faster by estimate, since their
 # fast memory then holds what a block computes: the most numbers that an MLP's

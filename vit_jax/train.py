@@ -2,8 +2,7 @@
 
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: mesh, data, model, state, step, evaluators, loop. The same command again
-resumes from the last checkpoint, and ends in the same bits as a run that was
-never interrupted.
+resumes from the last checkpoint, and ends in the bits of an unbroken run.
 """
 
 from vit_jax.config import cli
@@ -13,6 +12,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
     "train",
     cli.TRAIN_FLAGS,
+    several=("allow_change",),
     description="Pre-trains or fine-tunes a model, as a config says. The same"
     " command again goes on from the last checkpoint.",
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"

@@ -140,8 +140,8 @@ def test_values_of_another_type(annotation, value):
     ),
     ({"model__dropout": -0.1}, "config.model.dropout: got -0.1, expected a"),
     (
-      {"seed": 2**63},
-      "config.seed: got 9223372036854775808, expected a number",
+      {"seed": 2**32 + 1},
+      "config.seed: got 4294967297, expected 0 to 4,294,967,295.",
     ),
     ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
     ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
@@ -220,7 +220,12 @@ def test_word_faults(changes, message):
 
 def test_no_faults_where_there_are_none():
   assert faults(_valid()) == []
-  assert faults(_valid(seed=-1)) == []
+  assert faults(_valid(seed=2**32 - 1)) == []
+
+
+def test_a_run_that_has_begun_keeps_its_seed():
+  assert faults(_valid(seed=-1), is_new=False) == []
+  assert faults(_valid(seed=2**63), is_new=False) != []
 
 
 def test_every_option_is_read_somewhere():

@@ -95,6 +95,14 @@ def test_a_module_in_closed_form():
   assert looped.bytes == 5 * (3 * 4 + 3 * 4096) + 2 * 4096
 
 
+def test_cycles_that_xla_does_not_know():
+  """They are those of the longer of arithmetic and traffic."""
+  unknown = LOOP.replace('"7"', f'"{2**63 - 1}"')
+  looped, once = Module(unknown).totals(V5E)
+  cycles = round(3 * 4096 / V5E.hbm_bandwidth * V5E.clock)
+  assert (looped.cycles, once.cycles) == (5 * cycles + 100, cycles + 100)
+
+
 CHAINS = """
 HloModule x
 

@@ -112,7 +112,7 @@ def test_a_longer_run_is_the_same_where_the_rate_is():
 
 def test_names_of_the_flag():
   assert changes.names_of(None) == changes.names_of(" ,") == ()
-  names = changes.names_of("optim, config.data.ops,evals.old.split")
+  names = changes.names_of("optim, config.data.ops\nevals.old.split")
   assert names == ("optim", "data.ops", "evals.old.split")
   config, old = tiny.config(), to_dict(tiny.config())
   old["evals"] = {"old": {"kind": "classification", "split": "test"}}

@@ -128,6 +128,10 @@ def test_elsewhere_nothing_is_asked():
       {"TPU_SKIP_MDS_QUERY": "1"},
       (False, f"{NONE}; TPU_SKIP_MDS_QUERY is set"),
     ),
+    (
+      ONE | {"TPU_SKIP_MDS_QUERY": "1", "TPU_PROCESS_BOUNDS": "2,2,1"},
+      (True, "TPU_PROCESS_BOUNDS=2,2,1; TPU_SKIP_MDS_QUERY is set"),
+    ),
     # Nobody tells.
     (
       {},

@@ -35,6 +35,7 @@ def faults(
     *config.objective.faults(),
     *_objective_faults(config),
     *(config.objective.start_faults(config.model) if is_new else ()),
+    *_seed_faults(config.seed, is_new),
     *_image_faults(config),
   ]
 
@@ -49,6 +50,14 @@ def warmup_faults(config: Config, total_steps: int) -> list[str]:
     f" {total_steps} steps or longer; set it to {total_steps // 10}, or make"
     " the run longer (config.total_steps, config.total_epochs)."
   ]
+
+
+def _seed_faults(seed: int, is_new: bool) -> Iterator[str]:
+  # jax draws weights and dropout from the last 32 bits alone, so that other
+  # seeds would repeat those of a smaller one.
+  least, end = (0, 2**32) if is_new else (-(2**63), 2**63)
+  if not least <= seed < end:
+    yield f"config.seed: got {seed}, expected {least:,} to {end - 1:,}."
 
 
 def _length_faults(config: Config) -> Iterator[str]:
@@ -92,8 +101,6 @@ def _range_faults(config: Config) -> Iterator[str]:
         f"config.limits.{field.name}: got {seconds:g}, expected seconds, or 0"
         " for no limit."
       )
-  if not -(2**63) <= config.seed < 2**63:
-    yield f"config.seed: got {config.seed}, expected a number of 64 bits."
   if config.checkpoint.every_steps < 0:
     yield (
       f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"

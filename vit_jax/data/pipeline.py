@@ -292,12 +292,18 @@ def eval_reader(
   rows = batch_size // process_count
 
   @functools.cache
+  def streamed() -> tf.data.Dataset:  # once, as it may keep its records
+    return source.raw_at(indices[start:stop])
+
+  @functools.cache
   def read(step: int, row_fn) -> tf.data.Dataset:
     begin = min(start + step * rows, stop)
     if indices is None or begin == stop:
       raw = source.raw(begin, stop)
-    else:
+    elif source.is_by_number:
       raw = source.raw_at(indices[begin:stop])
+    else:
+      raw = streamed().skip(begin - start)
     elements = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
     return _batched(elements, row_fn, rows)
 

@@ -27,7 +27,7 @@ MAX_SCORES = 11_000_000
 
 # TPUs on which keeping the weights for the backward pass is faster than
 # recomputing them.
-KEEP_WEIGHTS = ("v4", "v5p")
+KEEP_WEIGHTS = ("v4", "v5p", "tpu7x")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

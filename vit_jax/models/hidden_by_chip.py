@@ -15,7 +15,7 @@ from vit_jax.models.precision import at_least_float32
 # TPUs whose matrix unit is so fast that GELU and noise, which XLA computes
 # before and after each of the products that use them, take longer than the
 # products. Estimated gains: docs/performance_log.md.
-KEEP_SLOPE = ("v6e",)
+KEEP_SLOPE = ("v6e", "tpu7x")
 
 
 def hidden(

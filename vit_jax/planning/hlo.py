@@ -26,6 +26,8 @@ COLLECTIVES = (
 START = "AsyncCollectiveStart"
 # What the hosts of a slice send to those of the others.
 BETWEEN_SLICES = "between-slices"
+# Stands in place of the cycles that XLA does not know.
+UNKNOWN_CYCLES = 2**63 - 1
 # These move no bytes, or name what another instruction moves.
 FREE = (
   "parameter constant tuple get-tuple-element bitcast after-all partition-id"
@@ -39,6 +41,7 @@ class Totals:
 
   Attributes:
     cycles: The compiler's estimates; collectives and custom kernels have none.
+      Where it knows none, those of the longer of arithmetic and traffic.
     flops: FLOPs of products and convolutions.
     bytes: Bytes to and from the main memory.
     roof_seconds: For each instruction the longer of its arithmetic and its
@@ -147,15 +150,17 @@ class Module:
       entry[1] += trips * size
     if x.kind in (*COLLECTIVES, "send", "recv") or x.opcode.endswith("-start"):
       return
-    if m := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
-      total.cycles += trips * int(m[1])
     flops = self._flops_of(x, names)
     size = self._bytes_of(x, names)
+    seconds = max(flops / chip.peak_flops, size / chip.hbm_bandwidth)
+    if m := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
+      cycles = int(m[1])
+      if cycles == UNKNOWN_CYCLES:
+        cycles = round(seconds * chip.clock)
+      total.cycles += trips * cycles
     total.flops += trips * flops
     total.bytes += trips * size
-    total.roof_seconds += trips * max(
-      flops / chip.peak_flops, size / chip.hbm_bandwidth
-    )
+    total.roof_seconds += trips * seconds
 
   def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
     """Yields kind and bytes, the larger of operands and results."""

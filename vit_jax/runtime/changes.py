@@ -6,6 +6,7 @@ was taken stays in the run, in `changes.jsonl` and in its checkpoints.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -116,13 +117,14 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
 
 
 def names_of(flag: str | None) -> tuple[str, ...]:
-  """Returns the options and sections that a value of the flag names.
+  """Returns the options and sections that the flag's values name.
 
   Example:
     >>> names_of("config.optim.lr, data")
     ('optim.lr', 'data')
   """
-  words = (w.strip().removeprefix("config.") for w in (flag or "").split(","))
+  parts = re.split(r"[,\n]", flag or "")  # a line for each time it is given
+  words = (part.strip().removeprefix("config.") for part in parts)
   return tuple(w for w in words if w)
 
 

@@ -84,16 +84,18 @@ def find() -> Slice:
       return Slice(True, why)
   if is_multislice:
     return Slice(True, f"MEGASCALE_NUM_SLICES={num_slices}")
-  if hosts is not None and num_slices:
+  are_several = bool(bounds) and not is_one
+  if hosts is not None and num_slices and not are_several:
     return Slice(False, why)
   if "TPU_SKIP_MDS_QUERY" in os.environ:
-    return Slice(False, f"{why}; TPU_SKIP_MDS_QUERY is set")
+    why = bounds if are_several else why
+    return Slice(are_several, f"{why}; TPU_SKIP_MDS_QUERY is set")
   # Other slices than the one whose hosts are named may be known to it alone.
   asked, what = (_hosts, "host") if hosts is None else (_slices, "slice")
   count, failure = _within(SECONDS, asked)
   if failure:
     silent = f"the metadata server cannot be asked ({failure})"
-    if bounds and not is_one:
+    if are_several:
       return Slice(True, f"{bounds}, and {silent}")
     return Slice(False, f"{why}, and {silent}")
   if count > 1 or hosts is None:
