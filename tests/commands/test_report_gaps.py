@@ -14,7 +14,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import kept, runs
+from vit_jax.reporting import curves, kept, runs
 
 
 @pytest.mark.slow
@@ -72,6 +72,30 @@ def test_what_is_missing_is_said(tmp_path):
     "a": {"train/loss": None},
     "b<i>": {"train/loss": 2.5},
   }
+
+
+def test_values_that_are_not_finite_are_told_and_drawn(tmp_path, monkeypatch):
+  rows = [
+    {"step": s, "train/lr": 0.1, "train/skipped": 0.0} for s in range(1, 9)
+  ]
+  for row in rows[:3]:
+    row["train/loss"] = 1 / row["step"]
+  rows += [{"step": 4, "val/top1": 0.5}, {"step": 8, "val/not_finite": 1.0}]
+  text = "".join(json.dumps(row) + "\n" for row in rows)
+  (tmp_path / "metrics.jsonl").write_text(text)
+  drawn, render = [], report.figures.render
+  monkeypatch.setattr(
+    report.figures, "render", lambda d: drawn.append(d()) or render(d)
+  )
+  page = report.write_report(str(tmp_path)).read_text()
+  said = "train/loss not finite at 5 logged steps, first at step 4;"
+  assert said in "".join(Page(page).text)
+  assert curves.CROSSES in page
+  loss, lr, accuracy = (figure.axes[0] for figure in drawn)
+  assert len({axes.get_xlim() for axes in (loss, lr, accuracy)}) == 1
+  assert [len(axes.lines) for axes in (loss, lr, accuracy)] == [2, 1, 2]
+  assert loss.lines[1].get_xdata().tolist() == [4, 5, 6, 7, 8]
+  assert accuracy.lines[1].get_xdata().tolist() == [8]
 
 
 def test_a_damaged_checkpoint_does_not_stop_the_report(tmp_path):

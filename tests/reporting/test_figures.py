@@ -70,6 +70,21 @@ def test_curves(draw, count):
   assert _is_drawn(draw, [Line("", range(count), y)])
 
 
+@pytest.mark.parametrize("count", [10, 500])
+def test_what_is_not_finite_is_a_gap_with_crosses(count):
+  y = np.linspace(2.0, 1.0, count)
+  y[[count // 2, -1]] = np.nan
+  line = Line("a", range(count), y)
+  assert _is_drawn(figures.loss, [line])
+  figure = figures.loss([line], x_end=2 * count)
+  *_, curve, crosses = figure.axes[0].lines
+  assert np.isnan(curve.get_ydata()).tolist() == np.isnan(y).tolist()
+  assert 1 <= np.nanmin(curve.get_ydata()) < np.nanmax(curve.get_ydata()) <= 2
+  assert crosses.get_xdata().tolist() == [count // 2, count - 1]
+  assert figure.axes[0].get_xlim() == (0, 2 * count * 1.02)
+  assert "a not finite" in _texts(figure)
+
+
 def test_fewshot_shows_the_shots_as_ticks():
   lines = [Line("a", [1, 5, 25], [0.2, 0.4, 0.6])]
   assert _is_drawn(figures.fewshot, lines, "L2 16", 0.9)

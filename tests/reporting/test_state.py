@@ -1,6 +1,7 @@
 """What became of a run: finished, still going, stopped, or not known."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from vit_jax.reporting import runs
-from vit_jax.reporting.state import state
+from vit_jax.reporting.state import remarks, state
 from vit_jax.runtime import lifetime
 from vit_jax.runtime.lock import Lock
 
@@ -35,6 +36,22 @@ def _run(rows, process=None, metadata=None, config=CONFIG):
 def test_finished():
   found = state(_run(_rows(100, NOW - 1e6)), NOW)
   assert found == ("finished", "finished: 100 steps", None)
+
+
+def test_what_was_bad_on_the_way_is_told():
+  """As `finite` writes it, and as a row of any other origin has it."""
+  rows = _rows(40, NOW) + [{"step": 40, "val/top1": 0.5}]
+  assert remarks(_run(rows)) == ""
+  counts = {"train/skipped": 2.0, "train/undecodable": 1.0}
+  rows += [{"step": 1_050, **counts}, {"step": 1_060, **counts}]
+  rows += [{"step": 1_060, "val/not_finite": 1.0}]
+  rows += [{"step": 1_070, "train/loss": float("nan"), "few/1shot": math.inf}]
+  assert remarks(_run(rows)) == (
+    "2 steps skipped; 1 image could not be decoded;"
+    " train/loss not finite at 3 logged steps, first at step 1,050;"
+    " scores of val not finite at 1 logged step, first at step 1,060;"
+    " scores of few not finite at 1 logged step, first at step 1,070"
+  )
 
 
 def test_still_going_and_how_long():

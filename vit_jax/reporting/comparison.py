@@ -11,7 +11,7 @@ from vit_jax.reporting import facts, figures
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import breakable, missing, share, states, table
 from vit_jax.reporting.runs import Run
-from vit_jax.reporting.state import state
+from vit_jax.reporting.state import remarks, state
 from vit_jax.runtime import promise
 
 MOST_COLUMNS = 4  # runs side by side, with their names
@@ -22,7 +22,9 @@ NONE = "—"
 
 def states_section(runs: Sequence[Run]) -> str:
   """Returns what became of each run, and lines that could not be read."""
-  rows = [(r.label if runs[1:] else "", *state(r)[:2]) for r in runs]
+  rows = [
+    (r.label if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs
+  ]
   shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
   unread = [
     f"{len(r.unread)} line{'s' * (len(r.unread) > 1)} of the metrics of"

@@ -1,6 +1,7 @@
 """The charts over steps: loss, learning rate, accuracy, throughput."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 from vit_jax.reporting import figures
@@ -9,6 +10,7 @@ from vit_jax.reporting.page import breakable, missing
 from vit_jax.reporting.runs import TOP1, Run
 
 MOST_SETS = 6  # charts of accuracy, each on another set
+CROSSES = "Crosses on an axis: steps at which the value was not finite."
 METRICS = (
   ("train/loss", "loss", figures.loss),
   ("train/lr", "learning rate", figures.learning_rate),
@@ -39,13 +41,16 @@ def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
   names = ", ".join(r.label for r in shown)
   title = names if len(runs) <= 3 else f"{len(runs)} runs"
   x_label, scale = _axis(shown)
-  drawn, lacking = [], []
+  x_end = max((r.steps * scale(r) for r in shown), default=0)
+  drawn, lacking, gaps = [], [], []
 
   def draw(what: str, lines: list[Line], chart: Callable) -> None:
     if cut := [line.label for line in lines[MOST_LINES:]]:
       lacking.append(f"curves of {', '.join(cut)}: see the tables")
     if lines := lines[:MOST_LINES]:
-      chart = functools.partial(chart, lines, x_label=x_label)
+      chart = functools.partial(chart, lines, x_label=x_label, x_end=x_end)
+      if not all(math.isfinite(v) for line in lines for v in line.y):
+        gaps.append(what)
       drawn.append(picture(f"{what}_{name}", chart, f"{what}: {names}"))
 
   def lines_of(wanted) -> list[Line]:
@@ -55,8 +60,8 @@ def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
     """
     lines = []
     for label, run, metric in wanted:
-      steps, values = run.series(metric)
-      if steps:
+      steps, values = run.points(metric)
+      if any(map(math.isfinite, values)):
         x = [s * scale(run) for s in steps]
         place = shown.index(run) if shown[1:] else None
         lines.append(Line(label, x, values, place))
@@ -79,7 +84,9 @@ def section(name: str, runs: Sequence[Run], picture: Callable) -> str:
     lacking.append(f"curves of {names} (too many for one picture)")
   return (
     f"<h2>{breakable(name)}: {breakable(title)}</h2>\n"
-    f'<div class="grid">{"".join(drawn)}</div>' + missing("; ".join(lacking))
+    f'<div class="grid">{"".join(drawn)}</div>'
+    + (f'<p class="soft">{CROSSES}</p>' if gaps else "")
+    + missing("; ".join(lacking))
   )
 
 

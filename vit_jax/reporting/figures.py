@@ -54,6 +54,7 @@ _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
 class Line(NamedTuple):
   """A curve: its name, its points in order, and which colour it has.
 
+  y: Where it is not finite the curve has a gap, with a cross on the axis.
   place: From 0; None: its place among the lines.
   """
 
@@ -118,7 +119,9 @@ def _style(palette: Palette) -> dict[str, Any]:
   }
 
 
-def loss(lines: Sequence[Line], x_label: str = "step") -> Figure:
+def loss(
+  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
+) -> Figure:
   """Draws the training loss over steps; of many points, also a running mean."""
   return _curves(
     "Training loss",
@@ -127,13 +130,22 @@ def loss(lines: Sequence[Line], x_label: str = "step") -> Figure:
     axis="g",
     is_noisy=True,
     x_label=x_label,
+    x_end=x_end,
   )
 
 
-def learning_rate(lines: Sequence[Line], x_label: str = "step") -> Figure:
+def learning_rate(
+  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
+) -> Figure:
   """Draws the learning rate over steps."""
   return _curves(
-    "Learning rate", lines, None, axis="e", floor=0.0, x_label=x_label
+    "Learning rate",
+    lines,
+    None,
+    axis="e",
+    floor=0.0,
+    x_label=x_label,
+    x_end=x_end,
   )
 
 
@@ -142,6 +154,7 @@ def accuracy(
   chance: float | None = None,
   title: str = "Accuracy",
   x_label: str = "step",
+  x_end: int = 0,
 ) -> Figure:
   """Draws shares over steps, in percent; `chance` as a dotted line."""
   lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
@@ -153,10 +166,13 @@ def accuracy(
     floor=0.0,
     mark=None if chance is None else (100 * chance, "chance"),
     x_label=x_label,
+    x_end=x_end,
   )
 
 
-def throughput(lines: Sequence[Line], x_label: str = "step") -> Figure:
+def throughput(
+  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
+) -> Figure:
   """Draws images per second over steps, from 0."""
   return _curves(
     "Images per second",
@@ -165,6 +181,7 @@ def throughput(lines: Sequence[Line], x_label: str = "step") -> Figure:
     axis=",",
     floor=0.0,
     x_label=x_label,
+    x_end=x_end,
   )
 
 
@@ -307,8 +324,12 @@ def _curves(
   is_noisy: bool = False,
   mark: tuple[float, str] | None = None,
   x_label: str = "step",
+  x_end: int = 0,
 ) -> Figure:
-  """Draws lines with names at their right ends, and last values by `text`."""
+  """Draws lines with names at their right ends, and last values by `text`.
+
+  The x axis goes to `x_end`, further where a line does.
+  """
   figure = Figure(figsize=(4.8, 3.2), layout="constrained")
   axes = figure.subplots()
   faint = mpl.rcParams["axes.edgecolor"]
@@ -325,9 +346,16 @@ def _curves(
     (drawn,) = axes.plot(
       x, y, color=colour, linestyle=dashes, marker=marker, markersize=4
     )
-    if len(line.y) and math.isfinite(line.y[-1]):
-      value = text(line.y[-1]) if text else ""
-      ends.append((line.y[-1], line_names.end(line.label, value), drawn))
+    finite = np.isfinite(y)
+    if finite.any():
+      last = np.asarray(line.y, float)[finite][-1]
+      value = text(last) if text else ""
+      value = value if finite[-1] else "not finite"
+      ends.append((last, line_names.end(line.label, value), drawn))
+    if not finite.all():
+      on_axis = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+      bad = x[~finite]
+      axes.plot(bad, 0 * bad, "x", color=colour, markersize=5, **on_axis)
   if mark:
     drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
     ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
@@ -337,7 +365,8 @@ def _curves(
   if floor is not None and finite:
     top = top or max(max(finite), mark[0] if mark else 0)
     axes.set_ylim(floor, (top or 1) * 1.08)
-  axes.set_xlim(0, max([x for l in lines for x in l.x], default=0) * 1.02 or 1)
+  x_end = max([x_end, *(x for l in lines for x in l.x)])
+  axes.set_xlim(0, x_end * 1.02 or 1)
   axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS))
   axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
   axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
@@ -350,13 +379,22 @@ def _curves(
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
-  """Returns the mean over a centred window, cut short at both ends."""
+  """Returns the mean over a centred window, cut short at both ends.
+
+  Values that are not finite stay so, and do not count in their neighbours'.
+  """
   half = max(width // 2, 1)
-  sums = np.concatenate([[0.0], np.cumsum(values)])
+  finite = np.isfinite(values)
+  sums, counts = (
+    np.concatenate([[0.0], np.cumsum(v)])
+    for v in (np.where(finite, values, 0.0), finite)
+  )
   index = np.arange(len(values))
   first = np.maximum(index - half, 0)
   last = np.minimum(index + half + 1, len(values))
-  return (sums[last] - sums[first]) / (last - first)
+  count = counts[last] - counts[first]
+  means = (sums[last] - sums[first]) / np.maximum(count, 1)
+  return np.where(finite, means, np.nan)
 
 
 def _tick(kind: str) -> Callable[[float, int], str]:

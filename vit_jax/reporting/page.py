@@ -92,6 +92,7 @@ img.dark { display: none; }
 .states .going::before { content: "▸"; color: var(--going); }
 .states .stopped::before { content: "✗"; color: var(--wrong); }
 .states .unknown::before { content: "?"; color: var(--soft); }
+.states .wrong { display: block; text-indent: 0; color: var(--wrong); }
 .spent {
   display: flex; height: 22px; border-radius: 6px; overflow: clip;
   background: var(--wash); margin: 12px 0 10px;
@@ -309,20 +310,22 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def states(
-  rows: Iterable[tuple[str, str, str]], is_numbered: bool = False
+  rows: Iterable[tuple[str, str, str, str]], is_numbered: bool = False
 ) -> str:
   """Returns a list of runs with what became of them.
 
   Args:
-    rows: (name, "finished" "going" "stopped" or "unknown", text) each; the name
-      may be "".
+    rows: (name, "finished" "going" "stopped" or "unknown", text, what went
+      wrong on the way) each; the name and the last may be "".
     is_numbered: Whether numbers from 1 stand before the names.
   """
   items = "".join(
     f'<li class="{kind}">{f"{i} " if is_numbered else ""}'
     + (f"<b>{breakable(name)}</b>: " if name else "")
-    + f"{breakable(text)}</li>"
-    for i, (name, kind, text) in enumerate(rows, 1)
+    + breakable(text)
+    + (f'<span class="wrong">{breakable(remark)}</span>' if remark else "")
+    + "</li>"
+    for i, (name, kind, text, remark) in enumerate(rows, 1)
   )
   return f'<ul class="states">{items}</ul>'
 

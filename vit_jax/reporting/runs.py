@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from vit_jax.runtime import accounting, changes, goodput, lifetime, promise
 from vit_jax.runtime.averages import groups
 
 METRICS = "metrics.jsonl"
+LOSS = "train/loss"
 PROBES = "probes"  # folder, by vit_jax.runtime.probes
 MAX_NUMBERS = 4_000_000  # in the metrics of a run; 300 MB
 MAX_NAME = 200  # characters, of a metric
@@ -138,9 +140,25 @@ class Run:
     """All metrics, in the order of their first line."""
     return list(dict.fromkeys(k for r in self.rows for k in r))
 
+  def points(self, name: str | None) -> tuple[list[int], list[float]]:
+    """Returns steps and values of a metric; NaN: it was not finite.
+
+    A line leaves such a value out: that of a skipped step has no `train/loss`,
+    that of an evaluator counts them, see `vit_jax.runtime.finite`.
+    """
+    name = name or ""
+    sign = f"{name.partition('/')[0]}/not_finite"
+    sign = "train/skipped" if name == LOSS else sign
+    rows = [r for r in self.rows if name in r or sign in r]
+    values = [r.get(name) for r in rows]
+    return [r["step"] for r in rows], [
+      v if is_number(v) else math.nan for v in values
+    ]
+
   def series(self, name: str | None) -> tuple[list[int], list[float]]:
     """Returns steps and finite values of a metric."""
-    points = [(r["step"], r[name]) for r in self.rows if is_number(r.get(name))]
+    points = zip(*self.points(name), strict=True)
+    points = [(s, v) for s, v in points if math.isfinite(v)]
     return [s for s, _ in points], [v for _, v in points]
 
   def last(self, name: str | None) -> float | None:

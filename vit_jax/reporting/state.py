@@ -5,7 +5,8 @@ import statistics
 import time
 from typing import NamedTuple
 
-from vit_jax.reporting.runs import Run
+from vit_jax.config.json_file import is_number
+from vit_jax.reporting.runs import LOSS, Run
 from vit_jax.runtime import lifetime
 from vit_jax.runtime.progress import format_seconds
 
@@ -72,6 +73,44 @@ def state(run: Run, now: float | None = None) -> State:
   left = _seconds_left(run, total)
   when = "" if left is None else f"; about {format_seconds(left)} left"
   return State(GOING, f"still going, {where}{when}", left)
+
+
+def remarks(run: Run) -> str:
+  """Returns what was skipped, did not count or was not finite; "": nothing."""
+  parts = []
+  if skipped := run.last("train/skipped"):
+    parts.append(f"{_many(skipped, 'step')} skipped")
+  if unusable := run.last("train/undecodable"):
+    parts.append(f"{_many(unusable, 'image')} could not be decoded")
+  for name, steps in _not_finite(run).items():
+    what = name if name == LOSS else f"scores of {name}"
+    many = _many(len(steps), "logged step")
+    parts.append(f"{what} not finite at {many}, first at step {steps[0]:,}")
+  return "; ".join(parts)
+
+
+def _not_finite(run: Run) -> dict[str, list[int]]:
+  """Returns the steps of values that were not finite.
+
+  Returns:
+    `LOSS` or the name of an evaluator -> steps; {}: all were finite.
+  """
+  found: dict[str, dict[int, None]] = {}
+  for row in run.rows:
+    bad = [k for k, v in row.items() if not is_number(v)]
+    bad += [k for k in row if k.endswith("/not_finite")]
+    if "train/skipped" in row and LOSS not in row:
+      bad.append(LOSS)
+    for name in bad:
+      what = name.partition("/")[0]
+      if name == LOSS or what != "train":
+        key = LOSS if name == LOSS else what
+        found.setdefault(key, {})[row["step"]] = None
+  return {key: list(steps) for key, steps in found.items()}
+
+
+def _many(count: int | float, what: str) -> str:
+  return f"{count:,.0f} {what}{'s' * (count != 1)}"
 
 
 def _complete(
