@@ -7,6 +7,9 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -45,6 +48,38 @@ def test_all_are_here():
   assert [p.stem for p in PATHS] == names
   cells = {code(read(name))[0].source for name in names}
   assert len(cells) == 1  # the same installation everywhere
+
+
+def test_an_installation_that_failed_is_tried_again(tmp_path, monkeypatch):
+  """On Colab, where the first cell clones the repository and calls pip."""
+  for name in ("google", "google.colab"):
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+  monkeypatch.setattr(sys, "path", [*sys.path])
+  monkeypatch.chdir(tmp_path)
+  calls, faults = [], [InterruptedError]
+
+  def run(command, check):
+    assert check
+    calls.append("pip" if "pip" in command else command[0])
+    if command[0] == "git":
+      (tmp_path / command[-1] / "vit_jax").mkdir(parents=True)
+      (tmp_path / command[-1] / "vit_jax/train.py").touch()
+    elif faults:
+      raise faults.pop()
+
+  monkeypatch.setattr(subprocess, "run", run)
+  cell = code(read("finetune"))[0].source
+  cell = cell.replace('REPOSITORY = ""', 'REPOSITORY = "somewhere"')
+  with pytest.raises(InterruptedError):
+    exec(cell, {})
+  again = {}
+  exec(cell, again)
+  assert calls[:3] == ["git", "pip", "pip"] and "git" not in calls[1:]
+  count = len(calls)
+  exec(cell, {})
+  monkeypatch.chdir(tmp_path)  # as after a restart of the kernel
+  exec(cell, {})
+  assert len(calls) == count and again["ROOT"] == tmp_path / "vit_jax"
 
 
 def test_it_is_valid_and_has_no_traces_of_a_run(notebook):
