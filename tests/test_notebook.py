@@ -237,7 +237,7 @@ def test_pod(tmp_path):
   probe = (
     "print(is_same, largest, gib(shapes, {'data': 1, 'fsdp': 1, 'tensor': 1}))"
   )
-  printed, found, pictures = execute("06_pod", tmp_path, probe)
+  printed, found, pictures = execute("06_pod", tmp_path, probe, "cell-15")
   assert "8 devices" in printed and "does not fit 8 device(s)" in printed
   assert "resumes     step 20 of runs/notebook/pod/parts" in printed
   assert found[0] == "True" and float(found[1]) < 1e-3
