@@ -38,6 +38,22 @@ def test_finished():
   assert found == ("finished", "finished: 100 steps", None)
 
 
+def test_a_run_without_metrics_is_not_called_finished(tmp_path):
+  process = HERE | {"ended": 9999.0, "how": "finished"}
+  run = runs.Run("a", tmp_path, CONFIG, {"step": 100}, [], process)
+  found = state(run, NOW)
+  assert found.kind == "unknown" and found.text == (
+    "metrics.jsonl is missing; process.json says that the run finished, and"
+    " metadata.json that step 100 of 100 was saved"
+  )
+  (tmp_path / "metrics.jsonl").touch()
+  found = state(runs.Run("a", tmp_path, {}, {}, [], process), NOW)
+  assert found.kind == "unknown" and found.text == (
+    "metrics.jsonl has no line that can be read; process.json says that the run"
+    " finished"
+  )
+
+
 def test_what_was_bad_on_the_way_is_told():
   """As `finite` writes it, and as a row of any other origin has it."""
   rows = _rows(40, NOW) + [{"step": 40, "val/top1": 0.5}]

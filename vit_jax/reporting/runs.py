@@ -30,6 +30,7 @@ METADATA = {
   "num_examples": int,
   "data_given": str,
   "total_steps": int,
+  "step": int,
   "devices": str,
   "versions": {str: str},
   "changes": [changes.SHAPE],

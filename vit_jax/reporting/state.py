@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from vit_jax.config.json_file import is_number
-from vit_jax.reporting.runs import LOSS, Run
+from vit_jax.reporting.runs import LOSS, METRICS, Run
 from vit_jax.runtime import lifetime
 from vit_jax.runtime.progress import format_seconds
 
@@ -54,6 +54,8 @@ def state(run: Run, now: float | None = None) -> State:
     is_told = error.startswith(FloatingPointError.__name__)
     more = "" if is_told else _resumes(run)
     return State(STOPPED, f"stopped {where}: {error}{more}")
+  if has_ended and not run.rows:
+    return State(UNKNOWN, _without_metrics(run, total))
   if has_ended:  # the config was shortened, or total_steps is unknown
     return State(FINISHED, f"finished {where}")
   silent = _silent(run, now)
@@ -73,6 +75,17 @@ def state(run: Run, now: float | None = None) -> State:
   left = _seconds_left(run, total)
   when = "" if left is None else f"; about {format_seconds(left)} left"
   return State(GOING, f"still going, {where}{when}", left)
+
+
+def _without_metrics(run: Run, total: int | None) -> str:
+  """Returns what is known of a run that says it finished, without a line."""
+  is_there = (run.path / METRICS).exists()
+  what = "has no line that can be read" if is_there else "is missing"
+  known = f"{METRICS} {what}; {lifetime.FILE} says that the run finished"
+  if step := run.metadata.get("step"):
+    of = f" of {total:,}" if total else ""
+    known += f", and metadata.json that step {step:,}{of} was saved"
+  return known
 
 
 def remarks(run: Run) -> str:
