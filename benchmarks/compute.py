@@ -69,9 +69,10 @@ EXPLAINED = """# Compute: exaFLOPs of pre-training
 
 A run states the images it has seen, the exaFLOPs and the device-hours of its
 training: at its end on the screen, in `metrics.jsonl` (`train/images_seen`,
-`train/exaflops`, `train/device_hours`), under `accounting` in the metadata of
-its checkpoints, and in the report. A run that resumes carries them over; one
-that starts from another's weights states that run's beside its own.
+`train/exaflops`, `train/device_hours`), under `accounting` in `metadata.json`
+and in the metadata of its checkpoints, and in the report. A run that resumes
+carries them over; one that starts from another's weights states that run's
+beside its own.
 
 exaFLOPs = 1e-18 x images seen x 3 passes (forward, and backward as two) x 2 x
 multiply-adds of the forward pass. Only products and convolutions count, and

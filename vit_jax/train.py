@@ -237,6 +237,9 @@ def _train(
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
+  # Unlike the account of the last checkpoint, with all evaluations and saves.
+  metadata = {**metadata, **account.metadata(total_steps)}
+  run_info.write_json(workdir, "metadata.json", metadata, progress.note)
   progress.note(account.text(total_steps))
   progress.note(promise.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)

@@ -17,6 +17,7 @@ from vit_jax import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
+from vit_jax.reporting import runs
 from vit_jax.runtime import prepare
 from vit_jax.runtime.rows import MEASURED
 from vit_jax.runtime.writer import read_metrics
@@ -90,6 +91,12 @@ def test_files_of_a_run(run):
   assert metadata["class_names"] == [str(i) for i in range(10)]
   assert metadata["grid"] == [2, 2] and metadata["has_cls_row"]
   assert metadata["preprocessing"]["ops"] == OPS
+  # The account of the whole run, that with the last evaluation and save.
+  (found,) = runs.find_runs(workdir)
+  saved = checkpoint.load_metadata(workdir)
+  assert found.device_hours == metadata["accounting"]["device_hours"]
+  assert found.device_hours > saved["accounting"]["device_hours"]
+  assert sum(found.seconds.values()) > sum(saved["goodput"]["seconds"].values())
   config = freeze(json.loads((folder / "config.json").read_text()))
   assert config == _config()
   with np.load(folder / "predictions.npz") as found:

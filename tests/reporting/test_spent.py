@@ -1,5 +1,6 @@
 """Where the time of a run went, and what was changed on its way."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -38,6 +39,20 @@ def test_runs_without_an_account_are_named():
   assert "<h3>a</h3>" in text
   nothing = dict.fromkeys(SECONDS, 0.0)
   assert "0 % of 0.0s" in spent.section([_run("a", nothing)])
+
+
+def test_the_last_account_counts():
+  """That of its end, in metadata.json, or a line after its last checkpoint."""
+  run = _run("a", SECONDS)
+  run.rows[-1]["train/device_hours"] = 2.0
+  for step, hours in ((70.0, 2.5), (50.0, 1.5)):
+    kept = {"began": 1.0, "seconds": SECONDS | {"step": step}}
+    account = {"accounting": {"device_hours": hours}, "goodput": kept}
+    run = dataclasses.replace(run, metadata=account)
+    assert run.wall_seconds() == 40.0 + max(step, SECONDS["step"])
+    assert facts.costs(run)["device-hours"] == max(hours, 2.0)
+  run = dataclasses.replace(run, metadata={"goodput": {"began": "damaged"}})
+  assert run.seconds == SECONDS and run.device_hours == 2.0
 
 
 def test_the_wall_time_is_that_of_the_account():

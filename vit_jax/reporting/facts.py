@@ -90,7 +90,7 @@ def costs(run: Run) -> dict[str, float | None]:
   found = {
     "images seen": run.last("train/images_seen"),
     "exaFLOPs": run.last("train/exaflops"),
-    "device-hours": run.last("train/device_hours"),
+    "device-hours": run.device_hours,
     "wall seconds": run.wall_seconds(),
     "images/s": median(of("images_per_second")),
     "MFU": median(of("mfu")),

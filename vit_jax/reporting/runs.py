@@ -286,13 +286,30 @@ class Run:
         found.setdefault(match["l2"] or first, {})[match["shots"]] = value
     return found
 
-  def wall_seconds(self) -> float | None:
-    """Returns the time since the first start, to the last line of training.
+  @property
+  def seconds(self) -> dict[str, float]:
+    """Those of each of `goodput.BUCKETS`, of the last account; {}: none.
 
-    Of a run without an account of it, from the first line to the last; pauses
-    are included in both.
+    That is the one of its end; before it, and of earlier versions, that of the
+    newest checkpoint or line of training.
     """
-    if seconds := goodput.of_rows(self.rows):
+    found = goodput.of_rows(self.rows), goodput.of_metadata(self.metadata)
+    return max(found, key=lambda seconds: sum(seconds.values()))
+
+  @property
+  def device_hours(self) -> float | None:
+    """Those of the last account, as `seconds`."""
+    account = self.metadata.get(accounting.KEY) or {}
+    found = account.get("device_hours"), self.last("train/device_hours")
+    return max((h for h in found if h is not None), default=None)
+
+  def wall_seconds(self) -> float | None:
+    """Returns the time since the first start, to the last account.
+
+    Of a run without one, from the first line to the last; pauses are included
+    in both.
+    """
+    if seconds := self.seconds:
       return sum(seconds.values())
     times = [r["time"] for r in self.rows if is_number(r.get("time"))]
     return times[-1] - times[0] if len(times) > 1 else None

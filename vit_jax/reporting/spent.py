@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from vit_jax.reporting.page import breakable, missing
 from vit_jax.reporting.runs import Run
-from vit_jax.runtime import goodput
 from vit_jax.runtime.goodput import in_words
 
 # In the order of the bar; the words of the page for each.
@@ -24,15 +23,16 @@ SMALLEST = 0.004  # share of a bar that can be seen
 
 def section(runs: Sequence[Run]) -> str:
   """Returns the section; "" if no run has an account of its time."""
-  found = {run.label: goodput.of_rows(run.rows) for run in runs}
+  found = {run.label: run.seconds for run in runs}
   told = {label: seconds for label, seconds in found.items() if seconds}
   if not told:
     return ""
   lacking = ", ".join(label for label in found if label not in told)
   text = (
-    "Wall time since the first start of each run, to its last line of training."
-    " “Stopped” is from the last sign of life of a process to the start of"
-    " the next; steps after the last checkpoint had to be done again."
+    "Wall time since the first start of each run, to its end; of one that did"
+    " not end, or of an earlier version, to its last checkpoint or line of"
+    " training. “Stopped” is from the last sign of life of a process to the"
+    " start of the next; steps after the last checkpoint had to be done again."
   )
   parts = [
     (f"<h3>{breakable(label)}</h3>" if runs[1:] else "") + _bar(seconds)

@@ -100,6 +100,13 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   return {}
 
 
+def of_metadata(metadata: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the seconds of each bucket in the metadata of a run or of a
+  checkpoint; {}: they have none."""
+  account = _valid(metadata.get(KEY))
+  return account["seconds"] if account else {}
+
+
 def text(seconds: dict[str, float]) -> str:
   """Returns buckets in words, the longest first.
 
