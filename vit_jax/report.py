@@ -34,6 +34,7 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 # ruff: noqa: E402
 import functools
 import html
+import itertools
 import json
 import os
 import pathlib
@@ -308,8 +309,10 @@ class Report:
     return next((r for r in others if f"/{r.name}/" in path), None)
 
   def _picture(self, name: str, draw: Callable, alt: str) -> str:
-    """Keeps a chart and returns its HTML."""
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    """Keeps a chart and returns its HTML; equal names get a number."""
+    stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(2)))
+    name = next(n for n in names if f"{n}.svg" not in self.pictures)
     light, dark = figures.render(draw)
     self.pictures[f"{name}.svg"] = light
     return picture(light, dark, alt)

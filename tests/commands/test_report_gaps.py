@@ -74,6 +74,19 @@ def test_what_is_missing_is_said(tmp_path):
   }
 
 
+def test_names_that_differ_in_replaced_characters_have_files_each(tmp_path):
+  for name in ("a b", "a+b", "a_b"):
+    (tmp_path / name).mkdir()
+    config = {"data": {"dataset": f"folder:/{name}"}}
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+    row = {"step": 1, "time": 1.0, "train/loss": 2.5}
+    (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+  report.write_report(str(tmp_path))
+  found = sorted(p.name for p in (tmp_path / "figures").iterdir())
+  stem = "loss_folder__a_b"
+  assert found == [f"{stem}.svg", f"{stem}_2.svg", f"{stem}_3.svg"]
+
+
 def test_values_that_are_not_finite_are_told_and_drawn(tmp_path, monkeypatch):
   rows = [
     {"step": s, "train/lr": 0.1, "train/skipped": 0.0} for s in range(1, 9)
