@@ -15,7 +15,7 @@ from vit_jax.reporting.figures import Line
 
 @pytest.fixture(autouse=True)
 def every_glyph_is_there():
-  """matplotlib warns of a character that the font lacks."""
+  """matplotlib warns of a character that the font lacks; `render` does not."""
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     yield
@@ -91,6 +91,11 @@ def test_fewshot_shows_the_shots_as_ticks():
   (axes,) = figures.fewshot(lines, "L2 16", 0.9).axes
   assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "5", "25"]
   assert axes.get_ylim() == (0, pytest.approx(90 * 1.08))
+
+
+def test_names_in_other_scripts_print_no_warning():
+  """Which would be an error here, see `every_glyph_is_there`."""
+  assert _is_drawn(figures.loss, [Line("実験一", [1, 2], [1.0, 0.5])])
 
 
 def test_the_style_of_the_caller_stays():

@@ -9,6 +9,7 @@ contrast that text needs on its page, and line styles differ as well.
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,7 +83,9 @@ def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
   """
   files = []
   for palette in (LIGHT, DARK):
-    with mpl.rc_context(_style(palette)):
+    with mpl.rc_context(_style(palette)), warnings.catch_warnings():
+      # The page itself has the names whose characters the font lacks.
+      warnings.filterwarnings("ignore", "Glyph .* missing from")
       buffer = io.BytesIO()
       draw().savefig(buffer, dpi=_DPI, format="svg", metadata={"Date": None})
     files.append(buffer.getvalue())
