@@ -106,12 +106,10 @@ def _train(
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
-  config, workdir = prepared.config, prepared.workdir
-  phases = stop.phases
+  config, workdir, data = prepared.config, prepared.workdir, prepared.data
+  facts, phases = prepared.facts, stop.phases
   mesh = sharding.make_mesh(config.mesh)
-  data = prepared.data
   opening.ends("data")
-  facts = prepared.facts
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
   checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
@@ -237,8 +235,7 @@ def _train(
 
   if start == total_steps:
     progress.note(f"complete    all {total_steps:,} steps were done before")
-  # Unlike the account of the last checkpoint, with all evaluations and saves.
-  metadata = {**metadata, **account.metadata(total_steps)}
+  metadata = metadata | account.metadata(total_steps)  # with all evaluations
   run_info.write_json(workdir, "metadata.json", metadata, progress.note)
   progress.note(account.text(total_steps))
   progress.note(promise.kept(workdir, config.data.batch_size))
