@@ -4,12 +4,16 @@ import base64
 import doctest
 import io
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax.reporting import page
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def test_examples():
@@ -63,10 +67,36 @@ def test_cards_are_as_wide_as_the_longest_word():
   assert f"--card: {longest + 1}ch" in text
 
 
-def test_no_style_breaks_words():
+def test_no_style_breaks_words_that_fit():
   style = page.page("", "")
-  assert "overflow-wrap" not in style and "word-break" not in style
-  assert "hyphens" not in style and "overflow: hidden" not in style
+  assert style.count("overflow-wrap: anywhere") == 1  # what does not fit
+  assert ".facts td { min-width: 110px; overflow-wrap: break-word; }" in style
+  assert "word-break" not in style and "hyphens" not in style
+  assert "overflow: hidden" not in style
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_long_name_does_not_widen_the_page(tmp_path, width):
+  name = "a" * 200
+  body = f"<h1>{name}</h1>{page.states([(name, 'finished', name, name)])}"
+  body += page.table("facts", ["", name], [[name, "1,234,567"]])
+  body += page.table("numbers", ["", "top-1", "top-5"], [[name, "1%", "2%"]])
+  (tmp_path / "page.html").write_text(page.page(name, body))
+  # A window has a least width, a frame has none.
+  (tmp_path / "frame.html").write_text(
+    f'<iframe src="page.html" style="width: {width}px; border: 0"></iframe>'
+    "<script>onload = () => { const of = frames[0].document; document.title ="
+    " [of.documentElement, ...of.querySelectorAll('.wide')].map("
+    " (e) => e.scrollWidth - e.clientWidth).join(' '); }</script>"
+  )
+  command = [BROWSER, "--headless", "--no-sandbox", "--dump-dom"]
+  command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path}"]
+  found = subprocess.run(
+    [*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True
+  )
+  assert "<title>0 0 0</title>" in found.stdout, found.stdout[-500:]
 
 
 def test_both_schemes_and_paper():

@@ -31,7 +31,7 @@ body {
   max-width: 960px; margin: 0 auto; padding: 32px 16px 64px;
   background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  -webkit-text-size-adjust: 100%;
+  -webkit-text-size-adjust: 100%; overflow-wrap: anywhere;
 }
 h1 { font-size: 28px; line-height: 1.2; margin: 0 0 4px; }
 h3 { font-size: 16px; margin: 20px 0 8px; }
@@ -127,10 +127,10 @@ th { font-weight: 600; }
 .facts { width: 100%; }
 .facts tr:first-child th { color: var(--ink); }
 .facts th:first-child, .numbers th:first-child {
-  color: var(--soft); font-weight: 400; white-space: nowrap;
+  color: var(--soft); font-weight: 400; min-width: 15ch;
 }
 .facts td, .numbers td { font-variant-numeric: tabular-nums; }
-.facts td { min-width: 110px; }
+.facts td { min-width: 110px; overflow-wrap: break-word; }
 .numbers { width: 100%; }
 .numbers th, .numbers td { padding: 8px 0; }
 .numbers td, .numbers th:not(:first-child) {
@@ -140,7 +140,6 @@ th { font-weight: 600; }
   .facts { font-size: 12px; }
   .facts td { min-width: 72px; padding-right: 8px; }
   .numbers { font-size: 13px; }
-  .numbers th:first-child { white-space: normal; }
   .numbers td, .numbers th:not(:first-child) { padding-left: 8px; }
 }
 details { margin-top: 10px; font-size: 14px; }
