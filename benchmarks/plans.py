@@ -33,6 +33,7 @@ RECIPES = (
   ("vit_l16:imagenet21k", "v4:4x4x4"),
   ("vit_l16:imagenet21k", "v5p:4x4x4"),
   ("vit_l16:imagenet21k", "v6e:16x16"),
+  ("vit_l16:imagenet21k", "tpu7x:4x4x4"),
   ("vit_b16:imagenet2012", "v5e:4x4"),
   ("vit_b16:imagenet2012", "v6e:2x4"),
   (B16_384, "v5e:2x4"),
@@ -73,12 +74,12 @@ HEAD = """# What the recipes would cost: estimates
 
 `vit-jax plan` for recipes on common slices, written by `python
 benchmarks/plans.py` with {versions}.
-None of this ran on a TPU: memory is the peak of a chip as XLA reports it, and
-all other numbers are estimates, which no chip has confirmed. The time of a step
-is estimated twice, by cycles and links, nothing overlapped, and by a coarser
-roofline (docs/performance.md); the third number is their geometric mean, from
-which the other columns follow. Hours are for all steps of the recipe, without
-evaluation.
+None of this ran on a TPU: memory is the peak of a chip (of TPU7x: of a core,
+half a chip) as XLA reports it, and all other numbers are estimates, which no
+chip has confirmed. The time of a step is estimated twice, by cycles and links,
+nothing overlapped, and by a coarser roofline (docs/performance.md); the third
+number is their geometric mean, from which the other columns follow. Hours are
+for all steps of the recipe, without evaluation.
 
 <!-- estimate: python benchmarks/plans.py -->
 
