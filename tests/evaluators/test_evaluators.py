@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.experimental import multihost_utils
 
 from vit_jax import losses, ridge, sharding, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig, FewshotConfig
+from vit_jax.data.host_tf import tf
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.evaluators import EVALUATORS, classification
@@ -340,6 +342,40 @@ def test_features_that_are_not_finite_are_refused(options):
     r" NaN or infinity for 'handmade' \[test\]. The model has diverged",
   ):
     evaluator.gather({"features": table})
+
+
+@pytest.mark.parametrize("count", [4, 7, 80])
+def test_processes_share_the_reading_of_labels(monkeypatch, count):
+  """More processes than records, too; -1 stays -1."""
+
+  class InFiles(handmade.Records):
+    knows_labels = False
+
+    def load(self, raw):
+      record = super().load(raw)
+      keep = lambda i: read.append(int(i)) or i
+      index = tf.numpy_function(keep, [record["index"]], tf.int64)
+      return {**record, "index": tf.ensure_shape(index, [])}
+
+  labels = np.arange(70) % 11 - 1
+  values = vars(handmade.records(labels, num_classes=10))
+  source = InFiles(**values)
+  context = handmade.context(_fewshot(), {"split": source})
+  monkeypatch.setattr(jax, "process_count", lambda: count)
+  mine, read = [], []
+  for i in range(count):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    monkeypatch.setattr(
+      multihost_utils,
+      "process_allgather",
+      lambda x: mine.append(x) or np.stack([x] * count),
+    )
+    context.labels(source)
+  assert sorted(read) == [*range(70)]  # each by one process
+  monkeypatch.setattr(
+    multihost_utils, "process_allgather", lambda x: np.stack(mine)
+  )
+  np.testing.assert_array_equal(context.labels(source), labels)
 
 
 def test_unknown_layer_lists_the_known(parts, params):

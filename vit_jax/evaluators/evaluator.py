@@ -149,6 +149,29 @@ class Context:
 
     return jax.jit(fn, out_shardings=replicated(self.mesh))
 
+  def labels(self, source: Any) -> np.ndarray:
+    """Returns all labels of a split, int32 [n]; in all processes together.
+
+    Where labels are in the files of the images, each process reads a part.
+
+    Args:
+      source: One of `sources`, of one label an image.
+    """
+    import jax
+    from jax.experimental import multihost_utils
+
+    from vit_jax.data.subsets import Subset
+
+    num, count = source.num_examples, jax.process_count()
+    if source.knows_labels or count == 1:
+      return source.labels()
+    size = -(-num // count)  # of a part; the last ones may have fewer
+    part = np.arange(num)[jax.process_index() * size :][:size]
+    mine = np.zeros(size, np.int32)
+    if len(part):
+      mine[: len(part)] = Subset.of(source, part, source.split).labels()
+    return multihost_utils.process_allgather(mine).reshape(-1)[:num]
+
   def batches(
     self, source: Any, indices: np.ndarray | None = None
   ) -> Iterator[Batch]:

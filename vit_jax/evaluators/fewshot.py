@@ -201,7 +201,7 @@ class Fewshot(Features):
     everything = np.arange(self._train.num_examples)
     drawn = {(0, 0): everything} if 0 in self.config.shots else {}
     if shots := [k for k in self.config.shots if k]:
-      labels = self._train.labels()
+      labels = self.context.labels(self._train)
       drawn |= {
         (k, seed): ridge.sample_shots(labels, k, seed, allow_fewer=True)
         for k in shots
