@@ -228,8 +228,10 @@ gradients, the optimizer. The links take 10.5 ms instead of 7.2; 3.1 of them
 pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.88
 or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
 0.90. The mesh is the recipes' own everywhere: the state split over 16 chips (8
-on a slice of 8), and copies of it along the others. Other meshes were not
-tried.
+on a slice of 8), and copies of it along the others. No other mesh that was
+tried brings a chip with 4 or 2 images back to 0.85: with the state split over
+64 chips a step of L/16 takes 0.95 of the time on 1,024 chips of v5e, one of
+B/16 or H/14 more time than now (docs/performance_log.md).
 """
 
 if __name__ == "__main__":
