@@ -63,6 +63,7 @@ from vit_jax.runtime.search import (
   chosen,
   final,
   grid_of,
+  other_records,
   points,
 )
 from vit_jax.runtime.writer import read_metrics
@@ -148,6 +149,9 @@ def search(task: Task, folder: epath.Path, show=lambda result: None):
     task: The search; `check` found no fault.
     folder: Folder of its runs.
     show: Called with the results so far.
+
+  Raises:
+    ConfigError: See `_splits`; or the last run began with other options.
   """
   result: dict[str, Any] = {
     "group": task.group,
@@ -220,20 +224,34 @@ def _run(
 
 
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Returns what the splits hold, by `digests`, read when the search began."""
+  """Returns what the splits hold, by `digests`.
+
+  They are read again each time that a search goes on; after it is over, what
+  was found then is returned.
+
+  Raises:
+    ConfigError: The training data, or what is held out of them, are other
+      records than when the search began.
+  """
   path = folder / "splits.json"
-  if (known := _of_first(path)) is not None:
+  known = _of_first(path)
+  if known is not None and _of_first(folder / FINAL / RESULT) is not None:
     return known
+  text = ""
   if jax.process_index() == 0:
     sources = Sources(config.data.data_dir, fake=config.fake_data)
     wanted = {"train": (config.data.dataset, config.data.split)}
     wanted |= {
       e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
     }
-    found = digests({k: sources.open(*v) for k, v in wanted.items()})
+    text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
+  found = json.loads(agreement.text_of_first(text))
+  if faults := other_records(known or {}, found, folder):
+    raise ConfigError(faults)
+  if jax.process_index() == 0:
     folder.mkdir(parents=True, exist_ok=True)
     run_info.write_json(str(folder), path.name, found)
-  return _of_first(path)
+  return found
 
 
 def _of_first(path: epath.Path) -> Any:

@@ -201,6 +201,32 @@ def changed(config: Config, folder: epath.Path) -> list[str]:
   ]
 
 
+def other_records(
+  known: Mapping[str, Any], found: Mapping[str, Any], folder: epath.Path
+) -> list[str]:
+  """Returns a fault for each split whose records a search began without.
+
+  Points that are done would be compared with points of other data. What is
+  scored in the end may change until then.
+
+  Args:
+    known: What `data.digest.digests` returned when the search began; {}: it
+      begins now.
+    found: What it returns now, of the same splits and more.
+    folder: Folder of the search.
+  """
+  return [
+    f"config.data.dataset: got {now['dataset']!r} [{now['split']}] with other"
+    f" records than when the search in {folder} began, whose points would not"
+    " be compared on the same data; take another --workdir, or delete that one."
+    for name in ("train", HELD_OUT)
+    if (was := known.get(name))
+    for now in [found[name]]
+    if all(was[k] == now[k] for k in ("dataset", "split"))
+    and any(was.get(k) != now.get(k) for k in ("records", "sha256"))
+  ]
+
+
 def _evaluator_faults(config: Config) -> list[str]:
   names = [e.name for e in config.evals]
   if HELD_OUT not in names:
