@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from vit_jax import sweep as sweep_lib
 from vit_jax import train
 from vit_jax.config import ConfigError, to_dict
+from vit_jax.runtime import search
 from vit_jax.sweep import Task
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
@@ -93,3 +95,42 @@ def test_the_test_may_change_until_it_is_scored(images, tmp_path, runs):
   assert result["splits"]["test"]["records"] == 4
   assert json.loads((folder / "splits.json").read_text()) == result["splits"]
   assert runs == ["optim.lr=0.1", *["optim.lr=0.3", "final"] * 2]
+
+
+def test_long_values_have_folders_of_their_own(images, tmp_path, runs):
+  ops = "decode|resize(16)" + "|pad(4)|random_crop(16)" * 12
+  _sweep(_task(images, {"data.ops": [ops, f"{ops}|flip_lr"]}), tmp_path / "a")
+  first, second, last = runs
+  assert first != second and last == "final"
+  assert (
+    first[:191]
+    == second[:191]
+    == f"data.ops={ops}"[:191].translate(str.maketrans("|()", "___"))
+  )
+  assert len(first) == len(second) == 200
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    (
+      "optim.lr=0.1\nconfig.optim.lr=0.2,0.3",
+      "--grid: got 'optim.lr' twice, expected all of its values in one"
+      " --grid=optim.lr=0.1,0.2,0.3.",
+    ),
+    (None, "got 'cosine' for 'optim.schedule' of get_grid, expected a tuple"),
+  ],
+)
+def test_grids_that_are_refused(tmp_path, text, message):
+  file = tmp_path / "c.py"
+  file.write_text(
+    "def get_config(): pass\n"
+    "def get_grid(): return {'optim.schedule': 'cosine'}\n"
+  )
+  with pytest.raises(ConfigError, match=re.escape(message)):
+    search.grid_of(text, str(file))
+
+
+def test_an_option_without_values_is_refused(images, tmp_path):
+  with pytest.raises(ConfigError, match="got 'optim.lr' without a value"):
+    _sweep(_task(images, {"optim.lr": []}), tmp_path / "a")

@@ -1,6 +1,7 @@
 """The points of a search, which is the best, and what makes one worthless."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -18,6 +19,7 @@ from vit_jax.runtime import changes, files, prepare
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
+LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
 # Of those that may change in a run, these change what a point scores.
@@ -60,19 +62,36 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
       returns, {} if it has none.
     source: The config file and its argument.
 
+  Raises:
+    ConfigError: An option is named twice, or has no list of values.
+
   Example:
     >>> grid_of("optim.lr=0.1,0.3\\ndata.ops=decode|resize((8, 8))", "")
     {'optim.lr': ['0.1', '0.3'], 'data.ops': ['decode|resize((8, 8))']}
   """
   if text is None:
     grid = cli.ask(source, "get_grid") or {}
+    if odd := [k for k, v in grid.items() if not isinstance(v, tuple | list)]:
+      raise ConfigError(
+        [
+          f"--config={source}: got {grid[k]!r} for {k!r} of get_grid, expected"
+          " a tuple of values."
+          for k in odd
+        ]
+      )
     return {k: [str(v) for v in values] for k, values in grid.items()}
-  found = {}
+  found: dict[str, Sequence[str]] = {}
   for line in text.splitlines():
     key, _, values = line.partition("=")
-    found[key.removeprefix("config.")] = [
-      v.strip() for v in re.split(r",(?![^(]*\))", values)
-    ]
+    key = key.removeprefix("config.")
+    if key in found:
+      raise ConfigError(
+        [
+          f"--grid: got {key!r} twice, expected all of its values in one"
+          f" --grid={key}={','.join(found[key])},{values}."
+        ]
+      )
+    found[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
   return found
 
 
@@ -93,10 +112,19 @@ def points(task: Task) -> list[Point]:
       cli.override(as_dict, key, value)
     built, more = build(as_dict)
     faults += [f"--grid: {fault}" for fault in more]
-    found.append(Point(re.sub(r"[^\w.=,+-]", "_", name), named, built))
+    found.append(Point(_folder_name(name), named, built))
   if faults:
     raise ConfigError(dict.fromkeys(faults))
   return found
+
+
+def _folder_name(name: str) -> str:
+  """Returns a name without what a file's cannot have, at most `LONGEST`."""
+  short = re.sub(r"[^\w.=,+-]", "_", name).encode()
+  if len(short) <= LONGEST:
+    return short.decode()
+  digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+  return f"{short[: LONGEST - 9].decode(errors='ignore')}-{digest}"
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -276,6 +304,10 @@ def _grid_faults(grid: Mapping[str, Sequence[str]]) -> list[str]:
     f" {', '.join(NOT_SEARCHED)}: all points are compared on the same data."
     for key in grid
     if key in NOT_SEARCHED or key.startswith("evals.")
+  ] + [
+    f"--grid: got {key!r} without a value, expected one or more."
+    for key, values in grid.items()
+    if not values
   ]
 
 
