@@ -39,7 +39,6 @@ import jax
 from etils import epath
 
 from vit_jax import checkpoint, train
-from vit_jax.batch import DataError
 from vit_jax.config import Config, ConfigError, json_file
 from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
@@ -66,6 +65,7 @@ from vit_jax.runtime.search import (
   other_records,
   points,
 )
+from vit_jax.runtime.supervision import TOLD
 from vit_jax.runtime.writer import read_metrics
 
 TABLE, TEXT = "sweep.json", "sweep.md"
@@ -110,23 +110,22 @@ def sweep(
     faults += [f"{name}: {f}" if name else f for f in of_task]
   if left_out and not found:
     faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
-  if against and not (epath.Path(against) / TABLE).exists():
-    faults.append(
-      f"--against: got {against!r}, expected a folder with {TABLE}."
-    )
+  other = None
+  try:
+    other = _table_in(against) if against else None
+  except (OSError, ValueError) as e:
+    faults.append(f"--against: {e}")
+  if not faults:
+    try:
+      epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      faults.append(files.folder_fault(workdir, e))
   if faults:
     raise ConfigError(dict.fromkeys(faults))
   for name, values in left_out.items():
     _say(f"left out    {name}: {values['reason']}")
 
   results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
-  other = None
-  if against:
-    other = json_file.read(epath.Path(against) / TABLE)
-    if not isinstance(other.get("tasks"), dict):
-      raise ConfigError(
-        [f"--against: got {against}/{TABLE} without tasks, expected a search."]
-      )
   for name, task in found.items():
 
     def show(result, name=name):
@@ -265,6 +264,26 @@ def _of_first(path: epath.Path) -> Any:
   return json.loads(text) if text else None
 
 
+def _table_in(workdir: str) -> dict[str, Any]:
+  """Returns the table of another search.
+
+  Raises:
+    OSError, ValueError: There is none, or what is there is none.
+  """
+  path = epath.Path(workdir) / TABLE
+  if not path.exists():
+    raise ValueError(f"got {workdir!r}, expected a folder with {TABLE}.")
+  found = json_file.read(path)
+  try:
+    sweeps.of_all(found, found)  # needs all that a comparison does
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+      f"got {path}, which is not the table of a search ({e!r}), expected one as"
+      " vit-jax sweep writes it."
+    ) from None
+  return found
+
+
 def _missing(config: Config) -> str | None:
   """Returns the fault of data that are not on disk; None if all are there."""
   run = prepare.Run(config)
@@ -288,7 +307,7 @@ def _say(text: str) -> None:
 def _write(path: epath.Path, text: str) -> None:
   if jax.process_index() == 0:
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace_text(path, text)
+    files.replace(path, text)
 
 
 def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
@@ -312,7 +331,7 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
       only_available=flags["available"] == "true",
       against=flags["against"],
     )
-  except (ConfigError, DataError, files.WriteError) as e:
+  except TOLD as e:
     exits.refuse(str(e))
   except KeyboardInterrupt:
     exits.refuse("stopped; the same command goes on where it stopped")

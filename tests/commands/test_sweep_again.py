@@ -12,8 +12,10 @@ from PIL import Image
 
 from vit_jax import sweep as sweep_lib
 from vit_jax import train
-from vit_jax.config import ConfigError, to_dict
+from vit_jax.checkpoint import SaveError
+from vit_jax.config import ConfigError, cli, to_dict
 from vit_jax.runtime import search
+from vit_jax.runtime.replay import DeviceFault
 from vit_jax.sweep import Task
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
@@ -134,3 +136,86 @@ def test_grids_that_are_refused(tmp_path, text, message):
 def test_an_option_without_values_is_refused(images, tmp_path):
   with pytest.raises(ConfigError, match="got 'optim.lr' without a value"):
     _sweep(_task(images, {"optim.lr": []}), tmp_path / "a")
+
+
+def test_other_points_after_the_test_are_refused_at_once(
+  images, tmp_path, runs
+):
+  """The best of fewer points is another, whose test would be a second one."""
+  folder = tmp_path / "search"
+  _sweep(_task(images), folder)
+  table = (folder / "sweep.json").read_text()
+  with pytest.raises(ConfigError) as e:
+    _sweep(_task(images, {"optim.lr": ["0.1"]}), folder)
+  assert "config.optim.lr was 0.3, is now 0.1: the run in" in str(e.value)
+  assert "is scored on the test data already; take another" in str(e.value)
+  with pytest.raises(ConfigError, match="evals.test.split was 'test', is now"):
+    _sweep(_task(images, test="test[:4]"), folder)
+  assert (folder / "sweep.json").read_text() == table
+  assert len(runs) == 3
+
+
+@pytest.mark.parametrize("text", ['{"sco', "{}", '{"scores": 3, "step": 1}'])
+def test_a_damaged_result_is_told(images, tmp_path, runs, text):
+  folder = tmp_path / "search"
+  _sweep(_task(images), folder)
+  (folder / "optim.lr=0.1" / "result.json").write_text(text)
+  with pytest.raises(ConfigError) as e:
+    _sweep(_task(images), folder)
+  told = str(e.value)
+  assert "optim.lr=0.1/result.json: " in told and "Or delete" in told
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("", "got no JSON"),
+    ("[]", "got a list, expected options by name"),
+    ('{"tasks": {}}', "not the table of a search (KeyError('left_out'))"),
+    ('{"tasks": {"": {}}, "left_out": {}}', "not the table of a search"),
+  ],
+)
+def test_what_is_no_search_to_compare_with(
+  images, tmp_path, runs, text, message
+):
+  (tmp_path / "sweep.json").write_text(text)
+  with pytest.raises(ConfigError, match=re.escape(message)):
+    _sweep(_task(images), tmp_path / "search", against=str(tmp_path))
+  assert not runs and not (tmp_path / "search").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_training(
+  images, tmp_path, runs
+):
+  (tmp_path / "file").touch()
+  with pytest.raises(ConfigError, match="--workdir: got .*no files can be"):
+    _sweep(_task(images), tmp_path / "file" / "search")
+  assert not runs
+
+
+@pytest.mark.parametrize("error", [SaveError, DeviceFault])
+def test_errors_of_a_run_end_the_command_in_words(
+  images, tmp_path, monkeypatch, error
+):
+  def trained(config, workdir):
+    raise error("told in words")
+
+  monkeypatch.setattr(train, "train_and_evaluate", trained)
+  (tmp_path / "c.py").write_text(
+    "from vit_jax.config import defaults\n"
+    "def get_config():\n"
+    "  c = defaults()\n"
+    f"  c.data.dataset = 'folder:{images}'\n"
+    "  c.data.ops = 'decode|resize(16)'\n"
+    "  c.data.batch_size, c.total_steps, c.optim.warmup_steps = 8, 6, 0\n"
+    "  c.model.variant, c.model.depth = 'Ti/8', 1\n"
+    f"  s = {SCORE}\n"
+    "  c.evals = {k: {**s, 'split': k} for k in ('test', 'val')}\n"
+    "  return c\n"
+  )
+  flags = {"grid": "", "workdir": "", "against": "", "available": ""}
+  words = [f"--config={tmp_path}/c.py", "--grid=optim.lr=0.1"]
+  words += [f"--workdir={tmp_path}/search"]
+  flags |= dict.fromkeys(("coordinator", "num_processes", "process_id"), "")
+  with pytest.raises(SystemExit, match="told in words"):
+    sweep_lib.main(cli.parse_tasks("sweep", flags, words, several=("grid",)))

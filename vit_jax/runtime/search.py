@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.config import Config, ConfigError, build, cli, to_dict
+from vit_jax.config import (
+  Config,
+  ConfigError,
+  build,
+  cli,
+  json_file,
+  to_dict,
+)
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
@@ -19,6 +26,8 @@ from vit_jax.runtime import changes, files, prepare
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
+# Of a result; the error of a run that did not diverge is None.
+SHAPE = {"scores": {str: float}, "step": int, "error": str}
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
@@ -188,6 +197,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
       " the test data already; a search that goes on after that would choose"
       " by them. Take another --workdir."
     )
+  found = found or _scored_faults(task, every, folder)
   if found:
     return found
   sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
@@ -205,6 +215,33 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   return found
 
 
+def _scored_faults(
+  task: Task, every: Sequence[Point], folder: epath.Path
+) -> list[str]:
+  """Returns what is wrong with results, or differs from the run scored."""
+  rows, faults = {}, []
+  for name in [*(p.name for p in every), FINAL]:
+    path = folder / name / RESULT
+    if not path.exists():
+      continue
+    try:
+      rows[name] = json_file.read(path, SHAPE)
+      if missing := SHAPE.keys() - rows[name].keys():
+        raise ValueError(f"{path}: got no {', '.join(sorted(missing))}.")
+    except (OSError, ValueError) as e:
+      faults.append(f"{e} Or delete {folder / name}, to train that run again.")
+  if faults or FINAL not in rows:
+    return faults
+  best = chosen([{"name": p.name, **rows[p.name]} for p in every])
+  return [
+    f"{c.text}: the run in {folder / FINAL} is another one, and is scored on"
+    " the test data already; take another --workdir."
+    for p in every
+    if p.name == best
+    for c in _meant(final(task.config, p.config), folder / FINAL)
+  ]
+
+
 def _unlike(points: Sequence[Point]) -> list[Point]:
   """Returns the first point of each group that differs in learning rate alone.
 
@@ -220,10 +257,18 @@ def _unlike(points: Sequence[Point]) -> list[Point]:
 
 def changed(config: Config, folder: epath.Path) -> list[str]:
   """Returns a fault if a run's folder has another run than this one."""
-  old = files.read_json(folder / changes.CONFIG).values
   return [
     f"{change.text}: the run in {folder} is another one; take another"
     " --workdir, or delete that one."
+    for change in _meant(config, folder)
+  ]
+
+
+def _meant(config: Config, folder: epath.Path) -> list[changes.Change]:
+  """Returns how a run differs from that in a folder, if there is one."""
+  old = files.read_json(folder / changes.CONFIG).values
+  return [
+    change
     for change in (changes.differences(old, config) if old else ())
     if change.kind.is_meaning or change.key.startswith(OF_SCORES)
   ]
