@@ -314,10 +314,29 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
   fits = ridge.fit(table[[0, 1, 3, 4]], np.array([0, 1, 1, 0]), 2, [1.0])
   want = ridge.accuracy(fits[0], table[[1, 2]], np.array([1, 0]))
   assert found["f/all"] == want
+  with pytest.raises(DataError, match="f.shots: got 1 per class, but class 0"):
+    scores([-1, -1], [0, 1])
   message = r"config.evals.f: got 'handmade' \[test\], of which no image has a"
-  for train, test in (([-1, -1], [0, 1]), ([0, 1], [-1, -1])):
-    with pytest.raises(DataError, match=message):
-      scores(train, test)
+  with pytest.raises(DataError, match=message):
+    scores([0, 1], [-1, -1])
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_class_without_an_image_is_refused_also_the_last(missing):
+  labels = [k for k in (0, 1, 2) if k != missing]
+  options = _fewshot(shots=(1,), seeds=(0,))
+  sources = {
+    "train_split": handmade.records(labels, 3),
+    "split": handmade.records([0, 1, 2]),
+  }
+  (fault,) = options.check("f", sources, None, {"pre_logits": np.zeros((1, 2))})
+  message = f"shots: got 1 per class, but class {missing} has 0. Take fewer"
+  assert fault.startswith(f"f.{message}")
+  # Of files whose labels are read when they are needed, then.
+  evaluator = options.make(handmade.context(options, sources))
+  table = np.zeros((3, 2), np.float32)
+  with pytest.raises(DataError, match=f"config.evals.f.{message}"):
+    evaluator.run({"features": table})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig
 from vit_jax.data import sources
 from vit_jax.evaluators import classification, imagenet_subsets
@@ -98,6 +99,16 @@ def test_images_without_a_label_do_not_count():
     _real().make(handmade.context(_real(), source, 7)).run({"logits": LOGITS})
   )
   assert scores["real/top1"] == 1.0 and scores["real/count"] == 4
+
+
+@pytest.mark.parametrize("labels", [[-1, -1], [[0, 0], [0, 0]]])
+def test_a_split_without_a_label_has_no_score(labels):
+  """It was not a number, which no file of JSON can hold."""
+  source = handmade.records(labels, 2)
+  evaluator = _real().make(handmade.context(_real(), source, 2))
+  message = "evals.real.split: got 'test' of 'handmade', in which no image has"
+  with pytest.raises(DataError, match=message):
+    evaluator.run({"logits": np.eye(2, dtype=np.float32)})
 
 
 def _logits(*best):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.batch import Batch
+from vit_jax.batch import Batch, DataError
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
 from vit_jax.options import option
 
@@ -143,9 +143,18 @@ class Classification(Evaluator):
 
     The count is of the images that are scored. There is no loss where an image
     has several classes and the loss of the run is a softmax's.
+
+    Raises:
+      DataError: No image counts.
     """
     from vit_jax.metrics import mean
 
+    if not any(s["top1"][1] for s in gathered):
+      raise DataError(
+        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
+        f" {self.config.dataset!r}, in which no image has a class that counts;"
+        " expected another split."
+      )
     scores = {k: mean([s[k] for s in gathered]) for k in gathered[0]}
     scores["count"] = float(sum(s["top1"][1] for s in gathered))
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vit_jax.batch import normalise
+from vit_jax.batch import DataError, normalise
 from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
 from vit_jax.evaluators.features import (
   Features,
@@ -77,9 +77,15 @@ class FewshotConfig(FeaturesConfig):
       return
     if train.knows_labels and max(self.shots, default=0):
       try:
-        sample_shots(train.labels(), max(self.shots), 0, allow_fewer=True)
+        sample_shots(
+          train.labels(),
+          max(self.shots),
+          0,
+          train.num_classes,
+          allow_fewer=True,
+        )
       except ValueError as e:
-        yield f"{where}.shots: {e}"
+        yield f"{where}.{e}"
 
   def num_images(self, sources: Mapping[str, Any]) -> int:
     """Counts the shots of all draws of train_split, as if none were alike."""
@@ -188,7 +194,11 @@ class Fewshot(Features):
 
   @functools.cached_property
   def _chosen(self) -> dict[tuple[int, int], np.ndarray]:
-    """(shots, seed) -> record numbers; reads the labels of the split once."""
+    """(shots, seed) -> record numbers; reads the labels of the split once.
+
+    Raises:
+      DataError: There are more shots than images, see `ridge.sample_shots`.
+    """
     from vit_jax import ridge
 
     if self.context.config.fake_data:  # whose labels are 0, 1, ... in turn
@@ -202,11 +212,16 @@ class Fewshot(Features):
     drawn = {(0, 0): everything} if 0 in self.config.shots else {}
     if shots := [k for k in self.config.shots if k]:
       labels = self.context.labels(self._train)
-      drawn |= {
-        (k, seed): ridge.sample_shots(labels, k, seed, allow_fewer=True)
-        for k in shots
-        for seed in self.config.seeds
-      }
+      try:
+        drawn |= {
+          (k, seed): ridge.sample_shots(
+            labels, k, seed, self.num_classes, allow_fewer=True
+          )
+          for k in shots
+          for seed in self.config.seeds
+        }
+      except ValueError as e:  # of files whose labels were not read before
+        raise DataError(f"config.evals.{self.config.name}.{e}") from None
     return drawn
 
   @property

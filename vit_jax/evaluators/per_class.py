@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.batch import DataError
 from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
@@ -81,11 +80,6 @@ class PerClass(Classification):
     rows = {k: np.concatenate([b[k] for b in gathered]) for k in gathered[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     label, prediction = rows["label"], rows["prediction"]
-    if not len(label):
-      raise DataError(
-        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image has a class that counts."
-      )
     is_right = label == prediction
     classes = per_class(label, prediction)
     shares = [c["right"] / c["count"] for c in classes if c["count"]]
