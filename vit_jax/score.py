@@ -139,6 +139,7 @@ from vit_jax.options import nearest
 from vit_jax.reporting import explain, score_tables
 from vit_jax.runtime import (
   exits,
+  files,
   host_memory,
   on_disk,
   prepare,
@@ -389,13 +390,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
   if args.explain:
     result["explained"] = []
   folder = epath.Path(args.workdir)
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise ConfigError([files.folder_fault(args.workdir, e)]) from None
+  names = [published_scores.name_of(task.path) for task, _ in found]
   for task, _ in found:
     if is_first:
       print(f"\n{'file':<16}{task.path}")
       print(f"{'model':<16}{weights.describe(task.config.model)}")
       print(f"{'preprocessing':<16}{task.protocol}", flush=True)
-    result["scores"] += rows_of(task, opened)
+    rows = rows_of(task, opened)
+    for row in rows:
+      if names.count(row["file"]) > 1:  # as final, of two searches
+        row["file"] = task.path
+    result["scores"] += rows
     if args.explain:
       for row in explain.explain(task.config, task.path, opened, steps):
         row["on"] = task.names[row["on"]]
@@ -421,7 +430,7 @@ def main(args: argparse.Namespace) -> None:
     # float32 products are of float32 on every kind of chip.
     with jax.default_matmul_precision("highest"):
       run(args)
-  except (ConfigError, DataError) as e:
+  except (ConfigError, DataError, files.WriteError) as e:
     exits.refuse(str(e))
 
 

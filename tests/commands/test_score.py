@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from vit_jax.runtime import protocol
 from vit_jax.weights import published_scores
 
 NAMES = tuple("abcdefghijk")
+TRIAL = ("--fake_data", "--batch_size=8", "--workdir")
 TIMM = pixel_path.timm((32, 32), 0.8)
 
 
@@ -44,6 +46,19 @@ def faults(*words):
   with pytest.raises(ConfigError) as e:
     run(*words)
   return e.value.faults
+
+
+def test_files_of_one_name_are_told_apart(file, tmp_path):
+  other = tmp_path / "tiny.safetensors"
+  shutil.copy(file, other)
+  found = run(file, str(other), "--on=digits[test]", *TRIAL, str(tmp_path))
+  assert [row["file"] for row in found["scores"]] == [file, str(other)]
+
+
+def test_a_folder_that_cannot_be_made_is_told(file, tmp_path):
+  (tmp_path / "file").touch()
+  (fault,) = faults(file, "--on=digits[test]", *TRIAL, f"{tmp_path}/file")
+  assert "--workdir: got" in fault and "no files can be written" in fault
 
 
 # Planted differences.
