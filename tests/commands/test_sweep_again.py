@@ -219,3 +219,19 @@ def test_errors_of_a_run_end_the_command_in_words(
   flags |= dict.fromkeys(("coordinator", "num_processes", "process_id"), "")
   with pytest.raises(SystemExit, match="told in words"):
     sweep_lib.main(cli.parse_tasks("sweep", flags, words, several=("grid",)))
+
+
+def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
+  every = search.points(_task(images, {"total_epochs": ["2", "3"]}))
+  assert [p.config.total_steps for p in every] == [None, None]
+  assert [p.config.total_epochs for p in every] == [2.0, 3.0]
+  both = {"total_epochs": ["2"], "total_steps": ["5"]}
+  message = "--grid: config.total_epochs: got it beside config.total_steps"
+  with pytest.raises(ConfigError, match=message):
+    search.points(_task(images, both))
+
+
+def test_the_place_of_the_data_is_not_searched(images, tmp_path):
+  task = _task(images, {"data.data_dir": ["/a", "/b"]})
+  with pytest.raises(ConfigError, match="got 'data.data_dir', expected an opt"):
+    _sweep(task, tmp_path / "a")

@@ -9,7 +9,7 @@ import inspect
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -140,16 +140,7 @@ def parse(
       else "--config: got none, expected --config=NAME, as in --config=vit_b16."
     )
   values = loaded or values
-  if (overrides.get("total_epochs") or "none").lower() != "none":
-    if "total_steps" in overrides:
-      faults.append(
-        "--config.total_epochs: got it beside --config.total_steps, expected"
-        " one of them."
-      )
-    else:  # else the config's own length in steps would count, unsaid
-      override(values, "total_steps", None)
-  for path, value in overrides.items():
-    override(values, path, value)
+  faults += [f"--{fault}" for fault in override_all(values, overrides)]
   if section:
     _print_section(section, values, [] if loaded else faults)
   config, more = config_lib.build(values)
@@ -329,6 +320,30 @@ def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
     " above it; expected the folder of a run, or --config=NAME."
   )
   return None
+
+
+def override_all(
+  values: dict, overrides: Mapping[str, str | None]
+) -> list[str]:
+  """Sets options by their paths; `build` checks them afterwards.
+
+  A length in epochs takes the place of one in steps that the values have; else
+  that would count, unsaid.
+
+  Returns:
+    A fault where both lengths are given; [] otherwise.
+  """
+  for path, value in overrides.items():
+    override(values, path, value)
+  if (overrides.get("total_epochs") or "none").lower() == "none":
+    return []
+  if "total_steps" in overrides:
+    return [
+      "config.total_epochs: got it beside config.total_steps, expected one of"
+      " them."
+    ]
+  override(values, "total_steps", None)
+  return []
 
 
 def override(values: dict, path: str, value: str | None) -> None:

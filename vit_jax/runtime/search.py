@@ -30,7 +30,10 @@ FINAL = "final"  # folder of the run that is scored
 SHAPE = {"scores": {str: float}, "step": int, "error": str}
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide where data are held out, and what is scored.
-NOT_SEARCHED = ("evals", "data.dataset", "data.split", "fake_data")
+NOT_SEARCHED = (
+  *("evals", "fake_data"),
+  *("data.dataset", "data.split", "data.data_dir"),
+)
 # Of those that may change in a run, these change what a point scores.
 OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "max_skipped", "total_")
 
@@ -117,10 +120,9 @@ def points(task: Task) -> list[Point]:
     named = dict(zip(task.grid, values, strict=True))
     name = ",".join(f"{k}={v}" for k, v in named.items()) or "point"
     as_dict = to_dict(base)
-    for key, value in named.items():
-      cli.override(as_dict, key, value)
-    built, more = build(as_dict)
-    faults += [f"--grid: {fault}" for fault in more]
+    more = cli.override_all(as_dict, named)
+    built, others = build(as_dict)
+    faults += [f"--grid: {fault}" for fault in [*more, *others]]
     found.append(Point(_folder_name(name), named, built))
   if faults:
     raise ConfigError(dict.fromkeys(faults))
