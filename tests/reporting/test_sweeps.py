@@ -98,6 +98,10 @@ def test_against_another_search():
   means = {row[1] or "all": row[-1] for row in rows if "mean of" in row[0]}
   assert means.pop("structured") in ("64.02", "64.03")  # 64.025
   assert means == {"natural": "", "specialized": "86.00", "all": ""}
+  # Nor those of as many, but others.
+  text = sweeps.of_all(_vtab(left_out=("dtd",)), _vtab(left_out=("svhn",)))
+  (row,) = [line for line in text.splitlines() if "mean of 6 of 7" in line]
+  assert row.split("|")[-2].strip() == ""
 
 
 A = {"records": 800, "sha256": "a" * 64, "classes": [400, 400, 0]}
@@ -126,6 +130,12 @@ def test_splits_that_differ_and_classes_that_are_missing():
   assert "- dtd: `train` has no record of 1 of its 3 classes: 2." in text
   assert "- dtd: `train` has other records than there" in text
   assert "- svhn: `val` has 7 records that `train` has, too." in text
+
+
+def test_the_number_of_images_is_that_of_the_evaluator():
+  result = _result(0.8)
+  result["final"]["scores"] = {"top1_of_a/top1": 0.5, "top1_of_a/count": 7.0}
+  assert "top1_of_a top-1 50.00 % of 7 images." in sweeps.verdict(result)
 
 
 def test_what_came_out_is_said():

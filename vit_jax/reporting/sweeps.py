@@ -54,7 +54,7 @@ def verdict(result: Result) -> str:
     return f"{text} On all training data it diverged: {last['error']}"
   scores = [
     f"{key.removesuffix('/top1')} top-1 {_percent(value)} % of"
-    f" {last['scores'].get(key.replace('top1', 'count'), 0):,.0f} images"
+    f" {last['scores'].get(key.removesuffix('top1') + 'count', 0):,.0f} images"
     for key, value in last["scores"].items()
     if key.endswith("/top1")
   ] or [f"{k} {v:.4g}" for k, v in last["scores"].items()]
@@ -91,12 +91,24 @@ def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
   groups = dict.fromkeys(r["group"] for r in every.values())
   found = {}
   for group in [*groups, "all"]:
-    of_group = [r for r in every.values() if group in (r["group"], "all")]
-    scores = [s for r in of_group if (s := test_top1(r)) is not None]
+    of_group = _of_group(results, group)
+    scores = [s for s in of_group.values() if s is not None]
     if scores and group:
       mean = sum(scores) / len(scores)
       found[group] = (mean, len(scores), len(of_group))
   return found
+
+
+def _of_group(
+  results: Mapping[str, Any], group: str
+) -> dict[str, float | None]:
+  """Returns the score, None if there is none, of each task of a group."""
+  every = {**results["tasks"], **_left_out(results)}
+  return {
+    name: test_top1(result)
+    for name, result in every.items()
+    if group in (result["group"], "all")
+  }
 
 
 def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
@@ -131,8 +143,11 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
     of_group = "" if group == "all" else group
     row = [f"mean of {of}", of_group, "", "", _percent(mean), ""]
     if against:
-      has_all = group in theirs and theirs[group][1:] == (count, total)
-      row.append(_percent(theirs[group][0] if has_all else None))
+      ours, of_theirs = (
+        {k for k, v in _of_group(r, group).items() if v is not None}
+        for r in (results, against)
+      )
+      row.append(_percent(theirs[group][0] if ours == of_theirs else None))
     rows.append(row)
   if against:
     head.append("against")
