@@ -54,10 +54,11 @@ def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   task = args["task"]
   if task not in TASKS:
-    several = " (all are for vit_jax.sweep)" if task in _groups() else ""
+    groups = _groups()
     raise ValueError(
-      f"got task={task}{several}, expected one of {', '.join(TASKS)}."
-      + nearest(task, TASKS)
+      f"got task={task}, expected one of {', '.join(TASKS)}; or, for"
+      f" vit_jax.sweep alone, {', '.join(groups)}."
+      + nearest(task, {*TASKS, *groups} - {task})
     )
   if not args["res"].isdecimal() or args["res"] == "0":
     raise ValueError(f"got res={args['res']}, expected pixels such as 384.")

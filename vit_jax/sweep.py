@@ -159,6 +159,7 @@ def search(task: Task, folder: epath.Path, show=lambda result: None):
     "best": None,
     "final": None,
     "splits": _splits(task.config, folder),
+    "fake_data": task.config.fake_data,
   }
   show(result)
   every = points(task)

@@ -138,6 +138,15 @@ def test_the_number_of_images_is_that_of_the_evaluator():
   assert "top1_of_a top-1 50.00 % of 7 images." in sweeps.verdict(result)
 
 
+def test_fake_data_are_told_in_every_table():
+  splits = {"val": {**A, "shared": {"train": 7}}}
+  result = {**_result(0.8, splits=splits), "fake_data": True}
+  table = {"tasks": {"dtd": result}, "left_out": {}}
+  for text in (sweeps.of_task("", result), sweeps.of_all(table)):
+    assert "The data are fake (fake_data): the scores mean nothing." in text
+    assert "records that" not in text
+
+
 def test_what_came_out_is_said():
   result = _result(0.8)
   assert sweeps.verdict(result) == (

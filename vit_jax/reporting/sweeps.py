@@ -230,6 +230,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _odd(result: Result) -> list[str]:
+  if result.get("fake_data"):
+    return ["The data are fake (fake_data): the scores mean nothing."]
   found = []
   for name, split in result["splits"].items():
     if labels := missing_classes(split):
