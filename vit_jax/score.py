@@ -391,7 +391,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result["explained"] = []
   folder = epath.Path(args.workdir)
   try:
-    folder.mkdir(parents=True, exist_ok=True)
+    with files.os_errors(folder):
+      folder.mkdir(parents=True, exist_ok=True)
   except OSError as e:
     raise ConfigError([files.folder_fault(args.workdir, e)]) from None
   names = [published_scores.name_of(task.path) for task, _ in found]

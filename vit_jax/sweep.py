@@ -117,7 +117,8 @@ def sweep(
     faults.append(f"--against: {e}")
   if not faults:
     try:
-      epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+      with files.os_errors(epath.Path(workdir)):
+        epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     except OSError as e:
       faults.append(files.folder_fault(workdir, e))
   if faults:
