@@ -89,6 +89,9 @@ def _timm(path, about=None, metadata=None, params=None):
   return path
 
 
+HALF = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 32, 32]}
+
+
 def test_timm(tmp_path):
   path = _timm(tmp_path / "model.safetensors")
   found = weights.read(path, options={"num_heads": 4})
@@ -115,23 +118,48 @@ def test_timm(tmp_path):
       {"crop_pct": 1.0, "crop_mode": "squash"},
       "decode(dct='accurate')|resize_torch(32)",
     ),
+    (  # the centre of the squashed image
+      {"crop_pct": 0.9, "crop_mode": "squash"},
+      "decode(dct='accurate')|resize_torch(35)|central_crop_torch(32)",
+    ),
     (
-      {"input_size": [3, 32, 64]},
-      "decode(dct='accurate')|resize_torch((32, 64))",
+      {"crop_pct": 0.9, "crop_mode": "squash", "input_size": [3, 32, 64]},
+      "decode(dct='accurate')|resize_torch((35, 71))"
+      "|central_crop_torch((32, 64))",
     ),
   ],
 )
 def test_timm_s_config(tmp_path, about, ops):
-  half = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 32, 32]}
-  config = {"label_names": list("abcdefghijk"), "pretrained_cfg": half | about}
+  config = {"label_names": list("abcdefghijk"), "pretrained_cfg": HALF | about}
   _timm(tmp_path / "model.safetensors", config)
   # The file, or its folder.
   for path in (tmp_path / "model.safetensors", tmp_path):
     found = weights.read(path, options={"num_heads": 4})
-    assert found.image_size == tuple((half | about)["input_size"][1:])
+    assert found.image_size == tuple((HALF | about)["input_size"][1:])
     assert found.class_names == tuple("abcdefghijk")
     assert found.ops == ops and found.notes == ()
-    assert found.crop_share == about.get("crop_pct")
+    share = None if "crop_mode" in about else about["crop_pct"]
+    assert found.crop_share == share
+
+
+@pytest.mark.parametrize(
+  "about, ops",
+  [
+    ({"input_size": [3, 32, 64]}, "resize_torch((32, 64))"),
+    ({"crop_pct": 1.0, "crop_mode": "border"}, "resize_torch(32)"),
+    ({"crop_pct": 1.2}, "resize_small_torch(32)|central_crop_torch(32)"),
+    (
+      {"crop_pct": 1.0, "interpolation": "lanczos"},
+      "resize_small_torch(32)|central_crop_torch(32)",
+    ),
+  ],
+)
+def test_what_timm_alone_does_to_images_is_named(tmp_path, about, ops):
+  _timm(tmp_path / "model.safetensors", {"pretrained_cfg": HALF | about})
+  found = weights.read(tmp_path, options={"num_heads": 4})
+  assert found.ops == f"decode(dct='accurate')|{ops}"
+  (note,) = found.notes
+  assert all(f"{key}={value!r}" in note for key, value in about.items())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
 """
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vit_jax.config.preprocessing import (
   Op,
@@ -22,6 +24,7 @@ from vit_jax.config.preprocessing import (
   parse_ops,
   turns_upright,
 )
+from vit_jax.options import shown
 
 # Options of the operation `decode` that steps exchange, at their defaults.
 DECODING = {"dct": "fast", "upsampling": "fancy"}
@@ -107,8 +110,8 @@ def timm(
   """Returns timm's evaluation; its crop_pct, interpolation and crop_mode.
 
   Args:
-    size: (height, width), pixels. An image that is not square is squashed to
-      the model's size.
+    size: (height, width), pixels. If it is no square, the whole image is
+      resized, whatever `mode` is.
     share: Side of the crop by the shorter side of the image.
     filter: "bicubic" or "bilinear"; others are taken as "bicubic".
     mode: "center", or "squash", by which the whole image is resized.
@@ -132,6 +135,43 @@ def google(size: tuple[int, int]) -> PixelPath:
 def big_vision(size: tuple[int, int]) -> PixelPath:
   """Returns the evaluation of big_vision's ImageNet recipes."""
   return PixelPath(size, short=min(size) * 8 // 7, filter="area")
+
+
+def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
+  """Returns operations that resize to `whole`, and crop the path's size.
+
+  Example:
+    >>> centre_of(PixelPath((224, 224)), (256, 256))
+    'decode|resize(256)|central_crop(224)'
+  """
+  height, width = path.size
+  ending = "_torch" * (path.resizer == "pillow")
+  resize = dataclasses.replace(path, size=whole, short=None).ops
+  sides = height if height == width else path.size
+  return f"{resize}|central_crop{ending}({sides})"
+
+
+def unlike(
+  file: str,
+  about: Mapping[str, Any],
+  keys: Iterable[str],
+  size: tuple[int, int],
+) -> str:
+  """Returns a note on a preprocessing that no operations are.
+
+  Args:
+    file: Name of the file that states it.
+    about: Its contents.
+    keys: Those that decide on the pixels; those that it lacks are left out.
+    size: (height, width) of the model's images, pixels.
+  """
+  given = ", ".join(
+    f"{key}={shown(about[key])}" for key in keys if key in about
+  )
+  return (
+    f"{file}: got {given}, which no operation here does for images of"
+    f" {size[0]} x {size[1]} pixels; they are resized otherwise."
+  )
 
 
 def as_stored(ops: str) -> str:

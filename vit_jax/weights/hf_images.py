@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import json_file, pixel_path
-from vit_jax.options import shown
 
 FILE = "preprocessor_config.json"
 # What is read of it; and `size` and `crop_size`, which have several forms:
@@ -110,8 +109,7 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
     return dataclasses.replace(whole, short=first).ops
   if first == size:
     return whole.ops
-  resize = dataclasses.replace(whole, size=first).ops
-  return f"{resize}|central_crop_torch({_text(size)})"
+  return pixel_path.centre_of(whole, first)
 
 
 def _sides(
@@ -136,11 +134,7 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
   keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
   if _type(about) not in DEFAULTS:
     keys = ("image_processor_type", "feature_extractor_type", *keys)
-  given = ", ".join(f"{k}={shown(about[k])}" for k in keys if k in about)
-  return (
-    f"{FILE}: got {given}, which no operation here does for"
-    f" images of {size[0]} x {size[1]} pixels; they are resized otherwise."
-  )
+  return pixel_path.unlike(FILE, about, keys, size)
 
 
 def white(about: Mapping[str, Any]) -> float:
@@ -203,7 +197,3 @@ def write(ops: str, size: tuple[int, int]) -> tuple[dict[str, Any], str]:
 
 def _pixels(size: tuple[int, int]) -> dict[str, int]:
   return {"height": size[0], "width": size[1]}
-
-
-def _text(size: tuple[int, int]) -> str:
-  return str(size[0]) if size[0] == size[1] else f"({size[0]}, {size[1]})"

@@ -92,9 +92,9 @@ def _from_timm(found: Safetensors) -> Weights:
     grid=grid,
     image_size=size,
     class_names=tuple(names) if names else None,
-    ops=_timm_ops(about, size) if size else None,
-    crop_share=about.get("crop_pct"),
   )
+  if size:
+    weights = _timm_images(weights, about)
   return _fold(weights, about.get("mean"), about.get("std"))
 
 
@@ -144,20 +144,34 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
   return model.size.num_heads if model.name == "vit" else None
 
 
-def _timm_ops(about: Mapping[str, Any], size: tuple[int, int]) -> str:
-  """Returns timm's evaluation of a model, from its config."""
+def _timm_images(weights: Weights, about: Mapping[str, Any]) -> Weights:
+  """Adds timm's evaluation, from config.json; the nearest to it, with a note,
+  where no operations are the same.
+  """
+  size = weights.image_size
   share = about.get("crop_pct") or 0.875
   if not 0.01 <= share <= 100:
     raise ValueError(
       f"config.json: crop_pct: got {share}, expected the side of the crop by"
       " that of the image, such as 0.875."
     )
-  return pixel_path.timm(
-    size,
-    share,
-    about.get("interpolation") or "bicubic",
-    about.get("crop_mode") or "center",
-  ).ops
+  filter = about.get("interpolation") or "bicubic"
+  mode, notes = about.get("crop_mode") or "center", weights.notes
+  path = pixel_path.timm(size, min(share, 1.0), filter, mode)
+  ops = path.ops
+  if mode == "squash" and share < 1:
+    ops = pixel_path.centre_of(path, tuple(int(s / share) for s in size))
+  is_cropped = mode == "center" and size[0] == size[1]
+  # Above 1, timm alone puts a frame around the image.
+  if path.filter != filter or share > 1 or not (is_cropped or mode == "squash"):
+    keys = "input_size", "interpolation", "crop_pct", "crop_mode"
+    notes += (pixel_path.unlike("config.json", about, keys, size),)
+  return dataclasses.replace(
+    weights,
+    ops=ops,
+    notes=notes,
+    crop_share=min(share, 1.0) if path.short else None,
+  )
 
 
 def _fold(weights: Weights, mean, std, white: float = 1.0) -> Weights:
