@@ -169,7 +169,8 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  return WRITERS[to].write(vit, params, epath.Path(path))
+  with destination.whole_or_none(path):
+    return WRITERS[to].write(vit, params, epath.Path(path))
 
 
 def check(path: str, to: str) -> None:
@@ -400,14 +401,15 @@ def main(argv: list[str] | None = None) -> None:
     if args.drop_head:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
-    again = WRITERS[args.to].read(vit, args.dst)
-    difference, largest = largest_difference(vit, again)
-    if not difference <= TOLERANCE * largest:
-      raise ValueError(
-        f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
-        f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
-        f" {largest:.3g}. Do not use this file; please report the model."
-      )
+    with destination.whole_or_none(args.dst):
+      again = WRITERS[args.to].read(vit, args.dst)
+      difference, largest = largest_difference(vit, again)
+      if not difference <= TOLERANCE * largest:
+        raise ValueError(
+          f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
+          f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
+          f" {largest:.3g}. It is removed again; please report the model."
+        )
     if args.push:
       readme = card.text(vit, args.push, is_on_hub=True)
       (epath.Path(args.dst) / CARD).write_text(readme)

@@ -1,6 +1,8 @@
 """The command convert: what it says, and what it refuses."""
 
+import errno
 import json
+import os
 import pathlib
 
 import jax
@@ -167,6 +169,41 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     f"DST: got {str(target)!r}, but no files can be written to"
     f" {tmp_path / 'file'}; name another place."
   )
+
+
+@pytest.mark.parametrize("to", ["npz", "hf", "orbax", "stablehlo"])
+def test_what_fails_leaves_nothing(tmp_path, monkeypatch, to):
+  source, suffix = DATA / "vit_token.weights.npz", convert.WRITERS[to].suffix
+  target = tmp_path / f"x{suffix or ''}"
+
+  def stop(*_):
+    assert target.exists()
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(convert, "largest_difference", lambda *_: (1.0, 1.0))
+    with pytest.raises(SystemExit, match="It is removed again"):
+      convert.main([str(source), str(target), f"--to={to}"])
+  assert not list(tmp_path.iterdir())
+  with monkeypatch.context() as patch:
+    patch.setattr(convert, "largest_difference", stop)
+    with pytest.raises(KeyboardInterrupt):
+      convert.main([str(source), str(target), f"--to={to}"])
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+  source, target = DATA / "vit_token.weights.npz", tmp_path / "x.npz"
+  (tmp_path / "x.npz.data").write_text("of the user")
+
+  def fill(stream, **_):
+    stream.write(b"PK")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(convert.np, "savez", fill)
+  with pytest.raises(SystemExit, match="No space left on device"):
+    convert.main([str(source), str(target), "--to=npz"])
+  assert [path.name for path in tmp_path.iterdir()] == ["x.npz.data"]
 
 
 @pytest.mark.parametrize(
