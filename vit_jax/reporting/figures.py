@@ -291,7 +291,7 @@ def similarity(
   # Inches; the bar of a low picture is as long as its label.
   height = min(3.45 * len(mosaic) / len(mosaic[0]), 5.0)
   bar_height = max(height, 1.5)
-  size = (4.8, max(height + 0.85, bar_height + 0.4))
+  size = (4.8, max(height + 0.85, bar_height + 0.5))
   figure = Figure(figsize=size, layout="constrained")
   axes = figure.subplots()
   axes.set_anchor("NW")
