@@ -359,10 +359,12 @@ def _facts(
 def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
   config, (height, width) = vit.config, vit.image_size
   rows, columns = config.grid(vit.image_size)
+  has_patches = config.num_tokens(vit.image_size) is not None
+  patches = f", {rows} × {columns} patches" if has_patches else ""
   size = run_info.num_params(vit.params)
   facts = {
     "model": f"{config.variant}, {size:,} parameters",
-    "images": f"{height} × {width} px, {rows} × {columns} patches",
+    "images": f"{height} × {width} px{patches}",
   }
   for key in ("posemb", "posemb_at", "pool"):
     if hasattr(config, key):

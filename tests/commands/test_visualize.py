@@ -156,6 +156,12 @@ def test_published_weights_without_images(tmp_path, capsys):
   ]
 
 
+def test_a_resnet_has_no_patches(tmp_path):
+  call(DATA / "bit_v2.weights.npz", f"--out={tmp_path}")
+  text = (tmp_path / "index.html").read_text()
+  assert "224 × 224 px</td>" in text
+
+
 def test_all_faults_at_once(photos, tmp_path):
   file = tmp_path / "file"
   file.write_text("no image")

@@ -115,13 +115,20 @@ def test_everything_of_a_transformer(of):
     "Where the model looks",
   ]
   left_out = [text for part in found for text in part.left_out]
-  assert left_out == ["1 more images, of which there are files"]
+  assert left_out == ["1 more image, of which there is a file"]
   assert "mean over patches and 3 images" in found[2].text
   assert "read by the class token" in found[4].text
+  assert found[4].text.endswith(" Below are the answer and its probability.")
   assert found[4].body.count("<img") == 2
   for draw in charts.values():
     for file in figures.render(draw):
       xml.etree.ElementTree.fromstring(file)
+
+
+def test_the_answers_of_several_models_are_the_first_s(of):
+  found, _ = parts_of(of("vit_linen_names", 1), of("bv_map", 1))
+  assert "mean over patches and one image." in found[2].text
+  assert "Below are the answer of vit_linen_names and its" in found[4].text
 
 
 def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):

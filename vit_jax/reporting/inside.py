@@ -31,8 +31,6 @@ NUM_IMAGES = 64  # of a run that are passed through, at most
 MOST_MACS = 10**12  # of that; some 10 s on 2 cores
 NUM_SHOWN = 6  # of a run beside their maps
 
-ANSWERS = "Below are the answer and its probability."
-
 # Keeps a chart and returns its HTML: (name of the file, function that draws it,
 # alternative text).
 Keep = Callable[[str, Callable[[], Any], str], str]
@@ -280,11 +278,13 @@ def distances(insides: Sequence[Inside], keep: Keep) -> Part:
     alt = f"mean attention distance by layer and head, {inside.label}"
     drawn.append(keep(f"distance_{inside.name}", draw, alt))
   nums = sorted({len(i.images) for i in insides if i.distances is not None})
+  images = (
+    "one image" if nums == [1] else f"{' or '.join(map(str, nums))} images"
+  )
   text = (
     "How far a patch looks: the distance to other patches, weighted by its"
-    " attention, in the mean over patches and"
-    f" {' or '.join(map(str, nums))} images. The dotted line is the distance"
-    " without preference."
+    f" attention, in the mean over patches and {images}. The dotted line is the"
+    " distance without preference."
   )
   return Part("Mean attention distance", text, _grid(drawn), left_out)
 
@@ -339,17 +339,21 @@ def rollouts(insides: Sequence[Inside], num_shown: int) -> Part:
   pairs = list(zip(range(num_shown), pictures(insides), strict=False))
   with_maps = [inside for inside in insides if inside.maps is not None]
   if with_maps and (more := len(with_maps[0].images) - num_shown) > 0:
-    left_out.append(f"{more:,} more images, of which there are files")
+    text = "images, of which there are files"
+    if more == 1:
+      text = "image, of which there is a file"
+    left_out.append(f"{more:,} more {text}")
+  order, whose = "Each image, the image lit by its map, and the map.", ""
   if len(with_maps) > 1:
-    order = ", ".join(inside.label for inside in with_maps)
-    order = f"Each image beside the maps of {html.escape(order)}."
-  else:
-    order = "Each image, the image lit by its map, and the map."
+    labels = [html.escape(inside.label) for inside in with_maps]
+    order = f"Each image beside the maps of {', '.join(labels)}."
+    whose = f" of {labels[0]}"
+  answers = f" Below are the answer{whose} and its probability."
   read = sorted({_read_by(inside.vit.config.pool) for inside in with_maps})
   text = (
     f"{order} Attention rollout, read by {html.escape(', '.join(read))}: from"
     " which patches the answer is drawn. Brightest is the patch with the most."
-    f" {ANSWERS if with_maps and with_maps[0].vit.num_classes else ''}"
+    f"{answers if with_maps and with_maps[0].vit.num_classes else ''}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""
   return Part("Where the model looks", text, body, left_out)
