@@ -166,6 +166,13 @@ def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
     vit.predict(f"{tmp_path}/*.gif")
 
 
+@pytest.mark.parametrize("top", [0, -1])
+def test_a_number_of_classes_is_from_1(vit, top):
+  with pytest.raises(ValueError) as e:
+    vit.predict(np.zeros((32, 32, 3), np.uint8), top=top)
+  assert str(e.value) == f"top: got {top!r}, expected a number from 1."
+
+
 def test_without_a_head(tmp_path):
   arrays = dict(np.load(TOKEN))
   del arrays["head/kernel"], arrays["head/bias"]
@@ -201,6 +208,8 @@ def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
   for look in (vit.attention, vit.attention_map):
     with pytest.raises(ValueError, match="got no images, expected one or more"):
       look([])
+    with pytest.raises(ValueError, match="got no images, expected one or more"):
+      look(floats[:0])
 
 
 def test_a_resnet_has_no_attention():

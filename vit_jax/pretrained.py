@@ -24,6 +24,7 @@ from vit_jax.models import build, inspection
 from vit_jax.runtime import arguments, inference, run_info
 from vit_jax.runtime.inference import Answer, Prediction
 
+NO_IMAGES = "got no images, expected one or more."
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
 
 
@@ -106,8 +107,9 @@ class Pretrained:
     Raises:
       FileNotFoundError: A glob matches nothing; or images cannot be read, all
         of them as their files are missing.
-      ValueError: The model has no head, or some images cannot be read for other
-        reasons, too. The messages name the first ten.
+      ValueError: The model has no head, or `top` is no number from 1; or some
+        images cannot be read for other reasons, too. The messages name the
+        first ten.
     """
     images = images_lib.listed(images)
     named = (
@@ -164,12 +166,14 @@ class Pretrained:
     """Returns floats as they are, and all else preprocessed."""
     if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
       self._check(images)
+      if not len(images):
+        raise ValueError(NO_IMAGES)
       return images
     exif = turns_upright(self.ops)
     read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
     found = [pixels.apply(image, self.ops) for image in read]
     if not found:
-      raise ValueError("got no images, expected one or more.")
+      raise ValueError(NO_IMAGES)
     return normalise(np.stack(found))
 
   def _check(self, images) -> None:
@@ -209,9 +213,12 @@ class Pretrained:
       attention: Whether attention maps are wanted, too.
 
     Raises:
-      ValueError: The model has no head; or attention is wanted, and it has
-        none.
+      ValueError: The model has no head; `top` or `batch_size` is no number
+        from 1; or attention is wanted, and it has none.
     """
+    for name, value in (("top", top), ("batch_size", batch_size)):
+      if value < 1:
+        raise ValueError(f"{name}: got {value!r}, expected a number from 1.")
     if not self.num_classes:
       raise ValueError("got a model without a head, expected one; call it.")
     if attention:  # raises without, while no device is at work
