@@ -7,6 +7,7 @@ grid, preprocessing, class names, versions); and `digests.json`, see
 `weights.steps`. Orbax is used here and in `weights.writing` alone.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -253,7 +254,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Args:
     path: As for `load_params`; or the folder of a tree of arrays, directly or
-      in a sub-folder `default`.
+      in a sub-folder `default`; or the item `params` of a step, which is read
+      with the metadata beside it.
 
   Returns:
     Nested dict of numpy arrays; and the metadata, {} if it is not ours.
@@ -263,6 +265,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ValueError: Orbax cannot read it, or it is damaged.
   """
   base = epath.Path(path)
+  if base.name == "params" and (base.parent / "metadata").is_dir():
+    base, path = base.parent, os.fspath(base.parent)  # what it is the item of
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
 
   def read(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -371,7 +371,9 @@ def test_hugging_face_in_several_files(tmp_path):
 # Checkpoints, ours and others'.
 
 
-@pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/7"])
+@pytest.mark.parametrize(
+  "inside", ["", "checkpoints", *("checkpoints/7", "checkpoints/7/params")]
+)
 def test_a_run(tmp_path, inside):
   params = nested(our_params((16, 32)))
   metadata = {
@@ -391,11 +393,7 @@ def test_a_run(tmp_path, inside):
   assert found.class_names == tuple("abcdefghijk")
   assert found.ops == "decode|resize((16, 32))"
   vit = vit_jax.load(tmp_path / inside)
-  assert (vit.config, vit.image_size, vit.ops) == (
-    MODEL,
-    (16, 32),
-    found.ops,
-  )
+  assert (vit.config, vit.image_size, vit.ops) == (MODEL, (16, 32), found.ops)
 
 
 def test_paths_from_here(tmp_path, monkeypatch):
