@@ -157,7 +157,8 @@ def _outside(
   """
   target = os.path.realpath(folder)
   for image in images:
-    if os.path.realpath(os.path.dirname(image.name)) == target:
+    is_file = isinstance(image.image, str)  # not of standard input
+    if is_file and os.path.realpath(os.path.dirname(image.name)) == target:
       raise ValueError(
         f"--out_dir: got {folder!r}, the folder of {image.name}, which a"
         " picture of the same name would overwrite; name another."

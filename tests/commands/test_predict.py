@@ -242,6 +242,15 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path, stdin):
   assert [p.name for p in tmp_path.iterdir()] == ["00.png"]
 
 
+def test_a_picture_of_standard_input_is_over_nothing(
+  call, folder, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  data = (folder / "00.png").read_bytes()
+  call("-", "--attention", "--out_dir=.", stdin=data)
+  assert [p.name for p in tmp_path.iterdir()] == ["image.png"]
+
+
 def test_none_can_be_read(call, folder):
   status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
   assert status == 1 and not out
