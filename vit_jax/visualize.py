@@ -126,8 +126,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
   insides = []
   for label, (path, vit) in models.items():
     images = [row.pixels for row in rows[label] if row.name not in errors]
-    some = "1 image" if len(images) == 1 else f"{len(images)} images"
-    print(f"{path}: {vit.config.variant}, {some}", flush=True)
+    print(f"{path}: {vit.config.variant}, {_counted(images)}", flush=True)
     captions = _captions([named.name for named in found], vit, images)
     name = _file_name(label) if len(models) > 1 else ""
     insides.append(inside.look(name, label, vit, images, captions))
@@ -335,9 +334,13 @@ def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
   for name in names[: len(names) - len(singles)]:  # those come last
     print(f"wrote     {out / name}")
   if singles:
-    print(f"wrote     {out / 'rollout'}/, {len(singles)} images")
+    print(f"wrote     {out / 'rollout'}/, {_counted(singles)}")
   for text in left_out:
     print(f"left out  {text}")
+
+
+def _counted(images: Sequence) -> str:
+  return "1 image" if len(images) == 1 else f"{len(images)} images"
 
 
 def _of(part: inside.Part) -> list[str]:

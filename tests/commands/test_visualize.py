@@ -83,7 +83,9 @@ def test_one_model(photos, tmp_path, capsys):
     "files.txt",
     "mine.png",
   ]
+  capsys.readouterr()
   call(TOKEN, photos / "c.png", f"--out={out}")
+  assert capsys.readouterr().out.endswith("rollout/, 1 image\n")
   assert sorted(path.name for path in (out / "rollout").iterdir()) == [
     "001_c.png",
     "123_my_cat.png",
