@@ -1,5 +1,6 @@
 """One command for all: `vit-jax VERB ...`, or `python -m vit_jax VERB ...`."""
 
+import errno
 import os
 import runpy
 import signal
@@ -8,6 +9,8 @@ import sys
 from vit_jax import __version__
 from vit_jax.config.commands import COMMANDS, NOT_LEAN
 from vit_jax.options import nearest
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
 
 
 def help_text() -> str:
@@ -49,6 +52,9 @@ def tell(kind, error, trace) -> None:
   """Prints what ends the process: a sentence, or else the traceback."""
   if issubclass(kind, KeyboardInterrupt):
     print("\nvit-jax: stopped by Ctrl-C.", file=sys.stderr)
+  elif issubclass(kind, OSError) and error.errno in FULL:
+    where = error.filename or "what is written"
+    print(f"vit-jax: {where}: {error.strerror}.", file=sys.stderr)
   elif issubclass(kind, ModuleNotFoundError) and error.name in NOT_LEAN:
     print(
       f"vit-jax: {error.name} is not installed, and this command needs it: pip"

@@ -142,6 +142,21 @@ def test_a_cut_pipe_ends_quietly(unbuffered):
   assert done.stdout.split() == ["141"]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
+def test_a_full_disk_is_told_in_a_sentence():
+  with open("/dev/full", "w") as full:
+    done = subprocess.run(
+      [sys.executable, "-m", "vit_jax", "--help"],
+      stdout=full,
+      stderr=subprocess.PIPE,
+      text=True,
+      env=ENV,
+    )
+  assert done.returncode == 1
+  text = "vit-jax: what is written: No space left on device.\n"
+  assert done.stderr == text
+
+
 def test_a_broken_pipe_of_another_kind_is_not_hidden(monkeypatch, capsys):
   def fail():
     raise BrokenPipeError("a worker's")
