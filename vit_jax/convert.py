@@ -414,6 +414,8 @@ def main(argv: list[str] | None = None) -> None:
       readme = card.text(vit, args.push, is_on_hub=True)
       (epath.Path(args.dst) / CARD).write_text(readme)
       notes.append(f"uploaded to {push.push(args.dst, args.push)}")
+  except BrokenPipeError:  # what it prints is cut off
+    raise
   except (OSError, ValueError) as e:
     if getattr(e, "errno", None) is None:  # it is in our words
       sys.exit(str(e))

@@ -34,7 +34,6 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
 # ruff: noqa: E402
 import functools
 import html
-import itertools
 import json
 import os
 import pathlib
@@ -311,10 +310,8 @@ class Report:
   def _picture(self, name: str, draw: Callable, alt: str) -> str:
     """Keeps a chart and returns its HTML; equal names get a number."""
     stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(2)))
-    name = next(n for n in names if f"{n}.svg" not in self.pictures)
     light, dark = figures.render(draw)
-    self.pictures[f"{name}.svg"] = light
+    self.pictures[figures.file_name(stem, self.pictures)] = light
     return picture(light, dark, alt)
 
 

@@ -280,7 +280,7 @@ def _write(
 
   def keep(name: str, draw: Callable[[], Any], alt: str) -> str:
     light, dark = figures.render(draw)
-    charts[f"{name.rstrip('_')}.svg"] = light
+    charts[figures.file_name(name.rstrip("_"), charts)] = light
     return picture(light, dark, alt)
 
   parts = inside.parts(insides, keep, patch, NUM_SHOWN)
@@ -405,6 +405,8 @@ def main(args: argparse.Namespace) -> None:
     run(args)
   except ValueError as e:
     sys.exit(str(e))
+  except BrokenPipeError:  # what it prints is cut off
+    raise
   except OSError as e:
     sys.exit(f"{e.filename or args.out}: {e.strerror or e}")
 

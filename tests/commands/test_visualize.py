@@ -1,6 +1,7 @@
 """`vit-jax visualize`: files, page, and what it refuses."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -156,6 +157,26 @@ def test_published_weights_without_images(tmp_path, capsys):
     "Attention of one patch: bv_map.weights, no images were given",
     "Where the model looks: bv_map.weights, no images were given",
   ]
+
+
+def test_names_that_differ_in_replaced_characters_alone(tmp_path):
+  paths = tmp_path / "a b.npz", tmp_path / "a_b.npz"
+  for path in paths:
+    shutil.copy(DATA / "bit_v2.weights.npz", path)
+  call(paths[0], f"--beside={paths[1]}", f"--out={tmp_path}/out")
+  names = sorted(path.name for path in (tmp_path / "out").glob("*.svg"))
+  assert names == ["filters_a_b.svg", "filters_a_b_2.svg"]
+
+
+def test_a_cut_pipe_is_no_fault_of_the_folder(tmp_path, monkeypatch):
+  def cut(*_, **__):
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+  monkeypatch.setattr(visualize, "_tell", cut)
+  with pytest.raises(BrokenPipeError):
+    visualize.main(
+      visualize.parse([str(DATA / "bit_v2.weights.npz"), f"--out={tmp_path}"])
+    )
 
 
 def test_a_resnet_has_no_patches(tmp_path):

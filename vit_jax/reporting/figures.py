@@ -8,9 +8,10 @@ contrast that text needs on its page, and line styles differ as well.
 """
 
 import io
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -255,6 +256,17 @@ def spread(
   axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
   axes.minorticks_off()
   return figure
+
+
+def file_name(stem: str, taken: Container[str]) -> str:
+  """Returns the name of a chart's file, which has a number if it is taken.
+
+  Example:
+    >>> file_name("loss", []), file_name("loss", ["loss.svg"])
+    ('loss.svg', 'loss_2.svg')
+  """
+  names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(2)))
+  return next(f"{name}.svg" for name in names if f"{name}.svg" not in taken)
 
 
 def similarity(

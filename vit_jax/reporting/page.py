@@ -42,6 +42,7 @@ h2 {
 p { margin: 0 0 12px; max-width: 70ch; }
 .soft, figcaption, .missing { color: var(--soft); font-size: 14px; }
 .missing { border-left: 3px solid var(--line); padding-left: 10px; }
+.wide + .missing { margin-top: 16px; }
 .tiles {
   display: grid; gap: 12px; margin-top: 20px;
   grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
