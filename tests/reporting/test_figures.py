@@ -151,7 +151,9 @@ def test_similarity_maps_lie_as_the_patches_do():
   np.testing.assert_allclose(last, [[0, 0, 0], [0, 0, 1]])
 
 
-@pytest.mark.parametrize("grid", [(4, 4), (2, 4), (4, 2), (1, 4), (4, 12)])
+@pytest.mark.parametrize(
+  "grid", [(4, 4), (2, 4), (4, 2), (1, 4), (4, 12), (12, 4)]
+)
 def test_long_names_leave_the_maps_their_place(grid):
   title = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_" * 4
   sizes = []
@@ -166,6 +168,8 @@ def test_long_names_leave_the_maps_their_place(grid):
     assert label.y1 <= axes.get_window_extent().y1
     least = axes.child_axes[0].get_yticklabels()[0].get_window_extent()
     assert least.y0 >= whole.y0
+    bar = axes.child_axes[0].get_window_extent()
+    assert 0.1 < bar.width / figure.dpi < 0.2  # inches
     sizes.append(axes.get_window_extent().size)
   np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.1)
   assert axes.title.get_text().replace("\n", "") == title

@@ -77,6 +77,17 @@ def test_heads_lie_by_layer_and_each_has_its_own_scale():
   assert frames[-1].get_xy() == (6 + 0.5, 2 * 5 + 2.5)
 
 
+def test_many_layers_of_few_heads_are_not_higher_than_of_six():
+  image, sizes = np.zeros((28, 28, 3), np.uint8), []
+  for num_heads in (3, 6):
+    weights = np.ones((12, num_heads, 14, 14))
+    figure = inside_figures.heads(weights, (0, 0), image, "Ti/16")
+    figure.draw_without_rendering()
+    assert figure.axes[1].get_window_extent().width > 100 * num_heads / 3
+    sizes.append(figure.get_size_inches().tolist())
+  assert sizes[0] == pytest.approx(sizes[1], abs=0.3)
+
+
 @pytest.fixture(scope="module")
 def of():
   """Returns what a file shows of a few random images."""

@@ -301,7 +301,8 @@ def similarity(
   mosaic[:, :h, :, :w] = maps.transpose(0, 2, 1, 3)
   mosaic = mosaic.reshape(h * (h + gap), w * (w + gap))[:-gap, :-gap]
   # Inches; the bar of a low picture is as long as its label.
-  height = min(3.45 * len(mosaic) / len(mosaic[0]), 5.0)
+  ratio = len(mosaic) / len(mosaic[0])
+  height = min(3.45 * ratio, 5.0)
   bar_height = max(height, 1.5)
   size = (4.8, max(height + 0.85, bar_height + 0.5))
   figure = Figure(figsize=size, layout="constrained")
@@ -319,8 +320,8 @@ def similarity(
     axis.set_ticks(shown * (count + gap) + (count - 1) / 2, shown + 1)
   axes.set_xlabel("column of the patch")
   axes.set_ylabel("row of the patch" if height > 1.4 else "row")
-  part = bar_height / height
-  place = axes.inset_axes((1.03, 1 - part, 0.045, part))
+  part, inch = bar_height / height, ratio / height  # shares of the picture
+  place = axes.inset_axes((1 + 0.1 * inch, 1 - part, 0.155 * inch, part))
   bar = figure.colorbar(picture, cax=place)
   bar.set_ticks([-1, 0, 1], labels=["−1", "0", "1"])
   bar.outline.set_visible(False)

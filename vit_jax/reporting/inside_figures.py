@@ -123,7 +123,7 @@ def heads(
   gap = max(1, round(min(rows, columns) / 6))
   picture = _mosaic(weights / np.maximum(top, 1e-30), gap)
   height, width = picture.shape
-  maps_high = 4.2 * height / width
+  maps_high = min(4.2 * height / width, 8.4)  # less wide than 4.2 then
   figure = Figure(figsize=(4.8, maps_high + 2.3), layout="constrained")
   above, axes = figure.subplots(2, 1, height_ratios=[1.4, maps_high])
   above.imshow(image, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
@@ -136,6 +136,7 @@ def heads(
       corner = head * (columns + gap), layer * (rows + gap)
       _frame(axes, corner[0] + patch[1], corner[1] + patch[0], 0.9)
   _bare(above)
+  axes.set_anchor("W")
   above.set_xticks([])
   above.set_yticks([])
   _bare(axes)
