@@ -1,6 +1,7 @@
 """What pyproject.toml cannot say; all else is there."""
 
 import pathlib
+import sys
 
 from setuptools import find_packages, setup
 
@@ -21,13 +22,21 @@ def requirements(file: str) -> list[str]:
 
 EXTRAS = ("cuda", "onnx", "parity", "serve", "test", "tpu", "trackers")
 
-setup(
+packages = [
+  *find_packages(include=["vit_jax*"]),
+  "vit_jax.reporting.try_page",  # a page's files, no code
+]
+# With the root alone, an editable install is a line of a .pth file. setuptools
+# has hooks for any other layout, which a folder vit_jax where Python starts, as
+# a clone is, comes before.
+package_dir = {"": "."}
+if "editable_wheel" not in sys.argv:
   # configs/ is at the top of the repository, and in the package when installed.
-  packages=[
-    *find_packages(include=["vit_jax*"]),
-    "vit_jax.configs",
-    "vit_jax.reporting.try_page",  # a page's files, no code
-  ],
-  package_dir={"vit_jax.configs": "configs"},
+  packages.append("vit_jax.configs")
+  package_dir["vit_jax.configs"] = "configs"
+
+setup(
+  packages=packages,
+  package_dir=package_dir,
   extras_require={e: requirements(f"requirements-{e}.txt") for e in EXTRAS},
 )

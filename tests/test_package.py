@@ -1,6 +1,7 @@
 """The wheel, used where there is no checkout; and what it asks for."""
 
 import importlib.metadata
+import os
 import pathlib
 import re
 import shutil
@@ -44,10 +45,9 @@ def test_the_command_is_the_one_of_the_package():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-  """The folder with the sdist, and the wheel that was built from it."""
-  base = tmp_path_factory.mktemp("build")
-  sources = base / "sources"
+def sources(tmp_path_factory):
+  """A copy of what is packed, in a folder with the name of a clone."""
+  sources = tmp_path_factory.mktemp("build") / "vit_jax"
   sources.mkdir()
   ignored = shutil.ignore_patterns("__pycache__")
   for name in (*SOURCES, *(p.name for p in ROOT.glob("requirements*.txt"))):
@@ -55,10 +55,33 @@ def built(tmp_path_factory):
       shutil.copytree(ROOT / name, sources / name, ignore=ignored)
     else:
       shutil.copy(ROOT / name, sources)
-  words = [sys.executable, "-m", "build", "--outdir", base / "dist", sources]
+  return sources
+
+
+@pytest.fixture(scope="module")
+def built(sources):
+  """The folder with the sdist, and the wheel that was built from it."""
+  dist = sources.parent / "dist"
+  words = [sys.executable, "-m", "build", "--outdir", dist, sources]
   done = subprocess.run(words, capture_output=True, text=True)
   assert done.returncode == 0, done.stdout + done.stderr
-  return base / "dist"
+  return dist
+
+
+def _installed(folder, *words):
+  """Returns a Python that has what `pip install` takes, and its packages.
+
+  Its dependencies are those of this environment, lent by a .pth file.
+  """
+  make = [sys.executable, "-m", "venv", "--without-pip", folder]
+  subprocess.run(make, check=True)
+  python = folder / "bin" / "python"
+  install = ["--python", python, "install", "--quiet", "--no-deps", *words]
+  subprocess.run([sys.executable, "-m", "pip", *install], check=True)
+  (packages,) = folder.glob("lib/*/site-packages")
+  lent = [path for path in sys.path if path.endswith("site-packages")]
+  (packages / "lent.pth").write_text("\n".join(lent))
+  return python, packages
 
 
 @pytest.mark.slow
@@ -78,22 +101,25 @@ def test_what_is_built(built):
   assert len(always) == len(_requirements("requirements.txt"))
 
 
+@pytest.mark.slow
+def test_an_editable_install_beside_a_clone(sources, tmp_path):
+  """A clone is a folder vit_jax, which Python may take for the package."""
+  python, _ = _installed(tmp_path / "venv", "--editable", sources)
+  done = subprocess.run(
+    [python, "-c", "import vit_jax; print(vit_jax.__file__)"],
+    capture_output=True,
+    text=True,
+    cwd=sources.parent,
+    env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+  )
+  assert done.stdout.strip() == str(sources / "vit_jax" / "__init__.py")
+
+
 @pytest.mark.nightly
 def test_the_wheel_outside_of_the_checkout(built, tmp_path):
-  """Its dependencies are those of this environment, lent by a .pth file.
-
-  CI installs them anew: `make test-wheel`.
-  """
+  """CI installs its dependencies anew: `make test-wheel`."""
   (wheel,) = built.glob("*.whl")
-  new = tmp_path / "venv"
-  make = [sys.executable, "-m", "venv", "--without-pip", new]
-  subprocess.run(make, check=True)
-  python = new / "bin" / "python"
-  install = ["--python", python, "install", "--quiet", "--no-deps", wheel]
-  subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-  (packages,) = new.glob("lib/*/site-packages")
-  lent = [path for path in sys.path if path.endswith("site-packages")]
-  (packages / "lent.pth").write_text("\n".join(lent))
+  python, packages = _installed(tmp_path / "venv", wheel)
   done = subprocess.run(
     [python, "-P", ROOT / "tests" / "check_wheel.py"],
     capture_output=True,
