@@ -47,9 +47,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.step is not None:
       found = {s: path for s, path in found.items() if s == args.step}
     if not found:
-      there = ", ".join(map(str, sorted(steps.of(folder)))) or "none"
-      what = "checkpoint" if args.step is None else f"step {args.step}"
-      sys.exit(f"{folder}: got no {what}; there is {there}.")
+      there = ", ".join(map(str, sorted(steps.of(folder))))
+      if not there:
+        sys.exit(f"{folder}: got no checkpoint, expected those of a run.")
+      sys.exit(f"{folder}: got no step {args.step}; there is {there}.")
     damaged = 0
     for step, path in sorted(found.items()):
       why = checkpoint.verify(path)

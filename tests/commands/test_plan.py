@@ -314,6 +314,8 @@ def test_a_plan_that_cannot_be_written_leaves_the_one_before(
   flags = dict.fromkeys(plan.FLAGS) | {"workdir": str(tmp_path)}
   args = cli.Args(tiny.config(), "tiny", flags | {"topology": "v5e:2x4"}, [])
   plan.main(args)
+  said = capsys.readouterr().err  # before the minutes in which nothing comes
+  assert said.startswith("compiling the train step for v5e:2x4,")
   path = tmp_path / "plan.json"
   before = path.read_text()
   assert json.loads(before)["plan"] == FOUND

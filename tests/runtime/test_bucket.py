@@ -211,7 +211,7 @@ def test_rows_do_not_ask_the_bucket_who_holds_it(run, monkeypatch):
 
 
 def test_verify(run):
-  where = f"{run[0]}/checkpoints: got no checkpoint; there is none"
+  where = f"{run[0]}/checkpoints: got no checkpoint, expected those of a run"
   with pytest.raises(SystemExit, match=where):
     verify.main([str(run[0])])
 
