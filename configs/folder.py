@@ -27,13 +27,15 @@ ARGUMENTS = {"path": "", "init": "", "res": ""}
 
 
 def get_config(arg: str = ""):
+  args = arguments(arg, ARGUMENTS)
+  if not args["path"]:
+    raise ValueError("got no path, expected path=/path/to/images.")
+  if args["res"] and not args["res"].isdecimal():
+    raise ValueError(f"got res={args['res']}, expected pixels such as 224.")
   # Only here, since they take seconds to import.
   from vit_jax import weights
   from vit_jax.data import sources, splits
 
-  args = arguments(arg, ARGUMENTS)
-  if not args["path"]:
-    raise ValueError("got no path, expected path=/path/to/images.")
   dataset = f"folder:{args['path']}"
   opened = sources.Sources()
 
@@ -71,8 +73,6 @@ def get_config(arg: str = ""):
     c.optim.lr = 1e-3
     c.optim.weight_decay = 0.1
   if args["res"]:
-    if not args["res"].isdecimal():
-      raise ValueError(f"got res={args['res']}, expected pixels such as 224.")
     height = width = int(args["res"])
   size = height if height == width else (height, width)
 

@@ -13,6 +13,8 @@ import json
 import math
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 
 import flax
@@ -271,6 +273,20 @@ def test_every_argument_is_explained(name):
   assert set(module.ARGUMENTS) <= set(explained)
   for table in re.findall(r"\(of ([A-Z_]+)", module.__doc__):
     assert getattr(module, table)
+
+
+@pytest.mark.parametrize("argument", ["pth=images", "", "path=images,res=big"])
+def test_folder_reads_its_argument_before_it_imports(argument):
+  code = (
+    "import sys\nfrom vit_jax.config import cli\n"
+    "try:\n  cli.parse('train', {}, sys.argv[1:])\n"
+    "except SystemExit as e:\n  print(e)\n"
+    "assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules"
+  )
+  words = [sys.executable, "-c", code, f"--config=configs/folder.py:{argument}"]
+  done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+  assert not done.returncode, done.stderr
+  assert done.stdout.startswith("1 fault in the configuration:")
 
 
 def test_folder_takes_model_and_size_from_the_weights():
