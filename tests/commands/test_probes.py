@@ -154,6 +154,10 @@ def test_what_is_wrong_is_told_at_once(own, tmp_path):
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={TOKEN}")
   assert "with no config.json of a run in it" in str(e.value)
+  assert "or one of --fewshot, --linear, --knn beside them" in str(e.value)
+  with pytest.raises(SystemExit) as e:
+    main(f"--checkpoint={tmp_path}/no.npz")
+  assert f"got '{tmp_path}/no.npz', which does not exist;" in str(e.value)
 
 
 @pytest.mark.parametrize("kind", evaluate.PROBES)

@@ -130,7 +130,7 @@ def parse(
         override(values, "data.batch_size", str(BATCH_OF_FILES))
         loaded = values
       else:
-        loaded = _config_of(path, faults)
+        loaded = _config_of(path, faults, alone)
     except ValueError as e:  # of a damaged config.json
       faults.append(f"--checkpoint: {e}")
   elif not section:
@@ -311,13 +311,20 @@ def _config_in(folder: epath.Path) -> dict | None:
   return config_lib.upgraded(values)
 
 
-def _config_of(checkpoint: str, faults: list[str]) -> dict | None:
+def _config_of(
+  checkpoint: str, faults: list[str], alone: tuple[str, ...]
+) -> dict | None:
   """Returns the config that a run, or one of its steps, was made with."""
   if run := run_of(checkpoint):
     return _config_in(run)
+  lacks = "with no config.json of a run in it or above it"
+  if "://" not in checkpoint and not epath.Path(checkpoint).exists():
+    lacks = "which does not exist"
+  beside = ", ".join(f"--{flag}" for flag in alone)
   faults.append(
-    f"--checkpoint: got {checkpoint!r}, with no config.json of a run in it or"
-    " above it; expected the folder of a run, or --config=NAME."
+    f"--checkpoint: got {checkpoint!r}, {lacks}; expected the folder of a run;"
+    f" or published weights, and --config=NAME{beside and ' or one of '}"
+    f"{beside} beside them."
   )
   return None
 
