@@ -363,7 +363,7 @@ def test_features_that_are_not_finite_are_refused(options):
     evaluator.gather({"features": table})
 
 
-@pytest.mark.parametrize("count", [4, 7, 80])
+@pytest.mark.parametrize("count", [3, 12])
 def test_processes_share_the_reading_of_labels(monkeypatch, count):
   """More processes than records, too; -1 stays -1."""
 
@@ -376,8 +376,8 @@ def test_processes_share_the_reading_of_labels(monkeypatch, count):
       index = tf.numpy_function(keep, [record["index"]], tf.int64)
       return {**record, "index": tf.ensure_shape(index, [])}
 
-  labels = np.arange(70) % 11 - 1
-  values = vars(handmade.records(labels, num_classes=10))
+  labels = np.arange(10) - 1
+  values = vars(handmade.records(labels, num_classes=9))
   source = InFiles(**values)
   context = handmade.context(_fewshot(), {"split": source})
   monkeypatch.setattr(jax, "process_count", lambda: count)
@@ -390,7 +390,7 @@ def test_processes_share_the_reading_of_labels(monkeypatch, count):
       lambda x: mine.append(x) or np.stack([x] * count),
     )
     context.labels(source)
-  assert sorted(read) == [*range(70)]  # each by one process
+  assert sorted(read) == [*range(10)]  # each by one process
   monkeypatch.setattr(
     multihost_utils, "process_allgather", lambda x: np.stack(mine)
   )
