@@ -297,9 +297,7 @@ def test_files_are_read_before_their_turn_up_to_a_gib(stream, monkeypatch):
 @pytest.mark.parametrize("broken", [None, 200])
 def test_records_at_given_numbers_are_read_from_files_once(tmp_path, broken):
   pieces = [
-    tfds_source.Piece(
-      _records(tmp_path / f"{i}", 300, 300 * i, broken), 0, 300
-    )
+    tfds_source.Piece(_records(tmp_path / f"{i}", 300, 300 * i, broken), 0, 300)
     for i in range(3)
   ]
   source = tfds_source.TfdsStream(
