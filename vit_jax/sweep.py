@@ -63,6 +63,7 @@ from vit_jax.runtime.search import (
   final,
   grid_of,
   other_records,
+  pinned,
   points,
 )
 from vit_jax.runtime.supervision import TOLD
@@ -101,7 +102,7 @@ def sweep(
     if only_available and (missing := _missing(task.config)):
       left_out[name] = {"group": task.group, "reason": missing}
     else:
-      found[name] = task
+      found[name] = pinned(task, _folder(workdir, name))
   if only_available:
     data_dir = next(iter(tasks.values())).config.data.data_dir
     on_disk.agree(data_dir, {name: name in found for name in tasks})

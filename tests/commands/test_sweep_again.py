@@ -1,5 +1,6 @@
 """A search goes on: what changed meanwhile, and what is there already."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -12,8 +13,8 @@ from PIL import Image
 
 from vit_jax import sweep as sweep_lib
 from vit_jax import train
-from vit_jax.checkpoint import SaveError
-from vit_jax.config import ConfigError, cli, to_dict
+from vit_jax.checkpoint import Checkpointer, SaveError
+from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
 from vit_jax.runtime import search
 from vit_jax.runtime.replay import DeviceFault
 from vit_jax.sweep import Task
@@ -235,3 +236,32 @@ def test_the_place_of_the_data_is_not_searched(images, tmp_path):
   task = _task(images, {"data.data_dir": ["/a", "/b"]})
   with pytest.raises(ConfigError, match="got 'data.data_dir', expected an opt"):
     _sweep(task, tmp_path / "a")
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/checkpoints"])
+def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
+  """The run that init names trains on while the search is interrupted."""
+
+  def saved(*at):
+    options = CheckpointConfig(keep_last=9)
+    saver = Checkpointer(str(tmp_path / "run"), options)
+    for step in at:
+      saver.save(step, state, {"grid": [2, 2]})
+    saver.close()
+
+  state = tiny.Parts(tiny.config()).state()
+  saved(3)
+  task, folder = _task(images), tmp_path / "search"
+  init = f"{tmp_path}/run{ending}"
+  task = task._replace(config=dataclasses.replace(task.config, init=init))
+  first = _sweep(task, folder)
+  _as_killed(folder)
+  saved(6)
+  assert _sweep(task, folder) == first
+  told = {
+    json.loads(f.read_text())["init"] for f in folder.glob("*/config.json")
+  }
+  assert told == {f"{tmp_path}/run/checkpoints/3"}
+  _sweep(task, tmp_path / "new")
+  config = json.loads((tmp_path / "new" / "final" / "config.json").read_text())
+  assert config["init"] == f"{tmp_path}/run/checkpoints/6"

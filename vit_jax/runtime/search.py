@@ -1,5 +1,6 @@
 """The points of a search, which is the best, and what makes one worthless."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -22,6 +23,8 @@ from vit_jax.config.checks import faults as word_faults
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
 from vit_jax.runtime import changes, files, prepare
+from vit_jax.weights import steps
+from vit_jax.weights.beside import absolute
 
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
@@ -105,6 +108,31 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
       )
     found[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
   return found
+
+
+def pinned(task: Task, folder: epath.Path) -> Task:
+  """Returns the search with a step of the run that `init` names, if it is one.
+
+  So all points begin from the same weights, though that run goes on meanwhile:
+  from those that the first run of the search began from.
+
+  Args:
+    task: The search.
+    folder: Folder of its runs.
+  """
+  init = (task.config.init or "").rstrip("/")
+  if not init or "init" in task.grid:
+    return task
+  began = (
+    str(files.read_json(path).values.get("init"))
+    for path in sorted(folder.glob(f"*/{changes.CONFIG}"))
+  )
+  at = next((x for x in began if f"{x}/".startswith(f"{init}/")), init)
+  if at == init and epath.Path(init).is_dir():
+    with contextlib.suppress(OSError, ValueError):  # told by `check`
+      step = steps.find(init).relative_to(absolute(epath.Path(init)))
+      at = str(epath.Path(init) / step)
+  return task._replace(config=dataclasses.replace(task.config, init=at))
 
 
 def points(task: Task) -> list[Point]:
