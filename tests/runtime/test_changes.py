@@ -84,12 +84,15 @@ def test_differences_are_refused_by_name_unless_named():
   ]
   faults = changes.faults(found, ["optim.lr"], "runs/a")
   assert faults == [
-    "config.optim.beta1 was 0.9, is now 0.8 (other updates): the run in runs/a"
-    " resumes as it began. --allow_change=optim.beta1 takes the new value from"
-    " here on; or use another --workdir.",
+    "config.optim.beta1 was 0.9, is now 0.8 (other updates)",
+    "config.seed was 0, is now 3 (other batches and draws from here on): the"
+    " run in runs/a resumes as it began. --allow_change=optim.beta1,seed takes"
+    " the new values from here on; or use another --workdir.",
+  ]
+  assert changes.faults(found, ["optim"], "runs/a") == [
     "config.seed was 0, is now 3 (other batches and draws from here on): the"
     " run in runs/a resumes as it began. --allow_change=seed takes the new"
-    " value from here on; or use another --workdir.",
+    " value from here on; or use another --workdir."
   ]
   assert changes.faults(found, ["optim", "seed"], "runs/a") == []
   assert len(changes.faults(found, ["opt", "see"], "runs/a")) == 3

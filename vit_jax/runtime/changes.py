@@ -151,14 +151,19 @@ def is_allowed(key: str, names: Iterable[str]) -> bool:
 def faults(
   found: Sequence[Change], names: Iterable[str], workdir: str
 ) -> list[str]:
-  """Returns a fault for each change that is refused."""
-  return [
-    f"{c.text} ({c.kind.why}): the run in {workdir} resumes as it began."
-    f" {FLAG}={c.key} takes the new value from here on; or use another"
-    " --workdir."
-    for c in found
-    if c.kind.is_meaning and not is_allowed(c.key, names)
+  """Returns a fault for each refused change; the last says what to do."""
+  refused = [
+    c for c in found if c.kind.is_meaning and not is_allowed(c.key, names)
   ]
+  texts = [f"{c.text} ({c.kind.why})" for c in refused]
+  if texts:
+    values = "value" if len(texts) == 1 else "values"
+    texts[-1] += (
+      f": the run in {workdir} resumes as it began."
+      f" {FLAG}={','.join(c.key for c in refused)} takes the new {values} from"
+      " here on; or use another --workdir."
+    )
+  return texts
 
 
 def trail(
