@@ -218,7 +218,8 @@ class Run:
     """
     fake = ", fake" * self.is_fake
     if name in self.groups:
-      return f"mean of {len(self.groups[name])} data sets{fake}"
+      num = len(self.groups[name])
+      return f"mean of {num} data set{'s' * (num > 1)}{fake}"
     kind = self.evals[name].kind if name in self.evals else None
     texts = {
       n: f"{short(e.dataset or n)} {e.split}{fake}"

@@ -118,7 +118,8 @@ def averaged(run) -> dict[str, list[str]]:
 def sets_text(run) -> str:
   """Returns lines on the means of groups, and what is left out, or ""."""
   lines = [
-    f"{group:<11} mean of {len(names)} data sets: {', '.join(names)}"
+    f"{group:<11} mean of {len(names)} data set{'s' * (len(names) > 1)}:"
+    f" {', '.join(names)}"
     for group, names in averaged(run).items()
   ]
   if run.left_out:
