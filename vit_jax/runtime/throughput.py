@@ -17,9 +17,9 @@ from vit_jax.step import Facts
 TOLD = 0.1  # A larger share of waiting for input is shown and explained.
 ADVICE = (
   "input       the device waited for images {:.0%} of the time. To feed it"
-  " faster: more CPU cores; data on a faster disk; decode_inception_crop in"
-  " place of decode|inception_crop; stored images not much larger than the"
-  " size trained at."
+  " faster: more CPU cores; data on a faster disk; where data.ops"
+  " has decode|inception_crop, decode_inception_crop; stored images not much"
+  " larger than the size trained at."
 )
 
 PEAK = "peak_bytes_in_use"  # jax's name
