@@ -27,6 +27,15 @@ def test_the_objective_is_told(config, text, tmp_path):
   assert text in facts.facts(run)["objective"]
 
 
+def test_a_folder_of_weights_is_no_run(tmp_path):
+  """vit-jax convert writes such ones, timm and Hugging Face too."""
+  for name in ("run", "weights"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text("{}")
+  (tmp_path / "weights" / "model.safetensors").write_text("")
+  assert [run.name for run in runs.find_runs(tmp_path)] == ["run"]
+
+
 def test_a_run_in_a_bucket_is_to_be_copied():
   with pytest.raises(ValueError) as error:
     runs.find_runs("gs://b/run")

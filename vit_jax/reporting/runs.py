@@ -395,8 +395,11 @@ def short(dataset: str) -> str:
 
 def _is_run(path: pathlib.Path) -> bool:
   # Of published weights there are probes alone.
-  files = METRICS, "config.json", PROBES
-  return any((path / file).exists() for file in files)
+  if any((path / file).exists() for file in (METRICS, PROBES)):
+    return True
+  # timm's and Hugging Face's folders of weights have a config.json, too.
+  is_weights = any(path.glob("*.safetensors"))
+  return (path / "config.json").exists() and not is_weights
 
 
 def _read(path: pathlib.Path, name: str) -> Run:
