@@ -10,6 +10,7 @@ DEMO = runs/demo
 
 $(VENV)/installed: requirements.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
+	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
@@ -81,6 +82,7 @@ wheel: $(VENV)/installed-test
 # In an environment of its own, with all that the wheel asks for: 2.6 GB.
 test-wheel: wheel
 	rm -rf $(VENV)-wheel
+	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet dist/*.whl
 	$(VENV)-wheel/bin/python -P tests/check_wheel.py
