@@ -374,7 +374,7 @@ def _read_config(path, rng):
 
   del rng
   faults: list[str] = []
-  values = cli._config_of(str(path), faults)
+  values = cli._config_of(str(path), faults, ())
   if faults:
     raise ConfigError(faults)
   options_of(values)
