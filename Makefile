@@ -82,7 +82,6 @@ wheel: $(VENV)/installed-test
 # In an environment of its own, with all that the wheel asks for: 2.6 GB.
 test-wheel: wheel
 	rm -rf $(VENV)-wheel
-	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet dist/*.whl
 	$(VENV)-wheel/bin/python -P tests/check_wheel.py

@@ -298,7 +298,7 @@ def main(args: cli.Args) -> None:
       )
     else:
       config = args.config
-      text = f"compiling the train step for {topology}, which takes minutes"
+      text = f"compiling the train step for {topology}, which may take minutes"
       print(text, file=sys.stderr, flush=True)
       result = signals.in_thread(lambda: plan(config, topology, **options))
     if args.flags["all"] == "true" and result["price_seconds"]:

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny
+from etils import epath
 from PIL import Image
 
 from vit_jax import sweep as sweep_lib
@@ -265,3 +266,16 @@ def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
   _sweep(task, tmp_path / "new")
   config = json.loads((tmp_path / "new" / "final" / "config.json").read_text())
   assert config["init"] == f"{tmp_path}/run/checkpoints/6"
+
+
+def test_a_search_that_began_without_a_step_goes_on(images, tmp_path):
+  """As those of before had it: all runs have init as it was given."""
+  task = _task(images)
+  config = dataclasses.replace(task.config, init=str(tmp_path / "run"))
+  (tmp_path / "run" / "checkpoints" / "3" / "params").mkdir(parents=True)
+  (tmp_path / "search" / "optim.lr=0.1").mkdir(parents=True)
+  file = tmp_path / "search" / "optim.lr=0.1" / "config.json"
+  file.write_text(json.dumps(to_dict(config)))
+  task = task._replace(config=config)
+  found = search.pinned(task, epath.Path(tmp_path / "search"))
+  assert found.config.init == str(tmp_path / "run")

@@ -127,12 +127,13 @@ def pinned(task: Task, folder: epath.Path) -> Task:
     str(files.read_json(path).values.get("init"))
     for path in sorted(folder.glob(f"*/{changes.CONFIG}"))
   )
-  at = next((x for x in began if f"{x}/".startswith(f"{init}/")), init)
-  if at == init and epath.Path(init).is_dir():
+  at = next((x for x in began if f"{x}/".startswith(f"{init}/")), None)
+  if at is None and epath.Path(init).is_dir():
     with contextlib.suppress(OSError, ValueError):  # told by `check`
       step = steps.find(init).relative_to(absolute(epath.Path(init)))
       at = str(epath.Path(init) / step)
-  return task._replace(config=dataclasses.replace(task.config, init=at))
+  config = dataclasses.replace(task.config, init=at or init)
+  return task._replace(config=config)
 
 
 def points(task: Task) -> list[Point]:
