@@ -268,14 +268,20 @@ def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
   assert config["init"] == f"{tmp_path}/run/checkpoints/6"
 
 
-def test_a_search_that_began_without_a_step_goes_on(images, tmp_path):
+def test_a_search_that_began_without_a_step_goes_on(
+  images, tmp_path, monkeypatch
+):
   """As those of before had it: all runs have init as it was given."""
   task = _task(images)
   config = dataclasses.replace(task.config, init=str(tmp_path / "run"))
-  (tmp_path / "run" / "checkpoints" / "3" / "params").mkdir(parents=True)
+  step = tmp_path / "run" / "checkpoints" / "3"
+  step.mkdir(parents=True)
+  monkeypatch.setattr(search.steps, "find", lambda path: epath.Path(step))
   (tmp_path / "search" / "optim.lr=0.1").mkdir(parents=True)
   file = tmp_path / "search" / "optim.lr=0.1" / "config.json"
   file.write_text(json.dumps(to_dict(config)))
   task = task._replace(config=config)
   found = search.pinned(task, epath.Path(tmp_path / "search"))
   assert found.config.init == str(tmp_path / "run")
+  found = search.pinned(task, epath.Path(tmp_path / "new"))
+  assert found.config.init == str(step)
