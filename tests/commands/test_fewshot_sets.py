@@ -103,7 +103,7 @@ def test_a_run_that_resumes_with_other_sets_says_so(run, capfd):
   config = _config(fewshot="available", evals=less, total_steps=9)
   train.train_and_evaluate(config, run, allow_change=("total_steps",))
   told = capfd.readouterr().err
-  assert "few         mean of 1 data sets: digits\n" in told
+  assert "few         mean of 1 data set: digits\n" in told
   assert "changed     the mean 'few' was of digits, digits; earlier and" in told
   assert _scores(read_metrics(run), 9)["few/sets"] == 1
 
