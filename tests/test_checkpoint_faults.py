@@ -8,7 +8,6 @@ import os
 import pwd
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ import tiny
 from disk import full
 from etils import epath
 
-from vit_jax import checkpoint, verify
+from vit_jax import checkpoint
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.weights import digests, keeping, saving, steps
 
@@ -215,21 +214,6 @@ def test_an_older_versions_checkpoint_is_taken(copy, shapes, capfd):
   assert checkpoint.digests(str(copy)) == {}
 
 
-def test_verify_prints_a_line_each(copy, capsys, monkeypatch):
-  monkeypatch.chdir(copy.parent)  # a path from here
-  verify.main([copy.name])
-  assert capsys.readouterr().out.count(" ok: ") == 2
-  _flip(_largest(copy / "checkpoints/1/train/ocdbt.process_0/d"))
-  with pytest.raises(SystemExit, match="1 of 2 damaged"):
-    verify.main([str(copy)])
-  first, second = capsys.readouterr().out.splitlines()
-  assert first.startswith("step 1          damaged: train/opt_state/")
-  assert second.startswith("step 2          ok: ")
-  verify.main([str(copy), "2"])
-  with pytest.raises(SystemExit, match="got no step 3; there is 1, 2"):
-    verify.main([str(copy), "3"])
-
-
 @contextlib.contextmanager
 def _no_file_beyond(size):
   """Every layer then gets an error, that which writes arrays, too."""
@@ -379,17 +363,6 @@ def test_retention_counts_only_what_is_whole(tmp_path, shapes):
   assert (tmp_path / "checkpoints/2").is_dir()
 
 
-def test_expired():
-  assert keeping.expired([1, 2, 3, 4], [1, 2, 3, 4], 2, None) == [1, 2]
-  assert keeping.expired([1, 4], [1, 2, 3, 4], 2, None) == []
-  assert keeping.expired([4], [3, 4], 2, None) == []
-  assert keeping.expired([2, 4, 6, 7], [2, 4, 6, 7], 1, 2) == []
-  assert keeping.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
-  # Step 6 is damaged, or its save failed and was tried again.
-  assert keeping.expired([4, 7, 8, 9], [4, 6, 7, 8, 9], 1, 6) == [4, 8]
-  assert keeping.expired([4, 7, 8, 9], [4, 7, 8, 9], 1, 6) == [4, 8]
-
-
 @pytest.mark.slow
 def test_a_reader_beside_a_run_reads_a_whole_one(tmp_path, shapes, capfd):
   states = {n: _state(shapes, n) for n in range(1, 13)}
@@ -421,17 +394,6 @@ def test_what_a_removal_left_is_no_checkpoint(copy):
   assert not (copy / "checkpoints/2.deleted").exists()
 
 
-def test_verify_needs_no_accelerator(copy):
-  """A run may have it, also where JAX_PLATFORMS names it for all commands."""
-  done = subprocess.run(
-    [sys.executable, "-m", "vit_jax", "verify", str(copy)],
-    env=os.environ | {"JAX_PLATFORMS": "cuda"},
-    capture_output=True,
-    text=True,
-  )
-  assert done.stdout.count(" ok: ") == 2, done.stdout + done.stderr
-
-
 def test_a_device_that_cannot_be_opened_is_no_damage(
   copy, tmp_path, monkeypatch
 ):
@@ -449,14 +411,6 @@ def test_a_device_that_cannot_be_opened_is_no_damage(
     with pytest.raises(RuntimeError, match="in use"):
       checkpoint.load_tree(str(path))
   assert sorted(p.name for p in (copy / "checkpoints").iterdir()) == ["1", "2"]
-
-
-def test_permission_is_no_damage():
-  assert steps.reason(PermissionError(errno.EACCES, "denied")) is None
-  assert steps.reason(ValueError("PERMISSION_DENIED: x")) is None
-  assert steps.reason(MemoryError()) is None
-  assert steps.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
-  assert steps.reason(ValueError("a\nb")) == "ValueError: a"
 
 
 def test_the_sums_of_all_processes_are_the_main_threads(

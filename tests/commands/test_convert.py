@@ -1,115 +1,46 @@
-"""Every format written and read; the slow tests use the other libraries."""
+"""Every format written and read again."""
 
 import dataclasses
-import pathlib
-import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-import torch_libraries
-from converting import SUFFIX, assert_same
-from flax.traverse_util import unflatten_dict
+from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
-from vit_jax import convert, pretrained, weights
-from vit_jax.config import model_config
+from vit_jax import convert
 from vit_jax.config.preprocessing import parse_ops
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.weights import labels
 
-HERE = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(HERE / "weights"))
-
-import foreign  # noqa: E402
-
-TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
-TORCH = dict(gelu="erf", ln_eps=1e-12)
-AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
-SIZE = (24, 32)
-
-
-def make(num_classes=5, image_size=SIZE, names="abcde", **fields):
-  """A model of random weights."""
-  config = model_config(**fields)
-  params = foreign.random_params(config, num_classes, image_size)
-  return pretrained.Pretrained(
-    config=config,
-    params=jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/")),
-    num_classes=num_classes,
-    image_size=image_size,
-    class_names=tuple(names) if names else None,
-    ops=f"decode|resize({image_size})",
-    loss="softmax",
-    report=weights.Report("random", {}, {}, (), ()),
-  )
-
-
-# A model and what becomes of it: {} as it was; a dict: these options are others
-# then; a text: refused so.
+# What becomes of a model: {} as it was; a dict: these options are others then;
+# a text: refused so.
 NO_POOL = "config.model.pool: got {!r}, expected 'token'."
 NO_TABLE = "config.model.posemb: got {!r}, expected learn, sincos2d or none"
 TO_LEARN = dict(posemb="learn", cls_row=False)
 CASES = {
-  "token": (dict(TINY), {}, {}),
-  "torch_s": (dict(TINY, **TORCH), {}, {}),
-  # 12 heads are those of B, so no option tells them.
-  "12_heads": (dict(TINY, num_heads=None), {}, {}),
-  "no_row": (dict(TINY, cls_row=False), {}, {"cls_row": True}),
-  "sincos2d": (
-    dict(TINY, posemb="sincos2d"),
-    TO_LEARN,
-    {"posemb": "learn"},
-  ),
-  "none": (dict(TINY, posemb="none"), {}, {"posemb": "learn"}),
-  "gap": (dict(TINY, pool="gap"), {}, NO_POOL.format("gap")),
-  "gap_sincos2d": (
-    dict(TINY, pool="gap", posemb="sincos2d"),
-    TO_LEARN,
-    NO_POOL.format("gap"),
-  ),
-  "map": (dict(TINY, pool="map", **TORCH), {}, NO_POOL.format("map")),
-  "learn2d": (
-    dict(TINY, posemb="learn2d"),
-    NO_TABLE.format("learn2d"),
-    NO_TABLE.format("learn2d"),
-  ),
-  "relative": (
-    dict(TINY, posemb="relative"),
-    NO_TABLE.format("relative"),
-    NO_TABLE.format("relative"),
-  ),
+  "token": ({}, {}),
+  "torch_s": ({}, {}),
+  "12_heads": ({}, {}),
+  "no_row": ({}, {"cls_row": True}),
+  "sincos2d": (TO_LEARN, {"posemb": "learn"}),
+  "none": ({}, {"posemb": "learn"}),
+  "gap": ({}, NO_POOL.format("gap")),
+  "gap_sincos2d": (TO_LEARN, NO_POOL.format("gap")),
+  "map": ({}, NO_POOL.format("map")),
+  "learn2d": (NO_TABLE.format("learn2d"), NO_TABLE.format("learn2d")),
+  "relative": (NO_TABLE.format("relative"), NO_TABLE.format("relative")),
   "pre_logits": (
-    dict(TINY, pre_logits=True),
     "pre_logits: got a tanh layer before the head, expected none: timm has no"
     " place for it. Write the model without it and the head: --drop_head.",
     "Leave out the head, and the tanh layer becomes the pooler of a ViTModel:"
     " --drop_head.",
   ),
   "hybrid": (
-    dict(TINY, variant="R50+B/16", stage_blocks=(1, 1), stage_width=0.5),
     {},
     "config.model.variant: got the hybrid 'R50+B/16', expected a ViT on pixels",
   ),
-  "hybrid_of_timm": (
-    dict(TINY, variant="R+B/8", stage_width=0.5, gelu="erf", **AS_TIMM),
-    {},
-    "got the hybrid 'R+B/8'",
-  ),
-  "bit": (
-    dict(
-      name="bit",
-      variant="R50x0.5",
-      stage_blocks=(1, 1),
-      root_pad="nothing",
-      **AS_TIMM,
-    ),
-    {},
-    "config.model.name: got 'bit', expected 'vit'.",
-  ),
+  "hybrid_of_timm": ({}, "got the hybrid 'R+B/8'"),
+  "bit": ({}, "config.model.name: got 'bit', expected 'vit'."),
   "bit_v1": (
-    dict(name="bit_v1", variant="R50x0.5", stage_blocks=(1, 1)),
     "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
     " ResNet with weight standardisation after activation on its own.",
     "config.model.name: got 'bit_v1', expected 'vit'.",
@@ -119,7 +50,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_there_and_back(tmp_path, name):
-  fields, as_timm, as_hf = CASES[name]
+  fields, (as_timm, as_hf) = MODELS[name], CASES[name]
   image_size = (64, 96) if "R" in fields["variant"] else SIZE
   if name == "12_heads":
     image_size = (16, 16)  # a square, too
@@ -253,7 +184,7 @@ def test_there_and_back(tmp_path, name):
   ],
 )
 def test_what_a_user_is_told(tmp_path, name, to, notes):
-  fields = CASES[name][0]
+  fields = MODELS[name]
   size = {"12_heads": (16, 16), "hybrid_of_timm": (64, 64)}.get(name, SIZE)
   size = (64, 64) if name.startswith("bit") else size
   dst = str(tmp_path / ("x" + SUFFIX[to]))
@@ -269,7 +200,7 @@ def test_a_npz_has_no_class_names(tmp_path, names):
   known = labels.known(1000)
   birds = tuple(f"bird {i}" for i in range(1000))
   names = {"birds": birds, "imagenet": known, None: None}[names]
-  vit = make(1000, (16, 16), names, **CASES["12_heads"][0])
+  vit = make(1000, (16, 16), names, **MODELS["12_heads"])
   _, *notes = convert.convert(vit, str(tmp_path / "x.npz"), "npz")
   assert notes == (names == birds) * [
     "without class names: .npz has no place for them, and this width is taken"
@@ -278,7 +209,7 @@ def test_a_npz_has_no_class_names(tmp_path, names):
 
 
 def test_a_npz_has_no_preprocessing(tmp_path):
-  vit = make(image_size=(16, 16), names=None, **CASES["12_heads"][0])
+  vit = make(image_size=(16, 16), names=None, **MODELS["12_heads"])
   vit = dataclasses.replace(vit, ops="decode|resize_small(18)|central_crop(16)")
   path = str(tmp_path / "x.npz")
   _, *notes = convert.convert(vit, path, "npz")
@@ -291,7 +222,7 @@ def test_a_npz_has_no_preprocessing(tmp_path):
 
 @pytest.mark.parametrize("to", SUFFIX)
 def test_blocks_of_a_scan_are_written_one_by_one(tmp_path, to):
-  vit = make(image_size=(16, 16), **CASES["12_heads"][0])
+  vit = make(image_size=(16, 16), **MODELS["12_heads"])
   stacked = dataclasses.replace(
     vit, config=vit.config.stacked(), params=stack_blocks(vit.params)
   )
@@ -304,7 +235,7 @@ def test_blocks_of_a_scan_are_written_one_by_one(tmp_path, to):
 @pytest.mark.parametrize("to", SUFFIX)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
   vit = dataclasses.replace(
-    make(image_size=(16, 16), **CASES["12_heads"][0]), loss=loss
+    make(image_size=(16, 16), **MODELS["12_heads"]), loss=loss
   )
   dst = str(tmp_path / ("x" + SUFFIX[to]))
   notes = convert.convert(vit, dst, to)
@@ -327,7 +258,7 @@ def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
   ],
 )
 def test_hugging_face_gets_the_crop(tmp_path, ops):
-  vit = make(image_size=(16, 16), **CASES["12_heads"][0])
+  vit = make(image_size=(16, 16), **MODELS["12_heads"])
   dst = tmp_path / "x"
   notes = convert.convert(dataclasses.replace(vit, ops=ops), str(dst), "hf")
   again = vit_jax.load(dst, verbose=False)
@@ -342,7 +273,7 @@ def test_hugging_face_gets_the_crop(tmp_path, ops):
 
 
 def test_what_is_there_stays(tmp_path):
-  vit = make(**TINY)
+  vit = make(**MODELS["token"])
   for to, suffix in SUFFIX.items():
     dst = tmp_path / f"x{to}{suffix}"
     dst.write_text("mine")
@@ -369,7 +300,7 @@ def test_a_place_that_cannot_be_written(tmp_path, capsys):
 @pytest.mark.parametrize("to", ["npz", "timm"])
 def test_the_suffix_must_be_right(tmp_path, to):
   with pytest.raises(ValueError) as e:
-    convert.convert(make(**TINY), str(tmp_path / "x.bin"), to)
+    convert.convert(make(**MODELS["token"]), str(tmp_path / "x.bin"), to)
   assert str(e.value) == (
     f"DST: got '{tmp_path}/x.bin', expected a name ending in {SUFFIX[to]}."
   )
@@ -377,87 +308,10 @@ def test_the_suffix_must_be_right(tmp_path, to):
 
 
 def test_a_head_that_is_left_out():
-  vit = make(**TINY, pre_logits=True)
+  vit = make(**MODELS["token"], pre_logits=True)
   for_hf = convert.without_head(vit, "hf")
   assert for_hf.num_classes == 0 and for_hf.class_names is None
   assert for_hf.config.pre_logits and "pre_logits" in for_hf.params
   assert "head" not in for_hf.params and "head" in vit.params
   for_timm = convert.without_head(vit, "timm")
   assert not for_timm.config.pre_logits and "pre_logits" not in for_timm.params
-
-
-# Read by the other libraries. Differences are shares of the largest logit:
-# some 20 to 80 layers in float32, each in another order of sums.
-
-
-@pytest.fixture(scope="module")
-def timm():
-  return torch_libraries.load("timm")
-
-
-def _check_logits(vit, theirs):
-  images = foreign.image(vit.image_size)
-  with jax.default_matmul_precision("highest"):
-    ours, _ = vit(images)
-  logits = foreign.torch_logits(theirs, images, "float32")
-  error = foreign.error(ours, getattr(logits, "logits", logits))
-  print(f"{vit.config.variant}: {error:.1e}")
-  assert error < 1e-4
-
-
-@pytest.mark.parametrize(
-  "name, fields",
-  [
-    pytest.param(
-      "vit_base_patch16_224",
-      dict(variant="B/16", gelu="erf"),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      "vit_base_r50_s16_224",
-      dict(variant="R50+B/16", gelu="erf", **AS_TIMM),
-      marks=pytest.mark.nightly,
-    ),
-    pytest.param(
-      "resnetv2_50x1_bit",
-      dict(name="bit", variant="R50x1", **AS_TIMM),
-      marks=pytest.mark.slow,
-    ),
-  ],
-)
-def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
-  vit = make(1000, (224, 224), names=None, **fields)
-  path = str(tmp_path / "x.npz")
-  convert.convert(vit, path, "npz")
-  theirs = timm.create_model(name, num_classes=1000)
-  theirs.load_pretrained(path)
-  _check_logits(vit, theirs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["token", "no_row", "gap_sincos2d", "map"])
-def test_timm_takes_the_call_that_is_told(tmp_path, timm, name):
-  fields = CASES[name][0] | {"ln_eps": 1e-6}
-  vit = make(**fields)
-  notes = convert.convert(vit, str(tmp_path / "x.safetensors"), "timm")
-  assert len(notes) == 1
-  theirs = eval(notes[0], {"timm": timm})
-  _check_logits(vit, theirs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["token", "torch_s", "no_row", "none"])
-def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
-  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-  transformers = torch_libraries.load("transformers")
-  vit, path = make(**CASES[name][0]), str(tmp_path / "vit")
-  call, _ = convert.convert(vit, path, "hf")
-  theirs = eval(call, {"transformers": transformers})
-  _check_logits(vit, theirs)
-  assert theirs.config.id2label == dict(enumerate("abcde"))
-  pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8)
-  for kind in ("AutoImageProcessor", "ViTImageProcessor"):
-    processor = getattr(transformers, kind).from_pretrained(path)
-    got = processor(pixels, return_tensors="np")["pixel_values"][0]
-    expected = (pixels / 127.5 - 1).transpose(2, 0, 1)
-    np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -191,7 +191,7 @@ def test_onnx_in_a_bucket():
 @pytest.mark.usefixtures("libraries")
 def test_onnx_of_b16(tmp_path):
   """At the size that people use, with random weights."""
-  from test_convert import make
+  from converting import make
 
   vit = make(1000, (224, 224), None, variant="B/16")
   dst = tmp_path / "vit.onnx"

@@ -86,3 +86,22 @@ def test_what_is_missing_is_damage(folder):
   (folder / "1/metadata").rmtree()
   pathlib.Path(folder / "1/metadata").write_text("")
   assert steps.fault(folder / "1") == "metadata/ is missing"
+
+
+def test_permission_is_no_damage():
+  assert steps.reason(PermissionError(errno.EACCES, "denied")) is None
+  assert steps.reason(ValueError("PERMISSION_DENIED: x")) is None
+  assert steps.reason(MemoryError()) is None
+  assert steps.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
+  assert steps.reason(ValueError("a\nb")) == "ValueError: a"
+
+
+def test_expired():
+  assert keeping.expired([1, 2, 3, 4], [1, 2, 3, 4], 2, None) == [1, 2]
+  assert keeping.expired([1, 4], [1, 2, 3, 4], 2, None) == []
+  assert keeping.expired([4], [3, 4], 2, None) == []
+  assert keeping.expired([2, 4, 6, 7], [2, 4, 6, 7], 1, 2) == []
+  assert keeping.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
+  # Step 6 is damaged, or its save failed and was tried again.
+  assert keeping.expired([4, 7, 8, 9], [4, 6, 7, 8, 9], 1, 6) == [4, 8]
+  assert keeping.expired([4, 7, 8, 9], [4, 7, 8, 9], 1, 6) == [4, 8]

@@ -1,0 +1,241 @@
+"""What an import finds: splits, classes, columns, and faults of a source."""
+
+import doctest
+import gzip
+import io
+import os
+import tarfile
+
+import pyarrow
+import pytest
+from importable import (
+  NAMES,
+  SPLITS,
+  add,
+  encoded,
+  images,
+  table,
+  write_webdataset,
+)
+from pyarrow import parquet
+
+from vit_jax.data.imports import KINDS, files, hugging_face, listing
+from vit_jax.data.imports.listing import Options
+
+
+def test_splits_that_mean_the_same_keep_their_names():
+  assert doctest.testmod(hugging_face) == (0, 1)
+
+
+def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
+  """To go back, gzip decompresses all that is before once more."""
+  source = write_webdataset(tmp_path).removeprefix("webdataset:")
+  seek = gzip.GzipFile.seek
+
+  def forward(self, offset, whence=io.SEEK_SET):
+    if whence == io.SEEK_SET:  # else to tell the place
+      assert offset >= seek(self, 0, io.SEEK_CUR)
+    return seek(self, offset, whence)
+
+  monkeypatch.setattr(gzip.GzipFile, "seek", forward)
+  found = KINDS["webdataset:"].listed(source, Options())
+  entries = [*found.splits["train"].entries()]
+  assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
+
+
+def test_tars_with_faults(tmp_path):
+  good = images(0, 3)
+  with tarfile.open(tmp_path / "0.tar", "w") as tar:
+    for i, (image, _) in enumerate(good):
+      add(tar, f"./._{i}.jpg", b"Mac OS X")
+      add(tar, f"{i}.jpg", image)
+      add(tar, f"._{i}.cls", b"Mac OS X")
+      add(tar, f"{i}.cls", b"2\n")
+    add(tar, "3.jpg", good[0][0])  # without a label
+    add(tar, "4.cls", b"1")
+    add(tar, "5.a.jpg", good[0][0])
+    add(tar, "5.b.jpg", good[0][0])
+    add(tar, "5.cls", b"1")
+    add(tar, "0.jpg", good[0][0])
+    add(tar, "0.cls", b"0")
+  whole = (tmp_path / "0.tar").read_bytes()
+  with tarfile.open(tmp_path / "0.tar") as tar:
+    header = tar.getmembers()[7].offset
+  (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
+  (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
+  (tmp_path / "2.tar").write_bytes(b"no tar at all")
+  found = KINDS["webdataset:"].listed(str(tmp_path), Options())
+  assert found.class_names == ("0", "1", "2")
+  entries = list(found.splits["train"].entries())
+  assert [e.image for e in entries[:3]] == [image for image, _ in good]
+  assert [e.label for e in entries[:3]] == [2, 2, 2]
+  faults = {e.key: e.fault for e in entries if e.fault}
+  assert faults["0.tar/3"] == "has no label"
+  assert faults["0.tar/4"] == "has 0 images"
+  assert faults["0.tar/5"] == "has 2 images"
+  assert faults["0.tar/0"] == "has the name of an earlier record"
+  assert faults["1.tar"].startswith("is broken after 1 records: it is cut off")
+  assert faults["3.tar"].startswith("is broken after 1 records: unexpected end")
+  assert "is broken after 0 records" in faults["2.tar"]
+  assert found.splits["train"].count == len(entries)
+
+
+def test_labels_of_numbers_and_names(tmp_path):
+  (tmp_path / "in").mkdir()
+  source = write_webdataset(tmp_path / "in", NAMES.index)
+  path = source.removeprefix("webdataset:")
+  found = KINDS["webdataset:"].listed(path, Options())
+  assert found.class_names == ("0", "1", "2")
+  found = KINDS["webdataset:"].listed(path, Options(classes=("x", "y", "z")))
+  assert found.class_names == ("x", "y", "z")
+  classes = listing.Classes([b"b", "a ", None, ""], None, "x")
+  assert classes.names == ("a", "b")
+  assert [classes.index(v) for v in (b"b", "a", None, " ")] == [1, 0, -1, -1]
+  # Texts that are no numbers, or one number twice, stay as they are.
+  for labels in (["007", "7"], ["07", "7", "cat"], ["+1", "-1"]):
+    classes = listing.Classes([f" {v}\n" for v in labels], None, "x")
+    assert classes.names == tuple(sorted(labels))
+    found = [classes.names[classes.index(v)] for v in labels]
+    assert found == labels
+  # Zeros in front change no number, whether all labels have them or some.
+  padded = [f"{i:02}" for i in range(120)]
+  for labels in (padded, [*map(str, range(12)), "-01"], ["00", "011", "5"]):
+    classes = listing.Classes(labels, None, "x")
+    assert classes.names == tuple(map(str, range(max(map(int, labels)) + 1)))
+    for text in labels:
+      assert classes.index(text) == max(-1, int(text))
+    assert not classes.note
+  # One number written twice: by value, then as text, which is said.
+  classes = listing.Classes([*map(str, range(11)), "05", "-1"], None, "x")
+  assert classes.names == (
+    *("0", "1", "2", "3", "4", "05", "5", "6", "7", "8", "9", "10"),
+  )
+  assert [classes.index(v) for v in ("05", "5", "10", "-1")] == [5, 6, 11, -1]
+  assert classes.note == (
+    "labels are names of classes, numbered by value, since '05' and '5' would"
+    " be one number"
+  )
+  classes = listing.Classes(["01", b"00 ", "-1"], ("a", "b"), "x")
+  assert [classes.index(v) for v in ("00", "01", "-1")] == [0, 1, -1]
+  classes = listing.Classes({3, -1}, None, "x")
+  assert classes.names == ("0", "1", "2", "3") and classes.index(-1) == -1
+  for labels, given, message in (
+    ([None, -1], None, "got x without any label"),
+    ([0, 3], ("a", "b"), "got label 3 in x, expected 0 to 1, as there are 2"),
+    (["c"], ("a", "b"), r"got the classes \['c'\] in x, expected one of the 2"),
+    ([5, 70_000], None, "got only 2 different labels up to 70,000 in x"),
+    ([0], ("a", "a"), "got two classes of the name 'a'"),
+    ([0], ("a\nb",), "expected one line of text"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      listing.Classes(labels, given, "x")
+
+
+def test_columns_are_found_or_asked_for(tmp_path):
+  records = SPLITS["train"]
+  numbers = [NAMES.index(name) for _, name in records]
+  read = KINDS["parquet:"].listed
+  path = tmp_path / "x.parquet"
+
+  def write(found):
+    parquet.write_table(found, path)
+    return str(path)
+
+  # Two columns could be labels, none has a usual name.
+  unusual = write(table(records, kind=numbers))
+  message = (
+    r"--label: got several columns \(id, kind\) for the label in parquet"
+  )
+  with pytest.raises(ValueError, match=message):
+    read(unusual, Options())
+  found = read(unusual, Options(label="kind"))
+  assert found.class_names == ("0", "1", "2")
+  with pytest.raises(
+    ValueError, match="--label: got column 'image' for the lab"
+  ):
+    read(unusual, Options(label="image"))
+  with pytest.raises(
+    ValueError, match="--image: got column 'id' .* of: image: "
+  ):
+    read(unusual, Options(label="kind", image="id"))
+  with pytest.raises(ValueError, match="--image: got no column for the image"):
+    read(write(pyarrow.table({"label": [1]})), Options())
+  # Names in Hugging Face's metadata, images as plain bytes, missing values.
+  metadata = (
+    b'{"info": {"features": {"label": {"names": ["ant", "bee", "cat"],'
+    b' "_type": "ClassLabel"}}}}'
+  )
+  plain = pyarrow.table(
+    {
+      "image": [records[0][0], None, records[2][0]],
+      "label": [numbers[0], 1, -1],
+    }
+  ).replace_schema_metadata({b"huggingface": metadata})
+  found = read(write(plain), Options())
+  assert found.class_names == NAMES
+  first, *faults = found.splits["train"].entries()
+  assert first == ("x.parquet:0", records[0][0], numbers[0], "")
+  assert [f.fault for f in faults] == ["has no image", "has no label"]
+  cut = plain.replace_schema_metadata({b"huggingface": metadata[:40]})
+  with pytest.raises(ValueError, match=r"x\.parquet: metadata of Hugging Face"):
+    read(write(cut), Options())
+  path.write_bytes(b"PAR1")
+  with pytest.raises(ValueError, match="which is no whole parquet file"):
+    read(str(path), Options())
+
+
+def split_files(root, names, splits=None, path=None):
+  for name in names:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).touch()
+  options = Options(splits=splits or {})
+  found = files.by_split(str(path or root), (".tar",), options, "webdataset:")
+  return {
+    split: [os.path.relpath(f, root) for f in paths]
+    for split, paths in found.items()
+  }
+
+
+def test_splits_are_told_by_the_names_of_files(tmp_path):
+  names = ["x-train-0.tar", "x-train-1.tar", "x-val.tar", "y/trainer.txt"]
+  assert split_files(tmp_path / "a", names) == {
+    "train": names[:2],
+    "validation": names[2:3],
+  }
+  names = ["test/train-1.tar", "test/2.tar"]
+  assert split_files(tmp_path / "b", names) == {
+    "train": ["test/train-1.tar"],
+    "test": ["test/2.tar"],
+  }
+  assert split_files(tmp_path / "c", ["0.tar", "1.tar"]) == {
+    "train": ["0.tar", "1.tar"]
+  }
+  given = {"train": "0*", "extra": "sub/1.tar"}
+  assert split_files(tmp_path / "d", ["00.tar", "sub/1.tar"], given) == {
+    "train": ["00.tar"],
+    "extra": ["sub/1.tar"],
+  }
+  only = {"validation": None}
+  assert split_files(tmp_path / "a", [], only) == {"validation": ["x-val.tar"]}
+  glob = tmp_path / "a" / "x-train-*.tar"
+  assert list(split_files(tmp_path / "a", [], path=glob)) == ["train"]
+  for root, splits, path, message in (
+    ("e", {}, None, "names no file; expected a folder with files ending in"),
+    ("e", {}, "{0..9}.tar", "Braces as in .* are no glob"),
+    ("a", {"test": None}, None, "--splits: got test, expected splits that"),
+    ("c", {"train": None, "test": None}, None, "but no name of a file in"),
+    ("d", {"train": "x*"}, None, "got train=x\\*, which fits none of 2 files"),
+    ("d", {"train": "x*", "test": None}, None, "with and without a pattern"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      split_files(tmp_path / root, [], splits, path)
+  with pytest.raises(ValueError, match="1 of 4 files whose names say no split"):
+    split_files(tmp_path / "a", ["more.tar"])
+
+
+def test_classes_of_one_name_are_refused(tmp_path):
+  for name in ("cat", "cat "):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.jpg").write_bytes(encoded(1))
+  with pytest.raises(ValueError, match="got a class of the name 'cat '"):
+    KINDS["folder:"].listed(str(tmp_path), Options())
