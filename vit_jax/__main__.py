@@ -43,9 +43,14 @@ def main() -> None:
     try:
       print(flush=True)  # fails where it was the standard output that failed
     except BrokenPipeError:
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      discard_output()
       sys.exit(128 + signal.SIGPIPE)
     raise
+
+
+def discard_output() -> None:
+  """Drops what is still to be printed, which Python would try at exit."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell(kind, error, trace) -> None:
@@ -55,6 +60,7 @@ def tell(kind, error, trace) -> None:
   elif issubclass(kind, OSError) and error.errno in FULL:
     where = error.filename or "what is written"
     print(f"vit-jax: {where}: {error.strerror}.", file=sys.stderr)
+    discard_output()  # `main` has tried to print it
   elif issubclass(kind, ModuleNotFoundError) and error.name in NOT_LEAN:
     print(
       f"vit-jax: {error.name} is not installed, and this command needs it: pip"

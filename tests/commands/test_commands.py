@@ -143,14 +143,15 @@ def test_a_cut_pipe_ends_quietly(unbuffered):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
-def test_a_full_disk_is_told_in_a_sentence():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told_in_a_sentence(unbuffered):
   with open("/dev/full", "w") as full:
     done = subprocess.run(
       [sys.executable, "-m", "vit_jax", "--help"],
       stdout=full,
       stderr=subprocess.PIPE,
       text=True,
-      env=ENV,
+      env={**ENV, "PYTHONUNBUFFERED": unbuffered},
     )
   assert done.returncode == 1
   text = "vit-jax: what is written: No space left on device.\n"
