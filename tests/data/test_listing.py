@@ -184,6 +184,34 @@ def test_columns_are_found_or_asked_for(tmp_path):
     read(str(path), Options())
 
 
+@pytest.mark.parametrize("kind", ["hf:", "parquet:"])
+def test_a_label_that_is_another_class_in_another_split_is_refused(
+  kind, tmp_path
+):
+  """As where every split was numbered by the classes that it has."""
+  datasets = pytest.importorskip("datasets")
+
+  def listed(**names):
+    made = datasets.DatasetDict()
+    for split, classes in names.items():
+      features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)}
+      )
+      image = {"bytes": encoded(0), "path": None}
+      made[split] = datasets.Dataset.from_dict(
+        {"image": [image], "label": [1]}, features=features
+      )
+      made[split].to_parquet(tmp_path / f"{split}.parquet")
+    made.save_to_disk(tmp_path)
+    return KINDS[kind].listed(str(tmp_path), Options())
+
+  found = listed(train=["ant", "bee"], validation=["ant", "bee", "cat"])
+  assert found.class_names == ("ant", "bee", "cat")
+  message = "label 1 is 'bee' in .*train.* and 'cat' in .*validation"
+  with pytest.raises(ValueError, match=message):
+    listed(train=["ant", "bee", "cat"], validation=["ant", "cat"])
+
+
 def split_files(root, names, splits=None, path=None):
   for name in names:
     (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from vit_jax.data.imports.listing import (
   Listing,
   Options,
   Split,
+  common_names,
   wanted,
 )
 
@@ -51,11 +52,12 @@ def listed(name: str, options: Options) -> Listing:
   }
   image = columns.pick("image", images, kinds, options.image, where)
   label = columns.pick("label", labels, kinds, options.label, where)
-  given = options.classes
-  if isinstance(features[label], datasets.ClassLabel):
-    given = given or tuple(features[label].names)
+  stated = {
+    k: getattr(found[k].features.get(label), "names", ()) for k in names
+  }
+  stated = common_names(stated, where)
   values = {v for split in names for v in found[split].unique(label)}
-  classes = Classes(values, given, where)
+  classes = Classes(values, options.classes or stated, where)
 
   # A data set may name files instead of holding their bytes: those of its
   # folder, and what the library has downloaded.

@@ -153,6 +153,31 @@ def _numbers(present: set[int], where: str) -> tuple[str, ...]:
   return tuple(map(str, range(largest + 1)))
 
 
+def common_names(
+  stated: Mapping[str, Sequence[str] | None], where: str
+) -> tuple[str, ...] | None:
+  """Returns the names of the classes by label that the parts of a source state.
+
+  Args:
+    stated: Part -> the names that it states, if any.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: A label is one class in a part and another one in the next.
+  """
+  known = {part: tuple(names) for part, names in stated.items() if names}
+  most = max(known, key=lambda part: len(known[part]), default=None)
+  for part, names in known.items():
+    for label, pair in enumerate(zip(known[most], names, strict=False)):
+      if pair[0] != pair[1]:
+        raise ValueError(
+          f"got {where}, whose label {label} is {pair[0]!r} in {most} and"
+          f" {pair[1]!r} in {part}, expected the same class in all; Hugging"
+          " Face's Dataset.align_labels_with_mapping makes them so."
+        )
+  return known.get(most)
+
+
 def check_names(names: tuple[str, ...], where: str) -> None:
   """Raises ValueError for names that TFDS would not keep as they are."""
   if len({*names}) < len(names):

@@ -15,6 +15,7 @@ from vit_jax.data.imports.listing import (
   Listing,
   Options,
   Split,
+  common_names,
 )
 
 _ROWS = 64  # Images in memory at a time.
@@ -67,9 +68,9 @@ def listed(path: str, options: Options) -> Listing:
         f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
         " file again."
       ) from None
-  classes = Classes(
-    labels, options.classes or _names(first, label, next(iter(opened))), where
-  )
+  stated = {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}
+  stated = common_names(stated, where)
+  classes = Classes(labels, options.classes or stated, where)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
