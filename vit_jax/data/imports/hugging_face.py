@@ -109,7 +109,10 @@ def _loaded(datasets, name: str):
       data = datasets.load_dataset(name, config or None)
   except Exception as e:  # Of many types; the library's words are the best.
     raise ValueError(f"got hf:{name}: {type(e).__name__}: {e}") from None
-  return data if isinstance(data, dict) else {str(data.split or "train"): data}
+  if isinstance(data, dict):
+    return data
+  # A part of a split has its slice in its name, "train[:10%]".
+  return {str(data.split or "train").partition("[")[0]: data}
 
 
 def _entry(
