@@ -77,6 +77,10 @@ def _options(args: argparse.Namespace):
   splits = {}
   for part in args.splits.split(",") if args.splits else ():
     name, _, pattern = part.strip().partition("=")
+    if name in splits:
+      raise ValueError(
+        f"--splits: got {name} twice, expected it once, with one pattern."
+      )
     splits[name] = pattern or None
   classes = None
   if args.classes:

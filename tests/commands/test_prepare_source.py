@@ -271,6 +271,14 @@ def test_wrong_arguments_are_explained(tmp_path):
   assert "is no folder" in fault(f"folder:{tmp_path}/no", "--name=x")
   text = fault(f"parquet:{tmp_path}", "--name=x", "--classes=/no/file")
   assert "/no/file" in text
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "0.jpg").write_bytes(jpeg(0))
+  where = f"folder:{tmp_path}", "--name=x", f"--data_dir={tmp_path}/out"
+  text = fault(*where, "--splits=train=a*")
+  assert text.startswith("--splits: got a pattern, which is for tars and parq")
+  text = fault(*where, "--splits=train=a*,train=b*")
+  assert text.startswith("--splits: got train twice")
 
 
 def test_a_missing_library_comes_with_its_command(monkeypatch):

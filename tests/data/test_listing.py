@@ -266,6 +266,7 @@ def test_splits_are_told_by_the_names_of_files(tmp_path):
     ("c", {"train": None, "test": None}, None, "but no name of a file in"),
     ("d", {"train": "x*"}, None, "got train=x\\*, which fits none of 2 files"),
     ("d", {"train": "x*", "test": None}, None, "with and without a pattern"),
+    ("d", {"train": "*", "test": "1*"}, None, "1 files in both train and test"),
   ):
     with pytest.raises(ValueError, match=message):
       split_files(tmp_path / root, [], splits, path)

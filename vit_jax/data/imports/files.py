@@ -2,6 +2,7 @@
 
 import fnmatch
 import glob
+import itertools
 import os
 import re
 
@@ -25,7 +26,7 @@ def by_split(
 
   Raises:
     ValueError: No files; files whose names do not say their split while others
-      do; or a pattern that fits none.
+      do; a pattern that fits none, or two that fit the same.
   """
   path = os.path.expanduser(path)
   files, root = _found(path, suffixes, prefix)
@@ -36,10 +37,17 @@ def by_split(
         "--splits: got names with and without a pattern, expected one for all:"
         " train=train-*,validation=val-*."
       )
-    return {
+    found = {
       name: _matching(files, root, pattern, name)
       for name, pattern in patterns.items()
     }
+    for (a, ours), (b, theirs) in itertools.combinations(found.items(), 2):
+      if both := sorted({*ours} & {*theirs}):
+        raise ValueError(
+          f"--splits: got {len(both)} files in both {a} and {b}, such as"
+          f" {os.path.relpath(both[0], root)}, expected a file in one split."
+        )
+    return found
   splits = {file: _split_of(os.path.relpath(file, root)) for file in files}
   if not any(splits.values()):
     names = list(options.splits) or ["train"]

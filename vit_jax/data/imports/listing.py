@@ -199,8 +199,13 @@ def wanted(found: Collection[str], options: Options, where: str) -> list[str]:
   """Returns the splits to import, of those that are found.
 
   Raises:
-    ValueError: A split that is not there.
+    ValueError: A split that is not there, or a pattern.
   """
+  if any(options.splits.values()):
+    raise ValueError(
+      f"--splits: got a pattern, which is for tars and parquet files; expected"
+      f" names of splits of {where}: {', '.join(found)}."
+    )
   if missing := sorted({*options.splits} - {*found}):
     raise ValueError(
       f"--splits: got {', '.join(missing)}, expected splits of {where}, which"
