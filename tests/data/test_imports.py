@@ -122,6 +122,11 @@ def test_too_many_faults_leave_no_data_set(tmp_path):
     preparing_write(made(entries(11)), tmp_path / "eleven")
   assert "no 0: has no label" in str(e.value)
   assert not list(tmp_path.glob("eleven/own/*"))
+  none = [Entry(f"no {i}", fault="has no label") for i in range(3)]
+  for given in (none, []):
+    with pytest.raises(ValueError, match="got no record of split 'train'") as e:
+      preparing_write(made(given), tmp_path / "none")
+    assert str(e.value).count("has no label") == len(given)
 
 
 @pytest.mark.parametrize("form", ["webp", "bmp", "gif", "tiff"])

@@ -28,7 +28,7 @@ _FEW, _MANY = 10, 10_000
 
 
 class TooManyLeftOut(ValueError):
-  """More than a hundredth of the records of a split (and more than ten)."""
+  """More than a hundredth of a split (and more than ten records), or all."""
 
 
 class Intake:
@@ -73,6 +73,12 @@ class Intake:
           f" {len(self.left_out) - before} left out; now at {entry.key}"
         )
     self._refuse_too_many(name, before, taken)
+    faults = self.left_out[before:]
+    if len(faults) == taken:
+      raise TooManyLeftOut(
+        f"got no record of split {name!r} that can be used, expected one."
+        f" Nothing is written. Leave the split out (--splits).{_listed(faults)}"
+      )
     self._say(
       f"{name}: all {taken:,} records read in {time.monotonic() - start:,.0f}"
       " s; TFDS orders and writes them ..."
@@ -81,13 +87,16 @@ class Intake:
   def _refuse_too_many(self, name: str, before: int, count: int) -> None:
     faults = self.left_out[before:]
     if len(faults) > max(_FEW, MAX_UNDECODABLE * count):
-      listed = "".join(f"\n  {key}: {what}" for key, what in faults[:_FEW])
       raise TooManyLeftOut(
         f"got {len(faults)} records without a label or an image that can be"
         f" decoded among the first of split {name!r}, expected at most"
         f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Mend them, or"
-        f" leave the split out (--splits). The first:{listed}"
+        f" leave the split out (--splits). The first:{_listed(faults)}"
       )
+
+
+def _listed(faults: list[tuple[str, str]]) -> str:
+  return "".join(f"\n  {key}: {what}" for key, what in faults[:_FEW])
 
 
 class Importer(embedded.EmbeddedBuilder, skip_registration=True):
