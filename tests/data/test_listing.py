@@ -184,16 +184,18 @@ def test_columns_are_found_or_asked_for(tmp_path):
     read(str(path), Options())
 
 
-def test_a_saved_part_of_a_split_has_the_split_s_name(tmp_path):
+@pytest.mark.parametrize("text", ["string", "large_string"])  # pandas' is large
+def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
   datasets = pytest.importorskip("datasets")
   features = datasets.Features(
-    {"image": datasets.Image(), "label": datasets.Value("string")}
+    {"image": datasets.Image(), "label": datasets.Value(text)}
   )
   records = {"image": [{"bytes": encoded(0), "path": None}], "label": ["ant"]}
   datasets.Dataset.from_dict(
     records, features=features, split="train[:50%]"
   ).save_to_disk(tmp_path)
-  assert list(KINDS["hf:"].listed(str(tmp_path), Options()).splits) == ["train"]
+  found = KINDS["hf:"].listed(str(tmp_path), Options())
+  assert (found.class_names, list(found.splits)) == (("ant",), ["train"])
 
 
 @pytest.mark.parametrize("kind", ["hf:", "parquet:"])

@@ -15,6 +15,8 @@ from vit_jax.data.imports.listing import (
   wanted,
 )
 
+_LABELS = ("int", "uint", "string", "large_string")  # begin the types' names
+
 
 def listed(name: str, options: Options) -> Listing:
   """Lists a data set, which the library downloads unless it has it.
@@ -48,7 +50,7 @@ def listed(name: str, options: Options) -> Listing:
     k: v
     for k, v in kinds.items()
     if isinstance(features[k], datasets.ClassLabel)
-    or getattr(features[k], "dtype", "").startswith(("int", "uint", "string"))
+    or getattr(features[k], "dtype", "").startswith(_LABELS)
   }
   image = columns.pick("image", images, kinds, options.image, where)
   label = columns.pick("label", labels, kinds, options.label, where)
