@@ -244,6 +244,8 @@ def test_splits_are_told_by_the_names_of_files(tmp_path):
     "train": names[:2],
     "validation": names[2:3],
   }
+  (tmp_path / "a" / "y" / "around").symlink_to("..")
+  assert split_files(tmp_path / "a", [])["train"] == names[:2]
   names = ["test/train-1.tar", "test/2.tar"]
   assert split_files(tmp_path / "b", names) == {
     "train": ["test/train-1.tar"],

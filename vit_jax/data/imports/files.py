@@ -4,6 +4,7 @@ import fnmatch
 import glob
 import itertools
 import os
+import pathlib
 import re
 
 from vit_jax.data.imports.listing import SPLIT_OF, SPLITS, Options
@@ -81,12 +82,14 @@ def _found(
 ) -> tuple[list[str], str]:
   """Returns the files, and the folder that names are relative to."""
   if os.path.isdir(path):
-    files = [
-      os.path.join(folder, name)
-      for folder, _, names in os.walk(path, followlinks=True)
-      for name in names
-      if name.endswith(suffixes) and not name.startswith(".")
-    ]
+    files = []
+    for folder, below, names in os.walk(path, followlinks=True):
+      below[:] = [name for name in below if not _is_around(folder, name)]
+      files += [
+        os.path.join(folder, name)
+        for name in names
+        if name.endswith(suffixes) and not name.startswith(".")
+      ]
     root = path
   else:
     files = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
@@ -98,6 +101,12 @@ def _found(
       f" ending in {' or '.join(suffixes)}, a file, or a glob.{hint}"
     )
   return sorted(files), root or "."
+
+
+def _is_around(folder: str, name: str) -> bool:
+  """Whether a name in a folder is a link to it, or to one on the way to it."""
+  path = pathlib.Path(folder, name).absolute()
+  return path.is_symlink() and any(map(path.samefile, path.parents))
 
 
 def _matching(
