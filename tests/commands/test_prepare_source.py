@@ -258,6 +258,9 @@ def test_as_tfrecord(tmp_path):
     assert not list(out.glob(f"{name}/*/*.array_record*")), name
   source = sources.open_source("digits", "train", str(out))
   assert source.num_examples == 1297
+  run("digits", *given)  # is there
+  text = fault("digits", given[0], "--file_format=array_record")
+  assert text.startswith("--file_format: got array_record, but digits is in")
 
 
 def test_wrong_arguments_are_explained(tmp_path):

@@ -59,11 +59,18 @@ def prepare(
       be read by number, where that library is installed.
 
   Raises:
-    ValueError: Unknown data set, missing files, records that cannot be taken;
-      or as `_write`.
+    ValueError: Unknown data set, missing files, records that cannot be taken,
+      or that are there in another format; or as `_write`.
   """
   builder = tfds_source.find_builder(dataset, data_dir)
   if builder.is_prepared():
+    stored = builder.info.file_format.value
+    if file_format not in (None, stored):
+      raise ValueError(
+        f"--file_format: got {file_format}, but {dataset} is in"
+        f" {builder.data_dir} as {stored} already. Remove that folder to make"
+        " it anew, or choose another --data_dir."
+      )
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
   _check_is_local(builder)
