@@ -1,9 +1,10 @@
-"""The batch script of docs/pods.md, with stand-ins for SLURM's commands."""
+"""The batch script and the commands of docs, with stand-ins for programs."""
 
 import pathlib
 import re
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -69,3 +70,28 @@ def test_the_signal_goes_to_the_tasks_in_time():
   """With B: the shell would get it, which waits for srun and hears nothing."""
   (lead,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", _script(), re.M)
   assert int(lead) >= 120
+
+
+@pytest.mark.parametrize("name", ["docs/pods.md", "docs/tasks/pod.md"])
+def test_ssh_returns_while_the_run_goes_on(tmp_path, name):
+  """A shell that waits for the run would keep ssh's pipes open meanwhile."""
+  text = (PAGE.parents[1] / name).read_text()
+  commands = re.findall(r'--command="(.*?)"', text, re.S)
+  (command,) = (c for c in commands if "nohup" in c)
+  folder = tmp_path / "vit_jax"
+  program = folder / ".venv" / "bin" / "vit-jax"
+  program.parent.mkdir(parents=True)
+  program.write_text(
+    "#!/bin/bash\necho begun\nwhile [ -e hold ]; do sleep 0.1; done\n"
+  )
+  program.chmod(stat.S_IRWXU)
+  (hold := folder / "hold").touch()
+  shell = ["/bin/bash", "-c", command]
+  try:
+    subprocess.run(shell, cwd=tmp_path, capture_output=True, timeout=10)
+    end = time.monotonic() + 10
+    while not (found := (folder / "train.log").read_text()):
+      assert time.monotonic() < end
+  finally:
+    hold.unlink()
+  assert found == "begun\n"
