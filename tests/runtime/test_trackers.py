@@ -293,6 +293,21 @@ def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
   )
   assert no_store.endswith(" Set MLFLOW_TRACKING_URI to a server's address.")
 
+  monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
+  for key, expected in (
+    ("0" * 40, []),
+    (
+      "0" * 5,
+      [
+        "config.trackers: wandb: AuthenticationError: WANDB_API_KEY invalid:"
+        " API key must have 40+ characters, has 5."
+      ],
+    ),
+  ):
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    wandb.teardown()
+    assert trackers.faults(Config(trackers=("wandb",))) == expected
+
 
 def test_a_run_of_the_trainer_is_checked(tmp_path, monkeypatch):
   from vit_jax.runtime import prepare

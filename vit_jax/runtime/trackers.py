@@ -110,7 +110,9 @@ class WandB:
   def faults() -> str | None:
     import wandb
 
-    if wandb.setup().settings.mode != "online" or wandb.login(prompt=False):
+    if wandb.setup().settings.mode != "online" or wandb.login(
+      prompt=False, verify=False
+    ):
       return None
     return (
       "got no API key, expected one: run `wandb login`, or set WANDB_API_KEY,"
@@ -243,7 +245,10 @@ def faults(config: Config) -> list[str]:
   found = []
   for name in config.trackers:
     kind = TRACKERS[name]
-    fault = not_installed([kind.PACKAGE], EXTRA) or kind.faults()
+    try:
+      fault = not_installed([kind.PACKAGE], EXTRA) or kind.faults()
+    except Exception as e:  # e.g. of a key that cannot be one
+      fault = _line(e)
     if fault:
       found.append(f"config.trackers: {name}: {fault.rstrip('.')}.")
   return found
