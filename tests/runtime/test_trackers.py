@@ -274,6 +274,18 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("offline")
+def test_rows_are_in_the_file_of_wandb_before_a_kill(tmp_path):
+  it = trackers.WandB(trackers.About("run", str(tmp_path), {}, None))
+  it.log({"step": 1, "time": 0.0, "train/loss": 2.0})
+  end = time.monotonic() + 5
+  while not (found := in_wandb(tmp_path)[0]) and time.monotonic() < end:
+    time.sleep(0.1)
+  it.finish("stopped")
+  assert found == [{"step": 1, "train/loss": 2.0}]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline")
 def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
   import wandb
 

@@ -96,7 +96,12 @@ class WandB:
       name=os.environ.get("WANDB_NAME") or about.name,
       dir=folder,
       reinit="create_new",  # others may be open in this process
-      settings=wandb.Settings(console="off", silent=True),
+      settings=wandb.Settings(
+        console="off",
+        silent=True,
+        # Its process may be killed with this one, and has 15 s of rows.
+        x_transaction_log_flush_interval=SAVE_SECONDS,
+      ),
     )
     # Options such as log_steps may differ in a run that resumes.
     self._run.config.update(about.config, allow_val_change=True)
