@@ -62,6 +62,7 @@ from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
+from vit_jax.config.checks import warmup_faults
 from vit_jax.data import facts, splits
 from vit_jax.planning import hosts, rehearsal
 from vit_jax.planning.price import price
@@ -76,8 +77,9 @@ OUT_OF_MEMORY = (
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
 
-# The schedule's steps depend on the length; the cost of a step does not.
-UNKNOWN_LENGTH = 10_000
+# The schedule's steps depend on the length; the cost of a step does not. It is
+# longer than any warm-up.
+UNKNOWN_LENGTH = 10**9
 
 
 def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
@@ -229,9 +231,14 @@ def faults(config: Config, devices: list) -> list[str]:
   if not found and is_of_hosts(devices):
     found = sharding.row_faults(sharding.make_mesh(config.mesh, devices))
   try:
-    facts_of(config)
+    steps = facts_of(config).total_steps
+  except (TypeError, ZeroDivisionError):
+    return found  # which tells that there is no length, or no batch
   except ValueError as e:
-    found.append(str(e))
+    is_told = any(str(e) in fault for fault in found)
+    return found if is_told else [*found, str(e)]
+  if config.total_steps is None and steps:
+    found += warmup_faults(config, steps)
   return found
 
 

@@ -156,6 +156,31 @@ def test_faults_are_told_before_compiling():
 
 
 @pytest.mark.parametrize(
+  "changes, text",
+  [
+    ({"total_epochs": 1e-9}, "config.optim.warmup_steps: got 7, as long as"),
+    ({"total_epochs": None}, "config.total_steps: got neither steps nor"),
+    ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
+    ({"data__ops": "blur(3)"}, "config.data.ops: got unknown operation 'blur'"),
+  ],
+)
+def test_a_fault_of_the_length_is_told_once(changes, text):
+  length = {"total_steps": None, "total_epochs": 9.0, "optim__warmup_steps": 7}
+  config = tiny.config(data__dataset="cifar10", **length | changes)
+  (fault,) = plan.faults(config, jax.devices())
+  assert fault.startswith(text)
+
+
+def test_an_unknown_length_is_longer_than_the_warm_up():
+  length = {"total_steps": None, "total_epochs": 9.0, "num_classes": 3}
+  config = tiny.config(
+    data__dataset="folder:x", optim__warmup_steps=10_000, **length
+  )
+  assert not plan.faults(config, jax.devices())
+  plan.lower(config, sharding.make_mesh(config.mesh))
+
+
+@pytest.mark.parametrize(
   "topology, text",
   [
     ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
