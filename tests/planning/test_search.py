@@ -124,6 +124,21 @@ def test_a_smaller_batch_where_nothing_else_fits():
     search(CONFIG, nothing)
 
 
+def test_a_choice_that_cannot_work_is_told_and_left_out():
+  def plan(choice):
+    if choice.data.batch_size > refused:
+      raise ConfigError(["config.optim.warmup_steps: got 7"])
+    return fake(choice) | {"fits": True}
+
+  refused = 128
+  found, lines = search(CONFIG, plan)
+  assert found.fastest[1].data.batch_size == 128
+  assert lines[-2].endswith(" cannot work: config.optim.warmup_steps: got 7")
+  refused = 0  # the config itself
+  with pytest.raises(ConfigError, match="got 7"):
+    search(CONFIG, plan)
+
+
 def test_the_options_are_those_of_the_command_line():
   from vit_jax.config import cli
 

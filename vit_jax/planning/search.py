@@ -85,7 +85,14 @@ class Search:
     self.number += 1
     count = f"{self.number:>{len(str(self.total))}}/{self.total}"
     self._report(f"[{count}] {options(choice):<70} ")
-    found = self._plan(choice)
+    try:
+      found = self._plan(choice)
+    except ConfigError as e:
+      if self.number == 1:
+        raise  # the config itself cannot work
+      # Such as twice the batch, whose run ends before its warm-up.
+      self._report(f"cannot work: {'; '.join(e.faults)}\n")
+      return
     is_faster = found["fits"] and (
       self.fastest is None
       or found["images_per_second"] > self.fastest[0]["images_per_second"]
