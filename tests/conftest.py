@@ -24,10 +24,14 @@ if not os.environ.get("TEST_WHAT_USERS_RUN"):
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The embedded data sets are made anew; a user's own are not touched.
-os.environ["TFDS_DATA_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
-# So are the programs that XLA compiles.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TFDS_DATA_DIR"] + "/xla"
-atexit.register(shutil.rmtree, os.environ["TFDS_DATA_DIR"], ignore_errors=True)
+SCRATCH = tempfile.mkdtemp(prefix="vit_jax_tests_")
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ["TFDS_DATA_DIR"] = SCRATCH
+# So are the programs that XLA compiles, each once for all processes: many tests
+# make the same one, and nearly all compile faster than jax keeps by default.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = SCRATCH + "/xla"
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.03"
 
 # Torch for GPUs brings triton, which ends a process in which TensorFlow was
 # imported before it (triton 3.7, TensorFlow 2.21).
@@ -46,4 +50,4 @@ def pytest_collection_finish(session):
   of the time.
   """
   gc.freeze()
-  gc.set_threshold(100_000, 50, 100)
+  gc.set_threshold(100_000, 50, 10_000)

@@ -113,6 +113,7 @@ def test_another_optimizer_is_refused(saved):
   loader.close()
 
 
+@pytest.mark.slow
 def test_64_bits_of_an_earlier_version_are_not_taken_for_damage(tmp_path):
   parts = tiny.Parts(tiny.config(optim__name="sgd", model__depth=1))
   saver = checkpoint.Checkpointer(str(tmp_path), CheckpointConfig())

@@ -366,6 +366,7 @@ def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
   assert {*map(int, scans)} == lengths
 
 
+@pytest.mark.slow
 def test_it_trains_where_jax_has_64_bits():
   """JAX_ENABLE_X64, which some set for other code of theirs."""
   with jax.enable_x64(True):

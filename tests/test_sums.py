@@ -49,6 +49,7 @@ def test_no_long_sum_in_bfloat16(changes):
   assert all(n <= LONGEST for kind, n in found if kind == "bfloat16")
 
 
+@pytest.mark.slow
 def test_nor_where_masked_patches_are_predicted():
   config = tiny.config(model__dtype="bfloat16", model__pool="gap")
   config = dataclasses.replace(config, objective=MaskedPatch())

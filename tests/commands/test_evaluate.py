@@ -326,6 +326,7 @@ def test_a_damaged_config_of_a_run_is_a_sentence(tmp_path):
       _main(f"--checkpoint={tmp_path}", *words)
 
 
+@pytest.mark.slow
 def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   """The head is not used: features are scored the same without it."""
   workdir, dataset = run

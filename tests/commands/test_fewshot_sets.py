@@ -108,6 +108,7 @@ def test_a_run_that_resumes_with_other_sets_says_so(run, capfd):
   assert _scores(read_metrics(run), 9)["few/sets"] == 1
 
 
+@pytest.mark.slow
 def test_fake_sets_are_all_there_and_read_in_part():
   """Of ImageNet's 65,000 and 50,000 images, two batches of 16 each."""
   c = defaults()

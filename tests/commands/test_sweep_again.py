@@ -239,7 +239,14 @@ def test_the_place_of_the_data_is_not_searched(images, tmp_path):
     _sweep(task, tmp_path / "a")
 
 
-@pytest.mark.parametrize("ending", ["", "/", "/checkpoints"])
+@pytest.mark.parametrize(
+  "ending",
+  [
+    "/",
+    pytest.param("", marks=pytest.mark.slow),
+    pytest.param("/checkpoints", marks=pytest.mark.slow),
+  ],
+)
 def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
   """The run that init names trains on while the search is interrupted."""
 

@@ -77,9 +77,8 @@ def damaged_source(root, kinds=REASONS, num_left=10):
   return sources.open_source("strange", "train", str(root)), file
 
 
-@pytest.mark.parametrize(
-  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [False, True])
 def test_records_of_tfds_without_their_fields(
   tmp_path, caplog, monkeypatch, in_memory
 ):

@@ -115,7 +115,13 @@ def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
 @pytest.mark.parametrize("cls", [ByNumber, Streamed])
 @pytest.mark.parametrize(
   "num_examples, batch_size",
-  [(1000, 512), (300, 512), (127, 12), (2040, 96), (5000, 7)],
+  [
+    (1000, 512),
+    (300, 512),
+    (127, 12),
+    (2040, 96),
+    pytest.param(5000, 7, marks=pytest.mark.slow),
+  ],
 )
 def test_records_are_seen_equally_often(cls, num_examples, batch_size):
   """Rows of a batch beyond an epoch's end belong to the next epoch."""

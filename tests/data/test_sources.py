@@ -257,6 +257,7 @@ def test_a_process_that_reads_by_number_ends(data_dir):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_split_in_class_order_is_told(prepared, monkeypatch):
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
   note = open_sorted(prepared, "tfrecord").note()

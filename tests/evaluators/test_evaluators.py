@@ -222,6 +222,7 @@ def test_fewshot_of_several_penalties(parts, params, monkeypatch):
   assert len(set(scores.values())) > 2  # the penalty does matter
 
 
+@pytest.mark.slow
 def test_features_on_eight_devices_equal_those_on_one(params):
   """To 1e-5: float32 (eps 1.2e-7) summed otherwise in some 20 layers.
 

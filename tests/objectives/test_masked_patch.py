@@ -115,9 +115,8 @@ def _corrupted(parts, number):
   return plan, images, lib.chosen(lib.patches_of(images, 8), plan.places)
 
 
-@pytest.mark.parametrize(
-  "target", ["small", pytest.param("mean_color", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["small", "mean_color"])
 def test_untrained_all_colors_are_as_likely(target):
   """A head of zeros; it says color 0, which is the first of equal ones."""
   parts, _, metrics = trained(target)
@@ -227,10 +226,8 @@ def _paths(tree):
   }
 
 
-@pytest.mark.parametrize(
-  "pool",
-  [*(pytest.param(p, marks=pytest.mark.slow) for p in ("token", "gap")), "map"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["token", "gap", "map"])
 def test_the_network_keeps_its_paths_and_its_initial_values(pool):
   made = config(model__pool=pool, model__pre_logits=True)
   module, _ = made.objective.make(made.model, Facts(10, (16, 16)))

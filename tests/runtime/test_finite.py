@@ -55,6 +55,7 @@ def leaves(state):
   return [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name", ["adamw", pytest.param("sgd", marks=pytest.mark.nightly)]
 )

@@ -179,6 +179,7 @@ def test_a_run_found_dead_before_they_join_is_not_watched_again(tmp_path, soon):
   assert [x.split()[0] for x in said] == ["waits", "takes"]
 
 
+@pytest.mark.slow
 def test_a_last_beat_is_no_sign_of_life(tmp_path, soon):
   _write(tmp_path)
   timer = threading.Timer(0.1, (tmp_path / lifetime.BEAT).write_text, ["1"])

@@ -294,7 +294,13 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("verb", ALONE)
+@pytest.mark.parametrize(
+  "verb",
+  [
+    "predict",
+    *(pytest.param(v, marks=pytest.mark.slow) for v in ALONE if v != "predict"),
+  ],
+)
 def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
   """libtpu would wait for the other hosts, without a word."""
   kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
