@@ -148,8 +148,10 @@ def open_from(builder, monkeypatch, **options):
 @pytest.fixture(
   params=[
     "by number",
-    "streamed",
-    *(pytest.param(k, marks=pytest.mark.slow) for k in ("memory", "fake")),
+    *(
+      pytest.param(k, marks=pytest.mark.slow)
+      for k in ("streamed", "memory", "fake")
+    ),
   ]
 )
 def opened(request, prepared, monkeypatch):

@@ -147,6 +147,7 @@ def test_elsewhere_a_beat_tells(tmp_path, soon, where):
   assert all("waits  " in x and "pod-7" in x for x in (said[0], said[-2]))
 
 
+@pytest.mark.slow
 def test_before_processes_join_each_looks_for_itself(
   tmp_path, soon, monkeypatch
 ):

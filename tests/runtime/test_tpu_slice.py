@@ -192,6 +192,7 @@ def test_what_the_metadata_server_tells(
   )
 
 
+@pytest.mark.slow
 def test_a_machine_that_the_metadata_server_does_not_know(
   monkeypatch, metadata
 ):

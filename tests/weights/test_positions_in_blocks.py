@@ -86,7 +86,9 @@ def test_their_model_is_known_by_the_names(posemb):
   assert weights.identify(params, {}) == model
 
 
-@pytest.mark.parametrize("cls_row", [True, False])
+@pytest.mark.parametrize(
+  "cls_row", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("at", ["blocks", "shared", "stem"])
 def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
