@@ -47,7 +47,7 @@ def pytest_collection_finish(session):
   """What was imported is never garbage, and traces are made of small objects.
 
   Looking through all of them as often as Python does by default takes a tenth
-  of the time.
+  of the time; once more, when thousands of tests have run, 17 seconds.
   """
   gc.freeze()
   gc.set_threshold(100_000, 50, 10_000)
