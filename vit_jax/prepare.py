@@ -131,7 +131,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--image", help="column of the images (parquet, hf)")
   parser.add_argument("--label", help="column of the labels (parquet, hf)")
   parser.add_argument(
-    "--classes", help="file with the names of the classes by label, one a line"
+    "--classes",
+    help="file with the names of the classes by label, one a line (all kinds"
+    " but folder)",
   )
   return parser.parse_args(argv)
 

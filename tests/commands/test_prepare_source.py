@@ -282,6 +282,16 @@ def test_wrong_arguments_are_explained(tmp_path):
   assert text.startswith("--splits: got a pattern, which is for tars and parq")
   text = fault(*where, "--splits=train=a*,train=b*")
   assert text.startswith("--splits: got train twice")
+  (names := tmp_path / "names").write_text("y\nz\n")
+  for options in (["--image=i"], ["--label=l"], [f"--classes={names}"]):
+    key = options[0].partition("=")[0]
+    assert fault(*where, *options) == (
+      f"{key}: got a value, expected none for folder:{tmp_path}, whose classes"
+      " are the names of its folders; leave it out."
+    )
+  where = f"webdataset:{tmp_path}", "--name=x", "--image=jpg", "--label=cls"
+  text = fault(*where)
+  assert text.startswith("--image, --label: got a value, expected none for web")
 
 
 def test_a_missing_library_comes_with_its_command(monkeypatch):

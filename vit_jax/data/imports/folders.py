@@ -9,6 +9,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   check_names,
+  check_unused,
   wanted,
 )
 from vit_jax.data.splits import SPLIT_FOLDERS, SplitError
@@ -20,12 +21,14 @@ def listed(path: str, options: Options) -> Listing:
   """Lists a folder as `folder:/path` does; `val` becomes `validation`.
 
   Raises:
-    ValueError: As `folder.open_folder`; a split that is not there; or a name of
-      a class that TFDS cannot keep.
+    ValueError: As `folder.open_folder`; a split that is not there; an option
+      for other kinds; or a name of a class that TFDS cannot keep.
   """
   from vit_jax.data import folder  # imports TensorFlow
 
   name = folder.PREFIX + path
+  why = f"{name}, whose classes are the names of its folders"
+  check_unused(options, ("image", "label", "classes"), why)
   found = {}
   for split in SPLIT_FOLDERS:
     try:

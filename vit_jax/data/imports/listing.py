@@ -195,6 +195,20 @@ def check_names(names: tuple[str, ...], where: str) -> None:
       )
 
 
+def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
+  """Raises ValueError for options, of these names, that would have no effect.
+
+  Args:
+    options: Options of the user.
+    names: Those that this kind of source does not go by.
+    why: The source, and what it goes by instead.
+  """
+  if given := [f"--{k}" for k in names if getattr(options, k) is not None]:
+    raise ValueError(
+      f"{', '.join(given)}: got a value, expected none for {why}; leave it out."
+    )
+
+
 def wanted(found: Collection[str], options: Options, where: str) -> list[str]:
   """Returns the splits to import, of those that are found.
 

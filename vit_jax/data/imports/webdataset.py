@@ -21,6 +21,7 @@ from vit_jax.data.imports.listing import (
   Listing,
   Options,
   Split,
+  check_unused,
 )
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
@@ -38,8 +39,10 @@ def listed(path: str, options: Options) -> Listing:
   """Lists tars; reads all headers and labels, but no image.
 
   Raises:
-    ValueError: No tars, or no labels in them.
+    ValueError: No tars, no labels in them, or an option for other kinds.
   """
+  why = f"webdataset:{path}, whose images and labels are found by their endings"
+  check_unused(options, ("image", "label"), why)
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
   labels, counts = set(), {}
   for split, paths in by_split.items():
