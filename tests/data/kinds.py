@@ -27,6 +27,12 @@ def oriented(kind, number, image=None, **options):
   return encoded(image or photo(), kind, exif=exif, **options)
 
 
+def behind_metadata(jpeg):
+  """Returns a JPEG whose segments after the first begin beyond 64 KiB."""
+  segment = b"\xff\xed" + struct.pack(">H", 40_002) + bytes(40_000)
+  return jpeg[:20] + 2 * segment + jpeg[20:]
+
+
 def ycck():
   """Returns a JPEG of four channels whose first three are YCbCr."""
   data = encoded(photo().convert("CMYK"), "JPEG", quality=95)
@@ -137,6 +143,7 @@ def good():
     "turned_8.png": oriented("PNG", 8),
     "turned_5.webp": oriented("WEBP", 5, lossless=True),
     "turned_6_progressive.jpg": oriented("JPEG", 6, progressive=True),
+    "turned_6_late.jpg": behind_metadata(oriented("JPEG", 6, quality=95)),
     "strange_exif.jpg": encoded(image, "JPEG", exif=b"Exif\0\0II*\0nonsense"),
   }
   for number in range(1, 9):
