@@ -285,6 +285,24 @@ def test_command_line_collects_every_fault():
   assert "'bare': got a bare word" in text
 
 
+@pytest.mark.parametrize("rest", [[], ["--workdir=x"]])
+@pytest.mark.parametrize("key", ["config.optim.lr", "workdir", "wrkdir"])
+def test_a_missing_value_is_one_fault(key, rest):
+  argv = [f"--config={ROOT}/configs/vit_b16.py", f"--{key}", *rest]
+  args = cli.parse("train", {"workdir": ""}, argv)
+  said = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
+  said = said.get(key, f"got no value, expected --{key}=VALUE.")
+  assert args.faults == [f"--{key}: {said}"]
+
+
+@pytest.mark.parametrize("key", ["config", "checkpoint"])
+def test_a_missing_name_of_a_config_is_one_fault(key):
+  with pytest.raises(SystemExit) as e:
+    cli.parse("evaluate", {"checkpoint": ""}, [f"--{key}"])
+  (fault,) = str(e.value).splitlines()[1:]
+  assert f"--{key}: got no value, expected --{key}=VALUE." in fault
+
+
 def test_a_fault_inside_a_config_file_is_told(tmp_path):
   file = tmp_path / "mine.py"
   file.write_text(

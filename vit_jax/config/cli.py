@@ -109,7 +109,8 @@ def parse(
     elif key == "fake_data":
       overrides["fake_data"] = "true" if value is None else value
     elif key.startswith("config."):
-      overrides[key.removeprefix("config.")] = value
+      if value is not None:
+        overrides[key.removeprefix("config.")] = value
     elif key in several and given[key] and value:
       given[key] += f"\n{value}"
     elif key in given:
@@ -117,6 +118,7 @@ def parse(
     else:
       known = ["config", "fake_data", "help", *flags]
       faults.append(f"--{key}: no such flag.{nearest(key, known)}")
+      continue
     if value is None and key not in ("help", "h", "fake_data", *switches):
       faults.append(f"--{key}: got no value, expected --{key}=VALUE.")
   values = config_lib.to_dict(config_lib.Config())
@@ -133,7 +135,7 @@ def parse(
         loaded = _config_of(path, faults, alone)
     except ValueError as e:  # of a damaged config.json
       faults.append(f"--checkpoint: {e}")
-  elif not section:
+  elif not section and not {("config", None), ("checkpoint", None)} & {*words}:
     faults.append(
       NO_CHECKPOINT
       if "checkpoint" in flags
@@ -329,9 +331,7 @@ def _config_of(
   return None
 
 
-def override_all(
-  values: dict, overrides: Mapping[str, str | None]
-) -> list[str]:
+def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   """Sets options by their paths; `build` checks them afterwards.
 
   A length in epochs takes the place of one in steps that the values have; else
