@@ -163,9 +163,42 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   c.update_from_flattened_dict(options)
   config = freeze(c)
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-  assert sharding.largest_microbatch(config, mesh) == expected
+  assert sharding.fast_microbatch(config, mesh) == expected
   parts = {16: 8, 21: 8, 43: 4, 64: 2, 8: 16, None: 1}[expected]
   assert sharding.microbatches_of(config, mesh) == parts
+
+
+@pytest.mark.parametrize(
+  "kind, rows, parts",
+  [
+    ("TPU v5 lite", 24, 2),  # 12 are nearer to 16 than 24
+    ("TPU v5 lite", 31, 1),
+    ("TPU v5 lite", 34, 2),
+    ("TPU v5 lite", 61, 1),
+    ("TPU v5 lite", 64, 4),
+    ("TPU v5 lite", 67, 67),  # more than may be in the memory
+    ("TPU v5 lite", 134, 67),
+    ("TPU v6 lite", 61, 1),
+    ("TPU v6 lite", 67, 67),
+    ("TPU v6 lite", 96, 2),
+  ],
+)
+def test_microbatches_are_not_tiny_unless_it_is_said(kind, rows, parts):
+  c = defaults()
+  c.model.variant, c.optim.microbatch = "L/16", 64
+  c.data.ops, c.data.batch_size = "decode|resize(224)", 8 * rows
+  mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
+  assert sharding.microbatches_of(freeze(c), mesh) == parts
+  text = sharding.describe(freeze(c), {}, mesh)
+  said = f"{parts} microbatch{'es' * (parts > 1)} a step"
+  if parts == 67:
+    images = {67: "1 image", 134: "2 images"}[rows]
+    said += (
+      f" of {images}, which is slow: the {rows} of a device have no divisor"
+      f" nearer to {16 if 'v5' in kind else 64} and within"
+      " config.optim.microbatch = 64; choose another config.data.batch_size"
+    )
+  assert text == said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +217,7 @@ def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
   mesh = sharding.make_mesh(MeshConfig(), _chips("TPU v5 lite", (2, 4, 1)))
   for model in (Added(), ModelConfig()):
     config = dataclasses.replace(freeze(c), model=model)
-    assert sharding.largest_microbatch(config, mesh) == 64
+    assert sharding.fast_microbatch(config, mesh) == 64
 
 
 def test_batches_are_held_to_a_mesh_whose_axes_are_open():

@@ -234,17 +234,21 @@ def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
 
 def microbatches_of(config: Config, mesh: Mesh) -> int:
   """Returns the number of microbatches of a step, on every device."""
-  devices = mesh.shape["data"] * mesh.shape["fsdp"]
-  rows = config.data.batch_size // devices
-  return num_microbatches(rows, largest_microbatch(config, mesh))
+  fast = fast_microbatch(config, mesh)
+  return num_microbatches(_rows(config, mesh), config.optim.microbatch, fast)
 
 
-def largest_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the most images of a microbatch; None: as many as a device has.
+def _rows(config: Config, mesh: Mesh) -> int:
+  """Returns the images of a batch that a device has."""
+  return config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
 
-  These are config.optim.microbatch, or fewer on chips on which fewer are
-  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a
-  microbatch, so their microbatches are never made smaller.
+
+def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
+  """Returns the images of a fast microbatch; None: as many as there may be.
+
+  There may be config.optim.microbatch; on some chips fewer are faster, see
+  `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a microbatch, so
+  their microbatches are never made smaller.
   """
   most = config.optim.microbatch
   limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
@@ -256,15 +260,27 @@ def largest_microbatch(config: Config, mesh: Mesh) -> int | None:
   return min(most, max(MIN_MICROBATCH, limit // (tokens * width)))
 
 
-def num_microbatches(num_rows: int, microbatch: int | None) -> int:
-  """Returns the least number of equal microbatches of at most so many rows.
+def num_microbatches(
+  num_rows: int, most: int | None, fast: int | None = None
+) -> int:
+  """Returns the number of equal microbatches of a device.
+
+  Args:
+    num_rows: Its rows.
+    most: The most rows that a microbatch may have; None: all.
+    fast: Where fewer are faster, so many or the nearest by ratio: half and
+      twice as many were equally slow (docs/performance_log.md); None: `most`.
 
   Example:
     >>> [num_microbatches(24, n) for n in (16, 7, None)]
     [2, 4, 1]
+    >>> [num_microbatches(n, 64, fast=16) for n in (32, 24, 31, 62)]
+    [2, 2, 1, 2]
   """
-  least = -(-num_rows // (microbatch or num_rows))
-  return next(n for n in range(least, num_rows + 1) if num_rows % n == 0)
+  most = min(most or num_rows, num_rows)
+  sizes = [n for n in range(1, most + 1) if num_rows % n == 0]
+  fast = min(fast or most, most)
+  return num_rows // min(sizes, key=lambda n: max(n / fast, fast / n))
 
 
 def infer(tree, mesh: Mesh | AbstractMesh):
@@ -317,6 +333,14 @@ def describe(config: Config, params, mesh: Mesh) -> str:
   """Returns in words how a step is divided, and what is not."""
   number = microbatches_of(config, mesh)
   text = f"{number} microbatch{'es' * (number > 1)} a step"
+  rows = _rows(config, mesh)
+  few, fast = rows // number, fast_microbatch(config, mesh)
+  if fast and 2 * few < min(rows, fast):
+    text += (
+      f" of {few} image{'s' * (few > 1)}, which is slow: the {rows} of a device"
+      f" have no divisor nearer to {fast} and within config.optim.microbatch ="
+      f" {config.optim.microbatch}; choose another config.data.batch_size"
+    )
   share, indivisible = left_whole(params, mesh)
   if mesh.shape["fsdp"] > 1:
     text += f"; every device holds {100 * share:.2f} % of the parameters whole"

@@ -175,7 +175,7 @@ def make_train_step(
 
   The loss is a mean: the objective's sum over what counts, divided by its
   number, over the whole batch. Every device divides its own rows into
-  microbatches (see `sharding.largest_microbatch`), and adds up their sums and
+  microbatches (see `sharding.fast_microbatch`), and adds up their sums and
   gradients; only these cross the links, once a step (of blocks in a scan along
   `fsdp` once a microbatch, see `collectives`). The result is that of the whole
   batch on one device, up to rounding.
@@ -198,7 +198,7 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
-  microbatch = sharding.largest_microbatch(config, mesh)
+  most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
 
   def summed(params, batch, rng):
     """Sums over the rows, so that microbatches and devices add up."""
@@ -210,7 +210,7 @@ def make_train_step(
     whole = collectives.gather(params, specs, config.model.dtype)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
-    number = sharding.num_microbatches(num_rows, microbatch)
+    number = sharding.num_microbatches(num_rows, most, fast)
     if number == 1:
       sums, grads = grad_fn(whole, batch, rng)
     else:
