@@ -13,7 +13,7 @@ import tiny
 from test_plan import FOUND, needs_libtpu
 
 from vit_jax import plan, sharding, train
-from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.config import Config, defaults, freeze, recipes, to_dict
 from vit_jax.evaluators import knn, linear
 from vit_jax.planning import rehearsal
 from vit_jax.planning.table import table
@@ -213,7 +213,8 @@ def test_evaluations_count_by_their_batches_and_times():
   # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
   assert by_name["test"][1:] == ("test/sums", 20, 2, 4)
   # 3 of each of 10 classes, twice, are more than the 40 that there are.
-  assert by_name["few"][1:] == ("few/features", 40 + 20, 4, 1)
+  # No batch has images of both splits: 40 make 3 batches, and 20 make 2.
+  assert by_name["few"][1:] == ("few/features", 40 + 20, 5, 1)
   assert by_name["same"][1:] == ("few/features", 3 * 10 + 20, 4, 1)
   assert {p.program for p in passes} < {program.name for program in found}
 
@@ -226,6 +227,27 @@ def test_evaluations_count_by_their_batches_and_times():
     "evaluation  1.20 % of the time of all steps on the chips, an estimate,"
     " most of it a (1.00 %)" in text
   )
+
+
+def test_the_seven_sets_have_as_many_batches_as_a_run():
+  """The sum, over both splits of each set, of the batches that it reads."""
+  c = defaults()
+  c.update(to_dict(tiny.config(data__batch_size=4096, total_steps=1)))
+  recipes.with_fewshot(c)
+  for e in c.evals.values():
+    e["ops"] = OPS
+  passes = {p.name: p.batches for p in _programs(freeze(c))[1]}
+  of = lambda *nums: sum(-(-n // 4096) for n in nums)
+  assert passes == {
+    "fewshot_caltech101": of(3060, 6084),
+    "fewshot_cars196": of(8144, 8041),
+    "fewshot_cifar100": of(25 * 100 * 3, 10_000),
+    "fewshot_dtd": of(1880, 1880),
+    "fewshot_oxford_iiit_pet": of(25 * 37 * 3, 3669),
+    "fewshot_uc_merced": of(1000, 1100),
+    "fewshot_imagenet2012": of(65_000, 50_000),
+  }
+  assert sum(passes.values()) == 47
 
 
 @pytest.mark.slow

@@ -88,14 +88,16 @@ class EvaluatorConfig:
     """
     return iter(())
 
-  def num_images(self, sources: Mapping[str, Any]) -> int:
+  def num_images(self, sources: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the most images that an evaluation passes through the model.
+
+    Those of each split by themselves: no batch has images of two.
 
     Args:
       sources: Option of `SPLITS` -> its split, of which num_examples and
         num_classes are read.
     """
-    return sum(source.num_examples for source in sources.values())
+    return tuple(source.num_examples for source in sources.values())
 
   def make(self, context: "Context") -> "Evaluator":
     """Returns the evaluator of these options."""

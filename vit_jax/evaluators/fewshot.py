@@ -87,12 +87,12 @@ class FewshotConfig(FeaturesConfig):
       except ValueError as e:
         yield f"{where}.{e}"
 
-  def num_images(self, sources: Mapping[str, Any]) -> int:
+  def num_images(self, sources: Mapping[str, Any]) -> tuple[int, ...]:
     """Counts the shots of all draws of train_split, as if none were alike."""
     train, test = (sources[option] for option in self.SPLITS)
     drawn = max(self.shots) * train.num_classes * len(self.seeds)
     is_whole = 0 in self.shots or drawn > train.num_examples
-    return (train.num_examples if is_whole else drawn) + test.num_examples
+    return train.num_examples if is_whole else drawn, test.num_examples
 
   def make(self, context: Context) -> Evaluator:
     """See `EvaluatorConfig`."""

@@ -150,7 +150,7 @@ def programs(
         seen[key] = f"{options.name}/{name}"
         found.append(Program(seen[key], fn, (params, images), beside))
       if name == next(iter(evaluator.programs())):
-        number = options.num_images(sources)
+        numbers = options.num_images(sources)
         if unknown := [x.split for x in sources.values() if not x.num_examples]:
           of_one_device = type(evaluator).programs_of_one
           has_others = of_one_device is not Evaluator.programs_of_one
@@ -159,9 +159,11 @@ def programs(
             f"{options.name}: its share of the time{others}, as the number of"
             f" images of {options.dataset!r} {unknown} is not known"
           )
-        of_one = -(-number // options.batch_size)
+        of_one = sum(-(-n // options.batch_size) for n in numbers)
         times = num_times(options.every_steps, known.total_steps)
-        passes.append(Passes(options.name, seen[key], number, of_one, times))
+        passes.append(
+          Passes(options.name, seen[key], sum(numbers), of_one, times)
+        )
     if all(x.num_examples for x in sources.values()):
       found += _of_one(evaluator, (params, images), of_state + of_rows)
     if getattr(options, "baselines", False):
