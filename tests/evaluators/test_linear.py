@@ -5,6 +5,7 @@ import numpy as np
 
 from vit_jax.evaluators import linear
 from vit_jax.evaluators.linear import LinearConfig
+from vit_jax.runtime import finite
 
 
 def _train(x, y, grid=((0.1, 0.0),), **changes):
@@ -74,10 +75,11 @@ def test_heads_do_not_know_of_each_other(monkeypatch):
   assert np.abs(other.kernels - parts.kernels).max() > 1e-3
 
 
-def test_a_head_that_diverged_is_never_right():
+def test_a_head_that_diverged_has_no_accuracy():
   x, y = _separable(60)
   heads = _train(x, y, [(3e38, 0.0), (0.1, 0.0)])
-  assert heads.accuracies({"x": x, "label": y}).tolist() == [0.0, 1.0]
+  diverged, other = heads.accuracies({"x": x, "label": y})
+  assert np.isnan(diverged) and other == 1.0
 
 
 def _options(**changes):
@@ -102,6 +104,32 @@ def test_it_learns_a_data_set():
   assert scores["l/count"] == 50 and scores["l/lr"] == 0.1
   hidden = np.where(np.arange(200) % 7, y, -1)
   assert _run(_options(), x, hidden, hidden[:50])["l/count"] == 50 - 8
+
+
+def test_heads_that_all_diverged_are_told_and_give_no_score():
+  x, y = _separable(200)
+  scores = _run(_options(lrs=(3e38, 2e38)), x, y, y[:50])
+  kept, told = finite.scores(8, scores)
+  assert kept == {"l/count": 50.0, "l/not_finite": 4.0}
+  assert told == (
+    "not finite  l/top1 is nan, l/held_out is nan, l/lr is nan,"
+    " l/weight_decay is nan at step 8; not written"
+  )
+
+
+def test_no_answers_are_left_of_parameters_scored_before():
+  x, y = _separable(200)
+  options = _options(lrs=(3e38, 0.1))
+  source = handmade.records(y, 3)
+  sources = {"train_split": source, "split": source}
+  probe = options.make(handmade.context(options, sources))
+  heads, held_out, test = probe.gather({"features": x})
+  # One that diverged is not taken, though it comes first.
+  assert probe.score((heads, held_out, test))["l/lr"] == 0.1
+  assert "learning rate 0.1," in probe.answers.by
+  none = heads._replace(kernels=np.full_like(heads.kernels, np.nan))
+  assert np.isnan(probe.score((none, held_out, test))["l/top1"])
+  assert probe.answers is None
 
 
 def test_it_is_chosen_on_what_is_held_out():

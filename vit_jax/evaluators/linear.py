@@ -117,7 +117,10 @@ class Heads(NamedTuple):
     return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
   def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
-    """Returns the share of the rows that each head predicts right, [grid]."""
+    """Returns the share of the rows that each head predicts right, [grid].
+
+    NaN of a head that has diverged: one of its logits is not finite.
+    """
     kernels, biases = self.kernels[which], self.biases[which]
     num_right = np.zeros(len(kernels))
     for start in range(0, len(rows["x"]), ROWS):
@@ -126,8 +129,7 @@ class Heads(NamedTuple):
       for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
         logits = x @ kernel + bias
         is_right = logits.argmax(axis=1) == rows["label"][part]
-        # A head that has diverged is never right.
-        num_right[i] += (is_right & np.isfinite(logits).all(axis=1)).sum()
+        num_right[i] += is_right.sum() if np.isfinite(logits).all() else np.nan
     return num_right / len(rows["x"])
 
 
@@ -157,20 +159,26 @@ class LinearProbe(Features):
     """Returns `<name>/top1`, of the chosen head on the test split.
 
     Beside it `<name>/held_out`, its share right on the images that chose it;
-    its `lr` and `weight_decay`; and `count`, the number of test images.
+    its `lr` and `weight_decay`; and `count`, the number of test images. All but
+    the last are NaN where all heads have diverged.
     """
     heads, held_out, test = gathered
     of_each = heads.accuracies(held_out)
-    best = int(of_each.argmax())  # among equal ones the first of the grid
-    lr, weight_decay = grid(self.config)[best]
+    # Among equal ones the first of the grid, and none that has diverged.
+    best = int(np.nan_to_num(of_each, nan=-1.0).argmax())
     (top1,) = heads.accuracies(test, slice(best, best + 1))
-    self.answers = Answers(
-      f"the head with learning rate {lr:g}, weight decay {weight_decay:g}",
-      "probability",
-      test["index"],
-      test["label"],
-      *heads.answers(test, best),
-    )
+    lr, weight_decay = grid(self.config)[best]
+    if np.isnan(of_each[best]):  # there is no other
+      lr = weight_decay = np.nan
+    self.answers = None
+    if np.isfinite(top1):
+      self.answers = Answers(
+        f"the head with learning rate {lr:g}, weight decay {weight_decay:g}",
+        "probability",
+        test["index"],
+        test["label"],
+        *heads.answers(test, best),
+      )
     scores = {
       "top1": top1,
       "held_out": of_each[best],
