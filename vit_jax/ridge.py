@@ -93,6 +93,19 @@ def sample_shots(
   return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
 
 
+def fewest_examples(shots: int, num_classes: int) -> int:
+  """Returns how many examples `sample_shots` needs at least, allowing fewer.
+
+  Half of the classes must have all shots, and each of the others one.
+
+  Example:
+    >>> fewest_examples(shots=25, num_classes=1000)
+    13000
+  """
+  num_full = -(-num_classes // 2)
+  return num_full * shots + num_classes - num_full
+
+
 def fit(
   features: Num[np.ndarray, "n d"],
   labels: Integer[np.ndarray, " n"],

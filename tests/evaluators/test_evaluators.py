@@ -340,6 +340,31 @@ def test_a_class_without_an_image_is_refused_also_the_last(missing):
     evaluator.run({"features": table})
 
 
+def test_too_few_images_are_refused_without_reading_their_labels():
+  class InFiles(handmade.Records):
+    knows_labels = False
+
+    def labels(self):
+      raise AssertionError("reads the whole split")
+
+  def check(labels):
+    source = InFiles(**vars(handmade.records(labels, 5)))
+    sources = {"train_split": source, "split": source}
+    out = {"pre_logits": np.zeros((1, 2))}
+    return [*_fewshot(shots=(1, 4)).check("f", sources, None, out)]
+
+  # Four of three classes, and one of two; see `ridge.sample_shots`.
+  enough = np.repeat(np.arange(5), (4, 1, 4, 4, 1))
+  assert len(ridge.sample_shots(enough, 4, 0, 5, allow_fewer=True)) == 14
+  assert not check(enough)
+  assert check(enough[:-1]) == [
+    "f.shots: got 4 per class, but 13 images of 5 classes in 'handmade'"
+    " [test], expected 14 or more: 4 for half of the classes, and one for each"
+    " of the others. Take fewer shots, or a larger train_split to draw them"
+    " from."
+  ]
+
+
 @pytest.mark.parametrize(
   "options",
   [_fewshot(seeds=(0,)), KnnConfig(name="f", ks=(1,)), LinearConfig(name="f")],

@@ -68,24 +68,33 @@ class FewshotConfig(FeaturesConfig):
   def check(
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
-    """Yields also a fault for more shots than there are examples."""
-    from vit_jax.ridge import sample_shots
+    """Yields also a fault for more shots than there are examples.
+
+    Where labels are in files, whose reading may take minutes, only for more
+    than there can be, given the numbers of images and classes.
+    """
+    from vit_jax.ridge import fewest_examples, sample_shots
 
     yield from super().check(where, sources, head, out)
-    train = sources["train_split"]
-    if train.is_multilabel:
+    train, shots = sources["train_split"], max(self.shots, default=0)
+    if train.is_multilabel or not shots:
       return
-    if train.knows_labels and max(self.shots, default=0):
+    least = fewest_examples(shots, train.num_classes)
+    if train.knows_labels:
       try:
         sample_shots(
-          train.labels(),
-          max(self.shots),
-          0,
-          train.num_classes,
-          allow_fewer=True,
+          train.labels(), shots, 0, train.num_classes, allow_fewer=True
         )
       except ValueError as e:
         yield f"{where}.{e}"
+    elif train.num_examples < least:
+      yield (
+        f"{where}.shots: got {shots} per class, but {train.num_examples:,}"
+        f" images of {train.num_classes:,} classes in {train.name!r}"
+        f" [{train.split}], expected {least:,} or more: {shots} for half of the"
+        " classes, and one for each of the others. Take fewer shots, or a"
+        " larger train_split to draw them from."
+      )
 
   def num_images(self, sources: Mapping[str, Any]) -> tuple[int, ...]:
     """Counts the shots of all draws of train_split, as if none were alike."""
