@@ -42,6 +42,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
+from etils import epath
 
 from vit_jax.reporting import (
   classes,
@@ -67,6 +68,7 @@ from vit_jax.reporting.page import (
   table,
 )
 from vit_jax.reporting.runs import Run
+from vit_jax.runtime.files import replace_text
 from vit_jax.runtime.progress import format_seconds
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
@@ -347,8 +349,8 @@ def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   for name, data in report.pictures.items():
     (target / "figures" / name).write_bytes(data)
   values = json.dumps(summary, indent=2, ensure_ascii=False)
-  (target / "summary.json").write_text(values + "\n", encoding="utf-8")
-  (target / "report.html").write_text(text, encoding="utf-8")
+  for name, data in (("summary.json", values + "\n"), ("report.html", text)):
+    replace_text(epath.Path(target / name), data)
   return target / "report.html"
 
 

@@ -76,6 +76,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 from PIL import Image
 
 import vit_jax
@@ -87,9 +88,11 @@ from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.answers import printable
 from vit_jax.reporting.page import breakable, missing, page, picture, table
 from vit_jax.runtime import processes, run_info, startup
+from vit_jax.runtime.files import replace_text
 from vit_jax.weights import labels
 
 NUM_IMAGES = 128  # as in Figure 7
+PAGE = "index.html"
 NUM_SHOWN = 24  # on the page; all have files
 LISTED = "rollout/files.txt"  # the pictures there that are ours to replace
 
@@ -293,7 +296,7 @@ def _write(
       *(part.html() for part in parts),
     ]
   )
-  files = {"index.html": page(title, body).encode(), **charts}
+  files = dict(charts)
   pictures = list(inside.pictures(insides))
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]
@@ -306,8 +309,10 @@ def _write(
   for name, data in files.items():
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_bytes(data)
-  _tell(out, list(files), [*left_out, *(t for p in parts for t in _of(p))])
-  return [out / name for name in files]
+  replace_text(epath.Path(out / PAGE), page(title, body))
+  written = [PAGE, *files]
+  _tell(out, written, [*left_out, *(t for p in parts for t in _of(p))])
+  return [out / name for name in written]
 
 
 def _replace_old(out: pathlib.Path, names: Sequence[str]) -> None:

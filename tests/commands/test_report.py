@@ -265,6 +265,19 @@ def test_many_runs_are_rows(tmp_path):
   assert rows[start + 1 :] == [[f"run{i}", str(8 + i)] for i in range(5)]
 
 
+def test_a_page_is_replaced_as_a_whole(demo, tmp_path):
+  """So an end in the middle leaves the one of before: its bytes still are."""
+  for name in ("report.html", "summary.json"):
+    (tmp_path / name).write_text("before")
+    (tmp_path / f"linked_{name}").hardlink_to(tmp_path / name)
+  report.write_report(str(demo / "scratch"), out=str(tmp_path))
+  assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+  assert json.loads((tmp_path / "summary.json").read_text())
+  for name in ("report.html", "summary.json"):
+    assert (tmp_path / f"linked_{name}").read_text() == "before"
+  assert not list(tmp_path.glob("*.new"))
+
+
 def test_a_single_run(demo, tmp_path):
   path = report.write_report(str(demo / "scratch"), out=str(tmp_path / "out"))
   assert path == tmp_path / "out" / "report.html"

@@ -55,6 +55,8 @@ def test_one_model(photos, tmp_path, capsys):
     (out / "rollout" / name).write_text("")
   told = "rollout/007_of_before.png\nrollout/../mine.png\n"
   (out / visualize.LISTED).write_text(told)  # by an earlier call
+  (out / "index.html").write_text("before")
+  (out / "linked").hardlink_to(out / "index.html")
   written = call(TOKEN, photos, f"--out={out}", "--patch=2,4")
   assert [str(path.relative_to(out)) for path in written] == [
     "index.html",
@@ -73,6 +75,8 @@ def test_one_model(photos, tmp_path, capsys):
     *["svg+xml"] * 2 * 4,
     *["jpeg"] * 2,
   ]
+  # It was not written over, so that an end in the middle leaves the old page.
+  assert (out / "linked").read_text() == "before"
   assert re.search(r"a b\.png → [^<]+ \d+%<", text)
   assert "Left out" not in text
   with Image.open(out / "rollout" / "002_c.png") as image:
