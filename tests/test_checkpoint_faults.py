@@ -247,7 +247,15 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(
+  "failure",
+  [
+    pytest.param(
+      make, id=name, marks=() if name == "arrays" else pytest.mark.slow
+    )
+    for name, make in FAILURES.items()
+  ],
+)
 def test_a_failed_save_is_told_and_tried_again(
   tmp_path, shapes, failure, capsys, monkeypatch
 ):

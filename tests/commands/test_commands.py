@@ -57,8 +57,14 @@ def _examples(text):
   "words, platforms",
   [
     (["models"], {"JAX_PLATFORMS": "cuda"}),  # named for all commands
-    (["convert", "absent.npz", "new.npz", "--to=npz"], {}),
-    (["verify", "absent"], {"JAX_PLATFORMS": "cuda"}),
+    pytest.param(
+      ["convert", "absent.npz", "new.npz", "--to=npz"],
+      {},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      ["verify", "absent"], {"JAX_PLATFORMS": "cuda"}, marks=pytest.mark.slow
+    ),
   ],
 )
 def test_what_needs_no_accelerator_leaves_it_to_others(words, platforms):

@@ -99,7 +99,7 @@ ARGUMENTS = {
   ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
-LARGE = re.compile(r"_[lh]|[LH]/")  # whose shapes take seconds
+LARGE = re.compile(r"_[lh]|[LH]/|R[0-9]+[+]|R152")  # whose shapes take seconds
 # Folders of images, and how many each class has there.
 IMAGES = {
   "images": 200,

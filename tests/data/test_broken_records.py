@@ -127,7 +127,9 @@ def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
     source.labels()
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(
+  "in_memory", [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_garbage_comes_first(tmp_path, monkeypatch, in_memory):
   """TensorFlow's error of it has its bytes, which are no text."""
   if not in_memory:

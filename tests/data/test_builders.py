@@ -47,7 +47,9 @@ def digits_builder(data_dir):
   return builder
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize(
+  "num_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_glyphs_do_not_depend_on_the_number_of_workers(num_workers):
   # Three chunks, the last one partial, so that workers get unequal parts.
   np.testing.assert_array_equal(_drawn(0), _drawn(num_workers))

@@ -218,7 +218,15 @@ def stream(tmp_path_factory):
 @pytest.mark.parametrize("file_bytes", [0, 12_000])  # one after the other; 16
 @pytest.mark.parametrize(
   "start,stop",
-  [(0, 120), (0, 1), (49, 52), (50, 51), (51, 81), (119, 120), (9, 9)],
+  [
+    (0, 120),
+    (49, 52),
+    (9, 9),
+    *(
+      pytest.param(*part, marks=pytest.mark.slow)
+      for part in [(0, 1), (50, 51), (51, 81), (119, 120)]
+    ),
+  ],
 )
 def test_any_part_of_files_can_be_read(stream, file_bytes, start, stop):
   stream = dataclasses.replace(stream, file_bytes=file_bytes)

@@ -110,7 +110,9 @@ def test_the_order_of_the_heads_classes_is_no_matter(parts, params, by_hand):
   np.testing.assert_array_equal(order[rows["label"]], by_hand[1][:20])
 
 
-@pytest.mark.parametrize("batch_size", [16, 104])
+@pytest.mark.parametrize(
+  "batch_size", [16, pytest.param(104, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("limit", "num_mistakes"), [(20, 7), (500, 500)])
 def test_predictions_and_worst_mistakes(
   parts, params, by_hand, batch_size, limit, num_mistakes

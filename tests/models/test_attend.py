@@ -115,7 +115,9 @@ def drawn():
 @pytest.mark.parametrize(
   "max_scores, pieces", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
 )
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(
+  "relative", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
   fn, variables = block(relative)
 

@@ -274,7 +274,12 @@ def logits_and_gradients(scan, remat):
 
 @pytest.mark.parametrize(
   "scan, remat",
-  [(True, "none"), (False, "dots"), (True, "dots"), (False, "full")],
+  [
+    (True, "none"),
+    (True, "dots"),
+    pytest.param(False, "dots", marks=pytest.mark.slow),
+    pytest.param(False, "full", marks=pytest.mark.slow),
+  ],
 )
 def test_scan_and_remat_change_no_number(scan, remat):
   logits, grads = logits_and_gradients(scan, remat)

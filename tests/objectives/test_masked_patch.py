@@ -137,14 +137,16 @@ def test_untrained_pixels_are_grey():
   assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
 
 
+def predict(parts, params, images, plan):
+  apply = jax.jit(parts.model.apply, static_argnames="method")
+  return apply({"params": params}, images, plan, None, method="predict_patches")
+
+
 def test_the_loss_written_out():
   """After three updates, from what the module predicts at the places."""
   parts, state, _ = trained("small")
   plan, images, patches = _corrupted(parts, 3)
-  found = parts.model.apply(
-    {"params": state.params}, normalise(images), plan, None,
-    method="predict_patches",
-  )  # fmt: skip
+  found = predict(parts, state.params, normalise(images), plan)
   log_p = jax.nn.log_softmax(found.reshape(15, 2, 16, 512))
   picked = jnp.take_along_axis(log_p, lib.colors(patches, 4)[..., None], -1)
   state = jax.tree.map(jnp.copy, state)  # the step donates it
@@ -159,10 +161,8 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
   params, images = state.params, normalise(_corrupted(parts, 0)[1])
   places = jnp.tile(jnp.array([[2, 0]]), (15, 1))
   plan = lib.Plan(places, places, jnp.zeros((15, 2), bool))
-  found = parts.model.apply(
-    {"params": params}, images, plan, None, method="predict_patches"
-  )
-  _, out = parts.model.apply({"params": params}, images)
+  found = predict(parts, params, images, plan)
+  _, out = jax.jit(parts.model.apply)({"params": params}, images)
   own = jax.device_get(params["masked_patch"]["head"])
   encoded = np.asarray(out["encoded"])[:, [3, 1]]
   want = encoded @ own["kernel"] + own["bias"]
@@ -348,7 +348,10 @@ def test_models_that_it_cannot_train(changes, text):
   assert text in fault
 
 
-@pytest.mark.parametrize("option", [{"pool": "map"}, {"pre_logits": True}])
+@pytest.mark.parametrize(
+  "option",
+  [{"pool": "map"}, pytest.param({"pre_logits": True}, marks=pytest.mark.slow)],
+)
 def test_a_run_with_layers_that_nothing_trains_goes_on_and_is_scored(
   option, tmp_path
 ):

@@ -90,7 +90,9 @@ def test_their_model_is_known_by_the_names(posemb):
   "cls_row", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("at", ["blocks", "shared", "stem"])
+@pytest.mark.parametrize(
+  "at", ["blocks", "stem", pytest.param("shared", marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
   model = model_config(**SIZE, posemb_at=at, scan=scan, cls_row=cls_row)
   module = models.build(model, 11)
