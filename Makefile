@@ -48,7 +48,7 @@ test: $(VENV)/installed-test
 
 # First what depends on how well XLA optimises, compiled as for users; then the
 # rest, compiled faster (tests/conftest.py).
-OPTIMISED = tests/models tests/weights tests/runtime/test_two_processes.py
+OPTIMISED = tests/models tests/weights tests/distributed/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity

@@ -71,9 +71,9 @@ def seconds(call: Callable[[], None]) -> float:
 
 def main(library: str = "jax", dtype: str = "float32") -> None:
   if library == "jax":
-    from vit_jax.runtime import host_memory
+    from vit_jax import malloc
 
-    host_memory.keep()
+    malloc.keep()
   rng, total, work = np.random.default_rng(0), 0.0, 0
   for product, *shapes, times in PRODUCTS:
     factors = [rng.standard_normal(s).astype(np.float32) for s in shapes]

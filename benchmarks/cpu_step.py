@@ -34,9 +34,8 @@ import numpy as np
 import optax
 from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
-from vit_jax import sharding
+from vit_jax import malloc, sharding
 from vit_jax import step as step_lib
-from vit_jax.runtime import host_memory
 
 PIXELS, BATCH = 224, 8
 
@@ -91,7 +90,7 @@ def batch() -> dict[str, np.ndarray]:
 
 def our_step(variant: str) -> Callable[[], None]:
   """Returns a function that trains by one step, and waits for it."""
-  host_memory.keep()
+  malloc.keep()
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   facts = step_lib.Facts(NUM_CLASSES, (PIXELS, PIXELS), config.total_steps)

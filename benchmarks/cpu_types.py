@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import malloc
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import precision
-from vit_jax.runtime import host_memory
 
 TYPES, SIDE, IMAGES, TURNS = ("float32", "bfloat16"), 1024, 16, 7
 
@@ -38,7 +38,7 @@ def seconds(fn, *args) -> float:
 
 def measure() -> None:
   """Prints a line for each type, and the difference."""
-  host_memory.keep()
+  malloc.keep()
   product = jax.jit(lambda a: a @ a)
   images = np.random.default_rng(0).uniform(-1, 1, (IMAGES, 224, 224, 3))
   images = images.astype(np.float32)

@@ -18,10 +18,10 @@ from PIL import Image
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
-from vit_jax.data import preparing, subsets, tfds_records
+from vit_jax.data import download_and_prepare, subsets, tfds_records
 from vit_jax.data.builders import imported
-from vit_jax.data.host_tf import tf
 from vit_jax.data.imports.listing import Entry
+from vit_jax.data.tf_cpu import tf
 
 NUM_IMAGES, NUM_CLASSES = 4000, 10
 
@@ -62,7 +62,9 @@ def main() -> None:
           member.size = len(image)
           tar.addfile(member, io.BytesIO(image))
     start = time.process_time()
-    preparing.prepare("imagenet21k", str(folder / "tfds"), str(folder))
+    download_and_prepare.prepare(
+      "imagenet21k", str(folder / "tfds"), str(folder)
+    )
     spent = time.process_time() - start
     print(f"import      {spent / NUM_IMAGES * 1e3:.2f} ms an image")
     file = str(folder / "records")

@@ -39,9 +39,9 @@ for folder in pathlib.Path(__file__).resolve().parents[:2]:
 import input_peer
 
 from vit_jax.data import ops
-from vit_jax.data.host_tf import tf
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tf_cpu import tf
 
 BATCH = 32
 ROUNDS = 7

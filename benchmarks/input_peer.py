@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 SIZE = 224
 FILL = 128

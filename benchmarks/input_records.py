@@ -28,8 +28,8 @@ import numpy as np
 from array_record.python import array_record_module
 from PIL import Image
 
-from vit_jax.data.host_tf import tf
 from vit_jax.data.pipeline import train_batches
+from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import Piece, TfdsByNumber, TfdsStream
 
 FILES = 256

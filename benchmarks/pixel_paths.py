@@ -20,9 +20,9 @@ from sklearn import datasets
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
-from vit_jax.config import pixel_path
+from vit_jax.config import eval_preprocessing
 from vit_jax.data import ops
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 
@@ -44,7 +44,7 @@ def difference(data: bytes, one: str, other: str) -> str:
 
 def main() -> None:
   """Prints the tables."""
-  base = pixel_path.timm((224, 224), 0.9)
+  base = eval_preprocessing.timm((224, 224), 0.9)
   tensorflow = dataclasses.replace(base, resizer="tensorflow")
   paths = {
     "fast transform": dataclasses.replace(base, dct="fast"),

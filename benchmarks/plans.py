@@ -122,7 +122,7 @@ def known() -> dict[tuple[str, str], dict]:
 def compile_plan(config: str, topology: str) -> None:
   """Compiles one plan and adds its line to the file."""
   name, *options = config.split()
-  command = [sys.executable, "-m", "vit_jax.plan", "--json", *options]
+  command = [sys.executable, "-m", "vit_jax", "plan", "--json", *options]
   command += [f"--config={name}", f"--topology={topology}"]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   if done.returncode:

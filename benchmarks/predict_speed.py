@@ -104,7 +104,7 @@ def main() -> None:
       folder = base / str(count)
       make_images(folder, count)
       commands = {
-        "ours": f"{sys.executable} -m vit_jax.predict {weights} {folder}"
+        "ours": f"{sys.executable} -m vit_jax predict {weights} {folder}"
         f" --csv --batch_size={args.batch}",
         "timm": f"{args.timm} --data-dir {folder} --model"
         f" vit_{SIZES[args.model]}_patch16_224 --checkpoint {weights} --device"

@@ -15,9 +15,9 @@ from sklearn.datasets import load_sample_image
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
-from vit_jax.data.host_tf import tf
 from vit_jax.data.ops import central_crop, resize_small
 from vit_jax.data.randaugment import DISTORTIONS, Draw
+from vit_jax.data.tf_cpu import tf
 
 FILE = pathlib.Path(__file__).parents[1] / "docs" / "randaugment.png"
 MAGNITUDES = (10, 15, 20)

@@ -18,7 +18,7 @@ import numpy as np
 from tensorflow.python.data.experimental.ops import testing  # noqa: TID251
 
 from vit_jax.data import pipeline, tfds_records
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 RECORD = 110e3  # bytes, the mean of ImageNet's
 FILES, RECORDS = 64, 2000  # of each file

@@ -145,8 +145,8 @@ def _train(run: Run, folder: pathlib.Path, overrides: Sequence[str]) -> dict:
   import jax
 
   from vit_jax.config import ConfigError, cli
-  from vit_jax.runtime import run_info
   from vit_jax.train import train_and_evaluate
+  from vit_jax.writers import run_info
 
   argument = run.argument(folder)
   flags = [f"--config={ROOT / CONFIG}:{argument}", *overrides]
@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
   folder = ROOT / "runs" / "study"
   parser.add_argument("folder", nargs="?", type=pathlib.Path, default=folder)
   args = parser.parse_args(argv)
-  from vit_jax.runtime import startup
+  from vit_jax.callbacks import startup
 
   startup.use_cache()
   study(grid(), args.results, args.folder)

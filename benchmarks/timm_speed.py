@@ -131,10 +131,9 @@ def measure_ours(args: argparse.Namespace) -> dict:
   """Times our step."""
   import jax
 
-  from vit_jax import benchmark
-  from vit_jax.runtime import host_memory
+  from vit_jax import benchmark, malloc
 
-  host_memory.keep()
+  malloc.keep()
   dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
   config = our_config(args.model, args.size, args.batch, dtype)
   return benchmark.measure(config, steps=args.steps)

@@ -108,7 +108,7 @@ def get_config(arg: str = ""):
 
 
 def get_grid(arg: str = ""):
-  """What vit_jax.sweep tries, unless --grid says otherwise: Table 4."""
+  """What vit-jax sweep tries, unless --grid says otherwise: Table 4."""
   args = arguments(arg, ARGUMENTS)
   if _kind(args["dataset"]) != "imagenet2012":
     return {"optim.lr": GRID}

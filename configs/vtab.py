@@ -4,7 +4,7 @@ Run, all tasks, one table: vit-jax sweep --workdir=runs/vtab \
   --config=vtab:task=all,init=ViT-B_16.npz,model=B/16
 One task: vit-jax train --workdir=runs/dtd \
   --config=vtab:task=dtd,init=ViT-B_16.npz,model=B/16
-Arguments: task (of TASKS; for vit_jax.sweep also all, natural, specialized or
+Arguments: task (of TASKS; for vit-jax sweep also all, natural, specialized or
 structured), init (anything that vit_jax.load reads), model (any that python -m
 vit_jax.models prints), res (pixels, of which the nearest multiple of the patch
 is taken; 384 for every task, as in the paper).
@@ -28,7 +28,7 @@ TFDS no longer builds the version of oxford_iiit_pet that VTAB asks for, whose
 slices may be of other images. diabetic_retinopathy and resisc45 must be
 downloaded by hand.
 
-Cost, an estimate of vit_jax.plan, which no chip has confirmed: B/16 on 8 chips
+Cost, an estimate of vit-jax plan, which no chip has confirmed: B/16 on 8 chips
 of TPU v5e 266 ms a step, 11 minutes a training; all tasks, each trained twice,
 7.0 hours or 56 chip-hours, without scoring.
 Result: not yet run. Paper's, Table 9, top-1 in %, in the order of TASKS:
@@ -57,7 +57,7 @@ def get_config(arg: str = ""):
     groups = _groups()
     raise ValueError(
       f"got task={task}, expected one of {', '.join(TASKS)}; or, for"
-      f" vit_jax.sweep alone, {', '.join(groups)}."
+      f" vit-jax sweep alone, {', '.join(groups)}."
       + nearest(task, {*TASKS, *groups} - {task})
     )
   if not args["res"].isdecimal() or args["res"] == "0":
@@ -94,12 +94,12 @@ def get_config(arg: str = ""):
 
 
 def get_grid(arg: str = ""):
-  """What vit_jax.sweep tries, unless --grid says otherwise."""
+  """What vit-jax sweep tries, unless --grid says otherwise."""
   return {"optim.lr": (0.01,)}
 
 
 def get_tasks(arg: str = ""):
-  """The tasks of vit_jax.sweep: name -> (group, argument); {} for one."""
+  """The tasks of vit-jax sweep: name -> (group, argument); {} for one."""
   args = arguments(arg, ARGUMENTS)
   return {
     name: (TASKS[name].group, ",".join(f"{k}={v}" for k, v in of_task.items()))

@@ -83,7 +83,7 @@ def outcome(
 
 def _fault(error: BaseException, folder: pathlib.Path) -> str:
   """Returns what is wrong with an error; "": it is clean."""
-  from vit_jax.checkpoint import DamagedError
+  from vit_jax.checkpointing.checkpointer import DamagedError
   from vit_jax.config import ConfigError
 
   text = str(error)

@@ -58,7 +58,7 @@ def _weights(path: pathlib.Path, rng: random.Random) -> None:
   """Reads as `vit_jax.load` does, and now and then all of it."""
   import vit_jax
   from vit_jax import weights
-  from vit_jax.pretrained import preprocessing
+  from vit_jax.inference.pretrained import preprocessing
 
   if rng.random() >= 1 - LOADED:
     vit_jax.load(path, verbose=False)
@@ -126,7 +126,7 @@ def _build_timm_config(folder):
 
 
 def _build_hf(folder):
-  from vit_jax.weights import hf, hf_images, safetensors_file
+  from vit_jax.weights import hf, hf_preprocessing, safetensors_file
 
   arrays, config = hf.write(
     _params(),
@@ -137,7 +137,7 @@ def _build_hf(folder):
   )
   safetensors_file.write(folder / "model.safetensors", arrays, {})
   (folder / "config.json").write_text(json.dumps(config))
-  about, _ = hf_images.write("decode|resize(8)", (8, 8))
+  about, _ = hf_preprocessing.write("decode|resize(8)", (8, 8))
   about = json.dumps(about | {"image_mean": [0.4, 0.5, 0.6]})
   (folder / "preprocessor_config.json").write_text(about)
 
@@ -177,13 +177,13 @@ def _build_onnx(folder):
 def _build_checkpoint(folder):
   from flax.traverse_util import unflatten_dict
 
-  from vit_jax import checkpoint
+  from vit_jax.checkpointing import checkpointer
 
   metadata = {"config": {"model": to_dict(_model(**VIT))}, "grid": [2, 2]}
   metadata |= {"image_size": [8, 8], "class_names": ["a", "b", "c"], "step": 3}
   metadata |= {"preprocessing": {"ops": "decode|resize(8)"}}
   params = unflatten_dict(_params(), sep="/")
-  checkpoint.write_params(str(folder / "3"), params, metadata)
+  checkpointer.write_params(str(folder / "3"), params, metadata)
 
 
 def _build_orbax(folder):
@@ -287,7 +287,7 @@ def _build_classes(folder):
 
 
 def _read_classes(path, rng):
-  from vit_jax import prepare
+  from vit_jax.commands import prepare
 
   del rng
   args = prepare.parse(["folder:/x", "--name=x", f"--classes={path}"])
@@ -352,7 +352,7 @@ def _build_run(folder):
 
 
 def _read_run(path, rng):
-  import vit_jax.report as report
+  import vit_jax.commands.report as report
   from vit_jax.reporting import comparison, runs, summary, tables
 
   if rng.random() < 1 - PAGES:

@@ -116,7 +116,7 @@ def test_needs_no_tensorflow():
 def test_words_need_nothing_heavy():
   modules = _modules_after(
     "import vit_jax.config.cli, vit_jax.config.recipes, vit_jax.models,"
-    " vit_jax.runtime.signals"
+    " vit_jax.distributed.signals"
   )
   assert not modules & {"jax", "flax", "tensorflow", "optax"}
 

@@ -12,8 +12,8 @@ import pytest
 import study
 from PIL import Image
 
-from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import DISTORTIONS
+from vit_jax.data.tf_cpu import tf
 from vit_jax.families.vit import ViTConfig
 
 pytest.importorskip("sklearn")

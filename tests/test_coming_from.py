@@ -5,11 +5,11 @@ import importlib
 import pathlib
 import re
 
+from vit_jax.commands.convert import FORMATS
 from vit_jax.config import parse
 from vit_jax.config.commands import COMMANDS
 from vit_jax.config.preprocessing import SHAPE_FNS, parse_ops
 from vit_jax.config.schema import UNIONS, Config
-from vit_jax.convert import FORMATS
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import by_variant
 

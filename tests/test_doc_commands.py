@@ -182,7 +182,7 @@ def test_words_of_a_shell_text():
   ]  # fmt: skip
   text = 'gcloud x --command="cd y &&\n .venv/bin/vit-jax train \\\n  --a=$B"'
   assert of_this_project(text) == [["train", "--a=$B"]]
-  text = "srun --x .venv/bin/python -m vit_jax.plan --a"
+  text = "srun --x .venv/bin/python -m vit_jax plan --a"
   assert of_this_project(text) == [["plan", "--a"]]
   assert of_this_project("vit-jax models | head") == [["models"]]
   text = "for a in b c; do vit-jax models $a; done"

@@ -11,7 +11,7 @@ from sklearn import datasets
 from vit_jax.config import preprocessing
 from vit_jax.data import images, pixels
 from vit_jax.data import ops as tensorflow_ops
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 NAMES = ("china.jpg", "flower.jpg")

@@ -21,7 +21,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
 
 import vit_jax
-from vit_jax import checkpoint, train
+from vit_jax import train
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.config import defaults, freeze
 from vit_jax.models.stacking import stack_blocks
 
@@ -130,7 +131,7 @@ def test_sharded_parameters_are_read_on_one_device(vit, tmp_path):
 
   params = jax.tree.map(spread, vit.params)
   assert not params["head"]["kernel"].is_fully_replicated
-  checkpoint.write_params(str(tmp_path / "out"), params, vit.metadata())
+  checkpointer_lib.write_params(str(tmp_path / "out"), params, vit.metadata())
   x, logits = restore(vit, tmp_path / "out" / "params", tmp_path)
   assert_same(logits, vit(x)[0])
 

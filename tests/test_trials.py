@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import several
 
-from vit_jax.runtime.writer import read_metrics
+from vit_jax.writers.metric_writer import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[1]
 

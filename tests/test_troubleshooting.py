@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import experiment
 from vit_jax.config import MeshConfig, defaults, freeze
 from vit_jax.data.sources import open_source
-from vit_jax.runtime import prepare
 from vit_jax.sharding import mesh_shape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ def run(**changes):
     for parent in parents:
       node = node[parent]
     node[name] = value
-  prepare.check(freeze(c))
+  experiment.check(freeze(c))
 
 
 def without_fewshot(folder):
@@ -47,7 +47,7 @@ def without_fewshot(folder):
   c.data.dataset, c.data.data_dir = "digits", str(folder)
   c.data.batch_size, c.total_steps = 64, 10
   c.evals = {"few": {"kind": "fewshot", "dataset": "dtd"}}
-  prepare.check(freeze(c))
+  experiment.check(freeze(c))
 
 
 def one_class(folder):

@@ -11,7 +11,9 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def load(path, **options):
-  """Loads a model with its weights; see `vit_jax.pretrained.load`."""
-  from vit_jax import pretrained  # only here: jax takes a second to import
+  """Loads a model with its weights; see `vit_jax.inference.pretrained.load`."""
+  from vit_jax.inference import (
+    pretrained,  # only here: jax takes a second to import
+  )
 
   return pretrained.load(path, **options)

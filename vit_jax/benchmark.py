@@ -44,15 +44,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import malloc, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
+from vit_jax.callbacks.throughput import Meter, updates
 from vit_jax.config import Config, ConfigError
 from vit_jax.devices import peak_flops, unknown_peak
+from vit_jax.distributed import processes
+from vit_jax.matmul_peak import ceiling
 from vit_jax.models import attention_by_chip
-from vit_jax.runtime import host_memory, processes
-from vit_jax.runtime.ceiling import ceiling
-from vit_jax.runtime.throughput import Meter, updates
 
 BLOCKS = 10  # into which the steps are divided; the medians are over them
 # Least steps of a block, if there are as many. A program that takes the core
@@ -303,9 +303,9 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
       " use --input=synthetic."
     )
   elif kind == "real":
-    from vit_jax.runtime import prepare  # TensorFlow comes with it
+    from vit_jax import experiment  # TensorFlow comes with it
 
-    return prepare.check(config, faults=found)
+    return experiment.check(config, faults=found)
   if found := found + _plan().faults(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None
@@ -318,7 +318,7 @@ def _plan():
   machine must be found before.
   """
   jax.devices()
-  from vit_jax import plan
+  from vit_jax.commands import plan
 
   return plan
 
@@ -384,7 +384,7 @@ def main(args: cli.Args) -> None:
       )
     if found:
       check(args.config, kind, found)
-    host_memory.keep()
+    malloc.keep()
     result = measure(args.config, kind, int(steps))
   except ConfigError as e:
     sys.exit(str(e))

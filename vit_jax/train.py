@@ -5,8 +5,8 @@ exist: mesh, data, model, state, step, evaluators, loop. The same command again
 resumes from the last checkpoint, and ends in the bits of an unbroken run.
 """
 
+from vit_jax.callbacks import preemption, startup
 from vit_jax.config import cli
-from vit_jax.runtime import preemption, startup
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
   ARGS = cli.parse(
@@ -26,31 +26,28 @@ from collections.abc import Callable
 
 import jax
 
-from vit_jax import checkpoint, sharding, weights
+from vit_jax import experiment, malloc, sharding, train_batches, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data
-from vit_jax.config import Config, to_dict
-from vit_jax.runtime import (
-  changes,
-  feed,
-  finite,
-  forms,
-  host_memory,
-  lock,
+from vit_jax.callbacks import (
+  nonfinite,
+  plan_comparison,
   predictions,
-  prepare,
-  promise,
   replay,
-  run_info,
+  run_lock,
 )
-from vit_jax.runtime.accounting import account_of
-from vit_jax.runtime.phases import Phases
-from vit_jax.runtime.preemption import Notices, Signals
-from vit_jax.runtime.progress import Progress
-from vit_jax.runtime.rows import Rows
-from vit_jax.runtime.supervision import supervised
-from vit_jax.runtime.throughput import meter_of, updates
-from vit_jax.runtime.writer import Writer
+from vit_jax.callbacks.accounting import account_of
+from vit_jax.callbacks.phases import Phases
+from vit_jax.callbacks.preemption import Notices, Signals
+from vit_jax.callbacks.progress import Progress
+from vit_jax.callbacks.throughput import meter_of, updates
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
+from vit_jax.checkpointing import convert_state, resume_rules
+from vit_jax.config import Config, to_dict
+from vit_jax.distributed.supervision import supervised
+from vit_jax.writers import run_info
+from vit_jax.writers.metric_writer import Writer
+from vit_jax.writers.rows import Rows
 
 
 def train_and_evaluate(
@@ -91,18 +88,20 @@ def train_and_evaluate(
   stop = stop or Notices(Phases(began))
   with contextlib.ExitStack() as at_exit:  # also after an error, or Ctrl-C
     opening = at_exit.enter_context(startup.Start(began, stop.phases.beat))
-    held = lock.Lock(workdir, phases=stop.phases)
-    prepared = prepare.check(config, workdir, data=data, allowed=allow_change)
+    held = run_lock.Lock(workdir, phases=stop.phases)
+    prepared = experiment.check(
+      config, workdir, data=data, allowed=allow_change
+    )
     at_exit.enter_context(held)
     opening.ends("checks")
     return _train(prepared, opening, stop, held, at_exit)
 
 
 def _train(
-  prepared: prepare.Run,
+  prepared: experiment.Run,
   opening: startup.Start,
   stop: Notices,
-  held: lock.Lock,
+  held: run_lock.Lock,
   at_exit: contextlib.ExitStack,
 ) -> step_lib.TrainState:
   """The run itself; whatever it registers at `at_exit` is always closed."""
@@ -112,10 +111,10 @@ def _train(
   opening.ends("data")
   total_steps = facts.total_steps
   assembly = step_lib.assemble(config, facts, mesh)
-  checkpointer = checkpoint.Checkpointer(workdir, config.checkpoint)
+  checkpointer = checkpointer_lib.Checkpointer(workdir, config.checkpoint)
   at_exit.callback(checkpointer.close)
   at_exit.callback(phases.enter, "save")
-  form = forms.form_of(config, facts, assembly, mesh)
+  form = convert_state.form_of(config, facts, assembly, mesh)
   start, state = checkpointer.restore_newest(
     prepared.start, assembly.state, form
   )
@@ -140,9 +139,9 @@ def _train(
   opening.ends("model and state")
 
   newest = checkpointer.newest
-  guard = finite.Guard(prepared, newest, progress.note, held.check)
+  guard = nonfinite.Guard(prepared, newest, progress.note, held.check)
   at_exit.callback(guard.close)
-  batches = guard.remembered(feed.batches(prepared, start))
+  batches = guard.remembered(train_batches.batches(prepared, start))
   evaluators = prepared.evaluators(
     assembly.predict, mesh, assembly.fresh_params, beat=stop.beat
   )
@@ -167,7 +166,7 @@ def _train(
 
   def save(step: int, write: Callable[..., None]) -> None:
     nonlocal metadata  # a new dict: that before may be on its way to the disk
-    kept = account.metadata(step) | {finite.KEY: guard.counts()}
+    kept = account.metadata(step) | {nonfinite.KEY: guard.counts()}
     metadata = {**metadata, **kept, **rows.metadata(step)}
     held.check()  # not into the folder of another run
     guard.due()  # the files have all rows up to the checkpoint
@@ -191,7 +190,7 @@ def _train(
   train_step = replay.checked(
     assembly.train_step, assembly.state, mesh, start, config.checks.replay
   )
-  batches = feed.on_devices(batches, mesh, opening)
+  batches = train_batches.on_devices(batches, mesh, opening)
   trained = updates(train_step, state, batches, steps, meter, phases)
   phases.enter("step")
   step = start
@@ -199,7 +198,9 @@ def _train(
     guard.add(step, metrics.pop("fingerprint"))
     saves = prepared.is_due(config.checkpoint, step)
     # The rows are those of an uninterrupted run; the screen shows one more.
-    has_row = saves or step == 1 or prepare.is_multiple(step, config.log_steps)
+    has_row = (
+      saves or step == 1 or experiment.is_multiple(step, config.log_steps)
+    )
     saves |= checkpointer.retry_due(step)
     if has_row or saves or step == start + 1:
       values = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -238,7 +239,7 @@ def _train(
   metadata = metadata | account.metadata(total_steps)  # with all evaluations
   run_info.write_json(workdir, "metadata.json", metadata, progress.note)
   progress.note(account.text(total_steps))
-  progress.note(promise.kept(workdir, config.data.batch_size))
+  progress.note(plan_comparison.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
 
@@ -248,10 +249,10 @@ def main(args: cli.Args, signals: Signals | None = None) -> None:
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
   with supervised(args, workdir, signals) as stop:
     startup.use_cache(workdir)
-    host_memory.keep()
-    allowed = changes.names_of(args.flags["allow_change"])
+    malloc.keep()
+    allowed = resume_rules.names_of(args.flags["allow_change"])
     if args.faults:
-      prepare.check(args.config, workdir, args.faults, allowed=allowed)
+      experiment.check(args.config, workdir, args.faults, allowed=allowed)
     train_and_evaluate(
       args.config,
       workdir,

@@ -63,22 +63,23 @@ def spoil(batch: dict, step: int) -> dict:
 
 
 def main() -> None:
-  from vit_jax import checkpoint
+  from vit_jax import experiment, train_batches
+  from vit_jax.callbacks import phases
+  from vit_jax.checkpointing import checkpointer
   from vit_jax.evaluators import evaluator, fewshot
-  from vit_jax.runtime import feed, phases, prepare
 
   if PLACE == "batches":
-    batches = feed.batches
+    batches = train_batches.batches
 
     def spoiled(run, start):
       for step, batch in enumerate(batches(run, start), start + 1):
         yield spoil(batch, step)
 
-    feed.batches = spoiled
+    train_batches.batches = spoiled
   elif PLACE == "start":
-    before(prepare, "check")
+    before(experiment, "check")
   elif PLACE == "restore":
-    before(checkpoint.Checkpointer, "restore_newest")
+    before(checkpointer.Checkpointer, "restore_newest")
   elif PLACE == "evaluation":
     before(evaluator.Context, "forward")
   elif PLACE == "scoring":
@@ -101,7 +102,7 @@ def main() -> None:
       os.kill(os.getpid(), signal.SIGINT)
       time.sleep(60.0)
 
-    checkpoint.Checkpointer.save_now = slow
+    checkpointer.Checkpointer.save_now = slow
   # What a script starts in the background ignores Ctrl-C, and hands that down.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   sys.argv[1:] = sys.argv[3:]

@@ -18,11 +18,11 @@ import jax
 
 from trials.saved import METADATA, Saved, bits, made_up, said, saved, tiny
 from trials.trial import Trial
-from vit_jax import checkpoint
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
+from vit_jax.checkpointing import layout, retention
 from vit_jax.config import CheckpointConfig
-from vit_jax.weights import keeping, steps
 
-SMALL = "tests/test_checkpoint_faults.py"
+SMALL = "tests/checkpointing/test_damage.py"
 
 
 def flip(path: pathlib.Path, rng: random.Random) -> None:
@@ -67,16 +67,22 @@ def outcome(run: Saved, folder: pathlib.Path, what: str) -> str:
   """
   with said() as out:
     # First the reader, which must leave the folder as it is.
-    params, metadata = checkpoint.load_params(str(folder))
+    params, metadata = checkpointer_lib.load_params(str(folder))
     read = metadata["step"]
     want = bits(
-      checkpoint.load_params(str(run.folder / "checkpoints" / f"{read}"))[0]
+      checkpointer_lib.load_params(str(run.folder / "checkpoints" / f"{read}"))[
+        0
+      ]
     )
     assert bits(params) == want, f"{what}: load_params gave other bits"
-    why = checkpoint.verify(steps.epath.Path(folder / "checkpoints" / "2"))
-    start, faults = keeping.start(steps.epath.Path(folder / "checkpoints"))
+    why = checkpointer_lib.verify(
+      layout.epath.Path(folder / "checkpoints" / "2")
+    )
+    start, faults = retention.start(layout.epath.Path(folder / "checkpoints"))
     assert not faults, f"{what}: {faults}"
-    checkpointer = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+    checkpointer = checkpointer_lib.Checkpointer(
+      str(folder), CheckpointConfig()
+    )
     n, state = checkpointer.restore_newest(start, run.state)
     checkpointer.close()
   text = out.getvalue()
@@ -160,7 +166,7 @@ def damaged_folders(folder: pathlib.Path, seed: int) -> str:
     if what == "checkpoints/ gone":
       shutil.rmtree(copy / "checkpoints")
     with said():
-      start, faults = keeping.start(steps.epath.Path(copy / "checkpoints"))
+      start, faults = retention.start(layout.epath.Path(copy / "checkpoints"))
     assert start == 0 and "start over" in faults[0], f"{what}: {faults}"
     stops += 1
   return f"{number - stops} folders passed over or restored, {stops} stops"
@@ -171,7 +177,7 @@ def readers(folder: pathlib.Path, seed: int) -> str:
   shapes = tiny()
   states = {n: made_up(shapes, n) for n in range(1, 41)}
   want = {n: bits(s.eval_params) for n, s in states.items()}
-  checkpointer = checkpoint.Checkpointer(
+  checkpointer = checkpointer_lib.Checkpointer(
     str(folder), CheckpointConfig(keep_last=1)
   )
   checkpointer.save_now(1, states[1], {"step": 1})
@@ -180,7 +186,7 @@ def readers(folder: pathlib.Path, seed: int) -> str:
   def read_all() -> None:
     while not over.is_set():
       try:
-        params, metadata = checkpoint.load_params(str(folder))
+        params, metadata = checkpointer_lib.load_params(str(folder))
         n = metadata["step"]
         assert bits(params) == want[n], f"step {n}: other bits"
         read.append(n)
@@ -208,7 +214,7 @@ def readers(folder: pathlib.Path, seed: int) -> str:
 
 def cost(folder: pathlib.Path, seed: int) -> str:
   """Saves of a state of S/16's size, with and without digests, in turns."""
-  from vit_jax.weights import digests
+  from vit_jax.checkpointing import digests
 
   shapes = tiny(width=384, depth=12)
   state = made_up(shapes, seed)
@@ -223,7 +229,9 @@ def cost(folder: pathlib.Path, seed: int) -> str:
   for n in range(10):
     for of in sorted(seconds, key=lambda of: (of is Nothing) ^ n % 2):
       workdir = folder / f"{n}.{of.__name__}"
-      checkpointer = checkpoint.Checkpointer(str(workdir), CheckpointConfig())
+      checkpointer = checkpointer_lib.Checkpointer(
+        str(workdir), CheckpointConfig()
+      )
       with mock.patch.object(digests, "of_state", of):
         began = time.process_time()
         checkpointer.save(1, state, METADATA)

@@ -10,7 +10,7 @@ import numpy as np
 from trials import runs
 from trials.trial import Trial
 
-SMALL = "tests/runtime/test_elsewhere.py"
+SMALL = "tests/checkpointing/test_other_mesh.py"
 FROM = 28  # step of the checkpoint
 
 

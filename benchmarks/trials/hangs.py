@@ -9,7 +9,7 @@ import time
 
 from trials import runs
 from trials.trial import Trial
-from vit_jax.runtime.hub import QUIET_SECONDS
+from vit_jax.distributed.hub import QUIET_SECONDS
 
 # Seconds without progress. Several trials may share two cores, where a start,
 # with its imports, and a compilation take a minute.
@@ -145,7 +145,7 @@ TRIALS = (
     " ends within the limit of its phase with code 124, the stacks of its"
     " threads, and the name of the one that is behind.",
     stopped,
-    "tests/runtime/test_watchdog.py",
+    "tests/callbacks/test_watchdog.py",
     seconds=230,
   ),
   Trial(
@@ -153,7 +153,7 @@ TRIALS = (
     "Where one of two processes is killed or fails, the other ends within 15 s"
     " with code 76, or 1 after an error, and says which one, and how.",
     died,
-    "tests/runtime/test_peers.py",
+    "tests/distributed/test_peers.py",
     seconds=80,
   ),
   Trial(
@@ -161,7 +161,7 @@ TRIALS = (
     "A slow first compilation of one process raises no alarm in any, nor does"
     " a process that was itself stopped and goes on.",
     slow_compile,
-    "tests/runtime/test_watchdog.py",
+    "tests/callbacks/test_watchdog.py",
     seconds=80,
   ),
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from trials import runs
 from trials.trial import Trial
 
-SMALL = "tests/runtime/test_kill.py"
+SMALL = "tests/checkpointing/test_kill.py"
 KILLS_A_RUN = 5
 # What a process says when it comes to a phase, the newest first.
 SIGNS = (

@@ -9,7 +9,7 @@ import numpy as np
 from trials import runs
 from trials.trial import Trial
 
-SMALL = "tests/runtime/test_leaks.py"
+SMALL = "tests/callbacks/test_leaks.py"
 STEPS, EVALUATIONS = 3000, 100
 # The C library keeps what it was given, and fragments it a little.
 GROWTH = 0.03  # of the memory, from a third of the run to its end

@@ -75,12 +75,12 @@ def _nothing_else_saved(workdir: pathlib.Path, bad: int) -> int:
   import jax
   import numpy as np
 
-  from vit_jax import checkpoint
+  from vit_jax.checkpointing import checkpointer
 
   folders = sorted((workdir / "checkpoints").glob("[0-9]*"))
   for folder in folders:
     assert folder.name.isdigit() and int(folder.name) < bad, folder
-    params, _ = checkpoint.load_params(str(folder))
+    params, _ = checkpointer.load_params(str(folder))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params)), folder
   return len(folders)
 
@@ -90,7 +90,8 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
   import numpy as np
 
   run = _start(folder)
-  from vit_jax.runtime import fingerprints, finite, repeat
+  from vit_jax.callbacks import fingerprints, repeat
+  from vit_jax.callbacks import nonfinite as nonfinite_lib
 
   rng, saved = random.Random(seed), 0
   stops = [rng.randrange(2, EVERY + 1), rng.randrange(EVERY + 1, STEPS)]
@@ -115,7 +116,7 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
     told = f"of step {newest}," if newest else "There is no checkpoint yet"
     assert told in text, text
     saved += _nothing_else_saved(workdir, bad)
-    (entry,) = finite.read(str(workdir))
+    (entry,) = nonfinite_lib.read(str(workdir))
     first = 24 * (bad - 1)
     assert entry["records"] == [list(range(first, first + 24))], entry
     found = repeat.step(str(workdir), bad, Noise(spoil(bad)))
@@ -147,8 +148,9 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
 
 def two_processes(folder: pathlib.Path, seed: int) -> str:
   """Spoils the part of a batch that one process reads."""
-  from vit_jax.reporting import parting as lib
-  from vit_jax.runtime import fingerprints, finite
+  from vit_jax.callbacks import fingerprints
+  from vit_jax.callbacks import nonfinite as nonfinite_lib
+  from vit_jax.reporting import first_divergence as lib
 
   rng = random.Random(seed)
   config = runs.write_config(folder, STEPS)
@@ -170,7 +172,7 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
     assert codes == [1, 1], f"{codes}\n{said}"
     assert f"at step {bad}: its update was not applied" in said, said
   _nothing_else_saved(folder / "stop", bad)
-  (entry,) = finite.read(str(folder / "stop"))
+  (entry,) = nonfinite_lib.read(str(folder / "stop"))
   assert len({n for rows in entry["records"] for n in rows}) == 24, entry
   told.append(f"stopped both at step {bad} by a label of process {who}")
 
@@ -199,8 +201,8 @@ def flipped(folder: pathlib.Path, seed: int) -> str:
   import numpy as np
 
   from vit_jax import sharding, step
+  from vit_jax.callbacks import replay
   from vit_jax.config import cli
-  from vit_jax.runtime import replay
 
   words = [f"--config={folder / 'small.py'}", "--config.mesh.data=2"]
   words += ["--config.mesh.fsdp=2", "--config.mesh.tensor=2"]
@@ -245,7 +247,7 @@ def parting(folder: pathlib.Path, seed: int) -> str:
   """Changes a run at a random step in four ways; `diff` names step and way."""
   run = _start(folder)
   from vit_jax.batch import DataError
-  from vit_jax.reporting import parting as lib
+  from vit_jax.reporting import first_divergence as lib
 
   rng = random.Random(seed)
   plain = run("plain")
@@ -305,21 +307,21 @@ TRIALS = (
     "A step whose loss or gradient is not finite changes nothing, is never"
     " saved, and is reported with its records; stop and skip do what they say",
     nonfinite,
-    small="tests/runtime/test_finite.py",
+    small="tests/callbacks/test_nonfinite.py",
     seconds=60,
   ),
   Trial(
     "numbers.two_processes",
     "The same with two processes, of which one reads what spoils the step",
     two_processes,
-    small="tests/runtime/test_finite.py",
+    small="tests/callbacks/test_nonfinite.py",
     seconds=100,
   ),
   Trial(
     "numbers.flipped",
     "Of a step computed twice a single bit that differs is caught",
     flipped,
-    small="tests/runtime/test_replay.py",
+    small="tests/callbacks/test_replay.py",
     seconds=20,
   ),
   Trial(

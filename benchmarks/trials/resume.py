@@ -24,7 +24,7 @@ SMALL = (".jsonl", ".json", ".bin")
 # Takes the folder, says so, and holds it until its input ends.
 HOLD = (
   "import sys; from vit_jax.config import ConfigError\n"
-  "from vit_jax.runtime.lock import Lock\n"
+  "from vit_jax.callbacks.run_lock import Lock\n"
   "print('ready', flush=True); sys.stdin.readline()\n"
   "try:\n"
   "  with Lock(sys.argv[1]): print('held', flush=True); sys.stdin.read()\n"
@@ -249,10 +249,12 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   """Damages of the small files, read by all that read them."""
   from etils import epath
 
+  from vit_jax.callbacks import goodput, run_record
+  from vit_jax.callbacks.phases import Phases
+  from vit_jax.callbacks.run_lock import Lock
+  from vit_jax.checkpointing import resume_rules
   from vit_jax.reporting import runs as runs_lib
-  from vit_jax.runtime import changes, files, goodput, lifetime
-  from vit_jax.runtime.lock import Lock
-  from vit_jax.runtime.phases import Phases
+  from vit_jax.writers import atomic_files
 
   rng, workdir = random.Random(seed), folder / "run"
   with Lock(str(workdir)) as held:
@@ -272,7 +274,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
     )
     + "\n",
   }
-  for name in (lifetime.FILE, lifetime.BEAT):
+  for name in (run_record.FILE, run_record.BEAT):
     whole[name] = (workdir / name).read_text()
   told = 0
   for _ in range(DAMAGES):
@@ -281,12 +283,16 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
       (workdir / other).write_text(text)
     (workdir / name).write_bytes(_damaged(whole[name].encode(), rng))
     for other in whole:
-      read = files.read_rows if other.endswith("l") else files.read_json
+      read = (
+        atomic_files.read_rows
+        if other.endswith("l")
+        else atomic_files.read_json
+      )
       told += bool(read(epath.Path(workdir) / other).faults)
-    changes.read(str(workdir))
+    resume_rules.read(str(workdir))
     with contextlib.suppress(ValueError):
       runs_lib.find_runs(workdir)
-    (workdir / lifetime.FILE).unlink() if rng.random() < 0.1 else None
+    (workdir / run_record.FILE).unlink() if rng.random() < 0.1 else None
     try:
       held = Lock(str(workdir), note=lambda _: None)
       goodput.Goodput(Phases(), None, held.last_words.get(goodput.KEY)).at()

@@ -174,9 +174,9 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   import jax
   import orbax.checkpoint as ocp
 
-  from vit_jax import checkpoint
+  from vit_jax.checkpointing import checkpointer
 
-  step = checkpoint.find(str(workdir))
+  step = checkpointer.find(str(workdir))
   found = {}
   for item in ("params", "train"):
     handler = ocp.PyTreeCheckpointHandler()
@@ -194,7 +194,7 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 def rows(workdir: pathlib.Path) -> list[dict]:
   """Returns the rows of metrics.jsonl without what measures the machine."""
-  from vit_jax.runtime.rows import MEASURED
+  from vit_jax.writers.rows import MEASURED
 
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
   return [
@@ -207,7 +207,7 @@ def board(workdir: pathlib.Path) -> list[dict]:
   """Returns what TensorBoard reads, as `rows` does."""
   from tensorboard.backend.event_processing import event_file_loader
 
-  from vit_jax.runtime.rows import MEASURED
+  from vit_jax.writers.rows import MEASURED
 
   found = []
   for path in sorted((workdir / "tensorboard").glob("*tfevents*")):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoint, sharding, step
+from vit_jax import sharding, step
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.config import CheckpointConfig, defaults, freeze
 
 METADATA = {"config": {"seed": 0}, "class_names": ["a", "b"]}
@@ -60,7 +61,7 @@ def bits(tree: Any) -> list[bytes]:
 def saved(folder: pathlib.Path) -> Saved:
   shapes = tiny()
   states = {n: made_up(shapes, n) for n in (1, 2)}
-  checkpointer = checkpoint.Checkpointer(str(folder), CheckpointConfig())
+  checkpointer = checkpointer_lib.Checkpointer(str(folder), CheckpointConfig())
   for n, state in states.items():
     checkpointer.save_now(n, state, {**METADATA, "step": n})
   checkpointer.close()

@@ -17,11 +17,11 @@ from unittest import mock
 
 from trials.saved import METADATA, bits, made_up, said, tiny
 from trials.trial import Trial
-from vit_jax import checkpoint
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
+from vit_jax.checkpointing import layout, saving
 from vit_jax.config import CheckpointConfig, ConfigError
-from vit_jax.weights import saving, steps
 
-SMALL = "tests/test_checkpoint_faults.py"
+SMALL = "tests/checkpointing/test_damage.py"
 
 
 @contextlib.contextmanager
@@ -71,7 +71,9 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
   told = []
   for number, (name, failure) in enumerate(FAILURES.items()):
     workdir = folder / f"{number}"
-    checkpointer = checkpoint.Checkpointer(str(workdir), CheckpointConfig())
+    checkpointer = checkpointer_lib.Checkpointer(
+      str(workdir), CheckpointConfig()
+    )
     states = {n: made_up(shapes, n) for n in range(1, 13)}
     saves, seen = [], {}
     with said() as out:
@@ -93,21 +95,21 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
     assert seen[8] == 0 and seen[9] == 1, f"{name}: told late\n{text}"
     there = sorted(p.name for p in (workdir / "checkpoints").iterdir())
     assert there == ["10", "12"], f"{name}: {there} are kept"
-    last = checkpoint.Checkpointer(str(workdir), CheckpointConfig())
+    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
     n, state = last.restore_newest(12, shapes)
     last.close()
     assert n == 12 and bits(state) == bits(states[12]), name
     told.append(name)
     # To the end of the run: an error of the run, and what was there stays.
     workdir = folder / f"{number}.end"
-    last = checkpoint.Checkpointer(str(workdir), CheckpointConfig())
+    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
     with said(), mock.patch.object(saving, "WAITS", (0.01, 0.01)):
       last.save_now(1, states[1], METADATA)
       try:
         with failure():
           last.save_now(2, states[2], METADATA)
         raise AssertionError(f"{name}: no error at the end of the run")
-      except checkpoint.SaveError as e:
+      except checkpointer_lib.SaveError as e:
         assert "step 2" in str(e) and "that of step 1" in str(e), e
       last.close()
     assert last.steps() == [1]
@@ -126,7 +128,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
   try:
     shapes = tiny()
     states = {n: made_up(shapes, n) for n in (1, 2)}
-    checkpointer = checkpoint.Checkpointer(str(disk), CheckpointConfig())
+    checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
     with said() as out, mock.patch.object(saving, "WAITS", (0.01,)):
       checkpointer.save_now(1, states[1], METADATA)
       free = shutil.disk_usage(disk).free
@@ -134,7 +136,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
       try:
         checkpointer.save_now(2, states[2], METADATA)
         raise AssertionError("saved on a full disk")
-      except checkpoint.SaveError as e:
+      except checkpointer_lib.SaveError as e:
         text = str(e)
       (disk / "other").unlink()
       checkpointer.save_now(2, states[2], METADATA)
@@ -161,7 +163,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
   """Ten cycles, in which saves fail and folders are damaged at random."""
   rng = random.Random(seed)
   shapes = tiny()
-  checkpointer = checkpoint.Checkpointer(
+  checkpointer = checkpointer_lib.Checkpointer(
     str(folder), CheckpointConfig(keep_last=1)
   )
   root = folder / "checkpoints"
@@ -170,7 +172,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
 
   def watch() -> None:  # a whole one at every instant
     while not over.wait(0.002):
-      watched.append(bool(steps.of(steps.epath.Path(root))))
+      watched.append(bool(layout.of(layout.epath.Path(root))))
 
   watcher = threading.Thread(target=watch)
   n = 0
@@ -191,7 +193,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
         assert good in found, f"after {name}: {good} is gone, {found}"
       else:
         assert found == [n], f"{found}, expected [{n}]\n{out.getvalue()}"
-        assert checkpoint.verify(steps.epath.Path(root / str(n))) is None
+        assert checkpointer_lib.verify(layout.epath.Path(root / str(n))) is None
         cycles += bool(good)
         good = n
       if not watcher.is_alive():

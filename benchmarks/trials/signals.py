@@ -9,7 +9,7 @@ import time
 from trials import runs
 from trials.trial import Trial
 
-SMALL = "tests/runtime/test_stopped.py"
+SMALL = "tests/callbacks/test_stopped.py"
 STEPS = 60
 # In this order a run comes to all of them before it is done.
 PLACES = (

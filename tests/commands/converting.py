@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import pretrained, weights
+from vit_jax import weights
 from vit_jax.config import model_config
+from vit_jax.inference import pretrained
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.google import POS_EMBEDDING
 

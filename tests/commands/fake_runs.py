@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.config import (
   CheckpointConfig,
   Config,

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import benchmark
+from vit_jax import benchmark, matmul_peak
+from vit_jax.callbacks.throughput import Meter
 from vit_jax.config import ConfigError
-from vit_jax.runtime import ceiling
-from vit_jax.runtime.throughput import Meter
 
 FOUND = {
   "device": "NVIDIA H200",
@@ -59,7 +58,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def small_ceiling(monkeypatch):
-  monkeypatch.setattr(ceiling, "SIDES", {"cpu": ((32, 64), 2)})
+  monkeypatch.setattr(matmul_peak, "SIDES", {"cpu": ((32, 64), 2)})
 
 
 def test_it_measures_the_step():
@@ -153,7 +152,7 @@ def test_no_block_of_one_step_among_others(asked, timed, block):
 
 
 def test_the_ceiling_is_a_rate():
-  side, rate = ceiling.ceiling("bfloat16", jax.devices()[0])
+  side, rate = matmul_peak.ceiling("bfloat16", jax.devices()[0])
   assert side in (32, 64) and 1e5 < rate < 1e13
 
 

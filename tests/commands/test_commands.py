@@ -13,7 +13,7 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax import predict, report, verify, visualize
+from vit_jax.commands import predict, report, verify, visualize
 from vit_jax.config import cli, files, help_text
 from vit_jax.config.commands import COMMANDS, parser
 

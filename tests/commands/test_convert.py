@@ -6,7 +6,7 @@ import pytest
 from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
-from vit_jax import convert
+from vit_jax.commands import convert
 from vit_jax.config.preprocessing import parse_ops
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.weights import labels

@@ -11,7 +11,7 @@ import pytest
 from converting import SUFFIX, assert_same
 
 import vit_jax
-from vit_jax import convert
+from vit_jax.commands import convert
 from vit_jax.models import resample
 from vit_jax.weights.google import POS_EMBEDDING
 

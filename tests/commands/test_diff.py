@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import diff, train
+from vit_jax import train
+from vit_jax.callbacks import fingerprints
+from vit_jax.commands import diff
 from vit_jax.config import defaults, freeze, to_dict
-from vit_jax.reporting import parting
-from vit_jax.runtime import fingerprints
+from vit_jax.reporting import first_divergence
 
 
 class Noise:
@@ -170,5 +171,7 @@ def test_no_run(tmp_path, capsys):
 def test_units_in_the_last_place():
   one = np.float32(1.0)
   near = np.nextafter(one, np.float32(2))
-  assert parting._units(one, near) == " (1 unit in the last place)"
-  assert parting._units(one, -one) == parting._units(one, np.float32("nan"))
+  assert first_divergence._units(one, near) == " (1 unit in the last place)"
+  assert first_divergence._units(one, -one) == first_divergence._units(
+    one, np.float32("nan")
+  )

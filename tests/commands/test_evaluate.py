@@ -14,12 +14,13 @@ from etils import epath
 from PIL import Image
 
 import vit_jax
-from vit_jax import checkpoint, convert, evaluate, train
+from vit_jax import train
+from vit_jax.checkpointing import checkpointer, layout
+from vit_jax.commands import convert, evaluate
 from vit_jax.config import Config, ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
 from vit_jax.models import precision
-from vit_jax.runtime import probes
-from vit_jax.weights import steps
+from vit_jax.scoring import probes
 
 OPS = "decode|resize(16)"
 COLOURS = {
@@ -101,8 +102,8 @@ def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
   metadata = json.loads(file.read_text())
   assert metadata.pop("class_names") == sorted(COLOURS)
   file.write_text(json.dumps(metadata))
-  kept = checkpoint.digests(str(step))
-  steps.write_digests(epath.Path(step), kept, metadata)
+  kept = checkpointer.digests(str(step))
+  layout.write_digests(epath.Path(step), kept, metadata)
   nameless = str(tmp_path / "run")
   scores = evaluate.evaluate(config(dataset, evals=_eval(few)), nameless)
   assert scores["val/top1"] == 0

@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 import vit_jax
-from vit_jax import convert
+from vit_jax.commands import convert
 from vit_jax.weights import onnx_file
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

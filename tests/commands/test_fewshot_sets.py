@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluate, train
+from vit_jax import experiment, train
+from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, defaults, freeze, recipes, to_dict
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
+from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 FEW = {
@@ -40,7 +40,7 @@ def _config(**changes):
 
 def test_sets_that_are_not_on_disk_are_refused():
   with pytest.raises(ConfigError) as e:
-    prepare.check(_config())
+    experiment.check(_config())
   pets, advice = e.value.faults
   assert pets.startswith("config.evals.pets.dataset: got data set")
   assert "vit-jax prepare oxford_iiit_pet." in pets
@@ -55,12 +55,12 @@ def test_only_what_is_not_on_disk_is_left_out(key):
   """A misspelt name is a fault whatever the option says."""
   evals = {**EVALS, "a": {**EVALS["a"], key: "tets"}}
   with pytest.raises(ConfigError) as e:
-    prepare.check(_config(evals=evals, fewshot="available"))
+    experiment.check(_config(evals=evals, fewshot="available"))
   assert [f.split(":")[0] for f in e.value.faults] == [f"config.evals.a.{key}"]
   evals = {"val": {"kind": "classification", "ops": OPS, "split": "test"}}
   evals["val"]["dataset"] = "oxford_iiit_pet"
   with pytest.raises(ConfigError, match="not prepared"):
-    prepare.check(_config(evals=evals, fewshot="available"))
+    experiment.check(_config(evals=evals, fewshot="available"))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   recipes.with_fewshot(c)
   for e in c.evals.values():
     e["ops"] = OPS
-  prepared = prepare.check(freeze(c))
+  prepared = experiment.check(freeze(c))
   assert not prepared.left_out and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
   evaluators = prepared.evaluators(

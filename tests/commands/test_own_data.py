@@ -12,11 +12,11 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import evaluate, train, weights
+from vit_jax import experiment, train, weights
 from vit_jax.batch import DataError
+from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import folder, sources
-from vit_jax.runtime import prepare
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
 BLOCKS = re.findall(
@@ -143,7 +143,7 @@ def test_faults_of_data_are_told_with_the_rest():
     num_examples=100, num_classes=0, class_names=("a",)
   )
   with pytest.raises(ConfigError) as e:
-    prepare.check(_config(optim__lr=-1.0), data=data)
+    experiment.check(_config(optim__lr=-1.0), data=data)
   text = str(e.value)
   for fault in (
     "config.optim.lr: got -1.0",
@@ -156,7 +156,7 @@ def test_faults_of_data_are_told_with_the_rest():
 
 def test_data_without_what_a_run_asks_of_them():
   with pytest.raises(ConfigError) as e:
-    prepare.check(_config(), data=types.SimpleNamespace())
+    experiment.check(_config(), data=types.SimpleNamespace())
   text = str(e.value)
   for key in ("num_examples", "num_classes"):
     assert f"data.{key}: got None, expected an int, 1 or more." in text

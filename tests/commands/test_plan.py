@@ -14,10 +14,11 @@ import jax
 import pytest
 import tiny
 
-from vit_jax import plan, sharding
+from vit_jax import sharding
+from vit_jax.commands import plan
 from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
-from vit_jax.runtime import files
+from vit_jax.writers import atomic_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = {
@@ -228,7 +229,7 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
 
 
 def test_the_command_names_all_faults_at_once():
-  command = [sys.executable, "-m", "vit_jax.plan", "--json"]
+  command = [sys.executable, "-m", "vit_jax", "plan", "--json"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--price_per_chip_hour=cheap", "--input_rate=0"]
   done = subprocess.run(command, capture_output=True, text=True)
@@ -280,7 +281,7 @@ def test_libtpu_knows_the_slices_of_the_help():
 @needs_libtpu
 @pytest.mark.parametrize("flags", [(), ("--search",)])
 def test_libtpu_prints_no_stack_when_ended(flags):
-  command = [sys.executable, "-m", "vit_jax.plan", "--topology=v5e:2x2"]
+  command = [sys.executable, "-m", "vit_jax", "plan", "--topology=v5e:2x2"]
   command += ["--config=configs/vit_b16.py", *flags]
   process = subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -349,7 +350,7 @@ def test_a_plan_that_cannot_be_written_leaves_the_one_before(
   def full(self, *_):
     raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
-  monkeypatch.setattr(files, "write", full)
+  monkeypatch.setattr(atomic_files, "write", full)
   capsys.readouterr()
   with pytest.raises(SystemExit) as error:
     plan.main(args)

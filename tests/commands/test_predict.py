@@ -14,11 +14,10 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax import predict
-from vit_jax.data import streaming
+from vit_jax.commands import predict
+from vit_jax.inference import classify, streaming
 from vit_jax.models import precision
 from vit_jax.reporting import overlay
-from vit_jax.runtime import inference
 from vit_jax.weights import labels
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -286,7 +285,7 @@ def test_the_process(folder):
   """Its streams and its exit status, with a pipe that is closed early too."""
 
   def run(*words, shell=""):
-    command = f"{sys.executable} -m vit_jax.predict {' '.join(map(str, words))}"
+    command = f"{sys.executable} -m vit_jax predict {' '.join(map(str, words))}"
     return subprocess.run(
       ["bash", "-o", "pipefail", "-c", f"{command} {shell}"],
       capture_output=True,
@@ -331,7 +330,7 @@ def test_attention_beside_the_image(call, folder, tmp_path, vit):
 def test_attention_of_a_model_without(monkeypatch, folder):
   """Its forward pass does not begin: the end of the process would cut it."""
   begun = []
-  monkeypatch.setattr(inference, "_forward", lambda *args: begun.append(args))
+  monkeypatch.setattr(classify, "_forward", lambda *args: begun.append(args))
   monkeypatch.setattr(sys, "stdin", Stdin())
   resnet = HERE / "data" / "bit_v2.weights.npz"
   words = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]

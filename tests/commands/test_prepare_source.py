@@ -12,8 +12,9 @@ import tensorflow_datasets as tfds
 import tiny
 from PIL import Image
 
-from vit_jax import prepare, train
-from vit_jax.data import preparing, sources
+from vit_jax import train
+from vit_jax.commands import prepare
+from vit_jax.data import download_and_prepare, sources
 from vit_jax.data.builders import embedded
 
 WNIDS = ("n01440764", "n01443537", "n15075141")
@@ -321,4 +322,4 @@ def test_the_help_has_every_kind():
 
   with pytest.raises(SystemExit):
     run("--help")
-  assert preparing.unknown_prefix("x:y").count(":") > len(KINDS)
+  assert download_and_prepare.unknown_prefix("x:y").count(":") > len(KINDS)

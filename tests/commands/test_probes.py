@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import evaluate, report, ridge
+from vit_jax import ridge
+from vit_jax.commands import evaluate, report
 from vit_jax.config import Config, ConfigError, DataConfig, cli
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import fewshot, knn, linear
-from vit_jax.runtime import probes
+from vit_jax.scoring import probes
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
 COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}

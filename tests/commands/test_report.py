@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_runs import VERSIONS, Page, write_run
 
-from vit_jax import report
+from vit_jax.commands import report
 from vit_jax.config import (
   ClassificationConfig,
   Config,
@@ -14,7 +14,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import kept, runs, summary
+from vit_jax.reporting import runs, saved_images, summary
 
 SHOTS = ("1", "5", "10", "25")
 
@@ -315,5 +315,5 @@ def test_several_right_classes(tmp_path):
     probability=np.ones(2, np.float32),
   )
   run = runs.Run("x", tmp_path, {}, {"class_names": ["a", "b"]}, [])
-  rows = kept.predictions(run, 9).first
+  rows = saved_images.predictions(run, 9).first
   assert [(e.label, e.guess) for e in rows] == [("2", "2"), ("a", "2")]

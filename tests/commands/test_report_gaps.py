@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from fake_runs import Page, write_run
 
-from vit_jax import report
+from vit_jax.commands import report
 from vit_jax.config import (
   ClassificationConfig,
   Config,
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import curves, kept, runs
+from vit_jax.reporting import curves, runs, saved_images
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_predictions_of_earlier_versions(tmp_path):
   old["prediction"] = np.array([1, 1, 0])
   np.savez(tmp_path / "a" / "predictions.npz", **old)
   (run,) = runs.find_runs(tmp_path)
-  found = kept.predictions(run, 24)
+  found = saved_images.predictions(run, 24)
   assert [(e.label, e.guess) for e in found.mistakes] == [
     ("$", "Σ"),
     ("Σ", "$"),

@@ -10,17 +10,16 @@ import planted
 import pytest
 
 import vit_jax
-from vit_jax import convert, evaluate, score, weights
-from vit_jax.config import ConfigError, model_from_dict, pixel_path
-from vit_jax.config.swaps import STEPS, swaps
+from vit_jax import weights
+from vit_jax.commands import convert, evaluate, score
+from vit_jax.config import ConfigError, eval_preprocessing, model_from_dict
 from vit_jax.data.sources import Sources
-from vit_jax.reporting import explain, score_tables
-from vit_jax.runtime import protocol
-from vit_jax.weights import published_scores
+from vit_jax.scoring import explain, protocol, published_scores, tables
+from vit_jax.scoring.ablation import STEPS, swaps
 
 NAMES = tuple("abcdefghijk")
 TRIAL = ("--fake_data", "--batch_size=8", "--workdir")
-TIMM = pixel_path.timm((32, 32), 0.8)
+TIMM = eval_preprocessing.timm((32, 32), 0.8)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +214,7 @@ def _config(ops, **model):
 
 def test_what_is_exchanged():
   """One step differs, in every evaluator; nothing is tried twice."""
-  path = pixel_path.timm((224, 224), 0.9)
+  path = eval_preprocessing.timm((224, 224), 0.9)
   area = "decode|resize_small(256)|central_crop(224)"
   for ops in (path.ops, "decode|resize(384)", area, "decode|resize(9)|pad(1)"):
     config = _config(ops, name="vit", variant="B/16", gelu="erf")
@@ -278,7 +277,7 @@ ROW = published_scores.find("ViT-B_16-224.npz", (224, 224), 1000)
       _found("timm"),
       "auto",
       (),
-      ("timm", pixel_path.timm((224, 224), 0.9).ops),
+      ("timm", eval_preprocessing.timm((224, 224), 0.9).ops),
     ),
     (
       _found("timm", "decode|resize(224)"),
@@ -316,7 +315,7 @@ def test_the_preprocessing_of_formats():
   timm = protocol.choose(
     _found("timm"), model_from_dict({}), (384, 384), "auto", ()
   )
-  assert timm[1] == pixel_path.timm((384, 384), 1.0).ops
+  assert timm[1] == eval_preprocessing.timm((384, 384), 1.0).ops
   with pytest.raises(ValueError, match="got --protocol=own, but it states no"):
     protocol.choose(
       _found("google"), model_from_dict({}), (224, 224), "own", ()
@@ -399,7 +398,7 @@ def _row(**changes):
 
 
 def test_the_table():
-  text = score_tables.scores(
+  text = tables.scores(
     [
       _row(),
       _row(on="a", published_top5=95.5, difference=-1.5, same_pixels=False),

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax import serve
+from vit_jax.commands import serve
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 BROWSER = next(
@@ -156,7 +156,7 @@ def test_models_without_attention_say_so():
 
 
 def test_a_model_without_a_head_is_refused(vit):
-  from vit_jax.convert import without_head
+  from vit_jax.commands.convert import without_head
 
   with pytest.raises(ValueError, match="without a head"):
     serve.Answers(without_head(vit, "npz"), 3, 1, 1)

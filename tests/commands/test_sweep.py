@@ -14,12 +14,11 @@ import tiny
 from etils import epath
 from PIL import Image
 
-from vit_jax import sweep as sweep_lib
 from vit_jax import train
+from vit_jax.commands import sweep as sweep_lib
+from vit_jax.commands.sweep import Task, points
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
-from vit_jax.runtime import search
-from vit_jax.runtime.writer import read_metrics
-from vit_jax.sweep import Task
+from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 SCORE = {"kind": "classification", "ops": OPS, "batch_size": 16}
@@ -285,17 +284,17 @@ def test_ties_are_decided_by_the_loss_then_by_the_order():
       ("e", 0.9, 0.1, "diverged"),
     ]
   ]
-  assert search.chosen(rows) == "c"
+  assert points.chosen(rows) == "c"
   # Of one whose scores are not finite, none was written.
   without = {"name": "z", "error": None, "scores": {}}
-  assert search.chosen([without, *rows]) == "c"
-  assert search.chosen(rows[-1:]) is None
+  assert points.chosen([without, *rows]) == "c"
+  assert points.chosen(rows[-1:]) is None
 
 
 def test_several_grids_multiply(images):
   text = "optim.lr=0.1,0.3\nconfig.total_steps=5, 6"
-  grid = search.grid_of(text, "")
-  every = search.points(Task(_config(images), grid))
+  grid = points.grid_of(text, "")
+  every = points.points(Task(_config(images), grid))
   assert [p.name for p in every] == [
     "optim.lr=0.1,total_steps=5",
     "optim.lr=0.1,total_steps=6",
@@ -321,10 +320,10 @@ def test_flags_of_the_command():
   ((group, source, args),) = parsed.values()
   assert not args.faults and not group
   assert args.flags["grid"] == "optim.lr=1,2\ntotal_steps=3"
-  assert search.grid_of(None, source) == {
+  assert points.grid_of(None, source) == {
     "optim.lr": ["0.003", "0.01", "0.03", "0.06"]
   }
-  assert search.grid_of(None, "configs/glyphs.py") == {}
+  assert points.grid_of(None, "configs/glyphs.py") == {}
 
 
 VTAB = (
@@ -342,7 +341,7 @@ def _vtab(*tasks):
   parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
   assert not any(args.faults for _, _, args in parsed.values())
   return {
-    name: Task(args.config, search.grid_of(None, source), group)
+    name: Task(args.config, points.grid_of(None, source), group)
     for name, (group, source, args) in parsed.items()
     if name in tasks or not tasks
   }
@@ -364,8 +363,8 @@ def test_all_tasks_of_vtab_are_searched():
   tasks = _vtab()
   assert len(tasks) == 19
   for name, task in tasks.items():
-    (point,) = search.points(task)
-    last = search.final(task.config, point.config)
+    (point,) = points.points(task)
+    last = points.final(task.config, point.config)
     assert point.config.data.dataset == f"vtab:{name}"
     assert point.config.data.split == "train800"
     assert [e.split for e in point.config.evals] == ["val200"]
@@ -412,7 +411,7 @@ def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
 @pytest.mark.nightly
 def test_vtab_by_its_command(tmp_path):
   words = [word.format("specialized") for word in VTAB]
-  command = [sys.executable, "-m", "vit_jax.sweep", *words]
+  command = [sys.executable, "-m", "vit_jax", "sweep", *words]
   command += [f"--workdir={tmp_path}", "--grid=optim.lr=0.1,0.01"]
   env = {**os.environ, "XLA_FLAGS": ""}  # one device
   for _ in range(2):  # the second time all is there
@@ -446,5 +445,5 @@ def test_a_finished_point_counts_while_it_would_score_the_same(
   config = lambda **c: tiny.config(optim__schedule="constant", **c)
   written = json.dumps(to_dict(config()))
   (tmp_path / "config.json").write_text(written)
-  faults = search.changed(config(**changes), epath.Path(tmp_path))
+  faults = points.changed(config(**changes), epath.Path(tmp_path))
   assert len(faults) == (len(changes) if is_another else 0)

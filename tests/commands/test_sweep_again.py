@@ -12,13 +12,12 @@ import tiny
 from etils import epath
 from PIL import Image
 
-from vit_jax import sweep as sweep_lib
 from vit_jax import train
-from vit_jax.checkpoint import Checkpointer, SaveError
+from vit_jax.callbacks.replay import DeviceFault
+from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
+from vit_jax.commands import sweep as sweep_lib
+from vit_jax.commands.sweep import Task, points
 from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
-from vit_jax.runtime import search
-from vit_jax.runtime.replay import DeviceFault
-from vit_jax.sweep import Task
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}
@@ -132,7 +131,7 @@ def test_grids_that_are_refused(tmp_path, text, message):
     "def get_grid(): return {'optim.schedule': 'cosine'}\n"
   )
   with pytest.raises(ConfigError, match=re.escape(message)):
-    search.grid_of(text, str(file))
+    points.grid_of(text, str(file))
 
 
 def test_an_option_without_values_is_refused(images, tmp_path):
@@ -224,13 +223,13 @@ def test_errors_of_a_run_end_the_command_in_words(
 
 
 def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
-  every = search.points(_task(images, {"total_epochs": ["2", "3"]}))
+  every = points.points(_task(images, {"total_epochs": ["2", "3"]}))
   assert [p.config.total_steps for p in every] == [None, None]
   assert [p.config.total_epochs for p in every] == [2.0, 3.0]
   both = {"total_epochs": ["2"], "total_steps": ["5"]}
   message = "--grid: config.total_epochs: got it beside config.total_steps"
   with pytest.raises(ConfigError, match=message):
-    search.points(_task(images, both))
+    points.points(_task(images, both))
 
 
 def test_the_place_of_the_data_is_not_searched(images, tmp_path):
@@ -283,12 +282,12 @@ def test_a_search_that_began_without_a_step_goes_on(
   config = dataclasses.replace(task.config, init=str(tmp_path / "run"))
   step = tmp_path / "run" / "checkpoints" / "3"
   step.mkdir(parents=True)
-  monkeypatch.setattr(search.steps, "find", lambda path: epath.Path(step))
+  monkeypatch.setattr(points.steps, "find", lambda path: epath.Path(step))
   (tmp_path / "search" / "optim.lr=0.1").mkdir(parents=True)
   file = tmp_path / "search" / "optim.lr=0.1" / "config.json"
   file.write_text(json.dumps(to_dict(config)))
   task = task._replace(config=config)
-  found = search.pinned(task, epath.Path(tmp_path / "search"))
+  found = points.pinned(task, epath.Path(tmp_path / "search"))
   assert found.config.init == str(tmp_path / "run")
-  found = search.pinned(task, epath.Path(tmp_path / "new"))
+  found = points.pinned(task, epath.Path(tmp_path / "new"))
   assert found.config.init == str(step)

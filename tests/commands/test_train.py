@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoint, train
-from vit_jax import evaluate as evaluate_lib
+from vit_jax import experiment, train
+from vit_jax.checkpointing import checkpointer
+from vit_jax.commands import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
 from vit_jax.reporting import runs
-from vit_jax.runtime import prepare
-from vit_jax.runtime.rows import MEASURED
-from vit_jax.runtime.writer import read_metrics
+from vit_jax.writers.metric_writer import read_metrics
+from vit_jax.writers.rows import MEASURED
 
 OPS = "decode|resize(16)"
 EVALS = {
@@ -93,7 +93,7 @@ def test_files_of_a_run(run):
   assert metadata["preprocessing"]["ops"] == OPS
   # The account of the whole run, that with the last evaluation and save.
   (found,) = runs.find_runs(workdir)
-  saved = checkpoint.load_metadata(workdir)
+  saved = checkpointer.load_metadata(workdir)
   assert found.device_hours == metadata["accounting"]["device_hours"]
   assert found.device_hours > saved["accounting"]["device_hours"]
   assert sum(found.seconds.values()) > sum(saved["goodput"]["seconds"].values())
@@ -144,8 +144,8 @@ def test_resumed_run_ends_in_the_same_bits(
     _stop_after(patch, 11)
     with pytest.raises(Stopped):
       train.train_and_evaluate(_config(), str(tmp_path))
-  assert checkpoint.find(str(tmp_path)).name == "8"
-  cost = checkpoint.load_metadata(str(tmp_path))["accounting"]
+  assert checkpointer.find(str(tmp_path)).name == "8"
+  cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
   capfd.readouterr()
   resumed = train.train_and_evaluate(_config(), str(tmp_path))
   told = capfd.readouterr().err
@@ -159,7 +159,7 @@ def test_resumed_run_ends_in_the_same_bits(
     12,
   ]
   assert hours[2] <= cost["device_hours"] < hours[3]
-  assert checkpoint.load_metadata(str(tmp_path))["accounting"] == {
+  assert checkpointer.load_metadata(str(tmp_path))["accounting"] == {
     "images_seen": 320,
     "flops": 20 * cost["flops"] // 8,
     "exaflops": 20 * cost["flops"] // 8 / 1e18,
@@ -342,9 +342,9 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
   tuned = train.train_and_evaluate(config, str(tmp_path))
   err = capfd.readouterr().err
   assert "2x2 -> 3x4" in err
-  cost = checkpoint.load_metadata(str(tmp_path))["accounting"]
+  cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
   assert cost["images_seen"] == 16
-  assert cost["init"] == checkpoint.load_metadata(workdir)["accounting"]
+  assert cost["init"] == checkpointer.load_metadata(workdir)["accounting"]
   assert "cost        16 images seen" in err
   assert "; the run before: 320 images seen, " in err
   table = tuned.params["Transformer"]["posembed_input"]["pos_embedding"]
@@ -359,7 +359,7 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
 
 @pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
 def test_is_multiple(every, steps):
-  assert [s for s in range(1, 9) if prepare.is_multiple(s, every)] == steps
+  assert [s for s in range(1, 9) if experiment.is_multiple(s, every)] == steps
 
 
 @pytest.mark.parametrize(
@@ -400,5 +400,5 @@ def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
   )
   with pytest.raises(FloatingPointError, match="is (nan|inf) at step"):
     train.train_and_evaluate(config, str(tmp_path))
-  params, _ = checkpoint.load_params(str(tmp_path))
+  params, _ = checkpointer.load_params(str(tmp_path))
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoint, verify
+from vit_jax.checkpointing import checkpointer
+from vit_jax.commands import verify
 from vit_jax.config import CheckpointConfig
 
 
@@ -23,7 +24,7 @@ def run(tmp_path):
   state = jax.tree.map(
     lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes
   )
-  saver = checkpoint.Checkpointer(str(tmp_path / "run"), CheckpointConfig())
+  saver = checkpointer.Checkpointer(str(tmp_path / "run"), CheckpointConfig())
   for step in (1, 2):
     saver.save_now(step, jax.device_put(state), {"class_names": ["a"]})
   saver.close()

@@ -17,8 +17,8 @@ from etils import epath
 from PIL import Image
 
 import vit_jax
-from vit_jax import visualize
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpointing.checkpointer import Checkpointer
+from vit_jax.commands import visualize
 from vit_jax.config import (
   CheckpointConfig,
   ClassificationConfig,

@@ -23,13 +23,12 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import families
-from vit_jax.config import cli, pixel_path, recipes, to_dict
+from vit_jax import experiment, families
+from vit_jax.config import cli, eval_preprocessing, recipes, to_dict
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
-from vit_jax.runtime import prepare
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -199,7 +198,7 @@ def _without_disk(name, argument):
 
 
 @pytest.mark.parametrize(
-  "module", [recipes, families, pixel_path, published, resnet, vit]
+  "module", [recipes, families, eval_preprocessing, published, resnet, vit]
 )
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)
@@ -225,7 +224,7 @@ def test_golden_text(name):
 )
 def test_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  prepare.check(config, faults=told)
+  experiment.check(config, faults=told)
 
 
 @pytest.mark.slow
@@ -234,11 +233,11 @@ def test_all_that_is_advertised_can_start():
   found = {}
   for name, argument in _advertised():
     config, told = _without_disk(name, argument)
-    run = prepare.Run(config)
+    run = experiment.Run(config)
     told = [
       *told,
       *faults(config),
-      *prepare.mesh_faults(config),
+      *experiment.mesh_faults(config),
       *run.data_faults(),
       *run.run_faults(),
     ]
@@ -260,7 +259,7 @@ def test_all_that_is_advertised_can_start():
 )
 def test_all_that_is_advertised_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  prepare.check(config, faults=told)
+  experiment.check(config, faults=told)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +368,10 @@ def test_tasks_of_vtab():
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
-    ("vtab.py:task=all", "for vit_jax.sweep alone, all, natural, specialized,"),
+    (
+      "vtab.py:task=all",
+      "for vit_jax.commands.sweep alone, all, natural, specialized,",
+    ),
     ("vtab.py:task=nature", "structured. Did you mean 'natural'?"),
     ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
     ("augreg.py:aug=medium", "Did you mean 'medium"),

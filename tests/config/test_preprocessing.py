@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.config import pixel_path
+from vit_jax.config import eval_preprocessing
 from vit_jax.config.preprocessing import (
   Op,
   image_size,
@@ -69,7 +69,7 @@ def test_faults(text, message):
 
 
 def test_published_pixels_are_taken_as_stored():
-  stored = pixel_path.as_stored
+  stored = eval_preprocessing.as_stored
   assert stored("decode|resize(8)") == "decode(exif=False)|resize(8)"
   accurate = "decode(dct='accurate')|resize_torch(8)"
   assert (
@@ -77,7 +77,7 @@ def test_published_pixels_are_taken_as_stored():
   )
   assert stored(stored(accurate)) == stored(accurate)
   assert not turns_upright(stored(accurate)) and turns_upright(accurate)
-  assert pixel_path.taken_apart(stored(accurate)).ops == accurate
+  assert eval_preprocessing.taken_apart(stored(accurate)).ops == accurate
   assert stored("decode_inception_crop(8)") == "decode_inception_crop(8)"
   with pytest.raises(ValueError, match="exif"):
     image_size("decode(exif='no')|resize(8)")

@@ -14,6 +14,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax.checkpointing import resume_rules
 from vit_jax.config import (
   Config,
   ConfigError,
@@ -29,7 +30,6 @@ from vit_jax.config.checks import faults
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import vit
 from vit_jax.options import parse_value
-from vit_jax.runtime import changes
 
 ROOT = pathlib.Path(__file__).parents[2]
 FEWSHOT = {"kind": "fewshot", "dataset": "digits", "shots": (1, 5)}
@@ -374,7 +374,7 @@ def test_configs_of_old_runs_are_read(path, tmp_path):
   args = cli.parse("x", {"checkpoint": ""}, [f"--checkpoint={tmp_path}"])
   assert not args.faults
   assert args.config == freeze(today)
-  assert changes.differences(old, args.config) == []
+  assert resume_rules.differences(old, args.config) == []
 
 
 def test_a_renamed_option_answers_with_its_new_name(tmp_path):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from vit_jax.data import pipeline
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tf_cpu import tf
 
 OPS = "decode|pad(2)|random_crop(8)|flip_lr"
 

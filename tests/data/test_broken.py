@@ -12,7 +12,7 @@ from kinds import broken, encoded, expected, good, oriented, photo
 from vit_jax.batch import DataError
 from vit_jax.config import defaults, freeze
 from vit_jax.data import decoding, images, ops, pipeline, pixels, sources
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 from vit_jax.data.training import TrainingData
 
 OPS = "decode|resize((24, 40))"

@@ -9,7 +9,7 @@ from test_broken import messages, scored
 
 from vit_jax.batch import DataError
 from vit_jax.data import pipeline, sources
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 
 class Strange(tfds.core.GeneratorBasedBuilder):

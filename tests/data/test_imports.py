@@ -22,7 +22,7 @@ from importable import (
 )
 from PIL import Image
 
-from vit_jax.data import preparing, sources
+from vit_jax.data import download_and_prepare, sources
 from vit_jax.data.builders import imported
 from vit_jax.data.imports import KINDS
 from vit_jax.data.imports.listing import Entry, Listing, Split
@@ -40,7 +40,7 @@ def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
   (tmp_path / "in").mkdir()
   source = WRITERS[kind](tmp_path / "in")
   said = []
-  done = preparing.import_source(
+  done = download_and_prepare.import_source(
     source, "own", str(tmp_path / "out"), say=said.append
   )
   assert done.splits == {"train": 12, "validation": 5}
@@ -52,7 +52,7 @@ def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
   assert "train: 12 records found" in said
   assert "train: all 12 records read" in " ".join(said)
   with pytest.raises(ValueError, match="which is in .* already. Remove that"):
-    preparing.import_source(source, "own", str(tmp_path / "out"))
+    download_and_prepare.import_source(source, "own", str(tmp_path / "out"))
 
 
 def test_records_are_written_to_be_read_by_number(tmp_path):
@@ -172,7 +172,9 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
   (tmp_path / "in").mkdir()
   said = []
   source = write_folder(tmp_path / "in")
-  preparing.import_source(source, "own", str(tmp_path), say=said.append)
+  download_and_prepare.import_source(
+    source, "own", str(tmp_path), say=said.append
+  )
   assert "is of a preparation that did not end" in " ".join(said)
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
@@ -182,7 +184,9 @@ def test_an_import_says_that_two_texts_are_one_number(tmp_path):
   texts = dict(zip(NAMES, ("5", "05", "11"), strict=True))
   source = write_webdataset(tmp_path / "in", texts.get)
   said = []
-  preparing.import_source(source, "own", str(tmp_path), say=said.append)
+  download_and_prepare.import_source(
+    source, "own", str(tmp_path), say=said.append
+  )
   at = said.index("3 classes: 05, 5, 11")
   assert said[at + 1].startswith("labels are names of classes, numbered by")
   assert stored("own", "train", tmp_path) == {
@@ -193,9 +197,9 @@ def test_an_import_says_that_two_texts_are_one_number(tmp_path):
 @pytest.mark.parametrize("name", ["cifar10", "digits", "imagenet21k"])
 def test_a_name_that_is_taken_is_refused(name, tmp_path):
   with pytest.raises(ValueError, match=f"got '{name}', which is a data set of"):
-    preparing.import_source("folder:x", name, str(tmp_path))
+    download_and_prepare.import_source("folder:x", name, str(tmp_path))
   with pytest.raises(ValueError, match="--name: got 'My set', expected small"):
-    preparing.import_source("folder:x", "My set", str(tmp_path))
+    download_and_prepare.import_source("folder:x", "My set", str(tmp_path))
 
 
 def test_names_of_any_bytes_are_imported(tmp_path):
@@ -211,10 +215,12 @@ def test_names_of_any_bytes_are_imported(tmp_path):
     with open(path, "wb") as file:
       file.write(b"" if i == 3 else encoded(i))
   source, out = f"folder:{tmp_path / 'in'}", str(tmp_path / "out")
-  done = preparing.import_source(source, "own", out)
+  done = download_and_prepare.import_source(source, "own", out)
   assert sum(done.splits.values()) == 3
   (line,) = (
-    pathlib.Path(done.folder, preparing.LEFT_OUT).read_text().split("\n")[:-1]
+    pathlib.Path(done.folder, download_and_prepare.LEFT_OUT)
+    .read_text()
+    .split("\n")[:-1]
   )
   assert line.startswith("d\\xe9g/b\\xe9.jpg: ")
   found = stored("own", "train+validation", out)
@@ -234,7 +240,9 @@ def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
   (tmp_path / "in").mkdir()
   source = write_folder(tmp_path / "in")
   with pytest.raises(ValueError, match=f"got {tmp_path}, whose disk is full"):
-    preparing.import_source(source, "own", str(tmp_path), file_format=form)
+    download_and_prepare.import_source(
+      source, "own", str(tmp_path), file_format=form
+    )
 
 
 def test_of_two_imports_at_once_the_later_one_says_so(tmp_path):
@@ -243,10 +251,10 @@ def test_of_two_imports_at_once_the_later_one_says_so(tmp_path):
 
   def say(line):
     if line.startswith("train: all"):  # and is not renamed yet
-      preparing.import_source(source, "own", str(tmp_path))
+      download_and_prepare.import_source(source, "own", str(tmp_path))
 
   with pytest.raises(ValueError, match=r"own/1.0.0, which another command has"):
-    preparing.import_source(source, "own", str(tmp_path), say=say)
+    download_and_prepare.import_source(source, "own", str(tmp_path), say=say)
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
 
@@ -255,6 +263,6 @@ def test_records_are_not_written_into_a_bucket(monkeypatch):
   builder.is_prepared.return_value = False
   builder.data_dir = "gs://bucket/data/cifar10/3.0.2"
   find = lambda *_: builder
-  monkeypatch.setattr(preparing.tfds_source, "find_builder", find)
+  monkeypatch.setattr(download_and_prepare.tfds_source, "find_builder", find)
   with pytest.raises(ValueError, match="data_dir: got 'gs://bucket"):
-    preparing.prepare("cifar10", "gs://bucket/data")
+    download_and_prepare.prepare("cifar10", "gs://bucket/data")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vit_jax.config import preprocessing
 from vit_jax.data import ops
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 KEY = tf.constant([3, 4], tf.int64)
 

@@ -8,8 +8,8 @@ import pytest
 from tensorflow.python.data.experimental.ops import testing
 
 from vit_jax.data import order, pipeline
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tf_cpu import tf
 
 SIZES = [1, 2, 7, 16, 300, 510, 1000, 1020, 2040, 4097]
 BATCHES = [1, 7, 48, 96, 512, 1000]

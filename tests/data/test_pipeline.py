@@ -17,7 +17,7 @@ from numbered import (
 )
 
 from vit_jax.data import pipeline, sources, tfds_source
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 
 def test_a_batch_is_what_the_contract_says():

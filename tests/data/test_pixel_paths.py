@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from sklearn import datasets
 
-from vit_jax.config import pixel_path
-from vit_jax.config.pixel_path import PixelPath, taken_apart
+from vit_jax.config import eval_preprocessing
+from vit_jax.config.eval_preprocessing import PixelPath, taken_apart
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import images, ops, pixels
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 
@@ -69,7 +69,7 @@ def test_timm_s_pixels_to_the_bit(row):
   px, share, filter, mode, name, *digests = row.split()
   digest = digests[-1 if PIL.__version__ < "13" else 0]
   size = int(px), int(px)
-  path = pixel_path.timm(size, float(share), filter, mode)
+  path = eval_preprocessing.timm(size, float(share), filter, mode)
   assert image_size(path.ops) == size
   found = evaluated(encoded(name), path.ops)
   assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest
@@ -139,10 +139,10 @@ def test_other_formats_have_one_decoder():
 
 
 def test_big_vision_s_and_google_s_paths():
-  assert pixel_path.google((384, 384)).ops == "decode|resize(384)"
+  assert eval_preprocessing.google((384, 384)).ops == "decode|resize(384)"
   # The default of evaluators, which tests/data/test_ops.py has to the bit.
   expected = "decode|resize_small(256)|central_crop(224)"
-  assert pixel_path.big_vision((224, 224)).ops == expected
+  assert eval_preprocessing.big_vision((224, 224)).ops == expected
 
 
 PATHS = (
@@ -153,9 +153,9 @@ PATHS = (
   PixelPath((224, 224), 248, "accurate", filter="bicubic", antialias=True),
   PixelPath((64, 64), 64, upsampling="plain", filter="bilinear"),
   PixelPath((64, 64), None, "accurate", "plain", "pillow", "bicubic", True),
-  pixel_path.timm((224, 224), 0.9),
-  pixel_path.timm((384, 384), 1.0, "bilinear"),
-  pixel_path.timm((32, 64), 0.9, "lanczos"),
+  eval_preprocessing.timm((224, 224), 0.9),
+  eval_preprocessing.timm((384, 384), 1.0, "bilinear"),
+  eval_preprocessing.timm((32, 64), 0.9, "lanczos"),
 )
 
 
@@ -179,7 +179,7 @@ def test_other_operations_are_no_path(text):
 
 
 def test_the_share_of_a_crop():
-  path = pixel_path.timm((224, 224), 0.9)
+  path = eval_preprocessing.timm((224, 224), 0.9)
   assert path.short == 248 and path.share == pytest.approx(224 / 248)
   assert path.cropped(0.875).short == 256
   assert path.cropped(1.0).ops == (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vit_jax.data import ops, randaugment
-from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import DISTORTIONS, Draw
+from vit_jax.data.tf_cpu import tf
 
 STORED = np.load(pathlib.Path(__file__).parent / "randaugment.npz")
 SIGNS = {"1": 0, "-1": 1, "": 0}

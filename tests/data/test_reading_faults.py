@@ -10,7 +10,7 @@ from numbered import OPS, Numbers, assert_same, global_batches, numbers
 
 from vit_jax.batch import DataError
 from vit_jax.data import pipeline
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

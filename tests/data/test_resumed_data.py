@@ -6,9 +6,10 @@ import pytest
 import tiny
 from importable import write_folder
 
+from vit_jax import experiment
 from vit_jax.config import to_dict
-from vit_jax.data import preparing
-from vit_jax.runtime import prepare, run_info
+from vit_jax.data import download_and_prepare
+from vit_jax.writers import run_info
 
 CONFIG = "config.json"
 
@@ -17,16 +18,16 @@ def begun(config, workdir):
   """The metadata of a run that began with the data as they are."""
   workdir.mkdir()
   run_info.write_json(str(workdir), CONFIG, to_dict(config))
-  run = prepare.Run(config, str(workdir))
+  run = experiment.Run(config, str(workdir))
   return run_info.metadata(run, {})
 
 
 def faults(config, workdir, metadata, monkeypatch, allowed=()):
   """What a run says that resumes from step 1."""
-  run = prepare.Run(config, str(workdir), allowed=allowed)
+  run = experiment.Run(config, str(workdir), allowed=allowed)
   run.newest = 1, []
   is_kept = property(lambda self: metadata)
-  monkeypatch.setattr(prepare.Run, "resumed_metadata", is_kept)
+  monkeypatch.setattr(experiment.Run, "resumed_metadata", is_kept)
   return run.resumed.faults()
 
 
@@ -62,7 +63,7 @@ def test_files_of_tfds(tmp_path, monkeypatch, form):
   source = write_folder(tmp_path / "in")
 
   def prepared(place):
-    preparing.import_source(
+    download_and_prepare.import_source(
       source, "own", str(tmp_path / place), file_format=form
     )
     return tiny.config(

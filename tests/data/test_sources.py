@@ -19,7 +19,7 @@ from vit_jax.data import (
   tfds_source,
 )
 from vit_jax.data.builders import digits, embedded
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
 

@@ -14,7 +14,7 @@ from vit_jax.data import (
   tfds_records,
   tfds_source,
 )
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
 

@@ -9,8 +9,8 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data import fake, held_out, pipeline, sources, vtab, vtab_source
 from vit_jax.data.digest import digests
-from vit_jax.data.host_tf import tf
 from vit_jax.data.splits import Span, SplitError
+from vit_jax.data.tf_cpu import tf
 from vit_jax.data.vtab import TASKS
 
 # Classes, records of the benchmark's test split, and where val200 begins: the

@@ -8,8 +8,8 @@ import numpy as np
 import tiny
 
 from vit_jax import sharding, weights
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tf_cpu import tf
 from vit_jax.evaluators.evaluator import Context
 
 OPS = "decode|resize(4)"

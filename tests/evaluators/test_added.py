@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import evaluate, train
+from vit_jax import experiment, train
+from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 from vit_jax.options import option
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
+from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 
@@ -110,7 +110,7 @@ def test_it_trains_and_evaluates(tmp_path, capsys):
 
 def test_its_faults_are_told_with_the_others():
   with pytest.raises(ConfigError) as e:
-    prepare.check(
+    experiment.check(
       _config(temperature=0.0, other="train", split="tets", every_steps=-1)
     )
   faults = "\n".join(e.value.faults)
@@ -121,7 +121,7 @@ def test_its_faults_are_told_with_the_others():
   ):
     assert text in faults
   with pytest.raises(ConfigError, match="unsure.other: got 1297 images"):
-    prepare.check(_config(other="train"))
+    experiment.check(_config(other="train"))
   with pytest.raises(ConfigError, match="temprature: no such option. Did you"):
     _config(temprature=2.0)
 

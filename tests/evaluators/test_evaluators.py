@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 from vit_jax import losses, ridge, sharding, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig, FewshotConfig
-from vit_jax.data.host_tf import tf
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
+from vit_jax.data.tf_cpu import tf
 from vit_jax.evaluators import EVALUATORS, classification
 from vit_jax.evaluators.evaluator import Context
 from vit_jax.evaluators.knn import KnnConfig

@@ -8,11 +8,11 @@ import pathlib
 
 import pytest
 
+from vit_jax import experiment
 from vit_jax.config import cli, help_text
 from vit_jax.evaluators import EVALUATORS
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "evaluators.txt"
 TINY = pathlib.Path(__file__).with_name("tiny_config.py")
@@ -76,7 +76,7 @@ def test_every_kind_by_one_command_on_fake_data(tmp_path):
       own += ["dataset=cifar10"]
     words += [f"--config.evals.my_{kind}.{o}" for o in own]
   config = _config(*words)
-  prepare.check(config)
+  experiment.check(config)
   train_and_evaluate(config, str(tmp_path))
   row = {k: v for r in read_metrics(str(tmp_path)) for k, v in r.items()}
   for kind, (_, metrics) in OF_KIND.items():

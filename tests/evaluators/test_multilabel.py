@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import metrics
+from vit_jax import experiment, metrics
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
 from vit_jax.data import fake, pipeline, sources, tfds_source
@@ -16,9 +16,8 @@ from vit_jax.data.builders import embedded
 from vit_jax.data.facts import Facts
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.metrics import average_precision
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -240,7 +239,7 @@ def test_it_trains_and_scores(objects, tmp_path):
 
 def test_a_softmax_is_refused(objects):
   with pytest.raises(ConfigError) as e:
-    prepare.check(
+    experiment.check(
       _config("objects", objects, objective__loss="softmax", num_classes=4)
     )
   softmax, wide = sorted(e.value.faults, reverse=True)

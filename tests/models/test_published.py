@@ -7,9 +7,9 @@ import sys
 import jax
 import pytest
 
+from vit_jax.commands import models as table
 from vit_jax.config import model_config
 from vit_jax.families import PUBLISHED, by_variant
-from vit_jax.models import __main__ as table
 from vit_jax.models import build
 
 # Counts of the paper's own code (hybrids) and of BiT: no head at 224 px, 1,000
@@ -144,7 +144,7 @@ def test_the_table(capsys, monkeypatch):
 
 def test_help_answers_without_jax():
   """A wrong flag is refused without importing jax, too."""
-  command = [sys.executable, "-X", "importtime", "-m", "vit_jax.models"]
+  command = [sys.executable, "-X", "importtime", "-m", "vit_jax", "models"]
   for word, status in (("--help", 0), ("--config=x", 2)):
     done = subprocess.run([*command, word], capture_output=True, text=True)
     assert done.returncode == status and "vit_jax.models" in done.stderr

@@ -11,17 +11,17 @@ import pytest
 import tiny
 
 import vit_jax
-from vit_jax import checkpoint, train, weights
+from vit_jax import experiment, train, weights
 from vit_jax.batch import normalise
+from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models import masked_patch as lib
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import MaskedPatch
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
 from vit_jax.step import Facts
+from vit_jax.writers.metric_writer import read_metrics
 
 ONE = jax.devices()[:1]
 TARGETS = ("mean_color", "small", "pixels")
@@ -287,7 +287,7 @@ def test_its_checkpoint_is_loaded_without_its_own(run):
 def test_its_checkpoint_starts_a_fine_tuning(run):
   workdir, made, state = run
   fine = dataclasses.replace(tiny.config(), init=workdir, data=made.data)
-  params, report = prepare.check(fine).take_weights()
+  params, report = experiment.check(fine).take_weights()
   assert report.ignored == OWN
   assert set(report.reinitialised) == {"head/kernel", "head/bias"}
   np.testing.assert_array_equal(
@@ -360,20 +360,20 @@ def test_a_run_with_layers_that_nothing_trains_goes_on_and_is_scored(
   )
   c = dataclasses.replace(c, objective=MaskedPatch())
   with pytest.raises(ConfigError, match="adds layers"):
-    prepare.check(c, str(tmp_path))
+    experiment.check(c, str(tmp_path))
   parts = tiny.Parts(c, ONE)
-  saver = checkpoint.Checkpointer(str(tmp_path), c.checkpoint)
+  saver = checkpointer.Checkpointer(str(tmp_path), c.checkpoint)
   saver.save_now(2, parts.state(), {"step": 2, "config": to_dict(c)})
   saver.close()
-  assert prepare.check(c, str(tmp_path)).start == 2
-  prepare.check(c, found=weights.read(str(tmp_path)))
+  assert experiment.check(c, str(tmp_path)).start == 2
+  experiment.check(c, found=weights.read(str(tmp_path)))
 
 
 def test_a_head_that_is_not_trained_is_not_scored():
   evals = {"val": {"kind": "classification", "ops": "decode|resize(16)"}}
   made, _ = vit_jax.config.build(to_dict(config()) | {"evals": evals})
   with pytest.raises(ConfigError, match="evals.val.kind: got 'classification'"):
-    prepare.check(dataclasses.replace(made, fake_data=True))
+    experiment.check(dataclasses.replace(made, fake_data=True))
 
 
 def test_options_of_another_objective_are_told():

@@ -3,7 +3,7 @@
 import json
 import re
 
-from vit_jax import report
+from vit_jax.commands import report
 from vit_jax.config import (
   ClassificationConfig,
   Config,

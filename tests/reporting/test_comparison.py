@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from vit_jax import report
+from vit_jax.commands import report
 from vit_jax.config import (
   ClassificationConfig,
   Config,

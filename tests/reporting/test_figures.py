@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vit_jax.reporting import figures, line_names, page
+from vit_jax.reporting import figures, line_labels, page
 from vit_jax.reporting.figures import Line
 
 
@@ -33,7 +33,7 @@ def _is_drawn(draw, *args):
 
 def test_examples():
   assert doctest.testmod(figures).failed == 0
-  assert doctest.testmod(line_names).failed == 0
+  assert doctest.testmod(line_labels).failed == 0
 
 
 def test_lines_are_named_at_their_ends():

@@ -10,7 +10,8 @@ import pytest
 from adapting import DATA, ROOT, SIZE, adapt, make_target, published
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import checkpoint, weights
+from vit_jax import weights
+from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli, model_config, to_dict
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.weights.google import POS_EMBEDDING
@@ -128,7 +129,7 @@ def test_our_checkpoints_state_what_they_are(tmp_path):
     "preprocessing": {"ops": "decode|resize((16, 32))"},
   }
   path = str(tmp_path / "step")
-  checkpoint.write_params(path, unflatten_dict(params, sep="/"), metadata)
+  checkpointer.write_params(path, unflatten_dict(params, sep="/"), metadata)
   found = weights.read(path)
   assert found.metadata == metadata
   assert (found.format, found.grid, found.image_size, found.has_cls_row) == (

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import convert, weights
+from vit_jax import experiment, weights
+from vit_jax.commands import convert
 from vit_jax.config import cli
 from vit_jax.families import PUBLISHED, published
-from vit_jax.runtime import prepare
 from vit_jax.weights import download
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -180,11 +180,11 @@ def test_training_starts_from_an_address():
     ],
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
-  (fault,) = prepare.Run(config).weights_faults()
+  (fault,) = experiment.Run(config).weights_faults()
   assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in fault
   config = dataclasses.replace(config, init="B/16")
-  (fault,) = prepare.Run(config).weights_faults()
+  (fault,) = experiment.Run(config).weights_faults()
   assert fault.startswith("config.init: got 'B/16', the name of a model")
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import hf, hf_images
+from vit_jax.weights import hf, hf_preprocessing
 from vit_jax.weights.lazy import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
@@ -354,9 +354,9 @@ def _assert_read(theirs, folder, image_size):
 )
 def test_the_preprocessor_is_ours(transformers, tmp_path, ops):
   ops = f"decode(dct='accurate')|{ops}"
-  about, read = hf_images.write(ops, SIZE)
+  about, read = hf_preprocessing.write(ops, SIZE)
   assert read == ops
-  (tmp_path / hf_images.FILE).write_text(json.dumps(about))
+  (tmp_path / hf_preprocessing.FILE).write_text(json.dumps(about))
   processor = transformers.AutoImageProcessor.from_pretrained(
     tmp_path, local_files_only=True
   )
@@ -384,12 +384,12 @@ def test_defaults_are_those_of_the_processor(
   transformers, tmp_path, name, about
 ):
   about = {"image_processor_type": f"{name}ImageProcessor", **about}
-  (tmp_path / hf_images.FILE).write_text(json.dumps(about))
+  (tmp_path / hf_preprocessing.FILE).write_text(json.dumps(about))
   processor = transformers.AutoImageProcessor.from_pretrained(
     tmp_path, local_files_only=True
   )
-  about = hf_images.complete(about)
-  ops = hf_images.ops_of(about, (224, 224))
+  about = hf_preprocessing.complete(about)
+  ops = hf_preprocessing.ops_of(about, (224, 224))
   values = np.random.default_rng(0).integers(0, 256, (300, 430, 3), np.uint8)
   got = processor(Image.fromarray(values), return_tensors="np")
   mean, std = (
@@ -432,7 +432,7 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
     return processor(Image.fromarray(values), **plain)["pixel_values"][0]
 
   got = theirs("Pil")
-  ops = hf_images.ops_of(about, got.shape[1:])
+  ops = hf_preprocessing.ops_of(about, got.shape[1:])
   found = pixels.apply(values, ops).transpose(2, 0, 1).astype(int)
   np.testing.assert_array_equal(found, got)
   # torchvision, where it is installed, has weights of 16 bits for bytes.

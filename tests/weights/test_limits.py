@@ -13,8 +13,8 @@ from vit_jax import weights
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import limits, safetensors_file, timm
 from vit_jax.weights.beside import beside
-from vit_jax.weights.found import model_of
 from vit_jax.weights.npz_file import open_npz
+from vit_jax.weights.weights_file import model_of
 
 SIZE = dict(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
 

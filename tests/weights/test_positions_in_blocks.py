@@ -10,7 +10,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import vit_jax
-from vit_jax import checkpoint, convert, models, weights
+from vit_jax import models, weights
+from vit_jax.checkpointing import checkpointer
+from vit_jax.commands import convert
 from vit_jax.config import model_config, to_dict
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, timm
@@ -105,7 +107,7 @@ def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
     "has_cls_row": model.has_cls_row,
     "loss": "softmax",
   }
-  checkpoint.write_params(str(tmp_path / "run"), params, metadata)
+  checkpointer.write_params(str(tmp_path / "run"), params, metadata)
   found = weights.read(str(tmp_path / "run"))
   assert found.has_cls_row == cls_row
   vit = vit_jax.load(str(tmp_path / "run"), verbose=False)

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from vit_jax import convert
+from vit_jax.commands import convert
 from vit_jax.weights import push
 
 pytest.importorskip("huggingface_hub")

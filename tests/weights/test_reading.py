@@ -22,7 +22,8 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import checkpoint, weights
+from vit_jax import weights
+from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import labels, safetensors_file, timm
 
@@ -385,7 +386,7 @@ def test_a_run(tmp_path, inside):
   }
   for step in (5, 7):
     path = str(tmp_path / "checkpoints" / str(step))
-    checkpoint.write_params(path, params, metadata | {"step": step})
+    checkpointer.write_params(path, params, metadata | {"step": step})
   found = weights.read(tmp_path / inside)
   assert_same(found, our_params((16, 32)))
   assert found.format == "checkpoint" and found.metadata["step"] == 7
@@ -398,7 +399,7 @@ def test_a_run(tmp_path, inside):
 
 def test_paths_from_here(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  checkpoint.write_params("run", nested(our_params()), {})
+  checkpointer.write_params("run", nested(our_params()), {})
   orbax(tmp_path / "tree", nested(our_params()))
   save("x.npz")
   for path in ("run", "tree"):
@@ -410,7 +411,7 @@ def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
   """A head of 1000 is not always ImageNet's; a run knows its data."""
   params = nested(our_params(num_classes=1000))
   metadata = {"model": to_dict(MODEL), "class_names": None}
-  checkpoint.write_params(str(tmp_path / "x"), params, metadata)
+  checkpointer.write_params(str(tmp_path / "x"), params, metadata)
   found = weights.read(tmp_path / "x")
   assert found.class_names is None and found.notes == ()
 
@@ -433,7 +434,7 @@ def test_a_tree_in_its_item_folder(tmp_path):
 
 def test_metadata_of_another_program(tmp_path):
   metadata = {"author": "me"}
-  checkpoint.write_params(str(tmp_path / "x"), nested(our_params()), metadata)
+  checkpointer.write_params(str(tmp_path / "x"), nested(our_params()), metadata)
   found = weights.read(tmp_path / "x")
   assert found.metadata == {} and found.options == {}
   assert_same(found, our_params())

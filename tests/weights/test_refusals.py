@@ -18,10 +18,10 @@ from weight_files import (
   save,
 )
 
-from vit_jax import checkpoint
+from vit_jax.checkpointing import checkpointer
 from vit_jax.weights import safetensors_file
-from vit_jax.weights.found import EXPECTED
 from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.weights_file import EXPECTED
 
 
 class Touch:
@@ -53,7 +53,7 @@ def test_trees_that_are_no_model(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_tree(tmp_path):
   path = tmp_path / "x"
-  checkpoint.write_params(str(path), nested(our_params()), {})
+  checkpointer.write_params(str(path), nested(our_params()), {})
   for name in ("_METADATA", "d"):
     broken = tmp_path / name
     shutil.copytree(path, broken)

@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 
 import vit_jax
 from vit_jax.config import model_config
-from vit_jax.weights import hf, hf_images, safetensors_file
+from vit_jax.weights import hf, hf_preprocessing, safetensors_file
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
@@ -52,11 +52,11 @@ def hf_folder(folder, image=(32, 48), **changes):
   arrays, config = hf.write(
     our_params(image), MODEL, num_classes=11, image_size=image
   )
-  about, _ = hf_images.write(f"decode|resize({image})", image)
+  about, _ = hf_preprocessing.write(f"decode|resize({image})", image)
   folder.mkdir()
   safetensors_file.write(folder / "model.safetensors", arrays, {})
   (folder / "config.json").write_text(json.dumps(config | changes))
-  (folder / hf_images.FILE).write_text(json.dumps(about))
+  (folder / hf_preprocessing.FILE).write_text(json.dumps(about))
   return folder
 
 

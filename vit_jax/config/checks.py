@@ -1,7 +1,7 @@
 """Checks that need nothing but the config itself; all faults at once.
 
 Checks that need the machine or the disk (devices, data sets, weights) are in
-`vit_jax.runtime.prepare`.
+`vit_jax.experiment`.
 """
 
 import dataclasses

@@ -5,8 +5,8 @@ Its source has a method `columns`, which parses many records together.
 
 import numpy as np
 
-from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import Record, Source, reading
+from vit_jax.data.source import Record, Source, reading
+from vit_jax.data.tf_cpu import as_is, tf
 
 
 def labels_of(files: Source) -> np.ndarray:

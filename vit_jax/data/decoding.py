@@ -25,15 +25,9 @@ from vit_jax.batch import Batch, DataError
 from vit_jax.config import preprocessing
 from vit_jax.data import encoded, file_bytes, images, pixels
 from vit_jax.data import ops as ops_lib
-from vit_jax.data.host_tf import as_is, tf
 from vit_jax.data.images import MAX_UNDECODABLE
-from vit_jax.data.records import (
-  NO_LABEL,
-  Record,
-  Source,
-  message_of,
-  readable,
-)
+from vit_jax.data.source import NO_LABEL, Record, Source, message_of, readable
+from vit_jax.data.tf_cpu import as_is, tf
 
 _KEYS = ("label", "mask", "index")
 # A store that does not answer, by TensorFlow, whose clients have tried several

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tf_cpu import tf
 
 MAX_RECORDS = 100_000  # Of larger splits only the size is stated.
 

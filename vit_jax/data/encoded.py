@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 Image = tf.Tensor
 

@@ -13,8 +13,8 @@ import numpy as np
 from vit_jax.data import builders, splits, tfds_source
 from vit_jax.data.builders import glyphs
 from vit_jax.data.facts import FACTS, Facts, known
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Record, Source
+from vit_jax.data.source import Record, Source
+from vit_jax.data.tf_cpu import tf
 
 _NUM_IMAGES = 256  # Different images; records share them.
 

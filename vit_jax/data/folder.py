@@ -30,10 +30,10 @@ import numpy as np
 
 from vit_jax.data import encoded, file_bytes, splits
 from vit_jax.data.file_bytes import path_bytes, printable
-from vit_jax.data.host_tf import tf
 from vit_jax.data.images import SUFFIXES
-from vit_jax.data.records import Record, Source
+from vit_jax.data.source import Record, Source
 from vit_jax.data.splits import SPLIT_FOLDERS
+from vit_jax.data.tf_cpu import tf
 from vit_jax.options import nearest
 
 PREFIX = "folder:"

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from vit_jax.config import preprocessing
 from vit_jax.data import encoded, images, pixels
-from vit_jax.data.host_tf import tf
 from vit_jax.data.randaugment import randaug
-from vit_jax.data.records import Record
+from vit_jax.data.source import Record
+from vit_jax.data.tf_cpu import tf
 
 BoundOp = Callable[..., tf.Tensor]
 

@@ -12,7 +12,7 @@ divided into lanes, each of which gives an equal part of every batch (`Lanes`).
 import dataclasses
 import hashlib
 
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 MAX_LANES = 256
 MAX_PLACES = 1024

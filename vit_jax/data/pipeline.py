@@ -22,8 +22,8 @@ import numpy as np
 from vit_jax.batch import Batch
 from vit_jax.config import preprocessing
 from vit_jax.data import decoding, order
-from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import FETCHED, PARALLEL, Source
+from vit_jax.data.source import FETCHED, PARALLEL, Source
+from vit_jax.data.tf_cpu import as_is, tf
 
 _PREFETCH = 2  # Batches decoded ahead.
 _MOST_THREADS = 64  # That read records of a stream, each of another place.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.host_tf import tf
+from vit_jax.data.tf_cpu import tf
 
 FILL = 128  # level of what an operation leaves empty, in every channel
 # The weights of red, green and blue in grey, as TensorFlow has them.

@@ -12,7 +12,7 @@ from vit_jax.data import (
   vtab_source,
 )
 from vit_jax.data.facts import prefix_of
-from vit_jax.data.records import NotOnDisk, Source
+from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source; a name

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.columns import columns_of, in_range, labels_of
-from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import NO_LABEL, Record, Source, reading
+from vit_jax.data.source import NO_LABEL, Record, Source, reading
 from vit_jax.data.subsets import Subset
+from vit_jax.data.tf_cpu import as_is, tf
 
 _BATCH = 1024  # Records parsed at a time, where none is decoded.
 # Bytes read at a time from all files that are open, and at most from one: a

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import builders, order, splits
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import NotOnDisk, Source
+from vit_jax.data.source import NotOnDisk, Source
+from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,

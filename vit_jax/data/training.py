@@ -7,7 +7,7 @@ from vit_jax.batch import Batch
 from vit_jax.config import Config
 from vit_jax.data import decoding
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data.records import Source
+from vit_jax.data.source import Source
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.data import splits, tfds_source, vtab
-from vit_jax.data.host_tf import as_is, tf
-from vit_jax.data.records import PARALLEL, Record, Source
+from vit_jax.data.source import PARALLEL, Record, Source
+from vit_jax.data.tf_cpu import as_is, tf
 from vit_jax.data.tfds_records import (
   TfdsByNumber,
   TfdsFiles,

@@ -66,7 +66,7 @@ def fault(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   Whether it works depends on the driver, the library, the chip and the sizes,
   so it is run, with its gradients, on the first device of this process, inside
   a `shard_map` as in a step. All processes of a run see that
-  they have the same answer (`runtime/agreement.py`).
+  they have the same answer (`distributed/agreement.py`).
 
   Args:
     num_tokens: Number of tokens of an image.

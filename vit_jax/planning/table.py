@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vit_jax.planning import hosts
+from vit_jax.planning import host_requirements
 from vit_jax.planning.search import gib
 
 
@@ -47,7 +47,7 @@ def table(found: dict[str, Any]) -> str:
         f" {found['chip_hours']:,.0f} chip-hours, estimates, without"
         " evaluation"
       )
-    rows |= hosts.rows(found)
+    rows |= host_requirements.rows(found)
   if shares := found.get("evaluation"):
     most = max(shares, key=shares.get)
     rows["evaluation"] = (

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vit_jax.callbacks import plan_comparison
 from vit_jax.config import options_of
 from vit_jax.reporting import facts, figures
 from vit_jax.reporting.figures import Line
 from vit_jax.reporting.page import breakable, missing, share, states, table
+from vit_jax.reporting.run_state import remarks, state
 from vit_jax.reporting.runs import Run
-from vit_jax.reporting.state import remarks, state
-from vit_jax.runtime import promise
 
 MOST_COLUMNS = 4  # runs side by side, with their names
 MOST_TURNED = 7  # columns of a table with a row for each run
@@ -193,11 +193,11 @@ def costs_section(runs: Sequence[Run]) -> str:
   )
 
 
-def kept(run: Run) -> list[promise.Kept]:
+def kept(run: Run) -> list[plan_comparison.Kept]:
   """Returns what the plan of a run promised, beside what was measured."""
   batch_size = run.config.get("data", {}).get("batch_size") or 0
-  found = promise.measured(run.rows, batch_size)
-  return promise.compare(run.plan["plan"], found, found.get("steps"))
+  found = plan_comparison.measured(run.rows, batch_size)
+  return plan_comparison.compare(run.plan["plan"], found, found.get("steps"))
 
 
 def _promise(run: Run) -> str:
@@ -208,8 +208,8 @@ def _promise(run: Run) -> str:
   rows = [
     [
       whole.get(x.what, x.what),
-      promise.text(x.promised, x.unit),
-      promise.text(x.measured, x.unit),
+      plan_comparison.text(x.promised, x.unit),
+      plan_comparison.text(x.measured, x.unit),
       NONE if x.ratio is None else f"{x.ratio:.3g}",
     ]
     for x in kept(run)

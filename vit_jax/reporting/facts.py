@@ -3,11 +3,12 @@
 import statistics
 from typing import Any
 
+from vit_jax.callbacks import accounting, plan_comparison
+from vit_jax.callbacks.progress import format_seconds
+from vit_jax.checkpointing import resume_rules
 from vit_jax.config import upgraded
 from vit_jax.options import shown
 from vit_jax.reporting.runs import Run
-from vit_jax.runtime import accounting, changes, promise
-from vit_jax.runtime.progress import format_seconds
 
 MOST_CHANGES = 5  # of a config, one by one
 
@@ -72,7 +73,7 @@ def changed(trail: list[dict[str, Any]] | None) -> str:
   trail = trail or []
   parts = [
     f"step {x.get('step') or 0:,}: {x.get('key')} {shown(x.get('from'))} to"
-    f" {shown(x.get('to'))}" + " (allowed)" * (x.get("by") == changes.FLAG)
+    f" {shown(x.get('to'))}" + " (allowed)" * (x.get("by") == resume_rules.FLAG)
     for x in trail[:MOST_CHANGES]
   ]
   more = len(trail) - MOST_CHANGES
@@ -102,7 +103,7 @@ def costs(run: Run) -> dict[str, float | None]:
   if price and is_tpu and hours is not None:
     unit = plan.get("price_unit") or ""
     what = f"price, {unit}" if unit else "price"
-    found[what] = hours * promise.chip_share(plan) * price
+    found[what] = hours * plan_comparison.chip_share(plan) * price
   return found
 
 

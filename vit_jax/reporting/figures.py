@@ -20,7 +20,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vit_jax.reporting import line_names
+from vit_jax.reporting import line_labels
 
 
 class Palette(NamedTuple):
@@ -312,7 +312,7 @@ def similarity(
     mosaic, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
   )
   axes.grid(False)
-  line_names.title(figure, axes, title)
+  line_labels.title(figure, axes, title)
   for spine in axes.spines.values():
     spine.set_visible(False)
   for axis, count in ((axes.xaxis, w), (axes.yaxis, h)):
@@ -367,7 +367,7 @@ def _curves(
       last = np.asarray(line.y, float)[finite][-1]
       value = text(last) if text else ""
       value = value if finite[-1] else "not finite"
-      ends.append((last, line_names.end(line.label, value), drawn))
+      ends.append((last, line_labels.end(line.label, value), drawn))
     if not finite.all():
       on_axis = {"transform": axes.get_xaxis_transform(), "clip_on": False}
       bad = x[~finite]
@@ -375,7 +375,7 @@ def _curves(
   if mark:
     drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
     ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
-  line_names.title(figure, axes, title)
+  line_labels.title(figure, axes, title)
   axes.set_xlabel(x_label)
   finite = [v for l in lines for v in l.y if math.isfinite(v)]
   if floor is not None and finite:
@@ -387,10 +387,10 @@ def _curves(
   axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
   axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
   axes.yaxis.set_major_formatter(FuncFormatter(_tick(axis)))
-  if any(len(name) > line_names.LONG for _, name, _ in ends):
-    line_names.below(figure, ends)
+  if any(len(name) > line_labels.LONG for _, name, _ in ends):
+    line_labels.below(figure, ends)
   else:
-    line_names.beside(axes, ends)
+    line_labels.beside(axes, ends)
   return figure
 
 

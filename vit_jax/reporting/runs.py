@@ -8,20 +8,21 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.callbacks import accounting, goodput, plan_comparison, run_record
+from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
 from vit_jax.data import splits
-from vit_jax.runtime import accounting, changes, goodput, lifetime, promise
-from vit_jax.runtime.averages import groups
+from vit_jax.writers.averages import groups
 
 METRICS = "metrics.jsonl"
 LOSS = "train/loss"
-PROBES = "probes"  # folder, by vit_jax.runtime.probes
+PROBES = "probes"  # folder, by vit_jax.scoring.probes
 MAX_NUMBERS = 4_000_000  # in the metrics of a run; 300 MB
 MAX_NAME = 200  # characters, of a metric
 # What is read of metadata.json; see `json_file.faults`.
 METADATA = {
-  "config": promise.CONFIG,
+  "config": plan_comparison.CONFIG,
   "image_size": json_file.SIZE,
   "grid": json_file.SIZE,
   "num_classes": int,
@@ -33,7 +34,7 @@ METADATA = {
   "step": int,
   "devices": str,
   "versions": {str: str},
-  "changes": [changes.SHAPE],
+  "changes": [resume_rules.SHAPE],
   accounting.KEY: accounting.SHAPE,
 }
 # Metrics that tell evaluators apart, whatever their kind.
@@ -145,7 +146,7 @@ class Run:
     """Returns steps and values of a metric; NaN: it was not finite.
 
     A line leaves such a value out: that of a skipped step has no `train/loss`,
-    that of an evaluator counts them, see `vit_jax.runtime.finite`.
+    that of an evaluator counts them, see `vit_jax.callbacks.nonfinite`.
     """
     name = name or ""
     sign = f"{name.partition('/')[0]}/not_finite"
@@ -404,7 +405,7 @@ def _is_run(path: pathlib.Path) -> bool:
 
 def _read(path: pathlib.Path, name: str) -> Run:
   metadata = json_file.read(path / "metadata.json", METADATA)
-  config = json_file.read(path / "config.json", promise.CONFIG)
+  config = json_file.read(path / "config.json", plan_comparison.CONFIG)
   rows, unread = _rows(path / METRICS)
   return Run(
     name,
@@ -412,8 +413,8 @@ def _read(path: pathlib.Path, name: str) -> Run:
     config or metadata.get("config") or {},
     metadata,
     rows,
-    json_file.read(path / lifetime.FILE, lifetime.SHAPE),
-    promise.read(str(path)),
+    json_file.read(path / run_record.FILE, run_record.SHAPE),
+    plan_comparison.read(str(path)),
     unread,
   )
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import pixel_path
+from vit_jax.config import eval_preprocessing
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, google, labels
 from vit_jax.weights.fitting import trained_at
-from vit_jax.weights.found import Weights
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import Weights
 
 
 def write(
@@ -123,8 +123,8 @@ def lost(
     if untold.keys() - {"image_size"}:
       note += ", and Google's codes do otherwise"
     notes.append(note)
-  whole = pixel_path.google(tuple(image_size))
-  if pixel_path.taken_apart(ops) != whole:
+  whole = eval_preprocessing.google(tuple(image_size))
+  if eval_preprocessing.taken_apart(ops) != whole:
     notes.append(
       f"images there: {whole.ops}, since .npz has no place to say {ops}"
     )

@@ -21,9 +21,9 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
-from vit_jax.weights.classes import by_name, some
-from vit_jax.weights.found import Weights
+from vit_jax.weights.class_matching import by_name, some
 from vit_jax.weights.identify import describe, identify
+from vit_jax.weights.weights_file import Weights
 
 MAX_TOKENS = 2**14  # of an image; the products of all pairs take 1 GiB a head
 

@@ -11,23 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint
+from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
 from vit_jax.weights import bit, download, google, labels
 from vit_jax.weights.beside import beside
-from vit_jax.weights.found import (
-  EXPECTED,
-  Weights,
-  model_of,
-  unknown_names,
-  with_metadata,
-)
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.lazy import LazyArray, lazy
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, open_safetensors
 from vit_jax.weights.torch_files import Safetensors, from_safetensors
+from vit_jax.weights.weights_file import (
+  EXPECTED,
+  Weights,
+  model_of,
+  unknown_names,
+  with_metadata,
+)
 
 # Kinds of files that are refused, by their first bytes.
 REFUSED = (
@@ -156,7 +156,7 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
       " code and is never loaded; expected model.safetensors: save it with"
       " save_pretrained(..., safe_serialization=True)."
     )
-  nested, metadata = checkpoint.load_tree(str(folder))
+  nested, metadata = checkpointer.load_tree(str(folder))
   if isinstance(nested.get("params"), dict):  # of a training state
     nested = nested["params"]
   flat = flax.traverse_util.flatten_dict(nested, sep="/")

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.config import json_file, model_from_dict, pixel_path
-from vit_jax.weights import hf, hf_images, timm, timm_config
+from vit_jax.config import eval_preprocessing, json_file, model_from_dict
+from vit_jax.weights import hf, hf_preprocessing, timm, timm_config
 from vit_jax.weights.beside import beside
-from vit_jax.weights.found import (
+from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.identify import identify
+from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import (
   METADATA,
   METADATA_KEY,
   Weights,
@@ -18,9 +21,6 @@ from vit_jax.weights.found import (
   unknown_names,
   with_metadata,
 )
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.identify import identify
-from vit_jax.weights.lazy import LazyArray
 
 
 class Safetensors(NamedTuple):
@@ -109,9 +109,11 @@ def _from_hf(found: Safetensors) -> Weights:
   params, options, extras = hf.read(found.arrays, found.config)
   size = extras["image_size"]
   folder = path if path.is_dir() else path.parent
-  about = json_file.read(beside(folder, hf_images.FILE), hf_images.READ)
-  about = hf_images.complete(about)
-  ops = hf_images.ops_of(about, size)
+  about = json_file.read(
+    beside(folder, hf_preprocessing.FILE), hf_preprocessing.READ
+  )
+  about = hf_preprocessing.complete(about)
+  ops = hf_preprocessing.ops_of(about, size)
   weights = Weights(
     str(path),
     "hf",
@@ -122,12 +124,12 @@ def _from_hf(found: Safetensors) -> Weights:
     class_names=extras["class_names"],
     loss=extras["loss"],
     ops=ops,
-    notes=() if ops or not about else (hf_images.unlike(about, size),),
+    notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
   )
   mean, std = about.get("image_mean"), about.get("image_std")
   if not about.get("do_normalize", True):
     mean, std = [0.0] * 3, [1.0] * 3
-  return _fold(weights, mean, std, hf_images.white(about))
+  return _fold(weights, mean, std, hf_preprocessing.white(about))
 
 
 # Names that the arrays may have: whether these are such, and what reads them.
@@ -157,15 +159,17 @@ def _timm_images(weights: Weights, about: Mapping[str, Any]) -> Weights:
     )
   filter = about.get("interpolation") or "bicubic"
   mode, notes = about.get("crop_mode") or "center", weights.notes
-  path = pixel_path.timm(size, min(share, 1.0), filter, mode)
+  path = eval_preprocessing.timm(size, min(share, 1.0), filter, mode)
   ops = path.ops
   if mode == "squash" and share < 1:
-    ops = pixel_path.centre_of(path, tuple(int(s / share) for s in size))
+    ops = eval_preprocessing.centre_of(
+      path, tuple(int(s / share) for s in size)
+    )
   is_cropped = mode == "center" and size[0] == size[1]
   # Above 1, timm alone puts a frame around the image.
   if path.filter != filter or share > 1 or not (is_cropped or mode == "squash"):
     keys = "input_size", "interpolation", "crop_pct", "crop_mode"
-    notes += (pixel_path.unlike("config.json", about, keys, size),)
+    notes += (eval_preprocessing.unlike("config.json", about, keys, size),)
   return dataclasses.replace(
     weights,
     ops=ops,

@@ -11,8 +11,8 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import splits
-from vit_jax.data.host_tf import tf
-from vit_jax.data.records import Record, Source
+from vit_jax.data.source import Record, Source
+from vit_jax.data.tf_cpu import tf
 
 PREFIX = "npy:"
 

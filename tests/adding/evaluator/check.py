@@ -8,11 +8,11 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+from vit_jax import experiment
+from vit_jax.commands.evaluate import evaluate
 from vit_jax.config import ConfigError, cli, defaults, freeze
-from vit_jax.evaluate import evaluate
-from vit_jax.runtime import prepare
-from vit_jax.runtime.writer import read_metrics
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 
 def config(**options):
@@ -32,7 +32,7 @@ def main(workdir: str) -> None:
   assert 0 < last < math.log(10)
   assert evaluate(config(), workdir) == {"unsure/entropy": last}
   try:
-    prepare.check(config(temperature=-1.0, split="tset"))
+    experiment.check(config(temperature=-1.0, split="tset"))
     raise AssertionError("no fault")
   except ConfigError as e:
     told = str(e)

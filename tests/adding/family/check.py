@@ -14,11 +14,13 @@ import jax
 import numpy as np
 
 import vit_jax
-from vit_jax import convert, plan, pretrained, sharding
+from vit_jax import sharding
+from vit_jax.commands import convert, plan
 from vit_jax.config import ConfigError, build, defaults, freeze
 from vit_jax.config.checks import faults
 from vit_jax.families import by_variant
-from vit_jax.reporting import inside
+from vit_jax.inference import pretrained
+from vit_jax.reporting import model_figures
 from vit_jax.train import train_and_evaluate
 
 
@@ -56,8 +58,8 @@ def without_attention(workdir: str) -> str:
 def shown(loaded: pretrained.Pretrained) -> None:
   """What the model has is drawn, and what it lacks is told."""
   images = np.zeros((2, 32, 32, 3), np.uint8)
-  found = inside.look("mx", "mx", loaded, list(images), ["a", "b"])
-  filters, *others = inside.parts([found], lambda *_: "<img>", None, 1)
+  found = model_figures.look("mx", "mx", loaded, list(images), ["a", "b"])
+  filters, *others = model_figures.parts([found], lambda *_: "<img>", None, 1)
   assert filters.body and not filters.left_out
   assert {text for part in others for text in part.left_out} == {
     "mx, Mixer-Ti/8 has no positions",

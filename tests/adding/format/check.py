@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import vit_jax
-from vit_jax import convert
+from vit_jax.commands import convert
 
 vit = vit_jax.load("tests/data/vit_token.weights.npz", verbose=False)
 with tempfile.TemporaryDirectory() as folder:

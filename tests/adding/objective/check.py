@@ -14,8 +14,8 @@ import numpy as np
 import vit_jax
 from vit_jax.config import ConfigError, build, defaults, freeze
 from vit_jax.config.checks import faults
-from vit_jax.runtime.writer import read_metrics
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 

@@ -1,0 +1,235 @@
+"""A step that is not a number: never applied, never saved, told in words."""
+
+import json
+import pathlib
+import types
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import experiment, sharding, train
+from vit_jax.batch import DataError
+from vit_jax.callbacks import fingerprints, nonfinite, repeat
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.writers.metric_writer import read_metrics
+from vit_jax.writers.rows import MEASURED
+
+
+class Hot:
+  """Random batches, of which some break the loss.
+
+  Labels are numbers; those of the bad steps have one that is none.
+  """
+
+  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
+  is_multilabel = True
+
+  def __init__(self, cfg: Config, *bad: int):
+    self._config, self._bad = cfg, bad
+
+  def batches(self, start_step, process_index, process_count):
+    step = start_step
+    while True:
+      batch = tiny.batch(step, self._config)
+      label = np.eye(tiny.NUM_CLASSES, dtype=np.float32)[batch["label"]]
+      step += 1
+      if step in self._bad:
+        label[3] = np.nan
+      index = batch["index"] + 100 * step
+      yield {**batch, "label": label, "index": index}
+
+
+def config(**changes) -> Config:
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=12, objective__loss="sigmoid")))
+  c.data.dataset, c.fake_data, c.log_steps = "digits", True, 5
+  c.checkpoint.every_steps = 4
+  c.optim.ema_decay = 0.9
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+def leaves(state):
+  return [np.asarray(x) for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name", ["adamw", pytest.param("sgd", marks=pytest.mark.nightly)]
+)
+def test_a_bad_update_leaves_every_bit(name):
+  cfg = config(optim__name=name)
+  parts = tiny.Parts(cfg, jax.devices()[:1])
+  state, _ = parts.run(2)
+  state = state.replace(
+    step=jax.numpy.array(6)
+  )  # the average is well under way
+  before = leaves(state.replace(step=0))
+  batches = Hot(cfg, 7).batches(6, 0, 1)
+  state, metrics = parts.train_step(
+    state, sharding.to_global(next(batches), parts.mesh)
+  )
+  assert not np.isfinite(metrics["loss"]) and metrics["fingerprint"][-1] == 0
+  assert int(state.step) == 7
+  for old, new in zip(before, leaves(state.replace(step=0)), strict=True):
+    np.testing.assert_array_equal(old, new)
+  state, metrics = parts.train_step(
+    state, sharding.to_global(next(batches), parts.mesh)
+  )
+  assert metrics["fingerprint"][-1] == 1
+  changed = zip(before, leaves(state.replace(step=0)), strict=True)
+  assert all((old != new).any() for old, new in changed if old.ndim)
+
+
+@pytest.mark.slow
+def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
+  """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
+  cfg = config(optim__microbatch=1)  # two on each device
+  data = Hot(cfg, 7)
+  with pytest.raises(FloatingPointError) as e:
+    train.train_and_evaluate(cfg, str(tmp_path), Hot(cfg, 2))
+  assert "There is no checkpoint yet: the same command begins" in str(e.value)
+  assert nonfinite.read(str(tmp_path))[0]["checkpoint"] is None
+  with pytest.raises(FloatingPointError) as e:
+    train.train_and_evaluate(cfg, str(tmp_path), data)
+  text = str(e.value)
+  assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
+  assert "The newest checkpoint, of step 4, is from before" in text
+  assert text.endswith("--config.on_nonfinite=skip leaves the step out.")
+  assert "Before it: step 2: loss " in text and "; step 6: loss " in text
+  assert checkpointer.find(str(tmp_path)).name == "4"
+  steps = [r["step"] for r in read_metrics(str(tmp_path))]
+  assert steps == [1, 4, 5]
+  (entry,) = nonfinite.read(str(tmp_path))
+  assert entry["values"] == {"loss": "nan", "grad_norm": "nan"}
+  assert entry["records"] == [list(range(700, 716))]
+  assert entry["checkpoint"] == 4 and entry["repeat"] in text
+  taken = fingerprints.read(str(tmp_path))
+  assert taken["step"].tolist() == list(range(1, 9))
+  assert taken["is_applied"].tolist() == [1] * 6 + [0, 1]
+  # Half of a copy is no place to begin at.
+  (tmp_path / "checkpoints/6/params").mkdir(parents=True)
+  # The run may have had other devices, and an older version.
+  path = tmp_path / "config.json"
+  written = json.loads(path.read_text())
+  written["mesh"]["tensor"] = 3
+  written["loss"] = written.pop("objective")["loss"]
+  path.write_text(json.dumps(written))
+  found = repeat.step(str(tmp_path), 7, data)
+  assert list(found["records"]) == [703] and np.isnan(found["loss"])
+  assert "head/kernel" in found["params"]
+  assert "record 703: nan" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
+  """Steps 2, 6 and 10 are skipped; a fourth is one too many."""
+  cfg = config(on_nonfinite="skip", max_skipped=3, log_steps=2)
+  one, two = (str(tmp_path / name) for name in ("one", "two"))
+  data = Hot(cfg, 2, 6, 10)
+  state = train.train_and_evaluate(cfg, one, data)
+  rows = read_metrics(one)
+  assert [(r["step"], r["train/skipped"]) for r in rows] == [
+    (1, 0), (2, 1), (4, 1), (6, 2), (8, 2), (10, 3), (12, 3)
+  ]  # fmt: skip
+  assert [r["step"] for r in rows if "train/loss" not in r] == [2, 6, 10]
+  # The last row of every batch is masked.
+  assert [r["train/undecodable"] for r in rows] == [r["step"] for r in rows]
+  # 12 batches, 9 updates: the last was the ninth of the schedule.
+  parts = tiny.Parts(cfg)
+  assert rows[-1]["train/lr"] == pytest.approx(parts.assembly.schedule(8))
+  assert [e["step"] for e in nonfinite.read(one)] == [2, 6, 10]
+  told = capfd.readouterr().err
+  assert told.count("skipped     loss is nan") == 3 and "3 of at most 3" in told
+
+  # Stops at step 11, whose number of skipped is known from the checkpoint.
+  with pytest.raises(FloatingPointError) as e:
+    train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, 11))
+  text = str(e.value)
+  assert "That makes 4 steps skipped, and config.max_skipped is 3" in text
+  assert "on_nonfinite" not in text  # it is on
+  again = train.train_and_evaluate(cfg, two, data)
+  for a, b in zip(leaves(state), leaves(again), strict=True):
+    np.testing.assert_array_equal(a, b)
+  drop = lambda r: {k: v for k, v in r.items() if k not in MEASURED}
+  assert [drop(r) for r in read_metrics(two)] == [drop(r) for r in rows]
+  files = [pathlib.Path(w) / fingerprints.FILE for w in (one, two)]
+  assert files[0].read_bytes() == files[1].read_bytes()
+  notes = [
+    [
+      # Which save had ended by then is a matter of time.
+      {
+        k: v
+        for k, v in e.items()
+        if k not in ("repeat", "before", "checkpoint")
+      }
+      for e in nonfinite.read(w)
+    ]
+    for w in (one, two)
+  ]
+  assert notes[0] == notes[1]
+
+
+def test_a_score_that_is_not_finite_is_left_out():
+  scores = {"test/loss": np.nan, "test/top1": 0.5}
+  kept, told = nonfinite.scores(8, scores)
+  assert kept == {"test/top1": 0.5, "test/not_finite": 1.0}
+  assert told == "not finite  test/loss is nan at step 8; not written"
+  assert nonfinite.scores(8, kept) == (kept, "")
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+  """Gradients are finite, and the update overflows."""
+  guard = nonfinite.Guard(
+    experiment.Run(config(), str(tmp_path), Hot(config())), lambda: 4, print
+  )
+  with pytest.raises(FloatingPointError) as e:
+    guard.check(5, {"loss": 1.0, "param_norm": np.inf})
+  assert str(e.value).startswith("param_norm is inf at step 5")
+  assert "on_nonfinite" not in str(e.value)  # the step was applied
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"max_skipped": -1}, "config.max_skipped: got -1, expected 1 or more, or"),
+    ({"checks__replay": -2}, "config.checks.replay: got -2, expected 1 or"),
+  ],
+)
+def test_options(tmp_path, changes, message):
+  with pytest.raises(ConfigError, match=message):
+    experiment.check(config(**changes), str(tmp_path), data=Hot(config()))
+
+
+def test_odd_bytes_in_its_file(tmp_path):
+  for text in ("", "{", "[]", '{"steps": 3}', '{"steps": [{"step": "x"}]}'):
+    (tmp_path / nonfinite.FILE).write_text(text)
+    assert nonfinite.read(str(tmp_path)) == []
+  (tmp_path / nonfinite.FILE).write_bytes(b"\xff\xfe")
+  assert nonfinite.read(str(tmp_path)) == []
+  (tmp_path / nonfinite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
+  assert nonfinite.read(str(tmp_path)) == [{"step": 3}]
+
+
+def test_too_many_broken_records_over_all_processes(tmp_path):
+  data = types.SimpleNamespace(most_unusable=lambda step: 10 * step)
+  run = types.SimpleNamespace(
+    config=tiny.config(),
+    workdir=str(tmp_path),
+    resumed_metadata={},
+    start=0,
+    data=data,
+  )
+  guard = nonfinite.Guard(run, lambda: None, print)
+  guard.undecodable = 20
+  assert guard.check(2, {})["undecodable"] == 20
+  with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
+    guard.check(1, {})
+  # One step of 32 images is two of 16.
+  run.start, run.resumed_metadata = 1, {"accounting": {"images_seen": 32}}
+  guard = nonfinite.Guard(run, lambda: None, print)
+  guard.undecodable = 20
+  assert guard.check(1, {})["undecodable"] == 20

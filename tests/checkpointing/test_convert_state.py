@@ -1,0 +1,99 @@
+"""The state of a checkpoint whose optimizer has other parts."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import sharding, step
+from vit_jax.checkpointing import convert_state
+from vit_jax.config import to_dict
+
+FACTS = step.Facts(tiny.NUM_CLASSES, (16, 16), 20)
+ALL = {
+  "optim__clip_norm": 1.0,
+  "optim__weight_decay": 0.1,
+  "optim__ema_decay": 0.99,
+}
+NONE = {
+  "optim__clip_norm": None,
+  "optim__weight_decay": 0.0,
+  "optim__ema_decay": None,
+}
+
+
+@pytest.mark.parametrize(
+  "was, now",
+  [
+    (NONE, ALL),
+    (ALL, NONE),
+    (
+      {**NONE, "optim__name": "sgd", "model__scan": True},
+      {**ALL, "optim__name": "sgd", "optim__accumulator_dtype": "bfloat16"},
+    ),
+  ],
+  ids=["on", "off", "also restacked and rounded"],
+)
+def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
+  mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
+  written, config = tiny.config(**was), tiny.config(**now)
+  assembly = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  like, convert = form_of({"config": to_dict(written)})
+  assert jax.tree.structure(like) == jax.tree.structure(
+    step.assemble(written, FACTS, mesh).state
+  )
+  numbers = np.random.default_rng(0)
+  state = jax.tree.map(
+    lambda x: numbers.normal(size=x.shape).astype(x.dtype), like
+  )
+  got = convert(state)
+  shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert shapes(got) == shapes(assembly.state)
+  if config.optim.ema_decay is None:
+    assert got.ema is None
+  else:
+    jax.tree.map(np.testing.assert_array_equal, got.ema, got.params)
+  # Of every parameter the moments, in whatever place of the state.
+  kept, want = (_of_patches(s.opt_state) for s in (got, state))
+  assert len(want) == len(kept) == (1 if config.optim.name == "sgd" else 2)
+  for a, b in zip(kept, want, strict=True):
+    np.testing.assert_array_equal(a, np.asarray(b).astype(a.dtype))
+
+
+def _of_patches(tree):
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  name = "/embedding/kernel"
+  return [x for path, x in leaves if sharding.path_of(path).endswith(name)]
+
+
+def test_a_family_without_a_scan():
+  """Its options have no such field."""
+  was, now = (tiny.config(**parts, **tiny.RESNET) for parts in (NONE, ALL))
+  assert convert_state._as_written(now, to_dict(was)) == was
+
+
+def test_a_checkpoint_like_the_run_is_taken_as_it_is():
+  mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
+  config = tiny.config()
+  assembly = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  for written in ({"config": to_dict(config)}, {}, {"config": {"optim": 3}}):
+    like, _ = form_of(written)
+    assert like is assembly.state
+  written = to_dict(config)
+  written["optim"] |= {"clip_norm": 3.0}
+  like, convert = form_of({"config": written})
+  state = object()
+  assert like is assembly.state and convert(state) is state
+
+
+def test_one_state_is_alive_where_a_part_comes_or_goes():
+  mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
+  written, config = tiny.config(**NONE), tiny.config(**ALL)
+  assembly = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  _, convert = form_of({"config": to_dict(written)})
+  state = step.assemble(written, FACTS, mesh).fresh_state()
+  convert(state)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))

@@ -1,0 +1,138 @@
+"""Digests: the same for every layout, another one for every flipped bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import sharding
+from vit_jax.checkpointing import digests
+from vit_jax.config import MeshConfig
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "bool")
+
+
+def _array(shape, dtype, seed=0):
+  rng = np.random.default_rng(seed)
+  numbers = 100 * rng.normal(size=shape)
+  if dtype == "bool":
+    return numbers > 0
+  return np.asarray(np.abs(numbers), jnp.dtype(dtype))
+
+
+def _sum(found):
+  return np.asarray(found).reshape(-1, 2).sum(0, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("shape, dtype", [((3, 5, 7), d) for d in DTYPES])
+@pytest.mark.parametrize("where", ["host", "devices"])
+def test_all_ways_agree(shape, dtype, where):
+  x = _array(shape, dtype)
+  of = getattr(digests, f"sums_on_{where}")
+  np.testing.assert_array_equal(_sum(of(jnp.asarray(x))), digests.sums_of(x))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3)])
+def test_odd_shapes(shape):
+  x = _array(shape, "float32")
+  found = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
+
+
+def test_64_bits():
+  x = _array((2, 4, 3), "float64")
+  with jax.enable_x64(True):
+    y = jnp.asarray(x)
+    np.testing.assert_array_equal(
+      _sum(digests.sums_on_devices(y)), digests.sums_of(x)
+    )
+    mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=2))
+    y = jax.device_put(x, NamedSharding(mesh, P("fsdp", "data")))
+    np.testing.assert_array_equal(digests.sums_on_host(y), digests.sums_of(x))
+
+
+def test_a_long_array_is_taken_in_chunks():
+  x = _array((3, digests.CHUNK - 5), "float32")
+  found = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
+
+
+@pytest.mark.parametrize("where", ["host", "devices"])
+@pytest.mark.parametrize(
+  "axes", [(), ("fsdp",), ("data", "tensor"), (None, ("data", "fsdp"))]
+)
+def test_no_mesh_changes_them(axes, where):
+  mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+  x = _array((8, 12), "float32")
+  spread = jax.device_put(x, NamedSharding(mesh, P(*axes)))
+  of = getattr(digests, f"sums_on_{where}")
+  np.testing.assert_array_equal(_sum(of(spread)), digests.sums_of(x))
+
+
+def test_of_a_state():
+  tree = {"a": {"b": _array((2, 3), "float32")}, "c": _array((), "int32")}
+  found = digests.of_state(jax.device_put(tree)).get()
+  assert found == digests.of_numpy(tree)
+  assert found["a/b"][:2] == ("float32", (2, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:5])
+def test_every_flipped_bit_changes_both_sums(dtype):
+  x = _array((3, 2), dtype)
+  want = digests.sums_of(x)
+  raw = x.view(np.uint8).reshape(-1)
+  for byte in range(raw.size):
+    for bit in range(8):
+      raw[byte] ^= 1 << bit
+      got = digests.sums_of(x)
+      raw[byte] ^= 1 << bit
+      assert (got != want).all()
+  np.testing.assert_array_equal(digests.sums_of(x), want)
+
+
+def test_no_pair_of_flipped_bits_is_missed():
+  """Sign bits above all, whose weights in a sum of words add up to 2^32."""
+  x = _array((6,), "float32").view(np.uint32)
+  want = tuple(digests.sums_of(x))
+  for bit in range(32):
+    for i in range(x.size):
+      for j in range(i):
+        y = x.copy()
+        y[[i, j]] ^= np.uint32(1 << bit)
+        assert tuple(digests.sums_of(y)) != want
+
+
+def test_order_zeros_and_signs_count():
+  x = _array((100,), "float32")
+  zero = np.zeros(100, np.float32)
+  found = [x, x[::-1], np.roll(x, 1), zero, -zero, np.full(100, np.nan, "f")]
+  assert len({bytes(digests.sums_of(y)) for y in found}) == len(found)
+
+
+def test_golden():
+  """Digests on disk must be those of later versions, too."""
+  x = np.arange(10, dtype=np.float32)
+  assert digests.of_numpy({"x": x})["x"].sums == "92038694f26f23ec"
+
+
+def test_differences_are_told():
+  a = digests.of_numpy({"a": np.ones(2, "f"), "b": np.ones(3, "f")})
+  b = digests.of_numpy({"b": np.ones((3, 1), "f"), "c": np.ones(1, "f")})
+  assert digests.differences(a, b) == [
+    "a is not expected",
+    "b is float32[3], expected float32[3,1]",
+    "c is missing",
+  ]
+  assert digests.differences(a, dict(a)) == []
+  c = digests.of_numpy({"a": np.ones(2, "f"), "b": np.zeros(3, "f")})
+  (text,) = digests.differences(c, a)
+  assert text.startswith("b has the digest ") and a["b"].sums in text
+
+
+def test_json_is_told_by_its_value():
+  assert digests.of_json({"b": 1, "a": [2]}) == digests.of_json(
+    {"a": [2], "b": 1}
+  )
+  assert digests.of_json({"a": 1}) != digests.of_json({"a": 2})

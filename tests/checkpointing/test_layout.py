@@ -1,0 +1,107 @@
+"""A disk that does not answer now is no damage of the checkpoints on it."""
+
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from etils import epath
+
+from vit_jax.checkpointing import checkpointer, layout, retention
+from vit_jax.commands import serve
+from vit_jax.config import json_file
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """`checkpoints/` with steps 1 and 2, and the note of the last."""
+  folder = epath.Path(tmp_path / "checkpoints")
+  params = {"head": {"bias": np.arange(3, dtype="float32")}}
+  for step in (1, 2):
+    checkpointer.write_params(str(folder / str(step)), params, {"step": step})
+  retention.note_newest(folder, 2)
+  return folder
+
+
+def failing(monkeypatch, number, call, where, times=1000):
+  """Lets a call fail on paths that have `where` in them; returns the calls."""
+  owner, name = {
+    "look": (os, "stat"),
+    "read": (json_file, "beginning"),
+    "digest": (type(epath.Path(os.curdir)), "read_bytes"),
+  }[call]
+  plain, calls = getattr(owner, name), []
+
+  def fails(path, *args, **options):
+    if where in str(path) and len(calls) < times:
+      calls.append(path)
+      raise OSError(number, os.strerror(number), str(path))
+    return plain(path, *args, **options)
+
+  monkeypatch.setattr(owner, name, fails)
+  return calls
+
+
+@pytest.mark.parametrize("call", ["look", "read", "digest"])
+@pytest.mark.parametrize(
+  "number", [errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EACCES]
+)
+def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
+  failing(monkeypatch, number, call, "checkpoints/2/")
+  with pytest.raises(OSError, match=os.strerror(number)):
+    layout.fault(folder / "2")
+  step, (fault,) = retention.start(folder)
+  assert step == 0 and f"Error: [Errno {number}]" in fault
+  assert fault.startswith(f"{folder}: cannot be read (")
+  assert sorted(os.listdir(folder)) == ["1", "2"]
+
+
+def test_who_asks_for_weights_is_told_the_reason(folder, monkeypatch):
+  failing(monkeypatch, errno.EACCES, "read", "checkpoints/2/")
+  with pytest.raises(SystemExit, match="Permission denied"):
+    serve.main(serve.parse([str(folder)]))
+
+
+def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):
+  for step in ("1", "2"):
+    (folder / step).rmtree()
+  assert "step 2 is gone" in retention.start(folder)[1][0]
+  failing(monkeypatch, errno.ESTALE, "read", retention.NEWEST)
+  assert "cannot be read (OSError" in retention.start(folder)[1][0]
+
+
+@pytest.mark.parametrize("call", ["look", "read", "digest"])
+def test_eio_is_damage_only_if_it_stays(folder, monkeypatch, call):
+  monkeypatch.setattr(layout, "WAITS", (0.0, 0.0))
+  calls = failing(monkeypatch, errno.EIO, call, "checkpoints/2/", times=2)
+  assert layout.fault(folder / "2") is None and len(calls) == 2
+  failing(monkeypatch, errno.EIO, call, "checkpoints/2/")
+  assert "Errno 5" in layout.fault(folder / "2")
+
+
+def test_what_is_missing_is_damage(folder):
+  pathlib.Path(folder / "2/params/_METADATA").unlink()
+  assert layout.fault(folder / "2") == "params/_METADATA is missing"
+  (folder / "1/metadata").rmtree()
+  pathlib.Path(folder / "1/metadata").write_text("")
+  assert layout.fault(folder / "1") == "metadata/ is missing"
+
+
+def test_permission_is_no_damage():
+  assert layout.reason(PermissionError(errno.EACCES, "denied")) is None
+  assert layout.reason(ValueError("PERMISSION_DENIED: x")) is None
+  assert layout.reason(MemoryError()) is None
+  assert layout.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
+  assert layout.reason(ValueError("a\nb")) == "ValueError: a"
+
+
+def test_expired():
+  assert retention.expired([1, 2, 3, 4], [1, 2, 3, 4], 2, None) == [1, 2]
+  assert retention.expired([1, 4], [1, 2, 3, 4], 2, None) == []
+  assert retention.expired([4], [3, 4], 2, None) == []
+  assert retention.expired([2, 4, 6, 7], [2, 4, 6, 7], 1, 2) == []
+  assert retention.expired([2, 3, 6, 7], [2, 3, 6, 7], 1, 6) == [2, 3]
+  # Step 6 is damaged, or its save failed and was tried again.
+  assert retention.expired([4, 7, 8, 9], [4, 6, 7, 8, 9], 1, 6) == [4, 8]
+  assert retention.expired([4, 7, 8, 9], [4, 7, 8, 9], 1, 6) == [4, 8]

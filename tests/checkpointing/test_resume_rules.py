@@ -1,0 +1,154 @@
+"""What of a config may change in a run that resumes, and what is kept of it."""
+
+import dataclasses
+import json
+
+import pytest
+import tiny
+
+from vit_jax.checkpointing import resume_rules
+from vit_jax.config import Config, flat, to_dict
+from vit_jax.config.schema import UNIONS
+from vit_jax.evaluators import EVALUATORS
+
+
+def _options(cls=Config, prefix=""):
+  """Yields the path of every option of every kind."""
+  for field in dataclasses.fields(cls):
+    path = f"{prefix}{field.name}"
+    if field.name in UNIONS and cls is Config:
+      for kind in UNIONS[field.name][1].values():
+        yield from _options(kind, f"{path}.")
+    elif field.name == "evals" and cls is Config:
+      for kind in EVALUATORS.values():
+        yield from _options(kind, f"{path}.val.")
+    elif dataclasses.is_dataclass(field.type):
+      yield from _options(field.type, f"{path}.")
+    else:
+      yield path
+
+
+def test_every_option_is_in_exactly_one_class():
+  """The longest entry counts; none is beside the schema, or without effect."""
+  used = set()
+  for path in _options():
+    parts = path.split(".")
+    starts = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    entries = [s for s in starts if s in resume_rules.CLASSES]
+    assert entries, f"{path}: give it a class in checkpointing/resume_rules.py"
+    assert resume_rules.kind_of(path) == resume_rules.CLASSES[entries[0]]
+    used.add(entries[0])
+    for inner, outer in zip(entries, entries[1:], strict=False):
+      differ = [resume_rules.CLASSES[e].is_meaning for e in (inner, outer)]
+      why = [resume_rules.CLASSES[e].why for e in (inner, outer)]
+      assert differ[0] != differ[1] or why[0] != why[1]
+  assert used == resume_rules.CLASSES.keys()
+  assert all(kind.why for kind in resume_rules.CLASSES.values())
+
+
+@pytest.mark.parametrize(
+  "key, is_meaning",
+  [
+    ("model.width", True),
+    ("model.dtype", True),
+    ("model.scan", False),
+    ("model.remat", False),
+    ("objective.label_smoothing", True),
+    ("data.batch_size", True),
+    ("data.shuffle_buffer", True),
+    ("data.data_dir", False),
+    ("optim.lr", True),
+    ("optim.microbatch", False),
+    ("mesh.fsdp", False),
+    ("seed", True),
+    ("log_steps", False),
+    ("evals.val.every_steps", False),
+    ("checkpoint.every_steps", False),
+    ("no.such.option", True),
+  ],
+)
+def test_what_makes_another_run(key, is_meaning):
+  assert resume_rules.kind_of(key).is_meaning == is_meaning
+
+
+def _found(**options):
+  old = to_dict(tiny.config(optim__schedule="constant"))
+  new = tiny.config(**{"optim__schedule": "constant", **options})
+  return resume_rules.differences(old, new)
+
+
+def test_differences_are_refused_by_name_unless_named():
+  found = _found(optim__lr=0.5, optim__beta1=0.8, log_steps=7, seed=3)
+  assert [c.key for c in found] == [
+    *("log_steps", "optim.beta1", "optim.lr", "seed")
+  ]
+  faults = resume_rules.faults(found, ["optim.lr"], "runs/a")
+  assert faults == [
+    "config.optim.beta1 was 0.9, is now 0.8 (other updates)",
+    "config.seed was 0, is now 3 (other batches and draws from here on): the"
+    " run in runs/a resumes as it began. --allow_change=optim.beta1,seed takes"
+    " the new values from here on; or use another --workdir.",
+  ]
+  assert resume_rules.faults(found, ["optim"], "runs/a") == [
+    "config.seed was 0, is now 3 (other batches and draws from here on): the"
+    " run in runs/a resumes as it began. --allow_change=seed takes the new"
+    " value from here on; or use another --workdir."
+  ]
+  assert resume_rules.faults(found, ["optim", "seed"], "runs/a") == []
+  assert len(resume_rules.faults(found, ["opt", "see"], "runs/a")) == 3
+
+
+def test_a_longer_run_is_the_same_where_the_rate_is():
+  """The rate of a cosine at a step depends on the length, a constant's not."""
+  assert resume_rules.faults(_found(total_steps=21), [], "a") == []
+  for schedules in (("cosine", "cosine"), ("constant", "cosine")):
+    old, new = (
+      tiny.config(total_steps=20 + i, optim__schedule=schedule)
+      for i, schedule in enumerate(schedules)
+    )
+    found = resume_rules.differences(to_dict(old), new)
+    (fault,) = resume_rules.faults(found, ["optim"], "a")
+    assert fault.startswith(
+      "config.total_steps was 20, is now 21 (the learning"
+    )
+
+
+def test_names_of_the_flag():
+  assert resume_rules.names_of(None) == resume_rules.names_of(" ,") == ()
+  names = resume_rules.names_of("optim, config.data.ops\nevals.old.split")
+  assert names == ("optim", "data.ops", "evals.old.split")
+  config, old = tiny.config(), to_dict(tiny.config())
+  old["evals"] = {"old": {"kind": "classification", "split": "test"}}
+  assert resume_rules.flag_faults(names, config, old) == []
+  assert resume_rules.flag_faults(["optim.rl", "dta"], config, old) == [
+    "--allow_change: got 'optim.rl', expected an option or a section of the"
+    " config, such as optim.lr or data, comma-separated. Did you mean"
+    " 'optim.lr'?",
+    "--allow_change: got 'dta', expected an option or a section of the config,"
+    " such as optim.lr or data, comma-separated. Did you mean 'data'?",
+  ]
+  every = set(flat(to_dict(config)))
+  assert resume_rules.flag_faults(every, config, {}) == []
+
+
+def test_the_trail_stays_and_has_each_change_once(tmp_path):
+  folder = str(tmp_path)
+  found = _found(optim__lr=0.5, log_steps=7)
+  trail = resume_rules.trail(folder, 8, found)
+  assert [(x["key"], x["from"], x["to"], x["by"]) for x in trail] == [
+    ("log_steps", 50, 7, "harmless"),
+    ("optim.lr", 0.01, 0.5, "--allow_change"),
+  ]
+  resume_rules.write(folder, trail)
+  # Killed before config.json was written, it finds the same differences again.
+  assert (
+    resume_rules.trail(folder, 8, found) == trail == resume_rules.read(folder)
+  )
+  resume_rules.write(
+    folder, resume_rules.trail(folder, 16, _found(log_steps=7))
+  )
+  assert [x["step"] for x in resume_rules.read(folder)] == [8, 8, 16]
+  path = tmp_path / resume_rules.FILE
+  path.write_bytes(path.read_bytes() + b'\0\xff\n[1]\n{"step": 1}\n{"step')
+  assert [x["step"] for x in resume_rules.read(folder)] == [8, 8, 16]
+  assert json.loads(path.read_text(errors="replace").splitlines()[0])["time"]

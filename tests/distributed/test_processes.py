@@ -1,0 +1,388 @@
+"""Flags, variables and SLURM state the process; faults are reported."""
+
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+import several
+
+from vit_jax import train
+from vit_jax.callbacks import run_lock
+from vit_jax.commands import evaluate
+from vit_jax.config import ConfigError, cli
+from vit_jax.distributed import processes, tpu_slice
+
+FLAGS = {
+  "coordinator": "host0:1234",
+  "num_processes": "2",
+  "process_id": "1",
+}
+VARIABLES = dict(zip(processes.VARIABLES, ("host9:99", "4", "3"), strict=True))
+# What srun sets for the second of 16 tasks on two nodes with 8 GPUs each.
+SLURM = {
+  "SLURM_JOB_ID": "77",
+  "SLURM_NTASKS": "16",
+  "SLURM_PROCID": "1",
+  "SLURM_LOCALID": "1",
+  "SLURM_STEP_NODELIST": "node[001-002]",
+  "SLURM_STEP_NUM_NODES": "2",
+  "SLURM_STEP_NUM_TASKS": "16",
+  "SLURM_GPUS_ON_NODE": "8",
+  "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+}
+HOSTS = tpu_slice.Slice(True, "TPU_WORKER_HOSTNAMES has 2 hosts")
+NODE = {  # one task a node
+  "SLURM_NTASKS": "2",
+  "SLURM_STEP_NUM_TASKS": "2",
+  "SLURM_LOCALID": "0",
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """Arguments that jax got, on a machine without the variables and a TPU."""
+  for name in (*VARIABLES, *SLURM, "JAX_LOCAL_DEVICE_IDS"):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
+  found = []
+  monkeypatch.setattr(
+    jax.distributed, "initialize", lambda **settings: found.append(settings)
+  )
+  return found
+
+
+def _set(monkeypatch, variables):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+
+
+def _is_tpu(monkeypatch, found):
+  """On a TPU VM of which that is found."""
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
+  monkeypatch.setattr(tpu_slice, "find", lambda: found)
+
+
+def _faults(flags=None, faults=(), **options):
+  with pytest.raises(ConfigError) as e:
+    processes.initialise(flags, faults, **options)
+  return e.value.faults
+
+
+def test_a_process_on_its_own_joins_nobody(calls, capfd):
+  processes.initialise()
+  processes.initialise({**dict.fromkeys(FLAGS), "workdir": "x"})
+  assert calls == [] and capfd.readouterr() == ("", "")
+
+
+def test_flags_come_first(calls, monkeypatch):
+  _set(monkeypatch, VARIABLES | SLURM)
+  _is_tpu(monkeypatch, HOSTS)
+  processes.initialise({**FLAGS, "workdir": "x"})
+  assert calls == [
+    {
+      "coordinator_address": "host0:1234",
+      "num_processes": 2,
+      "process_id": 1,
+      "cluster_detection_method": "deactivate",
+      "local_device_ids": [1],
+      "initialization_timeout": 360,
+    }
+  ]
+
+
+def test_then_environment_variables(calls, monkeypatch):
+  _set(monkeypatch, VARIABLES)
+  processes.initialise(dict.fromkeys(FLAGS))
+  (call,) = calls
+  assert call["coordinator_address"] == "host9:99"
+  assert (call["num_processes"], call["process_id"]) == (4, 3)
+  assert call["local_device_ids"] is None  # all of them
+
+
+def test_then_slurm(calls, monkeypatch):
+  _set(monkeypatch, SLURM)
+  _is_tpu(monkeypatch, HOSTS)
+  processes.initialise()
+  (call,) = calls
+  assert call["cluster_detection_method"] == "slurm"
+  assert "coordinator_address" not in call  # jax finds it
+
+
+def test_then_a_tpu_of_several_hosts(calls, monkeypatch, capfd):
+  held = []
+  _is_tpu(monkeypatch, HOSTS)
+  monkeypatch.setattr(tpu_slice, "hold", lambda: held.append(len(calls)))
+  processes.initialise()
+  assert (
+    calls == [{"initialization_timeout": 360}] and capfd.readouterr().err == ""
+  )
+  assert held == [0]  # before it joins
+
+
+def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(
+  calls, monkeypatch, capfd
+):
+  """A coordinator at jax's fixed port would meet a second process there."""
+  _is_tpu(monkeypatch, tpu_slice.Slice(False, "X has 1 host"))
+  processes.initialise()
+  out, err = capfd.readouterr()
+  assert calls == [] and out == ""
+  assert err == "TPU slice: X has 1 host; this process works alone.\n"
+
+
+@pytest.mark.parametrize(
+  "changes, device_ids",
+  [
+    ({}, [1]),  # a task a GPU, all see all
+    ({"CUDA_VISIBLE_DEVICES": "1"}, []),  # --gpus-per-task=1
+    ({"CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "1"}, []),
+    ({"SLURM_LOCALID": "7"}, [7]),
+    (NODE, []),  # all eight, where jax would take the first
+    (NODE | {"CUDA_VISIBLE_DEVICES": ""}, []),
+    # Four tasks on two nodes: four GPUs each, seen with the others' or alone.
+    (NODE | {"SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, [4, 5, 6, 7]),
+    (
+      NODE | {"SLURM_NTASKS": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7"},
+      [],
+    ),
+    ({"CUDA_VISIBLE_DEVICES": ""}, None),  # jax takes the task's number
+    ({"JAX_LOCAL_DEVICE_IDS": "2,3"}, None),  # jax reads it
+  ],
+)
+def test_devices_of_a_slurm_task(calls, monkeypatch, changes, device_ids):
+  _set(monkeypatch, SLURM | changes)
+  processes.initialise()
+  assert [c["local_device_ids"] for c in calls] == [device_ids]
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"SLURM_STEP_NODELIST": None, "SLURM_STEP_NUM_TASKS": None},  # sbatch
+    {"SLURM_STEP_NUM_TASKS": "1"},  # a shell in an allocation
+  ],
+)
+def test_without_srun_a_process_is_alone_and_says_so(
+  calls, monkeypatch, capfd, changes
+):
+  kept = {k: v for k, v in (SLURM | changes).items() if v}
+  _set(monkeypatch, kept)
+  processes.initialise()
+  out, err = capfd.readouterr()
+  assert calls == [] and out == ""
+  assert err == (
+    "SLURM has 16 tasks for this job, but srun did not start this process,"
+    " which works alone; put srun before the command.\n"
+  )
+
+
+def test_a_slurm_job_of_one_task_is_alone(calls, monkeypatch, capfd):
+  _set(monkeypatch, SLURM | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
+  processes.initialise()
+  assert calls == [] and capfd.readouterr() == ("", "")
+
+
+def test_jax_finds_slurm_where_we_do(monkeypatch):
+  """Compares jax's own reading of the variables with ours."""
+  from jax._src.clusters import SlurmCluster
+
+  _set(monkeypatch, SLURM)
+  assert processes.is_slurm_step() and SlurmCluster.is_env_present()
+  assert SlurmCluster.name == "slurm"
+  monkeypatch.delenv("SLURM_STEP_NODELIST")
+  assert not processes.is_slurm_step()
+  assert not SlurmCluster.is_env_present()
+
+
+@pytest.mark.parametrize("names", [processes.VARIABLES, tuple(FLAGS)])
+def test_all_three_or_none(calls, monkeypatch, names):
+  is_flag = names == tuple(FLAGS)
+  flags = {names[1]: "2"} if is_flag else {}
+  if not is_flag:
+    monkeypatch.setenv(names[1], "2")
+  words = [f"--{n}" for n in names] if is_flag else names
+  assert _faults(flags) == tuple(
+    f"{name}: not set, though another of {', '.join(words)} is; set all three,"
+    " or none."
+    for name in (words[0], words[2])
+  )
+  assert calls == []
+
+
+def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
+  _set(monkeypatch, VARIABLES)
+  found = _faults({"coordinator": "host0:1234"})
+  assert [f.split(":")[0] for f in found] == ["--num_processes", "--process_id"]
+
+
+@pytest.mark.parametrize(
+  "changes, faults",
+  [
+    (
+      {"coordinator": "host0"},
+      "--coordinator: got 'host0', expected host:port of process 0, such as"
+      " host0:1234.",
+    ),
+    ({"coordinator": ":1234"}, "--coordinator: got ':1234', expected host"),
+    ({"coordinator": "h:99999"}, "--coordinator: got 'h:99999', expected host"),
+    (
+      {"process_id": "2"},
+      "--process_id: got '2', expected 0 to 1, another one in every process.",
+    ),
+    ({"process_id": "-1"}, "--process_id: got '-1', expected 0 to 1"),
+    ({"process_id": "one"}, "--process_id: got 'one', expected 0 to 1"),
+    ({"num_processes": "0"}, "--num_processes: got '0', expected a number"),
+    ({"num_processes": "2.5"}, "--num_processes: got '2.5', expected a"),
+  ],
+)
+def test_values_are_checked(calls, changes, faults):
+  (found,) = _faults(FLAGS | changes)
+  assert found.startswith(faults) and calls == []
+
+
+def test_every_fault_is_told_at_once(calls):
+  found = _faults(
+    {"coordinator": "host0", "num_processes": "two", "process_id": "x"},
+    ["config.optim.lr: got 'fast'"],
+  )
+  assert [f.split(":")[0] for f in found] == [
+    "config.optim.lr",
+    "--coordinator",
+    "--num_processes",
+    "--process_id",
+  ]
+  assert found[-1].startswith(
+    "--process_id: got 'x', expected 0 to below --num_processes"
+  )
+
+
+def test_others_who_do_not_come(calls, monkeypatch):
+  monkeypatch.setattr(
+    jax.distributed, "initialize", lambda **settings: time.sleep(5)
+  )
+  assert _faults(FLAGS, timeout=0.1) == (
+    "host0:1234: process 1 of 2 waited 0.1 s in vain for the others; see that"
+    " all processes were started, with the same address and number and each"
+    " with an id of its own, that the address is that of process 0's host, that"
+    " its port is free there, and that the others can reach it.",
+  )
+  _set(monkeypatch, SLURM)
+  assert _faults(timeout=0.1) == (
+    "SLURM job 77, first of the nodes node[001-002]: process 1 of 16 waited 0.1"
+    " s in vain for the others; see in the job's log whether a task ended"
+    " early, and that the nodes reach each other's ports; JAX_COORDINATOR_PORT"
+    " chooses another one.",
+  )
+
+
+def test_what_jax_says_is_passed_on(calls, monkeypatch):
+  def fails(**settings):
+    raise RuntimeError("no such host\n(a stack)")
+
+  monkeypatch.setattr(jax.distributed, "initialize", fails)
+  monkeypatch.setattr(tpu_slice, "hold", lambda: None)
+  _is_tpu(monkeypatch, HOSTS)
+  assert _faults() == (
+    "TPU slice (TPU_WORKER_HOSTNAMES has 2 hosts): this process could not join"
+    " (RuntimeError: no such host); start the same command on every host (ssh"
+    " --worker=all).",
+  )
+
+
+@pytest.mark.parametrize("command", [train, evaluate])
+def test_commands_raise_them_with_their_own_faults(calls, command, tmp_path):
+  assert tuple(cli.PROCESS_FLAGS) == processes.FLAGS
+  config = tmp_path / "mine.py"
+  config.write_text("from vit_jax.config import defaults as get_config\n")
+  args = cli.parse(
+    "x",
+    {"workdir": "", "checkpoint": "", "json": "", **cli.PROCESS_FLAGS},
+    [f"--config={config}", "--process_id=7", "--num_processes=2", "--wrkdir=x"],
+  )
+  with pytest.raises(SystemExit) as e:
+    command.main(args)
+  text = str(e.value)
+  assert text.startswith("3 faults in the configuration:")
+  assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
+  assert "--coordinator: not set, though another of" in text
+  assert "--process_id: got '7', expected 0 to 1" in text
+  assert calls == []
+
+
+@pytest.mark.parametrize("how", ["flags", "slurm", "tpu"])
+def test_a_second_start_does_not_join_the_run_that_goes_on(
+  calls, monkeypatch, tmp_path, how
+):
+  """jax would abort all processes of that run."""
+  config = tmp_path / "mine.py"
+  config.write_text("from vit_jax.config import defaults as get_config\n")
+  words = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
+  _set(monkeypatch, SLURM if how == "slurm" else {})
+  if how == "tpu":
+    _is_tpu(monkeypatch, HOSTS)
+  args = cli.parse(
+    "x",
+    {"workdir": "", "allow_change": "", **cli.PROCESS_FLAGS},
+    [f"--config={config}", f"--workdir={tmp_path}", *words],
+  )
+  with run_lock.Lock(str(tmp_path)), pytest.raises(SystemExit) as e:
+    train.main(args)
+  assert "in which another run trains: host " in str(e.value) and calls == []
+
+
+def _python(code, *words, **env):
+  return subprocess.Popen(
+    [sys.executable, "-c", code, *words],
+    env=several.env() | env,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+
+
+@pytest.mark.slow
+def test_real_processes_meet_as_tasks_of_slurm():
+  """All variables are as srun sets them; both nodes are this machine."""
+  port = several.address().split(":")[1]
+  tasks = [
+    _python(
+      "import jax\n"
+      "from vit_jax.runtime import processes\n"
+      "processes.initialise(timeout=60)\n"
+      "print(jax.process_index(), jax.process_count(), jax.device_count())\n",
+      **SLURM
+      | NODE
+      | {
+        "SLURM_PROCID": str(i),
+        "SLURM_STEP_NODELIST": "localhost,node2",
+        "JAX_COORDINATOR_PORT": port,
+      },
+    )
+    for i in range(2)
+  ]
+  outputs = [task.communicate(timeout=90) for task in tasks]
+  for i, (out, err) in enumerate(outputs):
+    assert f"{i} 2 2" in out.splitlines(), err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_a_real_process_whose_other_does_not_come(process_id):
+  """jax by itself would end it by SIGABRT, with a stack of C++."""
+  address = several.address()
+  process = _python(
+    "import sys\n"
+    "from vit_jax.runtime import processes\n"
+    "from vit_jax.config import ConfigError\n"
+    "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
+    "try:\n"
+    "  processes.initialise(flags, timeout=1)\n"
+    "except ConfigError as e:\n"
+    "  sys.exit(str(e))\n",
+    *(address, "2", str(process_id)),
+  )
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 1 and out == ""
+  assert f"{address}: process {process_id} of 2 waited 1 s in vain" in err

@@ -1,0 +1,149 @@
+"""Several TPU slices: each holds whole copies, and only sums pass between them.
+
+Devices of a CPU stand for chips, and processes for slices.
+"""
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+import several
+import tiny
+
+from vit_jax import experiment, sharding
+from vit_jax.config import MeshConfig
+
+# Four processes with two devices each; two processes are a slice.
+PROCESS = """
+import json, sys
+import jax
+jax.distributed.initialize(sys.argv[1], 4, int(sys.argv[2]))
+import numpy as np
+import tiny
+from vit_jax import sharding
+
+sharding.slice_of = lambda device: device.process_index // 2
+parts = tiny.Parts(tiny.config(mesh__fsdp=-1, optim__name="sgd"))
+of_slice = [sorted({sharding.slice_of(d) for d in row.flat})
+            for row in parts.mesh.devices]
+whole = tiny.batch
+rows = slice(4 * int(sys.argv[2]), 4 * int(sys.argv[2]) + 4)
+tiny.batch = lambda *a: {k: v[rows] for k, v in whole(*a).items()}
+found = parts.run(3)[1], dict(parts.mesh.shape), of_slice
+print("FOUND" + json.dumps(found), flush=True)
+jax.distributed.shutdown()
+"""
+
+
+@pytest.fixture
+def two_slices(monkeypatch):
+  """Even and odd devices are of two slices."""
+  monkeypatch.setattr(sharding, "slice_of", lambda device: device.id % 2)
+
+
+@pytest.mark.parametrize(
+  "asked, shape",
+  [
+    (MeshConfig(), (8, 1, 1)),
+    (MeshConfig(fsdp=-1), (2, 4, 1)),
+    (MeshConfig(fsdp=2, tensor=2), (2, 2, 2)),
+  ],
+)
+def test_data_alone_joins_slices(two_slices, asked, shape):
+  mesh = sharding.make_mesh(asked)
+  assert mesh.devices.shape == shape
+  assert sharding.shape_here(asked) == dict(mesh.shape)
+  of_copy = [{d.id % 2 for d in row.flat} for row in mesh.devices]
+  half = shape[0] // 2
+  assert of_copy == [{0}] * half + [{1}] * half
+
+
+def test_a_state_does_not_span_slices(two_slices):
+  config = tiny.config(mesh__data=1, mesh__fsdp=8)
+  expected = (
+    "config.mesh: got {'data': 1, 'fsdp': 8, 'tensor': 1} on 2 TPU slices; data"
+    " must be a multiple of 2, as fsdp and tensor stay within a slice of 4"
+    " devices."
+  )
+  with pytest.raises(ValueError, match=re.escape(expected)):
+    sharding.make_mesh(config.mesh)
+  assert experiment.mesh_faults(config) == [expected]
+
+
+def test_fsdp_divides_a_slice_and_not_the_whole():
+  mesh = MeshConfig(data=-1, fsdp=-1)
+  assert sharding.mesh_shape(mesh, 24, 1)["fsdp"] == 12
+  assert sharding.mesh_shape(mesh, 24, 3) == dict(data=3, fsdp=8, tensor=1)
+
+
+def _groups(line):
+  """Returns the devices that an instruction joins, by their place in the mesh.
+
+  XLA lists them, or names the axes of a mesh, maybe of permuted devices.
+  """
+  if found := re.search(r"replica_groups=\{([\d,{}]*)\}", line):
+    groups = re.findall(r"\{([\d,]+)\}", found[1])
+    return [[int(i) for i in group.split(",")] for group in groups]
+  axes, order, joined = re.search(
+    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
+  ).groups()
+  sizes = {k: int(v) for k, v in re.findall(r"'(\w+)'=(\d+)", axes)}
+  ids = np.arange(np.prod([*sizes.values()]))
+  if order:
+    sides, turn = re.findall(r"[\[(]([\d,]+)[\])]", order)
+    sides, turn = ([int(i) for i in x.split(",")] for x in (sides, turn))
+    ids = ids.reshape(sides).transpose(turn)
+  ids = ids.reshape([*sizes.values()])
+  joined = [i for i, axis in enumerate(sizes) if f"'{axis}'" in joined]
+  ids = np.moveaxis(ids, joined, range(-len(joined), 0))
+  return ids.reshape(
+    -1, np.prod([ids.shape[-i - 1] for i in range(len(joined))])
+  )
+
+
+def test_only_sums_pass_between_slices_once_a_step(two_slices):
+  config = tiny.config(mesh__fsdp=-1, optim__microbatch=1)
+  parts = tiny.Parts(config)
+  batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
+  text = parts.train_step.lower(parts.shapes, batch).compile().as_text()
+  slices = [d.id % 2 for d in parts.mesh.devices.flat]
+  kinds = {True: set(), False: set()}
+  for line in re.findall(r".* replica_groups=.*", text):
+    kind = re.search(r" ([a-z\-]+)\(", line)[1]
+    of = [{slices[i] for i in group} for group in _groups(line)]
+    crosses = any(len(group) > 1 for group in of)
+    kinds[crosses].add(kind)
+  assert kinds[True] == {"all-reduce"}
+  assert {"all-gather", "reduce-scatter"} <= kinds[False]
+  # And none is inside the loop over microbatches.
+  loops = re.findall(r"body=%?([\w.\-]+)", text)
+  bodies = [text.split(f"%{b} (")[1].split("\n}")[0] for b in loops]
+  assert loops and not any("replica_groups" in body for body in bodies)
+
+
+@pytest.mark.slow
+def test_processes_that_stand_for_slices_train_as_one():
+  address, root = several.address(), several.ROOT
+  env = several.env(2) | {
+    "PYTHONPATH": f"{root}:{root / 'tests'}",
+    "JAX_PLATFORMS": "cpu",
+  }
+  commands = [
+    [sys.executable, "-c", PROCESS, address, str(i)] for i in range(4)
+  ]
+  outputs = several.outputs(commands, env)
+  found = [json.loads(out.split("FOUND")[1]) for out in outputs]
+  assert all(other == found[0] for other in found)
+  metrics, shape, of_slice = found[0]
+  assert shape == {"data": 2, "fsdp": 4, "tensor": 1}
+  assert of_slice == [[0], [1]]
+  config = tiny.config(optim__name="sgd")
+  one = tiny.Parts(config, jax.devices()[:1]).run(3)[1]
+  for got, expected in zip(metrics, one, strict=True):
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+      # Devices add float32 in another order.
+      np.testing.assert_allclose(got[key], value, 1e-5, err_msg=key)

@@ -1,0 +1,360 @@
+"""A TPU VM meets other hosts where there are some, and one process of each."""
+
+import http.server
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+import several
+from jax._src import cloud_tpu_init
+from jax._src.clusters import cloud_tpu_cluster
+
+from vit_jax.config import ConfigError
+from vit_jax.distributed import processes, tpu_slice
+
+NAMES = (*tpu_slice.NAMES, *tpu_slice.BOUNDS, "TPU_WORKER_ID")
+OTHERS = (
+  "JAX_PLATFORMS",
+  "JAX_COORDINATOR_PORT",
+  "MEGASCALE_NUM_SLICES",
+  "TPU_SKIP_MDS_QUERY",
+)
+NONE = (
+  "none of TPU_PROCESS_ADDRESSES_PATH, TPU_PROCESS_ADDRESSES,"
+  " TPU_WORKER_HOSTNAMES is set"
+)
+TWO = {"TPU_WORKER_HOSTNAMES": "host0,host1"}
+ONE = {"TPU_WORKER_HOSTNAMES": "host0"}
+# What jax wants of a slice of two processes, both on this machine.
+PAIR = {
+  "JAX_FORCE_TPU_INIT": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost,localhost",
+  "MEGASCALE_COORDINATOR_ADDRESS": "localhost",
+  "MEGASCALE_NUM_SLICES": "1",
+  "MEGASCALE_SLICE_ID": "0",
+}
+
+
+@pytest.fixture(autouse=True)
+def tpu_vm(monkeypatch):
+  """A machine with a TPU as jax sees it, without variables of its slice.
+
+  Port 9 of the own machine stands for a metadata server that is not there.
+  """
+  for name in (*NAMES, *OTHERS):
+    monkeypatch.delenv(name, raising=False)
+  for module in (cloud_tpu_init, cloud_tpu_cluster):
+    monkeypatch.setattr(module, "running_in_cloud_tpu_vm", True)
+  monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+  """A metadata server: what it answers by key, and the keys it was asked."""
+  answers, asked = {}, []
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):  # noqa: N802  (the name is that of the base class)
+      key = self.path.rpartition("/")[2]
+      asked.append(key)
+      self.send_response(200 if key in answers else 404)
+      self.end_headers()
+      self.wfile.write(answers.get(key, "<html>").encode())
+
+    def log_message(self, *args):
+      pass
+
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
+  yield answers, asked
+  server.shutdown()
+  server.server_close()
+
+
+def _find(monkeypatch, **variables):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  return tuple(tpu_slice.find())
+
+
+def test_elsewhere_nothing_is_asked():
+  code = (
+    "import jax\nfrom vit_jax.runtime import tpu_slice\n"
+    "print(tpu_slice.is_tpu_vm())"
+  )
+  env = {k: v for k, v in os.environ.items() if k != "JAX_FORCE_TPU_INIT"}
+  out = subprocess.run(
+    [sys.executable, "-c", code], env=env, capture_output=True, text=True
+  )
+  assert out.stdout.split() == ["False"], out.stderr
+
+
+@pytest.mark.parametrize(
+  "variables, want",
+  [
+    # The slice has other hosts.
+    (TWO, (True, "TPU_WORKER_HOSTNAMES has 2 hosts")),
+    (TWO | {"JAX_PLATFORMS": "tpu,cpu"}, (True, "TPU_WORKER_HOSTNAMES has 2")),
+    (TWO | {"JAX_PLATFORMS": ""}, (True, "TPU_WORKER_HOSTNAMES has 2 hosts")),
+    (
+      ONE | {"TPU_PROCESS_ADDRESSES": "a:1,b:1,c:1"},
+      (True, "TPU_PROCESS_ADDRESSES has 3 hosts"),
+    ),
+    (ONE | {"MEGASCALE_NUM_SLICES": "2"}, (True, "MEGASCALE_NUM_SLICES=2")),
+    (
+      {"TPU_PROCESS_BOUNDS": "1,1,1", "MEGASCALE_NUM_SLICES": "2"},
+      (True, "MEGASCALE_NUM_SLICES=2"),
+    ),
+    # The TPU is left out, or its other hosts are.
+    (
+      TWO | {"JAX_PLATFORMS": "cpu"},
+      (False, "JAX_PLATFORMS=cpu leaves the TPU out"),
+    ),
+    (
+      TWO | {"TPU_PROCESS_BOUNDS": "1,1,1"},
+      (False, "TPU_PROCESS_BOUNDS=1,1,1"),
+    ),
+    # There are none.
+    (
+      ONE | {"MEGASCALE_NUM_SLICES": "1"},
+      (False, "TPU_WORKER_HOSTNAMES has 1 host"),
+    ),
+    (
+      {"TPU_SKIP_MDS_QUERY": "1"},
+      (False, f"{NONE}; TPU_SKIP_MDS_QUERY is set"),
+    ),
+    (
+      ONE | {"TPU_SKIP_MDS_QUERY": "1", "TPU_PROCESS_BOUNDS": "2,2,1"},
+      (True, "TPU_PROCESS_BOUNDS=2,2,1; TPU_SKIP_MDS_QUERY is set"),
+    ),
+    # Nobody tells.
+    (
+      {},
+      (False, f"{NONE}, and the metadata server cannot be asked (Connection"),
+    ),
+    (
+      {"TPU_PROCESS_ADDRESSES": "local"},
+      (
+        False,
+        "TPU_PROCESS_ADDRESSES has 1 host, and the metadata server cannot",
+      ),
+    ),
+    (
+      {"TPU_PROCESS_BOUNDS": "2,2,1"},
+      (
+        True,
+        "TPU_PROCESS_BOUNDS=2,2,1, and the metadata server cannot be asked",
+      ),
+    ),
+  ],
+)
+def test_what_variables_tell(monkeypatch, variables, want):
+  is_shared, why = _find(monkeypatch, **variables)
+  assert is_shared == want[0] and why.startswith(want[1])
+
+
+@pytest.mark.parametrize(
+  "workers, slices, want",
+  [
+    ("10.0.0.2", "", (False, "the metadata server has 1 host")),
+    (
+      "a:0:10.0.0.2,b:1:10.0.0.3",
+      "",
+      (True, "the metadata server has 2 hosts"),
+    ),
+    (
+      "10.0.0.2",
+      "MEGASCALE_NUM_SLICES: '2'",
+      (True, "the metadata server has 2 hosts"),
+    ),
+  ],
+)
+def test_what_the_metadata_server_tells(
+  monkeypatch, metadata, workers, slices, want
+):
+  answers, asked = metadata
+  answers["agent-worker-number"] = "0"
+  answers["worker-network-endpoints"] = workers
+  answers["tpu-env"] = f"ZONE: 'z'\n{slices}"
+  assert _find(monkeypatch) == want
+  asked.clear()
+  one = _find(monkeypatch, **ONE)  # of the slices the variables say nothing
+  assert asked == ["tpu-env"]
+  assert one == (
+    (True, "the metadata server has 2 slices")
+    if slices
+    else (False, "TPU_WORKER_HOSTNAMES has 1 host")
+  )
+
+
+@pytest.mark.slow
+def test_a_machine_that_the_metadata_server_does_not_know(
+  monkeypatch, metadata
+):
+  assert _find(monkeypatch) == (False, "the metadata server has no host")
+
+
+def test_a_metadata_server_that_is_silent_is_not_waited_for(monkeypatch):
+  monkeypatch.setattr(tpu_slice, "SECONDS", 0.1)
+  monkeypatch.setattr(
+    cloud_tpu_cluster, "get_metadata", lambda key: time.sleep(5)
+  )
+  want = f"{NONE}, and the metadata server cannot be asked (in 0.1 s)"
+  assert _find(monkeypatch) == (False, want)
+
+
+def _python(code, **env):
+  kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
+  return subprocess.Popen(
+    [sys.executable, "-c", code],
+    env=kept | {"PYTHONUNBUFFERED": "1"} | env,
+    text=True,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+
+
+HOLDS = """
+import sys
+from vit_jax.config import ConfigError
+from vit_jax.runtime import tpu_slice
+try:
+  tpu_slice.hold()
+  tpu_slice.hold()  # again, in the same process
+except ConfigError as e:
+  sys.exit(str(e))
+print("held")
+sys.stdin.read()
+"""
+
+
+def test_one_process_of_a_host_joins(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  first = _python(HOLDS, TMPDIR=str(tmp_path))
+  assert first.stdout.readline() == "held\n", first.stderr.read()
+  with pytest.raises(ConfigError) as e:
+    tpu_slice.hold()
+  path = tmp_path / "vit_jax-tpu-8482-0.lock"
+  assert e.value.faults == (
+    f"{path}: process {first.pid} of this host has joined the TPU slice at port"
+    " 8482, and jax would abort it if this one did; let it finish, or end it on"
+    " every host, or put JAX_PLATFORMS=cpu before a command that can do without"
+    " the TPU.",
+  )
+  assert path.stat().st_mode & 0o777 == 0o666  # for other users, too
+  # Elsewhere nobody is met: at another port, or as another worker.
+  for name, value in (("JAX_COORDINATOR_PORT", "99"), ("TPU_WORKER_ID", "1")):
+    out, err = _python(
+      HOLDS, TMPDIR=str(tmp_path), **{name: value}
+    ).communicate(timeout=60)
+    assert out == "held\n", err
+  first.kill()
+  first.communicate()
+  out, err = _python(HOLDS, TMPDIR=str(tmp_path)).communicate(timeout=60)
+  assert out == "held\n", err  # that of the dead process is no longer held
+
+
+def test_without_a_place_for_its_file_there_is_no_lock(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+  tpu_slice.hold()
+
+
+JOINS = """
+import sys, time
+import jax
+from vit_jax.config import ConfigError
+from vit_jax.runtime import processes
+try:
+  processes.initialise(timeout=60)
+except ConfigError as e:
+  sys.exit(str(e))
+print(jax.distributed.is_initialized())
+sys.stdin.readline()
+"""
+
+
+def test_a_host_that_is_alone_starts_no_coordinator():
+  env = PAIR | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+  out, err = _python(JOINS, **env).communicate(timeout=60)
+  assert out == "False\n", err
+  assert "TPU_WORKER_HOSTNAMES has 1 host; this process works alone." in err
+
+
+ALONE = {
+  "benchmark": ["--config=vit_b16:imagenet2012"],
+  "convert": ["a.npz", "b.npz", "--to=npz"],
+  "predict": ["a.npz", "a.jpg"],
+  "serve": ["a.npz"],
+  "visualize": ["a.npz", "--out=b.png"],
+}
+
+
+@pytest.mark.parametrize(
+  "verb",
+  [
+    "predict",
+    *(pytest.param(v, marks=pytest.mark.slow) for v in ALONE if v != "predict"),
+  ],
+)
+def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
+  """libtpu would wait for the other hosts, without a word."""
+  kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
+  command = [sys.executable, "-m", "vit_jax", verb, *ALONE[verb]]
+
+  def run(**env):
+    done = subprocess.run(
+      command, env=kept | PAIR | env, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+  # Of convert only who names the TPU gets it.
+  assert run(JAX_PLATFORMS="tpu,cpu" if verb == "convert" else "") == (
+    1,
+    "",
+    "TPU slice: got one of several hosts (TPU_WORKER_HOSTNAMES has 2 hosts),"
+    " expected a host that has its slice to itself: this command meets no"
+    " others, and the TPU would wait for them; put JAX_PLATFORMS=cpu before the"
+    " command, or give it on a VM of one host.\n",
+  )
+  if verb == "predict":
+    assert "TPU slice" not in run(JAX_PLATFORMS="cpu")[2]
+
+
+def test_hosts_that_cannot_be_read_end_a_command(monkeypatch):
+  monkeypatch.setattr(tpu_slice, "find", lambda: 1 / 0)
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
+  processes.refuse_several_hosts()  # nothing is asked elsewhere
+
+  def fails():
+    raise ConfigError(["TPU_PROCESS_ADDRESSES_PATH: no such file."])
+
+  monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
+  monkeypatch.setattr(tpu_slice, "find", fails)
+  with pytest.raises(SystemExit, match="TPU_PROCESS_ADDRESSES_PATH: no such"):
+    processes.refuse_several_hosts()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_a_second_command_on_a_host_leaves_the_run_alone(tmp_path, worker):
+  """Without the lock jax aborts both processes of the run (134)."""
+  env = PAIR | {
+    "JAX_COORDINATOR_PORT": several.address().split(":")[1],
+    "TMPDIR": str(tmp_path),
+  }
+  run = [_python(JOINS, **env, TPU_WORKER_ID=str(i)) for i in range(2)]
+  for process in run:
+    assert process.stdout.readline() == "True\n", process.stderr.read()
+  out, err = _python(JOINS, **env, TPU_WORKER_ID=worker).communicate(timeout=60)
+  assert out == "" and f": process {run[int(worker)].pid} of this host" in err
+  time.sleep(2)
+  for process in run:
+    process.stdin.write("\n")
+    process.stdin.close()
+  assert [process.wait(60) for process in run] == [0, 0]

@@ -1,0 +1,356 @@
+"""Several real processes train, stop, resume and evaluate as one would.
+
+They run on this machine and meet on its loopback; their collectives are gloo's.
+The single process that they are compared with is this one, on 1 or 2 devices.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import several
+
+from vit_jax import sharding, train
+from vit_jax.checkpointing import checkpointer
+from vit_jax.commands import evaluate
+from vit_jax.config import cli
+from vit_jax.writers.metric_writer import read_metrics
+from vit_jax.writers.rows import MEASURED
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Plain SGD, since Adam makes a whole step of a gradient that is 0 but for
+# rounding (that of the bias of the keys); a constant rate, since runs of 6 and
+# 8 steps are compared.
+CONFIG = """
+from vit_jax.config import defaults
+
+def get_config(scored="yes"):
+  c = defaults()
+  c.total_steps = 8
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 32, 1
+  c.model.mlp_dim, c.model.num_heads = 64, 4
+  c.data.dataset = "digits"
+  c.data.ops = "decode|resize(16)"
+  c.data.batch_size = 24
+  c.objective.mixup, c.objective.cutmix = 0.4, 1.0
+  c.optim.name, c.optim.lr, c.optim.schedule = "sgd", 0.005, "constant"
+  c.log_steps = 1
+  c.checkpoint.every_steps, c.checkpoint.keep_last = 3, 3
+  ops = "decode|resize(16)"
+  split = {"split": "test[:101]", "ops": ops}
+  if scored == "yes":
+    c.evals = {
+      "test": {"kind": "classification", **split},
+      "few": {
+        "kind": "fewshot",
+        **split,
+        "l2": (1.0,),
+        "shots": (1, 5),
+        "baselines": True,
+        "every_steps": 7,
+      },
+      "near": {"kind": "knn", **split, "train_split": "train[:200]"},
+      "line": {
+        "kind": "linear",
+        **split,
+        "train_split": "train[:200]",
+        "steps": 50,
+      },
+      "each": {"kind": "per_class", **split},
+    }
+  return c
+"""
+# One start, since that takes longest: the command, to step 6; then a run that
+# is there, from step 6 to 8; then its scores, as each process knows them.
+PROCESS = """
+import json, pathlib, runpy, sys
+
+words, config, workdir = json.loads(sys.argv[1])
+sys.argv[1:] = words
+runpy.run_module("vit_jax.train", run_name="__main__")
+
+import jax
+from vit_jax import evaluate, train
+from vit_jax.config import cli
+
+config = cli.parse("", {}, [config]).config
+train.train_and_evaluate(config, workdir)
+scores = evaluate.record(config, workdir, workdir)["scores"]  # as its command
+file = pathlib.Path(workdir) / f"scores{jax.process_index()}.json"
+file.write_text(json.dumps(scores))
+"""
+
+
+class Run(NamedTuple):
+  """A folder of 8 steps, and what each process wrote to stdout and stderr."""
+
+  folder: pathlib.Path
+  outputs: list[tuple[str, str]]
+
+
+def _start(num_processes, by_flags, config, words, workdir):
+  """Runs `PROCESS` several times at once; returns their (stdout, stderr)."""
+  env, address = several.env(), several.address()
+  processes = []
+  for i in range(num_processes):
+    if by_flags:
+      more = [f"--coordinator={address}", f"--process_id={i}"]
+      more += [f"--num_processes={num_processes}"]
+    else:
+      more = []
+      env |= {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(num_processes),
+        "JAX_PROCESS_ID": str(i),
+      }
+    asked = json.dumps(
+      [
+        [f"--config={config}:no", "--config.total_steps=6", *words, *more],
+        f"--config={config}",
+        str(workdir),
+      ]
+    )
+    processes.append(
+      subprocess.Popen(
+        [sys.executable, "-c", PROCESS, asked],
+        env=dict(env),
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+      )
+    )
+  try:
+    outputs = [p.communicate(timeout=400) for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+  # One that dies takes the others along: its own words tell why.
+  words = "\n".join(
+    f"{p.returncode}: {o + e}"
+    for p, (o, e) in zip(processes, outputs, strict=True)
+  )
+  assert not any(p.returncode for p in processes), words
+  return outputs
+
+
+@contextlib.contextmanager
+def _devices(count):
+  """This process then uses so many of its devices."""
+  make_mesh = sharding.make_mesh
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      sharding,
+      "make_mesh",
+      lambda mesh: make_mesh(mesh, jax.devices()[:count]),
+    )
+    yield
+
+
+def _parsed(config):
+  return cli.parse("", {}, [f"--config={config}"]).config
+
+
+def _alone(config, workdir, num_devices):
+  with _devices(num_devices):
+    train.train_and_evaluate(_parsed(config), str(workdir))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+  file = tmp_path_factory.mktemp("config") / "tiny.py"
+  file.write_text(CONFIG)
+  return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one(config, folder):
+  """One process with one device."""
+  _alone(config, folder / "one", 1)
+  return Run(folder / "one", [])
+
+
+@pytest.fixture(scope="module")
+def one_on_two(config, folder):
+  """One process with two devices."""
+  _alone(config, folder / "one_on_two", 2)
+  return Run(folder / "one_on_two", [])
+
+
+@pytest.fixture(scope="module")
+def two(config, folder):
+  """Two processes to step 6, and two others to step 8."""
+  workdir = folder / "two"
+  outputs = _start(2, False, config, [f"--workdir={workdir}"], workdir)
+  return Run(workdir, outputs)
+
+
+def _of_two(two, workdir):
+  shutil.copytree(two.folder, workdir, ignore=shutil.ignore_patterns("8"))
+
+
+@pytest.fixture(scope="module")
+def two_three(config, folder, two):
+  """Two to step 6, then three."""
+  workdir = folder / "two_three"
+  _of_two(two, workdir)
+  words = [f"--workdir={folder / 'three'}"]
+  return Run(workdir, _start(3, False, config, words, workdir))
+
+
+@pytest.fixture(scope="module")
+def four(config, folder, two):
+  """Two to step 6, then four; and four, in shards, to step 6, then one."""
+  two_four, four_one = folder / "two_four", folder / "four_one"
+  _of_two(two, two_four)
+  words = [f"--workdir={four_one}", "--config.mesh.fsdp=2"]
+  outputs = _start(4, True, config, words, two_four)
+  _alone(config, four_one, 1)
+  return Run(two_four, outputs), Run(four_one, [])
+
+
+@pytest.fixture(scope="module")
+def two_four(four):
+  return four[0]
+
+
+@pytest.fixture(scope="module")
+def four_one(four):
+  return four[1]
+
+
+@pytest.fixture
+def run(request):
+  """One of the fixtures above, by its name."""
+  return request.getfixturevalue(request.param)
+
+
+def _runs(*names):
+  """More than two processes take minutes to start on two cores."""
+  rare = ("two_four", "two_three", "four_one")
+  params = [
+    pytest.param(name, marks=pytest.mark.nightly if name in rare else ())
+    for name in names
+  ]
+  return pytest.mark.parametrize("run", params, indirect=True)
+
+
+def _values(workdir):
+  """(step, name) -> value, each of which must have been written once."""
+  found = {}
+  for row in read_metrics(str(workdir)):
+    for key, value in row.items():
+      if "/" in key and key not in MEASURED:
+        assert (row["step"], key) not in found
+        found[row["step"], key] = value
+  return found
+
+
+def _state(workdir, step=8):
+  """Path -> array, of the parameters and of the optimizer."""
+  return {
+    f"{item}/{sharding.path_of(path)}": np.asarray(leaf)
+    for item in ("params", "train")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+      checkpointer.load_tree(str(workdir / "checkpoints" / str(step) / item))[0]
+    )
+  }
+
+
+# The accuracies are quotients of counts, and must not differ at all.
+EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
+
+
+@pytest.mark.slow
+@_runs("one_on_two", "two", "two_four", "two_three", "four_one")
+def test_the_numbers_are_those_of_one_process(one, run):
+  """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
+  values, other = _values(one.folder), _values(run.folder)
+  assert other.keys() == values.keys()
+  assert values[8, "test/count"] == 101
+  for key, value in values.items():
+    rtol = 0 if re.match(EXACT, key[1]) else 1e-6
+    np.testing.assert_allclose(other[key], value, rtol, err_msg=str(key))
+  states = _state(one.folder), _state(run.folder)
+  assert states[0].keys() == states[1].keys()
+  for key, value in states[0].items():
+    np.testing.assert_allclose(
+      states[1][key], value, 0, 1e-6 * max(np.abs(value).max(), 1), err_msg=key
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
+  """A sum of two numbers has one order only, also after a stop."""
+  one, other = _state(one_on_two.folder), _state(two.folder)
+  assert one.keys() == other.keys()
+  for key, value in one.items():
+    np.testing.assert_array_equal(other[key], value, err_msg=key)
+  one, other = _values(one_on_two.folder), _values(two.folder)
+  for key, value in one.items():
+    if key[1].startswith("train/"):
+      assert other[key] == value, key
+
+
+@pytest.mark.slow
+@_runs("two", "two_three", "two_four")
+def test_evaluation_is_exact_in_every_process(config, run):
+  told = [
+    json.loads((run.folder / f"scores{i}.json").read_text())
+    for i in range(len(run.outputs))
+  ]
+  assert all(scores == told[0] for scores in told)
+  with _devices(1):
+    alone = evaluate.evaluate(_parsed(config), str(run.folder))
+  assert alone.keys() == told[0].keys()
+  for key, value in alone.items():
+    rtol = 0 if re.match(EXACT, key) else 1e-6
+    np.testing.assert_allclose(told[0][key], value, rtol, err_msg=key)
+
+
+@pytest.mark.slow
+@_runs("two", "two_four")
+def test_only_process_0_speaks(run):
+  (out, err), *others = run.outputs
+  count = 1 + len(others)
+  assert f"{count} process(es)" in err and "step 6/6" in err
+  assert "resumes     step 6" in err and "step 8/8" in err
+  assert re.search(r"^step 8: test", out, re.M)  # of evaluate
+  for out, err in others:
+    # gloo itself greets, in C++.
+    assert re.sub(r"^\[Gloo\].*\n", "", out, flags=re.M) == ""
+    assert not re.search(r"^(parameter|devices|resumes|step) ", err, re.M)
+
+
+@pytest.mark.slow
+@_runs("two", "two_three", "two_four", "four_one")
+def test_a_checkpoint_is_written_once(one, run):
+  folder = run.folder / "checkpoints"
+  assert sorted(p.name for p in folder.iterdir()) == ["3", "6", "8"]
+  for step in (3, 6, 8):
+    sizes = [
+      sum(
+        f.stat().st_size
+        for f in (checkpoints / str(step)).rglob("ocdbt.process_*/d/*")
+      )
+      for checkpoints in (one.folder / "checkpoints", folder)
+    ]
+    assert sizes[1] < 1.5 * sizes[0]  # every number once, whoever holds it
+    params, metadata = checkpointer.load_params(str(folder / str(step)))
+    assert metadata["step"] == step and params.keys() > {"head"}
+  config = json.loads((folder.parent / "config.json").read_text())
+  assert config["total_steps"] == 8

@@ -1,0 +1,105 @@
+"""Tables, JSON lines and CSV of classes."""
+
+import csv
+import doctest
+import io
+import json
+import os
+import pathlib
+
+import pytest
+
+from vit_jax.inference import answers
+from vit_jax.inference.classify import Answer, Prediction
+
+CAT = Answer(
+  "photos/猫.jpg",
+  [Prediction("tabby", 0.75, 3), Prediction('a "big" cat, wild', 0.25, 0)],
+)
+DOG = Answer("dog.png", [Prediction("hound", 1.0, 1)])
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+def written(make, out=None, found=(CAT, DOG), picture=None):
+  out = io.StringIO() if out is None else out
+  write = make(out)
+  for answer in found:
+    write(answer, picture)
+  return out.getvalue()
+
+
+def table(names=("photos/猫.jpg", "dog.png")):
+  classes = ["tabby", "hound", 'a "big" cat, wild']
+  return lambda out: answers.as_table(out, names, classes)
+
+
+def test_examples():
+  assert doctest.testmod(answers).failed == 0
+
+
+def test_a_table():
+  assert written(table()) == (
+    "image           prob.  class\n"
+    "photos/猫.jpg   75.0%  tabby\n"
+    '                25.0%  a "big" cat, wild\n'
+    "dog.png        100.0%  hound\n"
+  )
+
+
+@pytest.mark.parametrize("columns", [30, 40, 120])
+def test_a_table_fits_its_terminal(monkeypatch, columns):
+  monkeypatch.setenv("COLUMNS", str(columns))
+  long = Answer("深い/" * 20 + "cat.jpg", CAT.classes * 2)
+  text = written(table([long.name]), Terminal(), [long, DOG])
+  lines = text.splitlines()
+  assert max(map(answers.width, lines)) <= columns
+  assert "at.jpg " in lines[1] and "…" in lines[1]
+  at = {line.index("%") + answers.width(line) - len(line) for line in lines[1:]}
+  assert len(at) == 1
+
+
+def test_a_terminal_gets_no_control_characters():
+  bad = Answer("a\x1b]0;x\x07\n.jpg", [Prediction("b\x1b[2J", 1.0, 0)])
+  text = written(table([bad.name]), Terminal(), [bad])
+  assert "\x1b" not in text and "\x07" not in text
+  assert len(text.splitlines()) == 2
+
+
+def test_json_lines():
+  first, second = map(json.loads, written(answers.as_json).splitlines())
+  assert first == {
+    "image": "photos/猫.jpg",
+    "predictions": [
+      {"class": "tabby", "index": 3, "probability": 0.75},
+      {"class": 'a "big" cat, wild', "index": 0, "probability": 0.25},
+    ],
+  }
+  text = written(
+    answers.as_json, found=[DOG], picture=pathlib.Path("attention/dog.png")
+  )
+  assert json.loads(text)["attention"] == "attention/dog.png"
+
+
+def test_csv():
+  text = written(lambda out: answers.as_csv(out, with_pictures=False))
+  rows = list(csv.DictReader(io.StringIO(text)))
+  assert rows[1] == {
+    "image": "photos/猫.jpg",
+    "rank": "2",
+    "class": 'a "big" cat, wild',
+    "index": "0",
+    "probability": "0.250000",
+  }
+  assert len(rows) == 3
+
+
+def test_each_picture_has_a_name():
+  names = answers.FileNames("out")
+  images = ["x/a.jpg", "y/a.png", "a_2.png", "a.gif", "-", "b.c.png"]
+  found = [str(names.of(image)) for image in images]
+  expected = ["a", "a_2", "a_2_2", "a_3", "image", "b.c"]
+  assert found == [os.path.join("out", f"{name}.png") for name in expected]

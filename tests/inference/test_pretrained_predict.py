@@ -1,0 +1,218 @@
+"""Predictions of a loaded model: what is an image, and what is told of it."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from test_images import PHOTOS, of_evaluators
+
+import vit_jax
+from vit_jax.checkpointing import checkpointer
+from vit_jax.data import pixels
+from vit_jax.inference import classify
+
+DATA = pathlib.Path(__file__).parent / "data"
+TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
+
+
+@pytest.fixture(scope="module")
+def vit():
+  return vit_jax.load(TOKEN)
+
+
+@pytest.fixture(scope="module")
+def china(tmp_path_factory):
+  """A photo as JPEG and as PNG, and its pixels."""
+  source = PHOTOS / "china.jpg"
+  folder = tmp_path_factory.mktemp("china")
+  jpeg, png = folder / "china.jpg", folder / "china.png"
+  jpeg.write_bytes(source.read_bytes())
+  with Image.open(jpeg) as image:
+    pixels = np.asarray(image)
+    image.save(png)
+  return jpeg, png, pixels
+
+
+def test_whatever_holds_an_image_gives_the_same(vit, china):
+  _, png, pixels = china
+  with Image.open(png) as image:
+    found = vit.predict([png, str(png), image, pixels], top=11)
+  first, *_ = found
+  assert found == [first] * 4
+  # One image a call: sums in another order than of four.
+  (alone,) = vit.predict(png, top=11)
+  data = bytearray(png.read_bytes())
+  for x in (
+    *(str(png), pixels, pixels[None], f"{png.parent}/*.png"),
+    *(data, memoryview(data)),
+  ):
+    assert vit.predict(x, top=11) == [alone]
+  names = [p.name for p in first]
+  assert sorted(names, key=int) == [str(i) for i in range(11)]
+  probabilities = [p.probability for p in first]
+  assert probabilities == sorted(probabilities, reverse=True)
+  assert sum(probabilities) == pytest.approx(1, abs=1e-6)
+
+  image = of_evaluators(png.read_bytes(), vit.ops)
+  logits, _ = vit(image[None].astype(np.float32) / 127.5 - 1)
+  expected = np.asarray(jax.nn.softmax(logits))[0]
+  np.testing.assert_allclose(
+    probabilities, expected[[int(n) for n in names]], rtol=1e-5
+  )
+  (five,) = vit.predict([pixels])
+  assert [p.name for p in five] == names[:5]
+
+
+def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
+  jpeg, _, _ = china
+  found = {p.name: p.probability for p in vit.predict(jpeg, top=11)[0]}
+  image = of_evaluators(jpeg.read_bytes(), vit.ops)
+  logits, _ = vit(image[None].astype(np.float32) / 127.5 - 1)
+  expected = np.asarray(jax.nn.log_softmax(logits))[0]
+  logits = np.log([found[str(i)] for i in range(11)])
+  # Seen: 0.07, of log-probabilities down to -7.
+  assert 0 < np.abs(logits - expected).max() < 0.15
+
+
+def test_the_order_is_that_of_the_images(vit):
+  images = [np.full((9, 7, 3), v, np.uint8) for v in range(0, 255, 12)]
+  found = vit.predict(images)
+  assert len(found) == 22 > classify.BATCH
+  assert found[::-1] == vit.predict(images[::-1])
+  assert found[:3] != found[3:6]
+
+
+def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
+  sigmoid = vit_jax.load(TOKEN, loss="sigmoid")
+  assert (vit.loss, sigmoid.loss) == ("softmax", "sigmoid")
+  images = [china[2], np.zeros((8, 8, 3), np.uint8)]
+  rows = [pixels.apply(image, vit.ops) for image in images]
+  logits, _ = vit(np.stack(rows).astype(np.float32) / 127.5 - 1)
+  expected = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+  found = sigmoid.predict(images, top=11)
+  for some, row in zip(found, expected, strict=True):
+    for p in some:
+      assert p.probability == pytest.approx(row[int(p.name)], rel=1e-5)
+    assert some[0].probability == max(p.probability for p in some)
+  # A run says it, and so does what was made of it.
+  checkpointer.write_params(
+    str(tmp_path / "run"), vit.params, vit.metadata() | {"loss": "sigmoid"}
+  )
+  assert vit_jax.load(tmp_path / "run").loss == "sigmoid"
+  assert vit_jax.load(tmp_path / "run", loss="softmax").loss == "softmax"
+  run = vit.metadata()
+  del run["loss"]
+  run["config"] = {"loss": "sigmoid", "model": run["model"]}
+  checkpointer.write_params(str(tmp_path / "step"), vit.params, run)
+  assert vit_jax.load(tmp_path / "step").loss == "sigmoid"
+  with pytest.raises(ValueError) as e:
+    vit_jax.load(TOKEN, loss="sigmoids")
+  assert str(e.value) == (
+    "loss: got 'sigmoids', expected one of softmax, sigmoid, bce."
+  )
+
+
+def test_random_operations_of_training_are_not_for_predicting(vit, tmp_path):
+  metadata = vit.metadata()
+  metadata["preprocessing"]["ops"] = "decode_inception_crop(32)|flip_lr"
+  checkpointer.write_params(str(tmp_path / "run"), vit.params, metadata)
+  assert vit_jax.load(tmp_path / "run").ops == "decode|resize(32)"
+
+
+def test_more_images_than_a_batch(vit, monkeypatch):
+  monkeypatch.setattr(classify, "BATCH", 4)
+  rng = np.random.default_rng(0)
+  images = [rng.integers(0, 256, (32, 32, 3), np.uint8) for _ in range(5)]
+  together = vit.predict(images, top=1)
+  each = [vit.predict([image], top=1)[0] for image in images]
+  assert [p[0].name for p in together] == [p[0].name for p in each]
+  assert vit.predict([]) == []
+
+
+def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
+  broken, missing = tmp_path / "broken.jpg", tmp_path / "none.jpg"
+  broken.write_bytes(b"no image")
+  kinds = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+  why = f"got 8 bytes that are no image; expected {kinds}."
+  with pytest.raises(ValueError) as e:
+    vit.predict([china[0], broken])
+  assert str(e.value) == f"{broken}: {why}"
+  with pytest.raises(FileNotFoundError) as e:
+    vit.predict(missing)
+  assert (
+    str(e.value) == f"{missing}: got a path with no file, expected an image."
+  )
+  # All at once, in whatever batch.
+  monkeypatch.setattr(classify, "BATCH", 2)
+  cut = tmp_path / "cut.png"
+  cut.write_bytes(china[1].read_bytes()[:5000])
+  images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing, cut]
+  with pytest.raises(ValueError) as e:
+    vit.predict(images)
+  first, *lines = str(e.value).split("\n")
+  assert first == "4 of 6 images cannot be read:"
+  assert [line.split(": ")[0] for line in lines] == [
+    f"  - {name}" for name in (broken, "image 2", missing, cut)
+  ]
+  assert "function_node" not in str(e.value)
+  with pytest.raises(ValueError) as e:
+    vit.predict([broken] * 12)
+  first, *lines = str(e.value).split("\n")
+  assert first == "12 of 12 images cannot be read:"
+  assert len(lines) == 11 and lines[-1] == "  - and 2 more"
+  with pytest.raises(FileNotFoundError, match="matches no file"):
+    vit.predict(f"{tmp_path}/*.gif")
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_a_number_of_classes_is_from_1(vit, top):
+  with pytest.raises(ValueError) as e:
+    vit.predict(np.zeros((32, 32, 3), np.uint8), top=top)
+  assert str(e.value) == f"top: got {top!r}, expected a number from 1."
+
+
+def test_without_a_head(tmp_path):
+  arrays = dict(np.load(TOKEN))
+  del arrays["head/kernel"], arrays["head/bias"]
+  np.savez(tmp_path / "x.npz", **arrays)
+  vit = vit_jax.load(tmp_path / "x.npz")
+  assert vit.num_classes == 0 and vit.class_names is None
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+  logits, out = jax.eval_shape(vit.model.apply, {"params": vit.params}, images)
+  assert logits.shape == out["pre_logits"].shape == (2, 48)
+  with pytest.raises(ValueError) as e:
+    vit.predict([np.zeros((32, 32, 3), np.uint8)])
+  assert str(e.value) == "got a model without a head, expected one; call it."
+
+
+def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+  floats = pixels / np.float32(127.5) - 1
+  weights = vit.attention(floats)
+  depth, heads = vit.config.size.depth, vit.config.size.num_heads
+  tokens = vit.config.num_tokens((32, 32))
+  assert weights.shape == (depth, 2, heads, tokens, tokens)
+  np.testing.assert_array_equal(vit.attention(pixels), weights)
+  maps = vit.attention_map(floats)
+  assert maps.shape == (2, *vit.config.grid((32, 32)))
+  np.testing.assert_allclose(maps.sum((1, 2)), 1, atol=1e-6)
+  files = []
+  for i, image in enumerate(pixels):
+    files.append(tmp_path / f"{i}.png")
+    Image.fromarray(image).save(files[-1])
+  np.testing.assert_array_equal(vit.attention_map(files), maps)
+  with pytest.raises(ValueError, match=r"images of shape \(2, 16, 16, 3\)"):
+    vit.attention(floats[:, ::2, ::2])
+  for look in (vit.attention, vit.attention_map):
+    with pytest.raises(ValueError, match="got no images, expected one or more"):
+      look([])
+    with pytest.raises(ValueError, match="got no images, expected one or more"):
+      look(floats[:0])
+
+
+def test_a_resnet_has_no_attention():
+  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
+  with pytest.raises(ValueError, match="no attention between patches"):
+    bit.attention_map(np.zeros((1, 64, 64, 3), np.uint8))

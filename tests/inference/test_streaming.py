@@ -1,0 +1,192 @@
+"""Images that a command line names: which, in what order, how many at once."""
+
+import io
+import os
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import images
+from vit_jax.inference import streaming
+from vit_jax.inference.streaming import Named
+
+OPS = "decode|resize(4)"
+
+
+def encoded(level, kind="PNG", size=(6, 5)):
+  stream = io.BytesIO()
+  Image.new("RGB", size, (level,) * 3).save(stream, kind)
+  return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for i, name in enumerate(["b.PNG", "a/2.png", "a/10.png", "c/d/e.png"]):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(encoded(i))
+  (tmp_path / "notes.txt").write_text("no image")
+  (tmp_path / "._b.png").write_text("what macOS leaves")
+  (tmp_path / ".cache").mkdir()
+  (tmp_path / ".cache" / "x.png").write_bytes(encoded(9))
+  (tmp_path / "empty").mkdir()
+  return tmp_path
+
+
+def names(words, stdin=b"", relative_to=""):
+  found = streaming.find(words, io.BytesIO(stdin))
+  return [n.name.removeprefix(f"{relative_to}/") for n in found]
+
+
+def test_a_folder_and_the_folders_in_it(folder):
+  found = names([str(folder)], relative_to=folder)
+  assert found == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
+
+
+def test_a_folder_lists_what_can_be_read(tmp_path):
+  Image.init()
+  for suffix in (".jpe", ".pgm", ".tif", ".avif", ".jp2", ".eps"):
+    (tmp_path / f"x{suffix}").touch()
+  found = names([str(tmp_path)], relative_to=tmp_path)
+  assert found == ["x.jpe", "x.pgm", "x.tif"]
+  assert {Image.EXTENSION[s] for s in images.SUFFIXES} == {*images.FORMATS}
+
+
+@pytest.mark.parametrize(
+  "glob, expected",
+  [
+    ("*.PNG", ["b.PNG"]),
+    ("**/*.png", ["a/10.png", "a/2.png", "c/d/e.png"]),
+    ("[ac]", ["a/10.png", "a/2.png", "c/d/e.png"]),  # folders
+    ("a/**", ["a/10.png", "a/2.png"]),  # each once
+  ],
+)
+def test_globs(folder, glob, expected):
+  assert names([f"{folder}/{glob}"], relative_to=folder) == expected
+
+
+def test_folders_that_cannot_be_opened_are_named(folder, monkeypatch):
+  scandir = os.scandir
+
+  def refuses(path):
+    if str(path).endswith("/c"):
+      raise PermissionError(13, "Permission denied", path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuses)
+  *_, last = found = list(streaming.find([str(folder)], None))
+  assert len(found) == 4 and last.name == f"{folder}/c"
+  assert "Permission denied" in str(last.image)
+
+
+def test_a_name_that_looks_like_a_glob(tmp_path):
+  (tmp_path / "a[1].png").write_bytes(encoded(0))
+  found = names([f"{tmp_path}/a[1].png"], relative_to=tmp_path)
+  assert found == ["a[1].png"]
+
+
+@pytest.mark.parametrize(
+  "word, error",
+  [
+    ("empty", "got a folder without images, expected .jpg "),
+    ("*.jpeg", "got a glob that matches no file."),
+    ("lost.png", "got a path with no file"),
+  ],
+)
+def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
+  found = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"], None)
+  first, second = streaming.read_all(found, OPS, ahead=2)
+  assert first.name == f"{folder}/{word}" and first.pixels is None
+  assert str(first.error).startswith(error)
+  assert second.error is None
+
+
+def test_a_list_on_standard_input(folder):
+  lines = f"{folder}/a\n\n{folder}/*.PNG\r\n{folder}/c/d/e.png"
+  found = names(["-"], lines.encode(), folder)
+  assert found == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
+def test_an_image_on_standard_input(kind):
+  data = encoded(100, kind)
+  (named,) = streaming.find(["-"], io.BytesIO(data))
+  assert named == ("-", data)
+  assert abs(int(images.read(named.image).mean()) - 100) <= 1
+
+
+def test_nothing_on_standard_input():
+  (named,) = streaming.find(["-"], io.BytesIO(b"\n"))
+  assert "got nothing" in str(named.image)
+
+
+def test_order_and_bound():
+  """Slow images do not let later ones pass, nor pile up."""
+  ahead, drawn = 3, 0
+
+  def images_to_come():
+    nonlocal drawn
+    for i in range(20):
+      drawn += 1
+      side = 2000 if i % 5 == 0 else 4
+      yield Named(str(i), encoded(i, size=(side, side)))
+
+  for i, row in enumerate(
+    streaming.read_all(images_to_come(), OPS, ahead=ahead)
+  ):
+    assert row.name == str(i)
+    np.testing.assert_array_equal(row.pixels, np.full((4, 4, 3), i))
+    assert drawn <= i + 1 + ahead
+
+
+def test_an_image_twice_in_a_list():
+  image = Image.open(io.BytesIO(encoded(7, size=(900, 900))))
+  rows = streaming.read_all([Named("x", image)] * 8, OPS, ahead=8)
+  assert all((row.pixels == 7).all() for row in rows)
+
+
+def test_an_address_does_not_end_the_list(folder):
+  file = str(folder / "b.PNG")
+  found = streaming.find([file, "https://x.y/a.png", file], None)
+  rows = list(streaming.read_all(found, OPS, ahead=4))
+  assert [row.error is None for row in rows] == [True, False, True]
+  assert "an address that images are not read from" in str(rows[1].error)
+
+
+def test_threads_end_with_the_iterator():
+  before = threading.active_count()
+  rows = streaming.read_all(
+    (Named("x", encoded(0)) for _ in range(10**9)), OPS, ahead=4
+  )
+  next(rows)
+  assert threading.active_count() > before
+  rows.close()
+  for thread in threading.enumerate():
+    if thread.name.startswith("read_"):
+      thread.join(5)
+  assert threading.active_count() == before
+
+
+def test_too_many_pixels(monkeypatch):
+  monkeypatch.setattr(images, "MAX_PIXELS", 100)
+  data = encoded(0, size=(11, 11))
+  (row,) = streaming.read_all([Named("bomb.png", data)], OPS, ahead=1)
+  assert str(row.error) == (
+    "got 11 x 11 pixels, expected at most 100 in all; reduce the image."
+  )
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow's own limit
+  (row,) = streaming.read_all([Named("bomb.png", data)], OPS, ahead=1)
+  assert str(row.error).startswith("got an image of too many pixels (Image")
+
+
+def test_a_fault_keeps_nothing_of_the_file():
+  (row,) = streaming.read_all([Named("x", b"\0" * 10**6)], OPS, ahead=1)
+  assert "1,000,000 bytes that are no image" in str(row.error)
+  assert row.error.__traceback__ is row.error.__context__ is None
+
+
+def test_a_standard_input_that_is_closed():
+  """Python's is None then, as in `vit-jax predict RUN - <&-`."""
+  (found,) = streaming.find(["-"], None)
+  assert "got nothing" in str(found.image)

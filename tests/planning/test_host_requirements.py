@@ -1,0 +1,74 @@
+"""Cores of a host for its images, and the price of a run."""
+
+import doctest
+import json
+import pathlib
+
+import pytest
+import tiny
+
+from vit_jax.planning import host_requirements
+
+RECEIPTS = pathlib.Path(__file__).parents[2] / "docs" / "receipts.jsonl"
+
+
+def test_examples():
+  assert doctest.testmod(host_requirements).failed == 0
+
+
+def test_the_rates_are_those_that_were_measured():
+  lines = map(json.loads, RECEIPTS.read_text().splitlines())
+  (receipt,) = (line for line in lines if line["name"] == "input_quiet")
+  plain, augmented = host_requirements.RATES
+  # Of one core, which was in use all the time.
+  of_one = {name: row[0] for name, row in receipt["values"].items()}
+  assert host_requirements.RATES == {
+    plain: of_one[f"`{plain}`".replace("|", "\\|")],
+    augmented: of_one["the same and `randaug(2, 15)`"],
+  }
+  assert host_requirements.MACHINE in receipt["machine"]
+
+
+def _needs(
+  ops="decode_inception_crop(16)|flip_lr", dataset="imagenet2012", **k
+):
+  config = tiny.config(data__ops=ops, data__dataset=dataset)
+  return host_requirements.needs(config, 10104.0, 4, "v5e", **k)
+
+
+def test_cores_are_rounded_up():
+  """10,104 images/s of 4 hosts are 2,526 each: exactly twice 1,263."""
+  found = _needs()
+  assert found["input_per_host"] == 2526.0 and found["input_cores"] == 2
+  assert found["host_vcpus"] == 112
+  assert _needs(input_rate=1262.9)["input_cores"] == 3
+
+
+def test_augmentation_takes_more():
+  ops = "decode_inception_crop(16)|flip_lr|randaug(2, 15)"
+  found = _needs(ops)
+  assert found["input_rate"] == 807.0 and found["input_cores"] == 4
+  assert "randaug" in found["input_rate_of"]
+
+
+def test_other_images_than_jpegs_have_no_rate():
+  found = _needs(dataset="cifar10")
+  assert found["input_rate"] is None and found["input_cores"] is None
+  assert "png; give --input_rate" in found["input_rate_of"]
+  assert _needs(dataset="cifar10", input_rate=5000.0)["input_cores"] == 1
+
+
+def test_unknown_data_count_as_jpegs():
+  assert _needs(dataset="somebody_s")["input_rate"] == 1263.0
+
+
+@pytest.mark.parametrize("text", ["", "cheap", "$1", "-1"])
+def test_prices_begin_with_a_number(text):
+  with pytest.raises(ValueError, match="expected a number, and the unit"):
+    host_requirements.price(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "many"])
+def test_rates_are_above_zero(text):
+  with pytest.raises(ValueError, match="--input_rate: got"):
+    host_requirements.positive("input_rate", text)

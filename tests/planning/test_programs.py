@@ -1,0 +1,289 @@
+"""What is compiled beforehand is all that a run compiles."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+from test_plan import FOUND, needs_libtpu
+
+from vit_jax import sharding, train
+from vit_jax.commands import plan
+from vit_jax.config import Config, defaults, freeze, recipes, to_dict
+from vit_jax.evaluators import knn, linear
+from vit_jax.planning import programs
+from vit_jax.planning.table import table
+
+OPS = "decode|resize(16)"
+
+
+def _config(**changes) -> Config:
+  c = defaults()
+  c.update(to_dict(tiny.config(**{"total_steps": 2} | changes)))
+  c.data.dataset = "digits"
+  split = {"split": "test[:20]", "ops": OPS}
+  learns = {**split, "train_split": "train[:40]"}
+  few = {"kind": "fewshot", "shots": (1,), "l2": (1.0,), **learns}
+  c.evals = {
+    "test": {"kind": "classification", **split},
+    "each": {"kind": "per_class", **split},
+    "map": {"kind": "multilabel", **split},
+    "few": {**few, "baselines": True},
+    "same": {**few, "dataset": "digits"},
+    "near": {"kind": "knn", "ks": (1, 3), **learns},
+    "heads": {"kind": "linear", "steps": 3, "lrs": (0.1,), **learns},
+    "own": {**split, "kind": "classification", "dataset": "mine"},
+  }
+  return freeze(c)
+
+
+def _programs(config, devices=1):
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
+  known = plan.with_length(plan.facts_of(config))
+  return programs.programs(config, known, mesh)
+
+
+class Compiled(logging.Handler):
+  """Notes the names of the programs that jax compiles."""
+
+  def __init__(self):
+    super().__init__()
+    self.names = set()
+
+  def emit(self, record):
+    if found := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
+      self.names.add(found[1])
+
+
+@pytest.mark.slow
+def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
+  config = _config(checks__replay=1)
+  named, *_ = _programs(config)
+  config = freeze({**to_dict(config), "evals": _without(config, "own")})
+  used = _notes_shapes(monkeypatch)
+  make_mesh = sharding.make_mesh
+  one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
+  monkeypatch.setattr(sharding, "make_mesh", one)
+  logger, compiled = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
+  logger.addHandler(compiled)
+  try:
+    with jax.log_compiles():
+      train.train_and_evaluate(config, str(tmp_path))
+  finally:
+    logger.removeHandler(compiled)
+  assert compiled.names == {program.fn.__name__ for program in named}
+  promised = {p.name: p.arguments for p in named}
+  assert used["nearer"] == {_shapes(promised["near/nearer"])}
+  assert used["training"] == {_shapes(promised["heads/heads of 3 steps"])}
+
+
+def _shapes(arrays):
+  return tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
+
+
+def _notes_shapes(monkeypatch):
+  """Returns the shapes that the programs of one device will be called with."""
+  used = {"nearer": set(), "training": set()}
+
+  def noting(name, make):
+    def making(*options):
+      def call(*arrays):
+        used[name].add(_shapes(arrays))
+        return make(*options)(*arrays)
+
+      return call
+
+    return making
+
+  for module, name in ((knn, "nearer"), (linear, "training")):
+    monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+  return used
+
+
+def _without(config, name):
+  return {k: v for k, v in to_dict(config)["evals"].items() if k != name}
+
+
+def test_each_program_is_named_once_and_what_is_unknown_is_told():
+  found, _, notes = _programs(_config(optim__ema_decay=0.9))
+  assert [program.name for program in found] == [
+    "init",
+    "train_step",
+    "schedule",
+    "test/sums",
+    "test/answers",
+    "each/sums_and_answers",
+    "each/answers",
+    "map/ranked",
+    "map/answers",
+    "few/features",
+    "few/pixels",
+    "few/random_init",
+    "near/nearer",
+    "heads/heads of 3 steps",
+  ]
+  assert notes == ["own: only the data of 'mine' tell their classes"]
+
+
+def test_a_step_computed_twice_has_two_states_on_the_devices():
+  once, twice = (
+    {p.name: p for p in _programs(_config(checks__replay=n))[0]} for n in (0, 9)
+  )
+  assert twice.keys() - once.keys() == {"replay/copy", "replay/digests"}
+  state, batch = twice["train_step"].arguments
+  batches = programs.WAITING * programs.per_device(batch)
+  both = programs.per_device(state) + batches
+  assert once["train_step"].beside == batches
+  assert twice["train_step"].beside == twice["replay/digests"].beside == both
+
+
+def test_the_state_stays_beside_an_evaluation():
+  """The parameters of the program are those of the state."""
+  config = _config(mesh__fsdp=2, optim__ema_decay=0.9)
+  by_name = {p.name: p for p in _programs(config, devices=2)[0]}
+  state, batch = by_name["train_step"].arguments
+  params, images = by_name["test/sums"].arguments
+  half = sum(
+    x.size // (1 if x.sharding.is_fully_replicated else 2) * x.dtype.itemsize
+    for x in jax.tree.leaves(state)
+  )
+  assert programs.per_device(state) == half
+  assert params is state.ema
+  waiting = programs.per_device(batch) + programs.per_device(images)
+  beside = half - programs.per_device(params) + waiting
+  assert by_name["test/sums"].beside == beside
+  rows = config.data.batch_size // 2
+  assert programs.per_device(batch) == rows * (16 * 16 * 3 + 4 + 1 + 4)
+
+
+def test_what_does_not_fit_beside_the_state_is_told():
+  one = jax.ShapeDtypeStruct((250,), jnp.float32)
+  add = jax.jit(lambda x: x + 1)
+  names = {"digest a": 0, "digest b": 1, "features": 3000}
+  found = [programs.Program(k, add, (one,), n) for k, n in names.items()]
+  first, _, last = rows = list(programs.compiled(found, capacity=3000))
+  assert first["fits"] and 2000 <= first["peak_bytes"] <= 3000
+  assert last["peak_bytes"] == first["peak_bytes"] + 3000
+  assert not last["fits"]
+
+  class Full:
+    def lower(self, x):
+      raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
+
+  too_large = programs.Program("sums", Full(), (one,), 0)
+  rows += programs.compiled([too_large], capacity=3000)
+  assert rows[-1] == {
+    "name": "sums",
+    "peak_bytes": None,
+    "fits": False,
+    "seconds": None,
+  }
+  known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
+  text = table(
+    {**FOUND, **known, "programs": rows, "not_rehearsed": ["own: why"]}
+  )
+  assert "verdict     A PROGRAM DOES NOT FIT; the step does: 0.00 GiB" in text
+  assert text.splitlines()[-4:] == [
+    "program     digest of 2 kinds of array: 0.00 GiB",
+    "program     features: 0.00 GiB, DOES NOT FIT",
+    "program     sums: DOES NOT FIT, its own arrays and numbers alone",
+    "left out    own: why",
+  ]
+
+
+def test_evaluations_count_by_their_batches_and_times():
+  config = _config(data__batch_size=16, total_steps=100)
+  evals = _without(config, "own")
+  evals["test"]["every_steps"] = 30
+  evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
+  evals["map"]["split"] = evals["near"]["split"] = "nowhere"
+  found, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
+  of_map, of_near = notes
+  assert of_map.startswith("map: its share of the time, as the number")
+  assert of_near.startswith(
+    "near: its share of the time and its programs of one device, as the number"
+    " of images of 'digits' ['nowhere'] is not known"
+  )
+  assert "near/nearer" not in {program.name for program in found}
+  by_name = {p.name: p for p in passes}
+  # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
+  assert by_name["test"][1:] == ("test/sums", 20, 2, 4)
+  # 3 of each of 10 classes, twice, are more than the 40 that there are.
+  # No batch has images of both splits: 40 make 3 batches, and 20 make 2.
+  assert by_name["few"][1:] == ("few/features", 40 + 20, 5, 1)
+  assert by_name["same"][1:] == ("few/features", 3 * 10 + 20, 4, 1)
+  assert {p.program for p in passes} < {program.name for program in found}
+
+  rows = [{"name": p.name, "seconds": 0.5} for p in found]
+  shares = programs.evaluation(passes, rows, run_seconds=100.0)
+  assert shares["test"] == 4 * 2 * 0.5 / 100
+  assert shares["same"] == 4 * 0.5 / 100
+  text = table({**FOUND, "evaluation": {"a": 0.01, "b": 0.002}})
+  assert (
+    "evaluation  1.20 % of the time of all steps on the chips, an estimate,"
+    " most of it a (1.00 %)" in text
+  )
+
+
+def test_the_seven_sets_have_as_many_batches_as_a_run():
+  """The sum, over both splits of each set, of the batches that it reads."""
+  c = defaults()
+  c.update(to_dict(tiny.config(data__batch_size=4096, total_steps=1)))
+  recipes.with_fewshot(c)
+  for e in c.evals.values():
+    e["ops"] = OPS
+  passes = {p.name: p.batches for p in _programs(freeze(c))[1]}
+  of = lambda *nums: sum(-(-n // 4096) for n in nums)
+  assert passes == {
+    "fewshot_caltech101": of(3060, 6084),
+    "fewshot_cars196": of(8144, 8041),
+    "fewshot_cifar100": of(25 * 100 * 3, 10_000),
+    "fewshot_dtd": of(1880, 1880),
+    "fewshot_oxford_iiit_pet": of(25 * 37 * 3, 3669),
+    "fewshot_uc_merced": of(1000, 1100),
+    "fewshot_imagenet2012": of(65_000, 50_000),
+  }
+  assert sum(passes.values()) == 47
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_all_of_a_run_is_compiled_for_a_slice():
+  code = (
+    "import json, tiny; from vit_jax import plan;"
+    "from vit_jax.config import defaults, freeze, to_dict;"
+    "c = defaults();"
+    "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"
+    "c.evals = {'t': {'kind': 'classification', 'ops': 'decode|resize(16)',"
+    "'split': 'test'}};"
+    "c.evals |= {k: c.evals['t'] | {'kind': k} for k in ('knn', 'linear')};"
+    "c = freeze(c);"
+    "f = plan.plan(c, 'v5e:2x2');"
+    "print(json.dumps(f | plan.rehearsed(c, 'v5e:2x2', f)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  names = [row["name"] for row in found["programs"]]
+  assert names[:3] == ["train_step", "init", "schedule"]
+  # On one chip; 12,500 steps come 512 at a time, and the rest.
+  of_one = {
+    "knn/nearer",
+    "linear/heads of 212 steps",
+    "linear/heads of 512 steps",
+  }
+  assert {"t/sums", "t/answers", "knn/features"} | of_one < set(names)
+  assert sum(name.startswith("digest ") for name in names) > 5
+  assert found["fits"] and all(row["fits"] for row in found["programs"])
+  # 10,000 images forward at the end, after 20 steps of 16 with two passes more.
+  assert 1 < found["evaluation"]["t"] < 100

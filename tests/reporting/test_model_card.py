@@ -1,0 +1,230 @@
+"""The model card: the run's own numbers, read back by the hub's library."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax.checkpointing import checkpointer
+from vit_jax.commands import convert
+from vit_jax.config import to_dict
+from vit_jax.reporting import model_card
+
+TOKEN = pathlib.Path(__file__).parents[1] / "data" / "vit_token.weights.npz"
+EVALS = {
+  "test": {
+    "kind": "classification",
+    "dataset": "imagenet2012",
+    "split": "test",
+  },
+  "val": {"kind": "classification", "split": "train[90%:]"},
+  "few": {"kind": "fewshot", "dataset": "digits", "split": "test"},
+}
+SCORES = {
+  "test/top1": 0.75,
+  "test/top5": 0.9,
+  "test/loss": 1.25,
+  "test/count": 100.0,
+  "val/top1": 0.5,
+  "few/5shot": 0.25,
+  "few/l2=64/5shot": 0.3,
+  "few/random_init/5shot": 0.1,
+}
+
+
+def write_run(folder, data_given=None, **changes):
+  """A run of 20 steps, of which step 16 was scored as well."""
+  from vit_jax.config import build
+
+  config = tiny.config(
+    data__dataset="cifar10", data__split="train[:90%]", **changes
+  )
+  values = to_dict(config) | {"evals": EVALS}
+  config, faults = build(values)
+  assert not faults
+  model = config.model.build(10)
+  images = jnp.zeros((1, 16, 16, 3))
+  params = model.init(jax.random.key(0), images)["params"]
+  metadata = {
+    "config": to_dict(config),
+    "image_size": [16, 16],
+    "grid": [2, 2],
+    "num_classes": 10,
+    "class_names": list("abcdefghij"),
+    "num_params": 1,
+    "num_examples": 45000,
+    "data_given": data_given,
+    "devices": "8 x TPU v4",
+    "versions": {"jax": "0.10.2"},
+    "preprocessing": {"ops": "decode|resize(16)"},
+    "step": 20,
+  }
+  checkpointer.write_params(
+    str(folder / "checkpoints" / "20"), params, metadata
+  )
+  rows = [
+    {"step": 16, "test/top1": 0.99},
+    {"step": 20, "train/images_seen": 320.0, "train/exaflops": 1.5,
+     "train/device_hours": 2.5},
+    {"step": 20, **SCORES},
+    {"step": 24, "test/top1": 0.98},  # after the checkpoint
+  ]  # fmt: skip
+  (folder / "metrics.jsonl").write_text(
+    "".join(json.dumps(r) + "\n" for r in rows)
+  )
+  return vit_jax.load(folder, verbose=False)
+
+
+def parsed(text):
+  hub = pytest.importorskip("huggingface_hub")
+  return hub.ModelCard(text)
+
+
+def test_a_run_s_own_numbers(tmp_path):
+  vit = write_run(
+    tmp_path / "b16", data__data_dir="/home/me/data", init="/home/me/x"
+  )
+  text = model_card.text(vit, "me/vit", is_on_hub=True)
+  data = parsed(text).data
+  assert data.library_name == "transformers"
+  assert data.pipeline_tag == "image-classification"
+  assert data.datasets == ["uoft-cs/cifar10"]
+  assert data.license is None and data.base_model is None
+  assert data.model_name == "vit"
+  found = [
+    (
+      e.dataset_name,
+      e.dataset_type,
+      e.dataset_split,
+      e.metric_name,
+      e.metric_value,
+    )
+    for e in data.eval_results
+  ]
+  assert found == [
+    ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-1 accuracy", 0.75),
+    ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-5 accuracy", 0.9),
+    ("cifar10", "uoft-cs/cifar10", "train[90%:]", "top-1 accuracy", 0.5),
+    ("digits", "digits", "test", "5-shot linear accuracy", 0.25),
+  ]
+  assert {e.metric_type for e in data.eval_results} == {"accuracy"}
+  assert {e.task_type for e in data.eval_results} == {"image-classification"}
+  for line in (
+    "| imagenet2012 | test | top-1 accuracy | 75.00% |",
+    "| cifar10 | train[90%:], held out of the training data | top-1 accuracy"
+    " | 50.00% |",
+    "| devices | 8 x TPU v4 |",
+    "| images seen | 320 |",
+    "| exaFLOPs | 1.5 |",
+    "| device-hours | 2.5 |",
+    "| steps | 20 |",
+    "| versions | jax 0.10.2 |",
+    "| starts from | x |",
+    "vit = vit_jax.load('hf-hub:me/vit')",
+    "model = ViTForImageClassification.from_pretrained('me/vit')",
+    "- classes: 10, named in config.json",
+    "- preprocessing, by preprocessor_config.json: `decode(dct='accurate')"
+    "|resize_torch(16, 'bilinear')`, then 0 to 255 become -1 to 1; the scores"
+    " are with `decode|resize(16)`",
+  ):
+    assert f"\n{line}\n" in text
+  assert "/home/me" not in text  # no folders of the machine
+  assert "98.0" not in text and "99.00" not in text  # other steps
+  (block,) = text.split("```json\n")[1:]
+  assert json.loads(block.split("```")[0])["data"]["batch_size"] == 16
+
+
+def test_a_model_that_was_changed_has_no_scores(tmp_path):
+  write_run(tmp_path)
+  for changed in (
+    vit_jax.load(tmp_path, image_size=32, verbose=False),
+    vit_jax.load(tmp_path, gelu="erf", verbose=False),
+    convert.without_head(vit_jax.load(tmp_path, verbose=False), "hf"),
+  ):
+    text = model_card.text(changed, "x")
+    assert parsed(text).data.eval_results is None
+    assert "75.00%" not in text and "The run's scores are not here" in text
+    assert "decode|resize" not in text.split("## Details")[1]
+  assert "## Training" in text
+  assert parsed(text).data.pipeline_tag == "image-feature-extraction"
+  assert "ViTModel.from_pretrained('x')" in text
+
+
+def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
+  """The run died between a checkpoint and the next line of metrics."""
+  vit = write_run(tmp_path)
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")  # step 16 of 20
+  text = model_card.text(vit, "x")
+  assert parsed(text).data.eval_results is None
+  assert "99.00%" not in text and "The run's scores are not here" in text
+
+
+def test_fake_data_have_no_scores(tmp_path):
+  text = model_card.text(write_run(tmp_path, fake_data=True), "x")
+  assert parsed(text).data.eval_results is None
+  assert "The data were fake" in text and "75.00%" not in text
+  assert parsed(text).data.datasets is None
+  assert "\n| data | cifar10 [train[:90%]], fake |\n" in text
+
+
+def test_a_loader_of_one_s_own_is_no_data_set_of_the_hub(tmp_path):
+  text = model_card.text(write_run(tmp_path, data_given="Squares"), "x")
+  assert parsed(text).data.datasets is None
+  assert "\n| data | Squares, given |\n" in text
+  assert "| cifar10 | train[90%:] | top-1 accuracy | 50.00% |" in text
+
+
+def test_published_weights_say_what_they_know():
+  text = model_card.text(vit_jax.load(TOKEN, verbose=False), "folder")
+  data = parsed(text).data.to_dict()
+  assert set(data) == {"library_name", "pipeline_tag", "tags"}
+  assert "Converted by vit_jax from vit_token.weights.npz." in text
+  assert "## Training" not in text and "## Scores" not in text
+  assert "- classes: 11, without names" in text
+
+
+def test_weights_of_the_hub_are_the_base_model(tmp_path):
+  vit = write_run(tmp_path, init="hf-hub:google/vit-base@v2")
+  assert parsed(model_card.text(vit, "x")).data.base_model == "google/vit-base"
+
+
+def test_what_convert_wrote_is_no_run(tmp_path):
+  write_run(tmp_path / "run")
+  convert.main([str(tmp_path / "run"), str(tmp_path / "copy"), "--to=orbax"])
+  assert model_card.run_of(str(tmp_path / "copy")) is None
+  assert model_card.run_of(str(tmp_path / "run")).name == "run"
+  assert model_card.run_of("hf-hub:a/b") is model_card.run_of("none") is None
+
+
+def test_a_relative_folder_is_not_taken_for_the_hub(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  vit = vit_jax.load(TOKEN, verbose=False)
+  convert.convert(vit, "hf/b16", "hf")
+  text = pathlib.Path("hf/b16/README.md").read_text()
+  assert "vit_jax.load('hf/b16')" in text and "hf-hub:" not in text
+
+
+def test_yaml_of_nested_values():
+  yaml = pytest.importorskip("yaml")
+  values = {
+    "a": "no: \"x\" # 'ä'",
+    "b": [1, 0.5, True, None, "yes"],
+    "c": [{"d": {"e": ["f"]}, "g": 1e-06}, {"d": "2"}],
+  }
+  assert yaml.safe_load(model_card.yaml(values)) == values
+
+
+def test_the_folder_has_it_and_loads(tmp_path):
+  vit = write_run(tmp_path / "run")
+  folder = tmp_path / "hf"
+  convert.convert(vit, str(folder), "hf")
+  text = (folder / "README.md").read_text()
+  assert text == model_card.text(vit, str(folder))
+  assert f"vit = vit_jax.load('{folder}')" in text
+  again = vit_jax.load(folder, verbose=False)
+  assert again.class_names == tuple("abcdefghij")

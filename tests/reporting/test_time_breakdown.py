@@ -1,0 +1,75 @@
+"""Where the time of a run went, and what was changed on its way."""
+
+import dataclasses
+import pathlib
+import re
+
+from vit_jax.callbacks.goodput import BUCKETS
+from vit_jax.reporting import facts, time_breakdown
+from vit_jax.reporting.runs import Run
+
+SECONDS = dict(step=60.0, input=0.4, evaluation=9.6, save=5.0, start=10.0)
+SECONDS |= dict(compile=5.0, repeated=0.0, restart=10.0)
+
+
+def _run(name, seconds, metadata=None):
+  rows = [{"step": 1, "train/seconds/step": 1.0}]
+  values = {f"train/seconds/{k}": v for k, v in seconds.items()}
+  rows += [{"step": 2, **values}, {"step": 2, "val/top1": 0.5}]
+  return Run(name, pathlib.Path(name), {}, metadata or {}, rows)
+
+
+def test_a_bar_is_whole_and_its_numbers_are_told():
+  assert SECONDS.keys() == set(BUCKETS) == time_breakdown.WORDS.keys()
+  text = time_breakdown.section([_run("a", SECONDS)])
+  widths = [float(x) for x in re.findall(r"width: ([\d.]+)%", text)]
+  assert sum(widths) == 100.0 - 0.4 + 0.4 and len(widths) == 7
+  assert "steps <b>1m00s</b> 60.0%" in text
+  assert "waiting for images <b>0.4s</b> 0.4%" in text
+  assert "steps done again" not in text  # there were none
+  assert 'aria-label="60 % of 1m40s in steps"' in text and "<h3>" not in text
+
+
+def test_runs_without_an_account_are_named():
+  none, half = _run("b", {}), {**SECONDS}
+  half.pop("save")
+  assert time_breakdown.section([none]) == ""
+  text = time_breakdown.section([_run("a", SECONDS), none, _run("c", half)])
+  assert "Left out: times of b, c, which kept no account." in text
+  assert "<h3>a</h3>" in text
+  nothing = dict.fromkeys(SECONDS, 0.0)
+  assert "0 % of 0.0s" in time_breakdown.section([_run("a", nothing)])
+
+
+def test_the_last_account_counts():
+  """That of its end, in metadata.json, or a line after its last checkpoint."""
+  run = _run("a", SECONDS)
+  run.rows[-1]["train/device_hours"] = 2.0
+  for step, hours in ((70.0, 2.5), (50.0, 1.5)):
+    kept = {"began": 1.0, "seconds": SECONDS | {"step": step}}
+    account = {"accounting": {"device_hours": hours}, "goodput": kept}
+    run = dataclasses.replace(run, metadata=account)
+    assert run.wall_seconds() == 40.0 + max(step, SECONDS["step"])
+    assert facts.costs(run)["device-hours"] == max(hours, 2.0)
+  run = dataclasses.replace(run, metadata={"goodput": {"began": "damaged"}})
+  assert run.seconds == SECONDS and run.device_hours == 2.0
+
+
+def test_the_wall_time_is_that_of_the_account():
+  run = _run("a", SECONDS)
+  for row, time in zip(run.rows, (3.0, 4.0, 5.0), strict=True):
+    row["time"] = time
+  assert run.wall_seconds() == sum(SECONDS.values()) == 100.0
+  assert facts.cost_texts(run)["wall time"] == "1m40s"
+  for row in run.rows:
+    row.pop("train/seconds/step", None)
+  assert run.wall_seconds() == 2.0  # from the first line to the last
+
+
+def test_changes_are_one_fact():
+  change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
+  found = facts.facts(_run("a", {}, {"changes": [change] * 7}))
+  text = found["changed on the way"]
+  assert text.startswith("step 1,008: optim.lr 0.1 to None; step 1,008: ")
+  assert text.endswith("; and 2 more")
+  assert "changed on the way" not in facts.facts(_run("a", {}, {"changes": []}))

@@ -1,0 +1,95 @@
+"""The published scores: what the table states, and how a file is found."""
+
+import doctest
+
+import pytest
+
+from vit_jax.config.preprocessing import image_size
+from vit_jax.families import by_variant
+from vit_jax.scoring import published_scores
+from vit_jax.scoring.published_scores import find, name_of, rows
+from vit_jax.weights.timm import HYBRIDS, NAMES
+
+ROWS = rows()
+
+
+def test_every_row_is_whole():
+  assert len(ROWS) == 53
+  for row in ROWS:
+    assert row.name or row.file
+    assert row.source in published_scores.SOURCES
+    assert (row.protocol == "timm") == (row.share is not None)
+    assert image_size(row.ops) == (row.pixels, row.pixels)
+    assert "imagenet2012" in row.top1
+    assert all(0 < v < 100 for v in (*row.top1.values(), *row.top5.values()))
+    if row.source == "timm":
+      sets = "imagenet2012 real v2 a r sketch a_clean r_clean".split()
+      assert list(row.top1) == sets
+      # What holds for every model there is: a typing error would not.
+      assert row.top1["imagenet2012"] < row.top1["real"] < row.top1["r_clean"]
+      assert (
+        row.top1["v2"] < row.top1["imagenet2012"] < row.top5["imagenet2012"]
+      )
+      assert str(row.pixels) in row.name
+
+
+def test_no_two_rows_of_a_source_are_of_the_same_file():
+  for key in ("name", "file"):
+    known = [(getattr(r, key), r.pixels, r.source) for r in ROWS]
+    known = [k for k in known if k[0]]
+    assert len(known) == len(set(known))
+
+
+def test_names_are_those_of_models_that_we_load():
+  models = {
+    name.rsplit("_", 1)[0] for n in NAMES.values() for name in n.values()
+  }
+  models |= {name.rsplit("_", 1)[0] for *_, name in HYBRIDS}
+  for row in ROWS:
+    if row.name:
+      model = row.name.split(".")[0].rsplit("_", 1)[0]
+      assert model.replace("deit_", "vit_") in models, row.name
+    elif "i21k" in row.file:
+      kind = row.file.split("-")[0].split("_")  # L_16, R50_L_32
+      variant = "+".join(kind[:-1]) + "/" + kind[-1]
+      assert by_variant(variant).size
+
+
+@pytest.mark.parametrize(
+  "path, name",
+  [
+    ("B_16.npz", "B_16"),
+    ("/a/b/B_16-x--res_384.npz", "B_16-x--res_384"),
+    ("/a/vit.augreg_in21k/model.safetensors", "vit.augreg_in21k"),
+    ("vit.augreg_in21k.safetensors", "vit.augreg_in21k"),
+    ("/a/vit.augreg_in21k/", "vit.augreg_in21k"),
+    ("hf-hub:timm/vit.augreg_in21k@v1", "vit.augreg_in21k"),
+    ("gs://vit_models/augreg/B_16.npz", "B_16"),
+    ("model.safetensors", "model"),
+  ],
+)
+def test_the_name_of_a_file(path, name):
+  assert name_of(path) == name
+
+
+def test_a_file_is_found_by_name_size_and_head():
+  (sam,) = find("ViT-B_16.npz", (224, 224), 1000)
+  assert sam.name == "vit_base_patch16_224.sam_in1k"
+  assert sam.top1["imagenet2012"] == 80.25
+  assert find("ViT-B_16.npz", (384, 384), 21_843) == ()
+  assert find("ViT-B_16.npz", (384, 224), 1000) == ()
+  assert find("another.npz", (224, 224), 1000) == ()
+  file = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
+  file += "--imagenet2012-steps_20k-lr_0.03-res_384.npz"
+  found = find(f"gs://vit_models/augreg/{file}", (384, 384), 1000)
+  assert [(r.source, r.top1["imagenet2012"]) for r in found] == [
+    ("timm", 78.44),
+    ("readme", 78.22),
+  ]
+  # Two fine-tunings of the same size are two files with a row each.
+  ends = [r.file[-14:] for r in ROWS if r.file.startswith("B_16-i21k")]
+  assert ends == ["r_0.01-res_384", "r_0.01-res_224", "r_0.03-res_384"]
+
+
+def test_examples():
+  assert not doctest.testmod(published_scores).failed

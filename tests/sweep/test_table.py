@@ -1,0 +1,171 @@
+"""Tables of searches: means, missing classes, splits that differ."""
+
+import doctest
+
+import pytest
+
+from vit_jax.commands.sweep import table as table_lib
+from vit_jax.data.vtab import TASKS
+
+# Table 9 of arXiv:2010.11929, ViT-H/14 on JFT, in percent.
+H14 = (
+  95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9,
+  83.3, 96.7, 91.4, 76.6,
+  91.7, 63.8, 53.1, 79.4, 63.3, 84.5, 33.2, 51.2,
+)  # fmt: skip
+
+
+def _point(value, top1, error=None):
+  scores = {"val/top1": top1, "val/loss": 1 - top1}
+  name = f"optim.lr={value}"
+  return {
+    "name": name,
+    "values": {"optim.lr": value},
+    "scores": scores,
+    "step": 500,
+    "error": error,
+  }
+
+
+def _result(top1, group="", splits=None):
+  scores = {"test/top1": top1, "test/count": 1880.0}
+  return {
+    "group": group,
+    "grid": {"optim.lr": ["0.01", "0.03"]},
+    "points": [_point("0.01", 0.5), _point("0.03", 0.75)],
+    "best": "optim.lr=0.03",
+    "final": {"scores": scores, "step": 500, "error": None},
+    "splits": splits or {},
+  }
+
+
+def _vtab(scores=H14, left_out=()):
+  tasks = {
+    name: _result(score / 100, task.group)
+    for (name, task), score in zip(TASKS.items(), scores, strict=True)
+  }
+  reasons = {
+    name: {"group": tasks.pop(name)["group"], "reason": "not on disk"}
+    for name in left_out
+  }
+  return {"tasks": tasks, "left_out": reasons}
+
+
+def test_means_of_the_paper():
+  found = table_lib.means(_vtab())
+  rounded = {k: (round(100 * m, 1), n, of) for k, (m, n, of) in found.items()}
+  assert rounded == {
+    "natural": (86.7, 7, 7),
+    "specialized": (87.0, 4, 4),
+    "structured": (65.0, 8, 8),
+    "all": (77.6, 19, 19),
+  }
+  # Not the mean of the three means, which is 79.6.
+  assert found["all"][0] == pytest.approx(sum(H14) / 1900)
+
+
+def test_means_say_of_how_many_tasks_they_are():
+  results = _vtab(left_out=("eurosat", "resisc45", "dtd"))
+  results["tasks"]["dmlab"]["final"]["error"] = "loss is nan"
+  found = table_lib.means(results)
+  assert found["specialized"][1:] == (2, 4)
+  assert found["specialized"][0] == pytest.approx((0.833 + 0.766) / 2)
+  assert found["structured"][1:] == (7, 8) and found["all"][1:] == (15, 19)
+  text = table_lib.of_all(results)
+  assert "| mean of 15 of 19 " in text and "| mean of 6 of 7 " in text
+  assert "- eurosat is left out: not on disk" in text
+
+
+def test_a_row_per_task():
+  lines = table_lib.of_all(_vtab()).splitlines()
+  assert lines[0].split("|")[1:-1][0].strip() == "task"
+  (row,) = [line for line in lines if line.startswith("| dtd ")]
+  cells = [cell.strip() for cell in row.split("|")[1:-1]]
+  assert cells == ["dtd", "natural", "optim.lr=0.03", "75.00", "75.20", "1,880"]
+  assert len({len(line) for line in lines if line.startswith("|")}) == 1
+
+
+def test_against_another_search():
+  ours, theirs = _vtab(), _vtab([s - 1 for s in H14], left_out=("svhn",))
+  rows = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in table_lib.of_all(ours, theirs).splitlines()
+    if "|" in line
+  ]
+  against = {row[0]: row[-1] for row in rows}
+  assert against["dtd"] == "74.20" and against["svhn"] == ""
+  # Means of other tasks are not set beside each other.
+  means = {row[1] or "all": row[-1] for row in rows if "mean of" in row[0]}
+  assert means.pop("structured") in ("64.02", "64.03")  # 64.025
+  assert means == {"natural": "", "specialized": "86.00", "all": ""}
+  # Nor those of as many, but others.
+  text = table_lib.of_all(_vtab(left_out=("dtd",)), _vtab(left_out=("svhn",)))
+  (row,) = [line for line in text.splitlines() if "mean of 6 of 7" in line]
+  assert row.split("|")[-2].strip() == ""
+
+
+A = {"records": 800, "sha256": "a" * 64, "classes": [400, 400, 0]}
+B = {"records": 800, "sha256": "b" * 64, "classes": [390, 405, 5]}
+
+
+def test_splits_that_differ_and_classes_that_are_missing():
+  ours = {"train": A, "val": A}
+  theirs = {"train": B, "val": A, "test": {"records": 5}}
+  assert table_lib.differences(ours, ours) == []
+  assert table_lib.differences(ours, theirs) == [
+    "`train` has other records than there (10 of them of another class):"
+    " aaaaaaaaaaaa here, bbbbbbbbbbbb there.",
+    "this run has no split `test`.",
+  ]
+  few = {"train": {**A, "records": 700}}
+  assert table_lib.differences(few, {"train": A}) == [
+    "`train` has 700 records here, 800 there."
+  ]
+  results = _vtab()
+  results["tasks"]["dtd"]["splits"] = ours
+  results["tasks"]["svhn"]["splits"] = {"val": {**A, "shared": {"train": 7}}}
+  other = _vtab()
+  other["tasks"]["dtd"]["splits"] = theirs
+  text = table_lib.of_all(results, other)
+  assert "- dtd: `train` has no record of 1 of its 3 classes: 2." in text
+  assert "- dtd: `train` has other records than there" in text
+  assert "- svhn: `val` has 7 records that `train` has, too." in text
+
+
+def test_the_number_of_images_is_that_of_the_evaluator():
+  result = _result(0.8)
+  result["final"]["scores"] = {"top1_of_a/top1": 0.5, "top1_of_a/count": 7.0}
+  assert "top1_of_a top-1 50.00 % of 7 images." in table_lib.verdict(result)
+
+
+def test_fake_data_are_told_in_every_table():
+  splits = {"val": {**A, "shared": {"train": 7}}}
+  result = {**_result(0.8, splits=splits), "fake_data": True}
+  table = {"tasks": {"dtd": result}, "left_out": {}}
+  for text in (table_lib.of_task("", result), table_lib.of_all(table)):
+    assert "The data are fake (fake_data): the scores mean nothing." in text
+    assert "records that" not in text
+
+
+def test_what_came_out_is_said():
+  result = _result(0.8)
+  assert table_lib.verdict(result) == (
+    "Best by `val`: optim.lr=0.03. Trained on all training data, scored once:"
+    " test top-1 80.00 % of 1,880 images."
+  )
+  result["final"] = {"scores": {}, "step": 3, "error": "loss is nan at step 3"}
+  assert "it diverged: loss is nan at step 3" in table_lib.verdict(result)
+  assert table_lib.test_top1(result) is None
+  result["final"] = None
+  assert "training is not finished" in table_lib.verdict(result)
+  diverged = [_point("1", 0.1, "loss is nan")]
+  nothing = {**result, "best": None, "points": diverged}
+  assert table_lib.verdict(nothing) == "All points diverged."
+  assert "| 1        |           |          | 500   | diverged" in (
+    table_lib.of_task("", nothing)
+  )
+
+
+def test_examples_in_docstrings():
+  failed, attempted = doctest.testmod(table_lib)
+  assert attempted and not failed

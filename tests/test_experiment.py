@@ -1,0 +1,243 @@
+"""All faults of a run at once, before anything is compiled."""
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import experiment
+from vit_jax.config import ConfigError, defaults, freeze, to_dict
+
+
+def _config(**changes):
+  values = to_dict(tiny.config())
+  values["data"]["dataset"] = "digits"
+  config = defaults()
+  config.update(values)
+  tiny.apply(config, changes)
+  return freeze(config)
+
+
+def _faults(config, **kwargs):
+  with pytest.raises(ConfigError) as e:
+    experiment.check(config, **kwargs)
+  return e.value.faults
+
+
+def test_nothing_to_say():
+  experiment.check(_config())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+  """A link of the run's folder whose disk is absent."""
+  (tmp_path / "checkpoints").symlink_to(tmp_path / "absent")
+  (fault,) = _faults(_config(), workdir=str(tmp_path))
+  assert fault == (
+    f"--workdir: got '{tmp_path}', where no files can be written"
+    f" ({tmp_path}/checkpoints: File exists); expected a folder, there or to be"
+    " made."
+  )
+
+
+def test_everything_at_once(tmp_path):
+  """Faults of options, machine and disk, each with what to do."""
+  config = _config(
+    model__variant="Ti/7",
+    model__num_heads=5,
+    data__dataset="digitss",
+    data__batch_size=20,
+    init=str(tmp_path / "nowhere"),
+    evals={
+      "val": {
+        "kind": "classification",
+        "dataset": "digits",
+        "split": "tets",
+        "ops": "decode|resize(16)",
+      }
+    },
+  )
+  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  for text in (
+    "config.x: no such option.",
+    "config.model.num_heads: got 5, which does not divide the width of 32",
+    "which the patch of 7 (config.model.variant='Ti/7') does not divide",
+    "config.data.batch_size: got 20, which does not split over data*fsdp = 8",
+    "config.data.dataset: got data set 'digitss'",
+    "Did you mean 'digits'?",
+    "config.evals.val.split: got",
+    "config.init: got",
+    "does not exist",
+  ):
+    assert text in faults
+
+
+def test_mesh_that_does_not_fit_the_devices():
+  (fault,) = _faults(_config(mesh__data=3))
+  assert fault.startswith("config.mesh: got {'data': 3, 'fsdp': 1")
+
+
+def test_warmup_longer_than_the_epochs():
+  config = _config(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
+  (fault,) = _faults(config)
+  # 2 * 1,297 / 16 = 162 steps.
+  assert "got 1000, as long as the run of 162 steps or longer" in fault
+
+
+def test_data_set_that_is_not_on_disk():
+  (fault,) = _faults(_config(data__dataset="cifar10"))
+  assert "is not prepared" in fault and "vit-jax prepare cifar10" in fault
+
+
+@pytest.mark.parametrize(
+  "classes, message", [(0, "with no class folders"), (1, "one class")]
+)
+def test_folder_without_classes(tmp_path, classes, message):
+  for i in range(classes):
+    (tmp_path / f"class{i}").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / f"class{i}" / "a.png")
+  config = _config(data__dataset=f"folder:{tmp_path}")
+  assert any(message in fault for fault in _faults(config))
+
+
+def test_init_of_another_shape(tmp_path):
+  path = tmp_path / "weights.npz"
+  np.savez(path, **{"embedding/kernel": np.zeros((8, 8, 3, 64), np.float32)})
+  (fault,) = _faults(_config(init=str(path)))
+  assert "embedding/kernel: got shape (8, 8, 3, 64)" in fault
+  assert "expected (8, 8, 3, 32)" in fault
+  assert "cls: missing" in fault
+
+
+def test_init_that_is_no_run(tmp_path):
+  (fault,) = _faults(_config(init=str(tmp_path)))
+  assert "has no checkpoint in it; expected the folder of a run" in fault
+
+
+def _eval(**options):
+  return {"e": {"dataset": "digits", "ops": "decode|resize(16)", **options}}
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"evals": _eval(kind="fewshot", layer="prelogits")},
+      "config.evals.e.layer: got 'prelogits', expected a name among",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", shots=(1, 500))},
+      "config.evals.e.shots: ",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", l2=(1.0, 0.0))},
+      "config.evals.e.l2: got (1.0, 0.0), expected numbers above 0",
+    ),
+    (
+      {"evals": _eval(kind="fewshot", shots=())},
+      "config.evals.e.shots: got (), expected numbers",
+    ),
+    (
+      {
+        "evals": _eval(kind="classification", dataset="cifar100", split="test"),
+        "fake_data": True,
+      },
+      "config.evals.e.dataset: got 'cifar100' with 100 classes, expected at"
+      " most the 10 of the head",
+    ),
+    (
+      {
+        "evals": {
+          "train": {
+            "kind": "classification",
+            "split": "test",
+            "ops": "decode|resize(16)",
+          }
+        }
+      },
+      "got the name 'train', expected one without '/' and other",
+    ),
+    ({"num_classes": 5}, "config.num_classes: got 5, expected at least the 10"),
+  ],
+)
+def test_faults_that_would_show_only_after_training(changes, message):
+  (fault,) = _faults(_config(**changes))
+  assert message in fault
+
+
+def test_shapes_of_init_are_told_with_the_rest(tmp_path):
+  path = tmp_path / "weights.npz"
+  arrays = {"cls": (1, 1, 64), "embedding/kernel": (8, 8, 3, 64)}
+  np.savez(path, **{k: np.zeros(v, np.float32) for k, v in arrays.items()})
+  faults = _faults(_config(init=str(path), mesh__data=3))
+  assert any(f.startswith("config.mesh") for f in faults)
+  assert any("cls: got shape (1, 1, 64)" in f for f in faults)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"text\n"])
+def test_init_that_is_damaged(tmp_path, content):
+  path = tmp_path / "weights.npz"
+  path.write_bytes(content)
+  (fault,) = _faults(_config(init=str(path)))
+  assert fault.startswith(f"config.init: got '{path}'")
+
+
+def test_processes_that_cannot_share_rows(monkeypatch):
+  found = lambda mesh: [f"of {dict(mesh.shape)}"]
+  monkeypatch.setattr(experiment.sharding, "row_faults", found)
+  faults = _faults(_config(mesh__data=1, mesh__tensor=8))
+  assert faults == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
+
+
+def test_faults_are_told_before_a_data_set_is_made(tmp_path):
+  evals = _eval(kind="fewshot", split="test", layer="nothing")
+  config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
+  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  for text in ("config.x", "config.mesh", "config.evals.e.layer"):
+    assert text in faults
+  assert not list(tmp_path.iterdir())
+
+
+def _data_faults(**changes):
+  return experiment.Run(_config(**changes)).data_faults()
+
+
+def test_faults_of_data_that_are_there_are_none():
+  evals = {
+    "test": {"kind": "classification", "split": "test", "dataset": None},
+    "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
+  }
+  assert _data_faults(evals=evals) == []
+  assert _data_faults(fake_data=True, data__dataset="imagenet2012") == []
+
+
+def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
+  evals = {
+    "a": {"kind": "classification", "split": "vali"},
+    "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
+    "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
+  }
+  found = _data_faults(
+    data__split="train[", data__ops="no such thing", evals=evals
+  )
+  starts = [
+    "config.data.split: got split 'train['",
+    "config.evals.a.split: got split 'vali', expected one of",
+    "config.evals.b.dataset: got data set 'cifar01'",
+    "config.evals.c.train_split: got split 'tran'",
+    "config.evals.c.split: got split 'test[5:2]'",
+  ]
+  assert len(found) == len(starts)
+  for text, start in zip(found, starts, strict=True):
+    assert text.startswith(start), text
+
+
+def test_a_shared_data_set_is_one_fault():
+  evals = _eval(kind="classification", split="test", dataset=None)
+  (text,) = _faults(_config(data__dataset="digets", evals=evals))
+  assert text.startswith("config.data.dataset: got data set 'digets'")
+
+
+def test_looking_for_faults_makes_no_data_set(tmp_path):
+  (text,) = _data_faults(data__data_dir=str(tmp_path), data__split="trian")
+  assert text.startswith("config.data.split: got split 'trian'")
+  assert not list(tmp_path.iterdir())

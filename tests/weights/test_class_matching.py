@@ -1,0 +1,82 @@
+"""Labels of a data set and columns of a head, matched by name or number."""
+
+import types
+
+import numpy as np
+import pytest
+
+from vit_jax.weights import Head, class_matching, labels, match
+
+
+def source(names, num_classes=None):
+  names = tuple(names) if names else None
+  num_classes = num_classes or len(names)
+  return types.SimpleNamespace(
+    name="pets", num_classes=num_classes, class_names=names
+  )
+
+
+DIGITS = tuple("0123456789")
+
+
+@pytest.mark.parametrize(
+  "names, head_names, columns, text",
+  [
+    (["a", "b"], ["a", "b"], [0, 1], "2 classes, matched by name; the same"),
+    (["b", "a"], ["a", "b"], [1, 0], "2 classes, matched by name; another"),
+    (["c", "a"], ["a", "b", "c"], [2, 0], "2 of the head's 3 classes, matched"),
+    (None, ["a", "b"], [0, 1], "position alone: the data set 'pets' has no"),
+    (["b", "a"], None, [0, 1], "position alone: the head has no names"),
+    (None, None, [0, 1], "the data set 'pets' and the head has no names"),
+    # TFDS's placeholders are no names, unless the others are the same.
+    (DIGITS[:2], ["a", "b"], [0, 1], "position alone: the data set 'pets'"),
+    (["b", "a"], DIGITS[:2], [0, 1], "position alone: the head"),
+    (["2", "0"], DIGITS, [2, 0], "2 of the head's 10 classes, matched by name"),
+    # Folders are sorted as words.
+    (["0", "1", "10", "2"], [*DIGITS, "10"], [0, 1, 10, 2], "by name"),
+    # Names that occur twice are no matter where both lists are the same.
+    (["x", "x", "b"], ["x", "x", "b"], [0, 1, 2], "by name; the same order"),
+  ],
+)
+def test_columns(names, head_names, columns, text):
+  width = len(head_names or columns)
+  head = Head(width, tuple(head_names) if head_names else None)
+  found = match(source(names, len(columns)), head)
+  assert found.columns.dtype == np.int32
+  assert found.columns.tolist() == columns
+  assert text in found.text
+
+
+def test_classes_that_are_not_the_heads_are_refused():
+  head = Head(5, tuple("abcde"))
+  with pytest.raises(ValueError) as e:
+    match(source(["a", "ox", "b", "cow", "x1", "x2", "x3"]), head)
+  assert str(e.value) == (
+    "got 'pets', of whose 7 classes 5 are not among those of the head: ox, cow,"
+    " x1, x2 and 1 more; expected names of the head's 5 classes: a, b, c, d and"
+    " 1 more. Name the classes as the head does, leave out the others, or"
+    " fine-tune on this data set (config.init). A few-shot evaluator needs no"
+    " head: kind='fewshot', or vit-jax evaluate --checkpoint=..."
+    " --fewshot=pets."
+  )
+  # As many, and one of them another; a name that two columns have.
+  for names, head_names in (("abcdx", "abcde"), ("ba", "abb")):
+    with pytest.raises(ValueError, match="1 are not"):
+      match(source(names), Head(len(head_names), tuple(head_names)))
+  with pytest.raises(
+    ValueError, match="with 3 classes, expected at most the 2"
+  ):
+    match(source(None, 3), Head(2))
+
+
+def test_words_for_the_classes_of_imagenet():
+  wnids = labels.imagenet1k()
+  words = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]
+  words[134] = words[517] = "crane"
+  head = Head(1000, tuple(words))
+  assert match(source(wnids), head).columns.tolist() == list(range(1000))
+  assert match(source(wnids[7:4:-1]), head).columns.tolist() == [7, 6, 5]
+  assert class_matching.by_name(["w5"], words).tolist() == [7]
+  assert labels.wnids_of(wnids) == () and labels.wnids_of(words[:10]) == ()
+  with pytest.raises(ValueError, match="not once among those of the head: cr"):
+    match(source(["crane", "goldfish"]), head)

@@ -1,0 +1,224 @@
+"""Small files: odd bytes are named, a full disk is told and waited for."""
+
+import errno
+import json
+import math
+import os
+import re
+import types
+
+import pytest
+from disk import full
+from etils import epath
+
+from vit_jax.callbacks import fingerprints, nonfinite
+from vit_jax.checkpointing import resume_rules
+from vit_jax.config import Config
+from vit_jax.writers import atomic_files, metric_writer
+from vit_jax.writers.atomic_files import Records, WriteError
+
+
+@pytest.mark.parametrize(
+  "line, what",
+  [
+    (b"\0\0\0\0", "Expecting value at 0"),
+    (b'{"step": 2, "a', "Unterminated string starting at at 12"),
+    (b'{"step": 2, "a": "\xff"}', "bytes that are no UTF-8, at 18"),
+    (b"[1, 2]", "a list"),
+    (b"null", "a NoneType"),
+    (b'{"a": 1}', "no step"),
+    (b'{"step": "2"}', "no step"),
+    (b'{"step": 2.5}', "no step"),
+    (b'{"step": true}', "no step"),
+    (b'{"step": -1}', "no step"),
+    (b"[" * 100_000, "too many brackets"),
+    (b'{"step": ' + b"9" * 5000 + b"}", "Exceeds the limit (4300 digits)"),
+  ],
+)
+def test_odd_lines_are_numbered_and_left_out(tmp_path, line, what):
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  path.write_bytes(b'{"step": 1, "a": 1.5}\n' + line + b'\n\n{"step": 3}\n')
+  rows, faults = atomic_files.read_rows(path)
+  assert rows == [{"step": 1, "a": 1.5}, {"step": 3}]
+  (fault,) = faults
+  assert fault.startswith(f"{path}: line 2: {what}")
+  assert fault.endswith("; left out")
+  path.write_bytes(b'{"step": 1}\n' + line)  # the process died meanwhile
+  rows, (fault,) = atomic_files.read_rows(path)
+  assert rows == [{"step": 1}] and fault == f"{path}: line 2: cut off; left out"
+
+
+def test_odd_values_are_named(tmp_path):
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  path.write_text(
+    '{"step": 1, "a": NaN, "b": -Infinity, "c": 1}\n'
+    '{"step": 2, "a": "x", "b": null, "c": {"d": 1}, "e": true, "f": 2}\n'
+  )
+  rows, (fault,) = atomic_files.read_rows(path)
+  assert math.isnan(rows[0]["a"]) and rows[0]["c"] == 1
+  assert rows[1] == {"step": 2, "f": 2}
+  assert fault == (
+    f"{path}: line 1: a, b: not finite; line 2: a, b, c: no number; left out"
+  )
+  path.write_text("x\n" * 100)
+  assert atomic_files.read_rows(path).faults[0].endswith("; and 95 more")
+  assert atomic_files.read_rows(path.parent / "missing") == ([], [])
+  assert atomic_files.read_rows(path.parent).faults == [
+    f"{path.parent}: cannot be read (Is a directory)"
+  ]
+
+
+@pytest.mark.parametrize(
+  "data", [b"", b"\0" * 64, b'{"a": 1', b"\xff", b"[]", b"null", b"{" * 100_000]
+)
+def test_json_that_is_none(tmp_path, data):
+  path = epath.Path(tmp_path) / "config.json"
+  assert atomic_files.read_json(path) == ({}, [])
+  path.write_bytes(data)
+  values, (fault,) = atomic_files.read_json(path)
+  assert values == {} and fault.startswith(f"{path}: got ")
+  path.write_text('{"a": 1}')
+  assert atomic_files.read_json(path) == ({"a": 1}, [])
+
+
+def _guard(folder):
+  run = types.SimpleNamespace(
+    config=Config(), workdir=folder, resumed_metadata={}, start=1
+  )
+  return nonfinite.Guard(run, lambda: None, print)
+
+
+CHANGE = resume_rules.Change(
+  "log_steps", 1, 2, resume_rules.kind_of("log_steps")
+)
+# What a run that resumes at step 1 makes anew of what it reads.
+REPLACED = {
+  metric_writer.METRICS: lambda folder: metric_writer.Writer(folder, 1).close(),
+  fingerprints.FILE: lambda folder: fingerprints.Fingerprints(folder, 1),
+  resume_rules.FILE: lambda folder: resume_rules.write(
+    folder, resume_rules.trail(folder, 1, [CHANGE])
+  ),
+  nonfinite.FILE: _guard,
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_file_that_cannot_be_read_is_not_replaced(
+  tmp_path, monkeypatch, name
+):
+  """A file server that does not answer once takes no rows with it."""
+  path, folder = epath.Path(tmp_path) / name, str(tmp_path)
+  REPLACED[name](folder)  # there is none: a new run
+
+  def fails(real):
+    def call(of, *args, **options):
+      if str(of) == str(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+      return real(of, *args, **options)
+
+    return call
+
+  path.write_bytes(b"what it holds")
+  text = re.escape(f"{path}: cannot be read (Stale file handle), and a run ")
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "stat", fails(os.stat))
+    patch.setattr(type(path), "open", fails(type(path).open))
+    with pytest.raises(WriteError, match=text + ".* start again"):
+      REPLACED[name](folder)
+  assert path.read_bytes() == b"what it holds"
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
+  path = epath.Path(tmp_path) / "config.json"
+  atomic_files.replace(path, "old")
+  with monkeypatch.context() as patch:
+    patch.setattr(atomic_files, "write", full)
+    text = f"{path}: cannot be written (No space left on device); make room"
+    with pytest.raises(WriteError, match=re.escape(text)):
+      atomic_files.replace(path, "new")
+  assert path.read_text() == "old"
+
+
+class _Disk:
+  """Appends, unless it is full: then a part of the text is left behind."""
+
+  def __init__(self, monkeypatch):
+    self.is_full, self._append = False, atomic_files.append
+    monkeypatch.setattr(atomic_files, "append", self)
+
+  def __call__(self, path, text, size):
+    if self.is_full:
+      self._append(path, text[: len(text) // 2], size)
+      full()
+    return self._append(path, text, size)
+
+
+def test_records_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
+  disk, said = _Disk(monkeypatch), []
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  lines = Records(path, b"0\n", said.append)
+  lines.append(b"11\n")
+  disk.is_full = True
+  for line in (b"22\n", b"33\n", b"44\n"):
+    lines.append(line)
+  assert path.read_text().startswith("0\n11\n") and len(said) == 1
+  assert (
+    "(No space left on device): the run goes on, and its records" in said[0]
+  )
+  disk.is_full = False
+  lines.append(b"55\n")
+  assert path.read_text() == "0\n11\n22\n33\n44\n55\n"
+  assert said[1:] == [f"file        {path}: 4 records written again"]
+  assert lines.close() is None
+
+
+def test_records_that_never_can_be_written_are_kept_elsewhere(
+  tmp_path, monkeypatch
+):
+  disk = _Disk(monkeypatch)
+  monkeypatch.setattr(
+    atomic_files.tempfile, "gettempdir", lambda: str(tmp_path / "t")
+  )
+  (tmp_path / "t").mkdir()
+  path = epath.Path(tmp_path) / "metrics.jsonl"
+  for folder_is_full in (False, True):
+    disk.is_full = False
+    lines = Records(path, b"", lambda _: None)
+    lines.append(b'{"step": 1}\n')
+    disk.is_full = True
+    lines.append(b'{"step": 2}\n')
+    lines.append(b'{"step": 3}\n')
+    if folder_is_full:
+      monkeypatch.setattr(atomic_files, "write", full)
+    text = lines.close()
+    assert "could not be written (No space left on device)" in text
+    if folder_is_full:
+      assert "its last 2 records are lost" in text
+    else:
+      (other,) = (tmp_path / "t").iterdir()
+      assert f"its last 2 records are in {other}: append them" in text
+      rows = [json.loads(x)["step"] for x in other.read_text().splitlines()]
+      assert rows == [2, 3]
+
+
+def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
+  monkeypatch.setattr(atomic_files, "MOST_RECORDS", 3)
+  disk = _Disk(monkeypatch)
+  lines = Records(epath.Path(tmp_path) / "metrics.jsonl", b"", lambda _: None)
+  disk.is_full = True
+  lines.append(b"1")
+  lines.append(b"2")
+  with pytest.raises(WriteError, match="3 records wait, .* make room"):
+    lines.append(b"3")
+
+
+def test_a_file_that_someone_deleted_is_begun_again(tmp_path):
+  path = epath.Path(tmp_path) / "run" / "metrics.jsonl"
+  path.parent.mkdir()
+  lines = Records(path, b"1\n", lambda _: None)
+  path.unlink()
+  lines.append(b"2\n")
+  assert path.read_text() == "2\n"  # not a hole of NULs before it
+  path.parent.rmtree()
+  lines.append(b"3")
+  assert not path.parent.exists()  # no half a run

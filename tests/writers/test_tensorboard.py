@@ -1,0 +1,39 @@
+"""TensorBoard shows the rows of metrics.jsonl, each once."""
+
+from tensorboard.backend.event_processing import event_file_loader
+
+from vit_jax.writers.metric_writer import Writer, read_metrics
+
+
+def events(workdir):
+  """Returns what TensorBoard reads of a run, as rows of metrics.jsonl."""
+  found = []
+  for path in sorted((workdir / "tensorboard").glob("*tfevents*")):
+    for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
+      if event.HasField("summary"):
+        values = {v.tag: v.simple_value for v in event.summary.value}
+        row = {"step": event.step, "time": event.wall_time}
+        found.append(row | values)
+  return found
+
+
+def test_a_resumed_run_has_no_row_twice(tmp_path):
+  with Writer(str(tmp_path)) as writer:
+    writer.scalars(10, {"train/loss": 1.0})
+    writer.scalars(10, {"val/top1": 0.5})
+    writer.scalars(12, {"train/loss": 0.25, "train/lr": 0.125})
+  with Writer(str(tmp_path), resumed_at=10) as writer:
+    writer.scalars(12, {"train/loss": 0.75, "train/lr": 0.125})
+    assert events(tmp_path) == read_metrics(str(tmp_path))  # at once
+  assert events(tmp_path) == read_metrics(str(tmp_path))
+  assert [r["step"] for r in events(tmp_path)] == [10, 10, 12]
+  assert events(tmp_path)[-1]["train/loss"] == 0.75
+
+
+def test_files_of_other_writers_are_replaced(tmp_path):
+  folder = tmp_path / "tensorboard"
+  folder.mkdir()
+  (folder / "events.out.tfevents.1795331887.vm.29493.0.v2").write_bytes(b"old")
+  Writer(str(tmp_path)).close()
+  assert events(tmp_path) == []
+  assert len(list(folder.iterdir())) == 1

@@ -1,0 +1,1 @@
+"""What happens around a step of a run, one file each."""

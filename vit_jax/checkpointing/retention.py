@@ -1,0 +1,204 @@
+"""Which checkpoints a run keeps, and from which one it goes on.
+
+What is removed is renamed first (`60.deleted`): a reader sees a whole step or
+none. A run that goes on from an older step than a damaged one, and will write
+it again, renames it (`70.damaged`); where it stays in its place, it is removed
+when `keep_last` newer ones are whole.
+"""
+
+import contextlib
+import errno
+import json
+import shutil
+import time
+from collections.abc import Collection
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vit_jax.checkpointing import layout
+from vit_jax.weights.beside import is_remote
+
+NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
+DAMAGED, DELETED = ".damaged", ".deleted"
+
+
+def agreed(value: int) -> int:
+  """Returns the largest value of all processes, which must all call it."""
+  if jax.process_count() == 1:
+    return int(value)
+  return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
+def probe(folder: epath.Path) -> None:
+  """Raises OSError unless files can be written in a folder, which it makes."""
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / ".probe"
+  path.write_bytes(bytes(4096))
+  path.unlink(missing_ok=True)  # by another run that starts now
+
+
+def free_bytes(folder: epath.Path) -> int | None:
+  """Returns the free space of its disk; None where that is not known."""
+  for path in () if is_remote(folder) else (folder, *folder.parents):
+    if path.is_dir():
+      return shutil.disk_usage(path).free
+  return None
+
+
+def note_newest(folder: epath.Path, step: int) -> None:
+  """Notes in the run's folder that a step has a checkpoint.
+
+  A run without checkpoints but with this note has lost them.
+  """
+  path = folder.parent / NEWEST
+  draft = path.parent / (path.name + ".new")
+  draft.write_text(json.dumps({"step": step}) + "\n")
+  draft.replace(path)
+
+
+def noted(folder: epath.Path) -> int:
+  """Returns the step of `note_newest`; 0: there is none.
+
+  Raises:
+    OSError: It cannot be read.
+  """
+  try:
+    step = layout.read_json(folder.parent, NEWEST).get("step")
+  except layout.DamagedError:
+    return 0
+  return step if isinstance(step, int) else 0
+
+
+def start(folder: epath.Path) -> tuple[int, list[str]]:
+  """Returns the step from which a run resumes, by a look, and faults.
+
+  Process 0 decides.
+
+  Args:
+    folder: Its `checkpoints/`, which need not be there.
+
+  Returns:
+    The newest step that seems whole, 0 for a new run; and, in words, that
+    there is none though there has been one.
+  """
+  step, text = 0, ""
+  if jax.process_index() == 0:
+    try:
+      good, bad = layout.whole(folder)
+      for bad_step, why in bad.items():
+        layout.tell(folder / str(bad_step), why)
+      step = max(good, default=0)
+      if not step and bad:
+        text = gone(folder, layout.NONE_WHOLE)
+      elif not step and (last := noted(folder)):
+        text = gone(folder, f"the checkpoint of step {last:,} is gone")
+    except Exception as e:  # of a bucket they are no OSErrors; others wait
+      text = f"{folder}: cannot be read ({type(e).__name__}: {e})."
+  step = agreed(step)
+  if agreed(bool(text)) and not text:
+    text = f"{folder}: process 0 finds no checkpoint in it, and says why."
+  return step, [text] if text else []
+
+
+def gone(folder: epath.Path, why: str) -> str:
+  """Returns why a run does not resume, and how to start over on purpose."""
+  return (
+    f"{folder}: {why}. Copy one back that is; or, to start over from the first"
+    f" step, take another --workdir, or delete {folder.parent}."
+  )
+
+
+def go_on_from(folder: epath.Path, step: int) -> None:
+  """Sets aside the later steps, none of which is whole; process 0 does."""
+  if jax.process_index() != 0:
+    return
+  later = {s: path for s, path in layout.of(folder).items() if s > step}
+  for path in later.values():
+    layout.say(f"set aside   {path} is now {set_aside(path).name}")
+  last = 0
+  with contextlib.suppress(OSError):  # only a note is lost
+    last = noted(folder)
+  if last > step and last not in later:
+    layout.say(f"note        the checkpoint of step {last:,} is gone")
+
+
+def set_aside(folder: epath.Path) -> epath.Path:
+  """Renames a damaged step, so that it can be written again; returns the path.
+
+  Its name is then `70.damaged`, or `70.damaged.2`.
+  """
+  target, number = folder.parent / (folder.name + DAMAGED), 1
+  while target.exists():
+    number += 1
+    target = folder.parent / f"{folder.name}{DAMAGED}.{number}"
+  folder.rename(target)
+  return target
+
+
+def is_set_aside(name: str) -> bool:
+  """Whether this is a name that `set_aside` gives."""
+  return layout.is_step(name.partition(".")[0]) and DAMAGED in name
+
+
+def expired(
+  good: Collection[int],
+  there: Collection[int],
+  keep_last: int,
+  keep_every_steps: int | None,
+) -> list[int]:
+  """Returns the steps that are to be removed.
+
+  Those before the newest `keep_last` good ones, but for the first at or after
+  each multiple of `keep_every_steps`, which comes later where the save at the
+  multiple failed: what is not whole is never counted as kept.
+
+  >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
+  [1]
+  """
+  if len(good) < keep_last:
+    return []
+  first = sorted(good)[-keep_last]
+  kept = set()
+  if every := keep_every_steps:
+    for found in (good, there):  # what seems damaged now may be whole again
+      firsts = {s // every: s for s in sorted(found, reverse=True)}
+      kept |= {s for number, s in firsts.items() if number}
+  return [s for s in sorted(there) if s < first and s not in kept]
+
+
+def remove(folder: epath.Path) -> None:
+  """Removes a step such that a reader sees all of it, or nothing."""
+  if is_remote(folder):  # renaming would copy it
+    (folder / layout.COMMITTED).unlink(missing_ok=True)
+  else:
+    target = folder.parent / (folder.name + DELETED)
+    target.rmtree(missing_ok=True)
+    folder = folder.rename(target)
+  folder.rmtree()
+
+
+def clean(folder: epath.Path) -> None:
+  """Removes what failed saves and interrupted removals left in `checkpoints/`.
+
+  No save may be running.
+  """
+  for path in folder.iterdir() if folder.exists() else ():
+    step, _, rest = path.name.partition(".")
+    is_left = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
+    is_left = is_left or (not rest and layout.is_unfinished(path))
+    if layout.is_step(step) and is_left:
+      _remove_patiently(path)
+
+
+def _remove_patiently(path: epath.Path) -> None:
+  """Removes a folder to which threads of a failed save may still write."""
+  for is_last in (*(False,) * 20, True):
+    try:
+      return path.rmtree(missing_ok=True)
+    except OSError as e:
+      if is_last or e.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+        raise
+      time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""The commands, `vit-jax VERB`: one module a verb."""

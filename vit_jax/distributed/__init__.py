@@ -1,0 +1,1 @@
+"""Processes of a run: joining them, agreement, exit codes."""

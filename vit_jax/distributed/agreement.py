@@ -1,0 +1,200 @@
+"""What all processes of a run must have alike, compared before it begins.
+
+Each process reads its own config and its own disk. Where they differ, replicas
+of the parameters would drift apart without a word, or wait for each other for
+ever.
+"""
+
+import hashlib
+import json
+import pathlib
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import optax
+from etils import epath
+from jax.experimental import multihost_utils
+
+import vit_jax
+from vit_jax.checkpointing import digests
+from vit_jax.config import Config, ConfigError, flat, to_dict
+from vit_jax.config.preprocessing import image_size
+from vit_jax.models import attention_by_chip
+from vit_jax.options import shown
+
+# A file system may take so long to show a host what another has written.
+SEEN_SECONDS = 90.0
+_MOST_TOLD = 10  # differences
+# Of jax, by its environment variables too: with others, other numbers come out.
+SETTINGS = (
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_enable_x64",
+  "jax_default_matmul_precision",
+  "jax_numpy_dtype_promotion",
+)
+FOLDER = "folder:"  # begins the name of data that are files in a folder
+
+
+def text_of_first(text: str) -> str:
+  """Returns the text of process 0, in all processes, which all must call it."""
+  if jax.process_count() == 1:
+    return text
+  data = np.frombuffer(text.encode(), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  if not size:
+    return ""
+  data = np.resize(data, size) if data.size else np.zeros(size, np.uint8)
+  return bytes(np.asarray(multihost_utils.broadcast_one_to_all(data))).decode()
+
+
+def of_run(
+  config: Config, data: Mapping[str, Any], params: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what must be alike, for `check`.
+
+  Where a host keeps its files is its own affair, what is in them is not.
+
+  Args:
+    config: Of the run.
+    data: Option that names them -> a `batch.Data` or a source of records.
+    params: Initial parameters that were read; {}: none were.
+  """
+  options = {f"config.{k}": v for k, v in flat(to_dict(config)).items()}
+  for key in ("config.data.data_dir", "config.init"):
+    options.pop(key, None)
+  for key, value in options.items():
+    if isinstance(value, str) and value.startswith(FOLDER):
+      options[key] = FOLDER
+  sums = digests.of_numpy(params).items()
+  return {
+    **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},
+    **{name: str(getattr(jax.config, name, None)) for name in SETTINGS},
+    "attention": attention_by_chip.choice(
+      config.model, image_size(config.data.ops), jax.devices()[0].platform
+    ),
+    **options,
+    **{f"records of {name}": _of_data(found) for name, found in data.items()},
+    **{f"initial value of {name}": digest.sums for name, digest in sums},
+    **_of_code(),
+  }
+
+
+def _of_code() -> dict[str, str]:
+  """Returns the digest of each file of this package; hidden ones are others'.
+
+  Editors and notebooks leave those behind, also as links to nothing.
+  """
+  root = pathlib.Path(vit_jax.__file__).parent
+  paths = {p.relative_to(root): p for p in sorted(root.rglob("*.py"))}
+  return {
+    f"code of vit_jax/{name}": hashlib.sha256(p.read_bytes()).hexdigest()[:16]
+    for name, p in paths.items()
+    if p.is_file() and not any(part.startswith(".") for part in name.parts)
+  }
+
+
+def identity(data: Any) -> str:
+  """Returns what tells records from others, see `Source`; "": unknown.
+
+  Args:
+    data: A `batch.Data` or a source of records; of a user's, an attribute of
+      that name may be anything.
+  """
+  ask = getattr(data, "identity", None)
+  return ask() if callable(ask) else ""
+
+
+def _of_data(data: Any) -> str:
+  text = f"{data.num_examples} of {data.num_classes} classes"
+  if data.class_names is not None:
+    names = "\0".join(data.class_names).encode("utf-8", "surrogateescape")
+    text += f", names {digests.of_bytes(names)}"
+  return ", ".join(filter(None, (text, identity(data))))
+
+
+def check(values: Mapping[str, Any]) -> None:
+  """Compares values of all processes, which all must call it.
+
+  Args:
+    values: Name -> value for JSON; names and values may differ.
+
+  Raises:
+    ConfigError: In all processes; each that differs from process 0 says how.
+  """
+  text = _text(values)
+  mine = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+  every = np.asarray(multihost_utils.process_allgather(mine))
+  differ = np.flatnonzero((every != every[0]).any(axis=1)).tolist()
+  if not differ:
+    return
+  first = json.loads(text_of_first(text))
+  found = [*_differences(json.loads(text), first)]
+  raise ConfigError(
+    found
+    or [
+      f"got other options, data or versions in {_named(differ)} than in process"
+      " 0; each says which."
+    ]
+  )
+
+
+def _text(value: Any) -> str:
+  return json.dumps(value, sort_keys=True, default=str)
+
+
+def _differences(
+  mine: Mapping[str, Any], first: Mapping[str, Any]
+) -> Iterator[str]:
+  index = jax.process_index()
+  keys = [
+    k for k in {**first, **mine} if _text(first.get(k)) != _text(mine.get(k))
+  ]
+  for key in keys[:_MOST_TOLD]:
+    yield (
+      f"{key}: got {shown(mine.get(key))} in process {index}, expected"
+      f" {shown(first.get(key))} as in process 0; give all hosts the same"
+      " command, code and data."
+    )
+  if len(keys) > _MOST_TOLD:
+    yield f"and {len(keys) - _MOST_TOLD} more differ from process 0."
+
+
+def check_folder(workdir: str) -> None:
+  """Sees that all processes find the same folder; all must call it.
+
+  Raises:
+    ConfigError: In all processes, if one does not find what process 0 wrote.
+  """
+  name = text_of_first(f"process.seen-{secrets.token_hex(8)}")
+  path = epath.Path(workdir) / name
+  try:
+    if jax.process_index() == 0:
+      path.write_text("")
+    multihost_utils.sync_global_devices(name)  # it has been written
+    end = time.monotonic() + SEEN_SECONDS
+    while not (is_there := path.exists()) and time.monotonic() < end:
+      time.sleep(1.0)
+    every = np.asarray(multihost_utils.process_allgather(np.bool_(is_there)))
+  finally:  # also after a stop
+    if jax.process_index() == 0:
+      path.unlink(missing_ok=True)
+  if not every.all():
+    blind = _named(np.flatnonzero(~every.ravel()).tolist())
+    raise ConfigError(
+      [
+        f"--workdir: got {workdir!r}, where {blind} cannot find what process 0"
+        " writes; expected one folder that all hosts share, as gs://bucket/run"
+        " or one on a file server."
+      ]
+    )
+
+
+def _named(processes: list[int]) -> str:
+  numbers = ", ".join(map(str, processes))
+  return f"process{'es' * (len(processes) > 1)} {numbers}"

@@ -1,0 +1,241 @@
+"""Joins the processes of a run before anything asks jax for devices."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from vit_jax.config import ConfigError
+from vit_jax.distributed import exit_codes, tpu_slice
+
+# Which process this is: by flags of the command, or by the environment.
+FLAGS = ("coordinator", "num_processes", "process_id")
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+TIMEOUT = 300.0  # seconds, as jax waits by default
+
+ADVICE = (
+  "see that all processes were started, with the same address and number and"
+  " each with an id of its own, that the address is that of process 0's host,"
+  " that its port is free there, and that the others can reach it"
+)
+SLURM_ADVICE = (
+  "see in the job's log whether a task ended early, and that the nodes reach"
+  " each other's ports; JAX_COORDINATOR_PORT chooses another one"
+)
+TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
+
+
+def initialise(
+  flags: Mapping[str, str | None] | None = None,
+  faults: Iterable[str] = (),
+  timeout: float = TIMEOUT,
+  look: Callable[[], None] | None = None,
+) -> None:
+  """Connects this process to the others of its run, if there are any.
+
+  The first of these that is present says which processes there are:
+
+  1. the flags --coordinator=host:port --num_processes --process_id;
+  2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
+  3. SLURM, for a process that srun started beside others;
+  4. on a TPU VM whose slice has other hosts, what jax knows of it.
+
+  A single process needs none, nor does the only host of a slice.
+
+  Args:
+    flags: Flags of the command line; only `FLAGS` are read.
+    faults: Faults found before, to be raised together with those found here.
+    timeout: Seconds to wait for the other processes.
+    look: Called before this process joins others, to raise where it may not.
+
+  Raises:
+    ConfigError: Only some of the three are set, or one of them is no address or
+      no such number; or the others did not come; or another process of this
+      host has joined them already.
+  """
+  flags, look = flags or {}, look or (lambda: None)
+  by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
+  by_name = {name: os.environ.get(name) for name in VARIABLES}
+  # A flag without its value is None, too, and among `faults` already.
+  given = by_flag if any(by_flag.values()) else by_name
+  if any(given.values()):
+    if found := _faults(given):
+      raise ConfigError([*faults, *found])
+    address, count, index = given.values()
+    settings = {
+      "coordinator_address": address,
+      "num_processes": int(count),
+      "process_id": int(index),
+      "cluster_detection_method": "deactivate",
+      "local_device_ids": _slurm_devices() if is_slurm_step() else None,
+    }
+    look()
+    _join(settings, f"{address}: process {index} of {count}", ADVICE, timeout)
+  elif is_slurm_step():
+    settings = {
+      "cluster_detection_method": "slurm",
+      "local_device_ids": _slurm_devices(),
+    }
+    who = (
+      f"SLURM job {os.environ['SLURM_JOB_ID']}, first of the nodes"
+      f" {os.environ['SLURM_STEP_NODELIST']}: process"
+      f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
+    )
+    look()
+    _join(settings, who, SLURM_ADVICE, timeout)
+  elif tpu_slice.is_tpu_vm():
+    found = tpu_slice.find()
+    if not found.is_shared:
+      exit_codes.say(f"TPU slice: {found.why}; this process works alone.")
+      return
+    look()
+    tpu_slice.hold()
+    who = f"TPU slice ({found.why}): this process"
+    _join({}, who, TPU_ADVICE, timeout)
+  elif _number("SLURM_NTASKS") > 1:
+    exit_codes.say(
+      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
+      " not start this process, which works alone; put srun before the"
+      " command."
+    )
+
+
+def refuse_several_hosts() -> None:
+  """Ends a command that joins no others on a TPU slice that has other hosts.
+
+  libtpu would wait there for a process on each, without a word.
+  """
+  if not tpu_slice.is_tpu_vm():
+    return
+  try:
+    found = tpu_slice.find()
+  except ConfigError as e:
+    sys.exit(str(e))
+  if found.is_shared:
+    sys.exit(
+      f"TPU slice: got one of several hosts ({found.why}), expected a host that"
+      " has its slice to itself: this command meets no others, and the TPU"
+      " would wait for them; put JAX_PLATFORMS=cpu before the command, or give"
+      " it on a VM of one host."
+    )
+
+
+def _faults(given: dict[str, str | None]) -> list[str]:
+  """Checks that all three are set: an address and two numbers."""
+  missing = [name for name, value in given.items() if not value]
+  found = [
+    f"{name}: not set, though another of {', '.join(given)} is; set all three,"
+    " or none."
+    for name in missing
+  ]
+  (where, address), (how_many, count), (which, index) = given.items()
+  if address:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+      found.append(
+        f"{where}: got {address!r}, expected host:port of process 0, such as"
+        " host0:1234."
+      )
+  if count and not (count.isdecimal() and int(count) > 0):
+    found.append(f"{how_many}: got {count!r}, expected a number from 1.")
+    count = None
+  below = f"0 to {int(count) - 1}" if count else f"0 to below {how_many}"
+  if index and not (
+    index.isdecimal() and (not count or int(index) < int(count))
+  ):
+    found.append(
+      f"{which}: got {index!r}, expected {below}, another one in every process."
+    )
+  return found
+
+
+def _join(
+  settings: dict[str, Any], who: str, advice: str, timeout: float
+) -> None:
+  """Waits for the others.
+
+  If they do not come, jax ends the process with a stack of C++. So jax waits in
+  a thread, with a longer timeout than this function.
+
+  Args:
+    settings: Arguments of `jax.distributed.initialize`, which finds the others.
+    who: Address and number of this process, for the error.
+    advice: What to check, for the error.
+    timeout: Seconds.
+
+  Raises:
+    ConfigError: They did not come.
+  """
+  failed: list[BaseException] = []
+
+  def connect():
+    try:
+      # Else jax catches SIGTERM, which then neither ends a process nor reaches
+      # Python's handlers.
+      with contextlib.suppress(AttributeError):  # a jax that has it not
+        jax.config.update("jax_enable_preemption_service", False)
+      jax.distributed.initialize(
+        **settings, initialization_timeout=int(timeout) + 60
+      )
+    except BaseException as e:  # a thread would print it and end
+      failed.append(e)
+
+  waiting = threading.Thread(target=connect, daemon=True)
+  waiting.start()
+  waiting.join(timeout)
+  if waiting.is_alive():
+    what = f"waited {timeout:g} s in vain for the others"
+  elif failed:
+    reason = str(failed[0]).partition("\n")[0][:200]
+    what = f"could not join ({type(failed[0]).__name__}: {reason})"
+  else:
+    return
+  raise ConfigError([f"{who} {what}; {advice}."])
+
+
+def is_slurm_step() -> bool:
+  """Whether srun started this process, beside others.
+
+  A batch script, and a shell within an allocation, have the variables of the
+  job without being one of its tasks; there the step is missing or has one task.
+  """
+  return (
+    "SLURM_JOB_ID" in os.environ
+    and "SLURM_STEP_NODELIST" in os.environ
+    and _number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS")) > 1
+  )
+
+
+def _slurm_devices() -> list[int] | None:
+  """Returns which of the visible GPUs belong to this task.
+
+  jax takes one GPU, that of the task's number on its node. That is right where
+  all tasks of a node see all GPUs and are as many. It would leave seven of
+  eight idle where one task has a node to itself, and find none where SLURM
+  shows each task only its own (--gpus-per-task).
+
+  Returns:
+    Numbers; an empty list leaves all; None leaves it to jax.
+  """
+  if os.environ.get("JAX_LOCAL_DEVICE_IDS"):  # jax reads it
+    return None
+  tasks = _number("SLURM_NTASKS") // max(1, _number("SLURM_STEP_NUM_NODES"))
+  seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+  num_seen = len(seen.split(",")) if seen else 0
+  if tasks <= 1 or 0 < num_seen < max(tasks, _number("SLURM_GPUS_ON_NODE")):
+    return []
+  if not num_seen:
+    return None
+  share, first = num_seen // tasks, _number("SLURM_LOCALID")
+  return list(range(first * share, (first + 1) * share))
+
+
+def _number(name: str, default: int = 0) -> int:
+  """Returns an environment variable's number; the default if it has none."""
+  value = os.environ.get(name, "")
+  return int(value) if value.isdecimal() else default

@@ -1,0 +1,449 @@
+"""Opens, counts, reads and checks all that a run needs, before its first step.
+
+`check` reports every fault at once, before anything is compiled or a data set
+is prepared, and returns the `Run` with what it found: nothing is opened, read
+or derived from the config a second time.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from etils import epath
+
+from vit_jax import batch, missing_data, sharding, weights
+from vit_jax.checkpointing import checkpointer, resume, retention
+from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.config.checks import faults as word_faults
+from vit_jax.config.checks import warmup_faults
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data.sources import Sources
+from vit_jax.data.training import TrainingData
+from vit_jax.distributed import agreement
+from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.step import Facts
+from vit_jax.writers import atomic_files, trackers
+from vit_jax.writers.metric_writer import METRICS, SCORES
+
+
+class Run:
+  """All that a run needs from outside; each part is made on its first use.
+
+  Args:
+    config: The run.
+    workdir: Folder of its files; if it has a checkpoint, the run resumes, and
+      config.init is not read. None: nothing is written.
+    data: Training data; None: those of config.data.
+    found: Weights that are evaluated, not trained; None: a training run.
+    sources: Splits that are open already; None: none.
+    allowed: Options and sections that may differ from those with which the run
+      began, see `changes`.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    workdir: str | None = None,
+    data: Any = None,
+    found: weights.Weights | None = None,
+    sources: Sources | None = None,
+    allowed: Iterable[str] = (),
+  ):
+    self.config = config
+    self.allowed = tuple(allowed)
+    self.workdir = workdir
+    self.found = found
+    self.is_training = found is None
+    self.sources = sources or Sources(
+      config.data.data_dir, fake=config.fake_data
+    )
+    self.given = data
+    self._fitted: Any = None
+    self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
+    # Options of the evaluators, with those of config.data where they have none.
+    self._named: tuple[EvaluatorConfig, ...] = tuple(
+      e.resolved(config.data.dataset, config.data.batch_size)
+      for e in config.evals
+    )
+
+  @functools.cached_property
+  def left_out(self) -> missing_data.Evals:
+    """The evaluators that the run goes without, see config.fewshot."""
+    return missing_data.left_out(self.config, self._missing)
+
+  @functools.cached_property
+  def evals(self) -> missing_data.Evals:
+    """The evaluators that the run has."""
+    return tuple(e for e in self._named if e not in self.left_out)
+
+  @functools.cached_property
+  def _missing(self) -> missing_data.Evals:
+    return missing_data.missing(self._named, self.sources)
+
+  @functools.cached_property
+  def data(self) -> Any:
+    """The training data, a `batch.Data`; prepared now if necessary."""
+    if self.given is not None:
+      return self.given
+    data = self.config.data
+    source = self.sources.open(data.dataset, data.split)
+    return TrainingData(source, self.config)
+
+  @property
+  def data_name(self) -> str:
+    """The name of the data on the screen."""
+    if self.given is not None:
+      return f"{type(self.given).__name__}, given"
+    data = self.config.data
+    fake = ", fake (fake_data)" * self.config.fake_data
+    return f"{data.dataset} [{data.split}]{fake}"
+
+  @functools.cached_property
+  def data_note(self) -> str:
+    """What a user should know before training on the data, or ""."""
+    return "" if self.given is not None else self.data.source.note()
+
+  @functools.cached_property
+  def facts(self) -> Facts:
+    """Classes, size of the images, length of the run."""
+    if self.found is not None:
+      num_classes = weights.num_classes(self.found.params)
+      return Facts(num_classes, image_size(self.config.data.ops))
+    data = self.seen
+    return Facts.of(self.config, data.num_classes, data.num_examples)
+
+  @functools.cached_property
+  def head(self) -> weights.Head:
+    """The classes of the logits; none if the objective trains no head."""
+    if self.is_training and not self.config.objective.trains_head:
+      return weights.Head(0, None)
+    known = self.seen if self.found is None else self.found
+    names = known.class_names
+    return weights.Head(self.facts.num_classes, tuple(names) if names else None)
+
+  @functools.cached_property
+  def newest(self) -> tuple[int, list[str]]:
+    """The step of the newest checkpoint that seems whole, and faults."""
+    return retention.start(self._checkpoints) if self.workdir else (0, [])
+
+  @functools.cached_property
+  def start(self) -> int:
+    """The step from which a run resumes; 0 for a new one. By a look: it is set
+    to an older one where arrays turn out to be damaged."""
+    return self.newest[0]
+
+  @property
+  def is_new(self) -> bool:
+    """Whether a training run starts; False: it resumes, or nothing trains."""
+    return self.is_training and not self.start
+
+  @property
+  def _checkpoints(self) -> epath.Path:
+    return epath.Path(self.workdir) / checkpointer.FOLDER
+
+  @property
+  def resumed_metadata(self) -> dict[str, Any]:
+    """What the checkpoint of `start` states beside the weights; {}: new."""
+    if not self.start:
+      return {}
+    return checkpointer.load_metadata(str(self._checkpoints / str(self.start)))
+
+  @functools.cached_property
+  def resumed(self) -> resume.Resumed:
+    """What the run resumes with, and how it differs from that."""
+    return resume.Resumed(self)
+
+  @functools.cached_property
+  def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shapes of the model's intermediates, for one image, and parameters."""
+    module, _ = self.config.objective.make(self.config.model, self.facts)
+    size = self.facts.image_size
+    images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+    (_, out), variables = jax.eval_shape(
+      lambda images: module.init_with_output(jax.random.key(0), images), images
+    )
+    return out, variables["params"]
+
+  def is_due(self, cadence: Any, step: int) -> bool:
+    """Whether a step is one of `cadence.every_steps`, or the last."""
+    last = self.facts.total_steps
+    return step == last or is_multiple(step, cadence.every_steps)
+
+  def take_weights(self) -> tuple[dict[str, Any], weights.Report]:
+    """Returns the weights to start from, or to evaluate, fitted to the model.
+
+    They are those of config.init, or `found`, as `check` read them. They are
+    returned once, so that the host can free them.
+    """
+    fitted, self._fitted = self._fitted, None
+    return fitted
+
+  def evaluators(
+    self,
+    predict: Callable[[Any, jax.Array], Any],
+    mesh: jax.sharding.Mesh,
+    random_params: Callable[[], Any],
+    beat: Callable[[], None] = lambda: None,
+  ) -> list[Evaluator]:
+    """Returns the evaluators in the order of the config; prepares their data.
+
+    Args:
+      predict: (params, uint8 images) -> (logits, out), not jitted.
+      mesh: Mesh of the run.
+      random_params: Makes freshly initialised parameters, for baselines.
+      beat: See `Context.beat`.
+    """
+    made: dict[Any, Any] = {}
+    return [
+      e.make(
+        Context(
+          options=e,
+          config=self.config,
+          sources={
+            option: self.sources.open(e.dataset, getattr(e, option))
+            for option in e.SPLITS
+          },
+          predict=predict,
+          mesh=mesh,
+          random_params=random_params,
+          head=self.head,
+          workdir=self.workdir,
+          made=made,
+          beat=beat,
+        )
+      )
+      for e in self.evals
+    ]
+
+  @property
+  def seen(self) -> Any:
+    """The training data for their numbers and names; prepares no data set."""
+    if self.given is not None:
+      return self.given
+    return self.sources.look_at(
+      self.config.data.dataset, self.config.data.split
+    )
+
+  def data_faults(self) -> list[str]:
+    """Returns a fault for every split that is missing; prepares no data set."""
+    config, found = self.config, []
+    if self.given is not None:
+      found += given_faults(self.given)
+    elif self.is_training:
+      found += self.sources.faults(
+        config.data.dataset,
+        config.data.split,
+        "config.data.dataset",
+        "config.data.split",
+      )
+    for written, e in zip(config.evals, self._named, strict=True):
+      if e in self.left_out:
+        continue
+      where = f"config.evals.{e.name}"
+      at = "config.data" if written.dataset is None else where
+      for option in e.SPLITS:
+        found += self.sources.faults(
+          e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
+        )
+    return found + missing_data.advice(config, self._missing)
+
+  def run_faults(self) -> list[str]:
+    """Returns faults of length and head, given the data."""
+    found = []
+    if self.config.total_steps is None:
+      found += warmup_faults(self.config, self.facts.total_steps)
+    if self.facts.num_classes < self.seen.num_classes:
+      name = getattr(self.seen, "name", "the data")
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected at least"
+        f" the {self.seen.num_classes} classes of {name!r}, or None."
+      )
+    several = getattr(self.seen, "is_multilabel", False)
+    if several and self.facts.num_classes > self.seen.num_classes:
+      found.append(
+        f"config.num_classes: got {self.facts.num_classes}, expected the"
+        f" {self.seen.num_classes} of the data, whose labels are a number for"
+        " each class; or None."
+      )
+    return [*found, *self.config.objective.data_faults(self.seen)]
+
+  def evaluator_faults(self) -> list[str]:
+    """Returns faults of the evaluators, given head, layers and data."""
+    found = []
+    for e in self.evals:
+      splits = {
+        option: self.sources.look_at(e.dataset, getattr(e, option))
+        for option in e.SPLITS
+      }
+      where = f"config.evals.{e.name}"
+      if e.scores_head and not self.head.num_classes:
+        if self.found is not None:  # else told by words, see `config.checks`
+          found.append(
+            f"--checkpoint: got {self.found.path!r}, which has no head;"
+            " expected one, or --fewshot=<dataset>."
+          )
+        continue
+      found += e.check(where, splits, self.head, self.shapes[0])
+    return found
+
+  def weights_faults(self) -> list[str]:
+    """Returns faults of the weights to start from, or to evaluate.
+
+    Every process reads them for itself: on a TPU slice once a host, which has
+    one process. Where several share a host the first one reads the disk, and
+    the others what it left in the page cache (ViT-B/16: 346 MB and then 0,
+    measured on two CPU cores); one of them downloads what has an address.
+    """
+    if self.is_training and (self.start or not self.config.init):
+      return []
+    key = "config.init" if self.is_training else "--checkpoint"
+    try:
+      found = self.found or weights.read(self.config.init)
+    except (OSError, ValueError) as e:
+      return [f"{key}: {e}"]
+    self.init_metadata = dict(found.metadata)
+    _, target = self.shapes
+    names = self.head.class_names if self.is_training else None
+    try:
+      self._fitted = weights.adapt(
+        found,
+        target,
+        self.config.model,
+        self.facts.image_size,
+        class_names=names,
+      )
+    except ValueError as e:
+      return [f"{key}: {e}"]
+    if not self.is_training and (kept := self._fitted[1].reinitialised):
+      return [
+        f"{key}: got a head other than {', '.join(kept)}; set"
+        " config.model.pre_logits as it was trained."
+      ]
+    return []
+
+  def workdir_faults(self) -> list[str]:
+    """Returns a fault unless the folder, which it makes, can be written to."""
+    if self.workdir is None:
+      return []
+    folder = epath.Path(self.workdir)
+    try:
+      with atomic_files.os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / (METRICS if self.is_training else SCORES)).open("a"):
+          pass
+        if self.is_training and jax.process_index() == 0:
+          retention.probe(self._checkpoints)
+    except OSError as e:
+      return [atomic_files.folder_fault(self.workdir, e)]
+    return []
+
+  def check(self, faults: Iterable[str] = ()) -> None:
+    """Raises if options, machine or disk show that the run cannot work.
+
+    Args:
+      faults: Faults found before, to be raised together with those found here.
+
+    Raises:
+      ConfigError: All faults.
+    """
+    found = [
+      *faults,
+      *word_faults(self.config, self.is_training, self.is_new),
+      *mesh_faults(self.config),
+      *(trackers.faults(self.config) if self.is_training else ()),
+      *self.data_faults(),
+    ]
+    looks = [self.evaluator_faults] if self.evals else []
+    if self.is_training:
+      looks += [self.run_faults, self.resumed.faults]
+    for look in (*looks, self.weights_faults):
+      try:
+        found += look()
+      except (
+        AssertionError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+      ):
+        if not found:
+          raise
+        # The model or the data are missing, for a reason that is in `found`.
+    found = found or self.workdir_faults()
+    if found:
+      raise ConfigError(dict.fromkeys(found))
+    missing_data.agree(
+      self.config.data.data_dir,
+      {e.dataset: e not in self.left_out for e in self._named if e.LEFT_OUT_BY},
+    )
+    if jax.process_count() > 1:
+      self._agree()
+
+  def _agree(self) -> None:
+    """Sees that all processes have the same run; see `agreement`."""
+    data = {"the data given": self.given} if self.given is not None else {}
+    if self.is_training and not data:
+      data["config.data"] = self.seen
+    for e in self.evals:
+      for option in e.SPLITS:
+        data[f"config.evals.{e.name}.{option}"] = self.sources.look_at(
+          e.dataset, getattr(e, option)
+        )
+    fitted = self._fitted[0] if self._fitted else {}
+    agreement.check(agreement.of_run(self.config, data, fitted))
+    if self.is_training and self.workdir is not None:
+      agreement.check_folder(self.workdir)
+
+
+def check(
+  config: Config,
+  workdir: str | None = None,
+  faults: Iterable[str] = (),
+  *,
+  data: Any = None,
+  found: weights.Weights | None = None,
+  sources: Sources | None = None,
+  allowed: Iterable[str] = (),
+) -> Run:
+  """Returns the `Run` of these arguments; `faults` are raised with its own.
+
+  Raises:
+    ConfigError: All faults.
+  """
+  run = Run(config, workdir, data, found, sources, allowed)
+  run.check(faults)
+  return run
+
+
+def is_multiple(step: int, every_steps: int) -> bool:
+  """Whether a step is a multiple of `every_steps`; never where that is 0."""
+  return every_steps > 0 and step % every_steps == 0
+
+
+def given_faults(data: Any) -> list[str]:
+  """Returns faults of data that were passed to a run: not a `batch.Data`."""
+  found = []
+  for key in ("num_examples", "num_classes"):
+    value = getattr(data, key, None)
+    if not isinstance(value, int) or value < 1:
+      found.append(f"data.{key}: got {value!r}, expected an int, 1 or more.")
+  names = getattr(data, "class_names", ())
+  if names is not None and len(names) != getattr(data, "num_classes", None):
+    found.append(
+      f"data.class_names: got {len(names)}, expected one for each of"
+      " data.num_classes, or None."
+    )
+  if not callable(getattr(data, "batches", None)):
+    found.append(
+      "data.batches: got none, expected (start_step, process_index,"
+      f" process_count) -> batches; see {batch.Data.__module__}.Data."
+    )
+  return found
+
+
+def mesh_faults(config: Config) -> list[str]:
+  """Returns faults of the mesh on all devices of all processes."""
+  if found := sharding.mesh_faults(config):
+    return found
+  return sharding.row_faults(sharding.make_mesh(config.mesh))

@@ -1,0 +1,1 @@
+"""Models with their weights, applied to images."""

@@ -1,0 +1,433 @@
+"""Models that are ready to call: `vit = vit_jax.load(path)`."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax import weights
+from vit_jax.batch import normalise
+from vit_jax.config import ModelConfig, eval_preprocessing, to_dict
+from vit_jax.config.preprocessing import image_size as size_after
+from vit_jax.config.preprocessing import turns_upright
+from vit_jax.data import images as images_lib
+from vit_jax.data import pixels
+from vit_jax.inference import arguments, classify, streaming
+from vit_jax.inference.classify import Answer, Prediction
+from vit_jax.losses import PROBABILITIES
+from vit_jax.models import build, inspection
+from vit_jax.writers import run_info
+
+NO_IMAGES = "got no images, expected one or more."
+PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """A model with its weights, and all that its use needs.
+
+  Attributes:
+    config: The model's options.
+    params: Nested dict of arrays, float32.
+    num_classes: Width of the head; 0: there is none.
+    image_size: (height, width) of its images, pixels.
+    class_names: Names in the order of the logits; None where they are unknown.
+    ops: Preprocessing that makes its images, as in `config.data.ops`.
+    loss: "softmax", "sigmoid" or "bce": the loss of the head's training.
+    report: What was done with the weights.
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  num_classes: int
+  image_size: tuple[int, int]
+  class_names: tuple[str, ...] | None
+  ops: str
+  loss: str
+  report: weights.Report
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """The linen module; `model.apply({"params": params}, images)`."""
+    return build(self.config, self.num_classes)
+
+  @functools.cached_property
+  def _apply(self):
+    return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
+
+  @functools.cached_property
+  def probabilities(self):
+    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
+    return classify.probabilities_fn(self)
+
+  def __call__(
+    self, images: Float[Array, "b h w c"] | np.ndarray
+  ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
+    """Returns logits, and the intermediates by name; see the model.
+
+    Args:
+      images: Floats in [-1, 1], of `image_size`.
+
+    Raises:
+      ValueError: They are of another type or shape.
+    """
+    self._check(images)
+    return self._apply(self.params, images)
+
+  def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
+    """Classifies images, with the model's own preprocessing.
+
+    As in training, grey images become RGB, alpha is dropped, and EXIF
+    orientations are applied. Pillow decodes and numpy resizes
+    (`vit_jax.data.pixels`). From lossless files, and from arrays, the model
+    gets the pixels of evaluation (with antialiasing, 1 in 1,000 differs by 1
+    level of 255). From JPEG files, TensorFlow's decoder gives pixels that
+    differ by 1 level in the mean, and by at most 18 on photographs.
+
+    Args:
+      images: A path, a glob, the bytes of a file, a file that is open in
+        binary, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or
+        [h, w, 4]; or any number of these in a list, or as an array
+        [b, h, w, c]. Files of `vit_jax.data.images.FORMATS`.
+      top: Number of classes returned for each image.
+
+    Returns:
+      One list per image, in the order of `images` (for a glob: of the names),
+      the most probable class first. Probabilities are the softmax of the
+      logits, or, if the model was trained with another `loss`, each logit's
+      own sigmoid, which do not sum to 1. A class without a name is given by its
+      number.
+
+    Raises:
+      FileNotFoundError: A glob matches nothing; or images cannot be read, all
+        of them as their files are missing.
+      ValueError: The model has no head, or `top` is no number from 1; or some
+        images cannot be read for other reasons, too. The messages name the
+        first ten.
+    """
+    images = images_lib.listed(images)
+    named = (
+      streaming.Named(images_lib.name(image, i), image)
+      for i, image in enumerate(images)
+    )
+    found, faults = [], []
+    for answer in self.predictions(named, top, batch_size=classify.BATCH):
+      found.append(answer.classes)
+      if (e := answer.error) is not None:
+        faults.append((f"{answer.name}: {e}", type(e)))
+    if faults:
+      raise _together(faults, len(images))
+    return found
+
+  def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
+    """Returns the attention weights of every block, float32.
+
+    See `vit_jax.models.inspection.attention_of`. All are in memory at once: 192
+    MB an image for B/16 at 384 px.
+
+    Args:
+      images: Floats in [-1, 1], of `image_size`, as the model itself takes; or
+        whatever `predict` takes, which gets the model's own preprocessing.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    return inspection.attention_of(self.config, self.params, images)
+
+  def attention_map(self, images: Any) -> Float[np.ndarray, "b gh gw"]:
+    """Returns where the model looks: rollout of attention to the patches.
+
+    The row of the class token, or what the model's pooling makes of the rows of
+    all tokens; see `vit_jax.models.inspection.attention_map`. Each map sums to
+    1. `vit_jax.reporting.overlay.beside` draws it beside its image.
+
+    Args:
+      images: See `attention`.
+
+    Raises:
+      ValueError: The model has no attention, or an image cannot be read.
+    """
+    images = self._inputs(images)
+    rows = inspection.batch_size(self.config, self.image_size)
+    maps = [
+      inspection.attention_map(self.config, self.params, images[i : i + rows])
+      for i in range(0, len(images), rows)
+    ]
+    return np.concatenate(maps)
+
+  def _inputs(self, images) -> inspection.Images:
+    """Returns floats as they are, and all else preprocessed."""
+    if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
+      self._check(images)
+      if not len(images):
+        raise ValueError(NO_IMAGES)
+      return images
+    exif = turns_upright(self.ops)
+    read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
+    found = [pixels.apply(image, self.ops) for image in read]
+    if not found:
+      raise ValueError(NO_IMAGES)
+    return normalise(np.stack(found))
+
+  def _check(self, images) -> None:
+    """Raises ValueError unless these are images as the model takes them."""
+    shape, dtype = np.shape(images), getattr(images, "dtype", None)
+    expected = (*self.image_size, 3)
+    if len(shape) != 4 or shape[1:] != expected:
+      raise ValueError(
+        f"got images of shape {shape}, expected [b, {expected[0]},"
+        f" {expected[1]}, 3]; for another size,"
+        " vit_jax.load(path, image_size=(height, width))."
+      )
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(
+        f"got images of type {dtype}, expected floats in [-1, 1]:"
+        " images / 127.5 - 1, or vit.predict(images)."
+      )
+
+  def predictions(
+    self,
+    images: Iterable[streaming.Named],
+    top: int = 5,
+    *,
+    batch_size: int = classify.BATCH,
+    attention: bool = False,
+  ) -> Iterator[Answer]:
+    """Classifies any number of images as they come, in their order.
+
+    While the model computes, threads decode and resize the next two batches;
+    no more is in memory. One batch shape is compiled: the last batch is filled
+    up; an only batch that is not full, to a power of two.
+
+    Args:
+      images: Images with names; `streaming.find` finds those of a folder.
+      top: Number of classes of each.
+      batch_size: Images in a forward pass.
+      attention: Whether attention maps are wanted, too.
+
+    Raises:
+      ValueError: The model has no head; `top` or `batch_size` is no number
+        from 1; or attention is wanted, and it has none.
+    """
+    for name, value in (("top", top), ("batch_size", batch_size)):
+      if value < 1:
+        raise ValueError(f"{name}: got {value!r}, expected a number from 1.")
+    if not self.num_classes:
+      raise ValueError("got a model without a head, expected one; call it.")
+    if attention:  # raises without, while no device is at work
+      inspection.batch_size(self.config, self.image_size)
+    return classify.answers(
+      self, images, top, batch_size=batch_size, attention=attention
+    )
+
+  def metadata(self) -> dict[str, Any]:
+    """Returns the JSON that goes with the parameters."""
+    return {
+      "model": to_dict(self.config),
+      "image_size": list(self.image_size),
+      "grid": list(self.config.grid(self.image_size)),
+      "has_cls_row": self.config.has_cls_row,
+      "preprocessing": {"ops": self.ops, "value_range": [-1.0, 1.0]},
+      "num_classes": self.num_classes,
+      "class_names": list(self.class_names) if self.class_names else None,
+      "loss": self.loss,
+      "num_params": run_info.num_params(self.params),
+      "step": 0,
+      "source": self.report.path,
+      "versions": run_info.versions(),
+    }
+
+  def export(self, platforms: str | Sequence[str] = ("cpu",)) -> bytes:
+    """Returns the forward pass as StableHLO, weights included.
+
+    `jax.export.deserialize(...).call(images)` runs it without this package, on
+    1 or more images float32 [b, height, width, 3] in [-1, 1], and returns
+    the logits.
+
+    Args:
+      platforms: One or several to run on: "cpu", "cuda", "rocm", "tpu".
+
+    Raises:
+      ValueError: There is no such platform.
+    """
+    if isinstance(platforms, str):
+      platforms = (platforms,)
+    if not platforms or not PLATFORMS.issuperset(platforms):
+      raise ValueError(
+        f"platforms: got {platforms!r}, expected one or more of"
+        f" {', '.join(sorted(PLATFORMS))}."
+      )
+    (rows,) = jax.export.symbolic_shape("b")
+    images = jax.ShapeDtypeStruct((rows, *self.image_size, 3), jnp.float32)
+    logits = jax.jit(lambda x: self.model.apply({"params": self.params}, x)[0])
+    exported = jax.export.export(logits, platforms=platforms)(images)
+    return bytes(exported.serialize())
+
+
+def load(
+  path: str | os.PathLike,
+  *,
+  image_size: int | tuple[int, int] | None = None,
+  patch: int | None = None,
+  grid: int | tuple[int, int] | None = None,
+  posemb_filter: str = "zoom",
+  loss: str | None = None,
+  verbose: bool = True,
+  **options,
+) -> Pretrained:
+  """Loads a model with its weights from any known format.
+
+  The format is recognised by the content of the file: `.npz` of Google's ViT,
+  AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
+  folder of a Hugging Face ViT, the folder of one of our runs, of one step, or
+  of a plain tree of arrays saved with Orbax. The model is found by the
+  parameters' names and shapes; nothing is unpickled.
+
+  Args:
+    path: A path on disk, or wherever the file layer reads (gs://); or what is
+      downloaded: https://..., hf-hub:OWNER/NAME[@REV].
+    image_size: (height, width) or the side of a square, pixels; None: that of
+      the weights' training. Positions are resampled.
+    patch: Side of a patch, pixels; None: the weights'. The patch embedding is
+      resized by the pseudoinverse of arXiv:2212.08013.
+    grid: Rows and columns of patches of the position table, for a file that
+      does not state them and whose grid is not square.
+    posemb_filter: How positions are resampled: "zoom" (the paper's), or another
+      of `vit_jax.models.resample.METHODS`.
+    loss: "softmax", "sigmoid" or "bce" (a sigmoid, too), for the probabilities
+      of `predict`: the loss of the head's training. None: that of our run, or
+      of Hugging Face's config.json; else sigmoid for the 21,843 classes of
+      Google's ImageNet-21k files, and softmax for all others. That is wrong
+      for other heads trained with a sigmoid, such as AugReg's from ImageNet-1k
+      alone, whose files do not say so.
+    verbose: Whether to print a table of what was loaded, resized,
+      re-initialised and ignored; it is the result's `report`, too.
+    **options: Options of the model's family to change, such as
+      dtype="bfloat16", gelu="erf", num_heads=3.
+
+  Raises:
+    FileNotFoundError: Nothing is there.
+    ValueError: The file is damaged, unsafe or unknown, or not a whole model; or
+      an argument is unknown or of another type.
+
+  Example:
+    >>> import vit_jax
+    >>> vit = vit_jax.load("B_16.npz", image_size=384)  # doctest: +SKIP
+    >>> logits, out = vit(images)  # doctest: +SKIP
+  """
+  if loss not in (None, *PROBABILITIES):
+    raise ValueError(
+      f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
+    )
+  options = arguments.options(options)
+  size = arguments.pair(
+    "image_size", image_size, "pixels: 224, or (height, width)"
+  )
+  grid = arguments.pair("grid", grid, "patches: 14, or (rows, columns)")
+  found = weights.read(path, grid=grid, options=options)
+  try:
+    config = weights.identify(found.params, {**found.options, **options})
+    height, width = size or weights.trained_at(found)
+    ops, notes = preprocessing(found, (height, width))
+  except ValueError as e:
+    raise ValueError(f"{path}: {e}") from None
+  config = dataclasses.replace(config.for_inference(), **options)
+  if patch is not None:
+    config = config.with_patch(patch)
+  arguments.check_size(config, (height, width))
+  num_classes = weights.num_classes(found.params)
+  model = build(config, num_classes)
+  target = jax.eval_shape(
+    model.init,
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32),
+  )["params"]
+  params, report = weights.adapt(
+    dataclasses.replace(found, notes=(*found.notes, *notes)),
+    target,
+    config,
+    (height, width),
+    posemb_filter=posemb_filter,
+    resize_patch=patch is not None,
+    given=options | ({"grid": grid} if grid else {}),
+  )
+  if verbose:
+    print(weights.format_report(report))
+  if report.reinitialised:  # not that anything would be left to chance
+    parts = {k: found.params.get(k) for k in report.reinitialised}
+    raise ValueError(
+      f"{path}: got a head whose parts do not belong together: "
+      + ", ".join(
+        f"{k} {'missing' if v is None else f'of shape {v.shape}'}"
+        for k, v in parts.items()
+      )
+      + f"; expected {num_classes:,} classes in all. Take a whole file."
+    )
+  return Pretrained(
+    config=config,
+    params=_to_device(params),
+    num_classes=num_classes,
+    image_size=(height, width),
+    class_names=found.class_names,
+    ops=ops,
+    loss=loss or found.loss or "softmax",
+    report=report,
+  )
+
+
+def preprocessing(
+  found: weights.Weights, size: tuple[int, int]
+) -> tuple[str, tuple[str, ...]]:
+  """Returns the operations that make a file's images, of a size; and notes.
+
+  They are the file's own if it states them, for another size with the same
+  filter and the same share of the image. Else the whole image is resized, as
+  Google's evaluation does.
+  """
+  ops, whole = found.ops, eval_preprocessing.google(size).ops
+  if ops is None or pixels.is_random(ops):  # from a run without evaluation
+    return whole, ()
+  if size_after(ops) == size:
+    return ops, ()
+  if text := eval_preprocessing.whole_and_centre(ops, size):
+    return text, ()
+  if path := eval_preprocessing.taken_apart(ops):
+    new = path.at(size)
+    if found.crop_share and new.short:  # `path` has it rounded
+      new = new.cropped(found.crop_share)
+    whole = (
+      new.ops if turns_upright(ops) else eval_preprocessing.as_stored(new.ops)
+    )
+    if (new.short is None) == (path.short is None):
+      return whole, ()
+  return whole, (
+    f"preprocessing is {whole}: that of the weights, {ops}, has no form for"
+    f" images of {size[0]} x {size[1]} pixels.",
+  )
+
+
+def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
+  """Moves arrays one by one and releases each, so that few exist twice."""
+  return {
+    key: _to_device(value) if isinstance(value, dict) else jax.device_put(value)
+    for key, value in ((k, tree.pop(k)) for k in list(tree))
+  }
+
+
+def _together(faults: list[tuple[str, type]], total: int) -> Exception:
+  texts, kinds = zip(*faults, strict=True)
+  kind = FileNotFoundError if set(kinds) == {FileNotFoundError} else ValueError
+  if len(texts) == 1:
+    return kind(texts[0])
+  lines = "".join(f"\n  - {text}" for text in texts[:10])
+  if (more := len(texts) - 10) > 0:
+    lines += f"\n  - and {more:,} more"
+  return kind(f"{len(texts)} of {total:,} images cannot be read:{lines}")

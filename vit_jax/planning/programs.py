@@ -1,0 +1,322 @@
+"""Every program that a run compiles, beside what then stays on the devices.
+
+A pod would otherwise compile an evaluation for the first time hours after the
+start, and find out then that it does not fit beside the optimizer's state.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from vit_jax import sharding
+from vit_jax import step as step_lib
+from vit_jax.callbacks import replay
+from vit_jax.checkpointing import digests
+from vit_jax.config import Config
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data import facts, splits
+from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.weights import Head
+
+# Batches that wait on the devices while another program runs: the next one for
+# training, and of an evaluation the one that is computed.
+WAITING = 1
+
+
+class Program(NamedTuple):
+  """A program, not compiled yet.
+
+  name: "train_step", or "<evaluator>/features".
+  fn: What `jax.jit` returned.
+  arguments: Abstract, with shardings.
+  beside: Bytes that stay on each device beside the arguments.
+  """
+
+  name: str
+  fn: Any
+  arguments: tuple
+  beside: int
+
+
+class Passes(NamedTuple):
+  """What an evaluator passes through the model during a run.
+
+  name: Of the evaluator.
+  program: Name of the `Program` that a batch goes through.
+  images: Images of one evaluation, over all devices; at most.
+  batches: And their batches.
+  times: Evaluations of the run.
+  """
+
+  name: str
+  program: str
+  images: int
+  batches: int
+  times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """What an evaluator asks of a split before it reads one; see `Source`."""
+
+  name: str
+  split: str
+  num_examples: int
+  num_classes: int
+  is_multilabel: bool
+  class_names: None = None
+  knows_labels: bool = False
+
+
+def programs(
+  config: Config, known: step_lib.Facts, mesh: Mesh
+) -> tuple[list[Program], list[Passes], list[str]]:
+  """Returns what a run compiles, in its order, and how often evaluators use it.
+
+  Notes, which come last, are on what is left out.
+
+  Not among them are the few numbers that several processes exchange.
+
+  Args:
+    config: The run.
+    known: Facts of its data, with a length.
+    mesh: Mesh that it runs on; its devices need not exist.
+  """
+  assembly = step_lib.assemble(config, known, mesh)
+  state = assembly.state
+  rows = batch(config.data.batch_size, known.image_size, (), jnp.int32, mesh)
+  of_state, of_rows = per_device(state), WAITING * per_device(rows)
+  # A step that is computed twice begins with a copy of the state.
+  twice = of_state + of_rows if config.checks.replay else of_rows
+  found = [
+    Program("init", assembly.maker(lambda s: s), (), 0),
+    Program("train_step", assembly.train_step, (state, rows), twice),
+    Program("schedule", assembly.schedule, (0,), of_state + of_rows),
+  ]
+  if config.checks.replay:
+    digest = replay.digests(sharding.shardings_of(state), mesh)
+    found += [
+      Program("replay/copy", replay.copies(state), (state,), of_rows),
+      Program("replay/digests", digest, (state,), twice),
+    ]
+  if mesh.devices.flat[0].platform != "cpu":
+    found += [
+      Program(
+        f"digest {name}",
+        digests.program_of(x),
+        (x,),
+        of_state + of_rows - per_device(x),
+      )
+      for name, x in kinds(state).items()
+    ]
+  made: dict[Any, Any] = {}
+  notes, passes, seen = [], [], {}
+  params = state.eval_params
+  for written in config.evals:
+    options = written.resolved(config.data.dataset, config.data.batch_size)
+    sources = {
+      of: split(options.dataset, getattr(options, of)) for of in options.SPLITS
+    }
+    if None in sources.values():
+      notes.append(
+        f"{options.name}: only the data of {options.dataset!r} tell their"
+        " classes"
+      )
+      continue
+    evaluator = options.make(
+      Context(
+        options=options,
+        config=config,
+        sources=sources,
+        predict=assembly.predict,
+        mesh=mesh,
+        random_params=assembly.fresh_params,
+        head=Head(known.num_classes * config.objective.trains_head, None),
+        made=made,
+      )
+    )
+    images = eval_batch(options, sources["split"], mesh)
+    beside = of_state - per_device(params) + of_rows
+    beside += WAITING * per_device(images)
+    for name, fn in evaluator.programs().items():
+      key = fn, options.batch_size, images["image"].shape, images["label"].shape
+      if key not in seen:
+        seen[key] = f"{options.name}/{name}"
+        found.append(Program(seen[key], fn, (params, images), beside))
+      if name == next(iter(evaluator.programs())):
+        numbers = options.num_images(sources)
+        if unknown := [x.split for x in sources.values() if not x.num_examples]:
+          of_one_device = type(evaluator).programs_of_one
+          has_others = of_one_device is not Evaluator.programs_of_one
+          others = " and its programs of one device" * has_others
+          notes.append(
+            f"{options.name}: its share of the time{others}, as the number of"
+            f" images of {options.dataset!r} {unknown} is not known"
+          )
+        of_one = sum(-(-n // options.batch_size) for n in numbers)
+        times = num_times(options.every_steps, known.total_steps)
+        passes.append(
+          Passes(options.name, seen[key], sum(numbers), of_one, times)
+        )
+    if all(x.num_examples for x in sources.values()):
+      found += _of_one(evaluator, (params, images), of_state + of_rows)
+    if getattr(options, "baselines", False):
+      found.append(
+        Program(
+          f"{options.name}/random_init",
+          assembly.maker(lambda s: s.params),
+          (),
+          of_state + of_rows,
+        )
+      )
+  return found, passes, notes
+
+
+def _of_one(
+  evaluator: Evaluator, arguments: tuple, beside: int
+) -> Iterator[Program]:
+  """Yields what one device runs on features that were gathered."""
+  features = evaluator.programs().get("features")
+  if features is None:
+    return
+  width = jax.eval_shape(features, *arguments)["x"].shape[-1]
+  device = evaluator.context.mesh.devices.flat[0]
+  one = jax.sharding.SingleDeviceSharding(device)
+  put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
+  for name, (fn, shapes) in evaluator.programs_of_one(width).items():
+    on_device = jax.tree.map(put, shapes)
+    yield Program(f"{evaluator.config.name}/{name}", fn, on_device, beside)
+
+
+def num_times(every_steps: int, total_steps: int) -> int:
+  """Returns how often a run evaluates: at multiples, and at its end.
+
+  Example:
+    >>> [num_times(n, 100) for n in (0, 30, 50)]
+    [1, 4, 2]
+  """
+  return -(-total_steps // every_steps) if every_steps else 1
+
+
+def split(dataset: str, name: str) -> Split | None:
+  """Returns what is known of a split without its data; None: nothing."""
+  known = facts.known(dataset)
+  # What is known of a prefix is that of its fake data.
+  is_fake = facts.prefix_of(dataset) and dataset not in facts.FACTS
+  if known is None or is_fake or not known.num_classes:
+    return None
+  number = 0
+  with contextlib.suppress(splits.SplitError):
+    number = splits.num_examples(name, known.splits)
+  return Split(dataset, name, number, known.num_classes, known.is_multilabel)
+
+
+def eval_batch(
+  options: EvaluatorConfig, source: Split, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns a batch of an evaluator, abstract."""
+  label = (source.num_classes,) if source.is_multilabel else ()
+  dtype = jnp.float32 if source.is_multilabel else jnp.int32
+  size = image_size(options.ops)
+  return batch(options.batch_size, size, label, dtype, mesh)
+
+
+def batch(
+  num_rows: int,
+  size: tuple[int, int],
+  label: tuple[int, ...],
+  dtype: Any,
+  mesh: Mesh,
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns a batch, abstract, its rows split over the mesh.
+
+  Args:
+    num_rows: Rows of all devices.
+    size: (height, width) of the images.
+    label: Shape of a label.
+    dtype: Type of the labels.
+    mesh: The mesh.
+  """
+  rows = NamedSharding(mesh, sharding.BATCH_SPEC)
+  return {
+    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
+    for key, shape, dtype in (
+      ("image", (*size, 3), jnp.uint8),
+      ("label", label, dtype),
+      ("mask", (), jnp.bool_),
+      ("index", (), jnp.int32),
+    )
+  }
+
+
+def per_device(tree: Any) -> int:
+  """Returns the bytes of abstract arrays that each device holds."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize
+    for x in jax.tree.leaves(tree)
+  )
+
+
+def kinds(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns an array of each shape, type and split, by these in words."""
+  return {
+    f"{x.dtype.name}{list(x.shape)} {x.sharding.spec}": x
+    for x in jax.tree.leaves(tree)
+  }
+
+
+def compiled(
+  found: list[Program],
+  capacity: int,
+  seconds: Callable[[str, Any], float | None] = lambda name, program: None,
+) -> Iterator[dict[str, Any]]:
+  """Compiles programs; yields for each what it takes of a device.
+
+  Args:
+    found: The programs.
+    capacity: Bytes of a device's memory.
+    seconds: Name of a program, and what XLA compiled -> estimated time.
+
+  Yields:
+    name, peak_bytes (with what is beside it; None if it does not fit), fits,
+    seconds.
+  """
+  for program in found:
+    peak = time = None
+    try:
+      done = program.fn.lower(*program.arguments).compile()
+      peak = done.memory_analysis().peak_memory_in_bytes + program.beside
+      time = seconds(program.name, done)
+    except jax.errors.JaxRuntimeError as e:
+      if "RESOURCE_EXHAUSTED" not in str(e):
+        raise
+    yield {
+      "name": program.name,
+      "peak_bytes": peak,
+      "fits": peak is not None and peak <= capacity,
+      "seconds": time,
+    }
+
+
+def evaluation(
+  passes: list[Passes], rows: list[dict[str, Any]], run_seconds: float
+) -> dict[str, float]:
+  """Returns evaluators' shares of the time that the steps of a run take.
+
+  Args:
+    passes: What they pass through the model.
+    rows: What `compiled` yielded.
+    run_seconds: Estimated time of all steps.
+  """
+  of_program = {row["name"]: row["seconds"] for row in rows}
+  return {
+    p.name: p.times * p.batches * (of_program[p.program] or 0.0) / run_seconds
+    for p in passes
+  }

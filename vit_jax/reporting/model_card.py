@@ -1,0 +1,357 @@
+"""The model card, README.md of a Hugging Face folder, from what a run states.
+
+Weights that are not a run's get only what their file states. Nothing is
+guessed: a license, for instance, is never written.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+from etils import epath
+
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import EvaluatorConfig, model_from_dict
+from vit_jax.inference.pretrained import Pretrained
+from vit_jax.reporting import facts
+from vit_jax.reporting.runs import Run, short
+from vit_jax.weights import download, hf_preprocessing
+from vit_jax.writers.metric_writer import read_metrics
+
+# Data sets of TFDS that the hub has under another name.
+ON_HUB = {
+  "imagenet2012": "ILSVRC/imagenet-1k",
+  "cifar10": "uoft-cs/cifar10",
+  "cifar100": "uoft-cs/cifar100",
+  "mnist": "ylecun/mnist",
+}
+METRICS = {
+  "top1": "top-1 accuracy",
+  "top5": "top-5 accuracy",
+  "per_class": "mean of the classes' accuracies",
+}
+FEATURES = {
+  "shot": "{}-shot linear accuracy",
+  "nn": "{}-nearest-neighbour accuracy",
+}
+LABELS = {
+  "softmax": "softmax",
+  **dict.fromkeys(("sigmoid", "bce"), "each class on its own (sigmoid)"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """One number of a run.
+
+  what: The metric in words.
+  dataset: Data set and its options.
+  split: Split that was scored.
+  note: What it was held out of, or "".
+  value: From 0 to 1.
+  """
+
+  what: str
+  dataset: str
+  split: str
+  note: str
+  value: float
+
+
+def run_of(path: str) -> Run | None:
+  """Returns the run that wrote a checkpoint, up to that step; None: no run.
+
+  Args:
+    path: What was loaded: a run, its checkpoints, one step, or anything else.
+  """
+  if download.is_remote(path):
+    return None
+  try:
+    folder = checkpointer.find(path)
+  except (FileNotFoundError, checkpointer.DamagedError):
+    return None
+  if not (folder / "metadata").exists():
+    return None
+  metadata = checkpointer.load_metadata(path)
+  if "config" not in metadata:
+    return None  # written by convert
+  workdir = folder.parent.parent
+  rows = read_metrics(str(workdir))
+  step = metadata.get("step", 0)
+  return Run(
+    workdir.name,
+    pathlib.Path(workdir),
+    metadata["config"],
+    metadata,
+    [r for r in rows if r["step"] <= step],
+  )
+
+
+def is_as_trained(vit: Pretrained, run: Run) -> bool:
+  """Whether a model is the run's own, so that its scores are, too."""
+  trained = model_from_dict(run.config["model"]).for_inference()
+  return (
+    vit.config == trained
+    and list(vit.image_size) == run.metadata["image_size"]
+    and vit.num_classes == run.metadata["num_classes"]
+  )
+
+
+def scores(run: Run) -> list[Score]:
+  """Returns the accuracies at the checkpoint's step, in the config's order."""
+  last = {}
+  for row in run.rows:
+    if row["step"] == run.metadata.get("step"):
+      last |= row
+  found = []
+  for name, options in run.evals.items():
+    note = "held out of the training data" * run.is_held_out(name)
+    for key, value in last.items():
+      of, _, metric = key.partition("/")
+      what = _in_words(metric, options) if of == name else None
+      if what:
+        found.append(
+          Score(what, options.dataset or "", options.split, note, value)
+        )
+  return found
+
+
+def _in_words(metric: str, options: EvaluatorConfig) -> str | None:
+  """Returns what a metric is; None: no accuracy of the whole split."""
+  if count := re.fullmatch(r"(\d+)(shot|nn)", metric):
+    return FEATURES[count[2]].format(count[1])
+  if metric not in METRICS:
+    return None
+  text = METRICS[metric]
+  if options.kind == "subset":
+    return f"{text} among the classes of {options.classes}"
+  return text if options.scores_head else f"{text} of a {options.kind} probe"
+
+
+def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
+  """Returns the card.
+
+  Args:
+    vit: The model as it is written.
+    name: What loads it in transformers: OWNER/NAME, or the folder.
+    is_on_hub: Whether it is OWNER/NAME; a folder may look the same.
+  """
+  run = run_of(vit.report.path)
+  found = scores(run) if run and is_as_trained(vit, run) else []
+  if run and run.is_fake:
+    found = []  # of made-up images
+  short_name = pathlib.PurePath(name).name
+  front = _front(vit, run, found, short_name)
+  parts = [
+    f"---\n{yaml(front)}---",
+    f"# {short_name}",
+    _about(vit, run),
+    _use(vit, name, download.HUB if is_on_hub else ""),
+  ]
+  if found:
+    parts.append(_scores(found))
+  if run:
+    parts.append(_training(run, bool(found)))
+  parts.append(_details(vit, bool(found)))
+  return "\n\n".join(parts) + "\n"
+
+
+def _front(vit, run, found: list[Score], name: str) -> dict[str, Any]:
+  """Returns the metadata; its keys are those of the hub's ModelCardData."""
+  task = (
+    "image-classification" if vit.num_classes else "image-feature-extraction"
+  )
+  front: dict[str, Any] = {
+    "library_name": "transformers",
+    "pipeline_tag": task,
+    "tags": ["vision", "vit", "vit_jax", "jax"],
+  }
+  sources = [vit.report.path, (run.config.get("init") if run else None) or ""]
+  if base := [s for s in sources if s.startswith(download.HUB)]:
+    front["base_model"] = base[0].removeprefix(download.HUB).partition("@")[0]
+  if run and run.dataset in ON_HUB:
+    front["datasets"] = [ON_HUB[run.dataset]]
+  if found:
+    front["metrics"] = ["accuracy"]
+    front["model-index"] = [{"name": name, "results": _results(task, found)}]
+  return front
+
+
+def _results(task: str, found: list[Score]) -> list[dict[str, Any]]:
+  results: dict[tuple, dict[str, Any]] = {}
+  for score in found:
+    kind = ON_HUB.get(short(score.dataset), short(score.dataset))
+    result = results.setdefault(
+      (score.dataset, score.split),
+      {
+        "task": {"type": task},
+        "dataset": {
+          "name": short(score.dataset),
+          "type": kind,
+          "split": score.split,
+        },
+        "metrics": [],
+      },
+    )
+    result["metrics"].append(
+      {"type": "accuracy", "value": score.value, "name": score.what}
+    )
+  return list(results.values())
+
+
+def yaml(values: dict[str, Any]) -> str:
+  """Returns JSON's values as YAML, in blocks, its scalars as JSON has them."""
+
+  def scalar(value) -> str:
+    # YAML takes 1e-06 for a text.
+    return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value, ensure_ascii=False))
+
+  def lines(value, indent: str):
+    if isinstance(value, dict):
+      for key, inner in value.items():
+        if isinstance(inner, dict | list):
+          yield f"{indent}{key}:"
+          yield from lines(inner, f"{indent}  ")
+        else:
+          yield f"{indent}{key}: {scalar(inner)}"
+    else:
+      for inner in value:
+        if isinstance(inner, dict):
+          first, *rest = lines(inner, f"{indent}  ")
+          yield f"{indent}- {first.strip()}"
+          yield from rest
+        else:
+          yield f"{indent}- {scalar(inner)}"
+
+  return "".join(f"{line}\n" for line in lines(values, ""))
+
+
+def _about(vit: Pretrained, run: Run | None) -> str:
+  height, width = vit.image_size
+  head = f"{vit.num_classes:,} classes" if vit.num_classes else "no head"
+  origin = (
+    "Trained with vit_jax."
+    if run
+    else f"Converted by vit_jax from {_named(vit.report.path)}."
+  )
+  num_params = vit.metadata()["num_params"]
+  return (
+    f"A Vision Transformer, {vit.config.variant}: {num_params:,} parameters,"
+    f" images of {height} x {width} pixels, {head}. {origin}"
+  )
+
+
+def _use(vit: Pretrained, name: str, hub: str) -> str:
+  kind = "ViTForImageClassification" if vit.num_classes else "ViTModel"
+  theirs = [
+    "from PIL import Image",
+    f"from transformers import AutoImageProcessor, {kind}",
+    "",
+    f"processor = AutoImageProcessor.from_pretrained({name!r})",
+    f"model = {kind}.from_pretrained({name!r})",
+    'inputs = processor(Image.open("image.jpg"), return_tensors="pt")',
+  ]
+  ours = ["import vit_jax", "", f"vit = vit_jax.load({hub + name!r})"]
+  if vit.num_classes:
+    theirs += [
+      "logits = model(**inputs).logits",
+      "print(model.config.id2label[logits.argmax(-1).item()])",
+    ]
+    ours.append('print(vit.predict("image.jpg"))')
+  else:
+    theirs.append("features = model(**inputs).pooler_output")
+    ours.append("features, _ = vit(images)  # floats in [-1, 1]")
+  blocks = ["```python\n" + "\n".join(b) + "\n```" for b in (theirs, ours)]
+  return "\n\n".join(["## Use", *blocks])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+  cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+  lines = [head, ["---"] * len(head), *rows]
+  return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def _scores(found: list[Score]) -> str:
+  rows = [
+    [
+      short(s.dataset),
+      f"{s.split}, {s.note}" if s.note else s.split,
+      s.what,
+      f"{100 * s.value:.2f}%",
+    ]
+    for s in found
+  ]
+  return "## Scores\n\n" + _table(["data set", "split", "metric", ""], rows)
+
+
+def _training(run: Run, has_scores: bool) -> str:
+  rows = facts.facts(run) | facts.cost_texts(run)
+  if "starts from" in rows:
+    rows["starts from"] = _named(rows["starts from"])
+  optim = run.config.get("optim", {})
+  if optim:
+    rows["schedule"] = (
+      f"{optim.get('schedule')}, {optim.get('warmup_steps')} steps of warm-up"
+    )
+    rows["weight decay"] = f"{optim.get('weight_decay'):g}"
+  versions = run.metadata.get("versions", {})
+  if versions:
+    rows["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items())
+  if commit := run.metadata.get("commit"):
+    rows["commit"] = commit
+  rows["seed"] = str(run.config.get("seed"))
+  note = ""
+  if run.is_fake:
+    note = "\n\nThe data were fake: images made in memory, to try the program."
+  elif not has_scores:
+    note = (
+      "\n\nThe run's scores are not here: this model was changed since, or its"
+      " step was not scored."
+    )
+  table = _table(["", ""], [[k, v] for k, v in rows.items() if v])
+  config = json.dumps(_without_paths(run.config), indent=2, ensure_ascii=False)
+  return (
+    f"## Training\n\n{table}{note}\n\n<details><summary>Every option"
+    f"</summary>\n\n```json\n{config}\n```\n\n</details>"
+  )
+
+
+def _details(vit: Pretrained, has_scores: bool) -> str:
+  _, ops = hf_preprocessing.write(vit.ops, vit.image_size)
+  gelu = {"tanh": "the tanh form of GELU", "erf": "GELU by erf"}
+  items = [
+    f"preprocessing, by preprocessor_config.json: `{ops}`, then 0 to 255 become"
+    " -1 to 1"
+    + f"; the scores are with `{vit.ops}`"
+    * (has_scores and ops != vit.ops),
+    f"numerics: {gelu[vit.config.gelu]}, {vit.config.ln_eps:g} in LayerNorm;"
+    " config.json says so, and the logits of transformers agree up to the"
+    " rounding of float32",
+  ]
+  if vit.num_classes:
+    names = "named in config.json" if vit.class_names else "without names"
+    items += [
+      f"classes: {vit.num_classes:,}, {names}",
+      f"probabilities: {LABELS[vit.loss]}",
+    ]
+  return "## Details\n\n" + "\n".join(f"- {item}" for item in items)
+
+
+def _named(path: str) -> str:
+  """Returns an address as it is, of a local path only the last name."""
+  is_local = not download.is_remote(path) and "://" not in path
+  return epath.Path(path).name if is_local else path
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+  """Returns a config without folders of the machine that it ran on."""
+  config = dict(config)
+  if config.get("init"):
+    config["init"] = _named(config["init"])
+  if data := config.get("data"):
+    prefix, colon, path = data.get("dataset", "").partition(":")
+    dataset = f"{prefix}:{_named(path)}" if colon else prefix
+    config["data"] = data | {"data_dir": None, "dataset": dataset}
+  return config

@@ -1,1 +1,0 @@
-"""What surrounds the steps of a run: processes, phases, files, progress."""

@@ -1,0 +1,1 @@
+"""Scores of published weights beside their published figures."""

@@ -1,0 +1,118 @@
+"""Evaluations that differ from one in a single step, pixels or numerics."""
+
+import dataclasses
+from typing import NamedTuple
+
+from vit_jax.config.eval_preprocessing import PixelPath, as_stored, taken_apart
+from vit_jax.config.preprocessing import turns_upright
+from vit_jax.config.schema import Config
+from vit_jax.families import ModelConfig
+
+SHARES = (0.875, 0.9, 1.0, None)  # of the shorter side; None: not cropped
+LN_EPS = (1e-6, 1e-5, 1e-12)  # Google's, PyTorch's default, Hugging Face's
+# Epsilons of a ResNet: Google's, and timm's.
+RESNET_EPS = {
+  "Google's": {"gn_eps": None, "ws_eps": None, "ws_eps_on": None},
+  "timm's": {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"},
+}
+
+# What can be exchanged; those of the model that it does not have are left out.
+STEPS = (
+  *("dct", "upsampling", "resizer", "filter", "antialiasing", "crop"),
+  *("gelu", "ln_eps", "resnet_eps", "products"),
+)
+
+
+class Swap(NamedTuple):
+  """A run of evaluation that differs in one step.
+
+  step: One of `STEPS`.
+  was: What it is, in words.
+  value: What it becomes.
+  config: The run with it.
+  """
+
+  step: str
+  was: str
+  value: str
+  config: Config
+
+
+def swaps(config: Config) -> list[Swap]:
+  """Returns the runs that differ from one in a single step.
+
+  The path of the pixels is left alone where it is none that `pixel_path` knows.
+  """
+  found = []
+  path = taken_apart(config.data.ops)
+  for step, was, value, other in _of_path(path) if path else ():
+    found.append(Swap(step, was, value, _with_ops(config, other.ops)))
+  for step, was, value, model in _of_model(config.model):
+    changed = dataclasses.replace(config, model=model)
+    found.append(Swap(step, was, value, changed))
+  return found
+
+
+def _of_path(path: PixelPath):
+  replace = dataclasses.replace
+  other = {"fast": "accurate", "accurate": "fast"}[path.dct]
+  yield "dct", path.dct, other, replace(path, dct=other)
+  other = {"fancy": "plain", "plain": "fancy"}[path.upsampling]
+  yield "upsampling", path.upsampling, other, replace(path, upsampling=other)
+  is_smooth = path.filter in ("bilinear", "bicubic")
+  # Pillow has no other filters, and always antialiases.
+  if path.resizer == "pillow" or (is_smooth and path.antialias):
+    other = {"pillow": "tensorflow", "tensorflow": "pillow"}[path.resizer]
+    changed = replace(path, resizer=other, antialias=True)
+    yield "resizer", path.resizer, other, changed
+  filters = ("bilinear", "bicubic", "area")
+  for name in filters[: 2 if path.resizer == "pillow" else 3]:
+    if name != path.filter:
+      yield "filter", path.filter, name, replace(path, filter=name)
+  if is_smooth:
+    was, value = ("on", "off") if path.antialias else ("off", "on")
+    note = ", by tensorflow" if path.resizer == "pillow" else ""
+    changed = replace(path, resizer="tensorflow", antialias=not path.antialias)
+    yield "antialiasing", was, value + note, changed
+  for share in SHARES:
+    changed = path.cropped(share)
+    if changed != path:
+      yield "crop", _share(path.share), _share(share), changed
+
+
+def _share(share: float | None) -> str:
+  return "squashed" if share is None else f"{share:.3g}"
+
+
+def _of_model(model: ModelConfig):
+  replace = dataclasses.replace
+  if hasattr(model, "gelu"):
+    other = {"tanh": "erf", "erf": "tanh"}[model.gelu]
+    yield "gelu", model.gelu, other, replace(model, gelu=other)
+  if hasattr(model, "ln_eps"):
+    for eps in LN_EPS:
+      if eps != model.ln_eps:
+        changed = replace(model, ln_eps=eps)
+        yield "ln_eps", f"{model.ln_eps:g}", f"{eps:g}", changed
+  if getattr(model, "stages", None):
+    keys = RESNET_EPS["timm's"]
+    own = {key: getattr(model, key) for key in keys}
+    was = next((n for n, eps in RESNET_EPS.items() if eps == own), "its own")
+    for name, eps in RESNET_EPS.items():
+      if eps != own:
+        yield "resnet_eps", was, name, replace(model, **eps)
+  other = "bfloat16" if model.dtype == "float32" else "float32"
+  yield "products", model.dtype, other, replace(model, dtype=other)
+
+
+def _with_ops(config: Config, ops: str) -> Config:
+  return dataclasses.replace(
+    config,
+    data=dataclasses.replace(config.data, ops=ops),
+    evals=tuple(
+      dataclasses.replace(
+        e, ops=ops if turns_upright(e.ops) else as_stored(ops)
+      )
+      for e in config.evals
+    ),
+  )

@@ -1,0 +1,97 @@
+"""What a score owes to each step of the pixels' path and of the numerics.
+
+Each step is exchanged alone, the others staying as they are, and the answers
+are compared image by image. So a change of the score that is no more than
+chance shows as such: as many answers become right as wrong. Changes of single
+steps need not add up to that of all of them together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.commands import evaluate
+from vit_jax.config import Config
+from vit_jax.data.sources import Sources
+from vit_jax.scoring.ablation import STEPS, swaps
+
+
+def explain(
+  config: Config,
+  path: str,
+  opened: Sources | None = None,
+  steps: Sequence[str] = STEPS,
+) -> list[dict[str, Any]]:
+  """Scores a file once for each swap, and compares the answers.
+
+  Args:
+    config: Its model and evaluators, which are of kind "classification" or
+      "subset".
+    path: The file, as for `evaluate.record`.
+    opened: Splits that are open already; None: none.
+    steps: Those of `STEPS` that are exchanged.
+
+  Returns:
+    A row for each evaluator and swap: on (its name), step, was, value, images
+    (their number), top1 (percent) and change (percentage points), error (the
+    change's standard error, from the number of answers that differ), gained and
+    lost (images answered right only with, or without, the swap) and other
+    (images with another answer).
+
+  Raises:
+    ConfigError: As `evaluate.evaluate`.
+  """
+  base = _hits(config, path, opened)
+  rows = []
+  for swap in swaps(config):
+    if swap.step not in steps:
+      continue
+    if jax.process_index() == 0:
+      print(f"swap        {swap.step}: {swap.value}", flush=True)
+    for name, hits in _hits(swap.config, path, opened).items():
+      facts = {"on": name, **swap._asdict(), **compared(base[name], hits)}
+      del facts["config"]
+      rows.append(facts)
+  return sorted(rows, key=lambda row: list(base).index(row["on"]))
+
+
+def _hits(config, path, opened) -> dict[str, dict[str, np.ndarray]]:
+  ready = evaluate.open_checkpoint(config, path, opened=opened)
+  return {e.config.name: e.hits(ready.params) for e in ready.evaluators}
+
+
+def compared(
+  one: dict[str, np.ndarray], other: dict[str, np.ndarray]
+) -> dict[str, Any]:
+  """Compares two sets of answers to the same images; see `explain`.
+
+  With a images gained and b lost of n, the difference of the two scores is
+  (a - b) / n, and its standard error sqrt(a + b - (a - b)^2 / n) / n: images
+  answered alike do not enter it (McNemar's test).
+
+  Args:
+    one: Of the base, as `Classification.hits` returns it.
+    other: With the swap.
+
+  Raises:
+    ValueError: They are of different images.
+  """
+  if not np.array_equal(one["index"], other["index"]):
+    raise ValueError(
+      f"got answers to {len(one['index'])} and {len(other['index'])} images,"
+      " expected the same images."
+    )
+  was, now, num = one["is_right"], other["is_right"], len(one["index"])
+  gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
+  change = (gained - lost) / num
+  return {
+    "images": num,
+    "top1": 100 * float(now.mean()),
+    "change": 100 * change,
+    "error": 100 * float(np.sqrt(gained + lost - num * change**2)) / num,
+    "gained": gained,
+    "lost": lost,
+    "other": int((one["prediction"] != other["prediction"]).sum()),
+  }

@@ -1,0 +1,264 @@
+"""Classifiers on frozen features of a user's own images: `vit-jax evaluate`.
+
+Each writes two files to <workdir>/probes, `<kind>_<data set>.json` and `.npz`,
+over those of the time before; `vit-jax report` shows them:
+
+  json: kind, checkpoint, step, time, dataset, split, note, by (which of the
+    classifiers the rest is of), unit (of a score), l2 (the first counts),
+    scores (by name of the metric), count, num_wrong; classes and confusions as
+    `per_class` writes them; mistakes, those with the largest scores: record,
+    label, prediction, score, of_label
+  npz: image uint8 [mistakes, h, w, 3], in the order of `mistakes`
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax import weights
+from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.data.sources import Sources
+from vit_jax.data.splits import SplitError
+from vit_jax.evaluators import EVALUATORS
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluators.per_class import confusions, per_class
+from vit_jax.inference import pretrained
+from vit_jax.models import precision
+from vit_jax.writers import run_info
+
+FOLDER = "probes"
+# The first of these splits that has labels is scored.
+HELD_OUT = ("test", "val", "validation")
+NUM_MISTAKES = 24  # kept with their images
+MOST_MISTAKES = 1000  # kept by name
+
+
+def config_of_file(
+  config: Config, path: str, dtype: str | None = None
+) -> Config:
+  """Returns a config with the model and the preprocessing of a weights file.
+
+  They are those that `vit_jax.load` finds.
+
+  Args:
+    config: All other options.
+    path: Weights that are no run's.
+    dtype: Type of the products, "float32" or "bfloat16"; None: the fastest
+      (`precision.fastest`), and float32 in several processes, whose machines
+      may differ.
+
+  Raises:
+    ConfigError: There is no model, or no such type; or the config states a
+      model, which the file does.
+  """
+  if dtype not in (None, "float32", "bfloat16"):
+    raise ConfigError(
+      [f"--dtype: got {dtype!r}, expected float32 or bfloat16."]
+    )
+  try:
+    found = weights.read(path)
+    model = weights.identify(found.params, found.options).for_inference()
+    if dtype is not None:
+      model = dataclasses.replace(model, dtype=dtype)
+    elif jax.process_count() == 1:
+      model = precision.fastest(model)
+    size = weights.trained_at(found)
+  except (OSError, ValueError) as e:
+    raise ConfigError([f"--checkpoint: {e}"]) from None
+  default = Config()
+  faults = [
+    f"config.{key}: got a value of its own, but {path} states it; give a"
+    " --config with it, or leave it out."
+    for key, is_default in (
+      ("model", config.model == default.model),
+      ("data.ops", config.data.ops == default.data.ops),
+    )
+    if not is_default
+  ]
+  if faults:
+    raise ConfigError(faults)
+  ops, _ = pretrained.preprocessing(found, size)
+  return dataclasses.replace(
+    config, model=model, data=dataclasses.replace(config.data, ops=ops)
+  )
+
+
+def configured(
+  config: Config, wanted: Mapping[str, str], opened: Sources
+) -> Config:
+  """Returns the config with probes alone, one for each that is wanted.
+
+  Each learns from `train` and scores the first split of `HELD_OUT`. A few-shot
+  probe learns from as many examples as every class has, and from all; the
+  neighbours are as many as there are. Other options are those of the config's
+  own evaluator of the kind, if it has one. Images are preprocessed as for the
+  config's other evaluators.
+
+  Args:
+    config: Config of the checkpoint.
+    wanted: Kind of the evaluator, "fewshot", "linear" or "knn" -> data set.
+    opened: Keeps the splits that are opened, to be read later.
+
+  Raises:
+    ConfigError: All data sets and splits that do not exist, or do not do.
+  """
+  evals, faults = [], []
+  for kind, dataset in wanted.items():
+    try:
+      evals.append(_configured(config, kind, dataset, opened))
+    except ValueError as e:
+      faults.append(f"--{kind}: {e}")
+  if faults:
+    raise ConfigError(faults)
+  return dataclasses.replace(config, evals=tuple(evals))
+
+
+def _configured(
+  config: Config, kind: str, dataset: str, opened: Sources
+) -> EvaluatorConfig:
+  def has_labels(split: str) -> bool:
+    try:
+      return bool((opened.look_at(dataset, split).labels() >= 0).any())
+    except SplitError:
+      return False
+
+  train = opened.look_at(dataset, "train")
+  if train.is_multilabel:
+    raise ValueError(
+      f"got {dataset!r}, whose images have any number of classes, expected"
+      " one class each."
+    )
+  labels = train.labels()
+  counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
+  held_out, fewest = next(filter(has_labels, HELD_OUT), None), counts.min()
+  if not held_out or not fewest:
+    raise ValueError(
+      f"got {dataset!r} with {fewest:,} training images of its rarest class"
+      f" and {held_out or 'nothing'} to score; expected one or"
+      f" more of every class, and a labelled split {' or '.join(HELD_OUT)}."
+    )
+  cls = EVALUATORS[kind]
+  own = (e for e in config.evals if type(e) is cls)
+  known = next(own, cls())
+  limited = {
+    "fewshot": lambda: {
+      "shots": (*(k for k in known.shots if 0 < k <= fewest), 0),
+      "baselines": False,  # raw pixels of all images may exhaust the memory
+    },
+    "knn": lambda: {
+      "ks": tuple(k for k in known.ks if k <= counts.sum()) or (1,)
+    },
+  }
+  return dataclasses.replace(
+    known,
+    # Not those of the config, whose scores are of another data set.
+    name=kind,
+    group=None,
+    dataset=dataset,
+    train_split="train",
+    split=held_out,
+    ops=run_info.eval_ops(config),
+    **limited.get(kind, dict)(),
+  )
+
+
+def keep(
+  evaluator: Evaluator, row: Mapping[str, Any], workdir: str
+) -> epath.Path | None:
+  """Writes what a probe said, in process 0.
+
+  Images are kept only by a run of one process: another sees its share alone.
+
+  Args:
+    evaluator: A probe that has scored; others have no answers.
+    row: What goes to evaluation.jsonl.
+    workdir: Folder above `FOLDER`.
+
+  Returns:
+    The JSON file; None: there are no answers.
+  """
+  answers, options = evaluator.answers, evaluator.config
+  if answers is None or jax.process_index():
+    return None
+  has_label = answers.label >= 0
+  answers = answers._replace(
+    **{
+      k: v[has_label]
+      for k, v in answers._asdict().items()
+      if isinstance(v, np.ndarray)
+    }
+  )
+  label, prediction = answers.label, answers.prediction
+  source = evaluator.context.sources["split"]
+  names = source.class_names or tuple(map(str, range(source.num_classes)))
+  wrong = np.flatnonzero(label != prediction)
+  wrong = wrong[np.argsort(-answers.score[wrong], kind="stable")]
+  prefix = f"{options.name}/"
+  values = {
+    "kind": options.kind,
+    **{k: row[k] for k in ("checkpoint", "step", "time")},
+    "dataset": options.dataset,
+    "split": options.split,
+    "note": evaluator.note,
+    "by": answers.by,
+    "unit": answers.unit,
+    "l2": list(getattr(options, "l2", ())),
+    "scores": {
+      k.removeprefix(prefix): v
+      for k, v in row["scores"].items()
+      if k.startswith(prefix)
+    },
+    "count": len(label),
+    "num_wrong": len(wrong),
+    "classes": [
+      {"name": names[c["class"]], **c} for c in per_class(label, prediction)
+    ],
+    "confusions": confusions(label, prediction),
+    "mistakes": [
+      {
+        "record": source.record_name(int(answers.index[i])),
+        "label": names[label[i]],
+        "prediction": names[prediction[i]],
+        "score": round(float(answers.score[i]), 4),
+        "of_label": round(float(answers.of_label[i]), 4),
+      }
+      for i in wrong[:MOST_MISTAKES]
+    ],
+  }
+  folder = epath.Path(workdir) / FOLDER
+  folder.mkdir(parents=True, exist_ok=True)
+  name = f"{options.kind}_{_slug(options.dataset)}"
+  images = folder / f"{name}.npz"
+  images.unlink(missing_ok=True)
+  file = folder / f"{name}.json"
+  file.write_text(json.dumps(values, ensure_ascii=False) + "\n")
+  if jax.process_count() == 1 and len(wrong):
+    with images.open("wb") as f:
+      shown = answers.index[wrong[:NUM_MISTAKES]]
+      np.savez_compressed(f, image=_images(evaluator, source, shown))
+  return file
+
+
+def _images(evaluator: Evaluator, source: Any, indices: np.ndarray):
+  """Returns images by the numbers of their records, uint8 [n, h, w, 3]."""
+  batches = list(evaluator.context.batches(source, np.sort(indices)))
+  of = {
+    index: image
+    for batch in batches
+    for index, image, counts in zip(
+      batch["index"].tolist(), batch["image"], batch["mask"], strict=True
+    )
+    if counts
+  }
+  return np.stack([of[i] for i in indices.tolist()])
+
+
+def _slug(dataset: str) -> str:
+  """Returns a data set's name as one of a file."""
+  return re.sub(r"[^A-Za-z0-9.-]+", "_", dataset).strip("_.")

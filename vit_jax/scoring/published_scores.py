@@ -1,0 +1,147 @@
+"""Scores that others published for files of weights, in percent.
+
+`published_scores.csv` has a row for each file and source. Its columns:
+
+- `name` in timm; `file`, the name of Google's own file without its ending;
+- `pixels`, side of the images; `protocol`, by which they were preprocessed (see
+  `vit_jax.config.eval_preprocessing`), for timm with `share` of the crop; `mean` of the
+  normalisation, "imagenet" where it is not 0.5;
+- `source`, one of `SOURCES`;
+- percentages of right answers: `imagenet2012` (the official validation set)
+  with `top5`, `real` (images without a label do not count), `v2` (matched
+  frequency), `a` and `r` (among their 200 classes), `sketch`, `a_clean` and
+  `r_clean` (ImageNet's own images of these classes, among these classes).
+
+Names of timm's files that are converted from Google's are those of timm's own
+table of addresses, or, for its tag `orig`, those of the released files of the
+same model and size.
+"""
+
+import csv
+import dataclasses
+import functools
+import pathlib
+import re
+
+from vit_jax.config import eval_preprocessing
+
+SOURCES = {
+  "timm": "timm's results/ at aa4b585",
+  "readme": "README of google-research/vision_transformer",
+  "paper": "arXiv:2010.11929, Table 5, of another fine-tuning",
+  "big_vision": "big_vision, configs/vit_s16_i1k.py",
+}
+CLASSES = 1000  # of every head in the table
+_FILE = pathlib.Path(__file__).with_suffix(".csv")
+_FACTS = (
+  *("name", "file", "pixels", "protocol", "share", "mean", "source"),
+  "top5",
+)
+_ENDINGS = (".npz", ".safetensors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """A published row.
+
+  Attributes:
+    name: Name in timm, or "".
+    file: Name of Google's file without its ending, or "".
+    pixels: Side of the images.
+    protocol: "timm", "google" or "big_vision".
+    share: Side of timm's crop by the shorter side; None for other protocols.
+    mean: "0.5", or "imagenet" for ImageNet's mean and deviation.
+    source: A key of `SOURCES`.
+    top1: Name of a set of images, such as "imagenet2012" -> percent.
+    top5: The same for one of five answers.
+  """
+
+  name: str
+  file: str
+  pixels: int
+  protocol: str
+  share: float | None
+  mean: str
+  source: str
+  top1: dict[str, float]
+  top5: dict[str, float]
+
+  @property
+  def ops(self) -> str:
+    """The preprocessing by which it was made, as `config.data.ops`."""
+    size = self.pixels, self.pixels
+    if self.protocol == "timm":
+      return eval_preprocessing.timm(size, self.share).ops
+    make = {
+      "google": eval_preprocessing.google,
+      "big_vision": eval_preprocessing.big_vision,
+    }
+    return make[self.protocol](size).ops
+
+
+@functools.cache
+def rows() -> tuple[Published, ...]:
+  """Returns all rows of the file."""
+  with _FILE.open() as stream:
+    return tuple(map(_row, csv.DictReader(stream)))
+
+
+def find(
+  path: str, image_size: tuple[int, int], num_classes: int
+) -> tuple[Published, ...]:
+  """Returns the rows of a file of weights, known by its name.
+
+  Google's files of the same name for other images, or not fine-tuned, have
+  another size or another head.
+
+  Args:
+    path: As `vit_jax.load` takes it. What counts is the name of a file, of a
+      folder, of a file's folder where it is called model.safetensors, or of a
+      repository of the hub.
+    image_size: (height, width) that it was trained at, pixels.
+    num_classes: Width of its head.
+
+  Example:
+    >>> found = find("ViT-B_16.npz", (384, 384), 1000)
+    >>> [(row.source, row.top1["imagenet2012"]) for row in found]
+    [('timm', 84.21)]
+  """
+  if num_classes != CLASSES:
+    return ()
+  known = name_of(path)
+  return tuple(
+    row
+    for row in rows()
+    if known in (row.name, row.file) and image_size == (row.pixels,) * 2
+  )
+
+
+def name_of(path: str) -> str:
+  """Returns the name by which a file of weights is known.
+
+  Example:
+    >>> name_of("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k@main")
+    'vit_tiny_patch16_224.augreg_in21k_ft_in1k'
+  """
+  text = re.sub(r"^hf-hub:([^@]*)(@.*)?$", r"\1", str(path)).rstrip("/")
+  *folders, name = text.split("/")
+  if name == "model.safetensors" and folders:
+    return folders[-1]
+  for ending in _ENDINGS:
+    name = name.removesuffix(ending)
+  return name
+
+
+def _row(values: dict[str, str]) -> Published:
+  scores = {k: float(v) for k, v in values.items() if k not in _FACTS and v}
+  return Published(
+    values["name"],
+    values["file"],
+    int(values["pixels"]),
+    values["protocol"],
+    float(values["share"]) if values["share"] else None,
+    values["mean"],
+    values["source"],
+    top1=scores,
+    top5={"imagenet2012": float(values["top5"])} if values["top5"] else {},
+  )

@@ -1,0 +1,1 @@
+"""The points of a hyperparameter search and its table."""

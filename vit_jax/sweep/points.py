@@ -1,0 +1,413 @@
+"""The points of a search, which is the best, and what makes one worthless."""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from vit_jax import experiment
+from vit_jax.checkpointing import layout, resume_rules
+from vit_jax.config import (
+  Config,
+  ConfigError,
+  build,
+  cli,
+  json_file,
+  to_dict,
+)
+from vit_jax.config.checks import faults as word_faults
+from vit_jax.data.held_out import joined, num_shared
+from vit_jax.data.sources import Sources
+from vit_jax.weights.beside import absolute
+from vit_jax.writers import atomic_files
+
+HELD_OUT = "val"  # name of the evaluator that chooses
+RESULT = "result.json"  # of a run that is finished
+FINAL = "final"  # folder of the run that is scored
+# Of a result; the error of a run that did not diverge is None.
+SHAPE = {"scores": {str: float}, "step": int, "error": str}
+LONGEST = 200  # bytes of a folder's name; file systems take 255
+# Options that decide where data are held out, and what is scored.
+NOT_SEARCHED = (
+  *("evals", "fake_data"),
+  *("data.dataset", "data.split", "data.data_dir"),
+)
+# Of those that may change in a run, these change what a point scores.
+OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "max_skipped", "total_")
+
+
+class Task(NamedTuple):
+  """One search: a config, and the points as option -> values.
+
+  Attributes:
+    config: Its evaluator `val` scores what is held out.
+    grid: Option without "config." -> the values that are tried, as texts.
+    group: Tasks of a group share a mean in the table.
+  """
+
+  config: Config
+  grid: Mapping[str, Sequence[str]]
+  group: str = ""
+
+
+class Point(NamedTuple):
+  """One run of a search.
+
+  Attributes:
+    name: Of its folder, such as "optim.lr=0.01,total_steps=500".
+    values: Option -> value, the text.
+    config: What is trained; `val` is its only evaluator.
+  """
+
+  name: str
+  values: dict[str, str]
+  config: Config
+
+
+def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
+  """Returns option -> values as texts.
+
+  Args:
+    text: Lines of option=value,value; None: what `get_grid` of the config file
+      returns, {} if it has none.
+    source: The config file and its argument.
+
+  Raises:
+    ConfigError: An option is named twice, or has no list of values.
+
+  Example:
+    >>> grid_of("optim.lr=0.1,0.3\\ndata.ops=decode|resize((8, 8))", "")
+    {'optim.lr': ['0.1', '0.3'], 'data.ops': ['decode|resize((8, 8))']}
+  """
+  if text is None:
+    grid = cli.ask(source, "get_grid") or {}
+    if odd := [k for k, v in grid.items() if not isinstance(v, tuple | list)]:
+      raise ConfigError(
+        [
+          f"--config={source}: got {grid[k]!r} for {k!r} of get_grid, expected"
+          " a tuple of values."
+          for k in odd
+        ]
+      )
+    return {k: [str(v) for v in values] for k, values in grid.items()}
+  found: dict[str, Sequence[str]] = {}
+  for line in text.splitlines():
+    key, _, values = line.partition("=")
+    key = key.removeprefix("config.")
+    if key in found:
+      raise ConfigError(
+        [
+          f"--grid: got {key!r} twice, expected all of its values in one"
+          f" --grid={key}={','.join(found[key])},{values}."
+        ]
+      )
+    found[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
+  return found
+
+
+def pinned(task: Task, folder: epath.Path) -> Task:
+  """Returns the search with a step of the run that `init` names, if it is one.
+
+  So all points begin from the same weights, though that run goes on meanwhile:
+  from those that the first run of the search began from.
+
+  Args:
+    task: The search.
+    folder: Folder of its runs.
+  """
+  init = (task.config.init or "").rstrip("/")
+  if not init or "init" in task.grid:
+    return task
+  began = (
+    str(atomic_files.read_json(path).values.get("init"))
+    for path in sorted(folder.glob(f"*/{resume_rules.CONFIG}"))
+  )
+  at = next((x for x in began if f"{x}/".startswith(f"{init}/")), None)
+  if at is None and epath.Path(init).is_dir():
+    with contextlib.suppress(OSError, ValueError):  # told by `check`
+      step = layout.find(init).relative_to(absolute(epath.Path(init)))
+      at = str(epath.Path(init) / step)
+  config = dataclasses.replace(task.config, init=at or init)
+  return task._replace(config=config)
+
+
+def points(task: Task) -> list[Point]:
+  """Returns every combination of the values, the last option varying fastest.
+
+  Raises:
+    ConfigError: An option does not exist, or a value is not of its type.
+  """
+  config, found, faults = task.config, [], []
+  held_out = tuple(e for e in config.evals if e.name == HELD_OUT)
+  base = dataclasses.replace(config, evals=held_out)
+  for values in itertools.product(*task.grid.values()):
+    named = dict(zip(task.grid, values, strict=True))
+    name = ",".join(f"{k}={v}" for k, v in named.items()) or "point"
+    as_dict = to_dict(base)
+    more = cli.override_all(as_dict, named)
+    built, others = build(as_dict)
+    faults += [f"--grid: {fault}" for fault in [*more, *others]]
+    found.append(Point(_folder_name(name), named, built))
+  if faults:
+    raise ConfigError(dict.fromkeys(faults))
+  return found
+
+
+def _folder_name(name: str) -> str:
+  """Returns a name without what a file's cannot have, at most `LONGEST`."""
+  short = re.sub(r"[^\w.=,+-]", "_", name).encode()
+  if len(short) <= LONGEST:
+    return short.decode()
+  digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+  return f"{short[: LONGEST - 9].decode(errors='ignore')}-{digest}"
+
+
+def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
+  """Returns the name of the best point; None if all diverged.
+
+  It has the highest top-1 of `val` after its last step; of equal ones, as they
+  occur on 200 images, the lower loss; of these the first. A number that is not
+  finite has no score, and is the worst.
+  """
+  alive = [r for r in rows if r["error"] is None]
+  if not alive:
+    return None
+  top1, loss = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
+
+  def rank(row):
+    scores = row["scores"]
+    return scores.get(top1, -math.inf), -scores.get(loss, math.inf)
+
+  return max(alive, key=rank)["name"]
+
+
+def final(config: Config, best: Config) -> Config:
+  """Returns the run that is scored.
+
+  It has the options of the best point, all of the training data, and all
+  evaluators of the config but `val`, each once, at the end.
+  """
+  (held_out,) = best.evals
+  tests = tuple(
+    dataclasses.replace(e, every_steps=0)
+    for e in config.evals
+    if e.name != HELD_OUT
+  )
+  split = joined(config.data.split, held_out.split)
+  data = dataclasses.replace(best.data, split=split)
+  return dataclasses.replace(best, data=data, evals=tests)
+
+
+def check(task: Task, folder: epath.Path) -> list[str]:
+  """Returns what makes a search impossible, or its result worthless."""
+  if found := [*_evaluator_faults(task.config), *_grid_faults(task.grid)]:
+    return found
+  try:
+    every = points(task)
+  except ConfigError as e:
+    return list(e.faults)
+  names = [point.name for point in every]
+  found += [
+    f"--grid: got two points for the folder {name!r}, expected different"
+    " values, each once; what a file's name cannot have counts as '_'."
+    for name in dict.fromkeys(names)
+    if names.count(name) > 1
+  ]
+  for point in every:
+    found += [f"{point.name}: {f}" for f in word_faults(point.config)]
+    found += changed(point.config, folder / point.name)
+  done = [(folder / p.name / RESULT).exists() for p in every]
+  if (folder / FINAL / RESULT).exists() and not all(done):
+    found.append(
+      f"--grid: got points that are not in {folder}, whose best is scored on"
+      " the test data already; a search that goes on after that would choose"
+      " by them. Take another --workdir."
+    )
+  found = found or _scored_faults(task, every, folder)
+  if found:
+    return found
+  sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
+  try:
+    found += _shared_faults(task.config, sources)
+    experiment.check(task.config, sources=sources)
+    experiment.check(final(task.config, every[0].config), sources=sources)
+  except ConfigError as e:
+    found += e.faults
+  for point in _unlike(every)[1:]:  # the first is checked above
+    try:
+      experiment.check(point.config, sources=sources)
+    except ConfigError as e:
+      found += [f"{point.name}: {f}" for f in e.faults if f not in found]
+  return found
+
+
+def _scored_faults(
+  task: Task, every: Sequence[Point], folder: epath.Path
+) -> list[str]:
+  """Returns what is wrong with results, or differs from the run scored."""
+  rows, faults = {}, []
+  for name in [*(p.name for p in every), FINAL]:
+    path = folder / name / RESULT
+    if not path.exists():
+      continue
+    try:
+      rows[name] = json_file.read(path, SHAPE)
+      if missing := SHAPE.keys() - rows[name].keys():
+        raise ValueError(f"{path}: got no {', '.join(sorted(missing))}.")
+    except (OSError, ValueError) as e:
+      faults.append(f"{e} Or delete {folder / name}, to train that run again.")
+  if faults or FINAL not in rows:
+    return faults
+  best = chosen([{"name": p.name, **rows[p.name]} for p in every])
+  return [
+    f"{c.text}: the run in {folder / FINAL} is another one, and is scored on"
+    " the test data already; take another --workdir."
+    for p in every
+    if p.name == best
+    for c in _meant(final(task.config, p.config), folder / FINAL)
+  ]
+
+
+def _unlike(points: Sequence[Point]) -> list[Point]:
+  """Returns the first point of each group that differs in learning rate alone.
+
+  To check one takes seconds: it reads the weights.
+  """
+  found: dict[str, Point] = {}
+  for point in points:
+    optim = dataclasses.replace(point.config.optim, lr=1.0)
+    others = dataclasses.replace(point.config, optim=optim)
+    found.setdefault(repr(others), point)
+  return [*found.values()]
+
+
+def changed(config: Config, folder: epath.Path) -> list[str]:
+  """Returns a fault if a run's folder has another run than this one."""
+  return [
+    f"{change.text}: the run in {folder} is another one; take another"
+    " --workdir, or delete that one."
+    for change in _meant(config, folder)
+  ]
+
+
+def _meant(config: Config, folder: epath.Path) -> list[resume_rules.Change]:
+  """Returns how a run differs from that in a folder, if there is one."""
+  old = atomic_files.read_json(folder / resume_rules.CONFIG).values
+  return [
+    change
+    for change in (resume_rules.differences(old, config) if old else ())
+    if change.kind.is_meaning or change.key.startswith(OF_SCORES)
+  ]
+
+
+def other_records(
+  known: Mapping[str, Any], found: Mapping[str, Any], folder: epath.Path
+) -> list[str]:
+  """Returns a fault for each split whose records a search began without.
+
+  Points that are done would be compared with points of other data. What is
+  scored in the end may change until then.
+
+  Args:
+    known: What `data.digest.digests` returned when the search began; {}: it
+      begins now.
+    found: What it returns now, of the same splits and more.
+    folder: Folder of the search.
+  """
+  return [
+    f"config.data.dataset: got {now['dataset']!r} [{now['split']}] with other"
+    f" records than when the search in {folder} began, whose points would not"
+    " be compared on the same data; take another --workdir, or delete that one."
+    for name in ("train", HELD_OUT)
+    if (was := known.get(name))
+    for now in [found[name]]
+    if all(was[k] == now[k] for k in ("dataset", "split"))
+    and any(was.get(k) != now.get(k) for k in ("records", "sha256"))
+  ]
+
+
+def _evaluator_faults(config: Config) -> list[str]:
+  names = [e.name for e in config.evals]
+  if HELD_OUT not in names:
+    return [
+      f"config.evals: got {', '.join(names) or 'no evaluator'}, expected one"
+      f" named {HELD_OUT!r} that scores data held out of the training split, as"
+      " in configs/finetune.py. Nothing is chosen by the data that are scored"
+      " in the end."
+    ]
+  found, where = [], f"config.evals.{HELD_OUT}"
+  held_out = config.evals[names.index(HELD_OUT)]
+  if not held_out.scores_head or held_out.kind == "multilabel":
+    found.append(
+      f"{where}.kind: got {held_out.kind!r}, expected 'classification', by"
+      " whose top-1 a point is chosen."
+    )
+  if held_out.dataset not in (None, config.data.dataset):
+    found.append(
+      f"{where}.dataset: got {held_out.dataset!r}, expected a part of"
+      f" {config.data.dataset!r} (None), on which the best point is trained in"
+      " the end, too."
+    )
+  for key, split in (("data", config.data.split), (where[7:], held_out.split)):
+    if "@" in split:
+      found.append(
+        f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
+        " with another split, as the training data are in the end; expected"
+        " one without '@'."
+      )
+  if len(names) < 2:
+    found.append(
+      f"config.evals: got {HELD_OUT} alone, expected another evaluator, which"
+      " scores the best point once, in the end."
+    )
+  return found
+
+
+def _grid_faults(grid: Mapping[str, Sequence[str]]) -> list[str]:
+  if not grid:
+    return [
+      "--grid: got none, expected one such as"
+      " --grid=optim.lr=0.001,0.003,0.01,0.03 (this config file has no"
+      " get_grid)."
+    ]
+  return [
+    f"--grid: got {key!r}, expected an option other than"
+    f" {', '.join(NOT_SEARCHED)}: all points are compared on the same data."
+    for key in grid
+    if key in NOT_SEARCHED or key.startswith("evals.")
+  ] + [
+    f"--grid: got {key!r} without a value, expected one or more."
+    for key, values in grid.items()
+    if not values
+  ]
+
+
+def _shared_faults(config: Config, sources: Sources) -> list[str]:
+  """Returns faults of splits of the training data that are not apart."""
+  splits = {"config.data.split": config.data.split}
+  splits |= {
+    f"config.evals.{e.name}.split": e.split
+    for e in sorted(config.evals, key=lambda e: e.name != HELD_OUT)
+    if e.dataset in (None, config.data.dataset)
+  }
+  found = []
+  for a, b in itertools.combinations(splits, 2):
+    held_out = f"config.evals.{HELD_OUT}.split"
+    if "config.data.split" not in (a, b) and held_out not in (a, b):
+      continue
+    try:
+      shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
+    except ValueError:
+      continue  # told by `prepare.check`
+    if shared:
+      found.append(
+        f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
+        f" {splits[a]!r} of {a}; expected none."
+      )
+  return found

@@ -1,0 +1,279 @@
+"""The tables of `vit_jax.commands.sweep`, from what its sweep.json has."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Result = Mapping[str, Any]  # of one task
+
+
+def of_task(name: str, result: Result) -> str:
+  """Returns the points of a task, the choice, and the score, as Markdown.
+
+  Args:
+    name: Of the task, "" for the only one.
+    result: As `sweep.search` returns it.
+  """
+  keys = list(result["grid"])
+  head = [*keys, "val top-1", "val loss", "steps", ""]
+  rows = []
+  for point in result["points"]:
+    scores, error = point["scores"], point["error"]
+    remark = "**chosen**" if point["name"] == result["best"] else ""
+    rows.append(
+      [
+        *(point["values"][k] for k in keys),
+        _percent(None if error else scores.get("val/top1")),
+        _number(None if error else scores.get("val/loss")),
+        str(point["step"]),
+        "diverged" if error else remark,
+      ]
+    )
+  lines = [f"### {name}\n"] if name else []
+  lines += [table(head, rows), ""]
+  lines += [
+    f"- {point['name']} diverged: {point['error']}"
+    for point in result["points"]
+    if point["error"]
+  ]
+  lines += [f"- {text}" for text in (verdict(result), *_odd(result))]
+  return "\n".join(lines) + "\n"
+
+
+def verdict(result: Result) -> str:
+  """Returns which point was chosen, and its scores on the test data."""
+  last, values = result["final"], _values(result)
+  if result["best"] is None:
+    is_over = bool(result["points"]) and all(
+      p["error"] for p in result["points"]
+    )
+    return "All points diverged." if is_over else "The search is not finished."
+  text = f"Best by `val`: {values}."
+  if last is None:
+    return f"{text} Its last training is not finished."
+  if last["error"]:
+    return f"{text} On all training data it diverged: {last['error']}"
+  scores = [
+    f"{key.removesuffix('/top1')} top-1 {_percent(value)} % of"
+    f" {last['scores'].get(key.removesuffix('top1') + 'count', 0):,.0f} images"
+    for key, value in last["scores"].items()
+    if key.endswith("/top1")
+  ] or [f"{k} {v:.4g}" for k, v in last["scores"].items()]
+  return (
+    f"{text} Trained on all training data, scored once: "
+    + "; ".join(scores)
+    + "."
+  )
+
+
+def test_top1(result: Result) -> float | None:
+  """Returns the share of the first evaluator of the last run that has one."""
+  last = result["final"]
+  if last is None or last["error"]:
+    return None
+  return next(
+    (v for k, v in last["scores"].items() if k.endswith("/top1")), None
+  )
+
+
+def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
+  """Returns the mean test top-1 of each group, and of all tasks as "all".
+
+  The mean of all is that of the tasks, not of the groups.
+
+  Args:
+    results: What sweep.json has.
+
+  Returns:
+    Group -> (mean of the tasks that have a score, their number, that of all
+    tasks in the group); groups without a score are absent.
+  """
+  every = {**results["tasks"], **_left_out(results)}
+  groups = dict.fromkeys(r["group"] for r in every.values())
+  found = {}
+  for group in [*groups, "all"]:
+    of_group = _of_group(results, group)
+    scores = [s for s in of_group.values() if s is not None]
+    if scores and group:
+      mean = sum(scores) / len(scores)
+      found[group] = (mean, len(scores), len(of_group))
+  return found
+
+
+def _of_group(
+  results: Mapping[str, Any], group: str
+) -> dict[str, float | None]:
+  """Returns the score, None if there is none, of each task of a group."""
+  every = {**results["tasks"], **_left_out(results)}
+  return {
+    name: test_top1(result)
+    for name, result in every.items()
+    if group in (result["group"], "all")
+  }
+
+
+def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
+  """Returns a row per task, the means, and what is odd about the splits.
+
+  Args:
+    results: What sweep.json has.
+    against: The same of another search, for a column with its scores; None:
+      none.
+  """
+  head = ["task", "group", "chosen", "val", "test", "images"]
+  other = against["tasks"] if against else {}
+  rows = []
+  every = {**results["tasks"], **_left_out(results)}
+  for name, result in every.items():
+    best = [p for p in result["points"] if p["name"] == result["best"]]
+    val = best[0]["scores"].get("val/top1") if best else None
+    row = [
+      name,
+      result["group"],
+      _values(result),
+      _percent(val),
+      _percent(test_top1(result)),
+      _count(result),
+    ]
+    if against:
+      row.append(_percent(test_top1(other[name]) if name in other else None))
+    rows.append(row)
+  theirs = means(against) if against else {}
+  for group, (mean, count, total) in means(results).items():
+    of = str(total) if count == total else f"{count} of {total}"
+    of_group = "" if group == "all" else group
+    row = [f"mean of {of}", of_group, "", "", _percent(mean), ""]
+    if against:
+      ours, of_theirs = (
+        {k for k, v in _of_group(r, group).items() if v is not None}
+        for r in (results, against)
+      )
+      row.append(_percent(theirs[group][0] if ours == of_theirs else None))
+    rows.append(row)
+  if against:
+    head.append("against")
+  lines = [table(head, rows), ""]
+  for name, result in results["tasks"].items():
+    prefix = f"{name}: " if name else ""
+    told = _odd(result)
+    if name in other:
+      told += differences(result["splits"], other[name]["splits"])
+    lines += [f"- {prefix}{text}" for text in told]
+  lines += [
+    f"- {name} is left out: {values['reason']}"
+    for name, values in results["left_out"].items()
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def markdown(results: Mapping[str, Any], against: Mapping | None = None) -> str:
+  """Returns all tables as one page."""
+  parts = [of_all(results, against)]
+  parts += [of_task(k, v) for k, v in results["tasks"].items()]
+  return "\n".join(parts)
+
+
+def missing_classes(split: Mapping[str, Any]) -> list[int]:
+  """Returns the classes of which a split has no record.
+
+  Example:
+    >>> missing_classes({"classes": [3, 0, 2]}), missing_classes({})
+    ([1], [])
+  """
+  counts = split.get("classes", ())
+  return [label for label, count in enumerate(counts) if count == 0]
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
+  """Returns a sentence for each split whose records differ from the other's.
+
+  Args:
+    ours: Name -> what `data.digest.digests` returns.
+    theirs: The same of another run.
+  """
+  found = []
+  for name in [*ours, *(k for k in theirs if k not in ours)]:
+    a, b = ours.get(name), theirs.get(name)
+    if a is None or b is None:
+      where = "the other run" if b is None else "this run"
+      found.append(f"{where} has no split `{name}`.")
+    elif a["records"] != b["records"]:
+      found.append(
+        f"`{name}` has {a['records']:,} records here, {b['records']:,} there."
+      )
+    elif a.get("sha256") != b.get("sha256"):
+      counts = zip(a.get("classes", ()), b.get("classes", ()), strict=False)
+      moved = sum(abs(x - y) for x, y in counts) // 2
+      found.append(
+        f"`{name}` has other records than there ({moved:,} of them of another"
+        f" class): {_short(a)} here, {_short(b)} there."
+      )
+  return found
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """Returns a table in Markdown, its columns aligned.
+
+  Example:
+    >>> print(table(["a", "b"], [["1", "long"]]))
+    | a | b    |
+    | - | ---- |
+    | 1 | long |
+  """
+  widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+  every = [head, ["-" * max(1, w) for w in widths], *rows]
+  return "\n".join(
+    "| "
+    + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True))
+    + " |"
+    for row in every
+  )
+
+
+def _odd(result: Result) -> list[str]:
+  if result.get("fake_data"):
+    return ["The data are fake (fake_data): the scores mean nothing."]
+  found = []
+  for name, split in result["splits"].items():
+    if labels := missing_classes(split):
+      few = ", ".join(map(str, labels[:10])) + ", ..." * (len(labels) > 10)
+      found.append(
+        f"`{name}` has no record of {len(labels)} of its"
+        f" {len(split['classes'])} classes: {few}."
+      )
+    found += [
+      f"`{name}` has {count:,} records that `{other}` has, too."
+      for other, count in split.get("shared", {}).items()
+    ]
+  return found
+
+
+def _left_out(results: Mapping[str, Any]) -> dict[str, Result]:
+  none = {"points": [], "best": None, "final": None, "splits": {}}
+  return {
+    name: {"group": values["group"], **none}
+    for name, values in results["left_out"].items()
+  }
+
+
+def _values(result: Result) -> str:
+  best = [p for p in result["points"] if p["name"] == result["best"]]
+  values = best[0]["values"] if best else {}
+  return ", ".join(f"{k}={v}" for k, v in values.items())
+
+
+def _count(result: Result) -> str:
+  scores = result["final"]["scores"] if result["final"] else {}
+  counts = (v for k, v in scores.items() if k.endswith("/count"))
+  return f"{next(counts, 0):,.0f}" if scores else ""
+
+
+def _short(split: Mapping[str, Any]) -> str:
+  return split.get("sha256", "no digest")[:12]
+
+
+def _percent(share: float | None) -> str:
+  return "" if share is None else f"{100 * share:.2f}"
+
+
+def _number(value: float | None) -> str:
+  return "" if value is None else f"{value:.4f}"
