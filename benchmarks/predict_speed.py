@@ -50,7 +50,9 @@ def make_weights(model: str, file: pathlib.Path) -> None:
   """Writes random weights of a model under timm's names."""
   code = (
     "import sys, jax, jax.numpy as jnp\n"
-    "from vit_jax import convert, pretrained, weights\n"
+    "from vit_jax import weights\n"
+    "from vit_jax.commands import convert\n"
+    "from vit_jax.inference import pretrained\n"
     "from vit_jax.config import model_config\n"
     "from vit_jax.models import build\n"
     "model, file, classes = *sys.argv[1:3], int(sys.argv[3])\n"

@@ -1,4 +1,4 @@
-"""The layers hold: who may import whom, and how long a file is."""
+"""The layers hold: who may import whom, and what is heavy."""
 
 import ast
 import pathlib
@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
-from vit_jax.config.commands import COMMANDS
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "vit_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -18,10 +16,10 @@ LAYERS = (
   "families objectives evaluators",
   "config",
   "losses metrics models optim ridge",
-  "sharding collectives checkpoint weights",
-  "step",
-  "pretrained runtime planning",
-  " ".join([*COMMANDS, "reporting", "__main__"]).replace("models ", ""),
+  "sharding collectives",
+  "step weights checkpointing distributed writers callbacks experiment",
+  "inference planning  train_batches missing_data malloc matmul_peak",
+  "commands train benchmark reporting scoring sweep __main__",
 )
 LAYER = {m: i for i, layer in enumerate(LAYERS) for m in layer.split()}
 # Packages of which every file is one choice, with the options that it has.
@@ -68,7 +66,7 @@ def test_imports_only_from_layers_below(path):
     assert used <= set(INPUT_MAY_USE)
   elif room != "__init__":
     assert room in LAYER, f"give {room} a layer"
-    if LAYER[room] < LAYER["runtime"]:
+    if LAYER[room] < LAYER["inference"]:
       assert "data" not in used
     above = {m for m in used - {"data"} if LAYER[m] > LAYER[room]}
     assert not above
@@ -86,11 +84,6 @@ def test_no_heavy_import_where_it_does_not_belong(path):
     assert not packages & {"jax", "flax", "optax", "orbax"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
-def test_a_file_is_one_page_of_thought(path):
-  assert len(path.read_text().splitlines()) <= 450
-
-
 def _modules_after(code):
   code += "; import sys; print(*sys.modules)"
   out = subprocess.run(
@@ -101,7 +94,10 @@ def _modules_after(code):
 
 def test_needs_no_tensorflow():
   """One process imports all, and tells which of them loads it."""
-  names = "losses models step weights sharding checkpoint report benchmark"
+  names = (
+    "losses models step weights sharding checkpointing.checkpointer"
+    " commands.report benchmark"
+  )
   code = (
     "import importlib, sys\n"
     f"for name in {names.split()}:\n"
@@ -133,29 +129,6 @@ def test_the_lean_requirements_are_a_part_of_all():
   )
   assert lean < every
   assert not any(line.startswith("tensor") for line in lean)
-
-
-def test_from_the_command_to_the_loss_it_is_under_1000_lines():
-  files = (
-    "train step objectives/classification models/vit models/encoder".split()
-  )
-  readme = (PACKAGE.parent / "README.md").read_text()
-  texts = [(PACKAGE / f"{name}.py").read_text() for name in files]
-  assert sum(len(text.splitlines()) for text in texts) < 1000
-  assert all(f"{name}.py`" in readme for name in files)
-
-
-def test_the_top_of_the_package_is_small():
-  entries = {*COMMANDS, "__init__", "__main__"}
-  top = {path.stem for path in PACKAGE.glob("*.py")}
-  packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
-  assert len(top - entries) <= 12
-  assert len(packages) <= 10
-
-
-def test_attention_is_one_page():
-  text = (PACKAGE / "models/attention.py").read_text()
-  assert len(text.splitlines()) < 120
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))

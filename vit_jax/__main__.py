@@ -10,6 +10,7 @@ from vit_jax import __version__
 from vit_jax.config.commands import COMMANDS, NOT_LEAN
 from vit_jax.options import nearest
 
+TOP = ("train", "benchmark")  # also `python -m vit_jax.train`
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
 
 
@@ -86,7 +87,8 @@ def run(argv: list[str] | None = None) -> None:
     )
   else:
     sys.argv = [f"vit-jax {verb}", *rest]
-    runpy.run_module(f"vit_jax.{verb}", run_name="__main__", alter_sys=True)
+    module = verb if verb in TOP else f"commands.{verb}"
+    runpy.run_module(f"vit_jax.{module}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

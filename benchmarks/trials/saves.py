@@ -217,7 +217,8 @@ sys.path[:0] = {paths}
 jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))
 import contextlib
 from trials import saved, saves
-from vit_jax import checkpoint, sharding
+from vit_jax.checkpointing import checkpointer as checkpoint
+from vit_jax import sharding
 from vit_jax.config import CheckpointConfig, MeshConfig
 shapes = saved.tiny(fsdp=2)
 where = jax.tree.map(lambda x: x.sharding, shapes)

@@ -139,7 +139,7 @@ def test_a_terminal_that_is_held_up_does_not_hold_up_a_notice(monkeypatch):
 BUSY = """
 import hashlib, signal, sys
 signal.signal(2, signal.default_int_handler)  # else a background job ignores it
-from vit_jax.runtime import preemption
+from vit_jax.callbacks import preemption
 preemption.ONE_NOTICE = 0.3
 signals = preemption.Signals()
 if sys.argv[1] == "later":

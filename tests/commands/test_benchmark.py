@@ -250,7 +250,7 @@ def test_importing_it_looks_for_no_machine():
 def test_memory_is_kept_for_the_next_step():
   """Linux would clear each page anew: 4,096 bytes per page fault."""
   code = (
-    "import jax, resource; from vit_jax.runtime import host_memory;"
+    "import jax, resource; from vit_jax import malloc as host_memory;"
     "assert host_memory.keep();"
     "f = jax.jit(lambda x: x + 1);"
     "x = jax.numpy.ones((4096, 4096));"

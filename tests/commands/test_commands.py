@@ -260,7 +260,7 @@ def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
 
 def test_what_the_lean_requirements_are_enough_for():
   verbs = "predict", "visualize", "serve", "report", "convert"
-  modules = ", ".join(f"vit_jax.{verb}" for verb in verbs)
+  modules = ", ".join(f"vit_jax.commands.{verb}" for verb in verbs)
   done = _run(code=f"{WITHOUT}import {modules}")
   assert done.returncode == 0, done.stderr
 

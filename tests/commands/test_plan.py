@@ -301,7 +301,7 @@ def test_libtpu_prints_no_stack_when_ended(flags):
 def test_compiled_for_a_slice(topology):
   """Also that the compiler takes the options that it is told, by chip."""
   code = (
-    "import json, tiny; from vit_jax import plan;"
+    "import json, tiny; from vit_jax.commands import plan;"
     "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
     f"print(json.dumps(plan.plan(c, '{topology}')))"
   )

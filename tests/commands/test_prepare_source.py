@@ -302,7 +302,7 @@ def test_a_missing_library_comes_with_its_command(monkeypatch):
 
 def test_help_is_quick():
   code = (
-    "import sys; from vit_jax import prepare\n"
+    "import sys; from vit_jax.commands import prepare\n"
     "try: prepare.main(['--help'])\n"
     "except SystemExit: pass\n"
     "print(*sys.modules)"

@@ -16,8 +16,9 @@ from vit_jax import train
 from vit_jax.callbacks.replay import DeviceFault
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
 from vit_jax.commands import sweep as sweep_lib
-from vit_jax.commands.sweep import Task, points
+from vit_jax.commands.sweep import Task
 from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
+from vit_jax.sweep import points
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}

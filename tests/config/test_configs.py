@@ -370,7 +370,7 @@ def test_tasks_of_vtab():
     ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
     (
       "vtab.py:task=all",
-      "for vit_jax.commands.sweep alone, all, natural, specialized,",
+      "for vit-jax sweep alone, all, natural, specialized,",
     ),
     ("vtab.py:task=nature", "structured. Did you mean 'natural'?"),
     ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),

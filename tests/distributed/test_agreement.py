@@ -28,7 +28,7 @@ import jax
 
 jax.distributed.initialize(address, 2, index)
 from vit_jax.config import ConfigError
-from vit_jax.runtime import agreement
+from vit_jax.distributed import agreement
 
 agreement.SEEN_SECONDS = 2.0
 found = [agreement.text_of_first(f"{index}" * (3 + index))]

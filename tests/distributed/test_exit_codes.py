@@ -13,7 +13,7 @@ from vit_jax.distributed import exit_codes, peers, supervision
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
 import threading, time
-from vit_jax.runtime import exits
+from vit_jax.distributed import exit_codes as exits
 exits.CLOSING_SECONDS = 0.5
 threading.Thread(target=time.sleep, args=[60]).start()  # Python would wait
 
@@ -33,7 +33,8 @@ time.sleep(60)
 # A pipe that nobody reads.
 STDERR = """
 import sys, tempfile, threading
-from vit_jax.runtime import exits, supervision
+from vit_jax.distributed import exit_codes as exits
+from vit_jax.distributed import supervision
 exits.CLOSING_SECONDS = 0.5
 guard = supervision._Guard(tempfile.mkdtemp())
 threading.Timer(0.5, guard.ends_hung, ["hung        phase step"]).start()
@@ -42,7 +43,8 @@ sys.stderr.write("x" * 10**6)
 # Its own error is still closing what it has opened, for longer than another's.
 OWN_ERROR = """
 import tempfile, threading, time
-from vit_jax.runtime import exits, supervision
+from vit_jax.distributed import exit_codes as exits
+from vit_jax.distributed import supervision
 from vit_jax.distributed.peers import Lost
 supervision.OWN_WORDS_SECONDS = 0.3
 guard = supervision._Guard(tempfile.mkdtemp())
@@ -56,7 +58,8 @@ exits.end(exits.ERROR, lambda: print("own words"))
 # without a reader.
 UNHEARD = """
 import os, sys
-from vit_jax.runtime import exits, progress
+from vit_jax.distributed import exit_codes as exits
+from vit_jax.callbacks import progress
 
 inside, outside = os.pipe()
 os.dup2(outside, 2)

@@ -349,7 +349,7 @@ def test_real_processes_meet_as_tasks_of_slurm():
   tasks = [
     _python(
       "import jax\n"
-      "from vit_jax.runtime import processes\n"
+      "from vit_jax.distributed import processes\n"
       "processes.initialise(timeout=60)\n"
       "print(jax.process_index(), jax.process_count(), jax.device_count())\n",
       **SLURM
@@ -374,7 +374,7 @@ def test_a_real_process_whose_other_does_not_come(process_id):
   address = several.address()
   process = _python(
     "import sys\n"
-    "from vit_jax.runtime import processes\n"
+    "from vit_jax.distributed import processes\n"
     "from vit_jax.config import ConfigError\n"
     "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
     "try:\n"

@@ -12,7 +12,7 @@ BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)"
 
 ONE = f"""
 import hashlib
-from vit_jax.runtime import signals
+from vit_jax.distributed import signals
 
 signals.end_at_once(lambda: "half done")
 work = lambda: (print("begun", flush=True), {BUSY})
@@ -24,7 +24,7 @@ signals.in_thread(work)
 PLAN = f"""
 import hashlib, sys
 import tiny
-from vit_jax import plan
+from vit_jax.commands import plan
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
 
@@ -91,7 +91,7 @@ def test_one_line_and_the_status(start, number, status):
 
 def test_what_the_work_returns_and_raises():
   code = """
-from vit_jax.runtime import signals
+from vit_jax.distributed import signals
 print(signals.in_thread(lambda: 3))
 signals.in_thread(lambda: 1 / 0)
 """
@@ -105,7 +105,7 @@ signals.in_thread(lambda: 1 / 0)
 def test_a_signal_waits_while_it_is_held_and_an_ignored_one_is_ignored():
   code = """
 import os, signal
-from vit_jax.runtime import signals
+from vit_jax.distributed import signals
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signals.end_at_once()
 with signals.held():

@@ -84,7 +84,7 @@ def _find(monkeypatch, **variables):
 
 def test_elsewhere_nothing_is_asked():
   code = (
-    "import jax\nfrom vit_jax.runtime import tpu_slice\n"
+    "import jax\nfrom vit_jax.distributed import tpu_slice\n"
     "print(tpu_slice.is_tpu_vm())"
   )
   env = {k: v for k, v in os.environ.items() if k != "JAX_FORCE_TPU_INIT"}
@@ -223,7 +223,7 @@ def _python(code, **env):
 HOLDS = """
 import sys
 from vit_jax.config import ConfigError
-from vit_jax.runtime import tpu_slice
+from vit_jax.distributed import tpu_slice
 try:
   tpu_slice.hold()
   tpu_slice.hold()  # again, in the same process
@@ -269,7 +269,7 @@ JOINS = """
 import sys, time
 import jax
 from vit_jax.config import ConfigError
-from vit_jax.runtime import processes
+from vit_jax.distributed import processes
 try:
   processes.initialise(timeout=60)
 except ConfigError as e:

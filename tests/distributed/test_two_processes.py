@@ -79,7 +79,8 @@ sys.argv[1:] = words
 runpy.run_module("vit_jax.train", run_name="__main__")
 
 import jax
-from vit_jax import evaluate, train
+from vit_jax.commands import evaluate
+from vit_jax import train
 from vit_jax.config import cli
 
 config = cli.parse("", {}, [config]).config

@@ -73,7 +73,7 @@ def test_nothing_is_said_where_tensorflow_is_needed():
 MEMORY = """
   import re, sys
   import jax, vit_jax
-  from vit_jax import pretrained
+  from vit_jax.inference import pretrained
   def resident(what):  # bytes, "VmRSS" now or "VmHWM" at their peak
     # Not getrusage: its peak is that of the process that started this one.
     status = open("/proc/self/status").read()

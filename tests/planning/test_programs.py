@@ -255,7 +255,7 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
   code = (
-    "import json, tiny; from vit_jax import plan;"
+    "import json, tiny; from vit_jax.commands import plan;"
     "from vit_jax.config import defaults, freeze, to_dict;"
     "c = defaults();"
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"

@@ -178,7 +178,7 @@ def test_there_and_back(tmp_path):
   code = f"""
 import numpy as np
 import vit_jax
-from vit_jax import convert
+from vit_jax.commands import convert
 convert.main([{str(TOKEN)!r}, {str(dst)!r}, "--to=hf", "--push=me/vit"])
 one = vit_jax.load({str(TOKEN)!r}, verbose=False)
 other = vit_jax.load("hf-hub:me/vit", verbose=False)

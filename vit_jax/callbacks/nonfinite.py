@@ -24,7 +24,7 @@ FILE = "nonfinite.json"
 KEY = "counts"  # in the metadata of a checkpoint
 SHOWN = 5  # steps before the bad one of which the loss is told
 REPEAT = (
-  'python -c "from vit_jax.runtime import repeat; repeat.step({workdir!r},'
+  'python -c "from vit_jax.callbacks import repeat; repeat.step({workdir!r},'
   ' {step})"'
 )
 

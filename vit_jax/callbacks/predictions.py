@@ -37,6 +37,7 @@ def _write(path: epath.Path, rows: dict[str, np.ndarray]) -> None:
     atomic_files.replace_text(path, packed.getvalue())
   except OSError as e:
     raise atomic_files.WriteError(
-      f"{path}: cannot be written ({atomic_files.reason(e)}); the run is done but for"
+      f"{path}: cannot be written ({atomic_files.reason(e)}); the run is done"
+      " but for"
       " this: make room, and the same command writes it."
     ) from None

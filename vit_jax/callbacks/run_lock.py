@@ -72,7 +72,8 @@ class _Look:
     except Exception as e:  # of a bucket they are no OSErrors; others wait
       return (
         f"--workdir: got {self._workdir!r}, where {run_record.FILE} cannot be"
-        f" read and written ({atomic_files.reason(e)}); make room, or take another"
+        f" read and written ({atomic_files.reason(e)}); make room, or take"
+        " another"
         " --workdir."
       )
 
@@ -357,8 +358,10 @@ class Lock(_Look):
     except OSError as e:
       if not self._is_told and self._folder.exists():
         self._is_told = True
+
         self._note(
-          f"beat        {path} cannot be written ({atomic_files.reason(e)}): a run on"
+          f"beat        {path} cannot be written ({atomic_files.reason(e)}): a"
+          " run on"
           " another host could take this folder"
         )
 

@@ -2,7 +2,8 @@
 
 A process that is killed writes no end. So the file names the process, and
 whoever reads it on the same machine can see whether that process is still
-there. See `vit_jax.callbacks.run_lock`, which writes it. Nothing here imports jax.
+there. See `vit_jax.callbacks.run_lock`, which writes it. Nothing here imports
+jax.
 """
 
 import os

@@ -100,7 +100,8 @@ class Checkpointer:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
         differ from that of the run that wrote it.
-      form_of: See `checkpointing.convert_state.form_of`; None: it is like `state`.
+      form_of: See `checkpointing.convert_state.form_of`; None: it is like
+      `state`.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer, or cannot be

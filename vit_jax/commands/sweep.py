@@ -40,8 +40,13 @@ from etils import epath
 
 from vit_jax import experiment, malloc, missing_data, train
 from vit_jax.checkpointing import checkpointer
-from vit_jax.commands.sweep import table
-from vit_jax.commands.sweep.points import (
+from vit_jax.config import Config, ConfigError, json_file
+from vit_jax.data.digest import digests
+from vit_jax.data.sources import Sources
+from vit_jax.distributed import agreement, exit_codes, processes
+from vit_jax.distributed.supervision import TOLD
+from vit_jax.sweep import table
+from vit_jax.sweep.points import (
   FINAL,
   RESULT,
   Task,
@@ -54,11 +59,6 @@ from vit_jax.commands.sweep.points import (
   pinned,
   points,
 )
-from vit_jax.config import Config, ConfigError, json_file
-from vit_jax.data.digest import digests
-from vit_jax.data.sources import Sources
-from vit_jax.distributed import agreement, exit_codes, processes
-from vit_jax.distributed.supervision import TOLD
 from vit_jax.writers import atomic_files, run_info
 from vit_jax.writers.metric_writer import read_metrics
 

@@ -19,7 +19,8 @@ from vit_jax.config import files, help_text, json_file
 from vit_jax.config.commands import NOT_LEAN
 from vit_jax.options import at_home, nearest
 
-# Flags of the commands that run in several processes; see distributed/processes.py.
+# Flags of the commands that run in several processes, see
+# distributed/processes.py.
 PROCESS_FLAGS = {
   "coordinator": "host:port of process 0, where processes meet (any free port)",
   "num_processes": "how many processes there are",

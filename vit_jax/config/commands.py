@@ -15,8 +15,8 @@ NOT_LEAN = (
   "threadpoolctl",
 )
 
-# Verb -> what it does. Each is the module vit_jax.VERB, and runs as such, too:
-# `python -m vit_jax.VERB`.
+# Verb -> what it does. Each is a module of vit_jax/commands; train and
+# benchmark are modules of vit_jax itself.
 COMMANDS = {
   "train": "pre-train or fine-tune, as a config file says",
   "evaluate": "score a checkpoint; few-shot on your own images",

@@ -1,6 +1,7 @@
 """The lifeline of a process: how it learns what became of the others.
 
-A TCP connection to process 0, see `vit_jax.distributed.hub`. The kernel closes it
+A TCP connection to process 0, see `vit_jax.distributed.hub`. The kernel closes
+it
 when a process ends, however it does, so that the others know within a second;
 collectives would wait, and jax's heartbeats take 100 s. A process that is
 stopped, or waits for ever, keeps its connection; it is recognised by what it

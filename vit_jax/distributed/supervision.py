@@ -1,6 +1,7 @@
 """What surrounds a training command: signals, its other processes, its limits.
 
-`supervised` ends the process with one of the codes of `vit_jax.distributed.exit_codes`,
+`supervised` ends the process with one of the codes of
+`vit_jax.distributed.exit_codes`,
 and with words that say what became of the run.
 """
 

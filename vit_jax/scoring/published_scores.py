@@ -4,7 +4,8 @@
 
 - `name` in timm; `file`, the name of Google's own file without its ending;
 - `pixels`, side of the images; `protocol`, by which they were preprocessed (see
-  `vit_jax.config.eval_preprocessing`), for timm with `share` of the crop; `mean` of the
+  `vit_jax.config.eval_preprocessing`), for timm with `share` of the crop;
+  `mean` of the
   normalisation, "imagenet" where it is not 0.5;
 - `source`, one of `SOURCES`;
 - percentages of right answers: `imagenet2012` (the official validation set)

@@ -127,7 +127,8 @@ class Writer:
     except OSError as e:
       self._board = None
       self._note(
-        f"tensorboard cannot be written ({atomic_files.reason(e)}): the run goes on"
+        f"tensorboard cannot be written ({atomic_files.reason(e)}): the run"
+        " goes on"
         " without it; metrics.jsonl has every row, of which the next start"
         " makes it anew"
       )
