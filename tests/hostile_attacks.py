@@ -413,7 +413,7 @@ JSON_OF = {
   "timm_config": ("config.json",),
   "hf": ("config.json", "preprocessor_config.json"),
   "index": ("model.safetensors.index.json",),
-  "run": ("config.json", "metadata.json", "process.json", "plan.json"),
+  "run": ("config.json", "metadata.json", "process.json"),
   "config": ("config.json",),
   "checkpoint": ("3/metadata/metadata", "3/params/_METADATA"),
 }

@@ -318,9 +318,6 @@ def _build_run(folder):
     | {"train/device_hours": 0.1, "train/peak_bytes": 9.0}
     for s in (1, 10, 20)
   ]
-  plan = {"topology": "v5e:2x2", "chips": 4, "steps": 20, "price_seconds": 0.1}
-  plan |= {"images_per_second": 9.0, "price": 1.0, "price_unit": "USD"}
-  plan |= {"mfu": 0.4, "peak_bytes": 9, "price_per_chip_hour": 1.0}
   process = {"host": "h", "pid": 9, "ticks": 1, "began": 1e9, "ended": None}
   classes = [
     {"class": i, "name": str(i), "count": 2, "right": 1, "predicted": 2}
@@ -332,7 +329,6 @@ def _build_run(folder):
     "config.json": config,
     "metadata.json": metadata,
     "process.json": process | {"how": None},
-    "plan.json": {"plan": plan, "config": config, "measured": None},
     "each_classes.json": per_class,
   }
   for name, values in files.items():

@@ -31,7 +31,6 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Data
 from vit_jax.callbacks import (
   nonfinite,
-  plan_comparison,
   predictions,
   replay,
   run_lock,
@@ -239,7 +238,6 @@ def _train(
   metadata = metadata | account.metadata(total_steps)  # with all evaluations
   run_info.write_json(workdir, "metadata.json", metadata, progress.note)
   progress.note(account.text(total_steps))
-  progress.note(plan_comparison.kept(workdir, config.data.batch_size))
   predictions.save(evaluators, state.eval_params, workdir)
   return state
 

@@ -1,6 +1,5 @@
 """The planner: words, arguments, tables; compiling needs libtpu (see below)."""
 
-import errno
 import importlib.util
 import json
 import math
@@ -18,7 +17,6 @@ from vit_jax import sharding
 from vit_jax.commands import plan
 from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
-from vit_jax.writers import atomic_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = {
@@ -318,44 +316,14 @@ def test_compiled_for_a_slice(topology):
   assert found["hosts"] == 1 and found["input_cores"] is None  # of PNG
 
 
-def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
-  """Beside the other faults, and not after a compilation of minutes."""
-  (tmp_path / "file").write_text("")
-  flags = dict.fromkeys(plan.FLAGS) | {"workdir": f"{tmp_path}/file/run"}
-  with pytest.raises(SystemExit) as error:
-    plan.main(cli.Args(tiny.config(), "tiny", flags, []))
-  assert f"--workdir: got '{tmp_path}/file/run', where no" in str(error.value)
-  assert "--topology: got none" in str(error.value)
-
-
-def test_a_plan_that_cannot_be_written_leaves_the_one_before(
-  tmp_path, monkeypatch, capsys
+def test_the_command_says_what_takes_minutes_then_prints_the_plan(
+  monkeypatch, capsys
 ):
-  for name, found in {
-    "describe": (CHIPS["v5e"], [None] * 8),
-    "plan": FOUND,
-  }.items():
-    monkeypatch.setattr(plan, name, lambda *_, found=found, **__: found)
+  monkeypatch.setattr(plan, "describe", lambda _: (CHIPS["v5e"], [None] * 8))
+  monkeypatch.setattr(plan, "plan", lambda *_, **__: FOUND)
   monkeypatch.setattr(plan.signals, "end_at_once", lambda *_: None)
-  flags = dict.fromkeys(plan.FLAGS) | {"workdir": str(tmp_path)}
-  args = cli.Args(tiny.config(), "tiny", flags | {"topology": "v5e:2x4"}, [])
-  plan.main(args)
-  said = capsys.readouterr().err  # before the minutes in which nothing comes
-  assert said.startswith("compiling the train step for v5e:2x4,")
-  path = tmp_path / "plan.json"
-  before = path.read_text()
-  assert json.loads(before)["plan"] == FOUND
-  assert [x.name for x in tmp_path.iterdir()] == ["plan.json"]
-
-  def full(self, *_):
-    raise OSError(errno.ENOSPC, "No space left on device", str(self))
-
-  monkeypatch.setattr(atomic_files, "write", full)
-  capsys.readouterr()
-  with pytest.raises(SystemExit) as error:
-    plan.main(args)
-  assert str(error.value).startswith(
-    f"{path}: cannot be written (No space left on device); make room, or see"
-  )
-  assert path.read_text() == before
-  assert capsys.readouterr().out == plan.table(FOUND) + "\n"  # it is not lost
+  flags = dict.fromkeys(plan.FLAGS) | {"topology": "v5e:2x4"}
+  plan.main(cli.Args(tiny.config(), "tiny", flags, []))
+  output = capsys.readouterr()
+  assert output.err.startswith("compiling the train step for v5e:2x4,")
+  assert output.out == plan.table(FOUND) + "\n"

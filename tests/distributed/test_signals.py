@@ -46,7 +46,7 @@ def slow(choice, topology, **_):
   return found
 
 plan.plan = slow
-flags = dict.fromkeys(["workdir", "input_rate", "price_per_chip_hour"])
+flags = dict.fromkeys(["input_rate", "price_per_chip_hour"])
 flags |= dict(topology="v5e:2x2", search="true", json=sys.argv[1])
 plan.main(cli.Args(config, "tiny", flags, []))
 """

@@ -15,8 +15,6 @@ from vit_jax.distributed import signals
 FLAGS = {
   "topology": "slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
   " v6e:16x16, tpu7x:4x4x4; with ,slices=2 two of them",
-  "workdir": "folder of a run that gets plan.json, to which train and report"
-  " compare it (default: none)",
   "input_rate": "images a second that one core decodes (default: as measured)",
   "price_per_chip_hour": "price of one chip for an hour, 1.2 or 1.2USD, to"
   " print that of the run",
@@ -55,13 +53,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.callbacks import plan_comparison
-from vit_jax.checkpointing import retention
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.config.checks import warmup_faults
@@ -72,7 +67,6 @@ from vit_jax.planning.price import price
 from vit_jax.planning.search import Search
 from vit_jax.planning.table import table
 from vit_jax.planning.topology import describe
-from vit_jax.writers import atomic_files
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -289,12 +283,6 @@ def main(args: cli.Args) -> None:
     if not args.flags["topology"]:
       found.append("--topology: got none, expected such as v5e:16x16.")
     options = _options(args.flags, found)
-    if workdir := args.flags["workdir"]:
-      try:
-        with atomic_files.os_errors(epath.Path(workdir)):
-          retention.probe(epath.Path(workdir))
-      except OSError as e:
-        found.append(atomic_files.folder_fault(workdir, e))
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
@@ -315,14 +303,6 @@ def main(args: cli.Args) -> None:
   except ConfigError as e:
     sys.exit(str(e))
   show(result, wants_json)
-  if workdir:
-    path = epath.Path(workdir) / plan_comparison.FILE
-    text = json.dumps(plan_comparison.contents(config, result), indent=2)
-    try:
-      atomic_files.replace(path, text)
-    except atomic_files.WriteError as e:
-      sys.exit(str(e))
-    print(f"written     {path}", file=sys.stderr)
 
 
 def rehearsed(

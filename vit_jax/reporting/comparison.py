@@ -1,12 +1,10 @@
-"""Runs beside each other: state, options that differ, few-shot, cost, plan."""
+"""Runs beside each other: state, options that differ, few-shot, cost."""
 
 import functools
-import html
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.callbacks import plan_comparison
 from vit_jax.config import options_of
 from vit_jax.reporting import facts, figures
 from vit_jax.reporting.figures import Line
@@ -175,56 +173,13 @@ def fewshot_section(runs: Sequence[Run], picture: Callable) -> str:
 
 
 def costs_section(runs: Sequence[Run]) -> str:
-  """Returns what each run cost, and promises beside measurements."""
+  """Returns what each run cost."""
   found = [facts.cost_texts(r) for r in runs]
   names = dict.fromkeys(k for texts in found for k in texts)
   rows = {n: [texts.get(n, NONE) for texts in found] for n in names}
-  parts = [beside("", [r.label for r in runs], rows)] if rows else []
-  parts += [_promise(r) for r in runs if r.plan.get("plan")]
-  if not parts:
+  if not rows:
     return ""
-  unplanned = [r.label for r in runs if not r.plan.get("plan")]
-  lack = f"promises for {', '.join(unplanned)}, which had no plan.json"
-  has_plan = len(unplanned) < len(runs)
-  return (
-    "<h2>Cost</h2>\n"
-    + "".join(parts)
-    + missing(lack if unplanned and has_plan else "")
-  )
-
-
-def kept(run: Run) -> list[plan_comparison.Kept]:
-  """Returns what the plan of a run promised, beside what was measured."""
-  batch_size = run.config.get("data", {}).get("batch_size") or 0
-  found = plan_comparison.measured(run.rows, batch_size)
-  return plan_comparison.compare(run.plan["plan"], found, found.get("steps"))
-
-
-def _promise(run: Run) -> str:
-  """Returns the table of `kept`, and what was planned."""
-  plan = run.plan["plan"]
-  whole = {"a step": "time of a step"}
-  whole |= {f"a {x}": f"memory of a {x}" for x in ("chip", "core")}
-  rows = [
-    [
-      whole.get(x.what, x.what),
-      plan_comparison.text(x.promised, x.unit),
-      plan_comparison.text(x.measured, x.unit),
-      NONE if x.ratio is None else f"{x.ratio:.3g}",
-    ]
-    for x in kept(run)
-  ]
-  head = ["", "promised", "measured", "measured / promised"]
-  devices = run.metadata.get("devices", "unknown devices")
-  text = (
-    f"Planned for {plan['topology']} ({plan['chips']} chips), run on"
-    f" {devices}. Promises are estimates of the compiler for a step; measured"
-    " hours include compiling, evaluations and checkpoints."
-  )
-  return (
-    f"<h3>Promised and measured: {breakable(run.label)}</h3>"
-    f"<p>{html.escape(text)}</p>{table('numbers', head, rows)}"
-  )
+  return "<h2>Cost</h2>\n" + beside("", [r.label for r in runs], rows)
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -233,14 +188,6 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
   found: dict[str, Any] = {
     "states": {r.name: state(r)._asdict() for r in runs},
     "costs": {r.name: facts.costs(r) for r in runs},
-    "promises": {
-      r.name: {
-        x.what: {"promised": x.promised, "measured": x.measured}
-        for x in kept(r)
-      }
-      for r in runs
-      if r.plan.get("plan")
-    },
   }
   if len(runs) > 1:
     found["differences"] = differences(runs)

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from vit_jax.callbacks import accounting, plan_comparison
+from vit_jax.callbacks import accounting
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import upgraded
@@ -83,12 +83,11 @@ def changed(trail: list[dict[str, Any]] | None) -> str:
 def costs(run: Run) -> dict[str, float | None]:
   """Returns what a run cost, by the names that the table shows.
 
-  The rates are medians over the lines of the run; None: not measured. The price
-  is that of its device-hours, for a run on TPUs whose plan has a price.
+  The rates are medians over the lines of the run; None: not measured.
   """
   of = lambda name: run.series(f"train/{name}")[1]
   median = lambda values: statistics.median(values) if values else None
-  found = {
+  return {
     "images seen": run.last("train/images_seen"),
     "exaFLOPs": run.last("train/exaflops"),
     "device-hours": run.device_hours,
@@ -97,14 +96,6 @@ def costs(run: Run) -> dict[str, float | None]:
     "MFU": median(of("mfu")),
     "peak bytes": max(of("peak_bytes"), default=None),
   }
-  plan = run.plan.get("plan") or {}
-  price, hours = plan.get("price_per_chip_hour"), found["device-hours"]
-  is_tpu = "TPU" in str(run.metadata.get("devices"))
-  if price and is_tpu and hours is not None:
-    unit = plan.get("price_unit") or ""
-    what = f"price, {unit}" if unit else "price"
-    found[what] = hours * plan_comparison.chip_share(plan) * price
-  return found
 
 
 def cost_texts(run: Run) -> dict[str, str]:

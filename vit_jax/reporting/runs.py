@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.callbacks import accounting, goodput, plan_comparison, run_record
+from vit_jax.callbacks import accounting, goodput, run_record
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
@@ -20,9 +20,25 @@ LOSS = "train/loss"
 PROBES = "probes"  # folder, by vit_jax.scoring.probes
 MAX_NUMBERS = 4_000_000  # in the metrics of a run; 300 MB
 MAX_NAME = 200  # characters, of a metric
-# What is read of metadata.json; see `json_file.faults`.
+# What is read of config.json and metadata.json; see `json_file.faults`.
+CONFIG = {
+  "total_steps": int,
+  "total_epochs": float,
+  "init": str,
+  "model": {
+    "variant": str,
+    "width": int,
+    "depth": int,
+    "mlp_dim": int,
+    "num_heads": int,
+  },
+  "objective": {"kind": str},
+  "data": {"dataset": str, "split": str, "batch_size": int},
+  "optim": {"name": str, "lr": float},
+  "evals": {str: {"kind": str}},
+}
 METADATA = {
-  "config": plan_comparison.CONFIG,
+  "config": CONFIG,
   "image_size": json_file.SIZE,
   "grid": json_file.SIZE,
   "num_classes": int,
@@ -59,7 +75,6 @@ class Run:
   metadata: Contents of metadata.json.
   rows: The lines of metrics.jsonl, in the order written.
   process: Contents of process.json.
-  plan: Contents of plan.json.
   unread: Numbers of the lines of metrics.jsonl that are no such lines.
   """
 
@@ -69,7 +84,6 @@ class Run:
   metadata: dict[str, Any]
   rows: list[dict[str, Any]]
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
-  plan: dict[str, Any] = dataclasses.field(default_factory=dict)
   unread: Sequence[int] = ()
 
   @property
@@ -405,7 +419,7 @@ def _is_run(path: pathlib.Path) -> bool:
 
 def _read(path: pathlib.Path, name: str) -> Run:
   metadata = json_file.read(path / "metadata.json", METADATA)
-  config = json_file.read(path / "config.json", plan_comparison.CONFIG)
+  config = json_file.read(path / "config.json", CONFIG)
   rows, unread = _rows(path / METRICS)
   return Run(
     name,
@@ -414,7 +428,6 @@ def _read(path: pathlib.Path, name: str) -> Run:
     metadata,
     rows,
     json_file.read(path / run_record.FILE, run_record.SHAPE),
-    plan_comparison.read(str(path)),
     unread,
   )
 

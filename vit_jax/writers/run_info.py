@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.callbacks import goodput, plan_comparison
+from vit_jax.callbacks import goodput
 from vit_jax.callbacks.accounting import KEY
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
@@ -234,7 +234,6 @@ def text(run, mesh: Mesh, params) -> str:
     lines.insert(-1, f"average     {average}")
   if sets := sets_text(run):
     lines.append(sets)
-  lines += plan_comparison.lines(run.workdir, config, mesh.size)
   if run.data_note:
     lines.append(f"note        {run.data_note}")
   if fault := unknown_peak(mesh.devices.flat[0].device_kind):
