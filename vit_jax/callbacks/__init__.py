@@ -1,1 +1,5 @@
-"""What happens around a step of a run, one file each."""
+"""What happens around the steps of a run, one file each."""
+
+from vit_jax.callbacks.base import Callback, CallbackList, Stop
+
+__all__ = ("Callback", "CallbackList", "Stop")

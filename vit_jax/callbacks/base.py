@@ -1,0 +1,220 @@
+"""The interface of what happens around the steps of a run.
+
+A `Callback` is one file in this folder, or one class of a user's own:
+
+    class Every1000(Callback):
+      def on_step(self, step, batch, metrics):
+        if step % 1000 == 0:
+          ...
+
+    train_and_evaluate(config, workdir, callbacks=[Every1000()])
+
+`train.py` shows where each method is called. This module imports no jax, so
+that commands that only read runs stay light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  import jax
+
+  from vit_jax.step import TrainState
+
+
+class Stop(BaseException):
+  """Stops a run after the current step, in all its processes; not an error.
+
+  The train loop saves the state and raises it again.
+
+  Attributes:
+    reason: Why the run stops, such as "SIGTERM".
+    step: Updates in the saved state; None: nothing was saved.
+  """
+
+  def __init__(self, reason: str):
+    super().__init__(reason)
+    self.reason = reason
+    self.step: int | None = None
+
+  def __str__(self) -> str:
+    if self.step is None:
+      return f"stopped by {self.reason}"
+    return f"stopped by {self.reason} at step {self.step:,}, which is saved"
+
+
+class Callback:
+  """Observes a run; every method is optional and does nothing here.
+
+  Every process of a run calls the same methods in the same order, so a method
+  may enter a collective of all processes, if it does so in each of them.
+
+  Attributes:
+    name: Key of `state_dict` in the metadata of checkpoints; "": the callback
+      has no state.
+  """
+
+  name = ""
+
+  def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
+    """Begins, when the state is there and before the first batch is read.
+
+    Args:
+      start: Updates already applied; 0 for a new run.
+      state: State before the first step.
+      saved: Metadata of the checkpoint that the run resumes from, with each
+        callback's `state_dict` under its `name`; {} for a new run.
+    """
+
+  def on_phase(self, name: str) -> None:
+    """Notes that the loop enters a phase.
+
+    Args:
+      name: One of "start", "input" (waits for a batch), "compile" (the first
+        step), "step", "evaluation" and "save". After a phase the one around it
+        is entered again.
+    """
+
+  def on_step(
+    self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
+  ) -> None:
+    """Sees every step, as soon as the devices have been given it.
+
+    It should not wait for the newest step: reading a value of `metrics` does.
+
+    Args:
+      step: Updates given to the devices so far, counted from 1.
+      batch: Global arrays of the step: image, label, mask, index.
+      metrics: Scalars of the step on the devices, such as loss.
+    """
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    """Returns the values to write for a step, possibly with more of them.
+
+    Called at every `log_steps`, at the first step, and before a save.
+
+    Args:
+      step: Updates applied so far.
+      values: Metrics of the step as floats, and what the callbacks before this
+        one added; written under the names `train/<key>`.
+
+    Raises:
+      Exception: Ends the run; the state is not saved.
+    """
+    return values
+
+  def on_eval_batch(self) -> None:
+    """Notes progress within an evaluation; may raise `Stop`."""
+
+  def before_save(self, step: int) -> None:
+    """Runs before a checkpoint is written; an exception prevents it."""
+
+  def state_dict(self, step: int) -> dict:
+    """Returns the state to save with the checkpoint of a step, for JSON."""
+    return {}
+
+  def check_stop(self, step: int) -> None:
+    """Raises `Stop` where the run is to stop after this step.
+
+    The last call of each step; all processes must raise it at the same step.
+    """
+
+  def stop_requested(self) -> bool:
+    """Whether this process is about to stop, and should not wait for scores."""
+    return False
+
+  def on_end(self, state: TrainState) -> None:
+    """Runs once after the last step, when its checkpoint is written."""
+
+  def close(self, error: BaseException | None) -> None:
+    """Releases what the callback holds, however the run ends.
+
+    Args:
+      error: What ended the run, possibly a `Stop`; None: it is finished.
+    """
+
+
+class CallbackList:
+  """Calls the methods of several callbacks in their order.
+
+  A context manager: at its end the callbacks are closed, the last one first.
+
+  Args:
+    callbacks: Callbacks of a run; no two may have the same `name`.
+  """
+
+  def __init__(self, callbacks: Iterable[Callback]):
+    self._callbacks = tuple(callbacks)
+    self._phase = "start"
+    names = [c.name for c in self._callbacks if c.name]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+      raise ValueError(
+        f"callbacks: got several with the name {', '.join(twice)}, expected"
+        " different names; a name is the key of a callback's saved state."
+      )
+
+  def __enter__(self) -> CallbackList:
+    return self
+
+  def __exit__(self, kind, error: BaseException | None, trace) -> None:
+    with contextlib.ExitStack() as stack:
+      for callback in self._callbacks:
+        stack.callback(callback.close, error)
+
+  @contextlib.contextmanager
+  def phase(self, name: str) -> Iterator[None]:
+    """The context of a phase; afterwards the phase around it goes on."""
+    before = self._phase
+    self.enter(name)
+    try:
+      yield
+    finally:
+      self.enter(before)
+
+  def enter(self, name: str) -> None:
+    """Enters a phase, which lasts until the next one is entered."""
+    self._phase = name
+    for callback in self._callbacks:
+      callback.on_phase(name)
+
+  def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
+    for callback in self._callbacks:
+      callback.on_start(start, state, saved)
+
+  def on_step(
+    self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
+  ) -> None:
+    for callback in self._callbacks:
+      callback.on_step(step, batch, metrics)
+
+  def on_log(self, step: int, metrics: Mapping) -> dict[str, float]:
+    values = {key: float(value) for key, value in metrics.items()}
+    for callback in self._callbacks:
+      values = callback.on_log(step, values)
+    return values
+
+  def on_eval_batch(self) -> None:
+    for callback in self._callbacks:
+      callback.on_eval_batch()
+
+  def before_save(self, step: int) -> None:
+    for callback in self._callbacks:
+      callback.before_save(step)
+
+  def state_dict(self, step: int) -> dict[str, dict]:
+    """Returns the state of every callback that has a name."""
+    return {c.name: c.state_dict(step) for c in self._callbacks if c.name}
+
+  def check_stop(self, step: int) -> None:
+    for callback in self._callbacks:
+      callback.check_stop(step)
+
+  def stop_requested(self) -> bool:
+    return any(callback.stop_requested() for callback in self._callbacks)
+
+  def on_end(self, state: TrainState) -> None:
+    for callback in self._callbacks:
+      callback.on_end(state)
