@@ -51,17 +51,23 @@ class ConfigError(ValueError):
     )
 
 
-def option(default, doc: str, choices: dict[str, str] | None = None):
+def option(
+  default,
+  doc: str,
+  choices: dict[str, str] | None = None,
+  is_rare: bool = False,
+):
   """Returns a dataclass field that `--help` can describe.
 
   Args:
     default: Value where nothing is set.
     doc: What the option means, with its unit, in a line.
     choices: Every value that it may have, and what each means; None: any.
+    is_rare: Whether only `--help=all` describes it: the numerics of published
+      files, which importing them sets.
   """
-  return dataclasses.field(
-    default=default, metadata={"doc": doc, "choices": choices or {}}
-  )
+  metadata = {"doc": doc, "choices": choices or {}, "is_rare": is_rare}
+  return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -107,8 +113,6 @@ def parse_value(annotation, value, where: str):
   if typing.get_origin(annotation) is tuple:
     if isinstance(value, str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-      value = [value]  # As text has it, and config.json of old runs.
     if not isinstance(value, list | tuple):
       raise fault
     (element, _) = typing.get_args(annotation)

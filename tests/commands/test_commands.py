@@ -298,6 +298,11 @@ def test_the_sections_are_all_options(capsys):
   options = re.compile(r"^  (config\.\S+) = ", re.MULTILINE)
   found = [o for n in parts for o in options.findall(_section(capsys, "-h", n))]
   assert sorted(found) == sorted(options.findall(every))
+  every = _section(capsys, "--help=all", "--config.model.name=bit")
+  section = _section(capsys, "--help=model", "--config.model.name=bit")
+  rare = {"root_pad", "gn_eps", "ws_eps", "ws_eps_on"}
+  only_in_all = {*options.findall(every)} - {*found, *options.findall(section)}
+  assert only_in_all == {f"config.model.{name}" for name in rare}
   assert "config.mesh.fsdp" in found and "config.seed" in found
 
 

@@ -110,32 +110,6 @@ def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
     pixels.apply(images.read(line), text)  # for predict and serve
 
 
-def test_what_is_cut_off_is_used_if_asked(tmp_path, caplog):
-  image = photo(96, 160)
-  png = encoded(image, "PNG", compress_level=0)
-  jpeg = encoded(image, "JPEG")
-  files = {
-    "half.png": png[: len(png) // 2],
-    "half.jpg": jpeg[:1000],
-    "head.jpg": jpeg[: jpeg.index(b"\xff\xda") + 4],
-  }
-  source, record = folder(tmp_path, files)
-  text = "decode|central_crop((96, 160))"
-  (tmp_path / "b" / "0.png").write_bytes(encoded(image, "PNG"))
-  for i in range(3):
-    (tmp_path / "b" / f"{i}.png").write_bytes(encoded(image, "PNG"))
-  assert scored(source, text)["mask"].sum() == 3
-  batch = scored(source, text, truncated="use")
-  (line,) = {m for m in messages(caplog) if "first pixels" in m} or {None}
-  assert batch["mask"].sum() == 5 and line is None  # named before
-  assert not batch["mask"][record["head.jpg"]]
-  half = batch["image"][record["half.png"]]
-  np.testing.assert_array_equal(half[:40], np.asarray(image)[:40])
-  assert not half[-40:].any()
-  first = batch["image"][record["half.jpg"]][:8].astype(int)
-  assert np.abs(first - np.asarray(image)[:8]).max() < 20
-
-
 @pytest.mark.slow
 def test_other_batches_are_the_same_bits(tmp_path):
   text = "decode_inception_crop(16)|flip_lr"

@@ -18,7 +18,7 @@ from vit_jax import experiment, sharding, train_batches, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data
 from vit_jax.checkpointing import checkpointer, convert_state
-from vit_jax.config import MeshConfig, freeze, upgraded
+from vit_jax.config import MeshConfig, freeze
 from vit_jax.sharding import path_of
 
 
@@ -40,7 +40,7 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
     ValueError: No checkpoint of the run, nor its beginning, is before the step.
   """
   folder = epath.Path(workdir)
-  config = freeze(upgraded(json.loads((folder / "config.json").read_text())))
+  config = freeze(json.loads((folder / "config.json").read_text()))
   if number < 1:
     raise ValueError(f"got step {number}, expected 1 or more.")
   source = checkpointer.Checkpointer(workdir, config.checkpoint)

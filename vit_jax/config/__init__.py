@@ -1,7 +1,6 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
 from vit_jax.config.parse import (
-  RENAMED,
   build,
   defaults,
   flat,
@@ -9,7 +8,6 @@ from vit_jax.config.parse import (
   model_from_dict,
   options_of,
   to_dict,
-  upgraded,
 )
 from vit_jax.config.schema import (
   UNIONS,
@@ -30,7 +28,6 @@ from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
-  "RENAMED",
   "UNIONS",
   "CheckpointConfig",
   "ChecksConfig",
@@ -52,5 +49,4 @@ __all__ = (
   "model_from_dict",
   "options_of",
   "to_dict",
-  "upgraded",
 )

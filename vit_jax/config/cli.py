@@ -43,15 +43,6 @@ NO_CHECKPOINT = (
 )
 
 
-# Modules that config files import, and have moved: old name -> new name.
-MOVED = {
-  "vit_jax.recipes": "vit_jax.config.recipes",
-  "vit_jax.opstring": "vit_jax.config.preprocessing",
-  "vit_jax.variants": "vit_jax.families",
-  "vit_jax.datasets": "vit_jax.data.facts",
-}
-
-
 class Args(NamedTuple):
   """A parsed command line.
 
@@ -282,19 +273,9 @@ def _call(
     frames = traceback.extract_tb(e.__traceback__)
     own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
     line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
-    text = _moved(e) or f"{type(e).__name__}: {e}".replace("\\n", " ")
+    text = f"{type(e).__name__}: {e}".replace("\\n", " ")
     faults.append(f"--config={source}, line {line}: {text}")
   return None
-
-
-def _moved(error: Exception) -> str:
-  """Returns the new name of the option or module that was asked for, or ""."""
-  if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
-    return f"{error.name} is now {MOVED[error.name]}; import that."
-  for old, new in config_lib.RENAMED.items():
-    if f'"{old}"' in str(error):
-      return f"config.{old} is now config.{new}; set that."
-  return ""
 
 
 def run_of(checkpoint: str) -> epath.Path | None:
@@ -311,7 +292,7 @@ def _config_in(folder: epath.Path) -> dict | None:
   values = json_file.read(file) if file.is_file() else {}
   if "optim" not in values:
     return None  # that of another program
-  return config_lib.upgraded(values)
+  return values
 
 
 def _config_of(

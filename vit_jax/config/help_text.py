@@ -89,7 +89,7 @@ def section(name: str, values: Mapping) -> str:
     if field.metadata:
       lines += _field_lines(field, values, "config")
     else:
-      lines += _nested_lines(field, values.get(field.name))
+      lines += _nested_lines(field, values.get(field.name), name == ALL)
   if name in (EVALS, ALL):
     for kind, cls in EVALUATORS.items():
       lines += [
@@ -112,7 +112,9 @@ def shown(cls, values: Mapping) -> list[dataclasses.Field]:
   return [f for f in fields if f.metadata and f.name not in unread]
 
 
-def _nested_lines(field, values: Mapping | None) -> Iterator[str]:
+def _nested_lines(
+  field, values: Mapping | None, with_rare: bool
+) -> Iterator[str]:
   """Lines of the options of a section; of `UNIONS`: of the kind in use."""
   values = values if isinstance(values, Mapping) else {}
   where, cls = f"config.{field.name}", field.type
@@ -122,7 +124,10 @@ def _nested_lines(field, values: Mapping | None) -> Iterator[str]:
     cls = kinds.get(kind, next(iter(kinds.values())))
     yield f"  {where}.{selector} = {kind!r}"
     yield from _choice_lines({k: summary(c) for k, c in kinds.items()})
-  yield from _option_lines(shown(cls, values), values, where)
+  options = shown(cls, values)
+  if not with_rare:
+    options = [f for f in options if not f.metadata["is_rare"]]
+  yield from _option_lines(options, values, where)
 
 
 def _option_lines(

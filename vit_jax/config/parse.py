@@ -28,25 +28,6 @@ if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
 MOST_UNKNOWN = 20
 MOST_OPTIONS = 1000  # of a section
 
-# Options that have moved: old path -> new path.
-RENAMED = {
-  "loss": "objective.loss",
-  "label_smoothing": "objective.label_smoothing",
-}
-
-
-def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the config of an earlier version, as `to_dict` makes it now."""
-  values = {**values}
-  for old, new in RENAMED.items():
-    parent, leaf = new.split(".")
-    if old in values and isinstance(values.get(parent, {}), dict):
-      values[parent] = {leaf: values.pop(old), **values.get(parent, {})}
-  for name, (selector, kinds) in UNIONS.items():
-    if isinstance(values.get(name), dict):
-      values[name] = {selector: next(iter(kinds)), **_own(name, values[name])}
-  return values
-
 
 def defaults() -> "ml_collections.ConfigDict":
   """Returns all options at their defaults, to set what differs.
@@ -138,11 +119,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def options_of(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns every option of a config.json, of any version, by its path.
+  """Returns every option of a config.json by its path.
 
-  Options that were added since the file was written have the defaults of now.
+  Options that the file lacks have their defaults; unknown ones stay.
   """
-  values = upgraded(values)
   return flat(to_dict(build(values)[0])) | flat(values)
 
 
@@ -168,11 +148,8 @@ def _build(cls, values, where: str, faults: list[str]):
   if (more := len(unknown) - MOST_UNKNOWN) > 0:
     faults.append(f"{where}: {more:,} more that are no options.")
   for key in unknown[:MOST_UNKNOWN]:
-    if cls is Config and key in RENAMED:
-      faults.append(f"config.{key}: is now config.{RENAMED[key]}; set that.")
-    else:
-      near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
-      faults.append(f"{where}.{str(key)[:120]}: no such option.{near}")
+    near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+    faults.append(f"{where}.{str(key)[:120]}: no such option.{near}")
   built = {}
   for name, field in fields.items():
     if name not in values:

@@ -36,16 +36,6 @@ class DataConfig:
     "encoded records held in memory to shuffle streamed files, over all"
     " processes; those of ImageNet take 110 kB each",
   )
-  truncated: str = option(
-    "skip",
-    "images whose file is cut off, of training and of evaluators. By default"
-    " they count as broken, since half a picture need not show what its label"
-    " says",
-    {
-      "skip": "left out, named and counted, also where a decoder would take it",
-      "use": "the part that is there, the rest black or grey",
-    },
-  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,9 +55,7 @@ TRY_SECONDS = 10.0  # between two tries, after the first few
 FIRST_SECONDS, AWAY_SECONDS = 300.0, 7200.0  # before and after a first batch
 
 
-def row_fns(
-  source: Source, ops: str, root: int, truncated: str = "skip"
-) -> tuple[Callable, Callable]:
+def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
   """Returns a fast and a careful function {"raw", "epoch"} -> row.
 
   Rows of the careful one also have `fault`, string []: why mask is False.
@@ -66,8 +64,6 @@ def row_fns(
     source: Source of the raw records.
     ops: Preprocessing, see `vit_jax.config.preprocessing`.
     root: Root of all keys; the key of a record is (root + epoch, index).
-    truncated: What becomes of images that are cut off, "skip" or "use"; see
-      `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`.
@@ -91,7 +87,7 @@ def row_fns(
   def rescue(element: Record) -> Record:
     record = source.rescue(element["raw"])
     image, fault = tf.numpy_function(
-      lambda data, fault: _rescued(data, fault, truncated == "use", exif),
+      lambda data, fault: _rescued(data, fault, exif),
       [record["image"], record["fault"]],
       [tf.uint8, tf.string],
       stateful=False,
@@ -145,13 +141,12 @@ def row_fns(
   return as_is(quick), as_is(careful)
 
 
-def _rescued(data, fault, use_truncated: bool, exif: bool):
+def _rescued(data, fault, exif: bool):
   """Returns (pixels, why there are none or b"")."""
   fault = encoded.as_bytes(fault)
   if not fault:
     try:
-      data = encoded.as_bytes(data)
-      return images.rescued(data, truncated=use_truncated, exif=exif), b""
+      return images.rescued(encoded.as_bytes(data), exif=exif), b""
     except ValueError as e:
       fault = str(e).encode()
   return np.zeros([1, 1, 3], np.uint8), fault

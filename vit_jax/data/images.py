@@ -8,19 +8,17 @@ The header is read first: an image of more than `MAX_PIXELS` is refused before
 memory is taken for its pixels.
 """
 
-import contextlib
 import glob
 import io
 import os
 import re
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import UInt8
-from PIL import Image, ImageFile
+from PIL import Image
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 # Those alone: Pillow would hand PostScript to another program, whatever the
@@ -47,7 +45,6 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _END, _WITHOUT_LENGTH = 0xD9, (0x01, 0xD8)
 _ORIENTATION = 0x0112  # tag of EXIF
-_lenient_lock = threading.Lock()
 _BYTES = bytes | bytearray | memoryview
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
@@ -114,26 +111,16 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   return _three_channels(image)
 
 
-def rescued(
-  data: bytes, *, truncated: bool = False, exif: bool = True
-) -> UInt8[np.ndarray, "h w 3"]:
+def rescued(data: bytes, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the pixels of a file that another decoder did not take.
 
   Args:
     data: Bytes of the file.
-    truncated: Whether a file that is cut off is used: the rows that are there,
-      the rest black or grey.
     exif: See `read`.
 
   Raises:
     ValueError: As `read`; or the file is cut off.
   """
-  if truncated:
-    with _lenient():
-      found = _from_bytes(data, exif)
-    if not found.any():
-      raise ValueError("is cut off before its first pixels.")
-    return found
   if data.startswith(_JPEG):
     _check_whole(data)
   return _from_bytes(data, exif)
@@ -301,18 +288,6 @@ def _orientation(image: Image.Image) -> int:
   except Exception:  # damaged EXIF may raise anything
     return 1
   return found if 1 <= found <= 8 else 1
-
-
-@contextlib.contextmanager
-def _lenient() -> Iterator[None]:
-  """Lets Pillow decode what there is of a file, in all threads."""
-  with _lenient_lock:
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    try:
-      yield
-    finally:
-      ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _rgb(image: Image.Image, exif: bool):

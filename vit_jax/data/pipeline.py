@@ -41,7 +41,6 @@ def train_batches(
   shuffle_buffer: int = 50_000,
   process_index: int = 0,
   process_count: int = 1,
-  truncated: str = "skip",
 ) -> Iterator[Batch]:
   """Returns an endless iterator of this process's parts of the batches.
 
@@ -56,13 +55,12 @@ def train_batches(
       end of an epoch.
     process_index: Number of this process.
     process_count: Number of processes; must divide the batch size.
-    truncated: See `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
   """
   _check_processes(batch_size, process_index, process_count)
-  row_fns = decoding.row_fns(source, ops, order.root(seed), truncated)
+  row_fns = decoding.row_fns(source, ops, order.root(seed))
 
   def read(step: int, row_fn) -> tf.data.Dataset:
     records = train_records(
@@ -254,7 +252,6 @@ def eval_reader(
   process_index: int = 0,
   process_count: int = 1,
   indices: Sequence[int] | np.ndarray | None = None,
-  truncated: str = "skip",
 ) -> Callable[[], Iterator[Batch]]:
   """Returns a function that reads all records anew with every call.
 
@@ -272,7 +269,6 @@ def eval_reader(
     process_index: Number of this process.
     process_count: Number of processes; must divide `batch_size`.
     indices: The records to yield, in rising order; None: all.
-    truncated: See `DataConfig`.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
@@ -307,7 +303,7 @@ def eval_reader(
     elements = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
     return _batched(elements, row_fn, rows)
 
-  row_fns = decoding.row_fns(source, ops, 0, truncated)
+  row_fns = decoding.row_fns(source, ops, 0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, preprocessing.image_size(ops))
 

@@ -66,5 +66,4 @@ class TrainingData:
       shuffle_buffer=data.shuffle_buffer,
       process_index=process_index,
       process_count=process_count,
-      truncated=data.truncated,
     )

@@ -198,7 +198,6 @@ class Context:
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         indices=indices,
-        truncated=self.config.data.truncated,
       ),
     )
     return reader()

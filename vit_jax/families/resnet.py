@@ -189,16 +189,20 @@ class BiTConfig(ModelConfig):
     None, "factor of the widths; None: the variant's"
   )
   gn_eps: float | None = option(
-    None, "added to GroupNorm's variance; None: 1e-5 (bit_v1: 1e-6)"
+    None,
+    "added to GroupNorm's variance; None: 1e-5 (bit_v1: 1e-6)",
+    is_rare=True,
   )
   ws_eps: float | None = option(
     None,
     "added where kernels are standardised; None: 1e-10 (bit_v1: 1e-5)",
+    is_rare=True,
   )
   ws_eps_on: str | None = option(
     None,
     "what ws_eps is added to; None: the variance (bit_v1: the deviation)",
     {"var": "the variance", "std": "the standard deviation"},
+    is_rare=True,
   )
   root_pad: str = option(
     "zero",
@@ -207,6 +211,7 @@ class BiTConfig(ModelConfig):
       "zero": "zeros, as in BiT's own code",
       "nothing": "values that never are the maximum, as in big_vision's",
     },
+    is_rare=True,
   )
   remat: str = option(
     "none",

@@ -197,15 +197,18 @@ class ViTConfig(ModelConfig):
     None, "factor of the widths of a hybrid's ResNet; None: the variant's"
   )
   gn_eps: float | None = option(
-    None, "added to GroupNorm's variance in a hybrid; None: 1e-6"
+    None, "added to GroupNorm's variance in a hybrid; None: 1e-6", is_rare=True
   )
   ws_eps: float | None = option(
-    None, "added where kernels of a hybrid are standardised; None: 1e-5"
+    None,
+    "added where kernels of a hybrid are standardised; None: 1e-5",
+    is_rare=True,
   )
   ws_eps_on: str | None = option(
     None,
     "what a hybrid's ws_eps is added to; None: the deviation",
     {"var": "the variance", "std": "the standard deviation"},
+    is_rare=True,
   )
 
   NUMERICS: ClassVar = ("gelu", "ln_eps", "posemb_at")

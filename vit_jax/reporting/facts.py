@@ -6,7 +6,6 @@ from typing import Any
 from vit_jax.callbacks import accounting
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.checkpointing import resume_rules
-from vit_jax.config import upgraded
 from vit_jax.options import shown
 from vit_jax.reporting.runs import Run
 
@@ -26,7 +25,7 @@ def facts(run: Run) -> dict[str, str]:
     found["model"] = ", ".join([model.get("variant") or "", *more])
   if metadata.get("num_params"):
     found["parameters"] = f"{metadata['num_params']:,}"
-  if objective := upgraded(config).get("objective"):
+  if objective := config.get("objective"):
     words = [objective.get("kind"), *objective.values()]
     words = dict.fromkeys(w for w in words if isinstance(w, str))
     found["objective"] = ", ".join(words).replace("_", " ")

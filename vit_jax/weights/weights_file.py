@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import json_file, model_from_dict, upgraded
+from vit_jax.config import json_file, model_from_dict
 from vit_jax.losses import PROBABILITIES
 from vit_jax.options import shown
 from vit_jax.weights.google import POS_EMBEDDING
@@ -107,7 +107,7 @@ def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
 
 def _loss_of(metadata: Mapping[str, Any]) -> str | None:
   """Returns the loss that is stated, or that the config of a run names."""
-  objective = upgraded(metadata.get("config") or {}).get("objective")
+  objective = (metadata.get("config") or {}).get("objective")
   named = objective.get("loss") if isinstance(objective, dict) else None
   loss = metadata.get("loss") or named
   if loss is not None and loss not in PROBABILITIES:
