@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower layers first; a module may import its own layer and those below.
 LAYERS = (
-  "options batch devices",
+  "options batch devices paths",
   "families objectives evaluators",
   "config",
   "losses metrics models optim ridge",

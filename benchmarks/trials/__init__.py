@@ -11,6 +11,5 @@ MODULES = (
   "elsewhere",
   "resume",
   "broken_data",
-  "untrusted",
   "long",
 )

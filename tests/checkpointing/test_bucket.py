@@ -17,12 +17,12 @@ import tiny
 from etils import epath
 from etils.epath import backend
 
-from vit_jax import experiment
+from vit_jax import experiment, paths
 from vit_jax.callbacks import fingerprints, run_lock
 from vit_jax.checkpointing import checkpointer, layout, retention
 from vit_jax.commands import verify
 from vit_jax.config import CheckpointConfig
-from vit_jax.weights import beside, npz_file
+from vit_jax.weights import npz_file
 from vit_jax.writers import atomic_files, metric_writer, uploads
 
 
@@ -59,9 +59,9 @@ UNAVAILABLE = tf.errors.UnavailableError(None, None, "HTTP 503")
 
 def test_paths():
   path = epath.Path("gs://bucket/run")
-  assert beside.is_remote(path) and beside.absolute(path) == path
+  assert paths.is_remote(path) and paths.absolute(path) == path
   assert retention.free_bytes(path / "checkpoints") is None
-  assert beside.absolute(epath.Path("run")).is_absolute()
+  assert paths.absolute(epath.Path("run")).is_absolute()
   saver = checkpointer.Checkpointer(str(path), CheckpointConfig())
   assert saver._folder == path / "checkpoints"
 

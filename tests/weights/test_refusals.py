@@ -1,4 +1,4 @@
-"""Broken, foreign and hostile files are refused, with the reason."""
+"""Broken and foreign files are refused, with the reason."""
 
 import pathlib
 import pickle
@@ -6,6 +6,7 @@ import re
 import shutil
 import zipfile
 
+import foreign
 import numpy as np
 import pytest
 from weight_files import (
@@ -18,10 +19,16 @@ from weight_files import (
   save,
 )
 
+import vit_jax
+from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
-from vit_jax.weights import safetensors_file
+from vit_jax.config import model_config, to_dict
+from vit_jax.weights import safetensors_file, timm
 from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.weights_file import EXPECTED
+from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import EXPECTED, model_of
+
+SIZE = dict(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
 
 
 class Touch:
@@ -269,3 +276,84 @@ def test_hugging_face_with_a_pickle_alone(tmp_path):
     " save_pretrained(..., safe_serialization=True)."
   )
   assert not trace.exists()
+
+
+def _timm(path, **changes):
+  model = model_config(**SIZE)
+  params = foreign.random_params(model, 3, (8, 8))
+  ours = {"model": to_dict(model), "image_size": [8, 8], "grid": [2, 2]}
+  arrays = timm.write(params, model)
+  safetensors_file.write(path, arrays, {"vit_jax": ours | changes})
+  return path
+
+
+@pytest.mark.parametrize(
+  "changes, said",
+  [
+    ({"model": {**SIZE, "depth": 999}}, "depth: got 999, expected 2 by the"),
+    ({"model": {**SIZE, "depth": 10**9}}, "depth: got 1000000000, expected 2"),
+    ({"model": [1]}, "model: got [1], expected options by name"),
+    (
+      {"image_size": [8, 800]},
+      "got 8 x 800 pixels, which make 2 x 200",
+    ),
+    ({"image_size": [10, 8]}, "got 10 x 8 pixels, expected multiples of the"),
+    ({"image_size": [0, 8]}, "image_size[0]: got 0, expected a whole number"),
+    ({"image_size": "8"}, "image_size: got '8', expected a list"),
+    ({"class_names": [1]}, "class_names[0]: got 1, expected text"),
+    ({"loss": "x"}, "loss: got 'x', expected one of softmax, sigmoid"),
+    ({"preprocessing": {"ops": "(" * 999}}, "expected operations such as"),
+    ({"preprocessing": 3}, "preprocessing: got 3, expected options by name"),
+  ],
+)
+def test_what_is_stated_beside_the_arrays(tmp_path, changes, said):
+  path = _timm(tmp_path / "x.safetensors", **changes)
+  with pytest.raises(ValueError) as e:
+    vit_jax.load(path, verbose=False)
+  assert str(path) in str(e.value) and said in str(e.value)
+
+
+def test_the_sample_is_whole(tmp_path):
+  vit = vit_jax.load(_timm(tmp_path / "x.safetensors"), verbose=False)
+  assert vit.config == model_config(**SIZE, gelu="tanh")
+
+
+def test_a_number_in_a_name_makes_no_list():
+  """`blocks.99999999` alone once made rows of so many blocks."""
+  names = ["patch_embed.proj.weight", "blocks.0.x", "blocks.99999999.x"]
+  arrays = {n: lazy(np.zeros((8, 3, 4, 4), np.float32)) for n in names}
+  with pytest.raises(ValueError, match="'blocks.99999999.x'"):
+    timm.read(arrays, num_heads=2)
+
+
+@pytest.mark.parametrize(
+  "name, shape, said",
+  [
+    (
+      "Transformer/encoderblock_0/posembed_input/pos_embedding",
+      (5,),
+      "pos_embedding: got shape (5,), expected 3 dimensions",
+    ),
+  ],
+)
+def test_arrays_of_a_vit(tmp_path, name, shape, said):
+  arrays = foreign.random_params(model_config(**SIZE), 3, (8, 8))
+  np.savez(tmp_path / "x.npz", **arrays, **{name: np.zeros(shape, "f")})
+  with pytest.raises(ValueError) as e:
+    weights.read(tmp_path / "x.npz")
+  assert said in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_the_head_of_a_bit(tmp_path):
+  arrays = {
+    "resnet/block1/unit01/a/standardized_conv2d/kernel": np.zeros((1, 1, 4, 4)),
+    "resnet/head/conv2d/kernel": np.zeros((8, 3, 1, 1)),
+  }
+  np.savez(tmp_path / "x.npz", **arrays)
+  with pytest.raises(ValueError, match=r"got shape \(8, 3, 1, 1\), expected"):
+    weights.read(tmp_path / "x.npz")
+
+
+def test_a_config_of_any_type_tells_no_model():
+  assert model_of({"config": "None"}) is None
+  assert model_of({"config": {"model": {"depth": 1}}}) == {"depth": 1}

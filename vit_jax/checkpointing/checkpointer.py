@@ -7,6 +7,7 @@ grid, preprocessing, class names, versions); and `digests.json`, see
 `weights.steps`. Orbax is used here and in `weights.writing` alone.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,11 +25,12 @@ from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import SaveError, Saves
 from vit_jax.checkpointing.writing import Writer, drop_echoes
 from vit_jax.config import CheckpointConfig, ConfigError
-from vit_jax.weights import limits
-from vit_jax.weights.beside import absolute, kind
+from vit_jax.paths import absolute, file_size, kind
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 
+# Bytes of arrays beyond twice their files: a head of zeros compresses well.
+ALWAYS_ALLOWED = 2**27
 MAX_LOST = 5  # checkpoints removed by a training run while they are read
 T = TypeVar("T")
 
@@ -361,7 +363,8 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
   drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
-  described = limits.checked_tree(folder, _described)
+  described = _described(folder)
+  _check_size(folder, described)
   as_numpy = jax.tree.map(
     lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described
   )
@@ -380,6 +383,24 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
 def _described(folder: epath.Path) -> Any:
   """Returns shapes and types of an item, without reading its arrays."""
   return ocp.PyTreeCheckpointHandler().metadata(folder).tree
+
+
+def _check_size(folder: epath.Path, described: Any) -> None:
+  """Raises ValueError if arrays would take far more memory than their files.
+
+  TensorStore fills what no file holds with zeros, whatever shape is stated.
+  """
+  stated = sum(
+    math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    for leaf in jax.tree.leaves(described)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+  )
+  stored = sum(map(file_size, layout.files_in(folder)))
+  if stated > 2 * stored + ALWAYS_ALLOWED:
+    raise ValueError(
+      f"{folder}: got {stored:,} bytes for arrays of {stated:,}, expected at"
+      " least half as many: weights hardly compress. Copy the folder again."
+    )
 
 
 def _compare(

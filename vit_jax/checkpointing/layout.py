@@ -24,7 +24,7 @@ from vit_jax.checkpointing import digests as digests_lib
 from vit_jax.checkpointing.digests import Digest
 from vit_jax.config import json_file, output
 from vit_jax.options import shown
-from vit_jax.weights.beside import absolute, beside, is_remote, kind, length
+from vit_jax.paths import absolute, file_in, file_size, is_remote, kind
 
 FOLDER = "checkpoints"
 DIGESTS = "digests.json"
@@ -158,7 +158,7 @@ def _difference(folder: epath.Path) -> str | None:
     path = folder / name
     if kind(path) != "file":
       return f"{name} is missing"
-    if (found := length(path)) != size:
+    if (found := file_size(path)) != size:
       return f"{name} has {found:,} bytes, expected {size:,}"
     if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
       return f"{name} is not what was written"
@@ -177,7 +177,7 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 def _metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
-    if kind(beside(folder, name)) != "folder":
+    if kind(file_in(folder, name)) != "folder":
       is_empty = not any(folder.iterdir())
       raise DamagedError(
         "the folder is empty" if is_empty else f"{name}/ is missing"
@@ -196,8 +196,8 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not kind(path):
     raise DamagedError(f"{name} is missing")
   try:
-    beside(path.parent, path.name)  # no link
-    found = json_file.parse(json_file.beginning(path), name)
+    file_in(path.parent, path.name)  # no link
+    found = json_file.parse(path.read_bytes(), name)
   except ValueError as e:
     raise DamagedError(str(e).partition("; copy the file")[0]) from None
   if not isinstance(found, dict):
@@ -256,7 +256,7 @@ def write_digests(
   files = {
     str(path.relative_to(folder)): _described(path)
     for item in (*items, "metadata")
-    for path in _files(folder / item)
+    for path in files_in(folder / item)
   }
   kept = {
     "version": VERSION,
@@ -270,15 +270,21 @@ def write_digests(
 
 def _described(path: epath.Path) -> tuple[int, str]:
   """Returns a file's size, and the digest of one that describes arrays."""
-  size, name = length(path), str(path)
+  size, name = file_size(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
   return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
 
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
+def files_in(folder: epath.Path) -> Iterator[epath.Path]:
+  """Yields the files of a folder and of those in it, by name.
+
+  Raises:
+    ValueError: One is a link out of its folder.
+  """
   for path in sorted(folder.iterdir()):
+    file_in(folder, path.name)
     if path.is_dir():
-      yield from _files(path)
+      yield from files_in(path)
     else:
       yield path
 

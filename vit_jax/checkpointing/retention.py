@@ -19,7 +19,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpointing import layout
-from vit_jax.weights.beside import is_remote
+from vit_jax.paths import is_remote
 
 NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
 DAMAGED, DELETED = ".damaged", ".deleted"

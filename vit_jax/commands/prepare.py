@@ -18,7 +18,7 @@ set.
 import argparse
 import sys
 
-from vit_jax.config import commands, json_file
+from vit_jax.config import commands
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -76,7 +76,7 @@ def _only_imports(args: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _options(args: argparse.Namespace):
-  from vit_jax.data.imports import Options
+  from vit_jax.data.imports.listing import Options, read_names
 
   splits = {}
   for part in args.splits.split(",") if args.splits else ():
@@ -88,7 +88,7 @@ def _options(args: argparse.Namespace):
     splits[name] = pattern or None
   classes = None
   if args.classes:
-    classes = tuple(json_file.text_lines(args.classes))
+    classes = read_names(args.classes)
   return Options(splits, args.image, args.label, classes)
 
 

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
   from etils import epath
 
   from vit_jax.checkpointing import checkpointer, layout, retention
-  from vit_jax.weights.beside import absolute
+  from vit_jax.paths import absolute
 
   base = absolute(epath.Path(args.run))
   folder = (

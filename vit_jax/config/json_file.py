@@ -1,8 +1,4 @@
-"""JSON that others wrote: read within limits, and its types looked at.
-
-Size, number of values and depth are bounded before anything is built from the
-text, so that a file cannot take more than a few hundred MB, or a second.
-"""
+"""JSON that others wrote: read, and its types checked."""
 
 import json
 import math
@@ -14,13 +10,7 @@ from etils import epath
 
 from vit_jax.options import shown
 
-MAX_BYTES = 16 * 2**20  # of a file; 43,000 names of classes take 3 MiB
-MAX_VALUES = 500_000  # of a file
-MAX_DEPTH = 100
-MAX_LINES_BYTES = 256 * 2**20  # of a file with a value per line
-MAX_LINE_BYTES = 2**20
 MAX_WHOLE = 2**63 - 1  # where a whole number is asked for
-MAX_NUMBER = 2**127 - 1  # of any; the FLOPs of a long run are beyond 2^63
 
 
 class Whole(NamedTuple):
@@ -38,31 +28,19 @@ def parse(text: str | bytes, where: str) -> Any:
   """Returns the value of a JSON text.
 
   Args:
-    text: At most `MAX_BYTES`.
+    text: The text; bytes are UTF-8.
     where: The file, or the part of one, for messages.
 
   Raises:
-    ValueError: It is no JSON; or has two values of one name, a number beyond
-      128 bits, half a character (a lone surrogate), or more than the limits.
+    ValueError: It is no JSON.
   """
-  if len(text) > MAX_BYTES:
-    raise ValueError(
-      f"{where}: got more than {MAX_BYTES:,} bytes, expected a small JSON file."
-      " Is it the right file?"
-    )
   try:
-    text = text.decode("utf-8") if isinstance(text, bytes) else text
-    # Commas within texts count, too: the true number is not larger.
-    count = sum(map(text.count, ",[{")) + 1
-    if count > MAX_VALUES:
-      raise ValueError(f"about {count:,} values, expected {MAX_VALUES:,}")
-    value = json.loads(text, object_pairs_hook=_unique)
-    _check(value)
+    return json.loads(text)
   except RecursionError:
-    raise ValueError(_no_json(where, f"more than {MAX_DEPTH} levels")) from None
+    message = "too many brackets"
   except ValueError as e:
-    raise ValueError(_no_json(where, str(e))) from None
-  return value
+    message = str(e)
+  raise ValueError(f"{where}: got no JSON ({message}); copy the file again.")
 
 
 def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
@@ -76,9 +54,10 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
     ValueError: It is no JSON object, see `parse`, or of another shape: all
       faults at once.
   """
-  if not epath.Path(path).exists():
+  try:
+    values = parse(_contents(path), str(path))
+  except FileNotFoundError:
     return {}
-  values = parse(contents(path), str(path))
   if not isinstance(values, dict):
     raise ValueError(
       f"{path}: got a {type(values).__name__}, expected options by name. Copy"
@@ -88,25 +67,15 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
   return values
 
 
-def beginning(path: str | os.PathLike) -> bytes:
-  """Returns the bytes of a file, or the first `MAX_BYTES` and one.
-
-  Raises:
-    OSError: It cannot be read.
-  """
-  with epath.Path(path).open("rb") as stream:
-    return stream.read(MAX_BYTES + 1)
-
-
-def contents(path: str | os.PathLike) -> bytes:
-  """Returns what `beginning` does.
+def _contents(path: str | os.PathLike) -> bytes:
+  """Returns the bytes of a file.
 
   Raises:
     FileNotFoundError: There is none.
     ValueError: It cannot be read, as a folder.
   """
   try:
-    return beginning(path)
+    return epath.Path(path).read_bytes()
   except FileNotFoundError:
     raise
   except OSError as e:
@@ -116,65 +85,22 @@ def contents(path: str | os.PathLike) -> bytes:
     ) from None
 
 
-def text_lines(path: str | os.PathLike) -> list[str]:
-  """Returns the lines of a small text that are not blank, stripped.
-
-  Raises:
-    FileNotFoundError: There is none.
-    ValueError: It is no text, or has more than `MAX_BYTES`, or `MAX_VALUES`
-      lines.
-  """
-  data = contents(path)
-  try:
-    lines = data.decode("utf-8").splitlines()
-  except UnicodeDecodeError as e:
-    raise ValueError(
-      f"{path}: got bytes that are no text ({e.reason} at {e.start:,}),"
-      " expected UTF-8. Is it the right file?"
-    ) from None
-  if len(data) > MAX_BYTES or len(lines) > MAX_VALUES:
-    raise ValueError(
-      f"{path}: got more than {MAX_BYTES:,} bytes, or {MAX_VALUES:,} lines;"
-      " expected a small text. Is it the right file?"
-    )
-  return [line.strip() for line in lines if line.strip()]
-
-
 def lines(
   path: str | os.PathLike,
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-  """Yields the number, from 1, and the object of each line that is not blank;
-  None: it has none.
+  """Yields the number, from 1, and the object of each line that is not blank.
 
-  The names of values are kept once for all lines. A line beyond
-  `MAX_LINE_BYTES` is none.
-
-  Raises:
-    ValueError: The file has more than `MAX_LINES_BYTES`.
+  The object is None where the line holds none.
   """
-  names: dict[str, str] = {}
-
-  def row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {names.setdefault(k, k): v for k, v in pairs}
-
   with epath.Path(path).open("rb") as stream:
-    total, number = 0, 1
-    while line := stream.readline(MAX_LINE_BYTES):
-      total += len(line)
-      if total > MAX_LINES_BYTES:
-        raise ValueError(
-          f"{path}: got more than {MAX_LINES_BYTES:,} bytes, expected a file"
-          " of lines; move it away, or keep its last lines (tail)."
-        )
-      this, number = number, number + line.endswith(b"\n")
+    for number, line in enumerate(stream, 1):
       if not line.strip():
         continue
       try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=row)
-        _check(value)
-      except (ValueError, RecursionError):
+        value = json.loads(line)
+      except (RecursionError, ValueError):
         value = None
-      yield this, value if isinstance(value, dict) else None
+      yield number, value if isinstance(value, dict) else None
 
 
 def check(values: Any, shape: Any, where: str) -> None:
@@ -242,38 +168,3 @@ def is_number(value: Any) -> bool:
 
 def _fault(where: str, value: Any, expected: str) -> str:
   return f"{where[:200]}: got {shown(value)}, expected {expected}."
-
-
-def _no_json(where: str, what: str) -> str:
-  return f"{where}: got no JSON ({what}); copy the file again."
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    names = [k for k, _ in pairs]
-    twice = next(k for k in found if names.count(k) > 1)
-    raise ValueError(f"two values of the name {shown(twice)}")
-  return found
-
-
-def _check(value: Any) -> None:
-  """Raises ValueError beyond the depth, 128 bits, or half a character."""
-  level = [value]
-  for _ in range(MAX_DEPTH):
-    below = []
-    for one in level:
-      if isinstance(one, dict):
-        for key in one:
-          key.encode()
-        below += one.values()
-      elif isinstance(one, list):
-        below += one
-      elif isinstance(one, str):
-        one.encode()  # fails for a lone surrogate
-      elif isinstance(one, int) and abs(one) > MAX_NUMBER:
-        raise ValueError("a whole number beyond 128 bits")
-    if not below:
-      return
-    level = below
-  raise ValueError(f"more than {MAX_DEPTH} levels")

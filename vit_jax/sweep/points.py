@@ -24,7 +24,7 @@ from vit_jax.config import (
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
-from vit_jax.weights.beside import absolute
+from vit_jax.paths import absolute
 from vit_jax.writers import atomic_files
 
 HELD_OUT = "val"  # name of the evaluator that chooses

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.families import ModelConfig
-from vit_jax.families.vit import MAX_DEPTH
 from vit_jax.weights.lazy import LazyArray
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
@@ -183,10 +182,6 @@ def _unstacked(name: str, array: LazyArray):
   inner = name.removeprefix(prefix)
   if not array.shape:
     raise ValueError(f"{name}: got a scalar, expected one array a block.")
-  if array.shape[0] > MAX_DEPTH:
-    raise ValueError(
-      f"{name}: got shape {array.shape}, expected at most {MAX_DEPTH:,} blocks."
-    )
   unread, whole = set(range(array.shape[0])), None
 
   def read(i: int) -> np.ndarray:

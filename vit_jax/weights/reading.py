@@ -13,8 +13,8 @@ from etils import epath
 
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
+from vit_jax.paths import file_in
 from vit_jax.weights import bit, download, google, labels
-from vit_jax.weights.beside import beside
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.lazy import LazyArray, lazy
@@ -134,7 +134,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
     return _from_npz(file, open_npz(file))
   if head[8:9] == b"{":
     arrays, texts = open_safetensors(file)
-    config = json_file.read(beside(file.parent, "config.json"))
+    config = json_file.read(file_in(file.parent, "config.json"))
     return from_safetensors(Safetensors(file, arrays, texts, config, options))
   raise ValueError(
     f"got {str(file)!r}, which is neither .npz nor .safetensors"
@@ -145,8 +145,8 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
-      arrays, texts = open_safetensors(beside(folder, name))
-      config = json_file.read(beside(folder, "config.json"))
+      arrays, texts = open_safetensors(file_in(folder, name))
+      config = json_file.read(file_in(folder, "config.json"))
       return from_safetensors(
         Safetensors(folder, arrays, texts, config, options)
       )

@@ -8,8 +8,8 @@ import numpy as np
 from etils import epath
 
 from vit_jax.config import eval_preprocessing, json_file, model_from_dict
+from vit_jax.paths import file_in
 from vit_jax.weights import hf, hf_preprocessing, timm, timm_config
-from vit_jax.weights.beside import beside
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import identify
 from vit_jax.weights.lazy import LazyArray
@@ -110,7 +110,7 @@ def _from_hf(found: Safetensors) -> Weights:
   size = extras["image_size"]
   folder = path if path.is_dir() else path.parent
   about = json_file.read(
-    beside(folder, hf_preprocessing.FILE), hf_preprocessing.READ
+    file_in(folder, hf_preprocessing.FILE), hf_preprocessing.READ
   )
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)

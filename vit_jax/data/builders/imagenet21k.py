@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.builders import imported
 from vit_jax.data.imports.listing import Entry, Split
-from vit_jax.data.imports.tars import BROKEN, TooLarge, members, opened, read
+from vit_jax.data.imports.tars import BROKEN, members, opened, read
 from vit_jax.data.imports.tars import files as tar_files
 
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
@@ -113,9 +113,4 @@ def _images(
       yield Entry(key, fault="is in the tar twice")
       continue
     seen.add(key)
-    try:
-      image = read(tar, member)
-    except TooLarge as e:
-      yield Entry(key, fault=str(e))
-      continue
-    yield Entry(key, image, label)
+    yield Entry(key, read(tar, member), label)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import pathlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -176,6 +177,23 @@ def common_names(
           " Face's Dataset.align_labels_with_mapping makes them so."
         )
   return known.get(most)
+
+
+def read_names(path: str) -> tuple[str, ...]:
+  """Returns the lines of a text that are not blank, stripped.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: It is no text.
+  """
+  try:
+    lines = pathlib.Path(path).read_text("utf-8").splitlines()
+  except UnicodeDecodeError as e:
+    raise ValueError(
+      f"{path}: got bytes that are no text ({e.reason} at {e.start:,}),"
+      " expected UTF-8. Is it the right file?"
+    ) from None
+  return tuple(line.strip() for line in lines if line.strip())
 
 
 def check_names(names: tuple[str, ...], where: str) -> None:

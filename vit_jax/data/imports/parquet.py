@@ -20,7 +20,6 @@ from vit_jax.data.imports.listing import (
 
 _ROWS = 64  # Images in memory at a time.
 _LABELS = 1000  # Labels, which may be texts of any length.
-MAX_EXPANSION = 20
 
 
 def broken() -> tuple[type[Exception], ...]:
@@ -59,7 +58,6 @@ def listed(path: str, options: Options) -> Listing:
       )
   labels = set()
   for path, file in opened.items():
-    _check_expansion(path, file)
     try:
       for batch in file.iter_batches(_LABELS, columns=[label]):
         labels.update(batch.column(0).unique().to_pylist())
@@ -90,20 +88,6 @@ def listed(path: str, options: Options) -> Listing:
   return Listing(
     classes.names, {k: split_of(v) for k, v in by_split.items()}, classes.note
   )
-
-
-def _check_expansion(path: str, file) -> None:
-  """Raises ValueError for a file that states to expand as no images do."""
-  metadata = file.metadata
-  groups = map(metadata.row_group, range(metadata.num_row_groups))
-  stated = sum(group.total_byte_size for group in groups)
-  size = os.path.getsize(path)
-  if not 0 <= stated <= MAX_EXPANSION * size + 2**28:
-    raise ValueError(
-      f"got {path} of {size:,} bytes, which states to expand to {stated:,},"
-      f" expected at most {MAX_EXPANSION} times as many: images do not"
-      " compress."
-    )
 
 
 def _entry(key: str, image, label, classes: Classes) -> Entry:

@@ -26,8 +26,6 @@ from vit_jax.data.imports.listing import (
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
-MAX_LABEL = 1000  # bytes
-MAX_MEMBERS = 100  # of a record
 _AGAIN = "again."  # before the extension of a member that a record has twice
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
@@ -90,8 +88,6 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
           yield Entry(key, fault=fault or "has no label")
         else:
           yield Entry(key, _read(tar, images[0]), label)
-      except tars.TooLarge as e:
-        yield Entry(key, fault=str(e))
       except tars.BROKEN as e:
         yield Entry(key, fault=f"cannot be read: {e}")
 
@@ -103,7 +99,7 @@ def _groups(
 
   Where the tar is broken, the last one is (tar, what is wrong, None).
   """
-  tar, name, members, count, total = None, None, {}, 0, 0
+  tar, name, members, count = None, None, {}, 0
   try:
     with open(path, "rb") as file, tars.opened(file) as tar:
       is_gzip = tars.is_gzip(tar)
@@ -118,10 +114,8 @@ def _groups(
         if stem != name and members:
           yield tar, name, members
           count += 1
-          members, total = {}, 0
-        name, total = stem, total + member.size
-        if len(members) >= MAX_MEMBERS or is_gzip and total > tars.MAX_BYTES:
-          raise tarfile.ReadError(f"record {stem!r} is too large to be one")
+          members = {}
+        name = stem
         extension = _AGAIN * (extension.lower() in members) + extension.lower()
         members[extension] = tars.read(tar, member) if is_gzip else member
       if members:
@@ -135,9 +129,8 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
-  """Returns the text of a label; one that is too long, or broken, is none."""
-  size = len(member) if isinstance(member, bytes) else member.size
+  """Returns the text of a label; b"" where it is broken."""
   try:
-    return _read(tar, member) if size <= MAX_LABEL else b""
+    return _read(tar, member)
   except tars.BROKEN:
     return b""

@@ -1,6 +1,6 @@
-"""Paths of weights: on a disk or in a bucket, none elsewhere by name or link.
+"""Paths on a disk or in a bucket, and names that lead out of no folder.
 
-A bucket is what epath reads by an address, as gs://.
+A bucket is what epath reads by an address, such as gs://.
 """
 
 import os
@@ -11,10 +11,8 @@ from etils import epath
 
 from vit_jax.options import shown
 
-MAX_NAME = 255  # bytes, of most file systems
 
-
-def beside(folder: epath.Path, name: str) -> epath.Path:
+def file_in(folder: epath.Path, name: str) -> epath.Path:
   """Returns the path of a file in a folder; it need not exist.
 
   A link may lead to another place in the folder. In the cache of Hugging Face,
@@ -22,17 +20,14 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
   any place of that model's cache.
 
   Args:
-    folder: The folder that a user named, or that of the file.
-    name: Name of the file, maybe one that an index states.
+    folder: The folder that a user named, or that of the user's file.
+    name: Name of the file, which may come from another file, such as an index.
 
   Raises:
-    ValueError: The name is that of no file in the folder; or it is a link to
-      one outside of it.
+    ValueError: The name, or the link of that name, leads out of the folder.
   """
   path = folder / name
-  is_name = name not in ("", ".", "..") and not set(name) & {*"/\\", "\0"}
-  is_name = is_name and len(name.encode("utf-8", "replace")) <= MAX_NAME
-  if not is_name:
+  if name in ("", ".", "..") or set(name) & {*"/\\\0"}:
     raise ValueError(
       f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
       " folder. Take the files from their publisher."
@@ -40,18 +35,18 @@ def beside(folder: epath.Path, name: str) -> epath.Path:
   if is_remote(folder):
     return path  # buckets have no links
   # epath's own `resolve` follows no links.
-  root, place = (pathlib.Path(p).resolve() for p in (folder, path))
+  root, target = (pathlib.Path(p).resolve() for p in (folder, path))
   if root.parent.name == "snapshots":
     root = root.parent.parent
-  if not place.is_relative_to(root):
+  if not target.is_relative_to(root):
     raise ValueError(
-      f"got {str(path)!r}, which is a link to {place}, outside of its folder;"
+      f"got {str(path)!r}, which is a link to {target}, outside of its folder;"
       " expected a file. Copy it there, if it is the right one."
     )
   return path
 
 
-def is_remote(path: epath.Path) -> bool:
+def is_remote(path: str | os.PathLike) -> bool:
   """Whether a path is in a bucket."""
   return "://" in str(path)
 
@@ -68,8 +63,8 @@ def kind(path: epath.Path) -> str:
   """Returns "file" or "folder"; "" if there is neither.
 
   Raises:
-    OSError: The disk does not tell now. epath's own `exists` and `is_dir` then
-      say that there is nothing.
+    OSError: The disk cannot answer now. epath's own `exists` and `is_dir`
+      would return False.
   """
   if is_remote(path):
     return "folder" if path.is_dir() else "file" if path.exists() else ""
@@ -80,7 +75,7 @@ def kind(path: epath.Path) -> str:
   return "folder" if stat.S_ISDIR(mode) else "file"
 
 
-def length(path: epath.Path) -> int:
+def file_size(path: epath.Path) -> int:
   """Returns the number of bytes of a file.
 
   epath's own `stat` fails where the owner has no name, as in many containers.

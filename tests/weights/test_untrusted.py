@@ -1,0 +1,295 @@
+"""Files that others wrote run nothing, lead nowhere, and fail in one error."""
+
+import ast
+import gzip
+import io
+import json
+import os
+import pathlib
+import pickle
+import random
+import shutil
+import tarfile
+import zipfile
+
+import foreign
+import numpy as np
+import orbax.checkpoint as ocp
+import pyarrow
+import pytest
+from etils import epath
+from flax.traverse_util import unflatten_dict
+from pyarrow import parquet
+
+from vit_jax import paths, weights
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import json_file, model_config, to_dict
+from vit_jax.data.imports import KINDS, Options
+from vit_jax.weights import google, hf, npz_file, safetensors_file
+
+PACKAGE = pathlib.Path(__file__).parents[2] / "vit_jax"
+# What runs code from a file, or writes members of an archive where they say.
+FORBIDDEN = {
+  *("pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle", "xml"),
+  *("torch.load", "yaml.load", "yaml.unsafe_load", "read_pickle", "eval"),
+  *("extractall", "unpack_archive", "tar.extract", "archive.extract"),
+}
+MODEL = model_config(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
+
+
+def calls_and_imports(path):
+  """Yields (dotted name, call or None) of what a file calls and imports."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Call):
+      name = ast.unparse(node.func)
+      yield name, node
+      yield name.rpartition(".")[2], node
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+      yield from ((a.name, None) for a in node.names)
+      yield getattr(node, "module", None), None
+
+
+def test_nothing_is_unpickled_or_extracted():
+  for path in sorted(PACKAGE.rglob("*.py")):
+    for name, call in calls_and_imports(path):
+      assert name not in FORBIDDEN, f"{path}: {name}"
+      if name == "np.load":
+        assert "allow_pickle=False" in ast.unparse(call), path
+      if name == "Image.open":  # Pillow hands PostScript to Ghostscript
+        assert "formats=" in ast.unparse(call), path
+
+
+class Touch:
+  """Makes a file when it is unpickled."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return pathlib.Path.touch, (self.path,)
+
+
+def test_pickles_are_refused_whatever_their_names(tmp_path):
+  trace = tmp_path / "was_here"
+  payload = pickle.dumps(Touch(trace))
+  with zipfile.ZipFile(tmp_path / "torch.npz", "w") as archive:
+    archive.writestr("archive/data.pkl", payload)
+  np.savez(tmp_path / "objects.npz", cls=np.array([Touch(trace)], object))
+  np.save(tmp_path / "objects.npy", np.array([Touch(trace)], object))
+  (tmp_path / "x.safetensors").write_bytes(payload)
+  (tmp_path / "x.npz").write_bytes(payload)
+  files = sorted(tmp_path.iterdir())
+  assert len(files) == 5
+  for path in files:
+    with pytest.raises(ValueError, match=f"{path}.*(pickle|neither .npz nor)"):
+      weights.read(path)
+  assert not trace.exists()
+  pickle.loads(payload)
+  assert trace.exists()  # it would have been there
+
+
+@pytest.mark.parametrize(
+  "name", ["../x", "/etc/passwd", "a/b", "a\\b", "", ".", "..", "\0"]
+)
+def test_names_that_lead_out_of_a_folder(tmp_path, name):
+  with pytest.raises(ValueError, match="expected a file in that folder"):
+    paths.file_in(epath.Path(tmp_path), name)
+
+
+def test_links_that_lead_out_of_a_folder(tmp_path):
+  folder, other = tmp_path / "a", tmp_path / "b"
+  for place in (folder, other):
+    place.mkdir()
+    (place / "x").write_text("")
+  os.symlink(folder / "x", folder / "inside")
+  os.symlink("../b/x", folder / "outside")
+  os.symlink(other, tmp_path / "named")
+  assert paths.file_in(epath.Path(folder), "inside") == folder / "inside"
+  assert paths.file_in(epath.Path(tmp_path / "named"), "x").exists()
+  assert not paths.file_in(epath.Path(folder), "missing").exists()
+  with pytest.raises(ValueError) as e:
+    paths.file_in(epath.Path(folder), "outside")
+  assert str(e.value) == (
+    f"got '{folder}/outside', which is a link to {other}/x, outside of its"
+    " folder; expected a file. Copy it there, if it is the right one."
+  )
+
+
+def test_links_of_hugging_face_s_cache(tmp_path):
+  """`snapshots/REVISION` holds nothing but links into `blobs`."""
+  model = tmp_path / "models--a--b"
+  (model / "blobs").mkdir(parents=True)
+  folder = model / "snapshots/main"
+  folder.mkdir(parents=True)
+  (model / "blobs/0123").write_text("{}")
+  (tmp_path / "secret").write_text("{}")
+  os.symlink("../../blobs/0123", folder / "config.json")
+  os.symlink("../../../secret", folder / "other.json")
+  assert paths.file_in(epath.Path(folder), "config.json").read_text() == "{}"
+  with pytest.raises(ValueError, match="outside of its folder"):
+    paths.file_in(epath.Path(folder), "other.json")
+
+
+def test_an_index_names_files_of_its_own_folder(tmp_path):
+  safetensors_file.write(tmp_path / "x.safetensors", {"a": np.ones(3, "f")}, {})
+  folder = tmp_path / "m"
+  folder.mkdir()
+  index = folder / safetensors_file.INDEX
+  index.write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+  with pytest.raises(ValueError, match="expected a file in that folder"):
+    weights.read(folder)
+
+
+def npy(shape, data):
+  out = io.BytesIO()
+  head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+  np.lib.format.write_array_header_1_0(out, head)
+  return out.getvalue() + data
+
+
+def test_sizes_that_are_stated_beyond_the_file(tmp_path):
+  with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+    archive.writestr("head/kernel.npy", npy((10**6, 10**6), bytes(64)))
+  with pytest.raises(ValueError) as e:
+    npz_file.open_npz(tmp_path / "x.npz")
+  assert str(e.value) == (
+    f"{tmp_path}/x.npz: got 192 bytes for 'head/kernel', expected"
+    " 4,000,000,000,128 for its shape (1000000, 1000000); copy the file again."
+  )
+  head = {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}}
+  text = json.dumps(head).encode()
+  path = tmp_path / "x.safetensors"
+  path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+  with pytest.raises(ValueError, match="cannot be read as .safetensors"):
+    safetensors_file.open_safetensors(path)
+
+
+def test_a_checkpoint_that_states_more_than_its_files_have(tmp_path):
+  tree = {"a": np.ones((4, 4), np.float32)}
+  path = tmp_path / "tree"
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as writer:
+    writer.save(path, ocp.args.PyTreeSave(tree))
+  described = path / "a" / ".zarray"
+  stated = json.loads(described.read_text())
+  described.write_text(json.dumps(stated | {"shape": [10**5, 10**5]}))
+  with pytest.raises(ValueError, match="bytes for arrays of 40,000,000,000"):
+    weights.read(path)
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    (b"[" * 100_000 + b"]" * 100_000, "got no JSON (too many brackets)"),
+    (b"9" * 5000, "got no JSON"),
+    (b"\xff\xfe", "got no JSON"),
+    (b"", "got no JSON (Expecting value"),
+    (b"{", "got no JSON (Expecting property name"),
+  ],
+)
+def test_json_that_is_none(text, message):
+  with pytest.raises(ValueError) as e:
+    json_file.parse(text, "a.json")
+  assert message in str(e.value) and str(e.value).startswith("a.json: got ")
+
+
+def test_lines_of_json(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_bytes(b'{"a": 1}\n\n[1]\n{\xff}\n{"a": 2}\n{"a"')
+  rows = [(1, {"a": 1}), (3, None), (4, None), (5, {"a": 2}), (6, None)]
+  assert list(json_file.lines(path)) == rows
+
+
+def write_npz(folder):
+  np.savez(folder / "x.npz", **google.write(params()))
+
+
+def params():
+  return foreign.random_params(MODEL, 3, (8, 8))
+
+
+def write_hf(folder):
+  arrays, config = hf.write(
+    params(), MODEL, num_classes=3, image_size=(8, 8), class_names=["x"] * 3
+  )
+  safetensors_file.write(folder / "model.safetensors", arrays, {})
+  (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_checkpoint(folder):
+  metadata = {"config": {"model": to_dict(MODEL)}, "image_size": [8, 8]}
+  tree = unflatten_dict(params(), sep="/")
+  checkpointer.write_params(str(folder / "x"), tree, metadata)
+
+
+def write_tar(folder, compress=bytes, name="train.tar"):
+  out = io.BytesIO()
+  with tarfile.open(fileobj=out, mode="w") as tar:
+    for member in ("a/0.jpg", "a/0.cls", "a/1.jpg", "a/1.cls"):
+      info = tarfile.TarInfo(member)
+      info.size = 1
+      tar.addfile(info, io.BytesIO(b"1"))
+  (folder / name).write_bytes(compress(out.getvalue()))
+
+
+def write_tar_gz(folder):
+  write_tar(folder, gzip.compress, "train.tar.gz")
+
+
+def write_parquet(folder):
+  rows = [{"bytes": b"x" * i, "path": None} for i in range(4)]
+  table = pyarrow.table({"image": rows, "label": [0, 1, 0, 1]})
+  parquet.write_table(table, folder / "train.parquet")
+
+
+def read_weights(path):
+  for array in weights.read(path).params.values():
+    np.asarray(array)
+
+
+def read_import(kind):
+  def read(path):
+    for split in KINDS[kind].listed(str(path), Options()).splits.values():
+      for _ in split.entries():
+        pass
+
+  return read
+
+
+READERS = {
+  "npz": (write_npz, read_weights, "x.npz"),
+  "safetensors": (write_hf, read_weights, ""),
+  "checkpoint": (write_checkpoint, read_weights, "x"),
+  "tar": (write_tar, read_import("webdataset:"), ""),
+  "tar.gz": (write_tar_gz, read_import("webdataset:"), ""),
+  "parquet": (write_parquet, read_import("parquet:"), ""),
+}
+
+
+# Orbax's threads outlive for a moment the loop that they report to.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", READERS)
+def test_a_damaged_file_is_read_or_refused_in_one_error(kind, tmp_path):
+  write, read, name = READERS[kind]
+  whole = tmp_path / "whole"
+  whole.mkdir()
+  write(whole)
+  read(whole / name)
+  rng = random.Random(0)
+  files = [f.relative_to(whole) for f in whole.rglob("*") if f.is_file()]
+  num_refused = 0
+  for i in range(30):
+    work = tmp_path / str(i)
+    shutil.copytree(whole, work)
+    victim = work / rng.choice(sorted(files))
+    data = bytearray(victim.read_bytes())
+    if i % 3 == 0:
+      del data[rng.randrange(len(data)) :]
+    for _ in range(3 if data else 0):
+      data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    victim.write_bytes(data)
+    try:
+      read(work / name)
+    except (ValueError, FileNotFoundError) as e:
+      num_refused += 1
+      assert str(work) in str(e) and len(str(e)) < 5000, f"{i}: {e!r}"
+  assert num_refused
