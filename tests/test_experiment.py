@@ -20,12 +20,12 @@ def _config(**changes):
 
 def _faults(config, **kwargs):
   with pytest.raises(ConfigError) as e:
-    experiment.check(config, **kwargs)
+    experiment.setup(config, **kwargs)
   return e.value.faults
 
 
 def test_nothing_to_say():
-  experiment.check(_config())
+  experiment.setup(_config())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -198,7 +198,7 @@ def test_faults_are_told_before_a_data_set_is_made(tmp_path):
 
 
 def _data_faults(**changes):
-  return experiment.Run(_config(**changes)).data_faults()
+  return experiment.Experiment(_config(**changes)).data_faults()
 
 
 def test_faults_of_data_that_are_there_are_none():

@@ -38,7 +38,7 @@ def run(**changes):
     for parent in parents:
       node = node[parent]
     node[name] = value
-  experiment.check(freeze(c))
+  experiment.setup(freeze(c))
 
 
 def without_fewshot(folder):
@@ -47,7 +47,7 @@ def without_fewshot(folder):
   c.data.dataset, c.data.data_dir = "digits", str(folder)
   c.data.batch_size, c.total_steps = 64, 10
   c.evals = {"few": {"kind": "fewshot", "dataset": "dtd"}}
-  experiment.check(freeze(c))
+  experiment.setup(freeze(c))
 
 
 def one_class(folder):

@@ -305,7 +305,7 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
   elif kind == "real":
     from vit_jax import experiment  # TensorFlow comes with it
 
-    return experiment.check(config, faults=found)
+    return experiment.setup(config, faults=found)
   if found := found + _plan().faults(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None

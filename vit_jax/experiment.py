@@ -1,18 +1,19 @@
 """Opens, counts, reads and checks all that a run needs, before its first step.
 
-`check` reports every fault at once, before anything is compiled or a data set
-is prepared, and returns the `Run` with what it found: nothing is opened, read
-or derived from the config a second time.
+`setup` reports every fault at once, before anything is compiled or a data set
+is prepared, and returns the `Experiment` with what it found: nothing is opened,
+read or derived from the config a second time.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 from etils import epath
 
 from vit_jax import batch, missing_data, sharding, weights
+from vit_jax.callbacks.accounting import batches_seen
 from vit_jax.checkpointing import checkpointer, resume, retention
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import faults as word_faults
@@ -27,7 +28,7 @@ from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 
 
-class Run:
+class Experiment:
   """All that a run needs from outside; each part is made on its first use.
 
   Args:
@@ -170,6 +171,47 @@ class Run:
     last = self.facts.total_steps
     return step == last or is_multiple(step, cadence.every_steps)
 
+  def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
+    """Returns the evaluators that score the parameters of a step."""
+    return [e for e in evaluators if self.is_due(e.config, step)]
+
+  def is_log_step(self, step: int) -> bool:
+    """Whether a step has a row of metrics: the first, each log step, a save."""
+    return (
+      step == 1
+      or is_multiple(step, self.config.log_steps)
+      or self.is_due(self.config.checkpoint, step)
+    )
+
+  def train_batches(
+    self, start: int, mesh: jax.sharding.Mesh
+  ) -> Iterator[dict[str, jax.Array]]:
+    """Yields the batches of all processes from a step on, on the devices.
+
+    They go on after the images that were seen, also where the run had batches
+    of another size before.
+
+    Args:
+      start: Updates already applied.
+      mesh: Mesh of the run.
+
+    Raises:
+      DataError: As `batch.checked`.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    batch_size = self.config.data.batch_size
+    first = batches_seen(self.resumed_metadata, start, batch_size)
+    batches = batch.checked(
+      self.data.batches(first, index, count),
+      rows=batch_size // count,
+      image_size=self.facts.image_size,
+      num_classes=self.facts.num_classes,
+      start_step=start,
+      process_index=index,
+      process_count=count,
+    )
+    return (sharding.to_global(b, mesh) for b in batches)
+
   def take_weights(self) -> tuple[dict[str, Any], weights.Report]:
     """Returns the weights to start from, or to evaluate, fitted to the model.
 
@@ -184,7 +226,7 @@ class Run:
     predict: Callable[[Any, jax.Array], Any],
     mesh: jax.sharding.Mesh,
     random_params: Callable[[], Any],
-    beat: Callable[[], None] = lambda: None,
+    on_batch: Callable[[], None] = lambda: None,
   ) -> list[Evaluator]:
     """Returns the evaluators in the order of the config; prepares their data.
 
@@ -192,7 +234,7 @@ class Run:
       predict: (params, uint8 images) -> (logits, out), not jitted.
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
-      beat: See `Context.beat`.
+      on_batch: See `Context.on_batch`.
     """
     made: dict[Any, Any] = {}
     return [
@@ -210,7 +252,7 @@ class Run:
           head=self.head,
           workdir=self.workdir,
           made=made,
-          beat=beat,
+          on_batch=on_batch,
         )
       )
       for e in self.evals
@@ -396,7 +438,7 @@ class Run:
       agreement.check_folder(self.workdir)
 
 
-def check(
+def setup(
   config: Config,
   workdir: str | None = None,
   faults: Iterable[str] = (),
@@ -405,15 +447,15 @@ def check(
   found: weights.Weights | None = None,
   sources: Sources | None = None,
   allowed: Iterable[str] = (),
-) -> Run:
-  """Returns the `Run` of these arguments; `faults` are raised with its own.
+) -> Experiment:
+  """Returns the `Experiment` of these arguments, checked.
 
   Raises:
     ConfigError: All faults.
   """
-  run = Run(config, workdir, data, found, sources, allowed)
-  run.check(faults)
-  return run
+  experiment = Experiment(config, workdir, data, found, sources, allowed)
+  experiment.check(faults)
+  return experiment
 
 
 def is_multiple(step: int, every_steps: int) -> bool:

@@ -184,7 +184,9 @@ def test_a_score_that_is_not_finite_is_left_out():
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   """Gradients are finite, and the update overflows."""
   guard = nonfinite.Guard(
-    experiment.Run(config(), str(tmp_path), Hot(config())), lambda: 4, print
+    experiment.Experiment(config(), str(tmp_path), Hot(config())),
+    lambda: 4,
+    print,
   )
   with pytest.raises(FloatingPointError) as e:
     guard.check(5, {"loss": 1.0, "param_norm": np.inf})
@@ -201,7 +203,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
 )
 def test_options(tmp_path, changes, message):
   with pytest.raises(ConfigError, match=message):
-    experiment.check(config(**changes), str(tmp_path), data=Hot(config()))
+    experiment.setup(config(**changes), str(tmp_path), data=Hot(config()))
 
 
 def test_odd_bytes_in_its_file(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from trials import runs
 
 from vit_jax import train
+from vit_jax.callbacks.defaults import Stopping
 from vit_jax.callbacks.preemption import Notices, Stop
 from vit_jax.config import cli
 from vit_jax.evaluators import fewshot
@@ -60,7 +61,7 @@ def test_a_stopped_run_ends_in_the_same_bits(config, tmp_path, monkeypatch):
 
   stop = At("evaluation", 7)
   with pytest.raises(Stop) as stopped:
-    train.train_and_evaluate(config, str(workdir), stop=stop)
+    train.train_and_evaluate(config, str(workdir), callbacks=[Stopping(stop)])
   assert stopped.value.step == 7 and _steps(workdir) == [7]
   assert _scored(workdir) == []  # given up: made up for
   (run,) = find_runs(workdir)
@@ -78,7 +79,7 @@ def test_a_stopped_run_ends_in_the_same_bits(config, tmp_path, monkeypatch):
 
   with monkeypatch.context() as patch, pytest.raises(Stop) as stopped:
     patch.setattr(fewshot.Fewshot, "score", late)
-    train.train_and_evaluate(config, str(workdir), stop=stop)
+    train.train_and_evaluate(config, str(workdir), callbacks=[Stopping(stop)])
   assert stopped.value.step == 16 and _steps(workdir) == [14, 16]
   assert _scored(workdir) == [(7, "test"), (14, "test"), (15, "few")]
 

@@ -40,7 +40,7 @@ def _config(**changes):
 
 def test_sets_that_are_not_on_disk_are_refused():
   with pytest.raises(ConfigError) as e:
-    experiment.check(_config())
+    experiment.setup(_config())
   pets, advice = e.value.faults
   assert pets.startswith("config.evals.pets.dataset: got data set")
   assert "vit-jax prepare oxford_iiit_pet." in pets
@@ -55,12 +55,12 @@ def test_only_what_is_not_on_disk_is_left_out(key):
   """A misspelt name is a fault whatever the option says."""
   evals = {**EVALS, "a": {**EVALS["a"], key: "tets"}}
   with pytest.raises(ConfigError) as e:
-    experiment.check(_config(evals=evals, fewshot="available"))
+    experiment.setup(_config(evals=evals, fewshot="available"))
   assert [f.split(":")[0] for f in e.value.faults] == [f"config.evals.a.{key}"]
   evals = {"val": {"kind": "classification", "ops": OPS, "split": "test"}}
   evals["val"]["dataset"] = "oxford_iiit_pet"
   with pytest.raises(ConfigError, match="not prepared"):
-    experiment.check(_config(evals=evals, fewshot="available"))
+    experiment.setup(_config(evals=evals, fewshot="available"))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   recipes.with_fewshot(c)
   for e in c.evals.values():
     e["ops"] = OPS
-  prepared = experiment.check(freeze(c))
+  prepared = experiment.setup(freeze(c))
   assert not prepared.left_out and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
   evaluators = prepared.evaluators(

@@ -143,7 +143,7 @@ def test_faults_of_data_are_told_with_the_rest():
     num_examples=100, num_classes=0, class_names=("a",)
   )
   with pytest.raises(ConfigError) as e:
-    experiment.check(_config(optim__lr=-1.0), data=data)
+    experiment.setup(_config(optim__lr=-1.0), data=data)
   text = str(e.value)
   for fault in (
     "config.optim.lr: got -1.0",
@@ -156,7 +156,7 @@ def test_faults_of_data_are_told_with_the_rest():
 
 def test_data_without_what_a_run_asks_of_them():
   with pytest.raises(ConfigError) as e:
-    experiment.check(_config(), data=types.SimpleNamespace())
+    experiment.setup(_config(), data=types.SimpleNamespace())
   text = str(e.value)
   for key in ("num_examples", "num_classes"):
     assert f"data.{key}: got None, expected an int, 1 or more." in text

@@ -224,7 +224,7 @@ def test_golden_text(name):
 )
 def test_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  experiment.check(config, faults=told)
+  experiment.setup(config, faults=told)
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_all_that_is_advertised_can_start():
   found = {}
   for name, argument in _advertised():
     config, told = _without_disk(name, argument)
-    run = experiment.Run(config)
+    run = experiment.Experiment(config)
     told = [
       *told,
       *faults(config),
@@ -259,7 +259,7 @@ def test_all_that_is_advertised_can_start():
 )
 def test_all_that_is_advertised_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  experiment.check(config, faults=told)
+  experiment.setup(config, faults=told)
 
 
 @pytest.mark.parametrize(

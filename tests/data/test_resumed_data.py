@@ -18,16 +18,16 @@ def begun(config, workdir):
   """The metadata of a run that began with the data as they are."""
   workdir.mkdir()
   run_info.write_json(str(workdir), CONFIG, to_dict(config))
-  run = experiment.Run(config, str(workdir))
+  run = experiment.Experiment(config, str(workdir))
   return run_info.metadata(run, {})
 
 
 def faults(config, workdir, metadata, monkeypatch, allowed=()):
   """What a run says that resumes from step 1."""
-  run = experiment.Run(config, str(workdir), allowed=allowed)
+  run = experiment.Experiment(config, str(workdir), allowed=allowed)
   run.newest = 1, []
   is_kept = property(lambda self: metadata)
-  monkeypatch.setattr(experiment.Run, "resumed_metadata", is_kept)
+  monkeypatch.setattr(experiment.Experiment, "resumed_metadata", is_kept)
   return run.resumed.faults()
 
 

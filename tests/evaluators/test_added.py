@@ -110,7 +110,7 @@ def test_it_trains_and_evaluates(tmp_path, capsys):
 
 def test_its_faults_are_told_with_the_others():
   with pytest.raises(ConfigError) as e:
-    experiment.check(
+    experiment.setup(
       _config(temperature=0.0, other="train", split="tets", every_steps=-1)
     )
   faults = "\n".join(e.value.faults)
@@ -121,7 +121,7 @@ def test_its_faults_are_told_with_the_others():
   ):
     assert text in faults
   with pytest.raises(ConfigError, match="unsure.other: got 1297 images"):
-    experiment.check(_config(other="train"))
+    experiment.setup(_config(other="train"))
   with pytest.raises(ConfigError, match="temprature: no such option. Did you"):
     _config(temprature=2.0)
 

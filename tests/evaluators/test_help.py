@@ -76,7 +76,7 @@ def test_every_kind_by_one_command_on_fake_data(tmp_path):
       own += ["dataset=cifar10"]
     words += [f"--config.evals.my_{kind}.{o}" for o in own]
   config = _config(*words)
-  experiment.check(config)
+  experiment.setup(config)
   train_and_evaluate(config, str(tmp_path))
   row = {k: v for r in read_metrics(str(tmp_path)) for k, v in r.items()}
   for kind, (_, metrics) in OF_KIND.items():

@@ -239,7 +239,7 @@ def test_it_trains_and_scores(objects, tmp_path):
 
 def test_a_softmax_is_refused(objects):
   with pytest.raises(ConfigError) as e:
-    experiment.check(
+    experiment.setup(
       _config("objects", objects, objective__loss="softmax", num_classes=4)
     )
   softmax, wide = sorted(e.value.faults, reverse=True)

@@ -180,7 +180,7 @@ def test_a_run_says_which(monkeypatch):
   parts = tiny.Parts(config, jax.devices()[:1])
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  run = experiment.Run(config, "runs/x", data=data)
+  run = experiment.Experiment(config, "runs/x", data=data)
   text = functools.partial(run_info.text, run, mesh, params)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))

@@ -180,11 +180,11 @@ def test_training_starts_from_an_address():
     ],
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
-  (fault,) = experiment.Run(config).weights_faults()
+  (fault,) = experiment.Experiment(config).weights_faults()
   assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in fault
   config = dataclasses.replace(config, init="B/16")
-  (fault,) = experiment.Run(config).weights_faults()
+  (fault,) = experiment.Experiment(config).weights_faults()
   assert fault.startswith("config.init: got 'B/16', the name of a model")
 
 

@@ -13,7 +13,7 @@ DATA = types.SimpleNamespace(num_examples=100, num_classes=10, class_names=None)
 
 def _text(config, **changes):
   parts = tiny.Parts(config)
-  run = experiment.Run(config, "runs/x", data=DATA)
+  run = experiment.Experiment(config, "runs/x", data=DATA)
   for key, value in changes.items():
     setattr(run, key, value)
   return run_info.text(run, parts.mesh, parts.shapes.params)
@@ -48,7 +48,7 @@ def test_no_average_no_line():
 def test_a_loader_is_named_in_the_metadata(tmp_path):
   """The options of the data, which it replaces, keep their defaults."""
   config = tiny.config()
-  run = experiment.Run(config, str(tmp_path), data=DATA)
+  run = experiment.Experiment(config, str(tmp_path), data=DATA)
   found = run_info.metadata(run, tiny.Parts(config).shapes.params)
   assert found["data_given"] == "SimpleNamespace"
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from vit_jax.callbacks.base import Stop
 from vit_jax.callbacks.phases import Phases
 from vit_jax.distributed import exit_codes
 from vit_jax.distributed.signals import ENDING
@@ -25,25 +26,6 @@ from vit_jax.distributed.signals import ENDING
 # theirs to a process and again to its group.
 ONE_NOTICE = 1.0
 SAY_SECONDS = 1.0  # A terminal that is held up does not hold up a notice.
-
-
-class Stop(BaseException):
-  """A run stops, in all its processes at the same point; not an error.
-
-  Attributes:
-    reason: Text of the notice, such as "SIGTERM".
-    step: Updates of the state that is saved; None: none is, nor needs to be.
-  """
-
-  def __init__(self, reason: str):
-    super().__init__(reason)
-    self.reason = reason
-    self.step: int | None = None
-
-  def __str__(self) -> str:
-    if self.step is None:
-      return f"stopped by {self.reason}"
-    return f"stopped by {self.reason} at step {self.step:,}, which is saved"
 
 
 class Place(NamedTuple):

@@ -235,3 +235,24 @@ def _blocks(stream: io.TextIOBase) -> tuple[str, str]:
   except (UnicodeEncodeError, LookupError):
     return "#", "."
   return "█", "░"
+
+
+def note(text: str | None) -> None:
+  """Prints lines to stderr, above the bar where a run shows one.
+
+  Args:
+    text: The lines; None or "": nothing is printed.
+  """
+  if text and _bar is not None:
+    _bar.note(text)
+  elif text:
+    output.write(sys.stderr, f"{text}\n")
+
+
+_bar: Progress | None = None  # the bar on the screen
+
+
+def show(bar: Progress | None) -> None:
+  """Sets the bar that `note` prints above."""
+  global _bar
+  _bar = bar

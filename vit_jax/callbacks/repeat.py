@@ -53,7 +53,7 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
       f"{config.mesh} is for other devices: the step is repeated with {mesh}"
     )
     config = dataclasses.replace(config, mesh=mesh)
-  run = experiment.check(config, data=data)
+  run = experiment.setup(config, data=data)
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, run.facts, mesh)
   metadata = {}

@@ -94,7 +94,7 @@ class Ready(NamedTuple):
   report: What was done with its weights.
   """
 
-  prepared: experiment.Run
+  prepared: experiment.Experiment
   evaluators: list[Evaluator]
   params: Any
   found: weights.Weights
@@ -124,7 +124,7 @@ def open_checkpoint(
     found = weights.read(path)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = experiment.check(config, workdir, found=found, sources=opened)
+  prepared = experiment.setup(config, workdir, found=found, sources=opened)
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, prepared.facts, mesh)
   params, report = prepared.take_weights()

@@ -269,7 +269,7 @@ def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
 def faults_of(task: Task, found: weights.Weights, opened: Sources) -> list[str]:
   """Returns all that is missing for a file to be scored on its sets."""
   try:
-    experiment.check(task.config, found=found, sources=opened)
+    experiment.setup(task.config, found=found, sources=opened)
   except ConfigError as e:
     return [_in_flags(fault, task) for fault in e.faults]
   return []

@@ -282,7 +282,7 @@ def _table_in(workdir: str) -> dict[str, Any]:
 
 def _missing(config: Config) -> str | None:
   """Returns the fault of data that are not on disk; None if all are there."""
-  run = experiment.Run(config)
+  run = experiment.Experiment(config)
   data = config.data
   wanted = [(data.dataset, data.split)]
   wanted += [(e.dataset, e.split) for e in run.evals]

@@ -119,8 +119,8 @@ class Context:
     workdir: Folder of the run, for files of an evaluator; None: none is
       written.
     made: What the evaluators of a run share, see `once`.
-    beat: Called before every batch, by all processes alike; may raise, which
-      ends the evaluation.
+    on_batch: Called before every batch, by all processes alike; may raise,
+      which ends the evaluation.
   """
 
   options: EvaluatorConfig
@@ -132,7 +132,7 @@ class Context:
   head: Any
   workdir: str | None = None
   made: dict[Any, Any] = dataclasses.field(default_factory=dict)
-  beat: Callable[[], None] = lambda: None
+  on_batch: Callable[[], None] = lambda: None
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
     """Returns what the run's first evaluator with this key has made.
@@ -222,7 +222,7 @@ class Context:
 
     before = None
     for batch in batches:
-      self.beat()
+      self.on_batch()
       results = fn(params, to_global(batch, self.mesh))
       jax.tree.map(lambda x: x.copy_to_host_async(), results)
       if before is not None:

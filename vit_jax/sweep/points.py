@@ -235,13 +235,13 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
   try:
     found += _shared_faults(task.config, sources)
-    experiment.check(task.config, sources=sources)
-    experiment.check(final(task.config, every[0].config), sources=sources)
+    experiment.setup(task.config, sources=sources)
+    experiment.setup(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
     found += e.faults
   for point in _unlike(every)[1:]:  # the first is checked above
     try:
-      experiment.check(point.config, sources=sources)
+      experiment.setup(point.config, sources=sources)
     except ConfigError as e:
       found += [f"{point.name}: {f}" for f in e.faults if f not in found]
   return found

@@ -38,12 +38,12 @@ def main(folder: pathlib.Path) -> None:
     np.save(folder / "data" / split / "images.npy", image.astype(np.uint8))
     np.save(folder / "data" / split / "labels.npy", label)
   run = config(f"npy:{folder}/data")
-  assert experiment.Run(run).facts.total_steps == 12 * 40 // 8
+  assert experiment.Experiment(run).facts.total_steps == 12 * 40 // 8
   train_and_evaluate(run, str(folder / "run"))
   scores = evaluate(run, str(folder / "run"))
   assert scores["test/count"] == 20 and scores["test/top1"] == 1
   try:
-    experiment.check(config(f"npy:{folder}"))
+    experiment.setup(config(f"npy:{folder}"))
     raise AssertionError("no fault")
   except ConfigError as e:
     assert "config.data.dataset: got data set 'npy:" in str(e)

@@ -32,7 +32,7 @@ def main(workdir: str) -> None:
   assert 0 < last < math.log(10)
   assert evaluate(config(), workdir) == {"unsure/entropy": last}
   try:
-    experiment.check(config(temperature=-1.0, split="tset"))
+    experiment.setup(config(temperature=-1.0, split="tset"))
     raise AssertionError("no fault")
   except ConfigError as e:
     told = str(e)

@@ -1,0 +1,265 @@
+"""The callbacks that every run has, in their order."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.callbacks import predictions, progress, run_lock
+from vit_jax.callbacks.accounting import account_of
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.nonfinite import KEY, Guard
+from vit_jax.callbacks.phases import Phases
+from vit_jax.callbacks.progress import Progress, note
+from vit_jax.callbacks.startup import Start
+from vit_jax.callbacks.throughput import AHEAD, meter_of
+from vit_jax.checkpointing.checkpointer import Checkpointer
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.experiment import Experiment
+from vit_jax.step import Assembly
+
+
+class RunLock(Callback):
+  def __init__(self, lock: run_lock.Lock):
+    self._lock, self._is_taken = lock, False
+
+  def on_start(self, start, state, saved):
+    self._lock.__enter__()
+    self._is_taken = True
+
+  def before_save(self, step):
+    self._lock.check()
+
+  def close(self, error):
+    if self._is_taken:
+      self._lock.__exit__(error and type(error), error, None)
+
+
+class Startup(Callback):
+  def __init__(self, start: Start):
+    self._start = start
+    self._steps = 0
+
+  def on_start(self, start, state, saved):
+    self._start.ends("model and state")
+
+  def on_phase(self, name):
+    if self._steps == 0 and name == "input":
+      self._start.ends("evaluators")
+    if self._steps == 0 and name == "compile":
+      self._start.ends("first batch")
+
+  def on_step(self, step, batch, metrics):
+    self._steps += 1
+
+  def on_log(self, step, values):
+    note(self._start.text("first step"))
+    return values
+
+  def close(self, error):
+    self._start.__exit__(None, None, None)
+
+
+class NonFinite(Callback):
+  name = KEY
+
+  def __init__(self, run: Experiment, newest, check):
+    self._make = lambda: Guard(run, newest, note, check)
+    self._guard: Guard | None = None
+
+  def on_start(self, start, state, saved):
+    self._guard = self._make()
+
+  def on_step(self, step, batch, metrics):
+    shards = batch["index"].addressable_shards
+    rows = {s.index[0].start or 0: np.asarray(s.data) for s in shards}
+    self._guard._records[step] = np.concatenate([rows[k] for k in sorted(rows)])
+    self._guard.add(step, metrics["fingerprint"])
+
+  def on_log(self, step, values):
+    return self._guard.check(step, values)
+
+  def before_save(self, step):
+    self._guard.check(step, {})
+    self._guard.due()
+
+  def state_dict(self, step):
+    return self._guard.counts()
+
+  def close(self, error):
+    if self._guard:
+      self._guard.close()
+
+
+class LearningRate(Callback):
+  """Adds `lr`, the learning rate of the newest update.
+
+  Args:
+    schedule: Updates applied so far -> learning rate.
+  """
+
+  def __init__(self, schedule: Callable[[jax.Array], jax.Array]):
+    self._schedule = schedule
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    # Skipped steps are no updates, so the schedule does not count them.
+    updates = np.int32(step - 1 - values.get("skipped", 0))
+    rate = jax.device_get(self._schedule(jax.device_put(updates)))
+    return values | {"lr": float(rate)}
+
+
+class Accounting(Callback):
+  name = "accounting"
+
+  def __init__(self, run: Experiment, mesh: Mesh, phases: Phases, lock):
+    self._run, self._phases = run, phases
+    self._make = lambda: account_of(run, mesh.size, phases, lock)
+    self._step = 0
+
+  def on_start(self, start, state, saved):
+    self._account = self._make()
+    self._step = start
+
+  def on_phase(self, name):
+    self._phases.enter(name)
+
+  def on_step(self, step, batch, metrics):
+    self._phases.beat(step)
+    self._step = step
+
+  def on_log(self, step, values):
+    metrics = self._account.metrics(step)
+    values = {**values, "epoch": metrics["train/images_seen"]}
+    values["epoch"] /= self._run.data.num_examples
+    return values | {k.removeprefix("train/"): v for k, v in metrics.items()}
+
+  def state_dict(self, step):
+    return self._account.metadata(step)
+
+  def on_end(self, state):
+    note(self._account.text(self._step))
+
+
+class Throughput(Callback):
+  def __init__(self, run: Experiment, mesh: Mesh):
+    self._meter = meter_of(run.config, run.facts, mesh)
+    self._ends: list = []
+    self._context = None
+
+  def on_phase(self, name):
+    if self._context is not None:
+      self._context.__exit__(None, None, None)
+      self._context = None
+    if name == "input":
+      self._context = self._meter.input()
+    elif name in ("evaluation", "save"):
+      self._context = self._meter.paused()
+    if self._context is not None:
+      self._context.__enter__()
+
+  def on_step(self, step, batch, metrics):
+    self._ends.append(self._meter.runs(metrics["loss"]))
+    if len(self._ends) > AHEAD:
+      self._ends.pop(0).result()
+
+  def on_log(self, step, values):
+    values = values | self._meter.rates(step)
+    note(self._meter.advice(values))
+    return values
+
+  def close(self, error):
+    self._meter.close()
+
+
+class ProgressBar(Callback):
+  def __init__(self, total_steps: int):
+    self._total_steps = total_steps
+    self._progress: Progress | None = None
+
+  def on_start(self, start, state, saved):
+    is_first = jax.process_index() == 0
+    self._progress = Progress(self._total_steps, start, is_shown=is_first)
+    progress.show(self._progress)
+
+  def on_step(self, step, batch, metrics):
+    self._progress.update(step)
+
+  def on_log(self, step, values):
+    self._progress.update(step, values)
+    return values
+
+  def close(self, error):
+    progress.show(None)
+    if self._progress:
+      self._progress.close()
+
+
+class SavePredictions(Callback):
+  def __init__(self, evaluators: list[Evaluator], workdir: str):
+    self._evaluators, self._workdir = evaluators, workdir
+
+  def on_end(self, state):
+    predictions.save(self._evaluators, state.eval_params, self._workdir)
+
+
+def default_callbacks(
+  experiment: Experiment,
+  trainer: Assembly,
+  mesh: Mesh,
+  evaluators: list[Evaluator],
+  checkpointer: Checkpointer,
+  lock: run_lock.Lock,
+  opening: Start,
+  began: float | None,
+) -> list[Callback]:
+  """Returns the callbacks of a run; `on_log` goes through them in this order.
+
+  Args:
+    experiment: The run.
+    trainer: Its model and step.
+    mesh: Its mesh.
+    evaluators: Its evaluators, whose predictions are saved at the end.
+    checkpointer: Its checkpoints.
+    lock: Lock of its folder.
+    opening: Measures the time to the first step.
+    began: Start of the process by time.perf_counter(); None: now.
+  """
+  return [
+    RunLock(lock),
+    NonFinite(experiment, checkpointer.newest, lock.check),
+    LearningRate(trainer.schedule),
+    Throughput(experiment, mesh),
+    Accounting(experiment, mesh, Phases(began), lock),
+    ProgressBar(experiment.facts.total_steps),
+    Startup(opening),
+    SavePredictions(evaluators, experiment.workdir),
+  ]
+
+
+class Stopping(Callback):
+  """Stops a run where its processes agree to."""
+
+  def __init__(self, notices):
+    self._notices = notices
+
+  def on_phase(self, name):
+    self._notices.phases.enter(name)
+
+  def on_step(self, step, batch, metrics):
+    self._notices.phases.beat(step)
+
+  def on_eval_batch(self):
+    self._notices.beat()
+
+  def check_stop(self, step):
+    self._notices.check()
+
+  def stop_requested(self):
+    return self._notices.has_come()
+
+  def on_end(self, state):
+    self._notices.check_last()
+
+  def close(self, error):
+    self._notices.ends(error)
