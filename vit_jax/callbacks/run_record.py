@@ -1,9 +1,9 @@
-"""Who holds the folder of a run, since when, and how it ended: `process.json`.
+"""Which process trains in the folder of a run, and how it ended.
 
-A process that is killed writes no end. So the file names the process, and
-whoever reads it on the same machine can see whether that process is still
-there. See `vit_jax.callbacks.run_lock`, which writes it. Nothing here imports
-jax.
+`process.json` names the process. One that is killed writes no end, so a reader
+on the same machine looks whether the process is still there; a reader on
+another one watches the heartbeat that `vit_jax.callbacks.run_lock` writes.
+Nothing here imports jax.
 """
 
 import os
@@ -11,18 +11,18 @@ import pathlib
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import json_file
 
 FILE = "process.json"
-# Its contents; see `vit_jax.config.json_file.faults`.
+HEARTBEAT = "beat.json"  # rewritten while the process lives
+# Contents of FILE; see `vit_jax.config.json_file.faults`.
 SHAPE = {
   "id": str,
   "host": str,
-  "boot": str,
-  "pids": int,
+  "machine": str,
   "processes": int,
   "pid": json_file.Whole(0, 2**31 - 1),
   "ticks": int,
@@ -30,111 +30,102 @@ SHAPE = {
   "ended": float,
   "how": str,
 }
-BEAT = "beat.json"  # rewritten while the process lives
 FINISHED = "finished"
 
-
-# By its id, what writes the end of each record that this process holds.
-held: dict[str, Callable[[str], None]] = {}
+# Id of each record that this process has not ended -> writes its end.
+open_records: dict[str, Callable[[str], None]] = {}
 
 
 def end(how: str) -> None:
   """Writes the end of the records of this process, if any; from any thread.
 
   Args:
-    how: "finished", the notice that stopped the run, or the error in words.
+    how: "finished", the notice that stopped the run, or its error.
   """
-  while held:
-    _, write = held.popitem()
-    write(how)
+  while open_records:
+    _, write_end = open_records.popitem()
+    write_end(how)
 
 
-def record(num_processes: int = 1) -> dict[str, Any]:
-  """Returns the record of this process.
+def new(
+  num_processes: int = 1,
+  began: float | None = None,
+  earlier: Sequence[Sequence[float]] = (),
+) -> dict[str, Any]:
+  """Returns a record of this process.
+
+  Args:
+    num_processes: Number of processes of the run; this is the first.
+    began: Start of the run in this process, seconds since the epoch; None: now.
+    earlier: Start and last sign of life of each process that trained in the
+      folder before, in order.
 
   Returns:
-    id: A random text, which no other record has.
-    host: Name of the machine.
-    boot: The kernel's own id of its start, shared by all containers on it.
-    pids: Number of the namespace in which `pid` counts.
-    pid, ticks: Number of the process, and when it began, see `_ticks`.
-    processes: How many processes the run has; this is the first.
-    began: Seconds since the epoch.
-    ended, how: None until it ends; then when and how, see `end`.
+    The arguments; "id", a random text; "host", "machine", "pid" and "ticks",
+    which tell this process from any other; "ended" and "how", None until it
+    ends, then when and how, see `end`.
   """
   return {
     "id": secrets.token_hex(8),
     "host": socket.gethostname(),
-    "boot": _boot(),
-    "pids": _pids(),
+    "machine": _machine(),
     "pid": os.getpid(),
-    "ticks": _ticks(os.getpid()),
+    "ticks": _start_ticks(os.getpid()),
     "processes": num_processes,
-    "began": round(time.time(), 3),
+    "began": round(time.time() if began is None else began, 3),
+    "earlier": [list(interval) for interval in earlier],
     "ended": None,
     "how": None,
   }
 
 
-def is_alive(record: dict[str, Any]) -> bool | None:
-  """Whether the process of a record is there; None: it cannot be seen, as it
-  was on another machine, or in a container with its own numbers.
+def is_alive(record: Mapping[str, Any]) -> bool | None:
+  """Whether the run of a record goes on, as far as its process tells.
+
+  None: that cannot be seen from here. The process is, or was, on another
+  machine or in a container with its own numbers; or its number may be another
+  process's by now, which only Linux tells.
 
   Args:
     record: Contents of `process.json`.
   """
-  if record.get("boot") is None:  # not Linux, or by an earlier version
-    if record.get("host") != socket.gethostname():
-      return None
-  elif (record["boot"], record.get("pids")) != (_boot(), _pids()):
+  if record.get("ended") is not None:
+    return False
+  if record.get("machine") != _machine():
     return None
   pid = record.get("pid")
   if not isinstance(pid, int) or pid < 1:
     return False
+  if pid == os.getpid() and record.get("ticks") == _start_ticks(pid):
+    return record.get("id") in open_records  # else an earlier run of ours
   try:
     os.kill(pid, 0)  # sends nothing
   except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:
     pass  # of another user
-  return _ticks(pid) == record.get("ticks")
+  if record.get("ticks") is None:
+    return None
+  return _start_ticks(pid) == record["ticks"]
 
 
-def is_held(record: dict[str, Any]) -> bool | None:
-  """Whether the process of a record still trains; None: it cannot be seen.
-
-  As `is_alive`, but for an earlier run of this process, whose end could not be
-  written, and where nothing tells processes of one number apart.
-  """
-  if record.get("ended") is not None:
-    return False
-  alive = is_alive(record)
-  if alive and record["pid"] == os.getpid():
-    return record.get("id") in held
-  if alive and record.get("ticks") is None:
-    return None  # not Linux: the number may be that of another by now
-  return alive
-
-
-def _boot() -> str | None:
+def _machine() -> str:
+  """Returns the start of the kernel and the numbering of its processes, which
+  a container may have of its own; the host's name where it is not Linux."""
   try:
     path = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip()
+    return f"{path.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
   except OSError:
-    return None
+    return socket.gethostname()
 
 
-def _pids() -> int | None:
-  try:
-    return os.stat("/proc/self/ns/pid").st_ino
-  except OSError:
-    return None
+def _start_ticks(pid: int) -> int | None:
+  """Returns when a process began, in Linux's count.
 
-
-def _ticks(pid: int) -> int | None:
-  """Returns when a process began, in Linux's count, which tells it from a later
-  one of the same number; None where that, or the process, is not there, or has
-  ended and only waits for its parent to take note."""
+  It tells a process from a later one of the same number. None where the count
+  or the process does not exist, or where the process has ended and its parent
+  has not yet taken note.
+  """
   try:
     text = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except OSError:
