@@ -1,4 +1,4 @@
-"""What a run cost: images seen, exaFLOPs, device-hours.
+"""What a run cost, and where its time went, over all of its processes.
 
 The exaFLOPs are those of Table 6 of arXiv:2010.11929, as its numbers imply: 2
 FLOPs per multiply-add, three passes a training step (forward, and backward as
@@ -6,18 +6,29 @@ two), times the images seen; docs/compute.md sets ours beside the paper's. They
 are of the model, whatever is computed again or in addition. Device-hours are
 the devices of the run times the hours on the clock from the compilation of the
 first step on, with evaluations and checkpoints. What an interruption lost is
-not in them: only steps that a checkpoint kept count, once.
+not in them: only steps that a checkpoint has count, once.
+
+The seconds since the very first start are in one bucket each, so they add up to
+the time on the clock: those of `vit_jax.callbacks.phases`; "repeated", what a
+process that died had done since the checkpoint that a later one went back to;
+and "restart", from the last sign of life of a process to the start of the next.
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.callbacks import goodput as goodput_lib
+from vit_jax.callbacks import phases as phases_lib
+from vit_jax.callbacks import run_record
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import format_seconds
+from vit_jax.config import json_file
+
+if TYPE_CHECKING:
+  from vit_jax.step import TrainState
 
 KEY = "accounting"  # in the metadata of a checkpoint
-POSITION = "position"  # there: of the next image in the order of the run
-# What `Account.at` returns; see `vit_jax.config.json_file.faults`.
+# Its contents; see `vit_jax.config.json_file.faults`.
 SHAPE: dict[str, Any] = {
   "images_seen": float,
   "flops": float,
@@ -25,101 +36,149 @@ SHAPE: dict[str, Any] = {
   "device_hours": float,
 }
 SHAPE["init"] = SHAPE  # the run before, and those before that
+BUCKETS = (*phases_lib.NAMES, "repeated", "restart")
+GOODPUT = "goodput"  # share of the seconds that are in "step"
+SECONDS = "seconds/"  # before the name of a bucket
+# Of the metrics, those that depend on the machine.
+MEASURED = ("device_hours", GOODPUT, *(f"{SECONDS}{b}" for b in BUCKETS))
 
 
-class Account:
-  """Counts from the step on at which a process starts or resumes.
+class Accounting(Callback):
+  """Counts cost and time, from the account of the checkpoint on.
 
   Args:
     batch_size: Images per step, over all devices.
     flops_per_image: FLOPs of a training step per image.
     num_devices: Number of devices of all processes.
-    start: Step from which this process trains.
-    before: What the checkpoint of that step states, as `at` returned it; None:
-      it states nothing. The hours are then unknown, unless `start` is 0.
-    init: What the checkpoint that a new run starts from states; a resumed run
-      has it in `before`. None: nothing, or no such checkpoint.
-    goodput: Where the time of the run goes; None: not told.
-    clock: Seconds, for tests.
-    position: Of the first image from `start` on; None: that of batches which
-      always had this size.
+    phases: Clock of this process.
+    workdir: Folder of the run; its record has when earlier processes lived.
+      None: there were none.
+    init: Account of the checkpoint that a new run takes its weights from; a
+      resumed run has it in its own. None: there is none.
+    note: Prints lines, at the end of the run.
+    clock: Seconds since the epoch, for tests.
   """
+
+  name = KEY
 
   def __init__(
     self,
     batch_size: int,
     flops_per_image: int,
     num_devices: int,
-    start: int = 0,
-    before: dict[str, Any] | None = None,
-    init: dict[str, Any] | None = None,
-    goodput: goodput_lib.Goodput | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    position: int | None = None,
+    phases: phases_lib.Phases,
+    workdir: str | None = None,
+    init: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.time,
   ):
     self._batch_size = batch_size
     self._flops_per_image = flops_per_image
     self._num_devices = num_devices
-    self._start = start
-    num_images = start * batch_size
-    self._position = num_images if position is None else position
-    self._before = before or {
-      "images_seen": num_images,
-      "flops": flops_per_image * num_images,
-      "device_hours": None if start else 0.0,
-      "init": init,
-    }
-    self._goodput = goodput
+    self._phases = phases
+    self._workdir = workdir
+    self._init = init
+    self._note = note
     self._clock = clock
-    self._began = clock()
 
-  def at(self, step: int) -> dict[str, Any]:
-    """Returns the account after so many updates, for a checkpoint's JSON.
+  def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
+    del state
+    self._start = self._step = start
+    account = saved.get(KEY) or {}
+    images = start * self._batch_size
+    self._images = account.get("images_seen", images)
+    self._flops = account.get("flops", self._flops_per_image * images)
+    # Unknown where a run resumes from a checkpoint that does not state them.
+    self._device_hours = account.get("device_hours", None if start else 0.0)
+    self._init = account.get("init", self._init)
+    self._position = (
+      batches_seen(saved, start, self._batch_size) * self._batch_size
+    )
+    self._hours_begin = self._clock()
+    process_began = self._hours_begin - sum(self._phases.seconds().values())
+    earlier = run_record.earlier(self._workdir) if self._workdir else []
+    self._began, self._seconds = _until(process_began, account, earlier)
+
+  def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
+    self._step = step
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    account = self.state_dict(step)
+    costs = {k: account[k] for k in ("images_seen", "exaflops", "device_hours")}
+    seconds = account["seconds"]
+    return {
+      **values,
+      **{k: float(v) for k, v in costs.items() if v is not None},
+      GOODPUT: round(_share(seconds), 4),
+      **{f"{SECONDS}{k}": round(v, 3) for k, v in seconds.items()},
+    }
+
+  def state_dict(self, step: int) -> dict[str, Any]:
+    """Returns the account after so many updates.
 
     Returns:
       images_seen, flops (exact), exaflops and device_hours (None: unknown) of
-      this run; and `init`, the same of the run that it started from, or None.
+      this run; `init`, the account of the run that it took its weights from, or
+      None; `position` of the next image in the order of the run; `began`, the
+      first start of the run, seconds since the epoch; `seconds` in each of
+      `BUCKETS`, whose sum is the time since then.
     """
-    before = self._before
     images = (step - self._start) * self._batch_size
-    hours = (self._clock() - self._began) / 3600 * self._num_devices
-    flops = before["flops"] + images * self._flops_per_image
-    known = before["device_hours"]
+    flops = self._flops + images * self._flops_per_image
+    hours = self._device_hours
+    if hours is not None:
+      seconds = self._clock() - self._hours_begin
+      hours += seconds / 3600 * self._num_devices
+    here = self._phases.seconds()
     return {
-      "images_seen": before["images_seen"] + images,
+      "images_seen": self._images + images,
       "flops": flops,
       "exaflops": flops / 1e18,
-      "device_hours": None if known is None else known + hours,
-      "init": before["init"],
+      "device_hours": hours,
+      "init": self._init,
+      "position": self._position + images,
+      "began": self._began,
+      "seconds": {k: v + here.get(k, 0.0) for k, v in self._seconds.items()},
     }
 
-  def metadata(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint of this step states of its cost."""
-    position = self._position + (step - self._start) * self._batch_size
-    found = {"step": step, KEY: self.at(step), POSITION: position}
-    if self._goodput is not None:
-      found[goodput_lib.KEY] = self._goodput.at()
-    return found
-
-  def metrics(self, step: int) -> dict[str, float]:
-    """Returns the numbers of `at`, and of the goodput, by their names in
-    metrics.jsonl."""
-    found = {
-      f"train/{k}": float(v)
-      for k, v in self.at(step).items()
-      if k in ("images_seen", "exaflops", "device_hours") and v is not None
-    }
-    return found | (self._goodput.metrics() if self._goodput else {})
-
-  def text(self, step: int) -> str:
-    """Returns the lines that end a run."""
-    cost = f"cost        {text(self.at(step))}"
-    if self._goodput is None or step == self._start:
-      return cost
-    return f"{self._goodput.text()}\n{cost}"
+  def on_end(self, state: "TrainState") -> None:
+    account = self.state_dict(self._step)
+    if self._step > self._start:
+      self._note(f"goodput     {time_text(account['seconds'])}")
+    self._note(f"cost        {cost_text(account)}")
 
 
-def batches_seen(metadata: dict[str, Any], step: int, batch_size: int) -> int:
+def _until(
+  process_began: float,
+  account: Mapping[str, Any],
+  earlier: Sequence[tuple[float, float]],
+) -> tuple[float, dict[str, float]]:
+  """Returns the first start of a run and its seconds until this process.
+
+  Args:
+    process_began: Start of this process, seconds since the epoch.
+    account: That of the checkpoint; {}: none.
+    earlier: Start and last sign of life of each process before.
+  """
+  seconds = seconds_of_metadata({KEY: account})
+  began = account["began"] if seconds else process_began
+  if not seconds:
+    began = min([process_began, *(first for first, _ in earlier)])
+    seconds = dict.fromkeys(BUCKETS, 0.0)
+  saved_at = began + sum(seconds.values())
+  # Two machines' clocks may differ by more than the restart took.
+  gap = max(0.0, process_began - saved_at)
+  lived = sum(
+    max(0.0, last - max(first, saved_at)) for first, last in earlier
+  )
+  seconds["repeated"] += min(lived, gap)
+  seconds["restart"] += max(0.0, gap - lived)
+  return began, seconds
+
+
+def batches_seen(
+  metadata: Mapping[str, Any], step: int, batch_size: int
+) -> int:
   """Returns how many batches of this size come before the next image.
 
   `step`, unless the run had batches of another size before; rounded down, so
@@ -130,46 +189,74 @@ def batches_seen(metadata: dict[str, Any], step: int, batch_size: int) -> int:
     step: Batches of any size that were taken.
     batch_size: Images of a batch from here on.
   """
-  images = metadata.get(KEY, {}).get("images_seen", step * batch_size)
-  return int(metadata.get(POSITION, images)) // batch_size
+  account = metadata.get(KEY) or {}
+  images = account.get("images_seen", step * batch_size)
+  # Beside the account in checkpoints of before it was in it.
+  position = account.get("position", metadata.get("position", images))
+  return int(position) // batch_size
 
 
-def account_of(run: Any, num_devices: int, phases: Any, held: Any) -> Account:
-  """Returns the account of a run, carried over from where it resumes.
-
-  From now on each beat of the run tells its goodput.
-
-  Args:
-    run: A `prepare.Run` that was checked.
-    num_devices: Number of devices of all processes.
-    phases: `phases.Phases` of this process.
-    held: The run's `lock.Lock`.
-  """
-  key = goodput_lib.KEY
-  goodput = goodput_lib.Goodput(
-    phases, run.resumed_metadata.get(key), held.last_words.get(key)
-  )
-  held.tells = lambda: {key: goodput.at()}
-  size, num_classes = run.facts.image_size, run.facts.num_classes
-  batch_size, metadata = run.config.data.batch_size, run.resumed_metadata
-  batches = batches_seen(metadata, run.start, batch_size)
-  return Account(
-    batch_size,
-    run.config.model.train_flops(size, num_classes),
-    num_devices,
-    run.start,
-    metadata.get(KEY),
-    run.init_metadata.get(KEY),
-    goodput,
-    position=batches * batch_size,
-  )
+def seconds_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Returns the seconds of each bucket in the last row of metrics that has
+  them; {}: none has."""
+  for row in reversed(rows):
+    if seconds := _valid({b: row.get(f"train/{SECONDS}{b}") for b in BUCKETS}):
+      return seconds
+  return {}
 
 
-def text(account: dict[str, Any] | None) -> str:
-  """Returns an account in words, and those of the runs before it.
+def seconds_of_metadata(metadata: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the seconds of each bucket in the metadata of a run or of a
+  checkpoint; {}: it has none, or a damaged account."""
+  account = metadata.get(KEY)
+  if not isinstance(account, dict) or not _is_seconds(account.get("began")):
+    return {}
+  seconds = account.get("seconds")
+  return _valid(seconds) if isinstance(seconds, dict) else {}
+
+
+def _valid(seconds: Mapping[str, Any]) -> dict[str, float]:
+  found = {b: seconds.get(b) for b in BUCKETS}
+  return found if all(map(_is_seconds, found.values())) else {}
+
+
+def _is_seconds(value: Any) -> bool:
+  return json_file.is_number(value) and value >= 0
+
+
+def _share(seconds: Mapping[str, float]) -> float:
+  total = sum(seconds.values())
+  return seconds["step"] / total if total else 0.0
+
+
+def time_text(seconds: Mapping[str, float]) -> str:
+  """Returns buckets as text, the longest first.
 
   Example:
-    >>> text({"images_seen": 1200, "exaflops": 2.5, "device_hours": 0.25})
+    >>> time_text({"start": 30.0, "step": 90.0, "save": 0.0})
+    '75 % of 2m00s in steps: step 1m30s, start 30s'
+  """
+  parts = sorted(seconds.items(), key=lambda item: -item[1])
+  listed = ", ".join(f"{k} {duration(v)}" for k, v in parts if v >= 0.05)
+  total = duration(sum(seconds.values()))
+  return f"{100 * _share(seconds):.0f} % of {total} in steps: {listed}"
+
+
+def duration(seconds: float) -> str:
+  """Returns seconds as text, below 10 with a decimal.
+
+  Example:
+    >>> duration(3.14), duration(61.0)
+    ('3.1s', '1m01s')
+  """
+  return f"{seconds:.1f}s" if seconds < 10 else format_seconds(seconds)
+
+
+def cost_text(account: Mapping[str, Any] | None) -> str:
+  """Returns an account as text, and those of the runs before it.
+
+  Example:
+    >>> cost_text({"images_seen": 1200, "exaflops": 2.5, "device_hours": 0.25})
     '1,200 images seen, 2.5 exaFLOPs, 0.25 device-hours'
   """
   if not account:
@@ -182,8 +269,9 @@ def text(account: dict[str, Any] | None) -> str:
   parts.append(
     "device-hours unknown" if hours is None else f"{number(hours)} device-hours"
   )
-  init = account.get("init")
-  return ", ".join(parts) + (f"; the run before: {text(init)}" if init else "")
+  if init := account.get("init"):
+    return f"{', '.join(parts)}; the run before: {cost_text(init)}"
+  return ", ".join(parts)
 
 
 def number(value: float) -> str:
