@@ -40,6 +40,10 @@ if importlib.util.find_spec("triton"):
 
 import jax  # noqa: E402  (after the flags that it reads)
 
+from vit_jax.callbacks import run_lock  # noqa: E402
+
+run_lock.SETTLE_SECONDS = 0.0  # runs of tests are short, and start one by one
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -1,28 +1,78 @@
-"""What a run cost: closed forms, and once over any number of resumes."""
+"""Cost and time of a run: closed forms, and once over any number of resumes."""
 
 import doctest
+import json
+import time
 
 import pytest
 
-from vit_jax.callbacks import accounting
-from vit_jax.callbacks.accounting import KEY, Account, batches_seen
+from vit_jax.callbacks import accounting, run_record
+from vit_jax.callbacks.accounting import BUCKETS, KEY, Accounting, batches_seen
+from vit_jax.callbacks.phases import Phases
 from vit_jax.config import model_config
 
 
-class Clock:
-  """Seconds that a test sets."""
+class Process:
+  """A process of a run, on a clock that passes as the test sets it.
 
-  now = 5.0
+  Args:
+    start: Step from which it trains.
+    saved: Metadata of the checkpoint.
+    earlier: Start and last sign of life of the processes before.
+  """
 
-  def __call__(self):
-    return self.now
+  now = 1e9
+
+  def __init__(self, start=0, saved=None, earlier=(), **options):
+    self._phases = Phases(clock=lambda: Process.now)
+    options = {
+      "batch_size": 10,
+      "flops_per_image": 2 * 10**15,
+      "num_devices": 8,
+      "num_examples": 100,
+    } | options
+    self.notes = []
+    self.accounting = Accounting(
+      phases=self._phases, note=self.notes.append, **options
+    )
+    self._start = start, None, saved or {}
+    self._earlier = earlier
+
+  def begins(self, monkeypatch):
+    monkeypatch.setattr(run_record, "earlier", lambda _: [*self._earlier])
+    self.accounting.on_start(*self._start)
+    return self
+
+  def spend(self, **seconds):
+    for name, value in seconds.items():
+      with self._phases(name):
+        Process.now += value
+
+  def saves(self, step=0):
+    """Returns metadata through JSON, as a checkpoint has it."""
+    state = self.accounting.state_dict(step)
+    return json.loads(json.dumps({KEY: state}))
+
+  def seconds(self):
+    seconds = self.accounting.state_dict(0)["seconds"]
+    return {k: v for k, v in seconds.items() if v}
+
+
+@pytest.fixture
+def process(monkeypatch):
+  """Makes a process whose training begins."""
+  monkeypatch.setattr(time, "time", lambda: Process.now)
+  monkeypatch.setattr(Process, "now", 1e9)
+  return lambda *args, **options: Process(
+    *args, **{"workdir": "run", **options}
+  ).begins(monkeypatch)
 
 
 def test_examples():
   assert doctest.testmod(accounting).failed == 0
 
 
-def test_closed_form():
+def test_closed_form(process):
   """A patch of 8 on 8 px: one token, and the class token."""
   model = model_config(variant="Ti/8", width=4, depth=1, mlp_dim=8, num_heads=1)
   tokens, width, mlp, classes = 2, 4, 8, 3
@@ -32,26 +82,27 @@ def test_closed_form():
   macs += width * classes
   flops = model.train_flops((8, 8), classes)
   assert flops == 3 * 2 * macs
-  account = Account(16, flops, num_devices=4, clock=Clock()).at(1000)
-  assert account["images_seen"] == 16_000
-  assert account["exaflops"] == 6 * macs * 16_000 / 1e18
+  run = process(batch_size=16, flops_per_image=flops)
+  values = run.accounting.on_log(1000, {"loss": 2.0})
+  assert values["loss"] == 2.0
+  assert values["images_seen"] == 16_000 and values["epoch"] == 160.0
+  assert values["exaflops"] == 6 * macs * 16_000 / 1e18
 
 
-def _run(stops, total=100, num_devices=8, seconds=36.0):
+def _run(process, stops=(), total=100):
   """The account at the end of a run that stops at these steps, and resumes."""
-  before, start = None, 0
+  saved, start = {}, 0
   for stop in (*stops, total):
-    clock = Clock()
-    account = Account(10, 2 * 10**15, num_devices, start, before, clock=clock)
-    clock.now += seconds * (stop - start)
-    before, start = account.at(stop), stop
-    clock.now += 999.0  # lost: no checkpoint has it
-  return before
+    run = process(start, saved)
+    run.spend(step=36.0 * (stop - start))
+    saved, start = run.saves(stop), stop
+    run.spend(step=999.0)  # lost: no checkpoint has it
+  return saved[KEY]
 
 
 @pytest.mark.parametrize("stops", [(), (40,), (10, 20, 90), (100,)])
-def test_carried_over_resumes_once(stops):
-  account = _run(stops)
+def test_carried_over_resumes_once(process, stops):
+  account = _run(process, stops)
   assert account["images_seen"] == 1000
   assert account["exaflops"] == 2.0
   # 100 steps of 36 seconds on 8 devices.
@@ -59,58 +110,171 @@ def test_carried_over_resumes_once(stops):
   assert account["init"] is None
 
 
-def test_batch_and_devices_may_change_where_a_run_resumes():
-  clock = Clock()
-  first = Account(10, 10**18, 2, clock=clock)
-  clock.now += 3600
-  then = Account(5, 10**18, 4, 7, first.at(7), clock=clock)
-  clock.now += 3600
-  account = then.at(9)
+def test_batch_and_devices_may_change_where_a_run_resumes(process):
+  first = process(flops_per_image=10**18, num_devices=2)
+  first.spend(step=3600)
+  then = process(
+    *(7, first.saves(7)), batch_size=5, flops_per_image=10**18, num_devices=4
+  )
+  then.spend(step=3600)
+  account = then.accounting.state_dict(9)
   assert account["images_seen"] == 7 * 10 + 2 * 5
   assert account["exaflops"] == 80 and account["device_hours"] == 2 + 4
 
 
-def test_no_image_is_left_out_however_often_batches_change():
+def test_no_image_is_left_out_however_often_batches_change(process):
   metadata, step, seen = {}, 0, set()
   for size, steps in ((24, 5), (32, 2), (24, 3), (10, 4)):
     first = batches_seen(metadata, step, size) * size
     assert 0 <= len(seen) - first < size
     seen |= {*range(first, first + steps * size)}
-    before = metadata.get(KEY)
-    account = Account(size, 1, 1, step, before, position=first)
+    run = process(step, metadata, batch_size=size)
     step += steps
-    metadata = account.metadata(step)
-    assert seen == {*range(metadata["position"])}
+    metadata = run.saves(step)
+    assert seen == {*range(metadata[KEY]["position"])}
   assert metadata[KEY]["images_seen"] == 24 * 8 + 32 * 2 + 10 * 4
+  # Where it stood in checkpoints of before it was in the account.
+  metadata["position"] = metadata[KEY].pop("position")
+  assert batches_seen(metadata, step, 24) * 24 <= len(seen)
 
 
-def test_a_checkpoint_that_states_nothing():
+def test_a_checkpoint_that_states_nothing(process):
   """Images and FLOPs follow from the step; hours do not."""
-  clock = Clock()
-  account = Account(10, 10**17, 1, start=20, clock=clock)
-  clock.now += 3600
-  assert account.at(30) == {
-    "images_seen": 300,
-    "flops": 300 * 10**17,
-    "exaflops": 30.0,
-    "device_hours": None,
-    "init": None,
-  }
-  assert "train/device_hours" not in account.metrics(30)
-  assert accounting.text(account.at(30)).endswith("device-hours unknown")
+  run = process(20, flops_per_image=10**17)
+  run.spend(step=3600)
+  account = run.accounting.state_dict(30)
+  assert account["images_seen"] == account["position"] == 300
+  assert account["flops"] == 300 * 10**17 and account["exaflops"] == 30.0
+  assert account["device_hours"] is account["init"] is None
+  assert "device_hours" not in run.accounting.on_log(30, {})
+  assert accounting.cost_text(account).endswith("device-hours unknown")
 
 
-def test_the_run_before_is_stated_beside_not_added():
-  first = _run(())
-  clock = Clock()
-  tuned = Account(1, 10**15, 1, init=first, clock=clock)
-  clock.now += 1800
-  resumed = Account(1, 10**15, 1, 5, tuned.at(5), clock=clock)
-  clock.now += 1800
-  account = resumed.at(10)
+def test_the_run_before_is_stated_beside_not_added(process):
+  first = _run(process)
+  options = dict(batch_size=1, flops_per_image=10**15, num_devices=1)
+  tuned = process(init=first, **options)
+  tuned.spend(step=1800)
+  resumed = process(5, tuned.saves(5), **options)
+  resumed.spend(step=1800)
+  account = resumed.accounting.state_dict(10)
   assert account["init"] == first
   assert account["images_seen"] == 10 and account["device_hours"] == 1.0
-  assert accounting.text(account) == (
+  assert accounting.cost_text(account) == (
     "10 images seen, 0.01 exaFLOPs, 1 device-hours; the run before: 1,000"
     " images seen, 2 exaFLOPs, 8 device-hours"
   )
+
+
+def test_the_time_of_one_process(process):
+  run = process()
+  seconds = dict(start=3.0, compile=4.0, input=0.5, step=10.0, save=2.5)
+  run.spend(**seconds)
+  assert run.seconds() == seconds
+  values = run.accounting.on_log(1, {})
+  assert values.keys() >= {"goodput", *(f"seconds/{b}" for b in BUCKETS)}
+  assert values["goodput"] == 0.5
+  row = {f"train/{k}": v for k, v in values.items()}
+  assert accounting.seconds_of_rows([{"step": 1, **row}, {"step": 1}]) == {
+    **dict.fromkeys(BUCKETS, 0.0),
+    **seconds,
+  }
+  run.accounting.on_step(1, {}, {})
+  run.accounting.on_end(None)
+  assert run.notes == [
+    "goodput     50 % of 20s in steps: step 10s, compile 4.0s, start 3.0s, save"
+    " 2.5s, input 0.5s",
+    "cost        10 images seen, 0.02 exaFLOPs, 0.0444 device-hours",
+  ]
+
+
+def test_killed_after_a_checkpoint(process):
+  """All from the checkpoint to the last sign of life is done again."""
+  first = process()
+  first.spend(start=3.0, step=10.0, save=1.0)
+  saved = first.saves()
+  first.spend(step=4.0, input=2.0, evaluation=5.0)
+  earlier = [(1e9, Process.now)]
+  Process.now += 60.0  # killed at some time in this minute
+  second = process(0, saved, earlier)
+  second.spend(start=3.0, step=7.0)
+  assert second.seconds() == {
+    **{"start": 6.0, "step": 17.0, "save": 1.0},
+    **{"repeated": 11.0, "restart": 60.0},
+  }
+  assert sum(second.seconds().values()) == Process.now - 1e9
+  # Killed again before another checkpoint.
+  earlier += [(Process.now - 10.0, Process.now)]
+  Process.now += 30.0
+  third = process(0, saved, earlier)
+  assert third.seconds() == {
+    **{"start": 3.0, "step": 10.0, "save": 1.0},
+    **{"repeated": 21.0, "restart": 90.0},
+  }
+  assert sum(third.seconds().values()) == Process.now - 1e9
+
+
+def test_killed_after_the_checkpoint_and_before_another_sign(process):
+  first = process()
+  first.spend(step=10.0)
+  saved = first.saves()
+  Process.now += 7.0
+  second = process(0, saved, [(1e9, 1e9 + 2.0)])
+  assert second.seconds() == {"step": 10.0, "restart": 7.0}
+
+
+def test_killed_before_its_first_checkpoint_and_again(process):
+  earlier = []
+  for _ in range(3):
+    began = Process.now
+    process(earlier=earlier).spend(start=2.0, step=5.0)
+    earlier.append((began, Process.now))
+    Process.now += 1.0
+  run = process(earlier=earlier)
+  assert run.seconds() == {"repeated": 21.0, "restart": 3.0}
+  assert run.accounting.state_dict(0)["began"] == 1e9
+
+
+def test_an_older_checkpoint_and_then_the_newer_one(process):
+  """The newest is damaged, then mended: no second is lost, or counted twice."""
+  first = process()
+  first.spend(step=10.0)
+  old = first.saves()
+  first.spend(step=10.0)
+  new = first.saves()
+  earlier = [(1e9, Process.now)]
+  second = process(0, old, earlier)
+  assert second.seconds() == {"step": 10.0, "repeated": 10.0}
+  second.spend(start=1.0)
+  third = process(0, new, [*earlier, (Process.now - 1.0, Process.now)])
+  assert third.seconds() == {"step": 20.0, "repeated": 1.0}
+  assert sum(third.seconds().values()) == Process.now - 1e9
+
+
+def test_another_machine_whose_clock_is_behind(process):
+  first = process()
+  first.spend(step=100.0)
+  saved = first.saves()
+  earlier = [(1e9, Process.now)]
+  Process.now -= 30.0
+  second = process(0, saved, earlier)
+  second.spend(start=1.0)
+  assert second.seconds() == {"step": 100.0, "start": 1.0}
+
+
+@pytest.mark.parametrize(
+  "account",
+  [
+    *(None, {}, {"began": 1.0}, {"began": 1.0, "seconds": []}),
+    {"began": 1.0, "seconds": {b: -1.0 for b in BUCKETS}},
+    {"began": float("nan"), "seconds": dict.fromkeys(BUCKETS, 1.0)},
+    {"began": 1.0, "seconds": dict.fromkeys(BUCKETS, "1")},
+  ],
+)
+def test_damaged_times_are_none(process, account):
+  run = process(0, {KEY: account})
+  assert run.seconds() == {} and run.accounting.state_dict(0)["began"] == 1e9
+  run.spend(start=1.0)
+  run.accounting.on_step(1, {}, {})
+  run.accounting.on_end(None)
+  assert run.notes[0] == "goodput     0 % of 1.0s in steps: start 1.0s"

@@ -1,8 +1,6 @@
 """One run at a time in a folder: the second is refused, a dead one is not."""
 
 import contextlib
-import errno
-import io
 import json
 import os
 import pathlib
@@ -18,15 +16,16 @@ import disk
 import pytest
 
 from vit_jax.callbacks import run_lock, run_record
-from vit_jax.callbacks.goodput import KEY, Goodput
-from vit_jax.callbacks.phases import Phases
 from vit_jax.config import ConfigError
 from vit_jax.writers import atomic_files
 
-HOLDS = (
-  "import sys, time; from vit_jax.callbacks.run_lock import Lock\n"
-  "with Lock(sys.argv[1]): print('held', flush=True); time.sleep(600)"
+HOLD = (
+  "import sys, time; from vit_jax.callbacks.run_lock import RunLock\n"
+  "with RunLock(sys.argv[1]): print('held', flush=True); time.sleep(600)"
 )
+
+
+FILES = {run_record.FILE, run_record.HEARTBEAT}
 
 
 def _record(folder):
@@ -35,24 +34,28 @@ def _record(folder):
 
 def _write(folder, **changes):
   """Writes a record of another machine, whose run was not ended."""
-  record = run_record.record(4) | {"host": "pod-7", "boot": "x", "pid": 4242}
+  record = run_record.new(4) | {
+    "host": "pod-7",
+    "machine": "another",
+    "pid": 4242,
+  }
   record |= {"began": 1e9, **changes}
   (folder / run_record.FILE).write_text(json.dumps(record))
   return record
 
 
 @contextlib.contextmanager
-def _beating(folder):
-  """Another machine rewrites the beat."""
+def _heartbeats(folder):
+  """Another machine rewrites the heartbeat."""
   stop = threading.Event()
 
-  def beats():
+  def write():
     for count in range(1000):
-      (folder / run_record.BEAT).write_text(f"{count}")
+      (folder / run_record.HEARTBEAT).write_text(f"{count}")
       if stop.wait(0.2):
         return
 
-  thread = threading.Thread(target=beats)
+  thread = threading.Thread(target=write)
   thread.start()
   try:
     yield
@@ -63,36 +66,37 @@ def _beating(folder):
 
 @pytest.fixture
 def soon(monkeypatch):
-  """Seconds become tenths."""
-  for name in ("BEAT_SECONDS", "WATCH_SECONDS", "SETTLE_SECONDS"):
+  """The lock is thirty times as fast."""
+  for name in ("HEARTBEAT", "WATCH", "POLL", "SETTLE"):
+    name += "_SECONDS"
     monkeypatch.setattr(run_lock, name, getattr(run_lock, name) / 30)
 
 
 def test_where_numbers_alone_tell_processes_apart(monkeypatch):
-  monkeypatch.setattr(run_record, "_ticks", lambda pid: None)  # as on a Mac
-  monkeypatch.setattr(run_record, "_boot", lambda: None)
-  record = run_record.record()
-  assert run_record.is_held(record) is False  # this process holds no folder
-  assert run_record.is_held(record | {"pid": os.getppid()}) is None
-  assert run_record.is_held(record | {"pid": 2**22 + 1}) is False
+  """As on a Mac."""
+  monkeypatch.setattr(run_record, "_start_ticks", lambda pid: None)
+  record = run_record.new()
+  assert run_record.is_alive(record) is False  # this process has no folder
+  assert run_record.is_alive(record | {"pid": os.getppid()}) is None
+  assert run_record.is_alive(record | {"pid": 2**22 + 1}) is False
 
 
 def test_a_record_that_cannot_be_read_now_is_no_leave(tmp_path):
   (tmp_path / run_record.FILE).symlink_to(run_record.FILE)  # to itself
   with pytest.raises(ConfigError, match="cannot be read and written"):
-    run_lock.Lock(str(tmp_path))
+    run_lock.RunLock(str(tmp_path))
 
 
 def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   process = subprocess.Popen(
-    [sys.executable, "-c", HOLDS, str(tmp_path)],
+    [sys.executable, "-c", HOLD, str(tmp_path)],
     stdout=subprocess.PIPE,
     text=True,
   )
   assert process.stdout.readline() == "held\n"
   before = disk.contents(tmp_path)
   with pytest.raises(ConfigError) as e:
-    run_lock.Lock(str(tmp_path))
+    run_lock.RunLock(str(tmp_path))
   (fault,) = e.value.faults
   assert re.fullmatch(
     f"--workdir: got '{tmp_path}', in which another run trains: host .*,"
@@ -103,52 +107,53 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   assert disk.contents(tmp_path) == before
   process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing
   with pytest.raises(ConfigError):
-    run_lock.Lock(str(tmp_path))
+    run_lock.RunLock(str(tmp_path))
   process.kill()
   process.wait()
-  with run_lock.Lock(str(tmp_path)):
+  with run_lock.RunLock(str(tmp_path)):
     assert _record(tmp_path)["pid"] == os.getpid()
 
 
 def test_one_process_may_not_hold_it_twice(tmp_path):
   with (
-    run_lock.Lock(str(tmp_path)),
+    run_lock.RunLock(str(tmp_path)),
     pytest.raises(ConfigError, match="another"),
   ):
-    run_lock.Lock(str(tmp_path))
-  with pytest.raises(ValueError), run_lock.Lock(str(tmp_path)):
+    run_lock.RunLock(str(tmp_path))
+  with pytest.raises(ValueError), run_lock.RunLock(str(tmp_path)):
     raise ValueError("what was wrong")
   assert _record(tmp_path)["how"] == "ValueError: what was wrong"
   record = _record(tmp_path) | {"ended": None}  # its end was not written
   (tmp_path / run_record.FILE).write_text(json.dumps(record))
-  with run_lock.Lock(str(tmp_path)):
+  with run_lock.RunLock(str(tmp_path)):
     pass
-  names = {p.name for p in tmp_path.iterdir()}
-  assert names == {run_record.FILE, run_record.BEAT}
+  assert {p.name for p in tmp_path.iterdir()} == FILES
 
 
 @pytest.mark.parametrize(
   "where",
   [
     pytest.param({}, marks=pytest.mark.slow),
-    {"boot": run_record._boot(), "pids": 7},
+    {"machine": f"{run_record._machine()}7"},
   ],
 )
-def test_elsewhere_a_beat_tells(tmp_path, soon, where):
+def test_elsewhere_the_heartbeat_tells(tmp_path, soon, where):
   """On another machine, and in a container on this one."""
   _write(tmp_path, **where)
-  said = []
-  with _beating(tmp_path), pytest.raises(ConfigError) as e:
-    run_lock.Lock(str(tmp_path), said.append)
+  notes = []
+  with _heartbeats(tmp_path), pytest.raises(ConfigError) as e:
+    run_lock.RunLock(str(tmp_path), notes.append)
   assert "host pod-7, process 4242, the first of 4, begun 2001-09-09" in str(
     e.value
   )
   began = time.monotonic()
-  with run_lock.Lock(str(tmp_path), said.append):  # the beat stands still now
+  with run_lock.RunLock(
+    str(tmp_path), notes.append
+  ):  # the beat stands still now
     assert time.monotonic() - began > run_lock.WATCH_SECONDS
     assert _record(tmp_path)["pid"] == os.getpid()
-  assert "that run gave no sign of life" in said[-1]
-  assert all("waits  " in x and "pod-7" in x for x in (said[0], said[-2]))
+  assert "that run gave no sign of life" in notes[-1]
+  assert all("waits  " in x and "pod-7" in x for x in (notes[0], notes[-2]))
 
 
 @pytest.mark.slow
@@ -158,90 +163,86 @@ def test_before_processes_join_each_looks_for_itself(
   monkeypatch.setattr(
     run_lock.agreement, "text_of_first", None
   )  # no collective
-  said = []
-  run_lock.look(str(tmp_path / "new"), said.append)
+  notes = []
+  run_lock.refuse_live(str(tmp_path / "new"), notes.append)
   record = _write(tmp_path)
   end = lambda: _write(tmp_path, id=record["id"], ended=1.0)
   timer = threading.Timer(0.1, end)  # one that is ending while it is watched
   timer.start()
-  run_lock.look(str(tmp_path), said.append)
+  run_lock.refuse_live(str(tmp_path), notes.append)
   timer.join()
-  run_lock.look(str(tmp_path), said.append)
-  assert len(said) == 1 and "waits  " in said[0]
+  run_lock.refuse_live(str(tmp_path), notes.append)
+  assert len(notes) == 1 and "waits  " in notes[0]
   _write(tmp_path)
   with (
-    _beating(tmp_path),
+    _heartbeats(tmp_path),
     pytest.raises(ConfigError, match=r"another run trains: host pod-7"),
   ):
-    run_lock.look(str(tmp_path), said.append)
-  assert {p.name for p in tmp_path.iterdir()} == {
-    run_record.FILE,
-    run_record.BEAT,
-  }
+    run_lock.refuse_live(str(tmp_path), notes.append)
+  assert {p.name for p in tmp_path.iterdir()} == FILES
 
 
 def test_a_run_found_dead_before_they_join_is_not_watched_again(tmp_path, soon):
   _write(tmp_path)
-  said = []
-  run_lock.look(str(tmp_path), said.append)
-  with run_lock.Lock(str(tmp_path), said.append):
+  notes = []
+  run_lock.refuse_live(str(tmp_path), notes.append)
+  with run_lock.RunLock(str(tmp_path), notes.append):
     assert _record(tmp_path)["pid"] == os.getpid()
-  assert [x.split()[0] for x in said] == ["waits", "takes"]
+  assert [x.split()[0] for x in notes] == ["waits", "takes"]
 
 
 @pytest.mark.slow
-def test_a_last_beat_is_no_sign_of_life(tmp_path, soon):
+def test_a_last_heartbeat_is_no_sign_of_life(tmp_path, soon):
   _write(tmp_path)
-  timer = threading.Timer(0.1, (tmp_path / run_record.BEAT).write_text, ["1"])
+  timer = threading.Timer(
+    0.1, (tmp_path / run_record.HEARTBEAT).write_text, ["1"]
+  )
   timer.start()
-  said = []
-  run_lock.look(str(tmp_path), said.append)
+  notes = []
+  run_lock.refuse_live(str(tmp_path), notes.append)
   assert timer.finished.is_set()
-  assert [x.split()[0] for x in said] == ["waits", "takes"]
+  assert [x.split()[0] for x in notes] == ["waits", "takes"]
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 99, b'{"pid"', b"[1]", b"{}"])
 def test_a_damaged_record_holds_nothing(tmp_path, text):
   (tmp_path / run_record.FILE).write_bytes(text)
-  with run_lock.Lock(str(tmp_path)):
+  with run_lock.RunLock(str(tmp_path)):
     assert _record(tmp_path)["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize(
-  "has_links", [True, pytest.param(False, marks=pytest.mark.slow)]
+  "is_local", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
 def test_of_those_that_start_at_once_one_goes_on(
-  tmp_path, soon, monkeypatch, has_links
+  tmp_path, soon, monkeypatch, is_local
 ):
-  def no_link(*_):
-    raise OSError(errno.EPERM, "no links")
-
-  def slow_write(path, data):  # long from the claim to the record
+  def slow_write(path, data):  # long from reading the record to replacing it
     time.sleep(0.01)
     write(path, data)
 
   write = atomic_files.write
   monkeypatch.setattr(atomic_files, "write", slow_write)
-  if not has_links:
-    monkeypatch.setattr(os, "link", no_link)
-    monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 1.0)
-  for run in range(20 if has_links else 3):
+  monkeypatch.setattr(atomic_files, "is_local", lambda path: is_local)
+  monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.5)
+  for run in range(4 if is_local else 2):
     folder = tmp_path / str(run)
-    if run % 2:  # another died here, between its claim and its record
+    if run % 2:  # a dead run was there
       folder.mkdir()
-      dead = _write(folder, ended=1.0)
-      claim = dead | {"id": "0" * 16, "ended": 2.0}
-      (folder / f"process.after-{dead['id']}").write_text(json.dumps(claim))
-    barrier, done, went_on = threading.Barrier(8), threading.Barrier(8), []
+      _write(folder, ended=1.0)
+    barrier, done, results = threading.Barrier(8), threading.Barrier(8), []
 
-    def start(folder=folder, barrier=barrier, done=done, went_on=went_on):
+    def start(folder=folder, barrier=barrier, done=done, results=results):
       barrier.wait()
       try:
-        with run_lock.Lock(str(folder)) as held:
-          went_on.append(held)
+        with run_lock.RunLock(str(folder)) as lock:
+          lock.on_start(0, None, {})
+          results.append("owns it")
           done.wait(60)
-          held.check()
-      except ConfigError:
+          lock.check()
+          results.append("still")
+          return
+      except (ConfigError, run_lock.LostError):
         done.wait(60)
 
     threads = [threading.Thread(target=start) for _ in range(8)]
@@ -249,20 +250,19 @@ def test_of_those_that_start_at_once_one_goes_on(
       thread.start()
     for thread in threads:
       thread.join()
-    assert len(went_on) == 1
-    left = {p.name for p in folder.iterdir()}
-    assert left == {run_record.FILE, run_record.BEAT}
+    assert results == ["owns it", "still"]
+    assert {p.name for p in folder.iterdir()} == FILES
 
 
 def test_one_that_was_taken_for_dead_notices(tmp_path):
   with (
     pytest.raises(run_lock.LostError) as e,
-    run_lock.Lock(str(tmp_path)) as held,
+    run_lock.RunLock(str(tmp_path)) as lock,
   ):
-    held.check()
+    lock.check()
     other = _write(tmp_path)
     before = disk.contents(tmp_path)
-    held.check()
+    lock.check()
   assert "another run took this folder (host pod-7, process 4242" in str(
     e.value
   )
@@ -276,13 +276,13 @@ def test_a_deleted_folder_is_noticed_and_not_made_again(
   folder = tmp_path / "run"
   with (
     pytest.raises(run_lock.LostError) as e,
-    run_lock.Lock(str(folder)) as held,
+    run_lock.RunLock(str(folder)) as lock,
   ):
     shutil.rmtree(folder)
     if is_made_again:
       folder.mkdir()
-    time.sleep(3 * run_lock.BEAT_SECONDS)
-    held.check()
+    time.sleep(3 * run_lock.HEARTBEAT_SECONDS)
+    lock.check()
   assert f"{folder}: the folder of this run was deleted or moved" in str(
     e.value
   )
@@ -290,47 +290,44 @@ def test_a_deleted_folder_is_noticed_and_not_made_again(
   assert not is_made_again or not list(folder.iterdir())
 
 
-def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_told(tmp_path, soon, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(atomic_files, "write", disk.full)
     with pytest.raises(ConfigError, match="process.json cannot .* .No space"):
-      run_lock.Lock(str(tmp_path)).__enter__()
-  log = type("Log", (io.StringIO,), {"write": disk.full})()  # on the same disk
-  with run_lock.Lock(str(tmp_path)) as held, monkeypatch.context() as patch:
-    held.check()
-    patch.setattr(sys, "stderr", log)
-    patch.setattr(os, "open", disk.full)
-    held._beat()
-    assert held._is_told
+      run_lock.RunLock(str(tmp_path)).acquire()
+  assert not list(tmp_path.iterdir())
+  notes = []
+  with run_lock.RunLock(str(tmp_path), notes.append) as lock:
+    monkeypatch.setattr(atomic_files, "write", disk.full)
+    time.sleep(3 * run_lock.HEARTBEAT_SECONDS)
+    lock.check()
+  (note,) = notes  # once
+  assert "beat.json cannot be written (No space left on device): a run" in note
 
 
-def test_a_beat_is_always_as_long_and_says_what_it_is_told(tmp_path):
-  path = tmp_path / run_record.BEAT
-  with run_lock.Lock(str(tmp_path)) as held:
-    assert held.last_words == {}
-    assert path.stat().st_size == run_lock.BEAT_BYTES
-    held.tells = lambda: {"step": 7}
-  assert path.stat().st_size == run_lock.BEAT_BYTES
-  assert run_lock.Lock(str(tmp_path)).last_words["step"] == 7
-
-
-def test_time_counts_from_the_first_beat(tmp_path):
-  """Killed before there is an account of its own, a run has lost none."""
-  now = began = time.time()
-  clock = lambda: now
-  for _ in range(3):
-    with run_lock.Lock(str(tmp_path), phases=Phases(clock=clock)):
-      now += 5.0
-  found = run_lock.Lock(str(tmp_path)).last_words[KEY]
-  assert found["began"] == pytest.approx(began, abs=1.0)
-  assert found["seconds"]["start"] == 15.0
-  assert Goodput(Phases(), None, found).at()["began"] == found["began"]
+def test_the_record_has_when_earlier_processes_lived(tmp_path):
+  began = time.time() - 5.0
+  with run_lock.RunLock(str(tmp_path), began=began):
+    assert run_record.earlier(tmp_path) == []
+  ended = _record(tmp_path)["ended"]
+  (first,) = run_record.intervals(tmp_path)
+  assert first == (pytest.approx(began, abs=1e-3), ended)
+  # Killed: its last sign of life is its heartbeat.
+  _write(tmp_path, id="7", earlier=[first])
+  heartbeat = json.dumps({"id": "7", "time": 1e9 + 60})
+  (tmp_path / run_record.HEARTBEAT).write_text(heartbeat)
+  assert run_record.intervals(tmp_path) == [first, (1e9, 1e9 + 60)]
+  (tmp_path / run_record.HEARTBEAT).write_text(heartbeat.replace("7", "8"))
+  assert run_record.intervals(tmp_path) == [first, (1e9, 1e9)]
+  _write(tmp_path, ended=2e9, earlier=[first, None, [1], ["a", 2]])
+  with run_lock.RunLock(str(tmp_path)):
+    assert run_record.earlier(tmp_path) == [first, (1e9, 2e9)]
 
 
 def test_an_object_store_is_read_back(tmp_path, soon, monkeypatch):
   monkeypatch.setattr(atomic_files, "is_local", lambda path: False)
-  with run_lock.Lock(str(tmp_path)) as held:
-    held.check()
-    assert pathlib.Path(tmp_path / run_record.BEAT).exists()
+  with run_lock.RunLock(str(tmp_path)) as lock:
+    lock.check()
+    assert pathlib.Path(tmp_path / run_record.HEARTBEAT).exists()
     with pytest.raises(ConfigError):
-      run_lock.Lock(str(tmp_path))
+      run_lock.RunLock(str(tmp_path))

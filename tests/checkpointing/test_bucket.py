@@ -184,32 +184,34 @@ def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
 
 def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
   path, errors = run
-  monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.0)
-  said = []
-  with run_lock.Lock(str(path), said.append) as held:
+  monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
+  notes = []
+  with run_lock.RunLock(str(path), notes.append) as lock:
     errors["GFile"] = UNAVAILABLE
-    held._beat()
-    held.check()
-    assert len(said) == 1 and "cannot be written" in said[0]
+    _until(lambda: notes)
+    lock.check()
+    time.sleep(0.1)
+    assert len(notes) == 1 and "cannot be written" in notes[0]
     errors.clear()
-    held._beat()
+    lock.check()
   record = json.loads((path / "process.json").read_text())
   assert record["how"] == "finished"
 
 
 def test_rows_do_not_ask_the_bucket_who_holds_it(run, monkeypatch):
   path, errors = run
-  monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.0)
-  with run_lock.Lock(str(path), print) as held:
+  with run_lock.RunLock(str(path), print) as lock:
+    lock.check()
     (path / "process.json").write_text('{"id": "another"}')
     errors["GFile"] = AssertionError("a request")
-    held.check()
+    lock.check()
     errors.clear()
-    monkeypatch.setattr(run_lock, "SEEN_SECONDS", 0.0)  # as after a suspension
+    # As after a suspension.
+    monkeypatch.setattr(run_lock, "BUCKET_MAX_AGE_SECONDS", 0.0)
     with pytest.raises(
       run_lock.LostError, match="another run took this folder"
     ):
-      held.check()
+      lock.check()
 
 
 def test_verify(run):

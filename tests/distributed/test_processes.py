@@ -327,7 +327,7 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
     {"workdir": "", "allow_change": "", **cli.PROCESS_FLAGS},
     [f"--config={config}", f"--workdir={tmp_path}", *words],
   )
-  with run_lock.Lock(str(tmp_path)), pytest.raises(SystemExit) as e:
+  with run_lock.RunLock(str(tmp_path)), pytest.raises(SystemExit) as e:
     train.main(args)
   assert "in which another run trains: host " in str(e.value) and calls == []
 

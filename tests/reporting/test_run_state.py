@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from vit_jax.callbacks import run_record
-from vit_jax.callbacks.run_lock import Lock
+from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.reporting import runs
 from vit_jax.reporting.run_state import remarks, state
 
@@ -133,8 +133,8 @@ def test_the_length_may_be_known_from_the_data():
 def test_the_process_itself(tmp_path):
   """A real one: alive, then killed, so that it could not write its end."""
   code = (
-    "import time; from vit_jax.callbacks.run_lock import Lock\n"
-    f"with Lock({str(tmp_path)!r}):\n"
+    "import time; from vit_jax.callbacks.run_lock import RunLock\n"
+    f"with RunLock({str(tmp_path)!r}):\n"
     "  print('begun', flush=True); time.sleep(600)"
   )
   process = subprocess.Popen(
@@ -154,22 +154,23 @@ def test_the_process_itself(tmp_path):
 
 def test_its_end_is_written(tmp_path):
   read = lambda: json.loads((tmp_path / run_record.FILE).read_text())
-  with Lock(str(tmp_path)):
+  with RunLock(str(tmp_path)):
     assert read()["ended"] is None and run_record.is_alive(read())
     later = read() | {"ticks": 1}  # another process of the same number
     assert not run_record.is_alive(later) or read()["ticks"] is None
   assert read()["how"] == "finished" and read()["ended"] >= read()["began"]
-  with pytest.raises(KeyboardInterrupt), Lock(str(tmp_path)):
+  with pytest.raises(KeyboardInterrupt), RunLock(str(tmp_path)):
     raise KeyboardInterrupt
   assert read()["how"] == "KeyboardInterrupt"
-  with pytest.raises(ValueError), Lock(str(tmp_path)):
+  with pytest.raises(ValueError), RunLock(str(tmp_path)):
     raise ValueError("what was wrong")
   assert read()["how"] == "ValueError: what was wrong"
 
 
 def test_all_steps_but_not_all_scores():
-  mine = HERE | {"host": run_record.socket.gethostname(), "pid": os.getpid()}
-  mine["ticks"] = run_record._ticks(os.getpid())
+  parent = {"pid": os.getppid()}  # it goes on
+  parent["ticks"] = run_record._start_ticks(os.getppid())
+  mine = HERE | run_record.new() | parent
   rows = _rows(100, NOW)
   assert state(_run(rows, mine), NOW).kind == "going"
   dead = mine | {"ticks": -1}

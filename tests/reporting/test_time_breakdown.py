@@ -5,6 +5,7 @@ import pathlib
 import re
 
 from vit_jax.callbacks.goodput import BUCKETS
+
 from vit_jax.reporting import facts, time_breakdown
 from vit_jax.reporting.runs import Run
 

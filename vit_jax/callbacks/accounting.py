@@ -14,7 +14,6 @@ process that died had done since the checkpoint that a later one went back to;
 and "restart", from the last sign of life of a process to the start of the next.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +50,12 @@ class Accounting(Callback):
     flops_per_image: FLOPs of a training step per image.
     num_devices: Number of devices of all processes.
     phases: Clock of this process.
+    num_examples: Records of the training data.
     workdir: Folder of the run; its record has when earlier processes lived.
       None: there were none.
     init: Account of the checkpoint that a new run takes its weights from; a
       resumed run has it in its own. None: there is none.
     note: Prints lines, at the end of the run.
-    clock: Seconds since the epoch, for tests.
   """
 
   name = KEY
@@ -67,19 +66,19 @@ class Accounting(Callback):
     flops_per_image: int,
     num_devices: int,
     phases: phases_lib.Phases,
+    num_examples: int,
     workdir: str | None = None,
     init: Mapping[str, Any] | None = None,
     note: Callable[[str], None] = print,
-    clock: Callable[[], float] = time.time,
   ):
     self._batch_size = batch_size
     self._flops_per_image = flops_per_image
     self._num_devices = num_devices
     self._phases = phases
+    self._num_examples = num_examples
     self._workdir = workdir
     self._init = init
     self._note = note
-    self._clock = clock
 
   def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
     del state
@@ -94,8 +93,8 @@ class Accounting(Callback):
     self._position = (
       batches_seen(saved, start, self._batch_size) * self._batch_size
     )
-    self._hours_begin = self._clock()
-    process_began = self._hours_begin - sum(self._phases.seconds().values())
+    self._setup_seconds = sum(self._phases.seconds().values())
+    process_began = self._phases.wall_start()
     earlier = run_record.earlier(self._workdir) if self._workdir else []
     self._began, self._seconds = _until(process_began, account, earlier)
 
@@ -108,6 +107,7 @@ class Accounting(Callback):
     seconds = account["seconds"]
     return {
       **values,
+      "epoch": account["images_seen"] / self._num_examples,
       **{k: float(v) for k, v in costs.items() if v is not None},
       GOODPUT: round(_share(seconds), 4),
       **{f"{SECONDS}{k}": round(v, 3) for k, v in seconds.items()},
@@ -125,11 +125,11 @@ class Accounting(Callback):
     """
     images = (step - self._start) * self._batch_size
     flops = self._flops + images * self._flops_per_image
+    seconds = self._phases.seconds()
     hours = self._device_hours
     if hours is not None:
-      seconds = self._clock() - self._hours_begin
-      hours += seconds / 3600 * self._num_devices
-    here = self._phases.seconds()
+      since_setup = sum(seconds.values()) - self._setup_seconds
+      hours += since_setup / 3600 * self._num_devices
     return {
       "images_seen": self._images + images,
       "flops": flops,
@@ -138,7 +138,7 @@ class Accounting(Callback):
       "init": self._init,
       "position": self._position + images,
       "began": self._began,
-      "seconds": {k: v + here.get(k, 0.0) for k, v in self._seconds.items()},
+      "seconds": {k: v + seconds.get(k, 0.0) for k, v in self._seconds.items()},
     }
 
   def on_end(self, state: "TrainState") -> None:
@@ -168,9 +168,7 @@ def _until(
   saved_at = began + sum(seconds.values())
   # Two machines' clocks may differ by more than the restart took.
   gap = max(0.0, process_began - saved_at)
-  lived = sum(
-    max(0.0, last - max(first, saved_at)) for first, last in earlier
-  )
+  lived = sum(max(0.0, last - max(first, saved_at)) for first, last in earlier)
   seconds["repeated"] += min(lived, gap)
   seconds["restart"] += max(0.0, gap - lived)
   return began, seconds
@@ -216,8 +214,8 @@ def seconds_of_metadata(metadata: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _valid(seconds: Mapping[str, Any]) -> dict[str, float]:
-  found = {b: seconds.get(b) for b in BUCKETS}
-  return found if all(map(_is_seconds, found.values())) else {}
+  buckets = {b: seconds.get(b) for b in BUCKETS}
+  return buckets if all(map(_is_seconds, buckets.values())) else {}
 
 
 def _is_seconds(value: Any) -> bool:

@@ -64,6 +64,10 @@ class Phases:
       before, self._name = self._name, name
       return before
 
+  def wall_start(self) -> float:
+    """Returns the start of the run in this process, seconds since the epoch."""
+    return time.time() - sum(self.seconds().values())
+
   def beat(self, step: int | None = None) -> None:
     """Records that the phase goes on: a step is given, a batch evaluated.
 
@@ -84,6 +88,6 @@ class Phases:
     """Returns the seconds of each of `NAMES`; their sum is the time since the
     run began."""
     with self._lock:
-      found = dict(self._seconds)
-      found[self._name] += self._clock() - self._since
-      return found
+      seconds = dict(self._seconds)
+      seconds[self._name] += self._clock() - self._since
+      return seconds

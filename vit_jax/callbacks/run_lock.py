@@ -27,15 +27,16 @@ import jax
 from etils import epath
 
 from vit_jax.callbacks import run_record
+from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.preemption import Stop
-from vit_jax.config import ConfigError, json_file
+from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement, exit_codes
 from vit_jax.writers import atomic_files
 
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three heartbeats, and some for a slow disk
 POLL_SECONDS = 1.0  # between two looks at a heartbeat
-SETTLE_SECONDS = 2.0  # longer than from reading a record to writing the next
+SETTLE_SECONDS = 1.0  # longer than from reading a record to writing the next
 # A request to a bucket takes as long as several steps. So there a row relies on
 # what the heartbeat's thread read at most so long ago.
 BUCKET_MAX_AGE_SECONDS = 2.5 * HEARTBEAT_SECONDS
@@ -110,7 +111,7 @@ def _watch(
   return record, False
 
 
-class RunLock:
+class RunLock(Callback):
   """Owns the folder of a run from `acquire` to `close`.
 
   Args:
@@ -150,7 +151,7 @@ class RunLock:
         refuse_live(self._workdir, self._note)
         with _folder_errors(self._workdir):
           self._folder.mkdir(parents=True, exist_ok=True)
-          self._record["earlier"] = _intervals(self._folder)
+          self._record["earlier"] = run_record.intervals(self._folder)
           self._write_record()
     except ConfigError as e:
       (error,) = e.faults
@@ -163,6 +164,16 @@ class RunLock:
       threading.Thread(
         target=self._write_heartbeats, name="heartbeat", daemon=True
       ).start()
+
+  def on_start(self, start: int, state: Any, saved: Mapping) -> None:
+    self.check()
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    self.check()
+    return values
+
+  def before_save(self, step: int) -> None:
+    self.check()
 
   def check(self) -> None:
     """Reads whether the folder still belongs to this run.
@@ -293,7 +304,7 @@ def _read_record(folder: epath.Path) -> dict[str, Any]:
       file.read(1)
   except (FileNotFoundError, NotADirectoryError):
     return {}
-  return atomic_files.read_json(path).values
+  return run_record.read(path)
 
 
 def _read_heartbeat(folder: epath.Path) -> bytes | None:
@@ -301,19 +312,6 @@ def _read_heartbeat(folder: epath.Path) -> bytes | None:
     return (folder / run_record.HEARTBEAT).read_bytes()
   except OSError:
     return None
-
-
-def _intervals(folder: epath.Path) -> list[list[float]]:
-  """Returns start and last sign of life of each process that trained here."""
-  record = atomic_files.read_json(folder / run_record.FILE).values
-  heartbeat = atomic_files.read_json(folder / run_record.HEARTBEAT).values
-  signs = [record.get("began"), record.get("ended")]
-  if heartbeat.get("id") == record.get("id"):
-    signs.append(heartbeat.get("time"))
-  signs = [sign for sign in signs if json_file.is_number(sign)]
-  earlier = record.get("earlier")
-  intervals = earlier if isinstance(earlier, list) else []
-  return [*intervals, [min(signs), max(signs)]] if signs else intervals
 
 
 def _who(record: Mapping[str, Any]) -> str:

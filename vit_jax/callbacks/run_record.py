@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from vit_jax.config import json_file
 
 FILE = "process.json"
@@ -47,10 +49,43 @@ def end(how: str) -> None:
     write_end(how)
 
 
+def read(path: str | os.PathLike) -> dict[str, Any]:
+  """Returns the record or heartbeat in a file, {} if there is no whole one."""
+  try:
+    return json_file.read(path)
+  except (OSError, ValueError):
+    return {}
+
+
+def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
+  """Returns start and last sign of life of each process that trained before
+  the one of the record; seconds since the epoch."""
+  intervals = read(epath.Path(workdir) / FILE).get("earlier")
+  return [
+    (interval[0], interval[1])
+    for interval in (intervals if isinstance(intervals, list) else [])
+    if isinstance(interval, list)
+    and len(interval) == 2
+    and all(map(json_file.is_number, interval))
+  ]
+
+
+def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
+  """Returns what `earlier` does, and the process of the record."""
+  folder = epath.Path(workdir)
+  record, heartbeat = read(folder / FILE), read(folder / HEARTBEAT)
+  signs = [record.get("began"), record.get("ended")]
+  if heartbeat.get("id") == record.get("id"):
+    signs.append(heartbeat.get("time"))
+  signs = [sign for sign in signs if json_file.is_number(sign)]
+  last = [(min(signs), max(signs))] if signs else []
+  return earlier(workdir) + last
+
+
 def new(
   num_processes: int = 1,
   began: float | None = None,
-  earlier: Sequence[Sequence[float]] = (),
+  earlier: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Any]:
   """Returns a record of this process.
 
@@ -73,7 +108,7 @@ def new(
     "ticks": _start_ticks(os.getpid()),
     "processes": num_processes,
     "began": round(time.time() if began is None else began, 3),
-    "earlier": [list(interval) for interval in earlier],
+    "earlier": list(earlier),
     "ended": None,
     "how": None,
   }

@@ -71,7 +71,7 @@ def supervised(
   )
   dog.watch()
   try:
-    look = lambda: run_lock.look(workdir)
+    look = lambda: run_lock.refuse_live(workdir)
     processes.initialise(args.flags, args.faults, look=look)
     notices.wait_to_join()
     guard.joins(args.flags.get("coordinator"))

@@ -32,7 +32,7 @@ def facts(run: Run) -> dict[str, str]:
   if config:
     found["starts from"] = str(config.get("init") or "random weights")
   if before := (run.metadata.get(accounting.KEY) or {}).get("init"):
-    found["the run before"] = accounting.text(before)
+    found["the run before"] = accounting.cost_text(before)
   if data := config.get("data"):
     fake = ", fake" * run.is_fake
     found["data"] = f"{data.get('dataset')} [{data.get('split')}]{fake}"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.callbacks import accounting, goodput, run_record
+from vit_jax.callbacks import accounting, run_record
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
@@ -304,13 +304,16 @@ class Run:
 
   @property
   def seconds(self) -> dict[str, float]:
-    """Those of each of `goodput.BUCKETS`, of the last account; {}: none.
+    """Those of each of `accounting.BUCKETS`, of the last account; {}: none.
 
     That is the one of its end; before it, and of earlier versions, that of the
     newest checkpoint or line of training.
     """
-    found = goodput.of_rows(self.rows), goodput.of_metadata(self.metadata)
-    return max(found, key=lambda seconds: sum(seconds.values()))
+    return max(
+      accounting.seconds_of_rows(self.rows),
+      accounting.seconds_of_metadata(self.metadata),
+      key=lambda seconds: sum(seconds.values()),
+    )
 
   @property
   def device_hours(self) -> float | None:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from vit_jax.callbacks.goodput import in_words
+from vit_jax.callbacks.accounting import duration
 from vit_jax.reporting.page import breakable, missing
 from vit_jax.reporting.runs import Run
 
@@ -55,12 +55,12 @@ def _bar(seconds: dict[str, float]) -> str:
     if share >= SMALLEST
   )
   items = "".join(
-    f'<li><i class="spent-{k}"></i>{WORDS[k]} <b>{in_words(seconds[k])}</b>'
+    f'<li><i class="spent-{k}"></i>{WORDS[k]} <b>{duration(seconds[k])}</b>'
     f" {100 * share:.1f}%</li>"
     for k, share in shares.items()
     if seconds[k] >= 0.05
   )
-  said = f"{100 * shares['step']:.0f} % of {in_words(total)} in steps"
+  said = f"{100 * shares['step']:.0f} % of {duration(total)} in steps"
   return (
     f'<div class="spent" role="img" aria-label="{html.escape(said)}">{parts}'
     f'</div><ul class="spent-key">{items}</ul>'

@@ -17,7 +17,7 @@ import numpy as np
 import threadpoolctl
 from jax.experimental import multihost_utils
 
-from vit_jax.callbacks import goodput, nonfinite
+from vit_jax.callbacks import accounting, nonfinite
 from vit_jax.writers import atomic_files, run_info
 from vit_jax.writers.averages import Averages
 from vit_jax.writers.metric_writer import Writer
@@ -34,8 +34,7 @@ MEASURED = (
   "train/input_wait",
   "train/mfu",
   "train/peak_bytes",
-  "train/device_hours",
-  *goodput.NAMES,
+  *(f"train/{name}" for name in accounting.MEASURED),
 )
 
 

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.callbacks import goodput
 from vit_jax.callbacks.accounting import KEY
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
@@ -27,7 +26,7 @@ from vit_jax.writers import atomic_files
 from vit_jax.writers.averages import groups
 
 # What metadata.json has of the newest checkpoint.
-FROM_CHECKPOINT = ("step", KEY, goodput.KEY, "counts")
+FROM_CHECKPOINT = ("step", KEY, "counts")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
