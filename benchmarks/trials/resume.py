@@ -24,11 +24,13 @@ SMALL = (".jsonl", ".json", ".bin")
 # Takes the folder, says so, and holds it until its input ends.
 HOLD = (
   "import sys; from vit_jax.config import ConfigError\n"
-  "from vit_jax.callbacks.run_lock import Lock\n"
+  "from vit_jax.callbacks.run_lock import LostError, RunLock\n"
   "print('ready', flush=True); sys.stdin.readline()\n"
   "try:\n"
-  "  with Lock(sys.argv[1]): print('held', flush=True); sys.stdin.read()\n"
-  "except ConfigError as e: print(str(e).replace(chr(10), ' '), flush=True)\n"
+  "  with RunLock(sys.argv[1]) as lock:\n"
+  "    lock.check(); print('owned', flush=True); sys.stdin.read()\n"
+  "except (ConfigError, LostError) as e:\n"
+  "  print(str(e).replace(chr(10), ' '), flush=True)\n"
 )
 
 
@@ -89,10 +91,10 @@ def _race(folder: pathlib.Path) -> str:
       said = [p.stdout.readline() for p in started]
     finally:
       runs.kill(started)
-    held = said.count("held\n")
-    refused = sum("another run trains" in x for x in said)
-    assert (held, refused) == (1, MANY - 1), said
-  return "one held it, twice"
+    owned = said.count("owned\n")
+    refused = sum("another run t" in x for x in said)  # trains, or took it
+    assert (owned, refused) == (1, MANY - 1), said
+  return "one went on, twice"
 
 
 def other_host(folder: pathlib.Path, seed: int) -> str:
@@ -105,7 +107,7 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
   try:
     _wait_for(workdir, "step 20/", first)
     record = json.loads((workdir / "process.json").read_text())
-    elsewhere = record | {"host": "pod-7", "boot": "another machine's"}
+    elsewhere = record | {"host": "pod-7", "machine": "another"}
     (workdir / "process.json").write_text(json.dumps(elsewhere))
     began = time.monotonic()
     (code,) = runs.finish(runs.start(config, other, [CONSTANT]), 120)
@@ -127,7 +129,7 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
   finally:
     runs.kill(first)
   return (
-    f"refused after {alive:.0f} s by its beat; taken over when the beat stood"
+    f"refused after {alive:.0f} s by its heartbeat; taken over when that stood"
     " still for 35 s; the suspended run awoke, saw it, and stopped"
   )
 
@@ -249,18 +251,16 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   """Damages of the small files, read by all that read them."""
   from etils import epath
 
-  from vit_jax.callbacks import goodput, run_record
+  from vit_jax.callbacks import accounting, run_lock, run_record
   from vit_jax.callbacks.phases import Phases
-  from vit_jax.callbacks.run_lock import Lock
   from vit_jax.checkpointing import resume_rules
   from vit_jax.reporting import runs as runs_lib
   from vit_jax.writers import atomic_files
 
   rng, workdir = random.Random(seed), folder / "run"
-  with Lock(str(workdir)) as held:
-    found = goodput.Goodput(Phases())
-    held.tells = lambda: {goodput.KEY: found.at()}
-  row = {"step": 1, "time": 1.0, "train/loss": 2.5, **found.metrics()}
+  with run_lock.RunLock(str(workdir)):
+    pass
+  row = {"step": 1, "time": 1.0, "train/loss": 2.5}
   whole = {
     "metrics.jsonl": "".join(
       json.dumps(row | {"step": i}) + "\n" for i in range(9)
@@ -274,7 +274,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
     )
     + "\n",
   }
-  for name in (run_record.FILE, run_record.BEAT):
+  for name in (run_record.FILE, run_record.HEARTBEAT):
     whole[name] = (workdir / name).read_text()
   told = 0
   for _ in range(DAMAGES):
@@ -294,10 +294,15 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
       runs_lib.find_runs(workdir)
     (workdir / run_record.FILE).unlink() if rng.random() < 0.1 else None
     try:
-      held = Lock(str(workdir), note=lambda _: None)
-      goodput.Goodput(Phases(), None, held.last_words.get(goodput.KEY)).at()
+      run_lock.refuse_live(str(workdir), note=lambda _: None)
     except ValueError as e:  # a record that seems to be of another machine
       assert "another run trains" in str(e), e
+    run_record.intervals(workdir)
+    account = accounting.Accounting(
+      *(1, 1, 1, Phases()), num_examples=1, workdir=str(workdir)
+    )
+    account.on_start(0, None, {})
+    assert all(s >= 0 for s in account.state_dict(0)["seconds"].values())
   return (
     f"{DAMAGES} damages: no reader raised; {told} error messages; seed {seed}"
   )
@@ -377,15 +382,15 @@ TRIALS = (
     "A second run in a folder is refused with host, process and start of the"
     " first, before it writes anything; a killed one is not in the way.",
     two_runs,
-    "runtime/test_lock.py",
+    "callbacks/test_run_lock.py",
     60,
   ),
   _trial(
     "other_host",
-    "On a shared disk a run of another machine is known by its beat; one that"
-    " was taken for dead notices, and leaves the folder to the other.",
+    "On a shared disk a run of another machine is known by its heartbeat; one"
+    " that was taken for dead notices, and leaves the folder to the other.",
     other_host,
-    "runtime/test_lock.py",
+    "callbacks/test_run_lock.py",
     80,
   ),
   _trial(
@@ -393,7 +398,7 @@ TRIALS = (
     "Changes that make another run are refused by name unless --allow_change"
     " names them; harmless ones are taken; the trail is kept.",
     changed,
-    "runtime/test_changes.py",
+    "checkpointing/test_resume_rules.py",
     30,
   ),
   _trial(
@@ -401,21 +406,21 @@ TRIALS = (
     "The buckets of the wall time add up to the time on the clock, whatever"
     " happened to the run.",
     adds_up,
-    "runtime/test_goodput.py",
+    "callbacks/test_accounting.py",
     60,
   ),
   _trial(
     "full_disk",
     "A disk that is full for a while costs neither rows nor bits.",
     full_disk,
-    "commands/test_resume.py",
+    "checkpointing/test_resume.py",
     60,
   ),
   _trial(
     "odd_bytes",
     "Damaged small files are reported in a line each, never by a traceback.",
     odd_bytes,
-    "runtime/test_run_files.py",
+    "writers/test_atomic_files.py",
     10,
   ),
 )

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from vit_jax import train
-from vit_jax.callbacks import goodput, run_lock
+from vit_jax.callbacks import accounting, run_lock
 from vit_jax.checkpointing import checkpointer, resume_rules
 from vit_jax.config import ConfigError
 from vit_jax.writers import atomic_files
@@ -178,17 +178,17 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
 
   # Each second since the first start is in one bucket.
   last = rows[-1]
-  seconds = goodput.of_rows(rows)
+  seconds = accounting.seconds_of_rows(rows)
   total = last["time"] - began
   assert total - 1.0 < sum(seconds.values()) < total + 0.01
   assert seconds["restart"] >= 0.4 and seconds["repeated"] >= 0.3
   assert all(seconds[k] > 0 for k in ("start", "compile", "step", "save"))
-  assert last[goodput.SHARE] == pytest.approx(
+  assert last["train/goodput"] == pytest.approx(
     seconds["step"] / sum(seconds.values()), abs=1e-3
   )
   # Told a moment later than the last row: after the last save.
   told = int(re.search(r"goodput +(\d+) % of ", err)[1])
-  assert told == pytest.approx(100 * last[goodput.SHARE], abs=2)
+  assert told == pytest.approx(100 * last["train/goodput"], abs=2)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 
-from vit_jax.callbacks.goodput import BUCKETS
+from vit_jax.callbacks.accounting import BUCKETS
 
 from vit_jax.reporting import facts, time_breakdown
 from vit_jax.reporting.runs import Run
@@ -47,12 +47,12 @@ def test_the_last_account_counts():
   run = _run("a", SECONDS)
   run.rows[-1]["train/device_hours"] = 2.0
   for step, hours in ((70.0, 2.5), (50.0, 1.5)):
-    kept = {"began": 1.0, "seconds": SECONDS | {"step": step}}
-    account = {"accounting": {"device_hours": hours}, "goodput": kept}
-    run = dataclasses.replace(run, metadata=account)
+    account = {"began": 1.0, "seconds": SECONDS | {"step": step}}
+    account["device_hours"] = hours
+    run = dataclasses.replace(run, metadata={"accounting": account})
     assert run.wall_seconds() == 40.0 + max(step, SECONDS["step"])
     assert facts.costs(run)["device-hours"] == max(hours, 2.0)
-  run = dataclasses.replace(run, metadata={"goodput": {"began": "damaged"}})
+  run = dataclasses.replace(run, metadata={"accounting": {"began": "damaged"}})
   assert run.seconds == SECONDS and run.device_hours == 2.0
 
 
