@@ -32,6 +32,7 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Data
 from vit_jax.callbacks import Callback, CallbackList, Stop, run_lock
 from vit_jax.callbacks.defaults import Stopping, default_callbacks
+from vit_jax.callbacks.phases import Phases
 from vit_jax.callbacks.preemption import Signals
 from vit_jax.callbacks.progress import note
 from vit_jax.checkpointing import convert_state, resume_rules
@@ -81,7 +82,8 @@ def train_and_evaluate(
   """
   # Setup: every error of config, data, weights and disk is raised here.
   opening = startup.Start(began)
-  lock = run_lock.Lock(workdir)
+  phases = Phases(began)
+  lock = run_lock.RunLock(workdir, began=phases.wall_start())
   experiment = experiment_lib.setup(
     config, workdir, data=data, allowed=allow_change
   )
@@ -98,13 +100,15 @@ def train_and_evaluate(
   )
   hooks = CallbackList(
     default_callbacks(
-      experiment, trainer, mesh, evaluators, checkpointer, lock, opening, began
+      *(experiment, trainer, mesh, evaluators, checkpointer),
+      *(lock, opening, phases),
     )
     + list(callbacks)
   )
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(hooks)
+    lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
 
     # State: 1. resumed from the newest whole checkpoint of the workdir; if
@@ -143,8 +147,7 @@ def train_and_evaluate(
 
     def metadata_at(step: int) -> dict:
       states = hooks.state_dict(step)
-      account = states.pop("accounting")
-      return {**metadata, **states, **account, **rows.metadata(step)}
+      return {**metadata, "step": step, **states, **rows.metadata(step)}
 
     def save(step: int, wait: bool = False) -> None:
       hooks.before_save(step)  # raises where the state must not be saved

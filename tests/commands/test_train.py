@@ -96,7 +96,9 @@ def test_files_of_a_run(run):
   saved = checkpointer.load_metadata(workdir)
   assert found.device_hours == metadata["accounting"]["device_hours"]
   assert found.device_hours > saved["accounting"]["device_hours"]
-  assert sum(found.seconds.values()) > sum(saved["accounting"]["seconds"].values())
+  assert sum(found.seconds.values()) > sum(
+    saved["accounting"]["seconds"].values()
+  )
   config = freeze(json.loads((folder / "config.json").read_text()))
   assert config == _config()
   with np.load(folder / "predictions.npz") as found:

@@ -5,7 +5,6 @@ import pathlib
 import re
 
 from vit_jax.callbacks.accounting import BUCKETS
-
 from vit_jax.reporting import facts, time_breakdown
 from vit_jax.reporting.runs import Run
 

@@ -6,34 +6,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.callbacks import predictions, progress, run_lock
-from vit_jax.callbacks.accounting import account_of
+from vit_jax.callbacks import predictions, progress
+from vit_jax.callbacks.accounting import KEY as ACCOUNT
+from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.nonfinite import KEY, Guard
 from vit_jax.callbacks.phases import Phases
 from vit_jax.callbacks.progress import Progress, note
+from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Start
 from vit_jax.callbacks.throughput import AHEAD, meter_of
 from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
 from vit_jax.step import Assembly
-
-
-class RunLock(Callback):
-  def __init__(self, lock: run_lock.Lock):
-    self._lock, self._is_taken = lock, False
-
-  def on_start(self, start, state, saved):
-    self._lock.__enter__()
-    self._is_taken = True
-
-  def before_save(self, step):
-    self._lock.check()
-
-  def close(self, error):
-    if self._is_taken:
-      self._lock.__exit__(error and type(error), error, None)
 
 
 class Startup(Callback):
@@ -109,38 +95,6 @@ class LearningRate(Callback):
     return values | {"lr": float(rate)}
 
 
-class Accounting(Callback):
-  name = "accounting"
-
-  def __init__(self, run: Experiment, mesh: Mesh, phases: Phases, lock):
-    self._run, self._phases = run, phases
-    self._make = lambda: account_of(run, mesh.size, phases, lock)
-    self._step = 0
-
-  def on_start(self, start, state, saved):
-    self._account = self._make()
-    self._step = start
-
-  def on_phase(self, name):
-    self._phases.enter(name)
-
-  def on_step(self, step, batch, metrics):
-    self._phases.beat(step)
-    self._step = step
-
-  def on_log(self, step, values):
-    metrics = self._account.metrics(step)
-    values = {**values, "epoch": metrics["train/images_seen"]}
-    values["epoch"] /= self._run.data.num_examples
-    return values | {k.removeprefix("train/"): v for k, v in metrics.items()}
-
-  def state_dict(self, step):
-    return self._account.metadata(step)
-
-  def on_end(self, state):
-    note(self._account.text(self._step))
-
-
 class Throughput(Callback):
   def __init__(self, run: Experiment, mesh: Mesh):
     self._meter = meter_of(run.config, run.facts, mesh)
@@ -209,9 +163,9 @@ def default_callbacks(
   mesh: Mesh,
   evaluators: list[Evaluator],
   checkpointer: Checkpointer,
-  lock: run_lock.Lock,
+  lock: RunLock,
   opening: Start,
-  began: float | None,
+  phases: Phases,
 ) -> list[Callback]:
   """Returns the callbacks of a run; `on_log` goes through them in this order.
 
@@ -223,14 +177,26 @@ def default_callbacks(
     checkpointer: Its checkpoints.
     lock: Lock of its folder.
     opening: Measures the time to the first step.
-    began: Start of the process by time.perf_counter(); None: now.
+    phases: Clock of this process.
   """
+  config, facts = experiment.config, experiment.facts
+  flops = config.model.train_flops(facts.image_size, facts.num_classes)
   return [
-    RunLock(lock),
+    phases,
+    lock,
     NonFinite(experiment, checkpointer.newest, lock.check),
     LearningRate(trainer.schedule),
     Throughput(experiment, mesh),
-    Accounting(experiment, mesh, Phases(began), lock),
+    Accounting(
+      config.data.batch_size,
+      flops,
+      mesh.size,
+      phases,
+      experiment.data.num_examples,
+      experiment.workdir,
+      experiment.init_metadata.get(ACCOUNT),
+      note,
+    ),
     ProgressBar(experiment.facts.total_steps),
     Startup(opening),
     SavePredictions(evaluators, experiment.workdir),

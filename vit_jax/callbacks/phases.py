@@ -3,8 +3,10 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+
+from vit_jax.callbacks.base import Callback
 
 # start: imports, checks, data, restore. compile: the first call of the step.
 # input: the loop waits for a batch. step: all else in the loop.
@@ -24,7 +26,7 @@ class Now(NamedTuple):
   step: int
 
 
-class Phases:
+class Phases(Callback):
   """Measures phases; a process is always in exactly one, so they add up.
 
   The main thread enters them; any thread may ask.
@@ -54,6 +56,15 @@ class Phases:
       yield
     finally:
       self.enter(before)
+
+  def on_phase(self, name: str) -> None:
+    self.enter(name)
+
+  def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
+    self.beat(step)
+
+  def on_eval_batch(self) -> None:
+    self.beat()
 
   def enter(self, name: str) -> str:
     """Begins a phase; returns the name of the one that ends."""

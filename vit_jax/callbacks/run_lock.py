@@ -21,17 +21,19 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from etils import epath
 
 from vit_jax.callbacks import run_record
-from vit_jax.callbacks.base import Callback
-from vit_jax.callbacks.preemption import Stop
+from vit_jax.callbacks.base import Callback, Stop
 from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement, exit_codes
 from vit_jax.writers import atomic_files
+
+if TYPE_CHECKING:
+  from vit_jax.step import TrainState
 
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three heartbeats, and some for a slow disk
@@ -165,7 +167,7 @@ class RunLock(Callback):
         target=self._write_heartbeats, name="heartbeat", daemon=True
       ).start()
 
-  def on_start(self, start: int, state: Any, saved: Mapping) -> None:
+  def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
     self.check()
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
