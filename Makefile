@@ -6,25 +6,27 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study faults test test-all test-nightly test-rare test-as-users lint wheel test-wheel clean
+.PHONY: demo study faults test test-all test-nightly lint wheel test-wheel clean
 
-$(VENV)/installed: requirements.txt pyproject.toml setup.py
+$(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
 	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable .
+	$(RUN) pip install --quiet --editable '.[train]'
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-serve.txt
-	$(VENV)/bin/python -m pip install --quiet --requirement requirements-test.txt
+# pip knows dependency groups since 25.1, which is later than Python 3.11's own.
+$(VENV)/installed-test: $(VENV)/installed
+	$(RUN) pip install --quiet --upgrade 'pip>=25.1'
+	$(RUN) pip install --quiet --editable '.[train,serve]' --group test
 	touch $@
 
-$(VENV)/installed-parity: $(VENV)/installed-test requirements-parity.txt requirements-onnx.txt requirements-trackers.txt
-	$(VENV)/bin/python -m pip install --quiet --requirement requirements-parity.txt
+$(VENV)/installed-parity: $(VENV)/installed-test
+	$(RUN) pip install --quiet --editable '.[train,serve,onnx,trackers]' --group parity
 	touch $@
 
-$(VENV)/installed-tpu: $(VENV)/installed-parity requirements-tpu.txt
-	$(VENV)/bin/python -m pip install --quiet --requirement requirements-tpu.txt
+$(VENV)/installed-tpu: $(VENV)/installed-parity
+	$(RUN) pip install --quiet --editable '.[train,tpu]'
 	touch $@
 
 demo: $(VENV)/installed
@@ -55,16 +57,10 @@ test-all: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(OPTIMISED)
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 -m "not nightly" $(REST)
 
-# What the pages of docs/ show, as it stands there; docs/README.md has the last
-# run. Then the rest of the tests, compiled as for users, and those that libtpu
-# compiles. With -k the second part runs, whatever becomes of the first.
-test-nightly: test-rare test-as-users
-
-test-rare: $(VENV)/installed-parity
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m nightly
-
-test-as-users: $(VENV)/installed-tpu
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(REST)
+# All tests, compiled as for users; among them those that run the documentation,
+# which docs/README.md has the last run of, and those that libtpu compiles.
+test-nightly: $(VENV)/installed-tpu
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly"
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
 # Goes on where it was stopped: what has a line for this code is not run.
@@ -79,11 +75,11 @@ wheel: $(VENV)/installed-test
 	rm -rf build dist
 	$(RUN) build
 
-# In an environment of its own, with all that the wheel asks for: 2.6 GB.
+# In an environment of its own, with what the wheel asks for to train: 2.6 GB.
 test-wheel: wheel
 	rm -rf $(VENV)-wheel
 	$(PYTHON) -m venv $(VENV)-wheel
-	$(VENV)-wheel/bin/python -m pip install --quiet dist/*.whl
+	$(VENV)-wheel/bin/python -m pip install --quiet "$$(echo dist/*.whl)[train]"
 	$(VENV)-wheel/bin/python -P tests/check_wheel.py
 
 clean:

@@ -117,20 +117,6 @@ def test_words_need_nothing_heavy():
   assert not modules & {"jax", "flax", "tensorflow", "optax"}
 
 
-def _requirements(name):
-  lines = (PACKAGE.parent / name).read_text().splitlines()
-  return {line for line in lines if line and not line.startswith("#")}
-
-
-def test_the_lean_requirements_are_a_part_of_all():
-  # pip has -r for it, but setuptools, which reads the same file, has not.
-  lean, every = map(
-    _requirements, ("requirements-lean.txt", "requirements.txt")
-  )
-  assert lean < every
-  assert not any(line.startswith("tensor") for line in lean)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(_room(p)))
 def test_only_weights_compare_names_of_families(path):
   """What differs between families is asked of config.model."""

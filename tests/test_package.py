@@ -12,36 +12,32 @@ import tomllib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SOURCES = ("vit_jax", "configs", "pyproject.toml", "setup.py", "MANIFEST.in")
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = METADATA["project"]
+SOURCES = ("vit_jax", "configs", "pyproject.toml", "setup.py")
 SOURCES += ("README.md", "LICENSE")
 
 
-def _requirements(name):
-  lines = (ROOT / name).read_text().splitlines()
-  return {x for x in lines if x and not x.startswith(("#", "-r"))}
+def test_requirements_are_those_of_training():
+  lines = (ROOT / "requirements.txt").read_text().splitlines()
+  assert [line for line in lines if not line.startswith("#")] == [
+    *PROJECT["dependencies"],
+    *PROJECT["optional-dependencies"]["train"],
+  ]
 
 
-def test_every_extra_is_a_file_and_every_file_an_extra():
-  code = (ROOT / "setup.py").read_text()
-  extras = re.search(r"^EXTRAS = \((.*)\)$", code, re.MULTILINE)[1]
-  listed = re.findall(r"\w+", extras)
-  assert listed == sorted(listed)
-  kept = {p.stem.removeprefix("requirements-") for p in ROOT.glob("r*-*.txt")}
-  assert {*listed} == kept - {"lean"}
-
-
-@pytest.mark.parametrize(
-  "path", sorted(ROOT.glob("requirements*.txt")), ids=lambda p: p.stem
-)
-def test_every_requirement_has_bounds(path):
-  """jax's, of the extras that choose its chip, are in requirements.txt."""
-  for line in _requirements(path.name):
-    assert re.search(r">=.*,<|==|^jax\[", line), line
+def test_every_requirement_has_bounds():
+  """jax's, of the extras that choose its chip, are in the dependencies."""
+  groups = [*METADATA["dependency-groups"].values(), PROJECT["dependencies"]]
+  groups += PROJECT["optional-dependencies"].values()
+  for group in groups:
+    for line in group:
+      if isinstance(line, str):
+        assert re.search(r">=.*,<|==|^jax\[", line), line
 
 
 def test_the_command_is_the_one_of_the_package():
-  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-  assert project["scripts"] == {"vit-jax": "vit_jax.__main__:main"}
+  assert PROJECT["scripts"] == {"vit-jax": "vit_jax.__main__:main"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +46,7 @@ def sources(tmp_path_factory):
   sources = tmp_path_factory.mktemp("build") / "vit_jax"
   sources.mkdir()
   ignored = shutil.ignore_patterns("__pycache__")
-  for name in (*SOURCES, *(p.name for p in ROOT.glob("requirements*.txt"))):
+  for name in SOURCES:
     if (ROOT / name).is_dir():
       shutil.copytree(ROOT / name, sources / name, ignore=ignored)
     else:
@@ -90,15 +86,15 @@ def test_what_is_built(built):
   (wheel,) = importlib.metadata.distributions(
     name="vit_jax", path=[str(w) for w in built.glob("*.whl")]
   )
-  held = {str(file) for file in wheel.files}
+  files = {str(file) for file in wheel.files}
   here = {p.relative_to(ROOT) for p in ROOT.glob("vit_jax/**/*") if p.is_file()}
   here = {str(p) for p in here if "__pycache__" not in p.parts}
   here |= {f"vit_jax/configs/{p.name}" for p in ROOT.glob("configs/*.py")}
-  assert {f for f in held if f.startswith("vit_jax/")} == here
-  asked = {*wheel.metadata.get_all("Provides-Extra")}
-  assert {"tpu", "cuda", "parity", "serve", "trackers", "onnx"} < asked
+  assert {f for f in files if f.startswith("vit_jax/")} == here
+  extras = wheel.metadata.get_all("Provides-Extra")
+  assert {*extras} == {*PROJECT["optional-dependencies"]}
   always = [r for r in wheel.requires if "extra ==" not in r]
-  assert len(always) == len(_requirements("requirements.txt"))
+  assert len(always) == len(PROJECT["dependencies"])
 
 
 @pytest.mark.slow

@@ -65,8 +65,7 @@ def tell(kind, error, trace) -> None:
   elif issubclass(kind, ModuleNotFoundError) and error.name in NOT_LEAN:
     print(
       f"vit-jax: {error.name} is not installed, and this command needs it: pip"
-      " install -r requirements.txt (requirements-lean.txt is enough for"
-      " predict, visualize, serve, report, convert and models).",
+      " install '.[train]' in the checkout of vit_jax.",
       file=sys.stderr,
     )
   else:

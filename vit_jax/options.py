@@ -93,7 +93,7 @@ def not_installed(packages: Iterable[str], extra: str) -> str | None:
     return None
   return (
     f"got no {', '.join(missing)}, expected installed packages:"
-    f" pip install -r requirements-{extra}.txt in the checkout of vit_jax."
+    f" pip install '.[{extra}]' in the checkout of vit_jax."
   )
 
 

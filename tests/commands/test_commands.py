@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import options
 import pytest
@@ -25,7 +26,7 @@ SPY = (
   "try:\n  command.main()\n"
   "finally:\n  print(*sys.modules, file=sys.stderr)"
 )
-# Where only requirements-lean.txt is installed.
+# Where the extra `train` is not installed.
 WITHOUT = (
   "import sys\n"
   "from vit_jax import __main__ as command\n"
@@ -237,15 +238,11 @@ def test_ctrl_c_ends_in_a_sentence():
   assert done.returncode == -signal.SIGINT
 
 
-def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
-  lean, every = (
-    {re.split("[><=]", line)[0] for line in lines if line[0] != "#"}
-    for lines in (
-      (ROOT / name).read_text().splitlines()
-      for name in ("requirements-lean.txt", "requirements.txt")
-    )
-  )
-  packages = every - lean - {"tensorflow-cpu", "importlib_resources"}
+def test_a_library_of_the_extra_train_that_is_missing():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  train = project["optional-dependencies"]["train"]
+  packages = {re.split("[><=]", line)[0] for line in train}
+  packages -= {"tensorflow-cpu", "importlib_resources"}
   modules = {name.replace("-", "_") for name in packages}
   modules = modules - {"scikit_learn"} | {"sklearn"}
   assert modules == {*command.NOT_LEAN}
@@ -258,7 +255,7 @@ def test_what_the_lean_requirements_lack_is_told_in_a_sentence():
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
-def test_what_the_lean_requirements_are_enough_for():
+def test_what_needs_no_extra():
   verbs = "predict", "visualize", "serve", "report", "convert"
   modules = ", ".join(f"vit_jax.commands.{verb}" for verb in verbs)
   done = _run(code=f"{WITHOUT}import {modules}")

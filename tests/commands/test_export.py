@@ -96,8 +96,7 @@ def test_onnx_without_its_libraries(tmp_path, monkeypatch):
     convert.main(["none.npz", str(tmp_path / "x.onnx"), "--to=onnx"])
   assert str(e.value) == (
     "--to=onnx: got no jax2onnx, onnx, onnxruntime, expected installed"
-    " packages: pip install -r requirements-onnx.txt in the checkout of"
-    " vit_jax."
+    " packages: pip install '.[onnx]' in the checkout of vit_jax."
   )
 
 

@@ -121,7 +121,7 @@ def test_packages_that_are_missing(monkeypatch):
   assert trackers.faults(Config()) == []
   assert trackers.faults(Config(trackers=("mlflow", "trackio"))) == [
     f"config.trackers: {name}: got no {name}, expected installed packages: pip"
-    " install -r requirements-trackers.txt in the checkout of vit_jax."
+    " install '.[trackers]' in the checkout of vit_jax."
     for name in ("mlflow", "trackio")
   ]
 

@@ -355,8 +355,7 @@ def main(args: argparse.Namespace) -> None:
   if absent := [n for n in NEEDS if importlib.util.find_spec(n) is None]:
     sys.exit(
       f"{', '.join(absent)}: not installed, and the page needs them:"
-      " pip install '.[serve]' in the checkout of vit_jax (or pip install"
-      " starlette uvicorn)."
+      " pip install '.[serve]' in the checkout of vit_jax."
     )
   processes.refuse_several_hosts()
   warnings.filterwarnings("ignore", module="PIL")  # an answer says it

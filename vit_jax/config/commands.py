@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from vit_jax.options import at_home, nearest
 
-# Modules of what requirements.txt has and requirements-lean.txt has not.
+# Modules of what only the extra `train` installs.
 NOT_LEAN = (
   "sklearn",
   "tensorboard",

@@ -35,8 +35,7 @@ try:
 except ModuleNotFoundError as e:
   raise ModuleNotFoundError(
     f"got no {e.name}, expected it for training and scoring:"
-    " pip install -r requirements.txt. (requirements-lean.txt is enough to load"
-    " models and to predict.)",
+    " pip install '.[train]' in the checkout of vit_jax.",
     name=e.name,
   ) from None
 
