@@ -80,7 +80,7 @@ test-wheel: wheel
 	rm -rf $(VENV)-wheel
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet "$$(echo dist/*.whl)[train]"
-	$(VENV)-wheel/bin/python -P tests/check_wheel.py
+	$(VENV)-wheel/bin/python -I tests/check_wheel.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-wheel $(DEMO) build dist

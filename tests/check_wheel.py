@@ -1,4 +1,4 @@
-"""Uses an installed vit_jax: NEW_VENV/bin/python -P tests/check_wheel.py.
+"""Uses an installed vit_jax: NEW_VENV/bin/python -I tests/check_wheel.py.
 
 All is done in an empty folder, outside of a checkout, as by someone who has
 nothing but `pip install 'vit_jax-*.whl[train]'`.

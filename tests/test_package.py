@@ -117,7 +117,7 @@ def test_the_wheel_outside_of_the_checkout(built, tmp_path):
   (wheel,) = built.glob("*.whl")
   python, packages = _installed(tmp_path / "venv", wheel)
   done = subprocess.run(
-    [python, "-P", ROOT / "tests" / "check_wheel.py"],
+    [python, "-I", ROOT / "tests" / "check_wheel.py"],
     capture_output=True,
     text=True,
     cwd=tmp_path,
