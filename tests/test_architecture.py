@@ -36,6 +36,7 @@ EXCEPTIONS = {
   "benchmark": "commands",
   "distributed": "callbacks checkpointing",
   "evaluators": "data sharding weights",
+  "experiment": "callbacks",
   "families": "models",
   "objectives": "models",
   "scoring": "commands",
