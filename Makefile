@@ -37,6 +37,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/vit-jax train --config=digits_finetune:init=$(DEMO)/pretrain --workdir=$(DEMO)/finetune
 	$(VENV)/bin/vit-jax train --config=digits_finetune --workdir=$(DEMO)/scratch
 	$(VENV)/bin/vit-jax report $(DEMO)
+	$(VENV)/bin/python benchmarks/demo_summary.py $(DEMO)
 
 # Goes on where it was stopped: what has a line in docs/study.jsonl is not run.
 study: $(VENV)/installed

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import study
 from matplotlib.figure import Figure
 
-from vit_jax.reporting import figures
+from vit_jax.reporting import charts
 
 DOC = ROOT / "docs" / "study.md"
 SCORE = "fewshot/10shot"
@@ -227,8 +227,8 @@ def draw_data_size(lines: Lines) -> Figure:
   for family, name in NAMES.items():
     runs = [dict(model=f"{family}-small", images=n) for n in study.IMAGES]
     points = _points(lines, study.IMAGES, runs, SCORE)
-    curves.append(figures.Repeated(name, *points))
-  return figures.spread(
+    curves.append(charts.Repeated(name, *points))
+  return charts.spread(
     "Digits, 10-shot, by pre-training data",
     curves,
     "images of glyphs",
@@ -246,8 +246,8 @@ def draw_compute(lines: Lines) -> Figure:
     ]
     flops = [(_flops(lines, **run) or 0) / 1e12 for run in runs]
     points = _points(lines, flops, runs, SCORE)
-    curves.append(figures.Repeated(name, *points))
-  return figures.spread(
+    curves.append(charts.Repeated(name, *points))
+  return charts.spread(
     "Digits, 10-shot, by pre-training compute",
     curves,
     "10^12 FLOPs of pre-training",
@@ -265,8 +265,8 @@ def main() -> None:
   lines = study.read(study.RESULTS)
   DOC.write_text(with_tables(DOC.read_text(), lines))
   for name, draw in FIGURES.items():
-    light, _ = figures.render(lambda draw=draw: draw(lines))
-    (ROOT / "docs" / f"study_{name}.svg").write_bytes(light)
+    svg = charts.render(lambda draw=draw: draw(lines))
+    (ROOT / "docs" / f"study_{name}.svg").write_text(svg, "utf-8")
 
 
 if __name__ == "__main__":

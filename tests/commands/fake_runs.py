@@ -79,7 +79,7 @@ class Page(html.parser.HTMLParser):
 
   def __init__(self, text):
     super().__init__()
-    self.images, self.links, self.open = [], [], []
+    self.images, self.charts, self.links, self.open = [], [], [], []
     self.rows, self.tiles, self.text = [], [], []
     self.feed(text)
 
@@ -87,7 +87,11 @@ class Page(html.parser.HTMLParser):
     attrs = dict(attrs)
     if tag == "img":
       self.images.append(attrs)
-    self.links += [v for k, v in attrs.items() if k in ("src", "href")]
+    if tag == "svg":
+      self.charts.append(attrs.get("aria-label"))
+    self.links += [
+      v for k, v in attrs.items() if k in ("src", "href", "xlink:href")
+    ]
     if tag == "tr":
       self.rows.append([])
     if tag in ("th", "td"):
@@ -96,6 +100,12 @@ class Page(html.parser.HTMLParser):
       self.tiles.append([])
     if tag not in ("img", "meta", "link", "wbr", "br"):
       self.open.append((tag, attrs.get("class")))
+
+  def handle_startendtag(self, tag, attrs):
+    """A tag such as <path/>, which nothing closes."""
+    self.handle_starttag(tag, attrs)
+    if tag not in ("img", "meta", "link", "wbr", "br"):
+      self.open.pop()
 
   def handle_endtag(self, tag):
     assert self.open.pop()[0] == tag

@@ -1,13 +1,14 @@
 """Runs beside each other: names, options that differ, charts, files."""
 
 import doctest
+import functools
 import json
 import pathlib
 import re
 
 import pytest
 
-from vit_jax.commands import report
+from vit_jax.commands.report import main
 from vit_jax.config import (
   ClassificationConfig,
   Config,
@@ -16,7 +17,8 @@ from vit_jax.config import (
   OptimConfig,
   to_dict,
 )
-from vit_jax.reporting import comparison, curves, runs
+from vit_jax.reporting import comparison, curves, report, runs, tables
+from vit_jax.reporting.charts import ChartFiles
 
 VAL = ClassificationConfig(name="val", dataset="digits", split="test")
 FEW = FewshotConfig(name="few", dataset="digits", l2=(2.0, 4.0))
@@ -50,6 +52,18 @@ def _write(path, lr=0.1, batch_size=8, evals=(VAL,), score=0.5, data="digits"):
   return path
 
 
+class Drawn(ChartFiles):
+  """Keeps the axes of charts by name, and writes none."""
+
+  def __init__(self):
+    super().__init__()
+    self.axes = {}
+
+  def add(self, name, draw, alt):
+    self.axes[name] = draw().axes[0]
+    return ""
+
+
 def _text(path):
   return re.sub("<wbr>|<[^>]*>", " ", path.read_text()).replace("  ", " ")
 
@@ -61,8 +75,8 @@ def test_examples():
 def test_only_what_differs(tmp_path):
   _write(tmp_path / "a", lr=0.1)
   _write(tmp_path / "b", lr=0.2, evals=(VAL, FEW))
-  found = comparison.differences(runs.find_runs(tmp_path))
-  assert found == {
+  differing = comparison.differences(runs.find_runs(tmp_path))
+  assert differing == {
     "optim.lr": {"a": 0.1, "b": 0.2},
     "evals.few": {"a": None, "b": "fewshot on digits test"},
   }
@@ -96,10 +110,10 @@ def test_runs_of_the_same_name(tmp_path):
 
 def test_where_several_runs_are_reported(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert report._home(["runs/a"]) == pathlib.Path("runs/a")
-  both = report._home(["runs/a", "runs/b/c"])
+  assert report.default_folder(["runs/a"]) == pathlib.Path("runs/a")
+  both = report.default_folder(["runs/a", "runs/b/c"])
   assert both == tmp_path / "runs" / "report"
-  apart = report._home(["/x_of_this_test/a", "/y_of_this_test/b"])
+  apart = report.default_folder(["/x_of_this_test/a", "/y_of_this_test/b"])
   assert apart == pathlib.Path("report")
 
 
@@ -119,26 +133,20 @@ def test_their_curves_share_a_chart(tmp_path):
 def test_batches_of_other_sizes_are_drawn_over_images(tmp_path):
   _write(tmp_path / "a", batch_size=8)
   _write(tmp_path / "b", batch_size=16)
-  found = runs.find_runs(tmp_path)
-  drawn = {}
-
-  def picture(name, draw, alt):
-    drawn[name] = draw().axes[0]
-    return ""
-
-  curves.section("x", found, picture)
-  assert {axes.get_xlabel() for axes in drawn.values()} == {"images seen"}
-  lines = [line.get_xdata().tolist() for line in drawn["loss_x"].lines]
+  both, drawn = runs.find_runs(tmp_path), Drawn()
+  curves.section("x", both, drawn)
+  assert {axes.get_xlabel() for axes in drawn.axes.values()} == {"images seen"}
+  lines = [line.get_xdata().tolist() for line in drawn.axes["loss_x"].lines]
   assert lines == [[8, 16], [16, 32]]
-  curves.section("x", found[:1], picture)
-  assert drawn["loss_x"].get_xlabel() == "step"
+  curves.section("x", both[:1], drawn)
+  assert drawn.axes["loss_x"].get_xlabel() == "step"
 
 
 def test_a_run_without_a_line_takes_no_curve_s_place(tmp_path):
   for i in range(7):
     _write(tmp_path / f"a{i}")
   (tmp_path / "a0" / "metrics.jsonl").write_text("")
-  text = curves.section("x", runs.find_runs(tmp_path), lambda *_: "")
+  text = curves.section("x", runs.find_runs(tmp_path), Drawn())
   assert "curves of a0 (too many for one picture)" in text
 
 
@@ -148,16 +156,12 @@ def test_a_run_has_one_colour(tmp_path):
   text = (tmp_path / "a" / "metrics.jsonl").read_text()
   text = text.replace("val/top1", "other")
   (tmp_path / "a" / "metrics.jsonl").write_text(text)
-  colours = {}
-
-  def picture(name, draw, alt):
-    lines = draw().axes[0].lines
-    colours[name] = [
-      line.get_color() for line in lines if len(line.get_xdata())
-    ]
-    return ""
-
-  curves.section("x", runs.find_runs(tmp_path), picture)
+  drawn = Drawn()
+  curves.section("x", runs.find_runs(tmp_path), drawn)
+  colours = {
+    name: [l.get_color() for l in axes.lines if len(l.get_xdata())]
+    for name, axes in drawn.axes.items()
+  }
   a, b = colours["loss_x"]
   assert a != b and colours["accuracy_x"] == [b]
 
@@ -175,35 +179,35 @@ def test_few_shot_side_by_side(tmp_path):
 
 def test_only_probes_have_few_shot_accuracies(tmp_path):
   """They have sections of their own, and nothing is left out."""
-  found = runs.find_runs(_write(tmp_path / "a"))
-  page = report.Report(found, {}, "", {})
-  assert "of which no run wrote any" in page._fewshot(has_probes=False)
-  assert page._fewshot(has_probes=True) == ""
+  section = functools.partial(
+    report.fewshot_section, runs.find_runs(_write(tmp_path / "a")), Drawn()
+  )
+  assert "of which no run wrote any" in section(has_probes=False)
+  assert section(has_probes=True) == ""
 
 
-@pytest.mark.parametrize("count, is_told", [(8, False), (9, True)])
-def test_scores_without_a_tile_are_told(count, is_told, tmp_path):
+@pytest.mark.parametrize("count, is_named", [(8, False), (9, True)])
+def test_scores_without_a_tile_are_counted(count, is_named, tmp_path):
   for i in range(count):
     _write(tmp_path / f"a{i}")
-  summary = {"wall_seconds": None, "versions": None}
-  head = report.Report(runs.find_runs(tmp_path), summary, "", {})._head()
+  head = report.head("", runs.find_runs(tmp_path), None, {})
   assert head.count("digits test, top-1") == 8
-  assert ("8 of 9 scores; all are below." in head) == is_told
+  assert ("8 of 9 scores; all are below." in head) == is_named
 
 
-def test_a_line_cut_off_is_told(tmp_path):
+def test_a_line_cut_off_is_named(tmp_path):
   with (_write(tmp_path / "a") / "metrics.jsonl").open("ab") as file:
     file.write(b'{"step": 3, "ti\xff')
   path = report.write_report(str(tmp_path / "a"))
-  told = "Not read: 1 line of the metrics of a, cut off or damaged (line 3)."
-  assert told in _text(path)
+  text = "Not read: 1 line of the metrics of a, cut off or damaged (line 3)."
+  assert text in _text(path)
 
 
 @pytest.mark.parametrize("count, heads", [(2, "a0 a1"), (5, "1 2 3 4 5")])
 def test_many_runs_have_numbers(count, heads, tmp_path):
   names = [f"a{i}" for i in range(count)]
   rows = {str(i): ["x"] * count for i in range(9)}
-  text = re.sub("<[^>]*>", " ", comparison.beside("", names, rows))
+  text = re.sub("<[^>]*>", " ", tables.beside("", names, rows))
   assert " ".join(text.split()).startswith(f"{heads} 0 x"[: len(heads)]) or (
     f"run {heads}" in " ".join(text.split())
   )
@@ -213,4 +217,4 @@ def test_an_output_that_cannot_be_written(tmp_path, capsys):
   path = _write(tmp_path / "a")
   (tmp_path / "file").touch()
   with pytest.raises(SystemExit, match="--out=DIR writes elsewhere"):
-    report.main([str(path), "--out", str(tmp_path / "file" / "x")])
+    main([str(path), "--out", str(tmp_path / "file" / "x")])

@@ -10,7 +10,8 @@ import pytest
 import vit_jax
 from vit_jax.checkpointing import checkpointer
 from vit_jax.models.filters import Components
-from vit_jax.reporting import figures, model_charts, model_figures, runs
+from vit_jax.reporting import model_figures, runs
+from vit_jax.reporting.charts import ChartFiles
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(0)
@@ -27,7 +28,9 @@ def test_zero_is_grey_and_the_largest_value_black_or_white():
   images = np.zeros((9, 2, 2, 3), np.float32)
   images[0, 0, 0] = [0.5, -0.25, 0]
   images[8, 1, 1] = [0, 0, -2]
-  figure = model_charts.filters(Components(images, np.full(9, 0.1, "f")), "a $")
+  figure = model_figures.draw_filters(
+    Components(images, np.full(9, 0.1, "f")), "a $"
+  )
   texts, (picture,) = drawn(figure)
   assert {"a $", "9 components, 90% of the variance"} <= set(texts)
   assert picture.shape == (2 * 3 - 1, 7 * 3 - 1, 4)
@@ -40,7 +43,7 @@ def test_zero_is_grey_and_the_largest_value_black_or_white():
 
 def test_a_point_for_each_head():
   distances = np.array([[10, 20], [30, 50]], "f")
-  axes = model_charts.mean_distance(distances, 25.0, "a").axes[0]
+  axes = model_figures.draw_mean_distance(distances, 25.0, "a").axes[0]
   even, mean, heads = (np.array(line.get_ydata()) for line in axes.lines)
   assert set(even) == {25} and mean.tolist() == [15, 40]
   assert heads.tolist() == [10, 20, 30, 50]
@@ -49,10 +52,10 @@ def test_a_point_for_each_head():
 
 
 def test_long_names_leave_the_filters_their_place():
-  found = Components(RNG.normal(size=(9, 2, 2, 3)), np.full(9, 0.1, "f"))
+  parts = Components(RNG.normal(size=(9, 2, 2, 3)), np.full(9, 0.1, "f"))
   widths = []
   for title in ("short", "ft_b16_lr=0.01_wd=0.1_seed=12345_" * 5):
-    figure = model_charts.filters(found, title)
+    figure = model_figures.draw_filters(parts, title)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert axes.title.get_window_extent().x1 <= figure.bbox.x1
@@ -64,7 +67,7 @@ def test_heads_lie_by_layer_and_each_has_its_own_scale():
   weights = RNG.uniform(0.1, 1, (3, 2, 4, 5)).astype("f")
   weights[0, 1] /= 100
   image = RNG.integers(0, 256, (8, 10, 3), np.uint8)
-  figure = model_charts.heads(weights, (3, 1), image, "a")
+  figure = model_figures.draw_heads(weights, (3, 1), image, "a")
   _, (above, picture) = drawn(figure)
   np.testing.assert_array_equal(above, image)
   assert picture.shape == (3 * 5 - 1, 2 * 6 - 1)
@@ -79,7 +82,7 @@ def test_many_layers_of_few_heads_are_not_higher_than_of_six():
   image, sizes = np.zeros((28, 28, 3), np.uint8), []
   for num_heads in (3, 6):
     weights = np.ones((12, num_heads, 14, 14))
-    figure = model_charts.heads(weights, (0, 0), image, "Ti/16")
+    figure = model_figures.draw_heads(weights, (0, 0), image, "Ti/16")
     figure.draw_without_rendering()
     assert figure.axes[1].get_window_extent().width > 100 * num_heads / 3
     sizes.append(figure.get_size_inches().tolist())
@@ -100,44 +103,38 @@ def of():
 
 
 def parts_of(*insides, **options):
-  charts = {}
-
-  def keep(name, draw, alt):
-    charts[name] = draw
-    return f"<img alt={alt!r}>"
-
+  chart_files = ChartFiles()
   options = {"patch": None, "num_shown": 9} | options
-  return model_figures.parts(insides, keep, **options), charts
+  return model_figures.parts(insides, chart_files, **options), chart_files.files
 
 
 def test_everything_of_a_transformer(of):
-  found, charts = parts_of(of("vit_linen_names", 3), num_shown=2)
+  parts, charts = parts_of(of("vit_linen_names", 3), num_shown=2)
   assert list(charts) == [
-    f"{kind}_vit_linen_names"
+    f"{kind}_vit_linen_names.svg"
     for kind in ("filters", "positions", "distance", "heads")
   ]
-  assert [part.title for part in found] == [
+  assert [part.title for part in parts] == [
     "Filters",
     "Position embeddings",
     "Mean attention distance",
     "Attention of one patch",
     "Where the model looks",
   ]
-  left_out = [text for part in found for text in part.left_out]
+  left_out = [text for part in parts for text in part.left_out]
   assert left_out == ["1 more image, of which there is a file"]
-  assert "mean over patches and 3 images" in found[2].text
-  assert "read by the class token" in found[4].text
-  assert found[4].text.endswith(" Below are the answer and its probability.")
-  assert found[4].body.count("<img") == 2
-  for draw in charts.values():
-    for file in figures.render(draw):
-      xml.etree.ElementTree.fromstring(file)
+  assert "mean over patches and 3 images" in parts[2].text
+  assert "read by the class token" in parts[4].text
+  assert parts[4].text.endswith(" Below are the answer and its probability.")
+  assert parts[4].body.count("<img") == 2
+  for svg in charts.values():
+    xml.etree.ElementTree.fromstring(svg)
 
 
 def test_the_answers_of_several_models_are_the_first_s(of):
-  found, _ = parts_of(of("vit_linen_names", 1), of("bv_map", 1))
-  assert "mean over patches and one image." in found[2].text
-  assert "Below are the answer of vit_linen_names and its" in found[4].text
+  parts, _ = parts_of(of("vit_linen_names", 1), of("bv_map", 1))
+  assert "mean over patches and one image." in parts[2].text
+  assert "Below are the answer of vit_linen_names and its" in parts[4].text
 
 
 def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
@@ -150,20 +147,19 @@ def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
   (tmp_path / "metrics.jsonl").touch()
   (run,) = runs.find_runs(tmp_path)
   assert [*model_figures._of_run(run).vit.params] == ["embedding"]
-  charts = []
-  page = model_figures.of_runs(
-    [run], lambda name, draw, alt: charts.append(name) or ""
-  )
-  assert charts == [f"filters_{run.name}"] and "no images" in page
+  chart_files = ChartFiles()
+  page = model_figures.of_runs([run], chart_files)
+  assert [*chart_files.files] == [f"filters_{run.name}.svg"]
+  assert "no images" in page
 
 
 def test_what_is_left_out(of):
-  found, charts = parts_of(of("bit_v2"), of("vit_token", 0))
+  parts, charts = parts_of(of("bit_v2"), of("vit_token", 0))
   assert list(charts) == [
-    *("filters_bit_v2", "filters_vit_token"),
-    "positions_vit_token",
+    *("filters_bit_v2.svg", "filters_vit_token.svg"),
+    "positions_vit_token.svg",
   ]
-  assert {part.title: part.left_out for part in found} == {
+  assert {part.title: part.left_out for part in parts} == {
     "Filters": [],
     "Position embeddings": ["bit_v2, R50x0.5 has no positions"],
     **dict.fromkeys(
@@ -178,7 +174,7 @@ def test_what_is_left_out(of):
       ],
     ),
   }
-  assert found[4].html() == (
+  assert parts[4].html() == (
     '<h2>Where the model looks</h2>\n<p class="missing">Left out: bit_<wbr>v2,'
     " R50x0.5 has no attention; vit_<wbr>token, no images were given.</p>"
   )

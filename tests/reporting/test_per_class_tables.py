@@ -8,9 +8,9 @@ import pytest
 from vit_jax.config import ClassificationConfig, Config, to_dict
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.per_class import PerClassConfig
-from vit_jax.reporting import classes, runs, tables
+from vit_jax.reporting import per_class, runs, tables
 
-FOUND = {
+CONTENT = {
   "dataset": "digits",
   "split": "test",
   "count": 6,
@@ -48,7 +48,7 @@ def run(tmp_path):
   }
   (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
   (tmp_path / "metadata.json").write_text("{}")
-  (tmp_path / "all_classes.json").write_text(json.dumps(FOUND))
+  (tmp_path / "all_classes.json").write_text(json.dumps(CONTENT))
   return runs.find_runs(str(tmp_path))[0]
 
 
@@ -59,7 +59,7 @@ def _texts(page):
 
 
 def test_the_worst_and_the_confused(run):
-  page = classes.section([run])
+  page = per_class.evaluators_section([run])
   rows = _texts(page)
   assert ["&lt;cat&gt;", "25.0%", "4", "2"] in rows
   assert ["&lt;cat&gt; → dog", "2", "50.0%"] in rows
@@ -69,14 +69,14 @@ def test_the_worst_and_the_confused(run):
   assert "mean of their accuracies 62.5%" in page and "error 25.0%" in page
 
 
-def test_what_is_not_there_is_told(run):
+def test_what_is_not_there_is_named(run):
   (run.path / "all_classes.json").write_text("{")
-  page = classes.section([run]).replace("<wbr>", "")
+  page = per_class.evaluators_section([run]).replace("<wbr>", "")
   assert f"Left out: all_classes.json of {run.name} (damaged)" in page
   (run.path / "all_classes.json").unlink()
-  assert "(not there)" in classes.section([run])
+  assert "(not there)" in per_class.evaluators_section([run])
   del run.evals["all"]
-  assert classes.section([run]) == ""
+  assert per_class.evaluators_section([run]) == ""
 
 
 def test_scores_of_other_evaluators(run):

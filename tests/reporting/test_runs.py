@@ -1,11 +1,11 @@
-"""Facts of a run as the report tells them."""
+"""Facts of a run as the report shows them."""
 
 import json
 import pathlib
 
 import pytest
 
-from vit_jax.reporting import curves, facts, runs, tables
+from vit_jax.reporting import curves, runs, tables
 
 
 @pytest.mark.parametrize(
@@ -16,15 +16,14 @@ from vit_jax.reporting import curves, facts, runs, tables
       "masked patch",
     ),
     ({"objective": {"kind": "classification", "loss": "sigmoid"}}, "sigmoid"),
-    ({"loss": "sigmoid", "label_smoothing": 0.1}, "sigmoid"),  # of an old run
   ],
 )
-def test_the_objective_is_told(config, text, tmp_path):
+def test_the_objective_is_named(config, text, tmp_path):
   folder = tmp_path / "run"
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(config))
   (run,) = runs.find_runs(tmp_path)
-  assert text in facts.facts(run)["objective"]
+  assert text in tables.facts_of(run)["objective"]
 
 
 def test_a_folder_of_weights_is_no_run(tmp_path):
@@ -64,14 +63,14 @@ def run(split, rows=(), **evals):
 )  # fmt: skip
 def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   """Not what config.data says of a run on a loader, or on made-up images."""
-  found = run("train", [{"step": 1, "head/top1": 0.5}], head={"split": "train"})
-  found.metadata.update(metadata)
-  found.config.update(options)
-  assert list(curves.by_dataset([found])) == [name]
-  assert facts.facts(found)["data"] == fact
-  ((_, text, _),) = tables.headlines(found)
+  a_run = run("train", [{"step": 1, "head/top1": 0.5}], head={"split": "train"})
+  a_run.metadata.update(metadata)
+  a_run.config.update(options)
+  assert list(curves.by_dataset([a_run])) == [name]
+  assert tables.facts_of(a_run)["data"] == fact
+  ((_, text, _),) = tables.headlines(a_run)
   assert text == f"{score}, top-1"
-  assert found.is_of_training("head") == ("given" not in name)
+  assert a_run.is_of_training("head") == ("given" not in name)
 
 
 def test_scores_of_other_kinds_are_told_apart():
@@ -81,14 +80,14 @@ def test_scores_of_other_kinds_are_told_apart():
     "some": {"kind": "subset", "dataset": "imagenet2012", "split": "test"},
   }
   row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
-  found = run("train", [row], **names)
-  assert [text for _, text, _ in tables.headlines(found)] == [
+  a_run = run("train", [row], **names)
+  assert [text for _, text, _ in tables.headlines(a_run)] == [
     "digits test, top-1",
     "digits test, linear probe, top-1",
     "imagenet2012 test, among the classes of imagenet_a, top-1",
   ]
-  assert len(curves._accuracies([found, found])) == 3  # a chart of each
-  assert "<b>50.0%</b>" not in tables.scores([found])  # the best of one
+  assert len(curves._accuracies([a_run, a_run])) == 3  # a chart of each
+  assert "<b>50.0%</b>" not in tables.scores([a_run])  # the best of one
 
 
 def test_scores_are_all_of_one_step():
@@ -97,10 +96,10 @@ def test_scores_are_all_of_one_step():
     {"step": 2, "head/top1": 0.1},  # whose loss is not finite
     {"step": 3, "train/loss": 1.0},
   ]
-  found = run("train", rows, head={"split": "test"})
-  assert found.scores("head") == {"top1": 0.1}
-  assert found.scores("other") == {}
-  assert "0.9" not in tables.scores([found])
+  a_run = run("train", rows, head={"split": "test"})
+  assert a_run.scores("head") == {"top1": 0.1}
+  assert a_run.scores("other") == {}
+  assert "0.9" not in tables.scores([a_run])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +113,6 @@ def test_scores_are_all_of_one_step():
   ],
 )
 def test_what_is_held_out(split, of_eval, is_of_training, is_held_out):
-  found = run(split, head={"split": of_eval})
-  assert found.is_of_training("head") == is_of_training
-  assert found.is_held_out("head") == is_held_out
+  a_run = run(split, head={"split": of_eval})
+  assert a_run.is_of_training("head") == is_of_training
+  assert a_run.is_held_out("head") == is_held_out

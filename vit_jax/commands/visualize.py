@@ -72,8 +72,7 @@ import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
@@ -86,9 +85,10 @@ from vit_jax.distributed import processes
 from vit_jax.inference import streaming
 from vit_jax.inference.answers import printable
 from vit_jax.inference.pretrained import Pretrained
-from vit_jax.reporting import figures, model_figures, overlay
+from vit_jax.reporting import model_figures, overlay
 from vit_jax.reporting import runs as runs_lib
-from vit_jax.reporting.page import breakable, missing, page, picture, table
+from vit_jax.reporting.charts import ChartFiles
+from vit_jax.reporting.page import breakable, missing, page, table
 from vit_jax.weights import labels
 from vit_jax.writers import run_info
 from vit_jax.writers.atomic_files import replace_text
@@ -281,14 +281,8 @@ def _write(
   left_out: list[str],
 ) -> list[pathlib.Path]:
   """Writes all files and returns their paths; prints them."""
-  charts: dict[str, bytes] = {}
-
-  def keep(name: str, draw: Callable[[], Any], alt: str) -> str:
-    light, dark = figures.render(draw)
-    charts[figures.file_name(name.rstrip("_"), charts)] = light
-    return picture(light, dark, alt)
-
-  parts = model_figures.parts(insides, keep, patch, NUM_SHOWN)
+  chart_files = ChartFiles()
+  parts = model_figures.parts(insides, chart_files, patch, NUM_SHOWN)
   title = f"Inside {', '.join(i.label for i in insides)}"
   body = "\n".join(
     [
@@ -298,7 +292,7 @@ def _write(
       *(part.html() for part in parts),
     ]
   )
-  files = dict(charts)
+  files = {name: svg.encode() for name, svg in chart_files.files.items()}
   pictures = list(model_figures.pictures(insides))
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]

@@ -2,31 +2,27 @@
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.config import options_of
-from vit_jax.reporting import facts, figures
-from vit_jax.reporting.figures import Line
+from vit_jax.reporting import charts, tables
+from vit_jax.reporting.charts import ChartFiles, Line
 from vit_jax.reporting.page import breakable, missing, share, states, table
 from vit_jax.reporting.run_state import remarks, state
 from vit_jax.reporting.runs import Run
 
-MOST_COLUMNS = 4  # runs side by side, with their names
-MOST_TURNED = 7  # columns of a table with a row for each run
 MOST_NUMBERS = 5  # of lines that could not be read
 NONE = "—"
 
 
 def states_section(runs: Sequence[Run]) -> str:
   """Returns what became of each run, and lines that could not be read."""
-  rows = [
-    (r.label if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs
-  ]
-  shown = states(rows, is_numbered=len(runs) > MOST_COLUMNS)
+  rows = [(r.name if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs]
+  shown = states(rows, is_numbered=len(runs) > tables.MOST_COLUMNS)
   unread = [
     f"{len(r.unread)} line{'s' * (len(r.unread) > 1)} of the metrics of"
-    f" {r.label}, cut off or damaged ({_numbers(r.unread)})"
+    f" {r.name}, cut off or damaged ({_numbers(r.unread)})"
     for r in runs
     if r.unread
   ]
@@ -37,8 +33,8 @@ def states_section(runs: Sequence[Run]) -> str:
 def _numbers(lines: Sequence[int]) -> str:
   """Returns the first of them, and how many there are more."""
   more = len(lines) - MOST_NUMBERS
-  told = ", ".join(f"{n:,}" for n in lines[:MOST_NUMBERS])
-  return f"line {told}" + f" and {more:,} more" * (more > 0)
+  first = ", ".join(f"{n:,}" for n in lines[:MOST_NUMBERS])
+  return f"line {first}" + f" and {more:,} more" * (more > 0)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
@@ -57,41 +53,41 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   runs = [r for r in runs if r.config]
   flat = {r.name: options_of(r.config) for r in runs}
   shared = set.intersection(*(set(r.evals) for r in runs)) if runs else set()
-  found: dict[str, dict[str, Any]] = {}
+  differing: dict[str, dict[str, Any]] = {}
   for key in dict.fromkeys(k for options in flat.values() for k in options):
     where, _, rest = key.partition(".")
     if where == "evals" and rest.split(".")[0] not in shared:
       continue
     values = {name: options.get(key) for name, options in flat.items()}
     if any(v != next(iter(values.values())) for v in values.values()):
-      found[key] = values
+      differing[key] = values
   for name in dict.fromkeys(n for r in runs for n in r.evals):
     if name not in shared:
-      found[f"evals.{name}"] = {
+      differing[f"evals.{name}"] = {
         r.name: f"{r.evals[name].kind} on {r.scored(name)}"
         if name in r.evals
         else None
         for r in runs
       }
-  return found
+  return differing
 
 
 def differences_section(runs: Sequence[Run]) -> str:
   """Returns a table of the options in which runs differ."""
-  unknown = ", ".join(r.label for r in runs if not r.config)
-  lacking = missing(unknown and f"options of {unknown}: no config.json")
+  unknown = ", ".join(r.name for r in runs if not r.config)
+  left_out = missing(unknown and f"options of {unknown}: no config.json")
   if sum(bool(r.config) for r in runs) < 2:
     return ""
-  found = differences(runs)
-  if not found:
+  differing = differences(runs)
+  if not differing:
     text = "<p>None: all options are the same.</p>"
   else:
     rows = {
       key: [_value(by_name.get(r.name)) for r in runs]
-      for key, by_name in found.items()
+      for key, by_name in differing.items()
     }
-    text = beside("option", [r.label for r in runs], rows)
-  return f"<h2>Differences of the configs</h2>\n{text}{lacking}"
+    text = tables.beside("option", [r.name for r in runs], rows)
+  return f"<h2>Differences of the configs</h2>\n{text}{left_out}"
 
 
 def _value(value: Any) -> str:
@@ -103,65 +99,45 @@ def _value(value: Any) -> str:
   return json.dumps(value, ensure_ascii=False)
 
 
-def beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
-  """Returns a table with the values of each run.
-
-  Of few runs each has a column. Of more runs each has a row, unless the table
-  would be too wide; then columns have the numbers that `states_section` gives.
-
-  Args:
-    what: Head of the first column.
-    names: Those of the runs.
-    rows: Name of a row -> the values of all runs.
-  """
-  if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:
-    turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
-    return table("facts", ["", *rows], turned)
-  if len(names) > MOST_COLUMNS:
-    names = [str(i + 1) for i, _ in enumerate(names)]
-    what = "run"
-  return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])
-
-
-def fewshot_section(runs: Sequence[Run], picture: Callable) -> str:
+def fewshot_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   """Returns few-shot accuracies on the same data beside each other.
 
   Args:
     runs: Those to compare.
-    picture: (name of the file, drawing function, description) -> HTML.
+    chart_files: Those of the page.
   """
   sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
   for run in runs:
     for name in run.fewshot_names():
       for l2, by_shots in list(run.fewshot(name).items())[:1]:
-        sets.setdefault(run.scored(name), {})[run.label] = l2, by_shots
+        sets.setdefault(run.scored(name), {})[run.name] = l2, by_shots
   parts = []
-  for text, found in sets.items():
-    if len(found) < 2:
+  for text, by_run in sets.items():
+    if len(by_run) < 2:
       continue
-    shots = sorted({k for _, v in found.values() for k in v}, key=int)
-    best = {k: max(v.get(k, 0.0) for _, v in found.values()) for k in shots}
+    shots = sorted({k for _, v in by_run.values() for k in v}, key=int)
+    best = {k: max(v.get(k, 0.0) for _, v in by_run.values()) for k in shots}
     rows = [
       [name, l2]
       + ["*" * (v.get(k) == best[k]) + share(v.get(k)) for k in shots]
-      for name, (l2, v) in found.items()
+      for name, (l2, v) in by_run.items()
     ]
     lines = [
       Line(name, [int(k) for k in v], list(v.values()))
-      for name, (_, v) in list(found.items())[: figures.MOST_LINES]
+      for name, (_, v) in list(by_run.items())[: charts.MOST_LINES]
     ]
     draw = functools.partial(
-      figures.fewshot, lines, f"Few-shot, {text}", max(best.values())
+      charts.fewshot, lines, f"Few-shot, {text}", max(best.values())
     )
-    drawn = picture(f"fewshot_{text}", draw, f"few-shot accuracy, {text}")
-    cut = ", ".join(list(found)[figures.MOST_LINES :])
+    drawn = chart_files.add(
+      f"fewshot_{text}", draw, f"few-shot accuracy, {text}"
+    )
+    cut = ", ".join(list(by_run)[charts.MOST_LINES :])
     parts.append(
       f"<h3>{breakable(text)}</h3>"
       f'<div class="grid">{drawn}</div>'
       f"{table('numbers', ['run', 'L2', *shots], rows)}"
-      + missing(
-        f"curves of {', '.join(cut)}, which the table has" if cut else ""
-      )
+      + missing(cut and f"curves of {cut}, which the table has")
     )
   if not parts:
     return ""
@@ -174,21 +150,9 @@ def fewshot_section(runs: Sequence[Run], picture: Callable) -> str:
 
 def costs_section(runs: Sequence[Run]) -> str:
   """Returns what each run cost."""
-  found = [facts.cost_texts(r) for r in runs]
-  names = dict.fromkeys(k for texts in found for k in texts)
-  rows = {n: [texts.get(n, NONE) for texts in found] for n in names}
+  costs = [tables.cost_texts(r) for r in runs]
+  names = dict.fromkeys(k for texts in costs for k in texts)
+  rows = {n: [texts.get(n, NONE) for texts in costs] for n in names}
   if not rows:
     return ""
-  return "<h2>Cost</h2>\n" + beside("", [r.label for r in runs], rows)
-
-
-def summary(runs: Sequence[Run]) -> dict[str, Any]:
-  """Returns the comparison for `summary.json`, by the names of the runs."""
-  runs = [r for r in runs if r.is_trained]
-  found: dict[str, Any] = {
-    "states": {r.name: state(r)._asdict() for r in runs},
-    "costs": {r.name: facts.costs(r) for r in runs},
-  }
-  if len(runs) > 1:
-    found["differences"] = differences(runs)
-  return found
+  return "<h2>Cost</h2>\n" + tables.beside("", [r.name for r in runs], rows)

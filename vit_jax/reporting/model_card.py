@@ -15,7 +15,7 @@ from etils import epath
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import EvaluatorConfig, model_from_dict
 from vit_jax.inference.pretrained import Pretrained
-from vit_jax.reporting import facts
+from vit_jax.reporting import tables
 from vit_jax.reporting.runs import Run, short
 from vit_jax.weights import download, hf_preprocessing
 from vit_jax.writers.metric_writer import read_metrics
@@ -287,7 +287,7 @@ def _scores(found: list[Score]) -> str:
 
 
 def _training(run: Run, has_scores: bool) -> str:
-  rows = facts.facts(run) | facts.cost_texts(run)
+  rows = tables.facts_of(run) | tables.cost_texts(run)
   if "starts from" in rows:
     rows["starts from"] = _named(rows["starts from"])
   optim = run.config.get("optim", {})

@@ -6,11 +6,16 @@ Figures of arXiv:2010.11929. Several models stand side by side.
 import dataclasses
 import functools
 import html
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vit_jax.batch import normalise
@@ -18,11 +23,19 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.inference.pretrained import Pretrained, load
 from vit_jax.models import inspection
 from vit_jax.models.filters import (
+  Components,
   filters_of,
   first_layer,
   principal_components,
 )
-from vit_jax.reporting import figures, model_charts, overlay, saved_images
+from vit_jax.reporting import charts, overlay, saved_images
+from vit_jax.reporting.charts import (
+  CURVE_COLOURS,
+  SOFT,
+  ChartFiles,
+  add_legend,
+  set_title,
+)
 from vit_jax.reporting.page import gallery, missing
 from vit_jax.reporting.runs import Run
 
@@ -30,10 +43,7 @@ MOST_RUNS = 4  # of a report that are loaded
 NUM_IMAGES = 64  # of a run that are passed through, at most
 MOST_MACS = 10**12  # of that; some 10 s on 2 cores
 NUM_SHOWN = 6  # of a run beside their maps
-
-# Keeps a chart and returns its HTML: (name of the file, function that draws it,
-# alternative text).
-Keep = Callable[[str, Callable[[], Any], str], str]
+_COLUMNS = 7  # components side by side, as in the paper
 
 
 class Inside(NamedTuple):
@@ -121,10 +131,10 @@ def look(
     some = images[i : i + rows]
     if i:  # fill up the last batch, which else would be compiled
       some = np.concatenate([some, images[: rows - len(some)]])
-    found = inspection.survey(vit.config, vit.params, normalise(some))
+    result = inspection.survey(vit.config, vit.params, normalise(some))
     num = min(rows, len(images) - i)
-    distances.append(np.asarray(found.distances)[:, :num])
-    maps.append(np.asarray(found.maps)[:num])
+    distances.append(np.asarray(result.distances)[:, :num])
+    maps.append(np.asarray(result.maps)[:num])
   mean = np.concatenate(distances, 1).mean(1)
   if not np.isfinite(mean).all():
     raise ValueError(
@@ -136,7 +146,7 @@ def look(
 
 def parts(
   insides: Sequence[Inside],
-  keep: Keep,
+  chart_files: ChartFiles,
   patch: tuple[int, int] | None,
   num_shown: int,
 ) -> list[Part]:
@@ -144,29 +154,30 @@ def parts(
 
   Args:
     insides: The models.
-    keep: Keeps a chart.
+    chart_files: ChartFiless a chart.
     patch: Row and column, from 0, of the patch whose heads are shown, of the
       first image; None: the one that is looked at most.
     num_shown: Images with a map, at most.
   """
   return [
-    filters(insides, keep),
-    positions(insides, keep),
-    distances(insides, keep),
-    heads(insides, keep, patch),
+    filters(insides, chart_files),
+    positions(insides, chart_files),
+    distances(insides, chart_files),
+    heads(insides, chart_files, patch),
     rollouts(insides, num_shown),
   ]
 
 
-def of_runs(runs: Sequence[Run], keep: Keep) -> str:
+def of_runs(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   """Returns the section of a report: filters, distances, maps.
 
-  Of the newest checkpoints of the first `MOST_RUNS` runs, on images that the
-  runs kept; fewer, where passing them through a large model takes long.
+  These are of the newest checkpoints of the first `MOST_RUNS` runs, on images
+  that the runs saved; on fewer where passing them through a large model takes
+  long.
 
   Args:
     runs: Of the report.
-    keep: Keeps a chart.
+    chart_files: ChartFiless a chart.
   """
   insides, left_out = [], []
   for run in runs[:MOST_RUNS]:
@@ -176,19 +187,19 @@ def of_runs(runs: Sequence[Run], keep: Keep) -> str:
       left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
-  found = []
+  shown = []
   if insides:
-    found = [filters(insides, keep), distances(insides, keep)]
-    told = set()
+    shown = [filters(insides, chart_files), distances(insides, chart_files)]
+    explained = set()
     for inside in insides:
       part = rollouts([inside], NUM_SHOWN)
-      text = "" if part.text in told else part.text  # once for all runs
-      told.add(text)
+      text = "" if part.text in explained else part.text  # once for all runs
+      explained.add(text)
       title = f"{part.title}: {inside.label}"
-      found.append(Part(title, text, part.body, _without([inside])))
+      shown.append(Part(title, text, part.body, _without([inside])))
   return (
     "<h2>Inside the models</h2>\n"
-    + "".join(part.html(level=3) for part in found)
+    + "".join(part.html(level=3) for part in shown)
     + missing("; ".join(left_out))
   )
 
@@ -199,11 +210,11 @@ def _of_run(run: Run) -> Inside:
   vit = load(run.path, verbose=False)
   macs = vit.config.forward_macs(vit.image_size, vit.num_classes)
   num_images = int(min(NUM_IMAGES, max(1, MOST_MACS // macs)))
-  found = saved_images.predictions(run, num_images)
-  examples = found.first if found else []
+  predictions = saved_images.predictions(run, num_images)
+  examples = predictions.first if predictions else []
   seen = look(
     run.name,
-    run.label,
+    run.name,
     vit,
     [example.image for example in examples],
     [f"{e.guess} {100 * e.probability:.0f}%" for e in examples],
@@ -215,7 +226,7 @@ def _of_run(run: Run) -> Inside:
   return seen._replace(vit=dataclasses.replace(vit, params=first))
 
 
-def filters(insides: Sequence[Inside], keep: Keep) -> Part:
+def filters(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
   """Returns principal components of the first layers' filters."""
   drawn, left_out = [], []
   for inside in insides:
@@ -226,10 +237,10 @@ def filters(insides: Sequence[Inside], keep: Keep) -> Part:
       continue
     components = principal_components(kernel)
     draw = functools.partial(
-      model_charts.filters, components, f"{inside.label}: {what}"
+      draw_filters, components, f"{inside.label}: {what}"
     )
     alt = f"principal components of the filters, {inside.label}"
-    drawn.append(keep(f"filters_{inside.name}", draw, alt))
+    drawn.append(chart_files.add(_file("filters", inside), draw, alt))
   text = (
     "Principal components of the filters that see the pixels, the largest"
     " first. Grey is zero; each is scaled by itself."
@@ -237,7 +248,7 @@ def filters(insides: Sequence[Inside], keep: Keep) -> Part:
   return Part("Filters", text, _grid(drawn), left_out)
 
 
-def positions(insides: Sequence[Inside], keep: Keep) -> Part:
+def positions(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
   """Returns similarities of the positions of patches."""
   drawn, left_out = [], []
   for inside in insides:
@@ -253,9 +264,9 @@ def positions(insides: Sequence[Inside], keep: Keep) -> Part:
     title = f"{inside.label}: {rows} × {columns}"
     if config.posemb_at == "blocks":
       title += ", first block"
-    draw = functools.partial(figures.similarity, table, (rows, columns), title)
+    draw = functools.partial(charts.similarity, table, (rows, columns), title)
     alt = f"cosine similarity of position embeddings, {inside.label}"
-    drawn.append(keep(f"positions_{inside.name}", draw, alt))
+    drawn.append(chart_files.add(_file("positions", inside), draw, alt))
   text = (
     "Each small map belongs to one patch and is where the patch is; it shows"
     " how similar the embedding of its position is to all others."
@@ -263,7 +274,7 @@ def positions(insides: Sequence[Inside], keep: Keep) -> Part:
   return Part("Position embeddings", text, _grid(drawn), left_out)
 
 
-def distances(insides: Sequence[Inside], keep: Keep) -> Part:
+def distances(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
   """Returns mean attention distances of all heads."""
   drawn, left_out = [], _without(insides)
   for inside in insides:
@@ -273,10 +284,10 @@ def distances(insides: Sequence[Inside], keep: Keep) -> Part:
     step = (height / rows, width / columns)
     even = float(inspection.distances((rows, columns), step).mean())
     draw = functools.partial(
-      model_charts.mean_distance, inside.distances, even, inside.label
+      draw_mean_distance, inside.distances, even, inside.label
     )
     alt = f"mean attention distance by layer and head, {inside.label}"
-    drawn.append(keep(f"distance_{inside.name}", draw, alt))
+    drawn.append(chart_files.add(_file("distance", inside), draw, alt))
   nums = sorted({len(i.images) for i in insides if i.distances is not None})
   images = (
     "one image" if nums == [1] else f"{' or '.join(map(str, nums))} images"
@@ -290,13 +301,15 @@ def distances(insides: Sequence[Inside], keep: Keep) -> Part:
 
 
 def heads(
-  insides: Sequence[Inside], keep: Keep, patch: tuple[int, int] | None
+  insides: Sequence[Inside],
+  chart_files: ChartFiles,
+  patch: tuple[int, int] | None,
 ) -> Part:
   """Returns the attention of one patch of the first image, by head.
 
   Args:
     insides: The models.
-    keep: Keeps a chart.
+    chart_files: ChartFiless a chart.
     patch: See `parts`.
 
   Raises:
@@ -316,14 +329,14 @@ def heads(
     )
     title = f"{inside.label}: row {at[0] + 1}, column {at[1] + 1}"
     draw = functools.partial(
-      model_charts.heads,
+      draw_heads,
       np.asarray(weights)[:, 0],
       at,
       inside.images[0],
       title,
     )
     alt = f"attention of one patch by layer and head, {inside.label}"
-    drawn.append(keep(f"heads_{inside.name}", draw, alt))
+    drawn.append(chart_files.add(_file("heads", inside), draw, alt))
   which = "the patch" if patch else "the patch that is looked at most"
   text = (
     f"Where {which} looks, in the first image: a row for each layer, a map for"
@@ -374,6 +387,11 @@ def pictures(
       yield overlay.beside(*pairs[0]), caption
 
 
+def _file(chart: str, inside: Inside) -> str:
+  """Returns the name of a chart's file; a single model has no name."""
+  return f"{chart}_{inside.name}" if inside.name else chart
+
+
 def _without(insides: Sequence[Inside]) -> list[str]:
   """Returns the models of which there is no attention to show, and why."""
   return [
@@ -398,3 +416,153 @@ def _read_by(pool: str) -> str:
 
 def _grid(drawn: Sequence[str]) -> str:
   return f'<div class="grid">{"".join(drawn)}</div>' if drawn else ""
+
+
+def draw_filters(components: Components, title: str) -> Figure:
+  """Draws principal components of filters as colours.
+
+  Zero is grey; each component is scaled so that its largest absolute value is
+  black or white.
+
+  Args:
+    components: See `vit_jax.models.filters`.
+    title: Names the model.
+
+  Source: arXiv:2010.11929, Figure 7 (left).
+  """
+  images = components.images
+  scale = np.abs(images).max((1, 2, 3), keepdims=True)
+  colours = 0.5 + images / np.maximum(scale, 1e-30) / 2
+  rows = -(-len(images) // _COLUMNS)
+  filled = np.full((rows * _COLUMNS, *images.shape[1:3], 4), 0.0)
+  filled[: len(images), ..., :3] = colours
+  filled[: len(images), ..., 3] = 1  # the places that stay empty are clear
+  picture = _mosaic(filled.reshape(rows, _COLUMNS, *filled.shape[1:]))
+  height, width, _ = picture.shape
+  figure = Figure(
+    figsize=(4.8, 4.6 * height / width + 0.65), layout="constrained"
+  )
+  axes = figure.subplots()
+  axes.imshow(picture, interpolation="nearest")
+  _bare(axes)
+  axes.set_xticks([])
+  axes.set_yticks([])
+  set_title(axes, title)
+  share = 100 * float(components.variances.sum())
+  axes.set_xlabel(f"{len(images)} components, {share:.0f}% of the variance")
+  return figure
+
+
+def draw_mean_distance(
+  distances: Float[np.ndarray, "layers heads"], even: float, title: str
+) -> Figure:
+  """Draws the mean attention distance of each head over the depth.
+
+  Args:
+    distances: Pixels.
+    even: Distance of a head that attends to all patches alike, pixels.
+    title: Names the model.
+
+  Source: arXiv:2010.11929, Figure 7 (right).
+  """
+  figure = Figure(figsize=(4.8, 3.2), layout="constrained")
+  axes = figure.subplots()
+  layers, heads = distances.shape
+  colour = CURVE_COLOURS[0]
+  depth = np.arange(1, layers + 1)
+  alike = axes.axhline(even, color=SOFT, linestyle=":", linewidth=1.2)
+  (mean,) = axes.plot(
+    depth, distances.mean(1), color=colour, linewidth=1, alpha=0.5
+  )
+  (each,) = axes.plot(
+    np.repeat(depth, heads),
+    distances.ravel(),
+    "o",
+    color=colour,
+    markersize=5 if layers <= 12 else 4,
+    alpha=0.75,
+    markeredgewidth=0,
+  )
+  axes.set_ylim(0, 1.12 * max(even, float(distances.max())))
+  axes.set_xlim(0.5, layers + 0.5)
+  axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+  axes.set_xlabel("layer")
+  axes.set_ylabel("mean distance, pixels")
+  set_title(axes, title)
+  entries = {each: "a head", mean: "mean of the heads"}
+  add_legend(figure, entries | {alike: "all patches alike"})
+  return figure
+
+
+def draw_heads(
+  weights: Float[np.ndarray, "layers heads gh gw"],
+  patch: tuple[int, int],
+  image: UInt8[np.ndarray, "h w 3"],
+  title: str,
+) -> Figure:
+  """Draws the attention of one patch: a row for each layer, a map per head.
+
+  Each map is scaled to its own largest weight; the patch is framed, in the
+  image above, too.
+
+  Args:
+    weights: On the patches.
+    patch: Its row and column, from 0.
+    image: As the model gets it.
+    title: Names the model.
+  """
+  layers, num_heads, rows, columns = weights.shape
+  top = weights.max((2, 3), keepdims=True)
+  gap = max(1, round(min(rows, columns) / 6))
+  picture = _mosaic(weights / np.maximum(top, 1e-30), gap)
+  height, width = picture.shape
+  maps_high = min(4.2 * height / width, 8.4)  # less wide than 4.2 then
+  figure = Figure(figsize=(4.8, maps_high + 2.3), layout="constrained")
+  above, axes = figure.subplots(2, 1, height_ratios=[1.4, maps_high])
+  above.imshow(image, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
+  above.set_aspect(image.shape[0] / image.shape[1] * columns / rows)
+  above.set_anchor("W")
+  _frame(above, patch[1], patch[0], 1.6)
+  axes.imshow(picture, vmin=0, vmax=1, cmap="magma", interpolation="nearest")
+  for layer in range(layers):
+    for head in range(num_heads):
+      corner = head * (columns + gap), layer * (rows + gap)
+      _frame(axes, corner[0] + patch[1], corner[1] + patch[0], 0.9)
+  _bare(above)
+  axes.set_anchor("W")
+  above.set_xticks([])
+  above.set_yticks([])
+  _bare(axes)
+  for axis, count, side in (
+    (axes.xaxis, num_heads, columns),
+    (axes.yaxis, layers, rows),
+  ):
+    shown = np.arange(0, count, math.ceil(count / 16))
+    axis.set_ticks(shown * (side + gap) + (side - 1) / 2, shown + 1)
+  axes.set_xlabel("head")
+  axes.set_ylabel("layer")
+  set_title(above, title)
+  return figure
+
+
+def _frame(axes: Axes, x: int, y: int, width: float) -> None:
+  """Frames the square around a point of a picture."""
+  square = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False)
+  square.set(edgecolor="#2fc99a", linewidth=width)
+  axes.add_patch(square)
+
+
+def _mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:
+  """Returns images [rows, columns, h, w, ...] as one, with clear gaps."""
+  rows, columns, h, w, *rest = images.shape
+  empty = 0.0 if rest else np.nan
+  whole = np.full((rows, h + gap, columns, w + gap, *rest), empty)
+  whole[:, :h, :, :w] = images.swapaxes(1, 2)
+  whole = whole.reshape(rows * (h + gap), columns * (w + gap), *rest)
+  return whole[:-gap, :-gap]
+
+
+def _bare(axes: Axes) -> None:
+  axes.grid(False)
+  for spine in axes.spines.values():
+    spine.set_visible(False)

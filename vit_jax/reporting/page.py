@@ -6,6 +6,7 @@ import io
 import itertools
 import pathlib
 import re
+import string
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -14,187 +15,47 @@ from PIL import Image
 # Where a line may break inside a name, a path or operations, but not inside a
 # number.
 _BREAK = re.compile(r"(?<=[/_|])(?=\w)|(?<=,)(?=[^\d\s])")
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --paper: #ffffff; --ink: #1d1d1f; --soft: #63636a; --line: #e2e2e6;
-  --wash: #f5f5f7; --wrong: #b3261e; --good: #00744f; --going: #0068a8;
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root {
-    --paper: #17181a; --ink: #e8e8ea; --soft: #a2a2aa; --line: #35363a;
-    --wash: #222327; --wrong: #ff8f85; --good: #2fc99a; --going: #56b4e9;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  max-width: 960px; margin: 0 auto; padding: 32px 16px 64px;
-  background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  -webkit-text-size-adjust: 100%; overflow-wrap: anywhere;
-}
-h1 { font-size: 28px; line-height: 1.2; margin: 0 0 4px; }
-h3 { font-size: 16px; margin: 20px 0 8px; }
-h2 {
-  font-size: 20px; margin: 48px 0 12px; padding-top: 16px;
-  border-top: 1px solid var(--line);
-}
-p { margin: 0 0 12px; max-width: 70ch; }
-.soft, figcaption, .missing { color: var(--soft); font-size: 14px; }
-.missing { border-left: 3px solid var(--line); padding-left: 10px; }
-.wide + .missing { margin-top: 16px; }
-.tiles {
-  display: grid; gap: 12px; margin-top: 20px;
-  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
-}
-.tiles div { background: var(--wash); border-radius: 8px; padding: 12px 14px; }
-.tiles b {
-  display: block; font-size: 24px; line-height: 1.25;
-  font-variant-numeric: tabular-nums;
-}
-.tiles span { display: block; font-size: 14px; line-height: 1.35; }
-.tiles i {
-  display: block; font-style: normal; color: var(--soft); font-size: 13px;
-  line-height: 1.35;
-}
-.grid {
-  display: grid; gap: 16px; margin: 12px 0; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
-}
-.grid figure { max-width: 560px; }
-figure { margin: 0; }
-figure img { display: block; width: 100%; height: auto; }
-img.dark { display: none; }
-@media screen and (prefers-color-scheme: dark) {
-  img.light { display: none; }
-  img.dark { display: block; }
-}
-.cards {
-  display: grid; gap: 14px 12px; margin: 0 0 24px; font-size: 13px;
-  grid-template-columns: repeat(
-    auto-fill, minmax(min(100%, max(88px, var(--card))), 1fr));
-}
-.cards img { max-width: 176px; }
-.cards .pixels { image-rendering: pixelated; }
-.cards figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
-.cards b, .cards .prob { color: var(--ink); }
-.cards .wrong img { outline: 3px solid var(--wrong); outline-offset: -3px; }
-.cards .wrong b { color: var(--wrong); }
-.gallery {
-  display: grid; gap: 16px; margin: 12px 0 24px;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr));
-}
-.gallery figure { max-width: 600px; }
-.gallery figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; }
-.states { list-style: none; margin: 20px 0 0; padding: 0; font-size: 14px; }
-.states li { padding: 3px 0 3px 22px; text-indent: -22px; }
-.states li::before { display: inline-block; width: 22px; text-indent: 0; }
-.states .finished::before { content: "✓"; color: var(--good); }
-.states .going::before { content: "▸"; color: var(--going); }
-.states .stopped::before { content: "✗"; color: var(--wrong); }
-.states .unknown::before { content: "?"; color: var(--soft); }
-.states .wrong { display: block; text-indent: 0; color: var(--wrong); }
-.spent {
-  display: flex; height: 22px; border-radius: 6px; overflow: clip;
-  background: var(--wash); margin: 12px 0 10px;
-  -webkit-print-color-adjust: exact; print-color-adjust: exact;
-}
-.spent i { display: block; border-right: 1px solid var(--paper); }
-.spent i:last-child { border-right: 0; }
-.spent-key {
-  display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0; padding: 0;
-  list-style: none; font-size: 14px; font-variant-numeric: tabular-nums;
-}
-.spent-key i {
-  display: inline-block; width: 11px; height: 11px; border-radius: 3px;
-  margin-right: 7px;
-  -webkit-print-color-adjust: exact; print-color-adjust: exact;
-}
-.spent-step { background: #009e73; }
-.spent-input { background: #e69f00; }
-.spent-evaluation { background: #0072b2; }
-.spent-save { background: #56b4e9; }
-.spent-start { background: #8e8e96; }
-.spent-compile { background: #b9b9c0; }
-.spent-repeated { background: #cc79a7; }
-.spent-restart { background: #d55e00; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; line-height: 1.35; }
-th, td {
-  padding: 6px 14px 6px 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--line);
-}
-th { font-weight: 600; }
-.facts { width: 100%; }
-.facts tr:first-child th { color: var(--ink); }
-.facts th:first-child, .numbers th:first-child {
-  color: var(--soft); font-weight: 400; min-width: 15ch;
-}
-.facts td, .numbers td { font-variant-numeric: tabular-nums; }
-.facts td { min-width: 110px; overflow-wrap: break-word; }
-.numbers { width: 100%; }
-.numbers th, .numbers td { padding: 8px 0; }
-.numbers td, .numbers th:not(:first-child) {
-  text-align: right; white-space: nowrap; padding-left: 14px;
-}
-@media (max-width: 560px) {
-  .facts { font-size: 12px; }
-  .facts td { min-width: 72px; padding-right: 8px; }
-  .numbers { font-size: 13px; }
-  .numbers td, .numbers th:not(:first-child) { padding-left: 8px; }
-}
-details { margin-top: 10px; font-size: 14px; }
-summary { cursor: pointer; color: var(--soft); }
-pre {
-  overflow-x: auto; background: var(--wash); border-radius: 8px;
-  padding: 12px; font-size: 12px; line-height: 1.4;
-}
-@media print {
-  :root { color-scheme: light; }
-  body { padding: 0; }
-  h2, h3 { break-after: avoid; }
-  h2 + p, h3 + p { break-after: avoid; }
-  figure, tr, .tiles div { break-inside: avoid; }
-  .grid { grid-template-columns: 1fr 1fr; }
-  .gallery { grid-template-columns: 1fr 1fr 1fr; }
-  .wide { overflow-x: visible; }
-  .facts, .numbers { font-size: 11px; }
-  .facts td { min-width: 0; padding-right: 8px; }
-}
-"""
+_STATIC = pathlib.Path(__file__).parent / "static"
+_STYLE = (_STATIC / "page.css").read_text("utf-8")
+# Colours of the light page by CSS variable, from the first block of the style.
+COLOURS = dict(
+  re.findall(r"--([\w-]+): (#[0-9a-f]{6});", _STYLE.partition("}")[0])
+)
 
 
 def page(title: str, body: str) -> str:
   """Returns the whole document; `body` is HTML, `title` is text."""
-  return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>{_STYLE}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+  frame = string.Template((_STATIC / "page.html").read_text("utf-8"))
+  return frame.substitute(title=html.escape(title), style=_STYLE, body=body)
 
 
-def picture(light: bytes, dark: bytes, alt: str) -> str:
-  """Returns a chart as HTML with its pictures, two SVG files, embedded.
+def chart(svg: str, alt: str) -> str:
+  """Returns a chart as HTML: an SVG file that becomes a part of the page.
 
-  The page's colours decide which of the two is shown; in print it is the light
-  one. A <picture> would print the dark one from a dark browser.
+  Colours of the light page become the variables of the page's style, so that
+  the chart is light, dark or printed as the page is.
+
+  Args:
+    svg: A file that `charts.render` drew in `COLOURS`.
+    alt: What the chart shows, for readers who do not see it.
   """
-  files = (("light", light), ("dark", dark))
-  return "<figure>{}</figure>".format(
-    "".join(
-      f'<img class="{kind}" alt="{html.escape(alt)}"'
-      f' src="{_link("svg+xml", file)}">'
-      for kind, file in files
-    )
+  names = {colour: name for name, colour in COLOURS.items()}
+  _, _, rest = svg.partition("<svg")
+  # What a page does not need, or has for all its charts.
+  rest = re.sub(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->\n?"
+    r'| xmlns(:\w+)?="[^"]*"',
+    "",
+    rest,
+    flags=re.DOTALL,
+  )
+  rest = re.sub(
+    r"#[0-9a-f]{6}\b",
+    lambda m: f"var(--{names[m[0]]})" if m[0] in names else m[0],
+    rest,
+  )
+  return (
+    f'<figure><svg role="img" aria-label="{html.escape(alt)}"{rest}</figure>'
   )
 
 
@@ -217,7 +78,7 @@ def cards(
   with_names = itertools.zip_longest(examples, records, fillvalue="")
   for (image, label, guess, probability), record in with_names:
     is_right = label == guess
-    said = f"<b><bdi>{breakable(guess)}</bdi></b>"
+    answer = f"<b><bdi>{breakable(guess)}</bdi></b>"
     chance = f'<span class="prob">{number(probability)}</span>'
     kind, mark, truth = "card", "", ""
     if not is_right:
@@ -228,7 +89,7 @@ def cards(
       truth += f'<br><small title="{html.escape(record)}">{name}</small>'
     parts.append(
       f'<figure class="{kind}">{_image(image, label)}<figcaption>'
-      f"{mark}{said} {chance}{truth}</figcaption></figure>"
+      f"{mark}{answer} {chance}{truth}</figcaption></figure>"
     )
     words = [w for name in (label, guess) for w in _words(name)]
     longest = max([longest, *map(len, words)])

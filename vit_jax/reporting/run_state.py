@@ -51,8 +51,8 @@ def state(run: Run, now: float | None = None) -> State:
   where = _where(run, total, now)
   if error is not None:
     # Of a run that diverged, the error says what to change.
-    is_told = error.startswith(FloatingPointError.__name__)
-    more = "" if is_told else _resumes(run)
+    is_in_error = error.startswith(FloatingPointError.__name__)
+    more = "" if is_in_error else _resumes(run)
     return State(STOPPED, f"stopped {where}: {error}{more}")
   if has_ended and not run.rows:
     return State(UNKNOWN, _without_metrics(run, total))
@@ -108,7 +108,7 @@ def _not_finite(run: Run) -> dict[str, list[int]]:
   Returns:
     `LOSS` or the name of an evaluator -> steps; {}: all were finite.
   """
-  found: dict[str, dict[int, None]] = {}
+  steps_by_name: dict[str, dict[int, None]] = {}
   for row in run.rows:
     bad = [k for k, v in row.items() if not is_number(v)]
     bad += [k for k in row if k.endswith("/not_finite")]
@@ -118,8 +118,8 @@ def _not_finite(run: Run) -> dict[str, list[int]]:
       what = name.partition("/")[0]
       if name == LOSS or what != "train":
         key = LOSS if name == LOSS else what
-        found.setdefault(key, {})[row["step"]] = None
-  return {key: list(steps) for key, steps in found.items()}
+        steps_by_name.setdefault(key, {})[row["step"]] = None
+  return {key: list(steps) for key, steps in steps_by_name.items()}
 
 
 def _many(count: int | float, what: str) -> str:

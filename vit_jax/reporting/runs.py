@@ -58,12 +58,6 @@ TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
 # Where the options of a task of VTAB are chosen: trained on, and held out.
 VTAB = ("train800", "val200")
-# Order and names of the runs that `make demo` makes.
-DEMO = {
-  "pretrain": "pre-trained",
-  "finetune": "fine-tuned",
-  "scratch": "from scratch",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +87,11 @@ class Run:
     return bool(known) or (self.path / "config.json").exists()
 
   @property
-  def label(self) -> str:
-    return DEMO.get(self.name, self.name)
-
-  @property
   def dataset(self) -> str:
     """The name without options: "glyphs" for "glyphs/size=32".
 
-    Of a loader that was passed to the run, its type, "Squares, given"; made-up
-    images are told, "glyphs, fake".
+    Where a loader was passed to the run, its type, "Squares, given"; made-up
+    images are named so, "glyphs, fake".
     """
     if given := self.metadata.get("data_given"):
       return f"{given}, given"
@@ -116,7 +106,7 @@ class Run:
 
   @functools.cached_property
   def evals(self) -> dict[str, EvaluatorConfig]:
-    """Options of the evaluators, by name; those of `faults` at defaults."""
+    """Options of the evaluators, by name; those of `errors` at defaults."""
     data = self.config.get("data", {})
     return {
       e.name: e.resolved(data.get("dataset"), data.get("batch_size"))
@@ -124,9 +114,9 @@ class Run:
     }
 
   @property
-  def faults(self) -> list[str]:
+  def errors(self) -> list[str]:
     """Options of the evaluators that this version cannot read."""
-    return [fault.rstrip(".") for fault in self._built[1]]
+    return [error.rstrip(".") for error in self._built[1]]
 
   @functools.cached_property
   def _built(self) -> tuple[Config, list[str]]:
@@ -140,16 +130,7 @@ class Run:
   @property
   def total_steps(self) -> int | None:
     """Length of the run; None where its files do not tell."""
-    config, data = self.config, self.config.get("data") or {}
-    if steps := self.metadata.get("total_steps") or config.get("total_steps"):
-      return steps
-    facts = (
-      config.get("total_epochs"),
-      self.metadata.get("num_examples"),
-      data.get("batch_size"),
-    )
-    # As `step.Facts.of` does, for runs that did not write it.
-    return max(1, round(facts[0] * facts[1] / facts[2])) if all(facts) else None
+    return self.metadata.get("total_steps") or self.config.get("total_steps")
 
   @functools.cached_property
   def names(self) -> list[str]:
@@ -190,13 +171,13 @@ class Run:
     A score that is not finite is None.
     """
     for row in reversed(self.rows):
-      found = {
+      scores = {
         k.rpartition("/")[2]: v if is_number(v) else None
         for k, v in row.items()
         if k.rpartition("/")[0] == name
       }
-      if found:
-        return found
+      if scores:
+        return scores
     return {}
 
   def evaluators(self, metric: re.Pattern) -> list[str]:
@@ -295,19 +276,20 @@ class Run:
     )
     matches = [m for m in map(pattern.fullmatch, self.names) if m]
     matches.sort(key=lambda m: (m["l2"] is not None, int(m["shots"])))
-    found: dict[str, dict[str, float]] = {}
+    accuracies: dict[str, dict[str, float]] = {}
     for match in matches:
       value = self.last(match[0])
       if value is not None:
-        found.setdefault(match["l2"] or first, {})[match["shots"]] = value
-    return found
+        by_shots = accuracies.setdefault(match["l2"] or first, {})
+        by_shots[match["shots"]] = value
+    return accuracies
 
   @property
   def seconds(self) -> dict[str, float]:
     """Those of each of `accounting.BUCKETS`, of the last account; {}: none.
 
-    That is the one of its end; before it, and of earlier versions, that of the
-    newest checkpoint or line of training.
+    That is the account of its end, and before it that of the newest checkpoint
+    or line of training.
     """
     return max(
       accounting.seconds_of_rows(self.rows),
@@ -319,8 +301,8 @@ class Run:
   def device_hours(self) -> float | None:
     """Those of the last account, as `seconds`."""
     account = self.metadata.get(accounting.KEY) or {}
-    found = account.get("device_hours"), self.last("train/device_hours")
-    return max((h for h in found if h is not None), default=None)
+    hours = account.get("device_hours"), self.last("train/device_hours")
+    return max((h for h in hours if h is not None), default=None)
 
   def wall_seconds(self) -> float | None:
     """Returns the time since the first start, to the last account.
@@ -342,13 +324,11 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
 
   Returns:
     The runs, each once, in the order of the folders; those below a folder by
-    name, but those of the demo in their order.
+    name.
 
   Raises:
     ValueError: There is none in one of them.
   """
-  order = list(DEMO)
-  rank = lambda p: (order.index(p.name) if p.name in order else 99, p.name)
   paths: dict[pathlib.Path, pathlib.Path] = {}
   for folder in folders:
     if "://" in str(folder):
@@ -362,15 +342,15 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
         f"{str(base)!r}: got no such directory, expected the workdir of a run,"
         " or a directory of such. Is the path right?"
       )
-    inside = [p for p in sorted(base.iterdir(), key=rank) if _is_run(p)]
-    found = [base] if _is_run(base) else inside
-    if not found:
+    inside = [p for p in sorted(base.iterdir()) if _is_run(p)]
+    workdirs = [base] if _is_run(base) else inside
+    if not workdirs:
       raise ValueError(
         f"{str(base)!r}: got a directory without a run, expected {METRICS} or"
         " config.json in it or one level below. Train first: vit-jax train"
         f" --config=... --workdir={base}."
       )
-    paths |= {p.resolve(): p for p in found if p.resolve() not in paths}
+    paths |= {p.resolve(): p for p in workdirs if p.resolve() not in paths}
   names = unique_names(list(paths))
   return [_read(p, name) for p, name in zip(paths.values(), names, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What a run kept besides numbers: images, predictions, a position table."""
+"""What a run saved besides numbers: predictions, and the position table."""
 
 from typing import NamedTuple
 
@@ -29,14 +29,13 @@ class Example(NamedTuple):
 
 
 class Predictions(NamedTuple):
-  """Images of a split that a run kept, with predictions.
+  """Images of a split that a run saved, with predictions.
 
   of: Data set and split, as a title has them.
   first: The first images of it.
   mistakes: Mistakes, by falling probability.
-  num_images: Number of images searched for mistakes.
+  num_images: Number of images of the split.
   num_wrong: Number of mistakes among these.
-  is_whole: Whether that was the whole split; else only the images in the file.
   """
 
   of: str
@@ -44,14 +43,10 @@ class Predictions(NamedTuple):
   mistakes: list[Example]
   num_images: int
   num_wrong: int
-  is_whole: bool
 
 
 def predictions(run: Run, limit: int) -> Predictions | None:
-  """Returns images that a run kept, with predictions; None if it kept none.
-
-  Files of earlier versions have no mistakes of the whole split; those among the
-  images in the file replace them.
+  """Returns images that a run saved, with predictions; None: it has none.
 
   Args:
     run: A run, with a predictions.npz or without.
@@ -65,21 +60,14 @@ def predictions(run: Run, limit: int) -> Predictions | None:
     return None
   data = {k: np.asarray(v) for k, v in open_npz(path).items()}
   names = run.metadata.get("class_names") or []
-  rows = _examples(data, "", names)
-  is_whole = "mistake_image" in data
-  if is_whole:
-    mistakes = _examples(data, "mistake_", names)
-    num_images, num_wrong = int(data["num_images"]), int(data["num_wrong"])
-    of = f"{short(str(data['dataset']))} {data['split']}"
-    of += ", fake" * run.is_fake
-  else:
-    mistakes = [r for r in rows if r.label not in (r.guess, NO_LABEL)]
-    mistakes.sort(key=lambda r: -r.probability)
-    num_images, num_wrong = len(rows), len(mistakes)
-    scored = [n for n, e in run.evals.items() if e.scores_head]
-    of = run.scored(scored[0]) if scored else run.dataset
+  first = _examples(data, "", names)
+  mistakes = _examples(data, "mistake_", names)
   return Predictions(
-    of, rows[:limit], mistakes[:limit], num_images, num_wrong, is_whole
+    f"{short(str(data['dataset']))} {data['split']}" + ", fake" * run.is_fake,
+    first[:limit],
+    mistakes[:limit],
+    int(data["num_images"]),
+    int(data["num_wrong"]),
   )
 
 
@@ -144,6 +132,5 @@ def load_positions(run: Run) -> Positions:
     raise ValueError("no learned table before the first block")
   if "grid" not in metadata:
     raise ValueError("its metadata has no grid")
-  array, (h, w) = np.asarray(params, np.float32), metadata["grid"]
-  has_cls_row = metadata.get("has_cls_row", array.shape[1] == h * w + 1)
-  return Positions(array, (h, w), bool(has_cls_row))
+  table, (h, w) = np.asarray(params, np.float32), metadata["grid"]
+  return Positions(table, (h, w), bool(metadata["has_cls_row"]))

@@ -1,10 +1,19 @@
-"""The tables of the report, in words and numbers."""
+"""The tables of the report: scores, facts of runs, their cost."""
 
-from vit_jax.reporting import facts as facts_lib
+import statistics
+from typing import Any
+
+from vit_jax.callbacks import accounting
+from vit_jax.callbacks.progress import format_seconds
+from vit_jax.checkpointing import resume_rules
+from vit_jax.options import shown
 from vit_jax.reporting import runs as runs_lib
-from vit_jax.reporting.comparison import MOST_COLUMNS, beside
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
+
+MOST_CHANGES = 5  # of a config, one by one
+MOST_COLUMNS = 4  # runs side by side, with their names
+MOST_TURNED = 7  # columns of a table with a row for each run
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
@@ -15,7 +24,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   """
   names = run.evaluators(runs_lib.TOP1)
   tests = [n for n in names if not run.is_of_training(n)]
-  found = [
+  scores = [
     (run.scores(n).get("top1"), f"{run.of_top1(n)}, top-1", "")
     for n in tests or names
   ]
@@ -27,8 +36,8 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     shots = "10" if "10" in by_l2[first] else list(by_l2[first])[-1]
     what = f"{run.scored(name)}, {shots}-shot, L2 {first}"
     more = [f"L2 {w}: {share(by_l2[w].get(shots))}" for w in others]
-    found.append((by_l2[first].get(shots), what, ", ".join(more)))
-  return found
+    scores.append((by_l2[first].get(shots), what, ", ".join(more)))
+  return scores
 
 
 def scores(runs: list[Run]) -> str:
@@ -39,12 +48,12 @@ def scores(runs: list[Run]) -> str:
   by_split: dict[str, list[tuple[Run, dict[str, float | None]]]] = {}
   for run in runs:
     for name in run.evaluators(runs_lib.TOP1):
-      found = by_split.setdefault(run.of_top1(name), [])
-      found.append((run, run.scores(name)))
+      of_split = by_split.setdefault(run.of_top1(name), [])
+      of_split.append((run, run.scores(name)))
   rows = []
-  for text, found in by_split.items():
-    best = max(values.get("top1") or 0.0 for _, values in found)
-    for run, values in found:
+  for text, of_split in by_split.items():
+    best = max(values.get("top1") or 0.0 for _, values in of_split)
+    for run, values in of_split:
       top1, top5, loss, count = map(
         values.get, ("top1", "top5", "loss", "count")
       )
@@ -52,8 +61,8 @@ def scores(runs: list[Run]) -> str:
         "—" if loss is None else f"{loss:.4g}",
         "—" if count is None else f"{count:,.0f}",
       )
-      mark = "*" if len(found) > 1 and top1 == best else ""
-      who = f", {run.label}" if len(runs) > 1 else ""
+      mark = "*" if len(of_split) > 1 and top1 == best else ""
+      who = f", {run.name}" if len(runs) > 1 else ""
       rows.append([text + who, mark + share(top1), share(top5), *texts])
   if not rows:
     return ""
@@ -71,7 +80,7 @@ def others(runs: list[Run]) -> str:
   usual = ("top1", "top5", "loss", "count")
   rows = []
   for run in runs:
-    who = f", {run.label}" if len(runs) > 1 else ""
+    who = f", {run.name}" if len(runs) > 1 else ""
     with_top1 = run.evaluators(runs_lib.TOP1)
     with_shots = run.evaluators(runs_lib.SHOT)
     kinds = {e.group: e.kind for e in run.evals.values()}
@@ -96,11 +105,11 @@ def others(runs: list[Run]) -> str:
 
 def facts(runs: list[Run]) -> str:
   """Returns facts by run, a column each; facts equal in many runs only once."""
-  labels, found = [r.label for r in runs], [facts_lib.facts(r) for r in runs]
-  names = dict.fromkeys(k for facts in found for k in facts)
-  values = {n: [facts.get(n, "—") for facts in found] for n in names}
+  names, by_run = [r.name for r in runs], [facts_of(r) for r in runs]
+  keys = dict.fromkeys(key for of_run in by_run for key in of_run)
+  values = {key: [of_run.get(key, "—") for of_run in by_run] for key in keys}
   if len(runs) <= MOST_COLUMNS:
-    return table("facts", ["", *labels], [[n, *v] for n, v in values.items()])
+    return table("facts", ["", *names], [[n, *v] for n, v in values.items()])
   same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
   differ = [n for n in values if n not in same]
   parts = []
@@ -109,19 +118,20 @@ def facts(runs: list[Run]) -> str:
       table("facts", ["", "all runs"], list(map(list, same.items())))
     )
   if differ:
-    parts.append(beside("", labels, {n: values[n] for n in differ}))
+    parts.append(beside("", names, {n: values[n] for n in differ}))
   return "<br>".join(parts)
 
 
 def fewshot_sets(run: Run, name: str) -> str:
   """Returns the accuracies that a mean is of, a row each; "" for no mean."""
   members = run.groups.get(name, ())
-  found = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
-  if not found:
+  accuracies = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
+  if not accuracies:
     return ""
-  shots = sorted({k for v in found.values() for k in v}, key=int)
+  shots = sorted({k for v in accuracies.values() for k in v}, key=int)
   rows = [
-    [run.scored(n), *(share(v.get(k)) for k in shots)] for n, v in found.items()
+    [run.scored(n), *(share(v.get(k)) for k in shots)]
+    for n, v in accuracies.items()
   ]
   return table("numbers", ["data set", *shots], rows)
 
@@ -138,3 +148,126 @@ def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
   if len(weights) > 1:
     text += f". All L2 weights of the config; the first, {weights[0]}, counts"
   return f"{text}. Columns: labelled images per class; bold: their best."
+
+
+def facts_of(run: Run) -> dict[str, str]:
+  """Returns the facts of a run, by the names that the table shows."""
+  config, metadata = run.config, run.metadata
+  facts = {}
+  if model := config.get("model"):
+    more = [
+      f"{key.replace('_dim', ' width').replace('num_', '')} {model[key]}"
+      for key in ("width", "depth", "mlp_dim", "num_heads")
+      if model.get(key) is not None
+    ]
+    facts["model"] = ", ".join([model.get("variant") or "", *more])
+  if metadata.get("num_params"):
+    facts["parameters"] = f"{metadata['num_params']:,}"
+  if objective := config.get("objective"):
+    words = [objective.get("kind"), *objective.values()]
+    words = dict.fromkeys(w for w in words if isinstance(w, str))
+    facts["objective"] = ", ".join(words).replace("_", " ")
+  if config:
+    facts["starts from"] = str(config.get("init") or "random weights")
+  if before := (run.metadata.get(accounting.KEY) or {}).get("init"):
+    facts["the run before"] = accounting.cost_text(before)
+  if data := config.get("data"):
+    fake = ", fake" * run.is_fake
+    facts["data"] = f"{data.get('dataset')} [{data.get('split')}]{fake}"
+    if metadata.get("data_given"):
+      facts["data"] = run.dataset
+    if metadata.get("num_examples"):
+      facts["images"] = f"{metadata['num_examples']:,}"
+  if size := metadata.get("image_size"):
+    facts["image size"] = " × ".join(map(str, size)) + " px"
+  if grid := metadata.get("grid"):
+    facts["patches"] = " × ".join(map(str, grid))
+  if run.rows:
+    total = config.get("total_steps")
+    of = f" of {total:,}" if total and total != run.steps else ""
+    facts["steps"] = f"{run.steps:,}{of}"
+  if (data := config.get("data")) and data.get("batch_size"):
+    facts["batch"] = f"{data['batch_size']:,}"
+  if optim := config.get("optim"):
+    lr = optim.get("lr")
+    peak = "" if lr is None else f", peak lr {lr:g}"
+    facts["optimizer"] = f"{optim.get('name')}{peak}"
+  if text := changed(metadata.get("changes")):
+    facts["changed on the way"] = text
+  if metadata.get("devices"):
+    facts["devices"] = str(metadata["devices"])
+  return facts
+
+
+def changed(trail: list[dict[str, Any]] | None) -> str:
+  """Returns the changes that a run took where it resumed.
+
+  Args:
+    trail: As `resume_rules.trail` returns it.
+
+  Example:
+    >>> change = {"step": 8, "key": "optim.lr", "from": 1, "to": 0.1}
+    >>> changed([{**change, "by": "--allow_change"}])
+    'step 8: optim.lr 1 to 0.1 (allowed)'
+  """
+  trail = trail or []
+  parts = [
+    f"step {x.get('step') or 0:,}: {x.get('key')} {shown(x.get('from'))} to"
+    f" {shown(x.get('to'))}" + " (allowed)" * (x.get("by") == resume_rules.FLAG)
+    for x in trail[:MOST_CHANGES]
+  ]
+  more = len(trail) - MOST_CHANGES
+  return "; ".join(parts) + f"; and {more:,} more" * (more > 0)
+
+
+def costs(run: Run) -> dict[str, float | None]:
+  """Returns what a run cost, by the names that the table shows.
+
+  The rates are medians over the lines of the run; None: not measured.
+  """
+  of = lambda name: run.series(f"train/{name}")[1]
+  median = lambda values: statistics.median(values) if values else None
+  return {
+    "images seen": run.last("train/images_seen"),
+    "exaFLOPs": run.last("train/exaflops"),
+    "device-hours": run.device_hours,
+    "wall seconds": run.wall_seconds(),
+    "images/s": median(of("images_per_second")),
+    "MFU": median(of("mfu")),
+    "peak bytes": max(of("peak_bytes"), default=None),
+  }
+
+
+def cost_texts(run: Run) -> dict[str, str]:
+  """Returns `costs` in words, without what was not measured."""
+  texts = {
+    "wall seconds": ("wall time", format_seconds),
+    "MFU": ("MFU", lambda v: f"{100 * v:.1f}%"),
+    "peak bytes": ("memory", lambda v: f"{v / 2**30:.2f} GiB a device"),
+  }
+  named = {}
+  for what, value in costs(run).items():
+    if value is not None:
+      name, text = texts.get(what, (what, accounting.number))
+      named[name] = text(value)
+  return named
+
+
+def beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
+  """Returns a table with the values of each run.
+
+  Of few runs each has a column. Of more runs each has a row, unless the table
+  would be too wide; then columns have the numbers that `states_section` gives.
+
+  Args:
+    what: Head of the first column.
+    names: Those of the runs.
+    rows: Name of a row -> the values of all runs.
+  """
+  if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:
+    turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
+    return table("facts", ["", *rows], turned)
+  if len(names) > MOST_COLUMNS:
+    names = [str(i + 1) for i, _ in enumerate(names)]
+    what = "run"
+  return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])

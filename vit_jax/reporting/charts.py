@@ -1,56 +1,70 @@
 """The charts of the report, one function each.
 
 All are drawn for a column of 470 pixels, so that their text is legible on a
-telephone, in the colours of the current style: `render` draws each twice, for
-light and for dark pages. Lines have their names at their ends. Their hues are
-those of Okabe and Ito, which colour-blind readers can tell apart, with the
-contrast that text needs on its page, and line styles differ as well.
+telephone, in the colours of the light page, which `page.chart` replaces by
+variables of the page's style. The hues of curves are those of Okabe and Ito,
+which colour-blind readers can tell apart, with the contrast that text needs,
+and line styles differ as well.
 """
 
 import io
 import itertools
 import math
+import textwrap
 import warnings
-from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vit_jax.reporting import line_labels
+from vit_jax.reporting import page
+from vit_jax.reporting.page import COLOURS
 
-
-class Palette(NamedTuple):
-  """Colours of a chart; `paper` and `ink` are those of the page."""
-
-  paper: str
-  ink: str
-  faint: str
-  grid: str
-  lines: tuple[str, ...]
-
-
-LIGHT = Palette(
-  "#ffffff",
-  "#1d1d1f",
-  "#6e6e73",
-  "#e6e6e6",
-  ("#0072b2", "#c04f00", "#007f5c", "#a8487f", "#8a6500", "#4a4a4a"),
-)
-DARK = Palette(
-  "#17181a",
-  "#e8e8ea",
-  "#96969e",
-  "#35363a",
-  ("#56b4e9", "#ff8a4c", "#2fc99a", "#e39bc4", "#e6b422", "#c8c8c8"),
-)
+SOFT = COLOURS["soft"]
+CURVE_COLOURS = tuple(COLOURS[f"curve-{i}"] for i in range(1, 7))
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
 _DPI = 200  # Resolution of images inside a chart; all else are vectors.
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
+_TITLE_WIDTH = 40  # characters of a line of a title, which is bold
+_LEGEND_WIDTH = 50  # characters of a line of a legend
+_STYLE = {
+  "font.family": "DejaVu Sans",  # It has every glyph of the embedded data.
+  "font.size": 10,
+  "axes.titlesize": 11,
+  "axes.titleweight": "bold",
+  "axes.titlelocation": "left",
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.facecolor": COLOURS["paper"],
+  "axes.edgecolor": COLOURS["soft"],
+  "axes.labelcolor": COLOURS["ink"],
+  "axes.titlecolor": COLOURS["ink"],
+  "axes.prop_cycle": mpl.cycler(color=CURVE_COLOURS),
+  "axes.grid": True,
+  "axes.axisbelow": True,
+  "grid.color": COLOURS["line"],
+  "grid.linewidth": 0.8,
+  "text.color": COLOURS["ink"],
+  "xtick.color": COLOURS["ink"],
+  "ytick.color": COLOURS["ink"],
+  "xtick.major.size": 0,
+  "ytick.major.size": 0,
+  "legend.frameon": False,
+  "legend.fontsize": 9.5,
+  "legend.handlelength": 2.4,
+  "legend.labelspacing": 0.3,
+  "lines.linewidth": 1.8,
+  "figure.facecolor": COLOURS["paper"],
+  "svg.fonttype": "path",
+  "svg.hashsalt": "vit_jax",  # The same chart gives the same file.
+}
 
 
 class Line(NamedTuple):
@@ -74,53 +88,43 @@ class Repeated(NamedTuple):
   runs: Sequence[Sequence[float]]
 
 
-def render(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
-  """Returns a chart as SVG for light and for dark pages.
+def render(draw: Callable[[], Figure]) -> str:
+  """Returns a chart as an SVG file in the colours of the light page.
 
   Text is drawn as outlines, so that the reader needs no font.
 
   Args:
     draw: One of the functions below with its arguments.
   """
-  files = []
-  for palette in (LIGHT, DARK):
-    with mpl.rc_context(_style(palette)), warnings.catch_warnings():
-      # The page itself has the names whose characters the font lacks.
-      warnings.filterwarnings("ignore", "Glyph .* missing from")
-      buffer = io.BytesIO()
-      draw().savefig(buffer, dpi=_DPI, format="svg", metadata={"Date": None})
-    files.append(buffer.getvalue())
-  return files[0], files[1]
+  with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    # The page itself has the names whose characters the font lacks.
+    warnings.filterwarnings("ignore", "Glyph .* missing from")
+    file = io.StringIO()
+    draw().savefig(file, dpi=_DPI, format="svg", metadata={"Date": None})
+  return file.getvalue()
 
 
-def _style(palette: Palette) -> dict[str, Any]:
-  return {
-    "font.family": "DejaVu Sans",  # It has every glyph of the embedded data.
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": palette.paper,
-    "axes.edgecolor": palette.faint,
-    "axes.labelcolor": palette.ink,
-    "axes.titlecolor": palette.ink,
-    "axes.prop_cycle": mpl.cycler(color=palette.lines),
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": palette.grid,
-    "grid.linewidth": 0.8,
-    "text.color": palette.ink,
-    "xtick.color": palette.ink,
-    "ytick.color": palette.ink,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.8,
-    "figure.facecolor": palette.paper,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "vit_jax",  # The same chart gives the same file.
-  }
+class ChartFiles:
+  """The charts of a page, which are files as well: `files`, SVG by name."""
+
+  def __init__(self):
+    self.files: dict[str, str] = {}
+
+  def add(self, name: str, draw: Callable[[], Figure], alt: str) -> str:
+    """Draws a chart, keeps its file and returns it as HTML.
+
+    Args:
+      name: Of the file, without its suffix; one that is taken gets a number.
+      draw: One of the functions below with its arguments.
+      alt: What the chart shows.
+    """
+    stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    names = itertools.chain(
+      [f"{stem}.svg"], (f"{stem}_{i}.svg" for i in itertools.count(2))
+    )
+    file = next(name for name in names if name not in self.files)
+    self.files[file] = render(draw)
+    return page.chart(self.files[file], alt)
 
 
 def loss(
@@ -258,17 +262,6 @@ def spread(
   return figure
 
 
-def file_name(stem: str, taken: Container[str]) -> str:
-  """Returns the name of a chart's file, which has a number if it is taken.
-
-  Example:
-    >>> file_name("loss", []), file_name("loss", ["loss.svg"])
-    ('loss.svg', 'loss_2.svg')
-  """
-  names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(2)))
-  return next(f"{name}.svg" for name in names if f"{name}.svg" not in taken)
-
-
 def similarity(
   table: Float[np.ndarray, "n d"], grid: tuple[int, int], title: str
 ) -> Figure:
@@ -312,7 +305,7 @@ def similarity(
     mosaic, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
   )
   axes.grid(False)
-  line_labels.title(figure, axes, title)
+  set_title(axes, title)
   for spine in axes.spines.values():
     spine.set_visible(False)
   for axis, count in ((axes.xaxis, w), (axes.yaxis, h)):
@@ -342,18 +335,16 @@ def _curves(
   x_label: str = "step",
   x_end: int = 0,
 ) -> Figure:
-  """Draws lines with names at their right ends, and last values by `text`.
+  """Draws lines, and a legend with their names and last values by `text`.
 
   The x axis goes to `x_end`, further where a line does.
   """
   figure = Figure(figsize=(4.8, 3.2), layout="constrained")
   axes = figure.subplots()
-  faint = mpl.rcParams["axes.edgecolor"]
-  colours = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
-  ends = []
+  entries: dict[Line2D, str] = {}
   for i, line in enumerate(lines[:MOST_LINES]):
     place = i if line.place is None else line.place
-    colour, dashes = colours[place], DASHES[place]
+    colour, dashes = CURVE_COLOURS[place], DASHES[place]
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
     if is_noisy and len(y) > 60:
       axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
@@ -367,15 +358,16 @@ def _curves(
       last = np.asarray(line.y, float)[finite][-1]
       value = text(last) if text else ""
       value = value if finite[-1] else "not finite"
-      ends.append((last, line_labels.end(line.label, value), drawn))
+      name = line.label or "last" * bool(value)
+      entries[drawn] = f"{name} {value}".strip()
     if not finite.all():
       on_axis = {"transform": axes.get_xaxis_transform(), "clip_on": False}
       bad = x[~finite]
       axes.plot(bad, 0 * bad, "x", color=colour, markersize=5, **on_axis)
   if mark:
-    drawn = axes.axhline(mark[0], color=faint, linestyle=":", linewidth=1.2)
-    ends.append((mark[0], f"{mark[1]} {text(mark[0])}", drawn))
-  line_labels.title(figure, axes, title)
+    drawn = axes.axhline(mark[0], color=SOFT, linestyle=":", linewidth=1.2)
+    entries[drawn] = f"{mark[1]} {text(mark[0])}"
+  set_title(axes, title)
   axes.set_xlabel(x_label)
   finite = [v for l in lines for v in l.y if math.isfinite(v)]
   if floor is not None and finite:
@@ -387,11 +379,38 @@ def _curves(
   axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
   axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
   axes.yaxis.set_major_formatter(FuncFormatter(_tick(axis)))
-  if any(len(name) > line_labels.LONG for _, name, _ in ends):
-    line_labels.below(figure, ends)
-  else:
-    line_labels.beside(axes, ends)
+  add_legend(figure, entries)
   return figure
+
+
+def set_title(axes: Axes, text: str) -> None:
+  """Writes a title in lines that fit; each beyond the first adds height."""
+  figure = axes.figure
+  lines = textwrap.wrap(text, _TITLE_WIDTH)
+  height = figure.get_figheight() + 0.19 * max(0, len(lines) - 1)
+  figure.set_figheight(height)
+  axes.set_title("\n".join(lines), parse_math=False)
+
+
+def add_legend(figure: Figure, entries: dict[Line2D, str]) -> None:
+  """Writes names of lines below the axes; those that are "" are left out."""
+  texts = {
+    line: textwrap.fill(text, _LEGEND_WIDTH)
+    for line, text in entries.items()
+    if text
+  }
+  if not texts:
+    return
+  is_short = all(len(text) <= _LEGEND_WIDTH / 2 for text in texts.values())
+  columns = 2 if is_short and len(texts) > 1 else 1
+  lines = sum(1 + text.count("\n") for text in texts.values())
+  height = 0.21 * math.ceil(lines / columns)
+  figure.set_figheight(figure.get_figheight() + height)
+  legend = figure.legend(
+    list(texts), list(texts.values()), loc="outside lower left", ncols=columns
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)  # a run's name may have a dollar sign
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from vit_jax.callbacks.accounting import BUCKETS
-from vit_jax.reporting import facts, time_breakdown
+from vit_jax.reporting import curves, tables
 from vit_jax.reporting.runs import Run
 
 SECONDS = dict(step=60.0, input=0.4, evaluation=9.6, save=5.0, start=10.0)
@@ -19,9 +19,9 @@ def _run(name, seconds, metadata=None):
   return Run(name, pathlib.Path(name), {}, metadata or {}, rows)
 
 
-def test_a_bar_is_whole_and_its_numbers_are_told():
-  assert SECONDS.keys() == set(BUCKETS) == time_breakdown.WORDS.keys()
-  text = time_breakdown.section([_run("a", SECONDS)])
+def test_a_bar_is_whole_and_its_numbers_are_named():
+  assert SECONDS.keys() == set(BUCKETS) == curves.TIME_NAMES.keys()
+  text = curves.time_section([_run("a", SECONDS)])
   widths = [float(x) for x in re.findall(r"width: ([\d.]+)%", text)]
   assert sum(widths) == 100.0 - 0.4 + 0.4 and len(widths) == 7
   assert "steps <b>1m00s</b> 60.0%" in text
@@ -33,12 +33,12 @@ def test_a_bar_is_whole_and_its_numbers_are_told():
 def test_runs_without_an_account_are_named():
   none, half = _run("b", {}), {**SECONDS}
   half.pop("save")
-  assert time_breakdown.section([none]) == ""
-  text = time_breakdown.section([_run("a", SECONDS), none, _run("c", half)])
-  assert "Left out: times of b, c, which kept no account." in text
+  assert curves.time_section([none]) == ""
+  text = curves.time_section([_run("a", SECONDS), none, _run("c", half)])
+  assert "Left out: times of b, c: no rows of training." in text
   assert "<h3>a</h3>" in text
   nothing = dict.fromkeys(SECONDS, 0.0)
-  assert "0 % of 0.0s" in time_breakdown.section([_run("a", nothing)])
+  assert "0 % of 0.0s" in curves.time_section([_run("a", nothing)])
 
 
 def test_the_last_account_counts():
@@ -50,7 +50,7 @@ def test_the_last_account_counts():
     account["device_hours"] = hours
     run = dataclasses.replace(run, metadata={"accounting": account})
     assert run.wall_seconds() == 40.0 + max(step, SECONDS["step"])
-    assert facts.costs(run)["device-hours"] == max(hours, 2.0)
+    assert tables.costs(run)["device-hours"] == max(hours, 2.0)
   run = dataclasses.replace(run, metadata={"accounting": {"began": "damaged"}})
   assert run.seconds == SECONDS and run.device_hours == 2.0
 
@@ -60,7 +60,7 @@ def test_the_wall_time_is_that_of_the_account():
   for row, time in zip(run.rows, (3.0, 4.0, 5.0), strict=True):
     row["time"] = time
   assert run.wall_seconds() == sum(SECONDS.values()) == 100.0
-  assert facts.cost_texts(run)["wall time"] == "1m40s"
+  assert tables.cost_texts(run)["wall time"] == "1m40s"
   for row in run.rows:
     row.pop("train/seconds/step", None)
   assert run.wall_seconds() == 2.0  # from the first line to the last
@@ -68,8 +68,10 @@ def test_the_wall_time_is_that_of_the_account():
 
 def test_changes_are_one_fact():
   change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
-  found = facts.facts(_run("a", {}, {"changes": [change] * 7}))
-  text = found["changed on the way"]
+  facts = tables.facts_of(_run("a", {}, {"changes": [change] * 7}))
+  text = facts["changed on the way"]
   assert text.startswith("step 1,008: optim.lr 0.1 to None; step 1,008: ")
   assert text.endswith("; and 2 more")
-  assert "changed on the way" not in facts.facts(_run("a", {}, {"changes": []}))
+  assert "changed on the way" not in tables.facts_of(
+    _run("a", {}, {"changes": []})
+  )
