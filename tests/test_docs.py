@@ -32,7 +32,7 @@ ALONE = "# Without vit_jax"
 # What a section needs of the libraries that only `make test-all` installs.
 NEEDS = {
   "ONNX": ("jax2onnx", "onnxruntime"),
-  "Without a network": ("wandb", "mlflow", "trackio"),
+  "Without a network": ("wandb", "mlflow"),
 }
 # Sections that start processes of their own, or need one device.
 SLOW = (

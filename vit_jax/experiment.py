@@ -393,7 +393,7 @@ class Experiment:
       *faults,
       *word_faults(self.config, self.is_training, self.is_new),
       *mesh_faults(self.config),
-      *(trackers.faults(self.config) if self.is_training else ()),
+      *(trackers.errors(self.config) if self.is_training else ()),
       *self.data_faults(),
     ]
     looks = [self.evaluator_faults] if self.evals else []

@@ -40,9 +40,8 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.config import Config, to_dict
 from vit_jax.distributed.supervision import supervised
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.writers import run_info
-from vit_jax.writers.metric_writer import Writer
-from vit_jax.writers.rows import Rows
+from vit_jax.writers import MetricWriter, run_info
+from vit_jax.writers.metric_writer import MetricLog
 
 
 def train_and_evaluate(
@@ -52,6 +51,7 @@ def train_and_evaluate(
   *,
   callbacks: Sequence[Callback] = (),
   allow_change: Sequence[str] = (),
+  writer: MetricWriter | None = None,
   began: float | None = None,
 ) -> step_lib.TrainState:
   """Trains to the last step, from the newest checkpoint if there is one.
@@ -66,6 +66,8 @@ def train_and_evaluate(
     callbacks: Called around the steps, after the default ones.
     allow_change: Options and sections, such as "optim.lr" and "data", that may
       differ from those with which the run began.
+    writer: Gets every row of metrics.jsonl, too, in process 0, and is closed at
+      the end, such as one of clu's metric_writers; None: there is none.
     began: Start of the process by time.perf_counter(), from which the time of
       the run counts; None: now.
 
@@ -140,18 +142,24 @@ def train_and_evaluate(
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
         note(f"{evaluator.config.name:<11} {evaluator.note}")
-    writer = Writer(workdir, start, config, note, lock.check)
-    stack.enter_context(writer)
-    rows = Rows(writer, experiment.evals, start, note, saved)
-    stack.callback(rows.close)
+    log = MetricLog(
+      workdir,
+      start,
+      config=config,
+      evals=experiment.evals,
+      saved=saved,
+      writer=writer,
+      note=note,
+      check_owner=lock.check,
+    )
+    stack.enter_context(log)
 
     def metadata_at(step: int) -> dict:
       states = hooks.state_dict(step)
-      return {**metadata, "step": step, **states, **rows.metadata(step)}
+      return {**metadata, "step": step, **states, **log.state_dict(step)}
 
     def save(step: int, wait: bool = False) -> None:
       hooks.before_save(step)  # raises where the state must not be saved
-      writer.due()
       with hooks.phase("save"):
         write = checkpointer.save_now if wait else checkpointer.save
         write(step, state, metadata_at(step))
@@ -160,14 +168,15 @@ def train_and_evaluate(
     def evaluate(step: int, due: Iterable[Evaluator]) -> None:
       with hooks.phase("evaluation"):
         for evaluator in due:
-          rows.score(step, evaluator, state.eval_params)
+          gathered = evaluator.gather(state.eval_params)
+          log.write_later(step, evaluator.score, gathered)
 
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
     try:
       if start:  # the run may have stopped before it was evaluated
-        evaluate(start, rows.owed(experiment.due(evaluators, start)))
+        evaluate(start, log.missing(start, experiment.due(evaluators, start)))
       for step in range(start + 1, total_steps + 1):
         with hooks.phase("input"):
           batch = next(batches)
@@ -186,10 +195,10 @@ def train_and_evaluate(
           metrics.pop("fingerprint")
           values = hooks.on_log(step, jax.device_get(metrics))  # may raise
           if logs:
-            rows.put(step, {f"train/{k}": v for k, v in values.items()})
+            log.write(step, {f"train/{k}": v for k, v in values.items()})
         with hooks.phase("evaluation"):
           # A checkpoint has all rows before it, unless the run is to stop.
-          rows.write(wait=saves or bool(due), until=hooks.stop_requested)
+          log.flush(wait=saves or bool(due), until=hooks.stop_requested)
         if saves or retries:
           save(step)
         evaluate(step, due)
@@ -198,11 +207,11 @@ def train_and_evaluate(
       if step > start:
         save(step, wait=True)
       stop.step = step or None
-      rows.write(wait=True, before=step)  # scores of `step` come on resume
+      log.flush(before=step)  # scores of `step` come on resume
       raise
 
     with hooks.phase("evaluation"):
-      rows.write(wait=True, until=hooks.stop_requested)
+      log.flush(until=hooks.stop_requested)
     hooks.enter("save")
     checkpointer.save_now(total_steps, state, metadata)
     if start == total_steps:

@@ -194,11 +194,11 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 def rows(workdir: pathlib.Path) -> list[dict]:
   """Returns the rows of metrics.jsonl without what measures the machine."""
-  from vit_jax.writers.rows import MEASURED
+  from vit_jax.writers.metric_writer import is_measured
 
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
   return [
-    {k: v for k, v in json.loads(line).items() if k not in MEASURED}
+    {k: v for k, v in json.loads(line).items() if not is_measured(k)}
     for line in lines
   ]
 
@@ -207,7 +207,7 @@ def board(workdir: pathlib.Path) -> list[dict]:
   """Returns what TensorBoard reads, as `rows` does."""
   from tensorboard.backend.event_processing import event_file_loader
 
-  from vit_jax.writers.rows import MEASURED
+  from vit_jax.writers.metric_writer import is_measured
 
   found = []
   for path in sorted((workdir / "tensorboard").glob("*tfevents*")):
@@ -215,7 +215,7 @@ def board(workdir: pathlib.Path) -> list[dict]:
       if event.HasField("summary"):
         values = {v.tag: v.simple_value for v in event.summary.value}
         row = {"step": event.step, **values}
-        found.append({k: v for k, v in row.items() if k not in MEASURED})
+        found.append({k: v for k, v in row.items() if not is_measured(k)})
   return found
 
 

@@ -23,7 +23,7 @@ from vit_jax.checkpointing import checkpointer, layout, retention
 from vit_jax.commands import verify
 from vit_jax.config import CheckpointConfig
 from vit_jax.weights import npz_file
-from vit_jax.writers import atomic_files, metric_writer, uploads
+from vit_jax.writers import atomic_files, metric_writer
 
 
 @pytest.fixture
@@ -110,15 +110,15 @@ def test_rows_and_fingerprints(run):
   path, errors = run
   said = []
   for start in (0, 1):
-    with metric_writer.Writer(str(path), start, note=said.append) as w:
-      w.scalars(start + 1, {"train/loss": 1.0})
+    with metric_writer.MetricLog(str(path), start, note=said.append) as log:
+      log.write(start + 1, {"train/loss": 1.0})
   rows = metric_writer.read_metrics(str(path))
   assert [row["step"] for row in rows] == [1, 2]
   errors["GFile"] = UNAVAILABLE
   with pytest.raises(
     atomic_files.WriteError, match="cannot be read .*HTTP 503"
   ):
-    metric_writer.Writer(str(path), 1)
+    metric_writer.MetricLog(str(path), 1)
   errors.clear()
   assert metric_writer.read_metrics(str(path)) == rows
   (events,) = (path / "tensorboard").iterdir()
@@ -139,17 +139,17 @@ def _until(holds):
 def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
   path, errors = run
   said, file = [], path / "records"
-  records = uploads.records(file, b"0\n", said.append)
+  records = atomic_files.open_records(file, b"0\n", said.append)
   records.append(b"1\n")
   assert file.read_bytes() == b"0\n"  # nobody waits for the bucket
-  records.due()  # before a checkpoint
+  records.flush()  # before a checkpoint
   _until(lambda: file.read_bytes() == b"0\n1\n")
   errors["GFile"] = UNAVAILABLE
   records.append(b"2\n")
-  records.due()
+  records.flush()
   _until(lambda: said)
   assert "cannot be written (UnavailableError: HTTP 503)" in said[0]
-  monkeypatch.setattr(atomic_files, "MOST_RECORDS", 3)
+  monkeypatch.setattr(atomic_files, "MAX_WAITING", 3)
   records.append(b"3\n")
   with pytest.raises(
     atomic_files.WriteError, match="3 records wait, .* HTTP 503"
@@ -163,7 +163,7 @@ def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
 
 def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
   path, _ = run
-  monkeypatch.setattr(uploads, "SECONDS", 0.01)
+  monkeypatch.setattr(atomic_files, "UPLOAD_SECONDS", 0.01)
   asked = []
 
   def guard():
@@ -171,7 +171,7 @@ def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
     if len(asked) > 1:
       raise run_lock.LostError("another run took this folder")
 
-  records = uploads.records(path / "records", b"", print, guard)
+  records = atomic_files.open_records(path / "records", b"", print, guard)
   records.append(b"1\n")
   _until(lambda: (path / "records").read_bytes() == b"1\n")
   (path / "records").write_bytes(b"another's\n")

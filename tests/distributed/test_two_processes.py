@@ -22,8 +22,7 @@ from vit_jax import sharding, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.commands import evaluate
 from vit_jax.config import cli
-from vit_jax.writers.metric_writer import read_metrics
-from vit_jax.writers.rows import MEASURED
+from vit_jax.writers.metric_writer import is_measured, read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Plain SGD, since Adam makes a whole step of a gradient that is 0 but for
@@ -255,7 +254,7 @@ def _values(workdir):
   found = {}
   for row in read_metrics(str(workdir)):
     for key, value in row.items():
-      if "/" in key and key not in MEASURED:
+      if "/" in key and not is_measured(key):
         assert (row["step"], key) not in found
         found[row["step"], key] = value
   return found

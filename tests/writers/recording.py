@@ -6,25 +6,29 @@ CONFIG = Config(trackers=("wandb",))
 
 
 class Recorder:
-  """Keeps what it is told."""
+  """Keeps what it gets."""
 
   PACKAGE = "json"
   made: list = []
 
-  def __init__(self, about):
-    self.about, self.rows, self.state = about, [], None
-    self.id = about.id or f"id{len(self.made)}"
+  def __init__(self, workdir, name, id):
+    self.name, self.given_id = name, id
+    self.rows, self.hparams, self.state = [], None, None
+    self.id = id or f"id{len(self.made)}"
     self.where = "in memory"
     self.made.append(self)
 
   @staticmethod
-  def faults():
+  def errors():
     return None
 
-  def log(self, row):
-    self.rows.append(dict(row))
+  def write_hparams(self, hparams):
+    self.hparams = hparams
 
-  def finish(self, state):
+  def write_scalars(self, step, scalars, time):
+    self.rows.append({"step": step, "time": time, **scalars})
+
+  def close(self, state):
     self.state = state
 
 

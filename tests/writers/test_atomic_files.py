@@ -61,9 +61,9 @@ def test_odd_values_are_named(tmp_path):
     f"{path}: line 1: a, b: not finite; line 2: a, b, c: no number; left out"
   )
   path.write_text("x\n" * 100)
-  assert atomic_files.read_rows(path).faults[0].endswith("; and 95 more")
+  assert atomic_files.read_rows(path).errors[0].endswith("; and 95 more")
   assert atomic_files.read_rows(path.parent / "missing") == ([], [])
-  assert atomic_files.read_rows(path.parent).faults == [
+  assert atomic_files.read_rows(path.parent).errors == [
     f"{path.parent}: cannot be read (Is a directory)"
   ]
 
@@ -93,7 +93,9 @@ CHANGE = resume_rules.Change(
 )
 # What a run that resumes at step 1 makes anew of what it reads.
 REPLACED = {
-  metric_writer.METRICS: lambda folder: metric_writer.Writer(folder, 1).close(),
+  metric_writer.METRICS: lambda folder: metric_writer.MetricLog(
+    folder, 1
+  ).close(),
   fingerprints.FILE: lambda folder: fingerprints.Fingerprints(folder, 1),
   resume_rules.FILE: lambda folder: resume_rules.write(
     folder, resume_rules.trail(folder, 1, [CHANGE])
@@ -202,7 +204,7 @@ def test_records_that_never_can_be_written_are_kept_elsewhere(
 
 
 def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
-  monkeypatch.setattr(atomic_files, "MOST_RECORDS", 3)
+  monkeypatch.setattr(atomic_files, "MAX_WAITING", 3)
   disk = _Disk(monkeypatch)
   lines = Records(epath.Path(tmp_path) / "metrics.jsonl", b"", lambda _: None)
   disk.is_full = True

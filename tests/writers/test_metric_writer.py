@@ -1,42 +1,297 @@
-"""Metrics on disk."""
+"""Rows of metrics: one order, however long their scores take."""
 
 import json
+import logging
+import threading
 
-from vit_jax.writers.metric_writer import METRICS, Writer, read_metrics
+import jax
+import pytest
+import threadpoolctl
+
+from vit_jax.evaluators import groups
+from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
+from vit_jax.writers import metric_writer
+from vit_jax.writers.metric_writer import (
+  METRICS,
+  GroupMeans,
+  MetricLog,
+  read_metrics,
+)
 
 
-def test_lines_and_tensorboard(tmp_path):
-  writer = Writer(str(tmp_path))
-  writer.scalars(1, {"train/loss": 2.0})
-  writer.scalars(2, {"val/top1": 0.5})
-  writer.close()
+class Slow(Evaluator):
+  """An evaluator whose scores wait until they are let go."""
+
+  def __init__(self, name, value=0.5):
+    self.config = EvaluatorConfig(name)
+    self.go, self.value = threading.Event(), value
+
+  def score(self, gathered):
+    assert self.go.wait(60)
+    return {f"{self.config.name}/x": self.value + gathered}
+
+
+def _log(tmp_path, start=0, **arguments):
+  return MetricLog(
+    str(tmp_path), start, **{"note": lambda text: None} | arguments
+  )
+
+
+def _read(tmp_path):
+  return [
+    (r["step"], *(k for k in r if "/" in k))
+    for r in read_metrics(str(tmp_path))
+  ]
+
+
+def test_rows_in_the_file(tmp_path):
+  with _log(tmp_path) as log:
+    log.write(1, {"train/loss": 2.0})
+    log.write(2, {"val/top1": 0.5})
   rows = read_metrics(str(tmp_path))
   assert [r["step"] for r in rows] == [1, 2]
   assert rows[0]["train/loss"] == 2.0 and rows[1]["val/top1"] == 0.5
   assert all(r["time"] > 1e9 for r in rows)
-  assert list((tmp_path / "tensorboard").glob("*tfevents*"))
+  with _log(tmp_path):  # a new run
+    pass
+  assert read_metrics(str(tmp_path)) == []
 
 
 def test_resuming_drops_what_will_be_written_again(tmp_path):
-  writer = Writer(str(tmp_path))
-  writer.scalars(10, {"train/loss": 1.0})
-  writer.scalars(10, {"val/top1": 0.5})
-  writer.scalars(12, {"train/loss": 0.9})
-  writer.close()
+  with _log(tmp_path) as log:
+    log.write(10, {"train/loss": 1.0})
+    log.write(10, {"val/top1": 0.5})
+    log.write(12, {"train/loss": 0.9})
   with (tmp_path / METRICS).open("a") as f:
     f.write('{"step": 13, "tra')  # killed while writing
-  writer = Writer(str(tmp_path), resumed_at=10)
-  assert writer.scores == {"val/top1": 0.5}
-  writer.scalars(12, {"train/loss": 0.8})
-  writer.close()
+  with _log(tmp_path, 10) as log:
+    val, few = Slow("val"), Slow("few")
+    assert log.missing(10, [val, few]) == [few]
+    assert log.missing(10, []) == []
+    log.write(12, {"train/loss": 0.8})
   text = (tmp_path / METRICS).read_text().splitlines()
   assert [json.loads(line)["step"] for line in text] == [10, 10, 12]
   assert json.loads(text[-1])["train/loss"] == 0.8
 
 
-def test_a_new_run_starts_with_empty_metrics(tmp_path):
-  writer = Writer(str(tmp_path))
-  writer.scalars(5, {"train/loss": 1.0})
-  writer.close()
-  Writer(str(tmp_path)).close()
-  assert read_metrics(str(tmp_path)) == []
+def test_a_row_waits_for_the_scores_before_it(tmp_path):
+  with _log(tmp_path) as log:
+    val, few = Slow("val"), Slow("few")
+    log.write(1, {"train/loss": 1.0})
+    log.write_later(1, val.score, 1)
+    log.write_later(1, few.score, 1)
+    few.go.set()
+    log.write(2, {"train/loss": 0.5})
+    assert _read(tmp_path) == [(1, "train/loss")]
+    val.go.set()
+    log.flush()
+    assert _read(tmp_path) == [
+      (1, "train/loss"),
+      (1, "val/x"),
+      (1, "few/x"),
+      (2, "train/loss"),
+    ]
+
+
+def test_scores_leave_half_of_the_cores_to_the_input(tmp_path, monkeypatch):
+  monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+  def threads():
+    pools = threadpoolctl.threadpool_info()
+    return {x["num_threads"] for x in pools if x["user_api"] == "blas"}
+
+  before = threads()
+  with _log(tmp_path) as log:
+    log.write_later(1, lambda _: {"val/threads": float(*threads())}, None)
+    log.flush()
+  (row,) = read_metrics(str(tmp_path))
+  assert row["val/threads"] == 1
+  assert threads() == before
+
+
+def test_scores_that_are_not_finite_are_printed_and_left_out(tmp_path):
+  """They are no fault of the state, and process 0 alone knows them."""
+  notes, val = [], Slow("val", float("nan"))
+  val.go.set()
+  with _log(tmp_path, note=notes.append) as log:
+    log.write_later(4, val.score, 1)
+    log.flush()
+  assert _read(tmp_path) == [(4, "val/not_finite")]
+  assert notes[0] == "not finite  val/x is nan at step 4; not written"
+
+
+def test_finite_scores():
+  scores = {"a/1shot": 0.5, "a/5shot": float("inf"), "a/x": float("nan")}
+  finite, message = metric_writer.finite_scores(8, scores)
+  assert finite == {"a/1shot": 0.5, "a/not_finite": 2}
+  assert message == (
+    "not finite  a/5shot is inf, a/x is nan at step 8; not written"
+  )
+  assert metric_writer.finite_scores(8, finite) == (finite, "")
+
+
+def test_scores_of_the_newest_step_need_not_be_waited_for(tmp_path):
+  val, few = Slow("val"), Slow("few")
+  with _log(tmp_path) as log:
+    log.write_later(1, val.score, 1)
+    log.write(2, {"train/loss": 0.5})
+    log.write_later(2, few.score, 1)
+    threading.Timer(0.2, val.go.set).start()
+    log.flush(before=2)
+    assert _read(tmp_path) == [(1, "val/x"), (2, "train/loss")]
+    few.go.set()
+
+
+def test_a_stop_ends_the_wait_for_scores(tmp_path):
+  few, stop = Slow("few"), threading.Event()
+  with _log(tmp_path) as log:
+    log.write_later(1, few.score, 1)
+    threading.Timer(0.1, stop.set).start()
+    log.flush(until=stop.is_set)
+    assert _read(tmp_path) == [] and log.state_dict(2) == {"rows": 1}
+    few.go.set()
+    log.flush()
+    assert _read(tmp_path) == [(1, "few/x")]
+
+
+def test_rows_that_a_checkpoint_counts_and_nobody_has_are_named(tmp_path):
+  few, val = Slow("few"), Slow("val")
+  with _log(tmp_path) as log:
+    log.write(1, {"train/loss": 1.0})
+    log.write_later(2, few.score, 1)
+    log.write(3, {"train/loss": 1.0})
+    log.write_later(3, val.score, 1)
+    # The run that resumes at 3 computes that of val.
+    assert log.state_dict(3) == {"rows": 3}
+  few.go.set()  # killed before
+  val.go.set()
+  notes = []
+  for expected in (3, 1):
+    _log(tmp_path, 3, note=notes.append, saved={"rows": expected}).close()
+  (line,) = notes
+  assert line.startswith("rows        2 up to step 3 are not in metrics.jsonl")
+
+
+def test_an_error_of_the_scores_is_raised_in_the_loop(tmp_path):
+  with _log(tmp_path) as log:
+    log.write_later(3, lambda _: 1 / 0, 0.0)
+    with pytest.raises(ZeroDivisionError):
+      log.flush()
+
+
+def test_only_process_0_writes_and_scores(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  with _log(tmp_path, writer=Recording()) as log:
+    log.write(3, {"train/loss": 1.0})
+    log.write_later(3, lambda _: pytest.fail("must not be called"), 0.0)
+    log.flush()
+  assert not list(tmp_path.iterdir())
+  assert log._user_writer.calls == ["close"]
+
+
+class Recording:
+  """A writer of a user's own."""
+
+  def __init__(self):
+    self.calls = []
+
+  def write_scalars(self, step, scalars):
+    self.calls.append((step, dict(scalars)))
+
+  def flush(self):
+    self.calls.append("flush")
+
+  def close(self):
+    self.calls.append("close")
+
+
+def test_a_writer_of_ones_own_gets_every_row(tmp_path):
+  writer = Recording()
+  with _log(tmp_path, writer=writer) as log:
+    log.write(1, {"train/loss": 1.0})
+    log.flush()
+    log.write(2, {"train/loss": 0.5})
+  assert writer.calls == [
+    (1, {"train/loss": 1.0}),
+    "flush",
+    (2, {"train/loss": 0.5}),
+    "close",
+  ]
+
+
+def test_a_writer_that_fails_ends_the_run_and_loses_no_row(tmp_path):
+  writer = Recording()
+  writer.close = lambda: 1 / 0
+  with pytest.raises(ZeroDivisionError), _log(tmp_path, writer=writer) as log:
+    log.write(1, {"train/loss": 1.0})
+  assert _read(tmp_path) == [(1, "train/loss")]
+
+
+def test_a_writer_of_clu(tmp_path, caplog):
+  clu = pytest.importorskip("clu.metric_writers")
+  caplog.set_level(logging.INFO)
+  with _log(tmp_path, writer=clu.LoggingWriter()) as log:
+    log.write(1, {"train/loss": 2.5})
+    log.flush()
+  assert "[1] train/loss=2.5" in caplog.text
+
+
+@pytest.mark.parametrize(
+  "name, is_measured",
+  [
+    ("time", True),
+    ("train/mfu", True),
+    ("train/seconds/input", True),
+    ("train/loss", False),
+    ("val/top1", False),
+  ],
+)
+def test_what_depends_on_the_machine(name, is_measured):
+  assert metric_writer.is_measured(name) == is_measured
+
+
+# Means over groups.
+EVALS = [
+  EvaluatorConfig(name, group=group)
+  for name, group in (("a", "few"), ("val", None), ("b", "few"), ("c", "knn"))
+]
+
+
+def test_the_last_of_a_group_brings_the_mean():
+  means = GroupMeans(EVALS)
+  first = {"a/1shot": 0.25, "a/l2=4/1shot": 0.5, "a/only": 1.0}
+  assert means.add(10, first) == first
+  assert means.add(10, {"val/top1": 0.0}) == {"val/top1": 0.0}
+  last = {"b/1shot": 0.75, "b/l2=4/1shot": 0.5}
+  # What not all of them have is not averaged.
+  assert means.add(10, last) == last | {
+    "few/1shot": 0.5,
+    "few/l2=4/1shot": 0.5,
+    "few/sets": 2,
+  }
+  alone = means.add(10, {"c/top1": 0.125})
+  assert alone == {"c/top1": 0.125, "knn/top1": 0.125, "knn/sets": 1}
+
+
+def test_steps_do_not_mix():
+  means = GroupMeans(EVALS)
+  means.add(10, {"a/x": 0.0})
+  assert means.add(20, {"b/x": 1.0}) == {"b/x": 1.0}
+  assert means.add(10, {"b/x": 0.5})["few/x"] == 0.25
+  assert means.add(20, {"a/x": 0.0})["few/x"] == 0.5
+
+
+@pytest.mark.parametrize("start, mean", [(10, 0.5), (8, None)])
+def test_scores_from_before_an_interruption_count(tmp_path, start, mean):
+  with _log(tmp_path) as log:
+    log.write(8, {"train/loss": 0.0})
+    log.write(10, {"a/x": 0.0, "val/top1": 0.5})
+  with _log(tmp_path, start, evals=EVALS) as log:
+    log.write_later(10, lambda _: {"b/x": 1.0}, None)
+    log.flush()
+  assert read_metrics(str(tmp_path))[-1].get("few/x") == mean
+
+
+def test_groups_in_their_order():
+  names = {g: [e.name for e in members] for g, members in groups(EVALS).items()}
+  assert names == {"few": ["a", "b"], "knn": ["c"]}

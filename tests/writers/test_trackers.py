@@ -1,4 +1,4 @@
-"""Trackers: what they are told, and what their failures do to a run."""
+"""Trackers: what they get, and what their failures do to a run."""
 
 import json
 import os
@@ -8,15 +8,18 @@ import sys
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 import tiny
-from recording import CONFIG
+from recording import CONFIG, without_time
 
 from vit_jax.config import Config, build, flat, to_dict
 from vit_jax.writers import trackers
-from vit_jax.writers.metric_writer import Writer, read_metrics
+from vit_jax.writers.metric_writer import MetricLog, read_metrics
+
+
+def _log(workdir, start=0, note=lambda text: None):
+  return MetricLog(str(workdir), start, config=CONFIG, note=note)
 
 
 def test_a_choice_for_every_tracker():
@@ -24,34 +27,107 @@ def test_a_choice_for_every_tracker():
     f for f in Config.__dataclass_fields__.values() if f.name == "trackers"
   )
   assert list(field.metadata["choices"]) == list(trackers.TRACKERS)
-  config, faults = build({"trackers": "wandb,trackio"})
-  assert (config.trackers, faults) == (("wandb", "trackio"), [])
-  _, faults = build({"trackers": ("wandb", "mlfow")})
-  assert faults == [
-    "config.trackers: got 'mlfow', expected one of wandb, mlflow, trackio. Did"
+  config, errors = build({"trackers": "wandb,mlflow"})
+  assert (config.trackers, errors) == (("wandb", "mlflow"), [])
+  _, errors = build({"trackers": ("wandb", "mlfow")})
+  assert errors == [
+    "config.trackers: got 'mlfow', expected one of wandb, mlflow. Did"
     " you mean 'mlflow'?"
   ]
 
 
-def test_what_a_tracker_is_told(tmp_path, recorder):
+def test_what_a_tracker_gets(tmp_path, recorder):
   notes = []
-  with Writer(str(tmp_path / "b16"), 0, CONFIG, notes.append) as writer:
-    writer.scalars(5, {"train/loss": 2.0})
-    writer.scalars(3, {"val/top1": 0.5})  # scores come later
+  with _log(tmp_path / "b16", note=notes.append) as log:
+    log.write(3, {"val/top1": 0.5})
+    log.write(5, {"train/loss": 2.0})
   (it,) = recorder.made
   assert it.rows == read_metrics(str(tmp_path / "b16"))
-  assert it.about.name == "b16" and it.about.id is None
-  assert it.about.config == flat(to_dict(CONFIG))
-  assert it.about.config["data.batch_size"] == 4096
+  assert it.name == "b16" and it.given_id is None
+  assert it.hparams == flat(to_dict(CONFIG))
+  assert it.hparams["data.batch_size"] == 4096
   assert it.state == "finished"
   assert notes == ["wandb       in memory"]
 
 
-def test_only_the_first_process_tells(tmp_path, recorder, monkeypatch):
-  monkeypatch.setattr(jax, "process_index", lambda: 1)
-  with Writer(str(tmp_path), 0, CONFIG) as writer:
-    writer.scalars(1, {"train/loss": 2.0})
-  assert not recorder.made
+def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
+  """Rows that are computed again come twice; the last counts."""
+  with _log(tmp_path) as log:
+    log.write(10, {"train/loss": 1.0})
+    log.write(12, {"train/loss": 0.9})  # after the last checkpoint
+  with _log(tmp_path, 10) as log:
+    log.write(12, {"train/loss": 0.9})  # the same bits again
+    log.write(14, {"train/loss": 0.8})
+  first, second = recorder.made
+  assert second.given_id == first.id == "id0"
+  assert without_time(first.rows + second.rows) == [
+    {"step": 10, "train/loss": 1.0},
+    {"step": 12, "train/loss": 0.9},
+    {"step": 12, "train/loss": 0.9},
+    {"step": 14, "train/loss": 0.8},
+  ]
+  # From the start again: another run.
+  with _log(tmp_path) as log:
+    log.write(12, {"train/loss": 0.7})
+  third = recorder.made[2]
+  assert third.given_id is None
+  assert without_time(third.rows) == [{"step": 12, "train/loss": 0.7}]
+
+
+def test_a_tracker_that_joins_late_gets_all(tmp_path, recorder):
+  with MetricLog(str(tmp_path)) as log:
+    log.write(10, {"train/loss": 1.0})
+    log.write(12, {"train/loss": 0.9})
+  with _log(tmp_path, 10) as log:
+    log.write(12, {"train/loss": 0.9})
+  (it,) = recorder.made
+  assert it.rows == read_metrics(str(tmp_path))
+
+
+def test_the_run_of_before_is_forgotten_by_a_new_one(
+  tmp_path, recorder, monkeypatch
+):
+  """Also where the service has not opened the new one when it is killed."""
+  with _log(tmp_path) as log:
+    log.write(10, {"train/loss": 0.5})
+  with monkeypatch.context() as m:
+    m.setattr(trackers, "CLOSE_SECONDS", 0)
+    m.setattr(recorder, "__init__", lambda *_: time.sleep(99))
+    with _log(tmp_path) as log:
+      log.write(10, {"train/loss": 0.5})
+  with _log(tmp_path, 10) as log:
+    log.write(20, {"train/loss": 0.5})
+  assert recorder.made[-1].given_id is None
+  assert [r["step"] for r in recorder.made[-1].rows] == [10, 20]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"id": null}', '{"name": 1}'])
+def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
+  """What the tracker gets is another run, with every row."""
+  notes = []
+  with _log(tmp_path, note=notes.append) as log:
+    log.write(10, {"train/loss": 1.0})
+  (tmp_path / "trackers" / "wandb.json").write_text(text)
+  with _log(tmp_path, 10, notes.append) as log:
+    log.write(12, {"train/loss": 0.9})
+  again = recorder.made[1]
+  assert again.given_id is None and again.rows == read_metrics(str(tmp_path))
+  assert any("wandb.json cannot be read" in note for note in notes)
+
+
+def test_an_id_that_cannot_be_written(tmp_path, recorder):
+  """The tracker gets its rows; the failure is printed once."""
+  (tmp_path / "trackers").write_text("")
+  notes = []
+  with _log(tmp_path, note=notes.append) as log:
+    for step in (10, 20):
+      log.write(step, {"train/loss": 0.5})
+  (it,) = recorder.made
+  assert it.rows == read_metrics(str(tmp_path)) and it.state == "finished"
+  assert sorted(n.partition(":")[0] for n in notes) == [
+    "wandb       failed",
+    "wandb       in memory",
+  ]
 
 
 @pytest.mark.parametrize(
@@ -59,25 +135,28 @@ def test_only_the_first_process_tells(tmp_path, recorder, monkeypatch):
   [(FloatingPointError, "failed"), (KeyboardInterrupt, "stopped")],
 )
 def test_the_state_of_a_run_that_ends_early(tmp_path, recorder, error, state):
-  with pytest.raises(error):
-    with Writer(str(tmp_path), 0, CONFIG, lambda _: None) as writer:
-      writer.scalars(1, {"train/loss": 2.0})
-      raise error
+  with pytest.raises(error), _log(tmp_path) as log:
+    log.write(1, {"train/loss": 2.0})
+    raise error
   (it,) = recorder.made
   assert it.state == state and len(it.rows) == 1
 
 
-def test_a_failure_is_told_once_and_stops_nothing(tmp_path, recorder):
-  def log(self, row):
-    if row["step"] in (2, 3):
-      raise ConnectionError("no route to host\nmore")
-    self.rows.append(row)
+def test_a_failure_is_printed_once_and_stops_nothing(
+  tmp_path, recorder, monkeypatch
+):
+  write = recorder.write_scalars
 
-  recorder.log = log
+  def write_scalars(self, step, scalars, time):
+    if step in (2, 3):
+      raise ConnectionError("no route to host\nmore")
+    write(self, step, scalars, time)
+
+  monkeypatch.setattr(recorder, "write_scalars", write_scalars)
   notes = []
-  with Writer(str(tmp_path), 0, CONFIG, notes.append) as writer:
+  with _log(tmp_path, note=notes.append) as log:
     for step in range(1, 5):
-      writer.scalars(step, {"train/loss": 2.0})
+      log.write(step, {"train/loss": 2.0})
   assert [r["step"] for r in recorder.made[0].rows] == [1, 4]
   assert [r["step"] for r in read_metrics(str(tmp_path))] == [1, 2, 3, 4]
   assert notes == [
@@ -89,13 +168,13 @@ def test_a_failure_is_told_once_and_stops_nothing(tmp_path, recorder):
 
 
 def test_one_that_cannot_begin(tmp_path, recorder):
-  def __init__(self, about):
+  def __init__(self, workdir, name, id):
     raise ValueError("quota exceeded.")
 
   recorder.__init__ = __init__
   notes = []
-  with Writer(str(tmp_path), 0, CONFIG, notes.append) as writer:
-    writer.scalars(1, {"train/loss": 2.0})
+  with _log(tmp_path, note=notes.append) as log:
+    log.write(1, {"train/loss": 2.0})
   assert notes[0].startswith("wandb       failed: ValueError: quota exceeded. ")
   assert notes[1:] == ["wandb       lacks 1 rows; metrics.jsonl has them all."]
   assert not (tmp_path / "trackers").exists()
@@ -104,11 +183,11 @@ def test_one_that_cannot_begin(tmp_path, recorder):
 def test_one_that_hangs_holds_up_nothing(tmp_path, recorder, monkeypatch):
   monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
   hangs = threading.Event()
-  recorder.log = lambda self, row: hangs.wait(20)
+  recorder.write_scalars = lambda *_: hangs.wait(20)
   notes, began = [], time.monotonic()
-  with Writer(str(tmp_path), 0, CONFIG, notes.append) as writer:
+  with _log(tmp_path, note=notes.append) as log:
     for step in range(100):
-      writer.scalars(step, {"train/loss": 2.0})
+      log.write(step, {"train/loss": 2.0})
   assert time.monotonic() - began < 5
   hangs.set()
   assert "has not answered for 0 s; the last rows may be missing" in notes[-1]
@@ -116,13 +195,13 @@ def test_one_that_hangs_holds_up_nothing(tmp_path, recorder, monkeypatch):
 
 
 def test_packages_that_are_missing(monkeypatch):
-  for name in ("wandb", "mlflow", "trackio"):
+  for name in ("wandb", "mlflow"):
     monkeypatch.setitem(sys.modules, name, None)
-  assert trackers.faults(Config()) == []
-  assert trackers.faults(Config(trackers=("mlflow", "trackio"))) == [
+  assert trackers.errors(Config()) == []
+  assert trackers.errors(Config(trackers=("mlflow", "wandb"))) == [
     f"config.trackers: {name}: got no {name}, expected installed packages: pip"
     " install '.[trackers]' in the checkout of vit_jax."
-    for name in ("mlflow", "trackio")
+    for name in ("mlflow", "wandb")
   ]
 
 
@@ -140,19 +219,14 @@ def offline(tmp_path, monkeypatch):
   for kind in trackers.TRACKERS.values():
     pytest.importorskip(kind.PACKAGE)
   for name in list(os.environ):
-    if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_")):
+    if name.startswith(("WANDB_", "MLFLOW_")):
       monkeypatch.delenv(name)
   monkeypatch.setenv("WANDB_MODE", "offline")
   monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
   monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-  # Read when it is imported.
   import wandb
-  from trackio import sqlite_storage, utils
 
-  wandb.teardown()
-
-  for module in (utils, sqlite_storage):
-    monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+  wandb.teardown()  # forgets the environment that it has read
 
 
 def flat_metrics(rows):
@@ -216,17 +290,9 @@ def in_mlflow():
   return found, run
 
 
-def in_trackio():
-  from trackio.sqlite_storage import SQLiteStorage
-
-  (name,) = SQLiteStorage.get_runs("vit_jax")
-  rows = SQLiteStorage.get_logs("vit_jax", name)
-  return [{k: v for k, v in r.items() if k != "timestamp"} for r in rows]
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("offline")
-def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
+def test_both_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   """A run that fails, resumes and finishes is one run in each of them."""
   monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "commands")
   from test_train import Stopped, _config, _stop_after
@@ -243,18 +309,15 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   assert max(step for step, *_ in cut) == 12
   train.train_and_evaluate(config, str(workdir))
   rows = flat_metrics(read_metrics(str(workdir)))
-  # What depends on the clock is as the first process measured it.
-  names = {(step, name) for step, name, _ in cut}
-  expected = cut | {r for r in rows if r[:2] not in names}
-  assert {(step, name) for step, name, _ in rows} == {
-    (step, name) for step, name, _ in expected
-  }
+  # Steps 9 to 12 were computed twice, to the same bit.
+  expected = cut | rows
+  num_values = len(cut) + sum(step > 8 for step, *_ in rows)
   in_both = {r[:2] for r in cut & rows}
-  assert (12, "train/loss") in in_both  # computed twice, to the same bit
+  assert (12, "train/loss") in in_both
 
   found, ids, exits = in_wandb(workdir)
   assert flat_metrics(found) == expected
-  assert sum(len(r) - 1 for r in found) == len(expected)  # nothing twice
+  assert sum(len(r) - 1 for r in found) == num_values
   assert len(ids) == 1 and exits == [1, 0]
 
   found, run = in_mlflow()
@@ -262,25 +325,21 @@ def test_all_three_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   assert {
     (step, name, np.float64(value)) for step, name, value in flat_metrics(found)
   } == {(step, allowed(name), value) for step, name, value in expected}
-  assert len(found) == len(expected)
+  assert len(found) == num_values
   assert run.info.status == "FINISHED" and run.info.run_name == "run"
   assert run.data.params["data.dataset"] == "digits"
   assert run.data.params["evals.few.shots"] == "[1, 5]"
-
-  found = in_trackio()
-  assert flat_metrics(found) == expected
-  assert sum(len(r) - 1 for r in found) == len(expected)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_rows_are_in_the_file_of_wandb_before_a_kill(tmp_path):
-  it = trackers.WandB(trackers.About("run", str(tmp_path), {}, None))
-  it.log({"step": 1, "time": 0.0, "train/loss": 2.0})
+  it = trackers.WandB(str(tmp_path), "run", None)
+  it.write_scalars(1, {"train/loss": 2.0}, 0.0)
   end = time.monotonic() + 5
   while not (found := in_wandb(tmp_path)[0]) and time.monotonic() < end:
     time.sleep(0.1)
-  it.finish("stopped")
+  it.close("stopped")
   assert found == [{"step": 1, "train/loss": 2.0}]
 
 
@@ -289,13 +348,13 @@ def test_rows_are_in_the_file_of_wandb_before_a_kill(tmp_path):
 def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
   import wandb
 
-  assert trackers.faults(Config(trackers=("wandb", "mlflow", "trackio"))) == []
+  assert trackers.errors(Config(trackers=("wandb", "mlflow"))) == []
   monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
   monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/other")
   monkeypatch.setenv("WANDB_MODE", "online")
   monkeypatch.setenv("NETRC", os.devnull)
   wandb.teardown()  # forgets the environment that it has read
-  no_key, no_store = trackers.faults(Config(trackers=("wandb", "mlflow")))
+  no_key, no_store = trackers.errors(Config(trackers=("wandb", "mlflow")))
   assert no_key == (
     "config.trackers: wandb: got no API key, expected one: run `wandb login`,"
     " or set WANDB_API_KEY, or WANDB_MODE=offline."
@@ -318,15 +377,13 @@ def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
   ):
     monkeypatch.setenv("WANDB_API_KEY", key)
     wandb.teardown()
-    assert trackers.faults(Config(trackers=("wandb",))) == expected
+    assert trackers.errors(Config(trackers=("wandb",))) == expected
 
 
 def test_a_run_of_the_trainer_is_checked(tmp_path, monkeypatch):
   from vit_jax import experiment as experiment_lib
 
-  monkeypatch.setitem(sys.modules, "trackio", None)
-  config = tiny.config(trackers=("trackio",), fake_data=True)
-  with pytest.raises(
-    ValueError, match="config.trackers: trackio: got no track"
-  ):
-    experiment_lib.check(config, str(tmp_path))
+  monkeypatch.setitem(sys.modules, "mlflow", None)
+  config = tiny.config(trackers=("mlflow",), fake_data=True)
+  with pytest.raises(ValueError, match="config.trackers: mlflow: got no mlf"):
+    experiment_lib.setup(config, str(tmp_path))

@@ -38,8 +38,6 @@ SHAPE["init"] = SHAPE  # the run before, and those before that
 BUCKETS = (*phases_lib.NAMES, "repeated", "restart")
 GOODPUT = "goodput"  # share of the seconds that are in "step"
 SECONDS = "seconds/"  # before the name of a bucket
-# Of the metrics, those that depend on the machine.
-MEASURED = ("device_hours", GOODPUT, *(f"{SECONDS}{b}" for b in BUCKETS))
 
 
 class Accounting(Callback):

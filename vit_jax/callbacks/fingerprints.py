@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.writers import atomic_files, uploads
+from vit_jax.writers import atomic_files
 
 FILE = "fingerprints.bin"
 MAGIC = b"vit_jax fingerprints 1 little-endian 36 bytes of each step   \n"
@@ -42,7 +42,7 @@ class Fingerprints:
     resumed_at: Step at which the run resumes; what later steps of an
       interrupted run wrote is dropped, since they come again.
     note: Prints a line where they cannot be written.
-    guard: See `uploads.records`.
+    guard: See `atomic_files.open_records`.
 
   Attributes:
     before: Of `RECORD`, the newest steps before; known to process 0 only.
@@ -71,7 +71,7 @@ class Fingerprints:
     self.before = kept[-NEWEST:].copy()
     path.parent.mkdir(parents=True, exist_ok=True)
     data = MAGIC + kept.tobytes()
-    self._file = uploads.records(path, data, note, guard)
+    self._file = atomic_files.open_records(path, data, note, guard)
 
   def add(self, step: int, of_step: jax.Array) -> None:
     """Takes what a step returned, without waiting for it."""
@@ -105,7 +105,7 @@ class Fingerprints:
   def due(self) -> None:
     """Sees that what was fetched is on its way to a bucket."""
     if self._file is not None:
-      self._file.due()
+      self._file.flush()
 
   def close(self) -> None:
     """Closes the file; what was not fetched is lost."""

@@ -36,7 +36,7 @@ class Guard:
     run: A `prepare.Run` that was checked.
     newest: Returns the step of the newest checkpoint, or None.
     note: Prints a line.
-    check: See `uploads.records`, its guard.
+    check: See `atomic_files.open_records`.
 
   Attributes:
     skipped: Steps of the run whose update was not applied.
@@ -217,24 +217,6 @@ ADVICE = (
   " --workdir. If they did not, a record or a device is at fault."
 )
 SKIP = " --config.on_nonfinite=skip leaves the step out."
-
-
-def scores(step: int, values: dict[str, float]) -> tuple[dict, str]:
-  """Leaves out the scores of an evaluator that are not finite.
-
-  They do not stop the run: its state is finite, and process 0 alone knows them.
-
-  Returns:
-    The others, and `<evaluator>/not_finite`, how many are left out, if any are;
-    and a line on them, or "".
-  """
-  bad = [k for k, v in values.items() if not math.isfinite(v)]
-  if not bad:
-    return values, ""
-  name = bad[0].split("/")[0]
-  kept = {k: v for k, v in values.items() if k not in bad}
-  told = f"not finite  {_values(values, bad)} at step {step}; not written"
-  return kept | {f"{name}/not_finite": float(len(bad))}, told
 
 
 def read(workdir: str) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class Resumed:
     kept = self._run.resumed_metadata.get("config")
     if found.values or not isinstance(kept, dict):
       return found
-    said = found.faults or [f"{path}: missing"]
+    said = found.errors or [f"{path}: missing"]
     text = f"{said[0]}; the config in the checkpoint is taken for it"
     return atomic_files.Read(kept, [text])
 
@@ -105,5 +105,5 @@ class Resumed:
     """
     resume_rules.write(self._run.workdir, self.trail)
     lines = [f"changed     {c.text} ({c.kind.why})" for c in self.changes]
-    lines += [f"config      {fault}" for fault in self.config.faults]
+    lines += [f"config      {fault}" for fault in self.config.errors]
     return "\n".join(lines) or None

@@ -56,8 +56,7 @@ from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.scoring import probes
 from vit_jax.writers import run_info
-from vit_jax.writers.averages import Averages
-from vit_jax.writers.metric_writer import SCORES
+from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
 
 def evaluate(config: Config, path: str) -> dict[str, float]:
@@ -171,13 +170,13 @@ def record(
   if is_first and text:
     print(text)
   results, step = {}, ready.found.metadata.get("step", 0)
-  averages = Averages(ready.prepared.evals)
+  means = GroupMeans(ready.prepared.evals)
   for evaluator in ready.evaluators:
     if is_first:
       print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
-    scores = averages.with_means(step, evaluator.run(ready.params))
+    scores = means.add(step, evaluator.run(ready.params))
     if is_first:
-      print(run_info.format_scores(step, scores), flush=True)
+      print(format_scores(step, scores), flush=True)
     results |= scores
   row = {
     "checkpoint": str(path),

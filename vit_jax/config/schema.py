@@ -195,7 +195,6 @@ class Config:
     {
       "wandb": "Weights & Biases",
       "mlflow": "MLflow",
-      "trackio": "Trackio",
     },
   )
   fake_data: bool = option(

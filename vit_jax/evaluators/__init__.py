@@ -5,6 +5,8 @@ scores. jax is imported inside its functions, not by the file, so that `--help`
 need not wait for it. See `vit_jax.evaluators.evaluator`.
 """
 
+from collections.abc import Iterable
+
 from vit_jax.evaluators.classification import ClassificationConfig
 from vit_jax.evaluators.evaluator import EvaluatorConfig
 from vit_jax.evaluators.fewshot import FewshotConfig
@@ -23,3 +25,14 @@ EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "per_class": PerClassConfig,
   "subset": SubsetConfig,
 }
+
+
+def groups(
+  evals: Iterable[EvaluatorConfig],
+) -> dict[str, tuple[EvaluatorConfig, ...]]:
+  """Returns the evaluators of each `group` by its name, in their order."""
+  members: dict[str, tuple[EvaluatorConfig, ...]] = {}
+  for e in evals:
+    if e.group is not None:
+      members[e.group] = (*members.get(e.group, ()), e)
+  return members

@@ -13,7 +13,7 @@ from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
 from vit_jax.data import splits
-from vit_jax.writers.averages import groups
+from vit_jax.evaluators import groups
 
 METRICS = "metrics.jsonl"
 LOSS = "train/loss"

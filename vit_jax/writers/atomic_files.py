@@ -9,6 +9,7 @@ import json
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,8 +17,11 @@ from etils import epath
 
 from vit_jax.config import json_file
 
-MOST_RECORDS = 10_000  # that wait in memory for a disk that is full
-MOST_TOLD = 5  # odd lines, one by one
+MAX_WAITING = 10_000  # records in memory, for a disk that is full
+UPLOAD_SECONDS = 30.0  # between two of a file; stores limit how many
+MAX_SHOWN = 5  # odd lines, one by one
+# A line of metrics.jsonl: "step", "time" in seconds since the epoch, metrics.
+Row = dict[str, int | float]
 
 
 class WriteError(OSError):
@@ -28,11 +32,11 @@ class Read(NamedTuple):
   """What was read of a file.
 
   values: A dict, or a list of rows; empty if nothing could be read.
-  faults: A text for each thing that could not, with the path.
+  errors: A text for each thing that could not, with the path.
   """
 
   values: Any
-  faults: list[str]
+  errors: list[str]
 
 
 def write(path: epath.Path, data: bytes | str, mode: str = "wb") -> None:
@@ -79,10 +83,10 @@ def replace_text(path: epath.Path, data: bytes | str) -> None:
 
 
 def replace(path: epath.Path, data: bytes | str) -> None:
-  """Does as `replace_text`.
+  """Writes a file as `replace_text` does.
 
   Raises:
-    WriteError: It cannot be written, in words.
+    WriteError: It cannot be written; the text says what to do.
   """
   try:
     replace_text(path, data)
@@ -99,7 +103,7 @@ def reason(error: Exception) -> str:
 
 
 def folder_fault(workdir: str, error: OSError) -> str:
-  """Returns the fault of a --workdir in which a file cannot be written."""
+  """Returns an error text for a --workdir that cannot be written."""
   at = f"{error.filename}: " if error.filename else ""
   return (
     f"--workdir: got {workdir!r}, where no files can be written"
@@ -112,11 +116,35 @@ def is_local(path: epath.Path) -> bool:
   return "://" not in str(path)
 
 
+def open_records(
+  path: epath.Path,
+  data: bytes,
+  note: Callable[[str], None] = print,
+  check_owner: Callable[[], None] = lambda: None,
+) -> "Records":
+  """Returns the records of a file, on a disk or in a bucket.
+
+  Args:
+    path: The file, which is replaced.
+    data: What it holds at first.
+    note: Prints a line on what cannot be written.
+    check_owner: Called before an upload to a bucket, from its thread. Where it
+      raises an OSError the folder is no longer this run's, and nothing is
+      written.
+
+  Raises:
+    WriteError: The file cannot be written now.
+  """
+  if is_local(path):
+    return Records(path, data, note)
+  return _UploadedRecords(path, data, note, check_owner)
+
+
 class Records:
   """Appends records to a local file; keeps them in memory while that fails.
 
   A record that was written in part, as when the disk became full, is written
-  again from its beginning. For any file, also of a bucket: `uploads.records`.
+  again from its beginning.
 
   Args:
     path: The file, which is replaced.
@@ -146,17 +174,17 @@ class Records:
     """Writes a record, and those that wait.
 
     Raises:
-      WriteError: `MOST_RECORDS` wait.
+      WriteError: `MAX_WAITING` wait.
     """
     self._waiting.append(record)
-    self._try()
+    self._try_to_write()
     self._refuse_too_many()
 
-  def due(self) -> None:
-    """Sees that all records are written soon; they are, unless that failed."""
+  def flush(self) -> None:
+    """Starts an upload to a bucket; a local file is always written."""
 
   def close(self) -> str | None:
-    """Writes what waits, elsewhere if it must.
+    """Writes what waits, to a temporary folder if it must.
 
     Returns:
       What became of the records that could not be written; None: there are
@@ -168,18 +196,18 @@ class Records:
       self._write()
       return None
     except OSError as e:
-      said = f"{self._path}: could not be written ({reason(e)})"
+      failure = f"{self._path}: could not be written ({reason(e)})"
     name = f"vit_jax-{os.getpid()}-{self._path.name}"
     other = epath.Path(tempfile.gettempdir()) / name
     rest = f"its last {len(self._waiting):,} records are"
     try:
       write(other, b"".join(self._waiting), "ab")
     except OSError as e:
-      return f"{said}; {rest} lost: {other}: {reason(e)}."
-    return f"{said}; {rest} in {other}: append them to it, and start again."
+      return f"{failure}; {rest} lost: {other}: {reason(e)}."
+    return f"{failure}; {rest} in {other}: append them to it, and start again."
 
-  def _try(self) -> None:
-    """Writes what waits, or tells once why that failed."""
+  def _try_to_write(self) -> None:
+    """Writes what waits, or prints once why that failed."""
     try:
       self._write()
     except OSError as e:
@@ -192,7 +220,7 @@ class Records:
       self.error = e
 
   def _refuse_too_many(self) -> None:
-    if self.error is not None and len(self._waiting) >= MOST_RECORDS:
+    if self.error is not None and len(self._waiting) >= MAX_WAITING:
       raise WriteError(
         f"{self._path}: {len(self._waiting):,} records wait, since it cannot"
         f" be written ({reason(self.error)}); make room, or mend the disk, and"
@@ -202,18 +230,77 @@ class Records:
   def _write(self) -> None:
     data = b"".join(self._waiting)
     self._size = append(self._path, data, self._size)
-    self._wrote(len(self._waiting))
+    self._remove_written(len(self._waiting))
 
-  def _wrote(self, count: int) -> None:
-    """The first so many records are in the file."""
+  def _remove_written(self, count: int) -> None:
+    """Forgets the first records, which are in the file."""
     if self.error is not None:
       self._note(f"file        {self._path}: {count:,} records written again")
     self.error = None
     del self._waiting[:count]
 
 
+class _UploadedRecords(Records):
+  """Records in a bucket: a thread uploads the whole file every few seconds.
+
+  No object of a store can be appended to: a client sends it anew, and for
+  appending fetches it before.
+  """
+
+  def __init__(self, path, data, note, check_owner):
+    super().__init__(path, data, note)
+    self._content, self._check_owner = data, check_owner
+    self._is_closed, self._wakes = False, threading.Event()
+    self._thread = threading.Thread(
+      target=self._upload, name="upload", daemon=True
+    )
+    self._thread.start()
+
+  def append(self, record: bytes) -> None:
+    """Keeps a record for the next upload.
+
+    Raises:
+      WriteError: As `Records.append`.
+    """
+    self._waiting.append(record)
+    self._refuse_too_many()
+
+  def flush(self) -> None:
+    self._wakes.set()
+
+  def close(self) -> str | None:
+    """Writes what waits, unless the folder was taken by another run."""
+    self._is_closed = True
+    self._wakes.set()
+    self._thread.join()
+    try:
+      self._check_owner()
+    except OSError:
+      return None
+    return super().close()
+
+  def _upload(self) -> None:
+    while not self._is_closed:
+      self._wakes.wait(UPLOAD_SECONDS)
+      self._wakes.clear()
+      if self._is_closed or not self._waiting:
+        continue
+      try:
+        self._check_owner()
+      except OSError:  # the loop meets it, too, and ends the run
+        return
+      self._try_to_write()
+
+  def _write(self) -> None:
+    count = len(self._waiting)  # more may come meanwhile, behind these
+    content = self._content + b"".join(self._waiting[:count])
+    write(self._path, content)
+    self._content = content
+    self._remove_written(count)
+
+
 def contents(path: epath.Path) -> bytes:
-  """Returns the bytes of a file that is to be replaced; b"": there is none.
+  """Reads a file that is about to be rewritten; b"" if it does not exist.
 
   Raises:
     WriteError: It cannot be read now, so that what it holds would be lost.
@@ -232,7 +319,7 @@ def contents(path: epath.Path) -> bytes:
 
 
 def read_json(path: epath.Path) -> Read:
-  """Reads an object of JSON; {} without a fault if the file is missing."""
+  """Reads an object of JSON; {} without an error if the file is missing."""
   try:
     return Read(json_file.read(path), [])
   except OSError as e:
@@ -242,24 +329,24 @@ def read_json(path: epath.Path) -> Read:
 
 
 def read_rows(path: epath.Path) -> Read:
-  """Reads a file of metrics, see `rows_of`; empty if there is none."""
+  """Reads a file of metrics, see `parse_rows`; empty if there is none."""
   try:
     data = path.read_bytes() if path.exists() else b""
   except OSError as e:
     return Read([], [f"{path}: cannot be read ({reason(e)})"])
-  return rows_of(data, path)
+  return parse_rows(data, path)
 
 
-def rows_of(data: bytes, path: epath.Path) -> Read:
+def parse_rows(data: bytes, path: epath.Path) -> Read:
   """Returns lines of metrics: objects of JSON with a "step".
 
-  Lines that are none are left out, with a fault that numbers them; so are
+  Lines that are none are left out, with an error that numbers them; so are
   values that are no numbers. Values may be NaN or infinite, as Python writes
-  them; a fault names them.
+  them; an error names them.
 
   Args:
     data: What the file holds.
-    path: The file, for the faults.
+    path: The file, for the errors.
   """
   rows, odd = [], []
   *lines, last = data.split(b"\n")
@@ -282,9 +369,15 @@ def rows_of(data: bytes, path: epath.Path) -> Read:
     if bad := [k for k, v in values.items() if not math.isfinite(v)]:
       odd.append(f"line {number}: {', '.join(bad[:3])[:100]}: not finite")
     rows.append(values)
-  more = len(odd) - MOST_TOLD
-  told = "; ".join(odd[:MOST_TOLD]) + f"; and {more:,} more" * (more > 0)
-  return Read(rows, [f"{path}: {told}"] if odd else [])
+  more = len(odd) - MAX_SHOWN
+  text = "; ".join(odd[:MAX_SHOWN]) + f"; and {more:,} more" * (more > 0)
+  return Read(rows, [f"{path}: {text}"] if odd else [])
+
+
+def split_row(row: Row) -> tuple[int, dict[str, float], float]:
+  """Returns step, metrics and time of a row."""
+  metrics = {k: v for k, v in row.items() if k not in ("step", "time")}
+  return row["step"], metrics, row.get("time", 0.0)
 
 
 def _row(line: bytes) -> dict[str, Any]:

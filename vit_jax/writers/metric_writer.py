@@ -1,151 +1,380 @@
-"""Writes metrics to `metrics.jsonl` and TensorBoard, from process 0 only.
+"""The rows of a run's metrics: `metrics.jsonl`, TensorBoard and trackers.
 
-And to the trackers of the run, see `vit_jax.writers.trackers`.
+Rows come by step; within a step the row of training comes first, then the
+scores of the evaluators in the order of the config. A row waits for the scores
+before it, which a thread computes. So two runs write the same rows, and all
+rows up to a checkpoint can be written before the checkpoint is.
 """
 
-import contextlib
+import collections
+import concurrent.futures
 import json
+import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
+from vit_jax import evaluators as evaluators_lib
 from vit_jax.config import Config
-from vit_jax.writers import atomic_files, trackers, uploads
-from vit_jax.writers.tensorboard import Board
+from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
+from vit_jax.writers import MetricWriter, atomic_files, tensorboard, trackers
+from vit_jax.writers.atomic_files import Row
 
 METRICS = "metrics.jsonl"
-SCORES = "evaluation.jsonl"  # from checkpoints, by `vit_jax.commands.evaluate`
+SCORES = "evaluation.jsonl"  # from checkpoints, by `vit-jax evaluate`
+KEY = "rows"  # in the metadata of a checkpoint
+POLL_SECONDS = 0.2
+
+_MEASURED = (
+  "time",
+  "train/images_per_second",
+  "train/images_per_second_per_device",
+  "train/input_wait",
+  "train/mfu",
+  "train/peak_bytes",
+  "train/device_hours",
+  "train/goodput",
+)
+T = TypeVar("T")
 
 
-class Writer:
-  """Appends scalars to the files of a run; a context, which closes them.
+def is_measured(name: str) -> bool:
+  """Returns whether a metric measures the machine.
+
+  All other metrics are the same whenever a run is repeated, or was killed and
+  resumed.
+  """
+  return name in _MEASURED or name.startswith("train/seconds/")
+
+
+def read_metrics(workdir: str) -> list[Row]:
+  """Returns the rows of a run's metrics; lines that are none are left out."""
+  return atomic_files.read_rows(epath.Path(workdir) / METRICS).values
+
+
+class MetricLog:
+  """Writes the metrics of a run, in process 0; a context, which closes them.
 
   Args:
     workdir: Folder of the run.
-    resumed_at: Step at which the run resumes; later lines of an interrupted run
-      are dropped, since they will be written again.
+    start: Step at which the run starts or resumes. Rows of later steps are
+      removed, since they will be written again.
     config: The run, for its trackers; None: it has none.
-    note: Prints a line on what cannot be read or written, and on trackers.
-    guard: Called before each row, and before each upload to a bucket; what it
-      raises ends the run. See `lock.Lock.check`.
-
-  Attributes:
-    scores: Metrics of evaluators, by name, that were written at step
-      `resumed_at`; known to process 0 only.
-    num_rows: Rows of the run so far; known to process 0 only.
+    evals: Options of the evaluators that score, for means over groups.
+    saved: Metadata of the checkpoint from which the run resumes; None: none.
+    writer: Gets the rows from `start` on, too, and is closed at the end; what
+      it raises ends the run. None: there is none.
+    note: Prints a line, on scores and on what cannot be read or written.
+    check_owner: Called before each row, and before each upload to a bucket;
+      raises where the folder was taken by another run.
 
   Raises:
     WriteError: metrics.jsonl cannot be read or written now. Later on its rows
-      wait in memory, see `files.Records`; TensorBoard alone is given up.
+      wait in memory, see `atomic_files.Records`; TensorBoard and trackers alone
+      are given up.
   """
 
   def __init__(
     self,
     workdir: str,
-    resumed_at: int = 0,
+    start: int = 0,
+    *,
     config: Config | None = None,
+    evals: Iterable[EvaluatorConfig] = (),
+    saved: Mapping[str, Any] | None = None,
+    writer: MetricWriter | None = None,
     note: Callable[[str], None] = print,
-    guard: Callable[[], None] = lambda: None,
+    check_owner: Callable[[], None] = lambda: None,
   ):
-    self._lines: atomic_files.Records | None = None
-    self._board: Board | None = None
-    self._note, self._guard = note, guard
-    self._trackers: list[trackers.Sender] = []
-    self.scores: dict[str, float] = {}
-    self.num_rows = 0
-    if jax.process_index() != 0:
-      return
-    self._path = path = epath.Path(workdir) / METRICS
-    rows, faults = atomic_files.rows_of(atomic_files.contents(path), path)
-    for fault in faults:
-      note(f"metrics     {fault}")
-    kept = [r for r in rows if r["step"] <= resumed_at]
-    self.num_rows = len(kept)
-    self.scores = {
-      k: v
-      for r in kept
-      for k, v in r.items()
-      if r["step"] == resumed_at and "/" in k and not k.startswith("train/")
-    }
-    text = "".join(json.dumps(r) + "\n" for r in kept)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self._lines = uploads.records(path, text.encode(), note, guard)
-    with self._board_may_fail():
-      self._board = Board(workdir, kept, guard)
-    self._trackers = trackers.senders(config, workdir, rows, resumed_at, note)
+    self._note, self._check_owner = note, check_owner
+    self._pool = concurrent.futures.ThreadPoolExecutor(1, "scores")
+    # For each row its step, and its values or a future of scores.
+    self._queue: collections.deque[
+      tuple[int, Mapping[str, float] | concurrent.futures.Future]
+    ] = collections.deque()
+    self._user_writer = writer
+    self._records: atomic_files.Records | None = None
+    rows = []
+    if jax.process_index() == 0:
+      path = epath.Path(workdir) / METRICS
+      old_rows, errors = atomic_files.parse_rows(
+        atomic_files.contents(path), path
+      )
+      for error in errors:
+        note(f"metrics     {error}")
+      rows = [row for row in old_rows if row["step"] <= start]
+      path.parent.mkdir(parents=True, exist_ok=True)
+      text = "".join(json.dumps(row) + "\n" for row in rows)
+      self._records = atomic_files.open_records(
+        path, text.encode(), note, check_owner
+      )
+      self._tensorboard = tensorboard.TensorBoard(
+        workdir, rows, note, check_owner
+      )
+      self._trackers = [
+        trackers.AsyncTracker(name, workdir, config, rows, start > 0, note)
+        for name in (config.trackers if config else ())
+      ]
+      missing = int((saved or {}).get(KEY, 0)) - len(rows)
+      if missing > 0:
+        # The process died while scoring after SIGTERM, or the file was
+        # replaced.
+        note(
+          f"rows        {missing} up to step {start:,} are not in"
+          f" {METRICS}, nor will they be: they were not written before the"
+          " process ended, or were removed"
+        )
+    self._num_rows = len(rows)
+    scores = [
+      (row["step"], name, value)
+      for row in rows
+      for name, value in row.items()
+      if "/" in name and not name.startswith("train/")
+    ]
+    self._scored = {(step, name.split("/")[0]) for step, name, _ in scores}
+    self._means = GroupMeans(evals)
+    for step, name, value in scores:
+      if step == start:
+        self._means.add(step, {name: float(value)})
 
-  @property
-  def scored(self) -> set[str]:
-    """The evaluators of `scores`."""
-    return {key.split("/")[0] for key in self.scores}
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes a row as soon as those before it are written.
 
-  def scalars(self, step: int, values: dict[str, float]) -> None:
-    """Writes one line; `step` is the number of updates applied."""
-    if self._lines is None:
-      return
-    self._guard()
-    row = {"step": step, "time": round(time.time(), 3), **values}
-    self._lines.append(json.dumps(row).encode() + b"\n")
-    self.num_rows += 1
-    if self._board is not None:
-      with self._board_may_fail():
-        self._board.write(row)
-    for tracker in self._trackers:
-      tracker.put(row)
+    Args:
+      step: Number of updates applied.
+      values: Metrics of training, by their names in the file.
+    """
+    self._queue.append((step, values))
+    self.flush(wait=False)
 
-  def due(self) -> None:
-    """Sees that the rows are on their way to a bucket; does not wait for it."""
-    if self._lines is not None:
-      self._lines.due()
+  def write_later(
+    self, step: int, score_fn: Callable[[T], Mapping[str, float]], gathered: T
+  ) -> None:
+    """Computes scores in a thread, and writes them in the order of the steps.
 
-  def close(self, state: str = "finished") -> None:
-    """Closes the files; `state`, of `trackers.STATES`, is for the trackers.
+    Args:
+      step: Number of updates applied.
+      score_fn: `Evaluator.score`, which needs the host alone.
+      gathered: Its argument, what `Evaluator.gather` returned.
+    """
+    if jax.process_index() == 0:
+      future = self._pool.submit(_score, score_fn, gathered)
+      self._queue.append((step, future))
+
+  def flush(
+    self,
+    *,
+    wait: bool = True,
+    until: Callable[[], bool] = lambda: False,
+    before: int | None = None,
+  ) -> None:
+    """Writes the rows that are known, up to the first that is not.
+
+    What `score_fn` raised is raised here.
+
+    Args:
+      wait: Whether to wait for scores.
+      until: Returns whether to wait no longer, such as after SIGTERM.
+      before: Scores of this, the newest step are not waited for, since the run
+        that resumes computes them; None: all are.
+
+    Raises:
+      WriteError: An evaluator's own file cannot be written; or as
+        `atomic_files.Records.append`.
+    """
+    while self._queue:
+      step, values = self._queue[0]
+      if isinstance(values, concurrent.futures.Future):
+        while wait and step != before and not (values.done() or until()):
+          concurrent.futures.wait([values], POLL_SECONDS)
+        if not values.done():
+          break
+        values = self._scores(step, values)
+      self._queue.popleft()
+      self._write_row(step, values)
+    if wait and self._records is not None:
+      self._records.flush()
+      self._tensorboard.flush()
+      if self._user_writer is not None:
+        self._user_writer.flush()
+
+  def missing(
+    self, step: int, evaluators: Sequence[Evaluator]
+  ) -> list[Evaluator]:
+    """Returns the evaluators that have no score at the resumed step.
+
+    The run stopped between saving and evaluating. Collective: all processes get
+    the same.
+    """
+    if not evaluators:
+      return []
+    scored = [(step, e.config.name) in self._scored for e in evaluators]
+    scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
+    return [e for e, done in zip(evaluators, scored, strict=True) if not done]
+
+  def state_dict(self, step: int) -> dict[str, int]:
+    """Returns, for the checkpoint of the newest step, how many rows there are
+    up to it, without those of its own scores that are not known yet."""
+    waiting = [s != step or isinstance(v, Mapping) for s, v in self._queue]
+    return {KEY: self._num_rows + sum(waiting)}
+
+  def close(self, error: BaseException | None = None) -> None:
+    """Closes the files; scores that are not known yet are lost.
+
+    Args:
+      error: What ended the run, which trackers show; None: it is finished.
 
     Raises:
       WriteError: Rows are not in metrics.jsonl; the text says where they are.
+        Printed instead where there is an error already.
     """
-    if left := self._end(state):
-      raise atomic_files.WriteError(left)
-
-  def _end(self, state: str) -> str | None:
-    """Closes the files; returns what became of rows that are not in them."""
-    if self._board is not None:
-      with self._board_may_fail():
-        self._board.close()
-    for tracker in self._trackers:
-      tracker.close(state)
-    lines, self._lines = self._lines, None
-    return lines.close() if lines else None
-
-  @contextlib.contextmanager
-  def _board_may_fail(self) -> Iterator[None]:
+    self._pool.shutdown(wait=False, cancel_futures=True)
     try:
-      with atomic_files.os_errors(self._path):
-        yield
-    except OSError as e:
-      self._board = None
-      self._note(
-        f"tensorboard cannot be written ({atomic_files.reason(e)}): the run"
-        " goes on"
-        " without it; metrics.jsonl has every row, of which the next start"
-        " makes it anew"
-      )
+      if self._user_writer is not None:
+        self._user_writer.close()
+    finally:
+      records, self._records = self._records, None
+      if records is not None:
+        self._tensorboard.close()
+        for tracker in self._trackers:
+          tracker.close(trackers.state_of(error))
+        if left := records.close():
+          if error is None:
+            raise atomic_files.WriteError(left)
+          self._note(f"metrics     {left}")
 
-  def __enter__(self):
+  def __enter__(self) -> "MetricLog":
     return self
 
-  def __exit__(self, kind: type | None, *_) -> None:
-    finished, stopped, failed = trackers.STATES
-    if kind is None:
-      self.close(finished)
-    else:
-      is_error = issubclass(kind, Exception)
-      if left := self._end(failed if is_error else stopped):
-        self._note(f"metrics     {left}")
+  def __exit__(self, kind, error: BaseException | None, traceback) -> None:
+    self.close(error)
+
+  def _scores(
+    self, step: int, future: concurrent.futures.Future
+  ) -> dict[str, float]:
+    """Returns an evaluator's scores with the means that they complete."""
+    try:
+      scores, message = finite_scores(step, future.result())
+    except OSError as e:  # an evaluator's own file
+      raise atomic_files.WriteError(f"the scores of step {step}: {e}") from None
+    if message:
+      self._note(message)
+    scores = self._means.add(step, scores)
+    self._note(format_scores(step, scores))
+    return scores
+
+  def _write_row(self, step: int, values: Mapping[str, float]) -> None:
+    if self._records is None:
+      return
+    self._check_owner()
+    now = round(time.time(), 3)
+    row = {"step": step, "time": now, **values}
+    self._records.append(json.dumps(row).encode() + b"\n")
+    self._num_rows += 1
+    for writer in (self._tensorboard, *self._trackers):
+      writer.write_scalars(step, values, now)
+    if self._user_writer is not None:
+      self._user_writer.write_scalars(step, values)
 
 
-def read_metrics(workdir: str) -> list[dict]:
-  """Returns the lines of a run's metrics; those that are none are left out."""
-  return atomic_files.read_rows(epath.Path(workdir) / METRICS).values
+def _score(
+  score_fn: Callable[[T], Mapping[str, float]], gathered: T
+) -> Mapping[str, float]:
+  """Returns the scores, with numpy's products on half of the cores.
+
+  Input, and on a CPU training, keep the others busy. A product on all of them
+  would wait for its last thread, and the threads spin meanwhile.
+  """
+  import threadpoolctl  # not needed to read metrics, nor installed for it
+
+  threads = max(1, (os.cpu_count() or 1) // 2)
+  with threadpoolctl.threadpool_limits(threads, user_api="blas"):
+    return score_fn(gathered)
+
+
+class GroupMeans:
+  """Adds the mean over a group to the scores of its last evaluator.
+
+  So mean and scores are one row: both are there, or neither. Every evaluator
+  has the same weight; a metric is averaged if all of them have it.
+
+  Args:
+    evals: Options of the evaluators that score.
+  """
+
+  def __init__(self, evals: Iterable[EvaluatorConfig]):
+    self._groups = {
+      group: [e.name for e in members]
+      for group, members in evaluators_lib.groups(evals).items()
+    }
+    # Step -> evaluator -> its metrics.
+    self._waiting: dict[int, dict[str, dict[str, float]]] = {}
+
+  def add(self, step: int, scores: Mapping[str, float]) -> dict[str, float]:
+    """Returns the scores of one evaluator, and means that they complete.
+
+    Returns:
+      The scores, and for each group that is complete by them `<group>/<metric>`
+      and `<group>/sets`, the number of evaluators.
+    """
+    waiting = self._waiting.setdefault(step, {})
+    for key, value in scores.items():
+      name, _, metric = key.partition("/")
+      if any(name in names for names in self._groups.values()):
+        waiting.setdefault(name, {})[metric] = value
+    result = dict(scores)
+    owners = {key.split("/")[0] for key in scores}
+    for group, names in self._groups.items():
+      if owners.isdisjoint(names) or not waiting.keys() >= set(names):
+        continue
+      members = [waiting.pop(name) for name in names]
+      shared = [m for m in members[0] if all(m in other for other in members)]
+      for metric in shared:
+        values = [other[metric] for other in members]
+        result[f"{group}/{metric}"] = float(np.mean(values))
+      result[f"{group}/sets"] = float(len(names))
+    if not waiting:
+      del self._waiting[step]
+    return result
+
+
+def finite_scores(
+  step: int, scores: Mapping[str, float]
+) -> tuple[dict[str, float], str]:
+  """Leaves out the scores of an evaluator that are not finite.
+
+  They do not stop the run: its state is finite, and process 0 alone knows them.
+
+  Returns:
+    The others, and `<evaluator>/not_finite`, how many are left out, if any are;
+    and a line on them, or "".
+  """
+  bad = {k: v for k, v in scores.items() if not math.isfinite(v)}
+  if not bad:
+    return dict(scores), ""
+  name = next(iter(bad)).split("/")[0]
+  values = ", ".join(f"{k} is {v}" for k, v in bad.items())
+  finite = {k: v for k, v in scores.items() if k not in bad}
+  return (
+    finite | {f"{name}/not_finite": float(len(bad))},
+    f"not finite  {values} at step {step}; not written",
+  )
+
+
+def format_scores(step: int, scores: Mapping[str, float]) -> str:
+  """Returns an evaluator's results, baselines on lines of their own."""
+  rows: dict[str, list[str]] = {}
+  for key, value in scores.items():
+    name, metric = key.rsplit("/", 1)
+    is_whole = metric in ("count", "sets", "not_finite")
+    text = f"{value:,.0f}" if is_whole else f"{value:.4f}"
+    rows.setdefault(name, []).append(f"{metric} {text}")
+  head, width = f"step {step:,}: ", max(map(len, rows))
+  lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]
+  return head + ("\n" + " " * len(head)).join(lines)

@@ -20,10 +20,10 @@ from vit_jax.callbacks.accounting import KEY
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
+from vit_jax.evaluators import groups
 from vit_jax.models import attention_by_chip
 from vit_jax.sharding import path_of
 from vit_jax.writers import atomic_files
-from vit_jax.writers.averages import groups
 
 # What metadata.json has of the newest checkpoint.
 FROM_CHECKPOINT = ("step", KEY, "counts")
@@ -252,16 +252,3 @@ def _average(decay: float, total_steps: int) -> str:
       f" {1 - weight:.4f} in this one"
     )
   return text
-
-
-def format_scores(step: int, scores: dict[str, float]) -> str:
-  """Returns an evaluator's results, baselines on lines of their own."""
-  rows: dict[str, list[str]] = {}
-  for key, value in scores.items():
-    name, metric = key.rsplit("/", 1)
-    is_whole = metric in ("count", "sets", "not_finite")
-    text = f"{value:,.0f}" if is_whole else f"{value:.4f}"
-    rows.setdefault(name, []).append(f"{metric} {text}")
-  head, width = f"step {step:,}: ", max(map(len, rows))
-  lines = [f"{name:<{width}}  {'  '.join(v)}" for name, v in rows.items()]
-  return head + ("\n" + " " * len(head)).join(lines)

@@ -1,96 +1,115 @@
 """Scalars for TensorBoard: always the rows of `metrics.jsonl`, once each."""
 
+import contextlib
 import io
 import socket
-import time
-from collections.abc import Callable, Iterable
+import time as time_lib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from etils import epath
 
-from vit_jax.writers import uploads
-from vit_jax.writers.trackers import Row
+from vit_jax.writers import atomic_files
+from vit_jax.writers.atomic_files import Row
 
 FOLDER = "tensorboard"
 _VERSION = "brain.Event:2"  # of the format; the first record of a file
 
 
-class Board:
-  """Writes one file of events, which replaces those of earlier processes.
+class TensorBoard:
+  """A `MetricWriter` of one file, which replaces those of earlier processes.
 
   A process that is killed leaves rows which its successor writes again. So the
   successor begins a new file with the rows that the run keeps, with their own
-  times.
+  times. (clu's SummaryWriter only appends: a resumed run has rows twice.) Where
+  the file cannot be written, TensorBoard is given up, and the run goes on.
 
   Args:
     workdir: Folder of the run.
     rows: The rows that it keeps.
-    guard: See `uploads.records`.
-
-  Raises:
-    OSError: It cannot be written.
+    note: Prints a line on what cannot be written.
+    check_owner: See `atomic_files.open_records`.
   """
 
   def __init__(
     self,
     workdir: str,
     rows: Iterable[Row],
-    guard: Callable[[], None] = lambda: None,
+    note: Callable[[str], None] = print,
+    check_owner: Callable[[], None] = lambda: None,
   ):
     # Not needed to read metrics, nor installed for it; imports no TensorFlow.
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import record_writer
 
     self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-    folder = epath.Path(workdir) / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*tfevents*"):
-      path.unlink()
-    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
     self._buffer = io.BytesIO()
-    self._records = record_writer.RecordWriter(self._buffer)
-    first = self._event(wall_time=time.time(), file_version=_VERSION)
-    self._records.write(first.SerializeToString())
-    for row in rows:
-      self._add(row)
-    data = self._taken()
-    self._file = uploads.records(folder / name, data, lambda _: None, guard)
+    self._record_writer = record_writer.RecordWriter(self._buffer)
+    self._folder = epath.Path(workdir) / FOLDER
+    self._note = note
+    self._file: atomic_files.Records | None = None
+    with self._gives_up():
+      self._folder.mkdir(parents=True, exist_ok=True)
+      for path in self._folder.glob("*tfevents*"):
+        path.unlink()
+      first = self._event(wall_time=time_lib.time(), file_version=_VERSION)
+      self._record_writer.write(first.SerializeToString())
+      for row in rows:
+        self._add(*atomic_files.split_row(row))
+      name = f"events.out.tfevents.{time_lib.time_ns()}.{socket.gethostname()}"
+      self._file = atomic_files.open_records(
+        self._folder / name, self._take_buffer(), lambda _: None, check_owner
+      )
 
-  def write(self, row: Row) -> None:
-    """Writes a row of `metrics.jsonl`: "step", "time" in seconds, metrics.
+  def write_scalars(
+    self, step: int, scalars: Mapping[str, float], time: float | None = None
+  ) -> None:
+    """Writes a row; `time` is in seconds since the epoch, None: now."""
+    if self._file is None:
+      return
+    with self._gives_up():
+      self._add(step, scalars, time_lib.time() if time is None else time)
+      self._file.append(self._take_buffer())
+      if self._file.error:
+        raise self._file.error
 
-    Raises:
-      OSError: It cannot be written.
-    """
-    self._add(row)
-    self._file.append(self._taken())
-    if self._file.error:
-      raise self._file.error
+  def flush(self) -> None:
+    """Starts an upload to a bucket; a local file is always written."""
+    if self._file is not None:
+      self._file.flush()
 
   def close(self) -> None:
-    """Closes the file.
+    """Closes the file."""
+    file, self._file = self._file, None
+    with self._gives_up():
+      if file is not None and (left := file.close()):
+        raise OSError(left)
 
-    Raises:
-      OSError: The last rows cannot be written.
-    """
-    if left := self._file.close():
-      raise OSError(left)
+  @contextlib.contextmanager
+  def _gives_up(self) -> Iterator[None]:
+    """Goes on without TensorBoard where it cannot be written."""
+    try:
+      with atomic_files.os_errors(self._folder):
+        yield
+    except OSError as e:
+      self._file = None
+      self._note(
+        f"tensorboard cannot be written ({atomic_files.reason(e)}): the run"
+        " goes on without it; metrics.jsonl has every row, of which the next"
+        " start makes it anew"
+      )
 
-  def _taken(self) -> bytes:
+  def _take_buffer(self) -> bytes:
     """Returns the bytes of what was added since the last call."""
     data = self._buffer.getvalue()
     self._buffer.seek(0)
     self._buffer.truncate()
     return data
 
-  def _add(self, row: Row) -> None:
+  def _add(self, step: int, scalars: Mapping[str, float], time: float) -> None:
     values = [
-      self._summary.Value(tag=key, simple_value=value)
-      for key, value in row.items()
-      if key not in ("step", "time")
+      self._summary.Value(tag=name, simple_value=value)
+      for name, value in scalars.items()
     ]
-    event = self._event(
-      step=row["step"],
-      wall_time=row.get("time", 0.0),
-      summary=self._summary(value=values),
-    )
-    self._records.write(event.SerializeToString())
+    summary = self._summary(value=values)
+    event = self._event(step=step, wall_time=time, summary=summary)
+    self._record_writer.write(event.SerializeToString())
