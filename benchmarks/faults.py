@@ -36,8 +36,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # ruff: noqa: E402
-import receipts
 import trials
+from machine import machine
 from trials.trial import Trial
 
 LINES = ROOT / "docs" / "reliability.jsonl"
@@ -240,7 +240,7 @@ def main() -> int:
           "date": datetime.date.today().isoformat(),
           "commit": commit(),
           "versions": found,
-          "machine": receipts.machine(),
+          "machine": machine(),
           "code": digest,
         }
         with LINES.open("a") as file:

@@ -27,8 +27,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import receipts
 import timm_speed
+from machine import machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Variant, pixels of a side, images a step: what fits 80 GB with timm's step.
@@ -285,7 +285,7 @@ def receipt() -> dict[str, Any]:
   return {
     "commit": text("git", "rev-parse", "HEAD"),
     "versions": versions,
-    "machine": f"{gpu or 'no GPU'}; {receipts.machine()}",
+    "machine": f"{gpu or 'no GPU'}; {machine()}",
   }
 
 

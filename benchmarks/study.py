@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # ruff: noqa: E402
-from receipts import machine
+from machine import machine
 
 RESULTS = ROOT / "docs" / "study.jsonl"
 CONFIG = "configs/study.py"

@@ -64,7 +64,7 @@ def cell(found: Sequence[float]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Returns a table, and where its numbers are from (see receipts.py)."""
+  """Returns a table, and where its numbers are from."""
   rule = ["---"] * len(head)
   table = ("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
   return "\n".join(["<!-- receipt: study.jsonl -->", *table])

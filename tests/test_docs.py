@@ -1,4 +1,4 @@
-"""Runs the code of pages in docs/, and compares what comes out.
+"""Runs the code of pages in docs/, and looks up what all pages name.
 
 Blocks of a section run in order, in a folder of their own that has the
 repository's tests/data. What a block prints must be the ```text block behind
@@ -6,15 +6,13 @@ it, if there is one. `python tests/test_docs.py [PAGE]` writes these anew.
 
 A block that begins with "# Without vit_jax" runs in a process of its own, in
 which that import fails; one that begins with "# NAME.py" is written to a file.
-The other blocks run in the tests' own process, which has imported all they
-need, and, every night and to write them, in processes of their own.
+The other blocks of a section share the tests' own process.
 """
 
 import contextlib
 import dataclasses
 import io
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -22,9 +20,14 @@ import subprocess
 import sys
 import tempfile
 
+import compute
+import options
 import pytest
+import study
+import study_report
 
-from vit_jax.data.sources import open_source
+from vit_jax.config import files
+from vit_jax.config.commands import COMMANDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("weights", "tour", "predict", "export", "trackers")
@@ -56,21 +59,6 @@ BLOCK = re.compile(
   re.MULTILINE | re.DOTALL,
 )
 
-RUNNER = """
-import contextlib, io, json, sys
-todo = json.load(open(sys.argv[1]))
-if todo["is_alone"]:
-  sys.modules["vit_jax"] = None  # what makes an import fail
-space, outputs = {"__name__": "__main__"}, []
-for line, code in todo["blocks"]:
-  with contextlib.redirect_stdout(io.StringIO()) as text:
-    exec(compile("\\n" * (line - 1) + code, todo["page"], "exec"), space)
-  outputs.append(text.getvalue())
-loaded = [n for n in sys.modules if n.startswith("vit_jax.")]
-assert not (todo["is_alone"] and loaded), loaded
-json.dump(outputs, open(sys.argv[1], "w"))
-"""
-
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -90,13 +78,6 @@ class Block:
     match = re.match(r"# (\w+\.py)\n", self.code)
     return match[1] if match else None
 
-  @property
-  def group(self) -> str:
-    """Neighbours of the same group share a process."""
-    if self.kind == "sh" or self.file:
-      return f"{self.line}"
-    return ALONE if self.code.startswith(ALONE) else "with"
-
 
 def path_of(page: str) -> pathlib.Path:
   return ROOT / "docs" / f"{page}.md"
@@ -115,129 +96,145 @@ def parse(page: str) -> list[Block]:
   return blocks
 
 
-def run(
-  blocks: list[Block], folder: pathlib.Path, in_this_process: bool = False
-) -> list[str]:
-  """Returns what each block prints."""
+BLOCKS = [b for page in PAGES for b in parse(page)]
+SECTIONS = list(dict.fromkeys((b.page, b.section) for b in BLOCKS))
+
+
+def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
+  """Returns what each block of a section prints."""
   (folder / "tests").mkdir()
   (folder / "tests" / "data").symlink_to(ROOT / "tests" / "data")
   (folder / "configs").symlink_to(ROOT / "configs")
-  (folder / "runner.py").write_text(RUNNER)
   (folder / "bin").mkdir()
-  python = folder / "bin" / "python"
-  python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-  python.chmod(0o755)
-  command = folder / "bin" / "vit-jax"
-  command.write_text(f'#!/bin/sh\nexec {sys.executable} -m vit_jax "$@"\n')
-  command.chmod(0o755)
+  for name, module in (("python", ""), ("vit-jax", "-m vit_jax")):
+    program = folder / "bin" / name
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+    program.chmod(0o755)
   for block in BLOCKS:  # a section may use the module of another one
     if name := block.file:
       (folder / name).write_text(block.code)
-  outputs = []
-  for group, some in itertools.groupby(blocks, lambda b: b.group):
-    some = list(some)
-    if some[0].kind == "sh":
-      command = ["bash", "-euo", "pipefail", "-c", some[0].code]
-      outputs.append(_call(command, folder))
-    elif some[0].file:
-      outputs.append("")
-    elif in_this_process and group != ALONE:
-      outputs += _run_here(some, folder)
-    else:
-      todo = folder / "todo.json"
-      is_alone = group == ALONE
-      rows = [(b.line, b.code) for b in some]
-      page = f"docs/{some[0].page}.md"
-      given = {"is_alone": is_alone, "blocks": rows, "page": page}
-      todo.write_text(json.dumps(given))
-      _call([sys.executable, "runner.py", "todo.json"], folder, is_alone)
-      outputs += json.loads(todo.read_text())
-  return outputs
-
-
-def _run_here(blocks: list[Block], folder: pathlib.Path) -> list[str]:
   space, outputs = {"__name__": "__main__"}, []
-  with contextlib.chdir(folder):
-    for block in blocks:
-      code = "\n" * (block.line - 1) + block.code
-      with contextlib.redirect_stdout(io.StringIO()) as text:
-        exec(compile(code, f"docs/{block.page}.md", "exec"), space)
+  for block in blocks:
+    if block.kind == "sh":
+      command = ["bash", "-euo", "pipefail", "-c", block.code]
+      outputs.append(_call(command, folder, PYTHONPATH=str(ROOT)))
+    elif block.file:
+      outputs.append("")
+    elif block.code.startswith(ALONE):
+      code = f"import sys; sys.modules['vit_jax'] = None\n{block.code}"
+      outputs.append(_call(["python", "-c", code], folder))
+    else:
+      code = compile("\n" * (block.line - 1) + block.code, block.page, "exec")
+      with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()) as text,
+      ):
+        exec(code, space)
       outputs.append(text.getvalue())
   return outputs
 
 
-def _call(
-  command: list[str], folder: pathlib.Path, is_alone: bool = False
-) -> str:
+def _call(command: list[str], folder: pathlib.Path, **more: str) -> str:
   env = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONWARNINGS="ignore")
-  env.pop("XLA_FLAGS", None)  # one device
+  for name in ("XLA_FLAGS", "PYTHONPATH"):  # one device
+    env.pop(name, None)
   env["PATH"] = f"{folder / 'bin'}{os.pathsep}{env['PATH']}"
-  path = env.pop("PYTHONPATH", "")
-  if not is_alone:
-    env["PYTHONPATH"] = f"{ROOT}{os.pathsep}{path}"
   out = subprocess.run(
-    command, cwd=folder, env=env, capture_output=True, text=True
+    command, cwd=folder, env=env | more, capture_output=True, text=True
   )
   assert out.returncode == 0, f"{command}\n{out.stdout}{out.stderr}"
   return out.stdout
 
 
-BLOCKS = [b for page in PAGES for b in parse(page)]
-SECTIONS = list(dict.fromkeys((b.page, b.section) for b in BLOCKS))
+def _param(page, section):
+  marks = [pytest.mark.nightly] if section in SLOW else []
+  return pytest.param(page, section, marks=marks)
 
 
-def check(page, section, folder, in_this_process):
+@pytest.mark.parametrize(
+  ("page", "section"), [_param(page, section) for page, section in SECTIONS]
+)
+def test_code_prints_what_the_page_shows(page, section, tmp_path):
+  for package in NEEDS.get(section, ()):
+    pytest.importorskip(package)
   blocks = [b for b in BLOCKS if (b.page, b.section) == (page, section)]
-  outputs = run(blocks, folder, in_this_process)
+  outputs = run(blocks, tmp_path)
   for block, output in zip(blocks, outputs, strict=True):
     if block.output is not None:
       assert output == block.output, f"docs/{page}.md:{block.line}"
 
 
-@pytest.mark.parametrize(
-  ("page", "section"), [(p, s) for p, s in SECTIONS if s not in SLOW]
-)
-def test_code_does_what_the_text_says(page, section, tmp_path):
-  check(page, section, tmp_path, in_this_process=True)
+def test_generated_pages_are_up_to_date():
+  """Each is written by the script in benchmarks/ that has its text here."""
+  assert compute.PAGE.read_text() == compute.page()
+  assert options.OPTIONS.read_text() == options.options()
+  text = study_report.DOC.read_text()
+  lines = study.read(study.RESULTS)
+  assert text == study_report.with_tables(text, lines)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("page", "section"), SECTIONS)
-def test_code_does_what_the_text_says_in_a_process_of_its_own(
-  page, section, tmp_path
-):
-  for package in NEEDS.get(section, ()):
-    pytest.importorskip(package)
-  open_source("digits", "train")  # the first time it says that it makes them
-  check(page, section, tmp_path, in_this_process=False)
+TEXTS = {
+  path: path.read_text()
+  for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_all_blocks_are_run(page):
-  text, blocks = path_of(page).read_text(), parse(page)
-  fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
-  opened = fences[::2]
-  assert set(fences[1::2]) == {""}  # every block is closed
-  assert set(opened) <= {"python", "sh", "text"}
-  assert opened.count("python") + opened.count("sh") == len(blocks)
-  assert opened.count("text") == sum(b.output is not None for b in blocks)
+def _prose(path: pathlib.Path) -> str:
+  """Returns the text of a page without its blocks of code."""
+  return re.sub(r"```.*?```", "", TEXTS[path], flags=re.DOTALL)
 
 
-def test_files_are_there():
-  text = path_of("tour").read_text()
-  paths = re.findall(r"`(vit_jax/[\w/.]+|tests/\w+\.py)`", text)
-  assert len(paths) > 20
-  assert all((ROOT / path).exists() for path in paths)
+def _anchors(path: pathlib.Path) -> set[str]:
+  """Returns the names of a page's headings in links, as GitHub makes them."""
+  headings = re.findall(r"^#+ (.*)$", _prose(path), re.MULTILINE)
+  names = (re.sub(r"[^\w\- ]", "", h.strip().lower()) for h in headings)
+  return {name.replace(" ", "-") for name in names}
 
 
-def test_the_parts_without_us_are_run_without_us(tmp_path):
-  codes = [b.code for b in BLOCKS if b.code.startswith(ALONE)]
-  assert len(codes) >= 4
-  assert not any("vit_jax" in c.removeprefix(ALONE) for c in codes)
-  code = f"{ALONE}.\nimport vit_jax\n"
-  block = Block("weights", "", 7, "python", code, None, (0, 0))
-  with pytest.raises(AssertionError, match='weights.md", line 8, in <module>'):
-    run([block], tmp_path)
+def test_links_lead_somewhere():
+  dead = []
+  for page in TEXTS:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+      path, _, name = link.partition("#")
+      target = (page.parent / path).resolve() if path else page
+      if "://" in link:
+        continue
+      if not target.exists() or (
+        name and target in TEXTS and name not in _anchors(target)
+      ):
+        dead.append(f"{page.name}: {link}")
+  assert not dead, "\n".join(dead)
+
+
+def test_what_pages_name_exists():
+  """Files, options, commands, config files, and targets of make."""
+  rows = re.findall(r"^\| `([\w.]+)` \|", options.OPTIONS.read_text(), re.M)
+  known = {row.removeprefix("evals.NAME.") for row in rows}
+  known |= {row.split(".")[0] for row in rows}
+  known |= {"json", "modle.variant"}  # config.json, and a misspelt option
+  targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+  errors = []
+  for page, text in TEXTS.items():
+
+    def check(pattern, exists, page=page, text=text):
+      names = {*re.findall(pattern, text, re.MULTILINE)}
+      errors.extend(f"{page.name}: {n}" for n in names if not exists(n))
+
+    if page.name != "coming_from.md":  # it names files of other projects
+      path = r"`((?:vit_jax|tests|docs|configs|benchmarks)/[\w/]+\.\w+)`"
+      check(path, lambda n: (ROOT / n).exists())
+      check(r"`config\.([a-z_0-9.]*[a-z_0-9])`", lambda n: n in known)
+    check(
+      r"--config\.(?:evals\.\w+\.)?([a-z_0-9.]*[a-z_0-9])=",
+      lambda n: n in known,
+    )
+    check(r"^(?:\$ )?vit-jax ([a-z]+)", lambda n: n in COMMANDS)
+    check(
+      r"vit-jax \w+ [^\n`]*--config=([a-z_0-9]+)[:\s`]",
+      lambda n: n in files.known(),
+    )
+    check(r"(?:^|`)make ([\w-]+)(?:$|`)", lambda n: n in targets)
+  assert not errors, "\n".join(errors)
 
 
 def update(page: str) -> None:

@@ -1,7 +1,6 @@
 """The study: what it runs, that it goes on, and what its file says."""
 
 import itertools
-import json
 import pathlib
 
 import pytest
@@ -73,15 +72,6 @@ def test_the_points_of_a_figure_differ_in_one_thing():
   assert {r.posemb for r in runs if r.model != "vit-small"} == {"learn"}
 
 
-def test_what_has_a_line_is_not_run_again(tmp_path):
-  results = tmp_path / "study.jsonl"
-  runs = study.grid(seeds=[0])
-  lines = "".join(json.dumps({"name": run.name}) + "\n" for run in runs)
-  results.write_text(lines)
-  study.study(runs, results, tmp_path / "runs")
-  assert results.read_text() == lines and not (tmp_path / "runs").exists()
-
-
 def test_tables_have_mean_and_deviation_over_the_seeds():
   lines = _lines(lambda run: 0.5 + 0.1 * run.seed)
   assert report.cell([50.0, 60.0, 70.0]) == "60.0 ± 10.0"
@@ -105,22 +95,6 @@ def test_every_run_is_in_a_table():
     others = {k: v for k, v in lines.items() if k != run.name}
     tables = [made(others) for made in report.TABLES.values()]
     assert any("(of 2)" in table for table in tables), run
-
-
-def test_what_is_missing_is_said():
-  lines = _lines(lambda run: 0.5, seeds=[0])
-  assert "50.0 (of 1)" in report.data_size(lines)
-  assert "not yet run" in report.data_size({})
-
-
-def test_the_document_says_what_the_file_says():
-  """`python benchmarks/study_report.py` writes the tables anew."""
-  text, lines = report.DOC.read_text(), study.read(study.RESULTS)
-  assert set(report.TABLES) <= set(text.split())
-  assert report.with_tables(text, lines) == text
-  for name in report.FIGURES:
-    assert f"study_{name}.svg" in text
-    assert (ROOT / "docs" / f"study_{name}.svg").exists()
 
 
 @pytest.mark.nightly
