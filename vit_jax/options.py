@@ -115,7 +115,9 @@ def parse_value(annotation, value, where: str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
     if not isinstance(value, list | tuple):
       raise fault
-    (element, _) = typing.get_args(annotation)
+    element, *_, last = typing.get_args(annotation)
+    if last is not Ellipsis and len(value) != len(typing.get_args(annotation)):
+      raise fault
     return tuple(parse_value(element, v, where) for v in value)
   try:
     if annotation is bool:
@@ -150,7 +152,9 @@ def type_name(annotation) -> str:
   if is_optional:
     return f"{type_name(annotation)} or None"
   if typing.get_origin(annotation) is tuple:
-    return f"{type_name(typing.get_args(annotation)[0])}s, comma-separated"
+    element, *_, last = kinds = typing.get_args(annotation)
+    many = f"{type_name(element)}s, comma-separated"
+    return many if last is Ellipsis else f"{len(kinds)} {many}"
   return {
     str: "text",
     int: "whole number",

@@ -80,7 +80,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     "config.model.pool: got 'gapp', expected one of token, gap, map. Did you"
     " mean 'gap'?",
     "config.model.scan: got 'maybe', expected a value of type true/false.",
-    "config.data: got 3, expected options of its own.",
+    "config.data: got 3, expected options by name.",
     "config.evals.val.kind: got 'clasification', expected one of"
     " classification, fewshot, knn, linear, multilabel, per_class, subset."
     " Did you mean 'classification'?",

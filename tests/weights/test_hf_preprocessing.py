@@ -136,9 +136,9 @@ def test_hugging_face_without_a_preprocessor(tmp_path):
 @pytest.mark.parametrize(
   "about, text",
   [
-    ({"size": "224"}, "size: got '224', expected a whole number from 1."),
-    ({"size": {"height": -1}}, "size.height: got -1, expected a whole number"),
-    ({"resample": "bicubic"}, "resample: got 'bicubic', expected a whole"),
+    ({"size": "224"}, "size: got '224', expected whole numbers from 1."),
+    ({"size": {"height": -1}}, "size.height: got -1, expected 1 or more"),
+    ({"resample": "bicubic"}, "resample: got 'bicubic', expected a value of"),
     ({"do_center_crop": True, "crop_size": 0}, "crop_size: got 0, expected"),
     ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
   ],

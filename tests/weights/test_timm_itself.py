@@ -132,7 +132,10 @@ def test_architectures_tell_heads_and_gelu(timm):
       theirs = _without_memory(timm, name)
       try:
         params, options = weights.read(
-          _meta(theirs), **timm_config.stated({"architecture": f"{name}.tag"})
+          _meta(theirs),
+          **timm_config.stated(
+            timm_config.TimmConfig(architecture=f"{name}.tag")
+          ),
         )
       except ValueError:
         continue  # it has parts of its own, or is of no known size
@@ -144,7 +147,9 @@ def test_architectures_tell_heads_and_gelu(timm):
       heads = params[f"Transformer/{query}"].shape[1]
       assert heads == block.attn.num_heads, name
       # The pool of these is told by their arrays.
-      timm_config.options({"global_pool": theirs.global_pool}, params)
+      timm_config.options(
+        timm_config.TimmConfig(global_pool=theirs.global_pool), params
+      )
   assert {*timm_config.TANH, *timm_config.HEADS} <= read
 
 

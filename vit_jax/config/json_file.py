@@ -4,11 +4,14 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
+from vit_jax.config.from_dict import from_dict
 from vit_jax.options import shown
+
+T = TypeVar("T")
 
 MAX_WHOLE = 2**63 - 1  # where a whole number is asked for
 
@@ -83,6 +86,44 @@ def _contents(path: str | os.PathLike) -> bytes:
       f"{path}: got no readable file ({e.strerror or e}), expected one; look at"
       " its type and its permissions."
     ) from None
+
+
+def read_as(cls: type[T], path: str | os.PathLike) -> T:
+  """Returns the JSON object of a file as a dataclass; `cls()` if there is none.
+
+  Raises:
+    ValueError: As `read` and `build`.
+  """
+  return build(cls, read(path), str(path))
+
+
+def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
+  """Returns values of JSON as a dataclass, see `from_dict`.
+
+  Names that it does not have are ignored, and null stands for a default.
+
+  Args:
+    cls: A dataclass with the names that are needed.
+    values: As `parse` returns them.
+    where: The file, for messages.
+    path: Place of the values in the file, for messages; "": its top.
+
+  Raises:
+    ValueError: Values are of other types; the message lists them.
+  """
+  errors: list[str] = []
+  if isinstance(values, dict):
+    result = from_dict(cls, values, path, errors, is_foreign=True)
+  else:
+    key = f"{path}: " if path else ""
+    errors = [f"{key}got {shown(values)}, expected options by name."]
+  if errors:
+    more = f" And {len(errors) - 10:,} more." * (len(errors) > 10)
+    raise ValueError(
+      f"{where}: {' '.join(errors[:10])}{more} Copy the file again, or remove"
+      " what is wrong."
+    )
+  return result
 
 
 def lines(

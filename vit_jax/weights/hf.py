@@ -6,6 +6,7 @@ transformers 5 keeps these on disk, though its modules have other names
 lack the prefix "vit.".
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import ModelConfig, json_file
+from vit_jax.config.from_dict import at_least
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.weights.lazy import LazyArray
@@ -26,6 +28,7 @@ from vit_jax.weights.torch_layout import (
   to_theirs,
   unplaced,
 )
+from vit_jax.weights.weights_file import height_and_width
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 
@@ -42,20 +45,6 @@ GELUS = {
 }
 MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-
-# What is read of config.json; see `json_file.faults`. Sides of images and of
-# patches may also be lists of two: `_pair`.
-_WIDTH = json_file.Whole(1, 1_000_000)
-CONFIG = {
-  "model_type": str,
-  "hidden_act": str,
-  "layer_norm_eps": float,
-  "num_attention_heads": _WIDTH,
-  "hidden_size": _WIDTH,
-  "id2label": {str: str},
-  "problem_type": str,
-  "pooler_act": str,
-}
 
 # A name of transformers 5 in memory -> that of the files.
 _LAYER = r"^((?:vit\.)?)layers\.(\d+)\."
@@ -78,6 +67,25 @@ PARTS = (
   (r"weights_in|weights_out", "a gated MLP (SwiGLU)"),
   (r"relative_position", "relative positions in BEiT's form"),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class HFConfig:
+  """What is read of config.json, with the defaults of transformers' ViTConfig.
+
+  Sizes are pixels, one number or (height, width).
+  """
+
+  model_type: str = "vit"
+  hidden_act: str = "gelu"
+  layer_norm_eps: float = 1e-12
+  num_attention_heads: int = at_least(1, 12)
+  hidden_size: int = at_least(1, 768)
+  image_size: tuple[int, ...] = at_least(1, (224,))
+  patch_size: tuple[int, ...] = at_least(1, (16,))
+  id2label: dict[str, str] = dataclasses.field(default_factory=dict)
+  problem_type: str | None = None
+  pooler_act: str = "tanh"
 
 
 def looks_like(names: Iterable[str]) -> bool:
@@ -121,12 +129,13 @@ def read(
       config asks for something that our models lack. All faults at once.
   """
   faults: list[str] = []
-  json_file.check(config, CONFIG, "weights of Hugging Face: config.json")
-  config = {key: v for key, v in config.items() if v is not None}
-  extras = _extras(config, faults)
+  stated = json_file.build(
+    HFConfig, config, "weights of Hugging Face: config.json"
+  )
+  extras = _extras(stated, faults)
   options = {
-    "gelu": GELUS.get(config.get("hidden_act", "gelu")),
-    "ln_eps": float(config.get("layer_norm_eps", 1e-12)),
+    "gelu": GELUS.get(stated.hidden_act),
+    "ln_eps": stated.layer_norm_eps,
   }
   named: dict[str, LazyArray] = {}
   for name, array in arrays.items():
@@ -143,81 +152,69 @@ def read(
     faults.append(
       unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
     )
-  faults += _head_faults(named, config, extras["class_names"])
+  faults += _head_faults(named, stated, extras["class_names"])
   if faults:
     raise ValueError("weights of Hugging Face: " + "\n".join(faults))
   return params, options, extras
 
 
-def _extras(config, faults: list[str]) -> dict[str, Any]:
+def _extras(config: HFConfig, faults: list[str]) -> dict[str, Any]:
   """Returns what the config states; adds what our models lack to `faults`."""
-  if config.get("model_type", "vit") != "vit":
+  if config.model_type != "vit":
+    faults.append(f"model_type: got {config.model_type!r}, expected 'vit'.")
+  if config.hidden_act not in GELUS:
     faults.append(
-      f"model_type: got {shown(config['model_type'])}, expected 'vit'."
+      f"hidden_act: got {shown(config.hidden_act)}, expected one of"
+      f" {', '.join(GELUS)}."
     )
-  act = config.get("hidden_act", "gelu")
-  if act not in GELUS:
-    faults.append(
-      f"hidden_act: got {shown(act)}, expected one of {', '.join(GELUS)}."
-    )
-  patch = _pair(config, "patch_size", 16)
+  patch = height_and_width(config.patch_size, "config.json: patch_size")
   if patch[0] != patch[1]:
     faults.append(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
     )
-  heads, width = (
-    config.get("num_attention_heads", 12),
-    config.get("hidden_size", 768),
-  )
+  heads, width = config.num_attention_heads, config.hidden_size
   if width % heads:
     faults.append(
       f"num_attention_heads: got {heads} for a hidden_size of {width}, expected"
       " a divisor of it."
     )
   return {
-    "image_size": _pair(config, "image_size", 224),
+    "image_size": height_and_width(
+      config.image_size, "config.json: image_size"
+    ),
     "patch": patch[0],
     "num_heads": heads,
-    "class_names": _class_names(config),
-    "loss": "sigmoid" if config.get("problem_type") == MULTI_LABEL else None,
+    "class_names": _class_names(config.id2label),
+    "loss": "sigmoid" if config.problem_type == MULTI_LABEL else None,
   }
 
 
-def _pair(config, key: str, default: int) -> tuple[int, int]:
-  value = config.get(key, default)
-  shape = json_file.SIZE if isinstance(value, list) else json_file.SIDE
-  json_file.check(value, shape, f"config.json: {key}")
-  return tuple(value) if isinstance(value, list) else (value, value)
-
-
-def _class_names(config) -> tuple[str, ...] | None:
+def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   """Returns the names in the order of their numbers.
 
   Raises:
     ValueError: The numbers are not 0 to the last.
   """
-  by_name = config.get("id2label") or {}
-  by_number = {int(k): v for k, v in by_name.items() if k.isdecimal()}
-  if set(by_number) != set(range(len(by_name))):
+  by_number = {int(k): v for k, v in id2label.items() if k.isdecimal()}
+  if set(by_number) != set(range(len(id2label))):
     raise ValueError(
-      f"config.json: id2label: got {len(by_name)} numbers such as"
-      f" {shown(list(by_name)[:4])}, expected 0 to {len(by_name) - 1}."
+      f"config.json: id2label: got {len(id2label)} numbers such as"
+      f" {shown(list(id2label)[:4])}, expected 0 to {len(id2label) - 1}."
     )
   names = tuple(by_number[k] for k in sorted(by_number))
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
 
 
-def _head_faults(named, config, class_names) -> list[str]:
+def _head_faults(named, config: HFConfig, class_names) -> list[str]:
   faults = []
   kernel = named.get("embeddings.patch_embeddings.projection.weight")
-  side = _pair(config, "patch_size", 16)[0]
+  side = config.patch_size[0]
   if kernel is not None and kernel.shape[-1:] != (side,):
     faults.append(f"patch_size: got {side}, expected {kernel.shape[-1:]}.")
   if "pooler.dense.weight" in named:
-    act = config.get("pooler_act", "tanh")
-    if act != "tanh":
-      faults.append(f"pooler_act: got {act!r}, expected 'tanh'.")
+    if config.pooler_act != "tanh":
+      faults.append(f"pooler_act: got {config.pooler_act!r}, expected 'tanh'.")
     shape = named["pooler.dense.weight"].shape
     if shape[0] != shape[-1]:
       faults.append(
@@ -251,10 +248,11 @@ def write(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns arrays and config.json.
 
-  `ViTForImageClassification.from_pretrained` loads a folder of the two, and of
-  what `hf_images.write` makes; without a head, `ViTModel.from_pretrained`,
-  whose pooler is then our pre_logits. A position table without a row for the
-  class token gets one of zeros, which changes nothing; fixed positions, or
+  `ViTForImageClassification.from_pretrained` loads a folder of the two and of
+  what `hf_preprocessing.write` makes; without a head,
+  `ViTModel.from_pretrained`, whose pooler is then our pre_logits. A position
+  table without a row for the class token gets one of zeros, which changes
+  nothing; fixed positions, or
   none, become a learned table. The safetensors file needs the metadata
   {"format": "pt"}.
 

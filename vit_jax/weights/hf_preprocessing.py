@@ -8,22 +8,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import eval_preprocessing, json_file
+from vit_jax.config.from_dict import at_least
+from vit_jax.options import shown
+from vit_jax.weights.weights_file import height_and_width
 
 FILE = "preprocessor_config.json"
-# What is read of it; and `size` and `crop_size`, which have several forms:
-# `_sides`.
-READ = {
-  "image_processor_type": str,
-  "feature_extractor_type": str,
-  "do_resize": bool,
-  "resample": json_file.Whole(0, 5),
-  "do_center_crop": bool,
-  "do_rescale": bool,
-  "rescale_factor": float,
-  "do_normalize": bool,
-  "image_mean": (float,) * 3,
-  "image_std": (float,) * 3,
-}
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _CLIP = {
   "resample": 3,
@@ -52,6 +41,44 @@ _DECISIVE = {
   *("do_resize", "size", "resample", "do_center_crop", "do_rescale"),
   *("do_normalize", "image_mean", "image_std"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessor:
+  """What is read of preprocessor_config.json, with the defaults of all types.
+
+  Sizes are pixels in one of several forms, see `_sides`; `resample` is a number
+  of Pillow's, as in `RESAMPLE`.
+  """
+
+  image_processor_type: str | None = None
+  feature_extractor_type: str | None = None
+  do_resize: bool = True
+  size: Any = None
+  resample: int = 2
+  do_center_crop: bool = False
+  crop_size: Any = None
+  do_rescale: bool = True
+  rescale_factor: float = 1 / 255
+  do_normalize: bool = True
+  image_mean: tuple[float, float, float] | None = None
+  image_std: tuple[float, float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sides:
+  height: int | None = at_least(1)
+  width: int | None = at_least(1)
+  shortest_edge: int | None = at_least(1)
+
+
+def typed(about: Mapping[str, Any]) -> Preprocessor:
+  """Returns the contents of preprocessor_config.json with their types.
+
+  Raises:
+    ValueError: They have others.
+  """
+  return json_file.build(Preprocessor, about, FILE)
 
 
 def complete(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,19 +114,20 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   Returns:
     None where nothing is stated, or what none of our operations does.
   """
-  filter = RESAMPLE.get(about.get("resample", 2))
-  if not (about and filter and about.get("do_resize", True)):
+  stated = typed(about)
+  filter = RESAMPLE.get(stated.resample)
+  if not (about and filter and stated.do_resize):
     return None
   if _type(about) not in DEFAULTS and not (
-    about.keys() >= _DECISIVE and isinstance(about["size"], dict)
+    about.keys() >= _DECISIVE and isinstance(stated.size, dict)
   ):
     return None
   whole = eval_preprocessing.PixelPath(
     size, dct="accurate", resizer="pillow", filter=filter, antialias=True
   )
-  first, last = _sides(about, "size", size), size
-  if about.get("do_center_crop"):
-    last = _sides(about, "crop_size", size)
+  first, last = _sides(stated.size, "size", size), size
+  if stated.do_center_crop:
+    last = _sides(stated.crop_size, "crop_size", size)
   elif first != size:
     return None
   # A crop larger than its image is filled up with zeros by transformers alone.
@@ -113,20 +141,29 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
 
 
 def _sides(
-  about: Mapping[str, Any], key: str, default: tuple[int, int]
+  value: Any, key: str, default: tuple[int, int]
 ) -> tuple[int, int] | int | None:
-  """Returns (height, width), the shorter side, or None for another form."""
-  value = about.get(key, list(default))
-  keys = ("height", "width", "shortest_edge")
-  shapes = {list: json_file.SIZE, dict: dict.fromkeys(keys, json_file.SIDE)}
-  shape = shapes.get(type(value), json_file.SIDE)
-  json_file.check({key: value}, {key: shape}, FILE)
+  """Returns (height, width), the shorter side, or None for another form.
+
+  Args:
+    value: A side, two, or a dict of sides by name; None: not stated.
+    key: Its name in the file, for messages.
+    default: What counts where nothing is stated.
+  """
+  if value is None:
+    return default
   if not isinstance(value, dict):
-    return tuple(value) if isinstance(value, list) else (value, value)
-  value = {k: v for k, v in value.items() if v is not None}
-  if value.keys() == {"height", "width"}:
-    return value["height"], value["width"]
-  return value.get("shortest_edge") if len(value) == 1 else None
+    sides = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(side, int) and side > 0 for side in sides):
+      raise ValueError(
+        f"{FILE}: {key}: got {shown(value)}, expected whole numbers from 1."
+      )
+    return height_and_width(sides, f"{FILE}: {key}")
+  names = {name for name, side in value.items() if side is not None}
+  stated = json_file.build(_Sides, value, FILE, key)
+  if names == {"height", "width"}:
+    return stated.height, stated.width
+  return stated.shortest_edge if names == {"shortest_edge"} else None
 
 
 def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
@@ -143,9 +180,10 @@ def white(about: Mapping[str, Any]) -> float:
   Raises:
     ValueError: It is not within 0.001 and 255.
   """
-  if not about.get("do_rescale", True):
+  stated = typed(about)
+  if not stated.do_rescale:
     return 255.0
-  white = 255.0 * about.get("rescale_factor", 1 / 255)
+  white = 255.0 * stated.rescale_factor
   if not 0.001 <= white <= 255:
     raise ValueError(
       f"{FILE}: rescale_factor: got {white / 255:g}, expected"

@@ -1,5 +1,6 @@
 """Arrays of `.safetensors` files, read one by one."""
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -22,6 +23,13 @@ TYPES = {
   "F16": np.float16,
   "BF16": jnp.bfloat16,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Index:
+  """What is read of an index: name of an array -> its file."""
+
+  weight_map: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def open_safetensors(
@@ -80,8 +88,7 @@ def _damaged(path, reason: object) -> ValueError:
 def _parts(index: epath.Path) -> list[epath.Path]:
   """Returns the files that an index names, all in its own folder."""
   try:
-    values = json_file.read(index, {"weight_map": {str: str}})
-    names = sorted({*(values.get("weight_map") or {}).values()})
+    names = sorted({*json_file.read_as(_Index, index).weight_map.values()})
     if not names:
       raise ValueError("weight_map: got no names of files")
   except ValueError as e:

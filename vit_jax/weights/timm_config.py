@@ -1,11 +1,14 @@
 """What timm's config.json tells of a model, and no array does."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import json_file
+from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.weights_file import height_and_width
 
 # Architectures of which it tells the activation, gelu_tanh, and the heads,
 # which are not those of the size of their arrays.
@@ -46,59 +49,109 @@ RESNET = {
 }
 
 
-def stated(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what `timm.read` has to know.
+@dataclasses.dataclass(frozen=True)
+class Args:
+  """What is read of `model_args`; sizes are pixels, one side or two."""
+
+  num_heads: int | None = at_least(1)
+  act_layer: str | None = None
+  img_size: tuple[int, ...] = at_least(1, ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """What is read of `pretrained_cfg`, or of the top of older files."""
+
+  input_size: tuple[int, int, int] | None = at_least(1)
+  label_names: tuple[str, ...] | None = None
+  crop_pct: float = 0.875
+  interpolation: str = "bicubic"
+  crop_mode: str = "center"
+  mean: tuple[float, float, float] | None = None
+  std: tuple[float, float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TimmConfig:
+  """What is read of config.json.
+
+  Attributes:
+    architecture: NAME or NAME.TAG of timm's.
+    global_pool: Of the model; None where its name tells.
+    model_args: Arguments of the model, all of them.
+    args: Those of `model_args` that are read.
+    images: How images are prepared.
+    about_images: The values of `images`, as they are written.
+  """
+
+  architecture: str = ""
+  global_pool: Any = None
+  model_args: dict = dataclasses.field(default_factory=dict)
+  args: Args = Args()
+  images: Images = Images()
+  about_images: dict = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def of(cls, config: Mapping[str, Any], where: str) -> "TimmConfig":
+    """Returns the contents of config.json with their types.
+
+    Args:
+      config: The contents; {}: there is none.
+      where: The file, for messages.
+
+    Raises:
+      ValueError: Values are of other types.
+    """
+    top = json_file.build(_Top, config, where)
+    about = {**config, **top.pretrained_cfg}
+    return cls(
+      top.architecture,
+      top.global_pool,
+      top.model_args,
+      json_file.build(Args, top.model_args, where, "model_args"),
+      json_file.build(Images, about, where),
+      about,
+    )
+
+  @property
+  def image_size(self) -> tuple[int, int] | None:
+    """(height, width) of the images, in pixels; None: it is not stated.
+
+    That of the model's positions, img_size, has precedence: timm leaves the
+    input_size of other weights beside it.
+    """
+    if self.args.img_size:
+      key = "config.json: model_args.img_size"
+      return height_and_width(self.args.img_size, key)
+    return self.images.input_size and self.images.input_size[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Top:
+  architecture: str = ""
+  global_pool: Any = None
+  model_args: dict = dataclasses.field(default_factory=dict)
+  pretrained_cfg: dict = dataclasses.field(default_factory=dict)
+
+
+def stated(config: TimmConfig) -> dict[str, Any]:
+  """Returns what `timm.read` has to know: num_heads and act_layer.
 
   Arguments of the model have precedence over its architecture.
-
-  Args:
-    config: Contents of config.json; {}: there is none.
-
-  Returns:
-    The arguments num_heads and act_layer of `timm.read`.
   """
-  args = config.get("model_args") or {}
-  name = (config.get("architecture") or "").partition(".")[0]  # NAME.TAG
+  name = config.architecture.partition(".")[0]  # NAME.TAG
   act_layer = "gelu_tanh" if name in TANH else "gelu"
   return {
-    "num_heads": args.get("num_heads") or HEADS.get(name),
-    "act_layer": args.get("act_layer") or act_layer,
+    "num_heads": config.args.num_heads or HEADS.get(name),
+    "act_layer": config.args.act_layer or act_layer,
   }
 
 
-def image_size(config: Mapping[str, Any], where: str) -> tuple[int, ...] | None:
-  """Returns (height, width) of the images, in pixels; None: it is not stated.
-
-  That of the model's positions, img_size, has precedence: timm leaves the
-  input_size of other weights beside it.
-
-  Args:
-    config: Contents of config.json, input_size checked; {}: there is none.
-    where: The file, for messages.
-
-  Raises:
-    ValueError: img_size is no size.
-  """
-  size = (config.get("model_args") or {}).get("img_size")
-  if size is not None:
-    size = size if isinstance(size, list) else [size] * 2
-    json_file.check(
-      {"model_args": {"img_size": size}},
-      {"model_args": {"img_size": json_file.SIZE}},
-      where,
-    )
-    return tuple(size)
-  about = {**config, **(config.get("pretrained_cfg") or {})}
-  return tuple((about.get("input_size") or [3])[1:]) or None
-
-
-def options(
-  config: Mapping[str, Any], params: Mapping[str, Any]
-) -> dict[str, Any]:
+def options(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
   """Returns options of the model that follow from both.
 
   Args:
-    config: Contents of config.json; {}: there is none.
+    config: As `TimmConfig.of` returns it.
     params: Our flat names -> anything.
 
   Returns:
@@ -109,19 +162,16 @@ def options(
   """
   if faults := list(_faults(config, params)):
     raise ValueError("\n".join(faults))
-  args = config.get("model_args") or {}
-  if args.get("no_embed_class") is True and "cls" in params:
+  if config.model_args.get("no_embed_class") is True and "cls" in params:
     return {"cls_row": False}
   return {}
 
 
-def _faults(
-  config: Mapping[str, Any], params: Mapping[str, Any]
-) -> Iterator[str]:
-  args = config.get("model_args") or {}
+def _faults(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
+  args = config.model_args
   given = {f"model_args.{k}": v for k, v in args.items() if v is not None}
-  if config.get("global_pool") is not None:
-    given["global_pool"] = config["global_pool"]
+  if config.global_pool is not None:
+    given["global_pool"] = config.global_pool
   ours = _computed(params)
   for key, value in given.items():
     name = key.removeprefix("model_args.")

@@ -13,9 +13,10 @@ from vit_jax.weights import hf, hf_preprocessing, timm, timm_config
 from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import identify
 from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.timm_config import TimmConfig
 from vit_jax.weights.weights_file import (
-  METADATA,
   METADATA_KEY,
+  Metadata,
   Weights,
   model_of,
   unknown_names,
@@ -40,78 +41,56 @@ class Safetensors(NamedTuple):
   options: dict[str, Any]
 
 
-def from_safetensors(found: Safetensors) -> Weights:
+def from_safetensors(file: Safetensors) -> Weights:
   for looks_like, read_all in SAFETENSORS.values():
-    if looks_like(found.arrays):
-      return read_all(found)
-  raise ValueError(unknown_names(found.path, found.arrays))
+    if looks_like(file.arrays):
+      return read_all(file)
+  raise ValueError(unknown_names(file.path, file.arrays))
 
 
-# What is read of timm's config.json, and what in it or in its
-# `pretrained_cfg`.
-_TIMM_MODEL = {
-  "architecture": str,
-  "model_args": {"num_heads": json_file.Whole(1), "act_layer": str},
-}
-_TIMM = {
-  "input_size": (json_file.SIDE,) * 3,
-  "label_names": [str],
-  "crop_pct": float,
-  "interpolation": str,
-  "crop_mode": str,
-  "mean": (float,) * 3,
-  "std": (float,) * 3,
-}
-
-
-def _from_timm(found: Safetensors) -> Weights:
-  where = f"{found.path}: {METADATA_KEY} in its header"
-  ours = json_file.parse(found.texts.get(METADATA_KEY, "{}"), where)
-  json_file.check(ours, METADATA, where)
-  ours = ours or {}
+def _from_timm(file: Safetensors) -> Weights:
+  where = f"{file.path}: {METADATA_KEY} in its header"
+  ours = json_file.parse(file.texts.get(METADATA_KEY, "{}"), where)
+  json_file.build(Metadata, ours, where)
+  config = TimmConfig()
   if ours:
     stated = {"num_heads": _num_heads(ours)}
   else:
-    shape = _TIMM | _TIMM_MODEL | {"pretrained_cfg": _TIMM}
-    json_file.check(found.config, shape, f"{found.path}: config.json")
-    stated = timm_config.stated(found.config)
-  if num_heads := found.options.get("num_heads"):
+    config = TimmConfig.of(file.config, f"{file.path}: config.json")
+    stated = timm_config.stated(config)
+  if num_heads := file.options.get("num_heads"):
     stated["num_heads"] = num_heads
-  params, options = timm.read(found.arrays, **stated)
-  weights = Weights(str(found.path), "timm", params, options)
+  params, options = timm.read(file.arrays, **stated)
+  weights = Weights(str(file.path), "timm", params, options)
   if ours:
     return with_metadata(weights, ours)
-  options |= timm_config.options(found.config, params)
-  about = {**found.config, **(found.config.get("pretrained_cfg") or {})}
-  size = timm_config.image_size(found.config, f"{found.path}: config.json")
-  grid, names = None, about.get("label_names")
+  options |= timm_config.options(config, params)
+  size, grid = config.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
     grid = identify(params, options).grid(size)
   weights = dataclasses.replace(
     weights,
     grid=grid,
     image_size=size,
-    class_names=tuple(names) if names else None,
+    class_names=config.images.label_names or None,
   )
   if size:
-    weights = _timm_images(weights, about)
-  return _fold(weights, about.get("mean"), about.get("std"))
+    weights = _timm_images(weights, config)
+  return _fold(weights, config.images.mean, config.images.std)
 
 
-def _from_hf(found: Safetensors) -> Weights:
-  path = found.path
-  if not found.config:
+def _from_hf(file: Safetensors) -> Weights:
+  path = file.path
+  if not file.config:
     raise ValueError(
       f"got {str(path)!r} without a config.json beside it, which tells the"
       " heads and the form of GELU; expected the folder of a Hugging Face"
       " model."
     )
-  params, options, extras = hf.read(found.arrays, found.config)
+  params, options, extras = hf.read(file.arrays, file.config)
   size = extras["image_size"]
   folder = path if path.is_dir() else path.parent
-  about = json_file.read(
-    file_in(folder, hf_preprocessing.FILE), hf_preprocessing.READ
-  )
+  about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)
   weights = Weights(
@@ -126,8 +105,9 @@ def _from_hf(found: Safetensors) -> Weights:
     ops=ops,
     notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
   )
-  mean, std = about.get("image_mean"), about.get("image_std")
-  if not about.get("do_normalize", True):
+  stated = hf_preprocessing.typed(about)
+  mean, std = stated.image_mean, stated.image_std
+  if not stated.do_normalize:
     mean, std = [0.0] * 3, [1.0] * 3
   return _fold(weights, mean, std, hf_preprocessing.white(about))
 
@@ -146,19 +126,18 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
   return model.size.num_heads if model.name == "vit" else None
 
 
-def _timm_images(weights: Weights, about: Mapping[str, Any]) -> Weights:
+def _timm_images(weights: Weights, config: TimmConfig) -> Weights:
   """Adds timm's evaluation, from config.json; the nearest to it, with a note,
   where no operations are the same.
   """
-  size = weights.image_size
-  share = about.get("crop_pct") or 0.875
+  size, notes = weights.image_size, weights.notes
+  share, filter = config.images.crop_pct, config.images.interpolation
+  mode = config.images.crop_mode
   if not 0.01 <= share <= 100:
     raise ValueError(
       f"config.json: crop_pct: got {share}, expected the side of the crop by"
       " that of the image, such as 0.875."
     )
-  filter = about.get("interpolation") or "bicubic"
-  mode, notes = about.get("crop_mode") or "center", weights.notes
   path = eval_preprocessing.timm(size, min(share, 1.0), filter, mode)
   ops = path.ops
   if mode == "squash" and share < 1:
@@ -169,7 +148,9 @@ def _timm_images(weights: Weights, about: Mapping[str, Any]) -> Weights:
   # Above 1, timm alone puts a frame around the image.
   if path.filter != filter or share > 1 or not (is_cropped or mode == "squash"):
     keys = "input_size", "interpolation", "crop_pct", "crop_mode"
-    notes += (eval_preprocessing.unlike("config.json", about, keys, size),)
+    notes += (
+      eval_preprocessing.unlike("config.json", config.about_images, keys, size),
+    )
   return dataclasses.replace(
     weights,
     ops=ops,

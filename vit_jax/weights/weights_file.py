@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import json_file, model_from_dict
+from vit_jax.config.from_dict import at_least
 from vit_jax.losses import PROBABILITIES
 from vit_jax.options import shown
 from vit_jax.weights.google import POS_EMBEDDING
@@ -16,16 +17,35 @@ EXPECTED = (
   " runs, of its checkpoints or of one step"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
-# What `with_metadata` reads; see `json_file.faults`.
-METADATA = {
-  "model": dict,
-  "config": {"model": dict},
-  "class_names": [str],
-  "image_size": json_file.SIZE,
-  "grid": json_file.SIZE,
-  "preprocessing": {"ops": str},
-  "loss": str,
-}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Preprocessing:
+  ops: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Objective:
+  loss: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+  model: dict = dataclasses.field(default_factory=dict)
+  objective: _Objective = _Objective()
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+  """What we write beside parameters, and read again; sizes in pixels."""
+
+  model: dict = dataclasses.field(default_factory=dict)
+  config: _Config = _Config()
+  class_names: tuple[str, ...] | None = None
+  image_size: tuple[int, int] | None = at_least(1)
+  grid: tuple[int, int] | None = at_least(1)
+  preprocessing: _Preprocessing = _Preprocessing()
+  loss: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,25 +87,35 @@ class Weights:
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
+  """Returns a size that is stated as one side or as two.
+
+  Raises:
+    ValueError: It has another number of sides; the message names `where`.
+  """
+  if len(sides) not in (1, 2):
+    raise ValueError(f"{where}: got {shown(sides)}, expected one side or two.")
+  return sides[0], sides[-1]
+
+
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
   config = metadata.get("config")  # another program's may be of any type
   named = config.get("model") if isinstance(config, dict) else None
   return metadata.get("model") or named
 
 
-def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
+def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
   """Adds what we wrote beside the parameters.
 
   Raises:
-    ValueError: It is damaged: all that is of another type.
+    ValueError: It is damaged: values are of other types.
   """
-  json_file.check(metadata, METADATA, f"{found.path}: metadata")
-  names = metadata.get("class_names")
-  size = metadata.get("image_size")
-  options = dataclasses.asdict(model_from_dict(model_of(metadata)))
-  notes = found.notes
+  stated = json_file.build(Metadata, metadata, f"{weights.path}: metadata")
+  model = model_from_dict(stated.model or stated.config.model)
+  options, notes = dataclasses.asdict(model), weights.notes
   if (
-    POS_EMBEDDING in found.params and options.get("posemb", "learn") != "learn"
+    POS_EMBEDDING in weights.params
+    and options.get("posemb", "learn") != "learn"
   ):
     # timm has no fixed positions: they are written as a learned table.
     notes += (
@@ -93,29 +123,22 @@ def with_metadata(found: Weights, metadata: Mapping[str, Any]) -> Weights:
       " they are a learned table of the same values.",
     )
     options |= {"posemb": "learn", "cls_row": False}
-  return dataclasses.replace(
-    found,
-    options=options,
-    grid=tuple(metadata["grid"]) if metadata.get("grid") else None,
-    image_size=tuple(size) if size else None,
-    class_names=tuple(names) if names else None,
-    ops=(metadata.get("preprocessing") or {}).get("ops"),
-    loss=_loss_of(metadata),
-    notes=notes,
-  )
-
-
-def _loss_of(metadata: Mapping[str, Any]) -> str | None:
-  """Returns the loss that is stated, or that the config of a run names."""
-  objective = (metadata.get("config") or {}).get("objective")
-  named = objective.get("loss") if isinstance(objective, dict) else None
-  loss = metadata.get("loss") or named
+  loss = stated.loss or stated.config.objective.loss
   if loss is not None and loss not in PROBABILITIES:
     raise ValueError(
       f"metadata: loss: got {shown(loss)}, expected one of"
       f" {', '.join(PROBABILITIES)}."
     )
-  return loss
+  return dataclasses.replace(
+    weights,
+    options=options,
+    grid=stated.grid,
+    image_size=stated.image_size,
+    class_names=stated.class_names or None,
+    ops=stated.preprocessing.ops,
+    loss=loss,
+    notes=notes,
+  )
 
 
 def unknown_names(path, arrays) -> str:

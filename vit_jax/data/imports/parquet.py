@@ -4,6 +4,7 @@ The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
 them; names of classes in Hugging Face's metadata are used.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -20,6 +21,13 @@ from vit_jax.data.imports.listing import (
 
 _ROWS = 64  # Images in memory at a time.
 _LABELS = 1000  # Labels, which may be texts of any length.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Feature:
+  """What is read of a column in Hugging Face's metadata."""
+
+  names: tuple[str, ...] = ()
 
 
 def broken() -> tuple[type[Exception], ...]:
@@ -127,10 +135,8 @@ def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
   metadata = (schema.metadata or {}).get(b"huggingface")
   if not metadata:
     return None
-  what = f"{path}: metadata of Hugging Face"
-  shape = {"info": {"features": {label: {"names": [str]}}}}
-  found = json_file.parse(metadata, what)
-  json_file.check(found, shape, what)
-  for key in ("info", "features", label, "names"):
-    found = (found or {}).get(key)
-  return tuple(found) if found else None
+  where = f"{path}: metadata of Hugging Face"
+  values = json_file.parse(metadata, where)
+  for key in ("info", "features", label):
+    values = (values.get(key) if isinstance(values, dict) else None) or {}
+  return json_file.build(_Feature, values, f"{where}: {label}").names or None

@@ -1,0 +1,122 @@
+"""Dataclasses from nested dicts, as config files and JSON have them."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from vit_jax.options import check_choice, nearest, parse_value, shown, type_name
+
+T = TypeVar("T")
+# A value, its path for messages, and the list that errors are added to -> what
+# the field gets.
+Reader = Callable[[Any, str, list[str]], Any]
+
+MOST_UNKNOWN = 20  # listed one by one; a file of another program has more
+
+
+def at_least(low: int, default=None):
+  """Returns a dataclass field of a number, or of several, from `low` on."""
+  return dataclasses.field(default=default, metadata={"low": low})
+
+
+def from_dict(
+  cls: type[T],
+  values: Any,
+  where: str,
+  errors: list[str],
+  *,
+  is_foreign: bool = False,
+  readers: Mapping[str, Reader] | None = None,
+) -> T:
+  """Builds a dataclass, of which every field has a default.
+
+  Args:
+    cls: The dataclass. Types of fields: those of `options.parse_value`, `dict`,
+      `dict[str, T]`, `Any`, other dataclasses, and tuples of them.
+    values: Name of a field -> value.
+    where: Path of the values, for messages; "": the top of a file.
+    errors: Gets a message for each value that is wrong; its field keeps its
+      default.
+    is_foreign: Whether the values are JSON that another program may have
+      written: unknown names are ignored, null stands for the default, text is
+      no number, and a number alone may stand for several.
+    readers: Name of a field -> what reads it in place of its type.
+  """
+  if not isinstance(values, dict):
+    errors.append(f"{where}: got {shown(values)}, expected options by name.")
+    return cls()
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  if not is_foreign:
+    errors += _unknown(values, fields, where)
+  built = {}
+  for name, field in fields.items():
+    value = values.get(name)
+    if name not in values or is_foreign and value is None:
+      continue
+    path = f"{where}.{name}" if where else name
+    if readers and name in readers:
+      built[name] = readers[name](value, path, errors)
+      continue
+    try:
+      result = _value(field.type, value, path, errors, is_foreign)
+      check_choice(result, field.metadata.get("choices"), path)
+      low = field.metadata.get("low")
+      numbers = result if isinstance(result, tuple) else (result,)
+      if low is not None and any(number < low for number in numbers):
+        raise ValueError(f"{path}: got {shown(value)}, expected {low} or more.")
+      built[name] = result
+    except ValueError as e:
+      errors.append(str(e))
+  return cls(**built)
+
+
+def _unknown(values: dict, fields: Mapping[str, Any], where: str) -> list[str]:
+  """Returns a message for each name that is no field."""
+  unknown = [key for key in values if key not in fields]
+  errors = []
+  if (more := len(unknown) - MOST_UNKNOWN) > 0:
+    errors.append(f"{where}: {more:,} more that are no options.")
+  for key in unknown[:MOST_UNKNOWN]:
+    near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+    errors.append(f"{where}.{str(key)[:120]}: no such option.{near}")
+  return errors
+
+
+def _value(
+  annotation: Any, value: Any, path: str, errors: list[str], is_foreign: bool
+) -> Any:
+  """Returns a value of a type.
+
+  Raises:
+    ValueError: It is of another type.
+  """
+
+  def inner(kind: Any, value: Any, key: str) -> Any:
+    return _value(kind, value, f"{path}{key}", errors, is_foreign)
+
+  kinds = typing.get_args(annotation)
+  if annotation is Any:
+    return value
+  if dataclasses.is_dataclass(annotation):
+    return from_dict(annotation, value, path, errors, is_foreign=is_foreign)
+  if dict in (annotation, typing.get_origin(annotation)):
+    if not isinstance(value, dict):
+      raise ValueError(f"{path}: got {shown(value)}, expected options by name.")
+    return {
+      k: inner(kinds[1], v, f".{k}") if kinds else v for k, v in value.items()
+    }
+  if kinds and dataclasses.is_dataclass(kinds[0]):
+    if not isinstance(value, list):
+      raise ValueError(f"{path}: got {shown(value)}, expected a list.")
+    return tuple(inner(kinds[0], v, f"[{i}]") for i, v in enumerate(value))
+  if is_foreign:
+    if isinstance(value, str) and annotation not in (str, str | None):
+      raise ValueError(
+        f"{path}: got {shown(value)}, expected a value of type"
+        f" {type_name(annotation)}."
+      )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and Ellipsis in kinds:
+      value = [value]
+  return parse_value(annotation, value, path)
