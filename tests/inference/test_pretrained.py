@@ -14,11 +14,11 @@ import vit_jax
 from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, eval_preprocessing
-from vit_jax.inference import arguments, pretrained
+from vit_jax.inference import pretrained
 from vit_jax.models import build
 from vit_jax.weights import labels
 
-DATA = pathlib.Path(__file__).parent / "data"
+DATA = pathlib.Path(__file__).parents[1] / "data"
 PUBLISHED = sorted(
   p.name.split(".")[0]
   for p in DATA.glob("*.weights.npz")
@@ -289,13 +289,13 @@ def test_options_of_load_are_named_beside_the_model_s(wrong, near):
   with pytest.raises(ValueError) as e:
     vit_jax.load(TOKEN, **{wrong: 4})
   text = str(e.value)
-  assert f"got {wrong}, expected {', '.join(arguments.OF_LOAD)}, or" in text
+  assert f"got {wrong}, expected {', '.join(pretrained.ARGUMENTS)}, or" in text
   assert text.endswith(f" Did you mean {near!r}?")
 
 
 def test_all_options_of_load_are_named():
   _, *own, _ = inspect.signature(pretrained.load).parameters
-  assert tuple(own) == arguments.OF_LOAD
+  assert tuple(own) == pretrained.ARGUMENTS
 
 
 @pytest.mark.parametrize(
@@ -304,14 +304,14 @@ def test_all_options_of_load_are_named():
 )
 def test_what_is_no_pair(value):
   with pytest.raises(ValueError) as e:
-    arguments.pair("grid", value, "patches")
+    pretrained.pair("grid", value, "patches")
   assert str(e.value) == f"grid: got {value!r}, expected patches."
 
 
 def test_pairs():
-  assert arguments.pair("grid", None, "patches") is None
+  assert pretrained.pair("grid", None, "patches") is None
   for value in (32, 32.0, np.int32(32), [32, 32], np.array([32, 32.0])):
-    assert arguments.pair("grid", value, "patches") == (32, 32)
+    assert pretrained.pair("grid", value, "patches") == (32, 32)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from test_images import PHOTOS
 import vit_jax
 from vit_jax.commands import convert
 
-DATA = pathlib.Path(__file__).parent / "data"
+DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
 PHOTO = PHOTOS / "china.jpg"
 

@@ -13,7 +13,7 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.data import pixels
 from vit_jax.inference import classify
 
-DATA = pathlib.Path(__file__).parent / "data"
+DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
 
 
@@ -104,7 +104,8 @@ def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
   assert vit_jax.load(tmp_path / "run", loss="softmax").loss == "softmax"
   run = vit.metadata()
   del run["loss"]
-  run["config"] = {"loss": "sigmoid", "model": run["model"]}
+  objective = {"kind": "classification", "loss": "sigmoid"}
+  run["config"] = {"objective": objective, "model": run["model"]}
   checkpointer.write_params(str(tmp_path / "step"), vit.params, run)
   assert vit_jax.load(tmp_path / "step").loss == "sigmoid"
   with pytest.raises(ValueError) as e:

@@ -14,17 +14,26 @@ from jaxtyping import Array, Float
 
 from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.config import ModelConfig, eval_preprocessing, to_dict
+from vit_jax.config import (
+  ModelConfig,
+  eval_preprocessing,
+  model_from_dict,
+  to_dict,
+)
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
-from vit_jax.inference import arguments, classify, streaming
+from vit_jax.families import FAMILIES
+from vit_jax.inference import classify, streaming
 from vit_jax.inference.classify import Answer, Prediction
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
+from vit_jax.options import nearest
 from vit_jax.writers import run_info
 
+# Those of `load` beside options of the model, as messages name them.
+ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
 NO_IMAGES = "got no images, expected one or more."
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
 
@@ -117,14 +126,14 @@ class Pretrained:
       streaming.Named(images_lib.name(image, i), image)
       for i, image in enumerate(images)
     )
-    found, faults = [], []
+    classes, errors = [], []
     for answer in self.predictions(named, top, batch_size=classify.BATCH):
-      found.append(answer.classes)
+      classes.append(answer.classes)
       if (e := answer.error) is not None:
-        faults.append((f"{answer.name}: {e}", type(e)))
-    if faults:
-      raise _together(faults, len(images))
-    return found
+        errors.append((f"{answer.name}: {e}", type(e)))
+    if errors:
+      raise _joined(errors, len(images))
+    return classes
 
   def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
     """Returns the attention weights of every block, float32.
@@ -172,10 +181,10 @@ class Pretrained:
       return images
     exif = turns_upright(self.ops)
     read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
-    found = [pixels.apply(image, self.ops) for image in read]
-    if not found:
+    rows = [pixels.apply(image, self.ops) for image in read]
+    if not rows:
       raise ValueError(NO_IMAGES)
-    return normalise(np.stack(found))
+    return normalise(np.stack(rows))
 
   def _check(self, images) -> None:
     """Raises ValueError unless these are images as the model takes them."""
@@ -288,7 +297,7 @@ def load(
   The format is recognised by the content of the file: `.npz` of Google's ViT,
   AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
   folder of a Hugging Face ViT, the folder of one of our runs, of one step, or
-  of a plain tree of arrays saved with Orbax. The model is found by the
+  of a plain tree of arrays saved with Orbax. The model is known by the
   parameters' names and shapes; nothing is unpickled.
 
   Args:
@@ -327,23 +336,21 @@ def load(
     raise ValueError(
       f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
     )
-  options = arguments.options(options)
-  size = arguments.pair(
-    "image_size", image_size, "pixels: 224, or (height, width)"
-  )
-  grid = arguments.pair("grid", grid, "patches: 14, or (rows, columns)")
-  found = weights.read(path, grid=grid, options=options)
+  options = _checked_options(options)
+  size = pair("image_size", image_size, "pixels: 224, or (height, width)")
+  grid = pair("grid", grid, "patches: 14, or (rows, columns)")
+  file = weights.read(path, grid=grid, options=options)
   try:
-    config = weights.identify(found.params, {**found.options, **options})
-    height, width = size or weights.trained_at(found)
-    ops, notes = preprocessing(found, (height, width))
+    config = weights.identify(file.params, {**file.options, **options})
+    height, width = size or weights.trained_at(file)
+    ops, notes = preprocessing(file, (height, width))
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  arguments.check_size(config, (height, width))
-  num_classes = weights.num_classes(found.params)
+  _check_size(config, (height, width))
+  num_classes = weights.num_classes(file.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
     model.init,
@@ -351,7 +358,7 @@ def load(
     jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32),
   )["params"]
   params, report = weights.adapt(
-    dataclasses.replace(found, notes=(*found.notes, *notes)),
+    dataclasses.replace(file, notes=(*file.notes, *notes)),
     target,
     config,
     (height, width),
@@ -362,7 +369,7 @@ def load(
   if verbose:
     print(weights.format_report(report))
   if report.reinitialised:  # not that anything would be left to chance
-    parts = {k: found.params.get(k) for k in report.reinitialised}
+    parts = {k: file.params.get(k) for k in report.reinitialised}
     raise ValueError(
       f"{path}: got a head whose parts do not belong together: "
       + ", ".join(
@@ -376,15 +383,15 @@ def load(
     params=_to_device(params),
     num_classes=num_classes,
     image_size=(height, width),
-    class_names=found.class_names,
+    class_names=file.class_names,
     ops=ops,
-    loss=loss or found.loss or "softmax",
+    loss=loss or file.loss or "softmax",
     report=report,
   )
 
 
 def preprocessing(
-  found: weights.Weights, size: tuple[int, int]
+  file: weights.Weights, size: tuple[int, int]
 ) -> tuple[str, tuple[str, ...]]:
   """Returns the operations that make a file's images, of a size; and notes.
 
@@ -392,7 +399,7 @@ def preprocessing(
   filter and the same share of the image. Else the whole image is resized, as
   Google's evaluation does.
   """
-  ops, whole = found.ops, eval_preprocessing.google(size).ops
+  ops, whole = file.ops, eval_preprocessing.google(size).ops
   if ops is None or pixels.is_random(ops):  # from a run without evaluation
     return whole, ()
   if size_after(ops) == size:
@@ -401,8 +408,8 @@ def preprocessing(
     return text, ()
   if path := eval_preprocessing.taken_apart(ops):
     new = path.at(size)
-    if found.crop_share and new.short:  # `path` has it rounded
-      new = new.cropped(found.crop_share)
+    if file.crop_share and new.short:  # `path` has it rounded
+      new = new.cropped(file.crop_share)
     whole = (
       new.ops if turns_upright(ops) else eval_preprocessing.as_stored(new.ops)
     )
@@ -414,6 +421,67 @@ def preprocessing(
   )
 
 
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+  """Returns options of a model with the types of a family that has them all.
+
+  Raises:
+    ValueError: There is no such family, or one has another type.
+  """
+  fields = {
+    name: [f.name for f in dataclasses.fields(cls)]
+    for name, cls in FAMILIES.items()
+  }
+  known = dict.fromkeys(k for names in fields.values() for k in names)
+  if unknown := sorted(options.keys() - known.keys()):
+    near = "".join(nearest(key, [*ARGUMENTS, *known]) for key in unknown)
+    raise ValueError(
+      f"load: got {', '.join(unknown)}, expected {', '.join(ARGUMENTS)}, or"
+      f" options of the model: {', '.join(known)}.{near}"
+    )
+  name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
+  if name is None:
+    raise ValueError(
+      f"load: got {', '.join(sorted(options))}, which no family of models has"
+      " together; see vit-jax train --help."
+    )
+  checked = model_from_dict({"name": name, **options})
+  return {key: getattr(checked, key) for key in options}
+
+
+def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
+  """Returns two whole numbers from 1, of one the same twice; None for None."""
+  if value is None:
+    return None
+  try:
+    sides = np.broadcast_to(value, 2)
+    good = sides.dtype.kind in "iuf" and np.all(
+      (sides >= 1) & (sides < 2**31) & (np.floor(sides) == sides)
+    )
+  except ValueError:  # another number of them
+    good = False
+  if not good:
+    raise ValueError(f"{name}: got {value!r}, expected {expected}.")
+  return int(sides[0]), int(sides[1])
+
+
+def _check_size(config: ModelConfig, size: tuple[int, int]) -> None:
+  """Raises ValueError for more pixels or patches than memory has room for."""
+  text = f"image_size: got {size[0]:,} x {size[1]:,} pixels,"
+  if size[0] * size[1] > images_lib.MAX_PIXELS:
+    raise ValueError(
+      f"{text} expected at most {images_lib.MAX_PIXELS:,} in all; take smaller"
+      " images."
+    )
+  if config.num_tokens(size) is None:
+    return
+  rows, columns = config.grid(size)
+  if rows * columns > weights.MAX_TOKENS:
+    raise ValueError(
+      f"{text} which make {rows:,} x {columns:,} patches, expected at most"
+      f" {weights.MAX_TOKENS:,} in all; take smaller images."
+    )
+
+
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
   """Moves arrays one by one and releases each, so that few exist twice."""
   return {
@@ -422,8 +490,9 @@ def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _together(faults: list[tuple[str, type]], total: int) -> Exception:
-  texts, kinds = zip(*faults, strict=True)
+def _joined(errors: list[tuple[str, type]], total: int) -> Exception:
+  """Returns one error for all images that cannot be read."""
+  texts, kinds = zip(*errors, strict=True)
   kind = FileNotFoundError if set(kinds) == {FileNotFoundError} else ValueError
   if len(texts) == 1:
     return kind(texts[0])

@@ -115,11 +115,11 @@ def _in_folder(folder: str) -> Iterator[Named]:
 
 
 def _of_glob(word: str) -> Iterator[Named]:
-  found = sorted(glob.glob(word, recursive=True))
-  if not found:
+  paths = sorted(glob.glob(word, recursive=True))
+  if not paths:
     error = FileNotFoundError("got a glob that matches no file.")
     yield Named(word, error)
-  for path in found:
+  for path in paths:
     # "**" also matches folders, whose files it matches one by one.
     if not os.path.isdir(path):
       yield Named(path, path)
@@ -128,7 +128,7 @@ def _of_glob(word: str) -> Iterator[Named]:
 
 
 def read_all(
-  found: Iterable[Named],
+  named_images: Iterable[Named],
   ops: str,
   *,
   ahead: int,
@@ -137,20 +137,20 @@ def read_all(
   processor reads those to come.
 
   Args:
-    found: The images, drawn from as they are read.
+    named_images: The images, drawn from as they are read.
     ops: Preprocessing without randomness, see `pixels.apply`.
     ahead: Images that are read before they are asked for, at most.
   """
   read = functools.partial(_read, ops=ops)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "read") as pool:
     waiting: collections.deque[Callable[[], Row]] = collections.deque()
-    found = iter(found)
+    named_images = iter(named_images)
     try:
-      for named in itertools.islice(found, ahead):
+      for named in itertools.islice(named_images, ahead):
         waiting.append(_submitted(pool, read, named))
       while waiting:
         row = waiting.popleft()()
-        for named in itertools.islice(found, 1):
+        for named in itertools.islice(named_images, 1):
           waiting.append(_submitted(pool, read, named))
         yield row
     finally:
