@@ -5,7 +5,8 @@ exist: mesh, data, model, state, step, evaluators, loop. The same command again
 resumes from the last checkpoint, and ends in the bits of an unbroken run.
 """
 
-from vit_jax.callbacks import preemption, startup
+from vit_jax.callbacks import startup
+from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.config import cli
 
 if __name__ == "__main__":  # before the heavy imports, to answer --help at once
@@ -18,10 +19,11 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
     "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )
-  SIGNALS = preemption.Signals()
+  SIGNALS = StopSignals()
 
 # ruff: noqa: E402
 import contextlib
+import signal
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -29,19 +31,36 @@ import jax
 from vit_jax import experiment as experiment_lib
 from vit_jax import malloc, sharding, weights
 from vit_jax import step as step_lib
-from vit_jax.batch import Data
-from vit_jax.callbacks import Callback, CallbackList, Stop, run_lock
-from vit_jax.callbacks.defaults import Stopping, default_callbacks
+from vit_jax.batch import Data, DataError
+from vit_jax.callbacks import (
+  Callback,
+  CallbackList,
+  Stop,
+  run_lock,
+  run_record,
+)
+from vit_jax.callbacks.defaults import default_callbacks
 from vit_jax.callbacks.phases import Phases
-from vit_jax.callbacks.preemption import Signals
 from vit_jax.callbacks.progress import note
+from vit_jax.callbacks.watchdog import Watchdog
 from vit_jax.checkpointing import convert_state, resume_rules
-from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.config import Config, to_dict
-from vit_jax.distributed.supervision import supervised
+from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
+from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.distributed import exit_codes, processes
+from vit_jax.distributed.signals import end_at_once
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.writers import MetricWriter, run_info
+from vit_jax.writers.atomic_files import WriteError
 from vit_jax.writers.metric_writer import MetricLog
+
+# Errors whose message is all that a user needs.
+EXPECTED_ERRORS = (
+  ConfigError,
+  DataError,
+  FloatingPointError,
+  SaveError,
+  WriteError,
+)
 
 
 def train_and_evaluate(
@@ -174,6 +193,7 @@ def train_and_evaluate(
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
+    hooks.enter("step")
     try:
       if start:  # the run may have stopped before it was evaluated
         evaluate(start, log.missing(start, experiment.due(evaluators, start)))
@@ -223,22 +243,54 @@ def train_and_evaluate(
   return state
 
 
-def main(args: cli.Args, signals: Signals | None = None) -> None:
-  """Joins the other processes, checks the run, trains."""
+def main(args: cli.Args, signals: StopSignals | None = None) -> None:
+  """Joins the other processes, checks the run, trains; ends with its code.
+
+  Args:
+    args: Of the command line.
+    signals: Receives signals since the start of this process; None: from now.
+  """
+  config, signals = args.config, signals or StopSignals()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
-  with supervised(args, workdir, signals) as stop:
+  signals.on_exit = run_record.end
+  try:
+    processes.initialise(
+      args.flags,
+      args.faults,
+      heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
+      stops_on_sigterm=True,
+      before_joining=lambda: run_lock.refuse_live(workdir),
+    )
+    index = jax.process_index()
+    watchdog = Watchdog(config.watchdog_seconds, workdir, index, run_record.end)
+    if jax.distributed.is_initialized():  # jax receives SIGTERM
+      signals.close([signal.SIGINT])
+      end_at_once(numbers=[signal.SIGINT])
+      preemption = Preemption()
+    else:
+      signals.install()  # libtpu has set handlers of its own
+      preemption = Preemption(signals)
     startup.use_cache(workdir)
     malloc.keep()
     allowed = resume_rules.names_of(args.flags["allow_change"])
     if args.faults:
-      experiment_lib.setup(args.config, workdir, args.faults, allowed=allowed)
+      experiment_lib.setup(config, workdir, args.faults, allowed=allowed)
     train_and_evaluate(
-      args.config,
+      config,
       workdir,
-      callbacks=[Stopping(stop)],
+      callbacks=[preemption, watchdog],
       allow_change=allowed,
       began=startup.BEGAN,
     )
+  except Stop as stop:
+    exit_codes.restart(f"stopped     {str(stop).removeprefix('stopped ')}")
+  except EXPECTED_ERRORS as e:
+    exit_codes.refuse(str(e))
+  except Exception as e:
+    exit_codes.end_if_joined(e, config.heartbeat_timeout_seconds)
+    raise
+  finally:
+    signals.close()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 Run: python acting.py PLACE ACT WORDS...
 
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
-ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), slow (waits
-35 s), or twice (SIGTERM, and SIGINT while the checkpoint is written).
+ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), hang (waits
+for ever), or twice (SIGTERM, and SIGINT while the checkpoint is written).
 
 PLACE batches: labels are a number per class, and ACT spoils those of steps:
 nan:3,5 (one label is none), pixels:3 (a bit of one image), or nothing.
@@ -14,6 +14,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 
 PLACE, ACT = sys.argv[1:3]
@@ -29,8 +30,8 @@ def act() -> None:
   print(f"acts        {ACT} in {PLACE}", file=sys.stderr, flush=True)
   if ACT == "fail":
     raise RuntimeError("an error on purpose")
-  if ACT == "slow":
-    time.sleep(35.0)
+  if ACT == "hang":
+    threading.Event().wait()
   else:
     name = "SIGTERM" if ACT == "twice" else ACT
     os.kill(os.getpid(), getattr(signal, name))
@@ -64,7 +65,7 @@ def spoil(batch: dict, step: int) -> dict:
 
 def main() -> None:
   from vit_jax import experiment, train_batches
-  from vit_jax.callbacks import phases
+  from vit_jax.callbacks import base
   from vit_jax.checkpointing import checkpointer
   from vit_jax.evaluators import evaluator, fewshot
 
@@ -85,16 +86,15 @@ def main() -> None:
   elif PLACE == "scoring":
     before(fewshot.Fewshot, "score")
   else:
-    enter = phases.Phases.enter
+    enter = base.CallbackList.enter
 
     def entering(self, name):
-      left = enter(self, name)
+      enter(self, name)
       counts[name] = counts.get(name, 0) + 1
       if name == PLACE and counts[name] >= AFTER[name]:
         act()
-      return left
 
-    phases.Phases.enter = entering
+    base.CallbackList.enter = entering
   if ACT == "twice":
 
     def slow(self, *_):

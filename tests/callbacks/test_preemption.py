@@ -1,4 +1,4 @@
-"""Where a run stops after a notice, in all its processes alike."""
+"""Where a run stops after a signal, and what a second one does."""
 
 import pathlib
 import signal
@@ -8,147 +8,107 @@ import threading
 import time
 
 import pytest
+from jax.experimental import multihost_utils
 
 from vit_jax.callbacks import preemption
-from vit_jax.callbacks.phases import Phases
-from vit_jax.callbacks.preemption import Notices, Place, Stop, agreed, answer
+from vit_jax.callbacks.base import Stop
+from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.distributed import exit_codes
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_they_agree_on_a_check_that_none_has_passed():
-  assert agreed([Place(7, 3), Place(9, 4), Place(8, 4)]) == 10
-  assert agreed([Place(7, 3)]) == 8
+@pytest.fixture
+def received():
+  found = StopSignals()
+  yield found
+  found.close()
 
 
-def test_who_has_no_update_yet_ends_at_once():
-  """Without its part no update of the others can be complete."""
-  assert agreed([Place(1, 1), Place(0, 0)]) is None
+def test_a_signal_stops_the_next_step_or_batch_of_an_evaluation(received):
+  callback = Preemption(received)
+  callback.on_step(1, {}, {})
+  callback.check_stop(1)
+  assert not callback.stop_requested()
+  received.received = "SIGTERM"
+  assert callback.stop_requested()
+  for check in (callback.on_eval_batch, lambda: callback.check_stop(2)):
+    with pytest.raises(Stop, match="stopped by SIGTERM"):
+      check()
 
 
-def _running(**options):
-  notices = Notices(Phases(), **options)
-  notices.phases.beat(1)
-  return notices
-
-
-def test_a_notice_stops_the_next_check_and_is_given_once():
-  notices = _running()
-  notices.check()
-  notices.check_last()
-  notices.notice("SIGTERM")
-  notices.notice("SIGINT")
-  with pytest.raises(Stop) as stop:
-    notices.beat()
-  assert str(stop.value) == "stopped by SIGTERM"
-  stop.value.step = 1200
-  assert "at step 1,200, which is saved" in str(stop.value)
+def test_several_processes_stop_where_jax_has_them_agree(monkeypatch):
+  """The number of checks is the same in all: steps, batches of evaluations."""
+  places = []
+  monkeypatch.setattr(
+    multihost_utils,
+    "reached_preemption_sync_point",
+    lambda place: places.append(place) or place == 4,
+  )
+  callback = Preemption()
+  callback.check_stop(101)
+  callback.on_eval_batch()
+  callback.on_eval_batch()
   with pytest.raises(Stop, match="SIGTERM"):
-    notices.check_last()
+    callback.check_stop(102)
+  assert places == [1, 2, 3, 4]
 
 
-def test_before_the_first_update_it_ends_at_once_or_at_the_first_check():
-  reasons = []
-  notices = Notices(Phases(), reasons.append)
-  notices.notice("SIGTERM")
-  assert reasons == ["SIGTERM"]
-  waiting = threading.Thread(target=notices.check, daemon=True)
-  waiting.start()  # no step begins while the process is about to end
-  waiting.join(0.05)
-  assert waiting.is_alive()
-  notices = Notices()  # of a program that must not be ended by us
-  notices.notice("the host's own")
-  with pytest.raises(Stop, match="the host's own"):
-    notices.check()
-
-
-def test_a_notice_waits_until_the_processes_are_joined():
-  asked = []
-  notices = _running()
-  notices.wait_to_join()
-  notices.notice("SIGTERM")
-  notices.check()
-  notices.join(asked.append)
-  assert asked == ["SIGTERM"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_all_stop_at_the_same_check_however_they_run_apart(seed):
-  """Three loops of different speed, of which one has the notice."""
-  loops = [_running() for _ in range(3)]
-  stopped = [None] * 3
-
-  def ask(reason):
-    at = agreed([notices.hold(reason) for notices in loops])
-    for notices in loops:
-      notices.release(at)
-
-  def run(i):
-    try:
-      while True:
-        time.sleep(0.0003 * (1 + (i + seed) % 3))
-        loops[i].check()
-    except Stop:
-      stopped[i] = loops[i].checks
-
-  for notices in loops:
-    notices.join(ask)
-  threads = [threading.Thread(target=run, args=[i]) for i in range(3)]
-  for thread in threads:
-    thread.start()
-  time.sleep(0.02)
-  loops[seed % 3].notice("SIGTERM")
-  for thread in threads:
-    thread.join(10)
-  assert len(set(stopped)) == 1 and stopped[0] > 0
+def test_a_process_without_signals_and_others_does_not_stop():
+  callback = Preemption()
+  callback.check_stop(1)
+  assert not callback.stop_requested()
 
 
 @pytest.mark.parametrize(
-  "phase, step, words",
+  "phase, action",
   [
-    ("start", 0, "before the first step; nothing is lost"),
-    ("compile", 0, "before the first step; nothing is lost"),
-    ("step", 12, "at step 12; the state is saved at the next step"),
-    ("input", 12, "the state is saved at the next step"),
-    ("evaluation", 12, "the evaluation is given up"),
-    ("save", 12, "the checkpoint is completed"),
+    ("step", "the state is saved at the next step"),
+    ("input", "the state is saved at the next step"),
+    ("evaluation", "the evaluation is given up"),
+    ("save", "the checkpoint is completed"),
   ],
 )
-def test_the_answer_is_true_of_the_phase(phase, step, words):
-  phases = Phases()
-  phases.enter(phase)
-  phases.beat(step)
-  assert words in answer(phases) and "exit code 75" in answer(phases)
+def test_the_user_is_told_what_follows(received, phase, action):
+  callback = Preemption(received)
+  callback.on_phase(phase)
+  assert received.action() is None  # no step yet: nothing to save
+  callback.on_step(1200, {}, {})
+  assert "step 1,200" in received.action() and action in received.action()
 
 
-def test_a_terminal_that_is_held_up_does_not_hold_up_a_notice(monkeypatch):
+def test_a_terminal_that_does_not_read_delays_no_stop(monkeypatch, received):
   is_read = threading.Event()
   monkeypatch.setattr(exit_codes, "say", lambda text: is_read.wait(60))
-  monkeypatch.setattr(preemption, "SAY_SECONDS", 0.1)
-  signals, notices = preemption.Signals(), _running()
-  signals.notices = notices
+  monkeypatch.setattr(preemption, "PRINT_SECONDS", 0.1)
+  received.action = lambda: "the state is saved"
   try:
-    signals._hear(signal.SIGTERM)
-    assert not is_read.is_set() and notices.reason == "SIGTERM"
+    signal.raise_signal(signal.SIGTERM)
+    end = time.monotonic() + 10
+    while received.received is None and time.monotonic() < end:
+      time.sleep(0.01)
+    assert not is_read.is_set() and received.received == "SIGTERM"
   finally:
     is_read.set()
 
 
-# A main thread that no handler of Python interrupts, as a compiler is.
+# A main thread that no handler of Python interrupts, as a compiler is; or one
+# that sleeps.
 BUSY = """
-import hashlib, signal, sys
-signal.signal(2, signal.default_int_handler)  # else a background job ignores it
+import hashlib, signal, sys, time
+signal.signal(2, signal.default_int_handler)  # a background job ignores it
 from vit_jax.callbacks import preemption
-preemption.ONE_NOTICE = 0.3
-signals = preemption.Signals()
+preemption.REPEAT_SECONDS = 0.3
+received = preemption.StopSignals()
+callback = preemption.Preemption(received)
 if sys.argv[1] == "later":
-  signals.notices = preemption.Notices()
-  signals.notices.phases.beat(3)
-signals.last_acts = lambda words: print(words, flush=True)
+  callback.on_step(3, {}, {})
+received.on_exit = lambda text: print(text, flush=True)
 signal.signal(15, lambda *_: print("a library's"))
-signals.install()
+received.install()
 print("begun", flush=True)
+if sys.argv[2] == "sleeps":
+  time.sleep(60)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 """
 
@@ -157,10 +117,10 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 def busy():
   started = []
 
-  def start(when):
+  def start(when, how="computes"):
     started.append(
       subprocess.Popen(
-        [sys.executable, "-c", BUSY, when],
+        [sys.executable, "-c", BUSY, when, how],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -180,24 +140,30 @@ def test_a_first_signal_ends_a_compiling_process_at_once(busy):
   process = busy("before")
   process.send_signal(signal.SIGTERM)
   out, err = process.communicate(timeout=10)
-  assert process.returncode == 75 and out == ""
-  assert err.startswith("SIGTERM: received before the first step; nothing is")
+  text = "stopped by SIGTERM before the first step; nothing is lost\n"
+  assert (process.returncode, out, err) == (75, text, text)
 
 
 @pytest.mark.parametrize(
-  "number, status", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)]
+  "number, how, status",
+  [
+    (signal.SIGTERM, "computes", 143),
+    (signal.SIGINT, "computes", 130),
+    (signal.SIGINT, "sleeps", -signal.SIGINT),
+  ],
 )
 def test_a_second_signal_ends_it_at_once_and_an_echo_does_not(
-  busy, number, status
+  busy, number, how, status
 ):
-  process = busy("later")
+  process = busy("later", how)
   process.send_signal(signal.SIGTERM)
-  assert "SIGTERM: received at step 3; " in process.stderr.readline()
+  line = process.stderr.readline()
+  assert line.startswith("SIGTERM: received; the run is at step 3; ")
   process.send_signal(signal.SIGTERM)  # as a launcher repeats it
   time.sleep(0.5)
   assert process.poll() is None
   process.send_signal(number)
   out, err = process.communicate(timeout=10)
-  words = f"{number.name} again: ended at once, nothing more is saved\n"
-  assert (err, out) == (words, words)
+  text = f"{number.name} again: ended at once, nothing more is saved\n"
+  assert (err, out) == (text, text)
   assert process.returncode == status

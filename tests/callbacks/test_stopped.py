@@ -1,4 +1,4 @@
-"""A run that had a notice saves, and goes on to the bits of one left alone.
+"""A run that is stopped saves, and goes on to the bits of one left alone.
 
 `make faults` does this with signals, in all phases, and with two processes.
 """
@@ -9,8 +9,7 @@ import pytest
 from trials import runs
 
 from vit_jax import train
-from vit_jax.callbacks.defaults import Stopping
-from vit_jax.callbacks.preemption import Notices, Stop
+from vit_jax.callbacks.base import Callback, Stop
 from vit_jax.config import cli
 from vit_jax.evaluators import fewshot
 from vit_jax.reporting import run_state
@@ -19,18 +18,29 @@ from vit_jax.reporting.runs import find_runs
 STEPS = 18
 
 
-class At(Notices):
-  """Has its notice in a phase, after a step."""
+class StopAt(Callback):
+  """Stops a run after a step, or in the evaluation that follows it."""
 
-  def __init__(self, phase, step):
-    super().__init__()
-    self._at = (phase, step)
+  def __init__(self, step, in_evaluation=False):
+    self._stop_step, self._in_evaluation = step, in_evaluation
+    self._step, self.is_stopping = 0, False
 
-  def check(self):
-    now = self.phases.now()
-    if (now.name, now.step) == self._at:
-      self.notice("SIGTERM")
-    super().check()
+  def on_step(self, step, batch, metrics):
+    self._step = step
+
+  def on_eval_batch(self):
+    self._stop_if(self._in_evaluation)
+
+  def check_stop(self, step):
+    self._stop_if(not self._in_evaluation)
+
+  def stop_requested(self):
+    return self.is_stopping
+
+  def _stop_if(self, is_place):
+    if is_place and self._step == self._stop_step:
+      self.is_stopping = True
+      raise Stop("SIGTERM")
 
 
 @pytest.fixture
@@ -59,27 +69,27 @@ def test_a_stopped_run_ends_in_the_same_bits(config, tmp_path, monkeypatch):
   want, workdir = tmp_path / "want", tmp_path / "stopped"
   train.train_and_evaluate(config, str(want))
 
-  stop = At("evaluation", 7)
+  stop = StopAt(7, in_evaluation=True)
   with pytest.raises(Stop) as stopped:
-    train.train_and_evaluate(config, str(workdir), callbacks=[Stopping(stop)])
+    train.train_and_evaluate(config, str(workdir), callbacks=[stop])
   assert stopped.value.step == 7 and _steps(workdir) == [7]
   assert _scored(workdir) == []  # given up: made up for
   (run,) = find_runs(workdir)
-  told = run_state.state(run)
-  assert told.kind == run_state.STOPPED
-  assert "stopped by SIGTERM at step 7, which is saved. The same" in told.text
+  state = run_state.state(run)
+  assert state.kind == run_state.STOPPED
+  assert "stopped by SIGTERM at step 7, which is saved. The same" in state.text
 
   # Scores of an earlier step, in the background, are waited for.
-  stop, score = At("step", 16), fewshot.Fewshot.score
+  stop, score = StopAt(16), fewshot.Fewshot.score
 
   def late(self, gathered):
-    while stop.reason is None:
+    while not stop.is_stopping:
       time.sleep(0.01)
     return score(self, gathered)
 
   with monkeypatch.context() as patch, pytest.raises(Stop) as stopped:
     patch.setattr(fewshot.Fewshot, "score", late)
-    train.train_and_evaluate(config, str(workdir), callbacks=[Stopping(stop)])
+    train.train_and_evaluate(config, str(workdir), callbacks=[stop])
   assert stopped.value.step == 16 and _steps(workdir) == [14, 16]
   assert _scored(workdir) == [(7, "test"), (14, "test"), (15, "few")]
 

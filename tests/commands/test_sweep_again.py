@@ -13,8 +13,7 @@ from etils import epath
 from PIL import Image
 
 from vit_jax import train
-from vit_jax.callbacks.replay import DeviceFault
-from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
+from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.commands import sweep as sweep_lib
 from vit_jax.commands.sweep import Task
 from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
@@ -195,12 +194,12 @@ def test_a_folder_that_cannot_be_made_is_told_before_training(
   assert not runs
 
 
-@pytest.mark.parametrize("error", [SaveError, DeviceFault])
+@pytest.mark.parametrize("error", train.EXPECTED_ERRORS)
 def test_errors_of_a_run_end_the_command_in_words(
   images, tmp_path, monkeypatch, error
 ):
   def trained(config, workdir):
-    raise error("told in words")
+    raise error(["told in words"])
 
   monkeypatch.setattr(train, "train_and_evaluate", trained)
   (tmp_path / "c.py").write_text(

@@ -243,7 +243,6 @@ def test_every_option_is_read_somewhere():
   # Read by name, with getattr: the overrides of Size, the axes of the mesh.
   by_name = [f.name for f in dataclasses.fields(vit.Size)]
   by_name += [f.name for f in dataclasses.fields(config_lib.MeshConfig)]
-  by_name += [f.name for f in dataclasses.fields(config_lib.LimitsConfig)]
   unread = [
     n
     for c in classes

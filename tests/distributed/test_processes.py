@@ -46,11 +46,11 @@ def calls(monkeypatch):
   for name in (*VARIABLES, *SLURM, "JAX_LOCAL_DEVICE_IDS"):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
-  found = []
+  calls = []
   monkeypatch.setattr(
-    jax.distributed, "initialize", lambda **settings: found.append(settings)
+    jax.distributed, "initialize", lambda **settings: calls.append(settings)
   )
-  return found
+  return calls
 
 
 def _set(monkeypatch, variables):
@@ -58,15 +58,15 @@ def _set(monkeypatch, variables):
     monkeypatch.setenv(name, value)
 
 
-def _is_tpu(monkeypatch, found):
-  """On a TPU VM of which that is found."""
+def _is_tpu(monkeypatch, tpu):
+  """On a TPU VM whose slice is that."""
   monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
-  monkeypatch.setattr(tpu_slice, "find", lambda: found)
+  monkeypatch.setattr(tpu_slice, "find", lambda: tpu)
 
 
-def _faults(flags=None, faults=(), **options):
+def _errors(flags=None, errors=(), **options):
   with pytest.raises(ConfigError) as e:
-    processes.initialise(flags, faults, **options)
+    processes.initialise(flags, errors, **options)
   return e.value.faults
 
 
@@ -87,6 +87,7 @@ def test_flags_come_first(calls, monkeypatch):
       "process_id": 1,
       "cluster_detection_method": "deactivate",
       "local_device_ids": [1],
+      "heartbeat_timeout_seconds": 30,
       "initialization_timeout": 360,
     }
   ]
@@ -111,14 +112,15 @@ def test_then_slurm(calls, monkeypatch):
 
 
 def test_then_a_tpu_of_several_hosts(calls, monkeypatch, capfd):
-  held = []
+  locks = []
   _is_tpu(monkeypatch, HOSTS)
-  monkeypatch.setattr(tpu_slice, "hold", lambda: held.append(len(calls)))
-  processes.initialise()
-  assert (
-    calls == [{"initialization_timeout": 360}] and capfd.readouterr().err == ""
-  )
-  assert held == [0]  # before it joins
+  monkeypatch.setattr(tpu_slice, "lock", lambda: locks.append(len(calls)))
+  processes.initialise(heartbeat_timeout_seconds=7)
+  assert calls == [
+    {"heartbeat_timeout_seconds": 7, "initialization_timeout": 360}
+  ]
+  assert locks == [0]  # before it joins
+  assert capfd.readouterr().err == ""
 
 
 def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(
@@ -203,7 +205,7 @@ def test_all_three_or_none(calls, monkeypatch, names):
   if not is_flag:
     monkeypatch.setenv(names[1], "2")
   words = [f"--{n}" for n in names] if is_flag else names
-  assert _faults(flags) == tuple(
+  assert _errors(flags) == tuple(
     f"{name}: not set, though another of {', '.join(words)} is; set all three,"
     " or none."
     for name in (words[0], words[2])
@@ -213,7 +215,7 @@ def test_all_three_or_none(calls, monkeypatch, names):
 
 def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
   _set(monkeypatch, VARIABLES)
-  found = _faults({"coordinator": "host0:1234"})
+  found = _errors({"coordinator": "host0:1234"})
   assert [f.split(":")[0] for f in found] == ["--num_processes", "--process_id"]
 
 
@@ -238,12 +240,12 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
   ],
 )
 def test_values_are_checked(calls, changes, faults):
-  (found,) = _faults(FLAGS | changes)
+  (found,) = _errors(FLAGS | changes)
   assert found.startswith(faults) and calls == []
 
 
 def test_every_fault_is_told_at_once(calls):
-  found = _faults(
+  found = _errors(
     {"coordinator": "host0", "num_processes": "two", "process_id": "x"},
     ["config.optim.lr: got 'fast'"],
   )
@@ -262,14 +264,14 @@ def test_others_who_do_not_come(calls, monkeypatch):
   monkeypatch.setattr(
     jax.distributed, "initialize", lambda **settings: time.sleep(5)
   )
-  assert _faults(FLAGS, timeout=0.1) == (
+  assert _errors(FLAGS, timeout=0.1) == (
     "host0:1234: process 1 of 2 waited 0.1 s in vain for the others; see that"
     " all processes were started, with the same address and number and each"
     " with an id of its own, that the address is that of process 0's host, that"
     " its port is free there, and that the others can reach it.",
   )
   _set(monkeypatch, SLURM)
-  assert _faults(timeout=0.1) == (
+  assert _errors(timeout=0.1) == (
     "SLURM job 77, first of the nodes node[001-002]: process 1 of 16 waited 0.1"
     " s in vain for the others; see in the job's log whether a task ended"
     " early, and that the nodes reach each other's ports; JAX_COORDINATOR_PORT"
@@ -282,9 +284,9 @@ def test_what_jax_says_is_passed_on(calls, monkeypatch):
     raise RuntimeError("no such host\n(a stack)")
 
   monkeypatch.setattr(jax.distributed, "initialize", fails)
-  monkeypatch.setattr(tpu_slice, "hold", lambda: None)
+  monkeypatch.setattr(tpu_slice, "lock", lambda: None)
   _is_tpu(monkeypatch, HOSTS)
-  assert _faults() == (
+  assert _errors() == (
     "TPU slice (TPU_WORKER_HOSTNAMES has 2 hosts): this process could not join"
     " (RuntimeError: no such host); start the same command on every host (ssh"
     " --worker=all).",
@@ -292,7 +294,7 @@ def test_what_jax_says_is_passed_on(calls, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [train, evaluate])
-def test_commands_raise_them_with_their_own_faults(calls, command, tmp_path):
+def test_commands_raise_them_with_their_own_errors(calls, command, tmp_path):
   assert tuple(cli.PROCESS_FLAGS) == processes.FLAGS
   config = tmp_path / "mine.py"
   config.write_text("from vit_jax.config import defaults as get_config\n")

@@ -84,8 +84,8 @@ def test_one_line_and_the_status(start, number, status):
   process = start(ONE)
   assert process.stdout.readline() == "begun\n"
   process.send_signal(number)
-  _, said = process.communicate(timeout=30)
-  assert said == f"{number.name}: ended; half done\n"
+  _, message = process.communicate(timeout=30)
+  assert message == f"{number.name}: ended; half done\n"
   assert process.returncode == status
 
 
@@ -102,13 +102,13 @@ signals.in_thread(lambda: 1 / 0)
   assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_signal_waits_while_it_is_held_and_an_ignored_one_is_ignored():
+def test_a_signal_waits_while_blocked_and_an_ignored_one_is_ignored():
   code = """
 import os, signal
 from vit_jax.distributed import signals
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signals.end_at_once()
-with signals.held():
+with signals.blocked():
   os.kill(os.getpid(), signal.SIGTERM)
   os.kill(os.getpid(), signal.SIGINT)
   print("still here", flush=True)
@@ -134,9 +134,9 @@ def test_a_search_that_is_ended_tells_what_it_has(start, wants_json):
   )
   assert stream.read(8) == "[ 2/16] "  # which is being compiled
   process.send_signal(signal.SIGINT)
-  out, said = process.communicate(timeout=30)
+  out, err = process.communicate(timeout=30)
   assert process.returncode == -signal.SIGINT
-  last = said.splitlines()[-1]
+  last = err.splitlines()[-1]
   assert last.startswith(
     "SIGINT: ended; at choice 2 of 16; fastest so far: 500.0 ms, 128 images/s,"
   )

@@ -201,31 +201,3 @@ def default_callbacks(
     Startup(opening),
     SavePredictions(evaluators, experiment.workdir),
   ]
-
-
-class Stopping(Callback):
-  """Stops a run where its processes agree to."""
-
-  def __init__(self, notices):
-    self._notices = notices
-
-  def on_phase(self, name):
-    self._notices.phases.enter(name)
-
-  def on_step(self, step, batch, metrics):
-    self._notices.phases.beat(step)
-
-  def on_eval_batch(self):
-    self._notices.beat()
-
-  def check_stop(self, step):
-    self._notices.check()
-
-  def stop_requested(self):
-    return self._notices.has_come()
-
-  def on_end(self, state):
-    self._notices.check_last()
-
-  def close(self, error):
-    self._notices.ends(error)

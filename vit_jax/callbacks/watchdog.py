@@ -1,104 +1,121 @@
-"""Ends a process that makes no progress, and says where it hangs."""
+"""Ends a process that makes no progress, and writes where it hangs."""
+
+from __future__ import annotations
 
 import faulthandler
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from etils import epath
 
-from vit_jax.callbacks.phases import Phases
-from vit_jax.config import LimitsConfig
-from vit_jax.distributed import peers
-from vit_jax.distributed.hub import Member
+from vit_jax.callbacks.base import Callback
+from vit_jax.distributed import exit_codes
 
-TICK = 1.0  # seconds between looks
-# A longer pause of the watchdog itself: the process was stopped and continued,
-# and its phase gets the whole limit again.
-GAP = 5.0
+CHECK_SECONDS = 1.0
+# After a longer pause of the watchdog itself the process was suspended and
+# continued, and gets the whole limit again.
+SUSPENDED_SECONDS = 5.0
 STACKS = "stacks-{}.txt"  # with the number of the process
 
 
-def limit(limits: LimitsConfig, phase: str) -> float:
-  """Returns the seconds that a phase may last without progress; 0: any."""
-  name = "step" if phase == "input" else phase
-  return getattr(limits, f"{name}_seconds")
+class Watchdog(Callback):
+  """Ends the process with code 124 after a time without a heartbeat.
 
+  A new phase, a step and a batch of an evaluation are heartbeats. The stacks of
+  all threads go to stderr and to `stacks-<process>.txt` in the run's folder. It
+  watches from its construction on, so that the start of the run is covered.
 
-class Watchdog:
-  """Looks at the phases of this process from time to time.
-
-  Waiting for another process is no fault of this one's: while one answers that
-  is within the limit of its own phase, such as a first compile, no alarm is
-  given. So a process that hangs alone is ended by its own watchdog, and one
-  that cannot speak, stopped for instance, by those of the others.
+  A process that waits for another one has no heartbeat either: the limit must
+  be longer than the slowest compilation among them.
 
   Args:
-    phases: Of this process.
-    limits: Of the config.
-    on_alarm: Given the text of the alarm; ends the process.
-    here: Returns this process, as the others know it.
-    others: Returns the other processes; asked only when a limit is exceeded.
+    seconds: Most seconds without a heartbeat; 0: no limit.
+    workdir: Folder of the run.
+    process_index: Number of this process.
+    on_exit: Called with a text before the process ends.
     clock: Seconds, for tests.
   """
 
   def __init__(
     self,
-    phases: Phases,
-    limits: LimitsConfig,
-    on_alarm: Callable[[str], None],
-    here: Callable[[], Member],
-    others: Callable[[], Sequence[Member]] = list,
+    seconds: float,
+    workdir: str,
+    process_index: int = 0,
+    on_exit: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._phases, self._limits, self._on_alarm = phases, limits, on_alarm
-    self._here, self._others, self._clock = here, others, clock
-    self._looked = clock()
+    self._limit, self._workdir = seconds, workdir
+    self._process_index = process_index
+    self._on_exit, self._clock = on_exit, clock
+    self._phase, self._step = "start", 0
+    self._last_heartbeat = self._last_look = clock()
     self._is_closed = threading.Event()
+    if seconds:
+      threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-  def watch(self) -> None:
-    """Starts the thread that looks."""
+  def on_phase(self, name: str) -> None:
+    self._phase = name
+    self.heartbeat()
 
-    def run():
-      while not self._is_closed.wait(TICK) and not self.look():
-        pass
+  def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
+    self._step = step
+    self.heartbeat()
 
-    threading.Thread(target=run, name="watchdog", daemon=True).start()
+  def on_eval_batch(self) -> None:
+    self.heartbeat()
 
-  def close(self) -> None:
-    """Ends the thread."""
+  def close(self, error: BaseException | None) -> None:
     self._is_closed.set()
 
-  def look(self) -> bool:
-    """Looks once; returns whether there was an alarm."""
-    now, before = self._clock(), self._looked
-    self._looked = now
-    if now - before > GAP:
-      self._phases.beat()
-    if not self._is_late(*self._phases.now()[:2]):
-      return False
-    others = self._others()
-    self._looked = self._clock()  # the others may have taken their time
-    answering = [m for m in others if m.silent <= peers.SILENT]
-    if any(not self._is_late(m.name, m.seconds) for m in answering):
-      return False
-    name, seconds, step = self._phases.now()
-    if not self._is_late(name, seconds):
-      return False  # it went on meanwhile
-    key = f"config.limits.{'step' if name == 'input' else name}_seconds"
-    text = (
-      f"hung        phase {name}, step {step:,}: no progress for"
-      f" {seconds:,.0f} s; {key} is {limit(self._limits, name):g}"
-    )
-    if others:
-      text += "\n" + peers.behind(self._here(), others)
-    self._on_alarm(text)
-    return True
+  def heartbeat(self) -> None:
+    """Notes progress."""
+    self._last_heartbeat = self._clock()
 
-  def _is_late(self, name: str, seconds: float) -> bool:
-    most = limit(self._limits, name)
-    return 0 < most < seconds
+  def alarm(self) -> str | None:
+    """Returns the text of the alarm if the limit has passed, else None.
+
+    Called every `CHECK_SECONDS`: a much later call means that the process was
+    suspended.
+    """
+    now, before = self._clock(), self._last_look
+    self._last_look = now
+    if now - before > SUSPENDED_SECONDS:
+      self.heartbeat()
+    late = now - self._last_heartbeat
+    if late <= self._limit:
+      return None
+    return (
+      f"hung        phase {self._phase}, step {self._step:,}: no progress for"
+      f" {late:,.0f} s; config.watchdog_seconds is {self._limit:g}"
+    )
+
+  def _watch(self) -> None:
+    while not self._is_closed.wait(CHECK_SECONDS):
+      if alarm := self.alarm():
+        self._end(alarm)
+
+  def _end(self, alarm: str) -> None:
+    traces = stacks()
+    name = STACKS.format(self._process_index)
+    text = (
+      f"{alarm}\nstacks      of all threads, also in {self._workdir}/{name}:\n"
+      f"{traces}\nended       the same command resumes from the last complete"
+      f" checkpoint (exit code {exit_codes.EXIT_HUNG})"
+    )
+
+    def write() -> None:
+      folder = epath.Path(self._workdir)
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / name).write_text(f"{alarm}\n\n{traces}\n")
+
+    exit_codes.end(
+      exit_codes.EXIT_HUNG,
+      lambda: exit_codes.say(text),  # it waits if stderr is what hangs
+      lambda: self._on_exit(" ".join(alarm.split())),
+      write,
+    )
 
 
 def stacks() -> str:
@@ -107,16 +124,3 @@ def stacks() -> str:
     faulthandler.dump_traceback(file, all_threads=True)
     file.seek(0)
     return file.read()
-
-
-def keep(text: str, workdir: str, index: int) -> None:
-  """Writes an alarm and the stacks to the folder of a run.
-
-  Args:
-    text: Both.
-    workdir: The folder.
-    index: Number of this process.
-  """
-  folder = epath.Path(workdir)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / STACKS.format(index)).write_text(text + "\n")

@@ -55,7 +55,8 @@ CLASSES = {
   "evals": Kind(False, "what is scored, not what is trained"),
   "checkpoint": Kind(False, "what is kept"),
   "checks": Kind(False, "what is checked, not what is trained"),
-  "limits": Kind(False, "when a run that hangs is ended"),
+  "watchdog_seconds": Kind(False, "when a run that hangs is ended"),
+  "heartbeat_timeout_seconds": Kind(False, "when a run that hangs is ended"),
   "on_nonfinite": Kind(False, "what becomes of steps that cannot be taken"),
   "max_skipped": Kind(False, "what becomes of steps that cannot be taken"),
 }

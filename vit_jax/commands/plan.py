@@ -286,7 +286,7 @@ def main(args: cli.Args) -> None:
     if found:
       raise ConfigError(found)
     topology = args.flags["topology"]
-    with signals.held():
+    with signals.blocked():
       num_devices = len(describe(topology)[1])  # libtpu's handlers come with it
       signals.end_at_once(lambda: f"{topology} was not compiled to the end")
     if args.flags["search"] == "true":

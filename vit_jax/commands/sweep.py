@@ -44,7 +44,6 @@ from vit_jax.config import Config, ConfigError, json_file
 from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
-from vit_jax.distributed.supervision import TOLD
 from vit_jax.sweep import table
 from vit_jax.sweep.points import (
   FINAL,
@@ -327,7 +326,7 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
       only_available=flags["available"] == "true",
       against=flags["against"],
     )
-  except TOLD as e:
+  except train.EXPECTED_ERRORS as e:
     exit_codes.refuse(str(e))
   except KeyboardInterrupt:
     exit_codes.refuse("stopped; the same command goes on where it stopped")

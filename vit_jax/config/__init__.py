@@ -15,7 +15,6 @@ from vit_jax.config.schema import (
   ChecksConfig,
   Config,
   DataConfig,
-  LimitsConfig,
   MeshConfig,
   OptimConfig,
 )
@@ -37,7 +36,6 @@ __all__ = (
   "DataConfig",
   "EvaluatorConfig",
   "FewshotConfig",
-  "LimitsConfig",
   "MeshConfig",
   "ModelConfig",
   "OptimConfig",

@@ -4,7 +4,6 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 `vit_jax.experiment`.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.config import Config, OptimConfig
@@ -84,6 +83,7 @@ def _range_faults(config: Config) -> Iterator[str]:
     "checkpoint.keep_every_steps": config.checkpoint.keep_every_steps,
     "data.shuffle_buffer": config.data.shuffle_buffer,
     "num_classes": config.num_classes,
+    "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
   }
   for key, value in counts.items():
     if value is not None and value < 1:
@@ -94,13 +94,11 @@ def _range_faults(config: Config) -> Iterator[str]:
   ):
     if value < 0:
       yield f"config.{key}: got {value}, expected 1 or more, or 0 {none}."
-  for field in dataclasses.fields(config.limits):
-    seconds = getattr(config.limits, field.name)
-    if seconds < 0:
-      yield (
-        f"config.limits.{field.name}: got {seconds:g}, expected seconds, or 0"
-        " for no limit."
-      )
+  if config.watchdog_seconds < 0:
+    yield (
+      f"config.watchdog_seconds: got {config.watchdog_seconds:g}, expected"
+      " seconds, or 0 for no limit."
+    )
   if config.checkpoint.every_steps < 0:
     yield (
       f"config.checkpoint.every_steps: got {config.checkpoint.every_steps},"

@@ -142,21 +142,6 @@ class ChecksConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class LimitsConfig:
-  """How long each phase may stand still before the process is ended."""
-
-  start_seconds: float = option(
-    14_400.0, "seconds for checks, data sets to be prepared, and the restore"
-  )
-  compile_seconds: float = option(7200.0, "seconds for the step's compilation")
-  step_seconds: float = option(1800.0, "seconds for a batch, and for a step")
-  evaluation_seconds: float = option(
-    3600.0, "seconds for a batch of an evaluation, and for its scores"
-  )
-  save_seconds: float = option(3600.0, "seconds for a checkpoint")
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -210,6 +195,17 @@ class Config:
       "available": "left out, and told; the means are then over fewer sets",
     },
   )
+  watchdog_seconds: float = option(
+    3600.0,
+    "seconds without a new phase, a step or a batch of an evaluation after"
+    " which a process that hangs is ended; the first compilation must fit in;"
+    " 0: no limit",
+  )
+  heartbeat_timeout_seconds: int = option(
+    30,
+    "seconds after which jax ends the other processes of a run when one is"
+    " dead or suspended",
+  )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()
   data: DataConfig = DataConfig()
@@ -217,7 +213,6 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   checks: ChecksConfig = ChecksConfig()
-  limits: LimitsConfig = LimitsConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 

@@ -1,35 +1,41 @@
 """Exit codes of `train`, by which a scheduler knows whether to start it again.
 
-docs/pods.md has them in a table, and a batch script that heeds them.
+docs/pods.md has them in a table, and a batch script that goes by them. jax is
+imported late: signals are received before.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from vit_jax.config.output import write
 
-ERROR = 1  # here or in another process; the same command would end so again
-AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost; start it again
-PEER = 76  # another process of the run ended, or cannot be reached
-HUNG = 124  # no progress within a limit; that of timeout(1)
+EXIT_ERROR = 1  # the same command would end so again
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost, start it again
+EXIT_HUNG = 124  # no progress within the limit; the code of timeout(1)
 
-LAST_SECONDS = 2.0  # for the others to say what they have to
+# jax aborts the other processes when process 0 is gone. So it ends last, and
+# the others can print their own errors.
+LAST_SECONDS = 2.0
+# jax looks for missing heartbeats from time to time.
+HEARTBEAT_MARGIN_SECONDS = 10.0
 CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.
 
 
 def end(code: int, *closing: Callable[[], None]) -> NoReturn:
   """Ends the process now, from any thread, whatever the others do.
 
-  Nothing is waited for that Python or jax would wait for at their end: threads
-  that score, and the other processes of the run.
+  It does not wait for what Python and jax wait for at their end: threads, and
+  the other processes of the run.
 
   Args:
     code: Exit status.
-    closing: What is done before, for `CLOSING_SECONDS` in all.
+    closing: Functions to call before, for `CLOSING_SECONDS` in all.
   """
 
   def close() -> None:
@@ -46,18 +52,43 @@ def end(code: int, *closing: Callable[[], None]) -> NoReturn:
 
 
 def refuse(text: str) -> NoReturn:
-  """Ends a command with words and `ERROR`; one of several processes at once.
+  """Ends a command with an error that needs no stack, and `EXIT_ERROR`."""
+  _end_if_joined(lambda: say(text))
+  sys.exit(text)
 
-  jax would wait at its end for the others, which may wait for this process.
+
+def end_if_joined(
+  error: BaseException, heartbeat_timeout_seconds: float
+) -> None:
+  """Ends one of several processes after an unexpected error, with its stack.
+
+  jax would wait at its end for the others, which may wait for this process. A
+  process that is alone returns, to raise the error.
+
+  A collective fails where another process has died. jax then aborts this
+  process when heartbeats are missing, and names the other one; so it waits.
   """
   import jax
 
+  def report() -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      time.sleep(heartbeat_timeout_seconds + HEARTBEAT_MARGIN_SECONDS)
+
+  _end_if_joined(report)
+
+
+def restart(text: str) -> NoReturn:
+  """Ends a stopped run, when all its processes are here: `EXIT_RESTART`."""
+  import jax
+
+  if jax.process_index() == 0:
+    say(f"{text} (exit code {EXIT_RESTART})")
   if jax.distributed.is_initialized():
-    say(text)
-    if jax.process_index() == 0:  # jax ends the others when it is gone
-      time.sleep(LAST_SECONDS)
-    end(ERROR)
-  sys.exit(text)
+    with contextlib.suppress(Exception):  # another process did not come
+      jax.distributed.shutdown()  # waits for the others
+  end(EXIT_RESTART)
 
 
 def say(text: str) -> None:
@@ -65,3 +96,14 @@ def say(text: str) -> None:
   # One write, so that lines of several processes do not mix.
   is_terminal = not sys.stderr.closed and sys.stderr.isatty()
   write(sys.stderr, f"\n{text}\n" if is_terminal else f"{text}\n")
+
+
+def _end_if_joined(report: Callable[[], None]) -> None:
+  import jax
+
+  if not jax.distributed.is_initialized():
+    return
+  report()
+  if jax.process_index() == 0:
+    time.sleep(LAST_SECONDS)
+  end(EXIT_ERROR)

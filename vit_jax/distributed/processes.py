@@ -1,6 +1,5 @@
 """Joins the processes of a run before anything asks jax for devices."""
 
-import contextlib
 import os
 import sys
 import threading
@@ -16,7 +15,8 @@ from vit_jax.distributed import exit_codes, tpu_slice
 FLAGS = ("coordinator", "num_processes", "process_id")
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
-TIMEOUT = 300.0  # seconds, as jax waits by default
+JOIN_SECONDS = 300.0  # as jax waits by default
+HEARTBEAT_SECONDS = 30
 
 ADVICE = (
   "see that all processes were started, with the same address and number and"
@@ -32,9 +32,12 @@ TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
 
 def initialise(
   flags: Mapping[str, str | None] | None = None,
-  faults: Iterable[str] = (),
-  timeout: float = TIMEOUT,
-  look: Callable[[], None] | None = None,
+  errors: Iterable[str] = (),
+  *,
+  timeout: float = JOIN_SECONDS,
+  heartbeat_timeout_seconds: int = HEARTBEAT_SECONDS,
+  stops_on_sigterm: bool = False,
+  before_joining: Callable[[], None] = lambda: None,
 ) -> None:
   """Connects this process to the others of its run, if there are any.
 
@@ -49,34 +52,39 @@ def initialise(
 
   Args:
     flags: Flags of the command line; only `FLAGS` are read.
-    faults: Faults found before, to be raised together with those found here.
+    errors: Errors of the command line, to be raised together with those here.
     timeout: Seconds to wait for the other processes.
-    look: Called before this process joins others, to raise where it may not.
+    heartbeat_timeout_seconds: Seconds without a heartbeat of a process after
+      which jax aborts the others.
+    stops_on_sigterm: Whether jax receives SIGTERM, which then ends no process;
+      see `multihost_utils.reached_preemption_sync_point`.
+    before_joining: Called before this process joins others, to raise where it
+      may not.
 
   Raises:
     ConfigError: Only some of the three are set, or one of them is no address or
       no such number; or the others did not come; or another process of this
       host has joined them already.
   """
-  flags, look = flags or {}, look or (lambda: None)
+  flags = flags or {}
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
   by_name = {name: os.environ.get(name) for name in VARIABLES}
-  # A flag without its value is None, too, and among `faults` already.
+  # A flag without its value is None, too, and among `errors` already.
   given = by_flag if any(by_flag.values()) else by_name
+  is_slurm = is_slurm_step()
   if any(given.values()):
-    if found := _faults(given):
-      raise ConfigError([*faults, *found])
+    if more := _errors(given):
+      raise ConfigError([*errors, *more])
     address, count, index = given.values()
     settings = {
       "coordinator_address": address,
       "num_processes": int(count),
       "process_id": int(index),
       "cluster_detection_method": "deactivate",
-      "local_device_ids": _slurm_devices() if is_slurm_step() else None,
+      "local_device_ids": _slurm_devices() if is_slurm else None,
     }
-    look()
-    _join(settings, f"{address}: process {index} of {count}", ADVICE, timeout)
-  elif is_slurm_step():
+    who, advice = f"{address}: process {index} of {count}", ADVICE
+  elif is_slurm:
     settings = {
       "cluster_detection_method": "slurm",
       "local_device_ids": _slurm_devices(),
@@ -86,23 +94,28 @@ def initialise(
       f" {os.environ['SLURM_STEP_NODELIST']}: process"
       f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
     )
-    look()
-    _join(settings, who, SLURM_ADVICE, timeout)
+    advice = SLURM_ADVICE
   elif tpu_slice.is_tpu_vm():
-    found = tpu_slice.find()
-    if not found.is_shared:
-      exit_codes.say(f"TPU slice: {found.why}; this process works alone.")
+    tpu = tpu_slice.find()
+    if not tpu.is_shared:
+      exit_codes.say(f"TPU slice: {tpu.why}; this process works alone.")
       return
-    look()
-    tpu_slice.hold()
-    who = f"TPU slice ({found.why}): this process"
-    _join({}, who, TPU_ADVICE, timeout)
-  elif _number("SLURM_NTASKS") > 1:
-    exit_codes.say(
-      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
-      " not start this process, which works alone; put srun before the"
-      " command."
-    )
+    settings = {}
+    who, advice = f"TPU slice ({tpu.why}): this process", TPU_ADVICE
+  else:
+    if _number("SLURM_NTASKS") > 1:
+      exit_codes.say(
+        f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
+        " not start this process, which works alone; put srun before the"
+        " command."
+      )
+    return
+  before_joining()
+  if not settings:
+    tpu_slice.lock()
+  settings["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
+  jax.config.update("jax_enable_preemption_service", stops_on_sigterm)
+  _join(settings, who, advice, timeout)
 
 
 def refuse_several_hosts() -> None:
@@ -113,22 +126,22 @@ def refuse_several_hosts() -> None:
   if not tpu_slice.is_tpu_vm():
     return
   try:
-    found = tpu_slice.find()
+    tpu = tpu_slice.find()
   except ConfigError as e:
     sys.exit(str(e))
-  if found.is_shared:
+  if tpu.is_shared:
     sys.exit(
-      f"TPU slice: got one of several hosts ({found.why}), expected a host that"
+      f"TPU slice: got one of several hosts ({tpu.why}), expected a host that"
       " has its slice to itself: this command meets no others, and the TPU"
       " would wait for them; put JAX_PLATFORMS=cpu before the command, or give"
       " it on a VM of one host."
     )
 
 
-def _faults(given: dict[str, str | None]) -> list[str]:
+def _errors(given: dict[str, str | None]) -> list[str]:
   """Checks that all three are set: an address and two numbers."""
   missing = [name for name, value in given.items() if not value]
-  found = [
+  errors = [
     f"{name}: not set, though another of {', '.join(given)} is; set all three,"
     " or none."
     for name in missing
@@ -137,21 +150,21 @@ def _faults(given: dict[str, str | None]) -> list[str]:
   if address:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-      found.append(
+      errors.append(
         f"{where}: got {address!r}, expected host:port of process 0, such as"
         " host0:1234."
       )
   if count and not (count.isdecimal() and int(count) > 0):
-    found.append(f"{how_many}: got {count!r}, expected a number from 1.")
+    errors.append(f"{how_many}: got {count!r}, expected a number from 1.")
     count = None
   below = f"0 to {int(count) - 1}" if count else f"0 to below {how_many}"
   if index and not (
     index.isdecimal() and (not count or int(index) < int(count))
   ):
-    found.append(
+    errors.append(
       f"{which}: got {index!r}, expected {below}, another one in every process."
     )
-  return found
+  return errors
 
 
 def _join(
@@ -175,10 +188,6 @@ def _join(
 
   def connect():
     try:
-      # Else jax catches SIGTERM, which then neither ends a process nor reaches
-      # Python's handlers.
-      with contextlib.suppress(AttributeError):  # a jax that has it not
-        jax.config.update("jax_enable_preemption_service", False)
       jax.distributed.initialize(
         **settings, initialization_timeout=int(timeout) + 60
       )

@@ -6,14 +6,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def end_at_once(last_words: Callable[[], str] = lambda: "") -> None:
+def end_at_once(
+  last_line: Callable[[], str] = lambda: "",
+  numbers: Iterable[signal.Signals] = ENDING,
+) -> None:
   """Makes a signal end the process after one line on stderr, without a stack.
 
   The exit status is 143 for SIGTERM; Ctrl-C ends the process by its signal, as
@@ -24,29 +27,27 @@ def end_at_once(last_words: Callable[[], str] = lambda: "") -> None:
   handlers: libtpu prints a stack.
 
   Args:
-    last_words: Text of the line after the signal's name; the function may
+    last_line: Text of the line after the signal's name; the function may
       print.
+    numbers: Signals that end the process.
   """
 
   def end(number, _):
     sys.stdout.flush()
-    text = last_words()
+    text = last_line()
     name = signal.Signals(number).name
     print(f"{name}: ended{text and '; '}{text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     if number == signal.SIGINT:
-      signal.signal(number, signal.SIG_DFL)
-      os.kill(os.getpid(), number)
+      die_by(number)
     # Nothing is cleaned up: a compiler in another thread cannot be stopped.
     os._exit(128 + number)
 
-  for number in ENDING:
-    if signal.getsignal(number) != signal.SIG_IGN:
-      signal.signal(number, end)
+  set_handlers(numbers, end)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def blocked() -> Iterator[None]:
   """Blocks the signals; inside, a library may replace the handlers."""
   before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
   try:
@@ -71,3 +72,16 @@ def in_thread(work: Callable[[], T]) -> T:
 
   threading.Thread(target=run, daemon=True).start()
   return outcome.result()
+
+
+def set_handlers(numbers: Iterable[int], handler: Callable) -> None:
+  """Sets the handler of signals, but of those that are ignored."""
+  for number in numbers:
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, handler)
+
+
+def die_by(number: int) -> None:
+  """Ends this process by a signal, in the main thread."""
+  signal.signal(number, signal.SIG_DFL)
+  os.kill(os.getpid(), number)

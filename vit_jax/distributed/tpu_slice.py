@@ -137,7 +137,7 @@ def _within(seconds: float, ask: Callable[[], int]) -> tuple[int, str]:
   return got[0] if got else (0, f"in {seconds:g} s")
 
 
-def hold() -> None:
+def lock() -> None:
   """Holds this host's place at the coordinator until the process ends.
 
   A second process in the same place reaches the coordinator of the first, which

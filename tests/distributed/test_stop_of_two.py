@@ -1,0 +1,89 @@
+"""Two processes of a run: a signal to one stops both, a death ends both."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+from trials import runs
+
+CONFIG = """
+from vit_jax.config import defaults
+
+def get_config():
+  c = defaults()
+  c.total_steps = 10**6
+  c.model.variant = "Ti/8"
+  c.model.width, c.model.depth = 16, 1
+  c.model.mlp_dim, c.model.num_heads = 16, 2
+  c.data.dataset = "digits"
+  c.data.ops = "decode|resize(16)"
+  c.data.batch_size = 8
+  c.optim.lr = 1e-3
+  c.checkpoint.every_steps = 0
+  c.heartbeat_timeout_seconds = 5
+  return c
+"""
+
+
+@pytest.fixture
+def two(tmp_path):
+  """Two processes that have done some steps, and the folder of their run."""
+  config, workdir = tmp_path / "tiny.py", tmp_path / "run"
+  config.write_text(CONFIG)
+  started = runs.start(config, workdir, processes=2)
+  try:
+    end = time.monotonic() + 120
+    while "step 50" not in runs.log(workdir).read_text(errors="replace"):
+      assert time.monotonic() < end, runs.said(workdir)
+      assert all(p.poll() is None for p in started), runs.said(workdir)
+      time.sleep(0.1)
+    yield started, workdir
+  finally:
+    runs.kill(started)
+
+
+def _steps(workdir):
+  return [p.name for p in (workdir / "checkpoints").iterdir()]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
+  started, workdir = two
+  started[1].send_signal(signal.SIGTERM)
+  assert [p.wait(60) for p in started] == [75, 75], runs.said(workdir)
+  log = runs.log(workdir).read_text()
+  stopped = re.search(
+    r"^stopped     by SIGTERM at step ([\d,]+), which is saved \(exit code 75",
+    log,
+    re.M,
+  )
+  step = stopped[1].replace(",", "")
+  assert _steps(workdir) == [step]  # a checkpoint has the shards of both
+  record = json.loads((workdir / "process.json").read_text())
+  assert record["how"].startswith("stopped by SIGTERM at step")
+  assert "stopped" not in runs.said(workdir, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "dead, sent", [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
+def test_a_death_ends_the_other_with_the_code_and_message_of_jax(
+  two, dead, sent
+):
+  started, workdir = two
+  os.kill(started[dead].pid, sent)
+  began = time.monotonic()
+  assert started[1 - dead].wait(60) == -signal.SIGABRT  # 134 in a shell
+  # The timeout is 5 s; jax looks for missing heartbeats now and then.
+  assert time.monotonic() - began < 20
+  log = runs.log(workdir, 1 - dead).read_text(errors="replace")
+  message = (
+    r"tasks are unhealthy \(stopped sending heartbeats\):\n1\n"
+    if dead == 1
+    else "Failed to send RPC to coordination service"
+  )
+  assert re.search(message, log), log[-3000:]
