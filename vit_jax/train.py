@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from vit_jax import experiment as experiment_lib
-from vit_jax import malloc, sharding, weights
+from vit_jax import malloc, run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import (
@@ -139,7 +139,7 @@ def train_and_evaluate(
       experiment.start, trainer.state, form
     )
     experiment.start = start  # an older one where arrays are damaged
-    note(run_info.text(experiment, mesh, trainer.state.params))
+    note(run_summary.text(experiment, mesh, trainer.state.params))
     if start:
       note(f"resumes     step {start:,} of {workdir}")
     else:
@@ -152,9 +152,8 @@ def train_and_evaluate(
     saved = experiment.resumed_metadata
     hooks.on_start(start, state, saved)
     note(experiment.resumed.take())
-    metadata = run_info.metadata(experiment, trainer.state.params)
+    metadata = run_summary.metadata(experiment, trainer.state.params)
     run_info.write_json(workdir, "config.json", to_dict(config))
-    run_info.write_json(workdir, "metadata.json", metadata)
 
     # Data, and the files of metrics.
     batches = experiment.train_batches(start, mesh)
@@ -176,6 +175,9 @@ def train_and_evaluate(
     def metadata_at(step: int) -> dict:
       states = hooks.state_dict(step)
       return {**metadata, "step": step, **states, **log.state_dict(step)}
+
+    initial = metadata_at(start) if start else metadata
+    run_info.write_json(workdir, "metadata.json", initial)
 
     def save(step: int, wait: bool = False) -> None:
       hooks.before_save(step)  # raises where the state must not be saved

@@ -217,7 +217,7 @@ def test_report_is_named_where_it_reads(workdir, tmp_path, monkeypatch, capfd):
     params=None,
   )
   monkeypatch.setattr(evaluate, "open_checkpoint", lambda *args: ready)
-  monkeypatch.setattr(evaluate.run_info, "sets_text", lambda prepared: "")
+  monkeypatch.setattr(evaluate.run_summary, "sets_text", lambda prepared: "")
   monkeypatch.setattr(evaluate.probes, "keep", lambda *args: "knn.json")
   monkeypatch.setattr(evaluate.epath, "Path", lambda path: tmp_path)
   evaluate.record(tiny.config(), "x", workdir)

@@ -6,7 +6,7 @@ import pytest
 import tiny
 from importable import write_folder
 
-from vit_jax import experiment
+from vit_jax import experiment, run_summary
 from vit_jax.config import to_dict
 from vit_jax.data import download_and_prepare
 from vit_jax.writers import run_info
@@ -19,7 +19,7 @@ def begun(config, workdir):
   workdir.mkdir()
   run_info.write_json(str(workdir), CONFIG, to_dict(config))
   run = experiment.Experiment(config, str(workdir))
-  return run_info.metadata(run, {})
+  return run_summary.metadata(run, {})
 
 
 def faults(config, workdir, metadata, monkeypatch, allowed=()):

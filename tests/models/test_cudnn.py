@@ -15,10 +15,9 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import experiment, sharding
+from vit_jax import experiment, run_summary, sharding
 from vit_jax.models import attention_by_chip, cudnn
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.writers import run_info
 
 SIZES = (9, 2, 8, "bfloat16")
 PLAIN = jax.nn.dot_product_attention
@@ -181,7 +180,7 @@ def test_a_run_says_which(monkeypatch):
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   run = experiment.Experiment(config, "runs/x", data=data)
-  text = functools.partial(run_info.text, run, mesh, params)
+  text = functools.partial(run_summary.text, run, mesh, params)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   assert "\nattention   XLA (" in text()

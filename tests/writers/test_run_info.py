@@ -1,58 +1,24 @@
-"""The first lines of a run: what the averaged parameters will be."""
+"""The table of parameters, and the JSON files of a run."""
 
-import types
+import jax
+import jax.numpy as jnp
 
-import pytest
-import tiny
-
-from vit_jax import experiment
 from vit_jax.writers import run_info
 
-DATA = types.SimpleNamespace(num_examples=100, num_classes=10, class_names=None)
 
-
-def _text(config, **changes):
-  parts = tiny.Parts(config)
-  run = experiment.Experiment(config, "runs/x", data=DATA)
-  for key, value in changes.items():
-    setattr(run, key, value)
-  return run_info.text(run, parts.mesh, parts.shapes.params)
-
-
-@pytest.mark.parametrize(
-  "decay, total_steps, line",
-  [
-    (
-      0.9999,
-      500,
-      "average     of the parameters of about the last 57 steps;"
-      " config.optim.ema_decay=0.9999 is for runs of 89,990 steps or more, and"
-      " rises to 0.9823 in this one",
-    ),
-    (
-      0.999,
-      10_000,
-      "average     of the parameters of about the last 1,000 steps",
-    ),
-  ],
-)
-def test_average_is_told(decay, total_steps, line):
-  text = _text(tiny.config(optim__ema_decay=decay, total_steps=total_steps))
-  assert line in text.splitlines()
-
-
-def test_no_average_no_line():
-  assert "average" not in _text(tiny.config())
-
-
-def test_a_loader_is_named_in_the_metadata(tmp_path):
-  """The options of the data, which it replaces, keep their defaults."""
-  config = tiny.config()
-  run = experiment.Experiment(config, str(tmp_path), data=DATA)
-  found = run_info.metadata(run, tiny.Parts(config).shapes.params)
-  assert found["data_given"] == "SimpleNamespace"
-
-
-def test_a_note_on_the_data_is_shown():
-  text = _text(tiny.config(), data_note="in order")
-  assert "note        in order" in text.splitlines()
+def test_equal_blocks_share_a_row_of_the_table():
+  kernel = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+  block = {"kernel": kernel, "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}
+  params = {f"encoderblock_{i}": block for i in range(12)}
+  params["cls"] = jax.ShapeDtypeStruct((1, 1, 3), jnp.float32)
+  rows = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in run_info.parameter_table(params).splitlines()
+    if line.startswith("|")
+  ]
+  assert rows == [
+    ["Name", "Shape", "Dtype", "Blocks", "Size"],
+    ["cls", "(1, 1, 3)", "float32", "1", "3"],
+    ["encoderblock_*/bias", "(3,)", "float32", "12", "36"],
+    ["encoderblock_*/kernel", "(2, 3)", "float32", "12", "72"],
+  ]

@@ -6,12 +6,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.callbacks import predictions, progress
+from vit_jax.callbacks import progress
 from vit_jax.callbacks.accounting import KEY as ACCOUNT
 from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.nonfinite import KEY, Guard
 from vit_jax.callbacks.phases import Phases
+from vit_jax.callbacks.predictions import SavePredictions
 from vit_jax.callbacks.progress import Progress, note
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Start
@@ -147,14 +148,6 @@ class ProgressBar(Callback):
     progress.show(None)
     if self._progress:
       self._progress.close()
-
-
-class SavePredictions(Callback):
-  def __init__(self, evaluators: list[Evaluator], workdir: str):
-    self._evaluators, self._workdir = evaluators, workdir
-
-  def on_end(self, state):
-    predictions.save(self._evaluators, state.eval_params, self._workdir)
 
 
 def default_callbacks(

@@ -1,43 +1,58 @@
-"""Images kept with their predictions, for the page of a run."""
+"""Saves images with their predictions at the end, for the report of a run."""
 
 import io
-from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
+from vit_jax.callbacks.base import Callback
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files
 
-NUM_PREDICTIONS = 64  # test images kept with their predictions
-NUM_MISTAKES = 24  # most confident mistakes kept
+FILE = "predictions.npz"
+NUM_PREDICTIONS = 64  # test images with their predictions
+NUM_MISTAKES = 24  # the most confident mistakes
 
 
-def save(evaluators: list[Evaluator], params: Any, workdir: str) -> None:
-  """Keeps images and mistakes of the first evaluator that has predictions."""
-  if jax.process_count() > 1:
-    return  # this process sees only its own share of the images
-  for evaluator in evaluators:
-    rows = evaluator.predictions(params, NUM_PREDICTIONS, NUM_MISTAKES)
-    if rows is not None:
-      _write(epath.Path(workdir) / "predictions.npz", rows)
-      return
+class SavePredictions(Callback):
+  """Writes images and mistakes of the first evaluator that has predictions.
 
+  Only in runs of one process: of several, each sees its own share of the
+  images.
 
-def _write(path: epath.Path, rows: dict[str, np.ndarray]) -> None:
-  """Writes the arrays; what was there stays if it cannot.
-
-  Raises:
-    WriteError: It cannot.
+  Args:
+    evaluators: Evaluators of the run.
+    workdir: Folder of the run.
   """
-  packed = io.BytesIO()
-  np.savez_compressed(packed, **rows)
-  try:
-    atomic_files.replace_text(path, packed.getvalue())
-  except OSError as e:
-    raise atomic_files.WriteError(
-      f"{path}: cannot be written ({atomic_files.reason(e)}); the run is done"
-      " but for"
-      " this: make room, and the same command writes it."
-    ) from None
+
+  def __init__(self, evaluators: list[Evaluator], workdir: str):
+    self._evaluators = evaluators
+    self._path = epath.Path(workdir) / FILE
+
+  def on_end(self, state: TrainState) -> None:
+    """Writes the file.
+
+    Raises:
+      WriteError: It cannot be written; what was there stays.
+    """
+    if jax.process_count() > 1:
+      return
+    for evaluator in self._evaluators:
+      params = state.eval_params
+      rows = evaluator.predictions(params, NUM_PREDICTIONS, NUM_MISTAKES)
+      if rows is not None:
+        self._write(rows)
+        return
+
+  def _write(self, rows: dict[str, np.ndarray]) -> None:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **rows)
+    try:
+      atomic_files.replace_text(self._path, packed.getvalue())
+    except OSError as e:
+      raise atomic_files.WriteError(
+        f"{self._path}: cannot be written ({atomic_files.reason(e)}); all else"
+        " of the run is done: make room, and the same command writes it."
+      ) from None

@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax import experiment, malloc, sharding, weights
+from vit_jax import experiment, malloc, run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
@@ -55,7 +55,6 @@ from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.scoring import probes
-from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
 
@@ -166,7 +165,7 @@ def record(
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
-  text = run_info.sets_text(ready.prepared)  # to which all processes agree
+  text = run_summary.sets_text(ready.prepared)  # to which all processes agree
   if is_first and text:
     print(text)
   results, step = {}, ready.found.metadata.get("step", 0)

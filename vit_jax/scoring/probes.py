@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import weights
+from vit_jax import run_summary, weights
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
@@ -30,7 +30,6 @@ from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.per_class import confusions, per_class
 from vit_jax.inference import pretrained
 from vit_jax.models import precision
-from vit_jax.writers import run_info
 
 FOLDER = "probes"
 # The first of these splits that has labels is scored.
@@ -163,7 +162,7 @@ def _configured(
     dataset=dataset,
     train_split="train",
     split=held_out,
-    ops=run_info.eval_ops(config),
+    ops=run_summary.eval_ops(config),
     **limited.get(kind, dict)(),
   )
 

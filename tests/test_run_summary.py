@@ -1,0 +1,57 @@
+"""The first lines of a run: what the averaged parameters will be."""
+
+import types
+
+import pytest
+import tiny
+
+from vit_jax import experiment, run_summary
+
+DATA = types.SimpleNamespace(num_examples=100, num_classes=10, class_names=None)
+
+
+def _text(config, **changes):
+  parts = tiny.Parts(config)
+  run = experiment.Experiment(config, "runs/x", data=DATA)
+  for key, value in changes.items():
+    setattr(run, key, value)
+  return run_summary.text(run, parts.mesh, parts.shapes.params)
+
+
+@pytest.mark.parametrize(
+  "decay, total_steps, line",
+  [
+    (
+      0.9999,
+      500,
+      "average     of the parameters of about the last 57 steps;"
+      " config.optim.ema_decay=0.9999 is for runs of 89,990 steps or more, and"
+      " rises to 0.9823 in this one",
+    ),
+    (
+      0.999,
+      10_000,
+      "average     of the parameters of about the last 1,000 steps",
+    ),
+  ],
+)
+def test_average_is_told(decay, total_steps, line):
+  text = _text(tiny.config(optim__ema_decay=decay, total_steps=total_steps))
+  assert line in text.splitlines()
+
+
+def test_no_average_no_line():
+  assert "average" not in _text(tiny.config())
+
+
+def test_a_loader_is_named_in_the_metadata(tmp_path):
+  """The options of the data, which it replaces, keep their defaults."""
+  config = tiny.config()
+  run = experiment.Experiment(config, str(tmp_path), data=DATA)
+  found = run_summary.metadata(run, tiny.Parts(config).shapes.params)
+  assert found["data_given"] == "SimpleNamespace"
+
+
+def test_a_note_on_the_data_is_shown():
+  text = _text(tiny.config(), data_note="in order")
+  assert "note        in order" in text.splitlines()

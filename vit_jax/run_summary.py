@@ -1,0 +1,150 @@
+"""What a run prints before its first step, and the metadata of its weights."""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax import sharding
+from vit_jax.config import Config, to_dict
+from vit_jax.devices import unknown_peak
+from vit_jax.distributed import agreement
+from vit_jax.evaluators import groups
+from vit_jax.experiment import Experiment
+from vit_jax.models import attention_by_chip
+from vit_jax.writers import run_info
+
+
+def metadata(experiment: Experiment, params) -> dict[str, Any]:
+  """Returns the JSON that must stay with the weights.
+
+  Args:
+    experiment: The run.
+    params: Arrays or shapes.
+  """
+  config, size = experiment.config, experiment.facts.image_size
+  names, given = experiment.head.class_names, experiment.given
+  given = None if given is None else type(given).__name__
+  return {
+    "config": to_dict(config),
+    "image_size": list(size),
+    "grid": list(config.model.grid(size)),
+    "has_cls_row": config.model.has_cls_row,
+    "preprocessing": {
+      "ops": eval_ops(config),
+      "value_range": [-1.0, 1.0],
+    },
+    "num_classes": experiment.head.num_classes,
+    "class_names": list(names) if names else None,
+    "num_params": run_info.num_params(params),
+    "num_examples": experiment.data.num_examples,
+    "data_identity": agreement.identity(experiment.data),
+    # The type of a loader that was passed in place of config.data.dataset.
+    "data_given": given,
+    "total_steps": experiment.facts.total_steps,
+    "averages": group_datasets(experiment),
+    "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "processes": jax.process_count(),
+    "mesh": sharding.shape_here(config.mesh),
+    "versions": run_info.versions(),
+    "commit": run_info.commit(),
+    "changes": experiment.resumed.trail,
+  }
+
+
+def group_datasets(experiment: Experiment) -> dict[str, list[str]]:
+  """Returns the data sets over which each group's mean is taken."""
+  return {
+    group: [e.dataset for e in members]
+    for group, members in groups(experiment.evals).items()
+  }
+
+
+def sets_text(experiment: Experiment) -> str:
+  """Returns lines on the means of groups, and what is left out, or ""."""
+  lines = [
+    f"{group:<11} mean of {len(names)} data set{'s' * (len(names) > 1)}:"
+    f" {', '.join(names)}"
+    for group, names in group_datasets(experiment).items()
+  ]
+  if experiment.left_out:
+    names = ", ".join(e.dataset for e in experiment.left_out)
+    keys = {"=".join(e.LEFT_OUT_BY) for e in experiment.left_out}
+    lines.append(
+      f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
+    )
+  if experiment.start:
+    before = experiment.resumed_metadata.get("averages")
+    lines += [
+      f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
+      " later means do not compare"
+      for group, names in (before or {}).items()
+      if names != group_datasets(experiment).get(group)
+    ]
+  return "\n".join(lines)
+
+
+def eval_ops(config: Config) -> str:
+  """Returns the preprocessing of images to be scored, that of training if no
+  evaluator has one."""
+  of_head = [e.ops for e in config.evals if e.scores_head]
+  return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
+
+
+def text(experiment: Experiment, mesh: Mesh, params) -> str:
+  """Returns the lines shown before the first step.
+
+  Args:
+    experiment: The run.
+    mesh: Mesh of the run.
+    params: Arrays or shapes.
+  """
+  config, data = experiment.config, experiment.data
+  total_steps, batch = experiment.facts.total_steps, config.data.batch_size
+  epochs = total_steps * batch / data.num_examples
+  axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+  device, size = mesh.devices.flat[0], experiment.facts.image_size
+  lines = [
+    run_info.parameter_table(params),
+    f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
+    f" {jax.process_count()} process(es); mesh {axes};"
+    f" {sharding.describe(config, params, mesh)}",
+    f"model       {config.model.variant} ({config.model.name}),"
+    f" {run_info.num_params(params):,} parameters, {config.model.dtype}",
+  ]
+  if choice := attention_by_chip.choice(config.model, size, device.platform):
+    lines.append(f"attention   {choice}")
+  lines += [
+    f"data        {experiment.data_name}: {data.num_examples:,} images,"
+    f" {data.num_classes:,} classes",
+    f"length      {total_steps:,} steps of {batch:,} images,"
+    f" {epochs:,.2f} epochs",
+  ]
+  if config.optim.ema_decay is not None:
+    average = _average(config.optim.ema_decay, total_steps)
+    lines.append(f"average     {average}")
+  lines.append(
+    f"files       {experiment.workdir}: checkpoints/, metrics.jsonl,"
+    " tensorboard/"
+  )
+  if sets := sets_text(experiment):
+    lines.append(sets)
+  if experiment.data_note:
+    lines.append(f"note        {experiment.data_note}")
+  if reason := unknown_peak(device.device_kind):
+    lines.append(f"MFU         not shown: {reason}")
+  return "\n".join(lines)
+
+
+def _average(decay: float, total_steps: int) -> str:
+  """Returns how many steps the averaged parameters cover at the end."""
+  # `optim.ema_weight` of the last step, without a program for it.
+  weight = max(1.0 - decay, 9.0 / (9.0 + total_steps))
+  text = f"of the parameters of about the last {1 / weight:,.0f} steps"
+  if weight > 1.0 - decay:
+    text += (
+      f"; config.optim.ema_decay={decay:g} is for runs of"
+      f" {(10 * decay - 1) / (1 - decay):,.0f} steps or more, and rises to"
+      f" {1 - weight:.4f} in this one"
+    )
+  return text
