@@ -27,14 +27,6 @@ if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
 KEY = "accounting"  # in the metadata of a checkpoint
-# Its contents; see `vit_jax.config.json_file.faults`.
-SHAPE: dict[str, Any] = {
-  "images_seen": float,
-  "flops": float,
-  "exaflops": float,
-  "device_hours": float,
-}
-SHAPE["init"] = SHAPE  # the run before, and those before that
 BUCKETS = (*phases_lib.NAMES, "repeated", "restart")
 GOODPUT = "goodput"  # share of the seconds that are in "step"
 SECONDS = "seconds/"  # before the name of a bucket

@@ -20,18 +20,6 @@ from vit_jax.config import json_file
 
 FILE = "process.json"
 HEARTBEAT = "beat.json"  # rewritten while the process lives
-# Contents of FILE; see `vit_jax.config.json_file.faults`.
-SHAPE = {
-  "id": str,
-  "host": str,
-  "machine": str,
-  "processes": int,
-  "pid": json_file.Whole(0, 2**31 - 1),
-  "ticks": int,
-  "began": float,
-  "ended": float,
-  "how": str,
-}
 FINISHED = "finished"
 
 # Id of each record that this process has not ended -> writes its end.

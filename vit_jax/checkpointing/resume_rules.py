@@ -19,8 +19,6 @@ from vit_jax.writers import atomic_files
 
 FILE = "changes.jsonl"
 FLAG = "--allow_change"
-# Of a row, also in metadata; see `vit_jax.config.json_file.faults`.
-SHAPE = {"step": int, "key": str, "by": str}
 CONFIG = "config.json"
 
 

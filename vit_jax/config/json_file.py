@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from etils import epath
 
@@ -12,19 +12,6 @@ from vit_jax.config.from_dict import from_dict
 from vit_jax.options import shown
 
 T = TypeVar("T")
-
-MAX_WHOLE = 2**63 - 1  # where a whole number is asked for
-
-
-class Whole(NamedTuple):
-  """A shape of `faults`: a whole number within bounds, both included."""
-
-  low: int = 0
-  high: int = MAX_WHOLE
-
-
-SIDE = Whole(1, 2**16)  # of an image, pixels
-SIZE = (SIDE, SIDE)
 
 
 def parse(text: str | bytes, where: str) -> Any:
@@ -46,16 +33,14 @@ def parse(text: str | bytes, where: str) -> Any:
   raise ValueError(f"{where}: got no JSON ({message}); copy the file again.")
 
 
-def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
+def read(path: str | os.PathLike) -> dict[str, Any]:
   """Returns the JSON object of a file; {} if there is none.
 
   Args:
     path: A file, on disk or wherever `epath` reads.
-    shape: What it should be, see `faults`; None: any object.
 
   Raises:
-    ValueError: It is no JSON object, see `parse`, or of another shape: all
-      faults at once.
+    ValueError: It is no JSON object.
   """
   try:
     values = parse(_contents(path), str(path))
@@ -66,7 +51,6 @@ def read(path: str | os.PathLike, shape: Any = None) -> dict[str, Any]:
       f"{path}: got a {type(values).__name__}, expected options by name. Copy"
       " the file again."
     )
-  check(values, shape or {}, str(path))
   return values
 
 
@@ -144,68 +128,7 @@ def lines(
       yield number, value if isinstance(value, dict) else None
 
 
-def check(values: Any, shape: Any, where: str) -> None:
-  """Raises ValueError with all that is not of a shape, see `faults`."""
-  if found := list(faults(values, shape, "")):
-    more = f" And {len(found) - 10:,} more." * (len(found) > 10)
-    raise ValueError(
-      f"{where}: {' '.join(found[:10])}{more} Copy the file again, or remove"
-      " what is wrong."
-    )
-
-
-def faults(value: Any, shape: Any, where: str) -> Iterator[str]:
-  """Yields where a value is not of a shape.
-
-  Args:
-    value: As `parse` returns it; null is of every shape, as it means unknown.
-    shape: `str`, `bool`; `float`, a finite number; `int`, a whole number from
-      0, or a `Whole`; [shape], a list of such; (shape, shape), a list of two
-      such; {name: shape}, an object, whose other names are not looked at;
-      {str: shape}, an object with any names.
-    where: Path of the value, for messages.
-  """
-  if value is None:
-    return
-  shape = Whole() if shape is int else shape
-  if isinstance(shape, Whole):
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (is_whole and shape.low <= value <= shape.high):
-      yield _fault(where, value, f"a whole number from {shape.low:,}")
-  elif shape is float:
-    if not is_number(value):
-      yield _fault(where, value, "a finite number")
-  elif isinstance(shape, type):
-    if not isinstance(value, shape):
-      what = {str: "text", bool: "true or false", dict: "options by name"}
-      yield _fault(where, value, what[shape])
-  elif isinstance(shape, dict):
-    if not isinstance(value, dict):
-      yield _fault(where, value, "options by name")
-      return
-    for key, inner in shape.items():
-      for name in value if key is str else [key]:
-        path = f"{where}.{name}" if where else str(name)
-        if key is str and value[name] is None:
-          yield _fault(path, None, "a value")
-        yield from faults(value.get(name), inner, path)
-  elif not isinstance(value, list):
-    yield _fault(where, value, "a list")
-  elif isinstance(shape, tuple) and len(value) != len(shape):
-    yield _fault(where, value, f"{len(shape)} values")
-  else:
-    shapes = shape if isinstance(shape, tuple) else shape * len(value)
-    for i, (one, inner) in enumerate(zip(value, shapes, strict=True)):
-      if one is None:
-        yield _fault(f"{where}[{i}]", one, "a value")
-      yield from faults(one, inner, f"{where}[{i}]")
-
-
 def is_number(value: Any) -> bool:
   """Whether this is a finite number: JSON written by Python may have NaN."""
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
   return is_real and math.isfinite(value)
-
-
-def _fault(where: str, value: Any, expected: str) -> str:
-  return f"{where[:200]}: got {shown(value)}, expected {expected}."

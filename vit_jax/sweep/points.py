@@ -31,7 +31,17 @@ HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
 # Of a result; the error of a run that did not diverge is None.
-SHAPE = {"scores": {str: float}, "step": int, "error": str}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What is read of `RESULT`: scores by name, the last step, and an error."""
+
+  scores: dict[str, float] = dataclasses.field(default_factory=dict)
+  step: int | None = None
+  error: str | None = None
+
+
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = (
@@ -257,8 +267,9 @@ def _scored_faults(
     if not path.exists():
       continue
     try:
-      rows[name] = json_file.read(path, SHAPE)
-      if missing := SHAPE.keys() - rows[name].keys():
+      rows[name] = json_file.read(path)
+      json_file.build(Result, rows[name], str(path))
+      if missing := Result.__dataclass_fields__.keys() - rows[name].keys():
         raise ValueError(f"{path}: got no {', '.join(sorted(missing))}.")
     except (OSError, ValueError) as e:
       faults.append(f"{e} Or delete {folder / name}, to train that run again.")
