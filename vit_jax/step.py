@@ -5,7 +5,7 @@ from them: that is the objective's task.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
@@ -22,6 +22,10 @@ from vit_jax.batch import fingerprints, normalise
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
+
+Params = Any  # a nested dict of arrays, as flax.linen makes it
+# (gradients, updates, parameters before) -> scalars by name; pure.
+StepMetrics = Callable[[Params, Params, Params], dict[str, jax.Array]]
 
 
 @flax.struct.dataclass
@@ -123,13 +127,19 @@ class Assembly:
     return self.module.apply({"params": params}, normalise(images))
 
 
-def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
+def assemble(
+  config: Config,
+  facts: Facts,
+  mesh: Mesh,
+  step_metrics: Sequence[StepMetrics] = (),
+) -> Assembly:
   """Makes module, optimizer, abstract state and step; no other place does.
 
   Args:
     config: The run.
     facts: Facts of its data.
     mesh: Mesh that it runs on; its devices need not exist.
+    step_metrics: Further metrics of the step, see `Callback.step_metrics`.
 
   Raises:
     ValueError: The config describes no run; `config.checks` finds all faults
@@ -158,7 +168,7 @@ def assemble(config: Config, facts: Facts, mesh: Mesh) -> Assembly:
   )
   train_step = None
   if facts.total_steps is not None:
-    train_step = make_train_step(config, loss_fn, tx, state, mesh)
+    train_step = make_train_step(config, loss_fn, tx, state, mesh, step_metrics)
   return Assembly(
     config.seed, module, init, state, schedule and jax.jit(schedule), train_step
   )
@@ -170,6 +180,7 @@ def make_train_step(
   tx: optax.GradientTransformation,
   state: TrainState,
   mesh: Mesh,
+  step_metrics: Sequence[StepMetrics] = (),
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
@@ -186,6 +197,7 @@ def make_train_step(
     tx: The optimizer.
     state: Abstract, with shardings.
     mesh: Mesh that it runs on.
+    step_metrics: Further metrics of the step.
 
   An update is applied only where loss and grad_norm are finite. Otherwise
   parameters, optimizer and average keep their bits, and only `step` counts up.
@@ -266,10 +278,12 @@ def make_train_step(
     )
     norms = {"grad_norm": grad_norm, "param_norm": optax.tree.norm(params)}
     bits = [jnp.float32(x).view(jnp.uint32) for x in (loss, *norms.values())]
+    more = [fn(grads, updates, state.params) for fn in step_metrics]
     metrics = {
       "loss": loss,
       **named,
       **norms,
+      **{key: value for part in more for key, value in part.items()},
       "fingerprint": jnp.stack([*fingerprints(batch), *bits, is_finite]),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics

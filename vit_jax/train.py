@@ -110,7 +110,9 @@ def train_and_evaluate(
   )
   opening.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
-  trainer = step_lib.assemble(config, experiment.facts, mesh)  # no arrays yet
+  trainer = step_lib.assemble(  # no arrays yet
+    config, experiment.facts, mesh, [c.step_metrics for c in callbacks]
+  )
   total_steps = experiment.facts.total_steps
   checkpointer = Checkpointer(workdir, config.checkpoint)
   evaluators = experiment.evaluators(
@@ -187,7 +189,8 @@ def train_and_evaluate(
         run_info.write_json(workdir, "metadata.json", metadata_at(step), note)
 
     def evaluate(step: int, due: Iterable[Evaluator]) -> None:
-      with hooks.phase("evaluation"):
+      # Evaluators are free to hand numpy arrays to jitted functions.
+      with hooks.phase("evaluation"), jax.transfer_guard("allow"):
         for evaluator in due:
           gathered = evaluator.gather(state.eval_params)
           log.write_later(step, evaluator.score, gathered)
@@ -196,6 +199,8 @@ def train_and_evaluate(
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
     hooks.enter("step")
+    # Between host and devices moves only what says so, such as `device_get`.
+    stack.enter_context(jax.transfer_guard("disallow"))
     try:
       if start:  # the run may have stopped before it was evaluated
         evaluate(start, log.missing(start, experiment.due(evaluators, start)))
@@ -245,6 +250,13 @@ def train_and_evaluate(
   return state
 
 
+def _profile_error(value: str | None) -> str | None:
+  """Returns what is wrong with --profile; None: nothing is."""
+  if value is None or (value.isdecimal() and int(value) > 0):
+    return None
+  return f"--profile: got {value!r}, expected a step, 1 or more."
+
+
 def main(args: cli.Args, signals: StopSignals | None = None) -> None:
   """Joins the other processes, checks the run, trains; ends with its code.
 
@@ -275,12 +287,20 @@ def main(args: cli.Args, signals: StopSignals | None = None) -> None:
     startup.use_cache(workdir)
     malloc.keep()
     allowed = resume_rules.names_of(args.flags["allow_change"])
+    if error := _profile_error(args.flags["profile"]):
+      args.faults.append(error)
     if args.faults:
       experiment_lib.setup(config, workdir, args.faults, allowed=allowed)
+    callbacks: list[Callback] = [preemption, watchdog]
+    if args.flags["profile"]:
+      from vit_jax.callbacks.profile import Profile  # takes seconds to import
+
+      step = int(args.flags["profile"])
+      callbacks.append(Profile(f"{workdir}/tensorboard", step))
     train_and_evaluate(
       config,
       workdir,
-      callbacks=[preemption, watchdog],
+      callbacks=callbacks,
       allow_change=allowed,
       began=startup.BEGAN,
     )

@@ -169,7 +169,7 @@ def test_resumed_run_ends_in_the_same_bits(
   }
   (line,) = re.findall("^start  .*", told, re.MULTILINE)
   assert re.fullmatch(
-    r"start +\d+\.\d s to the end of the first step: checks .*, data .*, model"
+    r"start +\d+\.\d s to the end of the first step: checks .*, model"
     r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
     r" hit, /.*/xla\)",
     line,

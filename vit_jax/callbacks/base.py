@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   import jax
 
-  from vit_jax.step import TrainState
+  from vit_jax.step import Params, TrainState
 
 
 class Stop(BaseException):
@@ -58,6 +58,24 @@ class Callback:
   """
 
   name = ""
+
+  def step_metrics(
+    self, grads: Params, updates: Params, params: Params
+  ) -> dict[str, jax.Array]:
+    """Returns further metrics of a step, computed on the devices.
+
+    A pure function that becomes a part of the jitted train step. Its results
+    are in the `metrics` of `on_step` and the `values` of `on_log`.
+
+    Args:
+      grads: Gradients of the mean loss, before clipping.
+      updates: What the optimizer adds to the parameters.
+      params: Parameters before the update.
+
+    Returns:
+      Scalars by name, such as {"update_norm/head": ...}.
+    """
+    return {}
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
     """Begins, when the state is there and before the first batch is read.

@@ -1,7 +1,5 @@
 """The callbacks that every run has, in their order."""
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -10,6 +8,7 @@ from vit_jax.callbacks import progress
 from vit_jax.callbacks.accounting import KEY as ACCOUNT
 from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.learning_rate import LearningRate
 from vit_jax.callbacks.nonfinite import KEY, Guard
 from vit_jax.callbacks.phases import Phases
 from vit_jax.callbacks.predictions import SavePredictions
@@ -21,6 +20,8 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
 from vit_jax.step import Assembly
+
+COST = ("images_seen", "exaflops", "device_hours", "goodput")
 
 
 class Startup(Callback):
@@ -79,23 +80,6 @@ class NonFinite(Callback):
       self._guard.close()
 
 
-class LearningRate(Callback):
-  """Adds `lr`, the learning rate of the newest update.
-
-  Args:
-    schedule: Updates applied so far -> learning rate.
-  """
-
-  def __init__(self, schedule: Callable[[jax.Array], jax.Array]):
-    self._schedule = schedule
-
-  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    # Skipped steps are no updates, so the schedule does not count them.
-    updates = np.int32(step - 1 - values.get("skipped", 0))
-    rate = jax.device_get(self._schedule(jax.device_put(updates)))
-    return values | {"lr": float(rate)}
-
-
 class Throughput(Callback):
   def __init__(self, run: Experiment, mesh: Mesh):
     self._meter = meter_of(run.config, run.facts, mesh)
@@ -141,7 +125,8 @@ class ProgressBar(Callback):
     self._progress.update(step)
 
   def on_log(self, step, values):
-    self._progress.update(step, values)
+    shown = {k: v for k, v in values.items() if "/" not in k and k not in COST}
+    self._progress.update(step, shown)
     return values
 
   def close(self, error):

@@ -98,7 +98,7 @@ from vit_jax.reporting import overlay
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 EXPECTED = "expected a whole JPEG, PNG, WebP, BMP or GIF"
-PAGE = pathlib.Path(__file__).parent / "reporting" / "try_page"
+PAGE = pathlib.Path(__file__).parents[1] / "reporting" / "try_page"
 # Without the first line, a page elsewhere could be made to run this one's code.
 HEADERS = {
   "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:;"

@@ -31,6 +31,8 @@ PROCESS_FLAGS = {
 # Those of a training run.
 TRAIN_FLAGS = {
   "workdir": "folder of the run (default: runs/<config name>)",
+  "profile": "step after which a trace of five steps is written for"
+  " TensorBoard's profiler (default: none)",
   "allow_change": "options and sections, comma-separated, that may differ from"
   " those with which the run began, such as optim.lr,data",
   **PROCESS_FLAGS,
