@@ -282,7 +282,7 @@ def test_a_search_that_began_without_a_step_goes_on(
   config = dataclasses.replace(task.config, init=str(tmp_path / "run"))
   step = tmp_path / "run" / "checkpoints" / "3"
   step.mkdir(parents=True)
-  monkeypatch.setattr(points.steps, "find", lambda path: epath.Path(step))
+  monkeypatch.setattr(points.layout, "find", lambda path: epath.Path(step))
   (tmp_path / "search" / "optim.lr=0.1").mkdir(parents=True)
   file = tmp_path / "search" / "optim.lr=0.1" / "config.json"
   file.write_text(json.dumps(to_dict(config)))

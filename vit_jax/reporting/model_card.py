@@ -105,17 +105,17 @@ def scores(run: Run) -> list[Score]:
   for row in run.rows:
     if row["step"] == run.metadata.get("step"):
       last |= row
-  found = []
+  rows = []
   for name, options in run.evals.items():
     note = "held out of the training data" * run.is_held_out(name)
     for key, value in last.items():
       of, _, metric = key.partition("/")
       what = _in_words(metric, options) if of == name else None
       if what:
-        found.append(
+        rows.append(
           Score(what, options.dataset or "", options.split, note, value)
         )
-  return found
+  return rows
 
 
 def _in_words(metric: str, options: EvaluatorConfig) -> str | None:
@@ -139,26 +139,26 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
     is_on_hub: Whether it is OWNER/NAME; a folder may look the same.
   """
   run = run_of(vit.report.path)
-  found = scores(run) if run and is_as_trained(vit, run) else []
+  measured = scores(run) if run and is_as_trained(vit, run) else []
   if run and run.is_fake:
-    found = []  # of made-up images
+    measured = []  # of made-up images
   short_name = pathlib.PurePath(name).name
-  front = _front(vit, run, found, short_name)
+  front = _front(vit, run, measured, short_name)
   parts = [
     f"---\n{yaml(front)}---",
     f"# {short_name}",
     _about(vit, run),
     _use(vit, name, download.HUB if is_on_hub else ""),
   ]
-  if found:
-    parts.append(_scores(found))
+  if measured:
+    parts.append(_scores(measured))
   if run:
-    parts.append(_training(run, bool(found)))
-  parts.append(_details(vit, bool(found)))
+    parts.append(_training(run, bool(measured)))
+  parts.append(_details(vit, bool(measured)))
   return "\n\n".join(parts) + "\n"
 
 
-def _front(vit, run, found: list[Score], name: str) -> dict[str, Any]:
+def _front(vit, run, measured: list[Score], name: str) -> dict[str, Any]:
   """Returns the metadata; its keys are those of the hub's ModelCardData."""
   task = (
     "image-classification" if vit.num_classes else "image-feature-extraction"
@@ -173,15 +173,15 @@ def _front(vit, run, found: list[Score], name: str) -> dict[str, Any]:
     front["base_model"] = base[0].removeprefix(download.HUB).partition("@")[0]
   if run and run.dataset in ON_HUB:
     front["datasets"] = [ON_HUB[run.dataset]]
-  if found:
+  if measured:
     front["metrics"] = ["accuracy"]
-    front["model-index"] = [{"name": name, "results": _results(task, found)}]
+    front["model-index"] = [{"name": name, "results": _results(task, measured)}]
   return front
 
 
-def _results(task: str, found: list[Score]) -> list[dict[str, Any]]:
+def _results(task: str, measured: list[Score]) -> list[dict[str, Any]]:
   results: dict[tuple, dict[str, Any]] = {}
-  for score in found:
+  for score in measured:
     kind = ON_HUB.get(short(score.dataset), short(score.dataset))
     result = results.setdefault(
       (score.dataset, score.split),
@@ -273,7 +273,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
   return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
-def _scores(found: list[Score]) -> str:
+def _scores(measured: list[Score]) -> str:
   rows = [
     [
       short(s.dataset),
@@ -281,7 +281,7 @@ def _scores(found: list[Score]) -> str:
       s.what,
       f"{100 * s.value:.2f}%",
     ]
-    for s in found
+    for s in measured
   ]
   return "## Scores\n\n" + _table(["data set", "split", "metric", ""], rows)
 

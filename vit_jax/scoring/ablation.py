@@ -43,14 +43,14 @@ def swaps(config: Config) -> list[Swap]:
 
   The path of the pixels is left alone where it is none that `pixel_path` knows.
   """
-  found = []
+  runs = []
   path = taken_apart(config.data.ops)
   for step, was, value, other in _of_path(path) if path else ():
-    found.append(Swap(step, was, value, _with_ops(config, other.ops)))
+    runs.append(Swap(step, was, value, _with_ops(config, other.ops)))
   for step, was, value, model in _of_model(config.model):
     changed = dataclasses.replace(config, model=model)
-    found.append(Swap(step, was, value, changed))
-  return found
+    runs.append(Swap(step, was, value, changed))
+  return runs
 
 
 def _of_path(path: PixelPath):

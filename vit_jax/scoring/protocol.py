@@ -12,7 +12,7 @@ TIMM_SHARE = 0.9  # of the shorter side, of a ViT below 384 pixels
 
 
 def choose(
-  found: weights.Weights,
+  file: weights.Weights,
   model: Any,
   size: tuple[int, int],
   protocol: str,
@@ -26,7 +26,7 @@ def choose(
   a share of 0.9, or from 384 pixels on everything, where no row says otherwise.
 
   Args:
-    found: The file.
+    file: The file.
     model: Its model.
     size: (height, width) of its images, pixels.
     protocol: "own", "timm", "google", "big_vision" or "auto".
@@ -37,17 +37,17 @@ def choose(
       model's images are not normalised to [-1, 1], and the file does not say
       so.
   """
-  own = found.ops
+  own = file.ops
   if own and (image_size(own) != size or pixels.is_random(own)):
     own = None  # of a run without evaluation
   if protocol == "own" and not own:
     raise ValueError(
-      f"{found.path}: got --protocol=own, but it states no preprocessing;"
+      f"{file.path}: got --protocol=own, but it states no preprocessing;"
       " expected timm, google or big_vision."
     )
-  if found.ops is None and any(row.mean != "0.5" for row in published):
+  if file.ops is None and any(row.mean != "0.5" for row in published):
     raise ValueError(
-      f"{found.path}: got weights of timm's {published[0].name} without a"
+      f"{file.path}: got weights of timm's {published[0].name} without a"
       " config.json that states mean and deviation, which are ImageNet's;"
       " expected it beside the file."
     )
@@ -56,7 +56,7 @@ def choose(
   if protocol == "auto":
     if published:
       protocol = published[0].protocol
-    elif found.format == "timm":
+    elif file.format == "timm":
       protocol = "timm"
     elif getattr(model, "pool", "token") != "token":
       protocol = "big_vision"

@@ -103,8 +103,8 @@ def find(
     num_classes: Width of its head.
 
   Example:
-    >>> found = find("ViT-B_16.npz", (384, 384), 1000)
-    >>> [(row.source, row.top1["imagenet2012"]) for row in found]
+    >>> rows = find("ViT-B_16.npz", (384, 384), 1000)
+    >>> [(row.source, row.top1["imagenet2012"]) for row in rows]
     [('timm', 84.21)]
   """
   if num_classes != CLASSES:

@@ -21,7 +21,7 @@ from vit_jax.config import (
   json_file,
   to_dict,
 )
-from vit_jax.config.checks import faults as word_faults
+from vit_jax.config.checks import faults as config_errors
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
@@ -106,19 +106,19 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
         ]
       )
     return {k: [str(v) for v in values] for k, values in grid.items()}
-  found: dict[str, Sequence[str]] = {}
+  grid: dict[str, Sequence[str]] = {}
   for line in text.splitlines():
     key, _, values = line.partition("=")
     key = key.removeprefix("config.")
-    if key in found:
+    if key in grid:
       raise ConfigError(
         [
           f"--grid: got {key!r} twice, expected all of its values in one"
-          f" --grid={key}={','.join(found[key])},{values}."
+          f" --grid={key}={','.join(grid[key])},{values}."
         ]
       )
-    found[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
-  return found
+    grid[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
+  return grid
 
 
 def pinned(task: Task, folder: epath.Path) -> Task:
@@ -140,7 +140,7 @@ def pinned(task: Task, folder: epath.Path) -> Task:
   )
   at = next((x for x in began if f"{x}/".startswith(f"{init}/")), None)
   if at is None and epath.Path(init).is_dir():
-    with contextlib.suppress(OSError, ValueError):  # told by `check`
+    with contextlib.suppress(OSError, ValueError):  # reported by `check`
       step = layout.find(init).relative_to(absolute(epath.Path(init)))
       at = str(epath.Path(init) / step)
   config = dataclasses.replace(task.config, init=at or init)
@@ -153,7 +153,7 @@ def points(task: Task) -> list[Point]:
   Raises:
     ConfigError: An option does not exist, or a value is not of its type.
   """
-  config, found, faults = task.config, [], []
+  config, every, errors = task.config, [], []
   held_out = tuple(e for e in config.evals if e.name == HELD_OUT)
   base = dataclasses.replace(config, evals=held_out)
   for values in itertools.product(*task.grid.values()):
@@ -162,11 +162,11 @@ def points(task: Task) -> list[Point]:
     as_dict = to_dict(base)
     more = cli.override_all(as_dict, named)
     built, others = build(as_dict)
-    faults += [f"--grid: {fault}" for fault in [*more, *others]]
-    found.append(Point(_folder_name(name), named, built))
-  if faults:
-    raise ConfigError(dict.fromkeys(faults))
-  return found
+    errors += [f"--grid: {error}" for error in [*more, *others]]
+    every.append(Point(_folder_name(name), named, built))
+  if errors:
+    raise ConfigError(dict.fromkeys(errors))
+  return every
 
 
 def _folder_name(name: str) -> str:
@@ -216,52 +216,52 @@ def final(config: Config, best: Config) -> Config:
 
 def check(task: Task, folder: epath.Path) -> list[str]:
   """Returns what makes a search impossible, or its result worthless."""
-  if found := [*_evaluator_faults(task.config), *_grid_faults(task.grid)]:
-    return found
+  if errors := [*_evaluator_errors(task.config), *_grid_errors(task.grid)]:
+    return errors
   try:
     every = points(task)
   except ConfigError as e:
     return list(e.faults)
   names = [point.name for point in every]
-  found += [
+  errors += [
     f"--grid: got two points for the folder {name!r}, expected different"
     " values, each once; what a file's name cannot have counts as '_'."
     for name in dict.fromkeys(names)
     if names.count(name) > 1
   ]
   for point in every:
-    found += [f"{point.name}: {f}" for f in word_faults(point.config)]
-    found += changed(point.config, folder / point.name)
+    errors += [f"{point.name}: {f}" for f in config_errors(point.config)]
+    errors += changed(point.config, folder / point.name)
   done = [(folder / p.name / RESULT).exists() for p in every]
   if (folder / FINAL / RESULT).exists() and not all(done):
-    found.append(
+    errors.append(
       f"--grid: got points that are not in {folder}, whose best is scored on"
       " the test data already; a search that goes on after that would choose"
       " by them. Take another --workdir."
     )
-  found = found or _scored_faults(task, every, folder)
-  if found:
-    return found
+  errors = errors or _scored_errors(task, every, folder)
+  if errors:
+    return errors
   sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
   try:
-    found += _shared_faults(task.config, sources)
+    errors += _shared_errors(task.config, sources)
     experiment.setup(task.config, sources=sources)
     experiment.setup(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
-    found += e.faults
+    errors += e.faults
   for point in _unlike(every)[1:]:  # the first is checked above
     try:
       experiment.setup(point.config, sources=sources)
     except ConfigError as e:
-      found += [f"{point.name}: {f}" for f in e.faults if f not in found]
-  return found
+      errors += [f"{point.name}: {f}" for f in e.faults if f not in errors]
+  return errors
 
 
-def _scored_faults(
+def _scored_errors(
   task: Task, every: Sequence[Point], folder: epath.Path
 ) -> list[str]:
   """Returns what is wrong with results, or differs from the run scored."""
-  rows, faults = {}, []
+  rows, errors = {}, []
   for name in [*(p.name for p in every), FINAL]:
     path = folder / name / RESULT
     if not path.exists():
@@ -272,9 +272,9 @@ def _scored_faults(
       if missing := Result.__dataclass_fields__.keys() - rows[name].keys():
         raise ValueError(f"{path}: got no {', '.join(sorted(missing))}.")
     except (OSError, ValueError) as e:
-      faults.append(f"{e} Or delete {folder / name}, to train that run again.")
-  if faults or FINAL not in rows:
-    return faults
+      errors.append(f"{e} Or delete {folder / name}, to train that run again.")
+  if errors or FINAL not in rows:
+    return errors
   best = chosen([{"name": p.name, **rows[p.name]} for p in every])
   return [
     f"{c.text}: the run in {folder / FINAL} is another one, and is scored on"
@@ -290,16 +290,16 @@ def _unlike(points: Sequence[Point]) -> list[Point]:
 
   To check one takes seconds: it reads the weights.
   """
-  found: dict[str, Point] = {}
+  first_of_group: dict[str, Point] = {}
   for point in points:
     optim = dataclasses.replace(point.config.optim, lr=1.0)
     others = dataclasses.replace(point.config, optim=optim)
-    found.setdefault(repr(others), point)
-  return [*found.values()]
+    first_of_group.setdefault(repr(others), point)
+  return [*first_of_group.values()]
 
 
 def changed(config: Config, folder: epath.Path) -> list[str]:
-  """Returns a fault if a run's folder has another run than this one."""
+  """Returns an error if a run's folder has another run than this one."""
   return [
     f"{change.text}: the run in {folder} is another one; take another"
     " --workdir, or delete that one."
@@ -318,9 +318,9 @@ def _meant(config: Config, folder: epath.Path) -> list[resume_rules.Change]:
 
 
 def other_records(
-  known: Mapping[str, Any], found: Mapping[str, Any], folder: epath.Path
+  known: Mapping[str, Any], current: Mapping[str, Any], folder: epath.Path
 ) -> list[str]:
-  """Returns a fault for each split whose records a search began without.
+  """Returns an error for each split whose records a search began without.
 
   Points that are done would be compared with points of other data. What is
   scored in the end may change until then.
@@ -328,7 +328,7 @@ def other_records(
   Args:
     known: What `data.digest.digests` returned when the search began; {}: it
       begins now.
-    found: What it returns now, of the same splits and more.
+    current: What it returns now, of the same splits and more.
     folder: Folder of the search.
   """
   return [
@@ -337,13 +337,13 @@ def other_records(
     " be compared on the same data; take another --workdir, or delete that one."
     for name in ("train", HELD_OUT)
     if (was := known.get(name))
-    for now in [found[name]]
+    for now in [current[name]]
     if all(was[k] == now[k] for k in ("dataset", "split"))
     and any(was.get(k) != now.get(k) for k in ("records", "sha256"))
   ]
 
 
-def _evaluator_faults(config: Config) -> list[str]:
+def _evaluator_errors(config: Config) -> list[str]:
   names = [e.name for e in config.evals]
   if HELD_OUT not in names:
     return [
@@ -352,35 +352,35 @@ def _evaluator_faults(config: Config) -> list[str]:
       " in configs/finetune.py. Nothing is chosen by the data that are scored"
       " in the end."
     ]
-  found, where = [], f"config.evals.{HELD_OUT}"
+  errors, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
   if not held_out.scores_head or held_out.kind == "multilabel":
-    found.append(
+    errors.append(
       f"{where}.kind: got {held_out.kind!r}, expected 'classification', by"
       " whose top-1 a point is chosen."
     )
   if held_out.dataset not in (None, config.data.dataset):
-    found.append(
+    errors.append(
       f"{where}.dataset: got {held_out.dataset!r}, expected a part of"
       f" {config.data.dataset!r} (None), on which the best point is trained in"
       " the end, too."
     )
   for key, split in (("data", config.data.split), (where[7:], held_out.split)):
     if "@" in split:
-      found.append(
+      errors.append(
         f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
         " with another split, as the training data are in the end; expected"
         " one without '@'."
       )
   if len(names) < 2:
-    found.append(
+    errors.append(
       f"config.evals: got {HELD_OUT} alone, expected another evaluator, which"
       " scores the best point once, in the end."
     )
-  return found
+  return errors
 
 
-def _grid_faults(grid: Mapping[str, Sequence[str]]) -> list[str]:
+def _grid_errors(grid: Mapping[str, Sequence[str]]) -> list[str]:
   if not grid:
     return [
       "--grid: got none, expected one such as"
@@ -399,15 +399,15 @@ def _grid_faults(grid: Mapping[str, Sequence[str]]) -> list[str]:
   ]
 
 
-def _shared_faults(config: Config, sources: Sources) -> list[str]:
-  """Returns faults of splits of the training data that are not apart."""
+def _shared_errors(config: Config, sources: Sources) -> list[str]:
+  """Returns errors of splits of the training data that are not apart."""
   splits = {"config.data.split": config.data.split}
   splits |= {
     f"config.evals.{e.name}.split": e.split
     for e in sorted(config.evals, key=lambda e: e.name != HELD_OUT)
     if e.dataset in (None, config.data.dataset)
   }
-  found = []
+  errors = []
   for a, b in itertools.combinations(splits, 2):
     held_out = f"config.evals.{HELD_OUT}.split"
     if "config.data.split" not in (a, b) and held_out not in (a, b):
@@ -415,10 +415,10 @@ def _shared_faults(config: Config, sources: Sources) -> list[str]:
     try:
       shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
     except ValueError:
-      continue  # told by `prepare.check`
+      continue  # reported by `experiment.setup`
     if shared:
-      found.append(
+      errors.append(
         f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
         f" {splits[a]!r} of {a}; expected none."
       )
-  return found
+  return errors

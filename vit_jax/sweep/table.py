@@ -89,14 +89,14 @@ def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
   """
   every = {**results["tasks"], **_left_out(results)}
   groups = dict.fromkeys(r["group"] for r in every.values())
-  found = {}
+  by_group = {}
   for group in [*groups, "all"]:
     of_group = _of_group(results, group)
     scores = [s for s in of_group.values() if s is not None]
     if scores and group:
       mean = sum(scores) / len(scores)
-      found[group] = (mean, len(scores), len(of_group))
-  return found
+      by_group[group] = (mean, len(scores), len(of_group))
+  return by_group
 
 
 def _of_group(
@@ -154,10 +154,10 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   lines = [table(head, rows), ""]
   for name, result in results["tasks"].items():
     prefix = f"{name}: " if name else ""
-    told = _odd(result)
+    remarks = _odd(result)
     if name in other:
-      told += differences(result["splits"], other[name]["splits"])
-    lines += [f"- {prefix}{text}" for text in told]
+      remarks += differences(result["splits"], other[name]["splits"])
+    lines += [f"- {prefix}{text}" for text in remarks]
   lines += [
     f"- {name} is left out: {values['reason']}"
     for name, values in results["left_out"].items()
@@ -190,24 +190,24 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
     ours: Name -> what `data.digest.digests` returns.
     theirs: The same of another run.
   """
-  found = []
+  sentences = []
   for name in [*ours, *(k for k in theirs if k not in ours)]:
     a, b = ours.get(name), theirs.get(name)
     if a is None or b is None:
       where = "the other run" if b is None else "this run"
-      found.append(f"{where} has no split `{name}`.")
+      sentences.append(f"{where} has no split `{name}`.")
     elif a["records"] != b["records"]:
-      found.append(
+      sentences.append(
         f"`{name}` has {a['records']:,} records here, {b['records']:,} there."
       )
     elif a.get("sha256") != b.get("sha256"):
       counts = zip(a.get("classes", ()), b.get("classes", ()), strict=False)
       moved = sum(abs(x - y) for x, y in counts) // 2
-      found.append(
+      sentences.append(
         f"`{name}` has other records than there ({moved:,} of them of another"
         f" class): {_short(a)} here, {_short(b)} there."
       )
-  return found
+  return sentences
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -232,19 +232,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _odd(result: Result) -> list[str]:
   if result.get("fake_data"):
     return ["The data are fake (fake_data): the scores mean nothing."]
-  found = []
+  sentences = []
   for name, split in result["splits"].items():
     if labels := missing_classes(split):
       few = ", ".join(map(str, labels[:10])) + ", ..." * (len(labels) > 10)
-      found.append(
+      sentences.append(
         f"`{name}` has no record of {len(labels)} of its"
         f" {len(split['classes'])} classes: {few}."
       )
-    found += [
+    sentences += [
       f"`{name}` has {count:,} records that `{other}` has, too."
       for other, count in split.get("shared", {}).items()
     ]
-  return found
+  return sentences
 
 
 def _left_out(results: Mapping[str, Any]) -> dict[str, Result]:
