@@ -49,7 +49,7 @@ def _run(folder, code, state="RUNNING", restarts=None):
   return done.returncode, "requeue 4711" in asked
 
 
-@pytest.mark.parametrize("code", [75, 76, 124, 134, 135, 137, 139])
+@pytest.mark.parametrize("code", [75, 124, 134, 135, 137, 139])
 def test_what_was_interrupted_goes_back_to_the_queue(tmp_path, code):
   assert _run(tmp_path, code) == (0, True)
 

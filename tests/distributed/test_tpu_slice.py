@@ -1,17 +1,16 @@
 """A TPU VM meets other hosts where there are some, and one process of each."""
 
+import fnmatch
+import glob
 import http.server
-import os
+import importlib.util
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 import pytest
 import several
-from jax._src import cloud_tpu_init
-from jax._src.clusters import cloud_tpu_cluster
 
 from vit_jax.config import ConfigError
 from vit_jax.distributed import processes, tpu_slice
@@ -22,10 +21,6 @@ OTHERS = (
   "JAX_COORDINATOR_PORT",
   "MEGASCALE_NUM_SLICES",
   "TPU_SKIP_MDS_QUERY",
-)
-NONE = (
-  "none of TPU_PROCESS_ADDRESSES_PATH, TPU_PROCESS_ADDRESSES,"
-  " TPU_WORKER_HOSTNAMES is set"
 )
 TWO = {"TPU_WORKER_HOSTNAMES": "host0,host1"}
 ONE = {"TPU_WORKER_HOSTNAMES": "host0"}
@@ -41,14 +36,12 @@ PAIR = {
 
 @pytest.fixture(autouse=True)
 def tpu_vm(monkeypatch):
-  """A machine with a TPU as jax sees it, without variables of its slice.
+  """A machine without variables of a slice.
 
   Port 9 of the own machine stands for a metadata server that is not there.
   """
   for name in (*NAMES, *OTHERS):
     monkeypatch.delenv(name, raising=False)
-  for module in (cloud_tpu_init, cloud_tpu_cluster):
-    monkeypatch.setattr(module, "running_in_cloud_tpu_vm", True)
   monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
 
 
@@ -82,16 +75,20 @@ def _find(monkeypatch, **variables):
   return tuple(tpu_slice.find())
 
 
-def test_elsewhere_nothing_is_asked():
-  code = (
-    "import jax\nfrom vit_jax.distributed import tpu_slice\n"
-    "print(tpu_slice.is_tpu_vm())"
-  )
-  env = {k: v for k, v in os.environ.items() if k != "JAX_FORCE_TPU_INIT"}
-  out = subprocess.run(
-    [sys.executable, "-c", code], env=env, capture_output=True, text=True
-  )
-  assert out.stdout.split() == ["False"], out.stderr
+@pytest.mark.parametrize(
+  "libtpu, chips, want",
+  [
+    (True, ["/dev/accel0"], True),
+    (True, ["/dev/vfio/0"], True),
+    (True, [], False),
+    (False, ["/dev/accel0"], False),
+  ],
+)
+def test_what_a_tpu_vm_is(monkeypatch, libtpu, chips, want):
+  monkeypatch.delenv("JAX_FORCE_TPU_INIT", raising=False)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: libtpu or None)
+  monkeypatch.setattr(glob, "glob", lambda p: fnmatch.filter(chips, p))
+  assert tpu_slice.is_tpu_vm() == want
 
 
 @pytest.mark.parametrize(
@@ -126,34 +123,27 @@ def test_elsewhere_nothing_is_asked():
     ),
     (
       {"TPU_SKIP_MDS_QUERY": "1"},
-      (False, f"{NONE}; TPU_SKIP_MDS_QUERY is set"),
+      (False, "no hosts stated"),
     ),
     (
       ONE | {"TPU_SKIP_MDS_QUERY": "1", "TPU_PROCESS_BOUNDS": "2,2,1"},
-      (True, "TPU_PROCESS_BOUNDS=2,2,1; TPU_SKIP_MDS_QUERY is set"),
+      (True, "TPU_PROCESS_BOUNDS=2,2,1"),
     ),
     # Nobody tells.
     (
       {},
-      (False, f"{NONE}, and the metadata server cannot be asked (Connection"),
+      (False, "no hosts stated, and the metadata server is silent ([Errno"),
     ),
     (
       {"TPU_PROCESS_ADDRESSES": "local"},
       (
         False,
-        "TPU_PROCESS_ADDRESSES has 1 host, and the metadata server cannot",
-      ),
-    ),
-    (
-      {"TPU_PROCESS_BOUNDS": "2,2,1"},
-      (
-        True,
-        "TPU_PROCESS_BOUNDS=2,2,1, and the metadata server cannot be asked",
+        "TPU_PROCESS_ADDRESSES has 1 host, and the metadata server is silent",
       ),
     ),
   ],
 )
-def test_what_variables_tell(monkeypatch, variables, want):
+def test_variables_of_a_slice(monkeypatch, variables, want):
   is_shared, why = _find(monkeypatch, **variables)
   assert is_shared == want[0] and why.startswith(want[1])
 
@@ -170,15 +160,14 @@ def test_what_variables_tell(monkeypatch, variables, want):
     (
       "10.0.0.2",
       "MEGASCALE_NUM_SLICES: '2'",
-      (True, "the metadata server has 2 hosts"),
+      (True, "the metadata server has 2 slices"),
     ),
   ],
 )
-def test_what_the_metadata_server_tells(
+def test_answers_of_the_metadata_server(
   monkeypatch, metadata, workers, slices, want
 ):
   answers, asked = metadata
-  answers["agent-worker-number"] = "0"
   answers["worker-network-endpoints"] = workers
   answers["tpu-env"] = f"ZONE: 'z'\n{slices}"
   assert _find(monkeypatch) == want
@@ -188,24 +177,26 @@ def test_what_the_metadata_server_tells(
   assert one == (
     (True, "the metadata server has 2 slices")
     if slices
-    else (False, "TPU_WORKER_HOSTNAMES has 1 host")
+    else (False, "the metadata server has 1 host")
   )
 
 
-@pytest.mark.slow
 def test_a_machine_that_the_metadata_server_does_not_know(
   monkeypatch, metadata
 ):
-  assert _find(monkeypatch) == (False, "the metadata server has no host")
-
-
-def test_a_metadata_server_that_is_silent_is_not_waited_for(monkeypatch):
-  monkeypatch.setattr(tpu_slice, "SECONDS", 0.1)
-  monkeypatch.setattr(
-    cloud_tpu_cluster, "get_metadata", lambda key: time.sleep(5)
+  assert _find(monkeypatch) == (
+    False,
+    "no hosts stated, and the metadata server knows of no TPU",
   )
-  want = f"{NONE}, and the metadata server cannot be asked (in 0.1 s)"
-  assert _find(monkeypatch) == (False, want)
+
+
+def test_hosts_in_a_file(monkeypatch, tmp_path):
+  path = tmp_path / "hosts"
+  with pytest.raises(ConfigError, match="ADDRESSES_PATH: .*No such"):
+    _find(monkeypatch, TPU_PROCESS_ADDRESSES_PATH=str(path))
+  path.write_text("a:1,b:1")
+  want = "TPU_PROCESS_ADDRESSES_PATH has 2 hosts"
+  assert tuple(tpu_slice.find()) == (True, want)
 
 
 def _python(code, **env):
@@ -220,49 +211,40 @@ def _python(code, **env):
   )
 
 
-HOLDS = """
+LOCKS = """
 import sys
 from vit_jax.config import ConfigError
 from vit_jax.distributed import tpu_slice
 try:
-  tpu_slice.hold()
-  tpu_slice.hold()  # again, in the same process
+  tpu_slice.lock()
 except ConfigError as e:
   sys.exit(str(e))
-print("held")
+print("locked")
 sys.stdin.read()
 """
 
 
-def test_one_process_of_a_host_joins(tmp_path, monkeypatch):
-  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-  first = _python(HOLDS, TMPDIR=str(tmp_path))
-  assert first.stdout.readline() == "held\n", first.stderr.read()
+def test_one_process_of_a_host_joins(monkeypatch):
+  port = several.address().split(":")[1]
+  monkeypatch.setenv("JAX_COORDINATOR_PORT", port)
+  first = _python(LOCKS, JAX_COORDINATOR_PORT=port)
+  assert first.stdout.readline() == "locked\n", first.stderr.read()
   with pytest.raises(ConfigError) as e:
-    tpu_slice.hold()
-  path = tmp_path / "vit_jax-tpu-8482-0.lock"
-  assert e.value.faults == (
-    f"{path}: process {first.pid} of this host has joined the TPU slice at port"
-    " 8482, and jax would abort it if this one did; let it finish, or end it on"
-    " every host, or put JAX_PLATFORMS=cpu before a command that can do without"
-    " the TPU.",
+    tpu_slice.lock()
+  (fault,) = e.value.faults
+  assert fault.startswith(
+    f"TPU slice: another process of this host has joined it at port {port}, and"
+    " jax would abort that one"
   )
-  assert path.stat().st_mode & 0o777 == 0o666  # for other users, too
   # Elsewhere nobody is met: at another port, or as another worker.
   for name, value in (("JAX_COORDINATOR_PORT", "99"), ("TPU_WORKER_ID", "1")):
-    out, err = _python(
-      HOLDS, TMPDIR=str(tmp_path), **{name: value}
-    ).communicate(timeout=60)
-    assert out == "held\n", err
+    env = {"JAX_COORDINATOR_PORT": port} | {name: value}
+    out, err = _python(LOCKS, **env).communicate(timeout=60)
+    assert out == "locked\n", err
   first.kill()
   first.communicate()
-  out, err = _python(HOLDS, TMPDIR=str(tmp_path)).communicate(timeout=60)
-  assert out == "held\n", err  # that of the dead process is no longer held
-
-
-def test_without_a_place_for_its_file_there_is_no_lock(tmp_path, monkeypatch):
-  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-  tpu_slice.hold()
+  out, err = _python(LOCKS, JAX_COORDINATOR_PORT=port).communicate(timeout=60)
+  assert out == "locked\n", err  # the dead process has left its place
 
 
 JOINS = """
@@ -342,17 +324,14 @@ def test_hosts_that_cannot_be_read_end_a_command(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "1"])
-def test_a_second_command_on_a_host_leaves_the_run_alone(tmp_path, worker):
+def test_a_second_command_on_a_host_leaves_the_run_alone(worker):
   """Without the lock jax aborts both processes of the run (134)."""
-  env = PAIR | {
-    "JAX_COORDINATOR_PORT": several.address().split(":")[1],
-    "TMPDIR": str(tmp_path),
-  }
+  env = PAIR | {"JAX_COORDINATOR_PORT": several.address().split(":")[1]}
   run = [_python(JOINS, **env, TPU_WORKER_ID=str(i)) for i in range(2)]
   for process in run:
     assert process.stdout.readline() == "True\n", process.stderr.read()
   out, err = _python(JOINS, **env, TPU_WORKER_ID=worker).communicate(timeout=60)
-  assert out == "" and f": process {run[int(worker)].pid} of this host" in err
+  assert out == "" and "another process of this host has joined it" in err
   time.sleep(2)
   for process in run:
     process.stdin.write("\n")

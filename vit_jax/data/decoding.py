@@ -248,7 +248,7 @@ class _Away:
   """Waits for a store that does not answer now, which is no fault of a record.
 
   For a short time where it has not answered yet, as its name may be wrong. A
-  training run ends before the long time, by its `limits`, and can be started
+  training run ends before the long time, by its watchdog, and can be started
   again.
   """
 
