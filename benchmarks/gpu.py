@@ -136,8 +136,8 @@ def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
   parsed = cli.parse(
     "benchmark", {}, ["--config=vit_b16", "--fake_data", *words]
   )
-  if parsed.faults:
-    raise ValueError(parsed.faults)
+  if parsed.errors:
+    raise ValueError(parsed.errors)
   return benchmark.measure(parsed.config, "real", steps)
 
 

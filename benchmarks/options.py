@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
+from vit_jax.commands import COMMANDS
 from vit_jax.config import UNIONS, Config, help_text
-from vit_jax.config.commands import COMMANDS
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.options import type_name
 
@@ -205,7 +205,9 @@ def _screen(verb: str) -> str:
 
 def commands() -> str:
   """Returns docs/commands.md."""
-  rows = [f"| [`{v}`](#{v}) | {doc} |" for v, doc in COMMANDS.items()]
+  rows = [
+    f"| [`{v}`](#{v}) | {command.about} |" for v, command in COMMANDS.items()
+  ]
   table_lines = ["| verb | what it does |", "|---|---|", *rows]
   parts = [block(verb, _screen(verb)) for verb in COMMANDS]
   return "\n".join([COMMANDS_HEAD, *table_lines, "", *parts])

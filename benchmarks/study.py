@@ -151,8 +151,8 @@ def _train(run: Run, folder: pathlib.Path, overrides: Sequence[str]) -> dict:
   argument = run.argument(folder)
   flags = [f"--config={ROOT / CONFIG}:{argument}", *overrides]
   args = cli.parse("study", {}, flags)
-  if args.faults:
-    raise ConfigError(args.faults)
+  if args.errors:
+    raise ConfigError(args.errors)
   config, workdir = args.config, folder / run.name
   began, cpu = time.perf_counter(), _cpu_seconds()
   train_and_evaluate(config, str(workdir))

@@ -22,13 +22,15 @@ TINY = (
 def main() -> None:
   """Raises AssertionError unless the commands and configs are there."""
   import vit_jax
-  from vit_jax.config import files
+  from vit_jax.config import config_files
 
   package = pathlib.Path(vit_jax.__file__).resolve().parent
   assert package != CHECKOUT / "vit_jax"
-  assert files.known_folder() == package / "configs", files.known_folder()
+  assert config_files.known_folder() == package / "configs", (
+    config_files.known_folder()
+  )
   known = {path.stem for path in (CHECKOUT / "configs").glob("*.py")}
-  assert {*files.known()} == known
+  assert {*config_files.known()} == known
   with tempfile.TemporaryDirectory() as folder:
     use(pathlib.Path(folder))
   print(f"{package}: works")

@@ -26,8 +26,8 @@ import pytest
 import study
 import study_report
 
+from vit_jax.commands import COMMANDS
 from vit_jax.config import files
-from vit_jax.config.commands import COMMANDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("weights", "tour", "predict", "export", "trackers")

@@ -7,8 +7,8 @@ import re
 import options
 import pytest
 
+from vit_jax.commands import COMMANDS
 from vit_jax.config import Config, help_text
-from vit_jax.config.commands import COMMANDS
 
 
 def test_the_page_of_options_is_up_to_date():
@@ -59,5 +59,5 @@ def test_the_page_of_commands_has_every_verb():
   """What each prints is compared where it is run: commands/test_commands.py."""
   text = options.PAGE.read_text()
   assert re.findall(r"^## (\w+)$", text, re.M) == list(COMMANDS)
-  for verb, doc in COMMANDS.items():
-    assert f"| [`{verb}`](#{verb}) | {doc} |\n" in text
+  for verb, command in COMMANDS.items():
+    assert f"| [`{verb}`](#{verb}) | {command.about} |\n" in text

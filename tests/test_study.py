@@ -40,7 +40,7 @@ def _lines(score, seeds=study.SEEDS):
 def _model(run):
   argument = run.argument(pathlib.Path("runs"))
   args = cli.parse("x", {}, [f"--config={ROOT}/configs/study.py:{argument}"])
-  assert not args.faults
+  assert not args.errors
   return args.config.model
 
 

@@ -2,15 +2,13 @@
 
 import errno
 import os
-import runpy
 import signal
 import sys
 
 from vit_jax import __version__
-from vit_jax.config.commands import COMMANDS, NOT_LEAN
-from vit_jax.options import nearest
+from vit_jax.commands import COMMANDS
+from vit_jax.options import NOT_LEAN, nearest
 
-TOP = ("train", "benchmark")  # also `python -m vit_jax.train`
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
 
 
@@ -21,7 +19,10 @@ def help_text() -> str:
     [
       "usage: vit-jax VERB ...",
       "",
-      *(f"  {verb:<{width}}  {doc}" for verb, doc in COMMANDS.items()),
+      *(
+        f"  {verb:<{width}}  {command.about}"
+        for verb, command in COMMANDS.items()
+      ),
       "",
       "vit-jax VERB --help says more; vit-jax --version prints the version.",
     ]
@@ -73,7 +74,7 @@ def tell(kind, error, trace) -> None:
 
 
 def run(argv: list[str] | None = None) -> None:
-  """Runs the module of the verb as `python -m` does."""
+  """Runs the command of the verb, and ends the process with its status."""
   verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
   if verb in ("--help", "-h", "help"):
     print(help_text())
@@ -85,9 +86,7 @@ def run(argv: list[str] | None = None) -> None:
       + help_text()
     )
   else:
-    sys.argv = [f"vit-jax {verb}", *rest]
-    module = verb if verb in TOP else f"commands.{verb}"
-    runpy.run_module(f"vit_jax.{module}", run_name="__main__", alter_sys=True)
+    sys.exit(COMMANDS[verb].main(rest))
 
 
 if __name__ == "__main__":

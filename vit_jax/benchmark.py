@@ -8,25 +8,6 @@ the device; `--input=real` reads the config's data and transfers them, as
 training does. Nothing is written.
 """
 
-from vit_jax.config import cli
-
-FLAGS = {
-  "input": "synthetic (default): one batch, on the device; real: as training",
-  "steps": "steps that are timed, after a warm-up (default: 50)",
-  "json": "print one line of JSON instead of a table",
-}
-
-if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = cli.parse(
-    "benchmark",
-    FLAGS,
-    switches=("json",),
-    description="Times the train step of a config on this machine. Nothing is"
-    " written.",
-    example="vit-jax benchmark --config=vit_b16 --config.data.batch_size=256",
-  )
-
-# ruff: noqa: E402
 import dataclasses
 import functools
 import importlib.util
@@ -48,11 +29,12 @@ from vit_jax import malloc, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.callbacks.throughput import Meter, updates
-from vit_jax.config import Config, ConfigError
+from vit_jax.config import Config, ConfigError, cli
 from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.matmul_peak import ceiling
 from vit_jax.models import attention_by_chip
+from vit_jax.planning import plan
 
 BLOCKS = 10  # into which the steps are divided; the medians are over them
 # Least steps of a block, if there are as many. A program that takes the core
@@ -249,7 +231,7 @@ def synthetic(
 ) -> tuple[Iterator[dict], step_lib.Facts]:
   """Returns one batch of noise for ever, and the facts of the run."""
   del prepared
-  facts = _plan().with_length(_plan().facts_of(config))
+  facts = plan.with_length(plan.facts_of(config))
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
     image=rng.integers(0, 256, (rows, *facts.image_size, 3), np.uint8),
@@ -306,21 +288,9 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
     from vit_jax import experiment  # TensorFlow comes with it
 
     return experiment.setup(config, faults=found)
-  if found := found + _plan().faults(config, jax.devices()):
+  if found := found + plan.faults(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None
-
-
-def _plan():
-  """Returns the module `plan`, which knows data sets without their records.
-
-  It sets the environment for a compiler without devices, so the devices of this
-  machine must be found before.
-  """
-  jax.devices()
-  from vit_jax.commands import plan
-
-  return plan
 
 
 def table(found: dict[str, Any]) -> str:
@@ -374,7 +344,7 @@ def main(args: cli.Args) -> None:
   processes.refuse_several_hosts()
   kind, steps = args.flags["input"] or "synthetic", args.flags["steps"] or "50"
   try:
-    found = list(args.faults)
+    found = list(args.errors)
     if not steps.isdecimal() or int(steps) < 1:
       found.append(f"--steps: got {steps!r}, expected a number from 1.")
     if processes.is_slurm_step():
@@ -393,4 +363,6 @@ def main(args: cli.Args) -> None:
 
 
 if __name__ == "__main__":
-  main(ARGS)
+  from vit_jax.commands import benchmark as command
+
+  command.main(sys.argv[1:])

@@ -11,6 +11,14 @@ import types
 import typing
 from collections.abc import Iterable
 
+# Modules of what only the extra `train` installs.
+NOT_LEAN = (
+  "sklearn",
+  "tensorboard",
+  "tensorflow",
+  "tensorflow_datasets",
+  "threadpoolctl",
+)
 MOST_FAULTS = 50  # listed; a config file of another program has thousands
 
 _SHORT = reprlib.Repr()

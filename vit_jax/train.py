@@ -5,25 +5,9 @@ exist: mesh, data, model, state, step, evaluators, loop. The same command again
 resumes from the last checkpoint, and ends in the bits of an unbroken run.
 """
 
-from vit_jax.callbacks import startup
-from vit_jax.callbacks.preemption import Preemption, StopSignals
-from vit_jax.config import cli
-
-if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = cli.parse(
-    "train",
-    cli.TRAIN_FLAGS,
-    several=("allow_change",),
-    description="Pre-trains or fine-tunes a model, as a config says. The same"
-    " command again goes on from the last checkpoint.",
-    example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
-    "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
-  )
-  SIGNALS = StopSignals()
-
-# ruff: noqa: E402
 import contextlib
 import signal
+import sys
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -38,14 +22,16 @@ from vit_jax.callbacks import (
   Stop,
   run_lock,
   run_record,
+  startup,
 )
 from vit_jax.callbacks.defaults import default_callbacks
 from vit_jax.callbacks.phases import Phases
+from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.callbacks.progress import note
 from vit_jax.callbacks.watchdog import Watchdog
 from vit_jax.checkpointing import convert_state, resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
-from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.config import Config, ConfigError, cli, to_dict
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.distributed.signals import end_at_once
 from vit_jax.evaluators.evaluator import Evaluator
@@ -257,12 +243,17 @@ def _profile_error(value: str | None) -> str | None:
   return f"--profile: got {value!r}, expected a step, 1 or more."
 
 
-def main(args: cli.Args, signals: StopSignals | None = None) -> None:
+def main(
+  args: cli.Args,
+  signals: StopSignals | None = None,
+  began: float | None = None,
+) -> None:
   """Joins the other processes, checks the run, trains; ends with its code.
 
   Args:
     args: Of the command line.
     signals: Receives signals since the start of this process; None: from now.
+    began: Start of the process, see `train_and_evaluate`.
   """
   config, signals = args.config, signals or StopSignals()
   workdir = args.flags["workdir"] or f"runs/{args.config_name}"
@@ -270,7 +261,7 @@ def main(args: cli.Args, signals: StopSignals | None = None) -> None:
   try:
     processes.initialise(
       args.flags,
-      args.faults,
+      args.errors,
       heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
       stops_on_sigterm=True,
       before_joining=lambda: run_lock.refuse_live(workdir),
@@ -288,9 +279,9 @@ def main(args: cli.Args, signals: StopSignals | None = None) -> None:
     malloc.keep()
     allowed = resume_rules.names_of(args.flags["allow_change"])
     if error := _profile_error(args.flags["profile"]):
-      args.faults.append(error)
-    if args.faults:
-      experiment_lib.setup(config, workdir, args.faults, allowed=allowed)
+      args.errors.append(error)
+    if args.errors:
+      experiment_lib.setup(config, workdir, args.errors, allowed=allowed)
     callbacks: list[Callback] = [preemption, watchdog]
     if args.flags["profile"]:
       from vit_jax.callbacks.profile import Profile  # takes seconds to import
@@ -302,7 +293,7 @@ def main(args: cli.Args, signals: StopSignals | None = None) -> None:
       workdir,
       callbacks=callbacks,
       allow_change=allowed,
-      began=startup.BEGAN,
+      began=began,
     )
   except Stop as stop:
     exit_codes.restart(f"stopped     {str(stop).removeprefix('stopped ')}")
@@ -316,4 +307,6 @@ def main(args: cli.Args, signals: StopSignals | None = None) -> None:
 
 
 if __name__ == "__main__":
-  main(ARGS, SIGNALS)
+  from vit_jax.commands import train as command
+
+  command.main(sys.argv[1:])

@@ -89,7 +89,7 @@ def start(
   port = free_port()
   started = []
   for i in range(processes):
-    program = ["-m", "vit_jax.train"]
+    program = ["-m", "vit_jax", "train"]
     if acts and i in acts:
       # -P: beside it is a `numbers`, which is not Python's.
       program = ["-P", str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]

@@ -9,7 +9,8 @@ import pytest
 from etils import epath
 
 from vit_jax.checkpointing import checkpointer, layout, retention
-from vit_jax.commands import serve
+from vit_jax.commands import serve as serve_command
+from vit_jax.inference import serve
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
 def test_who_asks_for_weights_is_told_the_reason(folder, monkeypatch):
   failing(monkeypatch, errno.EACCES, "read", "checkpoints/2/")
   with pytest.raises(SystemExit, match="Permission denied"):
-    serve.main(serve.parse([str(folder)]))
+    serve.main(serve_command.parse([str(folder)]))
 
 
 def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):

@@ -14,9 +14,8 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax.commands import predict, report, verify, visualize
-from vit_jax.config import cli, files, help_text
-from vit_jax.config.commands import COMMANDS, parser
+from vit_jax.commands import COMMANDS, predict, report, verify, visualize
+from vit_jax.config import cli, config_files, help_text
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
 # Ends as the command does, and tells what it has imported until then.
@@ -175,7 +174,7 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden(monkeypatch, capsys):
 
 
 def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
-  flags = parser("predict", "", "")
+  flags = cli.parser("predict", "", "")
   flags.add_argument("--image_size")
   with pytest.raises(SystemExit):
     flags.parse_args(["--imgae_size=3"])
@@ -256,8 +255,11 @@ def test_a_library_of_the_extra_train_that_is_missing():
 
 
 def test_what_needs_no_extra():
-  verbs = "predict", "visualize", "serve", "report", "convert"
-  modules = ", ".join(f"vit_jax.commands.{verb}" for verb in verbs)
+  modules = (
+    "vit_jax.inference.predict, vit_jax.inference.serve,"
+    " vit_jax.reporting.report, vit_jax.reporting.visualize,"
+    " vit_jax.exporting.convert"
+  )
   done = _run(code=f"{WITHOUT}import {modules}")
   assert done.returncode == 0, done.stderr
 
@@ -285,7 +287,7 @@ def test_the_screen_names_every_section_and_config(capsys):
   for name in help_text.sections():
     assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
   listed = re.search(r"^configs: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-  assert re.findall(r"\w+", listed[1]) == list(files.known())
+  assert re.findall(r"\w+", listed[1]) == list(config_files.known())
   assert "  --workdir    folder\n" in text
 
 

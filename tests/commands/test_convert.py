@@ -6,8 +6,9 @@ import pytest
 from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
-from vit_jax.commands import convert
+from vit_jax.commands import convert as convert_command
 from vit_jax.config.preprocessing import parse_ops
+from vit_jax.exporting import convert
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.weights import labels
 
@@ -290,7 +291,7 @@ def test_a_place_that_cannot_be_written(tmp_path, capsys):
   (tmp_path / "file").write_text("mine")
   dst = f"{tmp_path}/file/new/x.npz"
   with pytest.raises(SystemExit) as e:
-    convert.main([str(tmp_path / "none"), dst, "--to=npz"])
+    convert_command.main([str(tmp_path / "none"), dst, "--to=npz"])
   assert str(e.value) == (
     f"DST: got '{dst}', but no files can be written to {tmp_path}/file; name"
     " another place."

@@ -11,7 +11,8 @@ import pytest
 from converting import SUFFIX, assert_same
 
 import vit_jax
-from vit_jax.commands import convert
+from vit_jax.commands import convert as convert_command
+from vit_jax.exporting import convert
 from vit_jax.models import resample
 from vit_jax.weights.google import POS_EMBEDDING
 
@@ -27,7 +28,7 @@ def quick_to_compile():
 
 
 def main(capsys, *argv):
-  convert.main([str(word) for word in argv])
+  convert_command.main([str(word) for word in argv])
   return capsys.readouterr().out.split("\n")
 
 
@@ -164,7 +165,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
   (tmp_path / "file").write_text("")
   source, target = DATA / "vit_token.weights.npz", tmp_path / "file" / "x.npz"
   with pytest.raises(SystemExit) as error:
-    convert.main([str(source), str(target), "--to=npz"])
+    convert_command.main([str(source), str(target), "--to=npz"])
   assert str(error.value) == (
     f"DST: got {str(target)!r}, but no files can be written to"
     f" {tmp_path / 'file'}; name another place."
@@ -183,12 +184,12 @@ def test_what_fails_leaves_nothing(tmp_path, monkeypatch, to):
   with monkeypatch.context() as patch:
     patch.setattr(convert, "largest_difference", lambda *_: (1.0, 1.0))
     with pytest.raises(SystemExit, match="It is removed again"):
-      convert.main([str(source), str(target), f"--to={to}"])
+      convert_command.main([str(source), str(target), f"--to={to}"])
   assert not list(tmp_path.iterdir())
   with monkeypatch.context() as patch:
     patch.setattr(convert, "largest_difference", stop)
     with pytest.raises(KeyboardInterrupt):
-      convert.main([str(source), str(target), f"--to={to}"])
+      convert_command.main([str(source), str(target), f"--to={to}"])
   assert not list(tmp_path.iterdir())
 
 
@@ -202,7 +203,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
   monkeypatch.setattr(convert.np, "savez", fill)
   with pytest.raises(SystemExit, match="No space left on device"):
-    convert.main([str(source), str(target), "--to=npz"])
+    convert_command.main([str(source), str(target), "--to=npz"])
   assert [path.name for path in tmp_path.iterdir()] == ["x.npz.data"]
 
 
@@ -223,5 +224,5 @@ def test_the_command_names_a_faulty_flag(capsys, word, text):
 
 
 def test_help_has_a_meaning_for_every_format_and_filter():
-  assert list(convert.FORMATS) == list(convert.WRITERS)
-  assert list(convert.FILTERS) == list(resample.METHODS)
+  assert list(convert_command.FORMATS) == list(convert.WRITERS)
+  assert list(convert_command.FILTERS) == list(resample.METHODS)

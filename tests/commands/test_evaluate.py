@@ -16,11 +16,12 @@ from PIL import Image
 import vit_jax
 from vit_jax import train
 from vit_jax.checkpointing import checkpointer, layout
-from vit_jax.commands import convert, evaluate
-from vit_jax.config import Config, ConfigError, cli, defaults, freeze, to_dict
+from vit_jax.commands import evaluate as command
+from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
+from vit_jax.exporting import convert
 from vit_jax.models import precision
-from vit_jax.scoring import probes
+from vit_jax.scoring import evaluate, probes
 
 OPS = "decode|resize(16)"
 COLOURS = {
@@ -160,13 +161,7 @@ def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
 
 
 def _main(*words):
-  flags = {
-    k: "" for k in ("checkpoint", *evaluate.PROBES, "workdir", "dtype", "json")
-  } | cli.PROCESS_FLAGS
-  args = cli.parse(
-    "evaluate", flags, list(words), ("json",), alone=tuple(evaluate.PROBES)
-  )
-  evaluate.main(args)
+  command.main(words)
 
 
 def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):

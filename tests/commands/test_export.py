@@ -11,7 +11,8 @@ import pytest
 from etils import epath
 
 import vit_jax
-from vit_jax.commands import convert
+from vit_jax.commands import convert as convert_command
+from vit_jax.exporting import convert
 from vit_jax.weights import onnx_file
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -23,7 +24,7 @@ LATER = {"bit_v1": "nightly"}  # as long as all others together
 
 
 def run(capsys, *argv):
-  convert.main([str(word) for word in argv])
+  convert_command.main([str(word) for word in argv])
   return capsys.readouterr().out.splitlines()
 
 
@@ -81,7 +82,7 @@ def test_other_logits_are_an_error(tmp_path, monkeypatch, wrong):
   )
   dst = tmp_path / "x.stablehlo"
   with pytest.raises(SystemExit) as e:
-    convert.main([str(TOKEN), str(dst), "--to=stablehlo"])
+    convert_command.main([str(TOKEN), str(dst), "--to=stablehlo"])
   text = str(e.value)
   assert text.startswith(f"{dst}: got logits that differ by ")
   assert "expected at most 0.001 of their largest" in text
@@ -93,7 +94,7 @@ def test_onnx_without_its_libraries(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "onnx", None)
   # Before the weights are read: SRC is missing, too.
   with pytest.raises(SystemExit) as e:
-    convert.main(["none.npz", str(tmp_path / "x.onnx"), "--to=onnx"])
+    convert_command.main(["none.npz", str(tmp_path / "x.onnx"), "--to=onnx"])
   assert str(e.value) == (
     "--to=onnx: got no jax2onnx, onnx, onnxruntime, expected installed"
     " packages: pip install '.[onnx]' in the checkout of vit_jax."

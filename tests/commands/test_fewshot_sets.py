@@ -7,8 +7,8 @@ import pytest
 import tiny
 
 from vit_jax import experiment, train
-from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, defaults, freeze, recipes, to_dict
+from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"

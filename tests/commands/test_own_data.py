@@ -14,9 +14,9 @@ from PIL import Image
 
 from vit_jax import experiment, train, weights
 from vit_jax.batch import DataError
-from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import folder, sources
+from vit_jax.scoring import evaluate
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
 BLOCKS = re.findall(

@@ -14,9 +14,10 @@ import pytest
 import tiny
 
 from vit_jax import sharding
-from vit_jax.commands import plan
+from vit_jax.commands import plan as plan_command
 from vit_jax.config import ConfigError, cli
 from vit_jax.devices import CHIPS
+from vit_jax.planning import plan
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = {
@@ -239,7 +240,7 @@ def test_the_command_names_all_faults_at_once():
 
 
 def test_help_names_every_family_of_slices():
-  found = re.findall(r"(\w+):\d", plan.FLAGS["topology"])
+  found = re.findall(r"(\w+):\d", plan_command.FLAGS["topology"])
   assert found == list(CHIPS)
 
 
@@ -269,7 +270,7 @@ def test_a_plan_for_two_slices_has_what_passes_between_them():
 @pytest.mark.slow
 @needs_libtpu
 def test_libtpu_knows_the_slices_of_the_help():
-  for topology in re.findall(r"\w+:[\dx]+", plan.FLAGS["topology"]):
+  for topology in re.findall(r"\w+:[\dx]+", plan_command.FLAGS["topology"]):
     chip, devices = plan.describe(topology)
     sides = map(int, topology.split(":")[1].split("x"))
     assert len(devices) * chip.share == math.prod(sides)
@@ -299,7 +300,7 @@ def test_libtpu_prints_no_stack_when_ended(flags):
 def test_compiled_for_a_slice(topology):
   """Also that the compiler takes the options that it is told, by chip."""
   code = (
-    "import json, tiny; from vit_jax.commands import plan;"
+    "import json, tiny; from vit_jax.planning import plan;"
     "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
     f"print(json.dumps(plan.plan(c, '{topology}')))"
   )
@@ -322,7 +323,7 @@ def test_the_command_says_what_takes_minutes_then_prints_the_plan(
   monkeypatch.setattr(plan, "describe", lambda _: (CHIPS["v5e"], [None] * 8))
   monkeypatch.setattr(plan, "plan", lambda *_, **__: FOUND)
   monkeypatch.setattr(plan.signals, "end_at_once", lambda *_: None)
-  flags = dict.fromkeys(plan.FLAGS) | {"topology": "v5e:2x4"}
+  flags = dict.fromkeys(plan_command.FLAGS) | {"topology": "v5e:2x4"}
   plan.main(cli.Args(tiny.config(), "tiny", flags, []))
   output = capsys.readouterr()
   assert output.err.startswith("compiling the train step for v5e:2x4,")

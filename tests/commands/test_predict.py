@@ -14,10 +14,9 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax.commands import predict
-from vit_jax.inference import classify, streaming
+from vit_jax.commands import predict as predict_command
+from vit_jax.inference import classify, overlay, predict, streaming
 from vit_jax.models import precision
-from vit_jax.reporting import overlay
 from vit_jax.weights import labels
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -51,7 +50,7 @@ class Stdin:
 def call(monkeypatch, capsys):
   def of(*words, stdin=b""):
     monkeypatch.setattr(sys, "stdin", Stdin(stdin))
-    status = predict.run(predict.parse([str(TOKEN), *map(str, words)]))
+    status = predict.run(predict_command.parse([str(TOKEN), *map(str, words)]))
     return status, *capsys.readouterr()
 
   return of
@@ -211,7 +210,7 @@ def test_standard_input(call, folder):
 def test_without_a_standard_input(call, folder, monkeypatch):
   """As with `<&-`; it is not read."""
   monkeypatch.setattr(sys, "stdin", None)
-  words = predict.parse([str(TOKEN), str(folder / "00.png")])
+  words = predict_command.parse([str(TOKEN), str(folder / "00.png")])
   assert predict.run(words) == 0
 
 
@@ -220,7 +219,9 @@ def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
   (tmp_path / "file").write_text("")
   words = str(TOKEN), str(folder / "00.png"), "--attention"
   with pytest.raises(SystemExit) as error:
-    predict.main(predict.parse([*words, f"--out_dir={tmp_path}/file/maps"]))
+    predict.main(
+      predict_command.parse([*words, f"--out_dir={tmp_path}/file/maps"])
+    )
   assert str(error.value).startswith(f"vit-jax predict: {tmp_path}/file")
 
 
@@ -266,7 +267,7 @@ def test_none_can_be_read(call, folder):
 )
 def test_wrong_words(words, message, capsys):
   with pytest.raises(SystemExit) as error:
-    predict.parse([str(TOKEN), "x.jpg", *words])
+    predict_command.parse([str(TOKEN), "x.jpg", *words])
   assert error.value.code == 2 and message in capsys.readouterr().err
 
 
@@ -277,7 +278,7 @@ def test_a_model_without_a_head(tmp_path, monkeypatch):
   words = [str(tmp_path / "headless.npz"), "x.jpg"]
   monkeypatch.setattr(sys, "stdin", Stdin())
   with pytest.raises(ValueError, match="got a model without a head"):
-    predict.run(predict.parse(words))
+    predict.run(predict_command.parse(words))
 
 
 @pytest.mark.slow
@@ -335,5 +336,5 @@ def test_attention_of_a_model_without(monkeypatch, folder):
   resnet = HERE / "data" / "bit_v2.weights.npz"
   words = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]
   with pytest.raises(ValueError, match="no attention between patches"):
-    predict.run(predict.parse(words))
+    predict.run(predict_command.parse(words))
   assert not begun

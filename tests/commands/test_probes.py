@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from vit_jax import ridge
-from vit_jax.commands import evaluate, report
-from vit_jax.config import Config, ConfigError, DataConfig, cli
+from vit_jax.commands import evaluate as command
+from vit_jax.config import Config, ConfigError, DataConfig
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import fewshot, knn, linear
+from vit_jax.reporting import report
 from vit_jax.scoring import probes
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
@@ -22,17 +23,7 @@ COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}
 
 
 def main(*words):
-  own = ("checkpoint", *evaluate.PROBES, "workdir", "dtype", "json")
-  flags = dict.fromkeys(own, "")
-  evaluate.main(
-    cli.parse(
-      "evaluate",
-      flags | cli.PROCESS_FLAGS,
-      list(words),
-      ("json",),
-      alone=tuple(evaluate.PROBES),
-    )
-  )
+  command.main(words)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +50,7 @@ def scored(own, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("runs") / "token"
   main(
     f"--checkpoint={TOKEN}",
-    *(f"--{kind}={own}" for kind in evaluate.PROBES),
+    *(f"--{kind}={own}" for kind in command.PROBES),
     f"--workdir={workdir}",
     "--config.data.batch_size=8",
   )
@@ -68,7 +59,7 @@ def scored(own, tmp_path_factory):
   return workdir, found
 
 
-@pytest.mark.parametrize("kind", evaluate.PROBES)
+@pytest.mark.parametrize("kind", command.PROBES)
 def test_what_is_kept_of_a_probe(scored, kind, own):
   workdir, found = scored
   found = found[kind]
@@ -161,7 +152,7 @@ def test_what_is_wrong_is_told_at_once(own, tmp_path):
   assert f"got '{tmp_path}/no.npz', which does not exist;" in str(e.value)
 
 
-@pytest.mark.parametrize("kind", evaluate.PROBES)
+@pytest.mark.parametrize("kind", command.PROBES)
 def test_features_that_overflow_end_in_a_sentence(own, tmp_path, kind):
   weights = dict(np.load(TOKEN))
   (scale,) = (k for k in weights if k.endswith("encoder_norm/scale"))

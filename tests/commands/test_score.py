@@ -11,10 +11,18 @@ import pytest
 
 import vit_jax
 from vit_jax import weights
-from vit_jax.commands import convert, evaluate, score
+from vit_jax.commands import score as score_command
 from vit_jax.config import ConfigError, eval_preprocessing, model_from_dict
 from vit_jax.data.sources import Sources
-from vit_jax.scoring import explain, protocol, published_scores, tables
+from vit_jax.exporting import convert
+from vit_jax.scoring import (
+  evaluate,
+  explain,
+  protocol,
+  published_scores,
+  score,
+  tables,
+)
 from vit_jax.scoring.ablation import STEPS, swaps
 
 NAMES = tuple("abcdefghijk")
@@ -38,7 +46,7 @@ def file(tiny_vit, tmp_path_factory):
 
 
 def run(*words):
-  return score.run(score.parse(list(words)))
+  return score.run(score_command.parse(list(words)))
 
 
 def faults(*words):

@@ -23,7 +23,8 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax.commands import serve
+from vit_jax.commands import serve as serve_command
+from vit_jax.inference import serve
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 BROWSER = next(
@@ -156,7 +157,7 @@ def test_models_without_attention_say_so():
 
 
 def test_a_model_without_a_head_is_refused(vit):
-  from vit_jax.commands.convert import without_head
+  from vit_jax.exporting.convert import without_head
 
   with pytest.raises(ValueError, match="without a head"):
     serve.Answers(without_head(vit, "npz"), 3, 1, 1)
@@ -330,7 +331,7 @@ def test_names_of_this_machine(answers, host, is_local):
 )
 def test_flags_are_checked(flag, capsys):
   with pytest.raises(SystemExit):
-    serve.parse(["x.npz", flag])
+    serve_command.parse(["x.npz", flag])
   assert flag.split("=")[0] in capsys.readouterr().err
 
 

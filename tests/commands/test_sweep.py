@@ -15,10 +15,10 @@ from etils import epath
 from PIL import Image
 
 from vit_jax import train
-from vit_jax.commands import sweep as sweep_lib
-from vit_jax.commands.sweep import Task
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.sweep import points
+from vit_jax.sweep import sweep as sweep_lib
+from vit_jax.sweep.sweep import Task
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
@@ -319,7 +319,7 @@ def test_flags_of_the_command():
     several=("grid",),
   )
   ((group, source, args),) = parsed.values()
-  assert not args.faults and not group
+  assert not args.errors and not group
   assert args.flags["grid"] == "optim.lr=1,2\ntotal_steps=3"
   assert points.grid_of(None, source) == {
     "optim.lr": ["0.003", "0.01", "0.03", "0.06"]
@@ -340,7 +340,7 @@ def _vtab(*tasks):
   """Tasks of configs/vtab.py on fake data, with a tiny model and two steps."""
   options = [word.format("all") for word in VTAB]
   parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
-  assert not any(args.faults for _, _, args in parsed.values())
+  assert not any(args.errors for _, _, args in parsed.values())
   return {
     name: Task(args.config, points.grid_of(None, source), group)
     for name, (group, source, args) in parsed.items()

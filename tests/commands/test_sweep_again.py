@@ -14,10 +14,10 @@ from PIL import Image
 
 from vit_jax import train
 from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.commands import sweep as sweep_lib
-from vit_jax.commands.sweep import Task
 from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
 from vit_jax.sweep import points
+from vit_jax.sweep import sweep as sweep_lib
+from vit_jax.sweep.sweep import Task
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}

@@ -14,11 +14,11 @@ import tiny
 
 from vit_jax import experiment, train
 from vit_jax.checkpointing import checkpointer
-from vit_jax.commands import evaluate as evaluate_lib
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
 from vit_jax.reporting import runs
+from vit_jax.scoring import evaluate as evaluate_lib
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
 OPS = "decode|resize(16)"

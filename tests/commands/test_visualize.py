@@ -18,7 +18,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.commands import visualize
+from vit_jax.commands import visualize as visualize_command
 from vit_jax.config import (
   CheckpointConfig,
   ClassificationConfig,
@@ -27,6 +27,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.families.vit import ViTConfig
+from vit_jax.reporting import visualize
 from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -45,7 +46,7 @@ def photos(tmp_path_factory):
 
 
 def call(*words):
-  return visualize.run(visualize.parse([str(word) for word in words]))
+  return visualize.run(visualize_command.parse([str(word) for word in words]))
 
 
 def test_one_model(photos, tmp_path, capsys):
@@ -177,7 +178,9 @@ def test_a_cut_pipe_is_no_fault_of_the_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(visualize, "_tell", cut)
   with pytest.raises(BrokenPipeError):
     visualize.main(
-      visualize.parse([str(DATA / "bit_v2.weights.npz"), f"--out={tmp_path}"])
+      visualize_command.parse(
+        [str(DATA / "bit_v2.weights.npz"), f"--out={tmp_path}"]
+      )
     )
 
 
@@ -239,14 +242,14 @@ def test_a_name_that_is_no_unicode(photos, tmp_path):
 
 def test_a_run_in_a_bucket_has_the_facts_of_its_weights(monkeypatch):
   vit = vit_jax.load(TOKEN, verbose=False)
-  monkeypatch.setattr(visualize.cli, "run_of", epath.Path)
+  monkeypatch.setattr(visualize.config_files, "run_of", epath.Path)
   facts = visualize._facts_of("gs://b/run", vit)
   assert facts["file"] == "gs://b/run" and "data" not in facts
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
   (tmp_path / "file").write_text("")
-  words = visualize.parse([TOKEN, f"--out={tmp_path}/file/inside"])
+  words = visualize_command.parse([TOKEN, f"--out={tmp_path}/file/inside"])
   with pytest.raises(SystemExit) as error:
     visualize.main(words)
   text = f"--out: got '{tmp_path}/file/inside': Not a directory."
@@ -256,7 +259,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize("text", ["3", "0,1", "1,2,3", "a,b", "-1,2"])
 def test_a_patch_is_a_row_and_a_column(text, capsys):
   with pytest.raises(SystemExit):
-    visualize.parse(["x", "--out=y", f"--patch={text}"])
+    visualize_command.parse(["x", "--out=y", f"--patch={text}"])
   assert f"got {text!r}, expected ROW,COLUMN from 1" in capsys.readouterr().err
 
 

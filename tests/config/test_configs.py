@@ -194,7 +194,7 @@ def _without_disk(name, argument):
     fake_data=not is_there,
     init=args.config.init if is_there else None,
   )
-  return config, args.faults
+  return config, args.errors
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import cli, files
+from vit_jax.config import cli, config_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 MINE = """from vit_jax.config.recipes import table3
@@ -33,13 +33,13 @@ def get_config(dataset="imagenet21k"):
   ],
 )  # fmt: skip
 def test_a_name_or_path_and_its_argument(source, expected):
-  assert files.split(source) == expected
+  assert config_files.split(source) == expected
 
 
 def test_the_known_are_those_of_the_repository():
-  assert files.known_folder() == ROOT / "configs"
-  assert {"vit_b16", "glyphs"} < {*files.known()}
-  assert len(files.known()) == len(list((ROOT / "configs").glob("*.py")))
+  assert config_files.known_folder() == ROOT / "configs"
+  assert {"vit_b16", "glyphs"} < {*config_files.known()}
+  assert len(config_files.known()) == len(list((ROOT / "configs").glob("*.py")))
 
 
 def test_a_name_is_that_of_a_known_config_wherever_one_is(
@@ -48,9 +48,9 @@ def test_a_name_is_that_of_a_known_config_wherever_one_is(
   monkeypatch.chdir(tmp_path)
   expected = ROOT / "configs" / "vit_b16.py"
   for name in ("vit_b16", "vit_b16.py", "configs/vit_b16.py"):
-    assert files.find(name) == expected
+    assert config_files.find(name) == expected
   args = cli.parse("train", {}, ["--config=vit_b16:imagenet21k"])
-  assert args.config_name == "vit_b16" and not args.faults
+  assert args.config_name == "vit_b16" and not args.errors
   assert args.config.data.dataset == "imagenet21k"
 
 
@@ -85,7 +85,7 @@ def test_what_there_is_not(name, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "mine.py").write_text(MINE)
   with pytest.raises(ValueError) as e:
-    files.find(name)
+    config_files.find(name)
   assert str(e.value).startswith(f"--config: got {name!r}, which is ")
   assert message in str(e.value)
 
@@ -96,7 +96,7 @@ def test_the_length_that_is_named_counts():
   def length(*flags):
     args = cli.parse("train", {}, ["--config=digits_finetune", *flags])
     config = args.config
-    return config.total_steps, config.total_epochs, args.faults
+    return config.total_steps, config.total_epochs, args.errors
 
   assert length() == (300, None, [])
   assert length("--config.total_steps=7")[:2] == (7, None)

@@ -269,7 +269,7 @@ def test_command_line_collects_every_fault():
   )
   assert args.config.model.variant == "L/16"
   assert args.config.fake_data
-  text = "\n".join(args.faults)
+  text = "\n".join(args.errors)
   with pytest.raises(
     SystemExit, match="no Python file. Did you mean 'vit_b16.py'?"
   ):
@@ -287,7 +287,7 @@ def test_a_missing_value_is_one_fault(key, rest):
   args = cli.parse("train", {"workdir": ""}, argv)
   said = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
   said = said.get(key, f"got no value, expected --{key}=VALUE.")
-  assert args.faults == [f"--{key}: {said}"]
+  assert args.errors == [f"--{key}: {said}"]
 
 
 @pytest.mark.parametrize("key", ["config", "checkpoint"])
@@ -324,7 +324,7 @@ def test_help_is_quick_and_shows_units():
   """Measures processor time, since other tests run beside this one."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   out = subprocess.run(
-    [sys.executable, "-m", "vit_jax.train", "--help=all"],
+    [sys.executable, "-m", "vit_jax", "train", "--help=all"],
     capture_output=True,
     text=True,
     check=True,

@@ -10,9 +10,9 @@ import several
 
 from vit_jax import train
 from vit_jax.callbacks import run_lock
-from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, cli
 from vit_jax.distributed import processes, tpu_slice
+from vit_jax.scoring import evaluate
 
 FLAGS = {
   "coordinator": "host0:1234",

@@ -24,7 +24,7 @@ signals.in_thread(work)
 PLAN = f"""
 import hashlib, sys
 import tiny
-from vit_jax.commands import plan
+from vit_jax.planning import plan
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
 

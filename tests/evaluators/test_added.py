@@ -8,11 +8,11 @@ import pytest
 import tiny
 
 from vit_jax import experiment, train
-from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 from vit_jax.options import option
+from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"

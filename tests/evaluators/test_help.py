@@ -29,7 +29,7 @@ def test_golden_text():
 
 def _config(*words):
   args = cli.parse("train", {}, [f"--config={TINY}", "--fake_data", *words])
-  assert not args.faults
+  assert not args.errors
   return args.config
 
 

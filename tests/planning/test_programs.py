@@ -13,10 +13,9 @@ import tiny
 from test_plan import FOUND, needs_libtpu
 
 from vit_jax import sharding, train
-from vit_jax.commands import plan
 from vit_jax.config import Config, defaults, freeze, recipes, to_dict
 from vit_jax.evaluators import knn, linear
-from vit_jax.planning import programs
+from vit_jax.planning import plan, programs
 from vit_jax.planning.table import table
 
 OPS = "decode|resize(16)"
@@ -255,7 +254,7 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
   code = (
-    "import json, tiny; from vit_jax.commands import plan;"
+    "import json, tiny; from vit_jax.planning import plan;"
     "from vit_jax.config import defaults, freeze, to_dict;"
     "c = defaults();"
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"

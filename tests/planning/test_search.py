@@ -146,6 +146,6 @@ def test_the_options_are_those_of_the_command_line():
     f"--config.{x}" for x in options(list(choices(CONFIG, 4))[3]).split()
   ]
   args = cli.parse("x", {}, ["--config=configs/vit_b16.py", *flags])
-  assert not args.faults
+  assert not args.errors
   assert args.config.optim.microbatch is None
   assert args.config.model.remat == "full" or args.config.model.remat == "dots"

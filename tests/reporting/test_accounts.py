@@ -3,7 +3,7 @@
 import json
 import re
 
-from vit_jax.commands import report
+from vit_jax.commands import report as report_command
 from vit_jax.config import (
   ClassificationConfig,
   Config,
@@ -56,7 +56,7 @@ def test_means_stand_for_their_data_sets(tmp_path):
   assert tables.headlines(run)[1:] == [
     (0.375, "mean of 2 data sets, 10-shot, L2 64", "")
   ]
-  report.main([str(tmp_path / "run")])
+  report_command.main([str(tmp_path / "run")])
   text = (tmp_path / "run" / "report.html").read_text()
   text = re.sub("<wbr>", "", text)
   assert text.count("Few-shot accuracy, L2 64") == 1

@@ -10,8 +10,9 @@ import tiny
 
 import vit_jax
 from vit_jax.checkpointing import checkpointer
-from vit_jax.commands import convert
+from vit_jax.commands import convert as convert_command
 from vit_jax.config import to_dict
+from vit_jax.exporting import convert
 from vit_jax.reporting import model_card
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data" / "vit_token.weights.npz"
@@ -195,7 +196,9 @@ def test_weights_of_the_hub_are_the_base_model(tmp_path):
 
 def test_what_convert_wrote_is_no_run(tmp_path):
   write_run(tmp_path / "run")
-  convert.main([str(tmp_path / "run"), str(tmp_path / "copy"), "--to=orbax"])
+  convert_command.main(
+    [str(tmp_path / "run"), str(tmp_path / "copy"), "--to=orbax"]
+  )
   assert model_card.run_of(str(tmp_path / "copy")) is None
   assert model_card.run_of(str(tmp_path / "run")).name == "run"
   assert model_card.run_of("hf-hub:a/b") is model_card.run_of("none") is None

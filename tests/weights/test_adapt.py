@@ -254,7 +254,7 @@ def test_other_models_are_told_and_the_one_that_fits_loads(
     {},
     [f"--config={ROOT}/configs/glyphs.py", *(f"--{flag}" for flag in flags)],
   )
-  assert not args.faults
+  assert not args.errors
   model = args.config.model
   params, report = weights.adapt(found, make_target(model), model, (32, 32))
   assert params["cls" if source != "bv_scan" else "head"] is not None

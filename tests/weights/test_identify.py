@@ -113,7 +113,7 @@ def test_the_description_is_a_command_line_that_makes_the_model(name):
   fields = (f for cls in families for f in dataclasses.fields(cls))
   reset = [f"--config.model.{f.name}={f.default}" for f in fields]
   args = cli.parse("train", {}, [f"--config={config}", *reset, *flags])
-  assert not args.faults
+  assert not args.errors
   assert args.config.model == model
 
 

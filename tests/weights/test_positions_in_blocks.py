@@ -12,8 +12,8 @@ from flax.traverse_util import flatten_dict
 import vit_jax
 from vit_jax import models, weights
 from vit_jax.checkpointing import checkpointer
-from vit_jax.commands import convert
 from vit_jax.config import model_config, to_dict
+from vit_jax.exporting import convert
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, timm
 from vit_jax.weights.google import POS_EMBEDDING

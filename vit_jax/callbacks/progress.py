@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from vit_jax.config import output
+from vit_jax.writers import console
 
 REDRAW_SECONDS = 0.1  # Redrawing takes longer than a step of 1 ms.
 PER_DEVICE = "images_per_second_per_device"
@@ -145,7 +145,7 @@ class Progress:
     return full * num_full + empty * (width - num_full)
 
   def _write(self, text: str) -> None:
-    output.write(self._stream, text)
+    console.write(self._stream, text)
 
 
 def format_seconds(seconds: float) -> str:
@@ -246,7 +246,7 @@ def note(text: str | None) -> None:
   if text and _bar is not None:
     _bar.note(text)
   elif text:
-    output.write(sys.stderr, f"{text}\n")
+    console.write(sys.stderr, f"{text}\n")
 
 
 _bar: Progress | None = None  # the bar on the screen

@@ -22,9 +22,10 @@ from etils import epath
 
 from vit_jax.checkpointing import digests as digests_lib
 from vit_jax.checkpointing.digests import Digest
-from vit_jax.config import json_file, output
+from vit_jax.config import json_file
 from vit_jax.options import shown
 from vit_jax.paths import absolute, file_in, file_size, is_remote, kind
+from vit_jax.writers import console
 
 FOLDER = "checkpoints"
 DIGESTS = "digests.json"
@@ -339,4 +340,4 @@ def tell(folder: epath.Path, why: str) -> None:
 def say(text: str) -> None:
   """Prints a line that must not be missed; only process 0 does."""
   if jax.process_index() == 0:
-    output.write(sys.stderr, f"{text}\n")
+    console.write(sys.stderr, f"{text}\n")

@@ -22,7 +22,8 @@ from etils import epath
 from vit_jax.checkpointing import layout, retention
 from vit_jax.checkpointing.layout import DamagedError
 from vit_jax.checkpointing.writing import Writer
-from vit_jax.config import CheckpointConfig, output
+from vit_jax.config import CheckpointConfig
+from vit_jax.writers import console
 
 MAX_STEPS = 1024  # between two tries
 _count = itertools.count()  # saves of this process
@@ -166,7 +167,7 @@ class Saves:
   def _tell(self, error: str, again: str) -> None:
     """Prints a failure."""
     last = f"that of step {self.newest:,}" if self.newest else "none"
-    output.write(
+    console.write(
       sys.stderr,
       f"NOT SAVED   the checkpoint of step {self._step:,} ({error});"
       f" {again + '; ' if again else ''}the newest is {last}\n",

@@ -12,30 +12,26 @@ nothing can be compared.
 """
 
 import argparse
+import sys
+from collections.abc import Sequence
 
-from vit_jax.config import commands
+from vit_jax.config import cli
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-  """Parses the command line; imports nothing heavy."""
-  parser = commands.parser(
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the words after the verb."""
+  parser = cli.parser(
     "diff", __doc__.partition("\n\n")[2], "vit-jax diff runs/a runs/b"
   )
   parser.add_argument("runs", nargs=2, metavar="RUN", help="folder of a run")
   return parser.parse_args(argv)
 
 
-if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = parse()
-
-# ruff: noqa: E402
-import sys
-
-from vit_jax.reporting import first_divergence
-
-
-def main(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str]) -> int:
   """Prints the comparison; returns the exit status."""
+  args = parse(argv)
+  from vit_jax.reporting import first_divergence
+
   try:
     found = first_divergence.compare(*args.runs)
   except FileNotFoundError as e:
@@ -45,7 +41,3 @@ def main(args: argparse.Namespace) -> int:
   if not found.is_compared:
     return 2
   return 0 if found.is_equal else 1
-
-
-if __name__ == "__main__":
-  sys.exit(main(ARGS))

@@ -7,6 +7,8 @@ features on a data set of the user's own: the model is not trained. Published
 weights then need no config.
 """
 
+from collections.abc import Sequence
+
 from vit_jax.config import cli
 
 PROBES = {
@@ -14,18 +16,22 @@ PROBES = {
   "linear": "the same, by a linear layer trained by gradient",
   "knn": "the same, by the vote of the nearest images",
 }
+FLAGS = {
+  "checkpoint": "run, one of its checkpoints, or published weights",
+  **PROBES,
+  "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
+  "dtype": "with these on published weights: float32 or bfloat16",
+  "json": "print that line, and nothing else on the standard output",
+  **cli.PROCESS_FLAGS,
+}
 
-if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  ARGS = cli.parse(
+
+def parse(argv: Sequence[str]) -> cli.Args:
+  """Parses the words after the verb."""
+  return cli.parse(
     "evaluate",
-    {
-      "checkpoint": "run, one of its checkpoints, or published weights",
-      **PROBES,
-      "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-      "dtype": "with these on published weights: float32 or bfloat16",
-      "json": "print that line, and nothing else on the standard output",
-      **cli.PROCESS_FLAGS,
-    },
+    FLAGS,
+    argv,
     switches=("json",),
     alone=tuple(PROBES),
     description="Scores a checkpoint with the evaluators of its config; or,"
@@ -35,206 +41,10 @@ if __name__ == "__main__":  # before the heavy imports, to answer --help at once
     "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )
 
-# ruff: noqa: E402
-import contextlib
-import json
-import pathlib
-import sys
-import time
-from typing import Any, NamedTuple
 
-import jax
-from etils import epath
+def main(argv: Sequence[str]) -> None:
+  """Scores, or ends the process with all that is wrong."""
+  args = parse(argv)
+  from vit_jax.scoring import evaluate
 
-from vit_jax import experiment, malloc, run_summary, sharding, weights
-from vit_jax import step as step_lib
-from vit_jax.batch import DataError
-from vit_jax.callbacks import startup
-from vit_jax.config import Config, ConfigError
-from vit_jax.data.sources import Sources
-from vit_jax.distributed import exit_codes, processes
-from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.scoring import probes
-from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
-
-
-def evaluate(config: Config, path: str) -> dict[str, float]:
-  """Runs every evaluator of a config on a checkpoint's parameters.
-
-  Labels of a data set are matched with the checkpoint's classes by name, see
-  `weights.match`.
-
-  Args:
-    config: Options of the model and of the evaluators.
-    path: Weights as `vit_jax.load` takes them: the folder of a run or of one
-      step, or a published file.
-
-  Returns:
-    All metrics by name, as in training, baselines included.
-
-  Raises:
-    ConfigError: The checkpoint is missing or is of another model, a data set is
-      missing, or its classes are not those of the checkpoint; or the config has
-      no evaluator.
-    DataError: Records cannot be read, no image of a split has a label, or
-      features are not finite.
-  """
-  return record(config, path)["scores"]
-
-
-class Ready(NamedTuple):
-  """A checkpoint beside the evaluators of a config, not run yet.
-
-  prepared: What was opened and checked.
-  evaluators: In the order of the config.
-  params: On the devices.
-  found: What the file states.
-  report: What was done with its weights.
-  """
-
-  prepared: experiment.Experiment
-  evaluators: list[Evaluator]
-  params: Any
-  found: weights.Weights
-  report: weights.Report
-
-
-def open_checkpoint(
-  config: Config,
-  path: str,
-  workdir: str | None = None,
-  opened: Sources | None = None,
-) -> Ready:
-  """Reads a checkpoint and opens the data; the arguments are `record`'s.
-
-  Raises:
-    ConfigError: As `evaluate`.
-  """
-  if not config.evals:
-    raise ConfigError(
-      [
-        "config.evals: got none, expected an evaluator, which scores; add"
-        " --fewshot=DATASET, --linear=DATASET, --knn=DATASET, or"
-        " --config.evals.NAME.kind=classification."
-      ]
-    )
-  try:
-    found = weights.read(path)
-  except (OSError, ValueError) as e:
-    raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = experiment.setup(config, workdir, found=found, sources=opened)
-  mesh = sharding.make_mesh(config.mesh)
-  assembly = step_lib.assemble(config, prepared.facts, mesh)
-  params, report = prepared.take_weights()
-  params = jax.tree.map(
-    lambda new, like: jax.device_put(new, like.sharding),
-    params,
-    assembly.state.params,
-  )
-  evaluators = prepared.evaluators(
-    assembly.predict, mesh, random_params=assembly.fresh_params
-  )
-  return Ready(prepared, evaluators, params, found, report)
-
-
-def record(
-  config: Config,
-  path: str,
-  workdir: str | None = None,
-  opened: Sources | None = None,
-) -> dict[str, Any]:
-  """Does what `evaluate` does, and returns what was scored, too.
-
-  Args:
-    config: As for `evaluate`.
-    path: As for `evaluate`.
-    workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
-    opened: Splits that are open already; None: none.
-
-  Returns:
-    checkpoint (path), step (updates; 0 where it is unknown), time (seconds
-    since 1970), dtype (of the model's products), data (evaluator -> a text) and
-    scores.
-
-  Raises:
-    ConfigError, DataError: As `evaluate`.
-  """
-  ready = open_checkpoint(config, path, workdir, opened)
-  is_first = jax.process_index() == 0
-  if is_first and ready.found.format != "checkpoint":
-    print(weights.format_report(ready.report))
-  if config.fake_data and is_first:
-    print("data are fake (fake_data); --fake_data=false uses the real ones")
-  text = run_summary.sets_text(ready.prepared)  # to which all processes agree
-  if is_first and text:
-    print(text)
-  results, step = {}, ready.found.metadata.get("step", 0)
-  means = GroupMeans(ready.prepared.evals)
-  for evaluator in ready.evaluators:
-    if is_first:
-      print(f"{evaluator.config.name:<11} {evaluator.note}", flush=True)
-    scores = means.add(step, evaluator.run(ready.params))
-    if is_first:
-      print(format_scores(step, scores), flush=True)
-    results |= scores
-  row = {
-    "checkpoint": str(path),
-    "step": step,
-    "time": round(time.time(), 3),
-    "dtype": config.model.dtype,
-    "data": {e.config.name: e.note for e in ready.evaluators},
-    "scores": results,
-  }
-  if workdir is not None:
-    kept = [probes.keep(e, row, workdir) for e in ready.evaluators]
-  if workdir is not None and is_first:
-    with (epath.Path(workdir) / SCORES).open("a") as f:
-      f.write(json.dumps(row, ensure_ascii=False) + "\n")
-    print(f"written     {epath.Path(workdir) / SCORES}", flush=True)
-    if any(kept) and "://" not in str(workdir):  # report reads none of these
-      print(f"see         vit-jax report {workdir}", flush=True)
-  return row
-
-
-def main(args: cli.Args) -> None:
-  """Joins the other processes, checks the run, evaluates."""
-  flags = args.flags
-  wants_json = flags["json"] == "true"
-  try:
-    with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
-      processes.initialise(flags, args.faults)
-      malloc.keep()
-      of_run = flags["checkpoint"] and cli.run_of(flags["checkpoint"])
-      startup.use_cache(flags["workdir"] or of_run and str(of_run))
-      if not flags["checkpoint"]:
-        args.faults.append(cli.NO_CHECKPOINT)
-      if args.faults:
-        raise ConfigError(args.faults)
-      path, config = flags["checkpoint"], args.config
-      wanted = {kind: flags[kind] for kind in PROBES if flags[kind]}
-      is_alone = wanted and not args.config_name and not cli.run_of(path)
-      if flags["dtype"] and not is_alone:
-        raise ConfigError(
-          [
-            f"--dtype: got {flags['dtype']!r} beside a config, whose"
-            " config.model.dtype counts; set that."
-          ]
-        )
-      opened = Sources(config.data.data_dir, fake=config.fake_data)
-      if wanted:
-        if is_alone:
-          config = probes.config_of_file(config, path, flags["dtype"])
-          if jax.process_index() == 0:
-            print(f"dtype           {config.model.dtype}")
-        config = probes.configured(config, wanted, opened)
-      name = pathlib.PurePath(path).stem
-      workdir = flags["workdir"] or cli.run_of(path) or f"runs/{name}"
-      row = record(config, path, str(workdir), opened)
-  except (ConfigError, DataError) as e:
-    exit_codes.refuse(str(e))
-  if wants_json and jax.process_index() == 0:
-    print(json.dumps(row, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-  main(ARGS)
+  evaluate.main(args)

@@ -1,88 +1,29 @@
 """Prints every model by name: `vit-jax models`."""
 
+import argparse
 import os
+from collections.abc import Sequence
 
-from vit_jax.config import commands
+from vit_jax.config import cli
 
-if __name__ == "__main__":  # before the heavy imports, to answer --help at once
-  commands.parser(
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the words after the verb: there are none."""
+  parser = cli.parser(
     "models",
     "Prints every model by name: its parameters, the FLOPs and tokens of an"
     "\nimage of 224 and of 384 pixels, and the published files that fit it."
     "\nA name is one of --config.model.variant=NAME.",
     "vit-jax models",
-  ).parse_args()
+  )
+  return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Prints the table."""
+  parse(argv)
   # It counts, and computes nothing: others have the accelerators.
   os.environ["JAX_PLATFORMS"] = "cpu"
+  from vit_jax.planning import model_table
 
-# ruff: noqa: E402
-import jax
-
-from vit_jax.families import PUBLISHED, by_variant
-from vit_jax.models import build
-
-NUM_CLASSES = 1000
-SIDES = (224, 384)
-
-
-def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
-  """Returns the shapes of the parameters, without computing them.
-
-  Args:
-    name: A key of `PUBLISHED`.
-    side: Side of the images, pixels; the position table grows with it.
-    num_classes: Width of the head.
-  """
-  # Stacked blocks have as many parameters, and are traced once for any depth.
-  config = by_variant(name)
-  images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
-  model = build(config.stacked() or config, num_classes)
-  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-
-
-def count(params) -> int:
-  """Returns the number of parameters of a tree of arrays or shapes."""
-  return sum(x.size for x in jax.tree.leaves(params))
-
-
-def tokens(name: str, side: int) -> int | None:
-  """Returns the number of tokens of an image, class token included, or None."""
-  return by_variant(name).num_tokens((side, side))
-
-
-def row(name: str) -> tuple[str, ...]:
-  """Returns the cells of one model."""
-  model = by_variant(name)
-  macs = [model.forward_macs((s, s), NUM_CLASSES) for s in SIDES]
-  return (
-    name,
-    f"{count(shapes(name)):,}",
-    *(f"{2 * m / 1e9:,.1f}" for m in macs),
-    *(str(tokens(name, s) or "-") for s in SIDES),
-  )
-
-
-def main() -> None:
-  """Prints one line per model, and a line for each kind of file."""
-  head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
-  cells = [head, *(row(name) for name in PUBLISHED)]
-  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  for i, line in enumerate(cells):
-    first, *others = (
-      text.ljust(w) if k == 0 else text.rjust(w)
-      for k, (text, w) in enumerate(zip(line, widths, strict=True))
-    )
-    files = PUBLISHED.get(line[0], ("published files",) * (i == 0))
-    start = "  ".join([first, *others])
-    for k, file in enumerate(files or ("-",)):
-      print(f"{start if k == 0 else ' ' * len(start)}  {file}".rstrip())
-  print(
-    "\nParameters with the class token, a learned table and 1,000 classes at"
-    " 224 px\n(R...x...: BiT's ResNets). FLOPs of the forward pass of one"
-    " image, two a\nmultiply-add. At 384 px a patch of 14 takes 378. Any other"
-    " size and patch works,\ntoo: --config.model.variant=S/8."
-  )
-
-
-if __name__ == "__main__":
-  main()
+  model_table.main()

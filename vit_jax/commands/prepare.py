@@ -17,11 +17,12 @@ set.
 
 import argparse
 import sys
+from collections.abc import Sequence
 
-from vit_jax.config import commands
+from vit_jax.config import cli
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
   """Prepares, and prints what is there now and what was left out."""
   args = parse(argv)
   from vit_jax.data import (  # TensorFlow: seconds
@@ -92,9 +93,9 @@ def _options(args: argparse.Namespace):
   return Options(splits, args.image, args.label, classes)
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-  """Parses the command line; imports nothing heavy."""
-  parser = commands.parser(
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the words after the verb."""
+  parser = cli.parser(
     "prepare",
     "Puts a data set on disk in TFDS's format. Images of one's own are imported"
     " once,\nunder a name of their own. An import that stops half way leaves no"
@@ -140,7 +141,3 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     " but folder)",
   )
   return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-  main()

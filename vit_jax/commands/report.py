@@ -9,13 +9,14 @@ before its end, is shown as such.
 
 import argparse
 import sys
+from collections.abc import Sequence
 
-from vit_jax.config import commands
+from vit_jax.config import cli
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-  """Parses the command line; imports nothing heavy."""
-  parser = commands.parser(
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the words after the verb."""
+  parser = cli.parser(
     "report",
     __doc__.partition("\n\n")[2],
     "vit-jax report runs/demo\nvit-jax report runs/a runs/b --out=runs/a_b",
@@ -23,13 +24,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument(
     "runs", nargs="+", metavar="RUN", help="a run, or a folder of runs"
   )
-  parser.add_argument(
-    "--out", type=commands.local_folder, help="folder to write to"
-  )
+  parser.add_argument("--out", type=cli.local_folder, help="folder to write to")
   return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
   """Writes the report, and prints where."""
   args = parse(argv)
   import jax
@@ -46,7 +45,3 @@ def main(argv: list[str] | None = None) -> None:
     where = e.filename or args.out or args.runs[0]
     sys.exit(f"{where}: {e.strerror or e}; --out=DIR writes elsewhere.")
   print(f"wrote {path}, {path.parent / 'summary.json'}, {path.parent}/figures/")
-
-
-if __name__ == "__main__":
-  main()

@@ -8,13 +8,14 @@ a checkpoint is damaged, or there is none.
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
-from vit_jax.config import commands
+from vit_jax.config import cli
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-  """Parses the command line; imports nothing heavy."""
-  parser = commands.parser(
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the words after the verb."""
+  parser = cli.parser(
     "verify",
     "Checks every checkpoint of a run: reads all arrays and compares their"
     " digests.\nThe exit status is 1 if one is damaged. Needs no accelerator"
@@ -28,7 +29,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
   """Prints a line for each checkpoint, the oldest first."""
   args = parse(argv)
   # A training run on this machine has its accelerators for itself, also where
@@ -76,7 +77,3 @@ def _whole(digests) -> str:
       " tells whether it is as it was written"
     )
   return f"ok: {sum(map(len, digests.values())):,} arrays"
-
-
-if __name__ == "__main__":
-  main()

@@ -1,23 +1,21 @@
-"""The command line: flags, the config file, its overrides.
+"""The command line: argparse, the config file, its overrides.
 
-Only light modules are imported, so that `--help` answers at once.
+Only light modules are imported, so that `--help` answers at once. Commands of a
+config (`parse`) report every error of their words together; the others stop at
+the first, as argparse does.
 """
 
+import argparse
 import contextlib
-import importlib.util
-import inspect
 import pathlib
 import sys
-import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from etils import epath
-
-from vit_jax import config as config_lib
-from vit_jax.config import files, help_text, json_file
-from vit_jax.config.commands import NOT_LEAN
-from vit_jax.options import at_home, nearest
+from vit_jax.config import config_files, help_text
+from vit_jax.config.parse import build, to_dict
+from vit_jax.config.schema import Config
+from vit_jax.options import ConfigError, at_home, nearest
 
 # Flags of the commands that run in several processes, see
 # distributed/processes.py.
@@ -26,56 +24,107 @@ PROCESS_FLAGS = {
   "num_processes": "how many processes there are",
   "process_id": "which one this is, from 0",
 }
-
-
-# Those of a training run.
-TRAIN_FLAGS = {
-  "workdir": "folder of the run (default: runs/<config name>)",
-  "profile": "step after which a trace of five steps is written for"
-  " TensorBoard's profiler (default: none)",
-  "allow_change": "options and sections, comma-separated, that may differ from"
-  " those with which the run began, such as optim.lr,data",
-  **PROCESS_FLAGS,
-}
 BATCH_OF_FILES = 64  # images, of the features of a published file
+NO_CONFIG = (
+  "--config: got none, expected --config=NAME, as in --config=vit_b16."
+)
 NO_CHECKPOINT = (
   "--checkpoint: got none, expected the folder of a run, as in"
   " --checkpoint=runs/<config name>, or published weights beside"
   " --config=finetune:model=B/16."
 )
+_OVERRIDE = "--config."
+_NO_VALUE = object()  # of a flag that was given without its value
 
 
 class Args(NamedTuple):
   """A parsed command line.
 
-  config: Faulty options have their defaults; see `faults`.
+  config: Options with errors have their defaults; see `errors`.
   config_name: File name of the config without its ending, e.g. "vit_l16".
   flags: Flags of this command, by name; absent ones are None.
-  faults: One text per fault, to be raised with those found later.
+  errors: One text each, to be raised with those found later.
   """
 
-  config: config_lib.Config
+  config: Config
   config_name: str
   flags: dict[str, str | None]
-  faults: list[str]
+  errors: list[str]
+
+
+class _Parser(argparse.ArgumentParser):
+  """Takes files before and behind flags.
+
+  It finds the home folder in --flag=~/x, and names the known flag that is
+  nearest to an unknown one.
+  """
+
+  def parse_args(self, args=None, namespace=None):
+    args = sys.argv[1:] if args is None else list(args)
+    if "--" in args:  # Python 3.11 forgets it where files may follow flags
+      return super().parse_args(args, namespace)
+    return self.parse_intermixed_args(args, namespace)
+
+  def parse_known_args(self, args=None, namespace=None):
+    args = sys.argv[1:] if args is None else list(args)
+    return super().parse_known_args(at_home(args), namespace)
+
+  def error(self, message: str) -> NoReturn:
+    known = [name for a in self._actions for name in a.option_strings]
+    _, _, unknown = message.partition("unrecognized arguments: ")
+    flags = [w.split("=")[0] for w in unknown.split() if w.startswith("--")]
+    super().error(message + "".join(nearest(flag, known) for flag in flags))
+
+
+def parser(
+  verb: str, description: str, example: str, usage: str | None = None
+) -> argparse.ArgumentParser:
+  """Returns a parser for a command without a config.
+
+  Args:
+    verb: Name of the command.
+    description: What it does; its line breaks stay.
+    example: Command lines as a user types them, each a line.
+    usage: The first line behind the verb; None: every option.
+  """
+  return _Parser(
+    f"vit-jax {verb}",
+    usage=usage and f"vit-jax {verb} {usage}",
+    description=description,
+    epilog="\n".join(help_text.example_lines(example)),
+    formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+      prog, max_help_position=28, width=80
+    ),
+  )
+
+
+def local_folder(path: str) -> str:
+  """Returns the folder of a flag; raises for a bucket, as argparse asks for."""
+  if "://" in path:
+    raise argparse.ArgumentTypeError(
+      f"got {path!r}, expected a folder on this machine; copy it afterwards:"
+      f" gcloud storage cp -r FOLDER {path}"
+    )
+  return path
 
 
 def parse(
   verb: str,
-  flags: dict[str, str],
-  argv: list[str] | None = None,
-  switches: tuple[str, ...] = (),
-  several: tuple[str, ...] = (),
-  alone: tuple[str, ...] = (),
+  flags: Mapping[str, str],
+  argv: Sequence[str],
+  *,
+  switches: Iterable[str] = (),
+  several: Iterable[str] = (),
+  alone: Iterable[str] = (),
   description: str = "",
   example: str = "",
-):
+) -> Args:
   """Parses `--config=NAME[:ARG] --config.KEY=VALUE --FLAG=VALUE`.
 
   Args:
     verb: Name of the command, e.g. "train", for the help text.
     flags: Further flags and what they mean.
-    argv: Words after the command; None: those of this process.
+    argv: The words after the command.
     switches: Flags that need no value, and are then "true".
     several: Flags that may be given more than once; all their values are one
       text, a line each.
@@ -85,244 +134,199 @@ def parse(
     example: Command lines, each a line, for the help text.
 
   Returns:
-    `Args`. Ends the process after `--help`, and, with an explanation, where no
+    `Args`. Ends the process after `--help`, and, with all errors, where no
     config can be loaded.
   """
-  argv = sys.argv[1:] if argv is None else argv
-  words, faults = _split(argv)
-  given: dict[str, str | None] = dict.fromkeys(flags)
-  overrides, source, section = {}, None, None
-  for key, value in words:
-    if key in ("help", "h"):
-      if value is None:
-        print(help_text.screen(verb, flags, description, example))
-        sys.exit(0)
-      section = value
-    elif key == "config":
-      source = value
-    elif key == "fake_data":
-      overrides["fake_data"] = "true" if value is None else value
-    elif key.startswith("config."):
-      if value is not None:
-        overrides[key.removeprefix("config.")] = value
-    elif key in several and given[key] and value:
-      given[key] += f"\n{value}"
-    elif key in given:
-      given[key] = "true" if value is None and key in switches else value
-    else:
-      known = ["config", "fake_data", "help", *flags]
-      faults.append(f"--{key}: no such flag.{nearest(key, known)}")
-      continue
-    if value is None and key not in ("help", "h", "fake_data", *switches):
-      faults.append(f"--{key}: got no value, expected --{key}=VALUE.")
-  values = config_lib.to_dict(config_lib.Config())
+  values, overrides, errors = _split(argv, flags, switches, several)
+  section, source = values.pop("help"), values.pop("config")
+  if section is _NO_VALUE:
+    print(help_text.screen(verb, flags, description, example))
+    sys.exit(0)
+  # A config or checkpoint without its value is an error already.
+  is_named = _NO_VALUE in (source, values.get("checkpoint"))
+  fake_data = values.pop("fake_data")
+  if fake_data is not None:
+    overrides["fake_data"] = "true" if fake_data is _NO_VALUE else fake_data
+  source = None if source is _NO_VALUE else source
+  given = {k: None if v is _NO_VALUE else v for k, v in values.items()}
   loaded = None
-  if source:
-    loaded = _load(source, faults)
-  elif given.get("checkpoint"):
-    path = given["checkpoint"]
-    try:
-      if any(given[key] for key in alone) and not run_of(path):
-        override(values, "data.batch_size", str(BATCH_OF_FILES))
-        loaded = values
-      else:
-        loaded = _config_of(path, faults, alone)
-    except ValueError as e:  # of a damaged config.json
-      faults.append(f"--checkpoint: {e}")
-  elif not section and not {("config", None), ("checkpoint", None)} & {*words}:
-    faults.append(
-      NO_CHECKPOINT
-      if "checkpoint" in flags
-      else "--config: got none, expected --config=NAME, as in --config=vit_b16."
-    )
-  values = loaded or values
-  faults += [f"--{fault}" for fault in override_all(values, overrides)]
+  try:
+    if source:
+      loaded = config_files.call(source)
+    elif given.get("checkpoint"):
+      is_alone = any(given[flag] for flag in alone)
+      loaded = _of_checkpoint(given["checkpoint"], is_alone, alone)
+    elif not section and not is_named:
+      errors.append(NO_CHECKPOINT if "checkpoint" in flags else NO_CONFIG)
+  except ValueError as e:
+    errors.append(str(e))
+  options = loaded or to_dict(Config())
+  errors += [f"--{error}" for error in override_all(options, overrides)]
   if section:
-    _print_section(section, values, [] if loaded else faults)
-  config, more = config_lib.build(values)
-  if not loaded:  # further faults would not be those of the user's config
-    sys.exit(str(config_lib.ConfigError(faults + more)))
-  name = pathlib.PurePath(files.split(source or "")[0]).stem
-  return Args(config, name, given, faults + more)
+    if errors and not loaded:
+      sys.exit(str(ConfigError(errors)))
+    try:
+      print(help_text.section(section, options))
+    except ValueError as e:
+      sys.exit(str(e))
+    sys.exit(0)
+  config, more = build(options)
+  if not loaded:  # further errors would not be those of the user's config
+    sys.exit(str(ConfigError(errors + more)))
+  name = pathlib.PurePath(config_files.split(source or "")[0]).stem
+  return Args(config, name, given, errors + more)
 
 
 def parse_tasks(
-  verb: str, flags: dict[str, str], argv: list[str] | None = None, **options
+  verb: str, flags: Mapping[str, str], argv: Sequence[str], **options: Any
 ) -> dict[str, tuple[str, str, Args]]:
-  """Does as `parse`, for each task of a config file that has several.
+  """Parses a command line for each task of a config file that has several.
 
   Such a file has a function `get_tasks(argument)` beside `get_config`, which
   returns task -> (group, argument of `get_config`), or {} where the argument
   stands for one run alone.
 
   Args:
-    verb: As for `parse`.
-    flags: As for `parse`.
-    argv: As for `parse`.
-    **options: Of `parse`.
+    verb, flags, argv, **options: As for `parse`.
 
   Returns:
     Task -> (group, config file with argument, what `parse` returns); the only
     task of other config files has the name and the group "".
   """
-  argv = sys.argv[1:] if argv is None else argv
-  source = dict(_split(argv)[0]).get("config") or ""
-  file, _ = files.split(source)
+  values, _, _ = _split(argv, flags, (), ())
+  source = values["config"]
+  source = source if isinstance(source, str) else ""
   tasks = {"": ("", source)}
-  with contextlib.suppress(ValueError):  # no such file: `parse` says so
-    files.find(file)
-    found = ask(source, "get_tasks") or {}
-    tasks = {k: (g, f"{file}:{a}") for k, (g, a) in found.items()} or tasks
+  file, _ = config_files.split(source)
+  with contextlib.suppress(ValueError):  # no such file: `parse` reports it
+    config_files.find(file)
+    several = ask(source, "get_tasks") or {}
+    tasks = {k: (g, f"{file}:{a}") for k, (g, a) in several.items()} or tasks
   parsed = {}
-  for name, (group, of_task) in tasks.items():
-    words = [f"--config={of_task}"] if source else []  # the last one counts
-    args = parse(verb, flags, [*argv, *words], **options)
-    parsed[name] = group, of_task, args
+  for name, (group, task) in tasks.items():
+    last = [f"--config={task}"] if source else []  # the last one counts
+    parsed[name] = group, task, parse(verb, flags, [*argv, *last], **options)
   return parsed
 
 
 def ask(source: str, name: str) -> Any:
-  """Returns what a function of a config file beside `get_config` answers.
+  """Returns what a function of a config file beside `get_config` returns.
 
   Args:
     source: Config file, and after a colon the argument.
     name: The function.
 
   Returns:
-    Its answer; None if the file has no such function. Ends the process, with an
+    None if the file has no such function. Ends the process, with an
     explanation, where the function fails.
   """
-  faults: list[str] = []
-  answer = _call(source, faults, name)
-  if faults:
-    sys.exit(str(config_lib.ConfigError(faults)))
-  return answer
-
-
-def _print_section(name: str, values: dict, faults: list[str]) -> None:
-  """Ends the process with the options of a section, or with what is wrong."""
-  if faults:
-    sys.exit(str(config_lib.ConfigError(faults)))
   try:
-    print(help_text.section(name, values))
+    return config_files.call(source, name)
   except ValueError as e:
-    sys.exit(str(e))
-  sys.exit(0)
+    sys.exit(str(ConfigError([str(e)])))
 
 
-def _split(argv: list[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
-  """Words -> (key, value) pairs; accepts `--key=value` and `--key value`."""
-  pairs, faults, rest = [], [], at_home(argv)
-  while rest:
-    word = rest.pop(0)
-    if not word.startswith("-"):
-      faults.append(f"{word!r}: got a bare word, expected --flag=value.")
-      continue
-    key, equals, value = word.lstrip("-").partition("=")
-    if equals:
-      pairs.append((key, value))
-    elif (
-      key != "fake_data"
-      and rest[:1]
-      and not rest[0].startswith("-" if key in ("help", "h") else "--")
-    ):
-      pairs.append((key, rest.pop(0)))
-    else:
-      pairs.append((key, None))
-  return pairs, faults
+def _split(
+  argv: Sequence[str],
+  flags: Iterable[str],
+  switches: Iterable[str],
+  several: Iterable[str],
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+  """Returns values of the flags, overrides of the config, and errors.
 
-
-def _load(source: str, faults: list[str]) -> dict | None:
-  """Returns what `get_config(argument)` of a config file does, as a dict."""
-  return _call(source, faults, "get_config", lambda config: config.to_dict())
-
-
-def _call(
-  source: str,
-  faults: list[str],
-  name: str,
-  then: Callable[[Any], Any] = lambda answer: answer,
-) -> Any:
-  """Calls a function of a config file with the argument after the colon.
-
-  Args:
-    source: The file, a colon and the argument, or the file alone.
-    faults: Gets a text if there is no such file, or the function fails.
-    name: The function; one other than get_config may be missing.
-    then: Applied to what it returns.
+  A flag that is absent has None; one without its value has `_NO_VALUE`, and an
+  error unless it needs none.
   """
-  file, argument = files.split(source)
+  errors: list[str] = []
+  rest, overrides = _overrides(at_home(list(argv)), errors)
+  known = ["config", "fake_data", "help", *flags]
+  words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  for name in known:
+    words.add_argument(
+      *(("-h",) if name == "help" else ()),
+      f"--{name}",
+      nargs="?",
+      const="true" if name in switches else _NO_VALUE,
+      action="append",
+      default=[],
+    )
+  parsed, unknown = words.parse_known_args(rest)
+  values: dict[str, Any] = {}
+  for name, texts in vars(parsed).items():
+    if _NO_VALUE in texts and name not in ("fake_data", "help"):
+      errors.append(f"--{name}: got no value, expected --{name}=VALUE.")
+    elif name in several and texts:
+      texts = ["\n".join(texts)]
+    values[name] = texts[-1] if texts else None
+  is_value = False  # of an unknown flag
+  for word in unknown:
+    name, equals, _ = word.lstrip("-").partition("=")
+    if word.startswith("-"):
+      errors.append(f"--{name}: no such flag.{nearest(name, known)}")
+    elif not is_value:
+      errors.append(f"{word!r}: got a bare word, expected --flag=value.")
+    is_value = word.startswith("-") and not equals
+  return values, overrides, errors
+
+
+def _overrides(
+  argv: list[str], errors: list[str]
+) -> tuple[list[str], dict[str, str]]:
+  """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the words.
+
+  argparse could not: the keys depend on the config.
+  """
+  rest, overrides = [], {}
+  words = list(reversed(argv))
+  while words:
+    word = words.pop()
+    if not word.startswith(_OVERRIDE):
+      rest.append(word)
+      continue
+    key, equals, value = word.removeprefix(_OVERRIDE).partition("=")
+    if equals:
+      overrides[key] = value
+    elif words and not words[-1].startswith("--"):
+      overrides[key] = words.pop()
+    else:
+      errors.append(f"{word}: got no value, expected {word}=VALUE.")
+  return rest, overrides
+
+
+def _of_checkpoint(path: str, is_alone: bool, alone: Iterable[str]) -> dict:
+  """Returns the config of a checkpoint's run, or that of a published file.
+
+  Raises:
+    ValueError: There is none; the message is for the user.
+  """
   try:
-    path = files.find(file)
-  except ValueError as e:
-    faults.append(str(e))
-    return None
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    function = module.get_config
-    if name != "get_config":
-      function = vars(module).get(name, lambda *_: None)
-    if argument and not inspect.signature(function).parameters:
-      raise ValueError(f"got the argument {argument!r}, but it takes none.")
-    return then(function(argument) if argument else function())
-  except ValueError as e:
-    faults.append(f"--config={source}: {e}")
-  except Exception as e:  # a user's file may raise anything
-    if isinstance(e, ModuleNotFoundError) and e.name in NOT_LEAN:
-      raise  # `vit_jax.__main__` says what to install
-    frames = traceback.extract_tb(e.__traceback__)
-    own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
-    line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
-    text = f"{type(e).__name__}: {e}".replace("\\n", " ")
-    faults.append(f"--config={source}, line {line}: {text}")
-  return None
-
-
-def run_of(checkpoint: str) -> epath.Path | None:
-  """Returns the folder of the run that a checkpoint or step is of, if any."""
-  folder = epath.Path(checkpoint)
-  for parent in (folder, folder.parent, folder.parent.parent):
-    if _config_in(parent):
-      return parent
-  return None
-
-
-def _config_in(folder: epath.Path) -> dict | None:
-  file = folder / "config.json"
-  values = json_file.read(file) if file.is_file() else {}
-  if "optim" not in values:
-    return None  # that of another program
-  return values
-
-
-def _config_of(
-  checkpoint: str, faults: list[str], alone: tuple[str, ...]
-) -> dict | None:
-  """Returns the config that a run, or one of its steps, was made with."""
-  if run := run_of(checkpoint):
-    return _config_in(run)
+    values = config_files.config_of_run(path)
+  except ValueError as e:  # of a damaged config.json
+    raise ValueError(f"--checkpoint: {e}") from None
+  if values is None and is_alone:
+    values = to_dict(Config())
+    override(values, "data.batch_size", str(BATCH_OF_FILES))
+  if values is not None:
+    return values
   lacks = "with no config.json of a run in it or above it"
-  if "://" not in checkpoint and not epath.Path(checkpoint).exists():
+  if "://" not in path and not pathlib.Path(path).exists():
     lacks = "which does not exist"
   beside = ", ".join(f"--{flag}" for flag in alone)
-  faults.append(
-    f"--checkpoint: got {checkpoint!r}, {lacks}; expected the folder of a run;"
-    f" or published weights, and --config=NAME{beside and ' or one of '}"
-    f"{beside} beside them."
+  raise ValueError(
+    f"--checkpoint: got {path!r}, {lacks}; expected the folder of a run; or"
+    f" published weights, and --config=NAME{beside and ' or one of '}{beside}"
+    " beside them."
   )
-  return None
 
 
 def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   """Sets options by their paths; `build` checks them afterwards.
 
-  A length in epochs takes the place of one in steps that the values have; else
-  that would count, unsaid.
+  A length in epochs takes the place of one in steps that the values have, which
+  would otherwise decide silently.
 
   Returns:
-    A fault where both lengths are given; [] otherwise.
+    An error where both lengths are given; [] otherwise.
   """
   for path, value in overrides.items():
     override(values, path, value)

@@ -6,8 +6,7 @@ import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 
-from vit_jax.config import files
-from vit_jax.config.commands import example_lines
+from vit_jax.config import config_files
 from vit_jax.config.schema import UNIONS, Config
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.options import check_choice
@@ -52,7 +51,7 @@ def screen(
     **flags,
   }
   described = {f"--{name}": doc for name, doc in every_flag.items()}
-  listed = f"configs: {', '.join(files.known())}"
+  listed = f"configs: {', '.join(config_files.known())}"
   parts = [
     textwrap.wrap(usage, WIDTH, subsequent_indent=" " * 8),
     textwrap.wrap(description, WIDTH),
@@ -98,6 +97,17 @@ def section(name: str, values: Mapping) -> str:
         *_option_lines(dataclasses.fields(cls), {}, "config.evals.<name>"),
       ]
   return "\n".join(lines)
+
+
+def example_lines(example: str) -> list[str]:
+  """Returns the lines that end a help text.
+
+  Args:
+    example: Command lines as a user types them, each a line.
+  """
+  lines = example.splitlines()
+  head = "example:" if len(lines) == 1 else "examples:"
+  return [head, *(f"  {line}" for line in lines)]
 
 
 def summary(cls) -> str:

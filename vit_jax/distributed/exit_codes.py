@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from vit_jax.config.output import write
+from vit_jax.writers.console import write
 
 EXIT_ERROR = 1  # the same command would end so again
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost, start it again

@@ -156,7 +156,7 @@ class Pretrained:
 
     The row of the class token, or what the model's pooling makes of the rows of
     all tokens; see `vit_jax.models.inspection.attention_map`. Each map sums to
-    1. `vit_jax.reporting.overlay.beside` draws it beside its image.
+    1. `vit_jax.inference.overlay.beside` draws it beside its image.
 
     Args:
       images: See `attention`.

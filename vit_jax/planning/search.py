@@ -22,7 +22,7 @@ class Search:
   Args:
     config: The run; itself the first choice.
     num_devices: Number of devices of the slice.
-    plan: Compiles one choice; see `vit_jax.commands.plan.plan`.
+    plan: Compiles one choice; see `vit_jax.planning.plan.plan`.
     report: Takes text, which ends with a newline or is the beginning of a line.
 
   Attributes:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import re
 
 import jax
@@ -19,6 +20,13 @@ LARGEST = {
   "v6e": (16, 16),
   "tpu7x": (16, 24, 24),
 }
+# Of libtpu, which must not look for a TPU, and without the last two complains.
+ENVIRONMENT = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+}
 MOST_CHIPS = 100_000  # of all slices; libtpu describes them in a second
 _NAME = re.compile(
   r"(\w+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)(?:_(?:un)?twisted)?"
@@ -34,7 +42,7 @@ def describe(topology: str) -> tuple[Chip, list]:
     ConfigError: The slice does not exist, or libtpu is absent or refuses it.
   """
   generation = topology.split(":")[0]
-  name, _, number = topology.partition(",slices=")
+  slice_name, _, number = topology.partition(",slices=")
   if not _exists(topology):
     raise ConfigError(
       [
@@ -58,13 +66,15 @@ def describe(topology: str) -> tuple[Chip, list]:
         " 'jax[tpu]' (no TPU is needed)."
       ]
     )
+  for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
   # One device per chip, as Cloud TPU runs a v4.
   options = {"chip_config_name": "megacore"} if generation == "v4" else {}
   if number:
     options["num_slices"] = int(number)
   try:
     found = topologies.get_topology_desc(
-      platform="tpu", topology_name=name, **options
+      platform="tpu", topology_name=slice_name, **options
     )
   except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
     raise ConfigError(

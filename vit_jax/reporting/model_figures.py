@@ -20,6 +20,7 @@ from PIL import Image
 
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
+from vit_jax.inference import overlay
 from vit_jax.inference.pretrained import Pretrained, load
 from vit_jax.models import inspection
 from vit_jax.models.filters import (
@@ -28,7 +29,7 @@ from vit_jax.models.filters import (
   first_layer,
   principal_components,
 )
-from vit_jax.reporting import charts, overlay, saved_images
+from vit_jax.reporting import charts, saved_images
 from vit_jax.reporting.charts import (
   CURVE_COLOURS,
   SOFT,

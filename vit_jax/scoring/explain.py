@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.commands import evaluate
 from vit_jax.config import Config
 from vit_jax.data.sources import Sources
+from vit_jax.scoring import evaluate
 from vit_jax.scoring.ablation import STEPS, swaps
 
 

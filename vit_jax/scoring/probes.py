@@ -33,6 +33,7 @@ from vit_jax.models import precision
 
 FOLDER = "probes"
 # The first of these splits that has labels is scored.
+KINDS = ("fewshot", "linear", "knn")  # evaluators that learn from features
 HELD_OUT = ("test", "val", "validation")
 NUM_MISTAKES = 24  # kept with their images
 MOST_MISTAKES = 1000  # kept by name

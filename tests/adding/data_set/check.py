@@ -9,8 +9,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
 
 from vit_jax import experiment
-from vit_jax.commands.evaluate import evaluate
 from vit_jax.config import ConfigError, defaults, freeze
+from vit_jax.scoring.evaluate import evaluate
 from vit_jax.train import train_and_evaluate
 
 

@@ -9,8 +9,8 @@ import tempfile
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from vit_jax import experiment
-from vit_jax.commands.evaluate import evaluate
 from vit_jax.config import ConfigError, cli, defaults, freeze
+from vit_jax.scoring.evaluate import evaluate
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 

@@ -15,11 +15,12 @@ import numpy as np
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.commands import convert, plan
 from vit_jax.config import ConfigError, build, defaults, freeze
 from vit_jax.config.checks import faults
+from vit_jax.exporting import convert
 from vit_jax.families import by_variant
 from vit_jax.inference import pretrained
+from vit_jax.planning import plan
 from vit_jax.reporting import model_figures
 from vit_jax.train import train_and_evaluate
 

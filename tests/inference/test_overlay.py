@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image
 
-from vit_jax.reporting import overlay
+from vit_jax.inference import overlay
 
 
 def test_the_patch_that_is_looked_at_stays_bright():

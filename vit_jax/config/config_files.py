@@ -1,0 +1,139 @@
+"""Config files, by path or by name: `configs/mine.py:x=1`, `vit_b16:x=1`."""
+
+import importlib.util
+import inspect
+import pathlib
+import traceback
+from typing import Any
+
+from etils import epath
+
+from vit_jax.config import json_file
+from vit_jax.options import NOT_LEAN, nearest
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+
+def known_folder() -> pathlib.Path:
+  """Returns the folder of the project's own config files.
+
+  It is `configs/` of the repository, which a wheel holds inside the package.
+  """
+  installed = _PACKAGE / "configs"
+  return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def known() -> tuple[str, ...]:
+  """Returns the names of the project's own configs, such as "vit_b16"."""
+  return tuple(sorted(path.stem for path in known_folder().glob("*.py")))
+
+
+def split(source: str) -> tuple[str, str]:
+  """Splits the value of --config into file or name, and argument.
+
+  Args:
+    source: "vit_b16", "vit_b16:imagenet21k" or "configs/a.py:x=gs://b". The
+      folders of a path may have a colon.
+
+  Returns:
+    The part before the colon, and the part after it ("" without one).
+  """
+  head, _, argument = source.partition(":")
+  if "/" not in head or ".py" not in source:
+    return head, argument
+  stem, ending, argument = source.partition(".py:")
+  return (stem + ".py", argument) if ending else (source, "")
+
+
+def find(file: str) -> pathlib.Path:
+  """Returns the path of a config file.
+
+  Args:
+    file: A path; or a name, with or without .py, which is searched for in the
+      current folder, in its `configs/`, and among the project's own, which
+      `configs/<name>.py` names, too, where the current folder has no such file.
+
+  Raises:
+    ValueError: There is none; the message has the nearest name.
+  """
+  path = pathlib.Path(file)
+  path = path if path.suffix == ".py" else path.parent / f"{path.name}.py"
+  places, expected = [path], "no Python file"
+  if path.parent == pathlib.Path():
+    places.append("configs" / path)
+  if path.parent in (pathlib.Path(), pathlib.Path("configs")):
+    places.append(known_folder() / path.name)
+    expected = "neither a Python file nor the name of a config"
+  for place in places:
+    if place.is_file():
+      return place
+  names = [p.name for p in path.parent.glob("*.py")]
+  names += known() if len(places) > 1 else ()
+  near = nearest(pathlib.Path(file).name, names)
+  listed = f" Those of the project: {', '.join(known())}."
+  raise ValueError(
+    f"--config: got {file!r}, which is {expected}.{near or listed}"
+  )
+
+
+def call(source: str, name: str = "get_config") -> Any:
+  """Calls a function of a config file with the argument after the colon.
+
+  Args:
+    source: The file, a colon and the argument, or the file alone.
+    name: The function; one other than get_config may be missing.
+
+  Returns:
+    Its result, a ConfigDict of get_config as a dict; None if it is missing.
+
+  Raises:
+    ValueError: There is no such file, or it fails; the message is for the user.
+  """
+  file, argument = split(source)
+  path = find(file)
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    if name != "get_config" and name not in vars(module):
+      return None
+    function = getattr(module, name)
+    if argument and not inspect.signature(function).parameters:
+      raise ValueError(f"got the argument {argument!r}, but it takes none.")
+    result = function(argument) if argument else function()
+    return result.to_dict() if name == "get_config" else result
+  except ValueError as e:
+    raise ValueError(f"--config={source}: {e}") from None
+  except Exception as e:  # a user's file may raise anything
+    if isinstance(e, ModuleNotFoundError) and e.name in NOT_LEAN:
+      raise  # `vit_jax.__main__` says what to install
+    frames = traceback.extract_tb(e.__traceback__)
+    own = [f for f in frames if pathlib.Path(f.filename).name == path.name]
+    line = getattr(e, "lineno", None) or (own or frames)[-1].lineno
+    text = f"{type(e).__name__}: {e}".replace("\\n", " ")
+    raise ValueError(f"--config={source}, line {line}: {text}") from None
+
+
+def run_of(checkpoint: str) -> epath.Path | None:
+  """Returns the folder of the run that a checkpoint or step is of, if any.
+
+  Raises:
+    ValueError: Its config.json is damaged.
+  """
+  folder = epath.Path(checkpoint)
+  for parent in (folder, folder.parent, folder.parent.parent):
+    file = parent / "config.json"
+    # One without an optimizer is of another program.
+    if file.is_file() and "optim" in json_file.read(file):
+      return parent
+  return None
+
+
+def config_of_run(checkpoint: str) -> dict | None:
+  """Returns the config that the run of a checkpoint was made with, if any.
+
+  Raises:
+    ValueError: Its config.json is damaged.
+  """
+  run = run_of(checkpoint)
+  return json_file.read(run / "config.json") if run else None

@@ -1,0 +1,341 @@
+"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`.
+
+SRC is anything that `vit_jax.load` reads. The written file is read again, and
+its logits are compared with those of SRC.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from flax.traverse_util import flatten_dict
+
+import vit_jax
+from vit_jax import weights
+from vit_jax.checkpointing import checkpointer
+from vit_jax.distributed import processes
+from vit_jax.inference.pretrained import Pretrained
+from vit_jax.models.stacking import unstack_blocks
+from vit_jax.options import not_installed
+from vit_jax.reporting import model_card
+from vit_jax.weights import (
+  as_npz,
+  destination,
+  hf,
+  hf_preprocessing,
+  onnx_file,
+  push,
+  safetensors_file,
+  timm,
+)
+from vit_jax.weights.weights_file import METADATA_KEY
+
+# Rounding of float32 in another order of sums is 1e-5 of the largest logit for
+# the deepest models; what is computed otherwise is far above this.
+TOLERANCE = 1e-3
+CARD = "README.md"
+# Where the StableHLO runs.
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def convert(vit: Pretrained, path: str, to: str) -> list[str]:
+  """Writes a model.
+
+  Args:
+    vit: A model from `vit_jax.load`.
+    path: A new folder for "orbax" and "hf", a new file for the others.
+    to: A name of `WRITERS`.
+
+  Returns:
+    Notes for the user: how to load it there, and what differs there.
+
+  Raises:
+    FileExistsError: The path exists.
+    ValueError: The format has no place for a part of the model, the libraries
+      that write it are not installed, or the path cannot be written.
+  """
+  check(path, to)
+  vit = dataclasses.replace(  # no format has stacked blocks
+    vit, params=unstack_blocks(vit.params), config=vit.config.unstacked()
+  )
+  params = {
+    k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
+  }
+  with destination.whole_or_none(path):
+    return WRITERS[to].write(vit, params, epath.Path(path))
+
+
+def check(path: str, to: str) -> None:
+  """Raises what `convert` raises that needs no model.
+
+  Args:
+    path: As for `convert`.
+    to: As for `convert`.
+
+  Raises:
+    FileExistsError: The path exists.
+    ValueError: Libraries are missing, or the path cannot be written.
+  """
+  if fault := not_installed(WRITERS[to].packages, WRITERS[to].extra):
+    raise ValueError(f"--to={to}: {fault}")
+  destination.check(path, WRITERS[to].suffix)
+
+
+def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params  # the tree itself is written
+  checkpointer.write_params(str(target), vit.params, vit.metadata())
+  return [
+    f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
+    " see docs/weights.md"
+  ]
+
+
+def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  arrays, reader = as_npz.write(params, vit.config)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  with target.open("wb") as stream:
+    np.savez(stream, **arrays)
+  return [
+    f"under the names of {reader}",
+    *as_npz.lost(
+      _untold(vit), vit.num_classes, vit.class_names, vit.ops, vit.image_size
+    ),
+  ]
+
+
+def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  grid = vit.config.grid(vit.image_size)
+  arrays = timm.write(params, vit.config, grid=grid)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  metadata = vit.metadata()
+  safetensors_file.write(target, arrays, {METADATA_KEY: metadata})
+  name, kwargs = timm.create_call(vit.config, vit.num_classes, vit.image_size)
+  call = "timm has no name for this model; the arrays have the names of its own"
+  if name is not None:
+    text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
+    call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
+  return [call, *timm.differences(vit.config)]
+
+
+def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  arrays, config = hf.write(
+    params,
+    vit.config,
+    num_classes=vit.num_classes,
+    image_size=vit.image_size,
+    class_names=vit.class_names,
+    grid=vit.config.grid(vit.image_size),
+    loss=vit.loss,
+  )
+  preprocessor, ops = hf_preprocessing.write(vit.ops, vit.image_size)
+  target.mkdir(parents=True)
+  safetensors_file.write(target / "model.safetensors", arrays, {})
+  for name, values in (
+    ("config.json", config),
+    (hf_preprocessing.FILE, preprocessor),
+  ):
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    (target / name).write_text(text + "\n")
+  (target / CARD).write_text(model_card.text(vit, str(target)))
+  (kind,) = config["architectures"]
+  notes = [f"transformers.{kind}.from_pretrained({str(target)!r})"]
+  if ops != vit.ops:
+    notes.append(
+      f"images there: {ops}, the nearest that transformers has to {vit.ops}"
+    )
+  return notes
+
+
+def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  layer = _layer(vit)
+  files = onnx_file.write(
+    target,
+    lambda images: vit.model.apply({"params": vit.params}, images)[0],
+    image_size=vit.image_size,
+    output=layer,
+    num_bytes=sum(array.nbytes for array in params.values()),
+    properties=vit.metadata(),
+  )
+  return [
+    f"onnxruntime.InferenceSession({str(target)!r}).run(None, "
+    f"{{{onnx_file.INPUT!r}: images}})",
+    _signature(vit, layer),
+    *(f"{name} holds the weights; keep it beside" for name in files[1:]),
+  ]
+
+
+def _write_stablehlo(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params
+  target.parent.mkdir(parents=True, exist_ok=True)
+  target.write_bytes(vit.export(PLATFORMS))
+  return [
+    "jax.export.deserialize(bytearray(open"
+    f"({str(target)!r}, 'rb').read())).call(images)",
+    _signature(vit, _layer(vit)),
+    f"for {', '.join(PLATFORMS)}; jax alone runs it",
+  ]
+
+
+def _signature(vit: Pretrained, layer: str) -> str:
+  images = jax.ShapeDtypeStruct((1, *vit.image_size, 3), np.float32)
+  outputs = jax.eval_shape(vit, images)[0].shape[1]
+  return (
+    f"images float32 [1 or more, {', '.join(map(str, images.shape[1:]))}] in"
+    f" [-1, 1] -> {layer} [as many, {outputs}]"
+  )
+
+
+def _layer(vit: Pretrained) -> str:
+  """Returns the name of what a model's call returns first."""
+  return "logits" if vit.num_classes else "pre_logits"
+
+
+# What reads a file again: (the model that was written, path) -> function of
+# images [b, h, w, 3] that returns logits, or pre_logits if there is no head.
+Apply = Callable[[np.ndarray], np.ndarray]
+
+
+def _load(vit: Pretrained, path: str) -> Apply:
+  # A .npz states less than is known here; the rest is passed on.
+  told = _untold(vit) if path.endswith(".npz") else {}
+  told["image_size"] = vit.image_size
+  again = vit_jax.load(path, verbose=False, **told)
+  return lambda images: again(images)[0]
+
+
+def _load_onnx(vit: Pretrained, path: str) -> Apply:
+  del vit
+  return onnx_file.read(path)
+
+
+def _load_stablehlo(vit: Pretrained, path: str) -> Apply:
+  del vit
+  return jax.export.deserialize(bytearray(epath.Path(path).read_bytes())).call
+
+
+class Writer(NamedTuple):
+  """What writes a format.
+
+  write: (model, flat parameters, path) -> notes for the user.
+  suffix: Ending of the file's name; None: it is a folder.
+  read: What reads it again.
+  packages: Modules that must be installed.
+  extra: Name of the extra that installs them.
+  """
+
+  write: Callable[[Pretrained, dict[str, np.ndarray], epath.Path], list[str]]
+  suffix: str | None = None
+  read: Callable[[Pretrained, str], Apply] = _load
+  packages: tuple[str, ...] = ()
+  extra: str = ""
+
+
+WRITERS = {
+  "orbax": Writer(_write_orbax),
+  "npz": Writer(_write_npz, ".npz"),
+  "timm": Writer(_write_timm, ".safetensors"),
+  "hf": Writer(_write_hf),
+  "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx_file.PACKAGES, "onnx"),
+  "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
+}
+
+
+def without_head(vit: Pretrained, to: str) -> Pretrained:
+  """Removes the head, and, for timm, the tanh layer before it."""
+  dropped = ("head", "pre_logits") if to == "timm" else ("head",)
+  config = vit.config
+  if to == "timm" and getattr(config, "pre_logits", False):
+    config = dataclasses.replace(config, pre_logits=False)
+  return dataclasses.replace(
+    vit,
+    config=config,
+    params={k: v for k, v in vit.params.items() if k not in dropped},
+    num_classes=0,
+    class_names=None,
+  )
+
+
+def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
+  """Compares a model with what was read again, on the same random images.
+
+  Returns:
+    The largest difference of logits, or of pre_logits if there is no head; and
+    the largest absolute value.
+  """
+  rng = np.random.default_rng(0)
+  images = rng.uniform(-1, 1, (2, *vit.image_size, 3)).astype(np.float32)
+  with jax.default_matmul_precision("highest"):
+    a, b = np.asarray(vit(images)[0]), np.asarray(again(images))
+  return float(np.abs(a - b).max()), float(np.abs(a).max())
+
+
+def main(args: argparse.Namespace) -> None:
+  """Loads, writes, reads again, and prints a report of each.
+
+  Args:
+    args: The command line of `vit-jax convert`.
+  """
+  processes.refuse_several_hosts()
+  names = ("num_heads", "cls_row", "gelu", "posemb")
+  options = {n: v for n in names if (v := getattr(args, n)) is not None}
+  try:
+    if args.push:
+      push.check(args.push)
+    check(args.dst, args.to)
+    vit = vit_jax.load(
+      args.src,
+      image_size=args.image_size,
+      patch=args.patch,
+      grid=args.grid,
+      posemb_filter=args.posemb_filter,
+      **options,
+    )
+    print(f"{'model':<16}{weights.describe(vit.config)}")
+    size = "x".join(map(str, vit.image_size))
+    print(f"{'images':<16}{size}, {vit.ops}")
+    if args.drop_head:
+      vit = without_head(vit, args.to)
+    notes = convert(vit, args.dst, args.to)
+    with destination.whole_or_none(args.dst):
+      again = WRITERS[args.to].read(vit, args.dst)
+      difference, largest = largest_difference(vit, again)
+      if not difference <= TOLERANCE * largest:
+        raise ValueError(
+          f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
+          f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
+          f" {largest:.3g}. It is removed again; please report the model."
+        )
+    if args.push:
+      readme = model_card.text(vit, args.push, is_on_hub=True)
+      (epath.Path(args.dst) / CARD).write_text(readme)
+      notes.append(f"uploaded to {push.push(args.dst, args.push)}")
+  except BrokenPipeError:  # what it prints is cut off
+    raise
+  except (OSError, ValueError) as e:
+    if getattr(e, "errno", None) is None:  # it is in our words
+      sys.exit(str(e))
+    sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")
+  print(f"{'written':<16}{args.dst}")
+  for note in notes:
+    print(f"{'':<16}{note}")
+  print(
+    f"{'read again':<16}largest difference of {_layer(vit)}"
+    f" {difference:.2g}, of {largest:.3g}"
+  )
+
+
+def _untold(vit: Pretrained) -> dict:
+  """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
+  return as_npz.untold(
+    flatten_dict(vit.params, sep="/"),
+    vit.config,
+    image_size=vit.image_size,
+    num_classes=vit.num_classes,
+    loss=vit.loss,
+  )

@@ -1,0 +1,179 @@
+"""Classifies images: `vit-jax predict CHECKPOINT IMAGE...`.
+
+The model, its preprocessing and the names of its classes are those of the
+checkpoint. Results go to the standard output as they come, all else to the
+standard error.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+
+import vit_jax
+from vit_jax import weights
+from vit_jax.callbacks import startup
+from vit_jax.callbacks.progress import Progress
+from vit_jax.distributed import processes
+from vit_jax.inference import answers as formats
+from vit_jax.inference import streaming
+from vit_jax.inference.classify import Answer
+from vit_jax.inference.pretrained import Pretrained
+from vit_jax.models import precision
+from vit_jax.weights import labels
+
+LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal
+
+
+def run(args: argparse.Namespace) -> int:
+  """Classifies the images, and prints.
+
+  Returns:
+    The exit status.
+
+  Raises:
+    FileNotFoundError, ValueError: The checkpoint is missing, is none, or has no
+      head; or no attention, which was asked for.
+    OSError: A picture cannot be written.
+  """
+  vit = vit_jax.load(args.checkpoint, image_size=args.image_size, verbose=False)
+  config = precision.fastest(vit.config)
+  if args.dtype is not None:
+    config = dataclasses.replace(config, dtype=args.dtype)
+  vit = dataclasses.replace(vit, config=config)
+  _complain(_described(args.checkpoint, vit))
+  stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
+  found: Iterable[streaming.Named] = streaming.find(args.images, stdin)
+  if args.attention:
+    found = _outside(found, args.out_dir)
+  total = None
+  if streaming.STANDARD_INPUT not in args.images:
+    found = list(found)  # names only, to know how many there are
+    total = len(found)
+  answers = vit.predictions(
+    found, args.top, batch_size=args.batch_size, attention=args.attention
+  )
+  write = _writer(args, vit, found if total else [])
+  names = formats.FileNames(args.out_dir)
+  num_read, num_bad = 0, 0
+  for answer in _shown(answers, total):
+    if answer.error is not None:
+      num_bad += 1
+      continue
+    num_read += 1
+    picture = None
+    if answer.attention is not None:
+      picture = names.of(answer.name)
+      _write_picture(picture, answer)
+    write(answer, picture)
+  if num_bad:
+    _complain(f"{num_read:,} images classified, {num_bad:,} could not be read")
+  return 0 if num_read else 1
+
+
+def _outside(
+  images: Iterable[streaming.Named], folder: str
+) -> Iterator[streaming.Named]:
+  """Yields the images; refuses those of the folder of the pictures.
+
+  Pictures have the names of images, which they would overwrite.
+  """
+  target = os.path.realpath(folder)
+  for image in images:
+    is_file = isinstance(image.image, str)  # not of standard input
+    if is_file and os.path.realpath(os.path.dirname(image.name)) == target:
+      raise ValueError(
+        f"--out_dir: got {folder!r}, the folder of {image.name}, which a"
+        " picture of the same name would overwrite; name another."
+      )
+    yield image
+
+
+def _described(path: str, vit: Pretrained) -> str:
+  """Returns what is used, in a line, and what the load had to change."""
+  height, width = vit.image_size
+  names = "" if vit.class_names else ", without names"
+  lines = [
+    f"{path}: {vit.config.variant}, {height} x {width} pixels,"
+    f" {vit.num_classes:,} classes{names}, {vit.ops}, {vit.config.dtype}"
+  ]
+  if vit.report.resized or vit.report.ignored or vit.report.notes:
+    lines.append(weights.format_report(vit.report))
+  return "\n".join(lines)
+
+
+def _writer(
+  args: argparse.Namespace, vit: Pretrained, found: list
+) -> formats.Write:
+  """Returns a function (answer, its picture) that prints an answer."""
+  if args.json:
+    return formats.as_json(sys.stdout)
+  if args.csv:
+    return formats.as_csv(sys.stdout, with_pictures=args.attention)
+  names = vit.class_names and map(labels.in_words, vit.class_names)
+  return formats.as_table(sys.stdout, [named.name for named in found], names)
+
+
+def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
+  """Yields the answers; shows how far they are, and what cannot be read.
+
+  A bar is drawn where the standard error is a terminal, the standard output is
+  none, and the number of images is known; a log gets a line now and then.
+  """
+  began = logged = time.monotonic()
+  bar = None
+  if total and not sys.stdout.isatty() and sys.stderr.isatty():
+    bar = Progress(total)
+  with bar or contextlib.nullcontext():
+    for count, answer in enumerate(answers, 1):
+      if answer.error is not None:
+        text = f"cannot read {formats.printable(answer.name)}: {answer.error}"
+        bar.note(text) if bar else _complain(text)
+      yield answer
+      now = time.monotonic()
+      rate = count / (now - began)
+      if bar:
+        bar.update(count, {"images_per_second": rate})
+      elif now - logged > LOG_SECONDS and not sys.stdout.isatty():
+        logged = now
+        of = f" of {total:,}" if total else ""
+        _complain(f"{count:,}{of} images, {rate:,.1f} img/s")
+
+
+def _write_picture(path: pathlib.Path, answer: Answer) -> None:
+  from vit_jax.inference import overlay  # matplotlib is slow to import
+
+  path.parent.mkdir(parents=True, exist_ok=True)
+  overlay.beside(answer.pixels, answer.attention).save(path)
+
+
+def _complain(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Classifies, and ends the process with the status."""
+  processes.refuse_several_hosts()
+  startup.use_cache()
+  # Pillow warns of large images and odd metadata; what it cannot read is named.
+  warnings.filterwarnings("ignore", module="PIL")
+  # A name that the terminal cannot show is no reason to stop.
+  sys.stdout.reconfigure(errors="backslashreplace")
+  sys.stderr.reconfigure(errors="backslashreplace")
+  try:
+    status = run(args)
+    sys.stdout.flush()
+  except BrokenPipeError:  # as of `| head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 1
+  except (OSError, ValueError) as e:
+    text = f"{e.filename}: {e.strerror}" if getattr(e, "filename", None) else e
+    sys.exit(f"vit-jax predict: {text}")
+  except KeyboardInterrupt:
+    status = 130
+  sys.exit(status)

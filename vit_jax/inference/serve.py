@@ -1,0 +1,335 @@
+"""A page to try a model: drop an image, see its classes and the attention.
+
+For this machine alone, unless --host says otherwise. Images are not kept.
+"""
+
+import argparse
+import asyncio
+import base64
+import concurrent.futures
+import contextlib
+import importlib.util
+import io
+import ipaddress
+import pathlib
+import sys
+import time
+import traceback
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import vit_jax
+from vit_jax.batch import normalise
+from vit_jax.data import images as images_lib
+from vit_jax.data import pixels
+from vit_jax.distributed import processes
+from vit_jax.inference import overlay
+from vit_jax.inference.pretrained import Pretrained
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+EXPECTED = "expected a whole JPEG, PNG, WebP, BMP or GIF"
+PAGE = pathlib.Path(__file__).parents[1] / "reporting" / "try_page"
+# Without the first line, a page elsewhere could be made to run this one's code.
+HEADERS = {
+  "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:;"
+  " frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
+  "X-Content-Type-Options": "nosniff",
+  "Referrer-Policy": "no-referrer",
+  "Cache-Control": "no-store",
+}
+BODY_SECONDS = 60  # for one upload
+END_SECONDS = 5  # after Ctrl-C, for what is being sent
+MOST_WAITING = 8  # images; each may be max_megabytes large
+LEAST_SIDE = 192  # pixels; smaller images are enlarged under the attention
+MEANING = "what the model got, brighter where its attention goes (rollout)"
+NEEDS = ("starlette", "uvicorn")
+
+
+class Refused(Exception):
+  """An image that is not answered: a status of HTTP, and why in words."""
+
+  def __init__(self, status: int, text: str):
+    super().__init__(text)
+    self.status = status
+
+
+class Answers:
+  """A model and its limits.
+
+  Args:
+    vit: The model; it needs a head.
+    top: Number of classes.
+    max_bytes: Size of a file.
+    max_pixels: Height times width of an image, as its header states them.
+
+  Raises:
+    ValueError: The model has no head.
+  """
+
+  def __init__(
+    self, vit: Pretrained, top: int, max_bytes: int, max_pixels: int
+  ):
+    if not vit.num_classes:
+      raise ValueError(
+        "got a model without a head, expected one with classes to show; its"
+        " features are for `vit-jax evaluate --fewshot=...`."
+      )
+    self.vit, self.top = vit, min(top, vit.num_classes)
+    self.max_bytes, self.max_pixels = max_bytes, max_pixels
+
+  def model(self, name: str) -> dict[str, Any]:
+    """Returns what the page says of the model."""
+    height, width = self.vit.image_size
+    return {
+      "name": name,
+      "text": f"{name}: {self.vit.num_classes:,} classes, images of"
+      f" {height} x {width} pixels",
+      "max_bytes": self.max_bytes,
+    }
+
+  def answer(self, data: bytes) -> dict[str, Any]:
+    """Returns the classes of an image, and its attention as a PNG.
+
+    An EXIF orientation is applied, so that the model sees what the page shows.
+
+    Args:
+      data: The bytes of a file.
+
+    Raises:
+      Refused: It is no image of `FORMATS`, is broken, or beyond the limits.
+    """
+    start = time.perf_counter()
+    opened = self._opened(data)
+    try:
+      image = images_lib.read(opened)
+      (found,) = self.vit.predict(image, top=self.top)
+    except ValueError as e:  # pixels of a kind that training does not have
+      raise Refused(422, str(e)) from None
+    attention, meaning = self._attention(image)
+    return {
+      "size": [image.shape[1], image.shape[0]],
+      "classes": [
+        {"name": p.name, "probability": p.probability} for p in found
+      ],
+      "attention": attention,
+      "attention_is": meaning,
+      "seconds": round(time.perf_counter() - start, 3),
+    }
+
+  def _opened(self, data: bytes) -> Image.Image:
+    """Returns the image, decoded and as it is stored."""
+    if not data:
+      raise Refused(400, f"got an empty file, {EXPECTED}.")
+    try:
+      image = Image.open(io.BytesIO(data), formats=FORMATS)
+      if image.width * image.height > self.max_pixels:  # nothing is decoded yet
+        raise Refused(
+          413,
+          f"got {image.width:,} x {image.height:,} pixels, expected at most"
+          f" {self.max_pixels / 1e6:,g} million.",
+        )
+      image.load()
+      return image
+    except Refused:
+      raise
+    except Image.DecompressionBombError:  # Pillow's own, higher limit
+      raise Refused(
+        413,
+        "got far too many pixels, expected at most"
+        f" {self.max_pixels / 1e6:,g} million.",
+      ) from None
+    except Image.UnidentifiedImageError:
+      raise Refused(
+        415, f"got {len(data):,} bytes of another kind, {EXPECTED}."
+      ) from None
+    except Exception as e:  # Pillow raises many kinds for a broken file
+      raise Refused(
+        422, f"got an image that cannot be decoded ({e}), {EXPECTED}."
+      ) from None
+
+  def _attention(self, image: np.ndarray) -> tuple[str | None, str]:
+    """Returns the picture, None if there is none, and what it shows, or why."""
+    got = pixels.apply(image, self.vit.ops)
+    try:
+      (found,) = self.vit.attention_map(normalise(got[None]))
+    except ValueError as e:
+      return None, str(e)
+    factor = max(1, LEAST_SIDE // max(got.shape[:2]))
+    got = got.repeat(factor, 0).repeat(factor, 1)
+    buffer = io.BytesIO()
+    Image.fromarray(overlay.lit(got, found)).save(buffer, "PNG")
+    link = base64.b64encode(buffer.getvalue()).decode()
+    return f"data:image/png;base64,{link}", MEANING
+
+
+def application(answers: Answers, name: str, hosts: list[str]):
+  """Returns the page and what it asks for, an ASGI application.
+
+  Routes: the page at /; /model describes the model; /predict takes the bytes of
+  an image (POST) and answers with JSON, {"error": text} if it is refused.
+
+  Args:
+    answers: The model and its limits.
+    name: What the page calls the model.
+    hosts: Names of this machine that a browser may ask for, ["*"]: any. A page
+      elsewhere cannot reach a local model by a name of its own.
+  """
+  from starlette.applications import Starlette
+  from starlette.middleware import Middleware
+  from starlette.middleware.trustedhost import TrustedHostMiddleware
+  from starlette.requests import ClientDisconnect, Request
+  from starlette.responses import JSONResponse, Response
+  from starlette.routing import Mount, Route
+  from starlette.staticfiles import StaticFiles
+
+  waiting = 0
+  # One image at a time, and in one thread: the C library keeps what a thread
+  # has freed, up to 0.7 GB for a large image, for that thread alone.
+  worker = concurrent.futures.ThreadPoolExecutor(1)
+
+  async def body(request: Request) -> bytes:
+    too_large = Refused(
+      413,
+      f"got more than {answers.max_bytes / 1e6:,g} MB, expected a smaller"
+      " file.",
+    )
+    stated = request.headers.get("content-length", "0")
+    if not stated.isdigit() or int(stated) > answers.max_bytes:
+      raise too_large
+    data = bytearray()
+    async with asyncio.timeout(BODY_SECONDS):
+      async for part in request.stream():
+        data += part
+        if len(data) > answers.max_bytes:
+          raise too_large
+    return bytes(data)
+
+  async def predict(request: Request) -> Response:
+    nonlocal waiting
+    origin, host = map(request.headers.get, ("origin", "host"))
+    try:
+      if origin and origin not in (f"http://{host}", f"https://{host}"):
+        raise Refused(403, f"got a request from {origin}, expected this page.")
+      if waiting >= MOST_WAITING:
+        raise Refused(503, f"{waiting} images are waiting; try again.")
+      waiting += 1
+      try:
+        data = await body(request)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(worker, answers.answer, data)
+        return JSONResponse(found)
+      finally:
+        waiting -= 1
+    except Refused as e:
+      return JSONResponse({"error": str(e)}, e.status)
+    except TimeoutError:
+      text = f"got no whole file within {BODY_SECONDS} seconds."
+      return JSONResponse({"error": text}, 408)
+    except ClientDisconnect:
+      return Response(status_code=400)
+    except asyncio.CancelledError:  # by uvicorn, END_SECONDS after Ctrl-C
+      return Response(status_code=503)
+    except Exception as e:  # such as too little memory; the page says so
+      traceback.print_exc()
+      text = f"the model failed ({type(e).__name__}); see its terminal."
+      return JSONResponse({"error": text}, 500)
+
+  async def model(request: Request) -> Response:
+    return JSONResponse(answers.model(name))
+
+  class Headed:
+    """Adds `HEADERS` to every answer."""
+
+    def __init__(self, app):
+      self.app = app
+
+    async def __call__(self, scope, receive, send):
+      async def headed(message):
+        if message["type"] == "http.response.start":
+          more = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+          message["headers"] = [*message["headers"], *more]
+        await send(message)
+
+      await self.app(scope, receive, headed)
+
+  return Starlette(
+    routes=[
+      Route("/predict", predict, methods=["POST"]),
+      Route("/model", model),
+      Mount("/", StaticFiles(directory=PAGE, html=True)),
+    ],
+    middleware=[
+      Middleware(Headed),
+      Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+    ],
+  )
+
+
+def names_of(host: str) -> list[str]:
+  """Returns the names by which a page at this address is asked; ["*"]: any.
+
+  Args:
+    host: Address to listen at.
+  """
+  try:
+    is_local = ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    is_local = host == "localhost"
+  if not is_local:
+    return ["*"]
+  return ["localhost", "127.0.0.1", f"[{host}]" if ":" in host else host]
+
+
+def main(args: argparse.Namespace) -> None:
+  """Loads the model, compiles it, and answers until Ctrl-C."""
+  if absent := [n for n in NEEDS if importlib.util.find_spec(n) is None]:
+    sys.exit(
+      f"{', '.join(absent)}: not installed, and the page needs them:"
+      " pip install '.[serve]' in the checkout of vit_jax."
+    )
+  processes.refuse_several_hosts()
+  warnings.filterwarnings("ignore", module="PIL")  # an answer says it
+  import uvicorn
+
+  try:
+    vit = vit_jax.load(args.checkpoint)
+    answers = Answers(
+      vit,
+      args.top,
+      round(args.max_megabytes * 1e6),
+      round(args.max_megapixels * 1e6),
+    )
+  except (OSError, ValueError) as e:
+    sys.exit(str(e))
+  blank = io.BytesIO()
+  Image.new("RGB", (64, 64)).save(blank, "PNG")
+  answers.answer(blank.getvalue())  # compiles, so that the first image is quick
+  hosts = names_of(args.host)
+  name = pathlib.PurePath(args.checkpoint).name
+  config = uvicorn.Config(
+    application(answers, name, hosts),
+    host=args.host,
+    port=args.port,
+    log_level="warning",
+    limit_concurrency=64,
+    server_header=False,
+    timeout_graceful_shutdown=END_SECONDS,
+  )
+  try:
+    listening = config.bind_socket()
+  except SystemExit:
+    sys.exit(
+      f"--port: {args.port} of {args.host} cannot be had; is it in use? Another"
+      " one: --port=0."
+    )
+  listening.listen()  # uvicorn does a moment after the address is told
+  port = listening.getsockname()[1]
+  where = f"[{args.host}]" if ":" in args.host else args.host
+  reach = "everyone who reaches it" if "*" in hosts else "this machine alone"
+  print(f"page            http://{where}:{port} ({reach}); Ctrl-C ends it")
+  sys.stdout.flush()
+  with contextlib.suppress(KeyboardInterrupt):  # the end that was announced
+    uvicorn.Server(config).run(sockets=[listening])

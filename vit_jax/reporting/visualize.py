@@ -1,0 +1,352 @@
+"""Draws what a model learned: `vit-jax visualize CHECKPOINT [IMAGE...]`.
+
+Figures 6, 7, 10 and 14 of arXiv:2010.11929 of any checkpoint, on a page and in
+files. docs/inside.md says what each shows, and how it is computed.
+"""
+
+import argparse
+import io
+import os
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+from PIL import Image
+
+import vit_jax
+from vit_jax.callbacks import startup
+from vit_jax.config import config_files
+from vit_jax.distributed import processes
+from vit_jax.inference import overlay, streaming
+from vit_jax.inference.answers import printable
+from vit_jax.inference.pretrained import Pretrained
+from vit_jax.reporting import model_figures
+from vit_jax.reporting import runs as runs_lib
+from vit_jax.reporting.charts import ChartFiles
+from vit_jax.reporting.page import breakable, missing, page, table
+from vit_jax.weights import labels
+from vit_jax.writers import run_info
+from vit_jax.writers.atomic_files import replace_text
+
+NUM_IMAGES = 128  # as in Figure 7
+PAGE = "index.html"
+NUM_SHOWN = 24  # on the page; all have files
+LISTED = "rollout/files.txt"  # the pictures there that are ours to replace
+
+
+def run(args: argparse.Namespace) -> list[pathlib.Path]:
+  """Writes the page and the pictures, and returns their paths.
+
+  Raises:
+    ValueError: All that is wrong with the arguments, before anything is
+      computed.
+  """
+  out, faults = pathlib.Path(args.out), []
+  if out.exists() and not out.is_dir():
+    faults.append(f"--out: got {args.out!r}, which is a file; name a folder.")
+  models = _loaded([args.checkpoint, *args.beside], faults)
+  found, left_out = _images(args)
+  rows = {label: _read(found, vit) for label, (_, vit) in models.items()}
+  errors = {r.name: r.error for read in rows.values() for r in read if r.error}
+  found = [named for named in found if named.name not in errors]
+  for name, error in errors.items():  # a word is a fault, part of a folder not
+    is_fault = name in args.images or not found
+    (faults if is_fault else left_out).append(f"{printable(name)}: {error}")
+  for label, (_, vit) in models.items():
+    faults += _outside(args.patch, label, vit)
+  names = _pictures([named.name for named in found])
+  faults += _overwritten(out, names, found)
+  if not faults:
+    try:
+      out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      faults.append(f"--out: got {args.out!r}: {e.strerror or e}.")
+  if faults:
+    raise ValueError("\n".join(dict.fromkeys(faults)))
+  insides = []
+  for label, (path, vit) in models.items():
+    images = [row.pixels for row in rows[label] if row.name not in errors]
+    print(f"{path}: {vit.config.variant}, {_counted(images)}", flush=True)
+    captions = _captions([named.name for named in found], vit, images)
+    name = _file_name(label) if len(models) > 1 else ""
+    insides.append(model_figures.look(name, label, vit, images, captions))
+  return _write(
+    out, insides, list(models.values()), names, args.patch, left_out
+  )
+
+
+def _loaded(
+  paths: Sequence[str], faults: list[str]
+) -> dict[str, tuple[str, Pretrained]]:
+  """Returns path and model by label; adds what cannot be loaded to `faults`."""
+  models = {}
+  for path in paths:
+    try:
+      vit = vit_jax.load(path, verbose=False)
+    except (OSError, ValueError) as e:
+      text = str(e)
+      faults.append(text if path in text else f"{path}: {text}")
+      continue
+    folder = config_files.run_of(path)
+    label = folder.name if folder else pathlib.PurePath(path).stem
+    models[path if label in models else label or path] = (path, vit)
+  return models
+
+
+def _images(
+  args: argparse.Namespace,
+) -> tuple[list[streaming.Named], list[str]]:
+  """Returns the images to look at, and what is left out."""
+  if args.images:
+    reads = streaming.STANDARD_INPUT in args.images
+    stdin = sys.stdin.buffer if reads and sys.stdin else None
+    found = list(streaming.find(args.images, stdin))
+    more = len(found) - NUM_IMAGES
+    left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
+    return found[:NUM_IMAGES], left_out if more > 0 else []
+  try:
+    return _of_evaluation(args.checkpoint), []
+  except (
+    Exception
+  ) as e:  # Any fault of the data, which the page can do without.
+    why = str(e).rstrip(".")
+    return [], [
+      f"images ({why}. Name some: vit-jax visualize CHECKPOINT IMAGE)"
+    ]
+
+
+def _of_evaluation(path: str) -> list[streaming.Named]:
+  """Returns images of the split that a run is scored on, evenly spaced.
+
+  Raises:
+    ValueError: There are none.
+  """
+  folder = config_files.run_of(path)
+  if folder is None:
+    raise ValueError("none were given, and published weights come without.")
+  (found,) = runs_lib.find_runs(str(folder))
+  scored = next((e for e in found.evals.values() if e.scores_head), None)
+  if scored is None:
+    raise ValueError("none were given, and the run scores no images.")
+  # TensorFlow reads data sets; images that are named do without.
+  from vit_jax.data.sources import Sources
+
+  data = found.config.get("data", {})
+  sources = Sources(
+    data.get("data_dir"), fake=found.config.get("fake_data", False)
+  )
+  source = sources.open(scored.dataset, scored.split)
+  num = min(NUM_IMAGES, source.num_examples)
+  places = np.linspace(0, source.num_examples - 1, num).round().astype(int)
+  print(f"images of {scored.dataset}, {scored.split}", flush=True)
+  named = []
+  for record in source.raw_at(np.unique(places)).map(source.load):
+    label, image = record["label"].numpy(), record["image"].numpy()
+    name = f"record {int(record['index'])}"
+    if label.ndim == 0 and source.class_names and label >= 0:
+      name += f" ({source.class_names[label]})"
+    named.append(streaming.Named(name, image))
+  return named
+
+
+def _read(
+  found: Sequence[streaming.Named], vit: Pretrained
+) -> list[streaming.Row]:
+  """Returns the pixels as the model gets them, or why there are none."""
+  ahead = 2 * (os.cpu_count() or 1)
+  return list(streaming.read_all(found, vit.ops, ahead=ahead))
+
+
+def _outside(
+  patch: tuple[int, int] | None, label: str, vit: Pretrained
+) -> list[str]:
+  rows, columns = vit.config.grid(vit.image_size)
+  if patch is None or (patch[0] < rows and patch[1] < columns):
+    return []
+  return [
+    f"--patch: got {patch[0] + 1},{patch[1] + 1}, expected rows up to {rows}"
+    f" and columns up to {columns}, the patches of {label}."
+  ]
+
+
+def _pictures(names: Sequence[str]) -> list[str]:
+  """Returns where the picture of each image is written, within DIR."""
+  stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
+  return [
+    f"rollout/{i:03}_{_file_name(stem)}.png" for i, stem in enumerate(stems, 1)
+  ]
+
+
+def _overwritten(
+  out: pathlib.Path, names: Sequence[str], found: Sequence[streaming.Named]
+) -> list[str]:
+  """Returns a fault for each image that a picture would be written over."""
+  written = {os.path.realpath(out / n) for n in ("rollout.png", *names)}
+  return [
+    f"--out: got {str(out)!r}, where {printable(named.name)} would be written"
+    " over; name another folder."
+    for named in found
+    if os.path.realpath(named.name) in written
+  ]
+
+
+def _captions(
+  names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
+) -> list[str]:
+  """Returns names, those that are shown with what the model answers."""
+  captions = [printable(os.path.basename(name)) for name in names]
+  if not (vit.num_classes and len(images)):
+    return captions
+  shown = np.stack(images[:NUM_SHOWN])
+  answers = np.asarray(vit.probabilities(vit.params, shown))
+  for i, row in enumerate(answers):
+    best = int(row.argmax())
+    names = vit.class_names
+    name = labels.in_words(names[best]) if names else f"class {best}"
+    captions[i] += f" → {name} {100 * row[best]:.0f}%"
+  return captions
+
+
+def _write(
+  out: pathlib.Path,
+  insides: Sequence[model_figures.Inside],
+  models: Sequence[tuple[str, Pretrained]],
+  names: Sequence[str],
+  patch: tuple[int, int] | None,
+  left_out: list[str],
+) -> list[pathlib.Path]:
+  """Writes all files and returns their paths; prints them."""
+  chart_files = ChartFiles()
+  parts = model_figures.parts(insides, chart_files, patch, NUM_SHOWN)
+  title = f"Inside {', '.join(i.label for i in insides)}"
+  body = "\n".join(
+    [
+      f"<h1>{breakable(title)}</h1>",
+      _facts(insides, models),
+      missing("; ".join(left_out)),
+      *(part.html() for part in parts),
+    ]
+  )
+  files = {name: svg.encode() for name, svg in chart_files.files.items()}
+  pictures = list(model_figures.pictures(insides))
+  if pictures:
+    shown = [image for image, _ in pictures[:NUM_SHOWN]]
+    files["rollout.png"] = _png(overlay.sheet(shown, 3))
+  singles = {
+    name: _png(image) for name, (image, _) in zip(names, pictures, strict=False)
+  }
+  _replace_old(out, list(singles))
+  files |= singles
+  for name, data in files.items():
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_bytes(data)
+  replace_text(epath.Path(out / PAGE), page(title, body))
+  written = [PAGE, *files]
+  _tell(out, written, [*left_out, *(t for p in parts for t in _of(p))])
+  return [out / name for name in written]
+
+
+def _replace_old(out: pathlib.Path, names: Sequence[str]) -> None:
+  """Removes the pictures that an earlier call wrote; lists those of this one.
+
+  The list tells ours from those of the user, which may have any name.
+  """
+  listed = out / LISTED
+  old = (
+    listed.read_text("utf-8", "replace").split("\n") if listed.exists() else ()
+  )
+  for name in old:
+    if re.fullmatch(r"rollout/[0-9]{3,}_[^/\0]*\.png", name):
+      (out / name).unlink(missing_ok=True)
+  if names:
+    listed.parent.mkdir(parents=True, exist_ok=True)
+    listed.write_text("\n".join(names) + "\n", "utf-8")
+  else:
+    listed.unlink(missing_ok=True)
+
+
+def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
+  singles = [name for name in names if name.startswith("rollout/")]
+  for name in names[: len(names) - len(singles)]:  # those come last
+    print(f"wrote     {out / name}")
+  if singles:
+    print(f"wrote     {out / 'rollout'}/, {_counted(singles)}")
+  for text in left_out:
+    print(f"left out  {text}")
+
+
+def _counted(images: Sequence) -> str:
+  return "1 image" if len(images) == 1 else f"{len(images)} images"
+
+
+def _of(part: model_figures.Part) -> list[str]:
+  return [f"{part.title}: {text}" for text in part.left_out]
+
+
+def _facts(
+  insides: Sequence[model_figures.Inside],
+  models: Sequence[tuple[str, Pretrained]],
+) -> str:
+  """Returns a table of what the models are, and how runs were trained."""
+  columns = [_facts_of(path, vit) for path, vit in models]
+  rows = [
+    [key, *(facts.get(key, "—") for facts in columns)]
+    for key in dict.fromkeys(key for facts in columns for key in facts)
+  ]
+  return table("facts", ["", *(i.label for i in insides)], rows)
+
+
+def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
+  config, (height, width) = vit.config, vit.image_size
+  rows, columns = config.grid(vit.image_size)
+  has_patches = config.num_tokens(vit.image_size) is not None
+  patches = f", {rows} × {columns} patches" if has_patches else ""
+  size = run_info.num_params(vit.params)
+  facts = {
+    "model": f"{config.variant}, {size:,} parameters",
+    "images": f"{height} × {width} px{patches}",
+  }
+  for key in ("posemb", "posemb_at", "pool"):
+    if hasattr(config, key):
+      facts[f"model.{key}"] = getattr(config, key)
+  folder = config_files.run_of(path)
+  if folder is not None and "://" not in str(folder):  # see find_runs
+    (found,) = runs_lib.find_runs(str(folder))
+    facts["data"] = found.dataset
+    facts["steps"] = f"{found.steps:,}"
+    optim = found.config.get("optim", {})
+    for key in ("lr", "weight_decay"):
+      if key in optim:
+        facts[f"optim.{key}"] = f"{optim[key]:g}"
+  facts["file"] = path
+  return facts
+
+
+def _png(image: Image.Image) -> bytes:
+  buffer = io.BytesIO()
+  image.save(buffer, "png")
+  return buffer.getvalue()
+
+
+def _file_name(text: str) -> str:
+  return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Draws, or ends the process with all that is wrong."""
+  processes.refuse_several_hosts()
+  startup.use_cache()
+  # Pillow warns of large images and odd metadata; what it cannot read is named.
+  warnings.filterwarnings("ignore", module="PIL")
+  try:
+    run(args)
+  except ValueError as e:
+    sys.exit(str(e))
+  except BrokenPipeError:  # what it prints is cut off
+    raise
+  except OSError as e:
+    sys.exit(f"{e.filename or args.out}: {e.strerror or e}")

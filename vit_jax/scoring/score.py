@@ -1,0 +1,322 @@
+"""Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
+
+FILE is anything that `vit_jax.load` reads. Model, size of the images and
+preprocessing are found from it; beside each score is the one that was published
+for the file, where it is known by its name. With --explain, what the score owes
+to the decoder, the resizing, the crop, the form of GELU, epsilons and the type
+of the products.
+"""
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+
+from vit_jax import experiment, malloc, missing_data, weights
+from vit_jax.batch import DataError
+from vit_jax.callbacks import startup
+from vit_jax.config import Config, ConfigError, DataConfig
+from vit_jax.config.eval_preprocessing import as_stored
+from vit_jax.data.sources import Sources
+from vit_jax.distributed import exit_codes, processes
+from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
+from vit_jax.objectives import Classification
+from vit_jax.options import nearest
+from vit_jax.scoring import (
+  evaluate,
+  explain,
+  protocol,
+  published_scores,
+  tables,
+)
+from vit_jax.scoring.ablation import STEPS
+from vit_jax.scoring.image_sets import AVAILABLE, SETS, Set
+from vit_jax.scoring.published_scores import SOURCES, Published
+from vit_jax.writers import atomic_files, run_info
+
+RESULT = "score.json"
+
+
+class Task(NamedTuple):
+  """A file and how it is scored.
+
+  path: The file.
+  config: Its model, and an evaluator for each set.
+  names: Name of an evaluator -> the set, as it was written.
+  protocol: By what its images are preprocessed, in words.
+  published: Rows of its published scores; the first counts.
+  """
+
+  path: str
+  config: Config
+  names: dict[str, str]
+  protocol: str
+  published: tuple[Published, ...]
+
+
+def sets_of(text: str, opened: Sources) -> dict[str, Set]:
+  """Returns the sets of images that --on names, by their names there.
+
+  Raises:
+    ConfigError: All names that are neither a set nor a data set with a split,
+      or, of `available`, that nothing is on disk.
+  """
+  found, faults = {}, []
+  for name in dict.fromkeys(part.strip() for part in text.split(",")):
+    match = re.fullmatch(r"(.+?)\[(.+)\]", name)
+    if name == AVAILABLE:
+      here = {k: opened.is_on_disk(*s[:2]) for k, s in SETS.items()}
+      missing_data.agree(opened.data_dir, here)
+      found |= {k: s for k, s in SETS.items() if here[k]}
+      if not any(here.values()):
+        faults.append(f"--on={name}: none of {', '.join(SETS)} is on disk.")
+    elif name in SETS:
+      found[name] = SETS[name]
+    elif match:
+      found[name] = Set(match[1], match[2])
+    else:
+      faults.append(
+        f"--on: got {name!r}, expected {', '.join(SETS)}, {AVAILABLE}, or a"
+        " data set with its split, as in digits[test]."
+      )
+  if faults:
+    raise ConfigError(faults)
+  return found
+
+
+def task_of(
+  path: str,
+  sets: dict[str, Set],
+  *,
+  by: str = "auto",
+  dtype: str = "float32",
+  batch_size: int = 128,
+  data_dir: str | None = None,
+  fake_data: bool = False,
+) -> tuple[Task, weights.Weights]:
+  """Returns what is to be done with a file, and what it states.
+
+  Args:
+    path: As for `vit_jax.load`.
+    sets: The sets of images, by name.
+    by: Protocol, see `protocol.choose`.
+    dtype: Type of the matrix products.
+    batch_size: Images per batch, over all devices.
+    data_dir: Folder of TFDS's data.
+    fake_data: Whether to use fake records, two batches of a set.
+
+  Raises:
+    FileNotFoundError: Nothing is there.
+    ValueError: It is no model with a head, or does not state the preprocessing
+      that was asked for.
+  """
+  found = weights.read(path)
+  num_classes = weights.num_classes(found.params)
+  if not num_classes:
+    raise ValueError(
+      f"{path}: got weights without a head, expected one; a linear map of their"
+      f" features is scored by vit-jax evaluate --checkpoint={path}"
+      " --fewshot=DATASET."
+    )
+  model = weights.identify(found.params, found.options).for_inference()
+  model = dataclasses.replace(model, dtype=dtype)
+  size = weights.trained_at(found)
+  published = published_scores.find(path, size, num_classes)
+  kind, ops = protocol.choose(found, model, size, by, published)
+  # Publishers take pixels as they are stored; a run of ours is scored as it was
+  # trained, upright.
+  scored = ops if found.format == "checkpoint" else as_stored(ops)
+  note = ""
+  if found.format == "timm" and found.ops is None:
+    note = " (no config.json beside it: mean and deviation 0.5)"
+  # The published score of the same protocol comes first.
+  published = tuple(sorted(published, key=lambda row: row.ops != ops))
+  names = {name.replace("/", " "): name for name in sets}
+  config = Config(
+    fake_data=fake_data,
+    model=model,
+    objective=Classification(loss=found.loss or "softmax"),
+    data=DataConfig(ops=ops, batch_size=batch_size, data_dir=data_dir),
+    evals=tuple(
+      _evaluator(name, sets[written], scored) for name, written in names.items()
+    ),
+  )
+  return Task(path, config, names, f"{kind}: {ops}{note}", published), found
+
+
+def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
+  kind = "subset" if images.classes else "classification"
+  options = {"classes": images.classes} if images.classes else {}
+  return EVALUATORS[kind](
+    name=name,
+    kind=kind,
+    dataset=images.dataset,
+    split=images.split,
+    ops=ops,
+    **options,
+  )
+
+
+def faults_of(task: Task, found: weights.Weights, opened: Sources) -> list[str]:
+  """Returns all that is missing for a file to be scored on its sets."""
+  try:
+    experiment.setup(task.config, found=found, sources=opened)
+  except ConfigError as e:
+    return [_in_flags(fault, task) for fault in e.faults]
+  return []
+
+
+def _in_flags(fault: str, task: Task) -> str:
+  """Returns a fault of a config with the flags of this command."""
+  for name, written in task.names.items():
+    for option in ("dataset", "split"):
+      fault = fault.replace(f"config.evals.{name}.{option}", f"--on={written}")
+  fault = fault.replace("config.data.batch_size", "--batch_size")
+  return fault.replace("--checkpoint:", f"{task.path}:")
+
+
+def _grouped(faults: list[str]) -> list[str]:
+  """Returns each fault once; sets of the same data set share one."""
+  sets: dict[str, list[str]] = {}
+  for fault in dict.fromkeys(faults):
+    on, colon, text = fault.partition(": ")
+    is_set = colon and on.startswith("--on=")
+    known = sets.setdefault(text if is_set else fault, [])
+    known += [on.removeprefix("--on=")] if is_set else []
+  return [
+    f"--on={','.join(names)}: {text}" if names else text
+    for text, names in sets.items()
+  ]
+
+
+def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
+  """Scores a file on its sets; returns a row of the table for each.
+
+  Percentages are of 100; what is not known is None.
+  """
+  scores = evaluate.record(task.config, task.path, opened=opened)["scores"]
+  rows = []
+  for name, written in task.names.items():
+    top1, top5, count = (
+      scores[f"{name}/{key}"] for key in ("top1", "top5", "count")
+    )
+    is_real = not task.config.fake_data
+    known = [row for row in task.published if is_real and written in row.top1]
+    row = known[0] if known else None
+    rows.append(
+      {
+        "file": published_scores.name_of(task.path),
+        "on": written,
+        "images": int(count),
+        "top1": 100 * top1,
+        "top5": 100 * top5,
+        "published_top1": row and row.top1[written],
+        "published_top5": row and row.top5.get(written),
+        "difference": row and 100 * top1 - row.top1[written],
+        "source": row and SOURCES[row.source],
+        "same_pixels": row and row.ops == task.config.data.ops,
+        "model": weights.describe(task.config.model),
+        "protocol": task.protocol,
+      }
+    )
+  return rows
+
+
+def _tasks(
+  args: argparse.Namespace, opened: Sources
+) -> Iterator[tuple[Task | None, list[str]]]:
+  """Yields the task of each file and its faults; None for no weights."""
+  sets = sets_of(args.on, opened)
+  for path in dict.fromkeys(args.files):
+    try:
+      task, found = task_of(
+        path,
+        sets,
+        by=args.protocol,
+        dtype=args.dtype,
+        batch_size=int(args.batch_size),
+        data_dir=args.data_dir,
+        fake_data=args.fake_data,
+      )
+    except (OSError, ValueError) as e:
+      yield None, [str(e)]
+    else:
+      yield task, faults_of(task, found, opened)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+  """Scores all files on all sets, and writes score.json after each.
+
+  Raises:
+    ConfigError: All files and sets that are missing or do not fit, before
+      anything is scored.
+  """
+  if not args.batch_size.isdecimal() or int(args.batch_size) < 1:
+    raise ConfigError(
+      [f"--batch_size: got {args.batch_size!r}, expected a number from 1."]
+    )
+  steps = args.steps.split(",")
+  if unknown := [step for step in steps if step not in STEPS]:
+    raise ConfigError(
+      [
+        f"--steps: got {step!r}, expected {', '.join(STEPS)}."
+        + nearest(step, STEPS)
+        for step in unknown
+      ]
+    )
+  opened = Sources(args.data_dir, fake=args.fake_data)
+  found = list(_tasks(args, opened))
+  if faults := [fault for _, some in found for fault in some]:
+    raise ConfigError(_grouped(faults))
+  is_first = jax.process_index() == 0
+  result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
+  if args.explain:
+    result["explained"] = []
+  folder = epath.Path(args.workdir)
+  try:
+    with atomic_files.os_errors(folder):
+      folder.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise ConfigError([atomic_files.folder_fault(args.workdir, e)]) from None
+  names = [published_scores.name_of(task.path) for task, _ in found]
+  for task, _ in found:
+    if is_first:
+      print(f"\n{'file':<16}{task.path}")
+      print(f"{'model':<16}{weights.describe(task.config.model)}")
+      print(f"{'preprocessing':<16}{task.protocol}", flush=True)
+    rows = rows_of(task, opened)
+    for row in rows:
+      if names.count(row["file"]) > 1:  # as final, of two searches
+        row["file"] = task.path
+    result["scores"] += rows
+    if args.explain:
+      for row in explain.explain(task.config, task.path, opened, steps):
+        row["on"] = task.names[row["on"]]
+        result["explained"].append({"file": task.path, **row})
+    if is_first:
+      run_info.write_json(str(folder), RESULT, result)
+  if is_first:
+    if args.explain:
+      for path in dict.fromkeys(row["file"] for row in result["explained"]):
+        of_file = [r for r in result["explained"] if r["file"] == path]
+        print(f"\n{path}, one step at a time:\n{tables.swaps(of_file)}")
+    print(f"\n{tables.scores(result['scores'])}")
+    print(f"\nwritten: {folder / RESULT}")
+  return result
+
+
+def main(args: argparse.Namespace) -> None:
+  """Joins the other processes, scores, prints."""
+  try:
+    processes.initialise(vars(args))
+    malloc.keep()
+    startup.use_cache()
+    # float32 products are of float32 on every kind of chip.
+    with jax.default_matmul_precision("highest"):
+      run(args)
+  except (ConfigError, DataError, atomic_files.WriteError) as e:
+    exit_codes.refuse(str(e))

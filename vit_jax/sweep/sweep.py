@@ -1,0 +1,308 @@
+"""Searches a grid of options: `vit-jax sweep --config=FILE`.
+
+Every point of the grid is trained, and scored on the part of the training data
+that the config's evaluator `val` holds out, on nothing else. The options of the
+best are then trained on all of the training data, and the config's other
+evaluators score the result, once. The same command goes on where it stopped.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from vit_jax import experiment, malloc, missing_data, train
+from vit_jax.callbacks import startup
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import Config, ConfigError, cli, json_file
+from vit_jax.data.digest import digests
+from vit_jax.data.sources import Sources
+from vit_jax.distributed import agreement, exit_codes, processes
+from vit_jax.sweep import table
+from vit_jax.sweep.points import (
+  FINAL,
+  RESULT,
+  Task,
+  changed,
+  check,
+  chosen,
+  final,
+  grid_of,
+  other_records,
+  pinned,
+  points,
+)
+from vit_jax.writers import atomic_files, run_info
+from vit_jax.writers.metric_writer import read_metrics
+
+TABLE, TEXT = "sweep.json", "sweep.md"
+
+
+def sweep(
+  tasks: Mapping[str, Task],
+  workdir: str,
+  *,
+  only_available: bool = False,
+  against: str | None = None,
+) -> dict[str, Any]:
+  """Searches every task, and scores the best of each, once.
+
+  Args:
+    tasks: Name -> search; the only one may have the name "".
+    workdir: Folder of the runs, with `sweep.json` and `sweep.md`. A task other
+      than "" has a folder of its own within it.
+    only_available: Whether tasks whose data are not on disk are left out.
+    against: Folder of another search, to be compared with; None: none.
+
+  Returns:
+    What `sweep.json` has: `tasks`, each with its `points`, the `best`, the
+    scores of the `final` run, and what its `splits` hold; and the `left_out`.
+
+  Raises:
+    ConfigError: A search cannot work; all faults, before the first run.
+  """
+  found: dict[str, Task] = {}
+  left_out: dict[str, dict[str, str]] = {}
+  faults: list[str] = []
+  for name, task in tasks.items():
+    if only_available and (missing := _missing(task.config)):
+      left_out[name] = {"group": task.group, "reason": missing}
+    else:
+      found[name] = pinned(task, _folder(workdir, name))
+  if only_available:
+    data_dir = next(iter(tasks.values())).config.data.data_dir
+    missing_data.agree(data_dir, {name: name in found for name in tasks})
+  for name, task in found.items():  # all processes the same ones
+    of_task = check(task, _folder(workdir, name))
+    faults += [f"{name}: {f}" if name else f for f in of_task]
+  if left_out and not found:
+    faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
+  other = None
+  try:
+    other = _table_in(against) if against else None
+  except (OSError, ValueError) as e:
+    faults.append(f"--against: {e}")
+  if not faults:
+    try:
+      with atomic_files.os_errors(epath.Path(workdir)):
+        epath.Path(workdir).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      faults.append(atomic_files.folder_fault(workdir, e))
+  if faults:
+    raise ConfigError(dict.fromkeys(faults))
+  for name, values in left_out.items():
+    _say(f"left out    {name}: {values['reason']}")
+
+  results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
+  for name, task in found.items():
+
+    def show(result, name=name):
+      results["tasks"][name] = result
+      _write(epath.Path(workdir) / TABLE, json.dumps(results, indent=1) + "\n")
+      text = table.markdown(results, other)
+      _write(epath.Path(workdir) / TEXT, text)
+
+    result = search(task, _folder(workdir, name), show)
+    _say(table.of_task(name, result))
+  if len(tasks) > 1 or other:
+    _say(table.of_all(results, other))
+  return results
+
+
+def search(task: Task, folder: epath.Path, show=lambda result: None):
+  """Trains the points, chooses one by `val`, trains and scores it once.
+
+  Args:
+    task: The search; `check` found no fault.
+    folder: Folder of its runs.
+    show: Called with the results so far.
+
+  Raises:
+    ConfigError: See `_splits`; or the last run began with other options.
+  """
+  result: dict[str, Any] = {
+    "group": task.group,
+    "grid": {k: list(v) for k, v in task.grid.items()},
+    "points": [],
+    "best": None,
+    "final": None,
+    "splits": _splits(task.config, folder),
+    "fake_data": task.config.fake_data,
+  }
+  show(result)
+  every = points(task)
+  for point in every:
+    row = _run(point.config, folder / point.name, keeps_weights=False)
+    result["points"].append({"name": point.name, "values": point.values, **row})
+    show(result)
+  if best := chosen(result["points"]):
+    result["best"] = best
+    (config,) = (p.config for p in every if p.name == best)
+    config = final(task.config, config)
+    if faults := changed(config, folder / FINAL):
+      raise ConfigError(faults)
+    result["final"] = _run(config, folder / FINAL, keeps_weights=True)
+    show(result)
+  return result
+
+
+def _run(
+  config: Config, folder: epath.Path, keeps_weights: bool
+) -> dict[str, Any]:
+  """Trains a run unless it has its result, which is returned.
+
+  Returns:
+    `scores` of the last step, its `step`, and `error`, None unless it diverged.
+  """
+  if (row := _of_first(folder / RESULT)) is None:
+    _say(f"run         {folder}")
+    error = None
+    try:
+      train.train_and_evaluate(config, str(folder))
+    except FloatingPointError as e:
+      error = str(e)
+      _say(f"diverged    {folder}: {error}")
+    if jax.process_index() == 0:
+      rows = read_metrics(str(folder))
+      last = max((r["step"] for r in rows), default=0)
+      scores = {k: v for r in rows if r["step"] == last for k, v in r.items()}
+      row = {
+        "scores": {
+          k: v
+          for k, v in scores.items()
+          if "/" in k and not k.startswith("train/")
+        },
+        "step": last,
+        "error": error,
+      }
+      run_info.write_json(str(folder), RESULT, row)
+      if not (keeps_weights or error):  # an error names them
+        # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
+        (folder / checkpointer.FOLDER).rmtree(missing_ok=True)
+    if error and jax.process_count() > 1:
+      # A score that is not finite is seen by process 0 alone: the others train
+      # on, and would wait for it for ever.
+      raise ConfigError(
+        [f"{folder}: {error} The same command goes on with the next point."]
+      )
+    # Each run compiles functions of its own, which jax would keep.
+    jax.clear_caches()
+    row = _of_first(folder / RESULT)
+  return row
+
+
+def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
+  """Returns what the splits hold, by `digests`.
+
+  They are read again each time that a search goes on; after it is over, what
+  was found then is returned.
+
+  Raises:
+    ConfigError: The training data, or what is held out of them, are other
+      records than when the search began.
+  """
+  path = folder / "splits.json"
+  known = _of_first(path)
+  if known is not None and _of_first(folder / FINAL / RESULT) is not None:
+    return known
+  text = ""
+  if jax.process_index() == 0:
+    sources = Sources(config.data.data_dir, fake=config.fake_data)
+    wanted = {"train": (config.data.dataset, config.data.split)}
+    wanted |= {
+      e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
+    }
+    text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
+  found = json.loads(agreement.text_of_first(text))
+  if faults := other_records(known or {}, found, folder):
+    raise ConfigError(faults)
+  if jax.process_index() == 0:
+    folder.mkdir(parents=True, exist_ok=True)
+    run_info.write_json(str(folder), path.name, found)
+  return found
+
+
+def _of_first(path: epath.Path) -> Any:
+  """Returns the JSON of a file as process 0 reads it; None: it is not there.
+
+  All processes call it: a shared disk may show the others an older state.
+  """
+  is_first = jax.process_index() == 0
+  text = path.read_text() if is_first and path.exists() else ""
+  text = agreement.text_of_first(text)
+  return json.loads(text) if text else None
+
+
+def _table_in(workdir: str) -> dict[str, Any]:
+  """Returns the table of another search.
+
+  Raises:
+    OSError, ValueError: There is none, or what is there is none.
+  """
+  path = epath.Path(workdir) / TABLE
+  if not path.exists():
+    raise ValueError(f"got {workdir!r}, expected a folder with {TABLE}.")
+  found = json_file.read(path)
+  try:
+    table.of_all(found, found)  # needs all that a comparison does
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+      f"got {path}, which is not the table of a search ({e!r}), expected one as"
+      " vit-jax sweep writes it."
+    ) from None
+  return found
+
+
+def _missing(config: Config) -> str | None:
+  """Returns the fault of data that are not on disk; None if all are there."""
+  run = experiment.Experiment(config)
+  data = config.data
+  wanted = [(data.dataset, data.split)]
+  wanted += [(e.dataset, e.split) for e in run.evals]
+  if all(run.sources.is_on_disk(*names) for names in wanted):
+    return None
+  return run.data_faults()[0]
+
+
+def _folder(workdir: str, name: str) -> epath.Path:
+  return epath.Path(workdir) / name if name else epath.Path(workdir)
+
+
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    print(text, flush=True)
+
+
+def _write(path: epath.Path, text: str) -> None:
+  if jax.process_index() == 0:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.replace(path, text)
+
+
+def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
+  """Joins the other processes, checks the searches, runs them."""
+  args = [a for _, _, a in parsed.values()]
+  flags, faults = args[0].flags, [f for a in args for f in a.errors]
+  try:
+    processes.initialise(flags, faults)
+    workdir = flags["workdir"] or f"runs/{args[0].config_name}_sweep"
+    startup.use_cache(workdir)
+    malloc.keep()
+    if faults:
+      raise ConfigError(dict.fromkeys(faults))
+    tasks = {
+      name: Task(a.config, grid_of(flags["grid"], source), group)
+      for name, (group, source, a) in parsed.items()
+    }
+    sweep(
+      tasks,
+      workdir,
+      only_available=flags["available"] == "true",
+      against=flags["against"],
+    )
+  except train.EXPECTED_ERRORS as e:
+    exit_codes.refuse(str(e))
+  except KeyboardInterrupt:
+    exit_codes.refuse("stopped; the same command goes on where it stopped")
