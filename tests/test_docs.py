@@ -27,7 +27,7 @@ import study
 import study_report
 
 from vit_jax.commands import COMMANDS
-from vit_jax.config import files
+from vit_jax.config import config_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("weights", "tour", "predict", "export", "trackers")
@@ -231,7 +231,7 @@ def test_what_pages_name_exists():
     check(r"^(?:\$ )?vit-jax ([a-z]+)", lambda n: n in COMMANDS)
     check(
       r"vit-jax \w+ [^\n`]*--config=([a-z_0-9]+)[:\s`]",
-      lambda n: n in files.known(),
+      lambda n: n in config_files.known(),
     )
     check(r"(?:^|`)make ([\w-]+)(?:$|`)", lambda n: n in targets)
   assert not errors, "\n".join(errors)
