@@ -71,6 +71,6 @@ def test_costs_are_facts_of_a_run(tmp_path):
   costs = tables.cost_texts(run)
   assert costs["images seen"] == "1,281,167"
   assert costs["exaFLOPs"] == "0.135" and costs["device-hours"] == "2.5"
-  assert tables.facts_of(run)["the run before"] == (
+  assert tables.run_facts(run)["the run before"] == (
     "7,000,000,000 images seen, 4,262 exaFLOPs, device-hours unknown"
   )

@@ -207,7 +207,7 @@ def test_a_line_cut_off_is_named(tmp_path):
 def test_many_runs_have_numbers(count, heads, tmp_path):
   names = [f"a{i}" for i in range(count)]
   rows = {str(i): ["x"] * count for i in range(9)}
-  text = re.sub("<[^>]*>", " ", tables.beside("", names, rows))
+  text = re.sub("<[^>]*>", " ", tables.side_by_side("", names, rows))
   assert " ".join(text.split()).startswith(f"{heads} 0 x"[: len(heads)]) or (
     f"run {heads}" in " ".join(text.split())
   )

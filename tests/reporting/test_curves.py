@@ -68,10 +68,10 @@ def test_the_wall_time_is_that_of_the_account():
 
 def test_changes_are_one_fact():
   change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
-  facts = tables.facts_of(_run("a", {}, {"changes": [change] * 7}))
+  facts = tables.run_facts(_run("a", {}, {"changes": [change] * 7}))
   text = facts["changed on the way"]
   assert text.startswith("step 1,008: optim.lr 0.1 to None; step 1,008: ")
   assert text.endswith("; and 2 more")
-  assert "changed on the way" not in tables.facts_of(
+  assert "changed on the way" not in tables.run_facts(
     _run("a", {}, {"changes": []})
   )

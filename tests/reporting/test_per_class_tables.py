@@ -80,9 +80,9 @@ def test_what_is_not_there_is_named(run):
 
 
 def test_scores_of_other_evaluators(run):
-  assert _texts(tables.others([run]))[1:] == [
+  assert _texts(tables.other_scores([run]))[1:] == [
     ["digits train", "per_class", "per_class 0.625, ece 0.25"],
     ["glyphs test", "knn", "20nn 0.875"],
   ]
   del run.evals["near"], run.evals["all"]
-  assert tables.others([run]) == ""
+  assert tables.other_scores([run]) == ""

@@ -23,7 +23,7 @@ def test_the_objective_is_named(config, text, tmp_path):
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(config))
   (run,) = runs.find_runs(tmp_path)
-  assert text in tables.facts_of(run)["objective"]
+  assert text in tables.run_facts(run)["objective"]
 
 
 def test_a_folder_of_weights_is_no_run(tmp_path):
@@ -67,10 +67,10 @@ def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   a_run.metadata.update(metadata)
   a_run.config.update(options)
   assert list(curves.by_dataset([a_run])) == [name]
-  assert tables.facts_of(a_run)["data"] == fact
+  assert tables.run_facts(a_run)["data"] == fact
   ((_, text, _),) = tables.headlines(a_run)
   assert text == f"{score}, top-1"
-  assert a_run.is_of_training("head") == ("given" not in name)
+  assert a_run.is_training_part("head") == ("given" not in name)
 
 
 def test_scores_of_other_kinds_are_told_apart():
@@ -103,7 +103,7 @@ def test_scores_are_all_of_one_step():
 
 
 @pytest.mark.parametrize(
-  "split, of_eval, is_of_training, is_held_out",
+  "split, of_eval, is_training_part, is_held_out",
   [
     ("train[:90%]", "train[90%:]", True, True),
     ("train[:90%]", "train[:200]", True, False),
@@ -112,7 +112,7 @@ def test_scores_are_all_of_one_step():
     ("train", "test", False, False),
   ],
 )
-def test_what_is_held_out(split, of_eval, is_of_training, is_held_out):
+def test_what_is_held_out(split, of_eval, is_training_part, is_held_out):
   a_run = run(split, head={"split": of_eval})
-  assert a_run.is_of_training("head") == is_of_training
+  assert a_run.is_training_part("head") == is_training_part
   assert a_run.is_held_out("head") == is_held_out

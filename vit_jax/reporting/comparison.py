@@ -64,7 +64,7 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   for name in dict.fromkeys(n for r in runs for n in r.evals):
     if name not in shared:
       differing[f"evals.{name}"] = {
-        r.name: f"{r.evals[name].kind} on {r.scored(name)}"
+        r.name: f"{r.evals[name].kind} on {r.split_title(name)}"
         if name in r.evals
         else None
         for r in runs
@@ -86,7 +86,7 @@ def differences_section(runs: Sequence[Run]) -> str:
       key: [_value(by_name.get(r.name)) for r in runs]
       for key, by_name in differing.items()
     }
-    text = tables.beside("option", [r.name for r in runs], rows)
+    text = tables.side_by_side("option", [r.name for r in runs], rows)
   return f"<h2>Differences of the configs</h2>\n{text}{left_out}"
 
 
@@ -110,7 +110,7 @@ def fewshot_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   for run in runs:
     for name in run.fewshot_names():
       for l2, by_shots in list(run.fewshot(name).items())[:1]:
-        sets.setdefault(run.scored(name), {})[run.name] = l2, by_shots
+        sets.setdefault(run.split_title(name), {})[run.name] = l2, by_shots
   parts = []
   for text, by_run in sets.items():
     if len(by_run) < 2:
@@ -155,4 +155,6 @@ def costs_section(runs: Sequence[Run]) -> str:
   rows = {n: [texts.get(n, NONE) for texts in costs] for n in names}
   if not rows:
     return ""
-  return "<h2>Cost</h2>\n" + tables.beside("", [r.name for r in runs], rows)
+  return "<h2>Cost</h2>\n" + tables.side_by_side(
+    "", [r.name for r in runs], rows
+  )

@@ -129,7 +129,7 @@ def _accuracies(runs: list[Run]) -> list[tuple[str, str, list]]:
   sets: dict[str, list] = {}
   for run in runs:
     for name in run.evaluators(TOP1):
-      of_set = sets.setdefault(run.of_top1(name), [])
+      of_set = sets.setdefault(run.top1_title(name), [])
       of_set.append((run.name, run, f"{name}/top1"))
   curves = {
     text: wanted
@@ -145,12 +145,12 @@ def _of_one(run: Run) -> list[tuple[str, Run, str]]:
   """Returns all accuracies of a run: top-1 and few-shot."""
   names = run.evaluators(TOP1)
   if len(names) > 1:
-    wanted = [(f"{run.of_top1(n)}, top-1", run, f"{n}/top1") for n in names]
+    wanted = [(f"{run.top1_title(n)}, top-1", run, f"{n}/top1") for n in names]
   else:
     wanted = [(f"top-{k}", run, f"{n}/top{k}") for n in names for k in (1, 5)]
   fewshot = run.fewshot_names()
   for name in fewshot:
-    which = f"{run.scored(name)}, " if len(fewshot) > 1 else ""
+    which = f"{run.split_title(name)}, " if len(fewshot) > 1 else ""
     for i, l2 in enumerate(run.fewshot(name)):
       metric = f"{name}/l2={l2}/10shot" if i else f"{name}/10shot"
       wanted.append((f"{which}10-shot, L2 {l2}", run, metric))

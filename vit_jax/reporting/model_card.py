@@ -16,7 +16,7 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.config import EvaluatorConfig, model_from_dict
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.reporting import tables
-from vit_jax.reporting.runs import Run, short
+from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights import download, hf_preprocessing
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -142,11 +142,11 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
   measured = scores(run) if run and is_as_trained(vit, run) else []
   if run and run.is_fake:
     measured = []  # of made-up images
-  short_name = pathlib.PurePath(name).name
-  front = _front(vit, run, measured, short_name)
+  repository = pathlib.PurePath(name).name
+  front = _front(vit, run, measured, repository)
   parts = [
     f"---\n{yaml(front)}---",
-    f"# {short_name}",
+    f"# {repository}",
     _about(vit, run),
     _use(vit, name, download.HUB if is_on_hub else ""),
   ]
@@ -182,13 +182,13 @@ def _front(vit, run, measured: list[Score], name: str) -> dict[str, Any]:
 def _results(task: str, measured: list[Score]) -> list[dict[str, Any]]:
   results: dict[tuple, dict[str, Any]] = {}
   for score in measured:
-    kind = ON_HUB.get(short(score.dataset), short(score.dataset))
+    kind = ON_HUB.get(short_name(score.dataset), short_name(score.dataset))
     result = results.setdefault(
       (score.dataset, score.split),
       {
         "task": {"type": task},
         "dataset": {
-          "name": short(score.dataset),
+          "name": short_name(score.dataset),
           "type": kind,
           "split": score.split,
         },
@@ -276,7 +276,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def _scores(measured: list[Score]) -> str:
   rows = [
     [
-      short(s.dataset),
+      short_name(s.dataset),
       f"{s.split}, {s.note}" if s.note else s.split,
       s.what,
       f"{100 * s.value:.2f}%",
@@ -287,7 +287,7 @@ def _scores(measured: list[Score]) -> str:
 
 
 def _training(run: Run, has_scores: bool) -> str:
-  rows = tables.facts_of(run) | tables.cost_texts(run)
+  rows = tables.run_facts(run) | tables.cost_texts(run)
   if "starts from" in rows:
     rows["starts from"] = _named(rows["starts from"])
   optim = run.config.get("optim", {})

@@ -124,7 +124,7 @@ def _evaluator(run: Run, name: str, content: dict[str, Any]) -> str:
     " over the bins of the last table."
   )
   return (
-    f"<h3>{breakable(run.scored(name))}: {breakable(run.name)}</h3>"
+    f"<h3>{breakable(run.split_title(name))}: {breakable(run.name)}</h3>"
     f'<p>{html.escape(text)}</p><div class="grid">{grid}</div>'
   )
 

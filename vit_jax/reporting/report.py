@@ -104,7 +104,7 @@ def _page(
   parts = [
     head(title, trained, seconds, summary["versions"] or {}),
     tables.scores(trained),
-    tables.others(trained),
+    tables.other_scores(trained),
     comparison.differences_section(trained) if trained[1:] else "",
     _facts(trained),
     comparison.costs_section(trained),
@@ -236,7 +236,7 @@ def _fewshot_of(run: Run, name: str, chart_files: ChartFiles) -> str:
   if more := weights[MOST_WEIGHTS:]:
     left_out.append(f"charts of L2 {', '.join(more)}, which the table has")
   return (
-    f"<h3>{breakable(run.scored(name))}: {breakable(run.name)}</h3>"
+    f"<h3>{breakable(run.split_title(name))}: {breakable(run.name)}</h3>"
     f"<p>{html.escape(tables.fewshot_text(run, name, weights))}</p>"
     f'<div class="grid">{"".join(drawn)}</div>{numbers}{sets}'
     + missing("; ".join(left_out))

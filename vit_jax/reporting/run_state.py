@@ -47,8 +47,8 @@ def state(run: Run, now: float | None = None) -> State:
   # Its last sentence goes on, or ends, with this one.
   error = None if error in (None, run_record.FINISHED) else error.rstrip(".")
   if total and run.steps >= total:
-    return _complete(run, alive, bool(record) and not has_ended, error)
-  where = _where(run, total, now)
+    return _state_of_complete(run, alive, bool(record) and not has_ended, error)
+  where = _position_text(run, total, now)
   if error is not None:
     # Of a run that diverged, the error says what to change.
     is_in_error = error.startswith(FloatingPointError.__name__)
@@ -58,7 +58,7 @@ def state(run: Run, now: float | None = None) -> State:
     return State(UNKNOWN, _without_metrics(run, total))
   if has_ended:  # the config was shortened, or total_steps is unknown
     return State(FINISHED, f"finished {where}")
-  silent = _silent(run, now)
+  silent = _seconds_silent(run, now)
   if alive is None or not record:  # only the lines can tell
     if silent is None and total is None:
       return State(UNKNOWN, "nothing tells whether it is finished")
@@ -92,12 +92,12 @@ def remarks(run: Run) -> str:
   """Returns what was skipped, did not count or was not finite; "": nothing."""
   parts = []
   if skipped := run.last("train/skipped"):
-    parts.append(f"{_many(skipped, 'step')} skipped")
+    parts.append(f"{_count_text(skipped, 'step')} skipped")
   if unusable := run.last("train/undecodable"):
-    parts.append(f"{_many(unusable, 'image')} could not be decoded")
+    parts.append(f"{_count_text(unusable, 'image')} could not be decoded")
   for name, steps in _not_finite(run).items():
     what = name if name == LOSS else f"scores of {name}"
-    many = _many(len(steps), "logged step")
+    many = _count_text(len(steps), "logged step")
     parts.append(f"{what} not finite at {many}, first at step {steps[0]:,}")
   return "; ".join(parts)
 
@@ -122,11 +122,11 @@ def _not_finite(run: Run) -> dict[str, list[int]]:
   return {key: list(steps) for key, steps in steps_by_name.items()}
 
 
-def _many(count: int | float, what: str) -> str:
+def _count_text(count: int | float, what: str) -> str:
   return f"{count:,.0f} {what}{'s' * (count != 1)}"
 
 
-def _complete(
+def _state_of_complete(
   run: Run, alive: bool | None, is_open: bool, error: str | None
 ) -> State:
   """Returns the state of a run whose last step is done."""
@@ -142,7 +142,7 @@ def _complete(
   return State(FINISHED, f"finished: {steps}")
 
 
-def _where(run: Run, total: int | None, now: float) -> str:
+def _position_text(run: Run, total: int | None, now: float) -> str:
   """Returns step, share and the age of the last line in words."""
   if not run.rows:
     began = run.process.get("began")
@@ -174,7 +174,7 @@ def _times(run: Run) -> list[float]:
   return [t for t in times if t >= began]
 
 
-def _silent(run: Run, now: float) -> float | None:
+def _seconds_silent(run: Run, now: float) -> float | None:
   """Returns the seconds since the last sign of a run; None: no sign at all."""
   signs = [*_times(run), *filter(None, [run.process.get("began")])]
   return now - max(signs) if signs else None

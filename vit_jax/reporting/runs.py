@@ -263,7 +263,7 @@ class Run:
     members = {n for names in self.groups.values() for n in names}
     return [n for n in self.evaluators(SHOT) if n not in members]
 
-  def scored(self, name: str) -> str:
+  def split_title(self, name: str) -> str:
     """Returns data set and split of an evaluator, its name if unknown.
 
     Where several evaluators of one kind score these, the name stands behind.
@@ -274,7 +274,7 @@ class Run:
       return f"mean of {num} data set{'s' * (num > 1)}{fake}"
     kind = self.evals[name].kind if name in self.evals else None
     texts = {
-      n: f"{short(e.dataset or n)} {e.split}{fake}"
+      n: f"{short_name(e.dataset or n)} {e.split}{fake}"
       for n, e in self.evals.items()
       if e.kind == kind
     }
@@ -282,16 +282,16 @@ class Run:
     same = [n for n, t in texts.items() if t == text]
     return text if len(same) < 2 else f"{text} ({name})"
 
-  def of_top1(self, name: str) -> str:
-    """Returns what a top-1 is of: `scored`, and what answers but the head."""
-    text, options = self.scored(name), self.evals.get(name)
+  def top1_title(self, name: str) -> str:
+    """Returns `split_title`, and what answers where it is not the head."""
+    text, options = self.split_title(name), self.evals.get(name)
     if options is None or options.kind in ("classification", "per_class"):
       return text
     if options.kind == "subset":
       return f"{text}, among the classes of {options.classes}"
     return f"{text}, {options.kind}{'' if options.scores_head else ' probe'}"
 
-  def is_of_training(self, name: str) -> bool:
+  def is_training_part(self, name: str) -> bool:
     """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
     is_given = self.metadata.get("data_given")
@@ -303,7 +303,7 @@ class Run:
 
   def is_held_out(self, name: str) -> bool:
     """Whether no record of that part was trained on, as its split says."""
-    if not self.is_of_training(name):
+    if not self.is_training_part(name):
       return False
     split, of_eval = str(self.config["data"]["split"]), self.evals[name].split
     return (split, of_eval) == VTAB or splits.are_apart(split, of_eval)
@@ -435,11 +435,11 @@ def unique_names(paths: Sequence[pathlib.PurePath]) -> list[str]:
       lengths[i] += 1
 
 
-def short(dataset: str) -> str:
+def short_name(dataset: str) -> str:
   """Returns a data set's name without its options, or path.
 
   Example:
-    >>> short("glyphs/size=32"), short("folder:/data/flowers/")
+    >>> short_name("glyphs/size=32"), short_name("folder:/data/flowers/")
     ('glyphs', 'flowers')
   """
   if dataset.startswith("folder:"):

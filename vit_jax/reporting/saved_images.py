@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.checkpointing import checkpointer
 from vit_jax.models.resample import resample_posemb
-from vit_jax.reporting.runs import Run, short
+from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights.npz_file import open_npz
 
 NO_LABEL = "no label"
@@ -63,7 +63,8 @@ def predictions(run: Run, limit: int) -> Predictions | None:
   first = _examples(data, "", names)
   mistakes = _examples(data, "mistake_", names)
   return Predictions(
-    f"{short(str(data['dataset']))} {data['split']}" + ", fake" * run.is_fake,
+    f"{short_name(str(data['dataset']))} {data['split']}"
+    + ", fake" * run.is_fake,
     first[:limit],
     mistakes[:limit],
     int(data["num_images"]),

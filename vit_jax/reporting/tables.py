@@ -23,9 +23,9 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   split: a run is chosen by it.
   """
   names = run.evaluators(runs_lib.TOP1)
-  tests = [n for n in names if not run.is_of_training(n)]
+  tests = [n for n in names if not run.is_training_part(n)]
   scores = [
-    (run.scores(n).get("top1"), f"{run.of_top1(n)}, top-1", "")
+    (run.scores(n).get("top1"), f"{run.top1_title(n)}, top-1", "")
     for n in tests or names
   ]
   for name in run.fewshot_names():
@@ -34,7 +34,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
       continue
     first, *others = by_l2
     shots = "10" if "10" in by_l2[first] else list(by_l2[first])[-1]
-    what = f"{run.scored(name)}, {shots}-shot, L2 {first}"
+    what = f"{run.split_title(name)}, {shots}-shot, L2 {first}"
     more = [f"L2 {w}: {share(by_l2[w].get(shots))}" for w in others]
     scores.append((by_l2[first].get(shots), what, ", ".join(more)))
   return scores
@@ -48,7 +48,7 @@ def scores(runs: list[Run]) -> str:
   by_split: dict[str, list[tuple[Run, dict[str, float | None]]]] = {}
   for run in runs:
     for name in run.evaluators(runs_lib.TOP1):
-      of_split = by_split.setdefault(run.of_top1(name), [])
+      of_split = by_split.setdefault(run.top1_title(name), [])
       of_split.append((run, run.scores(name)))
   rows = []
   for text, of_split in by_split.items():
@@ -70,7 +70,7 @@ def scores(runs: list[Run]) -> str:
   return f"<h2>Scores</h2>\n{table('numbers', head, rows)}"
 
 
-def others(runs: list[Run]) -> str:
+def other_scores(runs: list[Run]) -> str:
   """Returns the last metrics that no other table has, an evaluator a row.
 
   All of those with neither a top-1 nor shots; what one with a top-1 has beside
@@ -96,7 +96,9 @@ def others(runs: list[Run]) -> str:
         if value is not None and not (name in with_top1 and what in usual)
       ]
       if texts:
-        rows.append([run.scored(name) + who, kinds[name], ", ".join(texts)])
+        rows.append(
+          [run.split_title(name) + who, kinds[name], ", ".join(texts)]
+        )
   if not rows:
     return ""
   head = ["", "evaluator", "last scores"]
@@ -105,7 +107,7 @@ def others(runs: list[Run]) -> str:
 
 def facts(runs: list[Run]) -> str:
   """Returns facts by run, a column each; facts equal in many runs only once."""
-  names, by_run = [r.name for r in runs], [facts_of(r) for r in runs]
+  names, by_run = [r.name for r in runs], [run_facts(r) for r in runs]
   keys = dict.fromkeys(key for of_run in by_run for key in of_run)
   values = {key: [of_run.get(key, "—") for of_run in by_run] for key in keys}
   if len(runs) <= MOST_COLUMNS:
@@ -118,7 +120,7 @@ def facts(runs: list[Run]) -> str:
       table("facts", ["", "all runs"], list(map(list, same.items())))
     )
   if differ:
-    parts.append(beside("", names, {n: values[n] for n in differ}))
+    parts.append(side_by_side("", names, {n: values[n] for n in differ}))
   return "<br>".join(parts)
 
 
@@ -130,7 +132,7 @@ def fewshot_sets(run: Run, name: str) -> str:
     return ""
   shots = sorted({k for v in accuracies.values() for k in v}, key=int)
   rows = [
-    [run.scored(n), *(share(v.get(k)) for k in shots)]
+    [run.split_title(n), *(share(v.get(k)) for k in shots)]
     for n, v in accuracies.items()
   ]
   return table("numbers", ["data set", *shots], rows)
@@ -150,7 +152,7 @@ def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
   return f"{text}. Columns: labelled images per class; bold: their best."
 
 
-def facts_of(run: Run) -> dict[str, str]:
+def run_facts(run: Run) -> dict[str, str]:
   """Returns the facts of a run, by the names that the table shows."""
   config, metadata = run.config, run.metadata
   facts = {}
@@ -192,14 +194,14 @@ def facts_of(run: Run) -> dict[str, str]:
     lr = optim.get("lr")
     peak = "" if lr is None else f", peak lr {lr:g}"
     facts["optimizer"] = f"{optim.get('name')}{peak}"
-  if text := changed(metadata.get("changes")):
+  if text := changes_text(metadata.get("changes")):
     facts["changed on the way"] = text
   if metadata.get("devices"):
     facts["devices"] = str(metadata["devices"])
   return facts
 
 
-def changed(trail: list[dict[str, Any]] | None) -> str:
+def changes_text(trail: list[dict[str, Any]] | None) -> str:
   """Returns the changes that a run took where it resumed.
 
   Args:
@@ -207,7 +209,7 @@ def changed(trail: list[dict[str, Any]] | None) -> str:
 
   Example:
     >>> change = {"step": 8, "key": "optim.lr", "from": 1, "to": 0.1}
-    >>> changed([{**change, "by": "--allow_change"}])
+    >>> changes_text([{**change, "by": "--allow_change"}])
     'step 8: optim.lr 1 to 0.1 (allowed)'
   """
   trail = trail or []
@@ -253,7 +255,9 @@ def cost_texts(run: Run) -> dict[str, str]:
   return named
 
 
-def beside(what: str, names: list[str], rows: dict[str, list[str]]) -> str:
+def side_by_side(
+  what: str, names: list[str], rows: dict[str, list[str]]
+) -> str:
   """Returns a table with the values of each run.
 
   Of few runs each has a column. Of more runs each has a row, unless the table
