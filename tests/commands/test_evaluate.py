@@ -206,14 +206,14 @@ def test_report_is_named_where_it_reads(workdir, tmp_path, monkeypatch, capfd):
     run=lambda _: {"knn/k": 1.0},
   )
   ready = types.SimpleNamespace(
-    found=types.SimpleNamespace(format="checkpoint", metadata={}),
+    file=types.SimpleNamespace(format="checkpoint", metadata={}),
     prepared=types.SimpleNamespace(evals=()),
     evaluators=[evaluator],
     params=None,
   )
   monkeypatch.setattr(evaluate, "open_checkpoint", lambda *args: ready)
   monkeypatch.setattr(evaluate.run_summary, "sets_text", lambda prepared: "")
-  monkeypatch.setattr(evaluate.probes, "keep", lambda *args: "knn.json")
+  monkeypatch.setattr(evaluate.probes, "write", lambda *args: "knn.json")
   monkeypatch.setattr(evaluate.epath, "Path", lambda path: tmp_path)
   evaluate.record(tiny.config(), "x", workdir)
   said = capfd.readouterr().out
@@ -252,7 +252,7 @@ def test_a_config_has_a_dtype_of_its_own(run):
 
 
 def _with_fewshot(config, dataset):
-  return probes.configured(config, {"fewshot": dataset}, Sources())
+  return probes.with_probes(config, {"fewshot": dataset}, Sources())
 
 
 def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):

@@ -190,22 +190,22 @@ def test_a_split_without_labels_is_not_scored():
         is_multilabel=False,
       )
 
-  found = probes.configured(Config(), {"fewshot": "x"}, Opened(None))
+  found = probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
   assert found.evals[0].split == "validation"
   assert found.evals[0].shots == (1, 0)  # one image of class 0
   ks = lambda: (
-    probes.configured(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
+    probes.with_probes(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
   )
   assert ks() == (1,)
   del labels["validation"]
   with pytest.raises(ConfigError, match="and nothing to score"):
-    probes.configured(Config(), {"fewshot": "x"}, Opened(None))
+    probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
 
 
 def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):
   known = fewshot.FewshotConfig("fewshot_cars", group="fewshot", l2=(2.0,))
   config = Config(data=DataConfig(ops="decode|resize(8)"), evals=(known,))
-  found = probes.configured(config, {"fewshot": own}, Sources())
+  found = probes.with_probes(config, {"fewshot": own}, Sources())
   (options,) = found.evals
   assert (options.name, options.group) == ("fewshot", None)
   assert (options.dataset, options.l2) == (own, (2.0,))

@@ -18,7 +18,6 @@ from vit_jax.exporting import convert
 from vit_jax.scoring import (
   evaluate,
   explain,
-  protocol,
   published_scores,
   score,
   tables,
@@ -310,29 +309,29 @@ ROW = published_scores.find("ViT-B_16-224.npz", (224, 224), 1000)
 def test_the_preprocessing(found, by, published, expected):
   model = model_from_dict({"name": "vit"})
   size = (224, 224)
-  assert protocol.choose(found, model, size, by, published) == expected
+  assert score.choose_protocol(found, model, size, by, published) == expected
 
 
 def test_the_preprocessing_of_formats():
   def chosen(size, **model):
     config = model_from_dict(model)
-    return protocol.choose(_found("google"), config, size, "auto", ())
+    return score.choose_protocol(_found("google"), config, size, "auto", ())
 
   assert chosen((224, 224), pool="gap")[0] == "big_vision"
   assert chosen((224, 224), name="bit", variant="R50x1")[0] == "google"
-  timm = protocol.choose(
+  timm = score.choose_protocol(
     _found("timm"), model_from_dict({}), (384, 384), "auto", ()
   )
   assert timm[1] == eval_preprocessing.timm((384, 384), 1.0).ops
   with pytest.raises(ValueError, match="got --protocol=own, but it states no"):
-    protocol.choose(
+    score.choose_protocol(
       _found("google"), model_from_dict({}), (224, 224), "own", ()
     )
   deit = published_scores.find(
     "deit_tiny_patch16_224.fb_in1k.safetensors", (224, 224), 1000
   )
   with pytest.raises(ValueError, match="which are ImageNet's; expected it"):
-    protocol.choose(
+    score.choose_protocol(
       _found("timm"), model_from_dict({}), (224, 224), "auto", deit
     )
 

@@ -59,14 +59,14 @@ class Ready(NamedTuple):
   prepared: What was opened and checked.
   evaluators: In the order of the config.
   params: On the devices.
-  found: What the file states.
+  file: What the file states.
   report: What was done with its weights.
   """
 
   prepared: experiment.Experiment
   evaluators: list[Evaluator]
   params: Any
-  found: weights.Weights
+  file: weights.Weights
   report: weights.Report
 
 
@@ -90,10 +90,10 @@ def open_checkpoint(
       ]
     )
   try:
-    found = weights.read(path)
+    file = weights.read(path)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = experiment.setup(config, workdir, found=found, sources=opened)
+  prepared = experiment.setup(config, workdir, found=file, sources=opened)
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, prepared.facts, mesh)
   params, report = prepared.take_weights()
@@ -105,7 +105,7 @@ def open_checkpoint(
   evaluators = prepared.evaluators(
     assembly.predict, mesh, random_params=assembly.fresh_params
   )
-  return Ready(prepared, evaluators, params, found, report)
+  return Ready(prepared, evaluators, params, file, report)
 
 
 def record(
@@ -114,7 +114,7 @@ def record(
   workdir: str | None = None,
   opened: Sources | None = None,
 ) -> dict[str, Any]:
-  """Does what `evaluate` does, and returns what was scored, too.
+  """Runs every evaluator as `evaluate` does, and returns what was scored, too.
 
   Args:
     config: As for `evaluate`.
@@ -132,14 +132,14 @@ def record(
   """
   ready = open_checkpoint(config, path, workdir, opened)
   is_first = jax.process_index() == 0
-  if is_first and ready.found.format != "checkpoint":
+  if is_first and ready.file.format != "checkpoint":
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
   text = run_summary.sets_text(ready.prepared)  # to which all processes agree
   if is_first and text:
     print(text)
-  results, step = {}, ready.found.metadata.get("step", 0)
+  results, step = {}, ready.file.metadata.get("step", 0)
   means = GroupMeans(ready.prepared.evals)
   for evaluator in ready.evaluators:
     if is_first:
@@ -157,12 +157,12 @@ def record(
     "scores": results,
   }
   if workdir is not None:
-    kept = [probes.keep(e, row, workdir) for e in ready.evaluators]
+    written = [probes.write(e, row, workdir) for e in ready.evaluators]
   if workdir is not None and is_first:
     with (epath.Path(workdir) / SCORES).open("a") as f:
       f.write(json.dumps(row, ensure_ascii=False) + "\n")
     print(f"written     {epath.Path(workdir) / SCORES}", flush=True)
-    if any(kept) and "://" not in str(workdir):  # report reads none of these
+    if any(written) and "://" not in str(workdir):  # which report does not read
       print(f"see         vit-jax report {workdir}", flush=True)
   return row
 
@@ -197,7 +197,7 @@ def main(args: cli.Args) -> None:
           config = probes.config_of_file(config, path, flags["dtype"])
           if jax.process_index() == 0:
             print(f"dtype           {config.model.dtype}")
-        config = probes.configured(config, wanted, opened)
+        config = probes.with_probes(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or of_run or f"runs/{name}"
       row = record(config, path, str(workdir), opened)

@@ -35,8 +35,8 @@ FOLDER = "probes"
 # The first of these splits that has labels is scored.
 KINDS = ("fewshot", "linear", "knn")  # evaluators that learn from features
 HELD_OUT = ("test", "val", "validation")
-NUM_MISTAKES = 24  # kept with their images
-MOST_MISTAKES = 1000  # kept by name
+NUM_MISTAKES = 24  # written with their images
+MOST_MISTAKES = 1000  # written by name
 
 
 def config_of_file(
@@ -44,7 +44,7 @@ def config_of_file(
 ) -> Config:
   """Returns a config with the model and the preprocessing of a weights file.
 
-  They are those that `vit_jax.load` finds.
+  They are those of `vit_jax.load`.
 
   Args:
     config: All other options.
@@ -62,17 +62,17 @@ def config_of_file(
       [f"--dtype: got {dtype!r}, expected float32 or bfloat16."]
     )
   try:
-    found = weights.read(path)
-    model = weights.identify(found.params, found.options).for_inference()
+    file = weights.read(path)
+    model = weights.identify(file.params, file.options).for_inference()
     if dtype is not None:
       model = dataclasses.replace(model, dtype=dtype)
     elif jax.process_count() == 1:
       model = precision.fastest(model)
-    size = weights.trained_at(found)
+    size = weights.trained_at(file)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   default = Config()
-  faults = [
+  errors = [
     f"config.{key}: got a value of its own, but {path} states it; give a"
     " --config with it, or leave it out."
     for key, is_default in (
@@ -81,15 +81,15 @@ def config_of_file(
     )
     if not is_default
   ]
-  if faults:
-    raise ConfigError(faults)
-  ops, _ = pretrained.preprocessing(found, size)
+  if errors:
+    raise ConfigError(errors)
+  ops, _ = pretrained.preprocessing(file, size)
   return dataclasses.replace(
     config, model=model, data=dataclasses.replace(config.data, ops=ops)
   )
 
 
-def configured(
+def with_probes(
   config: Config, wanted: Mapping[str, str], opened: Sources
 ) -> Config:
   """Returns the config with probes alone, one for each that is wanted.
@@ -108,14 +108,14 @@ def configured(
   Raises:
     ConfigError: All data sets and splits that do not exist, or do not do.
   """
-  evals, faults = [], []
+  evals, errors = [], []
   for kind, dataset in wanted.items():
     try:
       evals.append(_configured(config, kind, dataset, opened))
     except ValueError as e:
-      faults.append(f"--{kind}: {e}")
-  if faults:
-    raise ConfigError(faults)
+      errors.append(f"--{kind}: {e}")
+  if errors:
+    raise ConfigError(errors)
   return dataclasses.replace(config, evals=tuple(evals))
 
 
@@ -168,12 +168,12 @@ def _configured(
   )
 
 
-def keep(
+def write(
   evaluator: Evaluator, row: Mapping[str, Any], workdir: str
 ) -> epath.Path | None:
-  """Writes what a probe said, in process 0.
+  """Writes the answers of a probe, in process 0.
 
-  Images are kept only by a run of one process: another sees its share alone.
+  Images are written only by a run of one process: another sees its share alone.
 
   Args:
     evaluator: A probe that has scored; others have no answers.

@@ -1,7 +1,7 @@
 """Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
 
 FILE is anything that `vit_jax.load` reads. Model, size of the images and
-preprocessing are found from it; beside each score is the one that was published
+preprocessing are read from it; beside each score is the one that was published
 for the file, where it is known by its name. With --explain, what the score owes
 to the decoder, the resizing, the crop, the form of GELU, epsilons and the type
 of the products.
@@ -19,17 +19,18 @@ from etils import epath
 from vit_jax import experiment, malloc, missing_data, weights
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
-from vit_jax.config import Config, ConfigError, DataConfig
-from vit_jax.config.eval_preprocessing import as_stored
+from vit_jax.config import Config, ConfigError, DataConfig, eval_preprocessing
+from vit_jax.config.preprocessing import image_size
+from vit_jax.data import pixels
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
+from vit_jax.families import ModelConfig
 from vit_jax.objectives import Classification
 from vit_jax.options import nearest
 from vit_jax.scoring import (
   evaluate,
   explain,
-  protocol,
   published_scores,
   tables,
 )
@@ -39,6 +40,7 @@ from vit_jax.scoring.published_scores import SOURCES, Published
 from vit_jax.writers import atomic_files, run_info
 
 RESULT = "score.json"
+TIMM_SHARE = 0.9  # of the shorter side, of a ViT below 384 pixels
 
 
 class Task(NamedTuple):
@@ -65,27 +67,27 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
     ConfigError: All names that are neither a set nor a data set with a split,
       or, of `available`, that nothing is on disk.
   """
-  found, faults = {}, []
+  sets, errors = {}, []
   for name in dict.fromkeys(part.strip() for part in text.split(",")):
     match = re.fullmatch(r"(.+?)\[(.+)\]", name)
     if name == AVAILABLE:
       here = {k: opened.is_on_disk(*s[:2]) for k, s in SETS.items()}
       missing_data.agree(opened.data_dir, here)
-      found |= {k: s for k, s in SETS.items() if here[k]}
+      sets |= {k: s for k, s in SETS.items() if here[k]}
       if not any(here.values()):
-        faults.append(f"--on={name}: none of {', '.join(SETS)} is on disk.")
+        errors.append(f"--on={name}: none of {', '.join(SETS)} is on disk.")
     elif name in SETS:
-      found[name] = SETS[name]
+      sets[name] = SETS[name]
     elif match:
-      found[name] = Set(match[1], match[2])
+      sets[name] = Set(match[1], match[2])
     else:
-      faults.append(
+      errors.append(
         f"--on: got {name!r}, expected {', '.join(SETS)}, {AVAILABLE}, or a"
         " data set with its split, as in digits[test]."
       )
-  if faults:
-    raise ConfigError(faults)
-  return found
+  if errors:
+    raise ConfigError(errors)
+  return sets
 
 
 def task_of(
@@ -103,7 +105,7 @@ def task_of(
   Args:
     path: As for `vit_jax.load`.
     sets: The sets of images, by name.
-    by: Protocol, see `protocol.choose`.
+    by: Protocol, see `choose_protocol`.
     dtype: Type of the matrix products.
     batch_size: Images per batch, over all devices.
     data_dir: Folder of TFDS's data.
@@ -114,24 +116,26 @@ def task_of(
     ValueError: It is no model with a head, or does not state the preprocessing
       that was asked for.
   """
-  found = weights.read(path)
-  num_classes = weights.num_classes(found.params)
+  file = weights.read(path)
+  num_classes = weights.num_classes(file.params)
   if not num_classes:
     raise ValueError(
       f"{path}: got weights without a head, expected one; a linear map of their"
       f" features is scored by vit-jax evaluate --checkpoint={path}"
       " --fewshot=DATASET."
     )
-  model = weights.identify(found.params, found.options).for_inference()
+  model = weights.identify(file.params, file.options).for_inference()
   model = dataclasses.replace(model, dtype=dtype)
-  size = weights.trained_at(found)
+  size = weights.trained_at(file)
   published = published_scores.find(path, size, num_classes)
-  kind, ops = protocol.choose(found, model, size, by, published)
+  kind, ops = choose_protocol(file, model, size, by, published)
   # Publishers take pixels as they are stored; a run of ours is scored as it was
   # trained, upright.
-  scored = ops if found.format == "checkpoint" else as_stored(ops)
+  scored = (
+    ops if file.format == "checkpoint" else eval_preprocessing.as_stored(ops)
+  )
   note = ""
-  if found.format == "timm" and found.ops is None:
+  if file.format == "timm" and file.ops is None:
     note = " (no config.json beside it: mean and deviation 0.5)"
   # The published score of the same protocol comes first.
   published = tuple(sorted(published, key=lambda row: row.ops != ops))
@@ -139,13 +143,75 @@ def task_of(
   config = Config(
     fake_data=fake_data,
     model=model,
-    objective=Classification(loss=found.loss or "softmax"),
+    objective=Classification(loss=file.loss or "softmax"),
     data=DataConfig(ops=ops, batch_size=batch_size, data_dir=data_dir),
     evals=tuple(
       _evaluator(name, sets[written], scored) for name, written in names.items()
     ),
   )
-  return Task(path, config, names, f"{kind}: {ops}{note}", published), found
+  return Task(path, config, names, f"{kind}: {ops}{note}", published), file
+
+
+def choose_protocol(
+  file: weights.Weights,
+  model: ModelConfig,
+  size: tuple[int, int],
+  protocol: str,
+  published: tuple[Published, ...],
+) -> tuple[str, str]:
+  """Returns the protocol by which a file is scored, and its operations.
+
+  For "auto" it is that which the file states; else that of the first published
+  score; else that of its format: timm's for timm's names, big_vision's for
+  Google's names without a class token, and Google's for all others. timm crops
+  a share of 0.9, or from 384 pixels on everything, where no row says otherwise.
+
+  Args:
+    file: The file.
+    model: Its model.
+    size: (height, width) of its images, pixels.
+    protocol: "own", "timm", "google", "big_vision" or "auto".
+    published: Its published scores.
+
+  Raises:
+    ValueError: The protocol is "own" and the file states none; or the published
+      model's images are not normalised to [-1, 1], and the file does not say
+      so.
+  """
+  own = file.ops
+  if own and (image_size(own) != size or pixels.is_random(own)):
+    own = None  # of a run without evaluation
+  if protocol == "own" and not own:
+    raise ValueError(
+      f"{file.path}: got --protocol=own, but it states no preprocessing;"
+      " expected timm, google or big_vision."
+    )
+  if file.ops is None and any(row.mean != "0.5" for row in published):
+    raise ValueError(
+      f"{file.path}: got weights of timm's {published[0].name} without a"
+      " config.json that states mean and deviation, which are ImageNet's;"
+      " expected it beside the file."
+    )
+  if own and protocol in ("auto", "own"):
+    return "own", own
+  if protocol == "auto":
+    if published:
+      protocol = published[0].protocol
+    elif file.format == "timm":
+      protocol = "timm"
+    elif getattr(model, "pool", "token") != "token":
+      protocol = "big_vision"
+    else:
+      protocol = "google"
+  if protocol == "timm":
+    shares = [row.share for row in published if row.share]
+    share = next(iter(shares), TIMM_SHARE if min(size) < 384 else 1.0)
+    return protocol, eval_preprocessing.timm(size, share).ops
+  make = {
+    "google": eval_preprocessing.google,
+    "big_vision": eval_preprocessing.big_vision,
+  }
+  return protocol, make[protocol](size).ops
 
 
 def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
@@ -161,31 +227,31 @@ def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
   )
 
 
-def faults_of(task: Task, found: weights.Weights, opened: Sources) -> list[str]:
+def errors_of(task: Task, file: weights.Weights, opened: Sources) -> list[str]:
   """Returns all that is missing for a file to be scored on its sets."""
   try:
-    experiment.setup(task.config, found=found, sources=opened)
+    experiment.setup(task.config, found=file, sources=opened)
   except ConfigError as e:
-    return [_in_flags(fault, task) for fault in e.faults]
+    return [_in_flags(error, task) for error in e.faults]
   return []
 
 
-def _in_flags(fault: str, task: Task) -> str:
-  """Returns a fault of a config with the flags of this command."""
+def _in_flags(error: str, task: Task) -> str:
+  """Returns an error of a config with the flags of this command."""
   for name, written in task.names.items():
     for option in ("dataset", "split"):
-      fault = fault.replace(f"config.evals.{name}.{option}", f"--on={written}")
-  fault = fault.replace("config.data.batch_size", "--batch_size")
-  return fault.replace("--checkpoint:", f"{task.path}:")
+      error = error.replace(f"config.evals.{name}.{option}", f"--on={written}")
+  error = error.replace("config.data.batch_size", "--batch_size")
+  return error.replace("--checkpoint:", f"{task.path}:")
 
 
-def _grouped(faults: list[str]) -> list[str]:
-  """Returns each fault once; sets of the same data set share one."""
+def _grouped(errors: list[str]) -> list[str]:
+  """Returns each error once; sets of the same data set share one."""
   sets: dict[str, list[str]] = {}
-  for fault in dict.fromkeys(faults):
-    on, colon, text = fault.partition(": ")
+  for error in dict.fromkeys(errors):
+    on, colon, text = error.partition(": ")
     is_set = colon and on.startswith("--on=")
-    known = sets.setdefault(text if is_set else fault, [])
+    known = sets.setdefault(text if is_set else error, [])
     known += [on.removeprefix("--on=")] if is_set else []
   return [
     f"--on={','.join(names)}: {text}" if names else text
@@ -229,11 +295,11 @@ def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
 def _tasks(
   args: argparse.Namespace, opened: Sources
 ) -> Iterator[tuple[Task | None, list[str]]]:
-  """Yields the task of each file and its faults; None for no weights."""
+  """Yields the task of each file and its errors; None for no weights."""
   sets = sets_of(args.on, opened)
   for path in dict.fromkeys(args.files):
     try:
-      task, found = task_of(
+      task, file = task_of(
         path,
         sets,
         by=args.protocol,
@@ -245,7 +311,7 @@ def _tasks(
     except (OSError, ValueError) as e:
       yield None, [str(e)]
     else:
-      yield task, faults_of(task, found, opened)
+      yield task, errors_of(task, file, opened)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -269,9 +335,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ]
     )
   opened = Sources(args.data_dir, fake=args.fake_data)
-  found = list(_tasks(args, opened))
-  if faults := [fault for _, some in found for fault in some]:
-    raise ConfigError(_grouped(faults))
+  tasks = list(_tasks(args, opened))
+  if errors := [error for _, some in tasks for error in some]:
+    raise ConfigError(_grouped(errors))
   is_first = jax.process_index() == 0
   result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
   if args.explain:
@@ -282,8 +348,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       folder.mkdir(parents=True, exist_ok=True)
   except OSError as e:
     raise ConfigError([atomic_files.folder_fault(args.workdir, e)]) from None
-  names = [published_scores.name_of(task.path) for task, _ in found]
-  for task, _ in found:
+  names = [published_scores.name_of(task.path) for task, _ in tasks]
+  for task, _ in tasks:
     if is_first:
       print(f"\n{'file':<16}{task.path}")
       print(f"{'model':<16}{weights.describe(task.config.model)}")
