@@ -175,7 +175,7 @@ def test_a_cut_pipe_is_no_fault_of_the_folder(tmp_path, monkeypatch):
   def cut(*_, **__):
     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
-  monkeypatch.setattr(visualize, "_tell", cut)
+  monkeypatch.setattr(visualize, "_print_written", cut)
   with pytest.raises(BrokenPipeError):
     visualize.main(
       visualize_command.parse(
@@ -243,7 +243,7 @@ def test_a_name_that_is_no_unicode(photos, tmp_path):
 def test_a_run_in_a_bucket_has_the_facts_of_its_weights(monkeypatch):
   vit = vit_jax.load(TOKEN, verbose=False)
   monkeypatch.setattr(visualize.config_files, "run_of", epath.Path)
-  facts = visualize._facts_of("gs://b/run", vit)
+  facts = visualize._model_facts("gs://b/run", vit)
   assert facts["file"] == "gs://b/run" and "data" not in facts
 
 

@@ -97,7 +97,7 @@ def of():
     vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
     images = RNG.integers(0, 256, (num_images, *vit.image_size, 3), np.uint8)
     captions = [f"image {i}" for i in range(num_images)]
-    return model_figures.look(name, name, vit, list(images), captions)
+    return model_figures.inspect_model(name, name, vit, list(images), captions)
 
   return of
 
@@ -105,7 +105,9 @@ def of():
 def parts_of(*insides, **options):
   chart_files = ChartFiles()
   options = {"patch": None, "num_shown": 9} | options
-  return model_figures.parts(insides, chart_files, **options), chart_files.files
+  return model_figures.all_sections(
+    insides, chart_files, **options
+  ), chart_files.files
 
 
 def test_everything_of_a_transformer(of):
@@ -146,9 +148,9 @@ def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
   )
   (tmp_path / "metrics.jsonl").touch()
   (run,) = runs.find_runs(tmp_path)
-  assert [*model_figures._of_run(run).vit.params] == ["embedding"]
+  assert [*model_figures._inspect_run(run).vit.params] == ["embedding"]
   chart_files = ChartFiles()
-  page = model_figures.of_runs([run], chart_files)
+  page = model_figures.runs_section([run], chart_files)
   assert [*chart_files.files] == [f"filters_{run.name}.svg"]
   assert "no images" in page
 
@@ -184,7 +186,9 @@ def test_batches_do_not_show(of, monkeypatch):
   monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: 2)
   two = of("bv_map", 5)
   monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: 16)
-  whole = model_figures.look("", "", two.vit, list(two.images), two.captions)
+  whole = model_figures.inspect_model(
+    "", "", two.vit, list(two.images), two.captions
+  )
   assert two.maps.shape == (5, *two.grid)
   np.testing.assert_allclose(two.maps, whole.maps, rtol=1e-5)
   np.testing.assert_allclose(two.distances, whole.distances, rtol=1e-5)
@@ -198,4 +202,4 @@ def test_weights_that_are_no_numbers_are_refused(of):
   }
   vit = vit_jax.inference.pretrained.dataclasses.replace(one.vit, params=params)
   with pytest.raises(ValueError, match=r"a: got attention that is not a numb"):
-    model_figures.look("a", "a", vit, list(one.images), one.captions)
+    model_figures.inspect_model("a", "a", vit, list(one.images), one.captions)

@@ -47,7 +47,7 @@ NUM_SHOWN = 6  # of a run beside their maps
 _COLUMNS = 7  # components side by side, as in the paper
 
 
-class Inside(NamedTuple):
+class InspectedModel(NamedTuple):
   """A model, and what its attention does on some images.
 
   name: Its name in those of files.
@@ -79,7 +79,7 @@ class Inside(NamedTuple):
     return inspection.has_attention(self.vit.config, self.vit.image_size)
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
   """A part of a page.
 
   title: Its heading.
@@ -102,13 +102,13 @@ class Part(NamedTuple):
     )
 
 
-def look(
+def inspect_model(
   name: str,
   label: str,
   vit: Pretrained,
   images: Sequence[UInt8[np.ndarray, "h w 3"]],
   captions: Sequence[str],
-) -> Inside:
+) -> InspectedModel:
   """Passes images through a model, a few at a time.
 
   Args:
@@ -123,9 +123,9 @@ def look(
   """
   shape = (*vit.image_size, 3)
   images = np.stack(images) if len(images) else np.zeros((0, *shape), np.uint8)
-  inside = Inside(name, label, vit, images, list(captions), None, None)
-  if not (inside.has_attention and len(images)):
-    return inside
+  model = InspectedModel(name, label, vit, images, list(captions), None, None)
+  if not (model.has_attention and len(images)):
+    return model
   rows = inspection.batch_size(vit.config, vit.image_size)
   distances, maps = [], []
   for i in range(0, len(images), rows):
@@ -142,34 +142,34 @@ def look(
       f"{label}: got attention that is not a number (NaN), expected weights of"
       " a training that did not diverge."
     )
-  return inside._replace(distances=mean, maps=np.concatenate(maps))
+  return model._replace(distances=mean, maps=np.concatenate(maps))
 
 
-def parts(
-  insides: Sequence[Inside],
+def all_sections(
+  models: Sequence[InspectedModel],
   chart_files: ChartFiles,
   patch: tuple[int, int] | None,
   num_shown: int,
-) -> list[Part]:
+) -> list[Section]:
   """Returns all there is to show.
 
   Args:
-    insides: The models.
-    chart_files: ChartFiless a chart.
+    models: The models.
+    chart_files: Those of the page.
     patch: Row and column, from 0, of the patch whose heads are shown, of the
       first image; None: the one that is looked at most.
     num_shown: Images with a map, at most.
   """
   return [
-    filters(insides, chart_files),
-    positions(insides, chart_files),
-    distances(insides, chart_files),
-    heads(insides, chart_files, patch),
-    rollouts(insides, num_shown),
+    filters(models, chart_files),
+    positions(models, chart_files),
+    distances(models, chart_files),
+    heads(models, chart_files, patch),
+    rollouts(models, num_shown),
   ]
 
 
-def of_runs(runs: Sequence[Run], chart_files: ChartFiles) -> str:
+def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   """Returns the section of a report: filters, distances, maps.
 
   These are of the newest checkpoints of the first `MOST_RUNS` runs, on images
@@ -178,34 +178,36 @@ def of_runs(runs: Sequence[Run], chart_files: ChartFiles) -> str:
 
   Args:
     runs: Of the report.
-    chart_files: ChartFiless a chart.
+    chart_files: Those of the page.
   """
-  insides, left_out = [], []
+  models, left_out = [], []
   for run in runs[:MOST_RUNS]:
     try:
-      insides.append(_of_run(run))
+      models.append(_inspect_run(run))
     except Exception as e:  # A damaged checkpoint may raise anything.
       left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
   shown = []
-  if insides:
-    shown = [filters(insides, chart_files), distances(insides, chart_files)]
+  if models:
+    shown = [filters(models, chart_files), distances(models, chart_files)]
     explained = set()
-    for inside in insides:
-      part = rollouts([inside], NUM_SHOWN)
-      text = "" if part.text in explained else part.text  # once for all runs
+    for model in models:
+      section = rollouts([model], NUM_SHOWN)
+      text = (
+        "" if section.text in explained else section.text
+      )  # once for all runs
       explained.add(text)
-      title = f"{part.title}: {inside.label}"
-      shown.append(Part(title, text, part.body, _without([inside])))
+      title = f"{section.title}: {model.label}"
+      shown.append(Section(title, text, section.body, _without_maps([model])))
   return (
     "<h2>Inside the models</h2>\n"
-    + "".join(part.html(level=3) for part in shown)
+    + "".join(section.html(level=3) for section in shown)
     + missing("; ".join(left_out))
   )
 
 
-def _of_run(run: Run) -> Inside:
+def _inspect_run(run: Run) -> InspectedModel:
   if not (run.path / checkpointer.FOLDER).is_dir():
     raise FileNotFoundError("no checkpoint")
   vit = load(run.path, verbose=False)
@@ -213,7 +215,7 @@ def _of_run(run: Run) -> Inside:
   num_images = int(min(NUM_IMAGES, max(1, MOST_MACS // macs)))
   predictions = saved_images.predictions(run, num_images)
   examples = predictions.first if predictions else []
-  seen = look(
+  seen = inspect_model(
     run.name,
     run.name,
     vit,
@@ -227,69 +229,73 @@ def _of_run(run: Run) -> Inside:
   return seen._replace(vit=dataclasses.replace(vit, params=first))
 
 
-def filters(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
+def filters(
+  models: Sequence[InspectedModel], chart_files: ChartFiles
+) -> Section:
   """Returns principal components of the first layers' filters."""
   drawn, left_out = [], []
-  for inside in insides:
+  for model in models:
     try:
-      what, kernel = filters_of(inside.vit.config, inside.vit.params)
+      what, kernel = filters_of(model.vit.config, model.vit.params)
     except ValueError as e:
-      left_out.append(f"{inside.label}, {e}")
+      left_out.append(f"{model.label}, {e}")
       continue
     components = principal_components(kernel)
-    draw = functools.partial(
-      draw_filters, components, f"{inside.label}: {what}"
-    )
-    alt = f"principal components of the filters, {inside.label}"
-    drawn.append(chart_files.add(_file("filters", inside), draw, alt))
+    draw = functools.partial(draw_filters, components, f"{model.label}: {what}")
+    alt = f"principal components of the filters, {model.label}"
+    drawn.append(chart_files.add(_file("filters", model), draw, alt))
   text = (
     "Principal components of the filters that see the pixels, the largest"
     " first. Grey is zero; each is scaled by itself."
   )
-  return Part("Filters", text, _grid(drawn), left_out)
+  return Section("Filters", text, _grid(drawn), left_out)
 
 
-def positions(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
+def positions(
+  models: Sequence[InspectedModel], chart_files: ChartFiles
+) -> Section:
   """Returns similarities of the positions of patches."""
   drawn, left_out = [], []
-  for inside in insides:
-    config = inside.vit.config
+  for model in models:
+    config = model.vit.config
     try:
       table = inspection.position_table(
-        config, inside.vit.params, inside.vit.image_size
+        config, model.vit.params, model.vit.image_size
       )
     except ValueError as e:
-      left_out.append(f"{inside.label}, {e}")
+      left_out.append(f"{model.label}, {e}")
       continue
-    rows, columns = inside.grid
-    title = f"{inside.label}: {rows} × {columns}"
+    rows, columns = model.grid
+    title = f"{model.label}: {rows} × {columns}"
     if config.posemb_at == "blocks":
       title += ", first block"
     draw = functools.partial(charts.similarity, table, (rows, columns), title)
-    alt = f"cosine similarity of position embeddings, {inside.label}"
-    drawn.append(chart_files.add(_file("positions", inside), draw, alt))
+    alt = f"cosine similarity of position embeddings, {model.label}"
+    drawn.append(chart_files.add(_file("positions", model), draw, alt))
   text = (
     "Each small map belongs to one patch and is where the patch is; it shows"
     " how similar the embedding of its position is to all others."
   )
-  return Part("Position embeddings", text, _grid(drawn), left_out)
+  return Section("Position embeddings", text, _grid(drawn), left_out)
 
 
-def distances(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
+def distances(
+  models: Sequence[InspectedModel], chart_files: ChartFiles
+) -> Section:
   """Returns mean attention distances of all heads."""
-  drawn, left_out = [], _without(insides)
-  for inside in insides:
-    if inside.distances is None:
+  drawn, left_out = [], _without_maps(models)
+  for model in models:
+    if model.distances is None:
       continue
-    (height, width), (rows, columns) = inside.vit.image_size, inside.grid
+    (height, width), (rows, columns) = model.vit.image_size, model.grid
     step = (height / rows, width / columns)
     even = float(inspection.distances((rows, columns), step).mean())
     draw = functools.partial(
-      draw_mean_distance, inside.distances, even, inside.label
+      draw_mean_distance, model.distances, even, model.label
     )
-    alt = f"mean attention distance by layer and head, {inside.label}"
-    drawn.append(chart_files.add(_file("distance", inside), draw, alt))
-  nums = sorted({len(i.images) for i in insides if i.distances is not None})
+    alt = f"mean attention distance by layer and head, {model.label}"
+    drawn.append(chart_files.add(_file("distance", model), draw, alt))
+  nums = sorted({len(i.images) for i in models if i.distances is not None})
   images = (
     "one image" if nums == [1] else f"{' or '.join(map(str, nums))} images"
   )
@@ -298,60 +304,60 @@ def distances(insides: Sequence[Inside], chart_files: ChartFiles) -> Part:
     f" attention, in the mean over patches and {images}. The dotted line is the"
     " distance without preference."
   )
-  return Part("Mean attention distance", text, _grid(drawn), left_out)
+  return Section("Mean attention distance", text, _grid(drawn), left_out)
 
 
 def heads(
-  insides: Sequence[Inside],
+  models: Sequence[InspectedModel],
   chart_files: ChartFiles,
   patch: tuple[int, int] | None,
-) -> Part:
+) -> Section:
   """Returns the attention of one patch of the first image, by head.
 
   Args:
-    insides: The models.
-    chart_files: ChartFiless a chart.
-    patch: See `parts`.
+    models: The models.
+    chart_files: Those of the page.
+    patch: See `all_sections`.
 
   Raises:
     ValueError: The patch is outside a model's grid.
   """
-  drawn, left_out = [], _without(insides)
-  for inside in insides:
-    if inside.maps is None:
+  drawn, left_out = [], _without_maps(models)
+  for model in models:
+    if model.maps is None:
       continue
-    rows, columns = inside.grid
+    rows, columns = model.grid
     at = patch
     if at is None:
-      y, x = divmod(int(inside.maps[0].argmax()), columns)
+      y, x = divmod(int(model.maps[0].argmax()), columns)
       at = y, x
     weights = inspection.by_head(
-      inside.vit.config, inside.vit.params, normalise(inside.images[:1]), at
+      model.vit.config, model.vit.params, normalise(model.images[:1]), at
     )
-    title = f"{inside.label}: row {at[0] + 1}, column {at[1] + 1}"
+    title = f"{model.label}: row {at[0] + 1}, column {at[1] + 1}"
     draw = functools.partial(
       draw_heads,
       np.asarray(weights)[:, 0],
       at,
-      inside.images[0],
+      model.images[0],
       title,
     )
-    alt = f"attention of one patch by layer and head, {inside.label}"
-    drawn.append(chart_files.add(_file("heads", inside), draw, alt))
+    alt = f"attention of one patch by layer and head, {model.label}"
+    drawn.append(chart_files.add(_file("heads", model), draw, alt))
   which = "the patch" if patch else "the patch that is looked at most"
   text = (
     f"Where {which} looks, in the first image: a row for each layer, a map for"
     " each head, with the patch framed. Each map is scaled to its own largest"
     " weight."
   )
-  return Part("Attention of one patch", text, _grid(drawn), left_out)
+  return Section("Attention of one patch", text, _grid(drawn), left_out)
 
 
-def rollouts(insides: Sequence[Inside], num_shown: int) -> Part:
+def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
   """Returns images beside the maps of all models."""
-  left_out = _without(insides)
-  pairs = list(zip(range(num_shown), pictures(insides), strict=False))
-  with_maps = [inside for inside in insides if inside.maps is not None]
+  left_out = _without_maps(models)
+  pairs = list(zip(range(num_shown), pictures(models), strict=False))
+  with_maps = [model for model in models if model.maps is not None]
   if with_maps and (more := len(with_maps[0].images) - num_shown) > 0:
     text = "images, of which there are files"
     if more == 1:
@@ -359,51 +365,51 @@ def rollouts(insides: Sequence[Inside], num_shown: int) -> Part:
     left_out.append(f"{more:,} more {text}")
   order, whose = "Each image, the image lit by its map, and the map.", ""
   if len(with_maps) > 1:
-    labels = [html.escape(inside.label) for inside in with_maps]
+    labels = [html.escape(model.label) for model in with_maps]
     order = f"Each image beside the maps of {', '.join(labels)}."
     whose = f" of {labels[0]}"
   answers = f" Below are the answer{whose} and its probability."
-  read = sorted({_read_by(inside.vit.config.pool) for inside in with_maps})
+  read = sorted({_read_by(model.vit.config.pool) for model in with_maps})
   text = (
     f"{order} Attention rollout, read by {html.escape(', '.join(read))}: from"
     " which patches the answer is drawn. Brightest is the patch with the most."
     f"{answers if with_maps and with_maps[0].vit.num_classes else ''}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""
-  return Part("Where the model looks", text, body, left_out)
+  return Section("Where the model looks", text, body, left_out)
 
 
 def pictures(
-  insides: Sequence[Inside],
+  models: Sequence[InspectedModel],
 ) -> Iterable[tuple[Image.Image, str]]:
   """Yields each image beside its map, or beside the maps of several models."""
-  with_maps = [inside for inside in insides if inside.maps is not None]
+  with_maps = [model for model in models if model.maps is not None]
   if not with_maps:
     return
   for i, caption in enumerate(with_maps[0].captions):
-    pairs = [(inside.images[i], inside.maps[i]) for inside in with_maps]
+    pairs = [(model.images[i], model.maps[i]) for model in with_maps]
     if len(pairs) > 1:
       yield overlay.compared(pairs), caption
     else:
       yield overlay.beside(*pairs[0]), caption
 
 
-def _file(chart: str, inside: Inside) -> str:
+def _file(chart: str, model: InspectedModel) -> str:
   """Returns the name of a chart's file; a single model has no name."""
-  return f"{chart}_{inside.name}" if inside.name else chart
+  return f"{chart}_{model.name}" if model.name else chart
 
 
-def _without(insides: Sequence[Inside]) -> list[str]:
+def _without_maps(models: Sequence[InspectedModel]) -> list[str]:
   """Returns the models of which there is no attention to show, and why."""
   return [
-    f"{inside.label}, "
+    f"{model.label}, "
     + (
       "no images were given"
-      if inside.has_attention
-      else f"{inside.vit.config.variant} has no attention"
+      if model.has_attention
+      else f"{model.vit.config.variant} has no attention"
     )
-    for inside in insides
-    if inside.maps is None
+    for model in models
+    if model.maps is None
   ]
 
 

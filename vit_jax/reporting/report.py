@@ -116,7 +116,7 @@ def _page(
     fewshot_section(trained, chart_files, has_probes=bool(probes)),
     _predictions(trained),
     _positions(trained, chart_files),
-    model_figures.of_runs(trained, chart_files),
+    model_figures.runs_section(trained, chart_files),
   ]
   return page(title, "\n".join(parts))
 

@@ -45,51 +45,54 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     ValueError: All that is wrong with the arguments, before anything is
       computed.
   """
-  out, faults = pathlib.Path(args.out), []
+  out, errors = pathlib.Path(args.out), []
   if out.exists() and not out.is_dir():
-    faults.append(f"--out: got {args.out!r}, which is a file; name a folder.")
-  models = _loaded([args.checkpoint, *args.beside], faults)
-  found, left_out = _images(args)
-  rows = {label: _read(found, vit) for label, (_, vit) in models.items()}
-  errors = {r.name: r.error for read in rows.values() for r in read if r.error}
-  found = [named for named in found if named.name not in errors]
-  for name, error in errors.items():  # a word is a fault, part of a folder not
-    is_fault = name in args.images or not found
-    (faults if is_fault else left_out).append(f"{printable(name)}: {error}")
+    errors.append(f"--out: got {args.out!r}, which is a file; name a folder.")
+  models = _loaded([args.checkpoint, *args.beside], errors)
+  images, left_out = _images(args)
+  rows = {label: _read(images, vit) for label, (_, vit) in models.items()}
+  unread = {r.name: r.error for read in rows.values() for r in read if r.error}
+  images = [image for image in images if image.name not in unread]
+  for name, error in unread.items():
+    # An image that was named must be readable, one of a folder need not be.
+    is_needed = name in args.images or not images
+    (errors if is_needed else left_out).append(f"{printable(name)}: {error}")
   for label, (_, vit) in models.items():
-    faults += _outside(args.patch, label, vit)
-  names = _pictures([named.name for named in found])
-  faults += _overwritten(out, names, found)
-  if not faults:
+    errors += _patch_errors(args.patch, label, vit)
+  names = _pictures([image.name for image in images])
+  errors += _overwrite_errors(out, names, images)
+  if not errors:
     try:
       out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-      faults.append(f"--out: got {args.out!r}: {e.strerror or e}.")
-  if faults:
-    raise ValueError("\n".join(dict.fromkeys(faults)))
-  insides = []
+      errors.append(f"--out: got {args.out!r}: {e.strerror or e}.")
+  if errors:
+    raise ValueError("\n".join(dict.fromkeys(errors)))
+  inspected = []
   for label, (path, vit) in models.items():
-    images = [row.pixels for row in rows[label] if row.name not in errors]
-    print(f"{path}: {vit.config.variant}, {_counted(images)}", flush=True)
-    captions = _captions([named.name for named in found], vit, images)
+    arrays = [row.pixels for row in rows[label] if row.name not in unread]
+    print(f"{path}: {vit.config.variant}, {_counted(arrays)}", flush=True)
+    captions = _captions([image.name for image in images], vit, arrays)
     name = _file_name(label) if len(models) > 1 else ""
-    insides.append(model_figures.look(name, label, vit, images, captions))
+    inspected.append(
+      model_figures.inspect_model(name, label, vit, arrays, captions)
+    )
   return _write(
-    out, insides, list(models.values()), names, args.patch, left_out
+    out, inspected, list(models.values()), names, args.patch, left_out
   )
 
 
 def _loaded(
-  paths: Sequence[str], faults: list[str]
+  paths: Sequence[str], errors: list[str]
 ) -> dict[str, tuple[str, Pretrained]]:
-  """Returns path and model by label; adds what cannot be loaded to `faults`."""
+  """Returns path and model by label; adds what cannot be loaded to `errors`."""
   models = {}
   for path in paths:
     try:
       vit = vit_jax.load(path, verbose=False)
     except (OSError, ValueError) as e:
       text = str(e)
-      faults.append(text if path in text else f"{path}: {text}")
+      errors.append(text if path in text else f"{path}: {text}")
       continue
     folder = config_files.run_of(path)
     label = folder.name if folder else pathlib.PurePath(path).stem
@@ -104,12 +107,12 @@ def _images(
   if args.images:
     reads = streaming.STANDARD_INPUT in args.images
     stdin = sys.stdin.buffer if reads and sys.stdin else None
-    found = list(streaming.find(args.images, stdin))
-    more = len(found) - NUM_IMAGES
+    images = list(streaming.find(args.images, stdin))
+    more = len(images) - NUM_IMAGES
     left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
-    return found[:NUM_IMAGES], left_out if more > 0 else []
+    return images[:NUM_IMAGES], left_out if more > 0 else []
   try:
-    return _of_evaluation(args.checkpoint), []
+    return _evaluation_images(args.checkpoint), []
   except (
     Exception
   ) as e:  # Any fault of the data, which the page can do without.
@@ -119,7 +122,7 @@ def _images(
     ]
 
 
-def _of_evaluation(path: str) -> list[streaming.Named]:
+def _evaluation_images(path: str) -> list[streaming.Named]:
   """Returns images of the split that a run is scored on, evenly spaced.
 
   Raises:
@@ -128,16 +131,16 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
   folder = config_files.run_of(path)
   if folder is None:
     raise ValueError("none were given, and published weights come without.")
-  (found,) = runs_lib.find_runs(str(folder))
-  scored = next((e for e in found.evals.values() if e.scores_head), None)
+  (run,) = runs_lib.find_runs(str(folder))
+  scored = next((e for e in run.evals.values() if e.scores_head), None)
   if scored is None:
     raise ValueError("none were given, and the run scores no images.")
   # TensorFlow reads data sets; images that are named do without.
   from vit_jax.data.sources import Sources
 
-  data = found.config.get("data", {})
+  data = run.config.get("data", {})
   sources = Sources(
-    data.get("data_dir"), fake=found.config.get("fake_data", False)
+    data.get("data_dir"), fake=run.config.get("fake_data", False)
   )
   source = sources.open(scored.dataset, scored.split)
   num = min(NUM_IMAGES, source.num_examples)
@@ -154,14 +157,14 @@ def _of_evaluation(path: str) -> list[streaming.Named]:
 
 
 def _read(
-  found: Sequence[streaming.Named], vit: Pretrained
+  images: Sequence[streaming.Named], vit: Pretrained
 ) -> list[streaming.Row]:
   """Returns the pixels as the model gets them, or why there are none."""
   ahead = 2 * (os.cpu_count() or 1)
-  return list(streaming.read_all(found, vit.ops, ahead=ahead))
+  return list(streaming.read_all(images, vit.ops, ahead=ahead))
 
 
-def _outside(
+def _patch_errors(
   patch: tuple[int, int] | None, label: str, vit: Pretrained
 ) -> list[str]:
   rows, columns = vit.config.grid(vit.image_size)
@@ -181,15 +184,15 @@ def _pictures(names: Sequence[str]) -> list[str]:
   ]
 
 
-def _overwritten(
-  out: pathlib.Path, names: Sequence[str], found: Sequence[streaming.Named]
+def _overwrite_errors(
+  out: pathlib.Path, names: Sequence[str], images: Sequence[streaming.Named]
 ) -> list[str]:
-  """Returns a fault for each image that a picture would be written over."""
+  """Returns an error for each image that a picture would be written over."""
   written = {os.path.realpath(out / n) for n in ("rollout.png", *names)}
   return [
     f"--out: got {str(out)!r}, where {printable(named.name)} would be written"
     " over; name another folder."
-    for named in found
+    for named in images
     if os.path.realpath(named.name) in written
   ]
 
@@ -213,7 +216,7 @@ def _captions(
 
 def _write(
   out: pathlib.Path,
-  insides: Sequence[model_figures.Inside],
+  inspected: Sequence[model_figures.InspectedModel],
   models: Sequence[tuple[str, Pretrained]],
   names: Sequence[str],
   patch: tuple[int, int] | None,
@@ -221,18 +224,20 @@ def _write(
 ) -> list[pathlib.Path]:
   """Writes all files and returns their paths; prints them."""
   chart_files = ChartFiles()
-  parts = model_figures.parts(insides, chart_files, patch, NUM_SHOWN)
-  title = f"Inside {', '.join(i.label for i in insides)}"
+  sections = model_figures.all_sections(
+    inspected, chart_files, patch, NUM_SHOWN
+  )
+  title = f"Inside {', '.join(i.label for i in inspected)}"
   body = "\n".join(
     [
       f"<h1>{breakable(title)}</h1>",
-      _facts(insides, models),
+      _facts(inspected, models),
       missing("; ".join(left_out)),
-      *(part.html() for part in parts),
+      *(section.html() for section in sections),
     ]
   )
   files = {name: svg.encode() for name, svg in chart_files.files.items()}
-  pictures = list(model_figures.pictures(insides))
+  pictures = list(model_figures.pictures(inspected))
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]
     files["rollout.png"] = _png(overlay.sheet(shown, 3))
@@ -246,7 +251,12 @@ def _write(
     (out / name).write_bytes(data)
   replace_text(epath.Path(out / PAGE), page(title, body))
   written = [PAGE, *files]
-  _tell(out, written, [*left_out, *(t for p in parts for t in _of(p))])
+  left_out = left_out + [
+    f"{section.title}: {text}"
+    for section in sections
+    for text in section.left_out
+  ]
+  _print_written(out, written, left_out)
   return [out / name for name in written]
 
 
@@ -269,7 +279,9 @@ def _replace_old(out: pathlib.Path, names: Sequence[str]) -> None:
     listed.unlink(missing_ok=True)
 
 
-def _tell(out: pathlib.Path, names: list[str], left_out: list[str]) -> None:
+def _print_written(
+  out: pathlib.Path, names: list[str], left_out: list[str]
+) -> None:
   singles = [name for name in names if name.startswith("rollout/")]
   for name in names[: len(names) - len(singles)]:  # those come last
     print(f"wrote     {out / name}")
@@ -283,24 +295,20 @@ def _counted(images: Sequence) -> str:
   return "1 image" if len(images) == 1 else f"{len(images)} images"
 
 
-def _of(part: model_figures.Part) -> list[str]:
-  return [f"{part.title}: {text}" for text in part.left_out]
-
-
 def _facts(
-  insides: Sequence[model_figures.Inside],
+  inspected: Sequence[model_figures.InspectedModel],
   models: Sequence[tuple[str, Pretrained]],
 ) -> str:
   """Returns a table of what the models are, and how runs were trained."""
-  columns = [_facts_of(path, vit) for path, vit in models]
+  columns = [_model_facts(path, vit) for path, vit in models]
   rows = [
     [key, *(facts.get(key, "—") for facts in columns)]
     for key in dict.fromkeys(key for facts in columns for key in facts)
   ]
-  return table("facts", ["", *(i.label for i in insides)], rows)
+  return table("facts", ["", *(i.label for i in inspected)], rows)
 
 
-def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
+def _model_facts(path: str, vit: Pretrained) -> dict[str, str]:
   config, (height, width) = vit.config, vit.image_size
   rows, columns = config.grid(vit.image_size)
   has_patches = config.num_tokens(vit.image_size) is not None
@@ -315,10 +323,10 @@ def _facts_of(path: str, vit: Pretrained) -> dict[str, str]:
       facts[f"model.{key}"] = getattr(config, key)
   folder = config_files.run_of(path)
   if folder is not None and "://" not in str(folder):  # see find_runs
-    (found,) = runs_lib.find_runs(str(folder))
-    facts["data"] = found.dataset
-    facts["steps"] = f"{found.steps:,}"
-    optim = found.config.get("optim", {})
+    (run,) = runs_lib.find_runs(str(folder))
+    facts["data"] = run.dataset
+    facts["steps"] = f"{run.steps:,}"
+    optim = run.config.get("optim", {})
     for key in ("lr", "weight_decay"):
       if key in optim:
         facts[f"optim.{key}"] = f"{optim[key]:g}"

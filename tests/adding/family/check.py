@@ -22,6 +22,7 @@ from vit_jax.families import by_variant
 from vit_jax.inference import pretrained
 from vit_jax.planning import plan
 from vit_jax.reporting import model_figures
+from vit_jax.reporting.charts import ChartFiles
 from vit_jax.train import train_and_evaluate
 
 
@@ -57,10 +58,12 @@ def without_attention(workdir: str) -> str:
 
 
 def shown(loaded: pretrained.Pretrained) -> None:
-  """What the model has is drawn, and what it lacks is told."""
+  """What the model has is drawn, and what it lacks is named."""
   images = np.zeros((2, 32, 32, 3), np.uint8)
-  found = model_figures.look("mx", "mx", loaded, list(images), ["a", "b"])
-  filters, *others = model_figures.parts([found], lambda *_: "<img>", None, 1)
+  found = model_figures.inspect_model(
+    "mx", "mx", loaded, list(images), ["a", "b"]
+  )
+  filters, *others = model_figures.all_sections([found], ChartFiles(), None, 1)
   assert filters.body and not filters.left_out
   assert {text for part in others for text in part.left_out} == {
     "mx, Mixer-Ti/8 has no positions",
