@@ -12,15 +12,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower layers first. A room, which is a folder or a module of vit_jax, imports
 # its own layer and those below, in functions, too.
 LAYERS = (
-  "options paths batch devices",
+  "options paths class_names batch devices",
   "losses metrics ridge malloc",
   "families objectives evaluators",
   "config",
   "models optim data",
   "sharding collectives",
-  "step weights",
+  "step",
   "distributed writers",
   "checkpointing",
+  "weights",
   "missing_data experiment train_batches",
   "run_summary callbacks inference",
   "__init__",
@@ -34,19 +35,26 @@ LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 # Imports that run upward all the same, from a room to others.
 EXCEPTIONS = {
   "distributed": "callbacks checkpointing",
-  "evaluators": "data sharding weights",
+  "evaluators": "data sharding",
   "experiment": "callbacks",
   "families": "models",
   "objectives": "models",
   "train_batches": "callbacks",
-  "weights": "checkpointing",
 }
 # Rooms of one layer that import one another.
 CIRCLES: dict[str, str] = {}
 
 TENSORFLOW = {"tensorflow", "tensorflow_datasets"}
 JAX = {"jax", "flax", "optax", "orbax"}
-LIGHT = ("options", "paths", "families", "objectives", "evaluators", "config")
+LIGHT = (
+  "options",
+  "paths",
+  "class_names",
+  "families",
+  "objectives",
+  "evaluators",
+  "config",
+)
 
 
 def _room(path):

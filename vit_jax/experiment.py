@@ -15,6 +15,7 @@ from etils import epath
 from vit_jax import batch, missing_data, sharding, weights
 from vit_jax.callbacks.accounting import batches_seen
 from vit_jax.checkpointing import checkpointer, resume, retention
+from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import faults as word_faults
 from vit_jax.config.checks import warmup_faults
@@ -115,13 +116,13 @@ class Experiment:
     return Facts.of(self.config, data.num_classes, data.num_examples)
 
   @functools.cached_property
-  def head(self) -> weights.Head:
+  def head(self) -> Head:
     """The classes of the logits; none if the objective trains no head."""
     if self.is_training and not self.config.objective.trains_head:
-      return weights.Head(0, None)
+      return Head(0, None)
     known = self.seen if self.found is None else self.found
     names = known.class_names
-    return weights.Head(self.facts.num_classes, tuple(names) if names else None)
+    return Head(self.facts.num_classes, tuple(names) if names else None)
 
   @functools.cached_property
   def newest(self) -> tuple[int, list[str]]:

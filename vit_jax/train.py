@@ -134,7 +134,7 @@ def train_and_evaluate(
       state = trainer.fresh_state()
       if config.init:
         params, report = experiment.take_weights()
-        state = weights.with_weights(state, params)
+        state = weights.replace_params(state, params)
         del params  # the host's copy
         note(weights.format_report(report))
     saved = experiment.resumed_metadata

@@ -13,7 +13,7 @@ from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.inference import pretrained
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.weights_file import POS_EMBEDDING
 
 HERE = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "weights"))

@@ -6,11 +6,11 @@ import pytest
 from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
+from vit_jax import class_names
 from vit_jax.commands import convert as convert_command
 from vit_jax.config.preprocessing import parse_ops
 from vit_jax.exporting import convert
 from vit_jax.models.stacking import stack_blocks
-from vit_jax.weights import labels
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
 # a text: refused so.
@@ -117,7 +117,7 @@ def test_there_and_back(tmp_path, name):
         "without class names",
         "load it with gn_eps=1e-05, ws_eps=1e-08, ws_eps_on='var',"
         " root_pad='nothing', image_size=(64, 64): .npz has no place to say so,"
-        " and Google's codes do otherwise",
+        " and Google's code differs",
       ],
     ),
     (
@@ -198,7 +198,7 @@ def test_what_a_user_is_told(tmp_path, name, to, notes):
 
 @pytest.mark.parametrize("names", [None, "birds", "imagenet"])
 def test_a_npz_has_no_class_names(tmp_path, names):
-  known = labels.known(1000)
+  known = class_names.known(1000)
   birds = tuple(f"bird {i}" for i in range(1000))
   names = {"birds": birds, "imagenet": known, None: None}[names]
   vit = make(1000, (16, 16), names, **MODELS["12_heads"])

@@ -14,7 +14,7 @@ import vit_jax
 from vit_jax.commands import convert as convert_command
 from vit_jax.exporting import convert
 from vit_jax.models import resample
-from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.weights_file import POS_EMBEDDING
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from vit_jax import class_names
 from vit_jax.commands import predict as predict_command
 from vit_jax.inference import classify, overlay, predict, streaming
 from vit_jax.models import precision
-from vit_jax.weights import labels
 
 HERE = pathlib.Path(__file__).parents[1]
 TOKEN = HERE / "data" / "vit_linen_names.weights.npz"  # 32 px, 11 classes
@@ -144,12 +144,12 @@ def test_a_table_and_complaints(call, folder):
 def test_imagenet_s_classes_are_whole_in_a_table(
   call, folder, vit, monkeypatch
 ):
-  wnids = labels.imagenet1k()[: vit.num_classes]
+  wnids = class_names.imagenet1k()[: vit.num_classes]
   vit = dataclasses.replace(vit, class_names=wnids)
   monkeypatch.setattr(vit_jax, "load", lambda *_, **__: vit)
   _, out, _ = call(folder / "00.png", "--top=11")
   found = [line.split("%  ")[1] for line in out.splitlines()[1:]]
-  assert sorted(found) == sorted(map(labels.in_words, wnids))
+  assert sorted(found) == sorted(map(class_names.in_words, wnids))
   assert "tench (n01440764)" in found
 
 

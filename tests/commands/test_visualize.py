@@ -17,6 +17,7 @@ from etils import epath
 from PIL import Image
 
 import vit_jax
+from vit_jax import class_names
 from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.commands import visualize as visualize_command
 from vit_jax.config import (
@@ -28,7 +29,6 @@ from vit_jax.config import (
 )
 from vit_jax.families.vit import ViTConfig
 from vit_jax.reporting import visualize
-from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches
@@ -114,7 +114,7 @@ def test_no_image_is_written_over(photos, tmp_path):
 
 def test_imagenet_s_classes_are_in_words():
   vit = vit_jax.load(TOKEN, verbose=False)
-  wnids = labels.imagenet1k()[: vit.num_classes]
+  wnids = class_names.imagenet1k()[: vit.num_classes]
   vit = dataclasses.replace(vit, class_names=wnids)
   black = np.zeros((32, 32, 3), np.uint8)
   (text,) = visualize._captions(["x/a.png"], vit, [black])

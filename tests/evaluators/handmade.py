@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from vit_jax import sharding, weights
+from vit_jax import class_names, sharding
 from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
 from vit_jax.evaluators.evaluator import Context
@@ -84,6 +84,6 @@ def context(
     predict=predict,
     mesh=sharding.make_mesh(config.mesh),
     random_params=lambda: None,
-    head=weights.Head(head, names),
+    head=class_names.Head(head, names),
     workdir=workdir,
   )

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from jax.experimental import multihost_utils
 
-from vit_jax import losses, ridge, sharding, weights
+from vit_jax import class_names, losses, ridge, sharding
 from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
@@ -51,7 +51,7 @@ def _evaluator(parts, options, names=None):
       predict=parts.assembly.predict,
       mesh=parts.mesh,
       random_params=lambda: parts.state().params,
-      head=weights.Head(10, names),
+      head=class_names.Head(10, names),
     )
   )
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax import class_names
 from vit_jax.batch import DataError
+from vit_jax.class_names import Head
 from vit_jax.config import ClassificationConfig
 from vit_jax.data import sources
 from vit_jax.evaluators import classification, imagenet_subsets
 from vit_jax.evaluators.subset import SubsetConfig
-from vit_jax.weights import Head, labels
 
 tfds = pytest.importorskip("tensorflow_datasets")
 A, R = (np.array(v) for v in imagenet_subsets.SUBSETS.values())
@@ -158,7 +159,7 @@ def test_the_subsets():
   assert (np.diff(A) > 0).all() and (np.diff(R) > 0).all()
   assert A[-1] == R[-1] == 988 and R[0] == 1
   # Of ImageNet-R's class folders, the first and the last by wnid.
-  wnids = labels.imagenet1k()
+  wnids = class_names.imagenet1k()
   assert wnids[1] == "n01443537" and wnids[988] == "n12267677"
 
 
@@ -180,7 +181,7 @@ def test_wrong_classes_are_told(clean):
   assert not _faults(options, clean[0])
   (text,) = _faults(options, handmade.records([0, 1], 10))
   assert "config.evals.a.dataset: got 'handmade' with 10 classes" in text
-  swapped = tuple(reversed(labels.imagenet1k()))
+  swapped = tuple(reversed(class_names.imagenet1k()))
   (text,) = _faults(options, handmade.records([0], 1000, names=swapped))
   assert "expected the 1,000 of ImageNet in the order of their wnids" in text
 
@@ -265,7 +266,7 @@ def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):
   want = {20: [3], 40: [], 60: [0, 7, 999], 80: [5, 6], 100: [1]}
   assert _by_pixel(source) == want
   assert source.is_multilabel and source.num_classes == 1000
-  assert source.class_names == labels.imagenet1k()
+  assert source.class_names == class_names.imagenet1k()
   table = source.labels()
   assert table.shape == (5, 1000) and table.dtype == bool and table.sum() == 7
   monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
@@ -294,7 +295,7 @@ def test_v2s_folders_are_numbers(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
 def test_labels_of_a_and_r_are_of_all_classes(name, tmp_path, monkeypatch):
-  wnids = labels.imagenet1k()
+  wnids = class_names.imagenet1k()
   some = {60: imagenet_subsets.SUBSETS[name][0], 90: 150, 120: 988}
   for value, label in some.items():
     folder = tmp_path / "files" / name.replace("_", "-") / wnids[label]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vit_jax.batch import DataError
+from vit_jax.class_names import Head
 from vit_jax.evaluators import per_class
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.metrics import calibration_error, reliability
-from vit_jax.weights import Head
 
 
 def test_examples_in_docstrings():

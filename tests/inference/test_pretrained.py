@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import weights
+from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, eval_preprocessing
 from vit_jax.inference import pretrained
 from vit_jax.models import build
-from vit_jax.weights import labels
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 PUBLISHED = sorted(
@@ -341,8 +340,8 @@ def test_class_names(tmp_path):
   head = {"head/kernel": np.zeros((48, 1000), "f"), "head/bias": np.arange(1e3)}
   np.savez(tmp_path / "x.npz", **arrays | head)
   vit = vit_jax.load(tmp_path / "x.npz")
-  assert vit.class_names == labels.imagenet1k()
-  assert vit.report.notes == (labels.describe(1000),)
+  assert vit.class_names == class_names.imagenet1k()
+  assert vit.report.notes == (class_names.describe(1000),)
   (found,) = vit.predict([np.zeros((8, 8, 3), np.uint8)], top=2)
   # The bias of class k is k: 1 / (1 + 1/e + ...) = 1 - 1/e.
   names = ["toilet tissue (n15075141)", "ear (n13133613)"]

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 
 from vit_jax import models
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import lazy
 
 
 def shapes(model, num_classes, image_size):

@@ -14,8 +14,7 @@ from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli, model_config, to_dict
 from vit_jax.models.stacking import stack_blocks
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
 BLOCK = "Transformer/encoderblock_1/"
 

@@ -15,8 +15,7 @@ from vit_jax.models.resample import (
   resample_posemb,
 )
 from vit_jax.weights.fitting import KERNEL
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
 
 def random_weights(model, image, **fields):

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax import weights
 from vit_jax.weights import bit
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 

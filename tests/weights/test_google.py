@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vit_jax.weights import google
-from vit_jax.weights.lazy import LazyArray, lazy
 from vit_jax.weights.npz_file import open_npz
+from vit_jax.weights.weights_file import LazyArray, lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 PUBLISHED = sorted(

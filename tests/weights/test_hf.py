@@ -14,7 +14,7 @@ from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights import hf, hf_preprocessing
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
 SIZE = (24, 32)

@@ -16,8 +16,7 @@ from vit_jax.config import model_config, to_dict
 from vit_jax.exporting import convert
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, timm
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 TABLES = [

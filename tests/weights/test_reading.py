@@ -22,10 +22,10 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import weights
+from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
-from vit_jax.weights import labels, safetensors_file, timm
+from vit_jax.weights import safetensors_file, timm
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 
@@ -75,11 +75,11 @@ def test_a_width_that_has_names(tmp_path, num_classes, loss, sentence):
     head__bias=np.zeros(num_classes, "f"),
   )
   found = weights.read(path)
-  assert found.class_names == labels.known(num_classes)
+  assert found.class_names == class_names.known(num_classes)
   # Google's files of ImageNet-21k were trained with a sigmoid.
   assert found.loss == loss
   (note,) = found.notes
-  assert note == labels.describe(num_classes) and sentence in note
+  assert note == class_names.describe(num_classes) and sentence in note
 
 
 def _timm(path, about=None, metadata=None, params=None):

@@ -24,9 +24,7 @@ from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
 from vit_jax.weights import safetensors_file, timm
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.lazy import lazy
-from vit_jax.weights.weights_file import EXPECTED, model_of
+from vit_jax.weights.weights_file import EXPECTED, POS_EMBEDDING, lazy, model_of
 
 SIZE = dict(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
 

@@ -9,7 +9,7 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import lazy
 
 
 def _arrays(params):

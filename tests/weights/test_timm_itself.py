@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
 from vit_jax.weights import timm_config
-from vit_jax.weights.lazy import lazy
+from vit_jax.weights.weights_file import lazy
 
 FULL = {
   "B/16": (dict(variant="B/16"), (224, 224)),

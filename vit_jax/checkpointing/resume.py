@@ -5,7 +5,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import weights
+from vit_jax import class_names
 from vit_jax.checkpointing import resume_rules
 from vit_jax.distributed import agreement
 from vit_jax.writers import atomic_files
@@ -76,8 +76,8 @@ class Resumed:
     if was and names and was != names:
       found.append(
         f"config.data.dataset: got the {len(names)} classes"
-        f" {weights.some(names)}, {begun} the {len(was)} classes"
-        f" {weights.some(was)}; take another --workdir."
+        f" {class_names.shortened(names)}, {begun} the {len(was)} classes"
+        f" {class_names.shortened(was)}; take another --workdir."
       )
     num, records = run.seen.num_examples, agreement.identity(run.seen)
     kept = run.resumed_metadata

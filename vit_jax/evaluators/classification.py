@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vit_jax import class_names
 from vit_jax.batch import Batch, DataError
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
 from vit_jax.options import option
@@ -34,10 +35,8 @@ class ClassificationConfig(EvaluatorConfig):
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
     """Yields a fault where classes of the data are not those of the head."""
-    from vit_jax.weights import match
-
     try:
-      match(sources["split"], head)
+      class_names.match(sources["split"], head)
     except ValueError as e:
       yield f"{where}.dataset: {e}"
 
@@ -49,8 +48,8 @@ class ClassificationConfig(EvaluatorConfig):
 class Classification(Evaluator):
   """Scores the head of a model on a split; with fake data, two batches of it.
 
-  Labels are matched with the classes of the head by `weights.match`; the loss
-  is that of the run. Images without a label do not count.
+  Labels are matched with the classes of the head by `class_names.match`; the
+  loss is that of the run. Images without a label do not count.
 
   Args:
     context: Its context.
@@ -64,7 +63,6 @@ class Classification(Evaluator):
   def __init__(self, context: Context, classes: np.ndarray | None = None):
     from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
     from vit_jax.metrics import sum_and_count, top_k_correct
-    from vit_jax.weights import match
 
     super().__init__(context)
     source = context.sources["split"]
@@ -72,7 +70,7 @@ class Classification(Evaluator):
       few = min(source.num_examples, 2 * self.config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
-    columns, how = match(source, context.head)
+    columns, how = class_names.match(source, context.head)
     self.note += f", {how}"
     width = context.head.num_classes
     # The columns that are scored, and label of the data -> which of these.

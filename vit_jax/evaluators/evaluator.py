@@ -83,7 +83,7 @@ class EvaluatorConfig:
       where: Path of these options, "config.evals.<name>".
       sources: Option of `SPLITS` -> its split, a `Source`. For a data set that
         is not prepared yet, records are fake; classes and numbers are right.
-      head: `weights.Head` of the model.
+      head: `class_names.Head` of the model.
       out: Nested dict of the model's intermediates, shapes of one image.
     """
     return iter(())
@@ -115,7 +115,7 @@ class Context:
     predict: (params, uint8 images) -> (logits, out), not jitted.
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
-    head: `weights.Head`, the classes of the logits.
+    head: `class_names.Head`, the classes of the logits.
     workdir: Folder of the run, for files of an evaluator; None: none is
       written.
     made: What the evaluators of a run share, see `once`.

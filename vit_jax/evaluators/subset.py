@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import class_names
 from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
@@ -58,11 +59,9 @@ class SubsetConfig(ClassificationConfig):
     self, where: str, sources: Mapping[str, Any], head: Any, out: Any
   ) -> Iterator[str]:
     """Yields a fault where the data have not ImageNet's classes, too."""
-    from vit_jax.weights import labels
-
     yield from super().check(where, sources, head, out)
     source = sources["split"]
-    names, known = source.class_names, labels.imagenet1k()
+    names, known = source.class_names, class_names.imagenet1k()
     if source.num_classes != NUM_CLASSES or (
       names and known and names != known
     ):

@@ -5,10 +5,14 @@ its logits are compared with those of SRC.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
+import pathlib
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -23,14 +27,13 @@ from vit_jax.distributed import processes
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
+from vit_jax.paths import is_remote
 from vit_jax.reporting import model_card
 from vit_jax.weights import (
   as_npz,
-  destination,
   hf,
   hf_preprocessing,
   onnx_file,
-  push,
   safetensors_file,
   timm,
 )
@@ -40,6 +43,7 @@ from vit_jax.weights.weights_file import METADATA_KEY
 # the deepest models; what is computed otherwise is far above this.
 TOLERANCE = 1e-3
 CARD = "README.md"
+HUB = "huggingface_hub"
 # Where the StableHLO runs.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -67,7 +71,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
   }
-  with destination.whole_or_none(path):
+  with whole_or_none(path):
     return WRITERS[to].write(vit, params, epath.Path(path))
 
 
@@ -82,9 +86,67 @@ def check(path: str, to: str) -> None:
     FileExistsError: The path exists.
     ValueError: Libraries are missing, or the path cannot be written.
   """
-  if fault := not_installed(WRITERS[to].packages, WRITERS[to].extra):
-    raise ValueError(f"--to={to}: {fault}")
-  destination.check(path, WRITERS[to].suffix)
+  if error := not_installed(WRITERS[to].packages, WRITERS[to].extra):
+    raise ValueError(f"--to={to}: {error}")
+  check_destination(path, WRITERS[to].suffix)
+
+
+def check_destination(path: str, suffix: str | None) -> None:
+  """Raises if nothing can be written there.
+
+  Args:
+    path: A new file or folder; the folders above it need not exist.
+    suffix: Ending that the name must have; None: any.
+
+  Raises:
+    FileExistsError: The path exists.
+    ValueError: It has another suffix, or its folder cannot be written to, which
+      is not known beforehand of a bucket.
+  """
+  target = epath.Path(path)
+  for part in _parts(path):
+    if part.exists():
+      raise FileExistsError(
+        f"DST: got {str(part)!r}, which exists; expected a new one."
+      )
+  if suffix and target.suffix != suffix:
+    raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
+  if is_remote(path):
+    return
+  parents = pathlib.Path(path).absolute().parents
+  folder = next(p for p in parents if os.path.exists(p))
+  if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+    raise ValueError(
+      f"DST: got {path!r}, but no files can be written to {folder}; name"
+      " another place."
+    )
+
+
+@contextlib.contextmanager
+def whole_or_none(path: str) -> Iterator[None]:
+  """Removes a new file or folder if the body raises.
+
+  Args:
+    path: What the body writes, after `check_destination`.
+  """
+  try:
+    yield
+  except FileExistsError:  # another process wrote it
+    raise
+  except BaseException:  # Ctrl-C, too
+    with contextlib.suppress(OSError):
+      for part in _parts(path):
+        if part.is_dir():
+          part.rmtree()
+        else:
+          part.unlink(missing_ok=True)
+    raise
+
+
+def _parts(path: str) -> list[epath.Path]:
+  """Returns the file or folder, and the second file that ONNX may need."""
+  more = [f"{path}.data"] if path.endswith(".onnx") else []
+  return [epath.Path(part) for part in (path, *more)]
 
 
 def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -103,8 +165,8 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
     np.savez(stream, **arrays)
   return [
     f"under the names of {reader}",
-    *as_npz.lost(
-      _untold(vit), vit.num_classes, vit.class_names, vit.ops, vit.image_size
+    *as_npz.losses(
+      _unstated(vit), vit.num_classes, vit.class_names, vit.ops, vit.image_size
     ),
   ]
 
@@ -203,9 +265,9 @@ Apply = Callable[[np.ndarray], np.ndarray]
 
 def _load(vit: Pretrained, path: str) -> Apply:
   # A .npz states less than is known here; the rest is passed on.
-  told = _untold(vit) if path.endswith(".npz") else {}
-  told["image_size"] = vit.image_size
-  again = vit_jax.load(path, verbose=False, **told)
+  options = _unstated(vit) if path.endswith(".npz") else {}
+  options["image_size"] = vit.image_size
+  again = vit_jax.load(path, verbose=False, **options)
   return lambda images: again(images)[0]
 
 
@@ -275,6 +337,72 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
   return float(np.abs(a - b).max()), float(np.abs(a).max())
 
 
+def check_push(name: str) -> None:
+  """Raises ValueError unless a folder could be uploaded under this name.
+
+  Args:
+    name: OWNER/NAME.
+
+  Raises:
+    ValueError: The name has another form, the library is not installed, or
+      there is no token.
+  """
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    raise ValueError(f"--push: got {name!r}, expected OWNER/NAME.")
+  if not_installed([HUB], ""):
+    raise ValueError(
+      f"--push: got no {HUB}, expected it installed: pip install {HUB}."
+    )
+  import huggingface_hub
+
+  if huggingface_hub.get_token() is None:
+    raise ValueError(
+      "--push: got no token, expected one: `hf auth login`, or set HF_TOKEN. It"
+      " must allow writing; https://huggingface.co/settings/tokens makes one."
+    )
+
+
+def push(folder: str | os.PathLike, name: str) -> str:
+  """Uploads all files of a folder as one commit, and returns the address.
+
+  A repository that does not exist is created, private; one that exists keeps
+  its visibility and its other files.
+
+  Args:
+    folder: A local folder.
+    name: OWNER/NAME.
+
+  Raises:
+    ValueError: The hub or the network refused; the message says what to do.
+  """
+  import huggingface_hub
+  from huggingface_hub.errors import HfHubHTTPError
+
+  api = huggingface_hub.HfApi()
+  try:
+    url = api.create_repo(name, private=True, exist_ok=True)
+    api.upload_folder(
+      repo_id=name,
+      folder_path=os.fspath(folder),
+      commit_message="Written by vit_jax",
+    )
+  except Exception as e:  # its HTTP library has errors of its own
+    status = e.response.status_code if isinstance(e, HfHubHTTPError) else None
+    advice = {
+      401: "The token is not valid: `hf auth login`, or another HF_TOKEN.",
+      403: f"The token may not write to {name}: take one that may, or a name of"
+      " your own.",
+    }.get(status, "Is the network there?" if status is None else "")
+    reason = str(e).strip().splitlines() or [type(e).__name__]
+    raise ValueError(
+      f"--push: {name} was not uploaded: {reason[0].rstrip('.')}."
+      f" {advice}".rstrip()
+      + f" {folder} is complete: upload it later with `hf upload {name}"
+      f" {folder}`."
+    ) from None
+  return str(url)
+
+
 def main(args: argparse.Namespace) -> None:
   """Loads, writes, reads again, and prints a report of each.
 
@@ -286,7 +414,7 @@ def main(args: argparse.Namespace) -> None:
   options = {n: v for n in names if (v := getattr(args, n)) is not None}
   try:
     if args.push:
-      push.check(args.push)
+      check_push(args.push)
     check(args.dst, args.to)
     vit = vit_jax.load(
       args.src,
@@ -302,7 +430,7 @@ def main(args: argparse.Namespace) -> None:
     if args.drop_head:
       vit = without_head(vit, args.to)
     notes = convert(vit, args.dst, args.to)
-    with destination.whole_or_none(args.dst):
+    with whole_or_none(args.dst):
       again = WRITERS[args.to].read(vit, args.dst)
       difference, largest = largest_difference(vit, again)
       if not difference <= TOLERANCE * largest:
@@ -314,7 +442,7 @@ def main(args: argparse.Namespace) -> None:
     if args.push:
       readme = model_card.text(vit, args.push, is_on_hub=True)
       (epath.Path(args.dst) / CARD).write_text(readme)
-      notes.append(f"uploaded to {push.push(args.dst, args.push)}")
+      notes.append(f"uploaded to {push(args.dst, args.push)}")
   except BrokenPipeError:  # what it prints is cut off
     raise
   except (OSError, ValueError) as e:
@@ -330,9 +458,9 @@ def main(args: argparse.Namespace) -> None:
   )
 
 
-def _untold(vit: Pretrained) -> dict:
+def _unstated(vit: Pretrained) -> dict:
   """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
-  return as_npz.untold(
+  return as_npz.unstated(
     flatten_dict(vit.params, sep="/"),
     vit.config,
     image_size=vit.image_size,

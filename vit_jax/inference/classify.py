@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from vit_jax import class_names
 from vit_jax.batch import normalise
 from vit_jax.inference import streaming
 from vit_jax.losses import PROBABILITIES
-from vit_jax.weights import labels
 
 if TYPE_CHECKING:
   from vit_jax.inference.pretrained import Pretrained
@@ -63,7 +63,7 @@ def answers(
   """Yields what `Pretrained.predictions` does; it has the same arguments."""
   rows = streaming.read_all(images, vit.ops, ahead=2 * batch_size)
   names = vit.class_names or tuple(map(str, range(vit.num_classes)))
-  names = tuple(map(labels.in_words, names))
+  names = tuple(map(class_names.in_words, names))
   before: tuple[list[streaming.Row], Any] | None = None
   for batch in _batches(rows, batch_size):
     good = [row.pixels for row in batch if row.error is None]

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 import vit_jax
-from vit_jax import weights
+from vit_jax import class_names, weights
 from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import Progress
 from vit_jax.distributed import processes
@@ -25,7 +25,6 @@ from vit_jax.inference import streaming
 from vit_jax.inference.classify import Answer
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import precision
-from vit_jax.weights import labels
 
 LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal
 
@@ -115,7 +114,7 @@ def _writer(
     return formats.as_json(sys.stdout)
   if args.csv:
     return formats.as_csv(sys.stdout, with_pictures=args.attention)
-  names = vit.class_names and map(labels.in_words, vit.class_names)
+  names = vit.class_names and map(class_names.in_words, vit.class_names)
   return formats.as_table(sys.stdout, [named.name for named in found], names)
 
 

@@ -19,11 +19,11 @@ from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.callbacks import replay
 from vit_jax.checkpointing import digests
+from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts, splits
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
-from vit_jax.weights import Head
 
 # Batches that wait on the devices while another program runs: the next one for
 # training, and of an evaluation the one that is computed.

@@ -18,6 +18,7 @@ from etils import epath
 from PIL import Image
 
 import vit_jax
+from vit_jax import class_names
 from vit_jax.callbacks import startup
 from vit_jax.config import config_files
 from vit_jax.distributed import processes
@@ -28,7 +29,6 @@ from vit_jax.reporting import model_figures
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.charts import ChartFiles
 from vit_jax.reporting.page import breakable, missing, page, table
-from vit_jax.weights import labels
 from vit_jax.writers import run_info
 from vit_jax.writers.atomic_files import replace_text
 
@@ -209,7 +209,7 @@ def _captions(
   for i, row in enumerate(answers):
     best = int(row.argmax())
     names = vit.class_names
-    name = labels.in_words(names[best]) if names else f"class {best}"
+    name = class_names.in_words(names[best]) if names else f"class {best}"
     captions[i] += f" → {name} {100 * row[best]:.0f}%"
   return captions
 

@@ -33,7 +33,7 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
   """Runs every evaluator of a config on a checkpoint's parameters.
 
   Labels of a data set are matched with the checkpoint's classes by name, see
-  `weights.match`.
+  `class_names.match`.
 
   Args:
     config: Options of the model and of the evaluators.

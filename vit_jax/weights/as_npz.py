@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import class_names
 from vit_jax.config import eval_preprocessing
 from vit_jax.families import ModelConfig
-from vit_jax.weights import bit, google, labels
+from vit_jax.weights import bit, google
 from vit_jax.weights.fitting import trained_at
 from vit_jax.weights.identify import NEEDED, identify
-from vit_jax.weights.lazy import LazyArray
-from vit_jax.weights.weights_file import Weights
+from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
 
 
 def write(
@@ -51,7 +51,7 @@ def write(
   return google.write(params, is_big_vision=is_big_vision), reader
 
 
-def untold(
+def unstated(
   params: Mapping[str, Any],
   model: ModelConfig,
   *,
@@ -59,7 +59,7 @@ def untold(
   num_classes: int,
   loss: str,
 ) -> dict[str, Any]:
-  """Returns arguments of `vit_jax.load` that no array of the file tells.
+  """Returns arguments of `vit_jax.load` that follow from no array of the file.
 
   Args:
     params: Our flat names -> anything with a shape; blocks not stacked.
@@ -70,23 +70,26 @@ def untold(
   """
   by_names = identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  found = {k: getattr(model, k) for k in keys if hasattr(model, k)}
-  found = {k: v for k, v in found.items() if v != getattr(by_names, k)}
+  arguments = {k: getattr(model, k) for k in keys if hasattr(model, k)}
+  arguments = {k: v for k, v in arguments.items() if v != getattr(by_names, k)}
   grid = model.grid(image_size)
-  if google.POS_EMBEDDING in params and grid[0] != grid[1]:
-    found["grid"] = tuple(grid)
-  read = Weights(
+  if POS_EMBEDDING in params and grid[0] != grid[1]:
+    arguments["grid"] = tuple(grid)
+  weights = Weights(
     "",
     "npz",
     {k: _shape(v) for k, v in params.items()},
     dataclasses.asdict(model),
-    found.get("grid"),
+    arguments.get("grid"),
     model.has_cls_row,
   )
-  if trained_at(read) != tuple(image_size):
-    found["image_size"] = tuple(image_size)
-  guess = labels.loss(num_classes, NEEDED[0] in params) or "softmax"
-  return found | ({"loss": loss} if num_classes and loss != guess else {})
+  if trained_at(weights) != tuple(image_size):
+    arguments["image_size"] = tuple(image_size)
+  is_vit = NEEDED[0] in params
+  guess = class_names.published_loss(num_classes, is_vit) or "softmax"
+  if num_classes and loss != guess:
+    arguments["loss"] = loss
+  return arguments
 
 
 def _shape(array: Any) -> LazyArray:
@@ -95,33 +98,33 @@ def _shape(array: Any) -> LazyArray:
   return LazyArray(shape, np.dtype(np.float32), lambda: array)
 
 
-def lost(
-  untold: Mapping[str, Any],
+def losses(
+  unstated: Mapping[str, Any],
   num_classes: int,
-  class_names: Sequence[str] | None,
+  names: Sequence[str] | None,
   ops: str,
   image_size: tuple[int, int],
 ) -> list[str]:
   """Returns notes for the user on what the file does not say.
 
   Args:
-    untold: As the function of that name returns it.
+    unstated: As the function of that name returns it.
     num_classes: Width of the head, 0 for none.
-    class_names: Names in the order of the logits, or None.
+    names: Names of the classes in the order of the logits, or None.
     ops: Preprocessing of the model, as `config.data.ops`.
     image_size: (height, width) of its images, pixels.
   """
-  notes, known = [], labels.known(num_classes)
-  if class_names and class_names != known:
+  notes, known = [], class_names.known(num_classes)
+  if names and names != known:
     note = "without class names: .npz has no place for them"
     if known:
       note += f", and this width is taken for ImageNet's: {known[0]} ..."
     notes.append(note)
-  if untold:
-    text = ", ".join(f"{k}={v!r}" for k, v in untold.items())
+  if unstated:
+    text = ", ".join(f"{k}={v!r}" for k, v in unstated.items())
     note = f"load it with {text}: .npz has no place to say so"
-    if untold.keys() - {"image_size"}:
-      note += ", and Google's codes do otherwise"
+    if unstated.keys() - {"image_size"}:
+      note += ", and Google's code differs"
     notes.append(note)
   whole = eval_preprocessing.google(tuple(image_size))
   if eval_preprocessing.taken_apart(ops) != whole:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from vit_jax.families import ModelConfig
-from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import LazyArray
 
 _UNIT = r"resnet/block(\d)/unit0*(\d+)/"
 _CONV = r"standardized_conv2d(?:_\d+)?/kernel"

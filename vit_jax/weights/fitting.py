@@ -8,8 +8,10 @@ from typing import Any
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.class_names import by_name, shortened
 from vit_jax.config import ModelConfig, model_config
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
@@ -21,7 +23,7 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
-from vit_jax.weights.class_matching import by_name, some
+from vit_jax.step import TrainState
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import Weights
 
@@ -218,7 +220,7 @@ def _heads(got, expected, old_names, new_names, notes):
       fits = False
       notes.append(
         "the head is not loaded: its classes are others"
-        f" ({some(old_names)}; those of the data: {some(new_names)})."
+        f" ({shortened(old_names)}; those of the data: {shortened(new_names)})."
       )
     elif not np.array_equal(columns, np.arange(len(columns))):
       for path in ("head/kernel", "head/bias"):
@@ -448,3 +450,22 @@ def model_to_finetune(weights: Weights) -> ModelConfig:
   fresh = model_config()
   defaults = {name: getattr(fresh, name) for name in (*TRAINING, "pre_logits")}
   return identify(weights.params, {**weights.options, **defaults})
+
+
+def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
+  """Returns a fresh state with the weights of config.init.
+
+  Args:
+    state: A state at step 0.
+    params: Nested dict like that of the state; None where a parameter keeps its
+      initial value, such as the head for other classes.
+  """
+  params = jax.tree.map(
+    lambda fresh, new: (
+      fresh if new is None else jax.device_put(new, fresh.sharding)
+    ),
+    state.params,
+    params,
+  )
+  ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+  return state.replace(params=params, ema=ema)

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.families import ModelConfig
-from vit_jax.weights.lazy import LazyArray
-
-POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
+from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 # Training states have the parameters under one of these, besides moments.
 PREFIXES = ("opt/target/", "params/")

@@ -18,7 +18,6 @@ from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
-from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
@@ -28,9 +27,11 @@ from vit_jax.weights.torch_layout import (
   to_theirs,
   unplaced,
 )
-from vit_jax.weights.weights_file import height_and_width
-
-POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
+from vit_jax.weights.weights_file import (
+  POS_EMBEDDING,
+  LazyArray,
+  height_and_width,
+)
 
 # hidden_act -> our form. gelu_fast writes sqrt(2 / pi) with ten digits, which
 # is the same float32.

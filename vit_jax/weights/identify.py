@@ -10,7 +10,7 @@ from vit_jax.families import model_config
 from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, Size
 from vit_jax.options import shown
-from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights.weights_file import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"

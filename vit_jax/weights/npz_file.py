@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import LazyArray
 
 # What zipfile raises on damaged files: OverflowError where a place is far
 # beyond the end; the last three where damage looks like an unknown compression,

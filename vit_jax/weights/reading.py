@@ -11,19 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from vit_jax import class_names
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
 from vit_jax.paths import file_in
-from vit_jax.weights import bit, download, google, labels
-from vit_jax.weights.google import POS_EMBEDDING
+from vit_jax.weights import bit, download, google
 from vit_jax.weights.identify import NEEDED
-from vit_jax.weights.lazy import LazyArray, lazy
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, open_safetensors
 from vit_jax.weights.torch_files import Safetensors, from_safetensors
 from vit_jax.weights.weights_file import (
   EXPECTED,
+  POS_EMBEDDING,
+  LazyArray,
   Weights,
+  lazy,
   model_of,
   unknown_names,
   with_metadata,
@@ -107,10 +109,12 @@ def read(
         f"got {len(names)} names for a head of {width} classes: left out."
       )
       names = None
-    loss = found.loss or labels.loss(width, NEEDED[0] in found.params)
+    loss = found.loss or class_names.published_loss(
+      width, NEEDED[0] in found.params
+    )
     if names is None and found.format != "checkpoint":
-      names = labels.known(width)
-      if sentence := labels.describe(width):
+      names = class_names.known(width)
+      if sentence := class_names.describe(width):
         notes.append(sentence)
   return dataclasses.replace(
     found,

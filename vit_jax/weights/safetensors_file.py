@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.paths import file_in, is_remote
-from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import LazyArray
 
 INDEX = "model.safetensors.index.json"
 TYPES = {

@@ -7,8 +7,7 @@ from typing import Any
 from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.weights_file import height_and_width
+from vit_jax.weights.weights_file import POS_EMBEDDING, height_and_width
 
 # Architectures of which it tells the activation, gelu_tanh, and the heads,
 # which are not those of the size of their arrays.

@@ -10,12 +10,12 @@ from etils import epath
 from vit_jax.config import eval_preprocessing, json_file, model_from_dict
 from vit_jax.paths import file_in
 from vit_jax.weights import hf, hf_preprocessing, timm, timm_config
-from vit_jax.weights.google import POS_EMBEDDING
 from vit_jax.weights.identify import identify
-from vit_jax.weights.lazy import LazyArray
 from vit_jax.weights.timm_config import TimmConfig
 from vit_jax.weights.weights_file import (
   METADATA_KEY,
+  POS_EMBEDDING,
+  LazyArray,
   Metadata,
   Weights,
   model_of,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.weights.lazy import LazyArray, lazy
+from vit_jax.weights.weights_file import LazyArray, lazy
 
 # Axes of an array there and here. D = heads * hd, in this order.
 KINDS = {

@@ -1,22 +1,64 @@
-"""What was found in a file of weights, and what we write beside our own."""
+"""What a file of weights holds: arrays that are read on use, and metadata."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import PROBABILITIES
 from vit_jax.options import shown
-from vit_jax.weights.google import POS_EMBEDDING
-from vit_jax.weights.lazy import LazyArray
 
+POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 EXPECTED = (
   "expected a .npz of Google's (ViT, AugReg, BiT, big_vision), a .safetensors"
   " of timm, the folder of a Hugging Face model, or the folder of one of our"
   " runs, of its checkpoints or of one step"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyArray:
+  """An array in a file, known by its shape; `np.asarray` reads it.
+
+  Nothing is kept: every use reads it again, so a file of any size takes the
+  memory of one array at a time.
+
+  Attributes:
+    shape: Shape of what `read` returns.
+    dtype: Type of what `read` returns.
+    read: Returns the array.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  read: Callable[[], np.ndarray]
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    array = np.asarray(self.read())
+    assert array.shape == self.shape, (array.shape, self.shape)
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+  def then(
+    self,
+    shape: tuple[int, ...],
+    change: Callable[[np.ndarray], np.ndarray],
+  ) -> "LazyArray":
+    """Returns the lazy array of `change(array)`, which must have that shape."""
+    return LazyArray(shape, self.dtype, lambda: change(np.asarray(self)))
+
+
+def lazy(array: np.ndarray) -> LazyArray:
+  """Wraps an array that is in memory already."""
+  return LazyArray(np.shape(array), array.dtype, lambda: array)
 
 
 @dataclasses.dataclass(frozen=True)

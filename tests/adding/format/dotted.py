@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.weights.lazy import LazyArray
+from vit_jax.weights.weights_file import LazyArray
 
 PREFIX = "vit_jax."
 

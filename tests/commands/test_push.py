@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from vit_jax.commands import convert
-from vit_jax.weights import push
+from vit_jax.commands import convert as convert_command
+from vit_jax.exporting import convert
 
 pytest.importorskip("huggingface_hub")
 
@@ -155,9 +155,9 @@ def call(code, hub, tmp_path, token=SECRET):
 
 def pushed(folder):
   return f"""
-from vit_jax.weights import push
+from vit_jax.exporting import convert
 try:
-  print(push.push({str(folder)!r}, "me/vit"))
+  print(convert.push({str(folder)!r}, "me/vit"))
 except ValueError as e:
   print(e)
 """
@@ -246,7 +246,7 @@ def test_what_is_checked_before_anything_is_written(tmp_path, monkeypatch):
 
   def fault(*more):
     with pytest.raises(SystemExit) as e:
-      convert.main(["none.npz", str(dst), "--to=hf", *more])
+      convert_command.main(["none.npz", str(dst), "--to=hf", *more])
     assert not dst.exists()
     return str(e.value)
 
@@ -261,10 +261,12 @@ def test_what_is_checked_before_anything_is_written(tmp_path, monkeypatch):
     " huggingface_hub."
   )
   with pytest.raises(ValueError, match="expected OWNER/NAME"):
-    push.check("a/b/c")
+    convert.check_push("a/b/c")
 
 
 def test_only_folders_of_transformers(tmp_path, capsys):
   with pytest.raises(SystemExit):
-    convert.main([str(TOKEN), str(tmp_path / "x"), "--to=orbax", "--push=a/b"])
+    convert_command.main(
+      [str(TOKEN), str(tmp_path / "x"), "--to=orbax", "--push=a/b"]
+    )
   assert "--push: got --to=orbax, expected --to=hf." in capsys.readouterr().err

@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.weights import Head, class_matching, labels, match
+from vit_jax import class_names
+from vit_jax.class_names import Head, match
 
 
 def source(names, num_classes=None):
@@ -70,13 +71,15 @@ def test_classes_that_are_not_the_heads_are_refused():
 
 
 def test_words_for_the_classes_of_imagenet():
-  wnids = labels.imagenet1k()
+  wnids = class_names.imagenet1k()
   words = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]
   words[134] = words[517] = "crane"
   head = Head(1000, tuple(words))
   assert match(source(wnids), head).columns.tolist() == list(range(1000))
   assert match(source(wnids[7:4:-1]), head).columns.tolist() == [7, 6, 5]
-  assert class_matching.by_name(["w5"], words).tolist() == [7]
-  assert labels.wnids_of(wnids) == () and labels.wnids_of(words[:10]) == ()
+  assert class_names.by_name(["w5"], words).tolist() == [7]
+  assert (
+    class_names.wnids_of(wnids) == () and class_names.wnids_of(words[:10]) == ()
+  )
   with pytest.raises(ValueError, match="not once among those of the head: cr"):
     match(source(["crane", "goldfish"]), head)

@@ -1,4 +1,6 @@
-"""Class names of a head, where its width decides them, and WordNet's words.
+"""Class names: those of published heads, and which column has which class.
+
+The width of a head decides its classes only by convention, see `known`.
 
 ImageNet-21k has been published with heads of three widths, in three orders. The
 statements here were checked against the lists of timm 1.0.31
@@ -19,11 +21,15 @@ and the first word of each in WordNet 3.0 (Princeton University, whose licence
 permits its use), as in timm/data/_info/imagenet_synset_to_lemma.txt.
 """
 
+import collections
 import csv
 import functools
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
 
 _FILE = pathlib.Path(__file__).parent / "wordnet.csv"
 # What lists of ImageNet-21k lack; see above.
@@ -31,6 +37,8 @@ _NOT_IN_21K = {
   21_841: {"n03931044", "n04399382", "n09859684"},
   21_843: {"n04399382"},
 }
+
+SHOWN = 4  # names listed of each side
 
 _DESCRIPTIONS = {
   1000: (
@@ -89,8 +97,8 @@ def in_words(name: str) -> str:
     >>> in_words("n01440764"), in_words("cat")
     ('tench (n01440764)', 'cat')
   """
-  found = _classes().get(name)
-  return f"{found.word} ({name})" if found else name
+  known_class = _classes().get(name)
+  return f"{known_class.word} ({name})" if known_class else name
 
 
 def describe(num_classes: int) -> str | None:
@@ -105,7 +113,7 @@ def describe(num_classes: int) -> str | None:
   return _DESCRIPTIONS.get(num_classes)
 
 
-def loss(num_classes: int, is_vit: bool) -> str | None:
+def published_loss(num_classes: int, is_vit: bool) -> str | None:
   """Returns the loss that a published head of this width had, or None.
 
   The heads of 21,843 classes are those of Google's ViT and AugReg files, which
@@ -144,3 +152,122 @@ def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
   if len(names) != 1000 or firsts != ["tench", "goldfish"]:
     return ()
   return imagenet1k()
+
+
+class Head(NamedTuple):
+  """The classes of a head.
+
+  num_classes: Width of the head; 0: there is none.
+  class_names: Names in the order of its columns; None where they are unknown.
+  """
+
+  num_classes: int
+  class_names: tuple[str, ...] | None = None
+
+
+class Matching(NamedTuple):
+  """The result of `match`.
+
+  columns: Label of the data set -> column of the head.
+  text: One line that says how they were matched.
+  """
+
+  columns: Int32[np.ndarray, " classes"]
+  text: str
+
+
+def match(source, head: Head) -> Matching:
+  """Finds the column of every class of a data set, by name where possible.
+
+  Where one side has no names, or only TFDS's placeholders "0", "1", ..., labels
+  are columns. The data set may have fewer classes than the head.
+
+  Args:
+    source: Split of a data set: `name`, `num_classes`, `class_names`.
+    head: The head whose columns are sought.
+
+  Raises:
+    ValueError: Both sides have names, and a class of the data set has no
+      column, or no unique one; or the data set has more classes.
+  """
+  num, width = source.num_classes, head.num_classes
+  columns = by_name(source.class_names, head.class_names)
+  if columns is not None:
+    text = (
+      f"{num:,} of the head's {width:,} classes"
+      if num < width
+      else (f"{num:,} classes")
+    )
+    is_same = np.array_equal(columns, np.arange(num))
+    order = "the same order" if is_same else "another order"
+    return Matching(columns, f"{text}, matched by name; {order}")
+  are_named = {
+    f"data set {source.name!r}": _are_names(source.class_names),
+    "head": _are_names(head.class_names),
+  }
+  if all(are_named.values()):
+    raise ValueError(_mismatch(source, head))
+  if num > width:
+    raise ValueError(
+      f"got {source.name!r} with {num} classes, expected at most the {width} of"
+      " the head."
+    )
+  nameless = " and the ".join(k for k, named in are_named.items() if not named)
+  return Matching(
+    np.arange(num, dtype=np.int32),
+    f"{num:,} classes, matched by position alone: the {nameless} has no names"
+    " of classes",
+  )
+
+
+def by_name(
+  names: Sequence[str] | None, head_names: Sequence[str] | None
+) -> Int32[np.ndarray, " classes"] | None:
+  """Returns the column of each name, or None unless each is found once.
+
+  Heads of ImageNet-1k whose names are words are searched by wnid, too.
+
+  Args:
+    names: Names of a data set's classes, by label.
+    head_names: Names of a head's classes, by column.
+
+  Example:
+    >>> by_name(["dog", "cat"], ["cat", "cow", "dog"])
+    array([2, 0], dtype=int32)
+  """
+  if not names or not head_names:
+    return None
+  if tuple(names) == tuple(head_names):
+    return np.arange(len(names), dtype=np.int32)
+  for columns in (head_names, wnids_of(head_names)):
+    counts = collections.Counter(columns)
+    column = {name: i for i, name in enumerate(columns) if counts[name] == 1}
+    if all(name in column for name in names):
+      return np.array([column[name] for name in names], np.int32)
+  return None
+
+
+def shortened(names: Sequence[str]) -> str:
+  """Returns the first names, and how many follow: "cat, cow and 8 more"."""
+  more = len(names) - SHOWN
+  return ", ".join(names[:SHOWN]) + f" and {more:,} more" * (more > 0)
+
+
+def _are_names(names: Sequence[str] | None) -> bool:
+  """Whether these are names, neither absent nor TFDS's placeholders."""
+  return bool(names) and list(names) != [str(i) for i in range(len(names))]
+
+
+def _mismatch(source, head: Head) -> str:
+  counts = collections.Counter(head.class_names)
+  missing = [name for name in source.class_names if counts[name] != 1]
+  twice = "" if any(not counts[m] for m in missing) else " once"
+  return (
+    f"got {source.name!r}, of whose {source.num_classes:,} classes"
+    f" {len(missing):,} are not{twice} among those of the head:"
+    f" {shortened(missing)}; expected names of the head's {head.num_classes:,}"
+    f" classes: {shortened(head.class_names)}. Name the classes as the head"
+    " does, leave out the others, or fine-tune on this data set (config.init)."
+    " A few-shot evaluator needs no head: kind='fewshot', or"
+    f" vit-jax evaluate --checkpoint=... --fewshot={source.name}."
+  )
