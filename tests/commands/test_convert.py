@@ -72,7 +72,7 @@ def test_there_and_back(tmp_path, name):
       continue
     notes = convert.convert(vit, str(dst), to)
     assert all(isinstance(note, str) for note in notes)
-    untold = convert._untold(vit) if to == "npz" else {}
+    untold = convert._unstated(vit) if to == "npz" else {}
     again = vit_jax.load(dst, verbose=False, **untold)
     assert again.config == dataclasses.replace(vit.config, **changes)
     assert again.image_size == image_size
@@ -92,7 +92,7 @@ def test_there_and_back(tmp_path, name):
         "under the names of vision_transformer and timm",
         "without class names: .npz has no place for them",
         "load it with grid=(3, 4): .npz has no place to say so, and Google's"
-        " codes do otherwise",
+        " code differs",
       ],
     ),
     (
