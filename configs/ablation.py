@@ -2,7 +2,7 @@
 
 Run: vit-jax train \
   --config=ablation:posemb=learn2d,posemb_at=shared
-Arguments: model (of LEARNING_RATES), dataset (of EPOCHS), posemb (that of
+Arguments: model (of MODELS), dataset (of DATASETS), posemb (that of
 config.model), posemb_at (likewise), pool (token or gap), optimizer (adam, or
 sgd for ResNets), depth (blocks), width (of a token; heads have 64 each),
 mlp_dim (hidden width), patch (pixels a side), lr (peak; default: the model's).
@@ -50,11 +50,11 @@ Masked patches (4.6, B.1.2): configs/masked_patch.py, with target and steps.
 Cost, in 10^18 FLOPs, on ImageNet-21k: B/16 45, R50x1 11, R152x2 117, figure8 9.
 """
 
-from vit_jax.config.recipes import EPOCHS, arguments, number, on_equal_terms
+from vit_jax.config import arguments, check_choices, number, recipe
 from vit_jax.families import family
-from vit_jax.options import nearest
 
-LEARNING_RATES = {"B/16": 8e-4, "R50x1": 1e-3, "R152x2": 6e-4, "figure8": 6e-4}
+MODELS = ("B/16", "R50x1", "R152x2", "figure8")
+DATASETS = ("imagenet21k", "imagenet2012")
 SIZES = ("depth", "width", "mlp_dim", "patch")
 ARGUMENTS = {
   "model": "B/16",
@@ -71,19 +71,15 @@ OF_TRANSFORMERS = ("posemb", "posemb_at", "pool", *SIZES)
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  known = {
-    "model": LEARNING_RATES,
-    "dataset": EPOCHS,
-    "optimizer": ("adam", "sgd"),
-    "pool": ("", "token", "gap"),
-  }
-  for name, values in known.items():
-    if args[name] not in values:
-      raise ValueError(
-        f"got {name}={args[name]}, expected one of"
-        f" {', '.join(filter(None, values))}."
-        + nearest(args[name], list(values))
-      )
+  check_choices(
+    args,
+    {
+      "model": MODELS,
+      "dataset": DATASETS,
+      "optimizer": ("adam", "sgd"),
+      "pool": ("", "token", "gap"),
+    },
+  )
   model = "L/32" if args["model"] == "figure8" else args["model"]
   is_resnet = family(model) != "vit"
   if is_resnet and (given := [k for k in OF_TRANSFORMERS if args[k]]):
@@ -96,7 +92,7 @@ def get_config(arg: str = ""):
       f"got optimizer=sgd for model={args['model']}, expected a ResNet, R50x1"
       " or R152x2."
     )
-  c = on_equal_terms(model, args["dataset"], LEARNING_RATES[args["model"]])
+  c = recipe(f"comparison:model={model},dataset={args['dataset']}")
   if args["model"] == "figure8":
     c.model.depth, c.model.mlp_dim = 8, 2048
   _sizes(c, args, model)

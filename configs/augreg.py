@@ -52,13 +52,12 @@ On the official validation set Table 3 has, without fine-tuning, 79.84 (B/16),
 and fine-tuning at 384 px: 85.49 (B/16), 83.73 (S/16), 85.59 (L/16).
 """
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import (
+from vit_jax.config import (
   arguments,
   check_choices,
-  for_tpus,
+  defaults,
+  fewshot_evals,
   number,
-  with_fewshot,
 )
 
 MODELS = (
@@ -119,7 +118,8 @@ def get_config(arg: str = ""):
   c.data.ops = "decode_inception_crop(224)|flip_lr"
   if magnitude is not None:
     c.data.ops += f"|randaug(2, {magnitude})"
-  for_tpus(c, microbatch=16 if args["model"] == "B/8" else 64)
+  c.mesh.fsdp = -1  # the state is split over up to 16 chips
+  c.optim.microbatch = 16 if args["model"] == "B/8" else 64  # of each
 
   c.optim.lr = 1e-3
   c.optim.schedule = "cosine"
@@ -144,5 +144,14 @@ def get_config(arg: str = ""):
       "test": {**score, "split": "full[:25600]"},
       "val": {**often, "split": "full[25600:51200]"},
     }
-  with_fewshot(c)
+  c.evals = {
+    **c.evals,
+    **fewshot_evals(
+      ops="decode|resize(256)|central_crop(224)",
+      shots=(1, 5, 10, 25),
+      seeds=(0, 1, 2),
+      l2=(1024.0,),
+      every_steps=10_000,
+    ),
+  }
   return c

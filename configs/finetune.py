@@ -44,8 +44,7 @@ Paper's, Table 2: mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
   H/14  JFT      88.55     99.50      94.55  97.56    99.68
 """
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments, for_tpus
+from vit_jax.config import arguments, defaults
 from vit_jax.families import by_variant, family
 from vit_jax.options import nearest
 
@@ -89,7 +88,8 @@ def get_config(arg: str = ""):
   c.data.batch_size = 512
   c.data.ops = f"decode_inception_crop({res})|flip_lr"
   c.total_steps = steps
-  for_tpus(c, microbatch=16)
+  c.mesh.fsdp = -1  # the state is split over up to 16 chips
+  c.optim.microbatch = 16  # of each
   c.optim.name = "sgd"
   c.optim.momentum = 0.9
   c.optim.lr = lr

@@ -20,8 +20,7 @@ Other models: not yet run; vit-jax models prints the cost of an image.
 import dataclasses
 import math
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import arguments
+from vit_jax.config import arguments, defaults
 
 ARGUMENTS = {"path": "", "init": "", "res": ""}
 

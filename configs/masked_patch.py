@@ -29,13 +29,7 @@ are right; the glyphs are grey, and the most frequent of their 8 colours is that
 of 41 % of the patches.
 """
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import (
-  arguments,
-  for_tpus,
-  with_fewshot,
-  with_glyphs,
-)
+from vit_jax.config import arguments, defaults, fewshot_evals, recipe
 from vit_jax.options import nearest
 
 SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
@@ -46,35 +40,44 @@ def get_config(arg: str = "imagenet21k"):
   args = arguments(rest, {"target": "mean_color", "steps": ""})
   if args["steps"] and not args["steps"].isdecimal():
     raise ValueError(f"got steps={args['steps']}, expected a whole number.")
-  c = defaults()
+  if dataset == "glyphs":
+    c = recipe("glyphs")
+    c.evals = {"fewshot": c.evals["fewshot"]}
+  else:
+    c = _paper(dataset)
   c.objective.kind = "masked_patch"
   c.objective.target = args["target"]
-  if dataset == "glyphs":
-    with_glyphs(c)
-  else:
-    _paper(c, dataset)
   if args["steps"]:
     c.total_steps = int(args["steps"])
   return c
 
 
-def _paper(c, dataset: str) -> None:
+def _paper(dataset: str):
   if dataset not in SPLITS and not dataset.startswith("folder:"):
     raise ValueError(
       f"got data set {dataset!r}, expected {', '.join(SPLITS)}, glyphs or"
       f" folder:/path.{nearest(dataset, (*SPLITS, 'glyphs'))}"
     )
+  c = defaults()
   c.model.variant = "B/16"
   c.model.dtype = "bfloat16"
   c.data.dataset, c.data.split = dataset, SPLITS.get(dataset, "train")
   c.data.ops = "decode_inception_crop(224)|flip_lr"
   c.data.batch_size = 4096
   c.total_steps = 1_000_000  # 14 epochs of JFT-300M, 290 of ImageNet-21k
-  for_tpus(c, microbatch=64)
+  c.mesh.fsdp = -1  # the state is split over up to 16 chips
+  c.optim.microbatch = 64  # of each
 
   c.optim.lr = 2e-4
   c.optim.warmup_steps = 10_000
   c.checkpoint.every_steps = 1000
   c.checkpoint.keep_every_steps = 100_000
   if dataset in SPLITS:
-    with_fewshot(c)
+    c.evals = fewshot_evals(
+      ops="decode|resize(256)|central_crop(224)",
+      shots=(1, 5, 10, 25),
+      seeds=(0, 1, 2),
+      l2=(1024.0,),
+      every_steps=10_000,
+    )
+  return c

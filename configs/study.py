@@ -26,13 +26,7 @@ Larger models, subsets, other positions and masked patches have the rate of
 their family. Digits were not looked at. Cost and results: docs/study.md.
 """
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import (
-  arguments,
-  check_choices,
-  with_digits,
-  with_glyphs,
-)
+from vit_jax.config import arguments, check_choices, recipe
 
 NUM_IMAGES = 40_000
 # Multiply-adds of one image (32 px, 92 classes), in millions, in the comments;
@@ -73,12 +67,11 @@ def get_config(arg: str = ""):
   images, steps, seed = map(int, numbers.values())
   if args["init"] and args["task"] != "digits":
     raise ValueError(f"got init with task={args['task']}, expected digits.")
-  c = defaults()
   if args["task"] == "digits":
-    with_digits(c)
+    c = recipe("digits_finetune")
     c.init = args["init"] or None
   else:
-    _pretraining(c, args, images, steps, seed)
+    c = _pretraining(args, images, steps, seed)
   _model(c, args)
   c.seed = seed
   c.log_steps = 100
@@ -86,25 +79,27 @@ def get_config(arg: str = ""):
   return c
 
 
-def _pretraining(c, args, images: int, steps: int, seed: int) -> None:
-  with_glyphs(c)
+def _pretraining(args, images: int, steps: int, seed: int):
+  c = recipe("glyphs")
   if images < NUM_IMAGES:
     c.data.split = f"train@{images}/seed={seed}"
   c.total_steps = steps
   c.optim.warmup_steps = steps // 20
   c.optim.lr = LEARNING_RATES[args["model"].split("-")[0]]
-  c.evals["fewshot"]["l2"] = (16.0,)
-  # Untrained weights and pixels, beside the runs that have the most images.
-  c.evals["fewshot"]["baselines"] = images == NUM_IMAGES
+  fewshot = {
+    **c.evals["fewshot"],
+    "l2": (16.0,),
+    # Untrained weights and pixels, beside the runs that have the most images.
+    "baselines": images == NUM_IMAGES,
+  }
   if args["task"] == "masked":
     c.objective.kind = "masked_patch"
     c.objective.target = "mean_color"
-    return
-  c.evals["glyphs"] = {
-    "kind": "classification",
-    "split": "validation",
-    "ops": "decode|resize(32)",
-  }
+    c.evals = {"fewshot": fewshot}
+  else:
+    glyphs = {**c.evals["glyphs"], "every_steps": 0}  # once, at the end
+    c.evals = {"fewshot": fewshot, "glyphs": glyphs}
+  return c
 
 
 def _model(c, args) -> None:

@@ -1,8 +1,8 @@
 """ViT-H/14 from scratch at 224 px: Table 3 of arXiv:2010.11929.
 
 Run: vit-jax train --config=vit_h14:imagenet2012
-The argument is imagenet2012, imagenet21k or folder:/path/to/images.
-Table 3 has no row of H/14 on ImageNet-21k; the values of L/16 are taken.
+The argument is imagenet2012, imagenet21k or folder:/path/to/images. All numbers
+are in configs/vit.py.
 Few-shot accuracy is scored on seven data sets, which must be on disk
 (config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,
 uc_merced, imagenet2012.
@@ -13,8 +13,8 @@ Result: not yet run at full length. Expected of ImageNet after fine-tuning at
 384 px, from imagenet21k (the paper's Table 5): 85.13 %.
 """
 
-from vit_jax.config.recipes import table3
+from vit_jax.config import recipe
 
 
 def get_config(dataset: str = "imagenet2012"):
-  return table3("H/14", dataset)
+  return recipe(f"vit:H/14,{dataset}")

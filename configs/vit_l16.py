@@ -1,7 +1,8 @@
 """ViT-L/16 from scratch at 224 px: Table 3 of arXiv:2010.11929.
 
 Run: vit-jax train --config=vit_l16:imagenet2012
-The argument is imagenet2012, imagenet21k or folder:/path/to/images.
+The argument is imagenet2012, imagenet21k or folder:/path/to/images. All numbers
+are in configs/vit.py.
 Few-shot accuracy is scored on seven data sets, which must be on disk
 (config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,
 uc_merced, imagenet2012.
@@ -12,8 +13,8 @@ Result: not yet run at full length. Expected of ImageNet after fine-tuning at
 384 px (the paper's Table 5): 76.53 %; from imagenet21k 85.15 %.
 """
 
-from vit_jax.config.recipes import table3
+from vit_jax.config import recipe
 
 
 def get_config(dataset: str = "imagenet2012"):
-  return table3("L/16", dataset)
+  return recipe(f"vit:L/16,{dataset}")

@@ -19,13 +19,12 @@ Result: not yet run. Expected are the paper's, top-1 of ImageNet at 90, 150 and
 linear head. (ReaL: 83.1, 84.5 and 85.4; V2: 64.2, 66.4 and 68.3.)
 """
 
-from vit_jax.config import defaults
-from vit_jax.config.recipes import (
+from vit_jax.config import (
   arguments,
   check_choices,
-  for_tpus,
+  defaults,
+  fewshot_evals,
   number,
-  with_fewshot,
 )
 
 HEADS = ("linear", "tanh")
@@ -50,7 +49,8 @@ def get_config(arg: str = ""):
   c.data.split = "train[:99%]"
   c.data.batch_size = 1024
   c.data.ops = "decode_inception_crop(224)|flip_lr|randaug(2, 10)"
-  for_tpus(c, microbatch=128)
+  c.mesh.fsdp = -1  # the state is split over up to 16 chips
+  c.optim.microbatch = 128  # of each
 
   c.optim.lr = 1e-3
   c.optim.schedule = "cosine"
@@ -67,6 +67,12 @@ def get_config(arg: str = ""):
   c.evals = {  # the first one stands for the run
     "val": {**score, "split": "validation"},
     "minival": {**score, "split": "train[99%:]", "every_steps": 2500},
+    **fewshot_evals(
+      ops="decode|resize(256)|central_crop(224)",
+      shots=(1, 5, 10, 25),
+      seeds=(0, 1, 2),
+      l2=(1024.0,),
+      every_steps=10_000,
+    ),
   }
-  with_fewshot(c)
   return c

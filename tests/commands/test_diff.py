@@ -66,7 +66,7 @@ def copy(runs, tmp_path):
 
 
 def _compare(a, b, capsys):
-  status = diff.main(diff.parse([str(a), str(b)]))
+  status = diff.main([str(a), str(b)])
   return status, capsys.readouterr().out
 
 
@@ -164,7 +164,7 @@ def test_what_differs_between_the_machines(runs, copy, capsys):
 
 
 def test_no_run(tmp_path, capsys):
-  assert diff.main(diff.parse([str(tmp_path), str(tmp_path)])) == 2
+  assert diff.main([str(tmp_path), str(tmp_path)]) == 2
   assert "expected the folder of a run" in capsys.readouterr().err
 
 

@@ -433,7 +433,7 @@ def test_vtab_by_its_command(tmp_path):
   "changes, is_another",
   [
     ({"optim__microbatch": 1, "mesh__fsdp": 2, "checks__replay": 3}, False),
-    ({"limits__step_seconds": 60.0, "model__remat": "full"}, False),
+    ({"watchdog_seconds": 60.0, "model__remat": "full"}, False),
     ({"optim__lr": 0.5}, True),
     ({"total_steps": 7}, True),
     ({"max_skipped": 3}, True),

@@ -194,7 +194,10 @@ def test_a_folder_that_cannot_be_made_is_told_before_training(
   assert not runs
 
 
-@pytest.mark.parametrize("error", train.EXPECTED_ERRORS)
+@pytest.mark.parametrize(
+  "error",  # of a run that diverged, the score is missing; see test_sweep.py
+  [e for e in train.EXPECTED_ERRORS if e is not FloatingPointError],
+)
 def test_errors_of_a_run_end_the_command_in_words(
   images, tmp_path, monkeypatch, error
 ):

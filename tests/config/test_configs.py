@@ -24,7 +24,12 @@ import pytest
 import tiny
 
 from vit_jax import experiment, families
-from vit_jax.config import cli, eval_preprocessing, recipes, to_dict
+from vit_jax.config import (
+  cli,
+  eval_preprocessing,
+  recipe_arguments,
+  to_dict,
+)
 from vit_jax.config.checks import faults
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
@@ -39,6 +44,7 @@ ARGUMENTS = {
     f"vit_{v}": ["imagenet2012", "imagenet21k", "folder:images"]
     for v in ("b16", "b32", "l16", "l32", "h14")
   },
+  "vit": ["", "H/14,imagenet21k"],
   "finetune": [
     "",
     "init=runs/vit_l16,model=L/16,dataset=imagenet2012,res=384",
@@ -157,8 +163,9 @@ def _where_files_are():
 def _advertised():
   """Every config with every value in its tables, or docstring."""
   for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32", "vit_h14"):
-    for dataset in (*recipes.DATASETS, "folder:images"):
+    for dataset in (*_module("vit").DATASETS, "folder:images"):
       yield name, dataset
+  yield "vit", ""
   module = _module("comparison")
   for model, dataset in itertools.product(module.LEARNING_RATES, module.EPOCHS):
     yield "comparison", f"model={model},dataset={dataset}"
@@ -198,7 +205,8 @@ def _without_disk(name, argument):
 
 
 @pytest.mark.parametrize(
-  "module", [recipes, families, eval_preprocessing, published, resnet, vit]
+  "module",
+  [recipe_arguments, families, eval_preprocessing, published, resnet, vit],
 )
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)

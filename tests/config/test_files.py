@@ -7,11 +7,11 @@ import pytest
 from vit_jax.config import cli, config_files
 
 ROOT = pathlib.Path(__file__).parents[2]
-MINE = """from vit_jax.config.recipes import table3
+MINE = """from vit_jax.config import recipe
 
 
 def get_config(dataset="imagenet21k"):
-  c = table3("B/16", dataset)
+  c = recipe(f"vit:B/16,{dataset}")
   c.seed = 7
   return c
 """

@@ -1,5 +1,7 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
+from vit_jax.config.config_files import recipe
+from vit_jax.config.fewshot_sets import fewshot_evals
 from vit_jax.config.parse import (
   build,
   defaults,
@@ -9,6 +11,7 @@ from vit_jax.config.parse import (
   options_of,
   to_dict,
 )
+from vit_jax.config.recipe_arguments import arguments, check_choices, number
 from vit_jax.config.schema import (
   UNIONS,
   CheckpointConfig,
@@ -39,12 +42,17 @@ __all__ = (
   "MeshConfig",
   "ModelConfig",
   "OptimConfig",
+  "arguments",
   "build",
+  "check_choices",
   "defaults",
+  "fewshot_evals",
   "flat",
   "freeze",
   "model_config",
   "model_from_dict",
+  "number",
   "options_of",
+  "recipe",
   "to_dict",
 )

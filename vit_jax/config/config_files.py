@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import pathlib
 import traceback
+import types
 from typing import Any
 
 from etils import epath
@@ -76,6 +77,27 @@ def find(file: str) -> pathlib.Path:
   )
 
 
+def recipe(source: str) -> Any:
+  """Returns the config of another of the project's own files, to be changed.
+
+  Args:
+    source: Name and argument, such as "vit:B/16,imagenet21k".
+
+  Raises:
+    ValueError: The file refuses the argument.
+  """
+  name, argument = split(source)
+  module = _module(known_folder() / f"{name}.py")
+  return module.get_config(argument) if argument else module.get_config()
+
+
+def _module(path: pathlib.Path) -> types.ModuleType:
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
 def call(source: str, name: str = "get_config") -> Any:
   """Calls a function of a config file with the argument after the colon.
 
@@ -91,10 +113,8 @@ def call(source: str, name: str = "get_config") -> Any:
   """
   file, argument = split(source)
   path = find(file)
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
   try:
-    spec.loader.exec_module(module)
+    module = _module(path)
     if name != "get_config" and name not in vars(module):
       return None
     function = getattr(module, name)
