@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from vit_jax import experiment, train
-from vit_jax.config import ConfigError, defaults, freeze, recipes, to_dict
+from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -113,7 +113,12 @@ def test_fake_sets_are_all_there_and_read_in_part():
   """Of ImageNet's 65,000 and 50,000 images, two batches of 16 each."""
   c = defaults()
   c.update(to_dict(_config(fake_data=True, evals={})))
-  recipes.with_fewshot(c)
+  c.evals = {
+    **(c.evals or {}),
+    **fewshot_evals(
+      ops="decode|resize(256)|central_crop(224)", every_steps=10_000
+    ),
+  }
   for e in c.evals.values():
     e["ops"] = OPS
   prepared = experiment.setup(freeze(c))

@@ -13,7 +13,7 @@ import tiny
 from test_plan import FOUND, needs_libtpu
 
 from vit_jax import sharding, train
-from vit_jax.config import Config, defaults, freeze, recipes, to_dict
+from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.evaluators import knn, linear
 from vit_jax.planning import plan, programs
 from vit_jax.planning.table import table
@@ -233,7 +233,12 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
   """The sum, over both splits of each set, of the batches that it reads."""
   c = defaults()
   c.update(to_dict(tiny.config(data__batch_size=4096, total_steps=1)))
-  recipes.with_fewshot(c)
+  c.evals = {
+    **(c.evals or {}),
+    **fewshot_evals(
+      ops="decode|resize(256)|central_crop(224)", every_steps=10_000
+    ),
+  }
   for e in c.evals.values():
     e["ops"] = OPS
   passes = {p.name: p.batches for p in _programs(freeze(c))[1]}
