@@ -56,7 +56,7 @@ def test_everything_at_once(tmp_path):
       }
     },
   )
-  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  faults = "\n".join(_faults(config, errors=["config.x: no such option."]))
   for text in (
     "config.x: no such option.",
     "config.model.num_heads: got 5, which does not divide the width of 32",
@@ -191,14 +191,15 @@ def test_processes_that_cannot_share_rows(monkeypatch):
 def test_faults_are_told_before_a_data_set_is_made(tmp_path):
   evals = _eval(kind="fewshot", split="test", layer="nothing")
   config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
-  faults = "\n".join(_faults(config, faults=["config.x: no such option."]))
+  faults = "\n".join(_faults(config, errors=["config.x: no such option."]))
   for text in ("config.x", "config.mesh", "config.evals.e.layer"):
     assert text in faults
   assert not list(tmp_path.iterdir())
 
 
 def _data_faults(**changes):
-  return experiment.Experiment(_config(**changes)).data_faults()
+  errors = experiment.Experiment(_config(**changes)).data_errors()
+  return [error for part in errors.values() for error in part]
 
 
 def test_faults_of_data_that_are_there_are_none():

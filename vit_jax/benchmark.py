@@ -287,7 +287,7 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
   elif kind == "real":
     from vit_jax import experiment  # TensorFlow comes with it
 
-    return experiment.setup(config, faults=found)
+    return experiment.setup(config, errors=found)
   if found := found + plan.faults(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None

@@ -1,8 +1,8 @@
 """Opens, counts, reads and checks all that a run needs, before its first step.
 
-`setup` reports every fault at once, before anything is compiled or a data set
-is prepared, and returns the `Experiment` with what it found: nothing is opened,
-read or derived from the config a second time.
+`setup` reports all errors at once, before anything is compiled or a data set
+is prepared, and returns the `Experiment`: nothing is opened, read or derived
+from the config a second time.
 """
 
 import functools
@@ -13,13 +13,14 @@ import jax
 from etils import epath
 
 from vit_jax import batch, missing_data, sharding, weights
+from vit_jax.batch import Data
 from vit_jax.callbacks.accounting import batches_seen
 from vit_jax.checkpointing import checkpointer, resume, retention
 from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
-from vit_jax.config.checks import faults as word_faults
-from vit_jax.config.checks import warmup_faults
+from vit_jax.config.checks import option_errors, size_errors, warmup_faults
 from vit_jax.config.preprocessing import image_size
+from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.distributed import agreement
@@ -37,30 +38,30 @@ class Experiment:
     workdir: Folder of its files; if it has a checkpoint, the run resumes, and
       config.init is not read. None: nothing is written.
     data: Training data; None: those of config.data.
-    found: Weights that are evaluated, not trained; None: a training run.
+    scored_weights: Weights to score, not to train; None: a training run.
     sources: Splits that are open already; None: none.
-    allowed: Options and sections that may differ from those with which the run
-      began, see `changes`.
+    allow_change: Options and sections that may differ from those with which
+      the run began, see `checkpointing.resume_rules`.
   """
 
   def __init__(
     self,
     config: Config,
     workdir: str | None = None,
-    data: Any = None,
-    found: weights.Weights | None = None,
+    data: Data | None = None,
+    scored_weights: weights.Weights | None = None,
     sources: Sources | None = None,
-    allowed: Iterable[str] = (),
+    allow_change: Iterable[str] = (),
   ):
     self.config = config
-    self.allowed = tuple(allowed)
+    self.allow_change = tuple(allow_change)
     self.workdir = workdir
-    self.found = found
-    self.is_training = found is None
+    self.scored_weights = scored_weights
+    self.is_training = scored_weights is None
     self.sources = sources or Sources(
       config.data.data_dir, fake=config.fake_data
     )
-    self.given = data
+    self.given_data = data
     self._fitted: Any = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # Options of the evaluators, with those of config.data where they have none.
@@ -70,24 +71,24 @@ class Experiment:
     )
 
   @functools.cached_property
-  def left_out(self) -> missing_data.Evals:
+  def skipped_evals(self) -> missing_data.Evals:
     """The evaluators that the run goes without, see config.fewshot."""
     return missing_data.left_out(self.config, self._missing)
 
   @functools.cached_property
   def evals(self) -> missing_data.Evals:
     """The evaluators that the run has."""
-    return tuple(e for e in self._named if e not in self.left_out)
+    return tuple(e for e in self._named if e not in self.skipped_evals)
 
   @functools.cached_property
   def _missing(self) -> missing_data.Evals:
     return missing_data.missing(self._named, self.sources)
 
   @functools.cached_property
-  def data(self) -> Any:
+  def data(self) -> Data:
     """The training data, a `batch.Data`; prepared now if necessary."""
-    if self.given is not None:
-      return self.given
+    if self.given_data is not None:
+      return self.given_data
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
     return TrainingData(source, self.config)
@@ -95,8 +96,8 @@ class Experiment:
   @property
   def data_name(self) -> str:
     """The name of the data on the screen."""
-    if self.given is not None:
-      return f"{type(self.given).__name__}, given"
+    if self.given_data is not None:
+      return f"{type(self.given_data).__name__}, given"
     data = self.config.data
     fake = ", fake (fake_data)" * self.config.fake_data
     return f"{data.dataset} [{data.split}]{fake}"
@@ -104,15 +105,15 @@ class Experiment:
   @functools.cached_property
   def data_note(self) -> str:
     """What a user should know before training on the data, or ""."""
-    return "" if self.given is not None else self.data.source.note()
+    return "" if self.given_data is not None else self.data.source.note()
 
   @functools.cached_property
   def facts(self) -> Facts:
     """Classes, size of the images, length of the run."""
-    if self.found is not None:
-      num_classes = weights.num_classes(self.found.params)
+    if self.scored_weights is not None:
+      num_classes = weights.num_classes(self.scored_weights.params)
       return Facts(num_classes, image_size(self.config.data.ops))
-    data = self.seen
+    data = self.data_info
     return Facts.of(self.config, data.num_classes, data.num_examples)
 
   @functools.cached_property
@@ -120,13 +121,15 @@ class Experiment:
     """The classes of the logits; none if the objective trains no head."""
     if self.is_training and not self.config.objective.trains_head:
       return Head(0, None)
-    known = self.seen if self.found is None else self.found
+    known = (
+      self.data_info if self.scored_weights is None else self.scored_weights
+    )
     names = known.class_names
     return Head(self.facts.num_classes, tuple(names) if names else None)
 
   @functools.cached_property
   def newest(self) -> tuple[int, list[str]]:
-    """The step of the newest checkpoint that seems whole, and faults."""
+    """The step of the newest checkpoint that seems whole, and errors."""
     return retention.start(self._checkpoints) if self.workdir else (0, [])
 
   @functools.cached_property
@@ -213,11 +216,10 @@ class Experiment:
     )
     return (sharding.to_global(b, mesh) for b in batches)
 
-  def take_weights(self) -> tuple[dict[str, Any], weights.Report]:
-    """Returns the weights to start from, or to evaluate, fitted to the model.
+  def fitted_weights(self) -> tuple[dict[str, Any], weights.Report]:
+    """Returns the weights of config.init, or to score, fitted to the model.
 
-    They are those of config.init, or `found`, as `check` read them. They are
-    returned once, so that the host can free them.
+    They are returned once, so that the host can free them.
     """
     fitted, self._fitted = self._fitted, None
     return fitted
@@ -260,113 +262,165 @@ class Experiment:
     ]
 
   @property
-  def seen(self) -> Any:
+  def data_info(self) -> Data | Source:
     """The training data for their numbers and names; prepares no data set."""
-    if self.given is not None:
-      return self.given
+    if self.given_data is not None:
+      return self.given_data
     return self.sources.look_at(
       self.config.data.dataset, self.config.data.split
     )
 
-  def data_faults(self) -> list[str]:
-    """Returns a fault for every split that is missing; prepares no data set."""
-    config, found = self.config, []
-    if self.given is not None:
-      found += given_faults(self.given)
-    elif self.is_training:
-      found += self.sources.faults(
-        config.data.dataset,
-        config.data.split,
-        "config.data.dataset",
-        "config.data.split",
-      )
-    for written, e in zip(config.evals, self._named, strict=True):
-      if e in self.left_out:
-        continue
-      where = f"config.evals.{e.name}"
-      at = "config.data" if written.dataset is None else where
-      for option in e.SPLITS:
-        found += self.sources.faults(
-          e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
-        )
-    return found + missing_data.advice(config, self._missing)
+  def check(self, errors: Iterable[str] = ()) -> None:
+    """Raises if options, machine or disk show that the run cannot work.
 
-  def run_faults(self) -> list[str]:
-    """Returns faults of length and head, given the data."""
-    found = []
+    Args:
+      errors: Errors of the command line, to be raised with those of the run.
+
+    Raises:
+      ConfigError: All errors.
+    """
+    config = self.config
+    sizes = size_errors(config, self.is_training)
+    data = self.data_errors()
+    every = [
+      *errors,
+      *sizes,
+      *option_errors(config, self.is_training, self.is_new),
+      *mesh_errors(config),
+      *(trackers.errors(config) if self.is_training else ()),
+      *(error for part in data.values() for error in part),
+      *missing_data.advice(config, self._missing),
+    ]
+    # What follows needs the shapes of model and data.
+    is_known = not sizes and not data[""]
+    if is_known and self.is_training:
+      every += self._length_and_head_errors() + self.resumed.faults()
+    for e in self.evals if is_known else ():
+      where = f"config.evals.{e.name}"
+      has_errors = any(error.startswith(where) for error in every)
+      if not has_errors and not data[e.name]:
+        every += self._evaluator_errors(e, where)
+    every += self._weights_errors(is_known)
+    every = every or self._workdir_errors()
+    if every:
+      raise ConfigError(dict.fromkeys(every))
+    missing_data.agree(
+      config.data.data_dir,
+      {
+        e.dataset: e not in self.skipped_evals
+        for e in self._named
+        if e.LEFT_OUT_BY
+      },
+    )
+    if jax.process_count() > 1:
+      self._agree()
+
+  def data_errors(self) -> dict[str, list[str]]:
+    """Returns errors of missing splits; prepares no data set.
+
+    Returns:
+      Those of the training data under "", of the evaluators under their names.
+    """
+    errors = {e.name: self._evaluator_data_errors(e) for e in self.evals}
+    return {"": self._training_data_errors(), **errors}
+
+  def _training_data_errors(self) -> list[str]:
+    """Returns errors of the split to train on, or of the data given."""
+    if self.given_data is not None:
+      return given_data_errors(self.given_data)
+    if not self.is_training:
+      return []
+    data = self.config.data
+    return self.sources.faults(
+      data.dataset, data.split, "config.data.dataset", "config.data.split"
+    )
+
+  def _evaluator_data_errors(self, e: EvaluatorConfig) -> list[str]:
+    """Returns an error for each split that an evaluator misses."""
+    (written,) = (w for w in self.config.evals if w.name == e.name)
+    where = f"config.evals.{e.name}"
+    at = "config.data" if written.dataset is None else where
+    return [
+      error
+      for option in e.SPLITS
+      for error in self.sources.faults(
+        e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
+      )
+    ]
+
+  def _length_and_head_errors(self) -> list[str]:
+    """Returns errors of length and head, given the data."""
+    errors, info = [], self.data_info
     if self.config.total_steps is None:
-      found += warmup_faults(self.config, self.facts.total_steps)
-    if self.facts.num_classes < self.seen.num_classes:
-      name = getattr(self.seen, "name", "the data")
-      found.append(
+      errors += warmup_faults(self.config, self.facts.total_steps)
+    if self.facts.num_classes < info.num_classes:
+      name = getattr(info, "name", "the data")
+      errors.append(
         f"config.num_classes: got {self.facts.num_classes}, expected at least"
-        f" the {self.seen.num_classes} classes of {name!r}, or None."
+        f" the {info.num_classes} classes of {name!r}, or None."
       )
-    several = getattr(self.seen, "is_multilabel", False)
-    if several and self.facts.num_classes > self.seen.num_classes:
-      found.append(
+    is_multilabel = getattr(info, "is_multilabel", False)
+    if is_multilabel and self.facts.num_classes > info.num_classes:
+      errors.append(
         f"config.num_classes: got {self.facts.num_classes}, expected the"
-        f" {self.seen.num_classes} of the data, whose labels are a number for"
-        " each class; or None."
+        f" {info.num_classes} of the data, whose labels are a number for each"
+        " class; or None."
       )
-    return [*found, *self.config.objective.data_faults(self.seen)]
+    return [*errors, *self.config.objective.data_faults(info)]
 
-  def evaluator_faults(self) -> list[str]:
-    """Returns faults of the evaluators, given head, layers and data."""
-    found = []
-    for e in self.evals:
-      splits = {
-        option: self.sources.look_at(e.dataset, getattr(e, option))
-        for option in e.SPLITS
-      }
-      where = f"config.evals.{e.name}"
-      if e.scores_head and not self.head.num_classes:
-        if self.found is not None:  # else told by words, see `config.checks`
-          found.append(
-            f"--checkpoint: got {self.found.path!r}, which has no head;"
-            " expected one, or --fewshot=<dataset>."
-          )
-        continue
-      found += e.check(where, splits, self.head, self.shapes[0])
-    return found
+  def _evaluator_errors(self, e: EvaluatorConfig, where: str) -> list[str]:
+    """Returns errors of an evaluator, given head, layers and its data."""
+    if e.scores_head and not self.head.num_classes:
+      if self.scored_weights is None:
+        return []  # an error of the options alone
+      return [
+        f"--checkpoint: got {self.scored_weights.path!r}, which has no head;"
+        " expected one, or --fewshot=<dataset>."
+      ]
+    splits = {
+      option: self.sources.look_at(e.dataset, getattr(e, option))
+      for option in e.SPLITS
+    }
+    return list(e.check(where, splits, self.head, self.shapes[0]))
 
-  def weights_faults(self) -> list[str]:
-    """Returns faults of the weights to start from, or to evaluate.
+  def _weights_errors(self, are_shapes_known: bool) -> list[str]:
+    """Returns errors of the weights to start from, or to score.
 
     Every process reads them for itself: on a TPU slice once a host, which has
     one process. Where several share a host the first one reads the disk, and
     the others what it left in the page cache (ViT-B/16: 346 MB and then 0,
     measured on two CPU cores); one of them downloads what has an address.
+
+    Args:
+      are_shapes_known: Whether the weights can be fitted to the model.
     """
     if self.is_training and (self.start or not self.config.init):
       return []
     key = "config.init" if self.is_training else "--checkpoint"
     try:
-      found = self.found or weights.read(self.config.init)
-    except (OSError, ValueError) as e:
-      return [f"{key}: {e}"]
-    self.init_metadata = dict(found.metadata)
-    _, target = self.shapes
-    names = self.head.class_names if self.is_training else None
-    try:
+      read = self.scored_weights or weights.read(self.config.init)
+      self.init_metadata = dict(read.metadata)
+      if not are_shapes_known:
+        return []
       self._fitted = weights.adapt(
-        found,
-        target,
+        read,
+        self.shapes[1],
         self.config.model,
         self.facts.image_size,
-        class_names=names,
+        class_names=self.head.class_names if self.is_training else None,
       )
-    except ValueError as e:
+    except (OSError, ValueError) as e:
       return [f"{key}: {e}"]
-    if not self.is_training and (kept := self._fitted[1].reinitialised):
+    new = self._fitted[1].reinitialised
+    if new and not self.is_training:
       return [
-        f"{key}: got a head other than {', '.join(kept)}; set"
+        f"{key}: got a head other than {', '.join(new)}; set"
         " config.model.pre_logits as it was trained."
       ]
     return []
 
-  def workdir_faults(self) -> list[str]:
-    """Returns a fault unless the folder, which it makes, can be written to."""
+  def _workdir_errors(self) -> list[str]:
+    """Returns an error unless the folder, which it makes, can be written to."""
     if self.workdir is None:
       return []
     folder = epath.Path(self.workdir)
@@ -381,53 +435,13 @@ class Experiment:
       return [atomic_files.folder_fault(self.workdir, e)]
     return []
 
-  def check(self, faults: Iterable[str] = ()) -> None:
-    """Raises if options, machine or disk show that the run cannot work.
-
-    Args:
-      faults: Faults found before, to be raised together with those found here.
-
-    Raises:
-      ConfigError: All faults.
-    """
-    found = [
-      *faults,
-      *word_faults(self.config, self.is_training, self.is_new),
-      *mesh_faults(self.config),
-      *(trackers.errors(self.config) if self.is_training else ()),
-      *self.data_faults(),
-    ]
-    looks = [self.evaluator_faults] if self.evals else []
-    if self.is_training:
-      looks += [self.run_faults, self.resumed.faults]
-    for look in (*looks, self.weights_faults):
-      try:
-        found += look()
-      except (
-        AssertionError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-      ):
-        if not found:
-          raise
-        # The model or the data are missing, for a reason that is in `found`.
-    found = found or self.workdir_faults()
-    if found:
-      raise ConfigError(dict.fromkeys(found))
-    missing_data.agree(
-      self.config.data.data_dir,
-      {e.dataset: e not in self.left_out for e in self._named if e.LEFT_OUT_BY},
-    )
-    if jax.process_count() > 1:
-      self._agree()
-
   def _agree(self) -> None:
     """Sees that all processes have the same run; see `agreement`."""
-    data = {"the data given": self.given} if self.given is not None else {}
+    data = (
+      {"the data given": self.given_data} if self.given_data is not None else {}
+    )
     if self.is_training and not data:
-      data["config.data"] = self.seen
+      data["config.data"] = self.data_info
     for e in self.evals:
       for option in e.SPLITS:
         data[f"config.evals.{e.name}.{option}"] = self.sources.look_at(
@@ -442,20 +456,26 @@ class Experiment:
 def setup(
   config: Config,
   workdir: str | None = None,
-  faults: Iterable[str] = (),
+  data: Data | None = None,
   *,
-  data: Any = None,
-  found: weights.Weights | None = None,
+  scored_weights: weights.Weights | None = None,
   sources: Sources | None = None,
-  allowed: Iterable[str] = (),
+  allow_change: Iterable[str] = (),
+  errors: Iterable[str] = (),
 ) -> Experiment:
   """Returns the `Experiment` of these arguments, checked.
 
+  Args:
+    config: See `Experiment`, as the other arguments.
+    errors: Errors of the command line, raised together with those of the run.
+
   Raises:
-    ConfigError: All faults.
+    ConfigError: All errors at once.
   """
-  experiment = Experiment(config, workdir, data, found, sources, allowed)
-  experiment.check(faults)
+  experiment = Experiment(
+    config, workdir, data, scored_weights, sources, allow_change
+  )
+  experiment.check(errors)
   return experiment
 
 
@@ -464,29 +484,29 @@ def is_multiple(step: int, every_steps: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-def given_faults(data: Any) -> list[str]:
-  """Returns faults of data that were passed to a run: not a `batch.Data`."""
-  found = []
+def given_data_errors(data: object) -> list[str]:
+  """Returns what makes data passed to a run no `batch.Data`."""
+  errors = []
   for key in ("num_examples", "num_classes"):
     value = getattr(data, key, None)
     if not isinstance(value, int) or value < 1:
-      found.append(f"data.{key}: got {value!r}, expected an int, 1 or more.")
+      errors.append(f"data.{key}: got {value!r}, expected an int, 1 or more.")
   names = getattr(data, "class_names", ())
   if names is not None and len(names) != getattr(data, "num_classes", None):
-    found.append(
+    errors.append(
       f"data.class_names: got {len(names)}, expected one for each of"
       " data.num_classes, or None."
     )
   if not callable(getattr(data, "batches", None)):
-    found.append(
+    errors.append(
       "data.batches: got none, expected (start_step, process_index,"
       f" process_count) -> batches; see {batch.Data.__module__}.Data."
     )
-  return found
+  return errors
 
 
-def mesh_faults(config: Config) -> list[str]:
-  """Returns faults of the mesh on all devices of all processes."""
-  if found := sharding.mesh_faults(config):
-    return found
+def mesh_errors(config: Config) -> list[str]:
+  """Returns errors of the mesh on all devices of all processes."""
+  if errors := sharding.mesh_faults(config):
+    return errors
   return sharding.row_faults(sharding.make_mesh(config.mesh))

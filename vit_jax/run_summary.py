@@ -23,7 +23,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     params: Arrays or shapes.
   """
   config, size = experiment.config, experiment.facts.image_size
-  names, given = experiment.head.class_names, experiment.given
+  names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
   return {
     "config": to_dict(config),
@@ -67,9 +67,9 @@ def sets_text(experiment: Experiment) -> str:
     f" {', '.join(names)}"
     for group, names in group_datasets(experiment).items()
   ]
-  if experiment.left_out:
-    names = ", ".join(e.dataset for e in experiment.left_out)
-    keys = {"=".join(e.LEFT_OUT_BY) for e in experiment.left_out}
+  if experiment.skipped_evals:
+    names = ", ".join(e.dataset for e in experiment.skipped_evals)
+    keys = {"=".join(e.LEFT_OUT_BY) for e in experiment.skipped_evals}
     lines.append(
       f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
     )

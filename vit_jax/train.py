@@ -92,7 +92,7 @@ def train_and_evaluate(
   phases = Phases(began)
   lock = run_lock.RunLock(workdir, began=phases.wall_start())
   experiment = experiment_lib.setup(
-    config, workdir, data=data, allowed=allow_change
+    config, workdir, data, allow_change=allow_change
   )
   opening.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
@@ -133,7 +133,7 @@ def train_and_evaluate(
     else:
       state = trainer.fresh_state()
       if config.init:
-        params, report = experiment.take_weights()
+        params, report = experiment.fitted_weights()
         state = weights.replace_params(state, params)
         del params  # the host's copy
         note(weights.format_report(report))
@@ -281,7 +281,9 @@ def main(
     if error := _profile_error(args.flags["profile"]):
       args.errors.append(error)
     if args.errors:
-      experiment_lib.setup(config, workdir, args.errors, allowed=allowed)
+      experiment_lib.setup(
+        config, workdir, allow_change=allowed, errors=args.errors
+      )
     callbacks: list[Callback] = [preemption, watchdog]
     if args.flags["profile"]:
       from vit_jax.callbacks.profile import Profile  # takes seconds to import

@@ -122,7 +122,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   for e in c.evals.values():
     e["ops"] = OPS
   prepared = experiment.setup(freeze(c))
-  assert not prepared.left_out and len(prepared.evals) == 7
+  assert not prepared.skipped_evals and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
   evaluators = prepared.evaluators(
     parts.assembly.predict, parts.mesh, random_params=lambda: None

@@ -138,28 +138,30 @@ def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
   assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_faults_of_data_are_told_with_the_rest():
-  data = types.SimpleNamespace(
-    num_examples=100, num_classes=0, class_names=("a",)
-  )
+class _Wrong:
+  num_examples, num_classes, class_names = 100, 0, ("a",)
+
+  def batches(self, start_step, process_index, process_count):
+    raise NotImplementedError
+
+
+def test_errors_of_data_come_with_the_rest():
   with pytest.raises(ConfigError) as e:
-    experiment.setup(_config(optim__lr=-1.0), data=data)
+    experiment.setup(_config(optim__lr=-1.0), data=_Wrong())
   text = str(e.value)
-  for fault in (
+  for error in (
     "config.optim.lr: got -1.0",
     "data.num_classes: got 0, expected an int, 1 or more.",
     "data.class_names: got 1, expected one for each",
-    "data.batches: got none, expected (start_step, process_index,",
   ):
-    assert fault in text
+    assert error in text
 
 
 def test_data_without_what_a_run_asks_of_them():
-  with pytest.raises(ConfigError) as e:
-    experiment.setup(_config(), data=types.SimpleNamespace())
-  text = str(e.value)
+  errors = "\n".join(experiment.given_data_errors(object()))
   for key in ("num_examples", "num_classes"):
-    assert f"data.{key}: got None, expected an int, 1 or more." in text
+    assert f"data.{key}: got None, expected an int, 1 or more." in errors
+  assert "data.batches: got none, expected (start_step, process_in" in errors
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_golden_text(name):
 )
 def test_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  experiment.setup(config, faults=told)
+  experiment.setup(config, errors=told)
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_all_that_is_advertised_can_start():
     told = [
       *told,
       *faults(config),
-      *experiment.mesh_faults(config),
+      *experiment.mesh_errors(config),
       *run.data_faults(),
       *run.run_faults(),
     ]
@@ -267,7 +267,7 @@ def test_all_that_is_advertised_can_start():
 )
 def test_all_that_is_advertised_passes_preflight(name, argument):
   config, told = _without_disk(name, argument)
-  experiment.setup(config, faults=told)
+  experiment.setup(config, errors=told)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def begun(config, workdir):
 
 def faults(config, workdir, metadata, monkeypatch, allowed=()):
   """What a run says that resumes from step 1."""
-  run = experiment.Experiment(config, str(workdir), allowed=allowed)
+  run = experiment.Experiment(config, str(workdir), allow_change=allowed)
   run.newest = 1, []
   is_kept = property(lambda self: metadata)
   monkeypatch.setattr(experiment.Experiment, "resumed_metadata", is_kept)

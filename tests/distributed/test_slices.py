@@ -70,7 +70,7 @@ def test_a_state_does_not_span_slices(two_slices):
   )
   with pytest.raises(ValueError, match=re.escape(expected)):
     sharding.make_mesh(config.mesh)
-  assert experiment.mesh_faults(config) == [expected]
+  assert experiment.mesh_errors(config) == [expected]
 
 
 def test_fsdp_divides_a_slice_and_not_the_whole():

@@ -287,7 +287,7 @@ def test_its_checkpoint_is_loaded_without_its_own(run):
 def test_its_checkpoint_starts_a_fine_tuning(run):
   workdir, made, state = run
   fine = dataclasses.replace(tiny.config(), init=workdir, data=made.data)
-  params, report = experiment.setup(fine).take_weights()
+  params, report = experiment.setup(fine).fitted_weights()
   assert report.ignored == OWN
   assert set(report.reinitialised) == {"head/kernel", "head/bias"}
   np.testing.assert_array_equal(
@@ -366,7 +366,7 @@ def test_a_run_with_layers_that_nothing_trains_goes_on_and_is_scored(
   saver.save_now(2, parts.state(), {"step": 2, "config": to_dict(c)})
   saver.close()
   assert experiment.setup(c, str(tmp_path)).start == 2
-  experiment.setup(c, found=weights.read(str(tmp_path)))
+  experiment.setup(c, scored_weights=weights.read(str(tmp_path)))
 
 
 def test_a_head_that_is_not_trained_is_not_scored():

@@ -19,7 +19,7 @@ import pytest
 
 import vit_jax
 from vit_jax import experiment, weights
-from vit_jax.config import cli
+from vit_jax.config import ConfigError, cli
 from vit_jax.exporting import convert
 from vit_jax.families import PUBLISHED, published
 from vit_jax.weights import download
@@ -180,12 +180,16 @@ def test_training_starts_from_an_address():
     ],
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
-  (fault,) = experiment.Experiment(config).weights_faults()
-  assert fault.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
-  assert "cannot be downloaded: " in fault
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(config)
+  (error,) = e.value.faults
+  assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
+  assert "cannot be downloaded: " in error
   config = dataclasses.replace(config, init="B/16")
-  (fault,) = experiment.Experiment(config).weights_faults()
-  assert fault.startswith("config.init: got 'B/16', the name of a model")
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(config)
+  (error,) = e.value.faults
+  assert error.startswith("config.init: got 'B/16', the name of a model")
 
 
 # Names.

@@ -67,7 +67,7 @@ def step(workdir: str, number: int, data: Data | None = None) -> dict[str, Any]:
   else:
     state = assembly.fresh_state()
     if config.init:
-      state = weights.replace_params(state, run.take_weights()[0])
+      state = weights.replace_params(state, run.fitted_weights()[0])
   source.close()
   batches = train_batches.batches(run, start, metadata)
   print(f"begins at step {start}")

@@ -53,11 +53,11 @@ class Resumed:
   def faults(self) -> list[str]:
     """Returns what must not change, or a step that is past."""
     run, old = self._run, self.config.values
-    found = resume_rules.flag_faults(run.allowed, run.config, old)
+    found = resume_rules.flag_faults(run.allow_change, run.config, old)
     if not run.start:
       return found + run.newest[1]
-    found += resume_rules.faults(self.changes, run.allowed, run.workdir)
-    if not resume_rules.is_allowed("data.dataset", run.allowed):
+    found += resume_rules.faults(self.changes, run.allow_change, run.workdir)
+    if not resume_rules.is_allowed("data.dataset", run.allow_change):
       found += self._data_faults()
     if run.start > run.facts.total_steps:
       found.append(
@@ -79,7 +79,7 @@ class Resumed:
         f" {class_names.shortened(names)}, {begun} the {len(was)} classes"
         f" {class_names.shortened(was)}; take another --workdir."
       )
-    num, records = run.seen.num_examples, agreement.identity(run.seen)
+    num, records = run.data_info.num_examples, agreement.identity(run.data_info)
     kept = run.resumed_metadata
     goes_on = (
       f"{resume_rules.FLAG}=data.dataset goes on with these; or take another"

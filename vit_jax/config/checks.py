@@ -16,26 +16,47 @@ ONE = 1 - 2**-25
 def faults(
   config: Config, is_training: bool = True, is_new: bool = True
 ) -> list[str]:
-  """Returns one text per fault: config key, got, expected, what to do.
+  """Returns all errors of the options: config key, got, expected, what to do.
 
   Args:
     config: The run.
     is_training: False leaves out its length and the optimizer.
     is_new: False leaves out what only a run that starts is refused for.
   """
-  training = [*_length_faults(config), *_optim_faults(config.optim)]
   return [
-    *(training if is_training else ()),
+    *size_errors(config, is_training),
+    *option_errors(config, is_training, is_new),
+  ]
+
+
+def size_errors(config: Config, is_training: bool = True) -> list[str]:
+  """Returns errors without which model, data and run have a size.
+
+  Args:
+    config: The run.
+    is_training: False leaves out its length.
+  """
+  return [
+    *(_length_faults(config) if is_training else ()),
     *_range_faults(config),
     *_batch_faults(config),
-    *_evaluator_faults(config),
-    *_mesh_faults(config),
     *config.model.faults(),
     *config.objective.faults(),
     *_objective_faults(config),
+    *_image_faults(config),
+  ]
+
+
+def option_errors(
+  config: Config, is_training: bool = True, is_new: bool = True
+) -> list[str]:
+  """Returns the other errors of the options, see `faults`."""
+  return [
+    *(_optim_faults(config.optim) if is_training else ()),
+    *_evaluator_faults(config),
+    *_mesh_faults(config),
     *(config.objective.start_faults(config.model) if is_new else ()),
     *_seed_faults(config.seed, is_new),
-    *_image_faults(config),
   ]
 
 

@@ -93,10 +93,12 @@ def open_checkpoint(
     file = weights.read(path)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = experiment.setup(config, workdir, found=file, sources=opened)
+  prepared = experiment.setup(
+    config, workdir, scored_weights=file, sources=opened
+  )
   mesh = sharding.make_mesh(config.mesh)
   assembly = step_lib.assemble(config, prepared.facts, mesh)
-  params, report = prepared.take_weights()
+  params, report = prepared.fitted_weights()
   params = jax.tree.map(
     lambda new, like: jax.device_put(new, like.sharding),
     params,

@@ -230,7 +230,7 @@ def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
 def errors_of(task: Task, file: weights.Weights, opened: Sources) -> list[str]:
   """Returns all that is missing for a file to be scored on its sets."""
   try:
-    experiment.setup(task.config, found=file, sources=opened)
+    experiment.setup(task.config, scored_weights=file, sources=opened)
   except ConfigError as e:
     return [_in_flags(error, task) for error in e.faults]
   return []
