@@ -87,7 +87,6 @@ class Parts:
     for i in range(int(state.step), int(state.step) + num_steps):
       batch_i = sharding.to_global(batch(i, self.config), self.mesh)
       state, values = self.train_step(state, batch_i)
-      values.pop("fingerprint")
       metrics.append({k: float(v) for k, v in values.items()})
     return state, metrics
 

@@ -48,59 +48,6 @@ def normalise(images):
   return images.astype(np.float32) / 127.5 - 1.0
 
 
-def fingerprints(batch: Batch) -> tuple:
-  """Hashes a global batch, to find where two runs part.
-
-  Sums modulo 2^32 over the rows, so exactly what numpy makes of the same rows.
-  The places of rows are the same on any mesh of one process; of several hosts
-  of TPUs they depend on where the chips of a host are in the mesh.
-
-  Args:
-    batch: All keys; arrays of numpy or jax.
-
-  Returns:
-    uint32 scalars: the records (index, label, mask) in any order of the rows;
-    the records at their places; the pixels at their places; and the number of
-    rows with mask False.
-  """
-  label = batch["label"]
-  if label.ndim == 2:
-    label = hashed(label.view(np.uint32), axes=(1,))
-  row = mixed(batch["index"].astype(np.uint32)) + label.astype(np.uint32)
-  row = mixed(mixed(row) + batch["mask"].astype(np.uint32))
-  return (
-    row.sum(dtype=np.uint32),
-    hashed(row),
-    hashed(batch["image"].astype(np.uint32)),
-    (~batch["mask"]).sum(dtype=np.uint32),
-  )
-
-
-def hashed(x, axes: tuple[int, ...] | None = None):
-  """Sums a hash of every number and of its place, modulo 2^32.
-
-  Args:
-    x: uint32, an array of numpy or jax with one dimension or more.
-    axes: Those that are summed over, whose places count; None: all.
-  """
-  for axis in range(x.ndim) if axes is None else axes:
-    places = np.arange(x.shape[axis], dtype=np.uint32) + np.uint32(axis << 28)
-    x = x + mixed(places).reshape(
-      [-1 if a == axis else 1 for a in range(x.ndim)]
-    )
-  return mixed(x).sum(axes, dtype=np.uint32)
-
-
-def mixed(x):
-  """Maps uint32 one to one, so that every bit of the result depends on all.
-
-  Source: the finaliser of MurmurHash3 (public domain).
-  """
-  x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
-  x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
-  return x ^ x >> np.uint32(16)
-
-
 @runtime_checkable
 class Data(Protocol):
   """Training data; `train_and_evaluate` takes any object of this form.

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, UInt8
 
 from vit_jax import collectives, optim, sharding
-from vit_jax.batch import fingerprints, normalise
+from vit_jax.batch import normalise
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
@@ -204,9 +204,9 @@ def make_train_step(
 
   Returns:
     A function; metrics are the float32 scalars `loss`, the objective's own
-    (means, too), `grad_norm` (before clipping) and `param_norm` (after the
-    update); and `fingerprint`, uint32 [8]: those of the batch, the bits of
-    loss, grad_norm and param_norm, and 1 where the update was applied.
+    (means, too), `grad_norm` (before clipping), `param_norm` (after the
+    update), `skipped` (1 if the update was not applied, or 0) and `undecodable`
+    (rows with mask False).
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
@@ -276,15 +276,15 @@ def make_train_step(
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
-    norms = {"grad_norm": grad_norm, "param_norm": optax.tree.norm(params)}
-    bits = [jnp.float32(x).view(jnp.uint32) for x in (loss, *norms.values())]
     more = [fn(grads, updates, state.params) for fn in step_metrics]
     metrics = {
       "loss": loss,
       **named,
-      **norms,
+      "grad_norm": grad_norm,
+      "param_norm": optax.tree.norm(params),
       **{key: value for part in more for key, value in part.items()},
-      "fingerprint": jnp.stack([*fingerprints(batch), *bits, is_finite]),
+      "skipped": 1.0 - is_finite,
+      "undecodable": (~batch["mask"]).sum(dtype=jnp.float32),
     }
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 

@@ -205,7 +205,6 @@ def train_and_evaluate(
         logs = experiment.is_log_step(step)
         due = experiment.due(evaluators, step)
         if logs or retries or step == start + 1:
-          metrics.pop("fingerprint")
           values = hooks.on_log(step, jax.device_get(metrics))  # may raise
           if logs:
             log.write(step, {f"train/{k}": v for k, v in values.items()})
@@ -226,7 +225,7 @@ def train_and_evaluate(
     with hooks.phase("evaluation"):
       log.flush(until=hooks.stop_requested)
     hooks.enter("save")
-    checkpointer.save_now(total_steps, state, metadata)
+    checkpointer.save_now(total_steps, state, metadata_at(total_steps))
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")
     run_info.write_json(

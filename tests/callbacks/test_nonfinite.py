@@ -1,19 +1,19 @@
-"""A step that is not a number: never applied, never saved, told in words."""
+"""A step that is not finite: never applied, never saved, and reported."""
 
 import json
-import pathlib
-import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
-from vit_jax import experiment, sharding, train
+from vit_jax import sharding, train
 from vit_jax.batch import DataError
-from vit_jax.callbacks import fingerprints, nonfinite, repeat
+from vit_jax.callbacks import nonfinite
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.step import TrainState
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
 
@@ -26,8 +26,8 @@ class Hot:
   num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
   is_multilabel = True
 
-  def __init__(self, cfg: Config, *bad: int):
-    self._config, self._bad = cfg, bad
+  def __init__(self, cfg: Config, *bad: int, ends: int | None = None):
+    self._config, self._bad, self._ends = cfg, bad, ends
 
   def batches(self, start_step, process_index, process_count):
     step = start_step
@@ -35,6 +35,8 @@ class Hot:
       batch = tiny.batch(step, self._config)
       label = np.eye(tiny.NUM_CLASSES, dtype=np.float32)[batch["label"]]
       step += 1
+      if step == self._ends:
+        raise DataError("no more")
       if step in self._bad:
         label[3] = np.nan
       index = batch["index"] + 100 * step
@@ -71,20 +73,20 @@ def test_a_bad_update_leaves_every_bit(name):
   state, metrics = parts.train_step(
     state, sharding.to_global(next(batches), parts.mesh)
   )
-  assert not np.isfinite(metrics["loss"]) and metrics["fingerprint"][-1] == 0
+  assert not np.isfinite(metrics["loss"]) and metrics["skipped"] == 1
   assert int(state.step) == 7
   for old, new in zip(before, leaves(state.replace(step=0)), strict=True):
     np.testing.assert_array_equal(old, new)
   state, metrics = parts.train_step(
     state, sharding.to_global(next(batches), parts.mesh)
   )
-  assert metrics["fingerprint"][-1] == 1
+  assert metrics["skipped"] == 0
   changed = zip(before, leaves(state.replace(step=0)), strict=True)
   assert all((old != new).any() for old, new in changed if old.ndim)
 
 
 @pytest.mark.slow
-def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
+def test_stops_before_it_is_saved(tmp_path):
   """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
   cfg = config(optim__microbatch=1)  # two on each device
   data = Hot(cfg, 7)
@@ -105,28 +107,16 @@ def test_stops_before_it_is_saved_and_repeats(tmp_path, capsys):
   (entry,) = nonfinite.read(str(tmp_path))
   assert entry["values"] == {"loss": "nan", "grad_norm": "nan"}
   assert entry["records"] == [list(range(700, 716))]
-  assert entry["checkpoint"] == 4 and entry["repeat"] in text
-  taken = fingerprints.read(str(tmp_path))
-  assert taken["step"].tolist() == list(range(1, 9))
-  assert taken["is_applied"].tolist() == [1] * 6 + [0, 1]
-  # Half of a copy is no place to begin at.
-  (tmp_path / "checkpoints/6/params").mkdir(parents=True)
-  # The run may have had other devices, and an older version.
-  path = tmp_path / "config.json"
-  written = json.loads(path.read_text())
-  written["mesh"]["tensor"] = 3
-  written["loss"] = written.pop("objective")["loss"]
-  path.write_text(json.dumps(written))
-  found = repeat.step(str(tmp_path), 7, data)
-  assert list(found["records"]) == [703] and np.isnan(found["loss"])
-  assert "head/kernel" in found["params"]
-  assert "record 703: nan" in capsys.readouterr().out
+  assert entry["checkpoint"] == 4
+  assert [line.split(":")[0] for line in entry["before"]] == [
+    f"step {n}" for n in range(2, 7)
+  ]
 
 
 @pytest.mark.slow
 def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
-  """Steps 2, 6 and 10 are skipped; a fourth is one too many."""
-  cfg = config(on_nonfinite="skip", max_skipped=3, log_steps=2)
+  """Steps 2, 6 and 10 are skipped, also by a run that ends at 11 once."""
+  cfg = config(on_nonfinite="skip", log_steps=2)
   one, two = (str(tmp_path / name) for name in ("one", "two"))
   data = Hot(cfg, 2, 6, 10)
   state = train.train_and_evaluate(cfg, one, data)
@@ -142,29 +132,20 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   assert rows[-1]["train/lr"] == pytest.approx(parts.assembly.schedule(8))
   assert [e["step"] for e in nonfinite.read(one)] == [2, 6, 10]
   told = capfd.readouterr().err
-  assert told.count("skipped     loss is nan") == 3 and "3 of at most 3" in told
+  assert told.count("skipped     loss is nan") == 3 and "; 3 so far" in told
 
-  # Stops at step 11, whose number of skipped is known from the checkpoint.
-  with pytest.raises(FloatingPointError) as e:
-    train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, 11))
-  text = str(e.value)
-  assert "That makes 4 steps skipped, and config.max_skipped is 3" in text
-  assert "on_nonfinite" not in text  # it is on
+  # It ends after step 10, and begins again at the checkpoint of step 8.
+  with pytest.raises(DataError):
+    train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, ends=11))
   again = train.train_and_evaluate(cfg, two, data)
   for a, b in zip(leaves(state), leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
   drop = lambda r: {k: v for k, v in r.items() if not is_measured(k)}
   assert [drop(r) for r in read_metrics(two)] == [drop(r) for r in rows]
-  files = [pathlib.Path(w) / fingerprints.FILE for w in (one, two)]
-  assert files[0].read_bytes() == files[1].read_bytes()
   notes = [
     [
       # Which save had ended by then is a matter of time.
-      {
-        k: v
-        for k, v in e.items()
-        if k not in ("repeat", "before", "checkpoint")
-      }
+      {k: v for k, v in e.items() if k not in ("before", "checkpoint")}
       for e in nonfinite.read(w)
     ]
     for w in (one, two)
@@ -172,29 +153,57 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   assert notes[0] == notes[1]
 
 
+STATE, BATCH = TrainState(0, {}, ()), {"index": jnp.arange(4)}
+
+
+def _callback(folder, data=None, **changes):
+  """Returns the callback of a new run, and the lines that it prints."""
+  lines = []
+  callback = nonfinite.NonFinite(
+    config(**changes),
+    str(folder),
+    data or Hot(config()),
+    lambda: 4,
+    lines.append,
+  )
+  callback.on_start(0, STATE, {})
+  return callback, lines
+
+
+def _metrics(**changes):
+  values = dict.fromkeys(nonfinite.METRICS, 1.0) | {"skipped": 0.0}
+  return {k: jnp.float32(v) for k, v in (values | changes).items()}
+
+
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   """Gradients are finite, and the update overflows."""
-  guard = nonfinite.Guard(
-    experiment.Experiment(config(), str(tmp_path), Hot(config())),
-    lambda: 4,
-    print,
-  )
+  callback, _ = _callback(tmp_path)
   with pytest.raises(FloatingPointError) as e:
-    guard.check(5, {"loss": 1.0, "param_norm": np.inf})
+    callback.on_log(5, {"loss": 1.0, "param_norm": np.inf})
   assert str(e.value).startswith("param_norm is inf at step 5")
   assert "on_nonfinite" not in str(e.value)  # the step was applied
+  callback.on_step(5, BATCH, _metrics(param_norm=np.inf))
+  callback.on_step(6, BATCH, _metrics())
+  with pytest.raises(FloatingPointError, match="param_norm is inf at step 5"):
+    callback.on_log(6, {})
 
 
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    ({"max_skipped": -1}, "config.max_skipped: got -1, expected 1 or more, or"),
-    ({"checks__replay": -2}, "config.checks.replay: got -2, expected 1 or"),
-  ],
-)
-def test_options(tmp_path, changes, message):
-  with pytest.raises(ConfigError, match=message):
-    experiment.setup(config(**changes), str(tmp_path), data=Hot(config()))
+def test_what_waits_on_the_devices_is_bounded(tmp_path):
+  """A run that logs rarely learns of a bad step nevertheless."""
+  callback, lines = _callback(tmp_path, on_nonfinite="skip")
+  most, newest = nonfinite.MOST_PENDING, nonfinite.NEWEST
+  for step in range(1, most):
+    callback.on_step(step, BATCH, _metrics(skipped=step in (3, most - 1)))
+  assert callback.skipped == 0 and not lines
+  callback.on_step(most, BATCH, _metrics())
+  assert callback.skipped == 1 and len(lines) == 1
+  assert callback.undecodable == most - newest
+  values = callback.on_log(most, {"loss": 1.0})
+  assert values == {"loss": 1.0, "skipped": 2.0, "undecodable": most}
+  assert callback.on_log(most, {})["skipped"] == 2.0
+  entries = nonfinite.read(str(tmp_path))
+  assert [e["step"] for e in entries] == [3, most - 1]
+  assert entries[0]["records"] == [[0, 1, 2, 3]]
 
 
 def test_odd_bytes_in_its_file(tmp_path):
@@ -208,21 +217,14 @@ def test_odd_bytes_in_its_file(tmp_path):
 
 
 def test_too_many_broken_records_over_all_processes(tmp_path):
-  data = types.SimpleNamespace(most_unusable=lambda step: 10 * step)
-  run = types.SimpleNamespace(
-    config=tiny.config(),
-    workdir=str(tmp_path),
-    resumed_metadata={},
-    start=0,
-    data=data,
-  )
-  guard = nonfinite.Guard(run, lambda: None, print)
-  guard.undecodable = 20
-  assert guard.check(2, {})["undecodable"] == 20
+  data = Hot(config())
+  data.most_unusable = lambda step: 10 * step
+  counts = {"counts": {"undecodable": 20, "skipped": 0}}
+  callback, _ = _callback(tmp_path, data)
+  callback.on_start(2, STATE, counts)
+  assert callback.on_log(2, {})["undecodable"] == 20
   with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
-    guard.check(1, {})
+    callback.on_log(1, {})
   # One step of 32 images is two of 16.
-  run.start, run.resumed_metadata = 1, {"accounting": {"images_seen": 32}}
-  guard = nonfinite.Guard(run, lambda: None, print)
-  guard.undecodable = 20
-  assert guard.check(1, {})["undecodable"] == 20
+  callback.on_start(1, STATE, counts | {"accounting": {"images_seen": 32}})
+  assert callback.on_log(1, {})["undecodable"] == 20

@@ -432,11 +432,11 @@ def test_vtab_by_its_command(tmp_path):
 @pytest.mark.parametrize(
   "changes, is_another",
   [
-    ({"optim__microbatch": 1, "mesh__fsdp": 2, "checks__replay": 3}, False),
+    ({"optim__microbatch": 1, "mesh__fsdp": 2}, False),
     ({"watchdog_seconds": 60.0, "model__remat": "full"}, False),
     ({"optim__lr": 0.5}, True),
     ({"total_steps": 7}, True),
-    ({"max_skipped": 3}, True),
+    ({"on_nonfinite": "skip"}, True),
   ],
 )
 def test_a_finished_point_counts_while_it_would_score_the_same(

@@ -61,7 +61,7 @@ class Compiled(logging.Handler):
 
 @pytest.mark.slow
 def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
-  config = _config(checks__replay=1)
+  config = _config()
   named, *_ = _programs(config)
   config = freeze({**to_dict(config), "evals": _without(config, "own")})
   used = _notes_shapes(monkeypatch)
@@ -127,18 +127,6 @@ def test_each_program_is_named_once_and_what_is_unknown_is_told():
     "heads/heads of 3 steps",
   ]
   assert notes == ["own: only the data of 'mine' tell their classes"]
-
-
-def test_a_step_computed_twice_has_two_states_on_the_devices():
-  once, twice = (
-    {p.name: p for p in _programs(_config(checks__replay=n))[0]} for n in (0, 9)
-  )
-  assert twice.keys() - once.keys() == {"replay/copy", "replay/digests"}
-  state, batch = twice["train_step"].arguments
-  batches = programs.WAITING * programs.per_device(batch)
-  both = programs.per_device(state) + batches
-  assert once["train_step"].beside == batches
-  assert twice["train_step"].beside == twice["replay/digests"].beside == both
 
 
 def test_the_state_stays_beside_an_evaluation():

@@ -11,9 +11,10 @@ import pytest
 from disk import full
 from etils import epath
 
-from vit_jax.callbacks import fingerprints, nonfinite
+from vit_jax.callbacks import nonfinite
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config
+from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files, metric_writer
 from vit_jax.writers.atomic_files import Records, WriteError
 
@@ -81,11 +82,12 @@ def test_json_that_is_none(tmp_path, data):
   assert atomic_files.read_json(path) == ({"a": 1}, [])
 
 
-def _guard(folder):
-  run = types.SimpleNamespace(
-    config=Config(), workdir=folder, resumed_metadata={}, start=1
+def _nonfinite(folder):
+  data = types.SimpleNamespace(
+    num_examples=1, num_classes=1, class_names=None, batches=iter
   )
-  return nonfinite.Guard(run, lambda: None, print)
+  callback = nonfinite.NonFinite(Config(), folder, data, lambda: None, print)
+  callback.on_start(1, TrainState(1, {}, ()), {})
 
 
 CHANGE = resume_rules.Change(
@@ -96,11 +98,10 @@ REPLACED = {
   metric_writer.METRICS: lambda folder: metric_writer.MetricLog(
     folder, 1
   ).close(),
-  fingerprints.FILE: lambda folder: fingerprints.Fingerprints(folder, 1),
   resume_rules.FILE: lambda folder: resume_rules.write(
     folder, resume_rules.trail(folder, 1, [CHANGE])
   ),
-  nonfinite.FILE: _guard,
+  nonfinite.FILE: _nonfinite,
 }
 
 

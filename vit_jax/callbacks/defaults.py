@@ -1,7 +1,6 @@
 """The callbacks that every run has, in their order."""
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.callbacks import progress
@@ -9,7 +8,7 @@ from vit_jax.callbacks.accounting import KEY as ACCOUNT
 from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.learning_rate import LearningRate
-from vit_jax.callbacks.nonfinite import KEY, Guard
+from vit_jax.callbacks.nonfinite import NonFinite
 from vit_jax.callbacks.phases import Phases
 from vit_jax.callbacks.predictions import SavePredictions
 from vit_jax.callbacks.progress import Progress, note
@@ -47,37 +46,6 @@ class Startup(Callback):
 
   def close(self, error):
     self._start.__exit__(None, None, None)
-
-
-class NonFinite(Callback):
-  name = KEY
-
-  def __init__(self, run: Experiment, newest, check):
-    self._make = lambda: Guard(run, newest, note, check)
-    self._guard: Guard | None = None
-
-  def on_start(self, start, state, saved):
-    self._guard = self._make()
-
-  def on_step(self, step, batch, metrics):
-    shards = batch["index"].addressable_shards
-    rows = {s.index[0].start or 0: np.asarray(s.data) for s in shards}
-    self._guard._records[step] = np.concatenate([rows[k] for k in sorted(rows)])
-    self._guard.add(step, metrics["fingerprint"])
-
-  def on_log(self, step, values):
-    return self._guard.check(step, values)
-
-  def before_save(self, step):
-    self._guard.check(step, {})
-    self._guard.due()
-
-  def state_dict(self, step):
-    return self._guard.counts()
-
-  def close(self, error):
-    if self._guard:
-      self._guard.close()
 
 
 class Throughput(Callback):
@@ -162,7 +130,9 @@ def default_callbacks(
   return [
     phases,
     lock,
-    NonFinite(experiment, checkpointer.newest, lock.check),
+    NonFinite(
+      config, experiment.workdir, experiment.data, checkpointer.newest, note
+    ),
     LearningRate(trainer.schedule),
     Throughput(experiment, mesh),
     Accounting(

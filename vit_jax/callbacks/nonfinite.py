@@ -1,216 +1,30 @@
-"""What becomes of a run when a step is not a number.
+"""Steps whose loss or gradient is not finite: counted, recorded, refused.
 
-The train step decides on the device, before its update, and returns whether it
-was applied (`step.make_train_step`). Here the host learns of it, at the next
-step of which metrics are written or a checkpoint is saved, and before either.
+The train step decides on the device, before its update, and returns `skipped`
+(see `step.make_train_step`). The host learns of it at the next step of which
+metrics are written or a checkpoint is saved, and before either.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.batch import Batch, DataError
+from vit_jax.batch import Data, DataError
 from vit_jax.callbacks.accounting import batches_seen
-from vit_jax.callbacks.fingerprints import NEWEST, Fingerprints
-from vit_jax.config import json_file
+from vit_jax.callbacks.base import Callback
+from vit_jax.config import Config, json_file
+from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files, run_info
 
 FILE = "nonfinite.json"
-KEY = "counts"  # in the metadata of a checkpoint
-SHOWN = 5  # steps before the bad one of which the loss is told
-REPEAT = (
-  'python -c "from vit_jax.callbacks import repeat; repeat.step({workdir!r},'
-  ' {step})"'
-)
-
-
-class Guard:
-  """Counts what was skipped, and stops a run as config.on_nonfinite says.
-
-  Args:
-    run: A `prepare.Run` that was checked.
-    newest: Returns the step of the newest checkpoint, or None.
-    note: Prints a line.
-    check: See `atomic_files.open_records`.
-
-  Attributes:
-    skipped: Steps of the run whose update was not applied.
-    undecodable: Rows of all batches that did not count.
-    due, close: Of the `Fingerprints`.
-  """
-
-  def __init__(
-    self,
-    run: Any,
-    newest: Callable[[], int | None],
-    note: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
-  ):
-    self._config, self._workdir = run.config, run.workdir
-    self._newest, self._note = newest, note
-    before = run.resumed_metadata.get(KEY, {})
-    self.skipped = int(before.get("skipped", 0))
-    self.undecodable = int(before.get("undecodable", 0))
-    self._start = run.start
-    batches = batches_seen(
-      run.resumed_metadata, run.start, run.config.data.batch_size
-    )
-    self._shift = batches - run.start  # not 0: batches had another size
-    # Data of one's own may mask rows for reasons of their own.
-    self._most_unusable = getattr(
-      getattr(run, "data", None), "most_unusable", lambda step: math.inf
-    )
-    self._fingerprints = Fingerprints(run.workdir, run.start, note, check)
-    self.due, self.close = self._fingerprints.due, self._fingerprints.close
-    self._records: dict[int, np.ndarray] = {}  # of the steps not fetched yet
-    self._shown = list(self._fingerprints.before[-SHOWN:])
-    was = read(run.workdir)
-    self._found = [e for e in was if e["step"] <= run.start]
-    if len(self._found) < len(was):  # later steps come again
-      self._write()
-
-  def remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yields the batches of this process, and keeps their record numbers until
-    their steps are known to be good."""
-    for step, batch in enumerate(batches, self._start + 1):
-      self._records[step] = batch["index"]
-      yield batch
-
-  def add(self, step: int, of_step: jax.Array) -> None:
-    """Takes the fingerprint of a step, without waiting for it.
-
-    Raises:
-      FloatingPointError: As `check`, of an earlier step.
-    """
-    self._fingerprints.add(step, of_step)
-    if self._fingerprints.is_full:
-      self._learn(self._fingerprints.fetch(leave=NEWEST))
-
-  def check(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    """Returns metrics of a step that may be written, and the state saved.
-
-    Args:
-      step: The newest step.
-      values: Its metrics.
-
-    Returns:
-      The metrics without those that are not finite, which a skipped step has;
-      and `skipped` and `undecodable`, of the whole run so far.
-
-    Raises:
-      FloatingPointError: The run must stop; all processes raise it. What is
-        known of the step is in `FILE`.
-      DataError: Too many records of the batches cannot be used.
-    """
-    self._learn(self._fingerprints.fetch())
-    most = self._most_unusable(step + self._shift)
-    if self.undecodable > most:
-      # Of all processes; each has named its own.
-      raise DataError(
-        f"got {self.undecodable:,} rows with records that cannot be used up to"
-        f" step {step}, expected at most {most:,} (1% of"
-        " the split in every epoch, or ten). What is wrong with each was said"
-        " by the process that read it. Repair or remove them."
-      )
-    bad = [k for k, v in values.items() if not math.isfinite(v)]
-    if bad and not any(e["step"] == step for e in self._found):
-      self._stop(step, values, bad)
-    counts = {k: float(v) for k, v in self.counts().items()}
-    return {k: v for k, v in values.items() if k not in bad} | counts
-
-  def counts(self) -> dict[str, int]:
-    """Returns what a checkpoint's metadata keep under `KEY`."""
-    return {"skipped": self.skipped, "undecodable": self.undecodable}
-
-  def _learn(self, steps: np.ndarray) -> None:
-    for found in steps:
-      step = int(found["step"])
-      records = self._records.pop(step, np.zeros(0, np.int64))
-      self.undecodable += int(found["undecodable"])
-      if not found["is_applied"]:
-        self.skipped += 1
-        self._bad(step, found, records)
-      if not math.isfinite(found["param_norm"]):
-        self._stop(step, {"param_norm": float(found["param_norm"])})
-      self._shown = [*self._shown[1 - SHOWN :], found]
-
-  def _bad(self, step: int, found: np.void, records: np.ndarray) -> None:
-    """Writes what is known of a step, then stops or tells."""
-    newest = self._newest()
-    values = {k: float(found[k]) for k in ("loss", "grad_norm")}
-    bad = [k for k, v in values.items() if not math.isfinite(v)]
-    repeat = REPEAT.format(workdir=str(self._workdir), step=step)
-    entry = {
-      "step": step,
-      # JSON has no NaN.
-      "values": {k: str(v) for k, v in values.items()},
-      "before": [_told(s) for s in self._shown],
-      "seed": self._config.seed,
-      "checkpoint": newest,
-      "repeat": repeat,
-      "records": multihost_utils.process_allgather(records)
-      .reshape(jax.process_count(), -1)
-      .tolist(),
-    }
-    self._found.append(entry)
-    self._write()
-    stops = self._config.on_nonfinite == "stop"
-    what = f"{_values(values, bad)} at step {step}"
-    if not stops and self.skipped <= self._config.max_skipped:
-      self._note(
-        f"skipped     {what}: its update was not applied; {self.skipped} of at"
-        f" most {self._config.max_skipped}; records in {self._workdir}/{FILE}"
-      )
-      return
-    reason = (
-      ""
-      if stops
-      else (
-        f" That makes {self.skipped} steps skipped, and config.max_skipped is"
-        f" {self._config.max_skipped}."
-      )
-    )
-    raise FloatingPointError(
-      f"{what}: its update was not applied, and nothing was saved since."
-      f"{reason} {self._checkpoint()}\nBefore it:"
-      f" {'; '.join(entry['before']) or 'nothing that is known'}.\n"
-      f"The records of its batch are in {self._workdir}/{FILE}. This repeats"
-      f" the step, and names records and parameters at fault:\n  {repeat}\n"
-      + ADVICE
-      + (SKIP if stops else "")
-    )
-
-  def _stop(
-    self, step: int, values: dict, bad: Iterable[str] = ("param_norm",)
-  ):
-    """Raises, where loss and gradient are finite, and what follows is not."""
-    raise FloatingPointError(
-      f"{_values(values, bad)} at step {step}, though loss and gradient are"
-      f" finite: nothing was saved since. {self._checkpoint()} {ADVICE}"
-    )
-
-  def _write(self) -> None:
-    found = {"steps": self._found}
-    run_info.write_json(self._workdir, FILE, found, self._note)
-
-  def _checkpoint(self) -> str:
-    newest = self._newest()
-    if newest is None:
-      return (
-        "There is no checkpoint yet: the same command begins again at step 0,"
-        " and comes to the same step."
-      )
-    return (
-      f"The newest checkpoint, of step {newest}, is from before, and finite:"
-      " the same command goes on from there, and comes to the same step."
-    )
-
-
+SHOWN = 5  # steps before the bad one whose losses are shown
+MOST_PENDING = 1024  # steps whose metrics wait on the device
+NEWEST = 8  # steps that are left there then: they may not be computed yet
+METRICS = ("loss", "grad_norm", "param_norm", "skipped", "undecodable")
 ADVICE = (
   "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
   " lengthen config.optim.warmup_steps, or set config.optim.clip_norm, in a new"
@@ -219,27 +33,197 @@ ADVICE = (
 SKIP = " --config.on_nonfinite=skip leaves the step out."
 
 
+class NonFinite(Callback):
+  """Counts skipped steps, and stops a run as config.on_nonfinite says.
+
+  Args:
+    config: The run.
+    workdir: Its folder.
+    data: Its training data.
+    newest: Returns the step of the newest checkpoint, or None.
+    note: Prints a line.
+
+  Attributes:
+    name: Key of the counts in a checkpoint's metadata.
+    skipped: Steps of the run whose update was not applied.
+    undecodable: Rows of all batches that did not count.
+  """
+
+  name = "counts"
+
+  def __init__(
+    self,
+    config: Config,
+    workdir: str,
+    data: Data,
+    newest: Callable[[], int | None],
+    note: Callable[[str], None],
+  ):
+    self._config, self._workdir = config, workdir
+    self._newest, self._note = newest, note
+    # A user's own data may mask rows for reasons of their own.
+    self._most_unusable = getattr(data, "most_unusable", lambda step: math.inf)
+    self.skipped = self.undecodable = 0
+    self._shift = 0  # batches seen beyond the number of steps
+    # Of the steps that were not fetched yet: number, metrics, record numbers.
+    self._pending: list[tuple[int, dict[str, jax.Array], jax.Array]] = []
+    self._shown: list[str] = []  # the newest steps, in words
+    self._entries: list[dict[str, Any]] = []  # of `FILE`
+
+  def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
+    """Takes the counts up to the checkpoint from which the run resumes."""
+    counts = saved.get(self.name, {})
+    self.skipped = int(counts.get("skipped", 0))
+    self.undecodable = int(counts.get("undecodable", 0))
+    batches = batches_seen(saved, start, self._config.data.batch_size)
+    self._shift = batches - start  # not 0: batches had another size
+    entries = read(self._workdir)
+    self._entries = [e for e in entries if e["step"] <= start]
+    if len(self._entries) < len(entries):  # later steps are computed again
+      self._write()
+
+  def on_step(
+    self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
+  ) -> None:
+    """Keeps metrics and record numbers of a step on the devices.
+
+    Raises:
+      FloatingPointError: As `on_log`, because of an earlier step.
+    """
+    values = {name: metrics[name] for name in METRICS}
+    self._pending.append((step, values, batch["index"]))
+    if len(self._pending) >= MOST_PENDING:
+      self._fetch(leave=NEWEST)
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    """Returns metrics of a step that may be written, and the state saved.
+
+    Returns:
+      The metrics without those that are not finite, which a skipped step has;
+      `skipped` and `undecodable` are those of the whole run so far.
+
+    Raises:
+      FloatingPointError: The run must stop; all processes raise it. What is
+        known of the step is in `FILE`.
+      DataError: Too many records of the batches cannot be used.
+    """
+    self._fetch()
+    most = self._most_unusable(step + self._shift)
+    if self.undecodable > most:
+      # All processes count the same rows; each has named its own.
+      raise DataError(
+        f"got {self.undecodable:,} rows with records that cannot be used up to"
+        f" step {step}, expected at most {most:,} (1% of"
+        " the split in every epoch, or ten). What is wrong with each was said"
+        " by the process that read it. Repair or remove them."
+      )
+    bad = [k for k, v in values.items() if not math.isfinite(v)]
+    if bad and not any(e["step"] == step for e in self._entries):
+      self._stop(step, {k: values[k] for k in bad})
+    counts = {k: float(v) for k, v in self.state_dict(step).items()}
+    return {k: v for k, v in values.items() if k not in bad} | counts
+
+  def before_save(self, step: int) -> None:
+    """Raises as `on_log`: a state that is not finite is never saved."""
+    self.on_log(step, {})
+
+  def state_dict(self, step: int) -> dict[str, int]:
+    """Returns what a checkpoint's metadata keep under `name`."""
+    return {"skipped": self.skipped, "undecodable": self.undecodable}
+
+  def _fetch(self, leave: int = 0) -> None:
+    """Reads the metrics that wait, but for those of the newest steps."""
+    number = max(0, len(self._pending) - leave)
+    fetched, self._pending = self._pending[:number], self._pending[number:]
+    metrics = jax.device_get([values for _, values, _ in fetched])
+    for (step, _, index), values in zip(fetched, metrics, strict=True):
+      values = {name: float(value) for name, value in values.items()}
+      self.undecodable += int(values["undecodable"])
+      if values["skipped"]:
+        self.skipped += 1
+        self._skip(step, values, index)
+      if not math.isfinite(values["param_norm"]):
+        self._stop(step, {"param_norm": values["param_norm"]})
+      self._shown = [*self._shown[1 - SHOWN :], _shown(step, values)]
+
+  def _skip(
+    self, step: int, values: dict[str, float], index: jax.Array
+  ) -> None:
+    """Writes what is known of a skipped step; then stops, or prints a line."""
+    bad = {k: values[k] for k in ("loss", "grad_norm")}
+    newest = self._newest()
+    with jax.transfer_guard("allow"):
+      records = multihost_utils.process_allgather(index, tiled=True)
+    entry = {
+      "step": step,
+      "values": {k: str(v) for k, v in bad.items()},  # JSON has no NaN
+      "before": self._shown,
+      "checkpoint": newest,
+      # A list for each process.
+      "records": records.reshape(jax.process_count(), -1).tolist(),
+    }
+    self._entries.append(entry)
+    self._write()
+    what = f"{_bad(bad)} at step {step}: its update was not applied"
+    where = f"in {self._workdir}/{FILE}"
+    if self._config.on_nonfinite == "skip":
+      self._note(
+        f"skipped     {what}; {self.skipped} so far; its records are {where}"
+      )
+      return
+    raise FloatingPointError(
+      f"{what}, and nothing was saved since. {_checkpoint(newest)}\n"
+      f"Before it: {'; '.join(self._shown) or 'nothing that is known'}.\n"
+      f"The records of its batch are {where}.\n{ADVICE}{SKIP}"
+    )
+
+  def _stop(self, step: int, values: dict[str, float]) -> None:
+    """Raises: loss and gradient are finite, and what follows is not."""
+    raise FloatingPointError(
+      f"{_bad(values)} at step {step}, though loss and gradient are finite:"
+      f" nothing was saved since. {_checkpoint(self._newest())} {ADVICE}"
+    )
+
+  def _write(self) -> None:
+    steps = {"steps": self._entries}
+    run_info.write_json(self._workdir, FILE, steps, self._note)
+
+
 def read(workdir: str) -> list[dict[str, Any]]:
   """Returns the entries of `FILE`, by step; none where it is damaged.
 
   Raises:
-    WriteError: It cannot be read, see `files.contents`.
+    WriteError: It cannot be read, see `atomic_files.contents`.
   """
   path = epath.Path(workdir) / FILE
   data = atomic_files.contents(path)
   try:
-    found = json_file.parse(data, str(path))["steps"]
-    return [e for e in found if isinstance(e["step"], int)]
+    entries = json_file.parse(data, str(path))["steps"]
+    return [e for e in entries if isinstance(e["step"], int)]
   except (KeyError, TypeError, ValueError):
     return []
 
 
-def _told(found: np.void) -> str:
+def _checkpoint(newest: int | None) -> str:
+  if newest is None:
+    return (
+      "There is no checkpoint yet: the same command begins again at step 0,"
+      " and comes to the same step."
+    )
   return (
-    f"step {found['step']}: loss {found['loss']:.6g},"
-    f" grad_norm {found['grad_norm']:.4g}"
+    f"The newest checkpoint, of step {newest}, is from before, and finite: the"
+    " same command goes on from there, and comes to the same step."
   )
 
 
-def _values(values: dict[str, float], names: Iterable[str]) -> str:
-  return ", ".join(f"{name} is {values[name]}" for name in names)
+def _shown(step: int, values: Mapping[str, float]) -> str:
+  return (
+    f"step {step}: loss {values['loss']:.6g},"
+    f" grad_norm {values['grad_norm']:.4g}"
+  )
+
+
+def _bad(values: Mapping[str, float]) -> str:
+  return ", ".join(
+    f"{k} is {v}" for k, v in values.items() if not math.isfinite(v)
+  )

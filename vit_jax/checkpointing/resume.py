@@ -105,5 +105,10 @@ class Resumed:
     """
     resume_rules.write(self._run.workdir, self.trail)
     lines = [f"changed     {c.text} ({c.kind.why})" for c in self.changes]
+    if unknown := resume_rules.unknown_options(self.config.values):
+      lines.append(
+        f"config      {', '.join(unknown)}: this version has no such options;"
+        " those that the run began with are ignored"
+      )
     lines += [f"config      {fault}" for fault in self.config.errors]
     return "\n".join(lines) or None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.config import Config, flat, options_of, to_dict
+from vit_jax.config import Config, build, flat, options_of, to_dict
 from vit_jax.options import nearest
 from vit_jax.writers import atomic_files
 
@@ -52,11 +52,9 @@ CLASSES = {
   "fewshot": Kind(False, "what is scored, not what is trained"),
   "evals": Kind(False, "what is scored, not what is trained"),
   "checkpoint": Kind(False, "what is kept"),
-  "checks": Kind(False, "what is checked, not what is trained"),
   "watchdog_seconds": Kind(False, "when a run that hangs is ended"),
   "heartbeat_timeout_seconds": Kind(False, "when a run that hangs is ended"),
   "on_nonfinite": Kind(False, "what becomes of steps that cannot be taken"),
-  "max_skipped": Kind(False, "what becomes of steps that cannot be taken"),
 }
 # Schedules whose rate at a step does not depend on the length of the run.
 LENGTHLESS = ("constant", "rsqrt")
@@ -104,7 +102,7 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
   """
   was, now = options_of(old), flat(to_dict(config))
   found = []
-  for key in sorted(was.keys() | now.keys()):
+  for key in sorted((was.keys() | now.keys()) - set(unknown_options(old))):
     if was.get(key) == now.get(key):
       continue
     kind = kind_of(key)
@@ -113,6 +111,16 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
       kind = Kind(False, "this schedule does not depend on the length")
     found.append(Change(key, was.get(key), now.get(key), kind))
   return found
+
+
+def unknown_options(old: dict[str, Any]) -> list[str]:
+  """Returns the options of an older config that this version does not have.
+
+  Example:
+    >>> unknown_options({"seed": 1, "max_skipped": 10, "checks": {"replay": 0}})
+    ['checks.replay', 'max_skipped']
+  """
+  return sorted(options_of(old).keys() - flat(to_dict(build(old)[0])).keys())
 
 
 def names_of(flag: str | None) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
-"""Tells where two runs part: `vit-jax diff RUN RUN`.
+"""Shows where two runs diverge: `vit-jax diff RUN RUN`.
 
-Names the first step at which they differ, and how: other records, the same in
-another order, other pixels, or another loss or gradient of the same images; at
-checkpoints the first array that differs, and how many do; and what differs
-between the runs: config, devices, mesh, processes, versions, commit. Nothing is
-computed, and no array is read. Every run writes what is compared:
-`fingerprints.bin`, and digests in its checkpoints.
+Names the options, versions and data that differ; the first row of metrics.jsonl
+that differs, and how many do; and at every checkpoint of both the first array
+that differs, and how many do. Metrics that measure the machine, such as images
+per second, are left out. Nothing is computed, and no array is read: a
+checkpoint has a digest of each.
 
-The exit status is 0 if all is equal that both have, 1 if anything differs, 2 if
-nothing can be compared.
+The exit status is 0 if all is equal that both runs have, 1 if anything differs,
+2 if nothing can be compared.
 """
 
 import argparse
@@ -30,14 +29,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
   """Prints the comparison; returns the exit status."""
   args = parse(argv)
-  from vit_jax.reporting import first_divergence
+  from vit_jax.reporting import run_diff
 
   try:
-    found = first_divergence.compare(*args.runs)
+    comparison = run_diff.compare(*args.runs)
   except FileNotFoundError as e:
     print(e, file=sys.stderr)
     return 2
-  print("\n".join(found.lines))
-  if not found.is_compared:
+  print("\n".join(comparison.lines))
+  if not comparison.is_compared:
     return 2
-  return 0 if found.is_equal else 1
+  return 0 if comparison.is_equal else 1

@@ -15,7 +15,6 @@ from vit_jax.config.recipe_arguments import arguments, check_choices, number
 from vit_jax.config.schema import (
   UNIONS,
   CheckpointConfig,
-  ChecksConfig,
   Config,
   DataConfig,
   MeshConfig,
@@ -32,7 +31,6 @@ from vit_jax.options import ConfigError
 __all__ = (
   "UNIONS",
   "CheckpointConfig",
-  "ChecksConfig",
   "ClassificationConfig",
   "Config",
   "ConfigError",

@@ -109,12 +109,6 @@ def _range_faults(config: Config) -> Iterator[str]:
   for key, value in counts.items():
     if value is not None and value < 1:
       yield f"config.{key}: got {value}, expected 1 or more."
-  for key, value, none in (
-    ("max_skipped", config.max_skipped, "to stop at the first"),
-    ("checks.replay", config.checks.replay, "for none"),
-  ):
-    if value < 0:
-      yield f"config.{key}: got {value}, expected 1 or more, or 0 {none}."
   if config.watchdog_seconds < 0:
     yield (
       f"config.watchdog_seconds: got {config.watchdog_seconds:g}, expected"

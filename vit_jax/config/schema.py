@@ -131,17 +131,6 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChecksConfig:
-  """What a run checks of itself, at a price."""
-
-  replay: int = option(
-    0,
-    "steps between checks of the devices, which then compute a step twice; the"
-    " results must agree in every bit. 0: none",
-  )
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
   """A run."""
 
@@ -165,13 +154,8 @@ class Config:
     " applied",
     {
       "stop": "the run stops within log_steps, before a checkpoint",
-      "skip": "the run goes on without the step, at most max_skipped times",
+      "skip": "the run goes on without the step",
     },
-  )
-  max_skipped: int = option(
-    10,
-    "steps that a run may skip; a run that has diverged skips every one, a bad"
-    " record or a faulty chip costs one or two",
   )
   trackers: tuple[str, ...] = option(
     (),
@@ -212,7 +196,6 @@ class Config:
   optim: OptimConfig = OptimConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
-  checks: ChecksConfig = ChecksConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
 

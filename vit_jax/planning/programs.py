@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.callbacks import replay
 from vit_jax.checkpointing import digests
 from vit_jax.class_names import Head
 from vit_jax.config import Config
@@ -93,19 +92,11 @@ def programs(
   state = assembly.state
   rows = batch(config.data.batch_size, known.image_size, (), jnp.int32, mesh)
   of_state, of_rows = per_device(state), WAITING * per_device(rows)
-  # A step that is computed twice begins with a copy of the state.
-  twice = of_state + of_rows if config.checks.replay else of_rows
   found = [
     Program("init", assembly.maker(lambda s: s), (), 0),
-    Program("train_step", assembly.train_step, (state, rows), twice),
+    Program("train_step", assembly.train_step, (state, rows), of_rows),
     Program("schedule", assembly.schedule, (0,), of_state + of_rows),
   ]
-  if config.checks.replay:
-    digest = replay.digests(sharding.shardings_of(state), mesh)
-    found += [
-      Program("replay/copy", replay.copies(state), (state,), of_rows),
-      Program("replay/digests", digest, (state,), twice),
-    ]
   if mesh.devices.flat[0].platform != "cpu":
     found += [
       Program(

@@ -49,7 +49,7 @@ NOT_SEARCHED = (
   *("data.dataset", "data.split", "data.data_dir"),
 )
 # Of those that may change in a run, these change what a point scores.
-OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "max_skipped", "total_")
+OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "total_")
 
 
 class Task(NamedTuple):
