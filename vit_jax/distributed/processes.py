@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,7 +16,7 @@ FLAGS = ("coordinator", "num_processes", "process_id")
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 JOIN_SECONDS = 300.0  # as jax waits by default
-HEARTBEAT_SECONDS = 30
+HEARTBEAT_SECONDS = 30  # of commands without a config
 
 ADVICE = (
   "see that all processes were started, with the same address and number and"
@@ -28,6 +28,22 @@ SLURM_ADVICE = (
   " each other's ports; JAX_COORDINATOR_PORT chooses another one"
 )
 TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
+
+
+class Group(NamedTuple):
+  """The processes of a run that this one belongs to.
+
+  Attributes:
+    settings: Arguments of `jax.distributed.initialize`, which finds the others.
+    name: Their address, and the number of this process, for an error.
+    advice: What to check where the others do not come.
+    is_tpu_slice: Whether they are the hosts of a TPU slice.
+  """
+
+  settings: dict[str, Any]
+  name: str
+  advice: str
+  is_tpu_slice: bool = False
 
 
 def initialise(
@@ -66,7 +82,21 @@ def initialise(
       no such number; or the others did not come; or another process of this
       host has joined them already.
   """
-  flags = flags or {}
+  group = _group(flags or {}, errors)
+  if group is None:
+    return
+  before_joining()
+  if group.is_tpu_slice:
+    tpu_slice.lock()
+  group.settings["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
+  jax.config.update("jax_enable_preemption_service", stops_on_sigterm)
+  _join(group, timeout)
+
+
+def _group(
+  flags: Mapping[str, str | None], errors: Iterable[str]
+) -> Group | None:
+  """Returns the processes of the run; None: this one is alone, and says why."""
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
   by_name = {name: os.environ.get(name) for name in VARIABLES}
   # A flag without its value is None, too, and among `errors` already.
@@ -83,39 +113,30 @@ def initialise(
       "cluster_detection_method": "deactivate",
       "local_device_ids": _slurm_devices() if is_slurm else None,
     }
-    who, advice = f"{address}: process {index} of {count}", ADVICE
-  elif is_slurm:
+    return Group(settings, f"{address}: process {index} of {count}", ADVICE)
+  if is_slurm:
     settings = {
       "cluster_detection_method": "slurm",
       "local_device_ids": _slurm_devices(),
     }
-    who = (
+    name = (
       f"SLURM job {os.environ['SLURM_JOB_ID']}, first of the nodes"
       f" {os.environ['SLURM_STEP_NODELIST']}: process"
       f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
     )
-    advice = SLURM_ADVICE
-  elif tpu_slice.is_tpu_vm():
+    return Group(settings, name, SLURM_ADVICE)
+  if tpu_slice.is_tpu_vm():
     tpu = tpu_slice.find()
-    if not tpu.is_shared:
-      exit_codes.say(f"TPU slice: {tpu.why}; this process works alone.")
-      return
-    settings = {}
-    who, advice = f"TPU slice ({tpu.why}): this process", TPU_ADVICE
-  else:
-    if _number("SLURM_NTASKS") > 1:
-      exit_codes.say(
-        f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
-        " not start this process, which works alone; put srun before the"
-        " command."
-      )
-    return
-  before_joining()
-  if not settings:
-    tpu_slice.lock()
-  settings["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
-  jax.config.update("jax_enable_preemption_service", stops_on_sigterm)
-  _join(settings, who, advice, timeout)
+    if tpu.is_shared:
+      return Group({}, f"TPU slice ({tpu.why}): this process", TPU_ADVICE, True)
+    exit_codes.say(f"TPU slice: {tpu.why}; this process works alone.")
+  elif _number("SLURM_NTASKS") > 1:
+    exit_codes.say(
+      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
+      " not start this process, which works alone; put srun before the"
+      " command."
+    )
+  return None
 
 
 def refuse_several_hosts() -> None:
@@ -167,19 +188,11 @@ def _errors(given: dict[str, str | None]) -> list[str]:
   return errors
 
 
-def _join(
-  settings: dict[str, Any], who: str, advice: str, timeout: float
-) -> None:
-  """Waits for the others.
+def _join(group: Group, timeout: float) -> None:
+  """Waits for the others for so many seconds.
 
   If they do not come, jax ends the process with a stack of C++. So jax waits in
   a thread, with a longer timeout than this function.
-
-  Args:
-    settings: Arguments of `jax.distributed.initialize`, which finds the others.
-    who: Address and number of this process, for the error.
-    advice: What to check, for the error.
-    timeout: Seconds.
 
   Raises:
     ConfigError: They did not come.
@@ -189,7 +202,7 @@ def _join(
   def connect():
     try:
       jax.distributed.initialize(
-        **settings, initialization_timeout=int(timeout) + 60
+        **group.settings, initialization_timeout=int(timeout) + 60
       )
     except BaseException as e:  # a thread would print it and end
       failed.append(e)
@@ -204,7 +217,7 @@ def _join(
     what = f"could not join ({type(failed[0]).__name__}: {reason})"
   else:
     return
-  raise ConfigError([f"{who} {what}; {advice}."])
+  raise ConfigError([f"{group.name} {what}; {group.advice}."])
 
 
 def is_slurm_step() -> bool:
