@@ -367,15 +367,17 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
   rows = len(batch["mask"]) * jax.process_count()
-  return {
-    key: jax.make_array_from_process_local_data(
-      # jax has no int64 by default, and no data set has 2**31 records.
-      sharding,
-      value.astype(np.int32) if key == "index" else value,
-      (rows, *value.shape[1:]),
-    )
-    for key, value in batch.items()
-  }
+  # With several processes jax takes this transfer for an implicit one.
+  with jax.transfer_guard_host_to_device("allow"):
+    return {
+      key: jax.make_array_from_process_local_data(
+        # jax has no int64 by default, and no data set has 2**31 records.
+        sharding,
+        value.astype(np.int32) if key == "index" else value,
+        (rows, *value.shape[1:]),
+      )
+      for key, value in batch.items()
+    }
 
 
 def path_of(path) -> str:

@@ -59,21 +59,22 @@ def spoil(batch: dict, step: int) -> dict:
 
 
 def main() -> None:
-  from vit_jax import experiment, train_batches
+  from vit_jax import batch, experiment
   from vit_jax.callbacks import base
   from vit_jax.checkpointing import checkpointer
   from vit_jax.evaluators import evaluator, fewshot
 
   if PLACE == "batches":
-    batches = train_batches.batches
+    checked = batch.checked
 
-    def spoiled(run, start):
-      for step, batch in enumerate(batches(run, start), start + 1):
-        yield spoil(batch, step)
+    def spoiled(*args, start_step, **kwargs):
+      batches = checked(*args, start_step=start_step, **kwargs)
+      for step, values in enumerate(batches, start_step + 1):
+        yield spoil(values, step)
 
-    train_batches.batches = spoiled
+    batch.checked = spoiled
   elif PLACE == "start":
-    before(experiment, "check")
+    before(experiment, "setup")
   elif PLACE == "restore":
     before(checkpointer.Checkpointer, "restore_newest")
   elif PLACE == "evaluation":
