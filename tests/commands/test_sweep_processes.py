@@ -19,7 +19,7 @@ from etils import epath
 from vit_jax.sweep import sweep
 from vit_jax.distributed import exit_codes as exits
 for name in ("both.json", "first.json", "second.json", "none.json"):
-  found = sweep._of_first(epath.Path(folder) / str(index) / name)
+  found = sweep._read_by_first(epath.Path(folder) / str(index) / name)
   print("found", found, flush=True)  # gloo prints lines of its own
 if index == int(sys.argv[4]):
   exits.refuse("--available: got an error")

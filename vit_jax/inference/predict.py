@@ -21,7 +21,7 @@ from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import Progress
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
-from vit_jax.inference import streaming
+from vit_jax.inference import overlay, streaming
 from vit_jax.inference.classify import Answer
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import precision
@@ -45,19 +45,19 @@ def run(args: argparse.Namespace) -> int:
   if args.dtype is not None:
     config = dataclasses.replace(config, dtype=args.dtype)
   vit = dataclasses.replace(vit, config=config)
-  _complain(_described(args.checkpoint, vit))
+  _print_error(_description(args.checkpoint, vit))
   stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
-  found: Iterable[streaming.Named] = streaming.find(args.images, stdin)
+  images: Iterable[streaming.Named] = streaming.find(args.images, stdin)
   if args.attention:
-    found = _outside(found, args.out_dir)
+    images = _refuse_own_folder(images, args.out_dir)
   total = None
   if streaming.STANDARD_INPUT not in args.images:
-    found = list(found)  # names only, to know how many there are
-    total = len(found)
+    images = list(images)  # names only, to know how many there are
+    total = len(images)
   answers = vit.predictions(
-    found, args.top, batch_size=args.batch_size, attention=args.attention
+    images, args.top, batch_size=args.batch_size, attention=args.attention
   )
-  write = _writer(args, vit, found if total else [])
+  write = _writer(args, vit, images if total else [])
   names = formats.FileNames(args.out_dir)
   num_read, num_bad = 0, 0
   for answer in _shown(answers, total):
@@ -71,11 +71,13 @@ def run(args: argparse.Namespace) -> int:
       _write_picture(picture, answer)
     write(answer, picture)
   if num_bad:
-    _complain(f"{num_read:,} images classified, {num_bad:,} could not be read")
+    _print_error(
+      f"{num_read:,} images classified, {num_bad:,} could not be read"
+    )
   return 0 if num_read else 1
 
 
-def _outside(
+def _refuse_own_folder(
   images: Iterable[streaming.Named], folder: str
 ) -> Iterator[streaming.Named]:
   """Yields the images; refuses those of the folder of the pictures.
@@ -93,7 +95,7 @@ def _outside(
     yield image
 
 
-def _described(path: str, vit: Pretrained) -> str:
+def _description(path: str, vit: Pretrained) -> str:
   """Returns what is used, in a line, and what the load had to change."""
   height, width = vit.image_size
   names = "" if vit.class_names else ", without names"
@@ -107,7 +109,7 @@ def _described(path: str, vit: Pretrained) -> str:
 
 
 def _writer(
-  args: argparse.Namespace, vit: Pretrained, found: list
+  args: argparse.Namespace, vit: Pretrained, images: list
 ) -> formats.Write:
   """Returns a function (answer, its picture) that prints an answer."""
   if args.json:
@@ -115,7 +117,7 @@ def _writer(
   if args.csv:
     return formats.as_csv(sys.stdout, with_pictures=args.attention)
   names = vit.class_names and map(class_names.in_words, vit.class_names)
-  return formats.as_table(sys.stdout, [named.name for named in found], names)
+  return formats.as_table(sys.stdout, [named.name for named in images], names)
 
 
 def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
@@ -132,7 +134,7 @@ def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
     for count, answer in enumerate(answers, 1):
       if answer.error is not None:
         text = f"cannot read {formats.printable(answer.name)}: {answer.error}"
-        bar.note(text) if bar else _complain(text)
+        bar.note(text) if bar else _print_error(text)
       yield answer
       now = time.monotonic()
       rate = count / (now - began)
@@ -141,17 +143,15 @@ def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
       elif now - logged > LOG_SECONDS and not sys.stdout.isatty():
         logged = now
         of = f" of {total:,}" if total else ""
-        _complain(f"{count:,}{of} images, {rate:,.1f} img/s")
+        _print_error(f"{count:,}{of} images, {rate:,.1f} img/s")
 
 
 def _write_picture(path: pathlib.Path, answer: Answer) -> None:
-  from vit_jax.inference import overlay  # matplotlib is slow to import
-
   path.parent.mkdir(parents=True, exist_ok=True)
   overlay.beside(answer.pixels, answer.attention).save(path)
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 

@@ -31,7 +31,7 @@ from vit_jax.inference.pretrained import Pretrained
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 EXPECTED = "expected a whole JPEG, PNG, WebP, BMP or GIF"
-PAGE = pathlib.Path(__file__).parents[1] / "reporting" / "try_page"
+PAGE = pathlib.Path(__file__).parent / "try_page"
 # Without the first line, a page elsewhere could be made to run this one's code.
 HEADERS = {
   "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:;"
@@ -105,14 +105,14 @@ class Answers:
     opened = self._opened(data)
     try:
       image = images_lib.read(opened)
-      (found,) = self.vit.predict(image, top=self.top)
+      (classes,) = self.vit.predict(image, top=self.top)
     except ValueError as e:  # pixels of a kind that training does not have
       raise Refused(422, str(e)) from None
     attention, meaning = self._attention(image)
     return {
       "size": [image.shape[1], image.shape[0]],
       "classes": [
-        {"name": p.name, "probability": p.probability} for p in found
+        {"name": p.name, "probability": p.probability} for p in classes
       ],
       "attention": attention,
       "attention_is": meaning,
@@ -154,13 +154,13 @@ class Answers:
     """Returns the picture, None if there is none, and what it shows, or why."""
     got = pixels.apply(image, self.vit.ops)
     try:
-      (found,) = self.vit.attention_map(normalise(got[None]))
+      (attention,) = self.vit.attention_map(normalise(got[None]))
     except ValueError as e:
       return None, str(e)
     factor = max(1, LEAST_SIDE // max(got.shape[:2]))
     got = got.repeat(factor, 0).repeat(factor, 1)
     buffer = io.BytesIO()
-    Image.fromarray(overlay.lit(got, found)).save(buffer, "PNG")
+    Image.fromarray(overlay.lit(got, attention)).save(buffer, "PNG")
     link = base64.b64encode(buffer.getvalue()).decode()
     return f"data:image/png;base64,{link}", MEANING
 
@@ -219,8 +219,8 @@ def application(answers: Answers, name: str, hosts: list[str]):
       try:
         data = await body(request)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(worker, answers.answer, data)
-        return JSONResponse(found)
+        answer = await loop.run_in_executor(worker, answers.answer, data)
+        return JSONResponse(answer)
       finally:
         waiting -= 1
     except Refused as e:

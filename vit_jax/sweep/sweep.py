@@ -61,42 +61,42 @@ def sweep(
     scores of the `final` run, and what its `splits` hold; and the `left_out`.
 
   Raises:
-    ConfigError: A search cannot work; all faults, before the first run.
+    ConfigError: A search cannot work; all errors, before the first run.
   """
-  found: dict[str, Task] = {}
+  searches: dict[str, Task] = {}
   left_out: dict[str, dict[str, str]] = {}
-  faults: list[str] = []
+  errors: list[str] = []
   for name, task in tasks.items():
     if only_available and (missing := _missing(task.config)):
       left_out[name] = {"group": task.group, "reason": missing}
     else:
-      found[name] = pinned(task, _folder(workdir, name))
+      searches[name] = pinned(task, _folder(workdir, name))
   if only_available:
     data_dir = next(iter(tasks.values())).config.data.data_dir
-    missing_data.agree(data_dir, {name: name in found for name in tasks})
-  for name, task in found.items():  # all processes the same ones
+    missing_data.agree(data_dir, {name: name in searches for name in tasks})
+  for name, task in searches.items():  # all processes the same ones
     of_task = check(task, _folder(workdir, name))
-    faults += [f"{name}: {f}" if name else f for f in of_task]
-  if left_out and not found:
-    faults += [f"{name}: {v['reason']}" for name, v in left_out.items()]
+    errors += [f"{name}: {f}" if name else f for f in of_task]
+  if left_out and not searches:
+    errors += [f"{name}: {v['reason']}" for name, v in left_out.items()]
   other = None
   try:
     other = _table_in(against) if against else None
   except (OSError, ValueError) as e:
-    faults.append(f"--against: {e}")
-  if not faults:
+    errors.append(f"--against: {e}")
+  if not errors:
     try:
       with atomic_files.os_errors(epath.Path(workdir)):
         epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     except OSError as e:
-      faults.append(atomic_files.folder_fault(workdir, e))
-  if faults:
-    raise ConfigError(dict.fromkeys(faults))
+      errors.append(atomic_files.folder_fault(workdir, e))
+  if errors:
+    raise ConfigError(dict.fromkeys(errors))
   for name, values in left_out.items():
-    _say(f"left out    {name}: {values['reason']}")
+    _print_once(f"left out    {name}: {values['reason']}")
 
   results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
-  for name, task in found.items():
+  for name, task in searches.items():
 
     def show(result, name=name):
       results["tasks"][name] = result
@@ -105,9 +105,9 @@ def sweep(
       _write(epath.Path(workdir) / TEXT, text)
 
     result = search(task, _folder(workdir, name), show)
-    _say(table.of_task(name, result))
+    _print_once(table.of_task(name, result))
   if len(tasks) > 1 or other:
-    _say(table.of_all(results, other))
+    _print_once(table.of_all(results, other))
   return results
 
 
@@ -115,7 +115,7 @@ def search(task: Task, folder: epath.Path, show=lambda result: None):
   """Trains the points, chooses one by `val`, trains and scores it once.
 
   Args:
-    task: The search; `check` found no fault.
+    task: The search; `check` returned no error.
     folder: Folder of its runs.
     show: Called with the results so far.
 
@@ -141,8 +141,8 @@ def search(task: Task, folder: epath.Path, show=lambda result: None):
     result["best"] = best
     (config,) = (p.config for p in every if p.name == best)
     config = final(task.config, config)
-    if faults := changed(config, folder / FINAL):
-      raise ConfigError(faults)
+    if errors := changed(config, folder / FINAL):
+      raise ConfigError(errors)
     result["final"] = _run(config, folder / FINAL, keeps_weights=True)
     show(result)
   return result
@@ -156,14 +156,14 @@ def _run(
   Returns:
     `scores` of the last step, its `step`, and `error`, None unless it diverged.
   """
-  if (row := _of_first(folder / RESULT)) is None:
-    _say(f"run         {folder}")
+  if (row := _read_by_first(folder / RESULT)) is None:
+    _print_once(f"run         {folder}")
     error = None
     try:
       train.train_and_evaluate(config, str(folder))
     except FloatingPointError as e:
       error = str(e)
-      _say(f"diverged    {folder}: {error}")
+      _print_once(f"diverged    {folder}: {error}")
     if jax.process_index() == 0:
       rows = read_metrics(str(folder))
       last = max((r["step"] for r in rows), default=0)
@@ -189,7 +189,7 @@ def _run(
       )
     # Each run compiles functions of its own, which jax would keep.
     jax.clear_caches()
-    row = _of_first(folder / RESULT)
+    row = _read_by_first(folder / RESULT)
   return row
 
 
@@ -197,15 +197,15 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   """Returns what the splits hold, by `digests`.
 
   They are read again each time that a search goes on; after it is over, what
-  was found then is returned.
+  was read then is returned.
 
   Raises:
     ConfigError: The training data, or what is held out of them, are other
       records than when the search began.
   """
   path = folder / "splits.json"
-  known = _of_first(path)
-  if known is not None and _of_first(folder / FINAL / RESULT) is not None:
+  known = _read_by_first(path)
+  if known is not None and _read_by_first(folder / FINAL / RESULT) is not None:
     return known
   text = ""
   if jax.process_index() == 0:
@@ -215,16 +215,16 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
       e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
     }
     text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
-  found = json.loads(agreement.text_of_first(text))
-  if faults := other_records(known or {}, found, folder):
-    raise ConfigError(faults)
+  current = json.loads(agreement.text_of_first(text))
+  if errors := other_records(known or {}, current, folder):
+    raise ConfigError(errors)
   if jax.process_index() == 0:
     folder.mkdir(parents=True, exist_ok=True)
-    run_info.write_json(str(folder), path.name, found)
-  return found
+    run_info.write_json(str(folder), path.name, current)
+  return current
 
 
-def _of_first(path: epath.Path) -> Any:
+def _read_by_first(path: epath.Path) -> Any:
   """Returns the JSON of a file as process 0 reads it; None: it is not there.
 
   All processes call it: a shared disk may show the others an older state.
@@ -244,19 +244,19 @@ def _table_in(workdir: str) -> dict[str, Any]:
   path = epath.Path(workdir) / TABLE
   if not path.exists():
     raise ValueError(f"got {workdir!r}, expected a folder with {TABLE}.")
-  found = json_file.read(path)
+  other = json_file.read(path)
   try:
-    table.of_all(found, found)  # needs all that a comparison does
+    table.of_all(other, other)  # needs all that a comparison does
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     raise ValueError(
       f"got {path}, which is not the table of a search ({e!r}), expected one as"
       " vit-jax sweep writes it."
     ) from None
-  return found
+  return other
 
 
 def _missing(config: Config) -> str | None:
-  """Returns the fault of data that are not on disk; None if all are there."""
+  """Returns the error of data that are not on disk; None if all are there."""
   run = experiment.Experiment(config)
   data = config.data
   wanted = [(data.dataset, data.split)]
@@ -270,7 +270,7 @@ def _folder(workdir: str, name: str) -> epath.Path:
   return epath.Path(workdir) / name if name else epath.Path(workdir)
 
 
-def _say(text: str) -> None:
+def _print_once(text: str) -> None:
   if jax.process_index() == 0:
     print(text, flush=True)
 
@@ -284,14 +284,14 @@ def _write(path: epath.Path, text: str) -> None:
 def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
   """Joins the other processes, checks the searches, runs them."""
   args = [a for _, _, a in parsed.values()]
-  flags, faults = args[0].flags, [f for a in args for f in a.errors]
+  flags, errors = args[0].flags, [f for a in args for f in a.errors]
   try:
-    processes.initialise(flags, faults)
+    processes.initialise(flags, errors)
     workdir = flags["workdir"] or f"runs/{args[0].config_name}_sweep"
     startup.use_cache(workdir)
     malloc.keep()
-    if faults:
-      raise ConfigError(dict.fromkeys(faults))
+    if errors:
+      raise ConfigError(dict.fromkeys(errors))
     tasks = {
       name: Task(a.config, grid_of(flags["grid"], source), group)
       for name, (group, source, a) in parsed.items()
