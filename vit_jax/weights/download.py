@@ -53,11 +53,11 @@ def local(path: str | os.PathLike) -> epath.Path:
         f" {published.AUGREG_INDEX} names them."
       )
     return epath.Path(_from_web(url))
-  found = epath.Path(path).expanduser()
+  file = epath.Path(path).expanduser()
   name = text.removeprefix("ViT-").replace("_", "/")
-  if not text.startswith("gs://") and not found.exists() and _is_model(name):
+  if not text.startswith("gs://") and not file.exists() and _is_model(name):
     raise ValueError(_choices(text, PUBLISHED.get(name, ())))
-  return found
+  return file
 
 
 def cache_folder() -> pathlib.Path:

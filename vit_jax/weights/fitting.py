@@ -119,7 +119,7 @@ def adapt(
   got: dict[str, Any] = dict(weights.params)
   shapes = {k: tuple(v.shape) for k, v in got.items()}  # as in the file
   notes = [*weights.notes, *_numerics(weights.options, model)]
-  faults: list[str] = []
+  errors: list[str] = []
   resized: dict[str, tuple] = {}
 
   reinitialised, ignored = _heads(
@@ -128,7 +128,7 @@ def adapt(
   fresh, unused = _own_of_objectives(got, expected)
   reinitialised, ignored = reinitialised + fresh, ignored + unused
   _fit_positions(
-    got, expected, weights, model, image_size, posemb_filter, resized, faults,
+    got, expected, weights, model, image_size, posemb_filter, resized, errors,
     notes,
   )  # fmt: skip
   if KERNEL in got and KERNEL in expected and resize_patch:
@@ -144,29 +144,29 @@ def adapt(
     if path in reinitialised or path in ignored:
       loaded |= {path: None} if path in reinitialised else {}
     elif path not in got:
-      faults.append(f"{path}: missing, expected shape {expected[path]}.")
+      errors.append(f"{path}: missing, expected shape {expected[path]}.")
     elif path not in expected:
-      faults.append(
+      errors.append(
         f"{path}: got shape {shapes[path]}, expected no such parameter."
       )
     elif np.shape(got[path]) != expected[path]:
-      faults.append(
+      errors.append(
         f"{path}: got shape {shapes[path]}, expected {expected[path]}."
         + _advice(path, shapes[path], expected[path])
       )
     else:
       loaded[path] = expected[path]
-  if not faults:  # no array is read before all faults are known
+  if not errors:  # no array is read before all errors are known
     read = [path for path, shape in loaded.items() if shape is not None]
     # In this order arrays stacked in one array of the file are neighbours.
     for path in sorted(read, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
       loaded[path] = np.asarray(got.pop(path), np.float32)
       if bad := int(np.sum(~np.isfinite(loaded[path]))):
-        faults.append(
+        errors.append(
           f"{path}: got {bad} values that are NaN or infinite, expected none."
         )
-  if faults:
-    raise ValueError(_message(weights, model, faults, given or {}))
+  if errors:
+    raise ValueError(_message(weights, model, errors, given or {}))
   report = Report(
     path=weights.path,
     loaded={k: v.shape for k, v in loaded.items() if v is not None},
@@ -252,7 +252,7 @@ def _own_of_objectives(got, expected):
 
 
 def _fit_positions(
-  got, expected, weights, model, image_size, method, resized, faults, notes
+  got, expected, weights, model, image_size, method, resized, errors, notes
 ) -> None:
   """Resamples the position tables in `got` for the model."""
   tables = [p for p in got.keys() & expected.keys() if _TABLE.search(p)]
@@ -291,7 +291,7 @@ def _fit_positions(
           notes.append("row 0 of the position table was added to cls.")
         got[path] = table
     except ValueError as e:
-      faults.append(f"{path}: {e}")
+      errors.append(f"{path}: {e}")
       del got[path], expected[path]
 
 
@@ -357,9 +357,9 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
 
 
 def _message(
-  weights: Weights, model: ModelConfig, faults: list[str], given: dict[str, Any]
+  weights: Weights, model: ModelConfig, errors: list[str], given: dict[str, Any]
 ) -> str:
-  lines = "\n".join(f"  - {fault}" for fault in _grouped(faults))
+  lines = "\n".join(f"  - {error}" for error in _grouped(errors))
   try:
     kept = {
       f: getattr(model, f) for f in (*NUMERICS, *TRAINING) if hasattr(model, f)
@@ -378,18 +378,18 @@ def _message(
     else:
       advice = "The model is the right one; take other weights."
   return (
-    f"{len(faults)} fault{'s' * (len(faults) != 1)} in the weights of"
+    f"{len(errors)} fault{'s' * (len(errors) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"
   )
 
 
-def _grouped(faults: list[str]) -> list[str]:
+def _grouped(errors: list[str]) -> list[str]:
   """Merges paths that differ only in the number of a block or unit."""
   groups: dict[str, list[str]] = {}
-  for fault in faults:
-    path, _, text = fault.partition(":")
+  for error in errors:
+    path, _, text = error.partition(":")
     same = re.sub(r"(encoderblock_|unit)\d+", r"\1*", path)
-    groups.setdefault(f"{same}:{text}", []).append(fault)
+    groups.setdefault(f"{same}:{text}", []).append(error)
   return [
     group[0] if len(group) == 1 else f"{text} ({len(group)} times)"
     for text, group in groups.items()

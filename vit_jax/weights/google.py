@@ -185,10 +185,10 @@ def _unstacked(name: str, array: LazyArray):
   def read(i: int) -> np.ndarray:
     # The stacked array is kept until each of its blocks was read once.
     nonlocal whole
-    found = np.asarray(array) if whole is None else whole
+    blocks = np.asarray(array) if whole is None else whole
     unread.discard(i)
-    whole = found if unread else None
-    return found[i].copy()
+    whole = blocks if unread else None
+    return blocks[i].copy()
 
   for i in range(array.shape[0]):
     part = LazyArray(array.shape[1:], array.dtype, lambda i=i: read(i))

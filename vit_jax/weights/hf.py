@@ -127,13 +127,13 @@ def read(
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; or the
-      config asks for something that our models lack. All faults at once.
+      config asks for something that our models lack. All errors at once.
   """
-  faults: list[str] = []
+  errors: list[str] = []
   stated = json_file.build(
     HFConfig, config, "weights of Hugging Face: config.json"
   )
-  extras = _extras(stated, faults)
+  extras = _extras(stated, errors)
   options = {
     "gelu": GELUS.get(stated.hidden_act),
     "ln_eps": stated.layer_norm_eps,
@@ -142,40 +142,40 @@ def read(
   for name, array in arrays.items():
     published = _publish(name).removeprefix("vit.")
     if published in named:
-      faults.append(f"got two arrays {published!r}, expected one.")
+      errors.append(f"got two arrays {published!r}, expected one.")
     named[published] = array
   rows = _rows(count_blocks(named, r"encoder\.layer\.(\d{1,3})\."))
-  params, shape_faults = to_ours(rows, named, extras["num_heads"])
-  faults += shape_faults
+  params, shape_errors = to_ours(rows, named, extras["num_heads"])
+  errors += shape_errors
   add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
-    faults.append(
+    errors.append(
       unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
     )
-  faults += _head_faults(named, stated, extras["class_names"])
-  if faults:
-    raise ValueError("weights of Hugging Face: " + "\n".join(faults))
+  errors += _head_errors(named, stated, extras["class_names"])
+  if errors:
+    raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   return params, options, extras
 
 
-def _extras(config: HFConfig, faults: list[str]) -> dict[str, Any]:
-  """Returns what the config states; adds what our models lack to `faults`."""
+def _extras(config: HFConfig, errors: list[str]) -> dict[str, Any]:
+  """Returns what the config states; adds what our models lack to `errors`."""
   if config.model_type != "vit":
-    faults.append(f"model_type: got {config.model_type!r}, expected 'vit'.")
+    errors.append(f"model_type: got {config.model_type!r}, expected 'vit'.")
   if config.hidden_act not in GELUS:
-    faults.append(
+    errors.append(
       f"hidden_act: got {shown(config.hidden_act)}, expected one of"
       f" {', '.join(GELUS)}."
     )
   patch = height_and_width(config.patch_size, "config.json: patch_size")
   if patch[0] != patch[1]:
-    faults.append(
+    errors.append(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
     )
   heads, width = config.num_attention_heads, config.hidden_size
   if width % heads:
-    faults.append(
+    errors.append(
       f"num_attention_heads: got {heads} for a hidden_size of {width}, expected"
       " a divisor of it."
     )
@@ -207,34 +207,34 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   return names if is_named else None
 
 
-def _head_faults(named, config: HFConfig, class_names) -> list[str]:
-  faults = []
+def _head_errors(named, config: HFConfig, class_names) -> list[str]:
+  errors = []
   kernel = named.get("embeddings.patch_embeddings.projection.weight")
   side = config.patch_size[0]
   if kernel is not None and kernel.shape[-1:] != (side,):
-    faults.append(f"patch_size: got {side}, expected {kernel.shape[-1:]}.")
+    errors.append(f"patch_size: got {side}, expected {kernel.shape[-1:]}.")
   if "pooler.dense.weight" in named:
     if config.pooler_act != "tanh":
-      faults.append(f"pooler_act: got {config.pooler_act!r}, expected 'tanh'.")
+      errors.append(f"pooler_act: got {config.pooler_act!r}, expected 'tanh'.")
     shape = named["pooler.dense.weight"].shape
     if shape[0] != shape[-1]:
-      faults.append(
+      errors.append(
         f"pooler_output_size: got {shape[0]}, expected the hidden_size"
         f" {shape[-1]}."
       )
     if "classifier.weight" in named:
-      faults.append(
+      errors.append(
         "got both pooler and classifier, expected one of them: in transformers"
         " the classifier does not see the pooler's output. Remove pooler.dense."
       )
   if "classifier.weight" in named and class_names is not None:
     num_classes = named["classifier.weight"].shape[0]
     if num_classes != len(class_names):
-      faults.append(
+      errors.append(
         f"id2label: got {len(class_names)} names, expected {num_classes}, one"
         " for each row of classifier.weight."
       )
-  return faults
+  return errors
 
 
 def write(
@@ -268,31 +268,31 @@ def write(
       probabilities accordingly.
 
   Raises:
-    ValueError: The model has parts that transformers' ViT lacks. All faults at
+    ValueError: The model has parts that transformers' ViT lacks. All errors at
       once.
   """
   params = dict(params)
   has_head = "head/kernel" in params
-  faults = _faults(params, model)
+  errors = _errors(params, model)
   if class_names is not None and len(class_names) != num_classes:
-    faults.append(
+    errors.append(
       f"class_names: got {len(class_names)}, expected {num_classes}."
     )
-  if faults:
-    raise ValueError(_cannot(faults))
+  if errors:
+    raise ValueError(_cannot(errors))
   sizes, patch = model.size, model.patch
   grid = grid or model.grid(image_size)
   params[POS_EMBEDDING] = _table(params, model, grid, sizes.width)
   rows = _rows(sizes.depth)
-  arrays, faults = to_theirs(rows, params)
+  arrays, errors = to_theirs(rows, params)
   known = {row.ours for row in rows}
   if unknown := [n for n in params if n not in known]:
-    faults.append(
+    errors.append(
       f"got {shorten(unknown)}, which transformers has no place for. Write the"
       " parameters of a ViT, blocks one by one."
     )
-  if faults:
-    raise ValueError(_cannot(faults))
+  if errors:
+    raise ValueError(_cannot(errors))
   if has_head:
     arrays = {
       name if name.startswith("classifier.") else f"vit.{name}": array
@@ -325,42 +325,42 @@ def write(
   return arrays, config
 
 
-def _cannot(faults: list[str]) -> str:
-  lines = "\n".join(f"  - {fault}" for fault in faults)
+def _cannot(errors: list[str]) -> str:
+  lines = "\n".join(f"  - {error}" for error in errors)
   return f"transformers' ViT cannot hold this model:\n{lines}"
 
 
-def _faults(params, model: ModelConfig) -> list[str]:
+def _errors(params, model: ModelConfig) -> list[str]:
   """Returns the parts that transformers' ViT lacks."""
   if model.name != "vit":
     return [f"config.model.name: got {model.name!r}, expected 'vit'."]
-  faults = []
+  errors = []
   if model.stages is not None:
-    faults.append(
+    errors.append(
       f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
       " on pixels such as 'B/16'."
     )
   if model.pool != "token":
-    faults.append(f"config.model.pool: got {model.pool!r}, expected 'token'.")
+    errors.append(f"config.model.pool: got {model.pool!r}, expected 'token'.")
   if model.posemb not in ("learn", "sincos2d", "none"):
-    faults.append(
+    errors.append(
       f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
       " none: one table is added to the tokens, once."
     )
   if model.posemb_at != "stem":
-    faults.append(
+    errors.append(
       f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
       " transformers' ViT adds positions once."
     )
   if any(n.startswith("pre_logits/") for n in params) and (
     "head/kernel" in params
   ):
-    faults.append(
+    errors.append(
       "pre_logits: got a tanh layer before the head, expected none, since the"
       " classifier does not see the pooler's output. Leave out the head, and"
       " the tanh layer becomes the pooler of a ViTModel: --drop_head."
     )
-  return faults
+  return errors
 
 
 def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:

@@ -38,9 +38,9 @@ def identify(
   if options.get("name", "vit") not in RECOGNISED:
     return _config(options)  # whoever wrote the file says what it is
   if "embedding/kernel" in names:
-    found = _transformer(params)
+    inferred = _transformer(params)
   elif "conv_root/kernel" in names and _blocks(names):
-    found = _resnet(params)
+    inferred = _resnet(params)
   else:
     some = ", ".join(sorted(names)[:4]) or "none"
     raise ValueError(
@@ -48,14 +48,14 @@ def identify(
       " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
-  model = _config({"name": "vit", **found, **options})
-  own = _config({"name": "vit", **found})
-  if faults := _blocks_faults(model, own) or list(model.faults()):
-    raise ValueError(" ".join(faults))
+  model = _config({"name": "vit", **inferred, **options})
+  own = _config({"name": "vit", **inferred})
+  if errors := _blocks_errors(model, own) or list(model.faults()):
+    raise ValueError(" ".join(errors))
   return model
 
 
-def _blocks_faults(model: ModelConfig, own: ModelConfig) -> list[str]:
+def _blocks_errors(model: ModelConfig, own: ModelConfig) -> list[str]:
   """Returns where a model has other blocks than the arrays, whose is `own`."""
   if model.name != own.name:
     return [f"name: got {model.name!r}, expected {own.name!r} by the arrays."]
@@ -128,14 +128,14 @@ def _transformer(params) -> dict[str, Any]:
   depth = len({m[1] for n in params if (m := _BLOCK_NAME.match(n))})
   size = Size(kernel[-1], depth, dense[1], query[1])
   name = next((k for k, v in SIZES.items() if v == size), "B")
-  found: dict[str, Any] = {"variant": f"{name}/{kernel[0]}"}
+  options: dict[str, Any] = {"variant": f"{name}/{kernel[0]}"}
   for field, value in dataclasses.asdict(size).items():
     if value != getattr(SIZES[name], field):
-      found[field] = value
+      options[field] = value
   if "conv_root/kernel" in params:
-    found |= _hybrid(params, name, kernel[0])
+    options |= _hybrid(params, name, kernel[0])
 
-  found["pool"] = (
+  options["pool"] = (
     "token"
     if "cls" in params
     else "map"
@@ -144,17 +144,17 @@ def _transformer(params) -> dict[str, Any]:
   )
   in_block = POS_EMBEDDING.replace("Transformer/", _BLOCK)
   if any(n in params for n in (in_block, in_block + "_x")):
-    found["posemb_at"] = "blocks"
+    options["posemb_at"] = "blocks"
   if POS_EMBEDDING in params or in_block in params:
-    found["posemb"] = "learn"
+    options["posemb"] = "learn"
   elif POS_EMBEDDING + "_x" in params or in_block + "_x" in params:
-    found["posemb"] = "learn2d"
+    options["posemb"] = "learn2d"
   elif _ATTENTION + "offsets" in params:
-    found["posemb"] = "relative"
+    options["posemb"] = "relative"
   else:
-    found["posemb"] = "sincos2d"  # as in all published files without a table
-  found["pre_logits"] = "pre_logits/kernel" in params
-  return found
+    options["posemb"] = "sincos2d"  # as in all published files without a table
+  options["pre_logits"] = "pre_logits/kernel" in params
+  return options
 
 
 _BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
@@ -175,9 +175,9 @@ def _width(params) -> float:
 
 def _hybrid(params, size: str, patch: int) -> dict[str, Any]:
   blocks, width = _blocks(params), _width(params)
-  found: dict[str, Any] = {} if width == 1 else {"stage_width": width}
+  options: dict[str, Any] = {} if width == 1 else {"stage_width": width}
   if not blocks:
-    return found | {"variant": f"R+{size}/{2 * patch}"}
+    return options | {"variant": f"R+{size}/{2 * patch}"}
   if patch != 1:
     raise ValueError(
       f"embedding/kernel: got patches of {patch} behind a ResNet of"
@@ -185,17 +185,20 @@ def _hybrid(params, size: str, patch: int) -> dict[str, Any]:
     )
   for depth, known in RESNETS.items():
     if blocks == known:
-      return found | {"variant": f"R{depth}+{size}/32"}
+      return options | {"variant": f"R{depth}+{size}/32"}
     if blocks == (*known[:2], known[2] + known[3]):
-      return found | {"variant": f"R{depth}+{size}/16"}
-  return found | {"variant": f"R50+{size}/16", "stage_blocks": blocks}
+      return options | {"variant": f"R{depth}+{size}/16"}
+  return options | {"variant": f"R50+{size}/16", "stage_blocks": blocks}
 
 
 def _resnet(params) -> dict[str, Any]:
   blocks, width = _blocks(params), _width(params)
   name = "bit_v1" if "gn_root/scale" in params else "bit"
   depth = next((d for d, known in RESNETS.items() if known == blocks), None)
-  found: dict[str, Any] = {"name": name, "variant": f"R{depth or 50}x{width:g}"}
+  options: dict[str, Any] = {
+    "name": name,
+    "variant": f"R{depth or 50}x{width:g}",
+  }
   if depth is None:
-    found["stage_blocks"] = blocks
-  return found
+    options["stage_blocks"] = blocks
+  return options

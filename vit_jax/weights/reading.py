@@ -79,12 +79,12 @@ def read(
       f" an address: https://..., {download.HUB}OWNER/NAME."
     )
   try:
-    found = (
+    weights = (
       _read_folder(file, options)
       if file.is_dir()
       else _read_file(file, options)
     )
-    _check_arrays(found.params)
+    _check_arrays(weights.params)
   except ValueError as e:
     if download.is_remote(path):
       raise ValueError(
@@ -93,31 +93,31 @@ def read(
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
-  if grid is None and found.grid:
-    grid = tuple(found.grid)
-  merged = found.options | options
+  if grid is None and weights.grid:
+    grid = tuple(weights.grid)
+  merged = weights.options | options
   has_cls_row = (
-    POS_EMBEDDING in map(_in_stem, found.params)
-    and "cls" in found.params
+    POS_EMBEDDING in map(_in_stem, weights.params)
+    and "cls" in weights.params
     and merged.get("cls_row", True)
   )
-  names, notes, loss = found.class_names, list(found.notes), found.loss
-  if "head/kernel" in found.params:
-    width = found.params["head/kernel"].shape[-1]
+  names, notes, loss = weights.class_names, list(weights.notes), weights.loss
+  if "head/kernel" in weights.params:
+    width = weights.params["head/kernel"].shape[-1]
     if names is not None and len(names) != width:
       notes.append(
         f"got {len(names)} names for a head of {width} classes: left out."
       )
       names = None
-    loss = found.loss or class_names.published_loss(
-      width, NEEDED[0] in found.params
+    loss = weights.loss or class_names.published_loss(
+      width, NEEDED[0] in weights.params
     )
-    if names is None and found.format != "checkpoint":
+    if names is None and weights.format != "checkpoint":
       names = class_names.known(width)
       if sentence := class_names.describe(width):
         notes.append(sentence)
   return dataclasses.replace(
-    found,
+    weights,
     path=str(path),
     grid=grid,
     options=merged,
@@ -169,10 +169,10 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
   params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
-  found = Weights(str(folder), "checkpoint", params, metadata=metadata)
+  weights = Weights(str(folder), "checkpoint", params, metadata=metadata)
   if not isinstance(metadata, dict) or not model_of(metadata):
-    return dataclasses.replace(found, metadata={})  # of another program
-  return with_metadata(found, metadata)
+    return dataclasses.replace(weights, metadata={})  # of another program
+  return with_metadata(weights, metadata)
 
 
 def _from_npz(file: epath.Path, arrays: dict[str, LazyArray]) -> Weights:

@@ -139,7 +139,7 @@ def read(
       number of heads is not known; or the activation is no GELU.
   """
   is_resnet = _is_resnet(arrays)
-  faults = []
+  errors = []
   options: dict[str, Any] = {}
   if is_resnet:
     num_heads = 1  # there is no attention
@@ -156,7 +156,7 @@ def read(
     rows = _vit_rows(depth) + _stem_rows(units, has_stages)
     options |= {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
     if act_layer not in GELUS:
-      faults.append(
+      errors.append(
         f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
         f" {' or '.join(GELUS)}: no other activation is here. Take other"
         " weights."
@@ -164,25 +164,25 @@ def read(
     if any(n.startswith("patch_embed.backbone.") for n in arrays):
       options |= RESNET
     if num_heads is None:
-      num_heads, fault = _known_heads(arrays, depth)
-      faults += [fault] if fault else []
-  params, shape_faults = to_ours(rows, arrays, num_heads or 1)
-  faults += shape_faults
+      num_heads, error = _known_heads(arrays, depth)
+      errors += [error] if error else []
+  params, shape_errors = to_ours(rows, arrays, num_heads or 1)
+  errors += shape_errors
   add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in arrays if n not in known]:
-    faults.append(
+    errors.append(
       unplaced(unknown, PARTS, "a plain ViT, of its hybrids, or of BiT")
     )
-  if faults:
-    raise ValueError("weights of timm: " + "\n".join(faults))
+  if errors:
+    raise ValueError("weights of timm: " + "\n".join(errors))
   if not is_resnet and POS_EMBEDDING not in params:
     options["posemb"] = "none"  # timm computes no positions
   return params, options
 
 
 def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
-  """Returns the heads of the known size that these arrays have, or a fault."""
+  """Returns the heads of the known size that these arrays have, or an error."""
   names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
   width, mlp_dim = (arrays[n].shape[0] if n in arrays else 0 for n in names)
   for size in SIZES.values():
@@ -222,7 +222,7 @@ def write(
       f"config.model.name: got {model.name!r}, expected 'bit' or 'vit': timm"
       f" has no {what}."
     )
-  faults = []
+  errors = []
   params = dict(params)
   stages = model.stages
   if model.name == "bit":
@@ -231,9 +231,9 @@ def write(
     units = _count_units(params, r"block(\d+)/unit(\d+)/", 1)
     rows = _vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
     rows += _stem_rows(units, bool(stages and stages.blocks))
-    faults += _vit_faults(params, model)
+    errors += _vit_errors(params, model)
     if model.posemb == "sincos2d" and grid is None:
-      faults.append(
+      errors.append(
         "grid: got None, expected (rows, columns) of patches, which the fixed"
         " position table is written for."
       )
@@ -241,37 +241,37 @@ def write(
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)
-  faults += missing
+  errors += missing
   known = {row.ours for row in rows} | {"pre_logits/kernel", "pre_logits/bias"}
   if unknown := [n for n in params if n not in known]:
-    faults.append(
+    errors.append(
       f"got {shorten(unknown)}, which timm has no place for. Write the"
       " parameters of a ViT, of a hybrid or of BiT, blocks one by one."
     )
-  if faults:
-    raise ValueError("timm cannot hold this model:\n" + "\n".join(faults))
+  if errors:
+    raise ValueError("timm cannot hold this model:\n" + "\n".join(errors))
   return arrays
 
 
-def _vit_faults(params, model: ModelConfig) -> list[str]:
+def _vit_errors(params, model: ModelConfig) -> list[str]:
   """Returns the parts that timm's ViT lacks."""
-  faults = []
+  errors = []
   if any(n.startswith("pre_logits/") for n in params):
-    faults.append(
+    errors.append(
       "pre_logits: got a tanh layer before the head, expected none: timm has no"
       " place for it. Write the model without it and the head: --drop_head."
     )
   if model.posemb not in ("learn", "sincos2d", "none"):
-    faults.append(
+    errors.append(
       f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
       " none: timm's ViT adds one table to the tokens, once."
     )
   if model.posemb_at != "stem":
-    faults.append(
+    errors.append(
       f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
       " timm's ViT adds positions once."
     )
-  return faults
+  return errors
 
 
 def create_call(
@@ -298,7 +298,7 @@ def create_call(
   if model.name == "bit":
     name = BITS.get((tuple(stages.blocks), stages.width))
     return (name, kwargs) if name else (None, {})
-  if model.name != "vit" or _vit_faults({}, model):
+  if model.name != "vit" or _vit_errors({}, model):
     return None, {}
   sizes, patch = model.size, model.patch
   if stages is not None:

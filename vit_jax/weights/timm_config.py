@@ -159,14 +159,14 @@ def options(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: timm computes what our model of these parameters does not.
   """
-  if faults := list(_faults(config, params)):
-    raise ValueError("\n".join(faults))
+  if errors := list(_errors(config, params)):
+    raise ValueError("\n".join(errors))
   if config.model_args.get("no_embed_class") is True and "cls" in params:
     return {"cls_row": False}
   return {}
 
 
-def _faults(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
+def _errors(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
   args = config.model_args
   given = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:

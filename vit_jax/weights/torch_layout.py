@@ -51,22 +51,22 @@ def count_blocks(names: Iterable[str], regex: str) -> int:
     regex: Of their beginning; the first group is the number, of few digits, so
       that a name alone, such as "blocks.99999999", makes no list of so many.
   """
-  found = [int(m[1]) for n in names if (m := re.match(regex, n))]
-  return max(found, default=-1) + 1
+  numbers = [int(m[1]) for n in names if (m := re.match(regex, n))]
+  return max(numbers, default=-1) + 1
 
 
 def to_ours(
   rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
 ) -> tuple[dict[str, LazyArray], list[str]]:
-  """Returns our arrays, from those rows whose array exists; and faults."""
-  params, faults = {}, []
+  """Returns our arrays, from those rows whose array exists; and errors."""
+  params, errors = {}, []
   for row in rows:
     if row.theirs in arrays:
       try:
         params[row.ours] = _to_ours(row, arrays[row.theirs], num_heads)
       except ValueError as e:
-        faults.append(f"{row.theirs}: {e}")
-  return params, faults
+        errors.append(f"{row.theirs}: {e}")
+  return params, errors
 
 
 def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
@@ -115,28 +115,28 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
 def to_theirs(
   rows: Sequence[Row], params: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns their arrays, from those rows whose array exists; and faults."""
+  """Returns their arrays, from those rows whose array exists; and errors."""
   parts: dict[str, dict[int, np.ndarray]] = {}
   counts = {row.theirs: row.part[1] for row in rows}
   for row in rows:
     if row.ours in params:
       array = _to_theirs(row, np.asarray(params[row.ours]))
       parts.setdefault(row.theirs, {})[row.part[0]] = array
-  faults = [
+  errors = [
     f"{row.ours}: missing, expected with the other parts of {row.theirs}."
     for row in rows
     if row.theirs in parts and row.part[0] not in parts[row.theirs]
   ]
   arrays = {
     name: np.ascontiguousarray(
-      np.concatenate([found[i] for i in range(counts[name])])
+      np.concatenate([stacked[i] for i in range(counts[name])])
       if counts[name] > 1
-      else found[0]
+      else stacked[0]
     )
-    for name, found in parts.items()
-    if len(found) == counts[name]
+    for name, stacked in parts.items()
+    if len(stacked) == counts[name]
   }
-  return arrays, faults
+  return arrays, errors
 
 
 def _to_theirs(row: Row, array: np.ndarray) -> np.ndarray:
@@ -172,20 +172,24 @@ def shorten(names: Sequence[str]) -> str:
 
 
 def unplaced(
-  names: Sequence[str], parts: Iterable[tuple[str, str]], takes: str
+  names: Sequence[str], known_parts: Iterable[tuple[str, str]], takes: str
 ) -> str:
-  """Returns a fault: arrays that none of our models has a place for.
+  """Returns an error: arrays that none of our models has a place for.
 
   Args:
     names: Names of the arrays.
-    parts: Regular expression of names -> what such arrays are part of.
+    known_parts: Regular expression of names -> what such arrays are part of.
     takes: Whose weights are accepted instead.
   """
-  found = [
-    part for regex, part in parts if any(re.search(regex, n) for n in names)
+  owners = [
+    part
+    for regex, part in known_parts
+    if any(re.search(regex, n) for n in names)
   ]
-  are = f" They belong to {'; '.join(found)}: no such part in vit_jax."
+  parts = ""
+  if owners:
+    parts = f" They belong to {'; '.join(owners)}: no such part in vit_jax."
   return (
     f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{are if found else ''} Take weights of {takes}."
+    f" models: {shorten(names)}.{parts} Take weights of {takes}."
   )

@@ -30,7 +30,7 @@ def by_split(
       do; a pattern that fits none, or two that fit the same.
   """
   path = os.path.expanduser(path)
-  files, root = _found(path, suffixes, prefix)
+  files, root = _files(path, suffixes, prefix)
   patterns = {k: v for k, v in options.splits.items() if v is not None}
   if patterns:
     if len(patterns) < len(options.splits):
@@ -38,17 +38,17 @@ def by_split(
         "--splits: got names with and without a pattern, expected one for all:"
         " train=train-*,validation=val-*."
       )
-    found = {
+    by_name = {
       name: _matching(files, root, pattern, name)
       for name, pattern in patterns.items()
     }
-    for (a, ours), (b, theirs) in itertools.combinations(found.items(), 2):
+    for (a, ours), (b, theirs) in itertools.combinations(by_name.items(), 2):
       if both := sorted({*ours} & {*theirs}):
         raise ValueError(
           f"--splits: got {len(both)} files in both {a} and {b}, such as"
           f" {os.path.relpath(both[0], root)}, expected a file in one split."
         )
-    return found
+    return by_name
   splits = {file: _split_of(os.path.relpath(file, root)) for file in files}
   if not any(splits.values()):
     names = list(options.splits) or ["train"]
@@ -64,20 +64,20 @@ def by_split(
       f" as {unsaid[0]}; expected one of {', '.join(SPLIT_OF)} in each; or say"
       " which files are which: --splits=train=PATTERN,validation=PATTERN."
     )
-  found = {
+  by_name = {
     name: [f for f in files if splits[f] == name]
     for name in SPLITS
     if name in splits.values()
   }
-  if missing := sorted({*options.splits} - {*found}):
+  if missing := sorted({*options.splits} - {*by_name}):
     raise ValueError(
       f"--splits: got {', '.join(missing)}, expected splits that the names of"
-      f" files say: {', '.join(found)}."
+      f" files say: {', '.join(by_name)}."
     )
-  return {k: v for k, v in found.items() if k in (options.splits or found)}
+  return {k: v for k, v in by_name.items() if k in (options.splits or by_name)}
 
 
-def _found(
+def _files(
   path: str, suffixes: tuple[str, ...], prefix: str
 ) -> tuple[list[str], str]:
   """Returns the files, and the folder that names are relative to."""
@@ -112,25 +112,25 @@ def _is_around(folder: str, name: str) -> bool:
 def _matching(
   files: list[str], root: str, pattern: str, name: str
 ) -> list[str]:
-  found = [
+  matching = [
     file
     for file in files
     if fnmatch.fnmatch(os.path.relpath(file, root), pattern)
     or fnmatch.fnmatch(os.path.basename(file), pattern)
   ]
-  if not found:
+  if not matching:
     raise ValueError(
       f"--splits: got {name}={pattern}, which fits none of {len(files)} files,"
       f" such as {os.path.relpath(files[0], root)}."
     )
-  return found
+  return matching
 
 
 def _split_of(path: str) -> str | None:
   """Returns the split that a path says, its last part first."""
   for part in reversed(path.lower().split(os.sep)):
     words = re.split(r"[^a-z]+", part)
-    found = {SPLIT_OF[word] for word in words if word in SPLIT_OF}
-    if len(found) == 1:
-      return found.pop()
+    splits = {SPLIT_OF[word] for word in words if word in SPLIT_OF}
+    if len(splits) == 1:
+      return splits.pop()
   return None

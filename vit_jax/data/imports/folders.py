@@ -29,14 +29,14 @@ def listed(path: str, options: Options) -> Listing:
   name = folder.PREFIX + path
   why = f"{name}, whose classes are the names of its folders"
   check_unused(options, ("image", "label", "classes"), why)
-  found = {}
+  sources = {}
   for split in SPLIT_FOLDERS:
     try:
-      found[_NAMES[split]] = folder.open_folder(name, split, None)
+      sources[_NAMES[split]] = folder.open_folder(name, split, None)
     except SplitError:
       continue
-  names = wanted(found, options, name)
-  root = os.path.commonpath([p for s in found.values() for p in s.paths])
+  names = wanted(sources, options, name)
+  root = os.path.commonpath([p for s in sources.values() for p in s.paths])
 
   def split_of(source: folder.FolderSource) -> Split:
     def entries() -> Iterator[Entry]:
@@ -50,6 +50,6 @@ def listed(path: str, options: Options) -> Listing:
 
     return Split(source.num_examples, entries)
 
-  class_names = found["train"].class_names
+  class_names = sources["train"].class_names
   check_names(class_names, name)
-  return Listing(class_names, {k: split_of(found[k]) for k in names})
+  return Listing(class_names, {k: split_of(sources[k]) for k in names})

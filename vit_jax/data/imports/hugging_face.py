@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator
 
-from vit_jax.data.imports import columns
 from vit_jax.data.imports.listing import (
   SPLIT_OF,
   Classes,
@@ -12,6 +11,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   common_names,
+  pick_column,
   wanted,
 )
 
@@ -39,9 +39,9 @@ def listed(name: str, options: Options) -> Listing:
 
   where = f"hf:{name}"
   loaded = _loaded(datasets, name)
-  found = dict(zip(split_names(loaded), loaded.values(), strict=True))
-  names = wanted(found, options, where)
-  features = found[names[0]].features
+  splits = dict(zip(split_names(loaded), loaded.values(), strict=True))
+  names = wanted(splits, options, where)
+  features = splits[names[0]].features
   kinds = {k: repr(v) for k, v in features.items()}
   images = {
     k: v for k, v in kinds.items() if isinstance(features[k], datasets.Image)
@@ -52,13 +52,13 @@ def listed(name: str, options: Options) -> Listing:
     if isinstance(features[k], datasets.ClassLabel)
     or getattr(features[k], "dtype", "").startswith(_LABELS)
   }
-  image = columns.pick("image", images, kinds, options.image, where)
-  label = columns.pick("label", labels, kinds, options.label, where)
+  image = pick_column("image", images, kinds, options.image, where)
+  label = pick_column("label", labels, kinds, options.label, where)
   stated = {
-    k: getattr(found[k].features.get(label), "names", ()) for k in names
+    k: getattr(splits[k].features.get(label), "names", ()) for k in names
   }
   stated = common_names(stated, where)
-  values = {v for split in names for v in found[split].unique(label)}
+  values = {v for split in names for v in splits[split].unique(label)}
   classes = Classes(values, options.classes or stated, where)
 
   # A data set may name files instead of holding their bytes: those of its
@@ -67,7 +67,7 @@ def listed(name: str, options: Options) -> Listing:
   roots += [str(datasets.config.HF_DATASETS_CACHE)]
 
   def split_of(split: str) -> Split:
-    data = found[split].select_columns([image, label])
+    data = splits[split].select_columns([image, label])
     # The bytes as they are: decoded, they would have to be encoded anew.
     data = data.cast_column(image, datasets.Image(decode=False))
 
@@ -109,7 +109,7 @@ def _loaded(datasets, name: str):
     else:
       name, _, config = name.partition(":")
       data = datasets.load_dataset(name, config or None)
-  except Exception as e:  # Of many types; the library's words are the best.
+  except Exception as e:  # of many types; the library's own text explains best
     raise ValueError(f"got hf:{name}: {type(e).__name__}: {e}") from None
   if isinstance(data, dict):
     return data

@@ -17,6 +17,7 @@ SPLITS = {
   "test": SPLIT_FOLDERS["test"],
 }
 SPLIT_OF = {word: name for name, words in SPLITS.items() for word in words}
+LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
 _NUMBER = re.compile("-?[0-9]{1,18}")
 
 
@@ -227,8 +228,10 @@ def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
     )
 
 
-def wanted(found: Collection[str], options: Options, where: str) -> list[str]:
-  """Returns the splits to import, of those that are found.
+def wanted(
+  available: Collection[str], options: Options, where: str
+) -> list[str]:
+  """Returns the splits to import, of those that there are.
 
   Raises:
     ValueError: A split that is not there, or a pattern.
@@ -236,11 +239,51 @@ def wanted(found: Collection[str], options: Options, where: str) -> list[str]:
   if any(options.splits.values()):
     raise ValueError(
       f"--splits: got a pattern, which is for tars and parquet files; expected"
-      f" names of splits of {where}: {', '.join(found)}."
+      f" names of splits of {where}: {', '.join(available)}."
     )
-  if missing := sorted({*options.splits} - {*found}):
+  if missing := sorted({*options.splits} - {*available}):
     raise ValueError(
       f"--splits: got {', '.join(missing)}, expected splits of {where}, which"
-      f" has {', '.join(found)}."
+      f" has {', '.join(available)}."
     )
-  return [name for name in found if name in (options.splits or found)]
+  return [name for name in available if name in (options.splits or available)]
+
+
+def pick_column(
+  role: str,
+  candidates: Mapping[str, str],
+  others: Mapping[str, str],
+  given: str | None,
+  where: str,
+) -> str:
+  """Returns the column of the images or of the labels.
+
+  Args:
+    role: "image" or "label", the name of the flag.
+    candidates: Columns that could be it -> their types.
+    others: All further columns -> their types.
+    given: The column that the user names, if any.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: The column is not there or of another type; or none could be
+      it; or several, of which none has the usual name.
+  """
+  if given is not None and given in candidates:
+    return given
+  usual = LABEL_COLUMNS if role == "label" else ("image", "img", "jpg", "png")
+  known = [name for name in usual if name in candidates]
+  if given is None and (known or len(candidates) == 1):
+    return known[0] if known else next(iter(candidates))
+  expected = {
+    "image": "encoded images (bytes, or a struct with bytes)",
+    "label": "whole numbers or text",
+  }[role]
+  got = "no column" if given is None else f"column {given!r}"
+  if given is None and candidates:
+    got = f"several columns ({', '.join(candidates)})"
+  listed = ", ".join(f"{k}: {v}" for k, v in {**candidates, **others}.items())
+  raise ValueError(
+    f"--{role}: got {got} for the {role} in {where}, expected the name of one"
+    f" with {expected}, of: {listed}."
+  )

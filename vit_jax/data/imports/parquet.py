@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 
 from vit_jax.config import json_file
-from vit_jax.data.imports import columns, files
+from vit_jax.data.imports import files
 from vit_jax.data.imports.listing import (
   Classes,
   Entry,
@@ -17,6 +17,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   common_names,
+  pick_column,
 )
 
 _ROWS = 64  # Images in memory at a time.
@@ -48,7 +49,7 @@ def listed(path: str, options: Options) -> Listing:
   where = f"parquet:{path}"
   by_split = files.by_split(path, (".parquet",), options, "parquet:")
   opened = {}
-  for file in [f for found in by_split.values() for f in found]:
+  for file in [path for paths in by_split.values() for path in paths]:
     try:
       opened[file] = parquet.ParquetFile(file)
     except broken() as e:
@@ -125,8 +126,8 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
     elif types.is_string(kind) or types.is_large_string(kind):
       labels[field.name] = str(field.type)
   kinds = {field.name: str(field.type) for field in schema}
-  image = columns.pick("image", images, kinds, options.image, where)
-  label = columns.pick("label", labels, kinds, options.label, where)
+  image = pick_column("image", images, kinds, options.image, where)
+  label = pick_column("label", labels, kinds, options.label, where)
   return image, label
 
 
