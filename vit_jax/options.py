@@ -37,13 +37,13 @@ def shown(value) -> str:
   return _SHORT.repr(value)
 
 
-def at_home(words: list[str]) -> list[str]:
-  """Returns words of a command with `~/` replaced where bash leaves it alone.
+def at_home(args: list[str]) -> list[str]:
+  """Returns args of a command with `~/` replaced where bash leaves it alone.
 
   That is behind an equals sign, as in --config=folder:path=~/birds.
   """
   home = os.path.expanduser("~")
-  return [re.sub("=~(?=/)", lambda _: f"={home}", word) for word in words]
+  return [re.sub("=~(?=/)", lambda _: f"={home}", arg) for arg in args]
 
 
 class ConfigError(ValueError):
@@ -111,7 +111,7 @@ def parse_value(annotation, value, where: str):
   Raises:
     ValueError: It is of another type; the message names `where`.
   """
-  fault = ValueError(
+  error = ValueError(
     f"{where}: got {shown(value)}, expected a value of type"
     f" {type_name(annotation)}."
   )
@@ -122,10 +122,10 @@ def parse_value(annotation, value, where: str):
     if isinstance(value, str):
       value = [v for v in value.strip("()[] ").split(",") if v.strip()]
     if not isinstance(value, list | tuple):
-      raise fault
+      raise error
     element, *_, last = typing.get_args(annotation)
     if last is not Ellipsis and len(value) != len(typing.get_args(annotation)):
-      raise fault
+      raise error
     return tuple(parse_value(element, v, where) for v in value)
   try:
     if annotation is bool:
@@ -134,23 +134,23 @@ def parse_value(annotation, value, where: str):
           value.lower()
         ]
       if not isinstance(value, bool):
-        raise fault
+        raise error
       return value
     if isinstance(value, bool):
-      raise fault
+      raise error
     if annotation is int:
       number = int(value.replace("_", "")) if isinstance(value, str) else value
       if not math.isfinite(number) or number != int(number):
-        raise fault
+        raise error
       return int(number)
     if annotation is float:
       if not math.isfinite(float(value)):
-        raise fault
+        raise error
       return float(value)
   except (KeyError, OverflowError, TypeError, ValueError):
-    raise fault from None
+    raise error from None
   if not isinstance(value, str):
-    raise fault
+    raise error
   return value
 
 

@@ -175,10 +175,10 @@ def predict(
   ridge: Ridge, features: Num[np.ndarray, "n d"]
 ) -> Int64[np.ndarray, " n"]:
   """Returns the class with the largest score; among equal ones the lowest."""
-  found = np.empty(len(features), np.int64)
+  classes = np.empty(len(features), np.int64)
   for part, products in _products(ridge, features):
-    found[part] = products.argmax(axis=-1)
-  return found
+    classes[part] = products.argmax(axis=-1)
+  return classes
 
 
 def scores(
@@ -195,9 +195,9 @@ def scores(
   """
   best = np.empty(len(features), np.int64)
   largest, of_label = np.empty(len(features)), np.empty(len(features))
-  for part, found in _products(ridge, features):
-    best[part], largest[part] = found.argmax(axis=-1), found.max(axis=-1)
-    of_label[part] = found[np.arange(len(found)), labels[part]]
+  for part, values in _products(ridge, features):
+    best[part], largest[part] = values.argmax(axis=-1), values.max(axis=-1)
+    of_label[part] = values[np.arange(len(values)), labels[part]]
   return best, largest, of_label
 
 

@@ -59,10 +59,10 @@ def slices(devices: list | None = None) -> list[list]:
   Args:
     devices: None: all of them, on all processes.
   """
-  found: dict[int, list] = {}
+  by_slice: dict[int, list] = {}
   for device in jax.devices() if devices is None else devices:
-    found.setdefault(slice_of(device), []).append(device)
-  return list(found.values())
+    by_slice.setdefault(slice_of(device), []).append(device)
+  return list(by_slice.values())
 
 
 def slice_of(device) -> int:
@@ -146,7 +146,7 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   shape = mesh_shape(mesh, num_devices, number, _num_nodes(devices))
   data, *others = shape.values()
   sizes = (data // number, *others)
-  within = [_laid_out(sizes, found) for found in of_slices]
+  within = [_laid_out(sizes, slice_) for slice_ in of_slices]
   types = (AxisType.Auto,) * len(AXES)
   return Mesh(np.concatenate(within), AXES, axis_types=types)
 
@@ -156,12 +156,12 @@ def _laid_out(sizes: tuple[int, ...], devices: list) -> np.ndarray:
   # jax chooses it, by the links between the chips. Some axes are only a part of
   # a side of the slice, such as fsdp=16 of v6e:8x8, which jax.make_mesh refuses
   # on all chips but v5e.
-  found = mesh_utils.create_device_mesh(
+  grid = mesh_utils.create_device_mesh(
     sizes, devices, allow_split_physical_axes=True
   )
   process = np.vectorize(lambda device: device.process_index)
-  if (process(found) == process(found[..., :1])).all():
-    return found
+  if (process(grid) == process(grid[..., :1])).all():
+    return grid
   # Along the side of a slice, tensor would join chips of several hosts, which
   # would hold the same rows (`row_faults`). A host has a square of chips.
   devices = sorted(devices, key=lambda device: device.process_index)
@@ -193,11 +193,11 @@ def mesh_faults(config: Config, devices: list | None = None) -> list[str]:
   for e in config.evals:
     if e.batch_size is not None:
       batches[f"config.evals.{e.name}.batch_size"] = e.batch_size
-  found = []
+  errors = []
   for key, size in batches.items():
     if size > 0:
-      found += batch_faults(key, size, shape)
-  return found
+      errors += batch_faults(key, size, shape)
+  return errors
 
 
 def row_faults(mesh: Mesh) -> list[str]:
@@ -206,14 +206,14 @@ def row_faults(mesh: Mesh) -> list[str]:
   A process reads rows for its own devices. With tensor, several devices hold
   the same rows; all of these must be of one process.
   """
-  held: dict[int, set] = {}
+  rows: dict[int, set] = {}
   for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
-    held.setdefault(device.process_index, set()).add((data, fsdp))
+    rows.setdefault(device.process_index, set()).add((data, fsdp))
   shape = dict(mesh.shape)
-  if sum(map(len, held.values())) == shape["data"] * shape["fsdp"]:
+  if sum(map(len, rows.values())) == shape["data"] * shape["fsdp"]:
     return []
   return [
-    f"config.mesh: got {shape} on {len(held)} processes, some of which would"
+    f"config.mesh: got {shape} on {len(rows)} processes, some of which would"
     " hold the same rows of a batch; each must hold rows of its own: use a"
     " smaller config.mesh.tensor, or 1."
   ]
@@ -421,15 +421,15 @@ def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
   then keeps the parts that tensor makes.
   """
   names = (axes,) if isinstance(axes, str) else axes or ()
-  kept = ()
+  axes = ()
   for name in names:
     if (
       mesh.shape[name] > 1
-      and not (kept and name == "fsdp")
-      and size % math.prod(mesh.shape[a] for a in (*kept, name)) == 0
+      and not (axes and name == "fsdp")
+      and size % math.prod(mesh.shape[a] for a in (*axes, name)) == 0
     ):
-      kept += (name,)
-  return kept[0] if len(kept) == 1 else kept or None
+      axes += (name,)
+  return axes[0] if len(axes) == 1 else axes or None
 
 
 def _names(spec) -> set[str]:
