@@ -34,7 +34,7 @@ from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.matmul_peak import ceiling
 from vit_jax.models import attention_by_chip
-from vit_jax.planning import plan
+from vit_jax.planning import planner
 
 BLOCKS = 10  # into which the steps are divided; the medians are over them
 # Least steps of a block, if there are as many. A program that takes the core
@@ -231,7 +231,7 @@ def synthetic(
 ) -> tuple[Iterator[dict], step_lib.Facts]:
   """Returns one batch of noise for ever, and the facts of the run."""
   del prepared
-  facts = plan.with_length(plan.facts_of(config))
+  facts = planner.with_length(planner.facts_of(config))
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
     image=rng.integers(0, 256, (rows, *facts.image_size, 3), np.uint8),
@@ -288,7 +288,7 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
     from vit_jax import experiment  # TensorFlow comes with it
 
     return experiment.setup(config, errors=found)
-  if found := found + plan.faults(config, jax.devices()):
+  if found := found + planner.errors(config, jax.devices()):
     raise ConfigError(dict.fromkeys(found))
   return None
 

@@ -27,10 +27,11 @@ import tiny
 from vit_jax.planning import plan
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
+from vit_jax.planning import planner
 
 config = tiny.config(data__dataset="cifar10", data__batch_size=64)
 plan.describe = lambda topology: (CHIPS["v5e"], [None] * 4)
-found = dict.fromkeys(plan.PRICES) | dict(
+found = dict.fromkeys(planner.ESTIMATES) | dict(
   topology="v5e:2x2", chips=4, mesh=dict(data=4), split="", fits=True,
   capacity_bytes=2**34, peak_bytes=2**30, batch_size=64, argument_bytes=1,
   temporary_bytes=1, flops=1.0, bytes_accessed=1.0, cycles_seconds=0.5,
@@ -45,7 +46,7 @@ def slow(choice, topology, **_):
     {BUSY}
   return found
 
-plan.plan = slow
+planner.plan = slow
 flags = dict.fromkeys(["input_rate", "price_per_chip_hour"])
 flags |= dict(topology="v5e:2x2", search="true", json=sys.argv[1])
 plan.main(cli.Args(config, "tiny", flags, []))

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny
-from test_plan import FOUND, needs_libtpu
+from planning.test_planner import FOUND, needs_libtpu
 
 from vit_jax import sharding, train
 from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.evaluators import knn, linear
-from vit_jax.planning import plan, programs
+from vit_jax.planning import planner, programs
 from vit_jax.planning.table import table
 
 OPS = "decode|resize(16)"
@@ -43,7 +43,7 @@ def _config(**changes) -> Config:
 
 def _programs(config, devices=1):
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
-  known = plan.with_length(plan.facts_of(config))
+  known = planner.with_length(planner.facts_of(config))
   return programs.programs(config, known, mesh)
 
 
@@ -247,7 +247,7 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
   code = (
-    "import json, tiny; from vit_jax.planning import plan;"
+    "import json, tiny; from vit_jax.planning import planner;"
     "from vit_jax.config import defaults, freeze, to_dict;"
     "c = defaults();"
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"
@@ -255,8 +255,8 @@ def test_all_of_a_run_is_compiled_for_a_slice():
     "'split': 'test'}};"
     "c.evals |= {k: c.evals['t'] | {'kind': k} for k in ('knn', 'linear')};"
     "c = freeze(c);"
-    "f = plan.plan(c, 'v5e:2x2');"
-    "print(json.dumps(f | plan.rehearsed(c, 'v5e:2x2', f)))"
+    "f = planner.plan(c, 'v5e:2x2');"
+    "print(json.dumps(f | planner.plan_programs(c, 'v5e:2x2', f)))"
   )
   done = subprocess.run(
     [sys.executable, "-c", code],

@@ -291,7 +291,9 @@ class Evaluator:
     """
     return {}
 
-  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+  def single_device_programs(
+    self, width: int
+  ) -> dict[str, tuple[Callable, tuple]]:
     """Returns what a single device runs on features, by name.
 
     The planner compiles these, too, for one of whose `programs` is "features",

@@ -100,7 +100,9 @@ class Knn(Features):
     """
     return gathered
 
-  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+  def single_device_programs(
+    self, width: int
+  ) -> dict[str, tuple[Callable, tuple]]:
     """See `Evaluator`."""
     import jax
 

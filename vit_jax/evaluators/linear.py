@@ -192,7 +192,9 @@ class LinearProbe(Features):
   def _steps(self) -> int:
     return 2 if self.context.config.fake_data else self.config.steps
 
-  def programs_of_one(self, width: int) -> dict[str, tuple[Callable, tuple]]:
+  def single_device_programs(
+    self, width: int
+  ) -> dict[str, tuple[Callable, tuple]]:
     """See `Evaluator`."""
     import jax
 

@@ -1,7 +1,6 @@
-"""What a run needs beside its chips: cores of the hosts, and money."""
+"""Cores that hosts need so that no chip waits for images."""
 
 import math
-import re
 from typing import Any
 
 from vit_jax.config import Config
@@ -19,8 +18,6 @@ MACHINE = "AMD EPYC (Zen 4)"
 # pages of cloud.google.com/tpu/docs on v5e and TPU7x, which has the other two
 # as well; for other chips none is stated here.
 VCPUS = {"v5e": 112, "v5p": 208, "v6e": 180, "tpu7x": 224}
-
-_PRICE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(\D*)")
 
 
 def rate(config: Config) -> tuple[float | None, str]:
@@ -48,8 +45,8 @@ def needs(
 
   Args:
     config: The run.
-    images_per_second: Of the whole slice.
-    num_hosts: Hosts, each of which reads its share.
+    images_per_second: Rate of the whole slice.
+    num_hosts: Number of hosts, each of which reads its share.
     generation: Kind of chip, such as "v5e".
     input_rate: Images per second of one core; None: see `rate`.
 
@@ -58,72 +55,13 @@ def needs(
     core, and what it was measured with; input_cores: of each host, whole ones;
     host_vcpus. Rate and cores, and vCPUs, are None where they are not known.
   """
-  found, of = (input_rate, "as given") if input_rate else rate(config)
+  core_rate, source = (input_rate, "as given") if input_rate else rate(config)
   per_host = images_per_second / num_hosts
   return {
     "hosts": num_hosts,
     "input_per_host": per_host,
-    "input_rate": found,
-    "input_rate_of": of,
-    "input_cores": found and math.ceil(per_host / found),
+    "input_rate": core_rate,
+    "input_rate_of": source,
+    "input_cores": core_rate and math.ceil(per_host / core_rate),
     "host_vcpus": VCPUS.get(generation),
   }
-
-
-def price(text: str) -> tuple[float, str]:
-  """Returns the number and the unit of a price.
-
-  Example:
-    >>> price("1.2"), price("1.20 USD"), price(".5€")
-    ((1.2, ''), (1.2, 'USD'), (0.5, '€'))
-
-  Raises:
-    ValueError: It does not begin with a number.
-  """
-  match = _PRICE.fullmatch(text)
-  if not match:
-    raise ValueError(
-      f"--price_per_chip_hour: got {text!r}, expected a number, and the unit"
-      " behind it if it has one, such as 1.20USD."
-    )
-  return float(match[1]), match[2].strip()
-
-
-def positive(flag: str, text: str) -> float:
-  """Returns the number of a flag.
-
-  Raises:
-    ValueError: It is none above 0.
-  """
-  try:
-    value = float(text)
-  except ValueError:
-    value = 0.0
-  if not 0 < value < math.inf:
-    raise ValueError(f"--{flag}: got {text!r}, expected a number above 0.")
-  return value
-
-
-def rows(found: dict[str, Any]) -> dict[str, str]:
-  """Returns the lines of the planner's table, by what they are about."""
-  num_hosts, cores = found["hosts"], found["input_cores"]
-  on = "one host" if num_hosts == 1 else f"each of {num_hosts} hosts"
-  text = f"{found['input_per_host']:,.0f} images/s on {on}"
-  if cores:
-    text += f": {cores:,} core{'s' * (cores > 1)} at"
-    text += f" {found['input_rate']:,.0f} a core, {found['input_rate_of']}"
-    if vcpus := found["host_vcpus"]:
-      there = vcpus // 2
-      excess = ", fewer than needed" if cores > there else ""
-      text += (
-        f"; a host of four chips has {vcpus} vCPUs ({there} cores){excess}"
-      )
-  else:
-    text += f"; {found['input_rate_of']}"
-  lines = {"input": text}
-  if found["price"] is not None:
-    unit = found["price_unit"]
-    hour = f"{found['price_per_chip_hour']:g} {unit}".rstrip()
-    total = f"{found['price']:,.2f} {unit}".rstrip()
-    lines["price"] = f"{total} at {hour} a chip and hour, an estimate"
-  return lines

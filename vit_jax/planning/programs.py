@@ -21,7 +21,8 @@ from vit_jax.checkpointing import digests
 from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import facts, splits
+from vit_jax.data import facts as data_facts
+from vit_jax.data import splits
 from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
 
 # Batches that wait on the devices while another program runs: the next one for
@@ -47,10 +48,10 @@ class Program(NamedTuple):
 class Passes(NamedTuple):
   """What an evaluator passes through the model during a run.
 
-  name: Of the evaluator.
+  name: Name of the evaluator.
   program: Name of the `Program` that a batch goes through.
-  images: Images of one evaluation, over all devices; at most.
-  batches: And their batches.
+  images: Most images of one evaluation, over all devices.
+  batches: Batches of these images.
   times: Evaluations of the run.
   """
 
@@ -75,37 +76,39 @@ class Split:
 
 
 def programs(
-  config: Config, known: step_lib.Facts, mesh: Mesh
+  config: Config, facts: step_lib.Facts, mesh: Mesh
 ) -> tuple[list[Program], list[Passes], list[str]]:
   """Returns what a run compiles, in its order, and how often evaluators use it.
 
-  Notes, which come last, are on what is left out.
-
-  Not among them are the few numbers that several processes exchange.
+  The few numbers that several processes exchange are not among the programs.
 
   Args:
     config: The run.
-    known: Facts of its data, with a length.
+    facts: Facts of its data, with a length.
     mesh: Mesh that it runs on; its devices need not exist.
+
+  Returns:
+    The programs; what each evaluator passes through them; and notes on what is
+    left out.
   """
-  assembly = step_lib.assemble(config, known, mesh)
+  assembly = step_lib.assemble(config, facts, mesh)
   state = assembly.state
-  rows = batch(config.data.batch_size, known.image_size, (), jnp.int32, mesh)
-  of_state, of_rows = per_device(state), WAITING * per_device(rows)
-  found = [
+  rows = batch(config.data.batch_size, facts.image_size, (), jnp.int32, mesh)
+  state_bytes, batch_bytes = per_device(state), WAITING * per_device(rows)
+  result = [
     Program("init", assembly.maker(lambda s: s), (), 0),
-    Program("train_step", assembly.train_step, (state, rows), of_rows),
-    Program("schedule", assembly.schedule, (0,), of_state + of_rows),
+    Program("train_step", assembly.train_step, (state, rows), batch_bytes),
+    Program("schedule", assembly.schedule, (0,), state_bytes + batch_bytes),
   ]
   if mesh.devices.flat[0].platform != "cpu":
-    found += [
+    result += [
       Program(
         f"digest {name}",
         digests.program_of(x),
         (x,),
-        of_state + of_rows - per_device(x),
+        state_bytes + batch_bytes - per_device(x),
       )
-      for name, x in kinds(state).items()
+      for name, x in distinct_arrays(state).items()
     ]
   made: dict[Any, Any] = {}
   notes, passes, seen = [], [], {}
@@ -129,48 +132,50 @@ def programs(
         predict=assembly.predict,
         mesh=mesh,
         random_params=assembly.fresh_params,
-        head=Head(known.num_classes * config.objective.trains_head, None),
+        head=Head(facts.num_classes * config.objective.trains_head, None),
         made=made,
       )
     )
     images = eval_batch(options, sources["split"], mesh)
-    beside = of_state - per_device(params) + of_rows
+    beside = state_bytes - per_device(params) + batch_bytes
     beside += WAITING * per_device(images)
     for name, fn in evaluator.programs().items():
       key = fn, options.batch_size, images["image"].shape, images["label"].shape
       if key not in seen:
         seen[key] = f"{options.name}/{name}"
-        found.append(Program(seen[key], fn, (params, images), beside))
+        result.append(Program(seen[key], fn, (params, images), beside))
       if name == next(iter(evaluator.programs())):
         numbers = options.num_images(sources)
         if unknown := [x.split for x in sources.values() if not x.num_examples]:
-          of_one_device = type(evaluator).programs_of_one
-          has_others = of_one_device is not Evaluator.programs_of_one
+          single_device = type(evaluator).single_device_programs
+          has_others = single_device is not Evaluator.single_device_programs
           others = " and its programs of one device" * has_others
           notes.append(
             f"{options.name}: its share of the time{others}, as the number of"
             f" images of {options.dataset!r} {unknown} is not known"
           )
-        of_one = sum(-(-n // options.batch_size) for n in numbers)
-        times = num_times(options.every_steps, known.total_steps)
+        num_batches = sum(-(-n // options.batch_size) for n in numbers)
+        times = num_times(options.every_steps, facts.total_steps)
         passes.append(
-          Passes(options.name, seen[key], sum(numbers), of_one, times)
+          Passes(options.name, seen[key], sum(numbers), num_batches, times)
         )
     if all(x.num_examples for x in sources.values()):
-      found += _of_one(evaluator, (params, images), of_state + of_rows)
+      result += _single_device_programs(
+        evaluator, (params, images), state_bytes + batch_bytes
+      )
     if getattr(options, "baselines", False):
-      found.append(
+      result.append(
         Program(
           f"{options.name}/random_init",
           assembly.maker(lambda s: s.params),
           (),
-          of_state + of_rows,
+          state_bytes + batch_bytes,
         )
       )
-  return found, passes, notes
+  return result, passes, notes
 
 
-def _of_one(
+def _single_device_programs(
   evaluator: Evaluator, arguments: tuple, beside: int
 ) -> Iterator[Program]:
   """Yields what one device runs on features that were gathered."""
@@ -181,7 +186,7 @@ def _of_one(
   device = evaluator.context.mesh.devices.flat[0]
   one = jax.sharding.SingleDeviceSharding(device)
   put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
-  for name, (fn, shapes) in evaluator.programs_of_one(width).items():
+  for name, (fn, shapes) in evaluator.single_device_programs(width).items():
     on_device = jax.tree.map(put, shapes)
     yield Program(f"{evaluator.config.name}/{name}", fn, on_device, beside)
 
@@ -198,9 +203,9 @@ def num_times(every_steps: int, total_steps: int) -> int:
 
 def split(dataset: str, name: str) -> Split | None:
   """Returns what is known of a split without its data; None: nothing."""
-  known = facts.known(dataset)
+  known = data_facts.known(dataset)
   # What is known of a prefix is that of its fake data.
-  is_fake = facts.prefix_of(dataset) and dataset not in facts.FACTS
+  is_fake = data_facts.prefix_of(dataset) and dataset not in data_facts.FACTS
   if known is None or is_fake or not known.num_classes:
     return None
   number = 0
@@ -255,8 +260,8 @@ def per_device(tree: Any) -> int:
   )
 
 
-def kinds(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns an array of each shape, type and split, by these in words."""
+def distinct_arrays(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns one array of each shape, type and split, by a text of these."""
   return {
     f"{x.dtype.name}{list(x.shape)} {x.sharding.spec}": x
     for x in jax.tree.leaves(tree)
@@ -264,14 +269,14 @@ def kinds(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def compiled(
-  found: list[Program],
+  programs: list[Program],
   capacity: int,
   seconds: Callable[[str, Any], float | None] = lambda name, program: None,
 ) -> Iterator[dict[str, Any]]:
   """Compiles programs; yields for each what it takes of a device.
 
   Args:
-    found: The programs.
+    programs: The programs.
     capacity: Bytes of a device's memory.
     seconds: Name of a program, and what XLA compiled -> estimated time.
 
@@ -279,12 +284,12 @@ def compiled(
     name, peak_bytes (with what is beside it; None if it does not fit), fits,
     seconds.
   """
-  for program in found:
+  for program in programs:
     peak = time = None
     try:
-      done = program.fn.lower(*program.arguments).compile()
-      peak = done.memory_analysis().peak_memory_in_bytes + program.beside
-      time = seconds(program.name, done)
+      module = program.fn.lower(*program.arguments).compile()
+      peak = module.memory_analysis().peak_memory_in_bytes + program.beside
+      time = seconds(program.name, module)
     except jax.errors.JaxRuntimeError as e:
       if "RESOURCE_EXHAUSTED" not in str(e):
         raise
@@ -306,8 +311,8 @@ def evaluation(
     rows: What `compiled` yielded.
     run_seconds: Estimated time of all steps.
   """
-  of_program = {row["name"]: row["seconds"] for row in rows}
+  seconds = {row["name"]: row["seconds"] for row in rows}
   return {
-    p.name: p.times * p.batches * (of_program[p.program] or 0.0) / run_seconds
+    p.name: p.times * p.batches * (seconds[p.program] or 0.0) / run_seconds
     for p in passes
   }

@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.config import Config, ConfigError
 
-Found = dict[str, Any]
+Plan = dict[str, Any]  # see `vit_jax.planning.planner.plan`
 
 
 class Search:
@@ -22,7 +22,7 @@ class Search:
   Args:
     config: The run; itself the first choice.
     num_devices: Number of devices of the slice.
-    plan: Compiles one choice; see `vit_jax.planning.plan.plan`.
+    plan: Compiles one choice; see `vit_jax.planning.planner.plan`.
     report: Takes text, which ends with a newline or is the beginning of a line.
 
   Attributes:
@@ -37,10 +37,10 @@ class Search:
     self,
     config: Config,
     num_devices: int,
-    plan: Callable[[Config], Found],
+    plan: Callable[[Config], Plan],
     report: Callable[[str], None],
   ):
-    self.fastest: tuple[Found, Config] | None = None
+    self.fastest: tuple[Plan, Config] | None = None
     self.number = 0
     self._config, self._num_devices = config, num_devices
     self._plan, self._report = plan, report
@@ -48,7 +48,7 @@ class Search:
     self._batches = batches(config, num_devices)
     self.total = len(self._choices) + 1 + len(self._batches)
 
-  def run(self) -> Found:
+  def run(self) -> Plan:
     """Returns the plan of the fastest choice.
 
     Raises:
@@ -86,31 +86,31 @@ class Search:
     count = f"{self.number:>{len(str(self.total))}}/{self.total}"
     self._report(f"[{count}] {options(choice):<70} ")
     try:
-      found = self._plan(choice)
+      result = self._plan(choice)
     except ConfigError as e:
       if self.number == 1:
         raise  # the config itself cannot work
       # Such as twice the batch, whose run ends before its warm-up.
       self._report(f"cannot work: {'; '.join(e.faults)}\n")
       return
-    is_faster = found["fits"] and (
+    is_faster = result["fits"] and (
       self.fastest is None
-      or found["images_per_second"] > self.fastest[0]["images_per_second"]
+      or result["images_per_second"] > self.fastest[0]["images_per_second"]
     )
     if is_faster:
-      self.fastest = (found, choice)
+      self.fastest = (result, choice)
       best = "this"
     else:
       best = speed(self.fastest[0]) if self.fastest else "none"
-    self._report(f"{price(found)}; fastest so far: {best}\n")
+    self._report(f"{describe(result)}; fastest so far: {best}\n")
 
   def best(self) -> str:
     """Returns the fastest so far: its estimate, and its options."""
     if self.fastest is None:
       return "none"
-    found, choice = self.fastest
+    result, choice = self.fastest
     flags = options(choice).replace(" ", " --config.")
-    return f"{price(found)}, with --config.{flags}"
+    return f"{describe(result)}, with --config.{flags}"
 
 
 def choices(config: Config, num_devices: int) -> Iterator[Config]:
@@ -165,17 +165,17 @@ def options(choice: Config) -> str:
   return text
 
 
-def price(found: Found) -> str:
+def describe(result: Plan) -> str:
   """Returns the estimate of a choice, in a few words."""
-  if not found["fits"]:
-    return f"does not fit: {gib(found['peak_bytes'])}"
-  milli = 1e3 * found["price_seconds"]
-  return f"{milli:.1f} ms, {speed(found)}, {gib(found['peak_bytes'])}"
+  if not result["fits"]:
+    return f"does not fit: {gib(result['peak_bytes'])}"
+  milli = 1e3 * result["price_seconds"]
+  return f"{milli:.1f} ms, {speed(result)}, {gib(result['peak_bytes'])}"
 
 
-def speed(found: Found) -> str:
+def speed(result: Plan) -> str:
   """Returns the estimated rate of a choice."""
-  return f"{found['images_per_second']:,.0f} images/s"
+  return f"{result['images_per_second']:,.0f} images/s"
 
 
 def gib(size: int) -> str:

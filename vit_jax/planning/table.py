@@ -3,73 +3,95 @@
 import math
 from typing import Any
 
-from vit_jax.planning import host_requirements
 from vit_jax.planning.search import gib
 
 
-def table(found: dict[str, Any]) -> str:
+def table(plan: dict[str, Any]) -> str:
   """Returns a plan as a table of text."""
-  mesh = " x ".join(f"{k}={v}" for k, v in found["mesh"].items())
-  room = found["capacity_bytes"] - found["peak_bytes"]
-  verdict = "fits" if found["fits"] else "DOES NOT FIT"
-  if not found["fits"] and room >= 0:
+  mesh = " x ".join(f"{k}={v}" for k, v in plan["mesh"].items())
+  room = plan["capacity_bytes"] - plan["peak_bytes"]
+  verdict = "fits" if plan["fits"] else "DOES NOT FIT"
+  if not plan["fits"] and room >= 0:
     verdict = "A PROGRAM DOES NOT FIT; the step does"
   # jax counts half chips of some kinds as devices.
-  is_chip = math.prod(found["mesh"].values()) == found["chips"]
+  is_chip = math.prod(plan["mesh"].values()) == plan["chips"]
   device = "chip" if is_chip else "core"
   rows = {
-    "slice": f"{found['topology']}, {found['chips']} chips; mesh {mesh}",
-    "split": found["split"],
-    "verdict": f"{verdict}: {gib(found['peak_bytes'])} of"
-    f" {gib(found['capacity_bytes'])} a {device}, {gib(abs(room))}"
+    "slice": f"{plan['topology']}, {plan['chips']} chips; mesh {mesh}",
+    "split": plan["split"],
+    "verdict": f"{verdict}: {gib(plan['peak_bytes'])} of"
+    f" {gib(plan['capacity_bytes'])} a {device}, {gib(abs(room))}"
     f" {'to spare' if room >= 0 else 'too much'}",
   }
-  if found["price_seconds"] is not None:
+  if plan["price_seconds"] is not None:
     rows |= {
-      "memory": f"arguments {gib(found['argument_bytes'])}, temporaries"
-      f" {gib(found['temporary_bytes'])}",
-      "work": f"{found['flops'] / 1e12:,.2f} TFLOP,"
-      f" {found['bytes_accessed'] / 1e9:,.1f} GB a {device} and step",
+      "memory": f"arguments {gib(plan['argument_bytes'])}, temporaries"
+      f" {gib(plan['temporary_bytes'])}",
+      "work": f"{plan['flops'] / 1e12:,.2f} TFLOP,"
+      f" {plan['bytes_accessed'] / 1e9:,.1f} GB a {device} and step",
       "collectives": ", ".join(
         f"{n:,.0f} x {kind} {size / 1e6:,.0f} MB"
-        for kind, (n, size) in found["collectives"].items()
+        for kind, (n, size) in plan["collectives"].items()
       )
       or "none",
-      "step": f"{1e3 * found['price_seconds']:,.1f} ms, an estimate (cycles"
-      f" and links {1e3 * found['cycles_seconds']:,.1f}, roofline"
-      f" {1e3 * found['optimal_seconds']:,.1f})",
-      "speed": f"{found['images_per_second']:,.0f} images/s, MFU"
-      f" {100 * found['mfu']:.1f} %, estimates",
+      "step": f"{1e3 * plan['price_seconds']:,.1f} ms, an estimate (cycles"
+      f" and links {1e3 * plan['cycles_seconds']:,.1f}, roofline"
+      f" {1e3 * plan['optimal_seconds']:,.1f})",
+      "speed": f"{plan['images_per_second']:,.0f} images/s, MFU"
+      f" {100 * plan['mfu']:.1f} %, estimates",
     }
-    if found["hours"] is not None:
+    if plan["hours"] is not None:
       rows["run"] = (
-        f"{found['steps']:,} steps: {found['hours']:,.1f} hours,"
-        f" {found['chip_hours']:,.0f} chip-hours, estimates, without"
+        f"{plan['steps']:,} steps: {plan['hours']:,.1f} hours,"
+        f" {plan['chip_hours']:,.0f} chip-hours, estimates, without"
         " evaluation"
       )
-    rows |= host_requirements.rows(found)
-  if shares := found.get("evaluation"):
+    rows |= _host_rows(plan)
+  if shares := plan.get("evaluation"):
     most = max(shares, key=shares.get)
     rows["evaluation"] = (
       f"{_percent(sum(shares.values()))} of the time of all steps on the chips,"
       f" an estimate, most of it {most} ({_percent(shares[most])})"
     )
   lines = [f"{key:<12}{value}" for key, value in rows.items()]
-  lines += [f"{'program':<12}{text}" for text in _programs(found)]
-  lines += [
-    f"{'left out':<12}{note}" for note in found.get("not_rehearsed", ())
-  ]
+  lines += [f"{'program':<12}{text}" for text in _programs(plan)]
+  lines += [f"{'left out':<12}{note}" for note in plan.get("not_rehearsed", ())]
   return "\n".join(lines)
+
+
+def _host_rows(plan: dict[str, Any]) -> dict[str, str]:
+  """Returns the lines on the input of hosts and on the price of the run."""
+  num_hosts, cores = plan["hosts"], plan["input_cores"]
+  on = "one host" if num_hosts == 1 else f"each of {num_hosts} hosts"
+  text = f"{plan['input_per_host']:,.0f} images/s on {on}"
+  if cores:
+    text += f": {cores:,} core{'s' * (cores > 1)} at"
+    text += f" {plan['input_rate']:,.0f} a core, {plan['input_rate_of']}"
+    if vcpus := plan["host_vcpus"]:
+      there = vcpus // 2
+      excess = ", fewer than needed" if cores > there else ""
+      text += (
+        f"; a host of four chips has {vcpus} vCPUs ({there} cores){excess}"
+      )
+  else:
+    text += f"; {plan['input_rate_of']}"
+  lines = {"input": text}
+  if plan["price"] is not None:
+    unit = plan["price_unit"]
+    hour = f"{plan['price_per_chip_hour']:g} {unit}".rstrip()
+    total = f"{plan['price']:,.2f} {unit}".rstrip()
+    lines["price"] = f"{total} at {hour} a chip and hour, an estimate"
+  return lines
 
 
 def _percent(share: float) -> str:
   return f"{100 * share:.2f} %"
 
 
-def _programs(found: dict[str, Any]) -> list[str]:
+def _programs(plan: dict[str, Any]) -> list[str]:
   """Returns a line for each program, and one for all digests."""
   sizes: dict[str, list[int | None]] = {}
-  for program in found.get("programs", ()):
+  for program in plan.get("programs", ()):
     kind = program["name"].split()[0]
     sizes.setdefault(kind, []).append(program["peak_bytes"])
   texts = []
@@ -78,6 +100,6 @@ def _programs(found: dict[str, Any]) -> list[str]:
     if None in peaks:
       texts.append(f"{name}: DOES NOT FIT, its own arrays and numbers alone")
       continue
-    fits = max(peaks) <= found["capacity_bytes"]
+    fits = max(peaks) <= plan["capacity_bytes"]
     texts.append(f"{name}: {gib(max(peaks))}" + ", DOES NOT FIT" * (not fits))
   return texts

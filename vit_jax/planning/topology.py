@@ -73,14 +73,14 @@ def describe(topology: str) -> tuple[Chip, list]:
   if number:
     options["num_slices"] = int(number)
   try:
-    found = topologies.get_topology_desc(
+    topology_desc = topologies.get_topology_desc(
       platform="tpu", topology_name=slice_name, **options
     )
   except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
     raise ConfigError(
       [f"--topology: got {topology!r}, which libtpu refuses: {e}"]
     ) from None
-  return CHIPS[generation], list(found.devices)
+  return CHIPS[generation], list(topology_desc.devices)
 
 
 def _exists(topology: str) -> bool:

@@ -20,7 +20,7 @@ from vit_jax.config.checks import faults
 from vit_jax.exporting import convert
 from vit_jax.families import by_variant
 from vit_jax.inference import pretrained
-from vit_jax.planning import plan
+from vit_jax.planning import planner
 from vit_jax.reporting import model_figures
 from vit_jax.reporting.charts import ChartFiles
 from vit_jax.train import train_and_evaluate
@@ -80,7 +80,7 @@ def main(workdir: str) -> None:
   state = train_and_evaluate(longer, workdir, allow_change=("total_steps",))
   assert int(state.step) == 4
 
-  step, arguments = plan.lower(run, sharding.make_mesh(run.mesh))
+  step, arguments = planner.lower(run, sharding.make_mesh(run.mesh))
   assert "all-gather" in step.lower(*arguments).compile().as_text()
 
   assert by_variant("Mixer-S/16").variant == "Mixer-S/16"

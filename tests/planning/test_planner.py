@@ -1,0 +1,273 @@
+"""The planner: arguments, errors, tables; compiling needs libtpu."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+import tiny
+
+from vit_jax import sharding
+from vit_jax.config import ConfigError
+from vit_jax.planning import planner
+from vit_jax.planning.table import table
+from vit_jax.planning.topology import describe
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOUND = {
+  "topology": "v5e:2x4",
+  "chips": 8,
+  "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
+  "batch_size": 1024,
+  "microbatches": 4,
+  "remat": "dots",
+  "scan": True,
+  "split": "4 microbatches a step",
+  "capacity_bytes": 16 * 2**30,
+  "peak_bytes": 4 * 2**30,
+  "fits": True,
+  "argument_bytes": 2**30,
+  "temporary_bytes": 3 * 2**30,
+  "flops": 13.68e12,
+  "bytes_accessed": 86.9e9,
+  "cycles_seconds": 0.4,
+  "optimal_seconds": 0.1,
+  "price_seconds": 0.2,
+  "collectives": {"all-reduce": [97, 753e6]},
+  "images_per_second": 5120.0,
+  "mfu": 0.25,
+  "steps": 18_000,
+  "hours": 1.0,
+  "chip_hours": 8.0,
+  "hosts": 2,
+  "input_per_host": 2560.0,
+  "input_rate": 879.0,
+  "input_rate_of": "as measured",
+  "input_cores": 3,
+  "host_vcpus": 112,
+  "price_per_chip_hour": 1.25,
+  "price_unit": "USD",
+  "price": 10.0,
+}
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None,
+  reason="compiles with libtpu, which only planning needs:"
+  " pip install 'jax[tpu]'",
+)
+
+
+def test_the_step_is_the_one_that_trains():
+  """Its abstract arguments take a real state and a real batch."""
+  config = tiny.config(num_classes=tiny.NUM_CLASSES, mesh__fsdp=2)
+  parts = tiny.Parts(config)
+  step, (state, batch) = planner.lower(config, parts.mesh)
+  real = sharding.to_global(tiny.batch(0, config), parts.mesh)
+  assert jax.tree.structure(state) == jax.tree.structure(parts.shapes)
+  for wanted, given in ((batch, real), (state, parts.state())):
+    for a, b in zip(
+      jax.tree.leaves(wanted), jax.tree.leaves(given), strict=True
+    ):
+      assert (a.shape, a.dtype) == (b.shape, b.dtype)
+      assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  lowered = step.lower(state, batch).as_text()
+  mine = parts.train_step.lower(parts.state(), real).as_text()
+  assert lowered == mine
+
+
+def test_the_table():
+  assert table(FOUND).splitlines() == [
+    "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
+    "split       4 microbatches a step",
+    "verdict     fits: 4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
+    "memory      arguments 1.00 GiB, temporaries 3.00 GiB",
+    "work        13.68 TFLOP, 86.9 GB a chip and step",
+    "collectives 97 x all-reduce 753 MB",
+    "step        200.0 ms, an estimate (cycles and links 400.0, roofline"
+    " 100.0)",
+    "speed       5,120 images/s, MFU 25.0 %, estimates",
+    "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
+    " evaluation",
+    "input       2,560 images/s on each of 2 hosts: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 112 vCPUs (56 cores)",
+    "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
+  ]
+  other = {"price": None, "host_vcpus": 4, "hosts": 1}
+  assert table(FOUND | other).splitlines()[9:] == [
+    "input       2,560 images/s on one host: 3 cores at 879 a core, as"
+    " measured; a host of four chips has 4 vCPUs (2 cores), fewer than needed"
+  ]
+  enough = table(FOUND | other | {"host_vcpus": 6}).splitlines()[9]
+  assert enough.endswith("has 6 vCPUs (3 cores)")
+  none = {"price": None, "input_rate_of": "why not", "input_cores": None}
+  assert table(FOUND | none).splitlines()[9:] == [
+    "input       2,560 images/s on each of 2 hosts; why not"
+  ]
+  too_much = FOUND | dict.fromkeys(planner.ESTIMATES)
+  too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
+  assert table(too_much).splitlines()[2] == (
+    "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
+  )
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "RESOURCE_EXHAUSTED: Used 20.50G of 15.75G hbm. Exceeded by 4.75G",
+    "the total memory required for HLO temporaries (20.50G) exceeds available"
+    " HBM (15.75G). HLO module: jit_train_step.",
+  ],
+)
+def test_the_compiler_s_complaint_is_read(text):
+  needed, there = planner.parse_out_of_memory(RuntimeError(text))
+  assert (needed / 2**30, there / 2**30) == (20.5, 15.75)
+
+
+def test_another_error_is_not_swallowed():
+  with pytest.raises(RuntimeError, match="something else"):
+    planner.parse_out_of_memory(RuntimeError("something else"))
+
+
+def test_the_length_of_the_run_needs_no_data():
+  config = tiny.config(
+    data__dataset="imagenet21k",
+    data__split="full[51200:]",
+    data__batch_size=4096,
+    total_steps=None,
+    total_epochs=90.0,
+  )
+  known = planner.facts_of(config)
+  assert known.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
+  assert known.num_classes == 21_843 and known.image_size == (16, 16)
+  assert (
+    planner.facts_of(tiny.config(data__dataset="folder:x")).total_steps == 20
+  )
+  epochs = {"total_steps": None, "total_epochs": 1.0}
+  config = tiny.config(data__dataset="folder:x", **epochs)
+  assert planner.facts_of(config).total_steps is None  # only the folder tells
+  with pytest.raises(ValueError, match="config.num_classes: got None for"):
+    planner.facts_of(tiny.config(data__dataset="somebody_s"))
+
+
+def test_faults_are_told_before_compiling():
+  config = tiny.config(data__batch_size=12, data__dataset="cifar10")
+  (fault,) = planner.errors(config, jax.devices())
+  assert fault.startswith("config.data.batch_size: got 12, which does not")
+  (fault,) = planner.errors(tiny.config(mesh__data=3), jax.devices())
+  assert "does not fit 8 device(s)" in fault
+
+
+@pytest.mark.parametrize(
+  "changes, text",
+  [
+    ({"total_epochs": 1e-9}, "config.optim.warmup_steps: got 7, as long as"),
+    ({"total_epochs": None}, "config.total_steps: got neither steps nor"),
+    ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
+    ({"data__ops": "blur(3)"}, "config.data.ops: got unknown operation 'blur'"),
+  ],
+)
+def test_a_fault_of_the_length_is_told_once(changes, text):
+  length = {"total_steps": None, "total_epochs": 9.0, "optim__warmup_steps": 7}
+  config = tiny.config(data__dataset="cifar10", **length | changes)
+  (fault,) = planner.errors(config, jax.devices())
+  assert fault.startswith(text)
+
+
+def test_an_unknown_length_is_longer_than_the_warm_up():
+  length = {"total_steps": None, "total_epochs": 9.0, "num_classes": 3}
+  config = tiny.config(
+    data__dataset="folder:x", optim__warmup_steps=10_000, **length
+  )
+  assert not planner.errors(config, jax.devices())
+  planner.lower(config, sharding.make_mesh(config.mesh))
+
+
+@pytest.mark.parametrize(
+  "topology, text",
+  [
+    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
+    ("2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
+    ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
+    ("v5e:0x4", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
+    ("v5e:32x32", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
+    ("v6e:8x32", "a slice of v6e has 2 sides and at most 256 chips (16x16)"),
+    ("v5e:2x2x2", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=0", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=", "a slice of v5e has 2 sides and at most"),
+    ("v5e:4x4,slices=100000", "(16x16), and all slices have at most 100,000."),
+    ("v3:33x2", "a slice of v3 has 2 sides and at most 1,024 chips (32x32)"),
+    ("v4:2x2", "a slice of v4 has 3 sides and at most 4,096 chips (16x16x16)"),
+    ("tpu7x:2x2", "a slice of tpu7x has 3 sides and at most 9,216 chips"),
+    ("v5p:16x16x28", "v5p has 3 sides and at most 6,144 chips (16x16x24)"),
+    ("v4:2x2x1,slices=2", "rate of the network between slices of v4 is not"),
+  ],
+)
+def test_an_unknown_slice(topology, text, monkeypatch):
+  """It is told before libtpu, which may end the process, is asked."""
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match=re.escape(text)):
+    describe(topology)
+
+
+def test_slices_of_the_documentation_exist(monkeypatch):
+  """And those which libtpu knows beside them."""
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  names = {"v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"}
+  for path in (*ROOT.glob("docs/*.md"), ROOT / "benchmarks/plans.py"):
+    names.update(
+      re.findall(r"\b(?:v|tpu)\d\w*:\d[\dx]*(?:,slices=\d+)?", path.read_text())
+    )
+  assert len(names) > 15 and "v5e:16x16,slices=4" in names
+  for name in names:
+    with pytest.raises(ConfigError, match="libtpu: not installed"):
+      describe(name)
+
+
+def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ConfigError, match=r"pip install 'jax\[tpu\]'"):
+    describe("v5e:2x2")
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_plan_for_two_slices_has_what_passes_between_them():
+  config = tiny.config(mesh__fsdp=-1, data__dataset="digits")
+  found = planner.plan(config, "v5e:2x2,slices=2")
+  assert found["chips"] == 8 and found["fits"]
+  assert found["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
+  times, size = found["collectives"]["between-slices"]
+  # All gradients pass once, in bfloat16 or float32, a fourth from every chip;
+  # tiles of a TPU make small ones larger.
+  leaves = jax.tree.leaves(tiny.Parts(config).shapes.params)
+  assert size > 2 * sum(x.size for x in leaves) / 4
+  assert times < 2 * len(leaves)
+  assert found["cycles_seconds"] > 2 * size / 3.125e9
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(
+  "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
+)
+def test_compiled_for_a_slice(topology):
+  """Also that the compiler takes the options that it is told, by chip."""
+  code = (
+    "import json, tiny; from vit_jax.planning import planner;"
+    "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
+    f"print(json.dumps(planner.plan(c, '{topology}')))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
+  )
+  found = json.loads(done.stdout)
+  assert found["fits"] and found["chips"] == 4 and found["steps"] == 20
+  assert found["peak_bytes"] > 0 and found["collectives"]
+  assert found["hosts"] == 1 and found["input_cores"] is None  # of PNG

@@ -1,0 +1,280 @@
+"""What a run takes on a slice of TPUs: memory, time, cores and money.
+
+The step is the one that trains, and the compiler is the real one. Memory is
+what that compiler reports. Times are estimates: no chip has confirmed them.
+"""
+
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from vit_jax import sharding
+from vit_jax import step as step_lib
+from vit_jax.config import Config, ConfigError, checks
+from vit_jax.data import facts as data_facts
+from vit_jax.data import splits
+from vit_jax.planning import hlo, host_requirements
+from vit_jax.planning import programs as programs_lib
+from vit_jax.planning.topology import describe
+
+OUT_OF_MEMORY = (
+  r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
+  r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
+)
+
+# The schedule's steps depend on the length; the cost of a step does not. It is
+# longer than any warm-up.
+UNKNOWN_LENGTH = 10**9
+
+
+def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
+  """Returns the jitted train step and its abstract arguments.
+
+  `step.lower(*arguments).compile()` compiles it for the devices of the mesh,
+  which need not exist.
+
+  Args:
+    config: The run.
+    mesh: A mesh with the axes of `sharding.AXES`.
+
+  Returns:
+    The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
+  """
+  facts = with_length(facts_of(config))
+  assembly = step_lib.assemble(config, facts, mesh)
+  batch = programs_lib.batch(
+    config.data.batch_size, facts.image_size, (), jnp.int32, mesh
+  )
+  return assembly.train_step, (assembly.state, batch)
+
+
+def plan(
+  config: Config,
+  topology: str,
+  input_rate: float | None = None,
+  chip_hour: tuple[float, str] | None = None,
+) -> dict[str, Any]:
+  """Compiles the step for a slice, and estimates its time.
+
+  There are two estimates, which differ, and no chip has confirmed either:
+  `cycles_seconds` is the compiler's cycles of every instruction over the clock,
+  plus the bytes of collectives over the links' rate, nothing overlapped;
+  `optimal_seconds` is the compiler's coarser roofline, or the sum over all
+  instructions of the longer of arithmetic and traffic at full rates, if that is
+  more. Both count every trip of a loop. `price_seconds` is their geometric
+  mean, from which all rates follow.
+
+  Args:
+    config: The run.
+    topology: Name of the slice, such as "v5e:16x16".
+    input_rate: Images per second of a core of a host; None: as measured.
+    chip_hour: Price of a chip for an hour, and its unit; None: unknown.
+
+  Returns:
+    A dict for JSON. For each device (`devices.Chip`): fits, capacity_bytes,
+    peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
+    bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
+    between_slices_seconds (of these, the part between slices), optimal_seconds,
+    price_seconds, collectives (kind -> [times, bytes]), mfu. For all: chips,
+    split (as text), images_per_second, steps, hours, chip_hours (None where the
+    length is unknown), what `host_requirements.needs` returns, price (of all
+    chip-hours), price_per_chip_hour, price_unit. If the step does not fit, the
+    `ESTIMATES` are None.
+
+  Raises:
+    ConfigError: The config, or the slice, cannot work.
+  """
+  chip, devices = describe(topology)
+  if texts := errors(config, devices):
+    raise ConfigError(texts)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  step, arguments = lower(config, mesh)
+  facts = facts_of(config)
+  steps, num_chips = facts.total_steps, int(len(devices) * chip.share)
+  result: dict[str, Any] = {
+    "topology": topology,
+    "chips": num_chips,
+    "mesh": dict(mesh.shape),
+    "batch_size": config.data.batch_size,
+    "microbatches": sharding.microbatches_of(config, mesh),
+    "remat": config.model.remat,
+    "scan": config.model.scan,
+    "split": sharding.describe(config, arguments[0].params, mesh),
+    "capacity_bytes": chip.capacity,
+    "steps": steps,
+    "price_per_chip_hour": chip_hour and chip_hour[0],
+    "price_unit": chip_hour[1] if chip_hour else "",
+  }
+  try:
+    compiled = step.lower(*arguments).compile()
+  except jax.errors.JaxRuntimeError as e:
+    peak, capacity = parse_out_of_memory(e)
+    return {
+      **result,
+      **dict.fromkeys(ESTIMATES),
+      "fits": False,
+      "peak_bytes": peak,
+      "capacity_bytes": capacity,
+    }
+  memory = compiled.memory_analysis()
+  result |= {
+    "fits": memory.peak_memory_in_bytes <= chip.capacity,
+    "peak_bytes": memory.peak_memory_in_bytes,
+    "argument_bytes": memory.argument_size_in_bytes,
+    "temporary_bytes": memory.temp_size_in_bytes,
+  }
+  result |= hlo.estimate(compiled.as_text(), compiled.cost_analysis(), chip)
+  seconds = result["price_seconds"]
+  per_image = config.model.train_flops(facts.image_size, facts.num_classes)
+  needed = per_image * config.data.batch_size / len(devices)
+  images_per_second = config.data.batch_size / seconds
+  hours = steps and steps * seconds / 3600
+  num_hosts = len({device.process_index for device in devices})
+  result |= host_requirements.needs(
+    config,
+    images_per_second,
+    num_hosts,
+    topology.split(":")[0],
+    input_rate,
+  )
+  return result | {
+    "images_per_second": images_per_second,
+    "mfu": needed / (seconds * chip.peak_flops),
+    "hours": hours,
+    "chip_hours": hours and hours * num_chips,
+    "price": hours and chip_hour and hours * num_chips * chip_hour[0],
+  }
+
+
+def parse_out_of_memory(error: Exception) -> tuple[int, int]:
+  """Returns the bytes that the compiler's message says are needed, and exist.
+
+  Raises any other error.
+  """
+  match = next(
+    (m for p in OUT_OF_MEMORY if (m := re.search(p, str(error)))), None
+  )
+  if match is None:
+    raise error
+  unit = {"K": 2**10, "M": 2**20, "G": 2**30}
+  needed, capacity = (
+    int(float(number) * unit[letter])
+    for number, letter in (match.group(1, 2), match.group(3, 4))
+  )
+  return needed, capacity
+
+
+# What `plan` does not know of a step that does not fit.
+ESTIMATES = (
+  "argument_bytes temporary_bytes flops bytes_accessed cycles_seconds"
+  " link_seconds between_slices_seconds optimal_seconds price_seconds"
+  " collectives images_per_second mfu hours"
+  " chip_hours hosts input_per_host input_rate input_rate_of input_cores"
+  " host_vcpus price"
+).split()
+
+
+def errors(config: Config, devices: list) -> list[str]:
+  """Returns what is wrong with a run on these chips, one text an error."""
+  texts = [*checks.faults(config), *sharding.mesh_faults(config, devices)]
+  if not texts and has_several_hosts(devices):
+    texts = sharding.row_faults(sharding.make_mesh(config.mesh, devices))
+  try:
+    steps = facts_of(config).total_steps
+  except (TypeError, ZeroDivisionError):
+    return texts  # which say that there is no length, or no batch
+  except ValueError as e:
+    is_known = any(str(e) in text for text in texts)
+    return texts if is_known else [*texts, str(e)]
+  if config.total_steps is None and steps:
+    texts += checks.warmup_faults(config, steps)
+  return texts
+
+
+def has_several_hosts(devices: list) -> bool:
+  """Whether each slice surely has several hosts.
+
+  libtpu describes hosts of four chips, but up to eight of v5e or v6e can be of
+  one host.
+  """
+  return len(devices) // len(sharding.slices(devices)) > 8
+
+
+def with_length(facts: step_lib.Facts) -> step_lib.Facts:
+  """Returns the facts with some length, which changes no cost of a step."""
+  steps = facts.total_steps or UNKNOWN_LENGTH
+  return dataclasses.replace(facts, total_steps=steps)
+
+
+def facts_of(config: Config) -> step_lib.Facts:
+  """Returns the facts of a run without looking at data.
+
+  Its total_steps is None where only the data have it.
+
+  Raises:
+    ValueError: Neither the config nor `FACTS` states the classes.
+  """
+  known = data_facts.known(config.data.dataset)
+  num_classes = known.num_classes if known else 0
+  if not config.num_classes and not num_classes:
+    raise ValueError(
+      f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
+      " only the data tell; set it."
+    )
+  num_examples = None
+  if config.data.dataset in data_facts.FACTS:  # those of others may change
+    with contextlib.suppress(splits.SplitError):
+      num_examples = splits.num_examples(config.data.split, known.splits)
+  return step_lib.Facts.of(config, num_classes, num_examples)
+
+
+def plan_programs(
+  config: Config, topology: str, step_plan: dict[str, Any]
+) -> dict[str, Any]:
+  """Compiles what a run compiles beside its step, for a slice.
+
+  Args:
+    config: The run.
+    topology: Name of the slice.
+    step_plan: What `plan` returned for it.
+
+  Returns:
+    `programs`: what `programs.compiled` yields, the step first; `evaluation`:
+    evaluators' shares of the steps' time, by estimate, {} where the length of
+    the run is unknown; `not_rehearsed`: what is left out, in words; `fits`, of
+    all.
+  """
+  chip, devices = describe(topology)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  facts = with_length(facts_of(config))
+  programs, passes, notes = programs_lib.programs(config, facts, mesh)
+  evaluating = {p.program for p in passes}
+
+  def seconds(name: str, program: Any) -> float | None:
+    if name not in evaluating:
+      return None
+    text, costs = program.as_text(), program.cost_analysis()
+    return hlo.estimate(text, costs, chip)["price_seconds"]
+
+  (step,) = (p for p in programs if p.name == "train_step")
+  peak = step_plan["peak_bytes"] + step.beside
+  programs.remove(step)
+  time, steps = step_plan["price_seconds"], step_plan["steps"]
+  first = {"peak_bytes": peak, "fits": peak <= chip.capacity, "seconds": time}
+  rows = [
+    {"name": step.name} | first,
+    *programs_lib.compiled(programs, chip.capacity, seconds),
+  ]
+  return {
+    "programs": rows,
+    "evaluation": programs_lib.evaluation(passes, rows, steps * time)
+    if steps
+    else {},
+    "not_rehearsed": notes,
+    "fits": all(row["fits"] for row in rows),
+  }
