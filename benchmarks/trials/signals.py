@@ -102,11 +102,12 @@ def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
     ),
     default=0,
   )
-  if re.search("^stopped by .* before the first step", heard, re.M):
+  end = re.findall(r"^stopped +by .*", said, re.M)[-1]
+  if "before the first step" in end:
     assert newest == before, f"{newest} after {before}:\n{heard[-2000:]}"
     return newest, 0
-  ended = re.findall(r"^stopped +by .* at step ([\d,]+), which", said, re.M)
-  assert int(ended[-1].replace(",", "")) == newest, f"{ended[-1]}, {newest}"
+  step = re.search(r" at step ([\d,]+), which is saved", end)
+  assert step and int(step[1].replace(",", "")) == newest, f"{end}: {newest}"
   name = "|".join(names)
   at = re.findall(rf"^(?:{name}): received; .* at step ([\d,]+);", heard, re.M)
   if not at:  # jax received it

@@ -1,8 +1,7 @@
-"""What all processes of a run must have alike, compared before it begins.
+"""Compares what all processes of a run must have alike, before it begins.
 
 Each process reads its own config and its own disk. Where they differ, replicas
-of the parameters would drift apart without a word, or wait for each other for
-ever.
+of the parameters would drift apart silently, or wait for each other for ever.
 """
 
 import hashlib
@@ -29,8 +28,8 @@ from vit_jax.options import shown
 
 # A file system may take so long to show a host what another has written.
 SEEN_SECONDS = 90.0
-_MOST_TOLD = 10  # differences
-# Of jax, by its environment variables too: with others, other numbers come out.
+MAX_DIFFERENCES = 10  # that are listed
+# Settings of jax that change numbers; environment variables set them, too.
 SETTINGS = (
   "jax_default_prng_impl",
   "jax_threefry_partitionable",
@@ -58,7 +57,7 @@ def of_run(
 ) -> dict[str, Any]:
   """Returns what must be alike, for `check`.
 
-  Where a host keeps its files is its own affair, what is in them is not.
+  A host may keep its files in another place; their content must be the same.
 
   Args:
     config: Of the run.
@@ -79,7 +78,7 @@ def of_run(
       config.model, image_size(config.data.ops), jax.devices()[0].platform
     ),
     **options,
-    **{f"records of {name}": _of_data(found) for name, found in data.items()},
+    **{f"records of {name}": _of_data(source) for name, source in data.items()},
     **{f"initial value of {name}": digest.sums for name, digest in sums},
     **_of_code(),
   }
@@ -134,9 +133,9 @@ def check(values: Mapping[str, Any]) -> None:
   if not differ:
     return
   first = json.loads(text_of_first(text))
-  found = [*_differences(json.loads(text), first)]
+  differences = [*_differences(json.loads(text), first)]
   raise ConfigError(
-    found
+    differences
     or [
       f"got other options, data or versions in {_named(differ)} than in process"
       " 0; each says which."
@@ -155,18 +154,18 @@ def _differences(
   keys = [
     k for k in {**first, **mine} if _text(first.get(k)) != _text(mine.get(k))
   ]
-  for key in keys[:_MOST_TOLD]:
+  for key in keys[:MAX_DIFFERENCES]:
     yield (
       f"{key}: got {shown(mine.get(key))} in process {index}, expected"
       f" {shown(first.get(key))} as in process 0; give all hosts the same"
       " command, code and data."
     )
-  if len(keys) > _MOST_TOLD:
-    yield f"and {len(keys) - _MOST_TOLD} more differ from process 0."
+  if len(keys) > MAX_DIFFERENCES:
+    yield f"and {len(keys) - MAX_DIFFERENCES} more differ from process 0."
 
 
 def check_folder(workdir: str) -> None:
-  """Sees that all processes find the same folder; all must call it.
+  """Checks that all processes have the same folder; all must call it.
 
   Raises:
     ConfigError: In all processes, if one does not find what process 0 wrote.
@@ -185,11 +184,11 @@ def check_folder(workdir: str) -> None:
     if jax.process_index() == 0:
       path.unlink(missing_ok=True)
   if not every.all():
-    blind = _named(np.flatnonzero(~every.ravel()).tolist())
+    missing = _named(np.flatnonzero(~every.ravel()).tolist())
     raise ConfigError(
       [
-        f"--workdir: got {workdir!r}, where {blind} cannot find what process 0"
-        " writes; expected one folder that all hosts share, as gs://bucket/run"
+        f"--workdir: got {workdir!r}, where {missing} cannot find what process"
+        " 0 writes; expected one folder that all hosts share, as gs://bucket/run"
         " or one on a file server."
       ]
     )

@@ -75,14 +75,14 @@ def find() -> Slice:
     return Slice(False, why)
   try:
     count = count or _metadata("worker-network-endpoints").count(",") + 1
-    found = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", _metadata("tpu-env"))
+    match = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", _metadata("tpu-env"))
   except urllib.error.HTTPError:
     return Slice(False, f"{why}, and the metadata server knows of no TPU")
   except OSError as e:
     reason = getattr(e, "reason", e)
     return Slice(False, f"{why}, and the metadata server is silent ({reason})")
-  if found and int(found[1]) > 1:
-    return Slice(True, f"the metadata server has {found[1]} slices")
+  if match and int(match[1]) > 1:
+    return Slice(True, f"the metadata server has {match[1]} slices")
   return Slice(count > 1, f"the metadata server has {_counted(count, 'host')}")
 
 
