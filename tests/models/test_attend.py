@@ -8,11 +8,12 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.config import model_config
 from vit_jax.models import attention_by_chip
-from vit_jax.models.attention import (
+from vit_jax.models.attention import dot_product_attention
+from vit_jax.models.encoder import (
+  PLACES,
+  EncoderBlock,
   MultiHeadDotProductAttention,
-  dot_product_attention,
 )
-from vit_jax.models.encoder import PLACES, EncoderBlock
 from vit_jax.models.noise import draw_all
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import experiment, run_summary, sharding
 from vit_jax.models import attention_by_chip, cudnn
-from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.encoder import MultiHeadDotProductAttention
 
 SIZES = (9, 2, 8, "bfloat16")
 PLAIN = jax.nn.dot_product_attention

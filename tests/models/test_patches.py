@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.patches import product_of_patches
+from vit_jax.models.layers import product_of_patches
 
 
 @pytest.mark.parametrize("patch, sides", [(4, (8, 12)), (1, (3, 5))])

@@ -12,7 +12,8 @@ from tiny import ViT
 
 from vit_jax.config import model_config
 from vit_jax.families.vit import SIZES
-from vit_jax.models import build, remat
+from vit_jax.models import build
+from vit_jax.models.encoder import remat_policy
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=3, mlp_dim=32, num_heads=2)
@@ -333,7 +334,7 @@ def test_a_scan_keeps_what_cudnn_returns():
   """Else every block of it ran again in the backward pass on a GPU."""
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
-  policy = remat.policy(model_config(variant="B/16", scan=True))
+  policy = remat_policy(model_config(variant="B/16", scan=True))
   assert policy(fused._dot_product_attention_fwd_p_wrapper)
   assert not policy(jax.lax.exp_p)
 

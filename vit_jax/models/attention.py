@@ -1,12 +1,10 @@
-"""Attention: softmax(Q K^T / sqrt(d)) V, between linear projections."""
+"""Attention: softmax(Q K^T / sqrt(d)) V."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.dense import DenseGeneral
 from vit_jax.models.precision import at_least_float32
 
 
@@ -75,45 +73,3 @@ def _offset_to_key(
   flat = scores.reshape(*scores.shape[:2], -1)[..., num_tokens - 1 : -1]
   rows = flat.reshape(*scores.shape[:2], num_tokens, 2 * num_tokens - 2)
   return rows[..., :num_tokens]
-
-
-class MultiHeadDotProductAttention(nn.Module):
-  """Attention of `queries` to `tokens`, between linear maps with biases.
-
-  Attributes:
-    num_heads: Number of heads; must divide the width of a token.
-    dtype: Type of the matrix products; parameters and softmax are float32.
-    has_relative_positions: Whether offsets are learned; for self-attention.
-  """
-
-  num_heads: int
-  dtype: DTypeLike = "float32"
-  has_relative_positions: bool = False
-
-  @nn.compact
-  def __call__(
-    self, queries: Float[Array, "b q d"], tokens: Float[Array, "b k d"]
-  ) -> Float[Array, "b q d"]:
-    from vit_jax.models import attention_by_chip as by_chip  # imports this file
-
-    heads = (self.num_heads, tokens.shape[-1] // self.num_heads)
-
-    def dense(name, features, x, axis=-1):
-      return DenseGeneral(
-        features,
-        axis,
-        dtype=self.dtype,
-        kernel_init=nn.initializers.xavier_uniform(),
-        name=name,
-      )(x).astype(self.dtype)
-
-    query = dense("query", heads, queries)
-    key, value = (dense(name, heads, tokens) for name in ("key", "value"))
-    offsets = None
-    if self.has_relative_positions:
-      shape = (2 * tokens.shape[1] - 1, *heads)
-      offsets = self.param("offsets", nn.initializers.normal(0.02), shape)
-      offsets = offsets.astype(self.dtype)
-    sizes = (tokens.shape[1], *heads, self.dtype)
-    core = by_chip.core(sizes, queries is tokens, offsets)
-    return dense("out", tokens.shape[-1], core(query, key, value), (-2, -1))

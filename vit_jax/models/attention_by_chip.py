@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from vit_jax.families import ModelConfig
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
-from vit_jax.models.chip import chip_of_step
+from vit_jax.models.layers import chip_of_step
 from vit_jax.models.noise import DRAWS
 from vit_jax.models.precision import at_least_float32
 

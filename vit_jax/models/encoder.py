@@ -1,24 +1,25 @@
-"""The Transformer's encoder: positions, blocks, and the norm at the end.
+"""The Transformer's encoder: positions, blocks, the norm at the end, pooling.
 
 Equations 1 to 3 of arXiv:2010.11929. Parameters are float32; matrix products,
 and the stream of tokens between them, have type `dtype`; the statistics of the
 norms are float32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import remat
-from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models import attention_by_chip
 from vit_jax.models.attention_by_chip import in_pieces
-from vit_jax.models.dense import Dense
 from vit_jax.models.hidden_by_chip import hidden
+from vit_jax.models.layers import Dense, DenseGeneral
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
@@ -26,6 +27,81 @@ from vit_jax.models.stacking import gather_parts
 
 # Places in a block, in the order of their keys.
 PLACES = ("attention", "skip_attention", "hidden", "mlp", "skip_mlp")
+
+
+# "dots" keeps the products with weights; those of attention, which have batch
+# dimensions and grow with the square of the number of tokens, are recomputed.
+POLICIES = {
+  "none": None,
+  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+# Results of a block that are kept in a scan; `checkpoint_name` gives the names.
+SAVED_NAMES = ("query", "key", "value", "attended", "after_attention", "hidden")
+_is_saved_by_name = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
+
+
+def remat_policy(options: ViTConfig) -> Callable[..., bool] | None:
+  """Returns the policy of `jax.checkpoint` for a block; None: none is needed.
+
+  Without `remat` XLA chooses what it keeps of blocks in a loop. Of blocks in a
+  scan jax would keep all that it computes, copies in float32 and masks
+  included. So what is kept is named, and sums are kept, those of the norms
+  among them, and what cuDNN's attention returns.
+  """
+  if options.scan and options.remat == "none":
+    return _is_saved_in_scan
+  return POLICIES[options.remat]
+
+
+def _is_saved_in_scan(primitive, *args, **params) -> bool:
+  return (
+    primitive is jax.lax.reduce_sum_p
+    # Inside jax's own custom gradient, where no name of ours reaches.
+    or primitive.name.startswith("dot_product_attention_fwd")
+    or _is_saved_by_name(primitive, *args, **params)
+  )
+
+
+class MultiHeadDotProductAttention(nn.Module):
+  """Attention of `queries` to `tokens`, between linear maps with biases.
+
+  Attributes:
+    num_heads: Number of heads; must divide the width of a token.
+    dtype: Type of the matrix products; parameters and softmax are float32.
+    has_relative_positions: Whether offsets are learned; for self-attention.
+  """
+
+  num_heads: int
+  dtype: DTypeLike = "float32"
+  has_relative_positions: bool = False
+
+  @nn.compact
+  def __call__(
+    self, queries: Float[Array, "b q d"], tokens: Float[Array, "b k d"]
+  ) -> Float[Array, "b q d"]:
+    heads = (self.num_heads, tokens.shape[-1] // self.num_heads)
+
+    def dense(name, features, x, axis=-1):
+      return DenseGeneral(
+        features,
+        axis,
+        dtype=self.dtype,
+        kernel_init=nn.initializers.xavier_uniform(),
+        name=name,
+      )(x).astype(self.dtype)
+
+    query = dense("query", heads, queries)
+    key, value = (dense(name, heads, tokens) for name in ("key", "value"))
+    offsets = None
+    if self.has_relative_positions:
+      shape = (2 * tokens.shape[1] - 1, *heads)
+      offsets = self.param("offsets", nn.initializers.normal(0.02), shape)
+      offsets = offsets.astype(self.dtype)
+    sizes = (tokens.shape[1], *heads, self.dtype)
+    core = attention_by_chip.core(sizes, queries is tokens, offsets)
+    return dense("out", tokens.shape[-1], core(query, key, value), (-2, -1))
 
 
 class MlpBlock(nn.Module):
@@ -139,7 +215,7 @@ class Encoder(nn.Module):
     out["with_posemb"] = x
     x = Dropout(options.dropout)(x, records)
 
-    block, policy = EncoderBlock, remat.policy(options)
+    block, policy = EncoderBlock, remat_policy(options)
     if options.scan and not self.is_initializing():
       block = nn.map_variables(block, "params", gather_parts)
     if policy is not None:
@@ -175,3 +251,26 @@ class Encoder(nn.Module):
       options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
     )(x)
     return x, out
+
+
+class MAPHead(nn.Module):
+  """Attention pooling: a learned probe attends to the tokens, then an MLP.
+
+  Source: big_vision, models/vit.py; arXiv:2106.04560, section 3.3.
+  """
+
+  options: ViTConfig
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b d"]:
+    options, (num_images, _, width) = self.options, x.shape
+    probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, width))
+    probe = jnp.broadcast_to(probe, (num_images, 1, width))
+    x = MultiHeadDotProductAttention(
+      options.size.num_heads,
+      options.dtype,
+      name="MultiHeadDotProductAttention_0",
+    )(probe, x)
+    y = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="LayerNorm_0")(x)
+    y = MlpBlock(options, name="MlpBlock_0")(y, {})
+    return (x + y)[:, 0].astype(at_least_float32(options.dtype))

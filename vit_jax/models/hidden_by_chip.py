@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from vit_jax.models.chip import chip_of_step
+from vit_jax.models.layers import chip_of_step
 from vit_jax.models.noise import DRAWS, drop_at
 from vit_jax.models.precision import at_least_float32
 

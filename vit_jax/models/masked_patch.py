@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
 
-from vit_jax.models.head import head
+from vit_jax.models.layers import head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
 

@@ -27,7 +27,7 @@ from vit_jax.families.resnet import (
   Norms,
   Stages,
 )
-from vit_jax.models.head import head
+from vit_jax.models.layers import head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
 

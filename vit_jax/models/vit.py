@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models.encoder import Encoder
-from vit_jax.models.head import head
-from vit_jax.models.map_head import MAPHead
+from vit_jax.models.encoder import Encoder, MAPHead
+from vit_jax.models.layers import head, product_of_patches
 from vit_jax.models.noise import RECORDS
-from vit_jax.models.patches import product_of_patches
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32, bias_in_float32
 from vit_jax.models.resnet import trunk

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from vit_jax.families.mixer import MixerConfig
 
-from vit_jax.models.head import head
+from vit_jax.models.layers import head
 from vit_jax.models.noise import RECORDS, Dropout
 
 

@@ -7,14 +7,18 @@ import pytest
 import tiny
 
 from vit_jax import sharding
-from vit_jax.models import dense
+from vit_jax.models import layers
 
 SPLIT = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 2, 4)), "f")
 
 
 @pytest.mark.parametrize(
   "layer",
-  [dense.Dense(6), dense.DenseGeneral((2, 3)), dense.DenseGeneral(6, (-2, -1))],
+  [
+    layers.Dense(6),
+    layers.DenseGeneral((2, 3)),
+    layers.DenseGeneral(6, (-2, -1)),
+  ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_numbers_are_those_of_dot_general(layer, dtype, monkeypatch):
@@ -31,7 +35,7 @@ def test_the_numbers_are_those_of_dot_general(layer, dtype, monkeypatch):
     return jax.tree.leaves((grads, y))
 
   want = results()
-  monkeypatch.setattr(dense, "chip_of_step", lambda: ("cpu", "cpu"))
+  monkeypatch.setattr(layers, "chip_of_step", lambda: ("cpu", "cpu"))
   got = results()
   for a, b in zip(got, want, strict=True):
     assert (a.shape, a.dtype) == (b.shape, b.dtype)

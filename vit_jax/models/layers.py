@@ -1,0 +1,111 @@
+"""Layers that the families share: linear maps, patches, the head."""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from vit_jax.devices import generation
+from vit_jax.models.precision import bias_in_float32
+
+
+def chip_of_step() -> tuple[str, str]:
+  """Returns platform and generation inside a train step, else "" twice."""
+  mesh = jax.sharding.get_abstract_mesh()
+  # Inside the shard_map of a step the images are the device's own. Elsewhere
+  # they may be spread over devices, and a piece of them would have to be
+  # gathered.
+  device = mesh.abstract_device if mesh.manual_axes else None
+  if not device:
+    return "", ""
+  return device.platform, generation(device.device_kind)
+
+
+def by_rows(
+  x: jax.Array,
+  kernel: jax.Array,
+  dimensions: tuple[Any, Any],
+  **options: Any,
+) -> jax.Array:
+  """Returns `jax.lax.dot_general`, of matrices in a train step on a CPU.
+
+  There the tokens of all images are the rows of one matrix. In the forward pass
+  XLA does so by itself. For the gradient of the kernel, a sum over images and
+  tokens, it would copy both factors first: without, S/16's step takes 0.95 to
+  0.97 of the time (docs/performance_log.md). A TPU copies nothing.
+
+  Args:
+    x: Inputs; the last dimensions are those of the sum.
+    kernel: Its first dimensions are those of the sum.
+    dimensions: As flax's layers give them: ((dimensions of the sum, of x and of
+      the kernel), (none, none)).
+    options: Other arguments of `jax.lax.dot_general`.
+  """
+  if chip_of_step()[0] != "cpu":
+    return jax.lax.dot_general(x, kernel, dimensions, **options)
+  num_summed = len(dimensions[0][0])
+  rows, features = x.shape[:-num_summed], kernel.shape[num_summed:]
+  size = math.prod(kernel.shape[:num_summed])
+  out = jax.lax.dot_general(
+    x.reshape(-1, size),
+    kernel.reshape(size, -1),
+    (((1,), (0,)), ((), ())),
+    **options,
+  )
+  return out.reshape(*rows, *features)
+
+
+# Biases are float32, and so are the results: cast them to the type of products.
+Dense = functools.partial(
+  nn.Dense, promote_dtype=bias_in_float32, dot_general=by_rows
+)
+DenseGeneral = functools.partial(
+  nn.DenseGeneral, promote_dtype=bias_in_float32, dot_general=by_rows
+)
+
+
+def product_of_patches(
+  images: Float[Array, "b h w c"],
+  kernel: Float[Array, "p p c d"],
+  *_,
+  **__: Any,
+) -> Float[Array, "b gh gw d"]:
+  """Convolves with a stride that is the kernel's size, and without padding.
+
+  For `nn.Conv.conv_general_dilated`. On a TPU the gradient of the convolution
+  is nearly a fifth of all code that the compiler makes for L/16, and slower.
+
+  Args:
+    images: Their sides are multiples of p.
+    kernel: As that of a convolution.
+  """
+  size, features = kernel.shape[0], kernel.shape[-1]
+  b, h, w, c = images.shape
+  x = images.reshape(b, h // size, size, w // size, size, c)
+  x = x.transpose(0, 1, 3, 2, 4, 5)
+  x = x.reshape(b, h // size, w // size, size * size * c)
+  return x @ kernel.reshape(-1, features)
+
+
+def head(
+  num_classes: int, bias: float, dtype: DTypeLike, name: str | None = None
+) -> nn.Dense:
+  """Returns the head, a submodule of the module that calls this.
+
+  Args:
+    num_classes: Number of logits per image.
+    bias: Initial bias of every logit; the kernel starts at zero.
+    dtype: Type of the product; float32 at least.
+    name: "head"; None in a `setup`, where the attribute is the name.
+  """
+  return nn.Dense(
+    num_classes,
+    dtype=dtype,
+    kernel_init=nn.initializers.zeros,
+    bias_init=nn.initializers.constant(bias),
+    name=name,
+  )
