@@ -22,10 +22,10 @@ LAYERS = (
   "distributed writers",
   "checkpointing",
   "weights",
-  "missing_data experiment train_batches",
+  "missing_data experiment",
   "run_summary callbacks inference",
   "__init__",
-  "train planning matmul_peak",
+  "train planning",
   "benchmark exporting reporting scoring sweep",
   "commands",
   "__main__",
@@ -39,7 +39,6 @@ EXCEPTIONS = {
   "experiment": "callbacks",
   "families": "models",
   "objectives": "models",
-  "train_batches": "callbacks",
 }
 # Rooms of one layer that import one another.
 CIRCLES: dict[str, str] = {}

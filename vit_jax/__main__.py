@@ -1,6 +1,8 @@
 """One command for all: `vit-jax VERB ...`, or `python -m vit_jax VERB ...`."""
 
+import atexit
 import errno
+import gc
 import os
 import signal
 import sys
@@ -36,6 +38,9 @@ def main() -> None:
   SIGPIPE, as of `ls | head -1`; after Ctrl-C it is that of one ended by SIGINT.
   """
   sys.excepthook = tell
+  # Python would look through all objects for garbage when it ends: 3 s with
+  # jax and TensorFlow imported, on 2 busy cores, against 0.3 s.
+  atexit.register(gc.freeze)
   try:
     try:
       run()

@@ -28,11 +28,11 @@ from jax.sharding import Mesh
 from vit_jax import malloc, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
-from vit_jax.callbacks.throughput import Meter, updates
+from vit_jax.callbacks import CallbackList
+from vit_jax.callbacks.throughput import Throughput
 from vit_jax.config import Config, ConfigError, cli
 from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
-from vit_jax.matmul_peak import ceiling
 from vit_jax.models import attention_by_chip
 from vit_jax.planning import planner
 
@@ -42,6 +42,13 @@ BLOCKS = 10  # into which the steps are divided; the medians are over them
 # shorter; a block of one step might take no time at all.
 LEAST_BLOCK = 5
 WARMUP = 3  # steps at least, which are not reported
+# Platform -> sides of the square matrices whose product is the ceiling, and the
+# number of products that follow each other without the host.
+MATMULS = {
+  "cpu": ((512, 1024, 2048), 1),
+  "gpu": ((4096, 8192, 16384), 16),
+  "tpu": ((4096, 8192, 16384), 16),
+}
 
 
 def measure(
@@ -63,12 +70,12 @@ def measure(
       Times: compile_seconds (no cache), steps, block_steps, step_seconds
       (median over blocks), step_seconds_least, step_seconds_most. For a device:
       images_per_second_per_device, flops_per_second (model FLOPs, without those
-      recomputed), ceiling_flops (see `ceiling`), ceiling_side, mfu (relative to
-      that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and mfu_of_peak,
-      None where unknown, peak_bytes and peak_bytes_by ("device", or "compiler"
-      where the device keeps no count). For all: images_per_second,
-      flops_per_image, loss (of the last step), input_wait (None for synthetic
-      input; else as `throughput.Meter`).
+      recomputed), ceiling_flops and ceiling_side (see `matmul_peak`), mfu
+      (relative to that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and
+      mfu_of_peak, None where unknown, peak_bytes and peak_bytes_by ("device",
+      or "compiler" where the device keeps no count). For all:
+      images_per_second, flops_per_image, loss (of the last step), input_wait
+      (None for synthetic input; else as `throughput.Throughput`).
 
   Raises:
     ConfigError: Something about the run cannot work, or memory is too small.
@@ -109,14 +116,14 @@ def _measure(
     compiled,
     state,
     itertools.chain([batch], batches),
-    Meter(config.data.batch_size, mesh.size, per_image, None),
+    Throughput(config.data.batch_size, mesh.size, per_image, None),
     warmup=max(WARMUP, block),
     block=block,
     steps=steps,
   )
   peak_bytes, by = peak_memory(device, compiled)
   del state, batch  # the ceiling's matrices may need the room
-  side, roof = ceiling(config.model.dtype, device)
+  side, ceiling = matmul_peak(config.model.dtype, device)
   peak = peak_flops(device.device_kind)
   images = config.data.batch_size / statistics.median(seconds)
   rate = images / mesh.size * per_image
@@ -146,9 +153,9 @@ def _measure(
     "images_per_second_per_device": images / mesh.size,
     "flops_per_image": per_image,
     "flops_per_second": rate,
-    "ceiling_flops": roof,
+    "ceiling_flops": ceiling,
     "ceiling_side": side,
-    "mfu": rate / roof,
+    "mfu": rate / ceiling,
     "peak_flops": peak,
     "mfu_of_peak": peak and rate / peak,
     "peak_bytes": peak_bytes,
@@ -172,19 +179,19 @@ def run(
   step: Callable,
   state: Any,
   batches: Iterator[dict],
-  meter: Meter,
+  throughput: Throughput,
   *,
   warmup: int,
   block: int,
   steps: int,
 ) -> tuple[list[float], float, float]:
-  """Trains for a while by the loop that trains, `throughput.updates`.
+  """Trains for a while, by the calls of the loop that trains.
 
   Args:
     step: The compiled step; donates the state.
     state: State of the run; not to be used afterwards.
     batches: Batches on the device.
-    meter: Meter of this run only; closed here.
+    throughput: Of this run only; closed here.
     warmup: Steps before the first that counts.
     block: Steps of a block.
     steps: Steps that count; a multiple of `block`.
@@ -194,22 +201,60 @@ def run(
     input, and the last loss.
   """
   ends = []
-  try:
-    trained = updates(step, state, batches, range(warmup + steps), meter)
-    for number, _, metrics, end in trained:
-      ends.append(end)
-      loss = metrics["loss"]
+  with CallbackList([throughput]) as hooks:
+    for number in range(warmup + steps):
+      with hooks.phase("input"):
+        batch = next(batches)
+      with hooks.phase("step"):
+        state, metrics = step(state, batch)
+      hooks.on_step(number, batch, metrics)
+      ends.append(throughput.step_end)
       if number == warmup:
-        meter.rates(warmup)
-    loss = float(loss)
-    wait = meter.rates(warmup + steps)["input_wait"]
-    # Times are those of the meter's thread: this thread sees several ends at
-    # once where dispatching a step waits for the step before, as on a CPU.
+        hooks.on_log(warmup, {})  # the rates count from here
+    loss = float(metrics["loss"])
+    wait = hooks.on_log(warmup + steps, {})["input_wait"]
+    # Times are those of the thread that waits for each step: this one sees
+    # several ends at once where dispatching a step waits for the step before,
+    # as on a CPU.
     at = [end.result() for end in ends[warmup - 1 :: block]]
-  finally:
-    meter.close()
   seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
   return seconds, wait, loss
+
+
+def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
+  """Returns the fastest rate of square matrix products on one device.
+
+  Sums are at least float32, as in the model. The numbers are random, since a
+  GPU multiplies zeros faster than other data.
+
+  Args:
+    dtype: Type of the matrices.
+    device: A device of this process.
+
+  Returns:
+    The side of the matrices that were fastest; FLOP/s, 2 per multiply-add.
+  """
+  sides, times = MATMULS.get(device.platform, MATMULS["gpu"])
+
+  @jax.jit
+  def chain(x, w):
+    return jax.lax.fori_loop(0, times, lambda _, x: x @ w, x)
+
+  def rate(side: int) -> float:
+    keys = jax.random.split(jax.device_put(jax.random.key(0), device))
+    x, w = (jax.random.normal(k, (side, side)) for k in keys)
+    # Keeps the numbers of one size, however many products follow.
+    x, w = x.astype(dtype), (w / side**0.5).astype(dtype)
+    jax.block_until_ready(chain(x, w))
+    seconds = []
+    for _ in range(5):
+      start = time.perf_counter()
+      jax.block_until_ready(chain(x, w))
+      seconds.append(time.perf_counter() - start)
+    return times * 2 * side**3 / statistics.median(seconds)
+
+  rates = {side: rate(side) for side in sides}
+  return max(rates.items(), key=lambda item: item[1])
 
 
 def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:

@@ -88,13 +88,13 @@ def train_and_evaluate(
     WriteError: The workdir cannot be written, was deleted, or was taken.
   """
   # Setup: every error of config, data, weights and disk is raised here.
-  opening = startup.Start(began)
+  start_time = startup.Startup(began)
   phases = Phases(began)
   lock = run_lock.RunLock(workdir, began=phases.wall_start())
   experiment = experiment_lib.setup(
     config, workdir, data, allow_change=allow_change
   )
-  opening.ends("checks")
+  start_time.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
   trainer = step_lib.assemble(  # no arrays yet
     config, experiment.facts, mesh, [c.step_metrics for c in callbacks]
@@ -110,7 +110,7 @@ def train_and_evaluate(
   hooks = CallbackList(
     default_callbacks(
       *(experiment, trainer, mesh, evaluators, checkpointer),
-      *(lock, opening, phases),
+      *(lock, start_time, phases),
     )
     + list(callbacks)
   )

@@ -1,12 +1,13 @@
-"""Plain lines in a file, one redrawn line on a terminal."""
+"""Plain lines in a file, a bar on a terminal."""
 
 import doctest
 import io
-import re
+import sys
+import time
 
 import pytest
 
-from vit_jax.callbacks import progress
+from vit_jax.callbacks import CallbackList, progress
 
 METRICS = {
   "loss": 6.91234,
@@ -17,7 +18,7 @@ METRICS = {
 }
 
 
-class _Terminal(io.StringIO):
+class Terminal(io.StringIO):
   encoding = "utf-8"
 
   def isatty(self):
@@ -25,142 +26,88 @@ class _Terminal(io.StringIO):
 
   def lines(self):
     """What each line shows after its last redraw."""
-    shown = [line.split("\r")[-1] for line in self.getvalue().split("\n")]
-    return [line.replace("\x1b[K", "") for line in shown]
-
-
-class _Clock:
-  now = 0.0
-
-  def __call__(self):
-    return self.now
+    lines = self.getvalue().replace("\x1b[A", "").split("\n")
+    return [line.rstrip("\r").split("\r")[-1].rstrip() for line in lines]
 
 
 @pytest.fixture
-def columns(monkeypatch):
-  monkeypatch.setenv("TERM", "xterm")
-  set_to = lambda n: monkeypatch.setattr(progress, "_columns", lambda _: n)
-  set_to(80)
-  return set_to
+def clock(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
+  return now
+
+
+def _started(total, start=0, **options):
+  hooks = CallbackList([progress.Progress(total, **options)])
+  hooks.on_start(start, None, {})
+  return hooks
 
 
 def test_examples():
   assert doctest.testmod(progress).failed == 0
 
 
-def test_a_file_gets_one_line_per_log_step():
-  file, clock = io.StringIO(), _Clock()
-  with progress.Progress(1000, 200, stream=file, clock=clock) as bar:
+def test_a_file_gets_one_line_per_log_step(capsys, clock):
+  with _started(1000, 200) as hooks:
     for step in range(201, 211):
-      clock.now += 3.0
-      bar.update(step, METRICS if step % 5 == 0 else None)
-    bar.note("checkpoint written")
+      clock[0] += 3.0
+      hooks.on_step(step, {}, {})
+      if step % 5 == 0:
+        assert hooks.on_log(step, METRICS) == METRICS
+    progress.note("checkpoint written")
+    progress.note(None)  # nothing to say
   # 790 steps left at 3 s each.
-  assert file.getvalue().splitlines() == [
+  lines = capsys.readouterr().err
+  assert lines.splitlines() == [
     "step 205/1,000  20.5%  loss 6.9123  lr 4.00e-04  1,234 img/s"
     "  154 img/s/device  MFU 41.2%  ETA 39m45s",
     "step 210/1,000  21.0%  loss 6.9123  lr 4.00e-04  1,234 img/s"
     "  154 img/s/device  MFU 41.2%  ETA 39m30s",
     "checkpoint written",
   ]
-  assert "\r" not in file.getvalue() and "\x1b" not in file.getvalue()
+  assert "\r" not in lines and "\x1b" not in lines
 
 
-@pytest.mark.parametrize(
-  "share, shown", [(0.1, ""), (0.104, "  input wait 10%"), (1.0, "100%")]
-)
-def test_waiting_for_input_is_shown_above_a_tenth(share, shown):
-  file = io.StringIO()
-  bar = progress.Progress(10, stream=file, clock=_Clock())
-  bar.note(None)  # nothing to say
-  bar.update(10, {"loss": 0.5, "input_wait": share})
-  assert shown in file.getvalue()
-  assert bool(shown) == ("input" in file.getvalue())
-  assert file.getvalue().count("\n") == 1
+def test_the_last_line_tells_the_time_taken(capsys, clock):
+  hooks = _started(10)
+  clock[0] = 75.0
+  hooks.on_step(10, {}, {})
+  hooks.on_log(10, {"loss": 0.5})
+  line = "step 10/10  100.0%  loss 0.5000  took 1m15s\n"
+  assert capsys.readouterr().err == line
 
 
-def test_the_last_line_tells_the_time_taken():
-  file, clock = io.StringIO(), _Clock()
-  bar = progress.Progress(10, stream=file, clock=clock)
-  clock.now = 75.0
-  bar.update(10, {"loss": 0.5, "mfu": None})
-  assert file.getvalue() == "step 10/10  100.0%  loss 0.5000  took 1m15s\n"
+def test_what_is_normal_is_not_shown():
+  one_device = {"images_per_second": 50.0, "images_per_second_per_device": 50.0}
+  assert progress.metric_texts(one_device) == ["50.0 img/s"]
+  normal = {"input_wait": 0.1, "skipped": 0.0, "undecodable": 0.0}
+  assert progress.metric_texts(normal) == []
+  odd = {"input_wait": 0.104, "skipped": 2.0, "loss": float("nan")}
+  texts = ["loss nan", "input wait 10%", "skipped 2"]
+  assert progress.metric_texts(odd) == texts
+  own = {"zeta": 2.0, "loss": 0.5, "seconds/step": 3.0, "goodput": 0.5}
+  assert progress.metric_texts(own) == ["loss 0.5000", "zeta 2"]
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 200])
-def test_a_bar_never_reaches_the_last_column(columns, width):
-  columns(width)
-  terminal, clock = _Terminal(), _Clock()
-  with progress.Progress(93_835, stream=terminal, clock=clock) as bar:
-    for step in range(0, 93_835, 9000):
-      clock.now += 1234.0
-      bar.update(step, METRICS)
-  redraws = re.split(r"[\r\n]", terminal.getvalue().replace("\x1b[K", ""))
-  assert max(map(len, redraws)) < width
-  assert terminal.getvalue().count("\n") == 1
+def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch):
+  monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+  progress.note("before")
+  with _started(1000) as hooks:
+    for step in range(1, 501):
+      hooks.on_step(step, {}, {})
+    hooks.on_log(500, METRICS)
+    progress.note("val/top1 0.7512")
+  before, note, bar, end = terminal.lines()
+  assert (before, note, end) == ("before", "val/top1 0.7512", "")
+  assert bar.startswith(" 50%|") and "500/1000" in bar
+  assert "loss 6.9123  lr 4.00e-04  1,234 img/s" in bar
+  assert terminal.getvalue().count("\r") < 15  # a step may take 1 ms
 
 
-def test_a_narrow_terminal_keeps_what_matters(columns):
-  columns(60)
-  terminal, clock = _Terminal(), _Clock()
-  bar = progress.Progress(1000, stream=terminal, clock=clock)
-  bar.update(0, METRICS)
-  clock.now = 5.0
-  bar.update(500, METRICS)
-  bar.close()
-  (line, _) = terminal.lines()
-  assert line == "████░░░░ 50.0%  500/1,000  loss 6.9123  1,234 img/s  ETA 5s"
-
-
-def test_a_note_stands_above_the_bar(columns):
-  terminal = _Terminal()
-  bar = progress.Progress(10, stream=terminal)
-  bar.update(5, {"loss": 1.0})
-  bar.note("val/top1 0.7512")
-  bar.close()
-  bar.close()
-  note, last, end = terminal.lines()
-  assert note == "val/top1 0.7512"
-  assert "50.0%  5/10  loss 1.0000" in last and end == ""
-
-
-def test_redraws_are_rare_and_the_last_step_is_always_drawn(columns):
-  terminal, clock = _Terminal(), _Clock()
-  bar = progress.Progress(1000, stream=terminal, clock=clock)
-  for step in range(1, 1001):
-    clock.now += 1e-3
-    bar.update(step)
-  assert terminal.getvalue().count("\r") < 15
-  assert "1,000/1,000" in terminal.lines()[-1]
-
-
-def test_other_processes_are_silent():
-  file = io.StringIO()
-  with progress.Progress(10, stream=file, is_shown=False) as bar:
-    bar.update(1, METRICS)
-    bar.note("hello")
-  assert file.getvalue() == ""
-
-
-def test_a_terminal_without_unicode(columns):
-  terminal = _Terminal()
-  terminal.encoding = "ascii"
-  with progress.Progress(10, stream=terminal) as bar:
-    bar.update(5)
-  assert terminal.lines()[0].isascii() and "#" in terminal.lines()[0]
-
-
-def test_nan_is_shown():
-  file = io.StringIO()
-  progress.Progress(10, stream=file).update(1, {"loss": float("nan")})
-  assert "loss nan" in file.getvalue()
-
-
-def test_one_device_is_told_once_and_unknown_names_come_last():
-  file = io.StringIO()
-  rates = {"images_per_second": 50.0, "images_per_second_per_device": 50.0}
-  metrics = {"zeta": 2.0, **rates, "grad_norm": 1.5, "epoch": 0.1}
-  progress.Progress(10, stream=file).update(1, metrics)
-  assert file.getvalue() == (
-    "step 1/10  10.0%  |g| 1.5  epoch 0.10  50.0 img/s  zeta 2\n"
-  )
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_other_processes_are_silent(monkeypatch, stream):
+  monkeypatch.setattr(sys, "stderr", stderr := stream())
+  with _started(10, is_shown=False) as hooks:
+    hooks.on_step(1, {}, {})
+    hooks.on_log(1, METRICS)
+  assert stderr.getvalue() == ""

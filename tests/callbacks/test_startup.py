@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from vit_jax.callbacks import startup
+from vit_jax.callbacks import CallbackList, startup
 
 
 @pytest.fixture
@@ -61,29 +61,34 @@ def test_a_home_that_cannot_be_written_to(no_cache, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_hit", [True, False])
 def test_the_line_about_the_first_step(clock, is_hit):
-  with startup.Start(since=4.0) as phases:
-    jax.monitoring.record_event(startup.HITS)  # of another program
+  lines = []
+  with CallbackList([startup.Startup(4.0, lines.append)]) as hooks:
+    jax.monitoring.record_event(startup.CACHE_HIT)  # of another program
     clock[0] = 10.5
-    phases.ends("data")
-    if is_hit:
-      jax.monitoring.record_event(startup.HITS)
-    clock[0] = 12.0
-    line = phases.text("first step")
-    assert phases.text("first step") is None  # told before
+    hooks.on_start(0, None, {})
+    for step in range(2):
+      with hooks.phase("input"):
+        clock[0] += 0.25
+      with hooks.phase("step" if step else "compile"):
+        if is_hit:
+          jax.monitoring.record_event(startup.CACHE_HIT)
+        clock[0] += 1.25
+      hooks.on_log(step, {})
   folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
-  assert line == (
-    "start       8.0 s to the end of the first step: imports 6.0, data 0.5,"
-    f" first step 1.5 (cache {'hit' if is_hit else 'miss'}, {folder})"
-  )
+  assert lines == [
+    "start       8.0 s to the end of the first step: imports 6.0, model and"
+    " state 0.5, evaluators 0.0, first batch 0.2, first step 1.2 (cache"
+    f" {'hit' if is_hit else 'miss'}, {folder})"
+  ]
 
 
 def test_no_imports_where_none_were_timed_and_no_cache(clock, no_cache):
-  with startup.Start() as phases:
+  lines = []
+  with CallbackList([startup.Startup(note=lines.append)]) as hooks:
     clock[0] = 11.0
-    line = phases.text("first step")
+    hooks.on_log(1, {})
+  (line,) = lines
   assert line.endswith("step: first step 1.0 (no cache)")
-  jax.monitoring.record_event(startup.HITS)
-  assert phases._hits == 0  # the listener is gone
 
 
 def test_the_step_is_imported_in_three_seconds():

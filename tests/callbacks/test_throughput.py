@@ -1,29 +1,34 @@
 """Images per second, without the pauses; and waiting for input."""
 
 import threading
+import time
 
 import pytest
 
-from vit_jax.callbacks import throughput as meter_lib
+from vit_jax.callbacks import CallbackList
+from vit_jax.callbacks.throughput import Throughput
 
 
 @pytest.fixture
 def clock(monkeypatch):
   now = [0.0]
-  monkeypatch.setattr(meter_lib.time, "perf_counter", lambda: now[0])
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
   return now
 
 
 def test_rates_leave_out_compilation_and_pauses(clock):
-  meter = meter_lib.Meter(8, 2, flops_per_image=5, peak_flops=100.0)
+  hooks = CallbackList([Throughput(8, 2, flops_per_image=5, peak_flops=100.0)])
+  hooks.enter("step")
   clock[0] = 100.0  # compilation
-  assert meter.rates(1) == {}
+  assert hooks.on_log(1, {"loss": 2.0}) == {"loss": 2.0}
   clock[0] = 102.0
-  with meter.paused():
-    clock[0] = 150.0
+  with hooks.phase("evaluation"):
+    clock[0] = 140.0
+    with hooks.phase("save"):
+      clock[0] = 150.0
   clock[0] = 152.0
   # 10 steps of 8 images in 4 seconds; 5 FLOP an image of 100 FLOP/s a device.
-  assert meter.rates(11) == {
+  assert hooks.on_log(11, {}) == {
     "images_per_second": 20.0,
     "images_per_second_per_device": 10.0,
     "input_wait": 0.0,
@@ -32,10 +37,10 @@ def test_rates_leave_out_compilation_and_pauses(clock):
 
 
 def test_no_mfu_without_a_known_peak(clock):
-  meter = meter_lib.Meter(8, 2, 5, None)
-  meter.rates(1)
+  throughput = Throughput(8, 2, 5, None)
+  throughput.on_log(1, {})
   clock[0] = 1.0
-  assert "mfu" not in meter.rates(2)
+  assert "mfu" not in throughput.on_log(2, {})
 
 
 class Device:
@@ -58,85 +63,117 @@ class Device:
   ],
 )
 def test_the_most_memory_of_a_device(clock, counts, peak):
-  meter = meter_lib.Meter(8, 2, 5, None, map(Device, counts))
-  assert meter.rates(1) == {}
+  throughput = Throughput(8, 2, 5, None, map(Device, counts))
+  assert throughput.on_log(1, {}) == {}
   clock[0] = 1.0
-  assert meter.rates(2).get("peak_bytes") == peak
+  assert throughput.on_log(2, {}).get("peak_bytes") == peak
 
 
 class Step:
   """What a device computes, until the test says that it is done."""
 
-  def __init__(self, meter):
+  def __init__(self):
     self._done = threading.Event()
-    meter.runs(self)
-    self._end = meter._idle_since
 
   def block_until_ready(self):
     self._done.wait()
 
   def finish(self):
     self._done.set()
-    self._end.result()  # the time is taken
 
 
 @pytest.fixture
-def meter(clock):
-  meter = meter_lib.Meter(8, 1, 5, None)
-  with meter.input():  # before the first step; compilation is no better
-    clock[0] += 5.0
-  Step(meter).finish()
-  meter.rates(1)
-  yield meter
-  meter.close()
+def run(clock):
+  """A run after its first step, as its callbacks see it."""
+  return Run(clock)
 
 
-def test_waiting_counts_from_when_the_device_is_idle(clock, meter):
-  start = clock[0]
-  step = Step(meter)
-  with meter.input():
-    clock[0] = start + 4.0
+class Run:
+  """A run on a clock of the test's.
+
+  Attributes:
+    hooks: Its callbacks.
+    notes: What they printed.
+  """
+
+  def __init__(self, clock):
+    self._clock = clock
+    self.notes = []
+    self._throughput = Throughput(8, 1, 5, None, note=self.notes.append)
+    self.hooks = CallbackList([self._throughput])
+    with self.hooks.phase("input"):  # before the first step, no better than
+      clock[0] += 5.0  # compilation
+    self.finish(self.gives())
+    self.hooks.on_log(1, {})
+
+  def gives(self):
+    """Gives the device a step."""
+    step = Step()
+    self.hooks.on_step(2, {}, {"loss": step})
+    return step
+
+  def finish(self, step):
+    """Ends the newest step, at the time that it is."""
     step.finish()
+    self._throughput.step_end.result()
+
+
+def test_waiting_counts_from_when_the_device_is_idle(clock, run):
+  start = clock[0]
+  step = run.gives()
+  with run.hooks.phase("input"):
+    clock[0] = start + 4.0
+    run.finish(step)
     clock[0] = start + 7.0  # 3 seconds of nothing to do
-  step = Step(meter)
-  step.finish()
+  run.finish(run.gives())
   clock[0] = start + 8.0  # idle, but the input is not asked
-  with meter.input():
+  with run.hooks.phase("input"):
     clock[0] = start + 10.0  # 2 more
-  with meter.paused():
+  with run.hooks.phase("evaluation"):
     clock[0] = start + 100.0
-  rates = meter.rates(2)
-  assert rates["input_wait"] == 0.5
-  text = meter.advice(rates)
+  assert run.hooks.on_log(2, {})["input_wait"] == 0.5
+  (text,) = run.notes
   assert text.startswith("input       the device waited for images 50% of")
   assert "decode_inception_crop" in text
-  assert meter.advice(rates) is None  # once is enough
+  with run.hooks.phase("input"):
+    clock[0] += 1.0
+  assert run.hooks.on_log(3, {})["input_wait"] == 1.0
   clock[0] += 1.0
-  assert meter.rates(3)["input_wait"] == 0.0  # told before
+  assert run.hooks.on_log(4, {})["input_wait"] == 0.0  # not counted twice
+  assert len(run.notes) == 1  # once is enough
 
 
-def test_waiting_while_a_step_computes_is_no_loss(clock, meter):
+def test_waiting_while_a_step_computes_is_no_loss(clock, run):
   start = clock[0]
-  step = Step(meter)
-  with meter.input():
+  step = run.gives()
+  with run.hooks.phase("input"):
     clock[0] = start + 9.0
-  step.finish()
-  with meter.input():  # takes no time
+  run.finish(step)
+  with run.hooks.phase("input"):  # takes no time
     pass
   clock[0] = start + 10.0
-  rates = meter.rates(2)
-  assert rates["input_wait"] == 0.0
-  assert meter.advice(rates) is None
-  assert meter.advice({"input_wait": 0.1}) is None
-  assert meter.advice({}) is None  # the first step has no rates
+  assert run.hooks.on_log(2, {})["input_wait"] == 0.0
+  assert not run.notes
 
 
-def test_a_step_that_fails_is_not_the_meters_to_tell(clock, meter):
+def test_at_most_two_steps_wait_on_the_device(run):
+  steps = [run.gives() for _ in range(2)]
+  done = threading.Event()
+  thread = threading.Thread(target=lambda: (run.gives(), done.set()))
+  thread.start()
+  assert not done.wait(0.2)  # the third waits for the first
+  steps[0].finish()
+  assert done.wait(10.0)
+  thread.join()
+  steps[1].finish()
+
+
+def test_a_step_that_fails_is_not_the_meters_to_tell(clock, run):
   class Failed:
     def block_until_ready(self):
       raise RuntimeError
 
-  meter.runs(Failed())
-  meter._idle_since.result()
-  with meter.input():
+  run.hooks.on_step(2, {}, {"loss": Failed()})
+  with run.hooks.phase("input"):
     clock[0] += 1.0
+  run.hooks.__exit__(None, None, None)

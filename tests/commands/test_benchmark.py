@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import benchmark, matmul_peak
-from vit_jax.callbacks.throughput import Meter
+from vit_jax import benchmark
+from vit_jax.callbacks.throughput import Throughput
 from vit_jax.config import ConfigError
 
 FOUND = {
@@ -58,7 +58,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def small_ceiling(monkeypatch):
-  monkeypatch.setattr(matmul_peak, "SIDES", {"cpu": ((32, 64), 2)})
+  monkeypatch.setitem(benchmark.MATMULS, "cpu", ((32, 64), 2))
 
 
 def test_it_measures_the_step():
@@ -87,15 +87,15 @@ def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
   seen, given = [], []
 
   def step(state, batch):
-    given.append(batch)
+    given.append(batch["number"])
     seen.append(state)
     return state + 1, {"loss": jnp.float32(state)}
 
   seconds, wait, loss = benchmark.run(
     step,
     0,
-    itertools.count(),
-    Meter(1, 1, 1, None),
+    ({"number": n} for n in itertools.count()),
+    Throughput(1, 1, 1, None),
     warmup=3,
     block=2,
     steps=6,
@@ -134,8 +134,8 @@ def test_blocks_are_timed_by_when_steps_end(monkeypatch):
   seconds, _, loss = benchmark.run(
     step,
     0,
-    itertools.repeat(None),
-    Meter(1, 1, 1, None),
+    itertools.repeat({}),
+    Throughput(1, 1, 1, None),
     warmup=3,
     block=1,
     steps=10,
@@ -152,7 +152,7 @@ def test_no_block_of_one_step_among_others(asked, timed, block):
 
 
 def test_the_ceiling_is_a_rate():
-  side, rate = matmul_peak.ceiling("bfloat16", jax.devices()[0])
+  side, rate = benchmark.matmul_peak("bfloat16", jax.devices()[0])
   assert side in (32, 64) and 1e5 < rate < 1e13
 
 

@@ -46,9 +46,12 @@ inside, outside = os.pipe()
 os.dup2(outside, 2)
 os.close(inside)
 os.close(outside)
-with progress.Progress(2) as shown:
-  shown.update(1, {"loss": 1.0})
-  exits.say("a word")
+shown = progress.Progress(2)
+shown.on_start(0, None, {})
+shown.on_step(1, {}, {})
+shown.on_log(1, {"loss": 1.0})
+progress.note("a note")
+exits.say("a word")
 print("trained")
 """
 

@@ -1,151 +1,101 @@
-"""The progress of a run: a bar on a terminal, plain lines in a file.
+"""The progress of a run: tqdm's bar on a terminal, plain lines elsewhere.
 
 Everything goes to stderr, so that stdout has results only.
 """
 
-import io
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
+from vit_jax.callbacks.base import Callback
 from vit_jax.writers import console
 
-REDRAW_SECONDS = 0.1  # Redrawing takes longer than a step of 1 ms.
-PER_DEVICE = "images_per_second_per_device"
-SMALLEST_BAR = 8  # Columns; a shorter bar says less than the percentage.
+if TYPE_CHECKING:
+  from vit_jax.step import TrainState
+
+SLOW_INPUT = 0.1  # a smaller share of waiting for input is not shown
 
 
-class Progress:
-  """Shows step, metrics, speed and the time that is left.
+def note(text: str | None) -> None:
+  """Prints lines to stderr, above the bar where there is one.
 
-  On a terminal one line is redrawn in place. Its bar takes the columns that the
-  numbers leave; where it is narrow, the less important numbers are dropped
-  first. Elsewhere (a file, a pipe, a job's log) each call with metrics prints
-  one line, without carriage returns.
+  Of several processes the first prints.
 
-  The time left is the time per step since the first update, evaluations and
+  Args:
+    text: The lines; None or "": nothing is printed.
+  """
+  import jax  # commands that only read runs import this module, not jax
+
+  is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
+  if text and is_first:
+    with tqdm.external_write_mode(file=sys.stderr):
+      console.write(sys.stderr, f"{text}\n")
+
+
+class Progress(Callback):
+  """Shows step, metrics, speed and the time left.
+
+  On a terminal a bar is redrawn in place. Elsewhere (a file, a pipe, a job's
+  log) each call of `on_log` prints a line.
+
+  The time left is the time per step since the first one, evaluations and
   checkpoints included, times the steps left. Compilation is not part of it,
-  since it comes before the first update.
+  since it comes before the end of the first step.
 
   Args:
     total_steps: Length of the run.
-    initial_step: Step at which the run starts, more than 0 when it resumes.
     is_shown: False prints nothing: for all processes but the first.
-    stream: None: stderr.
-    clock: Seconds, for tests.
   """
 
-  def __init__(
-    self,
-    total_steps: int,
-    initial_step: int = 0,
-    *,
-    is_shown: bool = True,
-    stream: io.TextIOBase | None = None,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    self._total = total_steps
-    self._step = initial_step
-    self._metrics: dict[str, float | None] = {}
+  def __init__(self, total_steps: int, is_shown: bool = True):
+    self._total_steps = total_steps
     self._is_shown = is_shown
-    self._stream = sys.stderr if stream is None else stream
-    self._clock = clock
-    self._start = clock()
-    self._first: tuple[float, int] | None = None  # Time and step.
-    self._drawn_at = -float("inf")
-    self._is_open = True
-    self._is_bar = is_shown and _is_terminal(self._stream)
-    self._blocks = _blocks(self._stream)
-    if self._is_bar:
-      self._draw()
+    self._bar: tqdm | None = None
+    self._first: tuple[float, int] | None = None  # time, and step
 
-  def update(self, step: int, metrics: Mapping | None = None) -> None:
-    """Records that `step` updates are applied.
+  def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
+    self._start = time.monotonic()
+    self._bar = tqdm(
+      total=self._total_steps,
+      initial=start,
+      unit="step",
+      disable=None if self._is_shown else True,  # None: if it is no terminal
+      dynamic_ncols=True,
+      smoothing=0.0,  # the speed is the mean since the first step
+    )
 
-    Args:
-      step: Counted from the start of the training, not of this process.
-      metrics: The newest numbers by their names in metrics.jsonl, without
-        "train/"; None keeps the ones shown. A value of None is left out; "mfu"
-        is a share from 0 to 1.
-    """
-    now = self._clock()
+  def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
+    self._bar.update()
     if self._first is None:
-      self._first = (now, step)
-    self._step = step
-    if metrics is not None:
-      self._metrics = dict(metrics)
-    if self._is_bar:
-      is_due = now - self._drawn_at >= REDRAW_SECONDS
-      if metrics is not None or is_due or step >= self._total:
-        self._draw()
-    elif self._is_shown and metrics is not None:
-      self._write(f"step {'  '.join(self._head() + self._fields())}\n")
+      self._first = time.monotonic(), step
+      self._bar.unpause()  # its clock starts now
 
-  def note(self, text: str | None) -> None:
-    """Prints text, above the bar where there is one; nothing for None."""
-    if not self._is_shown or text is None:
-      return
-    if self._is_bar and self._is_open:
-      self._write(f"\r\x1b[K{text}\n")
-      self._draw()
-    else:
-      self._write(f"{text}\n")
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    fields = metric_texts(values)
+    if not self._bar.disable:
+      self._bar.set_postfix_str("  ".join(fields))
+    elif self._is_shown:
+      share = step / self._total_steps
+      count = f"{step:,}/{self._total_steps:,}  {100 * share:.1f}%"
+      line = "  ".join([f"step {count}", *fields, *self._time_left(step)])
+      console.write(sys.stderr, f"{line}\n")
+    return values
 
-  def close(self) -> None:
-    """Leaves the bar as it is on the screen; later calls do nothing."""
-    if self._is_open and self._is_bar:
-      self._draw()
-      self._write("\n")
-    self._is_open = self._is_bar = False
+  def close(self, error: BaseException | None) -> None:
+    if self._bar is not None:
+      self._bar.close()
 
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *exception) -> None:
-    # Also after an exception: its traceback starts on a line of its own.
-    self.close()
-
-  def _head(self) -> list[str]:
-    share = self._step / self._total if self._total else 1.0
-    return [f"{self._step:,}/{self._total:,}", f"{100 * share:.1f}%"]
-
-  def _fields(self) -> list[str]:
-    return _formatted(self._metrics) + self._time_left()
-
-  def _time_left(self) -> list[str]:
-    now = self._clock()
-    if self._step >= self._total:
+  def _time_left(self, step: int) -> list[str]:
+    now = time.monotonic()
+    if step >= self._total_steps:
       return [f"took {format_seconds(now - self._start)}"]
-    if self._first is None or self._step == self._first[1]:
+    if self._first is None or step == self._first[1]:
       return []
-    seconds = (now - self._first[0]) / (self._step - self._first[1])
-    return [f"ETA {format_seconds(seconds * (self._total - self._step))}"]
-
-  def _draw(self) -> None:
-    self._drawn_at = self._clock()
-    # One column stays free: a full line makes some terminals wrap.
-    width = _columns(self._stream) - 1
-    count, percent = self._head()
-    metrics = dict(self._metrics)
-    while True:
-      fields = _formatted(metrics) + self._time_left()
-      text = "  ".join([percent, count, *fields])
-      room = width - len(text) - 1
-      if room >= SMALLEST_BAR or not metrics:
-        break
-      metrics.pop(_least_needed(metrics))
-    bar = self._bar(min(room, 40)) + " " if room >= SMALLEST_BAR else ""
-    self._write(f"\r{bar}{text[:width]}\x1b[K")
-
-  def _bar(self, width: int) -> str:
-    full, empty = self._blocks
-    share = self._step / self._total if self._total else 1.0
-    num_full = min(int(share * width), width)
-    return full * num_full + empty * (width - num_full)
-
-  def _write(self, text: str) -> None:
-    console.write(self._stream, text)
+    seconds = (now - self._first[0]) / (step - self._first[1])
+    return [f"ETA {format_seconds(seconds * (self._total_steps - step))}"]
 
 
 def format_seconds(seconds: float) -> str:
@@ -166,25 +116,32 @@ def format_seconds(seconds: float) -> str:
   return f"{days}d{hours % 24:02d}h"
 
 
-def _formatted(metrics: Mapping) -> list[str]:
-  """Returns texts in the order of `_FORMATS`, then of names that it lacks."""
-  shown = {k: v for k, v in metrics.items() if v is not None}
-  if shown.get(PER_DEVICE) == shown.get("images_per_second"):
-    shown.pop(PER_DEVICE, None)  # One device: the same number again.
+def metric_texts(values: Mapping[str, float]) -> list[str]:
+  """Returns the metrics that a line of progress has, with their units.
+
+  Example:
+    >>> metric_texts({"loss": 6.9, "skipped": 0.0, "mfu": 0.41})
+    ['loss 6.9000', 'MFU 41.0%']
+  """
+  shown = dict(values)
+  per_device = "images_per_second_per_device"
+  if shown.get(per_device) == shown.get("images_per_second"):
+    shown.pop(per_device, None)  # one device: the same number again
+  if shown.get("input_wait", 0.0) <= SLOW_INPUT:
+    shown.pop("input_wait", None)
   for name in ("skipped", "undecodable"):
     if not shown.get(name, True):
       shown.pop(name)
-  if shown.get("input_wait", 1.0) <= 0.1:
-    shown.pop("input_wait")  # The normal case.
-  known = [text(shown.pop(k)) for k, text in _FORMATS.items() if k in shown]
-  return known + [f"{name} {value:.4g}" for name, value in shown.items()]
+  texts = [text(shown[k]) for k, text in _FORMATS.items() if k in shown]
+  others = shown.keys() - {*_FORMATS, *_NOT_SHOWN}
+  return texts + [f"{k} {shown[k]:.4g}" for k in sorted(others) if "/" not in k]
 
 
-def _loss(value) -> str:
+def _loss(value: float) -> str:
   return f"loss {value:.4f}" if abs(value) < 1000 else f"loss {value:.3e}"
 
 
-def _rate(value) -> str:
+def _rate(value: float) -> str:
   return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
@@ -195,64 +152,11 @@ _FORMATS = {
   "param_norm": lambda v: f"|w| {v:.3g}",
   "epoch": lambda v: f"epoch {v:.2f}",
   "images_per_second": lambda v: f"{_rate(v)} img/s",
-  PER_DEVICE: lambda v: f"{_rate(v)} img/s/device",
+  "images_per_second_per_device": lambda v: f"{_rate(v)} img/s/device",
   "mfu": lambda v: f"MFU {100 * v:.1f}%",
   "peak_bytes": lambda v: f"mem {v / 2**30:.2f} GiB",
   "input_wait": lambda v: f"input wait {100 * v:.0f}%",
+  "skipped": lambda v: f"skipped {v:.0f}",
+  "undecodable": lambda v: f"undecodable {v:.0f}",
 }
-
-
-def _least_needed(metrics: Mapping) -> str:
-  """Returns the order in which to drop: unknown names first, the loss last."""
-  keep = (
-    "grad_norm",
-    PER_DEVICE,
-    "epoch",
-    "lr",
-    "mfu",
-    "input_wait",
-    "images_per_second",
-    "loss",
-  )
-  return min(metrics, key=lambda k: keep.index(k) if k in keep else -1)
-
-
-def _is_terminal(stream: io.TextIOBase) -> bool:
-  return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _columns(stream: io.TextIOBase) -> int:
-  """Returns the width now, so that the bar follows a resized window."""
-  try:
-    return os.get_terminal_size(stream.fileno()).columns or 80
-  except (OSError, ValueError):  # No file descriptor, as in a notebook.
-    return 80
-
-
-def _blocks(stream: io.TextIOBase) -> tuple[str, str]:
-  try:
-    "█░".encode(getattr(stream, "encoding", None) or "ascii")
-  except (UnicodeEncodeError, LookupError):
-    return "#", "."
-  return "█", "░"
-
-
-def note(text: str | None) -> None:
-  """Prints lines to stderr, above the bar where a run shows one.
-
-  Args:
-    text: The lines; None or "": nothing is printed.
-  """
-  if text and _bar is not None:
-    _bar.note(text)
-  elif text:
-    console.write(sys.stderr, f"{text}\n")
-
-
-_bar: Progress | None = None  # the bar on the screen
-
-
-def show(bar: Progress | None) -> None:
-  """Sets the bar that `note` prints above."""
-  global _bar
-  _bar = bar
+_NOT_SHOWN = ("images_seen", "exaflops", "device_hours", "goodput")

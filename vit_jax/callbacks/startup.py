@@ -4,18 +4,20 @@ Compiled programs are kept on disk, so that a run that resumes, or starts again
 with the same shapes, need not recompile them.
 """
 
-import atexit
-import gc
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import note as print_note
+
+if TYPE_CHECKING:
+  from vit_jax.step import TrainState
 
 BEGAN = time.perf_counter()  # The commands import this before jax.
-HITS = "/jax/compilation_cache/cache_hits"
-
-# Else Python looks through all objects for garbage when it ends, for a second.
-atexit.register(gc.freeze)
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
 def use_cache(workdir: str | None = None) -> None:
@@ -49,68 +51,71 @@ def use_cache(workdir: str | None = None) -> None:
   jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-class Start:
-  """Measures the seconds of each phase from the start to the first step.
+class Startup(Callback):
+  """Prints the seconds from the start of a run to the end of its first step.
+
+  The line has the seconds of each part, and whether the step was in the cache.
 
   Args:
-    since: Start of the command, by time.perf_counter(), all imports until now
-      being the first phase; None: now.
-    beat: Called at the end of each phase.
+    began: Start of the command, by time.perf_counter(), all imports until now
+      being the first part; None: now.
+    note: Prints the line.
   """
 
   def __init__(
     self,
-    since: float | None = None,
-    beat: Callable[[], None] = lambda: None,
+    began: float | None = None,
+    note: Callable[[str], None] = print_note,
   ):
     from jax import monitoring
 
-    self._beat = beat
-    self._began = self._last = time.perf_counter() if since is None else since
-    self._phases: dict[str, float] = {}
+    self._note = note
+    self._began = self._last = time.perf_counter() if began is None else began
+    self._parts: dict[str, float] = {}
     self._hits = self._hits_before = 0
-    self._unregister = lambda: monitoring.unregister_event_listener(self._count)
+    self._close = lambda: monitoring.unregister_event_listener(self._count)
     monitoring.register_event_listener(self._count)
-    if since is not None:
+    if began is not None:
       self.ends("imports")
 
-  def ends(self, phase: str) -> None:
-    """Ends a phase; the next begins."""
-    now = time.perf_counter()
-    self._phases[phase] = now - self._last
-    self._last = now
-    self._beat()
-    self._hits_before = self._hits
+  def ends(self, part: str) -> None:
+    """Ends a part, unless it has ended before; the next begins."""
+    if part not in self._parts:
+      now = time.perf_counter()
+      self._parts[part] = now - self._last
+      self._last, self._hits_before = now, self._hits
 
-  def text(self, phase: str) -> str | None:
-    """Ends the last phase, in which the step was compiled or read.
+  def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
+    self.ends("model and state")
 
-    Returns:
-      One line: the total, each phase, and whether the cache had the step; None
-        on later calls.
-    """
-    import jax
+  def on_phase(self, name: str) -> None:
+    if name == "input":
+      self.ends("evaluators")
+    elif name == "compile":
+      self.ends("first batch")
 
-    if phase in self._phases:
-      return None
-    is_hit = self._hits > self._hits_before
-    self.ends(phase)
-    folder = jax.config.jax_compilation_cache_dir
-    if folder is None or not jax.config.jax_enable_compilation_cache:
-      cache = "no cache"
-    else:
-      cache = f"cache {'hit' if is_hit else 'miss'}, {folder}"
-    phases = ", ".join(f"{k} {v:.1f}" for k, v in self._phases.items())
-    return (
-      f"start       {self._last - self._began:.1f} s to the end of the first"
-      f" step: {phases} ({cache})"
-    )
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    if "first step" not in self._parts:  # it is computed: `values` are there
+      is_hit = self._hits > self._hits_before
+      self.ends("first step")
+      parts = ", ".join(f"{k} {v:.1f}" for k, v in self._parts.items())
+      self._note(
+        f"start       {self._last - self._began:.1f} s to the end of the first"
+        f" step: {parts} ({_cache(is_hit)})"
+      )
+    return values
 
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *exception) -> None:
-    self._unregister()
+  def close(self, error: BaseException | None) -> None:
+    self._close()
 
   def _count(self, event: str, **_) -> None:
-    self._hits += event == HITS
+    self._hits += event == CACHE_HIT
+
+
+def _cache(is_hit: bool) -> str:
+  import jax
+
+  folder = jax.config.jax_compilation_cache_dir
+  if folder is None or not jax.config.jax_enable_compilation_cache:
+    return "no cache"
+  return f"cache {'hit' if is_hit else 'miss'}, {folder}"

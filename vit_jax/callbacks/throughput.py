@@ -1,40 +1,46 @@
-"""The loop that trains: how fast it goes, and whether it waits for images."""
+"""How fast a run trains, and whether it waits for images."""
 
 import collections
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from jax.sharding import Mesh
+import jax
 
-from vit_jax.callbacks.phases import Phases
-from vit_jax.config import Config
-from vit_jax.devices import peak_flops
-from vit_jax.step import Facts
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import note as print_note
 
-TOLD = 0.1  # A larger share of waiting for input is shown and explained.
+MAX_IN_FLIGHT = 2  # steps given to the devices beside the one they compute
+SLOW_INPUT = 0.1  # a larger share of waiting for input is explained
 ADVICE = (
   "input       the device waited for images {:.0%} of the time. To feed it"
   " faster: more CPU cores; data on a faster disk; where data.ops"
   " has decode|inception_crop, decode_inception_crop; stored images not much"
   " larger than the size trained at."
 )
-
 PEAK = "peak_bytes_in_use"  # jax's name
-AHEAD = 2  # steps given to the device while it computes one
 
 
-class Meter:
-  """Measures images per second and waiting for input between log steps.
+class Throughput(Callback):
+  """Adds the rates since the call of `on_log` before; the first has none.
 
-  Pauses are left out. `input_wait` is the share, 0 to 1, of the time on the
-  clock in which both were true: the loop of this process was inside `input`,
-  and the device had finished every step it was given (`runs`). Waiting while a
-  step still computes costs nothing, and is not counted; nor is the waiting of
-  another process, which lengthens the step. On a CPU that both decodes and
-  computes, a small share does not mean that decoding is free.
+  The first call follows the first step, whose compilation is no measure of
+  speed. Evaluations and saves are left out. The rates:
+
+  images_per_second, images_per_second_per_device.
+  input_wait: Share, 0 to 1, of the time in which both were true: the loop of
+    this process was in the phase "input", and the devices had finished every
+    step that they were given. Waiting while a step still computes costs
+    nothing, and is not counted; nor is the waiting of another process, which
+    lengthens the step. On a CPU that both decodes and computes, a small share
+    does not mean that decoding is free.
+  mfu: Share of the peak FLOP/s, 0 to 1; only where the peak is known.
+  peak_bytes: The most memory that a device of this process held at once since
+    its start; only where devices count it.
+
+  It also waits, so that no more than `MAX_IN_FLIGHT` batches are on the devices
+  beside the one that is computed.
 
   Args:
     batch_size: Images per step, over all devices.
@@ -42,6 +48,11 @@ class Meter:
     flops_per_image: FLOPs of a training step per image.
     peak_flops: Peak of one device, FLOP/s; None where it is not known.
     devices: Those of this process, which may count their memory.
+    note: Prints a line of advice, the first time that input is slow.
+
+  Attributes:
+    step_end: Future of the time, by time.perf_counter(), when the newest step
+      was computed; None before the first.
   """
 
   def __init__(
@@ -50,39 +61,66 @@ class Meter:
     num_devices: int,
     flops_per_image: int,
     peak_flops: float | None,
-    devices: Iterable[Any] = (),
+    devices: Iterable[jax.Device] = (),
+    note: Callable[[str], None] = print_note,
   ):
     self._batch_size = batch_size
     self._num_devices = num_devices
     self._flops_per_image = flops_per_image
     self._peak_flops = peak_flops
     self._devices = list(devices)
-    self._last: tuple[int, float] | None = None
+    self._note = note
+    self._phase, self._phase_began = "start", 0.0
+    self._last: tuple[int, float] | None = None  # step, and time without pauses
     self._waited = 0.0
-    # A thread that waits for each step, to know when the device became idle.
-    self._watcher = concurrent.futures.ThreadPoolExecutor(1, "meter")
-    self._idle_since: concurrent.futures.Future | None = None
-    self._is_told = False
+    # A thread that waits for each step, to know when the devices became idle.
+    self._watcher = concurrent.futures.ThreadPoolExecutor(1, "throughput")
+    self.step_end: concurrent.futures.Future[float] | None = None
+    self._in_flight: collections.deque[concurrent.futures.Future[float]] = (
+      collections.deque()
+    )
+    self._has_advised = False
 
-  def rates(self, step: int) -> dict[str, float]:
-    """Returns the rates since the last call; the first call has none.
+  def on_phase(self, name: str) -> None:
+    now = time.perf_counter()
+    if self._phase == "input" and self.step_end and self.step_end.done():
+      idle_since = max(self._phase_began, self.step_end.result())
+      self._waited += max(0.0, now - idle_since)
+    elif self._phase in ("evaluation", "save") and self._last:
+      step, time_before = self._last
+      self._last = step, time_before + now - self._phase_began
+    self._phase, self._phase_began = name, now
 
-    The first call follows the first step, whose compilation is no measure of
-    the speed. `mfu` is a share of the peak, 0 to 1; `peak_bytes` is the most
-    memory that a device of this process held at once since its start, where
-    devices count it.
-    """
+  def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
+    self.step_end = self._watcher.submit(_end_of, metrics["loss"])
+    self._in_flight.append(self.step_end)
+    if len(self._in_flight) > MAX_IN_FLIGHT:
+      self._in_flight.popleft().result()
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    rates = self._rates(step)
+    if rates.get("input_wait", 0.0) > SLOW_INPUT and not self._has_advised:
+      self._has_advised = True
+      self._note(ADVICE.format(rates["input_wait"]))
+    return values | rates
+
+  def close(self, error: BaseException | None) -> None:
+    # Without waiting for the devices.
+    self._watcher.shutdown(wait=False, cancel_futures=True)
+
+  def _rates(self, step: int) -> dict[str, float]:
     now, last = time.perf_counter(), self._last
     waited, self._waited = self._waited, 0.0
-    self._last = (step, now)
+    self._last = step, now
     if last is None or step == last[0]:
       return {}
-    per_second = (step - last[0]) * self._batch_size / (now - last[1])
+    seconds = now - last[1]
+    per_second = (step - last[0]) * self._batch_size / seconds
     per_device = per_second / self._num_devices
     rates = {
       "images_per_second": per_second,
       "images_per_second_per_device": per_device,
-      "input_wait": waited / (now - last[1]),
+      "input_wait": waited / seconds,
     }
     if self._peak_flops:
       rates["mfu"] = per_device * self._flops_per_image / self._peak_flops
@@ -91,104 +129,9 @@ class Meter:
       rates["peak_bytes"] = float(max(peaks))
     return rates
 
-  def runs(self, result) -> concurrent.futures.Future[float]:
-    """Records that the device was given a step.
-
-    Args:
-      result: An array that the step computes, and that is not donated.
-
-    Returns:
-      A future of the time when it was computed, by time.perf_counter().
-    """
-    self._idle_since = self._watcher.submit(_end_of, result)
-    return self._idle_since
-
-  @contextlib.contextmanager
-  def input(self) -> Iterator[None]:
-    """The context in which the loop takes the next batch and sends it."""
-    start = time.perf_counter()
-    yield
-    if self._idle_since is not None and self._idle_since.done():
-      idle_since = max(start, self._idle_since.result())
-      self._waited += max(0.0, time.perf_counter() - idle_since)
-
-  def advice(self, rates: dict[str, float]) -> str | None:
-    """Returns advice on slow input, the first time that it is slow."""
-    if self._is_told or rates.get("input_wait", 0.0) <= TOLD:
-      return None
-    self._is_told = True
-    return ADVICE.format(rates["input_wait"])
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Leaves out the time inside, e.g. of an evaluation."""
-    start = time.perf_counter()
-    yield
-    if self._last is not None:
-      step, since = self._last
-      self._last = (step, since + time.perf_counter() - start)
-
-  def close(self) -> None:
-    """Ends the thread, without waiting for the device."""
-    self._watcher.shutdown(wait=False, cancel_futures=True)
-
-
-def meter_of(config: Config, facts: Facts, mesh: Mesh) -> Meter:
-  """Returns the meter of a training run on all devices of a mesh."""
-  return Meter(
-    config.data.batch_size,
-    mesh.size,
-    config.model.train_flops(facts.image_size, facts.num_classes),
-    peak_flops(mesh.devices.flat[0].device_kind),
-    mesh.local_devices,
-  )
-
-
-def updates(
-  train_step: Callable,
-  state: Any,
-  batches: Iterable[dict],
-  steps: Iterable[int],
-  meter: Meter,
-  phases: Phases | None = None,
-) -> Iterator[tuple[int, Any, dict, concurrent.futures.Future[float]]]:
-  """Trains; the host never waits for the newest step.
-
-  No more than `AHEAD` batches wait on the device beside the one that is
-  computed.
-
-  Args:
-    train_step: (state, batch) -> (state, metrics); may donate the state.
-    state: Not to be used afterwards.
-    batches: On the devices, or on their way; one for each step at least.
-    steps: Their numbers.
-    meter: Told of every step, and of the time that a batch takes.
-    phases: Told when it waits for a batch, compiles, and of every step; None:
-      nobody is told.
-
-  Yields:
-    After each step its number, the state, the metrics, and when it ended, see
-    `Meter.runs`.
-  """
-  batches, waiting = iter(batches), collections.deque()
-  phases = phases or Phases()
-  phase = "compile"
-  for step in steps:
-    with phases("input"), meter.input():
-      batch = next(batches)
-    with phases(phase):
-      state, metrics = train_step(state, batch)
-    phases.beat(step)
-    phase = "step"
-    end = meter.runs(metrics["loss"])
-    waiting.append(end)
-    if len(waiting) > AHEAD:
-      waiting.popleft().result()
-    yield step, state, metrics, end
-
 
 def _end_of(result) -> float:
-  """Returns when the device had computed it; the loop will meet any error."""
+  """Returns when an array was computed; the loop will meet any error."""
   with contextlib.suppress(Exception):
     result.block_until_ready()
   return time.perf_counter()

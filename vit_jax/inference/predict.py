@@ -6,7 +6,6 @@ standard error.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,10 +14,12 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 
+from tqdm import tqdm
+
 import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.callbacks import startup
-from vit_jax.callbacks.progress import Progress
+from vit_jax.callbacks.progress import note
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
 from vit_jax.inference import overlay, streaming
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
   if args.dtype is not None:
     config = dataclasses.replace(config, dtype=args.dtype)
   vit = dataclasses.replace(vit, config=config)
-  _print_error(_description(args.checkpoint, vit))
+  note(_description(args.checkpoint, vit))
   stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
   images: Iterable[streaming.Named] = streaming.find(args.images, stdin)
   if args.attention:
@@ -71,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
       _write_picture(picture, answer)
     write(answer, picture)
   if num_bad:
-    _print_error(
-      f"{num_read:,} images classified, {num_bad:,} could not be read"
-    )
+    note(f"{num_read:,} images classified, {num_bad:,} could not be read")
   return 0 if num_read else 1
 
 
@@ -127,32 +126,28 @@ def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
   none, and the number of images is known; a log gets a line now and then.
   """
   began = logged = time.monotonic()
-  bar = None
-  if total and not sys.stdout.isatty() and sys.stderr.isatty():
-    bar = Progress(total)
-  with bar or contextlib.nullcontext():
+  # None: disabled where stderr is no terminal.
+  is_disabled = None if total and not sys.stdout.isatty() else True
+  with tqdm(
+    total=total, unit="img", dynamic_ncols=True, disable=is_disabled
+  ) as bar:
     for count, answer in enumerate(answers, 1):
       if answer.error is not None:
-        text = f"cannot read {formats.printable(answer.name)}: {answer.error}"
-        bar.note(text) if bar else _print_error(text)
+        name = formats.printable(answer.name)
+        note(f"cannot read {name}: {answer.error}")
       yield answer
+      bar.update()
       now = time.monotonic()
-      rate = count / (now - began)
-      if bar:
-        bar.update(count, {"images_per_second": rate})
-      elif now - logged > LOG_SECONDS and not sys.stdout.isatty():
+      is_due = bar.disable and now - logged > LOG_SECONDS
+      if is_due and not sys.stdout.isatty():
         logged = now
-        of = f" of {total:,}" if total else ""
-        _print_error(f"{count:,}{of} images, {rate:,.1f} img/s")
+        count_text = f"{count:,} of {total:,}" if total else f"{count:,}"
+        note(f"{count_text} images, {count / (now - began):,.1f} img/s")
 
 
 def _write_picture(path: pathlib.Path, answer: Answer) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   overlay.beside(answer.pixels, answer.attention).save(path)
-
-
-def _print_error(text: str) -> None:
-  print(text, file=sys.stderr, flush=True)
 
 
 def main(args: argparse.Namespace) -> None:
