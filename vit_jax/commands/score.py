@@ -1,7 +1,7 @@
 """Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
 
 FILE is anything that `vit_jax.load` reads. Model, size of the images and
-preprocessing are found from it; beside each score is the one that was published
+preprocessing are read from it; beside each score is the one that was published
 for the file, where it is known by its name. With --explain, what the score owes
 to the decoder, the resizing, the crop, the form of GELU, epsilons and the type
 of the products.

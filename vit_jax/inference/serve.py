@@ -325,7 +325,7 @@ def main(args: argparse.Namespace) -> None:
       f"--port: {args.port} of {args.host} cannot be had; is it in use? Another"
       " one: --port=0."
     )
-  listening.listen()  # uvicorn does a moment after the address is told
+  listening.listen()  # uvicorn does a moment after the address is printed
   port = listening.getsockname()[1]
   where = f"[{args.host}]" if ":" in args.host else args.host
   reach = "everyone who reaches it" if "*" in hosts else "this machine alone"

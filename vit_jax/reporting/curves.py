@@ -5,6 +5,8 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
+from matplotlib.figure import Figure
+
 from vit_jax.callbacks.accounting import duration
 from vit_jax.reporting import charts
 from vit_jax.reporting.charts import MOST_LINES, ChartFiles, Line
@@ -58,7 +60,7 @@ def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
   x_end = max((r.steps * scale(r) for r in shown), default=0)
   drawn, left_out, gaps = [], [], []
 
-  def draw(what: str, lines: list[Line], chart: Callable) -> None:
+  def draw(what: str, lines: list[Line], chart: Callable[..., Figure]) -> None:
     if cut := [line.label for line in lines[MOST_LINES:]]:
       left_out.append(f"curves of {', '.join(cut)}: see the tables")
     if lines := lines[:MOST_LINES]:

@@ -158,7 +158,9 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
   return "\n\n".join(parts) + "\n"
 
 
-def _front(vit, run, measured: list[Score], name: str) -> dict[str, Any]:
+def _front(
+  vit: Pretrained, run: Run | None, measured: list[Score], name: str
+) -> dict[str, Any]:
   """Returns the metadata; its keys are those of the hub's ModelCardData."""
   task = (
     "image-classification" if vit.num_classes else "image-feature-extraction"

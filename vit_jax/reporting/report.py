@@ -7,6 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
@@ -83,7 +84,7 @@ def _page(
   title: str,
   runs: list[Run],
   groups: dict[str, list[Run]],
-  summary: dict,
+  summary: dict[str, Any],
   chart_files: ChartFiles,
 ) -> str:
   """Returns the page.

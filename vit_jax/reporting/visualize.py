@@ -113,9 +113,7 @@ def _images(
     return images[:NUM_IMAGES], left_out if more > 0 else []
   try:
     return _evaluation_images(args.checkpoint), []
-  except (
-    Exception
-  ) as e:  # Any fault of the data, which the page can do without.
+  except Exception as e:  # The page can do without images.
     why = str(e).rstrip(".")
     return [], [
       f"images ({why}. Name some: vit-jax visualize CHECKPOINT IMAGE)"

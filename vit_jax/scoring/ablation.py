@@ -1,6 +1,7 @@
 """Evaluations that differ from one in a single step, pixels or numerics."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from vit_jax.config.eval_preprocessing import PixelPath, as_stored, taken_apart
@@ -53,7 +54,9 @@ def swaps(config: Config) -> list[Swap]:
   return runs
 
 
-def _of_path(path: PixelPath):
+def _of_path(
+  path: PixelPath,
+) -> Iterator[tuple[str, str, str, PixelPath]]:
   replace = dataclasses.replace
   other = {"fast": "accurate", "accurate": "fast"}[path.dct]
   yield "dct", path.dct, other, replace(path, dct=other)
@@ -84,7 +87,9 @@ def _share(share: float | None) -> str:
   return "squashed" if share is None else f"{share:.3g}"
 
 
-def _of_model(model: ModelConfig):
+def _of_model(
+  model: ModelConfig,
+) -> Iterator[tuple[str, str, str, ModelConfig]]:
   replace = dataclasses.replace
   if hasattr(model, "gelu"):
     other = {"tanh": "erf", "erf": "tanh"}[model.gelu]

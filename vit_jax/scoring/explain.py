@@ -57,7 +57,9 @@ def explain(
   return sorted(rows, key=lambda row: list(base).index(row["on"]))
 
 
-def _hits(config, path, opened) -> dict[str, dict[str, np.ndarray]]:
+def _hits(
+  config: Config, path: str, opened: Sources | None
+) -> dict[str, dict[str, np.ndarray]]:
   ready = evaluate.open_checkpoint(config, path, opened=opened)
   return {e.config.name: e.hits(ready.params) for e in ready.evaluators}
 

@@ -23,6 +23,7 @@ from etils import epath
 
 from vit_jax import run_summary, weights
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import EVALUATORS
@@ -245,7 +246,9 @@ def write(
   return file
 
 
-def _images(evaluator: Evaluator, source: Any, indices: np.ndarray):
+def _images(
+  evaluator: Evaluator, source: Source, indices: np.ndarray
+) -> np.ndarray:
   """Returns images by the numbers of their records, uint8 [n, h, w, 3]."""
   batches = list(evaluator.context.batches(source, np.sort(indices)))
   of = {

@@ -7,7 +7,7 @@ evaluators score the result, once. The same command goes on where it stopped.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -111,7 +111,11 @@ def sweep(
   return results
 
 
-def search(task: Task, folder: epath.Path, show=lambda result: None):
+def search(
+  task: Task,
+  folder: epath.Path,
+  show: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
   """Trains the points, chooses one by `val`, trains and scores it once.
 
   Args:
