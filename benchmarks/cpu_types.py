@@ -24,7 +24,7 @@ import numpy as np
 
 from vit_jax import malloc
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import precision
+from vit_jax.models import build, precision
 
 TYPES, SIDE, IMAGES, TURNS = ("float32", "bfloat16"), 1024, 16, 7
 
@@ -44,7 +44,7 @@ def measure() -> None:
   images = images.astype(np.float32)
   calls, features = {}, {}
   for dtype in TYPES:
-    model = ViTConfig(variant="S/16", dtype=dtype).build(1000)
+    model = build(ViTConfig(variant="S/16", dtype=dtype), 1000)
     params = jax.jit(model.init)(jax.random.key(0), images[:1])["params"]
     forward = jax.jit(
       lambda p, x, m=model: m.apply({"params": p}, x)[1]["pre_logits"]

@@ -13,16 +13,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its own layer and those below, in functions, too.
 LAYERS = (
   "options paths class_names batch devices",
-  "losses metrics ridge malloc",
-  "families objectives evaluators",
+  "families",
+  "losses metrics ridge malloc models",
+  "objectives evaluators",
   "config",
-  "models optim data",
+  "optim data",
   "sharding collectives",
   "step",
   "distributed writers",
   "checkpointing",
   "weights",
-  "missing_data experiment",
+  "missing_data evaluation experiment",
   "run_summary callbacks inference",
   "__init__",
   "train planning",
@@ -35,10 +36,7 @@ LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 # Imports that run upward all the same, from a room to others.
 EXCEPTIONS = {
   "distributed": "callbacks checkpointing",
-  "evaluators": "data sharding",
   "experiment": "callbacks",
-  "families": "models",
-  "objectives": "models",
 }
 # Rooms of one layer that import one another.
 CIRCLES: dict[str, str] = {}

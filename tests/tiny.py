@@ -5,6 +5,7 @@ import numpy as np
 from vit_jax import sharding, step
 from vit_jax.config import Config, defaults, freeze
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
 
 NUM_CLASSES = 10
 
@@ -51,7 +52,7 @@ def apply(c, changes: dict) -> None:
 
 def ViT(num_classes: int, patch: int, **options):
   """The linen module with these options of its family."""
-  return ViTConfig(variant=f"B/{patch}", **options).build(num_classes)
+  return build(ViTConfig(variant=f"B/{patch}", **options), num_classes)
 
 
 def equations(jaxpr, loops=()):

@@ -24,7 +24,8 @@ from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.data.training import TrainingData
 from vit_jax.distributed import agreement
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluation import RunContext
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.step import Facts
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
@@ -242,7 +243,7 @@ class Experiment:
     made: dict[Any, Any] = {}
     return [
       e.make(
-        Context(
+        RunContext(
           options=e,
           config=self.config,
           sources={

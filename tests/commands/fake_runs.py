@@ -16,6 +16,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
 
 MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
@@ -62,7 +63,7 @@ def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
   write_predictions(path, dataset, side)
   checkpointer = Checkpointer(str(path), CheckpointConfig())
   shapes = jax.eval_shape(
-    model.build(len(names)).init,
+    build(model, len(names)).init,
     jax.random.key(0),
     jnp.zeros((1, side, side, 3)),
   )["params"]

@@ -28,6 +28,7 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
 from vit_jax.reporting import visualize
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -274,7 +275,7 @@ def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
   run = tmp_path / "run"
   run.mkdir()
   (run / "config.json").write_text(json.dumps(to_dict(config)))
-  params = model.build(10).init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  params = build(model, 10).init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
   metadata = {
     "model": to_dict(model),
     "image_size": [16, 16],

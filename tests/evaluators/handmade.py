@@ -10,7 +10,7 @@ import tiny
 from vit_jax import class_names, sharding
 from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
-from vit_jax.evaluators.evaluator import Context
+from vit_jax.evaluation import RunContext
 
 OPS = "decode|resize(4)"
 
@@ -60,7 +60,7 @@ def numbers(images):
 
 def context(
   options, sources, head=0, names=None, *, workdir=None, **changes: Any
-) -> Context:
+) -> RunContext:
   """Returns the context of a model that looks its answers up.
 
   Its parameters are {"logits": [n, head], "features": [n, d]}, or one of them,
@@ -75,7 +75,7 @@ def context(
   config = tiny.config(**changes)
   if not isinstance(sources, dict):
     sources = {"split": sources}
-  return Context(
+  return RunContext(
     options=dataclasses.replace(
       options, ops=OPS, batch_size=options.batch_size or 8, dataset="handmade"
     ),

@@ -17,8 +17,8 @@ from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.data.tf_cpu import tf
+from vit_jax.evaluation import RunContext
 from vit_jax.evaluators import EVALUATORS, classification
-from vit_jax.evaluators.evaluator import Context
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
 
@@ -41,7 +41,7 @@ def params(parts):
 
 def _evaluator(parts, options, names=None):
   return options.make(
-    Context(
+    RunContext(
       options=options,
       config=parts.config,
       sources={
@@ -203,10 +203,12 @@ def test_fewshot_of_several_penalties(parts, params, monkeypatch):
   """Each as if alone; one decomposition and two passes for all of them."""
   l2s, eigh, calls, passes = (1.0, 64.0, 0.25), np.linalg.eigh, [], []
   evaluator = _evaluator(parts, _fewshot(l2=l2s, seeds=(0, 1)))
-  forward = Context.forward
+  forward = RunContext.forward
   with monkeypatch.context() as patch:
     patch.setattr(
-      Context, "forward", lambda *args: passes.append(args[1]) or forward(*args)
+      RunContext,
+      "forward",
+      lambda *args: passes.append(args[1]) or forward(*args),
     )
     gathered = evaluator.gather(params)
   (program,) = evaluator.programs().values()

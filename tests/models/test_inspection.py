@@ -12,7 +12,7 @@ from tiny import ViT
 
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import attention_by_chip, inspection
+from vit_jax.models import attention_by_chip, build, inspection
 from vit_jax.models.stacking import stack_blocks
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
@@ -98,7 +98,7 @@ def test_weights_times_values_are_the_branch_of_the_model(options):
 def test_of_a_hybrid():
   sizes = {k: v for k, v in TINY.items() if k not in ("num_classes", "patch")}
   options = ViTConfig(variant="R+Ti/4", stage_width=0.5, **sizes)
-  model = options.build(5)
+  model = build(options, 5)
   images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("f")
   params = random_params(model, images)
   _, out = jax.jit(model.apply)({"params": params}, images)
@@ -354,7 +354,7 @@ def test_at_the_size_that_is_published():
   """B/16 at 384 px: 577 tokens, whose heads are at first without preference."""
   config = ViTConfig(variant="B/16")
   image = np.random.default_rng(0).uniform(-1, 1, (1, 384, 384, 3)).astype("f")
-  params = jax.jit(config.build(0).init)(jax.random.key(0), image)["params"]
+  params = jax.jit(build(config, 0).init)(jax.random.key(0), image)["params"]
   found = inspection.survey(config, params, image)
   assert found.distances.shape == (12, 1, 12) and found.maps.shape == (
     1,

@@ -23,7 +23,8 @@ IMAGES = jnp.asarray(
 def ResNet(num_classes, blocks, form="v2", **options):
   """The linen module with these options of its family."""
   cls = {"v1": family.BiTV1Config, "v2": family.BiTConfig}[form]
-  return cls(stage_blocks=blocks, stage_width=0.5, **options).build(num_classes)
+  model = cls(stage_blocks=blocks, stage_width=0.5, **options)
+  return build(model, num_classes)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 import vit_jax
+from vit_jax import models
 from vit_jax.checkpointing import checkpointer
 from vit_jax.commands import convert as convert_command
 from vit_jax.config import to_dict
@@ -47,7 +48,7 @@ def write_run(folder, data_given=None, **changes):
   values = to_dict(config) | {"evals": EVALS}
   config, faults = build(values)
   assert not faults
-  model = config.model.build(10)
+  model = models.build(config.model, 10)
   images = jnp.zeros((1, 16, 16, 3))
   params = model.init(jax.random.key(0), images)["params"]
   metadata = {

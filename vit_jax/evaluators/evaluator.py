@@ -106,7 +106,7 @@ class EvaluatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What an evaluator gets from its run.
+  """What an evaluator gets from its run; see `vit_jax.evaluation`.
 
   Attributes:
     options: Options of the evaluator; dataset and batch_size are set.
@@ -145,11 +145,7 @@ class Context:
 
   def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
     """Returns (params, global batch) -> results, jitted, on every device."""
-    import jax
-
-    from vit_jax.sharding import replicated
-
-    return jax.jit(fn, out_shardings=replicated(self.mesh))
+    raise NotImplementedError
 
   def labels(self, source: Any) -> np.ndarray:
     """Returns all labels of a split, int32 [n]; in all processes together.
@@ -159,20 +155,7 @@ class Context:
     Args:
       source: One of `sources`, of one label an image.
     """
-    import jax
-    from jax.experimental import multihost_utils
-
-    from vit_jax.data.subsets import Subset
-
-    num, count = source.num_examples, jax.process_count()
-    if source.knows_labels or count == 1:
-      return source.labels()
-    size = -(-num // count)  # of a part; the last ones may have fewer
-    part = np.arange(num)[jax.process_index() * size :][:size]
-    mine = np.zeros(size, np.int32)
-    if len(part):
-      mine[: len(part)] = Subset.of(source, part, source.split).labels()
-    return multihost_utils.process_allgather(mine).reshape(-1)[:num]
+    raise NotImplementedError
 
   def batches(
     self, source: Any, indices: np.ndarray | None = None
@@ -183,24 +166,7 @@ class Context:
       source: One of `sources`.
       indices: The records to read, in rising order; None: all.
     """
-    import jax
-
-    from vit_jax.data.pipeline import eval_reader
-
-    options = {"ops": self.options.ops, "batch_size": self.options.batch_size}
-    wanted = None if indices is None else indices.tobytes()
-    # The reader keeps the source, whose number is thus not given to another.
-    reader = self.once(
-      ("reader", id(source), *options.values(), wanted),
-      lambda: eval_reader(
-        source,
-        **options,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        indices=indices,
-      ),
-    )
-    return reader()
+    raise NotImplementedError
 
   def forward(
     self, fn: Callable, params: Any, batches: Iterable[Batch]
@@ -216,20 +182,7 @@ class Context:
       params: Its first argument.
       batches: The parts that this process reads.
     """
-    import jax
-
-    from vit_jax.sharding import to_global
-
-    before = None
-    for batch in batches:
-      self.on_batch()
-      results = fn(params, to_global(batch, self.mesh))
-      jax.tree.map(lambda x: x.copy_to_host_async(), results)
-      if before is not None:
-        yield jax.device_get(before)
-      before = results
-    if before is not None:
-      yield jax.device_get(before)
+    raise NotImplementedError
 
 
 class Answers(NamedTuple):

@@ -73,14 +73,6 @@ class ModelConfig:
     """Whether this is the name of one of the family's sizes."""
     raise NotImplementedError
 
-  def build(self, num_classes: int):
-    """Returns the linen module, which maps images to (logits, out).
-
-    Args:
-      num_classes: Width of the head; 0: no head.
-    """
-    raise NotImplementedError
-
   def faults(self) -> Iterator[str]:
     """Yields faults that the options alone show."""
     for field in dataclasses.fields(self):

@@ -262,11 +262,6 @@ class BiTConfig(ModelConfig):
     """Returns constants of the norms, the family's where they are None."""
     return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
 
-  def build(self, num_classes: int):
-    from vit_jax.models.resnet import ResNet
-
-    return ResNet(self, num_classes)
-
   def faults(self) -> Iterator[str]:
     yield from super().faults()
     try:

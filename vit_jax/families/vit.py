@@ -315,11 +315,6 @@ class ViTConfig(ModelConfig):
   def has_cls_row(self) -> bool:
     return self.pool == "token" and self.posemb == "learn" and self.cls_row
 
-  def build(self, num_classes: int):
-    from vit_jax.models.vit import ViT
-
-    return ViT(self, num_classes)
-
   def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns the sides of the map that is cut into patches."""
     stages = self.stages

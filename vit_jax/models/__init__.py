@@ -1,10 +1,15 @@
 """Linen modules of every family: `build(config.model, num_classes)`."""
 
+from typing import TYPE_CHECKING
+
 from vit_jax.families import ModelConfig
 
+if TYPE_CHECKING:  # flax takes a second
+  import flax.linen as nn
 
-def build(model: ModelConfig, num_classes: int):
-  """Returns the network that `model` describes, a `flax.linen.Module`.
+
+def build(model: ModelConfig, num_classes: int) -> "nn.Module":
+  """Returns the network that `model` describes.
 
   Called on images [b, h, w, c] in [-1, 1], it returns logits [b, num_classes]
   and a dict of intermediates, of which "pre_logits" is the input of the head.
@@ -12,4 +17,12 @@ def build(model: ModelConfig, num_classes: int):
   Raises:
     ValueError: The variant is unknown.
   """
-  return model.build(num_classes)
+  from vit_jax.models.resnet import ResNet
+  from vit_jax.models.vit import ViT
+
+  modules = {
+    "vit": ViT,
+    "bit": ResNet,
+    "bit_v1": ResNet,
+  }
+  return modules[model.name](model, num_classes)

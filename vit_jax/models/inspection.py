@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.families import ModelConfig
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.stacking import unstack_blocks
@@ -91,7 +92,7 @@ class _Probe(nn.Module):
 @functools.partial(jax.jit, static_argnums=0)
 def _tokens(config, params, images):
   """Returns the tokens that each block got, in order, and the encoded ones."""
-  _, out = config.build(0).apply({"params": params}, images)
+  _, out = build(config, 0).apply({"params": params}, images)
   blocks = [out[f"encoderblock_{i}"] for i in range(config.size.depth)]
   got = [out["with_posemb"], *(block["after_mlp"] for block in blocks[:-1])]
   return got, out["encoded"]

@@ -88,12 +88,13 @@ class MaskedPatch(Objective):
     import jax.numpy as jnp
     import optax
 
+    from vit_jax.models import build
     from vit_jax.models import masked_patch as lib
 
     side, (rows, columns) = model.pixel_patch, model.grid(facts.image_size)
     num_cells = {"mean_color": 1, "small": GRID}.get(self.target)
     module = lib.MaskedPatchModel(
-      network=model.build(0),
+      network=build(model, 0),
       num_outputs=(
         num_cells**2 * lib.NUM_COLORS if num_cells else side * side * 3
       ),

@@ -23,7 +23,8 @@ from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import facts as data_facts
 from vit_jax.data import splits
-from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.evaluation import RunContext
+from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
 # Batches that wait on the devices while another program runs: the next one for
 # training, and of an evaluation the one that is computed.
@@ -125,7 +126,7 @@ def programs(
       )
       continue
     evaluator = options.make(
-      Context(
+      RunContext(
         options=options,
         config=config,
         sources=sources,

@@ -68,11 +68,6 @@ class MixerConfig(ModelConfig):
   def patch(self) -> int:
     return self._parsed[1]
 
-  def build(self, num_classes: int):
-    from vit_jax.models.mixer import Mixer
-
-    return Mixer(self, num_classes)
-
   def faults(self) -> Iterator[str]:
     yield from super().faults()
     if not 0 <= self.tokens_dropout < 1:

@@ -37,8 +37,9 @@ class Rotation(Objective):
     import jax.numpy as jnp
 
     from vit_jax.losses import softmax_xent
+    from vit_jax.models import build
 
-    module = model.build(self.turns)
+    module = build(model, self.turns)
 
     def loss_fn(params, batch, rng):
       def angle(record):
