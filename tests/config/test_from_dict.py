@@ -1,0 +1,77 @@
+"""Dataclasses from dicts: what is read of JSON that others wrote."""
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import pytest
+
+from vit_jax.config import json_file
+from vit_jax.config.from_dict import at_least, from_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  side: int = at_least(1, 7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+  name: str = "x"
+  size: tuple[int, int] | None = at_least(1)
+  sides: tuple[int, ...] = ()
+  scale: float = 1.0
+  words: dict[str, str] = dataclasses.field(default_factory=dict)
+  inner: Inner = Inner()
+  rows: tuple[Inner, ...] = ()
+  anything: Any = None
+
+
+def test_what_is_read_of_a_file(tmp_path):
+  path = tmp_path / "a.json"
+  values = {"size": [2, 3], "sides": 4, "scale": 2, "inner": {"side": 5}}
+  values |= {"rows": [{"side": 6}, {}], "words": {"a": "b"}, "more": {"x": 1}}
+  path.write_text(json.dumps(values | {"name": None}))
+  assert json_file.read_as(Outer, path) == Outer(
+    size=(2, 3),
+    sides=(4,),
+    scale=2.0,
+    words={"a": "b"},
+    inner=Inner(5),
+    rows=(Inner(6), Inner(7)),
+  )
+  assert json_file.read_as(Outer, tmp_path / "none.json") == Outer()
+
+
+@pytest.mark.parametrize(
+  "values, message",
+  [
+    ({"name": 3}, "name: got 3, expected a value of type text"),
+    ({"size": [1]}, "size: got [1], expected a value of type 2 whole numbers"),
+    ({"size": [0, 1]}, "size: got [0, 1], expected 1 or more"),
+    ({"size": "2,3"}, "size: got '2,3', expected a value of type 2 whole"),
+    ({"scale": "2"}, "scale: got '2', expected a value of type number"),
+    ({"scale": float("nan")}, "scale: got nan, expected a value of type"),
+    ({"scale": 10**400}, "expected a value of type number"),
+    ({"words": {"a": None}}, "words.a: got None, expected a value of type"),
+    ({"words": [1]}, "words: got [1], expected options by name"),
+    ({"inner": {"side": 0}}, "inner.side: got 0, expected 1 or more"),
+    ({"rows": [{"side": 1.5}]}, "rows[0].side: got 1.5, expected a value of"),
+    ([1], "a.json: got [1], expected options by name"),
+  ],
+)
+def test_values_of_other_types(values, message):
+  with pytest.raises(ValueError, match=re.escape(message)) as e:
+    json_file.build(Outer, values, "a.json")
+  assert str(e.value).startswith("a.json: ")
+
+
+def test_all_errors_at_once_and_defaults_in_their_place():
+  errors = []
+  values = {"name": 1, "scale": 3, "inner": 2}
+  assert from_dict(Outer, values, "top", errors) == Outer(scale=3.0)
+  assert [error.partition(": ")[0] for error in errors] == [
+    "top.name",
+    "top.inner",
+  ]
