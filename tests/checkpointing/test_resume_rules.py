@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import pathlib
 
 import pytest
 import tiny
 
 from vit_jax.checkpointing import resume_rules
-from vit_jax.config import Config, flat, to_dict
+from vit_jax.config import Config, flat, freeze, to_dict
 from vit_jax.config.schema import UNIONS
 from vit_jax.evaluators import EVALUATORS
 
@@ -96,6 +97,24 @@ def test_differences_are_refused_by_name_unless_named():
   ]
   assert resume_rules.faults(found, ["optim", "seed"], "runs/a") == []
   assert len(resume_rules.faults(found, ["opt", "see"], "runs/a")) == 3
+
+
+def test_options_that_are_gone_are_ignored():
+  """The file is of the glyphs recipe, by the version that had them."""
+  golden = pathlib.Path(__file__).parents[1] / "golden"
+  old = json.loads((golden / "before_rooms.json").read_text())
+  config = freeze(json.loads((golden / "glyphs.json").read_text())[""])
+  assert resume_rules.differences(old, config) == []
+  assert resume_rules.unknown_options(old) == [
+    "checks.replay",
+    "data.truncated",
+    "limits.compile_seconds",
+    "limits.evaluation_seconds",
+    "limits.save_seconds",
+    "limits.start_seconds",
+    "limits.step_seconds",
+    "max_skipped",
+  ]
 
 
 def test_a_longer_run_is_the_same_where_the_rate_is():

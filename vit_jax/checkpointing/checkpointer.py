@@ -4,7 +4,7 @@ Each step's folder holds three items: `params` (what evaluation uses; loads
 alone into other Flax code), `train` (step, optimizer, and the raw parameters
 where `params` is their running average) and `metadata` (JSON: config, patch
 grid, preprocessing, class names, versions); and `digests.json`, see
-`weights.steps`. Orbax is used here and in `weights.writing` alone.
+`layout`. Orbax is used here and in `saving` alone.
 """
 
 import math
@@ -22,8 +22,7 @@ from vit_jax.checkpointing import digests as digests_lib
 from vit_jax.checkpointing import layout, retention, structure
 from vit_jax.checkpointing.digests import Digest
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
-from vit_jax.checkpointing.saving import SaveError, Saves
-from vit_jax.checkpointing.writing import Writer, drop_echoes
+from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.paths import absolute, file_size, kind
 
@@ -45,7 +44,7 @@ class Checkpointer:
 
   def __init__(self, workdir: str, config: CheckpointConfig):
     self._folder = absolute(epath.Path(workdir) / FOLDER)
-    self._saves = Saves(self._folder, config)
+    self._saver = AsyncSaver(self._folder, config)
 
   def steps(self) -> list[int]:
     """Returns the steps on disk that seem whole, the oldest first."""
@@ -56,8 +55,8 @@ class Checkpointer:
 
     Waits for the save that runs. All processes must call it, and get the same.
     """
-    self._saves.wait()
-    return self._saves.newest or None
+    self._saver.wait()
+    return self._saver.newest or None
 
   def save(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Starts to write; returns as soon as the arrays are copied.
@@ -69,18 +68,18 @@ class Checkpointer:
       state: A `step.TrainState`; may be donated afterwards.
       metadata: A dict for JSON.
     """
-    self._saves.start(step, _items(state), metadata)
+    self._saver.start(step, _items(state), metadata)
 
   def retry_due(self, step: int) -> bool:
     """Whether a save has failed and should be tried again after this step.
 
     All processes must call it after every step, and get the same answer.
     """
-    return self._saves.retry_due(step)
+    return self._saver.retry_due(step)
 
   def is_idle(self) -> bool:
     """Whether no save is running in this process."""
-    return self._saves.is_idle()
+    return self._saver.is_idle()
 
   def save_now(self, step: int, state, metadata: dict[str, Any]) -> None:
     """Writes, and waits until the checkpoint is whole on disk.
@@ -93,7 +92,7 @@ class Checkpointer:
     Raises:
       SaveError: It could not be written, several times.
     """
-    self._saves.finish(step, lambda: _items(state), metadata)
+    self._saver.finish(step, lambda: _items(state), metadata)
 
   def restore(self, step: int, state, form_of: Callable | None = None):
     """Returns the state of a step, exactly, on the devices given.
@@ -110,7 +109,6 @@ class Checkpointer:
         read for a reason that is not its own.
       DamagedError: It is not what was written; the same in all processes.
     """
-    drop_echoes()
     folder = self._folder / str(step)
     found, why, is_damage, convert = None, None, True, None
     try:
@@ -120,8 +118,7 @@ class Checkpointer:
         state, convert = form_of(layout.metadata(folder))
       items = _items(state)
       kept = layout.read_digests(folder)
-      written = kept or {k: _described(folder / k) for k in items}
-      if faults := structure.faults(folder, written, items):
+      if faults := structure.faults(folder, kept, items):
         raise ConfigError(faults)
       found = {
         name: ocp.StandardCheckpointHandler().restore(
@@ -146,16 +143,7 @@ class Checkpointer:
       )
     if outcome:
       raise DamagedError(why or "another process could not read it")
-    if kept is None:
-      layout.say(
-        f"note        {folder} has no digests: an older version wrote it, and"
-        " nothing tells whether it is as it was written"
-      )
-    else:
-      _compare(
-        {k: digests_lib.of_state(v).get() for k, v in found.items()},
-        kept,
-      )
+    _compare({k: digests_lib.of_state(v).get() for k, v in found.items()}, kept)
     restored = _join(found["params"], found["train"], state)
     return convert(restored) if convert else restored
 
@@ -208,18 +196,18 @@ class Checkpointer:
             [retention.gone(self._folder, layout.NONE_WHOLE)]
           ) from e
     retention.go_on_from(self._folder, step)
-    self._saves.newest = step
+    self._saver.newest = step
     return step, restored
 
   def close(self) -> None:
     """Waits for what is being written; a failure is told, not raised."""
-    self._saves.close()
+    self._saver.close()
 
 
 def digests(path: str) -> dict[str, dict[str, Digest]]:
   """Returns item ("params", "train") -> path -> digest, as they were written.
 
-  Reads no arrays. {}: an older version wrote the checkpoint.
+  Reads no arrays.
 
   Args:
     path: As for `find`.
@@ -228,7 +216,7 @@ def digests(path: str) -> dict[str, dict[str, Digest]]:
     DamagedError: They are not what was written.
     FileNotFoundError: As `find`.
   """
-  return layout.read_digests(find(path)) or {}
+  return layout.read_digests(find(path))
 
 
 def load_metadata(path: str) -> dict[str, Any]:
@@ -354,14 +342,13 @@ def write_params(
   folder = absolute(epath.Path(path))
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
-  writer = Writer(folder)
+  writer = StepWriter(folder)
   writer.start({"params": jax.tree.map(jnp.asarray, params)}, metadata)
   writer.wait()
 
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
-  drop_echoes()
   handler = ocp.PyTreeCheckpointHandler()
   described = _described(folder)
   _check_size(folder, described)
@@ -373,7 +360,7 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
   )
   step = folder.parent
   if kind(step / layout.DIGESTS):
-    kept = layout.read_digests(step) or {}
+    kept = layout.read_digests(step)
     if folder.name in kept:
       item = folder.name
       _compare({item: digests_lib.of_numpy(found)}, {item: kept[item]})

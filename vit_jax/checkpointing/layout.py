@@ -143,9 +143,7 @@ def fault(folder: epath.Path) -> str | None:
 
 def _difference(folder: epath.Path) -> str | None:
   """Returns what of a step's folder is not as it was written; None: nothing."""
-  metadata = _metadata(folder)
-  if (kept := _kept(folder, metadata)) is None:
-    return None
+  metadata, kept = _metadata(folder), _kept(folder)
   if digests_lib.of_json(metadata) != kept["metadata"]:
     return "metadata/metadata is not what was written"
   for name, (size, digest) in kept["files"].items():
@@ -199,27 +197,22 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   return found
 
 
-def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]] | None:
-  """Returns item -> path -> digest of a step; None: an older version's.
-
-  Reads two small files.
+def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]]:
+  """Returns item -> path -> digest of a step; reads one small file.
 
   Raises:
-    DamagedError: They are not what was written.
+    DamagedError: They are missing, or not what was written.
   """
-  kept = _kept(folder, _metadata(folder))
-  return kept and {
+  return {
     item: {
       path: Digest(dtype, tuple(shape), sums)
       for path, (dtype, shape, sums) in arrays.items()
     }
-    for item, arrays in kept["items"].items()
+    for item, arrays in _kept(folder)["items"].items()
   }
 
 
-def _kept(folder: epath.Path, metadata: dict[str, Any]) -> dict | None:
-  if HAS_DIGESTS not in metadata and not kind(folder / DIGESTS):
-    return None
+def _kept(folder: epath.Path) -> dict[str, Any]:
   kept = read_json(folder, DIGESTS)
   if kept.pop("sha256", None) != digests_lib.of_json(kept):
     raise DamagedError(f"{DIGESTS} is not what was written")

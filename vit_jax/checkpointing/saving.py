@@ -10,31 +10,34 @@ fails, the others learn it at their next barrier, and do not wait for it.
 """
 
 import concurrent.futures
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import orbax.checkpoint as ocp
 from etils import epath
 
+from vit_jax.checkpointing import digests as digests_lib
 from vit_jax.checkpointing import layout, retention
 from vit_jax.checkpointing.layout import DamagedError
-from vit_jax.checkpointing.writing import Writer
 from vit_jax.config import CheckpointConfig
 from vit_jax.writers import console
 
 MAX_STEPS = 1024  # between two tries
 _count = itertools.count()  # saves of this process
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between those at the end of a run
+MAX_WAIT = 60.0  # seconds for the other parts of a save of which one has failed
 
 
 class SaveError(Exception):
   """A checkpoint that a run cannot go without could not be written."""
 
 
-class Saves:
+class AsyncSaver:
   """The saves of one run, one at a time.
 
   Args:
@@ -65,7 +68,7 @@ class Saves:
       return
     self._step, self._retry_at = step, None
     error = writer = None
-    rounds = Rounds(next(_count))
+    barrier = FailFastBarrier(next(_count))
     try:
       self._make_room(step)
     except Exception as e:
@@ -73,14 +76,14 @@ class Saves:
     if not retention.agreed(error is not None):
       folder = self._folder / str(step)
       try:
-        writer = Writer(folder, rounds.barrier)
+        writer = StepWriter(folder, barrier.sync_fn)
         writer.start(items, metadata)
       except Exception as e:
         error = e
     elif error is None:
       error = OSError("process 0 cannot write files")
     self._running = self._worker.submit(
-      self._complete, step, writer, rounds, error
+      self._complete, step, writer, barrier, error
     )
 
   def wait(self) -> None:
@@ -132,7 +135,7 @@ class Saves:
       try:
         self._running.result()
       except Exception as e:
-        self._tell(_reason(e), "the run ends")
+        self._report(_reason(e), "the run ends")
       self._running = None
     self._worker.shutdown()
 
@@ -141,7 +144,7 @@ class Saves:
 
     Args:
       step: The present one.
-      again: When it is tried again, in words; None: after some steps.
+      again: When it is tried again, for the message; None: after some steps.
     """
     if self._running is None:
       return
@@ -159,12 +162,12 @@ class Saves:
     self._retry_at = step + wait
     self._error = error or "in another process, which says why"
     if error or jax.process_index() == 0:
-      self._tell(
+      self._report(
         self._error,
         f"tried again after step {step + wait:,}" if again is None else again,
       )
 
-  def _tell(self, error: str, again: str) -> None:
+  def _report(self, error: str, again: str) -> None:
     """Prints a failure."""
     last = f"that of step {self.newest:,}" if self.newest else "none"
     console.write(
@@ -187,8 +190,8 @@ class Saves:
   def _complete(
     self,
     step: int,
-    writer: Writer | None,
-    rounds: "Rounds",
+    writer: "StepWriter | None",
+    barrier: "FailFastBarrier",
     error: Exception | None,
   ) -> None:
     """The rest of a save, in the background; raises what went wrong."""
@@ -204,9 +207,9 @@ class Saves:
         raise DamagedError(f"read again: {why}")
     except Exception as e:
       if writer is not None:  # else no process has begun
-        rounds.fail(_reason(e))
+        barrier.fail(_reason(e))
       raise
-    rounds.arrive()
+    barrier.arrive()
     if is_first:
       try:
         retention.note_newest(self._folder, step)
@@ -229,7 +232,7 @@ def _reason(e: Exception) -> str:
   return layout.reason(e) or f"{type(e).__name__}: {e}"
 
 
-class Rounds:
+class FailFastBarrier:
   """Barriers of one save, at which each process says whether it has failed.
 
   Orbax's own barriers let the others wait 20 minutes for one that has failed.
@@ -247,7 +250,7 @@ class Rounds:
     self._has_ended = jax.process_count() == 1
 
   @property
-  def barrier(self) -> Callable | None:
+  def sync_fn(self) -> Callable | None:
     """Orbax's function of (key, timeout_ms); None: there is one process."""
     if self._has_ended:
       return None
@@ -265,7 +268,9 @@ class Rounds:
     """
     if self._has_ended:
       return
-    from jax._src import distributed  # jax has no public way
+    # jax has no public way to this service. With Orbax's own barriers, which
+    # were tried, the others wait for minutes after a failure of one process.
+    from jax._src import distributed
 
     client = distributed.global_state.client
     self._round += 1
@@ -286,3 +291,82 @@ class Rounds:
       self.arrive(error or "failed")
     except Exception:  # they have ended, too
       pass
+
+
+class _Items(ocp.CompositeCheckpointHandler):
+  """Orbax's handler of several items, which also gives the parts of a save.
+
+  parts: Futures of the newest save, one for each item or more.
+  """
+
+  parts: Sequence[ocp.future.Future] = ()
+
+  async def async_save(self, *args: Any, **kwargs: Any) -> Any:
+    self.parts = await super().async_save(*args, **kwargs)
+    return self.parts
+
+
+@ocp.args.register_with_handler(_Items, for_save=True, for_restore=True)
+class _ItemArgs(ocp.args.Composite):
+  """The arguments by which Orbax finds `_Items`."""
+
+
+class StepWriter:
+  """Writes one step's folder, which gets its name when all is in it.
+
+  Args:
+    folder: `checkpoints/<step>`.
+    barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
+  """
+
+  def __init__(self, folder: epath.Path, barrier: Callable | None = None):
+    self._folder = folder
+    options = ocp.AsyncOptions(
+      post_finalization_callback=self._add_digests,
+      barrier_sync_fn=barrier,
+      # Orbax would wait 5 minutes for a folder that cannot be made.
+      create_directories_asynchronously=barrier is not None,
+    )
+    self._items = _Items(
+      composite_options=ocp.CompositeOptions(async_options=options)
+    )
+    self._orbax = ocp.AsyncCheckpointer(
+      self._items,
+      async_options=options,
+      # There is no such folder yet. Looking for it, each process would do so
+      # between two collectives.
+      file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
+    )
+
+  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Returns as soon as the arrays are copied, and may be donated."""
+    self._metadata = {**metadata, layout.HAS_DIGESTS: layout.VERSION}
+    # Before Orbax begins: numpy would take turns with its threads, and its
+    # callback runs in one of them, where no collective may be.
+    self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
+    arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
+    self._orbax.save(
+      self._folder,
+      args=_ItemArgs(**arrays, metadata=ocp.args.JsonSave(self._metadata)),
+    )
+
+  def wait(self) -> None:
+    """Waits until the folder has its name; raises what went wrong."""
+    try:
+      self._orbax.wait_until_finished()
+    except Exception:
+      # Orbax does not wait for the other parts, which still write to the folder
+      # that the next save removes.
+      until = time.monotonic() + MAX_WAIT
+      for part in self._items.parts:
+        with contextlib.suppress(Exception):
+          part.result(timeout=max(0.0, until - time.monotonic()))
+      raise
+    finally:
+      self._orbax.close()
+
+  def _add_digests(self) -> None:
+    """Called in process 0 when the arrays are on disk."""
+    unfinished = self._orbax.get_temporary_path(self._folder).get()
+    found = {item: lazy.get() for item, lazy in self._digests.items()}
+    layout.write_digests(unfinished, found, self._metadata)

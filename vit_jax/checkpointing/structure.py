@@ -35,14 +35,6 @@ def faults(
   )
   if found := _shape_faults(got["params"], want["params"], folder, advice):
     return found
-  if any(
-    "float64" in t for tree in got.values() for t in _types(tree).values()
-  ):
-    return [
-      f"{folder}: got float64, expected float32: an earlier version wrote it"
-      " under JAX_ENABLE_X64=1; start from its weights in another --workdir, by"
-      f" --config.init={folder}."
-    ]
   got, want = _types(got["train"]), _types(want["train"])
   differing = [
     k for k in sorted(got.keys() | want) if got.get(k) != want.get(k)

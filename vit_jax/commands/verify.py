@@ -59,7 +59,11 @@ def main(argv: Sequence[str]) -> None:
       if why and not path.is_dir():
         continue  # a training run has removed it meanwhile
       damaged += why is not None
-      text = f"damaged: {why}" if why else _whole(layout.read_digests(path))
+      if why:
+        text = f"damaged: {why}"
+      else:
+        number = sum(map(len, layout.read_digests(path).values()))
+        text = f"ok: {number:,} arrays"
       print(f"step {step:<10,} {text}", flush=True)
     for path in sorted(folder.iterdir()) if args.step is None else ():
       if retention.is_set_aside(path.name):
@@ -68,12 +72,3 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(f"{folder}: cannot be read ({type(e).__name__}: {e}).")
   if damaged:
     sys.exit(f"{damaged} of {len(found)} damaged")
-
-
-def _whole(digests) -> str:
-  if digests is None:
-    return (
-      "readable, but without digests: an older version wrote it, and nothing"
-      " tells whether it is as it was written"
-    )
-  return f"ok: {sum(map(len, digests.values())):,} arrays"
