@@ -314,6 +314,10 @@ class _ItemArgs(ocp.args.Composite):
 class StepWriter:
   """Writes one step's folder, which gets its name when all is in it.
 
+  Where a part of a save fails, threads of Orbax and asyncio may print their own
+  stacks beside the message of `AsyncSaver`: no documented setting turns that
+  off.
+
   Args:
     folder: `checkpoints/<step>`.
     barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
