@@ -128,7 +128,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
     shapes = tiny()
     states = {n: made_up(shapes, n) for n in (1, 2)}
     checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
-    with said() as out, mock.patch.object(saving, "WAITS", (0.01,)):
+    with said(), mock.patch.object(saving, "WAITS", (0.01,)):
       checkpointer.save_now(1, states[1], METADATA)
       free = shutil.disk_usage(disk).free
       (disk / "other").write_bytes(bytes(free - 40_000))
