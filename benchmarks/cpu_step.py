@@ -94,9 +94,9 @@ def our_step(variant: str) -> Callable[[], None]:
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   facts = step_lib.Facts(NUM_CLASSES, (PIXELS, PIXELS), config.total_steps)
-  assembly = step_lib.assemble(config, facts, mesh)
-  state, rows = assembly.fresh_state(), sharding.to_global(batch(), mesh)
-  return _repeated(assembly.train_step, state, rows)
+  trainer = step_lib.assemble(config, facts, mesh)
+  state, rows = trainer.init_state(), sharding.to_global(batch(), mesh)
+  return _repeated(trainer.train_step, state, rows)
 
 
 def plain_step(variant: str) -> Callable[[], None]:

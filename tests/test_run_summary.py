@@ -1,13 +1,11 @@
 """The first lines of a run: what the averaged parameters will be."""
 
-import types
-
 import pytest
 import tiny
 
 from vit_jax import experiment, run_summary
 
-DATA = types.SimpleNamespace(num_examples=100, num_classes=10, class_names=None)
+DATA = tiny.Data()
 
 
 def _text(config, **changes):
@@ -49,7 +47,7 @@ def test_a_loader_is_named_in_the_metadata(tmp_path):
   config = tiny.config()
   run = experiment.Experiment(config, str(tmp_path), data=DATA)
   found = run_summary.metadata(run, tiny.Parts(config).shapes.params)
-  assert found["data_given"] == "SimpleNamespace"
+  assert found["data_given"] == "Data"
 
 
 def test_a_note_on_the_data_is_shown():

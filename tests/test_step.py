@@ -349,10 +349,10 @@ def test_any_objective_is_a_mean_over_what_counts():
 def test_nothing_is_trained_where_there_are_no_steps():
   mesh = sharding.make_mesh(tiny.config().mesh, ONE)
   facts = step.Facts(tiny.NUM_CLASSES, (16, 16), total_steps=None)
-  assembly = step.assemble(tiny.config(), facts, mesh)
-  assert assembly.train_step is assembly.schedule is None
+  trainer = step.assemble(tiny.config(), facts, mesh)
+  assert trainer.train_step is trainer.schedule is None
   want = tiny.Parts(tiny.config(), ONE).state().params
-  got = assembly.fresh_params()
+  got = trainer.init_params()
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
 

@@ -74,12 +74,12 @@ class Parts:
     self.config = cfg
     self.mesh = sharding.make_mesh(cfg.mesh, devices)
     facts = step.Facts(NUM_CLASSES, (16, 16), cfg.total_steps)
-    self.assembly = step.assemble(cfg, facts, self.mesh)
-    self.model, self.init = self.assembly.module, self.assembly.init
-    self.shapes, self.train_step = self.assembly.state, self.assembly.train_step
+    self.trainer = step.assemble(cfg, facts, self.mesh)
+    self.model, self.init = self.trainer.module, self.trainer.init
+    self.shapes, self.train_step = self.trainer.state, self.trainer.train_step
 
   def state(self):
-    return self.assembly.fresh_state()
+    return self.trainer.init_state()
 
   def run(self, num_steps: int, state=None):
     """Returns the state and the metrics of every step, on random batches."""

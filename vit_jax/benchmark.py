@@ -103,13 +103,13 @@ def _measure(
   device = mesh.devices.flat[0]
   batches, facts = INPUT_FNS[kind](config, mesh, prepared)
   size = facts.image_size
-  assembly = step_lib.assemble(config, facts, mesh)
-  state, batch = assembly.fresh_state(), next(batches)
+  trainer = step_lib.assemble(config, facts, mesh)
+  state, batch = trainer.init_state(), next(batches)
   start = time.perf_counter()
-  compiled = assembly.train_step.lower(state, batch).compile()
+  compiled = trainer.train_step.lower(state, batch).compile()
   compile_seconds = time.perf_counter() - start
 
-  leaves = jax.tree.leaves(assembly.state.params)
+  leaves = jax.tree.leaves(trainer.state.params)
   steps, block = blocks(steps)
   per_image = config.model.train_flops(size, facts.num_classes)
   seconds, wait, loss = run(

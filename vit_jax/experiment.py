@@ -302,7 +302,8 @@ class Experiment:
       if not has_errors and not data[e.name]:
         every += self._evaluator_errors(e, where)
     every += self._weights_errors(is_known)
-    every = every or self._workdir_errors()
+    if self.workdir is not None and not every:
+      every = workdir_errors(self.workdir, self.is_training)
     if every:
       raise ConfigError(dict.fromkeys(every))
     missing_data.agree(
@@ -420,22 +421,6 @@ class Experiment:
       ]
     return []
 
-  def _workdir_errors(self) -> list[str]:
-    """Returns an error unless the folder, which it makes, can be written to."""
-    if self.workdir is None:
-      return []
-    folder = epath.Path(self.workdir)
-    try:
-      with atomic_files.os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / (METRICS if self.is_training else SCORES)).open("a"):
-          pass
-        if self.is_training and jax.process_index() == 0:
-          retention.probe(self._checkpoints)
-    except OSError as e:
-      return [atomic_files.folder_fault(self.workdir, e)]
-    return []
-
   def _agree(self) -> None:
     """Sees that all processes have the same run; see `agreement`."""
     data = (
@@ -483,6 +468,21 @@ def setup(
 def is_multiple(step: int, every_steps: int) -> bool:
   """Whether a step is a multiple of `every_steps`; never where that is 0."""
   return every_steps > 0 and step % every_steps == 0
+
+
+def workdir_errors(workdir: str, is_training: bool) -> list[str]:
+  """Returns an error unless the folder, which it makes, can be written to."""
+  folder = epath.Path(workdir)
+  try:
+    with atomic_files.os_errors(folder):
+      folder.mkdir(parents=True, exist_ok=True)
+      with (folder / (METRICS if is_training else SCORES)).open("a"):
+        pass
+      if is_training and jax.process_index() == 0:
+        retention.probe(folder / checkpointer.FOLDER)
+  except OSError as e:
+    return [atomic_files.folder_fault(workdir, e)]
+  return []
 
 
 def given_data_errors(data: object) -> list[str]:

@@ -83,7 +83,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Assembly:
+class Trainer:
   """What a config and the facts of its data are assembled to; no arrays yet.
 
   seed: Root of all randomness.
@@ -101,11 +101,11 @@ class Assembly:
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
 
-  def fresh_state(self) -> TrainState:
+  def init_state(self) -> TrainState:
     """Returns the state before the first step, every array made in place."""
     return self.maker(lambda state: state)()
 
-  def fresh_params(self) -> Any:
+  def init_params(self) -> Any:
     """Returns only the parameters of the fresh state."""
     return self.maker(lambda state: state.params)()
 
@@ -132,7 +132,7 @@ def assemble(
   facts: Facts,
   mesh: Mesh,
   step_metrics: Sequence[StepMetrics] = (),
-) -> Assembly:
+) -> Trainer:
   """Makes module, optimizer, abstract state and step; no other place does.
 
   Args:
@@ -169,7 +169,7 @@ def assemble(
   train_step = None
   if facts.total_steps is not None:
     train_step = make_train_step(config, loss_fn, tx, state, mesh, step_metrics)
-  return Assembly(
+  return Trainer(
     config.seed, module, init, state, schedule and jax.jit(schedule), train_step
   )
 

@@ -6,34 +6,23 @@ resumes from the last checkpoint, and ends in the bits of an unbroken run.
 """
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 
 import jax
 
 from vit_jax import experiment as experiment_lib
-from vit_jax import malloc, run_summary, sharding, weights
+from vit_jax import run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError
-from vit_jax.callbacks import (
-  Callback,
-  CallbackList,
-  Stop,
-  run_lock,
-  run_record,
-  startup,
-)
+from vit_jax.callbacks import Callback, CallbackList, Stop
 from vit_jax.callbacks.defaults import default_callbacks
-from vit_jax.callbacks.phases import Phases
-from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.callbacks.progress import note
-from vit_jax.callbacks.watchdog import Watchdog
-from vit_jax.checkpointing import convert_state, resume_rules
+from vit_jax.callbacks.run_lock import RunLock
+from vit_jax.callbacks.startup import Startup
+from vit_jax.checkpointing import convert_state
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
-from vit_jax.config import Config, ConfigError, cli, to_dict
-from vit_jax.distributed import exit_codes, processes
-from vit_jax.distributed.signals import end_at_once
+from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.writers import MetricWriter, run_info
 from vit_jax.writers.atomic_files import WriteError
@@ -73,7 +62,7 @@ def train_and_evaluate(
       differ from those with which the run began.
     writer: Gets every row of metrics.jsonl, too, in process 0, and is closed at
       the end, such as one of clu's metric_writers; None: there is none.
-    began: Start of the process by time.perf_counter(), from which the time of
+    began: Start of the process, seconds since the epoch, from which the time of
       the run counts; None: now.
 
   Returns:
@@ -88,13 +77,12 @@ def train_and_evaluate(
     WriteError: The workdir cannot be written, was deleted, or was taken.
   """
   # Setup: every error of config, data, weights and disk is raised here.
-  start_time = startup.Startup(began)
-  phases = Phases(began)
-  lock = run_lock.RunLock(workdir, began=phases.wall_start())
+  startup = Startup(began)
+  lock = RunLock(workdir, began=began)  # no other run may train in the folder
   experiment = experiment_lib.setup(
     config, workdir, data, allow_change=allow_change
   )
-  start_time.ends("checks")
+  startup.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
   trainer = step_lib.assemble(  # no arrays yet
     config, experiment.facts, mesh, [c.step_metrics for c in callbacks]
@@ -104,15 +92,23 @@ def train_and_evaluate(
   evaluators = experiment.evaluators(
     trainer.predict,
     mesh,
-    trainer.fresh_params,
+    trainer.init_params,
     on_batch=lambda: hooks.on_eval_batch(),  # the hooks are made below
   )
   hooks = CallbackList(
-    default_callbacks(
-      *(experiment, trainer, mesh, evaluators, checkpointer),
-      *(lock, start_time, phases),
-    )
-    + list(callbacks)
+    [
+      *default_callbacks(
+        experiment,
+        trainer,
+        mesh,
+        evaluators,
+        checkpointer,
+        lock,
+        startup,
+        began,
+      ),
+      *callbacks,
+    ]
   )
 
   with contextlib.ExitStack() as stack:
@@ -131,7 +127,7 @@ def train_and_evaluate(
     if start:
       note(f"resumes     step {start:,} of {workdir}")
     else:
-      state = trainer.fresh_state()
+      state = trainer.init_state()
       if config.init:
         params, report = experiment.fitted_weights()
         state = weights.replace_params(state, params)
@@ -164,8 +160,7 @@ def train_and_evaluate(
       states = hooks.state_dict(step)
       return {**metadata, "step": step, **states, **log.state_dict(step)}
 
-    initial = metadata_at(start) if start else metadata
-    run_info.write_json(workdir, "metadata.json", initial)
+    run_info.write_json(workdir, "metadata.json", metadata_at(start))
 
     def save(step: int, wait: bool = False) -> None:
       hooks.before_save(step)  # raises where the state must not be saved
@@ -224,90 +219,14 @@ def train_and_evaluate(
 
     with hooks.phase("evaluation"):
       log.flush(until=hooks.stop_requested)
-    hooks.enter("save")
-    checkpointer.save_now(total_steps, state, metadata_at(total_steps))
+    save(total_steps, wait=True)  # not again if the loop has saved it
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")
-    run_info.write_json(
-      workdir, "metadata.json", metadata_at(total_steps), note
-    )
     hooks.on_end(state)
   return state
 
 
-def _profile_error(value: str | None) -> str | None:
-  """Returns what is wrong with --profile; None: nothing is."""
-  if value is None or (value.isdecimal() and int(value) > 0):
-    return None
-  return f"--profile: got {value!r}, expected a step, 1 or more."
-
-
-def main(
-  args: cli.Args,
-  signals: StopSignals | None = None,
-  began: float | None = None,
-) -> None:
-  """Joins the other processes, checks the run, trains; ends with its code.
-
-  Args:
-    args: Of the command line.
-    signals: Receives signals since the start of this process; None: from now.
-    began: Start of the process, see `train_and_evaluate`.
-  """
-  config, signals = args.config, signals or StopSignals()
-  workdir = args.flags["workdir"] or f"runs/{args.config_name}"
-  signals.on_exit = run_record.end
-  try:
-    processes.initialise(
-      args.flags,
-      args.errors,
-      heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
-      stops_on_sigterm=True,
-      before_joining=lambda: run_lock.refuse_live(workdir),
-    )
-    index = jax.process_index()
-    watchdog = Watchdog(config.watchdog_seconds, workdir, index, run_record.end)
-    if jax.distributed.is_initialized():  # jax receives SIGTERM
-      signals.close([signal.SIGINT])
-      end_at_once(numbers=[signal.SIGINT])
-      preemption = Preemption()
-    else:
-      signals.install()  # libtpu has set handlers of its own
-      preemption = Preemption(signals)
-    startup.use_cache(workdir)
-    malloc.keep()
-    allowed = resume_rules.names_of(args.flags["allow_change"])
-    if error := _profile_error(args.flags["profile"]):
-      args.errors.append(error)
-    if args.errors:
-      experiment_lib.setup(
-        config, workdir, allow_change=allowed, errors=args.errors
-      )
-    callbacks: list[Callback] = [preemption, watchdog]
-    if args.flags["profile"]:
-      from vit_jax.callbacks.profile import Profile  # takes seconds to import
-
-      step = int(args.flags["profile"])
-      callbacks.append(Profile(f"{workdir}/tensorboard", step))
-    train_and_evaluate(
-      config,
-      workdir,
-      callbacks=callbacks,
-      allow_change=allowed,
-      began=began,
-    )
-  except Stop as stop:
-    exit_codes.restart(f"stopped     {str(stop).removeprefix('stopped ')}")
-  except EXPECTED_ERRORS as e:
-    exit_codes.refuse(str(e))
-  except Exception as e:
-    exit_codes.end_if_joined(e, config.heartbeat_timeout_seconds)
-    raise
-  finally:
-    signals.close()
-
-
 if __name__ == "__main__":
-  from vit_jax.commands import train as command
+  from vit_jax.commands.train import main
 
-  command.main(sys.argv[1:])
+  main(sys.argv[1:])

@@ -252,7 +252,6 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   from etils import epath
 
   from vit_jax.callbacks import accounting, run_lock, run_record
-  from vit_jax.callbacks.phases import Phases
   from vit_jax.checkpointing import resume_rules
   from vit_jax.reporting import runs as runs_lib
   from vit_jax.writers import atomic_files
@@ -299,7 +298,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
       assert "another run trains" in str(e), e
     run_record.intervals(workdir)
     account = accounting.Accounting(
-      *(1, 1, 1, Phases()), num_examples=1, workdir=str(workdir)
+      *(1, 1, 1), num_examples=1, workdir=str(workdir)
     )
     account.on_start(0, None, {})
     assert all(s >= 0 for s in account.state_dict(0)["seconds"].values())

@@ -8,7 +8,6 @@ import pytest
 
 from vit_jax.callbacks import accounting, run_record
 from vit_jax.callbacks.accounting import BUCKETS, KEY, Accounting, batches_seen
-from vit_jax.callbacks.phases import Phases
 from vit_jax.config import model_config
 
 
@@ -24,7 +23,6 @@ class Process:
   now = 1e9
 
   def __init__(self, start=0, saved=None, earlier=(), **options):
-    self._phases = Phases(clock=lambda: Process.now)
     options = {
       "batch_size": 10,
       "flops_per_image": 2 * 10**15,
@@ -32,9 +30,7 @@ class Process:
       "num_examples": 100,
     } | options
     self.notes = []
-    self.accounting = Accounting(
-      phases=self._phases, note=self.notes.append, **options
-    )
+    self.accounting = Accounting(note=self.notes.append, **options)
     self._start = start, None, saved or {}
     self._earlier = earlier
 
@@ -45,8 +41,9 @@ class Process:
 
   def spend(self, **seconds):
     for name, value in seconds.items():
-      with self._phases(name):
-        Process.now += value
+      self.accounting.on_phase(name)
+      Process.now += value
+      self.accounting.on_phase("start")
 
   def saves(self, step=0):
     """Returns metadata through JSON, as a checkpoint has it."""

@@ -129,7 +129,7 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   assert [r["train/undecodable"] for r in rows] == [r["step"] for r in rows]
   # 12 batches, 9 updates: the last was the ninth of the schedule.
   parts = tiny.Parts(cfg)
-  assert rows[-1]["train/lr"] == pytest.approx(parts.assembly.schedule(8))
+  assert rows[-1]["train/lr"] == pytest.approx(parts.trainer.schedule(8))
   assert [e["step"] for e in nonfinite.read(one)] == [2, 6, 10]
   told = capfd.readouterr().err
   assert told.count("skipped     loss is nan") == 3 and "; 3 so far" in told

@@ -24,7 +24,7 @@ def no_cache():
 @pytest.fixture
 def clock(monkeypatch):
   now = [10.0]
-  monkeypatch.setattr(startup.time, "perf_counter", lambda: now[0])
+  monkeypatch.setattr(startup.time, "time", lambda: now[0])
   return now
 
 

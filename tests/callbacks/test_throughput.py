@@ -85,7 +85,10 @@ class Step:
 @pytest.fixture
 def run(clock):
   """A run after its first step, as its callbacks see it."""
-  return Run(clock)
+  run = Run(clock)
+  yield run
+  for step in run.steps:  # a thread waits for each
+    step.finish()
 
 
 class Run:
@@ -94,11 +97,12 @@ class Run:
   Attributes:
     hooks: Its callbacks.
     notes: What they printed.
+    steps: Those given to the device.
   """
 
   def __init__(self, clock):
     self._clock = clock
-    self.notes = []
+    self.notes, self.steps = [], []
     self._throughput = Throughput(8, 1, 5, None, note=self.notes.append)
     self.hooks = CallbackList([self._throughput])
     with self.hooks.phase("input"):  # before the first step, no better than
@@ -109,6 +113,7 @@ class Run:
   def gives(self):
     """Gives the device a step."""
     step = Step()
+    self.steps.append(step)
     self.hooks.on_step(2, {}, {"loss": step})
     return step
 

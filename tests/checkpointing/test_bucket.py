@@ -13,7 +13,6 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny
 from etils import epath
 from etils.epath import backend
 
@@ -70,7 +69,7 @@ def test_a_new_run(run):
   path, _ = run
   folder = path / "checkpoints"
   assert retention.start(folder) == (0, [])
-  assert not experiment.Experiment(tiny.config(), str(path)).workdir_faults()
+  assert not experiment.workdir_errors(str(path), is_training=True)
   assert retention.start(folder) == (0, [])
   retention.note_newest(folder, 3)
   start, (fault,) = retention.start(folder)
@@ -80,7 +79,7 @@ def test_a_new_run(run):
 def test_a_bucket_that_may_not_be_written_is_told_in_words(run):
   path, errors = run
   errors["makedirs"] = tf.errors.PermissionDeniedError(None, None, "HTTP 403")
-  (fault,) = experiment.Experiment(tiny.config(), str(path)).workdir_faults()
+  (fault,) = experiment.workdir_errors(str(path), is_training=True)
   assert "where no files can be written (PermissionDeniedError: " in fault
 
 

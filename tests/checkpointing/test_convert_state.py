@@ -37,8 +37,8 @@ NONE = {
 def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   written, config = tiny.config(**was), tiny.config(**now)
-  assembly = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  trainer = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
   like, convert = form_of({"config": to_dict(written)})
   assert jax.tree.structure(like) == jax.tree.structure(
     step.assemble(written, FACTS, mesh).state
@@ -49,7 +49,7 @@ def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
   )
   got = convert(state)
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-  assert shapes(got) == shapes(assembly.state)
+  assert shapes(got) == shapes(trainer.state)
   if config.optim.ema_decay is None:
     assert got.ema is None
   else:
@@ -76,24 +76,24 @@ def test_a_family_without_a_scan():
 def test_a_checkpoint_like_the_run_is_taken_as_it_is():
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   config = tiny.config()
-  assembly = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  trainer = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
   for written in ({"config": to_dict(config)}, {}, {"config": {"optim": 3}}):
     like, _ = form_of(written)
-    assert like is assembly.state
+    assert like is trainer.state
   written = to_dict(config)
   written["optim"] |= {"clip_norm": 3.0}
   like, convert = form_of({"config": written})
   state = object()
-  assert like is assembly.state and convert(state) is state
+  assert like is trainer.state and convert(state) is state
 
 
 def test_one_state_is_alive_where_a_part_comes_or_goes():
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   written, config = tiny.config(**NONE), tiny.config(**ALL)
-  assembly = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, assembly, mesh)
+  trainer = step.assemble(config, FACTS, mesh)
+  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
   _, convert = form_of({"config": to_dict(written)})
-  state = step.assemble(written, FACTS, mesh).fresh_state()
+  state = step.assemble(written, FACTS, mesh).init_state()
   convert(state)
   assert all(x.is_deleted() for x in jax.tree.leaves(state))

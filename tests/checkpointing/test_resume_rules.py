@@ -102,7 +102,7 @@ def test_differences_are_refused_by_name_unless_named():
 def test_options_that_are_gone_are_ignored():
   """The file is of the glyphs recipe, by the version that had them."""
   golden = pathlib.Path(__file__).parents[1] / "golden"
-  old = json.loads((golden / "before_rooms.json").read_text())
+  old = json.loads((golden / "old" / "glyphs.json").read_text())
   config = freeze(json.loads((golden / "glyphs.json").read_text())[""])
   assert resume_rules.differences(old, config) == []
   assert resume_rules.unknown_options(old) == [

@@ -125,7 +125,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   assert not prepared.skipped_evals and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
   evaluators = prepared.evaluators(
-    parts.assembly.predict, parts.mesh, random_params=lambda: None
+    parts.trainer.predict, parts.mesh, random_params=lambda: None
   )
   assert len({id(e._features) for e in evaluators}) == 1  # compiled once
   gathered = evaluators[-1].gather(parts.state().params)

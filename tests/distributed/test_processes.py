@@ -8,8 +8,9 @@ import jax
 import pytest
 import several
 
-from vit_jax import train
 from vit_jax.callbacks import run_lock
+from vit_jax.callbacks.preemption import StopSignals
+from vit_jax.commands import train
 from vit_jax.config import ConfigError, cli
 from vit_jax.distributed import processes, tpu_slice
 from vit_jax.scoring import evaluate
@@ -293,18 +294,26 @@ def test_what_jax_says_is_passed_on(calls, monkeypatch):
   )
 
 
-@pytest.mark.parametrize("command", [train, evaluate])
+def _train(args: cli.Args) -> None:
+  train.run(args, StopSignals(), time.time())
+
+
+@pytest.mark.parametrize("command", [_train, evaluate.main])
 def test_commands_raise_them_with_their_own_errors(calls, command, tmp_path):
   assert tuple(cli.PROCESS_FLAGS) == processes.FLAGS
   config = tmp_path / "mine.py"
   config.write_text("from vit_jax.config import defaults as get_config\n")
   args = cli.parse(
     "x",
-    {"workdir": "", "checkpoint": "", "json": "", **cli.PROCESS_FLAGS},
+    {
+      **dict.fromkeys(("workdir", "checkpoint", "json"), ""),
+      **dict.fromkeys(("allow_change", "profile"), ""),
+      **cli.PROCESS_FLAGS,
+    },
     [f"--config={config}", "--process_id=7", "--num_processes=2", "--wrkdir=x"],
   )
   with pytest.raises(SystemExit) as e:
-    command.main(args)
+    command(args)
   text = str(e.value)
   assert text.startswith("3 faults in the configuration:")
   assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
@@ -326,11 +335,11 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
     _is_tpu(monkeypatch, HOSTS)
   args = cli.parse(
     "x",
-    {"workdir": "", "allow_change": "", **cli.PROCESS_FLAGS},
+    {"workdir": "", "allow_change": "", "profile": "", **cli.PROCESS_FLAGS},
     [f"--config={config}", f"--workdir={tmp_path}", *words],
   )
   with run_lock.RunLock(str(tmp_path)), pytest.raises(SystemExit) as e:
-    train.main(args)
+    _train(args)
   assert "in which another run trains: host " in str(e.value) and calls == []
 
 

@@ -48,7 +48,7 @@ def _evaluator(parts, options, names=None):
         split: open_source(options.dataset, getattr(options, split))
         for split in options.SPLITS
       },
-      predict=parts.assembly.predict,
+      predict=parts.trainer.predict,
       mesh=parts.mesh,
       random_params=lambda: parts.state().params,
       head=class_names.Head(10, names),
@@ -71,7 +71,7 @@ def by_hand(parts, params):
   """Logits and labels of the 101 examples in one batch."""
   source = open_source("digits", "test[:101]")
   (batch,) = eval_batches(source, OPS, batch_size=101)
-  logits, _ = jax.jit(parts.assembly.predict)(params, batch["image"])
+  logits, _ = jax.jit(parts.trainer.predict)(params, batch["image"])
   return np.asarray(logits), batch["label"]
 
 

@@ -6,7 +6,6 @@ These tests need no GPU: XLA's attention stands in for cuDNN's.
 import functools
 import importlib
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -173,13 +172,10 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
 
 def test_a_run_says_which(monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
-  data = types.SimpleNamespace(
-    num_examples=100, num_classes=10, class_names=None
-  )
   parts = tiny.Parts(config, jax.devices()[:1])
   params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  run = experiment.Experiment(config, "runs/x", data=data)
+  run = experiment.Experiment(config, "runs/x", data=tiny.Data())
   text = functools.partial(run_summary.text, run, mesh, params)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))

@@ -9,15 +9,15 @@ first step on, with evaluations and checkpoints. What an interruption lost is
 not in them: only steps that a checkpoint has count, once.
 
 The seconds since the very first start are in one bucket each, so they add up to
-the time on the clock: those of `vit_jax.callbacks.phases`; "repeated", what a
+the time on the clock: those of `PHASES`; "repeated", what a
 process that died had done since the checkpoint that a later one went back to;
 and "restart", from the last sign of life of a process to the start of the next.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.callbacks import phases as phases_lib
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.progress import format_seconds
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
 KEY = "accounting"  # in the metadata of a checkpoint
-BUCKETS = (*phases_lib.NAMES, "repeated", "restart")
+# Phases of the loop, see `Callback.on_phase`. start: imports, checks, restore.
+# compile: the first step. input: waiting for a batch.
+PHASES = ("start", "compile", "input", "step", "evaluation", "save")
+BUCKETS = (*PHASES, "repeated", "restart")
 GOODPUT = "goodput"  # share of the seconds that are in "step"
 SECONDS = "seconds/"  # before the name of a bucket
 
@@ -39,12 +42,12 @@ class Accounting(Callback):
     batch_size: Images per step, over all devices.
     flops_per_image: FLOPs of a training step per image.
     num_devices: Number of devices of all processes.
-    phases: Clock of this process.
     num_examples: Records of the training data.
     workdir: Folder of the run; its record has when earlier processes lived.
       None: there were none.
     init: Account of the checkpoint that a new run takes its weights from; a
       resumed run has it in its own. None: there is none.
+    began: Start of this process, seconds since the epoch; None: now.
     note: Prints lines, at the end of the run.
   """
 
@@ -55,16 +58,18 @@ class Accounting(Callback):
     batch_size: int,
     flops_per_image: int,
     num_devices: int,
-    phases: phases_lib.Phases,
     num_examples: int,
     workdir: str | None = None,
     init: Mapping[str, Any] | None = None,
+    began: float | None = None,
     note: Callable[[str], None] = print,
   ):
     self._batch_size = batch_size
     self._flops_per_image = flops_per_image
     self._num_devices = num_devices
-    self._phases = phases
+    self._process_began = time.time() if began is None else began
+    self._phase, self._phase_began = PHASES[0], self._process_began
+    self._in_phases = dict.fromkeys(PHASES, 0.0)  # those that have ended
     self._num_examples = num_examples
     self._workdir = workdir
     self._init = init
@@ -83,13 +88,21 @@ class Accounting(Callback):
     self._position = (
       batches_seen(saved, start, self._batch_size) * self._batch_size
     )
-    self._setup_seconds = sum(self._phases.seconds().values())
-    process_began = self._phases.wall_start()
+    self._setup_seconds = sum(self._process_seconds().values())
     earlier = run_record.earlier(self._workdir) if self._workdir else []
-    self._began, self._seconds = _until(process_began, account, earlier)
+    self._began, self._seconds = _until(self._process_began, account, earlier)
+
+  def on_phase(self, name: str) -> None:
+    self._in_phases = self._process_seconds()
+    self._phase, self._phase_began = name, time.time()
 
   def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
     self._step = step
+
+  def _process_seconds(self) -> dict[str, float]:
+    """Returns the seconds of this process in each of `PHASES`, until now."""
+    now = time.time() - self._phase_began
+    return self._in_phases | {self._phase: self._in_phases[self._phase] + now}
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     account = self.state_dict(step)
@@ -115,7 +128,7 @@ class Accounting(Callback):
     """
     images = (step - self._start) * self._batch_size
     flops = self._flops + images * self._flops_per_image
-    seconds = self._phases.seconds()
+    seconds = self._process_seconds()
     hours = self._device_hours
     if hours is not None:
       since_setup = sum(seconds.values()) - self._setup_seconds

@@ -8,7 +8,6 @@ from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.learning_rate import LearningRate
 from vit_jax.callbacks.nonfinite import NonFinite
-from vit_jax.callbacks.phases import Phases
 from vit_jax.callbacks.predictions import SavePredictions
 from vit_jax.callbacks.progress import Progress, note
 from vit_jax.callbacks.run_lock import RunLock
@@ -18,18 +17,18 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
-from vit_jax.step import Assembly
+from vit_jax.step import Trainer
 
 
 def default_callbacks(
   experiment: Experiment,
-  trainer: Assembly,
+  trainer: Trainer,
   mesh: Mesh,
   evaluators: list[Evaluator],
   checkpointer: Checkpointer,
   lock: RunLock,
   startup: Startup,
-  phases: Phases,
+  began: float | None,
 ) -> list[Callback]:
   """Returns the callbacks of a run; `on_log` goes through them in this order.
 
@@ -41,12 +40,11 @@ def default_callbacks(
     checkpointer: Its checkpoints.
     lock: Lock of its folder.
     startup: Measures the time to the first step.
-    phases: Clock of this process.
+    began: Start of the process, seconds since the epoch; None: now.
   """
   config, facts = experiment.config, experiment.facts
   flops = config.model.train_flops(facts.image_size, facts.num_classes)
   return [
-    phases,
     lock,
     NonFinite(
       config, experiment.workdir, experiment.data, checkpointer.newest, note
@@ -63,10 +61,10 @@ def default_callbacks(
       config.data.batch_size,
       flops,
       mesh.size,
-      phases,
       experiment.data.num_examples,
       experiment.workdir,
       experiment.init_metadata.get(ACCOUNT),
+      began,
       note,
     ),
     Progress(facts.total_steps, is_shown=jax.process_index() == 0),

@@ -16,7 +16,7 @@ from vit_jax.callbacks.progress import note as print_note
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
-BEGAN = time.perf_counter()  # The commands import this before jax.
+BEGAN = time.time()  # The commands import this before jax.
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -57,7 +57,7 @@ class Startup(Callback):
   The line has the seconds of each part, and whether the step was in the cache.
 
   Args:
-    began: Start of the command, by time.perf_counter(), all imports until now
+    began: Start of the command, seconds since the epoch, all imports until now
       being the first part; None: now.
     note: Prints the line.
   """
@@ -70,7 +70,7 @@ class Startup(Callback):
     from jax import monitoring
 
     self._note = note
-    self._began = self._last = time.perf_counter() if began is None else began
+    self._began = self._last = time.time() if began is None else began
     self._parts: dict[str, float] = {}
     self._hits = self._hits_before = 0
     self._close = lambda: monitoring.unregister_event_listener(self._count)
@@ -81,7 +81,7 @@ class Startup(Callback):
   def ends(self, part: str) -> None:
     """Ends a part, unless it has ended before; the next begins."""
     if part not in self._parts:
-      now = time.perf_counter()
+      now = time.time()
       self._parts[part] = now - self._last
       self._last, self._hits_before = now, self._hits
 

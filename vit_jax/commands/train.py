@@ -1,10 +1,13 @@
 """Trains a Vision Transformer: `vit-jax train --config=FILE`."""
 
+import signal
 from collections.abc import Sequence
 
-from vit_jax.callbacks import startup
-from vit_jax.callbacks.preemption import StopSignals
-from vit_jax.config import cli
+from vit_jax.callbacks import Callback, Stop, run_record, startup
+from vit_jax.callbacks.preemption import Preemption, StopSignals
+from vit_jax.callbacks.watchdog import Watchdog
+from vit_jax.config import Config, cli
+from vit_jax.distributed.signals import end_at_once
 
 FLAGS = {
   "workdir": "folder of the run (default: runs/<config name>)",
@@ -31,9 +34,84 @@ def parse(argv: Sequence[str]) -> cli.Args:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the other processes, checks the run, trains."""
+  """Parses, listens to signals from now on, and runs."""
   args = parse(argv)
-  signals = StopSignals()  # before imports that take seconds
-  from vit_jax import train
+  run(args, StopSignals(), startup.BEGAN)  # before imports that take seconds
 
-  train.main(args, signals, startup.BEGAN)
+
+def run(args: cli.Args, signals: StopSignals, began: float) -> None:
+  """Joins the other processes, checks the run, trains; ends with its code.
+
+  Args:
+    args: Command line.
+    signals: Receives signals since the start of this process.
+    began: Start of this process, seconds since the epoch.
+  """
+
+  from vit_jax import experiment, malloc, train
+  from vit_jax.callbacks import run_lock
+  from vit_jax.checkpointing import resume_rules
+  from vit_jax.distributed import exit_codes, processes
+
+  config, flags = args.config, args.flags
+  workdir = flags["workdir"] or f"runs/{args.config_name}"
+  signals.on_exit = run_record.end
+  try:
+    processes.initialise(
+      flags,
+      args.errors,
+      heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
+      stops_on_sigterm=True,
+      before_joining=lambda: run_lock.refuse_live(workdir),
+    )
+    startup.use_cache(workdir)
+    malloc.keep()
+    allowed = resume_rules.names_of(flags["allow_change"])
+    errors = [*args.errors, *_profile_errors(flags["profile"])]
+    if errors:
+      experiment.setup(config, workdir, allow_change=allowed, errors=errors)
+    train.train_and_evaluate(
+      config,
+      workdir,
+      callbacks=_callbacks(config, workdir, flags["profile"], signals),
+      allow_change=allowed,
+      began=began,
+    )
+  except Stop as stop:
+    exit_codes.restart(f"stopped     {str(stop).removeprefix('stopped ')}")
+  except train.EXPECTED_ERRORS as e:
+    exit_codes.refuse(str(e))
+  except Exception as e:
+    exit_codes.end_if_joined(e, config.heartbeat_timeout_seconds)
+    raise
+  finally:
+    signals.close()
+
+
+def _callbacks(
+  config: Config, workdir: str, profile: str | None, signals: StopSignals
+) -> list[Callback]:
+  """Returns the callbacks that a run has because it is a command."""
+  import jax
+
+  index = jax.process_index()
+  watchdog = Watchdog(config.watchdog_seconds, workdir, index, run_record.end)
+  if jax.distributed.is_initialized():  # jax receives SIGTERM
+    signals.close([signal.SIGINT])
+    end_at_once(numbers=[signal.SIGINT])
+    callbacks = [Preemption(), watchdog]
+  else:
+    signals.install()  # libtpu has set handlers of its own
+    callbacks = [Preemption(signals), watchdog]
+  if profile:
+    from vit_jax.callbacks.profile import Profile  # takes seconds to import
+
+    callbacks.append(Profile(f"{workdir}/tensorboard", int(profile)))
+  return callbacks
+
+
+def _profile_errors(value: str | None) -> list[str]:
+  """Returns what is wrong with --profile."""
+  if value is None or (value.isdecimal() and int(value) > 0):
+    return []
+  return [f"--profile: got {value!r}, expected a step, 1 or more."]

@@ -46,11 +46,11 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
     The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
   """
   facts = with_length(facts_of(config))
-  assembly = step_lib.assemble(config, facts, mesh)
+  trainer = step_lib.assemble(config, facts, mesh)
   batch = programs_lib.batch(
     config.data.batch_size, facts.image_size, (), jnp.int32, mesh
   )
-  return assembly.train_step, (assembly.state, batch)
+  return trainer.train_step, (trainer.state, batch)
 
 
 def plan(

@@ -92,14 +92,14 @@ def programs(
     The programs; what each evaluator passes through them; and notes on what is
     left out.
   """
-  assembly = step_lib.assemble(config, facts, mesh)
-  state = assembly.state
+  trainer = step_lib.assemble(config, facts, mesh)
+  state = trainer.state
   rows = batch(config.data.batch_size, facts.image_size, (), jnp.int32, mesh)
   state_bytes, batch_bytes = per_device(state), WAITING * per_device(rows)
   result = [
-    Program("init", assembly.maker(lambda s: s), (), 0),
-    Program("train_step", assembly.train_step, (state, rows), batch_bytes),
-    Program("schedule", assembly.schedule, (0,), state_bytes + batch_bytes),
+    Program("init", trainer.maker(lambda s: s), (), 0),
+    Program("train_step", trainer.train_step, (state, rows), batch_bytes),
+    Program("schedule", trainer.schedule, (0,), state_bytes + batch_bytes),
   ]
   if mesh.devices.flat[0].platform != "cpu":
     result += [
@@ -130,9 +130,9 @@ def programs(
         options=options,
         config=config,
         sources=sources,
-        predict=assembly.predict,
+        predict=trainer.predict,
         mesh=mesh,
-        random_params=assembly.fresh_params,
+        random_params=trainer.init_params,
         head=Head(facts.num_classes * config.objective.trains_head, None),
         made=made,
       )
@@ -168,7 +168,7 @@ def programs(
       result.append(
         Program(
           f"{options.name}/random_init",
-          assembly.maker(lambda s: s.params),
+          trainer.maker(lambda s: s.params),
           (),
           state_bytes + batch_bytes,
         )

@@ -97,15 +97,15 @@ def open_checkpoint(
     config, workdir, scored_weights=file, sources=opened
   )
   mesh = sharding.make_mesh(config.mesh)
-  assembly = step_lib.assemble(config, prepared.facts, mesh)
+  trainer = step_lib.assemble(config, prepared.facts, mesh)
   params, report = prepared.fitted_weights()
   params = jax.tree.map(
     lambda new, like: jax.device_put(new, like.sharding),
     params,
-    assembly.state.params,
+    trainer.state.params,
   )
   evaluators = prepared.evaluators(
-    assembly.predict, mesh, random_params=assembly.fresh_params
+    trainer.predict, mesh, random_params=trainer.init_params
   )
   return Ready(prepared, evaluators, params, file, report)
 

@@ -267,7 +267,8 @@ def _missing(config: Config) -> str | None:
   wanted += [(e.dataset, e.split) for e in run.evals]
   if all(run.sources.is_on_disk(*names) for names in wanted):
     return None
-  return run.data_faults()[0]
+  every = (error for part in run.data_errors().values() for error in part)
+  return next(every)
 
 
 def _folder(workdir: str, name: str) -> epath.Path:
