@@ -167,7 +167,7 @@ def parity(models: list) -> dict[str, Any]:
   xla = functools.partial(jax.nn.dot_product_attention, implementation="xla")
   has_gpu = jax.default_backend() == "gpu"
   found: dict[str, Any] = {"cudnn_was_tried": has_gpu}
-  faults = []
+  errors = []
   for variant, size, _ in models:
     heads = ViTConfig(variant=variant).attention((size, size))
     shape = (4, 2, *heads)
@@ -183,13 +183,13 @@ def parity(models: list) -> dict[str, Any]:
       try:
         got = cudnn._results(fn, inputs, weights)
       except Exception as e:  # the others are measured all the same
-        faults.append(f"{row}: {type(e).__name__}: {e}"[:500])
+        errors.append(f"{row}: {type(e).__name__}: {e}"[:500])
         continue
       found[row] = [
         float(np.max(np.abs(g - w)) / np.max(np.abs(w)))
         for g, w in zip(got, want, strict=True)
       ]
-  return found | ({"error": "; ".join(faults)} if faults else {})
+  return found | ({"error": "; ".join(errors)} if errors else {})
 
 
 def dtype() -> str:
@@ -219,11 +219,11 @@ def measured(job: Job, seconds: float) -> dict[str, Any]:
   except subprocess.TimeoutExpired:
     return {"error": f"took more than the {seconds:.0f} s that were left"}
   if done.returncode:
-    return {"error": fault(done.stderr) or f"ended: {done.returncode}"}
+    return {"error": error(done.stderr) or f"ended: {done.returncode}"}
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def fault(stderr: str) -> str:
+def error(stderr: str) -> str:
   """Returns the error that ended a process: its first line to the last one."""
   text = stderr.strip()
   *_, start = [0, *(m.start() for m in RAISED.finditer(text))]

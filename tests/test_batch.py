@@ -99,7 +99,7 @@ def test_what_is_there_is_kept():
 def test_faults_of_a_batch(changes, message):
   with pytest.raises(DataError) as e:
     next(_checked([_batch(**changes)]))
-  assert f"1 fault in batch 0 of the data:\n  - {message}" in str(e.value)
+  assert f"1 error in batch 0 of the data:\n  - {message}" in str(e.value)
 
 
 def test_all_faults_at_once_and_of_later_batches_too():
@@ -109,7 +109,7 @@ def test_all_faults_at_once_and_of_later_batches_too():
   with pytest.raises(DataError) as e:
     next(found)
   text = str(e.value)
-  assert text.startswith("2 faults in batch 11 of the data:")
+  assert text.startswith("2 errors in batch 11 of the data:")
   assert "image: got float64 (3,)" in text and "label: got 7" in text
   with pytest.raises(DataError, match="got a builtins.tuple, expected a dict"):
     next(_checked([(1, 2)]))

@@ -18,10 +18,10 @@ def _config(**changes):
   return freeze(config)
 
 
-def _faults(config, **kwargs):
+def _errors(config, **kwargs):
   with pytest.raises(ConfigError) as e:
     experiment.setup(config, **kwargs)
-  return e.value.faults
+  return e.value.errors
 
 
 def test_nothing_to_say():
@@ -31,8 +31,8 @@ def test_nothing_to_say():
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
   """A link of the run's folder whose disk is absent."""
   (tmp_path / "checkpoints").symlink_to(tmp_path / "absent")
-  (fault,) = _faults(_config(), workdir=str(tmp_path))
-  assert fault == (
+  (error,) = _errors(_config(), workdir=str(tmp_path))
+  assert error == (
     f"--workdir: got '{tmp_path}', where no files can be written"
     f" ({tmp_path}/checkpoints: File exists); expected a folder, there or to be"
     " made."
@@ -56,7 +56,7 @@ def test_everything_at_once(tmp_path):
       }
     },
   )
-  faults = "\n".join(_faults(config, errors=["config.x: no such option."]))
+  errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
   for text in (
     "config.x: no such option.",
     "config.model.num_heads: got 5, which does not divide the width of 32",
@@ -68,24 +68,24 @@ def test_everything_at_once(tmp_path):
     "config.init: got",
     "does not exist",
   ):
-    assert text in faults
+    assert text in errors
 
 
 def test_mesh_that_does_not_fit_the_devices():
-  (fault,) = _faults(_config(mesh__data=3))
-  assert fault.startswith("config.mesh: got {'data': 3, 'fsdp': 1")
+  (error,) = _errors(_config(mesh__data=3))
+  assert error.startswith("config.mesh: got {'data': 3, 'fsdp': 1")
 
 
 def test_warmup_longer_than_the_epochs():
   config = _config(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
-  (fault,) = _faults(config)
+  (error,) = _errors(config)
   # 2 * 1,297 / 16 = 162 steps.
-  assert "got 1000, as long as the run of 162 steps or longer" in fault
+  assert "got 1000, as long as the run of 162 steps or longer" in error
 
 
 def test_data_set_that_is_not_on_disk():
-  (fault,) = _faults(_config(data__dataset="cifar10"))
-  assert "is not prepared" in fault and "vit-jax prepare cifar10" in fault
+  (error,) = _errors(_config(data__dataset="cifar10"))
+  assert "is not prepared" in error and "vit-jax prepare cifar10" in error
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def test_folder_without_classes(tmp_path, classes, message):
     (tmp_path / f"class{i}").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / f"class{i}" / "a.png")
   config = _config(data__dataset=f"folder:{tmp_path}")
-  assert any(message in fault for fault in _faults(config))
+  assert any(message in error for error in _errors(config))
 
 
 def test_init_of_another_shape(tmp_path):
   path = tmp_path / "weights.npz"
   np.savez(path, **{"embedding/kernel": np.zeros((8, 8, 3, 64), np.float32)})
-  (fault,) = _faults(_config(init=str(path)))
-  assert "embedding/kernel: got shape (8, 8, 3, 64)" in fault
-  assert "expected (8, 8, 3, 32)" in fault
-  assert "cls: missing" in fault
+  (error,) = _errors(_config(init=str(path)))
+  assert "embedding/kernel: got shape (8, 8, 3, 64)" in error
+  assert "expected (8, 8, 3, 32)" in error
+  assert "cls: missing" in error
 
 
 def test_init_that_is_no_run(tmp_path):
-  (fault,) = _faults(_config(init=str(tmp_path)))
-  assert "has no checkpoint in it; expected the folder of a run" in fault
+  (error,) = _errors(_config(init=str(tmp_path)))
+  assert "has no checkpoint in it; expected the folder of a run" in error
 
 
 def _eval(**options):
@@ -160,44 +160,44 @@ def _eval(**options):
   ],
 )
 def test_faults_that_would_show_only_after_training(changes, message):
-  (fault,) = _faults(_config(**changes))
-  assert message in fault
+  (error,) = _errors(_config(**changes))
+  assert message in error
 
 
 def test_shapes_of_init_are_told_with_the_rest(tmp_path):
   path = tmp_path / "weights.npz"
   arrays = {"cls": (1, 1, 64), "embedding/kernel": (8, 8, 3, 64)}
   np.savez(path, **{k: np.zeros(v, np.float32) for k, v in arrays.items()})
-  faults = _faults(_config(init=str(path), mesh__data=3))
-  assert any(f.startswith("config.mesh") for f in faults)
-  assert any("cls: got shape (1, 1, 64)" in f for f in faults)
+  errors = _errors(_config(init=str(path), mesh__data=3))
+  assert any(f.startswith("config.mesh") for f in errors)
+  assert any("cls: got shape (1, 1, 64)" in f for f in errors)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"text\n"])
 def test_init_that_is_damaged(tmp_path, content):
   path = tmp_path / "weights.npz"
   path.write_bytes(content)
-  (fault,) = _faults(_config(init=str(path)))
-  assert fault.startswith(f"config.init: got '{path}'")
+  (error,) = _errors(_config(init=str(path)))
+  assert error.startswith(f"config.init: got '{path}'")
 
 
 def test_processes_that_cannot_share_rows(monkeypatch):
   found = lambda mesh: [f"of {dict(mesh.shape)}"]
-  monkeypatch.setattr(experiment.sharding, "row_faults", found)
-  faults = _faults(_config(mesh__data=1, mesh__tensor=8))
-  assert faults == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
+  monkeypatch.setattr(experiment.sharding, "row_errors", found)
+  errors = _errors(_config(mesh__data=1, mesh__tensor=8))
+  assert errors == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
 
 
 def test_faults_are_told_before_a_data_set_is_made(tmp_path):
   evals = _eval(kind="fewshot", split="test", layer="nothing")
   config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
-  faults = "\n".join(_faults(config, errors=["config.x: no such option."]))
+  errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
   for text in ("config.x", "config.mesh", "config.evals.e.layer"):
-    assert text in faults
+    assert text in errors
   assert not list(tmp_path.iterdir())
 
 
-def _data_faults(**changes):
+def _data_errors(**changes):
   errors = experiment.Experiment(_config(**changes)).data_errors()
   return [error for part in errors.values() for error in part]
 
@@ -207,8 +207,8 @@ def test_faults_of_data_that_are_there_are_none():
     "test": {"kind": "classification", "split": "test", "dataset": None},
     "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
   }
-  assert _data_faults(evals=evals) == []
-  assert _data_faults(fake_data=True, data__dataset="imagenet2012") == []
+  assert _data_errors(evals=evals) == []
+  assert _data_errors(fake_data=True, data__dataset="imagenet2012") == []
 
 
 def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
@@ -217,7 +217,7 @@ def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
     "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
     "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
   }
-  found = _data_faults(
+  found = _data_errors(
     data__split="train[", data__ops="no such thing", evals=evals
   )
   starts = [
@@ -232,13 +232,13 @@ def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
     assert text.startswith(start), text
 
 
-def test_a_shared_data_set_is_one_fault():
+def test_a_shared_data_set_is_one_error():
   evals = _eval(kind="classification", split="test", dataset=None)
-  (text,) = _faults(_config(data__dataset="digets", evals=evals))
+  (text,) = _errors(_config(data__dataset="digets", evals=evals))
   assert text.startswith("config.data.dataset: got data set 'digets'")
 
 
 def test_looking_for_faults_makes_no_data_set(tmp_path):
-  (text,) = _data_faults(data__data_dir=str(tmp_path), data__split="trian")
+  (text,) = _data_errors(data__data_dir=str(tmp_path), data__split="trian")
   assert text.startswith("config.data.split: got split 'trian'")
   assert not list(tmp_path.iterdir())

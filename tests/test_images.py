@@ -249,7 +249,7 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
     images.listed(7)
 
 
-def fault(image):
+def error(image):
   with pytest.raises((FileNotFoundError, ValueError)) as e:
     images.read(image)
   assert e.type in (FileNotFoundError, ValueError)
@@ -260,8 +260,8 @@ def test_open_files(small, tmp_path):
   small.save(tmp_path / "a.png")
   with open(tmp_path / "a.png", "rb") as file:
     assert (images.read(file) == np.asarray(small)).all()
-  assert fault(file) == "cannot be read: read of closed file."
-  assert fault(io.StringIO("x")) == (
+  assert error(file) == "cannot be read: read of closed file."
+  assert error(io.StringIO("x")) == (
     'got a file whose content is str, expected bytes: open(path, "rb").'
   )
 
@@ -279,40 +279,40 @@ def test_postscript_is_no_image(tmp_path):
 def test_what_is_no_image(small, tmp_path):
   text = tmp_path / "notes.jpg"
   text.write_bytes(b"buy milk")
-  assert fault(text) == (
+  assert error(text) == (
     "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP, GIF, TIFF or"
     " PPM."
   )
   text.write_bytes(b"")
-  assert fault(text).startswith("got an empty file; expected JPEG")
+  assert error(text).startswith("got an empty file; expected JPEG")
   at_end = io.BytesIO(b"1234")
   at_end.seek(0, io.SEEK_END)
-  assert fault(at_end) == (
+  assert error(at_end) == (
     "got a file that is read to its end, byte 4, expected one at its"
     " beginning: seek(0)."
   )
-  assert fault(io.BytesIO()).startswith("got an empty file; expected JPEG")
-  assert fault(tmp_path / "none.jpg") == (
+  assert error(io.BytesIO()).startswith("got an empty file; expected JPEG")
+  assert error(tmp_path / "none.jpg") == (
     "got a path with no file, expected an image."
   )
-  assert fault(tmp_path) == (
+  assert error(tmp_path) == (
     f"got a folder, expected a file or a glob: {tmp_path}/*.jpg."
   )
   for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
     cut = tmp_path / f"cut.{kind}"
     whole = encoded(small, kind)
     cut.write_bytes(whole[: len(whole) // 2])
-    assert fault(cut).startswith("got an image that cannot be decoded (")
-    assert fault(cut).endswith(
+    assert error(cut).startswith("got an image that cannot be decoded (")
+    assert error(cut).endswith(
       "); expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM, whole."
     )
-  assert fault(small.convert("F")) == (
+  assert error(small.convert("F")) == (
     "got a PIL image of mode F, expected 8 bits."
   )
 
 
 def test_addresses(monkeypatch):
-  assert fault("https://x.y/a.png") == (
+  assert error("https://x.y/a.png") == (
     "got an address that images are not read from, expected a file or gs://...;"
     " download it first."
   )
@@ -322,7 +322,7 @@ def test_addresses(monkeypatch):
       raise RuntimeError("No such host.\n\twhen reading gs://b/a.png")
 
   monkeypatch.setattr(images.epath, "Path", Unreachable)
-  assert fault("gs://b/a.png") == "cannot be read: No such host."
+  assert error("gs://b/a.png") == "cannot be read: No such host."
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_addresses(monkeypatch):
   ],
 )
 def test_arrays_of_another_kind(shape, dtype, got, hint):
-  assert fault(np.zeros(shape, dtype)) == (
+  assert error(np.zeros(shape, dtype)) == (
     f"got an array of type {got}, expected uint8 of [h, w], [h, w, 1],"
     " [h, w, 3] or [h, w, 4]"
     + "; np.uint8(255 * image) if it is in [0, 1]" * hint

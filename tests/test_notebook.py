@@ -56,7 +56,7 @@ def test_an_installation_that_failed_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
   monkeypatch.setattr(sys, "path", [*sys.path])
   monkeypatch.chdir(tmp_path)
-  calls, faults = [], [InterruptedError]
+  calls, errors = [], [InterruptedError]
 
   def run(command, check):
     assert check
@@ -64,8 +64,8 @@ def test_an_installation_that_failed_is_tried_again(tmp_path, monkeypatch):
     if command[0] == "git":
       (tmp_path / command[-1] / "vit_jax").mkdir(parents=True)
       (tmp_path / command[-1] / "vit_jax/train.py").touch()
-    elif faults:
-      raise faults.pop()
+    elif errors:
+      raise errors.pop()
 
   monkeypatch.setattr(subprocess, "run", run)
   cell = code(read("finetune"))[0].source

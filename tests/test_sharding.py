@@ -109,7 +109,7 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
   made = sharding.make_mesh(mesh, chips)
   assert dict(made.shape) == sharding.mesh_shape(mesh, len(chips))
   assert {*made.devices.flat} == {*chips}
-  assert sharding.row_faults(made) == []
+  assert sharding.row_errors(made) == []
 
 
 def test_gpus_of_a_node_share_the_state_unless_told_otherwise():
@@ -135,8 +135,8 @@ def test_gpus_of_a_node_share_the_state_unless_told_otherwise():
 def test_every_process_holds_rows_of_its_own():
   chips = _chips("TPU v5 lite", (4, 4, 1))  # four to a host
   mesh = sharding.make_mesh(MeshConfig(tensor=8), chips)
-  (fault,) = sharding.row_faults(mesh)
-  assert "{'data': 2, 'fsdp': 1, 'tensor': 8} on 4 processes" in fault
+  (error,) = sharding.row_errors(mesh)
+  assert "{'data': 2, 'fsdp': 1, 'tensor': 8} on 4 processes" in error
 
 
 @pytest.mark.parametrize(
@@ -223,16 +223,16 @@ def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
 def test_batches_are_held_to_a_mesh_whose_axes_are_open():
   evals = {"val": {"kind": "classification", "batch_size": 12}}
   config = tiny.config(mesh__fsdp=-1, data__batch_size=20, evals=evals)
-  batch, val = sharding.mesh_faults(config)
+  batch, val = sharding.mesh_errors(config)
   assert batch.startswith("config.data.batch_size: got 20, which does not")
   assert val.startswith("config.evals.val.batch_size: got 12, which does not")
 
 
 def test_batch_that_does_not_divide():
   shape = {"data": 4, "fsdp": 2, "tensor": 1}
-  assert sharding.batch_faults("k", 32, shape) == []
-  (fault,) = sharding.batch_faults("config.data.batch_size", 36, shape)
-  assert fault == (
+  assert sharding.batch_errors("k", 32, shape) == []
+  (error,) = sharding.batch_errors("config.data.batch_size", 36, shape)
+  assert error == (
     "config.data.batch_size: got 36, which does not split over data*fsdp = 8"
     " devices; use a multiple of 8 such as 32, or set config.mesh."
   )

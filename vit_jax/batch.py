@@ -116,11 +116,11 @@ def checked(
   """
   step = start_step
   for batch in batches:
-    found = _faults(batch, rows, image_size, num_classes, step == start_step)
+    found = _errors(batch, rows, image_size, num_classes, step == start_step)
     if found:
-      lines = "\n".join(f"  - {fault}" for fault in found)
+      lines = "\n".join(f"  - {error}" for error in found)
       raise DataError(
-        f"{len(found)} fault{'s' * (len(found) != 1)} in batch {step} of the"
+        f"{len(found)} error{'s' * (len(found) != 1)} in batch {step} of the"
         f" data:\n{lines}"
       )
     first = (step * process_count + process_index) * rows
@@ -141,7 +141,7 @@ def checked(
   )
 
 
-def _faults(
+def _errors(
   batch: Any,
   rows: int,
   image_size: tuple[int, int],
@@ -186,7 +186,7 @@ def _faults(
         f" {reasons[key]}."
       )
     elif key == "label":
-      found += _label_faults(value, num_classes, is_first)
+      found += _label_errors(value, num_classes, is_first)
   return found
 
 
@@ -206,7 +206,7 @@ def _fits(
   return np.issubdtype(value.dtype, np.integer) and value.shape == (rows,)
 
 
-def _label_faults(
+def _label_errors(
   label: np.ndarray, num_classes: int, is_first: bool
 ) -> list[str]:
   if label.ndim == 2:

@@ -307,7 +307,7 @@ def real(
 INPUT_FNS = {"synthetic": synthetic, "real": real}
 
 
-def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
+def check(config: Config, kind: str, errors: list[str] | None = None) -> Any:
   """Raises if the run cannot be timed.
 
   Args:
@@ -321,7 +321,7 @@ def check(config: Config, kind: str, faults: list[str] | None = None) -> Any:
   Raises:
     ConfigError: All faults.
   """
-  found = list(faults or ())
+  found = list(errors or ())
   if kind not in INPUT_FNS:
     found.append(f"--input: got {kind!r}, expected {' or '.join(INPUT_FNS)}.")
   if kind == "real" and importlib.util.find_spec("tensorflow") is None:
@@ -349,8 +349,8 @@ def table(found: dict[str, Any]) -> str:
       f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
       f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
-  elif fault := unknown_peak(found["device"]):
-    mfu += f"; {fault}"
+  elif error := unknown_peak(found["device"]):
+    mfu += f"; {error}"
   counted = {
     "device": "as the device counts",
     "compiler": "of the step, as the compiler counts",

@@ -18,7 +18,7 @@ from vit_jax.callbacks.accounting import batches_seen
 from vit_jax.checkpointing import checkpointer, resume, retention
 from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
-from vit_jax.config.checks import option_errors, size_errors, warmup_faults
+from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
@@ -295,7 +295,7 @@ class Experiment:
     # What follows needs the shapes of model and data.
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
-      every += self._length_and_head_errors() + self.resumed.faults()
+      every += self._length_and_head_errors() + self.resumed.errors()
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)
@@ -333,7 +333,7 @@ class Experiment:
     if not self.is_training:
       return []
     data = self.config.data
-    return self.sources.faults(
+    return self.sources.errors(
       data.dataset, data.split, "config.data.dataset", "config.data.split"
     )
 
@@ -345,7 +345,7 @@ class Experiment:
     return [
       error
       for option in e.SPLITS
-      for error in self.sources.faults(
+      for error in self.sources.errors(
         e.dataset, getattr(e, option), f"{at}.dataset", f"{where}.{option}"
       )
     ]
@@ -354,7 +354,7 @@ class Experiment:
     """Returns errors of length and head, given the data."""
     errors, info = [], self.data_info
     if self.config.total_steps is None:
-      errors += warmup_faults(self.config, self.facts.total_steps)
+      errors += warmup_errors(self.config, self.facts.total_steps)
     if self.facts.num_classes < info.num_classes:
       name = getattr(info, "name", "the data")
       errors.append(
@@ -368,7 +368,7 @@ class Experiment:
         f" {info.num_classes} of the data, whose labels are a number for each"
         " class; or None."
       )
-    return [*errors, *self.config.objective.data_faults(info)]
+    return [*errors, *self.config.objective.data_errors(info)]
 
   def _evaluator_errors(self, e: EvaluatorConfig, where: str) -> list[str]:
     """Returns errors of an evaluator, given head, layers and its data."""
@@ -481,7 +481,7 @@ def workdir_errors(workdir: str, is_training: bool) -> list[str]:
       if is_training and jax.process_index() == 0:
         retention.probe(folder / checkpointer.FOLDER)
   except OSError as e:
-    return [atomic_files.folder_fault(workdir, e)]
+    return [atomic_files.folder_error(workdir, e)]
   return []
 
 
@@ -508,6 +508,6 @@ def given_data_errors(data: object) -> list[str]:
 
 def mesh_errors(config: Config) -> list[str]:
   """Returns errors of the mesh on all devices of all processes."""
-  if errors := sharding.mesh_faults(config):
+  if errors := sharding.mesh_errors(config):
     return errors
-  return sharding.row_faults(sharding.make_mesh(config.mesh))
+  return sharding.row_errors(sharding.make_mesh(config.mesh))

@@ -19,7 +19,7 @@ NOT_LEAN = (
   "tensorflow_datasets",
   "threadpoolctl",
 )
-MOST_FAULTS = 50  # listed; a config file of another program has thousands
+MOST_ERRORS = 50  # listed; a config file of another program has thousands
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
@@ -47,15 +47,15 @@ def at_home(args: list[str]) -> list[str]:
 
 
 class ConfigError(ValueError):
-  """All faults of a config, one line each."""
+  """All errors of a config, one line each."""
 
-  def __init__(self, faults):
-    self.faults = tuple(faults)
-    count = len(self.faults)
-    lines = "\n".join(f"  - {fault}" for fault in self.faults[:MOST_FAULTS])
-    lines += f"\n  - and {count - MOST_FAULTS:,} more" * (count > MOST_FAULTS)
+  def __init__(self, errors):
+    self.errors = tuple(errors)
+    count = len(self.errors)
+    lines = "\n".join(f"  - {error}" for error in self.errors[:MOST_ERRORS])
+    lines += f"\n  - and {count - MOST_ERRORS:,} more" * (count > MOST_ERRORS)
     super().__init__(
-      f"{count} fault{'s' * (count != 1)} in the configuration:\n{lines}"
+      f"{count} error{'s' * (count != 1)} in the configuration:\n{lines}"
     )
 
 

@@ -163,12 +163,12 @@ def _laid_out(sizes: tuple[int, ...], devices: list) -> np.ndarray:
   if (process(grid) == process(grid[..., :1])).all():
     return grid
   # Along the side of a slice, tensor would join chips of several hosts, which
-  # would hold the same rows (`row_faults`). A host has a square of chips.
+  # would hold the same rows (`row_errors`). A host has a square of chips.
   devices = sorted(devices, key=lambda device: device.process_index)
   return np.array(devices, object).reshape(sizes)
 
 
-def mesh_faults(config: Config, devices: list | None = None) -> list[str]:
+def mesh_errors(config: Config, devices: list | None = None) -> list[str]:
   """Returns faults of mesh and devices, and of batches and mesh.
 
   Where the axes themselves are at fault, which `config.checks` finds, there are
@@ -196,11 +196,11 @@ def mesh_faults(config: Config, devices: list | None = None) -> list[str]:
   errors = []
   for key, size in batches.items():
     if size > 0:
-      errors += batch_faults(key, size, shape)
+      errors += batch_errors(key, size, shape)
   return errors
 
 
-def row_faults(mesh: Mesh) -> list[str]:
+def row_errors(mesh: Mesh) -> list[str]:
   """Returns a fault unless no two processes hold the same rows of a batch.
 
   A process reads rows for its own devices. With tensor, several devices hold
@@ -219,7 +219,7 @@ def row_faults(mesh: Mesh) -> list[str]:
   ]
 
 
-def batch_faults(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
+def batch_errors(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
   """Returns a fault unless every device gets the same number of rows."""
   parts = shape["data"] * shape["fsdp"]
   if batch_size % parts == 0:
@@ -363,7 +363,7 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
   Args:
     batch: The rows of this process; the image is transferred as uint8.
     mesh: Rows are split over its axes data and fsdp; every process must have
-      whole rows (see `row_faults`).
+      whole rows (see `row_errors`).
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
   rows = len(batch["mask"]) * jax.process_count()

@@ -78,8 +78,8 @@ def outcome(run: Saved, folder: pathlib.Path, what: str) -> str:
     why = checkpointer_lib.verify(
       layout.epath.Path(folder / "checkpoints" / "2")
     )
-    start, faults = retention.start(layout.epath.Path(folder / "checkpoints"))
-    assert not faults, f"{what}: {faults}"
+    start, errors = retention.start(layout.epath.Path(folder / "checkpoints"))
+    assert not errors, f"{what}: {errors}"
     checkpointer = checkpointer_lib.Checkpointer(
       str(folder), CheckpointConfig()
     )
@@ -166,8 +166,8 @@ def damaged_folders(folder: pathlib.Path, seed: int) -> str:
     if what == "checkpoints/ gone":
       shutil.rmtree(copy / "checkpoints")
     with said():
-      start, faults = retention.start(layout.epath.Path(copy / "checkpoints"))
-    assert start == 0 and "start over" in faults[0], f"{what}: {faults}"
+      start, errors = retention.start(layout.epath.Path(copy / "checkpoints"))
+    assert start == 0 and "start over" in errors[0], f"{what}: {errors}"
     stops += 1
   return f"{number - stops} folders passed over or restored, {stops} stops"
 

@@ -97,12 +97,12 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   before = disk.contents(tmp_path)
   with pytest.raises(ConfigError) as e:
     run_lock.RunLock(str(tmp_path))
-  (fault,) = e.value.faults
+  (error,) = e.value.errors
   assert re.fullmatch(
     f"--workdir: got '{tmp_path}', in which another run trains: host .*,"
     rf" process {process.pid}, begun 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC. Let"
     " it finish, end it there, or take another --workdir.",
-    fault,
+    error,
   )
   assert disk.contents(tmp_path) == before
   process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing

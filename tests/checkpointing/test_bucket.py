@@ -72,15 +72,15 @@ def test_a_new_run(run):
   assert not experiment.workdir_errors(str(path), is_training=True)
   assert retention.start(folder) == (0, [])
   retention.note_newest(folder, 3)
-  start, (fault,) = retention.start(folder)
-  assert start == 0 and "step 3 is gone" in fault
+  start, (error,) = retention.start(folder)
+  assert start == 0 and "step 3 is gone" in error
 
 
 def test_a_bucket_that_may_not_be_written_is_told_in_words(run):
   path, errors = run
   errors["makedirs"] = tf.errors.PermissionDeniedError(None, None, "HTTP 403")
-  (fault,) = experiment.workdir_errors(str(path), is_training=True)
-  assert "where no files can be written (PermissionDeniedError: " in fault
+  (error,) = experiment.workdir_errors(str(path), is_training=True)
+  assert "where no files can be written (PermissionDeniedError: " in error
 
 
 def test_a_step_counts_when_it_is_complete(run):
@@ -234,8 +234,8 @@ def test_a_bucket_that_does_not_answer_is_no_damage(run):
   step.mkdir(parents=True)
   (step / layout.COMMITTED).write_text("")
   errors["isdir"] = UNAVAILABLE
-  start, (fault,) = retention.start(path / "checkpoints")
-  assert start == 0 and "cannot be read (UnavailableError" in fault
+  start, (error,) = retention.start(path / "checkpoints")
+  assert start == 0 and "cannot be read (UnavailableError" in error
   assert layout.reason(tf.errors.DataLossError(None, None, "x"))
   for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
     error = getattr(tf.errors, f"{kind}Error")(None, None, "x")

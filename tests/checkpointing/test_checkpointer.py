@@ -89,14 +89,14 @@ def test_another_model_is_refused(saved):
   with pytest.raises(ConfigError) as e:
     loader.restore(2, other.shapes)
   loader.close()
-  (fault,) = e.value.faults
+  (error,) = e.value.errors
   block = "Transformer/encoderblock_0/MlpBlock_0"
   assert (
     f"{block}/Dense_0/kernel has shape (32, 64), expected shape (32, 32)"
-    in (fault)
+    in (error)
   )
-  assert fault.count("has shape") == 6  # two blocks: both kernels, one bias
-  assert "resume with the config that wrote it" in fault
+  assert error.count("has shape") == 6  # two blocks: both kernels, one bias
+  assert "resume with the config that wrote it" in error
 
 
 def test_another_optimizer_is_refused(saved):

@@ -70,9 +70,9 @@ def copy(run, tmp_path):
 
 
 def _resume(folder, shapes):
-  start, faults = retention.start(epath.Path(folder) / "checkpoints")
-  if faults:
-    raise ConfigError(faults)
+  start, errors = retention.start(epath.Path(folder) / "checkpoints")
+  if errors:
+    raise ConfigError(errors)
   loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
   try:
     return loader.restore_newest(start, shapes)
@@ -336,15 +336,15 @@ def test_a_failure_is_no_error_where_it_cannot_be_told(
 
 def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
   monkeypatch.setattr(saving, "WAITS", (0.0,))
-  look, calls = layout.fault, []
+  look, calls = layout.damage, []
 
-  def fault(folder):
+  def error(folder):
     calls.append(folder)
     if len(calls) == 1:
       raise PermissionError(errno.EACCES, "Permission denied", str(folder))
     return look(folder)
 
-  monkeypatch.setattr(layout, "fault", fault)
+  monkeypatch.setattr(layout, "damage", error)
   saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
   saver.save_now(4, _state(shapes, 4), META)
   saver.close()

@@ -49,10 +49,10 @@ def failing(monkeypatch, number, call, where, times=1000):
 def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
   failing(monkeypatch, number, call, "checkpoints/2/")
   with pytest.raises(OSError, match=os.strerror(number)):
-    layout.fault(folder / "2")
-  step, (fault,) = retention.start(folder)
-  assert step == 0 and f"Error: [Errno {number}]" in fault
-  assert fault.startswith(f"{folder}: cannot be read (")
+    layout.damage(folder / "2")
+  step, (error,) = retention.start(folder)
+  assert step == 0 and f"Error: [Errno {number}]" in error
+  assert error.startswith(f"{folder}: cannot be read (")
   assert sorted(os.listdir(folder)) == ["1", "2"]
 
 
@@ -74,17 +74,17 @@ def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):
 def test_eio_is_damage_only_if_it_stays(folder, monkeypatch, call):
   monkeypatch.setattr(layout, "WAITS", (0.0, 0.0))
   calls = failing(monkeypatch, errno.EIO, call, "checkpoints/2/", times=2)
-  assert layout.fault(folder / "2") is None and len(calls) == 2
+  assert layout.damage(folder / "2") is None and len(calls) == 2
   failing(monkeypatch, errno.EIO, call, "checkpoints/2/")
-  assert "Errno 5" in layout.fault(folder / "2")
+  assert "Errno 5" in layout.damage(folder / "2")
 
 
 def test_what_is_missing_is_damage(folder):
   pathlib.Path(folder / "2/params/_METADATA").unlink()
-  assert layout.fault(folder / "2") == "params/_METADATA is missing"
+  assert layout.damage(folder / "2") == "params/_METADATA is missing"
   (folder / "1/metadata").rmtree()
   pathlib.Path(folder / "1/metadata").write_text("")
-  assert layout.fault(folder / "1") == "metadata/ is missing"
+  assert layout.damage(folder / "1") == "metadata/ is missing"
 
 
 def test_permission_is_no_damage():

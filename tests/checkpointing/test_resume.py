@@ -133,10 +133,10 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
     train.train_and_evaluate(
       changed, folder, _Data(), allow_change=("optim.rl",)
     )
-  assert [f.split(" ")[0] for f in e.value.faults] == [
+  assert [f.split(" ")[0] for f in e.value.errors] == [
     *("--allow_change:", "config.objective.label_smoothing", "config.optim.lr")
   ]
-  assert "Did you mean 'optim.lr'?" in e.value.faults[0]
+  assert "Did you mean 'optim.lr'?" in e.value.errors[0]
   assert disk.contents(tmp_path) == before
 
   # One of them is taken, beside a harmless one.

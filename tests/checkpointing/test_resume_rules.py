@@ -83,20 +83,20 @@ def test_differences_are_refused_by_name_unless_named():
   assert [c.key for c in found] == [
     *("log_steps", "optim.beta1", "optim.lr", "seed")
   ]
-  faults = resume_rules.faults(found, ["optim.lr"], "runs/a")
-  assert faults == [
+  errors = resume_rules.errors(found, ["optim.lr"], "runs/a")
+  assert errors == [
     "config.optim.beta1 was 0.9, is now 0.8 (other updates)",
     "config.seed was 0, is now 3 (other batches and draws from here on): the"
     " run in runs/a resumes as it began. --allow_change=optim.beta1,seed takes"
     " the new values from here on; or use another --workdir.",
   ]
-  assert resume_rules.faults(found, ["optim"], "runs/a") == [
+  assert resume_rules.errors(found, ["optim"], "runs/a") == [
     "config.seed was 0, is now 3 (other batches and draws from here on): the"
     " run in runs/a resumes as it began. --allow_change=seed takes the new"
     " value from here on; or use another --workdir."
   ]
-  assert resume_rules.faults(found, ["optim", "seed"], "runs/a") == []
-  assert len(resume_rules.faults(found, ["opt", "see"], "runs/a")) == 3
+  assert resume_rules.errors(found, ["optim", "seed"], "runs/a") == []
+  assert len(resume_rules.errors(found, ["opt", "see"], "runs/a")) == 3
 
 
 def test_options_that_are_gone_are_ignored():
@@ -119,15 +119,15 @@ def test_options_that_are_gone_are_ignored():
 
 def test_a_longer_run_is_the_same_where_the_rate_is():
   """The rate of a cosine at a step depends on the length, a constant's not."""
-  assert resume_rules.faults(_found(total_steps=21), [], "a") == []
+  assert resume_rules.errors(_found(total_steps=21), [], "a") == []
   for schedules in (("cosine", "cosine"), ("constant", "cosine")):
     old, new = (
       tiny.config(total_steps=20 + i, optim__schedule=schedule)
       for i, schedule in enumerate(schedules)
     )
     found = resume_rules.differences(to_dict(old), new)
-    (fault,) = resume_rules.faults(found, ["optim"], "a")
-    assert fault.startswith(
+    (error,) = resume_rules.errors(found, ["optim"], "a")
+    assert error.startswith(
       "config.total_steps was 20, is now 21 (the learning"
     )
 
@@ -138,8 +138,8 @@ def test_names_of_the_flag():
   assert names == ("optim", "data.ops", "evals.old.split")
   config, old = tiny.config(), to_dict(tiny.config())
   old["evals"] = {"old": {"kind": "classification", "split": "test"}}
-  assert resume_rules.flag_faults(names, config, old) == []
-  assert resume_rules.flag_faults(["optim.rl", "dta"], config, old) == [
+  assert resume_rules.flag_errors(names, config, old) == []
+  assert resume_rules.flag_errors(["optim.rl", "dta"], config, old) == [
     "--allow_change: got 'optim.rl', expected an option or a section of the"
     " config, such as optim.lr or data, comma-separated. Did you mean"
     " 'optim.lr'?",
@@ -147,7 +147,7 @@ def test_names_of_the_flag():
     " such as optim.lr or data, comma-separated. Did you mean 'data'?",
   ]
   every = set(flat(to_dict(config)))
-  assert resume_rules.flag_faults(every, config, {}) == []
+  assert resume_rules.flag_errors(every, config, {}) == []
 
 
 def test_the_trail_stays_and_has_each_change_once(tmp_path):

@@ -187,7 +187,7 @@ def test_the_table():
   assert lines[-1].endswith("of the step, as the compiler counts")
 
 
-def test_too_large_a_batch_is_a_fault(monkeypatch):
+def test_too_large_a_batch_is_a_error(monkeypatch):
   def full(*_):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nx")
 
@@ -208,7 +208,7 @@ def test_real_input_needs_tensorflow(monkeypatch):
   monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda _: None)
   with pytest.raises(ConfigError) as e:
     benchmark.check(tiny.config(data__batch_size=12), "real", ["told before"])
-  first, second, third, *_ = e.value.faults
+  first, second, third, *_ = e.value.errors
   assert first == "told before"
   assert second.startswith("--input: got 'real', which TensorFlow reads")
   assert third.startswith("config.data.batch_size: got 12, which does not")
@@ -225,14 +225,14 @@ def test_the_command_names_all_faults_at_once():
   }
   done = subprocess.run(command, capture_output=True, text=True, env=env)
   assert done.returncode == 1
-  for fault in (
+  for error in (
     "--steps: got '0', expected a number from 1",
     "srun: got several tasks, expected one: each would time its own devices",
     "--input: got 'none', expected synthetic or real",
     "config.optim.lr: got 'fast'",
     "config.data.batch_size: got 4, which does not split over",
   ):
-    assert fault in done.stderr
+    assert error in done.stderr
 
 
 def test_importing_it_looks_for_no_machine():

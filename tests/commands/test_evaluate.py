@@ -120,8 +120,8 @@ def test_other_classes_are_refused_before_anything_is_compiled(
   other = folder(tmp_path / "other", {"red": "red", "rot": "red"})
   with pytest.raises(ConfigError) as e:
     evaluate.evaluate(config(dataset, evals=_eval(other)), str(workdir))
-  (fault,) = e.value.faults
-  assert fault.startswith(
+  (error,) = e.value.errors
+  assert error.startswith(
     f"config.evals.val.dataset: got {other!r}, of whose 2 classes 1 are not"
     " among those of the head: rot; expected names of the head's 4 classes:"
     " blue, green, red, white. "
@@ -140,7 +140,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
     "config.data.dataset: got the 5 classes blue, green, red, rot and 1 more,"
     f" but the run in {workdir} began with the 4 classes blue, green, red,"
     " white; take another --workdir."
-  ) in e.value.faults
+  ) in e.value.errors
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def _config(**changes):
 def test_sets_that_are_not_on_disk_are_refused():
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config())
-  pets, advice = e.value.faults
+  pets, advice = e.value.errors
   assert pets.startswith("config.evals.pets.dataset: got data set")
   assert "vit-jax prepare oxford_iiit_pet." in pets
   assert advice.startswith(
@@ -56,7 +56,7 @@ def test_only_what_is_not_on_disk_is_left_out(key):
   evals = {**EVALS, "a": {**EVALS["a"], key: "tets"}}
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(evals=evals, fewshot="available"))
-  assert [f.split(":")[0] for f in e.value.faults] == [f"config.evals.a.{key}"]
+  assert [f.split(":")[0] for f in e.value.errors] == [f"config.evals.a.{key}"]
   evals = {"val": {"kind": "classification", "ops": OPS, "split": "test"}}
   evals["val"]["dataset"] = "oxford_iiit_pet"
   with pytest.raises(ConfigError, match="not prepared"):

@@ -69,7 +69,7 @@ def run(*arguments):
   prepare.main(list(map(str, arguments)))
 
 
-def fault(*arguments):
+def error(*arguments):
   with pytest.raises(SystemExit) as e:
     run(*arguments)
   return str(e.value)
@@ -132,26 +132,26 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
   told = capsys.readouterr().out
   assert all(line in told for line in lines)
   assert f"left out    {len(lines):>12}" in told
-  faults = dict(line.split(": ", 1) for line in lines)
-  assert "truncated" in faults.pop("n02000000/n02000000_1.JPEG")
-  assert faults.pop("n02000000/n02000000_2.JPEG") == "3 bytes that are no image"
-  assert faults.pop("n02000000/n02000000_0.JPEG") == "is in the tar twice"
-  assert "is broken after" in faults.pop("n02000001.tar")
-  assert "is broken after 0 images" in faults.pop("n02000002.tar")
-  assert not faults
+  errors = dict(line.split(": ", 1) for line in lines)
+  assert "truncated" in errors.pop("n02000000/n02000000_1.JPEG")
+  assert errors.pop("n02000000/n02000000_2.JPEG") == "3 bytes that are no image"
+  assert errors.pop("n02000000/n02000000_0.JPEG") == "is in the tar twice"
+  assert "is broken after" in errors.pop("n02000001.tar")
+  assert "is broken after 0 images" in errors.pop("n02000002.tar")
+  assert not errors
 
 
 def test_tars_that_are_no_imagenet21k(tmp_path):
   where = ("--manual_dir", tmp_path, "--data_dir", tmp_path / "out")
-  assert "with 0 tars, none of a class; expected" in fault(
+  assert "with 0 tars, none of a class; expected" in error(
     "imagenet21k", *where
   )
   found, _ = class_tars()
   write(tmp_path / "a", found)
   write(tmp_path / "b", {"n01440764.tar": found["n01440764.tar"]})
-  assert "got two tars of the class n01440764" in fault("imagenet21k", *where)
+  assert "got two tars of the class n01440764" in error("imagenet21k", *where)
   where = ("--manual_dir", tmp_path / "no", "--data_dir", tmp_path / "out")
-  assert "expected the class tars n01440764.tar" in fault("imagenet21k", *where)
+  assert "expected the class tars n01440764.tar" in error("imagenet21k", *where)
 
 
 def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
@@ -163,7 +163,7 @@ def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
   tars, out = tmp_path / "tars", tmp_path / "out"
   write(tars, {"ILSVRC2012_img_train.tar": tar_of(found)})
   arguments = ("imagenet2012", "--manual_dir", tars, "--data_dir", out)
-  text = fault(*arguments)
+  text = error(*arguments)
   assert "without ILSVRC2012_img_val.tar; expected ILSVRC2012_img_train" in text
   write(tars, {"ILSVRC2012_img_val.tar": tar_of(pictures)})
   run(*arguments)
@@ -260,44 +260,44 @@ def test_as_tfrecord(tmp_path):
   source = sources.open_source("digits", "train", str(out))
   assert source.num_examples == 1297
   run("digits", *given)  # is there
-  text = fault("digits", given[0], "--file_format=array_record")
+  text = error("digits", given[0], "--file_format=array_record")
   assert text.startswith("--file_format: got array_record, but digits is in")
 
 
 def test_wrong_arguments_are_explained(tmp_path):
-  assert "--name: got none" in fault(f"folder:{tmp_path}")
-  text = fault("folders:/x", "--name=x")
+  assert "--name: got none" in error(f"folder:{tmp_path}")
+  text = error("folders:/x", "--name=x")
   assert "SOURCE: got 'folders:/x'" in text and "Did you mean 'folder:'" in text
-  assert fault("cifar10", "--label=fine") == (
+  assert error("cifar10", "--label=fine") == (
     "--label: only for imports, not for TFDS's names."
   )
-  assert "Did you mean 'cifar10'?" in fault("cifar01")
-  assert "is no folder" in fault(f"folder:{tmp_path}/no", "--name=x")
-  text = fault(f"parquet:{tmp_path}", "--name=x", "--classes=/no/file")
+  assert "Did you mean 'cifar10'?" in error("cifar01")
+  assert "is no folder" in error(f"folder:{tmp_path}/no", "--name=x")
+  text = error(f"parquet:{tmp_path}", "--name=x", "--classes=/no/file")
   assert "/no/file" in text
   for name in "ab":
     (tmp_path / name).mkdir()
     (tmp_path / name / "0.jpg").write_bytes(jpeg(0))
   where = f"folder:{tmp_path}", "--name=x", f"--data_dir={tmp_path}/out"
-  text = fault(*where, "--splits=train=a*")
+  text = error(*where, "--splits=train=a*")
   assert text.startswith("--splits: got a pattern, which is for tars and parq")
-  text = fault(*where, "--splits=train=a*,train=b*")
+  text = error(*where, "--splits=train=a*,train=b*")
   assert text.startswith("--splits: got train twice")
   (names := tmp_path / "names").write_text("y\nz\n")
   for options in (["--image=i"], ["--label=l"], [f"--classes={names}"]):
     key = options[0].partition("=")[0]
-    assert fault(*where, *options) == (
+    assert error(*where, *options) == (
       f"{key}: got a value, expected none for folder:{tmp_path}, whose classes"
       " are the names of its folders; leave it out."
     )
   where = f"webdataset:{tmp_path}", "--name=x", "--image=jpg", "--label=cls"
-  text = fault(*where)
+  text = error(*where)
   assert text.startswith("--image, --label: got a value, expected none for web")
 
 
 def test_a_missing_library_comes_with_its_command(monkeypatch):
   monkeypatch.setitem(sys.modules, "datasets", None)
-  assert "pip install datasets" in fault("hf:beans", "--name=x")
+  assert "pip install datasets" in error("hf:beans", "--name=x")
 
 
 def test_help_is_quick():

@@ -244,19 +244,19 @@ def test_what_is_checked_before_anything_is_written(tmp_path, monkeypatch):
 
   dst = tmp_path / "x"
 
-  def fault(*more):
+  def error(*more):
     with pytest.raises(SystemExit) as e:
       convert_command.main(["none.npz", str(dst), "--to=hf", *more])
     assert not dst.exists()
     return str(e.value)
 
-  assert fault("--push=vit") == "--push: got 'vit', expected OWNER/NAME."
+  assert error("--push=vit") == "--push: got 'vit', expected OWNER/NAME."
   monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-  assert fault("--push=me/vit").startswith(
+  assert error("--push=me/vit").startswith(
     "--push: got no token, expected one: `hf auth login`, or set HF_TOKEN."
   )
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  assert fault("--push=me/vit") == (
+  assert error("--push=me/vit") == (
     "--push: got no huggingface_hub, expected it installed: pip install"
     " huggingface_hub."
   )

@@ -48,10 +48,10 @@ def run(*words):
   return score.run(score_command.parse(list(words)))
 
 
-def faults(*words):
+def errors(*words):
   with pytest.raises(ConfigError) as e:
     run(*words)
-  return e.value.faults
+  return e.value.errors
 
 
 def test_files_of_one_name_are_told_apart(file, tmp_path):
@@ -63,8 +63,8 @@ def test_files_of_one_name_are_told_apart(file, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_told(file, tmp_path):
   (tmp_path / "file").touch()
-  (fault,) = faults(file, "--on=digits[test]", *TRIAL, f"{tmp_path}/file")
-  assert "--workdir: got" in fault and "no files can be written" in fault
+  (error,) = errors(file, "--on=digits[test]", *TRIAL, f"{tmp_path}/file")
+  assert "--workdir: got" in error and "no files can be written" in error
 
 
 # Planted differences.
@@ -343,37 +343,37 @@ def test_all_that_is_missing_is_told_at_once(file, tmp_path, monkeypatch):
   monkeypatch.setattr(jax, "jit", None)
   folder = f"--data_dir={tmp_path}"
   on = "--on=imagenet2012,real,a_clean"
-  found = faults(file, f"{tmp_path}/none.npz", on, folder)
+  found = errors(file, f"{tmp_path}/none.npz", on, folder)
   starts = [
     "--on=imagenet2012,a_clean: got data set 'imagenet2012', which is not pre",
     "--on=real: got data set 'imagenet2012_real', which is not prepared: exp",
     f"got '{tmp_path}/none.npz', which does not exist",
   ]
-  for fault, start in zip(found, starts, strict=True):
-    assert fault.startswith(start)
-  assert faults(file, "--on=available", folder) == (
+  for error, start in zip(found, starts, strict=True):
+    assert error.startswith(start)
+  assert errors(file, "--on=available", folder) == (
     "--on=available: none of imagenet2012, real, v2, a, r, sketch, a_clean,"
     " r_clean is on disk.",
   )
 
 
 def test_words_that_mean_nothing(file):
-  (fault,) = faults(file, "--on=imagnet")
-  assert fault.startswith(
+  (error,) = errors(file, "--on=imagnet")
+  assert error.startswith(
     "--on: got 'imagnet', expected imagenet2012, real, v2"
   )
-  (fault,) = faults(file, "--steps=filter,glu")
-  assert fault.startswith("--steps: got 'glu', expected dct, upsampling, resiz")
-  assert fault.endswith("Did you mean 'gelu'?")
-  (fault,) = faults(file, "--batch_size=0")
-  assert fault == "--batch_size: got '0', expected a number from 1."
+  (error,) = errors(file, "--steps=filter,glu")
+  assert error.startswith("--steps: got 'glu', expected dct, upsampling, resiz")
+  assert error.endswith("Did you mean 'gelu'?")
+  (error,) = errors(file, "--batch_size=0")
+  assert error == "--batch_size: got '0', expected a number from 1."
 
 
 def test_weights_without_a_head(tiny_vit, tmp_path):
   path = str(tmp_path / "x.npz")
   convert.convert(convert.without_head(tiny_vit, "npz"), path, "npz")
-  (fault,) = faults(path, "--on=digits[test]", f"--workdir={tmp_path}/out")
-  assert fault.startswith(f"{path}: got weights without a head, expected one;")
+  (error,) = errors(path, "--on=digits[test]", f"--workdir={tmp_path}/out")
+  assert error.startswith(f"{path}: got weights without a head, expected one;")
   assert not (tmp_path / "out").exists()
 
 

@@ -446,5 +446,5 @@ def test_a_finished_point_counts_while_it_would_score_the_same(
   config = lambda **c: tiny.config(optim__schedule="constant", **c)
   written = json.dumps(to_dict(config()))
   (tmp_path / "config.json").write_text(written)
-  faults = points.changed(config(**changes), epath.Path(tmp_path))
-  assert len(faults) == (len(changes) if is_another else 0)
+  errors = points.changed(config(**changes), epath.Path(tmp_path))
+  assert len(errors) == (len(changes) if is_another else 0)

@@ -30,7 +30,7 @@ from vit_jax.config import (
   recipe_arguments,
   to_dict,
 )
-from vit_jax.config.checks import faults
+from vit_jax.config.checks import errors
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
@@ -244,10 +244,10 @@ def test_all_that_is_advertised_can_start():
     run = experiment.Experiment(config)
     told = [
       *told,
-      *faults(config),
+      *errors(config),
       *experiment.mesh_errors(config),
-      *run.data_faults(),
-      *run.run_faults(),
+      *run.data_errors(),
+      *run.run_errors(),
     ]
     found |= {f"{name}:{argument}": told} if told else {}
   assert not found
@@ -293,7 +293,7 @@ def test_folder_reads_its_argument_before_it_imports(argument):
   words = [sys.executable, "-c", code, f"--config=configs/folder.py:{argument}"]
   done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
   assert not done.returncode, done.stderr
-  assert done.stdout.startswith("1 fault in the configuration:")
+  assert done.stdout.startswith("1 error in the configuration:")
 
 
 def test_folder_takes_model_and_size_from_the_weights():

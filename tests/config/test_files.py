@@ -102,5 +102,5 @@ def test_the_length_that_is_named_counts():
   assert length("--config.total_steps=7")[:2] == (7, None)
   assert length("--config.total_epochs=2")[:2] == (None, 2.0)
   assert length("--config.total_epochs=none") == (300, None, [])
-  _, _, faults = length("--config.total_epochs=2", "--config.total_steps=7")
-  assert faults[0].startswith("--config.total_epochs: got it beside")
+  _, _, errors = length("--config.total_epochs=2", "--config.total_steps=7")
+  assert errors[0].startswith("--config.total_epochs: got it beside")

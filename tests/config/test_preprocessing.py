@@ -62,7 +62,7 @@ def test_image_size(text, size):
     ("decode|resize(8)|randaug(2, 21)", "magnitude=21, expected a whole"),
   ],
 )
-def test_faults(text, message):
+def test_errors(text, message):
   with pytest.raises(ValueError) as e:
     image_size(text)
   assert message in str(e.value)

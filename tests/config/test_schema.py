@@ -23,7 +23,7 @@ from vit_jax.config import (
   model_config,
   to_dict,
 )
-from vit_jax.config.checks import faults
+from vit_jax.config.checks import errors
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import vit
 from vit_jax.options import parse_value
@@ -73,7 +73,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
         },
       }
     )
-  assert e.value.faults == (
+  assert e.value.errors == (
     "config.modle: no such option. Did you mean 'model'?",
     "config.log_steps: got 'many', expected a value of type whole number.",
     "config.model.varaint: no such option. Did you mean 'variant'?",
@@ -89,7 +89,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     "config.evals.vall: no such evaluator; those of this config: val, few. Did"
     " you mean 'val'?",
   )
-  assert str(e.value).startswith("10 faults in the configuration:\n  - config.")
+  assert str(e.value).startswith("10 errors in the configuration:\n  - config.")
 
 
 @pytest.mark.parametrize(
@@ -210,18 +210,18 @@ def test_values_of_another_type(annotation, value):
     ),
   ],
 )
-def test_word_faults(changes, message):
-  assert any(message in f for f in faults(_valid(**changes)))
+def test_word_errors(changes, message):
+  assert any(message in f for f in errors(_valid(**changes)))
 
 
 def test_no_faults_where_there_are_none():
-  assert faults(_valid()) == []
-  assert faults(_valid(seed=2**32 - 1)) == []
+  assert errors(_valid()) == []
+  assert errors(_valid(seed=2**32 - 1)) == []
 
 
 def test_a_run_that_has_begun_keeps_its_seed():
-  assert faults(_valid(seed=-1), is_new=False) == []
-  assert faults(_valid(seed=2**63), is_new=False) != []
+  assert errors(_valid(seed=-1), is_new=False) == []
+  assert errors(_valid(seed=2**63), is_new=False) != []
 
 
 def test_every_option_is_read_somewhere():
@@ -252,7 +252,7 @@ def test_every_option_is_read_somewhere():
   assert not unread
 
 
-def test_command_line_collects_every_fault():
+def test_command_line_collects_every_error():
   args = cli.parse(
     "train",
     {"workdir": ""},
@@ -282,7 +282,7 @@ def test_command_line_collects_every_fault():
 
 @pytest.mark.parametrize("rest", [[], ["--workdir=x"]])
 @pytest.mark.parametrize("key", ["config.optim.lr", "workdir", "wrkdir"])
-def test_a_missing_value_is_one_fault(key, rest):
+def test_a_missing_value_is_one_error(key, rest):
   argv = [f"--config={ROOT}/configs/vit_b16.py", f"--{key}", *rest]
   args = cli.parse("train", {"workdir": ""}, argv)
   said = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
@@ -291,11 +291,11 @@ def test_a_missing_value_is_one_fault(key, rest):
 
 
 @pytest.mark.parametrize("key", ["config", "checkpoint"])
-def test_a_missing_name_of_a_config_is_one_fault(key):
+def test_a_missing_name_of_a_config_is_one_error(key):
   with pytest.raises(SystemExit) as e:
     cli.parse("evaluate", {"checkpoint": ""}, [f"--{key}"])
-  (fault,) = str(e.value).splitlines()[1:]
-  assert f"--{key}: got no value, expected --{key}=VALUE." in fault
+  (error,) = str(e.value).splitlines()[1:]
+  assert f"--{key}: got no value, expected --{key}=VALUE." in error
 
 
 def test_a_fault_inside_a_config_file_is_told(tmp_path):
@@ -309,11 +309,11 @@ def test_a_fault_inside_a_config_file_is_told(tmp_path):
   )
   with pytest.raises(SystemExit) as e:
     cli.parse("x", {}, [f"--config={file}"])
-  assert str(e.value).startswith("1 fault in the configuration:")
+  assert str(e.value).startswith("1 error in the configuration:")
   assert "lerning_rate" in str(e.value) and str(file) in str(e.value)
 
 
-def test_no_config_is_a_fault():
+def test_no_config_is_a_error():
   with pytest.raises(
     SystemExit, match="--config: got none, expected --config="
   ):
@@ -342,7 +342,7 @@ def test_help_is_quick_and_shows_units():
     assert text in out
 
 
-def test_build_keeps_defaults_where_there_are_faults():
+def test_build_keeps_defaults_where_there_are_errors():
   config, found = build({"seed": 3, "log_steps": "x"})
   assert (config.seed, config.log_steps) == (3, Config().log_steps)
   assert len(found) == 1

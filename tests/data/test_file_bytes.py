@@ -17,17 +17,17 @@ OPS = "decode|resize((24, 40))"
 @pytest.fixture
 def failing(monkeypatch):
   """Returns a function (path, errors): opening it raises them, one by one."""
-  faults, really = {}, builtins.open
+  errors, really = {}, builtins.open
 
   def opened(path, *args, **kwargs):
-    numbers = faults.get(path if isinstance(path, int) else os.fsdecode(path))
+    numbers = errors.get(path if isinstance(path, int) else os.fsdecode(path))
     if numbers:
       number = numbers.pop(0)
       raise OSError(number, os.strerror(number))
     return really(path, *args, **kwargs)
 
   monkeypatch.setattr(builtins, "open", opened)
-  return lambda path, *errors: faults.setdefault(str(path), list(errors))
+  return lambda path, *numbers: errors.setdefault(str(path), list(numbers))
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_an_error_that_stays(tmp_path, failing, waits):
 def test_a_store_that_is_away(tmp_path, failing, waits, name):
   path, number = tmp_path / "a\nb", getattr(errno, name)
   failing(path, number)
-  _, fault = file_bytes.read(os.fsencode(path))
-  assert fault.decode() == (
+  _, error = file_bytes.read(os.fsencode(path))
+  assert error.decode() == (
     f"UNAVAILABLE: {tmp_path}/a\\nb: {os.strerror(number)}"
   )
   assert not waits

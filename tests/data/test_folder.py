@@ -133,48 +133,48 @@ def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
 
 
 def test_errors_name_what_is_wrong(tmp_path):
-  def fault(path, split="train"):
+  def error(path, split="train"):
     with pytest.raises(ValueError) as info:
       sources.open_source(f"folder:{path}", split)
     return str(info.value)
 
-  assert f"{tmp_path}/no is no folder; expected" in fault(tmp_path / "no")
-  assert "no class folders in" in fault(tmp_path)
+  assert f"{tmp_path}/no is no folder; expected" in error(tmp_path / "no")
+  assert "no class folders in" in error(tmp_path)
   write(tmp_path / "1.png")
-  assert "no class folders, but with loose images in" in fault(tmp_path)
+  assert "no class folders, but with loose images in" in error(tmp_path)
   (tmp_path / "0.tar").touch()
   command = f"vit-jax prepare webdataset:{tmp_path} --name=NAME"
-  assert command in fault(tmp_path)
+  assert command in error(tmp_path)
   (tmp_path / "0.tar").unlink()
   classes(tmp_path, a=2)
-  assert "only one class folder, 'a', but with loose images" in fault(tmp_path)
+  assert "only one class folder, 'a', but with loose images" in error(tmp_path)
   (tmp_path / "b").mkdir()
-  text = fault(tmp_path)
+  text = error(tmp_path)
   assert f"class folder {tmp_path}/b holds no images; expected files" in text
   assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
   (tmp_path / "c").mkdir()
-  assert f"class folder {tmp_path}/b and 1 more holds no" in fault(tmp_path)
+  assert f"class folder {tmp_path}/b and 1 more holds no" in error(tmp_path)
   classes(tmp_path, b=2, c=2)
-  text = fault(tmp_path, "test")
+  text = error(tmp_path, "test")
   assert (
     "got split 'test', expected one of train (3 records), val (3 records)."
     in text
   )
   only = tmp_path / "only"
   classes(only / "train", a=2, b=2)
-  assert f"but no split to score; expected {only}/val beside" in fault(only)
+  assert f"but no split to score; expected {only}/val beside" in error(only)
   classes(only / "val", a=2, bb=2)
-  assert f"class folder {only}/val/bb, expected a class of" in fault(only)
-  assert "Did you mean 'b'?" in fault(only)
+  assert f"class folder {only}/val/bb, expected a class of" in error(only)
+  assert "Did you mean 'b'?" in error(only)
   classes(only / "Valid", a=2, b=2)
   assert (
     f"with the folders {only}/Valid and {only}/val, which mean the same split,"
-    " 'val'; expected one of them." in fault(only)
+    " 'val'; expected one of them." in error(only)
   )
   loose = tmp_path / "loose"
   write(loose / "Train" / "1.png")
   write(loose / "Val" / "1.png")
-  assert f"no class folders, but with loose images in {loose}/Train" in fault(
+  assert f"no class folders, but with loose images in {loose}/Train" in error(
     loose
   )
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
     Entry("half", whole[: len(whole) // 2], 1),
     Entry("text", b"<html>", 1),
     Entry("empty", b"", 1),
-    Entry("none", fault="has no label"),
+    Entry("none", error="has no label"),
     Entry("png", encoded(3, "png")[:-30], 1),
     Entry("b", encoded(2, "png"), 2),
   ]
@@ -114,7 +114,7 @@ def test_too_many_faults_leave_no_data_set(tmp_path):
   def entries(broken):
     good = [Entry(str(i), encoded(i), 0) for i in range(30)]
     return [
-      Entry(f"no {i}", fault="has no label") for i in range(broken)
+      Entry(f"no {i}", error="has no label") for i in range(broken)
     ] + good
 
   preparing_write(made(entries(10)), tmp_path / "ten")
@@ -122,7 +122,7 @@ def test_too_many_faults_leave_no_data_set(tmp_path):
     preparing_write(made(entries(11)), tmp_path / "eleven")
   assert "no 0: has no label" in str(e.value)
   assert not list(tmp_path.glob("eleven/own/*"))
-  none = [Entry(f"no {i}", fault="has no label") for i in range(3)]
+  none = [Entry(f"no {i}", error="has no label") for i in range(3)]
   for given in (none, []):
     with pytest.raises(ValueError, match="got no record of split 'train'") as e:
       preparing_write(made(given), tmp_path / "none")
@@ -133,8 +133,8 @@ def test_too_many_faults_leave_no_data_set(tmp_path):
 def test_other_formats_become_png(form):
   options = {"lossless": True} if form == "webp" else {}
   image = encoded(5, form, **options)
-  kept, name, fault = imported.checked(Entry("k", image, 0))
-  assert (name.lower(), fault) == (form, "")
+  kept, name, error = imported.checked(Entry("k", image, 0))
+  assert (name.lower(), error) == (form, "")
   with Image.open(io.BytesIO(kept)) as got, Image.open(io.BytesIO(image)) as x:
     assert got.format == "PNG"
     np.testing.assert_array_equal(np.asarray(got), np.asarray(x.convert("RGB")))
@@ -143,8 +143,8 @@ def test_other_formats_become_png(form):
 def test_postscript_is_no_image():
   """Pillow would hand it to Ghostscript."""
   image = encoded(5, "eps")
-  fault = f"{len(image):,} bytes that are no image"
-  assert imported.checked(Entry("k", image, 0)) == (b"", "", fault)
+  error = f"{len(image):,} bytes that are no image"
+  assert imported.checked(Entry("k", image, 0)) == (b"", "", error)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
   assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
 
 
-def test_tars_with_faults(tmp_path):
+def test_tars_with_errors(tmp_path):
   good = images(0, 3)
   with tarfile.open(tmp_path / "0.tar", "w") as tar:
     for i, (image, _) in enumerate(good):
@@ -69,14 +69,14 @@ def test_tars_with_faults(tmp_path):
   entries = list(found.splits["train"].entries())
   assert [e.image for e in entries[:3]] == [image for image, _ in good]
   assert [e.label for e in entries[:3]] == [2, 2, 2]
-  faults = {e.key: e.fault for e in entries if e.fault}
-  assert faults["0.tar/3"] == "has no label"
-  assert faults["0.tar/4"] == "has 0 images"
-  assert faults["0.tar/5"] == "has 2 images"
-  assert faults["0.tar/0"] == "has the name of an earlier record"
-  assert faults["1.tar"].startswith("is broken after 1 records: it is cut off")
-  assert faults["3.tar"].startswith("is broken after 1 records: unexpected end")
-  assert "is broken after 0 records" in faults["2.tar"]
+  errors = {e.key: e.error for e in entries if e.error}
+  assert errors["0.tar/3"] == "has no label"
+  assert errors["0.tar/4"] == "has 0 images"
+  assert errors["0.tar/5"] == "has 2 images"
+  assert errors["0.tar/0"] == "has the name of an earlier record"
+  assert errors["1.tar"].startswith("is broken after 1 records: it is cut off")
+  assert errors["3.tar"].startswith("is broken after 1 records: unexpected end")
+  assert "is broken after 0 records" in errors["2.tar"]
   assert found.splits["train"].count == len(entries)
 
 
@@ -173,9 +173,9 @@ def test_columns_are_found_or_asked_for(tmp_path):
   ).replace_schema_metadata({b"huggingface": metadata})
   found = read(write(plain), Options())
   assert found.class_names == NAMES
-  first, *faults = found.splits["train"].entries()
+  first, *errors = found.splits["train"].entries()
   assert first == ("x.parquet:0", records[0][0], numbers[0], "")
-  assert [f.fault for f in faults] == ["has no image", "has no label"]
+  assert [f.error for f in errors] == ["has no image", "has no label"]
   cut = plain.replace_schema_metadata({b"huggingface": metadata[:40]})
   with pytest.raises(ValueError, match=r"x\.parquet: metadata of Hugging Face"):
     read(write(cut), Options())

@@ -190,7 +190,7 @@ def test_the_share_of_a_crop():
 
 
 @pytest.mark.parametrize(
-  "text, fault",
+  "text, error",
   [
     (
       "decode(dct='slow')|resize(8)",
@@ -210,6 +210,6 @@ def test_the_share_of_a_crop():
     ),
   ],
 )
-def test_faults(text, fault):
-  with pytest.raises(ValueError, match=fault):
+def test_errors(text, error):
+  with pytest.raises(ValueError, match=error):
     image_size(text)

@@ -22,13 +22,13 @@ def begun(config, workdir):
   return run_summary.metadata(run, {})
 
 
-def faults(config, workdir, metadata, monkeypatch, allowed=()):
+def errors(config, workdir, metadata, monkeypatch, allowed=()):
   """What a run says that resumes from step 1."""
   run = experiment.Experiment(config, str(workdir), allow_change=allowed)
   run.newest = 1, []
   is_kept = property(lambda self: metadata)
   monkeypatch.setattr(experiment.Experiment, "resumed_metadata", is_kept)
-  return run.resumed.faults()
+  return run.resumed.errors()
 
 
 def test_files_of_a_folder(tmp_path, monkeypatch):
@@ -37,24 +37,24 @@ def test_files_of_a_folder(tmp_path, monkeypatch):
   workdir = tmp_path / "run"
   metadata = begun(config, workdir)
   assert metadata["data_identity"].startswith("files ")
-  assert faults(config, workdir, metadata, monkeypatch) == []
+  assert errors(config, workdir, metadata, monkeypatch) == []
   one, other = sorted((tmp_path / "in" / "train").glob("*/*.png"))[::5][:2]
   one.rename(other.parent / "x.png")
   other.rename(one.parent / "y.png")
   for folder in (one.parent, other.parent):
     os.utime(folder, (1, 1))
-  (fault,) = faults(config, workdir, metadata, monkeypatch)
-  assert fault.startswith(
+  (error,) = errors(config, workdir, metadata, monkeypatch)
+  assert error.startswith(
     "config.data.dataset: got 12 images of other names, labels or order (files"
   )
-  assert fault.endswith(
+  assert error.endswith(
     "). --allow_change=data.dataset goes on with these; or take another"
     " --workdir."
   )
   names = ("data.dataset",)
-  assert faults(config, workdir, metadata, monkeypatch, names) == []
+  assert errors(config, workdir, metadata, monkeypatch, names) == []
   del metadata["data_identity"]  # of a run that is older than this check
-  assert faults(config, workdir, metadata, monkeypatch) == []
+  assert errors(config, workdir, metadata, monkeypatch) == []
 
 
 @pytest.mark.parametrize("form", ["array_record", "tfrecord"])
@@ -73,8 +73,8 @@ def test_files_of_tfds(tmp_path, monkeypatch, form):
   config, workdir = prepared("a"), tmp_path / "run"
   metadata = begun(config, workdir)
   elsewhere = prepared("b")
-  assert faults(elsewhere, workdir, metadata, monkeypatch) == []
+  assert errors(elsewhere, workdir, metadata, monkeypatch) == []
   path = next((tmp_path / "in" / "train").glob("*/*.png"))
   path.write_bytes(path.read_bytes() + b"another")
-  (fault,) = faults(prepared("c"), workdir, metadata, monkeypatch)
-  assert "got 12 images of other names, labels or order (files" in fault
+  (error,) = errors(prepared("c"), workdir, metadata, monkeypatch)
+  assert "got 12 images of other names, labels or order (files" in error

@@ -29,7 +29,7 @@ def data_dir(tmp_path_factory):
   return str(tmp_path_factory.mktemp("tfds"))
 
 
-def fault(*args, **options):
+def error(*args, **options):
   with pytest.raises(ValueError) as info:
     sources.open_source(*args, **options)
   return str(info.value)
@@ -269,43 +269,43 @@ def test_a_split_in_class_order_is_told(prepared, monkeypatch):
 
 
 def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
-  text = fault("cifar10", "train", data_dir)
+  text = error("cifar10", "train", data_dir)
   assert f"expected its records in {data_dir}/cifar10" in text
   command = f"vit-jax prepare cifar10 --data_dir={data_dir}. To"
   assert command in text and "--fake_data" in text
-  assert "prepare 'cifar10:3.*.*' --data_dir" in fault(
+  assert "prepare 'cifar10:3.*.*' --data_dir" in error(
     "cifar10:3.*.*", "train", data_dir
   )
-  text = fault("imagenet2012", "train", data_dir)
+  text = error("imagenet2012", "train", data_dir)
   assert "prepare imagenet2012 --data_dir" in text
   assert (
     "--manual_dir=FOLDER (in which you put ILSVRC2012_img_train.tar" in text
   )
-  text = fault("imagenet21k", "full[51200:]", data_dir)
+  text = error("imagenet21k", "full[51200:]", data_dir)
   assert "prepare imagenet21k --data_dir" in text
   assert "--manual_dir=FOLDER (in which you put the class tars n014" in text
 
 
 def test_an_unknown_data_set_gets_a_suggestion(data_dir, tmp_path, monkeypatch):
-  text = fault("cifar01", "train", data_dir)
+  text = error("cifar01", "train", data_dir)
   assert "got data set 'cifar01', expected a name that TFDS knows" in text
   assert "Did you mean 'cifar10'?" in text
-  assert "Did you mean 'digits'?" in fault("digit", "train", data_dir)
-  assert "Did you mean 'imagenet21k'?" in fault(
+  assert "Did you mean 'digits'?" in error("digit", "train", data_dir)
+  assert "Did you mean 'imagenet21k'?" in error(
     "imagenet21", "full", data_dir, fake=True
   )
   monkeypatch.chdir(tmp_path)
   (tmp_path / "scans").mkdir()
-  text = fault("scans", "train", data_dir)
+  text = error("scans", "train", data_dir)
   assert text.endswith("which is a folder: write folder:scans.")
   for bad in ("", "glyphs/size=0", "glyphs/colour=3", "cifar10/no_such", "a b"):
-    assert f"got data set {bad!r}" in fault(bad, "train", data_dir)
+    assert f"got data set {bad!r}" in error(bad, "train", data_dir)
 
 
 def test_other_features_are_listed(data_dir):
-  text = fault("coco/2017", "validation", data_dir)
+  text = error("coco/2017", "validation", data_dir)
   assert "objects" in text and "expected an 8-bit `image` and one" in text
-  assert "'text'" in fault("imdb_reviews", "train", data_dir)
+  assert "'text'" in error("imdb_reviews", "train", data_dir)
 
 
 # They are made alike: of each kind one in the quick tests.

@@ -38,7 +38,7 @@ for check, value in checks:
     check(value)
     found.append("")
   except ConfigError as e:
-    found.append(e.faults[0])
+    found.append(e.errors[0])
 print(json.dumps(found))
 """
 
@@ -113,9 +113,9 @@ def test_hosts_compare_what_computes_attention(folder, monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
   assert of_run(source, config)["attention"] == ""
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
-  cudnn.fault.cache_clear()
+  cudnn.why_not.cache_clear()
   assert of_run(source, config)["attention"].startswith("XLA (")
-  cudnn.fault.cache_clear()
+  cudnn.why_not.cache_clear()
 
 
 def test_where_a_host_has_its_files_is_its_own_affair(folder):

@@ -68,7 +68,7 @@ def _is_tpu(monkeypatch, tpu):
 def _errors(flags=None, errors=(), **options):
   with pytest.raises(ConfigError) as e:
     processes.initialise(flags, errors, **options)
-  return e.value.faults
+  return e.value.errors
 
 
 def test_a_process_on_its_own_joins_nobody(calls, capfd):
@@ -221,7 +221,7 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "changes, faults",
+  "changes, errors",
   [
     (
       {"coordinator": "host0"},
@@ -240,9 +240,9 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
     ({"num_processes": "2.5"}, "--num_processes: got '2.5', expected a"),
   ],
 )
-def test_values_are_checked(calls, changes, faults):
+def test_values_are_checked(calls, changes, errors):
   (found,) = _errors(FLAGS | changes)
-  assert found.startswith(faults) and calls == []
+  assert found.startswith(errors) and calls == []
 
 
 def test_every_fault_is_told_at_once(calls):
@@ -315,7 +315,7 @@ def test_commands_raise_them_with_their_own_errors(calls, command, tmp_path):
   with pytest.raises(SystemExit) as e:
     command(args)
   text = str(e.value)
-  assert text.startswith("3 faults in the configuration:")
+  assert text.startswith("3 errors in the configuration:")
   assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
   assert "--coordinator: not set, though another of" in text
   assert "--process_id: got '7', expected 0 to 1" in text

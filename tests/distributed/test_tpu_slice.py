@@ -231,8 +231,8 @@ def test_one_process_of_a_host_joins(monkeypatch):
   assert first.stdout.readline() == "locked\n", first.stderr.read()
   with pytest.raises(ConfigError) as e:
     tpu_slice.lock()
-  (fault,) = e.value.faults
-  assert fault.startswith(
+  (error,) = e.value.errors
+  assert error.startswith(
     f"TPU slice: another process of this host has joined it at port {port}, and"
     " jax would abort that one"
   )

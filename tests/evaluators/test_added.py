@@ -29,8 +29,8 @@ class EntropyConfig(EvaluatorConfig):
   SPLITS = ("split", "other")
   scores_head = True
 
-  def faults(self, where):
-    yield from super().faults(where)
+  def errors(self, where):
+    yield from super().errors(where)
     if self.temperature <= 0:
       yield f"{where}.temperature: got {self.temperature}, expected above 0."
 
@@ -113,13 +113,13 @@ def test_its_faults_are_told_with_the_others():
     experiment.setup(
       _config(temperature=0.0, other="train", split="tets", every_steps=-1)
     )
-  faults = "\n".join(e.value.faults)
+  errors = "\n".join(e.value.errors)
   for text in (
     "config.evals.unsure.temperature: got 0.0, expected above 0.",
     "config.evals.unsure.every_steps: got -1, expected 0",
     "config.evals.unsure.split: got split 'tets'",
   ):
-    assert text in faults
+    assert text in errors
   with pytest.raises(ConfigError, match="unsure.other: got 1297 images"):
     experiment.setup(_config(other="train"))
   with pytest.raises(ConfigError, match="temprature: no such option. Did you"):

@@ -334,9 +334,9 @@ def test_a_class_without_an_image_is_refused_also_the_last(missing):
     "train_split": handmade.records(labels, 3),
     "split": handmade.records([0, 1, 2]),
   }
-  (fault,) = options.check("f", sources, None, {"pre_logits": np.zeros((1, 2))})
+  (error,) = options.check("f", sources, None, {"pre_logits": np.zeros((1, 2))})
   message = f"shots: got 1 per class, but class {missing} has 0. Take fewer"
-  assert fault.startswith(f"f.{message}")
+  assert error.startswith(f"f.{message}")
   # Of files whose labels are read when they are needed, then.
   evaluator = options.make(handmade.context(options, sources))
   table = np.zeros((3, 2), np.float32)

@@ -163,26 +163,26 @@ def test_the_subsets():
   assert wnids[1] == "n01443537" and wnids[988] == "n12267677"
 
 
-def _faults(options, source, head=1000):
+def _errors(options, source, head=1000):
   return [
-    *options.faults("config.evals.a"),
+    *options.errors("config.evals.a"),
     *options.check("config.evals.a", {"split": source}, Head(head), {}),
   ]
 
 
 def test_wrong_classes_are_told(clean):
   options = SubsetConfig(name="a", dataset="imagenet_r:0.2.0")
-  (text,) = _faults(options, clean[0])
+  (text,) = _errors(options, clean[0])
   assert text.startswith(
     "config.evals.a.classes: got 'imagenet_a' for the data set"
     " 'imagenet_r:0.2.0', expected 'imagenet_r'"
   )
   options = SubsetConfig(name="a", classes="imagenet_r", dataset="imagenet_r")
-  assert not _faults(options, clean[0])
-  (text,) = _faults(options, handmade.records([0, 1], 10))
+  assert not _errors(options, clean[0])
+  (text,) = _errors(options, handmade.records([0, 1], 10))
   assert "config.evals.a.dataset: got 'handmade' with 10 classes" in text
   swapped = tuple(reversed(class_names.imagenet1k()))
-  (text,) = _faults(options, handmade.records([0], 1000, names=swapped))
+  (text,) = _errors(options, handmade.records([0], 1000, names=swapped))
   assert "expected the 1,000 of ImageNet in the order of their wnids" in text
 
 
@@ -201,7 +201,7 @@ def test_each_set_on_fake_data(dataset, split, kind):
   own = {"classes": dataset} if kind is SubsetConfig else {}
   options = kind(name="x", dataset=dataset, split=split, **own)
   source = sources.open_source(dataset, split, fake=True)
-  assert not _faults(options, source)
+  assert not _errors(options, source)
   context = handmade.context(options, source, 1000, fake_data=True)
   scores = options.make(context).run({"logits": np.eye(256, 1000)})
   assert 0 < scores["x/count"] <= 16
@@ -304,4 +304,4 @@ def test_labels_of_a_and_r_are_of_all_classes(name, tmp_path, monkeypatch):
   source = _prepared(name, tmp_path, monkeypatch, str(tmp_path / "files"))
   assert _by_pixel(source) == some and source.num_classes == 1000
   options = SubsetConfig(name="a", dataset=name, classes=name)
-  assert not _faults(options, source)
+  assert not _errors(options, source)

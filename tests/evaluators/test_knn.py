@@ -139,12 +139,12 @@ def test_the_baseline_of_noise_is_chance():
   assert own - 0.05 < scores["k/7nn"] < own + 0.4 / 2.5 + 0.05
 
 
-def test_faults():
+def test_errors():
   source = handmade.records([0, 1, 0])
   sources = {"train_split": source, "split": source}
   out = {"pre_logits": np.zeros((1, 2))}
   check = lambda options: [
-    *options.faults("config.evals.k"),
+    *options.errors("config.evals.k"),
     *options.check("config.evals.k", sources, None, out),
   ]
   assert not check(_options(ks=(3,)))

@@ -188,12 +188,12 @@ def test_scores_are_those_of_the_seed():
   assert scores != _run(other, x, y, y)
 
 
-def test_faults():
+def test_errors():
   source = handmade.records([0, 1, 0, 1])
   sources = {"train_split": source, "split": source}
   out = {"pre_logits": np.zeros((1, 2))}
   check = lambda options: [
-    *options.faults("config.evals.l"),
+    *options.errors("config.evals.l"),
     *options.check("config.evals.l", sources, None, out),
   ]
   assert not check(_options(held_out=0.25))

@@ -242,7 +242,7 @@ def test_a_softmax_is_refused(objects):
     experiment.setup(
       _config("objects", objects, objective__loss="softmax", num_classes=4)
     )
-  softmax, wide = sorted(e.value.faults, reverse=True)
+  softmax, wide = sorted(e.value.errors, reverse=True)
   assert softmax.startswith(
     "config.objective.loss: got 'softmax', one distribution over the classes,"
     " but an image of 'objects' has any number of classes; expected 'sigmoid'"
@@ -253,13 +253,13 @@ def test_a_softmax_is_refused(objects):
 def test_few_shots_need_one_class():
   options = FewshotConfig(name="f", dataset="x")
   source = handmade.records(LABELS)
-  (fault,) = options.check(
+  (error,) = options.check(
     "config.evals.f",
     {"split": source, "train_split": source},
     None,
     {"pre_logits": np.zeros((1, 2))},
   )
-  assert "config.evals.f.dataset: got 'handmade', whose images have" in fault
+  assert "config.evals.f.dataset: got 'handmade', whose images have" in error
 
 
 def test_fake_records_have_none_one_or_two_classes():

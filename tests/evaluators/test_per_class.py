@@ -135,8 +135,8 @@ def test_images_without_any_label_are_refused():
 
 def test_several_classes_are_refused():
   source = handmade.records(np.eye(3, dtype=bool))
-  (fault,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
-  assert "got 'handmade', whose images have any number of classes" in fault
+  (error,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
+  assert "got 'handmade', whose images have any number of classes" in error
 
 
 def test_a_thousand_classes_take_little():

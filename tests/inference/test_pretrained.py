@@ -218,7 +218,7 @@ def test_options(vit):
     (
       {"dtype": "float12", "num_heads": "three"},
       ConfigError,
-      "2 faults in the configuration:\n"
+      "2 errors in the configuration:\n"
       "  - config.model.dtype: got 'float12', expected one of float32,"
       " bfloat16. Did you mean 'float32'?\n"
       "  - config.model.num_heads: got 'three', expected a value of type whole"

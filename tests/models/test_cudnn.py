@@ -24,9 +24,9 @@ PLAIN = jax.nn.dot_product_attention
 
 @pytest.fixture(autouse=True)
 def forgotten():
-  cudnn.fault.cache_clear()
+  cudnn.why_not.cache_clear()
   yield
-  cudnn.fault.cache_clear()
+  cudnn.why_not.cache_clear()
 
 
 def in_its_place(monkeypatch, factor=1.0):
@@ -41,16 +41,16 @@ def in_its_place(monkeypatch, factor=1.0):
 
 
 def test_without_cudnn_it_says_so():
-  assert "cuDNN" in cudnn.fault(*SIZES)
+  assert "cuDNN" in cudnn.why_not(*SIZES)
 
 
 def test_the_type_that_it_has_not():
-  assert cudnn.fault(9, 2, 8, "float32") == "cuDNN's attention has no float32"
+  assert cudnn.why_not(9, 2, 8, "float32") == "cuDNN's attention has no float32"
 
 
 def test_it_works(monkeypatch):
   assert in_its_place(monkeypatch) == []
-  assert cudnn.fault(*SIZES) == ""
+  assert cudnn.why_not(*SIZES) == ""
 
 
 @pytest.mark.parametrize("num_tokens", [196, 197, 577])
@@ -118,7 +118,7 @@ def test_a_fault_without_words(monkeypatch):
     raise AssertionError
 
   monkeypatch.setattr(cudnn, "attend", attend)
-  assert cudnn.fault(*SIZES) == "AssertionError: "
+  assert cudnn.why_not(*SIZES) == "AssertionError: "
 
 
 def test_numbers_that_are_off(monkeypatch):
@@ -128,7 +128,7 @@ def test_numbers_that_are_off(monkeypatch):
     lambda q, k, v: 1.1 * attention_by_chip.attend(q, k, v, False),
   )
   in_its_place(monkeypatch)
-  assert "off by 10" in cudnn.fault(*SIZES)
+  assert "off by 10" in cudnn.why_not(*SIZES)
 
 
 def test_not_a_number(monkeypatch):
@@ -137,7 +137,7 @@ def test_not_a_number(monkeypatch):
     "attend",
     lambda q, k, v: jnp.nan * attention_by_chip.attend(q, k, v, False),
   )
-  assert "off by nan" in cudnn.fault(*SIZES)
+  assert "off by nan" in cudnn.why_not(*SIZES)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -181,5 +181,5 @@ def test_a_run_says_which(monkeypatch):
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   assert "\nattention   XLA (" in text()
   in_its_place(monkeypatch)
-  cudnn.fault.cache_clear()
+  cudnn.why_not.cache_clear()
   assert "\nattention   cuDNN\n" in text()

@@ -33,7 +33,7 @@ def config(target="mean_color", **changes):
 
 
 def faults_of(**changes):
-  return checks.faults(config(**changes))
+  return checks.errors(config(**changes))
 
 
 class Table(nn.Module):
@@ -252,8 +252,8 @@ def run(tmp_path_factory):
   values["data"] |= {"dataset": "digits", "ops": ops}
   values["evals"] = {"few": few}
   workdir = str(tmp_path_factory.mktemp("masked"))
-  made, faults = vit_jax.config.build(values)
-  assert not faults
+  made, errors = vit_jax.config.build(values)
+  assert not errors
   return workdir, made, train.train_and_evaluate(made, workdir)
 
 
@@ -345,8 +345,8 @@ def test_it_starts_from_any_weights(run):
   ids=["hybrid", "resnet", "one patch", "map", "pre_logits", "no cells"],
 )
 def test_models_that_it_cannot_train(changes, text):
-  (fault,) = faults_of(**changes)
-  assert text in fault
+  (error,) = faults_of(**changes)
+  assert text in error
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_head_that_is_not_trained_is_not_scored():
 def test_options_of_another_objective_are_told():
   values = to_dict(config())
   values["objective"] |= {"label_smoothing": 0.1, "target": "colour"}
-  _, faults = vit_jax.config.build(values)
-  text = "\n".join(faults)
+  _, errors = vit_jax.config.build(values)
+  text = "\n".join(errors)
   assert "config.objective.label_smoothing: got 0.1, which" in text
   assert "config.objective.target: got 'colour', expected one of" in text

@@ -12,7 +12,7 @@ import tiny
 from vit_jax import losses as losses_lib
 from vit_jax import sharding
 from vit_jax.batch import normalise
-from vit_jax.config.checks import faults
+from vit_jax.config.checks import errors
 from vit_jax.objectives import mixing
 
 ONE = jax.devices()[:1]
@@ -173,7 +173,7 @@ def test_nothing_is_added_to_a_batch_where_both_are_off():
 
 
 def test_options_that_are_wrong():
-  found = faults(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
+  found = errors(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
   assert [f.split(":")[0] for f in found] == [
     "config.objective.mixup",
     "config.objective.cutmix",

@@ -154,10 +154,10 @@ def test_the_length_of_the_run_needs_no_data():
 
 def test_faults_are_told_before_compiling():
   config = tiny.config(data__batch_size=12, data__dataset="cifar10")
-  (fault,) = planner.errors(config, jax.devices())
-  assert fault.startswith("config.data.batch_size: got 12, which does not")
-  (fault,) = planner.errors(tiny.config(mesh__data=3), jax.devices())
-  assert "does not fit 8 device(s)" in fault
+  (error,) = planner.errors(config, jax.devices())
+  assert error.startswith("config.data.batch_size: got 12, which does not")
+  (error,) = planner.errors(tiny.config(mesh__data=3), jax.devices())
+  assert "does not fit 8 device(s)" in error
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_faults_are_told_before_compiling():
 def test_a_fault_of_the_length_is_told_once(changes, text):
   length = {"total_steps": None, "total_epochs": 9.0, "optim__warmup_steps": 7}
   config = tiny.config(data__dataset="cifar10", **length | changes)
-  (fault,) = planner.errors(config, jax.devices())
-  assert fault.startswith(text)
+  (error,) = planner.errors(config, jax.devices())
+  assert error.startswith(text)
 
 
 def test_an_unknown_length_is_longer_than_the_warm_up():

@@ -46,8 +46,8 @@ def write_run(folder, data_given=None, **changes):
     data__dataset="cifar10", data__split="train[:90%]", **changes
   )
   values = to_dict(config) | {"evals": EVALS}
-  config, faults = build(values)
-  assert not faults
+  config, errors = build(values)
+  assert not errors
   model = models.build(config.model, 10)
   images = jnp.zeros((1, 16, 16, 3))
   params = model.init(jax.random.key(0), images)["params"]

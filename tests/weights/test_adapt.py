@@ -178,7 +178,7 @@ def test_all_faults_are_told_at_once():
   with pytest.raises(ValueError) as e:
     adapt(found, num_classes=3)
   assert str(e.value) == (
-    "4 faults in the weights of"
+    "4 errors in the weights of"
     f" {DATA}/vit_token_prelogits.weights.npz for this model:\n"
     f"  - {norm}: got shape (47,), expected (48,).\n"
     f"  - {kernel}: got shape (48, 95), expected (48, 96).\n"
@@ -198,7 +198,7 @@ def test_what_is_not_finite_is_refused(path):
   with pytest.raises(ValueError) as e:
     adapt(changed({path: bad}, "vit_linen_names"))
   assert str(e.value) == (
-    f"1 fault in the weights of {found.path} for this model:\n"
+    f"1 error in the weights of {found.path} for this model:\n"
     f"  - {path}: got 3 values that are NaN or infinite, expected none.\n"
     "The model is the right one; take other weights."
   )
@@ -210,24 +210,24 @@ def test_what_is_not_finite_is_refused(path):
     (
       "vit_linen_names",
       dict(pool="gap"),
-      r"2 faults .*pos_embedding: got shape \(1, 17, 48\), expected \(1, 16,"
+      r"2 errors .*pos_embedding: got shape \(1, 17, 48\), expected \(1, 16,"
       r" 48\).*- cls: got shape \(1, 1, 48\), expected no such",
     ),
     ("bv_scan", dict(), r"cls: missing, expected shape \(1, 1, 48\)"),
     (
       "vit_linen_names",
       dict(posemb="none"),
-      "^1 fault in .*pos_embedding: got shape .* expected no such parameter",
+      "^1 error in .*pos_embedding: got shape .* expected no such parameter",
     ),
     (
       "vit_linen_names",
       dict(depth=1),
-      "16 faults .*encoderblock_1/LayerNorm_0/bias: got shape .* no such",
+      "16 errors .*encoderblock_1/LayerNorm_0/bias: got shape .* no such",
     ),
     (
       "vit_linen_names",
       dict(depth=3, scan=True),
-      "16 faults .*encoderblock_2/LayerNorm_0/bias: missing",
+      "16 errors .*encoderblock_2/LayerNorm_0/bias: missing",
     ),
     (
       "vit_linen_names",
@@ -260,12 +260,12 @@ def test_other_models_are_told_and_the_one_that_fits_loads(
   assert not (report.resized or report.reinitialised or report.ignored)
 
 
-def test_weights_of_something_else_are_all_faults():
+def test_weights_of_something_else_are_all_errors():
   found = weights.Weights("x", "google", {"conv/kernel": lazy(np.zeros(3))})
   with pytest.raises(ValueError) as e:
     adapt(found)
   text = str(e.value)
-  assert text.startswith("39 faults in the weights of x for this model:\n")
+  assert text.startswith("39 errors in the weights of x for this model:\n")
   assert (
     "\n  - conv/kernel: got shape (3,), expected no such parameter." in text
   )

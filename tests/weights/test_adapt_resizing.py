@@ -156,7 +156,7 @@ def test_relative_positions_of_another_grid_are_refused():
     for side in (32, 16)
   )
   assert str(e.value) == (
-    "2 faults in the weights of random for this model:\n"
+    "2 errors in the weights of random for this model:\n"
     f"  - {path.format('*')}: got shape {old.shape}, expected {new.shape}."
     " Offsets of another number of tokens cannot be resampled. (2 times)\n"
     "The model is the right one; take other weights."
@@ -171,7 +171,7 @@ def test_the_patch_embedding_is_resized_if_asked(patch):
   with pytest.raises(ValueError) as e:
     adapt(found, image, **options)
   assert str(e.value) == (
-    f"1 fault in the weights of {found.path} for this model:\n"
+    f"1 error in the weights of {found.path} for this model:\n"
     f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
     f" {patch}, 3, 48). To resize it: vit_jax.load(path, patch={patch}), or"
     f" vit-jax convert SRC DST --to=orbax --patch={patch}.\n"

@@ -67,7 +67,7 @@ def cache(tmp_path, monkeypatch):
   return tmp_path / "cache" / "vit_jax" / "weights"
 
 
-def fault(path, kind=FileNotFoundError):
+def error(path, kind=FileNotFoundError):
   with pytest.raises(kind) as e:
     weights.read(path)
   return str(e.value)
@@ -112,7 +112,7 @@ def test_a_truncated_download_leaves_nothing(cache):
   data = TOKEN.read_bytes()
   broken = lambda h: send(h, data[:5000], length=len(data))
   with server(broken) as (host, _):
-    text = fault(f"{host}/vit.npz")
+    text = error(f"{host}/vit.npz")
   more = len(data) - 5000
   assert f"IncompleteRead(5000 bytes read, {more} more expected)" in text
   assert list(cache.iterdir()) == []
@@ -121,7 +121,7 @@ def test_a_truncated_download_leaves_nothing(cache):
 def test_what_a_server_refuses(cache):
   with server(lambda h: send(h, b"gone", 404)) as (host, _):
     url = f"{host}/vit.npz"
-    text = fault(url)
+    text = error(url)
   assert text == (
     f"got '{url}', which cannot be downloaded: 404 Client Error: Not Found for"
     f" url: {url}. Try again, or fetch it where there is a network:\n"
@@ -134,7 +134,7 @@ def test_what_a_server_refuses(cache):
 def test_a_page_instead_of_weights_can_be_fetched_again(cache):
   with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
     url = f"{host}/vit.npz"
-    text, file = fault(url, ValueError), download.cached(url)
+    text, file = error(url, ValueError), download.cached(url)
   assert text.startswith(f"{url}: got '{file}', which is neither .npz nor")
   assert text.endswith(f" It was downloaded; delete {file} to fetch it again.")
 
@@ -143,7 +143,7 @@ def test_without_a_network_the_text_says_what_to_do(cache):
   with server(lambda h: send(h, b"")) as (host, _):
     pass  # the server is gone
   url = f"{host}/x/vit.npz"
-  text = fault(url)
+  text = error(url)
   assert "Connection refused" in text
   assert f"\n  curl --fail --location --output vit.npz '{url}'\n" in text
   # By hand, as the message says.
@@ -165,7 +165,7 @@ def test_published_buckets_are_read_by_https(monkeypatch):
     path = "gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"
     assert weights.read(path).path == path
     assert asked == ["GET /vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"]
-  text = fault("gs://vit_models/augreg/B_16-*.npz", ValueError)
+  text = error("gs://vit_models/augreg/B_16-*.npz", ValueError)
   assert "stands for several files" in text and "augreg/index.csv" in text
   assert not download.is_remote("gs://my-bucket/vit.npz")
 
@@ -182,13 +182,13 @@ def test_training_starts_from_an_address():
   assert config.init == "http://127.0.0.1:9/x.npz"
   with pytest.raises(ConfigError) as e:
     experiment.setup(config)
-  (error,) = e.value.faults
+  (error,) = e.value.errors
   assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in error
   config = dataclasses.replace(config, init="B/16")
   with pytest.raises(ConfigError) as e:
     experiment.setup(config)
-  (error,) = e.value.faults
+  (error,) = e.value.errors
   assert error.startswith("config.init: got 'B/16', the name of a model")
 
 
@@ -197,7 +197,7 @@ def test_training_starts_from_an_address():
 
 @pytest.mark.parametrize("name", ["B/16", "ViT-B/16", "ViT-B_16", "B_16"])
 def test_the_name_of_a_model(name):
-  assert fault(name, ValueError) == (
+  assert error(name, ValueError) == (
     f"got {name!r}, the name of a model, expected the path of weights, or one"
     " of these, which is downloaded once:\n"
     "  gs://vit_models/imagenet21k/ViT-B_16.npz\n"
@@ -212,14 +212,14 @@ def test_the_name_of_a_model(name):
 
 
 def test_other_names(tmp_path, monkeypatch):
-  assert "  gs://bit_models/BiT-S-R50x1.npz\n  gs://bit_models/BiT-M" in fault(
+  assert "  gs://bit_models/BiT-S-R50x1.npz\n  gs://bit_models/BiT-M" in error(
     "R50x1", ValueError
   )
-  assert fault("S/14", ValueError) == (
+  assert error("S/14", ValueError) == (
     "got 'S/14', a model of which no files were published; expected the path of"
     " weights."
   )
-  assert fault("none.npz").endswith(
+  assert error("none.npz").endswith(
     ", or an address: https://..., hf-hub:OWNER/NAME."
   )
   # An existing file has precedence.
@@ -234,12 +234,12 @@ def test_other_names(tmp_path, monkeypatch):
 def test_a_hub_without_its_library(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   name = "google/vit-base-patch16-224"
-  assert fault(f"hf-hub:{name}@v2") == (
+  assert error(f"hf-hub:{name}@v2") == (
     f"got 'hf-hub:{name}@v2', but huggingface_hub is not installed: pip install"
     " huggingface_hub. Or fetch config.json and model.safetensors from"
     f" https://huggingface.co/{name}/tree/v2 into a folder, and give its path."
   )
-  assert fault("hf-hub:vit", ValueError).startswith(
+  assert error("hf-hub:vit", ValueError).startswith(
     "got 'hf-hub:vit', expected hf-hub:OWNER/NAME, e.g. hf-hub:timm/"
   )
 

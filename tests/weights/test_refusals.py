@@ -191,7 +191,7 @@ def test_shapes_that_do_not_belong_together(tmp_path):
   changes = {name.replace("/", "__"): np.zeros((48, 95), "f")}
   path = save(tmp_path / "x.npz", **changes)
   assert message(path) == (
-    f"1 fault in the weights of {path} for this model:\n"
+    f"1 error in the weights of {path} for this model:\n"
     f"  - {name}: got shape (48, 95), expected (48, 96).\n"
     "The model is the right one; take other weights."
   )

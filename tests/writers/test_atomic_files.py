@@ -39,14 +39,14 @@ from vit_jax.writers.atomic_files import Records, WriteError
 def test_odd_lines_are_numbered_and_left_out(tmp_path, line, what):
   path = epath.Path(tmp_path) / "metrics.jsonl"
   path.write_bytes(b'{"step": 1, "a": 1.5}\n' + line + b'\n\n{"step": 3}\n')
-  rows, faults = atomic_files.read_rows(path)
+  rows, errors = atomic_files.read_rows(path)
   assert rows == [{"step": 1, "a": 1.5}, {"step": 3}]
-  (fault,) = faults
-  assert fault.startswith(f"{path}: line 2: {what}")
-  assert fault.endswith("; left out")
+  (error,) = errors
+  assert error.startswith(f"{path}: line 2: {what}")
+  assert error.endswith("; left out")
   path.write_bytes(b'{"step": 1}\n' + line)  # the process died meanwhile
-  rows, (fault,) = atomic_files.read_rows(path)
-  assert rows == [{"step": 1}] and fault == f"{path}: line 2: cut off; left out"
+  rows, (error,) = atomic_files.read_rows(path)
+  assert rows == [{"step": 1}] and error == f"{path}: line 2: cut off; left out"
 
 
 def test_odd_values_are_named(tmp_path):
@@ -55,10 +55,10 @@ def test_odd_values_are_named(tmp_path):
     '{"step": 1, "a": NaN, "b": -Infinity, "c": 1}\n'
     '{"step": 2, "a": "x", "b": null, "c": {"d": 1}, "e": true, "f": 2}\n'
   )
-  rows, (fault,) = atomic_files.read_rows(path)
+  rows, (error,) = atomic_files.read_rows(path)
   assert math.isnan(rows[0]["a"]) and rows[0]["c"] == 1
   assert rows[1] == {"step": 2, "f": 2}
-  assert fault == (
+  assert error == (
     f"{path}: line 1: a, b: not finite; line 2: a, b, c: no number; left out"
   )
   path.write_text("x\n" * 100)
@@ -76,8 +76,8 @@ def test_json_that_is_none(tmp_path, data):
   path = epath.Path(tmp_path) / "config.json"
   assert atomic_files.read_json(path) == ({}, [])
   path.write_bytes(data)
-  values, (fault,) = atomic_files.read_json(path)
-  assert values == {} and fault.startswith(f"{path}: got ")
+  values, (error,) = atomic_files.read_json(path)
+  assert values == {} and error.startswith(f"{path}: got ")
   path.write_text('{"a": 1}')
   assert atomic_files.read_json(path) == ({"a": 1}, [])
 

@@ -156,7 +156,7 @@ class RunLock(Callback):
           self._record["earlier"] = run_record.intervals(self._folder)
           self._write_record()
     except ConfigError as e:
-      (error,) = e.faults
+      (error,) = e.errors
     if error := agreement.text_of_first(error):
       raise ConfigError([error])
     if self._is_first:

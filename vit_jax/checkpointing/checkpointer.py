@@ -112,14 +112,14 @@ class Checkpointer:
     folder = self._folder / str(step)
     found, why, is_damage, convert = None, None, True, None
     try:
-      if why := layout.fault(folder):
+      if why := layout.damage(folder):
         raise DamagedError(why)
       if form_of is not None:
         state, convert = form_of(layout.metadata(folder))
       items = _items(state)
       kept = layout.read_digests(folder)
-      if faults := structure.faults(folder, kept, items):
-        raise ConfigError(faults)
+      if errors := structure.errors(folder, kept, items):
+        raise ConfigError(errors)
       found = {
         name: ocp.StandardCheckpointHandler().restore(
           folder / name, args=ocp.args.StandardRestore(like)
@@ -312,7 +312,7 @@ def verify(folder: epath.Path) -> str | None:
   Raises:
     OSError: It cannot be read, for a reason that is none of its files'.
   """
-  if why := layout.fault(folder):
+  if why := layout.damage(folder):
     return why
   for item in layout.ITEMS:
     # `convert` writes parameters alone.

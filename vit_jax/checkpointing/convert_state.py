@@ -94,8 +94,8 @@ def _as_written(config: Config, was: dict[str, Any]) -> Config:
   if scan != config.model.scan:  # of a family that has the option
     other = dataclasses.replace(config.model, scan=scan)
     config = dataclasses.replace(config, model=other)
-  read, faults = build({"optim": {k: optim[k] for k in PARTS if k in optim}})
-  if faults:
+  read, errors = build({"optim": {k: optim[k] for k in PARTS if k in optim}})
+  if errors:
     return config
   parts = {k: getattr(read.optim, k) for k in PARTS if k in optim}
   optim = dataclasses.replace(config.optim, **parts)

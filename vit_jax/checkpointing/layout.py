@@ -120,7 +120,7 @@ def is_step(name: str) -> bool:
   return name.isascii() and name.isdigit() and str(int(name)) == name
 
 
-def fault(folder: epath.Path) -> str | None:
+def damage(folder: epath.Path) -> str | None:
   """Returns why a step's folder is not whole, by a look; None: it seems so.
 
   Reads no arrays.
@@ -277,13 +277,13 @@ def whole(folder: epath.Path) -> tuple[list[int], dict[int, str]]:
     folder: `checkpoints/`.
 
   Raises:
-    OSError: As `fault`.
+    OSError: As `damage`.
   """
-  faults = {step: fault(path) for step, path in of(folder).items()}
+  errors = {step: damage(path) for step, path in of(folder).items()}
   # One that was removed meanwhile is neither.
   there = of(folder)
-  good = [step for step, why in faults.items() if why is None]
-  bad = {s: why for s, why in faults.items() if why is not None and s in there}
+  good = [step for step, why in errors.items() if why is None]
+  bad = {s: why for s, why in errors.items() if why is not None and s in there}
   return good, bad
 
 

@@ -50,15 +50,15 @@ class Resumed:
       return []
     return resume_rules.trail(run.workdir, run.start, self.changes)
 
-  def faults(self) -> list[str]:
+  def errors(self) -> list[str]:
     """Returns what must not change, or a step that is past."""
     run, old = self._run, self.config.values
-    found = resume_rules.flag_faults(run.allow_change, run.config, old)
+    found = resume_rules.flag_errors(run.allow_change, run.config, old)
     if not run.start:
       return found + run.newest[1]
-    found += resume_rules.faults(self.changes, run.allow_change, run.workdir)
+    found += resume_rules.errors(self.changes, run.allow_change, run.workdir)
     if not resume_rules.is_allowed("data.dataset", run.allow_change):
-      found += self._data_faults()
+      found += self._data_errors()
     if run.start > run.facts.total_steps:
       found.append(
         f"config.total_steps: got {run.facts.total_steps}, expected at least"
@@ -67,7 +67,7 @@ class Resumed:
       )
     return found
 
-  def _data_faults(self) -> list[str]:
+  def _data_errors(self) -> list[str]:
     """Returns how the data differ under the name that they had."""
     run, found = self._run, []
     begun = f"but the run in {run.workdir} began with"
@@ -110,5 +110,5 @@ class Resumed:
         f"config      {', '.join(unknown)}: this version has no such options;"
         " those that the run began with are ignored"
       )
-    lines += [f"config      {fault}" for fault in self.config.errors]
+    lines += [f"config      {error}" for error in self.config.errors]
     return "\n".join(lines) or None

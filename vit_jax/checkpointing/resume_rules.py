@@ -135,7 +135,7 @@ def names_of(flag: str | None) -> tuple[str, ...]:
   return tuple(w for w in words if w)
 
 
-def flag_faults(names: Iterable[str], config: Config, old: dict) -> list[str]:
+def flag_errors(names: Iterable[str], config: Config, old: dict) -> list[str]:
   """Returns a fault for each name that is no option and no section."""
   keys = {*flat(to_dict(config)), *(options_of(old) if old else ())}
   known = set()
@@ -155,7 +155,7 @@ def is_allowed(key: str, names: Iterable[str]) -> bool:
   return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
-def faults(
+def errors(
   found: Sequence[Change], names: Iterable[str], workdir: str
 ) -> list[str]:
   """Returns a fault for each refused change; the last says what to do."""

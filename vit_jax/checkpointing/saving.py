@@ -201,7 +201,7 @@ class AsyncSaver:
       if error is not None:
         raise error
       writer.wait()
-      if is_first and (why := layout.fault(folder)):
+      if is_first and (why := layout.damage(folder)):
         if folder.exists():
           retention.set_aside(folder)
         raise DamagedError(f"read again: {why}")

@@ -16,7 +16,7 @@ from vit_jax.sharding import path_of
 MAX_DIFFERENCES = 6  # listed one by one
 
 
-def faults(
+def errors(
   folder: epath.Path, got: Mapping[str, Any], want: Mapping[str, Any]
 ) -> list[str]:
   """Returns how a config's state differs from the one that was written.
@@ -33,7 +33,7 @@ def faults(
     "resume with the config that wrote it"
     f" ({folder.parent.parent}/config.json), or choose another --workdir."
   )
-  if found := _shape_faults(got["params"], want["params"], folder, advice):
+  if found := _shape_errors(got["params"], want["params"], folder, advice):
     return found
   got, want = _types(got["train"]), _types(want["train"])
   differing = [
@@ -70,7 +70,7 @@ def _flat(tree) -> dict[str, Any]:
   return {path_of(path): leaf for path, leaf in leaves}
 
 
-def _shape_faults(got, want, where: epath.Path, advice: str) -> list[str]:
+def _shape_errors(got, want, where: epath.Path, advice: str) -> list[str]:
   """Returns which parameters are missing, extra, or of another shape."""
   got, want = (
     {path: tuple(x.shape) for path, x in _flat(tree).items()}

@@ -48,9 +48,9 @@ def main(argv: Sequence[str]) -> None:
       sys.exit(download_and_prepare.unknown_prefix(args.source))
     else:
       name = args.source
-      if faults := [k for k, v in _only_imports(args).items() if v]:
+      if errors := [k for k, v in _only_imports(args).items() if v]:
         sys.exit(
-          f"{', '.join(faults)}: only for imports, not for TFDS's names."
+          f"{', '.join(errors)}: only for imports, not for TFDS's names."
         )
       done = download_and_prepare.prepare(
         name, args.data_dir, args.manual_dir, say, args.file_format

@@ -13,7 +13,7 @@ from vit_jax.config.preprocessing import image_size
 ONE = 1 - 2**-25
 
 
-def faults(
+def errors(
   config: Config, is_training: bool = True, is_new: bool = True
 ) -> list[str]:
   """Returns all errors of the options: config key, got, expected, what to do.
@@ -37,13 +37,13 @@ def size_errors(config: Config, is_training: bool = True) -> list[str]:
     is_training: False leaves out its length.
   """
   return [
-    *(_length_faults(config) if is_training else ()),
-    *_range_faults(config),
-    *_batch_faults(config),
-    *config.model.faults(),
-    *config.objective.faults(),
-    *_objective_faults(config),
-    *_image_faults(config),
+    *(_length_errors(config) if is_training else ()),
+    *_range_errors(config),
+    *_batch_errors(config),
+    *config.model.errors(),
+    *config.objective.errors(),
+    *_objective_errors(config),
+    *_image_errors(config),
   ]
 
 
@@ -52,15 +52,15 @@ def option_errors(
 ) -> list[str]:
   """Returns the other errors of the options, see `faults`."""
   return [
-    *(_optim_faults(config.optim) if is_training else ()),
-    *_evaluator_faults(config),
-    *_mesh_faults(config),
-    *(config.objective.start_faults(config.model) if is_new else ()),
-    *_seed_faults(config.seed, is_new),
+    *(_optim_errors(config.optim) if is_training else ()),
+    *_evaluator_errors(config),
+    *_mesh_errors(config),
+    *(config.objective.start_errors(config.model) if is_new else ()),
+    *_seed_errors(config.seed, is_new),
   ]
 
 
-def warmup_faults(config: Config, total_steps: int) -> list[str]:
+def warmup_errors(config: Config, total_steps: int) -> list[str]:
   """Returns a fault unless the warm-up ends before the run does."""
   warmup = config.optim.warmup_steps
   if warmup < total_steps:
@@ -72,7 +72,7 @@ def warmup_faults(config: Config, total_steps: int) -> list[str]:
   ]
 
 
-def _seed_faults(seed: int, is_new: bool) -> Iterator[str]:
+def _seed_errors(seed: int, is_new: bool) -> Iterator[str]:
   # jax draws weights and dropout from the last 32 bits alone, so that other
   # seeds would repeat those of a smaller one.
   least, end = (0, 2**32) if is_new else (-(2**63), 2**63)
@@ -80,12 +80,12 @@ def _seed_faults(seed: int, is_new: bool) -> Iterator[str]:
     yield f"config.seed: got {seed}, expected {least:,} to {end - 1:,}."
 
 
-def _length_faults(config: Config) -> Iterator[str]:
+def _length_errors(config: Config) -> Iterator[str]:
   if config.total_steps is not None:
     if config.total_steps < 1:
       yield f"config.total_steps: got {config.total_steps}, expected 1 or more."
     else:
-      yield from warmup_faults(config, config.total_steps)
+      yield from warmup_errors(config, config.total_steps)
   elif config.total_epochs is None:
     yield (
       "config.total_steps: got neither steps nor epochs; set it, or"
@@ -97,7 +97,7 @@ def _length_faults(config: Config) -> Iterator[str]:
     )
 
 
-def _range_faults(config: Config) -> Iterator[str]:
+def _range_errors(config: Config) -> Iterator[str]:
   counts = {
     "log_steps": config.log_steps,
     "checkpoint.keep_last": config.checkpoint.keep_last,
@@ -121,7 +121,7 @@ def _range_faults(config: Config) -> Iterator[str]:
     )
 
 
-def _batch_faults(config: Config) -> Iterator[str]:
+def _batch_errors(config: Config) -> Iterator[str]:
   batch, micro = config.data.batch_size, config.optim.microbatch
   if batch < 1:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
@@ -132,10 +132,10 @@ def _batch_faults(config: Config) -> Iterator[str]:
     )
 
 
-def _evaluator_faults(config: Config) -> Iterator[str]:
+def _evaluator_errors(config: Config) -> Iterator[str]:
   cadences: dict[str, dict[str, int]] = {}
   for e in config.evals:
-    yield from e.faults(f"config.evals.{e.name}")
+    yield from e.errors(f"config.evals.{e.name}")
     if e.group is not None:
       cadences.setdefault(e.group, {})[e.name] = e.every_steps
   names = [e.name for e in config.evals]
@@ -153,7 +153,7 @@ def _evaluator_faults(config: Config) -> Iterator[str]:
       )
 
 
-def _objective_faults(config: Config) -> Iterator[str]:
+def _objective_errors(config: Config) -> Iterator[str]:
   objective = config.objective
   for e in config.evals:
     if e.scores_head and not objective.trains_head:
@@ -162,17 +162,17 @@ def _objective_faults(config: Config) -> Iterator[str]:
         f" of a head, but config.objective.kind={objective.kind!r} trains none;"
         " use a few-shot evaluator, or none."
       )
-  if any(config.model.faults()):
+  if any(config.model.errors()):
     return
   try:
     size = image_size(config.data.ops)
   except ValueError:
-    return  # told by `_image_faults`
-  if not any(config.model.size_faults(size)):
-    yield from objective.model_faults(config.model, size)
+    return  # told by `_image_errors`
+  if not any(config.model.size_errors(size)):
+    yield from objective.model_errors(config.model, size)
 
 
-def _optim_faults(optim: OptimConfig) -> Iterator[str]:
+def _optim_errors(optim: OptimConfig) -> Iterator[str]:
   for key in ("warmup_steps", "end_lr", "weight_decay"):
     if getattr(optim, key) < 0:
       value = getattr(optim, key)
@@ -194,7 +194,7 @@ def _optim_faults(optim: OptimConfig) -> Iterator[str]:
     )
 
 
-def _mesh_faults(config: Config) -> Iterator[str]:
+def _mesh_errors(config: Config) -> Iterator[str]:
   axes = {k: getattr(config.mesh, k) for k in ("data", "fsdp", "tensor")}
   for key, value in axes.items():
     if value < 1 and value != -1:
@@ -209,7 +209,7 @@ def _mesh_faults(config: Config) -> Iterator[str]:
     )
 
 
-def _image_faults(config: Config) -> Iterator[str]:
+def _image_errors(config: Config) -> Iterator[str]:
   sizes = {}
   ops = {"data.ops": config.data.ops}
   ops |= {f"evals.{e.name}.ops": e.ops for e in config.evals}
@@ -228,6 +228,6 @@ def _image_faults(config: Config) -> Iterator[str]:
   if not want:
     return
   try:
-    yield from config.model.size_faults(want)
+    yield from config.model.size_errors(want)
   except ValueError:
     return  # the model's own faults are told already

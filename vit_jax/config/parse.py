@@ -77,9 +77,9 @@ def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
   Raises:
     ConfigError: All unknown or ill-typed options at once.
   """
-  frozen, faults = build(config)
-  if faults:
-    raise ConfigError(faults)
+  frozen, errors = build(config)
+  if errors:
+    raise ConfigError(errors)
   return frozen
 
 
@@ -87,10 +87,10 @@ def build(
   config: "ml_collections.ConfigDict | dict",
 ) -> tuple[Config, list[str]]:
   """Does as `freeze`, but returns the faults; faulty options get defaults."""
-  faults: list[str] = []
+  errors: list[str] = []
   if not isinstance(config, dict):
     config = config.to_dict()
-  return _build(Config, config, "config", faults), faults
+  return _build(Config, config, "config", errors), errors
 
 
 def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
@@ -128,20 +128,20 @@ def model_from_dict(values: dict[str, Any]) -> ModelConfig:
   Raises:
     ConfigError: All unknown or ill-typed options at once.
   """
-  faults: list[str] = []
-  model = _build_kind(values, "config.model", faults)
-  if faults:
-    raise ConfigError(faults)
+  errors: list[str] = []
+  model = _build_kind(values, "config.model", errors)
+  if errors:
+    raise ConfigError(errors)
   return model
 
 
-def _build(cls, values, where: str, faults: list[str]):
+def _build(cls, values, where: str, errors: list[str]):
   readers = {name: _build_kind for name in UNIONS}
   readers["evals"] = _build_evals
-  return from_dict(cls, values, where, faults, readers=readers)
+  return from_dict(cls, values, where, errors, readers=readers)
 
 
-def _build_kind(values, where: str, faults: list[str]):
+def _build_kind(values, where: str, errors: list[str]):
   """Builds one of the kinds that an option of `UNIONS` has to choose from.
 
   Options of other kinds are ignored at their defaults, since a config that
@@ -151,10 +151,10 @@ def _build_kind(values, where: str, faults: list[str]):
   selector, kinds = UNIONS[name]
   default = Config.__dataclass_fields__[name].default
   if not isinstance(values, dict):
-    return _build(type(default), values, where, faults)
+    return _build(type(default), values, where, errors)
   kind = values.get(selector, getattr(default, selector))
   if not isinstance(kind, str) or kind not in kinds:
-    faults.append(
+    errors.append(
       f"{where}.{selector}: got {shown(kind)}, expected one of"
       f" {', '.join(kinds)}." + nearest(str(kind), kinds)
     )
@@ -163,12 +163,12 @@ def _build_kind(values, where: str, faults: list[str]):
   own = {f.name for f in dataclasses.fields(kinds[kind])}
   for key in [k for k in kept if k not in own]:
     if defaults_of_others := _defaults(kinds.values(), key):
-      faults.append(
+      errors.append(
         f"{where}.{key}: got {shown(kept.pop(key))}, which"
         f" {where}.{selector}={kind} has no use for; leave it at"
         f" {defaults_of_others[0]!r}."
       )
-  return _build(kinds[kind], kept, where, faults)
+  return _build(kinds[kind], kept, where, errors)
 
 
 def _own(name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -204,11 +204,11 @@ def _defaults(classes, key: str) -> list[Any]:
   return [f.default for f in fields if f.name == key]
 
 
-def _build_evals(evals, where: str, faults: list[str]) -> tuple:
+def _build_evals(evals, where: str, errors: list[str]) -> tuple:
   built = []
   evals = {} if evals in (None, "", "None", "none", "{}") else evals
   if not isinstance(evals, dict):
-    faults.append(f"{where}: got {shown(evals)}, expected evaluators by name.")
+    errors.append(f"{where}: got {shown(evals)}, expected evaluators by name.")
     return ()
   with_kind = [
     n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
@@ -217,20 +217,20 @@ def _build_evals(evals, where: str, faults: list[str]) -> tuple:
     path = f"{where}.{name}"
     if name not in with_kind:
       known = ", ".join(with_kind)[:500] or "none"
-      faults.append(
+      errors.append(
         f"{path[:200]}: no such evaluator; those of this config: {known}."
         + nearest(name, with_kind)
       )
       continue
     kind = values["kind"]
     if not isinstance(kind, str) or kind not in EVALUATORS:
-      faults.append(
+      errors.append(
         f"{path[:200]}.kind: got {shown(kind)}, expected one of"
         f" {', '.join(EVALUATORS)}." + nearest(str(kind), EVALUATORS)
       )
       continue
     values = {**values, "name": name}
-    built.append(_build(EVALUATORS[kind], values, path, faults))
+    built.append(_build(EVALUATORS[kind], values, path, errors))
   return tuple(built)
 
 

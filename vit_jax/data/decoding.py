@@ -86,17 +86,17 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
 
   def rescue(element: Record) -> Record:
     record = source.rescue(element["raw"])
-    image, fault = tf.numpy_function(
-      lambda data, fault: _rescued(data, fault, exif),
+    image, error = tf.numpy_function(
+      lambda data, error: _rescued(data, error, exif),
       [record["image"], record["fault"]],
       [tf.uint8, tf.string],
       stateful=False,
     )
     key = key_of(element, record["index"])
     image = first(tf.ensure_shape(image, [None, None, 3]), key)
-    fault = tf.ensure_shape(fault, [])
-    mask = fault == b""
-    return {**record, "image": image, "mask": mask, "key": key, "fault": fault}
+    error = tf.ensure_shape(error, [])
+    mask = error == b""
+    return {**record, "image": image, "mask": mask, "key": key, "fault": error}
 
   def blank(element: Record) -> Record:
     return {
@@ -120,16 +120,16 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
 
   def careful(element: Record) -> Record:
     record = _first_that_works(element, decode_or_say, rescue, blank)
-    fault = tf.numpy_function(
-      lambda fault, shape: encoded.as_bytes(fault) or _too_large(shape, ops),
+    error = tf.numpy_function(
+      lambda error, shape: encoded.as_bytes(error) or _too_large(shape, ops),
       [record["fault"], tf.shape(record["image"])],
       tf.string,
       stateful=False,
     )
-    fault, label = tf.ensure_shape(fault, []), record["label"]
-    mask = fault == b""
+    error, label = tf.ensure_shape(error, []), record["label"]
+    mask = error == b""
     label = tf.where(mask, label, tf.zeros_like(label))
-    record |= {"mask": mask, "label": label, "fault": fault}
+    record |= {"mask": mask, "label": label, "fault": error}
     # An error here is not the image's fault: a crop that does not fit, say.
     row = tf.cond(
       record["mask"],
@@ -141,15 +141,15 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[Callable, Callable]:
   return as_is(quick), as_is(careful)
 
 
-def _rescued(data, fault, exif: bool):
+def _rescued(data, error, exif: bool):
   """Returns (pixels, why there are none or b"")."""
-  fault = encoded.as_bytes(fault)
-  if not fault:
+  error = encoded.as_bytes(error)
+  if not error:
     try:
       return images.rescued(encoded.as_bytes(data), exif=exif), b""
     except ValueError as e:
-      fault = str(e).encode()
-  return np.zeros([1, 1, 3], np.uint8), fault
+      error = str(e).encode()
+  return np.zeros([1, 1, 3], np.uint8), error
 
 
 def _too_large(shape: np.ndarray, ops: str) -> bytes:
@@ -183,8 +183,8 @@ def iterate(
       failed; the message says what was being read.
   """
   limit = most_unusable(num_records, source.num_examples)
-  faults = _Faults(source, limit)
-  batches = _iterate(source, read, fns, first_step, faults)
+  errors = _Faults(source, limit)
+  batches = _iterate(source, read, fns, first_step, errors)
   _OPEN.add(batches)
   return batches
 
@@ -202,7 +202,7 @@ def _close_all() -> None:
       batches.close()
 
 
-def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
+def _iterate(source, read, fns, first_step, errors) -> Iterator[Batch]:
   quick, careful = fns
   step, careful_until, iterator, away = first_step, first_step, None, _Away()
   while True:
@@ -216,28 +216,28 @@ def _iterate(source, read, fns, first_step, faults) -> Iterator[Batch]:
       return
     except (tf.errors.OpError, UnicodeDecodeError) as e:
       message = message_of(e)
-      iterator, fault = None, readable(message, source)
+      iterator, error = None, readable(message, source)
       is_away = isinstance(e, _AWAY_ERRORS) or _AWAY.search(message)
-      if is_away and away.waits(fault):
+      if is_away and away.waits(error):
         continue
-      if _EIO in message and away.waits(fault, sum(file_bytes.WAITS_SECONDS)):
+      if _EIO in message and away.waits(error, sum(file_bytes.WAITS_SECONDS)):
         continue
       if is_careful:
-        raise DataError(fault) from None
+        raise DataError(error) from None
       careful_until = (
         step + CAREFUL_BATCHES if source.is_by_number else math.inf
       )
       continue
     reasons = batch.pop("fault", np.array([])).tolist()
     if missing := [r for r in reasons if r.startswith(file_bytes.UNAVAILABLE)]:
-      iterator, fault = None, readable(missing[0].decode(), source)
-      if away.waits(fault):
+      iterator, error = None, readable(missing[0].decode(), source)
+      if away.waits(error):
         continue
-      raise DataError(fault)
+      raise DataError(error)
     away.is_back()
     if not batch["mask"].all():
-      faults.note(batch["index"], ~batch["mask"], reasons)
-    batch = _with_labels_in_range(batch, source, faults)
+      errors.note(batch["index"], ~batch["mask"], reasons)
+    batch = _with_labels_in_range(batch, source, errors)
     step += 1
     if step == careful_until:
       iterator = None
@@ -256,7 +256,7 @@ class _Away:
     self._tries, self._since = 0, 0.0
     self._patience = FIRST_SECONDS
 
-  def waits(self, fault: str, at_most: float = math.inf) -> bool:
+  def waits(self, error: str, at_most: float = math.inf) -> bool:
     """Whether the same should be tried again; it has waited then.
 
     Args:
@@ -269,7 +269,7 @@ class _Away:
     if now - self._since > min(self._patience, at_most):
       return False
     if self._tries % 10 == 0:
-      logging.warning("%s; is tried again.", fault)
+      logging.warning("%s; is tried again.", error)
     time.sleep(min(TRY_SECONDS, 2.0 ** (self._tries - 1)))
     self._tries += 1
     return True
@@ -280,7 +280,7 @@ class _Away:
 
 
 def _with_labels_in_range(
-  batch: dict, source: Source, faults: "_Faults"
+  batch: dict, source: Source, errors: "_Faults"
 ) -> dict:
   """Returns a batch in which rows of impossible labels do not count."""
   label = batch["label"]
@@ -296,7 +296,7 @@ def _with_labels_in_range(
     else f"has label {n}, {expected}.".encode()
     for n in label
   ]
-  faults.note(batch["index"], is_bad, reasons)
+  errors.note(batch["index"], is_bad, reasons)
   image = batch["image"].copy()
   image[is_bad] = 0
   return {

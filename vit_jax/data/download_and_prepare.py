@@ -223,21 +223,21 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
 
 
 def _finished(builder, say: Say) -> Prepared:
-  faults, converted = [], {}
+  errors, converted = [], {}
   if isinstance(builder, imported.Importer):
-    faults, converted = builder.intake.left_out, builder.intake.converted
+    errors, converted = builder.intake.left_out, builder.intake.converted
   for name, count in sorted(converted.items()):
     say(f"{count:,} images were {name} and are stored as PNG")
-  if faults:
+  if errors:
     file = epath.Path(builder.data_dir) / LEFT_OUT
-    lines = [f"{key}: {what}" for key, what in faults]
+    lines = [f"{key}: {what}" for key, what in errors]
     file.write_text("\n".join(lines) + "\n")
     say(f"left out, all listed in {file}:")
     for line in lines[:_SHOWN]:
       say(f"  {line}")
     if len(lines) > _SHOWN:
       say(f"  and {len(lines) - _SHOWN:,} more")
-  return _prepared(builder, len(faults))
+  return _prepared(builder, len(errors))
 
 
 def _prepared(builder, left_out: int) -> Prepared:

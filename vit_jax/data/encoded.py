@@ -175,12 +175,12 @@ def _has(data, part: bytes):
 
 
 def _turn(data):
-  turn = tf.numpy_function(_turn_or_fault, [data], tf.int32, stateful=False)
+  turn = tf.numpy_function(_turn_or_error, [data], tf.int32, stateful=False)
   turn = tf.ensure_shape(turn, [])
   return if_good(turn >= 0, turn)
 
 
-def _turn_or_fault(data):
+def _turn_or_error(data):
   try:
     return np.int32(images.turn(as_bytes(data)))
   except ValueError:  # told in words by `Source.rescue`

@@ -67,13 +67,13 @@ class FolderSource(Source):
   def rescue(self, raw: Record) -> Record:
     """See `Source`."""
     path, label = self._file(raw)
-    image, fault = tf.numpy_function(
+    image, error = tf.numpy_function(
       lambda path: file_bytes.read(encoded.as_bytes(path)),
       [path],
       [tf.string, tf.string],
       stateful=False,
     )
-    record = {"image": image, "fault": fault}
+    record = {"image": image, "fault": error}
     record = {k: tf.ensure_shape(v, []) for k, v in record.items()}
     return {**record, "label": label, "index": raw["index"]}
 

@@ -316,7 +316,7 @@ def _spare(name, image, size):
   if None not in image.shape[:2]:
     preprocessing.SHAPE_FNS[name](tuple(image.shape[:2]), size)
     return spare
-  fault = tf.debugging.Assert(
+  error = tf.debugging.Assert(
     tf.reduce_all(spare >= 0),
     [
       f"in {name}{size}: expected images at least that large; resize them"
@@ -324,5 +324,5 @@ def _spare(name, image, size):
       tf.shape(image)[:2],
     ],
   )
-  with tf.control_dependencies([fault] if fault is not None else []):
+  with tf.control_dependencies([error] if error is not None else []):
     return tf.identity(spare)

@@ -112,7 +112,7 @@ class Sources:
       pass
     return True
 
-  def faults(
+  def errors(
     self, dataset: str, split: str, dataset_key: str, split_key: str
   ) -> list[str]:
     """Returns the faults of `look_at` for a split, instead of raising them.

@@ -57,7 +57,7 @@ class TfdsFiles(Source):
 
   def rescue(self, raw: Record) -> Record:
     """See `Source`."""
-    image, label, fault = tf.numpy_function(
+    image, label, error = tf.numpy_function(
       self._parsed_or_why,
       [raw["example"]],
       [tf.string, self.label_spec.dtype, tf.string],
@@ -67,7 +67,7 @@ class TfdsFiles(Source):
       "image": tf.ensure_shape(image, []),
       "label": tf.ensure_shape(label, self.label_spec.shape),
       "index": raw["index"],
-      "fault": tf.ensure_shape(fault, []),
+      "fault": tf.ensure_shape(error, []),
     }
 
   def identity(self) -> str:
@@ -389,8 +389,8 @@ class TfdsMemory(Source):
   def rescue(self, raw: Record) -> Record:
     """See `Source`."""
     record = self.load(raw)
-    fault = tf.where(record["image"] == b"", _NO_IMAGE, "")
-    return {**record, "fault": fault}
+    error = tf.where(record["image"] == b"", _NO_IMAGE, "")
+    return {**record, "fault": error}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""

@@ -52,7 +52,7 @@ class EvaluatorConfig:
       batch_size=self.batch_size or batch_size,
     )
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """Yields the faults that the options alone show, one text each.
 
     Args:

@@ -50,9 +50,9 @@ class FewshotConfig(FeaturesConfig):
 
   LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = ("fewshot", "available")
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
-    yield from super().faults(where)
+    yield from super().errors(where)
     if not self.l2 or min(self.l2) <= 0:
       yield (
         f"{where}.l2: got {self.l2}, expected numbers above 0 such as 16,1024."

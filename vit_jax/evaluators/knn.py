@@ -38,9 +38,9 @@ class KnnConfig(FeaturesConfig):
     0.07, "a neighbour counts exp(cosine similarity / temperature)"
   )
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
-    yield from super().faults(where)
+    yield from super().errors(where)
     if not self.ks or min(self.ks) < 1:
       yield f"{where}.ks: got {self.ks}, expected numbers above 0 such as 20."
     if self.temperature <= 0:

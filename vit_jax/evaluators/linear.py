@@ -56,9 +56,9 @@ class LinearConfig(FeaturesConfig):
   )
   seed: int = option(0, "root of what is held out, and of the order of images")
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
-    yield from super().faults(where)
+    yield from super().errors(where)
     if not self.lrs or min(self.lrs) <= 0:
       yield f"{where}.lrs: got {self.lrs}, expected numbers above 0 as 0.1,1."
     if not self.weight_decays or min(self.weight_decays) < 0:

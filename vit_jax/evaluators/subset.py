@@ -44,9 +44,9 @@ class SubsetConfig(ClassificationConfig):
     },
   )
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
-    yield from super().faults(where)
+    yield from super().errors(where)
     name = (self.dataset or "").split("/")[0].split(":")[0]
     if name in SUBSETS and name != self.classes:
       yield (

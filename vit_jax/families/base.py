@@ -73,7 +73,7 @@ class ModelConfig:
     """Whether this is the name of one of the family's sizes."""
     raise NotImplementedError
 
-  def faults(self) -> Iterator[str]:
+  def errors(self) -> Iterator[str]:
     """Yields faults that the options alone show."""
     for field in dataclasses.fields(self):
       choices, value = field.metadata.get("choices"), getattr(self, field.name)
@@ -84,7 +84,7 @@ class ModelConfig:
           f" {', '.join(choices)}.{nearest(str(value), choices)}"
         )
 
-  def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
+  def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:
     """Yields why images of (height, width) pixels do not fit the model."""
     return iter(())
 

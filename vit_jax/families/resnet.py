@@ -136,7 +136,7 @@ def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
   return macs, channels
 
 
-def stage_faults(stages: Stages) -> Iterator[str]:
+def stage_errors(stages: Stages) -> Iterator[str]:
   """Yields faults of the sizes, in terms of config.model."""
   if any(not 1 <= n <= MAX_UNITS for n in stages.blocks) or (
     len(stages.blocks) > MAX_STAGES
@@ -158,7 +158,7 @@ def stage_faults(stages: Stages) -> Iterator[str]:
     )
 
 
-def eps_faults(model: ModelConfig, *keys: str) -> Iterator[str]:
+def eps_errors(model: ModelConfig, *keys: str) -> Iterator[str]:
   """Yields a fault for each of these options that is not above 0."""
   for key in keys:
     value = getattr(model, key)
@@ -262,15 +262,15 @@ class BiTConfig(ModelConfig):
     """Returns constants of the norms, the family's where they are None."""
     return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
 
-  def faults(self) -> Iterator[str]:
-    yield from super().faults()
+  def errors(self) -> Iterator[str]:
+    yield from super().errors()
     try:
       stages = self.stages
     except ValueError as e:
       yield f"config.model.variant: {e}"
       return
-    yield from stage_faults(stages)
-    yield from eps_faults(self, "gn_eps", "ws_eps")
+    yield from stage_errors(stages)
+    yield from eps_errors(self, "gn_eps", "ws_eps")
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     return feature_map(self.stages, image_size)
@@ -296,8 +296,8 @@ class BiTV1Config(BiTConfig):
   NORMS: ClassVar[Norms] = V1_NORMS
   PUBLISHED: ClassVar = {}
 
-  def faults(self) -> Iterator[str]:
-    yield from super().faults()
+  def errors(self) -> Iterator[str]:
+    yield from super().errors()
     if self.root_pad != "zero":
       yield (
         f"config.model.root_pad: got {self.root_pad!r}, which"

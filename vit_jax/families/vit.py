@@ -379,8 +379,8 @@ class ViTConfig(ModelConfig):
     choices = ("none", "dots", "full")
     return tuple(dataclasses.replace(self, remat=r) for r in choices)
 
-  def faults(self) -> Iterator[str]:
-    yield from super().faults()
+  def errors(self) -> Iterator[str]:
+    yield from super().errors()
     for key in ("dropout", "stochastic_depth"):
       value = getattr(self, key)
       if not 0 <= value < 1:
@@ -388,14 +388,14 @@ class ViTConfig(ModelConfig):
           f"config.model.{key}: got {value}, expected a share from 0 to below"
           " 1."
         )
-    yield from resnet.eps_faults(self, "ln_eps", "gn_eps", "ws_eps")
+    yield from resnet.eps_errors(self, "ln_eps", "gn_eps", "ws_eps")
     try:
       size, stages = self.size, self.stages
     except ValueError as e:
       yield f"config.model.variant: {e}"
       return
     if stages:
-      yield from resnet.stage_faults(stages)
+      yield from resnet.stage_errors(stages)
     for key in ("stage_blocks", "stage_width"):
       if not stages and getattr(self, key) is not None:
         yield (
@@ -409,9 +409,9 @@ class ViTConfig(ModelConfig):
         f" config.model.posemb={self.posemb!r} learns no table; expected"
         " 'stem', or config.model.posemb=learn or learn2d."
       )
-    yield from self._number_faults(size)
+    yield from self._number_errors(size)
 
-  def _number_faults(self, size: Size) -> Iterator[str]:
+  def _number_errors(self, size: Size) -> Iterator[str]:
     for key, value in dataclasses.asdict(size).items():
       largest = MAX_DEPTH if key == "depth" else MAX_WIDTH
       if not 1 <= value <= largest:
@@ -434,7 +434,7 @@ class ViTConfig(ModelConfig):
         " config.model.posemb='learn2d'."
       )
 
-  def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
+  def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:
     patch, (height, width) = self.patch, self.feature_map(image_size)
     if not (height % patch or width % patch):
       return

@@ -233,8 +233,8 @@ def implementation(
   if platform not in cudnn.PLATFORMS:
     return "xla", ""
   dtype = jnp.dtype(dtype).name
-  fault = cudnn.fault(num_tokens, num_heads, head_dim, dtype)
-  return ("xla", fault) if fault else ("cudnn", "")
+  error = cudnn.why_not(num_tokens, num_heads, head_dim, dtype)
+  return ("xla", error) if error else ("cudnn", "")
 
 
 def choice(
@@ -253,5 +253,5 @@ def choice(
   sizes = config.attention(image_size)
   if sizes is None or platform not in cudnn.PLATFORMS:
     return ""
-  found, fault = implementation(platform, *sizes, config.dtype)
-  return "cuDNN" if found == "cudnn" else f"XLA ({fault})"
+  found, error = implementation(platform, *sizes, config.dtype)
+  return "cuDNN" if found == "cudnn" else f"XLA ({error})"

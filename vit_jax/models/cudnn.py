@@ -60,7 +60,7 @@ def _attend_here(query, key, value):
 
 
 @functools.cache
-def fault(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
+def why_not(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   """Returns why cuDNN's attention does not work here, or "" if it does.
 
   Whether it works depends on the driver, the library, the chip and the sizes,

@@ -38,8 +38,8 @@ class ViT(nn.Module):
 
   def setup(self):
     options = self.options
-    if faults := list(options.faults()):
-      raise ValueError("\n".join(faults))
+    if errors := list(options.errors()):
+      raise ValueError("\n".join(errors))
     precise, width = at_least_float32(options.dtype), options.size.width
     self.Transformer = Encoder(options)
     if options.pool == "token":

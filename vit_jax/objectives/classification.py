@@ -33,15 +33,15 @@ class Classification(Objective):
     0.0, "the same for cutmix; with both, half of the steps have either"
   )
 
-  def faults(self) -> Iterator[str]:
+  def errors(self) -> Iterator[str]:
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
         " expected a share from 0 to below 1."
       )
-    yield from mixing.faults(mixup=self.mixup, cutmix=self.cutmix)
+    yield from mixing.errors(mixup=self.mixup, cutmix=self.cutmix)
 
-  def data_faults(self, data) -> Iterator[str]:
+  def data_errors(self, data) -> Iterator[str]:
     """See `Objective`."""
     if self.loss == "softmax" and getattr(data, "is_multilabel", False):
       name = getattr(data, "name", type(data).__name__)

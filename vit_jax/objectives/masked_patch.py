@@ -40,7 +40,7 @@ class MaskedPatch(Objective):
   trains_head: ClassVar[bool] = False
   own: ClassVar[str] = "masked_patch/"
 
-  def model_faults(self, model, image_size) -> Iterator[str]:
+  def model_errors(self, model, image_size) -> Iterator[str]:
     side = model.pixel_patch
     if side is None:
       yield (
@@ -64,7 +64,7 @@ class MaskedPatch(Objective):
         f" expected a multiple of {GRID}, or another target."
       )
 
-  def start_faults(self, model) -> Iterator[str]:
+  def start_errors(self, model) -> Iterator[str]:
     for key in ("pool='map'", "pre_logits=True"):
       name, value = key.split("=")
       if repr(getattr(model, name, None)) == value:

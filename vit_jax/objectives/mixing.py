@@ -15,7 +15,7 @@ from typing import Any
 PARTNER = "partner"  # of a batch: the rows that its rows are mixed with
 
 
-def faults(**alphas: float) -> Iterator[str]:
+def errors(**alphas: float) -> Iterator[str]:
   """Yields a fault for every alpha, given by its option, below 0."""
   for name, alpha in alphas.items():
     if alpha < 0:

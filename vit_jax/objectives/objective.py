@@ -22,11 +22,11 @@ class Objective:
   trains_head: ClassVar[bool] = True
   own: ClassVar[str | None] = None
 
-  def faults(self) -> Iterator[str]:
+  def errors(self) -> Iterator[str]:
     """Yields the faults that the options alone show, one text each."""
     return iter(())
 
-  def model_faults(
+  def model_errors(
     self, model: Any, image_size: tuple[int, int]
   ) -> Iterator[str]:
     """Yields why it cannot train a model on images of a size.
@@ -37,11 +37,11 @@ class Objective:
     """
     return iter(())
 
-  def start_faults(self, model: Any) -> Iterator[str]:
+  def start_errors(self, model: Any) -> Iterator[str]:
     """Yields why no run should start with a model; one that goes on may."""
     return iter(())
 
-  def data_faults(self, data: Any) -> Iterator[str]:
+  def data_errors(self, data: Any) -> Iterator[str]:
     """Yields why it cannot learn from data.
 
     Args:

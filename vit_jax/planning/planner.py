@@ -181,9 +181,9 @@ ESTIMATES = (
 
 def errors(config: Config, devices: list) -> list[str]:
   """Returns what is wrong with a run on these chips, one text an error."""
-  texts = [*checks.faults(config), *sharding.mesh_faults(config, devices)]
+  texts = [*checks.errors(config), *sharding.mesh_errors(config, devices)]
   if not texts and has_several_hosts(devices):
-    texts = sharding.row_faults(sharding.make_mesh(config.mesh, devices))
+    texts = sharding.row_errors(sharding.make_mesh(config.mesh, devices))
   try:
     steps = facts_of(config).total_steps
   except (TypeError, ZeroDivisionError):
@@ -192,7 +192,7 @@ def errors(config: Config, devices: list) -> list[str]:
     is_known = any(str(e) in text for text in texts)
     return texts if is_known else [*texts, str(e)]
   if config.total_steps is None and steps:
-    texts += checks.warmup_faults(config, steps)
+    texts += checks.warmup_errors(config, steps)
   return texts
 
 

@@ -91,7 +91,7 @@ class Search:
       if self.number == 1:
         raise  # the config itself cannot work
       # Such as twice the batch, whose run ends before its warm-up.
-      self._report(f"cannot work: {'; '.join(e.faults)}\n")
+      self._report(f"cannot work: {'; '.join(e.errors)}\n")
       return
     is_faster = result["fits"] and (
       self.fastest is None

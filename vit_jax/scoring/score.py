@@ -232,7 +232,7 @@ def errors_of(task: Task, file: weights.Weights, opened: Sources) -> list[str]:
   try:
     experiment.setup(task.config, scored_weights=file, sources=opened)
   except ConfigError as e:
-    return [_in_flags(error, task) for error in e.faults]
+    return [_in_flags(error, task) for error in e.errors]
   return []
 
 
@@ -347,7 +347,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with atomic_files.os_errors(folder):
       folder.mkdir(parents=True, exist_ok=True)
   except OSError as e:
-    raise ConfigError([atomic_files.folder_fault(args.workdir, e)]) from None
+    raise ConfigError([atomic_files.folder_error(args.workdir, e)]) from None
   names = [published_scores.name_of(task.path) for task, _ in tasks]
   for task, _ in tasks:
     if is_first:

@@ -21,7 +21,7 @@ from vit_jax.config import (
   json_file,
   to_dict,
 )
-from vit_jax.config.checks import faults as config_errors
+from vit_jax.config.checks import errors as config_errors
 from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
@@ -221,7 +221,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   try:
     every = points(task)
   except ConfigError as e:
-    return list(e.faults)
+    return list(e.errors)
   names = [point.name for point in every]
   errors += [
     f"--grid: got two points for the folder {name!r}, expected different"
@@ -248,12 +248,12 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     experiment.setup(task.config, sources=sources)
     experiment.setup(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
-    errors += e.faults
+    errors += e.errors
   for point in _unlike(every)[1:]:  # the first is checked above
     try:
       experiment.setup(point.config, sources=sources)
     except ConfigError as e:
-      errors += [f"{point.name}: {f}" for f in e.faults if f not in errors]
+      errors += [f"{point.name}: {f}" for f in e.errors if f not in errors]
   return errors
 
 

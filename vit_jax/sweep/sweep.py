@@ -89,7 +89,7 @@ def sweep(
       with atomic_files.os_errors(epath.Path(workdir)):
         epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     except OSError as e:
-      errors.append(atomic_files.folder_fault(workdir, e))
+      errors.append(atomic_files.folder_error(workdir, e))
   if errors:
     raise ConfigError(dict.fromkeys(errors))
   for name, values in left_out.items():

@@ -80,7 +80,7 @@ def _url(text: str) -> str | None:
 
 
 def _is_model(text: str) -> bool:
-  return not any(by_variant(text).faults())
+  return not any(by_variant(text).errors())
 
 
 def _from_web(url: str) -> pathlib.Path:

@@ -378,7 +378,7 @@ def _message(
     else:
       advice = "The model is the right one; take other weights."
   return (
-    f"{len(errors)} fault{'s' * (len(errors) != 1)} in the weights of"
+    f"{len(errors)} error{'s' * (len(errors) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"
   )
 
@@ -424,7 +424,7 @@ def trained_at(weights: Weights) -> tuple[int, int]:
 
 def _check_size(size, config: ModelConfig, grid) -> None:
   """Raises ValueError if images of the size that a file states fit it not."""
-  if any(config.size_faults(size)):
+  if any(config.size_errors(size)):
     raise ValueError(
       f"image size: got {size[0]} x {size[1]} pixels, expected multiples of the"
       " side of a patch. State the right size: image_size=(height, width)."

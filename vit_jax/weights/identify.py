@@ -50,7 +50,7 @@ def identify(
     )
   model = _config({"name": "vit", **inferred, **options})
   own = _config({"name": "vit", **inferred})
-  if errors := _blocks_errors(model, own) or list(model.faults()):
+  if errors := _blocks_errors(model, own) or list(model.errors()):
     raise ValueError(" ".join(errors))
   return model
 
@@ -78,7 +78,7 @@ def _config(options: Mapping[str, Any]) -> ModelConfig:
   try:
     return model_from_dict(dict(options))
   except ConfigError as e:
-    raise ValueError(" ".join(e.faults)) from None
+    raise ValueError(" ".join(e.errors)) from None
 
 
 def num_classes(params: Mapping[str, Any]) -> int:

@@ -102,7 +102,7 @@ def reason(error: Exception) -> str:
   return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def folder_fault(workdir: str, error: OSError) -> str:
+def folder_error(workdir: str, error: OSError) -> str:
   """Returns an error text for a --workdir that cannot be written."""
   at = f"{error.filename}: " if error.filename else ""
   return (

@@ -17,9 +17,9 @@ class EntropyConfig(EvaluatorConfig):
 
   scores_head: ClassVar[bool] = True
 
-  def faults(self, where: str) -> Iterator[str]:
+  def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
-    yield from super().faults(where)
+    yield from super().errors(where)
     if self.temperature <= 0:
       yield f"{where}.temperature: got {self.temperature}, expected above 0."
 

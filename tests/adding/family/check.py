@@ -16,7 +16,7 @@ import numpy as np
 import vit_jax
 from vit_jax import sharding
 from vit_jax.config import ConfigError, build, defaults, freeze
-from vit_jax.config.checks import faults
+from vit_jax.config.checks import errors
 from vit_jax.exporting import convert
 from vit_jax.families import by_variant
 from vit_jax.inference import pretrained
@@ -109,7 +109,7 @@ def main(workdir: str) -> None:
 
   wrong = config(2)
   wrong.model.variant, wrong.model.tokens_dropout = "Mixer-Tj/8", 1.5
-  texts = "\n".join(faults(freeze(wrong)))
+  texts = "\n".join(errors(freeze(wrong)))
   assert "config.model.variant: got 'Mixer-Tj/8'" in texts
   assert "config.model.tokens_dropout: got 1.5" in texts
   try:

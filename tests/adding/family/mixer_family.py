@@ -68,8 +68,8 @@ class MixerConfig(ModelConfig):
   def patch(self) -> int:
     return self._parsed[1]
 
-  def faults(self) -> Iterator[str]:
-    yield from super().faults()
+  def errors(self) -> Iterator[str]:
+    yield from super().errors()
     if not 0 <= self.tokens_dropout < 1:
       yield (
         f"config.model.tokens_dropout: got {self.tokens_dropout}, expected a"
@@ -80,7 +80,7 @@ class MixerConfig(ModelConfig):
     except ValueError as e:
       yield f"config.model.variant: {e}"
 
-  def size_faults(self, image_size: tuple[int, int]) -> Iterator[str]:
+  def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:
     if any(side % self.patch for side in image_size):
       yield (
         f"config.data.ops: got images of {image_size[0]}x{image_size[1]}"

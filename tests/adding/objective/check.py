@@ -13,7 +13,7 @@ import numpy as np
 
 import vit_jax
 from vit_jax.config import ConfigError, build, defaults, freeze
-from vit_jax.config.checks import faults
+from vit_jax.config.checks import errors
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -68,7 +68,7 @@ def main(folder: str) -> None:
   wrong = config()
   wrong.objective.turns, wrong.data.ops = 5, "decode|resize((16, 24))"
   wrong.evals = {"val": {"kind": "classification", "ops": wrong.data.ops}}
-  texts = "\n".join(faults(freeze(wrong)))
+  texts = "\n".join(errors(freeze(wrong)))
   assert "config.objective.turns: got 5" in texts
   assert "config.data.ops: got images of 16x24 pixels, expected sq" in texts
   assert "config.evals.val.kind: got 'classification', which scores" in texts

@@ -21,11 +21,11 @@ class Rotation(Objective):
 
   trains_head: ClassVar[bool] = False  # the head is not of the data's classes
 
-  def faults(self) -> Iterator[str]:
+  def errors(self) -> Iterator[str]:
     if not 2 <= self.turns <= 4:
       yield f"config.objective.turns: got {self.turns}, expected 2, 3 or 4."
 
-  def model_faults(self, model, image_size) -> Iterator[str]:
+  def model_errors(self, model, image_size) -> Iterator[str]:
     if image_size[0] != image_size[1]:
       yield (
         f"config.data.ops: got images of {image_size[0]}x{image_size[1]}"

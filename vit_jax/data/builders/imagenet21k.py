@@ -100,7 +100,7 @@ def _entries(tars: _Tars) -> Iterator[Entry]:
         yield from _images(tar, wnid, label, seen)
     except BROKEN as e:
       yield Entry(
-        f"{wnid}.tar", fault=f"is broken after {len(seen)} images: {e}"
+        f"{wnid}.tar", error=f"is broken after {len(seen)} images: {e}"
       )
 
 
@@ -110,7 +110,7 @@ def _images(
   for member in tar_files(tar):
     key = f"{wnid}/{os.path.basename(member.name)}"
     if key in seen:
-      yield Entry(key, fault="is in the tar twice")
+      yield Entry(key, error="is in the tar twice")
       continue
     seen.add(key)
     yield Entry(key, read(tar, member), label)

@@ -56,10 +56,10 @@ class Intake:
     """
     start = said = time.monotonic()
     taken, before = 0, len(self.left_out)
-    for entry, encoded, format_name, fault in _checked(split.entries()):
+    for entry, encoded, format_name, error in _checked(split.entries()):
       taken += 1
-      if fault:
-        self.left_out.append((entry.key, fault))
+      if error:
+        self.left_out.append((entry.key, error))
         self._refuse_too_many(name, before, max(taken, split.count or _MANY))
       else:
         self.converted.update([format_name] if format_name else [])
@@ -73,11 +73,11 @@ class Intake:
           f" {len(self.left_out) - before} left out; now at {entry.key}"
         )
     self._refuse_too_many(name, before, taken)
-    faults = self.left_out[before:]
-    if len(faults) == taken:
+    errors = self.left_out[before:]
+    if len(errors) == taken:
       raise TooManyLeftOut(
         f"got no record of split {name!r} that can be used, expected one."
-        f" Nothing is written. Leave the split out (--splits).{_listed(faults)}"
+        f" Nothing is written. Leave the split out (--splits).{_listed(errors)}"
       )
     self._say(
       f"{name}: all {taken:,} records read in {time.monotonic() - start:,.0f}"
@@ -85,18 +85,18 @@ class Intake:
     )
 
   def _refuse_too_many(self, name: str, before: int, count: int) -> None:
-    faults = self.left_out[before:]
-    if len(faults) > max(_FEW, MAX_UNDECODABLE * count):
+    errors = self.left_out[before:]
+    if len(errors) > max(_FEW, MAX_UNDECODABLE * count):
       raise TooManyLeftOut(
-        f"got {len(faults)} records without a label or an image that can be"
+        f"got {len(errors)} records without a label or an image that can be"
         f" decoded among the first of split {name!r}, expected at most"
         f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Mend them, or"
-        f" leave the split out (--splits). The first:{_listed(faults)}"
+        f" leave the split out (--splits). The first:{_listed(errors)}"
       )
 
 
-def _listed(faults: list[tuple[str, str]]) -> str:
-  return "".join(f"\n  {key}: {what}" for key, what in faults[:_FEW])
+def _listed(errors: list[tuple[str, str]]) -> str:
+  return "".join(f"\n  {key}: {what}" for key, what in errors[:_FEW])
 
 
 class Importer(embedded.EmbeddedBuilder, skip_registration=True):
@@ -183,8 +183,8 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
   JPEG and PNG are stored byte by byte, the format is then "". Other formats
   are stored as PNG: the first frame, in colour, 8 bits, without alpha.
   """
-  if entry.fault:
-    return b"", "", entry.fault
+  if entry.error:
+    return b"", "", entry.error
   is_kept = entry.image.startswith((_JPEG, _PNG))
   try:
     file = io.BytesIO(entry.image)

@@ -46,7 +46,7 @@ def listed(path: str, options: Options) -> Listing:
           with open(file, "rb") as stream:
             yield Entry(key, stream.read(), int(label))
         except OSError as e:
-          yield Entry(key, fault=f"cannot be read: {e.strerror}")
+          yield Entry(key, error=f"cannot be read: {e.strerror}")
 
     return Split(source.num_examples, entries)
 

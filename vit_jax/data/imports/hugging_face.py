@@ -122,17 +122,17 @@ def _entry(
 ) -> Entry:
   index = classes.index(label)
   if index < 0:
-    return Entry(key, fault="has no label")
+    return Entry(key, error="has no label")
   image = image or {}
   if image.get("bytes"):
     return Entry(key, image["bytes"], index)
   if not image.get("path"):
-    return Entry(key, fault="has no image")
+    return Entry(key, error="has no image")
   path = os.path.realpath(image["path"])
   if not any(path.startswith(f"{os.path.realpath(r)}{os.sep}") for r in roots):
-    return Entry(key, fault=f"names a file outside of the data set: {path}")
+    return Entry(key, error=f"names a file outside of the data set: {path}")
   try:
     with open(path, "rb") as stream:
       return Entry(key, stream.read(), index)
   except OSError:
-    return Entry(key, fault="has no image")
+    return Entry(key, error="has no image")

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
   key: str
   image: bytes = b""
   label: int = -1
-  fault: str = ""
+  error: str = ""
 
 
 class Split(NamedTuple):

@@ -90,7 +90,7 @@ def listed(path: str, options: Options) -> Listing:
             yield _entry(f"{name}:{row}", record[image], record[label], classes)
             row += 1
         except broken() as e:
-          yield Entry(name, fault=f"is broken after {row} records: {e}")
+          yield Entry(name, error=f"is broken after {row} records: {e}")
 
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
@@ -104,7 +104,7 @@ def _entry(key: str, image, label, classes: Classes) -> Entry:
     image = image["bytes"]
   index = classes.index(label)
   if index < 0 or not image:
-    return Entry(key, fault="has no label" if index < 0 else "has no image")
+    return Entry(key, error="has no label" if index < 0 else "has no image")
   return Entry(key, image, index)
 
 

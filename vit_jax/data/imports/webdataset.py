@@ -72,24 +72,24 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
     for tar, name, members in _groups(path):
       key = f"{os.path.relpath(path, root or '.')}/{name}"
       if members is None:
-        yield Entry(os.path.relpath(path, root or "."), fault=name)
+        yield Entry(os.path.relpath(path, root or "."), error=name)
         continue
       images = [m for e, m in members.items() if e.split(".")[-1] in IMAGES]
-      fault = "" if len(images) == 1 else f"has {len(images)} images"
+      error = "" if len(images) == 1 else f"has {len(images)} images"
       if any(extension.startswith(_AGAIN) for extension in members):
-        fault = "has a member twice"
-      fault = "has the name of an earlier record" if key in seen else fault
+        error = "has a member twice"
+      error = "has the name of an earlier record" if key in seen else error
       seen.add(key)
       try:
         label = -1
-        if not fault and LABEL in members:
+        if not error and LABEL in members:
           label = classes.index(_label(tar, members[LABEL]))
         if label < 0:
-          yield Entry(key, fault=fault or "has no label")
+          yield Entry(key, error=error or "has no label")
         else:
           yield Entry(key, _read(tar, images[0]), label)
       except tars.BROKEN as e:
-        yield Entry(key, fault=f"cannot be read: {e}")
+        yield Entry(key, error=f"cannot be read: {e}")
 
 
 def _groups(
