@@ -18,7 +18,7 @@ LAYERS = (
   "objectives evaluators",
   "config",
   "optim data",
-  "sharding collectives",
+  "sharding collectives digests",
   "step",
   "distributed writers",
   "checkpointing",
@@ -34,10 +34,7 @@ LAYERS = (
 LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 
 # Imports that run upward all the same, from a room to others.
-EXCEPTIONS = {
-  "distributed": "callbacks checkpointing",
-  "experiment": "callbacks",
-}
+EXCEPTIONS: dict[str, str] = {}
 # Rooms of one layer that import one another.
 CIRCLES: dict[str, str] = {}
 

@@ -4,7 +4,7 @@ Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -225,3 +225,23 @@ def _label_errors(
 def _type(value: Any) -> str:
   kind = type(value)
   return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def batches_seen(
+  metadata: Mapping[str, Any], step: int, batch_size: int
+) -> int:
+  """Returns how many batches of this size come before the next image.
+
+  `step`, unless the run had batches of another size before; rounded down, so
+  that less than a batch is seen twice, and none left out.
+
+  Args:
+    metadata: Of the checkpoint of the step; {}: unknown.
+    step: Batches of any size that were taken.
+    batch_size: Images of a batch from here on.
+  """
+  account = metadata.get("accounting") or {}
+  images = account.get("images_seen", step * batch_size)
+  # Beside the account in checkpoints of before it was in it.
+  position = account.get("position", metadata.get("position", images))
+  return int(position) // batch_size

@@ -14,7 +14,6 @@ from etils import epath
 
 from vit_jax import batch, missing_data, sharding, weights
 from vit_jax.batch import Data
-from vit_jax.callbacks.accounting import batches_seen
 from vit_jax.checkpointing import checkpointer, resume, retention
 from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
@@ -205,7 +204,7 @@ class Experiment:
     """
     index, count = jax.process_index(), jax.process_count()
     batch_size = self.config.data.batch_size
-    first = batches_seen(self.resumed_metadata, start, batch_size)
+    first = batch.batches_seen(self.resumed_metadata, start, batch_size)
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,

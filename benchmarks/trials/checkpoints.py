@@ -214,7 +214,7 @@ def readers(folder: pathlib.Path, seed: int) -> str:
 
 def cost(folder: pathlib.Path, seed: int) -> str:
   """Saves of a state of S/16's size, with and without digests, in turns."""
-  from vit_jax.checkpointing import digests
+  from vit_jax import digests
 
   shapes = tiny(width=384, depth=12)
   state = made_up(shapes, seed)

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from vit_jax.batch import batches_seen
 from vit_jax.callbacks import accounting, run_record
-from vit_jax.callbacks.accounting import BUCKETS, KEY, Accounting, batches_seen
+from vit_jax.callbacks.accounting import BUCKETS, KEY, Accounting
 from vit_jax.config import model_config
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.batch import batches_seen
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.progress import format_seconds
@@ -175,26 +176,6 @@ def _until(
   seconds["repeated"] += min(lived, gap)
   seconds["restart"] += max(0.0, gap - lived)
   return began, seconds
-
-
-def batches_seen(
-  metadata: Mapping[str, Any], step: int, batch_size: int
-) -> int:
-  """Returns how many batches of this size come before the next image.
-
-  `step`, unless the run had batches of another size before; rounded down, so
-  that less than a batch is seen twice, and none left out.
-
-  Args:
-    metadata: Of the checkpoint of the step; {}: unknown.
-    step: Batches of any size that were taken.
-    batch_size: Images of a batch from here on.
-  """
-  account = metadata.get(KEY) or {}
-  images = account.get("images_seen", step * batch_size)
-  # Beside the account in checkpoints of before it was in it.
-  position = account.get("position", metadata.get("position", images))
-  return int(position) // batch_size
 
 
 def seconds_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -13,8 +13,7 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.batch import Data, DataError
-from vit_jax.callbacks.accounting import batches_seen
+from vit_jax.batch import Data, DataError, batches_seen
 from vit_jax.callbacks.base import Callback
 from vit_jax.config import Config, json_file
 from vit_jax.step import TrainState

@@ -18,12 +18,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpointing import digests as digests_lib
+from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout, retention, structure
-from vit_jax.checkpointing.digests import Digest
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
+from vit_jax.digests import Digest
 from vit_jax.paths import absolute, file_size, kind
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")

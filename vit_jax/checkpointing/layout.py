@@ -20,9 +20,9 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.checkpointing import digests as digests_lib
-from vit_jax.checkpointing.digests import Digest
+from vit_jax import digests as digests_lib
 from vit_jax.config import json_file
+from vit_jax.digests import Digest
 from vit_jax.options import shown
 from vit_jax.paths import absolute, file_in, file_size, is_remote, kind
 from vit_jax.writers import console

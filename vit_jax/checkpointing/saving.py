@@ -21,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpointing import digests as digests_lib
+from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout, retention
 from vit_jax.checkpointing.layout import DamagedError
 from vit_jax.config import CheckpointConfig

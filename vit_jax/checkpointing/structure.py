@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.checkpointing.digests import Digest
+from vit_jax.digests import Digest
 from vit_jax.sharding import path_of
 
 MAX_DIFFERENCES = 6  # listed one by one

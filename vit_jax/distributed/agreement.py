@@ -20,7 +20,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 import vit_jax
-from vit_jax.checkpointing import digests
+from vit_jax import digests
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.config.preprocessing import image_size
 from vit_jax.models import attention_by_chip

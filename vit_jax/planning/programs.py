@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax import sharding
+from vit_jax import digests, sharding
 from vit_jax import step as step_lib
-from vit_jax.checkpointing import digests
 from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax.checkpointing import checkpointer
-from vit_jax.checkpointing.digests import Digest
 from vit_jax.config import flat, json_file, options_of
+from vit_jax.digests import Digest
 from vit_jax.writers import metric_writer
 
 NAMES = ("A", "B")

@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding
-from vit_jax.checkpointing import digests
+from vit_jax import digests, sharding
 from vit_jax.config import MeshConfig
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "bool")
