@@ -294,7 +294,7 @@ class Experiment:
     # What follows needs the shapes of model and data.
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
-      every += self._length_and_head_errors() + self.resumed.errors()
+      every += self.length_and_head_errors() + self.resumed.errors()
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)
@@ -349,7 +349,7 @@ class Experiment:
       )
     ]
 
-  def _length_and_head_errors(self) -> list[str]:
+  def length_and_head_errors(self) -> list[str]:
     """Returns errors of length and head, given the data."""
     errors, info = [], self.data_info
     if self.config.total_steps is None:

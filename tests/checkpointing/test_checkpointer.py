@@ -110,20 +110,6 @@ def test_another_optimizer_is_refused(saved):
   loader.close()
 
 
-@pytest.mark.slow
-def test_64_bits_of_an_earlier_version_are_not_taken_for_damage(tmp_path):
-  parts = tiny.Parts(tiny.config(optim__name="sgd", model__depth=1))
-  saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
-  with jax.enable_x64(True):
-    state = _made_up(parts.shapes)
-    params = jax.tree.map(lambda x: x.astype("float64"), state.params)
-    saver.save_now(2, state.replace(params=params), META)
-    with pytest.raises(ConfigError, match="wrote it under JAX_ENABLE_X64=1"):
-      saver.restore(2, parts.shapes)
-  saver.close()
-  assert "float64" == checkpointer.load_params(str(tmp_path))[0]["cls"].dtype
-
-
 def test_keeps_the_last_and_every_so_many(tmp_path):
   _saved(
     tmp_path,

@@ -246,8 +246,8 @@ def test_all_that_is_advertised_can_start():
       *told,
       *errors(config),
       *experiment.mesh_errors(config),
-      *run.data_errors(),
-      *run.run_errors(),
+      *itertools.chain(*run.data_errors().values()),
+      *run.length_and_head_errors(),
     ]
     found |= {f"{name}:{argument}": told} if told else {}
   assert not found

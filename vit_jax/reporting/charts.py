@@ -118,7 +118,7 @@ class ChartFiles:
       draw: One of the functions below with its arguments.
       alt: What the chart shows.
     """
-    stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    stem = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
     names = itertools.chain(
       [f"{stem}.svg"], (f"{stem}_{i}.svg" for i in itertools.count(2))
     )
