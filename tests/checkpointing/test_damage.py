@@ -20,9 +20,9 @@ import tiny
 from disk import full
 from etils import epath
 
+from vit_jax import digests
 from vit_jax.checkpointing import (
   checkpointer,
-  digests,
   layout,
   retention,
   saving,

@@ -289,7 +289,7 @@ def test_what_is_missing_is_named(capsys):
     " --checkpoint=runs/<config name>, or published weights beside"
     " --config=finetune:model=B/16."
   )
-  assert str(e.value).startswith("1 fault")
+  assert str(e.value).startswith("1 error")
   with pytest.raises(SystemExit):
     _main("--help")
   usage = capsys.readouterr().out.splitlines()[0]
