@@ -73,7 +73,8 @@ def end_if_joined(
   def report() -> None:
     traceback.print_exception(error)
     sys.stderr.flush()
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    # On CPUs a collective that fails as it is dispatched raises ValueError.
+    if isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
       time.sleep(heartbeat_timeout_seconds + HEARTBEAT_MARGIN_SECONDS)
 
   _end_if_joined(report)
