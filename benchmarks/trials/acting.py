@@ -59,10 +59,10 @@ def spoil(batch: dict, step: int) -> dict:
 
 
 def main() -> None:
-  from vit_jax import batch, experiment
+  from vit_jax import batch, evaluation, experiment
   from vit_jax.callbacks import base
   from vit_jax.checkpointing import checkpointer
-  from vit_jax.evaluators import evaluator, fewshot
+  from vit_jax.evaluators import fewshot
 
   if PLACE == "batches":
     checked = batch.checked
@@ -78,7 +78,7 @@ def main() -> None:
   elif PLACE == "restore":
     before(checkpointer.Checkpointer, "restore_newest")
   elif PLACE == "evaluation":
-    before(evaluator.Context, "forward")
+    before(evaluation.RunContext, "forward")
   elif PLACE == "scoring":
     before(fewshot.Fewshot, "score")
   else:
