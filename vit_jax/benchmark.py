@@ -296,7 +296,7 @@ def real(
   Args:
     config: The run.
     mesh: The mesh.
-    prepared: The `prepare.Run` that `check` returned.
+    prepared: The `experiment.Experiment` that `check` returned.
   """
   data = prepared.data
   batches = data.batches(0, jax.process_index(), jax.process_count())
@@ -316,7 +316,7 @@ def check(config: Config, kind: str, errors: list[str] | None = None) -> Any:
     faults: Faults found before, to be raised together with those found here.
 
   Returns:
-    A `prepare.Run` for real input, whose data are then open; else None.
+    An `Experiment` for real input, whose data are then open; else None.
 
   Raises:
     ConfigError: All faults.

@@ -1,8 +1,9 @@
 """Trains a Vision Transformer: `vit-jax train --config=FILE`.
 
 `train_and_evaluate` is the whole run, in the order in which things come to
-exist: mesh, data, model, state, step, evaluators, loop. The same command again
-resumes from the last checkpoint, and ends in the bits of an unbroken run.
+exist: setup, state, data, loop. What happens around a step is in
+`vit_jax/callbacks/`. The same command again resumes from the newest checkpoint,
+and ends in the bits of an unbroken run.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ class Resumed:
   """The config and the data with which a run began; of a new run, nothing.
 
   Args:
-    run: A `prepare.Run`.
+    run: A `experiment.Experiment`.
   """
 
   def __init__(self, run: Any):
