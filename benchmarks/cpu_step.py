@@ -93,8 +93,10 @@ def our_step(variant: str) -> Callable[[], None]:
   malloc.keep()
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-  facts = step_lib.Facts(NUM_CLASSES, (PIXELS, PIXELS), config.total_steps)
-  trainer = step_lib.assemble(config, facts, mesh)
+  run_shape = step_lib.RunShape(
+    NUM_CLASSES, (PIXELS, PIXELS), config.total_steps
+  )
+  trainer = step_lib.assemble(config, run_shape, mesh)
   state, rows = trainer.init_state(), sharding.to_global(batch(), mesh)
   return _repeated(trainer.train_step, state, rows)
 

@@ -307,8 +307,8 @@ class Brightness(Classification):
   A row counts as often as its label says; the mask has no say.
   """
 
-  def make(self, model, facts):
-    module = build(model, facts.num_classes)
+  def make(self, model, run_shape):
+    module = build(model, run_shape.num_classes)
 
     def loss_fn(params, batch, rng):
       images = normalise(batch["image"])
@@ -348,8 +348,8 @@ def test_any_objective_is_a_mean_over_what_counts():
 @pytest.mark.slow
 def test_nothing_is_trained_where_there_are_no_steps():
   mesh = sharding.make_mesh(tiny.config().mesh, ONE)
-  facts = step.Facts(tiny.NUM_CLASSES, (16, 16), total_steps=None)
-  trainer = step.assemble(tiny.config(), facts, mesh)
+  run_shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), total_steps=None)
+  trainer = step.assemble(tiny.config(), run_shape, mesh)
   assert trainer.train_step is trainer.schedule is None
   want = tiny.Parts(tiny.config(), ONE).state().params
   got = trainer.init_params()

@@ -73,8 +73,8 @@ class Parts:
   def __init__(self, cfg: Config, devices=None):
     self.config = cfg
     self.mesh = sharding.make_mesh(cfg.mesh, devices)
-    facts = step.Facts(NUM_CLASSES, (16, 16), cfg.total_steps)
-    self.trainer = step.assemble(cfg, facts, self.mesh)
+    run_shape = step.RunShape(NUM_CLASSES, (16, 16), cfg.total_steps)
+    self.trainer = step.assemble(cfg, run_shape, self.mesh)
     self.model, self.init = self.trainer.module, self.trainer.init
     self.shapes, self.train_step = self.trainer.state, self.trainer.train_step
 

@@ -101,9 +101,9 @@ def _measure(
 ) -> dict[str, Any]:
   mesh = sharding.make_mesh(config.mesh)
   device = mesh.devices.flat[0]
-  batches, facts = INPUT_FNS[kind](config, mesh, prepared)
-  size = facts.image_size
-  trainer = step_lib.assemble(config, facts, mesh)
+  batches, run_shape = INPUT_FNS[kind](config, mesh, prepared)
+  size = run_shape.image_size
+  trainer = step_lib.assemble(config, run_shape, mesh)
   state, batch = trainer.init_state(), next(batches)
   start = time.perf_counter()
   compiled = trainer.train_step.lower(state, batch).compile()
@@ -111,7 +111,7 @@ def _measure(
 
   leaves = jax.tree.leaves(trainer.state.params)
   steps, block = blocks(steps)
-  per_image = config.model.train_flops(size, facts.num_classes)
+  per_image = config.model.train_flops(size, run_shape.num_classes)
   seconds, wait, loss = run(
     compiled,
     state,
@@ -273,24 +273,24 @@ def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
 
 def synthetic(
   config: Config, mesh: Mesh, prepared: None = None
-) -> tuple[Iterator[dict], step_lib.Facts]:
-  """Returns one batch of noise for ever, and the facts of the run."""
+) -> tuple[Iterator[dict], step_lib.RunShape]:
+  """Returns one batch of noise for ever, and the sizes of the run."""
   del prepared
-  facts = planner.with_length(planner.facts_of(config))
+  run_shape = planner.with_length(planner.run_shape_of(config))
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
-    image=rng.integers(0, 256, (rows, *facts.image_size, 3), np.uint8),
-    label=rng.integers(0, facts.num_classes, rows, np.int32),
+    image=rng.integers(0, 256, (rows, *run_shape.image_size, 3), np.uint8),
+    label=rng.integers(0, run_shape.num_classes, rows, np.int32),
     mask=np.ones(rows, bool),
     index=np.arange(rows),
   )
   on_device = jax.block_until_ready(sharding.to_global(batch, mesh))
-  return itertools.repeat(on_device), facts
+  return itertools.repeat(on_device), run_shape
 
 
 def real(
   config: Config, mesh: Mesh, prepared: Any
-) -> tuple[Iterator[dict], step_lib.Facts]:
+) -> tuple[Iterator[dict], step_lib.RunShape]:
   """As `synthetic`, from the data of the config; each `next` transfers.
 
   Args:
@@ -301,7 +301,7 @@ def real(
   data = prepared.data
   batches = data.batches(0, jax.process_index(), jax.process_count())
   to_global = functools.partial(sharding.to_global, mesh=mesh)
-  return map(to_global, batches), prepared.facts
+  return map(to_global, batches), prepared.run_shape
 
 
 INPUT_FNS = {"synthetic": synthetic, "real": real}

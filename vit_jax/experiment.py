@@ -25,7 +25,7 @@ from vit_jax.data.training import TrainingData
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.step import Facts
+from vit_jax.step import RunShape
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 
@@ -108,13 +108,13 @@ class Experiment:
     return "" if self.given_data is not None else self.data.source.note()
 
   @functools.cached_property
-  def facts(self) -> Facts:
+  def run_shape(self) -> RunShape:
     """Classes, size of the images, length of the run."""
     if self.scored_weights is not None:
       num_classes = weights.num_classes(self.scored_weights.params)
-      return Facts(num_classes, image_size(self.config.data.ops))
+      return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
-    return Facts.of(self.config, data.num_classes, data.num_examples)
+    return RunShape.of(self.config, data.num_classes, data.num_examples)
 
   @functools.cached_property
   def head(self) -> Head:
@@ -125,7 +125,7 @@ class Experiment:
       self.data_info if self.scored_weights is None else self.scored_weights
     )
     names = known.class_names
-    return Head(self.facts.num_classes, tuple(names) if names else None)
+    return Head(self.run_shape.num_classes, tuple(names) if names else None)
 
   @functools.cached_property
   def newest(self) -> tuple[int, list[str]]:
@@ -162,8 +162,8 @@ class Experiment:
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates, for one image, and parameters."""
-    module, _ = self.config.objective.make(self.config.model, self.facts)
-    size = self.facts.image_size
+    module, _ = self.config.objective.make(self.config.model, self.run_shape)
+    size = self.run_shape.image_size
     images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
     (_, out), variables = jax.eval_shape(
       lambda images: module.init_with_output(jax.random.key(0), images), images
@@ -172,7 +172,7 @@ class Experiment:
 
   def is_due(self, cadence: Any, step: int) -> bool:
     """Whether a step is one of `cadence.every_steps`, or the last."""
-    last = self.facts.total_steps
+    last = self.run_shape.total_steps
     return step == last or is_multiple(step, cadence.every_steps)
 
   def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
@@ -208,8 +208,8 @@ class Experiment:
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,
-      image_size=self.facts.image_size,
-      num_classes=self.facts.num_classes,
+      image_size=self.run_shape.image_size,
+      num_classes=self.run_shape.num_classes,
       start_step=start,
       process_index=index,
       process_count=count,
@@ -353,17 +353,17 @@ class Experiment:
     """Returns errors of length and head, given the data."""
     errors, info = [], self.data_info
     if self.config.total_steps is None:
-      errors += warmup_errors(self.config, self.facts.total_steps)
-    if self.facts.num_classes < info.num_classes:
+      errors += warmup_errors(self.config, self.run_shape.total_steps)
+    if self.run_shape.num_classes < info.num_classes:
       name = getattr(info, "name", "the data")
       errors.append(
-        f"config.num_classes: got {self.facts.num_classes}, expected at least"
-        f" the {info.num_classes} classes of {name!r}, or None."
+        f"config.num_classes: got {self.run_shape.num_classes}, expected at"
+        f" least the {info.num_classes} classes of {name!r}, or None."
       )
     is_multilabel = getattr(info, "is_multilabel", False)
-    if is_multilabel and self.facts.num_classes > info.num_classes:
+    if is_multilabel and self.run_shape.num_classes > info.num_classes:
       errors.append(
-        f"config.num_classes: got {self.facts.num_classes}, expected the"
+        f"config.num_classes: got {self.run_shape.num_classes}, expected the"
         f" {info.num_classes} of the data, whose labels are a number for each"
         " class; or None."
       )
@@ -407,7 +407,7 @@ class Experiment:
         read,
         self.shapes[1],
         self.config.model,
-        self.facts.image_size,
+        self.run_shape.image_size,
         class_names=self.head.class_names if self.is_training else None,
       )
     except (OSError, ValueError) as e:

@@ -22,7 +22,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     experiment: The run.
     params: Arrays or shapes.
   """
-  config, size = experiment.config, experiment.facts.image_size
+  config, size = experiment.config, experiment.run_shape.image_size
   names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
   return {
@@ -41,7 +41,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "data_identity": agreement.identity(experiment.data),
     # The type of a loader that was passed in place of config.data.dataset.
     "data_given": given,
-    "total_steps": experiment.facts.total_steps,
+    "total_steps": experiment.run_shape.total_steps,
     "averages": group_datasets(experiment),
     "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     "processes": jax.process_count(),
@@ -100,10 +100,10 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
     params: Arrays or shapes.
   """
   config, data = experiment.config, experiment.data
-  total_steps, batch = experiment.facts.total_steps, config.data.batch_size
+  total_steps, batch = experiment.run_shape.total_steps, config.data.batch_size
   epochs = total_steps * batch / data.num_examples
   axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
-  device, size = mesh.devices.flat[0], experiment.facts.image_size
+  device, size = mesh.devices.flat[0], experiment.run_shape.image_size
   lines = [
     run_info.parameter_table(params),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"

@@ -50,8 +50,8 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-  """What a step needs to know about the data, and no config states.
+class RunShape:
+  """Sizes that config and data decide together; all that a step knows of data.
 
   num_classes: Width of the head; at least the classes of the labels.
   image_size: (height, width) after preprocessing, pixels.
@@ -65,8 +65,8 @@ class Facts:
   @classmethod
   def of(
     cls, config: Config, num_classes: int, num_examples: int | None
-  ) -> "Facts":
-    """Returns the facts of a training run.
+  ) -> "RunShape":
+    """Returns the sizes of a training run.
 
     Args:
       config: Its data.ops, num_classes, total_steps, or total_epochs beside
@@ -84,7 +84,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trainer:
-  """What a config and the facts of its data are assembled to; no arrays yet.
+  """A config, assembled: module, optimizer and step; it holds no arrays.
 
   seed: Root of all randomness.
   module: The module that is trained; maps images in [-1, 1] to (logits, out).
@@ -129,7 +129,7 @@ class Trainer:
 
 def assemble(
   config: Config,
-  facts: Facts,
+  run_shape: RunShape,
   mesh: Mesh,
   step_metrics: Sequence[StepMetrics] = (),
 ) -> Trainer:
@@ -137,7 +137,7 @@ def assemble(
 
   Args:
     config: The run.
-    facts: Facts of its data.
+    run_shape: Sizes of the run.
     mesh: Mesh that it runs on; its devices need not exist.
     step_metrics: Further metrics of the step, see `Callback.step_metrics`.
 
@@ -145,13 +145,13 @@ def assemble(
     ValueError: The config describes no run; `config.checks` finds all faults
       beforehand.
   """
-  module, loss_fn = config.objective.make(config.model, facts)
+  module, loss_fn = config.objective.make(config.model, run_shape)
   tx, schedule = optax.identity(), None
-  if facts.total_steps is not None:
-    tx, schedule = optim.make_optimizer(config.optim, facts.total_steps)
+  if run_shape.total_steps is not None:
+    tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
 
   def init(rng: jax.Array) -> TrainState:
-    images = jnp.zeros((1, *facts.image_size, 3), jnp.float32)
+    images = jnp.zeros((1, *run_shape.image_size, 3), jnp.float32)
     params = optax.tree.cast(module.init(rng, images)["params"], "float32")
     return TrainState(
       step=jnp.zeros((), jnp.int32),
@@ -167,7 +167,7 @@ def assemble(
     sharding.infer(shapes, mesh),
   )
   train_step = None
-  if facts.total_steps is not None:
+  if run_shape.total_steps is not None:
     train_step = make_train_step(config, loss_fn, tx, state, mesh, step_metrics)
   return Trainer(
     config.seed, module, init, state, schedule and jax.jit(schedule), train_step

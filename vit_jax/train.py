@@ -86,9 +86,9 @@ def train_and_evaluate(
   startup.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
   trainer = step_lib.assemble(  # no arrays yet
-    config, experiment.facts, mesh, [c.step_metrics for c in callbacks]
+    config, experiment.run_shape, mesh, [c.step_metrics for c in callbacks]
   )
-  total_steps = experiment.facts.total_steps
+  total_steps = experiment.run_shape.total_steps
   checkpointer = Checkpointer(workdir, config.checkpoint)
   evaluators = experiment.evaluators(
     trainer.predict,
@@ -119,7 +119,7 @@ def train_and_evaluate(
 
     # State: 1. resumed from the newest whole checkpoint of the workdir; if
     # there is none, 2. from the weights of config.init, or 3. from scratch.
-    form = convert_state.form_of(config, experiment.facts, trainer, mesh)
+    form = convert_state.form_of(config, experiment.run_shape, trainer, mesh)
     start, state = checkpointer.restore_newest(
       experiment.start, trainer.state, form
     )

@@ -40,7 +40,7 @@ def tiny(width: int = 32, depth: int = 2, fsdp: int = 1) -> Any:
   c.mesh.fsdp = fsdp
   config = freeze(c)
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:fsdp])
-  return step.assemble(config, step.Facts(10, (16, 16), 20), mesh).state
+  return step.assemble(config, step.RunShape(10, (16, 16), 20), mesh).state
 
 
 def made_up(shapes: Any, seed: int) -> Any:

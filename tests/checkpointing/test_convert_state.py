@@ -9,7 +9,7 @@ from vit_jax import sharding, step
 from vit_jax.checkpointing import convert_state
 from vit_jax.config import to_dict
 
-FACTS = step.Facts(tiny.NUM_CLASSES, (16, 16), 20)
+RUN_SHAPE = step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
 ALL = {
   "optim__clip_norm": 1.0,
   "optim__weight_decay": 0.1,
@@ -37,11 +37,11 @@ NONE = {
 def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   written, config = tiny.config(**was), tiny.config(**now)
-  trainer = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
+  trainer = step.assemble(config, RUN_SHAPE, mesh)
+  form_of = convert_state.form_of(config, RUN_SHAPE, trainer, mesh)
   like, convert = form_of({"config": to_dict(written)})
   assert jax.tree.structure(like) == jax.tree.structure(
-    step.assemble(written, FACTS, mesh).state
+    step.assemble(written, RUN_SHAPE, mesh).state
   )
   numbers = np.random.default_rng(0)
   state = jax.tree.map(
@@ -76,8 +76,8 @@ def test_a_family_without_a_scan():
 def test_a_checkpoint_like_the_run_is_taken_as_it_is():
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   config = tiny.config()
-  trainer = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
+  trainer = step.assemble(config, RUN_SHAPE, mesh)
+  form_of = convert_state.form_of(config, RUN_SHAPE, trainer, mesh)
   for written in ({"config": to_dict(config)}, {}, {"config": {"optim": 3}}):
     like, _ = form_of(written)
     assert like is trainer.state
@@ -91,9 +91,9 @@ def test_a_checkpoint_like_the_run_is_taken_as_it_is():
 def test_one_state_is_alive_where_a_part_comes_or_goes():
   mesh = sharding.make_mesh(tiny.config().mesh, jax.devices()[:1])
   written, config = tiny.config(**NONE), tiny.config(**ALL)
-  trainer = step.assemble(config, FACTS, mesh)
-  form_of = convert_state.form_of(config, FACTS, trainer, mesh)
+  trainer = step.assemble(config, RUN_SHAPE, mesh)
+  form_of = convert_state.form_of(config, RUN_SHAPE, trainer, mesh)
   _, convert = form_of({"config": to_dict(written)})
-  state = step.assemble(written, FACTS, mesh).init_state()
+  state = step.assemble(written, RUN_SHAPE, mesh).init_state()
   convert(state)
   assert all(x.is_deleted() for x in jax.tree.leaves(state))

@@ -20,7 +20,7 @@ from vit_jax.models import build
 from vit_jax.models import masked_patch as lib
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import MaskedPatch
-from vit_jax.step import Facts
+from vit_jax.step import RunShape
 from vit_jax.writers.metric_writer import read_metrics
 
 ONE = jax.devices()[:1]
@@ -63,7 +63,7 @@ def test_no_gradient_comes_from_other_patches(target, monkeypatch):
   """Only what is left in place, or put in another's, has some."""
   monkeypatch.setattr(models, "build", lambda model, n: model.build(n))
   module, loss_fn = MaskedPatch(target=target).make(
-    TableConfig(variant="B/8", width=8), Facts(10, (32, 32))
+    TableConfig(variant="B/8", width=8), RunShape(10, (32, 32))
   )
   images = jax.random.bits(jax.random.key(0), (1, 32, 32, 3), jnp.uint8)
   params = module.init(jax.random.key(0), normalise(images))["params"]
@@ -231,7 +231,7 @@ def _paths(tree):
 @pytest.mark.parametrize("pool", ["token", "gap", "map"])
 def test_the_network_keeps_its_paths_and_its_initial_values(pool):
   made = config(model__pool=pool, model__pre_logits=True)
-  module, _ = made.objective.make(made.model, Facts(10, (16, 16)))
+  module, _ = made.objective.make(made.model, RunShape(10, (16, 16)))
   images = jnp.zeros((1, 16, 16, 3))
   network = build(made.model, 0)
   rng = jax.random.key(0)

@@ -139,17 +139,20 @@ def test_the_length_of_the_run_needs_no_data():
     total_steps=None,
     total_epochs=90.0,
   )
-  known = planner.facts_of(config)
+  known = planner.run_shape_of(config)
   assert known.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
   assert known.num_classes == 21_843 and known.image_size == (16, 16)
   assert (
-    planner.facts_of(tiny.config(data__dataset="folder:x")).total_steps == 20
+    planner.run_shape_of(tiny.config(data__dataset="folder:x")).total_steps
+    == 20
   )
   epochs = {"total_steps": None, "total_epochs": 1.0}
   config = tiny.config(data__dataset="folder:x", **epochs)
-  assert planner.facts_of(config).total_steps is None  # only the folder tells
+  assert (
+    planner.run_shape_of(config).total_steps is None
+  )  # only the folder tells
   with pytest.raises(ValueError, match="config.num_classes: got None for"):
-    planner.facts_of(tiny.config(data__dataset="somebody_s"))
+    planner.run_shape_of(tiny.config(data__dataset="somebody_s"))
 
 
 def test_faults_are_told_before_compiling():

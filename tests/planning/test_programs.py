@@ -43,7 +43,7 @@ def _config(**changes) -> Config:
 
 def _programs(config, devices=1):
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:devices])
-  known = planner.with_length(planner.facts_of(config))
+  known = planner.with_length(planner.run_shape_of(config))
   return programs.programs(config, known, mesh)
 
 

@@ -42,8 +42,8 @@ def default_callbacks(
     startup: Measures the time to the first step.
     began: Start of the process, seconds since the epoch; None: now.
   """
-  config, facts = experiment.config, experiment.facts
-  flops = config.model.train_flops(facts.image_size, facts.num_classes)
+  config, run_shape = experiment.config, experiment.run_shape
+  flops = config.model.train_flops(run_shape.image_size, run_shape.num_classes)
   return [
     lock,
     NonFinite(
@@ -67,7 +67,7 @@ def default_callbacks(
       began,
       note,
     ),
-    Progress(facts.total_steps, is_shown=jax.process_index() == 0),
+    Progress(run_shape.total_steps, is_shown=jax.process_index() == 0),
     startup,
     SavePredictions(evaluators, experiment.workdir),
   ]

@@ -18,7 +18,7 @@ import jax
 from vit_jax.config import Config, build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.sharding import shardings_of
-from vit_jax.step import Facts, Trainer, TrainState, assemble
+from vit_jax.step import RunShape, Trainer, TrainState, assemble
 
 Form = tuple[TrainState, Callable[[TrainState], TrainState]]
 
@@ -27,13 +27,13 @@ PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
 
 
 def form_of(
-  config: Config, facts: Facts, trainer: Trainer, mesh: jax.sharding.Mesh
+  config: Config, run_shape: RunShape, trainer: Trainer, mesh: jax.sharding.Mesh
 ) -> Callable[[dict[str, Any]], Form]:
   """Returns what tells in which form a checkpoint has the state of a run.
 
   Args:
     config: The run.
-    facts: Facts of its data.
+    run_shape: Sizes of the run.
     trainer: The run's, of which only the state is used.
     mesh: Mesh of the state.
 
@@ -46,7 +46,7 @@ def form_of(
     other = _as_written(config, written.get("config", {}))
     if other == config:
       return trainer.state, lambda state: state
-    state = assemble(other, facts, mesh).state
+    state = assemble(other, run_shape, mesh).state
     like = trainer.state
     if jax.tree.flatten(state) == jax.tree.flatten(like):
       return like, lambda state: state  # only values differ, as of a decay

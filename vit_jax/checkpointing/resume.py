@@ -59,11 +59,11 @@ class Resumed:
     found += resume_rules.errors(self.changes, run.allow_change, run.workdir)
     if not resume_rules.is_allowed("data.dataset", run.allow_change):
       found += self._data_errors()
-    if run.start > run.facts.total_steps:
+    if run.start > run.run_shape.total_steps:
       found.append(
-        f"config.total_steps: got {run.facts.total_steps}, expected at least"
-        f" the {run.start} steps that {run.workdir} has done; or take another"
-        " --workdir."
+        f"config.total_steps: got {run.run_shape.total_steps}, expected at"
+        f" least the {run.start} steps that {run.workdir} has done; or take"
+        " another --workdir."
       )
     return found
 

@@ -55,23 +55,23 @@ class Classification(Objective):
     """See `Objective`."""
     return mixing.paired(batch) if self.mixup or self.cutmix else batch
 
-  def make(self, model, facts):
+  def make(self, model, run_shape):
     """Returns the network and its loss; see `Objective.make`.
 
     Args:
       model: `config.model`.
-      facts: `step.Facts`, of which num_classes is the width of the head.
+      run_shape: `step.RunShape`, of which num_classes is the width of the head.
     """
     import jax.numpy as jnp
 
     from vit_jax.losses import LOSSES, smooth, targets_of
     from vit_jax.models import build
 
-    module = build(model, facts.num_classes)
+    module = build(model, run_shape.num_classes)
     cross_entropy = LOSSES[self.loss]
 
     def examples(batch):
-      targets = targets_of(batch["label"], facts.num_classes)
+      targets = targets_of(batch["label"], run_shape.num_classes)
       return normalise(batch["image"]), smooth(targets, self.label_smoothing)
 
     def loss_fn(params, batch, rng):

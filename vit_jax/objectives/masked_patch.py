@@ -74,7 +74,7 @@ class MaskedPatch(Objective):
           " predicts from the tokens; leave it out, and set it to fine-tune."
         )
 
-  def make(self, model, facts):
+  def make(self, model, run_shape):
     """Returns the network with its own parameters, and the loss.
 
     The loss counts the corrupted patches of the rows that count. Beside it
@@ -82,7 +82,7 @@ class MaskedPatch(Objective):
 
     Args:
       model: `config.model`, with patches of pixels.
-      facts: `step.Facts`, of which image_size is read.
+      run_shape: `step.RunShape`, of which image_size is read.
     """
     import jax
     import jax.numpy as jnp
@@ -91,7 +91,7 @@ class MaskedPatch(Objective):
     from vit_jax.models import build
     from vit_jax.models import masked_patch as lib
 
-    side, (rows, columns) = model.pixel_patch, model.grid(facts.image_size)
+    side, (rows, columns) = model.pixel_patch, model.grid(run_shape.image_size)
     num_cells = {"mean_color": 1, "small": GRID}.get(self.target)
     module = lib.MaskedPatchModel(
       network=build(model, 0),

@@ -58,12 +58,12 @@ class Objective:
     """
     return batch
 
-  def make(self, model: Any, facts: Any) -> tuple[Any, Any]:
+  def make(self, model: Any, run_shape: Any) -> tuple[Any, Any]:
     """Returns the module that is trained, and its loss.
 
     Args:
       model: `config.model`.
-      facts: `step.Facts`.
+      run_shape: `step.RunShape`, the sizes of the run.
 
     Returns:
       module: A `flax.linen.Module`. Called on images [b, h, w, c] in [-1, 1]

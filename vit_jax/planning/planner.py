@@ -45,10 +45,10 @@ def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
   Returns:
     The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
   """
-  facts = with_length(facts_of(config))
-  trainer = step_lib.assemble(config, facts, mesh)
+  run_shape = with_length(run_shape_of(config))
+  trainer = step_lib.assemble(config, run_shape, mesh)
   batch = programs_lib.batch(
-    config.data.batch_size, facts.image_size, (), jnp.int32, mesh
+    config.data.batch_size, run_shape.image_size, (), jnp.int32, mesh
   )
   return trainer.train_step, (trainer.state, batch)
 
@@ -94,8 +94,8 @@ def plan(
     raise ConfigError(texts)
   mesh = sharding.make_mesh(config.mesh, devices)
   step, arguments = lower(config, mesh)
-  facts = facts_of(config)
-  steps, num_chips = facts.total_steps, int(len(devices) * chip.share)
+  run_shape = run_shape_of(config)
+  steps, num_chips = run_shape.total_steps, int(len(devices) * chip.share)
   result: dict[str, Any] = {
     "topology": topology,
     "chips": num_chips,
@@ -130,7 +130,9 @@ def plan(
   }
   result |= hlo.estimate(compiled.as_text(), compiled.cost_analysis(), chip)
   seconds = result["price_seconds"]
-  per_image = config.model.train_flops(facts.image_size, facts.num_classes)
+  per_image = config.model.train_flops(
+    run_shape.image_size, run_shape.num_classes
+  )
   needed = per_image * config.data.batch_size / len(devices)
   images_per_second = config.data.batch_size / seconds
   hours = steps and steps * seconds / 3600
@@ -185,7 +187,7 @@ def errors(config: Config, devices: list) -> list[str]:
   if not texts and has_several_hosts(devices):
     texts = sharding.row_errors(sharding.make_mesh(config.mesh, devices))
   try:
-    steps = facts_of(config).total_steps
+    steps = run_shape_of(config).total_steps
   except (TypeError, ZeroDivisionError):
     return texts  # which say that there is no length, or no batch
   except ValueError as e:
@@ -205,16 +207,16 @@ def has_several_hosts(devices: list) -> bool:
   return len(devices) // len(sharding.slices(devices)) > 8
 
 
-def with_length(facts: step_lib.Facts) -> step_lib.Facts:
-  """Returns the facts with some length, which changes no cost of a step."""
-  steps = facts.total_steps or UNKNOWN_LENGTH
-  return dataclasses.replace(facts, total_steps=steps)
+def with_length(run_shape: step_lib.RunShape) -> step_lib.RunShape:
+  """Returns the sizes with some length, which changes no cost of a step."""
+  steps = run_shape.total_steps or UNKNOWN_LENGTH
+  return dataclasses.replace(run_shape, total_steps=steps)
 
 
-def facts_of(config: Config) -> step_lib.Facts:
-  """Returns the facts of a run without looking at data.
+def run_shape_of(config: Config) -> step_lib.RunShape:
+  """Returns the sizes of a run without opening its data.
 
-  Its total_steps is None where only the data have it.
+  total_steps is None where it depends on data that are not in the table.
 
   Raises:
     ValueError: Neither the config nor `FACTS` states the classes.
@@ -230,7 +232,7 @@ def facts_of(config: Config) -> step_lib.Facts:
   if config.data.dataset in data_facts.FACTS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
       num_examples = splits.num_examples(config.data.split, known.splits)
-  return step_lib.Facts.of(config, num_classes, num_examples)
+  return step_lib.RunShape.of(config, num_classes, num_examples)
 
 
 def plan_programs(
@@ -251,8 +253,8 @@ def plan_programs(
   """
   chip, devices = describe(topology)
   mesh = sharding.make_mesh(config.mesh, devices)
-  facts = with_length(facts_of(config))
-  programs, passes, notes = programs_lib.programs(config, facts, mesh)
+  run_shape = with_length(run_shape_of(config))
+  programs, passes, notes = programs_lib.programs(config, run_shape, mesh)
   evaluating = {p.program for p in passes}
 
   def seconds(name: str, program: Any) -> float | None:

@@ -76,7 +76,7 @@ class Split:
 
 
 def programs(
-  config: Config, facts: step_lib.Facts, mesh: Mesh
+  config: Config, run_shape: step_lib.RunShape, mesh: Mesh
 ) -> tuple[list[Program], list[Passes], list[str]]:
   """Returns what a run compiles, in its order, and how often evaluators use it.
 
@@ -84,16 +84,18 @@ def programs(
 
   Args:
     config: The run.
-    facts: Facts of its data, with a length.
+    run_shape: Sizes of the run, with a length.
     mesh: Mesh that it runs on; its devices need not exist.
 
   Returns:
     The programs; what each evaluator passes through them; and notes on what is
     left out.
   """
-  trainer = step_lib.assemble(config, facts, mesh)
+  trainer = step_lib.assemble(config, run_shape, mesh)
   state = trainer.state
-  rows = batch(config.data.batch_size, facts.image_size, (), jnp.int32, mesh)
+  rows = batch(
+    config.data.batch_size, run_shape.image_size, (), jnp.int32, mesh
+  )
   state_bytes, batch_bytes = per_device(state), WAITING * per_device(rows)
   result = [
     Program("init", trainer.maker(lambda s: s), (), 0),
@@ -132,7 +134,7 @@ def programs(
         predict=trainer.predict,
         mesh=mesh,
         random_params=trainer.init_params,
-        head=Head(facts.num_classes * config.objective.trains_head, None),
+        head=Head(run_shape.num_classes * config.objective.trains_head, None),
         made=made,
       )
     )
@@ -155,7 +157,7 @@ def programs(
             f" images of {options.dataset!r} {unknown} is not known"
           )
         num_batches = sum(-(-n // options.batch_size) for n in numbers)
-        times = num_times(options.every_steps, facts.total_steps)
+        times = num_times(options.every_steps, run_shape.total_steps)
         passes.append(
           Passes(options.name, seen[key], sum(numbers), num_batches, times)
         )

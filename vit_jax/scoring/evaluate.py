@@ -97,7 +97,7 @@ def open_checkpoint(
     config, workdir, scored_weights=file, sources=opened
   )
   mesh = sharding.make_mesh(config.mesh)
-  trainer = step_lib.assemble(config, prepared.facts, mesh)
+  trainer = step_lib.assemble(config, prepared.run_shape, mesh)
   params, report = prepared.fitted_weights()
   params = jax.tree.map(
     lambda new, like: jax.device_put(new, like.sharding),

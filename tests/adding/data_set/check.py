@@ -38,7 +38,7 @@ def main(folder: pathlib.Path) -> None:
     np.save(folder / "data" / split / "images.npy", image.astype(np.uint8))
     np.save(folder / "data" / split / "labels.npy", label)
   run = config(f"npy:{folder}/data")
-  assert experiment.Experiment(run).facts.total_steps == 12 * 40 // 8
+  assert experiment.Experiment(run).run_shape.total_steps == 12 * 40 // 8
   train_and_evaluate(run, str(folder / "run"))
   scores = evaluate(run, str(folder / "run"))
   assert scores["test/count"] == 20 and scores["test/top1"] == 1

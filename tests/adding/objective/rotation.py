@@ -32,7 +32,7 @@ class Rotation(Objective):
         " pixels, expected squares, which can be turned."
       )
 
-  def make(self, model, facts):
+  def make(self, model, run_shape):
     import jax
     import jax.numpy as jnp
 
