@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # ruff: noqa: E402
 from vit_jax.config import cli, model_config
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import facts, splits
+from vit_jax.data import dataset_info, splits
 from vit_jax.families import family, resnet
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -204,7 +204,7 @@ def cost(source: str) -> tuple[int, int, float]:
   """
   args = cli.parse("compute", {}, [f"--config={ROOT}/configs/{source}"])
   config = args.config
-  known = facts.known(config.data.dataset)
+  known = dataset_info.lookup(config.data.dataset)
   batch, steps = config.data.batch_size, config.total_steps
   if steps is None:
     num_examples = splits.num_examples(config.data.split, known.splits)

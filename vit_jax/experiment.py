@@ -19,9 +19,9 @@ from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
+from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
-from vit_jax.data.training import TrainingData
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator

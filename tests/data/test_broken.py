@@ -12,8 +12,8 @@ from kinds import broken, encoded, expected, good, oriented, photo
 from vit_jax.batch import DataError
 from vit_jax.config import defaults, freeze
 from vit_jax.data import decoding, images, ops, pipeline, pixels, sources
+from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.tf_cpu import tf
-from vit_jax.data.training import TrainingData
 
 OPS = "decode|resize((24, 40))"
 KEY = tf.constant([1, 2], tf.int64)

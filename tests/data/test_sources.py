@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax.data import (
   builders,
-  facts,
+  dataset_info,
   fake,
   pipeline,
   sources,
@@ -309,7 +309,10 @@ def test_other_features_are_listed(data_dir):
 
 
 # They are made alike: of each kind one in the quick tests.
-SETS = [*(k for k in facts.FACTS if k != "folder:"), "folder:/nowhere"]
+SETS = [
+  *(k for k in dataset_info.DATASETS if k != "folder:"),
+  "folder:/nowhere",
+]
 FEW = ["imagenet2012", "cifar10", "folder:/nowhere", "vtab:dtd"]
 
 
@@ -318,7 +321,7 @@ FEW = ["imagenet2012", "cifar10", "folder:/nowhere", "vtab:dtd"]
   [pytest.param(k, marks=[pytest.mark.slow] * (k not in FEW)) for k in SETS],
 )
 def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
-  known = fake.facts(dataset)
+  known = fake.dataset_info(dataset)
   for split, count in known.splits.items():
     source = sources.open_source(dataset, split, str(tmp_path), fake=True)
     assert source.num_examples == count
@@ -335,27 +338,29 @@ def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
 
 
 def test_fake_counts_are_those_of_the_data_sets():
-  count = lambda name, split: fake.facts(name).splits[split]
+  count = lambda name, split: fake.dataset_info(name).splits[split]
   assert count("imagenet2012", "train") == 1_281_167
   source = sources.open_source("imagenet21k", "full[51200:]", fake=True)
   assert source.num_examples == 14_197_122 - 51_200
   assert source.num_classes == 21_843
-  assert fake.facts("glyphs/count=300").splits["train"] == 300
-  assert fake.facts("glyphs/size=40").size == (40, 40)
-  assert fake.facts("digits").splits == {"train": 1297, "test": 500}
-  assert fake.facts("mnist").num_classes == 10  # Not in the table.
+  assert fake.dataset_info("glyphs/count=300").splits["train"] == 300
+  assert fake.dataset_info("glyphs/size=40").size == (40, 40)
+  assert fake.dataset_info("digits").splits == {"train": 1297, "test": 500}
+  assert fake.dataset_info("mnist").num_classes == 10  # Not in the table.
 
 
-def test_fake_facts_agree_with_tfds(data_dir):
-  for name, known in facts.FACTS.items():
-    if name in ("imagenet21k", "glyphs") or facts.prefix_of(name):
+def test_dataset_info_agrees_with_tfds(data_dir):
+  for name, known in dataset_info.DATASETS.items():
+    if name in ("imagenet21k", "glyphs") or dataset_info.prefix_of(name):
       continue
     builder = tfds.builder(name, data_dir=data_dir)
     label = tfds_source.find_label(builder.info.features)
     assert len(label.names) == known.num_classes, name
     assert label.is_multilabel == known.is_multilabel, name
   digits = sources.open_source("digits", "train+test", data_dir)
-  assert digits.num_examples == sum(facts.FACTS["digits"].splits.values())
+  assert digits.num_examples == sum(
+    dataset_info.DATASETS["digits"].splits.values()
+  )
 
 
 def test_a_slice_of_fake_data_holds_the_same_records():

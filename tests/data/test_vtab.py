@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax.data import fake, held_out, pipeline, sources, vtab, vtab_source
-from vit_jax.data.digest import digests
+from vit_jax.data import fake, pipeline, sources, vtab, vtab_source
 from vit_jax.data.splits import Span, SplitError
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.vtab import TASKS
+from vit_jax.sweep import splits
 
 # Classes, records of the benchmark's test split, and where val200 begins: the
 # table of the benchmark, and the numbers of its own tests.
@@ -102,7 +102,7 @@ def test_slices_of_joined_parts():
   )
   assert not doctest.testmod(vtab).failed
   assert not doctest.testmod(vtab_source).failed
-  assert not doctest.testmod(held_out).failed
+  assert not doctest.testmod(splits).failed
 
 
 def _depths(*values):
@@ -312,7 +312,7 @@ def test_digest_tells_records_not_their_order(written, small):
 
   def of(split, name="clevr_count"):
     source = sources.open_source(f"vtab:{name}", split, str(folder))
-    return digests({"x": source})["x"]
+    return splits.digests({"x": source})["x"]
 
   assert of("train800")["records"] == 8 == sum(of("train800")["classes"])
   assert of("train800")["sha256"] != of("val200")["sha256"]
@@ -326,13 +326,13 @@ def test_digest_tells_records_not_their_order(written, small):
 def test_records_in_two_splits_are_counted(written, small):
   folder, _ = written
   wanted = {"train": "train800val200", "val": "val200", "test": "test"}
-  found = digests(
+  result = splits.digests(
     {
       name: sources.open_source("vtab:dtd", split, str(folder))
       for name, split in wanted.items()
     }
   )
-  assert [v["shared"] for v in found.values()] == [{}, {"train": 2}, {}]
+  assert [v["shared"] for v in result.values()] == [{}, {"train": 2}, {}]
 
 
 def test_data_of_another_size_are_refused(written):
@@ -351,8 +351,8 @@ def test_data_that_are_not_there(tmp_path):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_fake_records(name):
-  facts = fake.facts(f"vtab:{name}")
-  assert facts.splits == TASKS[name].split_sizes
+  info = fake.dataset_info(f"vtab:{name}")
+  assert info.splits == TASKS[name].split_sizes
   source = sources.open_source(f"vtab:{name}", "val200", fake=True)
   assert source.num_examples == 200
   assert source.num_classes == TASKS[name].num_classes

@@ -13,7 +13,7 @@ from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
 from vit_jax.data import fake, pipeline, sources, tfds_source
 from vit_jax.data.builders import embedded
-from vit_jax.data.facts import Facts
+from vit_jax.data.dataset_info import Info
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.metrics import average_precision
 from vit_jax.train import train_and_evaluate
@@ -263,7 +263,7 @@ def test_few_shots_need_one_class():
 
 
 def test_fake_records_have_none_one_or_two_classes():
-  facts = Facts(5, {"test": 48}, "png", (8, 8), is_multilabel=True)
+  info = Info(5, {"test": 48}, "png", (8, 8), is_multilabel=True)
   source = fake.FakeSource(
     name="x",
     split="test",
@@ -271,11 +271,11 @@ def test_fake_records_have_none_one_or_two_classes():
     num_classes=5,
     is_multilabel=True,
     spans=(fake.splits.Span("test", 0, 48),),
-    facts=facts,
+    info=info,
   )
   counts = source.labels().sum(1)
   assert {*counts.tolist()} == {0, 1, 2} and (counts == 0).sum() == 3
   (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=48)
   np.testing.assert_array_equal(batch["label"], source.labels())
-  voc = fake.facts("voc/2007")
+  voc = fake.dataset_info("voc/2007")
   assert voc.num_classes == 20 and voc.is_multilabel

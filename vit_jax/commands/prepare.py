@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> None:
   """Prepares, and prints what is there now and what was left out."""
   args = parse(argv)
   from vit_jax.data import (  # TensorFlow: seconds
+    dataset_info,
     download_and_prepare,
-    facts,
     imports,
   )
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
 
   try:
     options = _options(args)
-    prefix = facts.prefix_of(args.source)
+    prefix = dataset_info.prefix_of(args.source)
     if prefix in imports.KINDS:
       if not args.name:
         sys.exit("--name: got none, expected a name for the new data set.")

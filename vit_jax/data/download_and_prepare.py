@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.data import tfds_source
 from vit_jax.data.builders import imported
-from vit_jax.data.facts import prefix_of
+from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.imports import KINDS, Options
 from vit_jax.options import nearest
 

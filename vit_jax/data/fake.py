@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.data import builders, splits, tfds_source
 from vit_jax.data.builders import glyphs
-from vit_jax.data.facts import FACTS, Facts, known
+from vit_jax.data.dataset_info import DATASETS, Info, lookup
 from vit_jax.data.source import Record, Source
 from vit_jax.data.tf_cpu import tf
 
@@ -27,7 +27,7 @@ class FakeSource(Source):
   """
 
   spans: tuple[splits.Span, ...]
-  facts: Facts
+  info: Info
 
   def _base_index(self, index):
     """Returns the position in the unsliced split, which decides the content."""
@@ -40,7 +40,7 @@ class FakeSource(Source):
   def load(self, raw: Record) -> Record:
     """See `Source`."""
     base = self._base_index(raw["index"])
-    images = _images(self.num_classes, self.facts.image, self.facts.size)
+    images = _images(self.num_classes, self.info.image, self.info.size)
     return {
       "image": tf.gather(images, base % len(images)),
       "label": tf.cast(_label(base, self), self.label_spec.dtype),
@@ -56,34 +56,34 @@ class FakeSource(Source):
 
 
 def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
-  """Opens fake records for a data set of `FACTS`, or that TFDS knows.
+  """Opens fake records for a data set of `DATASETS`, or that TFDS knows.
 
   Raises:
     ValueError: Unknown data set or split.
   """
-  found = facts(dataset, data_dir)
-  spans = splits.parse_split(split, found.splits)
+  info = dataset_info(dataset, data_dir)
+  spans = splits.parse_split(split, info.splits)
   return FakeSource(
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
-    num_classes=found.num_classes,
-    is_multilabel=found.is_multilabel,
+    num_classes=info.num_classes,
+    is_multilabel=info.is_multilabel,
     spans=spans,
-    facts=found,
+    info=info,
   )
 
 
-def facts(dataset: str, data_dir: str | None = None) -> Facts:
+def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
   """Returns what is known of a data set without its records.
 
   Raises:
     ValueError: Unknown data set.
   """
-  found = known(dataset)
-  if found and found.num_classes:
-    return found
-  builder = tfds_source.find_builder(dataset, data_dir, known=FACTS)
+  info = lookup(dataset)
+  if info and info.num_classes:
+    return info
+  builder = tfds_source.find_builder(dataset, data_dir, known=DATASETS)
   tfds_source.check_features(dataset, builder)
   label = tfds_source.find_label(builder.info.features)
   num_classes = len(label.names)
@@ -93,11 +93,11 @@ def facts(dataset: str, data_dir: str | None = None) -> Facts:
       "train": config.count,
       "validation": glyphs.num_validation(config.count),
     }
-    return Facts(num_classes, sizes, "png", (config.size, config.size))
+    return Info(num_classes, sizes, "png", (config.size, config.size))
   sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
   # TFDS knows the sizes only once it has prepared the data.
   guess = {"train": 10_000, "validation": 1000, "test": 1000}
-  return Facts(num_classes, sizes or guess, is_multilabel=label.is_multilabel)
+  return Info(num_classes, sizes or guess, is_multilabel=label.is_multilabel)
 
 
 def _label(base, source: FakeSource):

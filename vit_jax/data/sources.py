@@ -11,7 +11,7 @@ from vit_jax.data import (
   vtab,
   vtab_source,
 )
-from vit_jax.data.facts import prefix_of
+from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 

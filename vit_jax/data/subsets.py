@@ -12,9 +12,9 @@ import hashlib
 
 import numpy as np
 
-from vit_jax.data.columns import labels_of
 from vit_jax.data.source import PARALLEL, Record, Source
 from vit_jax.data.tf_cpu import as_is, tf
+from vit_jax.data.tfds_records import labels_of
 
 _BATCH = 1024  # Records collected at a time, where none is decoded.
 # Constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from vit_jax.config import Config
-from vit_jax.data import facts
+from vit_jax.data import dataset_info
 
 # Images per second of one core in use, from JPEGs like those of ImageNet to
 # batches of 224 px: docs/receipts.jsonl, "input_quiet". Two rates, measured in
@@ -26,7 +26,7 @@ def rate(config: Config) -> tuple[float | None, str]:
   Returns:
     (None, reason) for images that are no JPEGs: no rate was measured.
   """
-  known = facts.known(config.data.dataset)
+  known = dataset_info.lookup(config.data.dataset)
   if known and known.image != "jpeg":
     return None, f"no rate is measured for {known.image}; give --input_rate"
   plain, augmented = RATES

@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from vit_jax import sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
-from vit_jax.data import facts as data_facts
-from vit_jax.data import splits
+from vit_jax.data import dataset_info, splits
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
 from vit_jax.planning.topology import describe
@@ -219,9 +218,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   total_steps is None where it depends on data that are not in the table.
 
   Raises:
-    ValueError: Neither the config nor `FACTS` states the classes.
+    ValueError: Neither the config nor `DATASETS` states the classes.
   """
-  known = data_facts.known(config.data.dataset)
+  known = dataset_info.lookup(config.data.dataset)
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
     raise ValueError(
@@ -229,7 +228,7 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
       " only the data tell; set it."
     )
   num_examples = None
-  if config.data.dataset in data_facts.FACTS:  # those of others may change
+  if config.data.dataset in dataset_info.DATASETS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
       num_examples = splits.num_examples(config.data.split, known.splits)
   return step_lib.RunShape.of(config, num_classes, num_examples)

@@ -20,8 +20,7 @@ from vit_jax import step as step_lib
 from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import facts as data_facts
-from vit_jax.data import splits
+from vit_jax.data import dataset_info, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
@@ -205,9 +204,11 @@ def num_times(every_steps: int, total_steps: int) -> int:
 
 def split(dataset: str, name: str) -> Split | None:
   """Returns what is known of a split without its data; None: nothing."""
-  known = data_facts.known(dataset)
+  known = dataset_info.lookup(dataset)
   # What is known of a prefix is that of its fake data.
-  is_fake = data_facts.prefix_of(dataset) and dataset not in data_facts.FACTS
+  is_fake = (
+    dataset_info.prefix_of(dataset) and dataset not in dataset_info.DATASETS
+  )
   if known is None or is_fake or not known.num_classes:
     return None
   number = 0

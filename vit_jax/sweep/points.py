@@ -22,9 +22,9 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.checks import errors as config_errors
-from vit_jax.data.held_out import joined, num_shared
 from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
+from vit_jax.sweep.splits import joined, num_shared
 from vit_jax.writers import atomic_files
 
 HELD_OUT = "val"  # name of the evaluator that chooses
@@ -326,7 +326,7 @@ def other_records(
   scored in the end may change until then.
 
   Args:
-    known: What `data.digest.digests` returned when the search began; {}: it
+    known: What `splits.digests` returned when the search began; {}: it
       begins now.
     current: What it returns now, of the same splits and more.
     folder: Folder of the search.

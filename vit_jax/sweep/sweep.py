@@ -17,7 +17,6 @@ from vit_jax import experiment, malloc, missing_data, train
 from vit_jax.callbacks import startup
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, ConfigError, cli, json_file
-from vit_jax.data.digest import digests
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
 from vit_jax.sweep import table
@@ -34,6 +33,7 @@ from vit_jax.sweep.points import (
   pinned,
   points,
 )
+from vit_jax.sweep.splits import digests
 from vit_jax.writers import atomic_files, run_info
 from vit_jax.writers.metric_writer import read_metrics
 

@@ -187,7 +187,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
   """Returns a sentence for each split whose records differ from the other's.
 
   Args:
-    ours: Name -> what `data.digest.digests` returns.
+    ours: Name -> what `splits.digests` returns.
     theirs: The same of another run.
   """
   sentences = []
