@@ -41,9 +41,8 @@ DATASETS = {
     102, {"train": 1020, "validation": 1020, "test": 6149}
   ),
   "digits": Info(10, {"train": 1297, "test": 500}, "png", (8, 8)),
-  "glyphs": Info(
-    0, {}, "png"
-  ),  # it depends on the options: `fake.dataset_info`
+  # That of glyphs depends on its options: see `fake.dataset_info`.
+  "glyphs": Info(0, {}, "png"),
   "folder:": Info(10, {"train": 1000, "val": 100}),
   **{
     vtab.PREFIX + name: Info(t.num_classes, t.split_sizes, t.image, t.size)
