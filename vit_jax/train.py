@@ -150,7 +150,6 @@ def train_and_evaluate(
       start,
       config=config,
       evals=experiment.evals,
-      saved=saved,
       writer=writer,
       note=note,
       check_owner=lock.check,
@@ -158,8 +157,7 @@ def train_and_evaluate(
     stack.enter_context(log)
 
     def metadata_at(step: int) -> dict:
-      states = hooks.state_dict(step)
-      return {**metadata, "step": step, **states, **log.state_dict(step)}
+      return {**metadata, "step": step, **hooks.state_dict(step)}
 
     run_info.write_json(workdir, "metadata.json", metadata_at(start))
 

@@ -287,7 +287,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
         if other.endswith("l")
         else atomic_files.read_json
       )
-      told += bool(read(epath.Path(workdir) / other).errors)
+      told += bool(read(epath.Path(workdir) / other)[1])
     resume_rules.read(str(workdir))
     with contextlib.suppress(ValueError):
       runs_lib.find_runs(workdir)

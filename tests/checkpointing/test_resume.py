@@ -168,7 +168,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   assert (
     f"metrics.jsonl: line {line}: a list; left out; line {line + 1}: " in err
   )
-  assert f"line {line + 3}: cut off; left out" in err
+  assert f"line {line + 3}: cut off or damaged; left out" in err
   assert "config.json: got no JSON (" in err
   assert "the config in the checkpoint is taken for it" in err
   assert "changed  " not in err and resume_rules.read(folder) == trail

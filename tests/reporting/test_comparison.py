@@ -199,7 +199,7 @@ def test_a_line_cut_off_is_named(tmp_path):
   with (_write(tmp_path / "a") / "metrics.jsonl").open("ab") as file:
     file.write(b'{"step": 3, "ti\xff')
   path = report.write_report(str(tmp_path / "a"))
-  text = "Not read: 1 line of the metrics of a, cut off or damaged (line 3)."
+  text = "Not read: line 3 of the metrics of a, cut off or damaged."
   assert text in _text(path)
 
 

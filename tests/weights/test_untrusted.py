@@ -192,13 +192,6 @@ def test_json_that_is_none(text, message):
   assert message in str(e.value) and str(e.value).startswith("a.json: got ")
 
 
-def test_lines_of_json(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_bytes(b'{"a": 1}\n\n[1]\n{\xff}\n{"a": 2}\n{"a"')
-  rows = [(1, {"a": 1}), (3, None), (4, None), (5, {"a": 2}), (6, None)]
-  assert list(json_file.lines(path)) == rows
-
-
 def write_npz(folder):
   np.savez(folder / "x.npz", **google.write(params()))
 

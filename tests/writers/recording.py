@@ -19,16 +19,19 @@ class Recorder:
     self.made.append(self)
 
   @staticmethod
-  def errors():
+  def error():
     return None
 
   def write_hparams(self, hparams):
     self.hparams = hparams
 
-  def write_scalars(self, step, scalars, time):
-    self.rows.append({"step": step, "time": time, **scalars})
+  def write_scalars(self, step, scalars):
+    self.rows.append({"step": step, **scalars})
 
-  def close(self, state):
+  def flush(self):
+    pass
+
+  def close(self, state="finished"):
     self.state = state
 
 

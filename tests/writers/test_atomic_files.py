@@ -1,5 +1,6 @@
-"""Small files: odd bytes are named, a full disk is told and waited for."""
+"""Small files: damaged lines are numbered, a full disk is waited for."""
 
+import doctest
 import errno
 import json
 import math
@@ -20,53 +21,42 @@ from vit_jax.writers.atomic_files import Records, WriteError
 
 
 @pytest.mark.parametrize(
-  "line, what",
+  "line",
   [
-    (b"\0\0\0\0", "Expecting value at 0"),
-    (b'{"step": 2, "a', "Unterminated string starting at at 12"),
-    (b'{"step": 2, "a": "\xff"}', "bytes that are no UTF-8, at 18"),
-    (b"[1, 2]", "a list"),
-    (b"null", "a NoneType"),
-    (b'{"a": 1}', "no step"),
-    (b'{"step": "2"}', "no step"),
-    (b'{"step": 2.5}', "no step"),
-    (b'{"step": true}', "no step"),
-    (b'{"step": -1}', "no step"),
-    (b"[" * 100_000, "too many brackets"),
-    (b'{"step": ' + b"9" * 5000 + b"}", "Exceeds the limit (4300 digits)"),
+    b"\0\0\0\0",
+    b'{"step": 2, "a',
+    b'{"step": 2, "a": "\xff"}',
+    b'{"step": 2, "a": "x"}',
+    b'{"step": 2, "a": null}',
+    b'{"step": 2, "a": true}',
+    b'{"step": 2, "a": {"b": 1}}',
+    b'{"step": 2, "time": NaN}',
+    b"[1, 2]",
+    b"null",
+    b'{"a": 1}',
+    b'{"step": "2"}',
+    b'{"step": 2.5}',
+    b'{"step": true}',
+    b'{"step": -1}',
+    b'{"step": ' + b"9" * 30 + b"}",
+    b'{"step": ' + b"9" * 5000 + b"}",
+    b"[" * 100_000,
   ],
 )
-def test_odd_lines_are_numbered_and_left_out(tmp_path, line, what):
+def test_damaged_lines_are_numbered_and_left_out(tmp_path, line):
   path = epath.Path(tmp_path) / "metrics.jsonl"
+  assert atomic_files.read_rows(path) == ([], [])
   path.write_bytes(b'{"step": 1, "a": 1.5}\n' + line + b'\n\n{"step": 3}\n')
-  rows, errors = atomic_files.read_rows(path)
-  assert rows == [{"step": 1, "a": 1.5}, {"step": 3}]
-  (error,) = errors
-  assert error.startswith(f"{path}: line 2: {what}")
-  assert error.endswith("; left out")
+  rows = [{"step": 1, "a": 1.5}, {"step": 3}]
+  assert atomic_files.read_rows(path) == (rows, [2])
   path.write_bytes(b'{"step": 1}\n' + line)  # the process died meanwhile
-  rows, (error,) = atomic_files.read_rows(path)
-  assert rows == [{"step": 1}] and error == f"{path}: line 2: cut off; left out"
+  assert atomic_files.read_rows(path) == ([{"step": 1}], [2])
 
 
-def test_odd_values_are_named(tmp_path):
-  path = epath.Path(tmp_path) / "metrics.jsonl"
-  path.write_text(
-    '{"step": 1, "a": NaN, "b": -Infinity, "c": 1}\n'
-    '{"step": 2, "a": "x", "b": null, "c": {"d": 1}, "e": true, "f": 2}\n'
-  )
-  rows, (error,) = atomic_files.read_rows(path)
-  assert math.isnan(rows[0]["a"]) and rows[0]["c"] == 1
-  assert rows[1] == {"step": 2, "f": 2}
-  assert error == (
-    f"{path}: line 1: a, b: not finite; line 2: a, b, c: no number; left out"
-  )
-  path.write_text("x\n" * 100)
-  assert atomic_files.read_rows(path).errors[0].endswith("; and 95 more")
-  assert atomic_files.read_rows(path.parent / "missing") == ([], [])
-  assert atomic_files.read_rows(path.parent).errors == [
-    f"{path.parent}: cannot be read (Is a directory)"
-  ]
+def test_values_need_not_be_finite():
+  (row,), damaged = atomic_files.parse_rows(b'{"step": 1, "a": NaN, "b": 2}')
+  assert math.isnan(row.pop("a")) and row == {"step": 1, "b": 2}
+  assert not damaged
 
 
 @pytest.mark.parametrize(
@@ -157,21 +147,21 @@ class _Disk:
 
 
 def test_records_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
-  disk, said = _Disk(monkeypatch), []
+  disk, notes = _Disk(monkeypatch), []
   path = epath.Path(tmp_path) / "metrics.jsonl"
-  lines = Records(path, b"0\n", said.append)
+  lines = Records(path, b"0\n", notes.append)
   lines.append(b"11\n")
   disk.is_full = True
   for line in (b"22\n", b"33\n", b"44\n"):
     lines.append(line)
-  assert path.read_text().startswith("0\n11\n") and len(said) == 1
+  assert path.read_text().startswith("0\n11\n") and len(notes) == 1
   assert (
-    "(No space left on device): the run goes on, and its records" in said[0]
+    "(No space left on device): the run goes on, and its records" in notes[0]
   )
   disk.is_full = False
   lines.append(b"55\n")
   assert path.read_text() == "0\n11\n22\n33\n44\n55\n"
-  assert said[1:] == [f"file        {path}: 4 records written again"]
+  assert notes[1:] == [f"file        {path}: 4 records written again"]
   assert lines.close() is None
 
 
@@ -225,3 +215,7 @@ def test_a_file_that_someone_deleted_is_begun_again(tmp_path):
   path.parent.rmtree()
   lines.append(b"3")
   assert not path.parent.exists()  # no half a run
+
+
+def test_examples():
+  assert doctest.testmod(atomic_files).failed == 0

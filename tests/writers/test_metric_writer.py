@@ -148,28 +148,10 @@ def test_a_stop_ends_the_wait_for_scores(tmp_path):
     log.write_later(1, few.score, 1)
     threading.Timer(0.1, stop.set).start()
     log.flush(until=stop.is_set)
-    assert _read(tmp_path) == [] and log.state_dict(2) == {"rows": 1}
+    assert _read(tmp_path) == []
     few.go.set()
     log.flush()
     assert _read(tmp_path) == [(1, "few/x")]
-
-
-def test_rows_that_a_checkpoint_counts_and_nobody_has_are_named(tmp_path):
-  few, val = Slow("few"), Slow("val")
-  with _log(tmp_path) as log:
-    log.write(1, {"train/loss": 1.0})
-    log.write_later(2, few.score, 1)
-    log.write(3, {"train/loss": 1.0})
-    log.write_later(3, val.score, 1)
-    # The run that resumes at 3 computes that of val.
-    assert log.state_dict(3) == {"rows": 3}
-  few.go.set()  # killed before
-  val.go.set()
-  notes = []
-  for expected in (3, 1):
-    _log(tmp_path, 3, note=notes.append, saved={"rows": expected}).close()
-  (line,) = notes
-  assert line.startswith("rows        2 up to step 3 are not in metrics.jsonl")
 
 
 def test_an_error_of_the_scores_is_raised_in_the_loop(tmp_path):
@@ -181,12 +163,13 @@ def test_an_error_of_the_scores_is_raised_in_the_loop(tmp_path):
 
 def test_only_process_0_writes_and_scores(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  with _log(tmp_path, writer=Recording()) as log:
+  writer = Recording()
+  with _log(tmp_path, writer=writer) as log:
     log.write(3, {"train/loss": 1.0})
     log.write_later(3, lambda _: pytest.fail("must not be called"), 0.0)
     log.flush()
   assert not list(tmp_path.iterdir())
-  assert log._user_writer.calls == ["close"]
+  assert writer.calls == ["close"]
 
 
 class Recording:

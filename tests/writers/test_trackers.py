@@ -1,5 +1,6 @@
 """Trackers: what they get, and what their failures do to a run."""
 
+import doctest
 import json
 import os
 import pathlib
@@ -42,7 +43,7 @@ def test_what_a_tracker_gets(tmp_path, recorder):
     log.write(3, {"val/top1": 0.5})
     log.write(5, {"train/loss": 2.0})
   (it,) = recorder.made
-  assert it.rows == read_metrics(str(tmp_path / "b16"))
+  assert it.rows == without_time(read_metrics(str(tmp_path / "b16")))
   assert it.name == "b16" and it.given_id is None
   assert it.hparams == flat(to_dict(CONFIG))
   assert it.hparams["data.batch_size"] == 4096
@@ -60,7 +61,7 @@ def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
     log.write(14, {"train/loss": 0.8})
   first, second = recorder.made
   assert second.given_id == first.id == "id0"
-  assert without_time(first.rows + second.rows) == [
+  assert first.rows + second.rows == [
     {"step": 10, "train/loss": 1.0},
     {"step": 12, "train/loss": 0.9},
     {"step": 12, "train/loss": 0.9},
@@ -71,7 +72,7 @@ def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
     log.write(12, {"train/loss": 0.7})
   third = recorder.made[2]
   assert third.given_id is None
-  assert without_time(third.rows) == [{"step": 12, "train/loss": 0.7}]
+  assert third.rows == [{"step": 12, "train/loss": 0.7}]
 
 
 def test_a_tracker_that_joins_late_gets_all(tmp_path, recorder):
@@ -81,29 +82,12 @@ def test_a_tracker_that_joins_late_gets_all(tmp_path, recorder):
   with _log(tmp_path, 10) as log:
     log.write(12, {"train/loss": 0.9})
   (it,) = recorder.made
-  assert it.rows == read_metrics(str(tmp_path))
+  assert it.rows == without_time(read_metrics(str(tmp_path)))
 
 
-def test_the_run_of_before_is_forgotten_by_a_new_one(
-  tmp_path, recorder, monkeypatch
-):
-  """Also where the service has not opened the new one when it is killed."""
-  with _log(tmp_path) as log:
-    log.write(10, {"train/loss": 0.5})
-  with monkeypatch.context() as m:
-    m.setattr(trackers, "CLOSE_SECONDS", 0)
-    m.setattr(recorder, "__init__", lambda *_: time.sleep(99))
-    with _log(tmp_path) as log:
-      log.write(10, {"train/loss": 0.5})
-  with _log(tmp_path, 10) as log:
-    log.write(20, {"train/loss": 0.5})
-  assert recorder.made[-1].given_id is None
-  assert [r["step"] for r in recorder.made[-1].rows] == [10, 20]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"id": null}', '{"name": 1}'])
-def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
-  """What the tracker gets is another run, with every row."""
+@pytest.mark.parametrize("text", ["", "[]", '{"id": null}'])
+def test_a_damaged_id_begins_another_run(tmp_path, recorder, text):
+  """It gets every row."""
   notes = []
   with _log(tmp_path, note=notes.append) as log:
     log.write(10, {"train/loss": 1.0})
@@ -111,8 +95,8 @@ def test_a_damaged_file_stops_nothing(tmp_path, recorder, text):
   with _log(tmp_path, 10, notes.append) as log:
     log.write(12, {"train/loss": 0.9})
   again = recorder.made[1]
-  assert again.given_id is None and again.rows == read_metrics(str(tmp_path))
-  assert any("wandb.json cannot be read" in note for note in notes)
+  assert again.given_id is None
+  assert again.rows == without_time(read_metrics(str(tmp_path)))
 
 
 def test_an_id_that_cannot_be_written(tmp_path, recorder):
@@ -123,7 +107,10 @@ def test_an_id_that_cannot_be_written(tmp_path, recorder):
     for step in (10, 20):
       log.write(step, {"train/loss": 0.5})
   (it,) = recorder.made
-  assert it.rows == read_metrics(str(tmp_path)) and it.state == "finished"
+  assert (
+    it.rows == without_time(read_metrics(str(tmp_path)))
+    and it.state == "finished"
+  )
   assert sorted(n.partition(":")[0] for n in notes) == [
     "wandb       failed",
     "wandb       in memory",
@@ -147,10 +134,10 @@ def test_a_failure_is_printed_once_and_stops_nothing(
 ):
   write = recorder.write_scalars
 
-  def write_scalars(self, step, scalars, time):
+  def write_scalars(self, step, scalars):
     if step in (2, 3):
       raise ConnectionError("no route to host\nmore")
-    write(self, step, scalars, time)
+    write(self, step, scalars)
 
   monkeypatch.setattr(recorder, "write_scalars", write_scalars)
   notes = []
@@ -161,9 +148,8 @@ def test_a_failure_is_printed_once_and_stops_nothing(
   assert [r["step"] for r in read_metrics(str(tmp_path))] == [1, 2, 3, 4]
   assert notes == [
     "wandb       in memory",
-    "wandb       failed: ConnectionError: no route to host. The run goes on"
-    " without it where it must; metrics.jsonl has every row.",
-    "wandb       lacks 2 rows; metrics.jsonl has them all.",
+    "wandb       failed: ConnectionError: no route to host. The run goes on,"
+    " with or without this tracker; metrics.jsonl has every row.",
   ]
 
 
@@ -175,8 +161,8 @@ def test_one_that_cannot_begin(tmp_path, recorder):
   notes = []
   with _log(tmp_path, note=notes.append) as log:
     log.write(1, {"train/loss": 2.0})
-  assert notes[0].startswith("wandb       failed: ValueError: quota exceeded. ")
-  assert notes[1:] == ["wandb       lacks 1 rows; metrics.jsonl has them all."]
+  (note,) = notes
+  assert note.startswith("wandb       failed: ValueError: quota exceeded. ")
   assert not (tmp_path / "trackers").exists()
 
 
@@ -205,10 +191,8 @@ def test_packages_that_are_missing(monkeypatch):
   ]
 
 
-def test_names_that_mlflow_refuses():
-  allowed = trackers.MLflow._allowed
-  assert allowed("few/l2=1024/5shot") == "few/l2_1024/5shot"
-  assert allowed("a b-c.d:e_f") == "a b-c.d:e_f"
+def test_examples():
+  assert doctest.testmod(trackers).failed == 0
 
 
 # The libraries themselves, without a network.
@@ -258,7 +242,7 @@ def in_wandb(workdir):
   """Returns what `wandb sync` would send: rows, ids and exit codes."""
   from wandb.proto import wandb_internal_pb2
 
-  found, ids, exits = [], set(), []
+  rows, ids, exits = [], set(), []
   for path in sorted((workdir / "wandb").glob("offline-run-*/*.wandb")):
     for data in records(path):
       record = wandb_internal_pb2.Record.FromString(data)
@@ -268,12 +252,12 @@ def in_wandb(workdir):
           i.key or "/".join(i.nested_key): json.loads(i.value_json)
           for i in record.history.item
         }
-        found.append({k: v for k, v in row.items() if not k.startswith("_")})
+        rows.append({k: v for k, v in row.items() if not k.startswith("_")})
       elif kind == "run":
         ids.add(record.run.run_id)
       elif kind == "exit":
         exits.append(record.exit.exit_code)
-  return found, ids, exits
+  return rows, ids, exits
 
 
 def in_mlflow():
@@ -282,12 +266,12 @@ def in_mlflow():
   client = MlflowClient()
   experiment = client.get_experiment_by_name("vit_jax")
   (run,) = client.search_runs([experiment.experiment_id])
-  found = [
+  rows = [
     {"step": m.step, name: m.value}
     for name in run.data.metrics
     for m in client.get_metric_history(run.info.run_id, name)
   ]
-  return found, run
+  return rows, run
 
 
 @pytest.mark.nightly
@@ -312,20 +296,21 @@ def test_both_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   # Steps 9 to 12 were computed twice, to the same bit.
   expected = cut | rows
   num_values = len(cut) + sum(step > 8 for step, *_ in rows)
-  in_both = {r[:2] for r in cut & rows}
-  assert (12, "train/loss") in in_both
+  assert (12, "train/loss") in {r[:2] for r in cut & rows}
 
-  found, ids, exits = in_wandb(workdir)
-  assert flat_metrics(found) == expected
-  assert sum(len(r) - 1 for r in found) == num_values
+  logged, ids, exits = in_wandb(workdir)
+  assert flat_metrics(logged) == expected
+  assert sum(len(r) - 1 for r in logged) == num_values
   assert len(ids) == 1 and exits == [1, 0]
 
-  found, run = in_mlflow()
-  allowed = trackers.MLflow._allowed
+  logged, run = in_mlflow()
   assert {
-    (step, name, np.float64(value)) for step, name, value in flat_metrics(found)
-  } == {(step, allowed(name), value) for step, name, value in expected}
-  assert len(found) == num_values
+    (step, name, np.float64(value))
+    for step, name, value in flat_metrics(logged)
+  } == {
+    (step, trackers.mlflow_name(name), value) for step, name, value in expected
+  }
+  assert len(logged) == num_values
   assert run.info.status == "FINISHED" and run.info.run_name == "run"
   assert run.data.params["data.dataset"] == "digits"
   assert run.data.params["evals.few.shots"] == "[1, 5]"
@@ -335,12 +320,12 @@ def test_both_have_the_numbers_of_a_run(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("offline")
 def test_rows_are_in_the_file_of_wandb_before_a_kill(tmp_path):
   it = trackers.WandB(str(tmp_path), "run", None)
-  it.write_scalars(1, {"train/loss": 2.0}, 0.0)
+  it.write_scalars(1, {"train/loss": 2.0})
   end = time.monotonic() + 5
-  while not (found := in_wandb(tmp_path)[0]) and time.monotonic() < end:
+  while not (rows := in_wandb(tmp_path)[0]) and time.monotonic() < end:
     time.sleep(0.1)
   it.close("stopped")
-  assert found == [{"step": 1, "train/loss": 2.0}]
+  assert rows == [{"step": 1, "train/loss": 2.0}]
 
 
 @pytest.mark.slow

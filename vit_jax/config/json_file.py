@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from etils import epath
@@ -108,24 +107,6 @@ def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
       " what is wrong."
     )
   return result
-
-
-def lines(
-  path: str | os.PathLike,
-) -> Iterator[tuple[int, dict[str, Any] | None]]:
-  """Yields the number, from 1, and the object of each line that is not blank.
-
-  The object is None where the line holds none.
-  """
-  with epath.Path(path).open("rb") as stream:
-    for number, line in enumerate(stream, 1):
-      if not line.strip():
-        continue
-      try:
-        value = json.loads(line)
-      except (RecursionError, ValueError):
-        value = None
-      yield number, value if isinstance(value, dict) else None
 
 
 def is_number(value: Any) -> bool:

@@ -11,8 +11,8 @@ from vit_jax.reporting.charts import ChartFiles, Line
 from vit_jax.reporting.page import breakable, missing, share, states, table
 from vit_jax.reporting.run_state import remarks, state
 from vit_jax.reporting.runs import Run
+from vit_jax.writers.atomic_files import lines_text
 
-MOST_NUMBERS = 5  # of lines that could not be read
 NONE = "—"
 
 
@@ -21,20 +21,12 @@ def states_section(runs: Sequence[Run]) -> str:
   rows = [(r.name if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs]
   shown = states(rows, is_numbered=len(runs) > tables.MOST_COLUMNS)
   unread = [
-    f"{len(r.unread)} line{'s' * (len(r.unread) > 1)} of the metrics of"
-    f" {r.name}, cut off or damaged ({_numbers(r.unread)})"
+    f"{lines_text(r.unread)} of the metrics of {r.name}, cut off or damaged"
     for r in runs
     if r.unread
   ]
   note = f"Not read: {breakable('; '.join(unread))}."
   return shown + (f'<p class="missing">{note}</p>' if unread else "")
-
-
-def _numbers(lines: Sequence[int]) -> str:
-  """Returns the first of them, and how many there are more."""
-  more = len(lines) - MOST_NUMBERS
-  first = ", ".join(f"{n:,}" for n in lines[:MOST_NUMBERS])
-  return f"line {first}" + f" and {more:,} more" * (more > 0)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The files of runs, whatever became of them, read without jax."""
+"""The files of runs, whatever became of them."""
 
 import dataclasses
 import functools
@@ -8,13 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from etils import epath
+
 from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.config.json_file import is_number
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
+from vit_jax.writers import atomic_files
+from vit_jax.writers.metric_writer import METRICS
 
-METRICS = "metrics.jsonl"
 LOSS = "train/loss"
 PROBES = "probes"  # folder, by vit_jax.scoring.probes
 # Metrics that tell evaluators apart, whatever their kind.
@@ -22,98 +25,6 @@ TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
 # Where the options of a task of VTAB are chosen: trained on, and held out.
 VTAB = ("train800", "val200")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Model:
-  variant: str | None = None
-  width: int | None = None
-  depth: int | None = None
-  mlp_dim: int | None = None
-  num_heads: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Data:
-  dataset: str | None = None
-  split: str | None = None
-  batch_size: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Optim:
-  name: str | None = None
-  lr: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-  kind: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Config:
-  """Types of what is read of config.json, of any version."""
-
-  total_steps: int | None = None
-  total_epochs: float | None = None
-  init: str | None = None
-  model: _Model = _Model()
-  objective: _Kind = _Kind()
-  data: _Data = _Data()
-  optim: _Optim = _Optim()
-  evals: dict[str, _Kind] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Change:
-  step: int | None = None
-  key: str | None = None
-  by: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Account:
-  images_seen: float | None = None
-  flops: float | None = None
-  exaflops: float | None = None
-  device_hours: float | None = None
-  init: dict = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Metadata:
-  """Types of what is read of metadata.json; `accounting.KEY` is a name."""
-
-  config: _Config = _Config()
-  image_size: tuple[int, int] | None = None
-  grid: tuple[int, int] | None = None
-  num_classes: int | None = None
-  class_names: tuple[str, ...] | None = None
-  num_params: int | None = None
-  num_examples: int | None = None
-  data_given: str | None = None
-  total_steps: int | None = None
-  step: int | None = None
-  devices: str | None = None
-  versions: dict[str, str] = dataclasses.field(default_factory=dict)
-  changes: tuple[_Change, ...] = ()
-  accounting: _Account = _Account()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Process:
-  """Types of what is read of process.json."""
-
-  id: str | None = None
-  host: str | None = None
-  machine: str | None = None
-  processes: int | None = None
-  pid: int | None = None
-  ticks: int | None = None
-  began: float | None = None
-  ended: float | None = None
-  how: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +43,7 @@ class Run:
   path: pathlib.Path
   config: dict[str, Any]
   metadata: dict[str, Any]
-  rows: list[dict[str, Any]]
+  rows: list[atomic_files.Row]
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
   unread: Sequence[int] = ()
 
@@ -457,48 +368,19 @@ def _is_run(path: pathlib.Path) -> bool:
 
 
 def _read(path: pathlib.Path, name: str) -> Run:
-  metadata = _checked(path / "metadata.json", _Metadata)
-  config = _checked(path / "config.json", _Config)
-  rows, unread = _rows(path / METRICS)
+  """Reads a run.
+
+  Raises:
+    ValueError: One of its files is damaged.
+  """
+  metadata = json_file.read(path / "metadata.json")
+  rows, unread = atomic_files.read_rows(epath.Path(path / METRICS))
   return Run(
     name,
     path,
-    config or metadata.get("config") or {},
+    json_file.read(path / "config.json") or metadata.get("config") or {},
     metadata,
     rows,
-    _checked(path / run_record.FILE, _Process),
+    run_record.read(path / run_record.FILE),
     unread,
-  )
-
-
-def _checked(file: pathlib.Path, types: type) -> dict[str, Any]:
-  """Returns the contents of a file, {} if there is none.
-
-  Raises:
-    ValueError: They are of other types than the fields of the dataclass.
-  """
-  values = json_file.read(file)
-  json_file.build(types, values, str(file))
-  return values
-
-
-def _rows(file: pathlib.Path) -> tuple[list[dict[str, Any]], list[int]]:
-  """Returns the rows of metrics, and the numbers of lines that are none."""
-  rows, unread = [], []
-  for number, row in json_file.lines(file) if file.exists() else ():
-    if row is not None and _is_row(row):
-      rows.append(row)
-    else:
-      unread.append(number)  # the process died meanwhile, or it is damaged
-  return rows, unread
-
-
-def _is_row(row: dict[str, Any]) -> bool:
-  """Whether these are numbers by name, with a step that is whole."""
-  is_real = lambda v: isinstance(v, int | float) and not isinstance(v, bool)
-  return (
-    isinstance(row.get("step"), int)
-    and row["step"] >= 0
-    and is_number(row.get("time", 0))
-    and all(map(is_real, row.values()))
   )

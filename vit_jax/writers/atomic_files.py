@@ -1,7 +1,7 @@
-"""The small files of a run: written whole or not at all, read whatever is left.
+"""The small files of a run: written whole or not at all, read where damaged.
 
-Readers never raise for what a file holds: they return what can be read, and a
-text for each thing that cannot. Nothing here imports jax.
+Readers do not raise for what a file holds: they return what can be read, and
+what is damaged. Nothing here imports jax.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -19,7 +19,7 @@ from vit_jax.config import json_file
 
 MAX_WAITING = 10_000  # records in memory, for a disk that is full
 UPLOAD_SECONDS = 30.0  # between two of a file; stores limit how many
-MAX_SHOWN = 5  # odd lines, one by one
+MAX_SHOWN = 5  # damaged lines, by their numbers
 # A line of metrics.jsonl: "step", "time" in seconds since the epoch, metrics.
 Row = dict[str, int | float]
 
@@ -29,14 +29,22 @@ class WriteError(OSError):
 
 
 class Read(NamedTuple):
-  """What was read of a file.
+  """What was read of a JSON file: {} and an error where it is damaged."""
 
-  values: A dict, or a list of rows; empty if nothing could be read.
-  errors: A text for each thing that could not, with the path.
+  values: dict[str, Any]
+  errors: list[str]
+
+
+class Rows(NamedTuple):
+  """What was read of a file of metrics.
+
+  rows: Its rows, in order.
+  damaged: Numbers, from 1, of the lines that are no rows: the process died, or
+    the disk was full, while they were written.
   """
 
-  values: Any
-  errors: list[str]
+  rows: list[Row]
+  damaged: list[int]
 
 
 def write(path: epath.Path, data: bytes | str, mode: str = "wb") -> None:
@@ -328,50 +336,43 @@ def read_json(path: epath.Path) -> Read:
     return Read({}, [str(e)])
 
 
-def read_rows(path: epath.Path) -> Read:
+def read_rows(path: epath.Path) -> Rows:
   """Reads a file of metrics, see `parse_rows`; empty if there is none."""
-  try:
-    data = path.read_bytes() if path.exists() else b""
-  except OSError as e:
-    return Read([], [f"{path}: cannot be read ({reason(e)})"])
-  return parse_rows(data, path)
+  return parse_rows(path.read_bytes() if path.exists() else b"")
 
 
-def parse_rows(data: bytes, path: epath.Path) -> Read:
-  """Returns lines of metrics: objects of JSON with a "step".
+def parse_rows(data: bytes) -> Rows:
+  """Returns the rows that a file of metrics holds.
 
-  Lines that are none are left out, with an error that numbers them; so are
-  values that are no numbers. Values may be NaN or infinite, as Python writes
-  them; an error names them.
-
-  Args:
-    data: What the file holds.
-    path: The file, for the errors.
+  A row is a line of JSON: an object of numbers, of which "step" is whole.
+  Numbers may be NaN or infinite, as Python writes them.
   """
-  rows, odd = [], []
-  *lines, last = data.split(b"\n")
-  for number, line in enumerate([*lines, last], 1):
+  rows, damaged = [], []
+  for number, line in enumerate(data.split(b"\n"), 1):
     if not line.strip():
       continue
     try:
-      row = _row(line)
-    except (ValueError, RecursionError) as e:
-      # The process died, or the disk was full, while it was written.
-      is_cut = number > len(lines)
-      odd.append(
-        f"line {number}: {'cut off' if is_cut else _what(e)}; left out"
-      )
-      continue
-    values = {k: v for k, v in row.items() if _is_number(v)}
-    if values.keys() < row.keys():
-      names = ", ".join(sorted(row.keys() - values.keys())[:3])
-      odd.append(f"line {number}: {names[:100]}: no number; left out")
-    if bad := [k for k, v in values.items() if not math.isfinite(v)]:
-      odd.append(f"line {number}: {', '.join(bad[:3])[:100]}: not finite")
-    rows.append(values)
-  more = len(odd) - MAX_SHOWN
-  text = "; ".join(odd[:MAX_SHOWN]) + f"; and {more:,} more" * (more > 0)
-  return Read(rows, [f"{path}: {text}"] if odd else [])
+      row = json.loads(line)
+    except (ValueError, RecursionError):
+      row = None
+    if _is_row(row):
+      rows.append(row)
+    else:
+      damaged.append(number)
+  return Rows(rows, damaged)
+
+
+def lines_text(numbers: Sequence[int]) -> str:
+  """Returns the first numbers of lines, and how many there are more.
+
+  Example:
+    >>> lines_text([3]), lines_text(range(1, 9))
+    ('line 3', 'lines 1, 2, 3, 4, 5 and 3 more')
+  """
+  shown = ", ".join(f"{n:,}" for n in numbers[:MAX_SHOWN])
+  more = len(numbers) - MAX_SHOWN
+  plural = "s" * (len(numbers) > 1)
+  return f"line{plural} {shown}" + f" and {more:,} more" * (more > 0)
 
 
 def split_row(row: Row) -> tuple[int, dict[str, float], float]:
@@ -380,33 +381,19 @@ def split_row(row: Row) -> tuple[int, dict[str, float], float]:
   return row["step"], metrics, row.get("time", 0.0)
 
 
-def _row(line: bytes) -> dict[str, Any]:
-  """Parses a line.
-
-  Raises:
-    ValueError: It is no row.
-  """
-  row = json.loads(line.decode("utf-8"))
+def _is_row(row: Any) -> bool:
   if not isinstance(row, dict):
-    raise ValueError(f"a {type(row).__name__}")
-  step = row.get("step")
-  if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-    raise ValueError("no step")
-  return row
+    return False
+  step, time = row.get("step"), row.get("time", 0.0)
+  return (
+    all(map(_is_number, row.values()))
+    and isinstance(step, int)
+    and step >= 0
+    and math.isfinite(time)
+  )
 
 
 def _is_number(value: Any) -> bool:
   if isinstance(value, bool) or not isinstance(value, int | float):
     return False
-  return not isinstance(value, int) or abs(value) < 2**63
-
-
-def _what(error: Exception) -> str:
-  """Returns what was found in place of JSON, in a few words."""
-  if isinstance(error, UnicodeDecodeError):
-    return f"bytes that are no UTF-8, at {error.start}"
-  if isinstance(error, json.JSONDecodeError):
-    return f"{error.msg} at {error.pos}"
-  if isinstance(error, RecursionError):
-    return "too many brackets"
-  return str(error)[:100]
+  return isinstance(value, float) or abs(value) < 2**63

@@ -8,12 +8,13 @@ rows up to a checkpoint can be written before the checkpoint is.
 
 import collections
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -28,7 +29,6 @@ from vit_jax.writers.atomic_files import Row
 
 METRICS = "metrics.jsonl"
 SCORES = "evaluation.jsonl"  # from checkpoints, by `vit-jax evaluate`
-KEY = "rows"  # in the metadata of a checkpoint
 POLL_SECONDS = 0.2
 
 _MEASURED = (
@@ -55,7 +55,7 @@ def is_measured(name: str) -> bool:
 
 def read_metrics(workdir: str) -> list[Row]:
   """Returns the rows of a run's metrics; lines that are none are left out."""
-  return atomic_files.read_rows(epath.Path(workdir) / METRICS).values
+  return atomic_files.read_rows(epath.Path(workdir) / METRICS).rows
 
 
 class MetricLog:
@@ -67,7 +67,6 @@ class MetricLog:
       removed, since they will be written again.
     config: The run, for its trackers; None: it has none.
     evals: Options of the evaluators that score, for means over groups.
-    saved: Metadata of the checkpoint from which the run resumes; None: none.
     writer: Gets the rows from `start` on, too, and is closed at the end; what
       it raises ends the run. None: there is none.
     note: Prints a line, on scores and on what cannot be read or written.
@@ -87,7 +86,6 @@ class MetricLog:
     *,
     config: Config | None = None,
     evals: Iterable[EvaluatorConfig] = (),
-    saved: Mapping[str, Any] | None = None,
     writer: MetricWriter | None = None,
     note: Callable[[str], None] = print,
     check_owner: Callable[[], None] = lambda: None,
@@ -98,39 +96,29 @@ class MetricLog:
     self._queue: collections.deque[
       tuple[int, Mapping[str, float] | concurrent.futures.Future]
     ] = collections.deque()
-    self._user_writer = writer
     self._records: atomic_files.Records | None = None
+    self._writers: list[MetricWriter] = []  # which get every row as well
     rows = []
     if jax.process_index() == 0:
       path = epath.Path(workdir) / METRICS
-      old_rows, errors = atomic_files.parse_rows(
-        atomic_files.contents(path), path
-      )
-      for error in errors:
-        note(f"metrics     {error}")
+      old_rows, damaged = atomic_files.parse_rows(atomic_files.contents(path))
+      if damaged:
+        numbers = atomic_files.lines_text(damaged)
+        note(f"metrics     {path}: {numbers}: cut off or damaged; left out")
       rows = [row for row in old_rows if row["step"] <= start]
       path.parent.mkdir(parents=True, exist_ok=True)
       text = "".join(json.dumps(row) + "\n" for row in rows)
       self._records = atomic_files.open_records(
         path, text.encode(), note, check_owner
       )
-      self._tensorboard = tensorboard.TensorBoard(
-        workdir, rows, note, check_owner
+      self._writers.append(
+        tensorboard.TensorBoard(workdir, rows, note, check_owner)
       )
-      self._trackers = [
+      self._writers += [
         trackers.AsyncTracker(name, workdir, config, rows, start > 0, note)
         for name in (config.trackers if config else ())
       ]
-      missing = int((saved or {}).get(KEY, 0)) - len(rows)
-      if missing > 0:
-        # The process died while scoring after SIGTERM, or the file was
-        # replaced.
-        note(
-          f"rows        {missing} up to step {start:,} are not in"
-          f" {METRICS}, nor will they be: they were not written before the"
-          " process ended, or were removed"
-        )
-    self._num_rows = len(rows)
+    self._writers += [] if writer is None else [writer]
     scores = [
       (row["step"], name, value)
       for row in rows
@@ -200,9 +188,8 @@ class MetricLog:
       self._write_row(step, values)
     if wait and self._records is not None:
       self._records.flush()
-      self._tensorboard.flush()
-      if self._user_writer is not None:
-        self._user_writer.flush()
+      for writer in self._writers:
+        writer.flush()
 
   def missing(
     self, step: int, evaluators: Sequence[Evaluator]
@@ -218,12 +205,6 @@ class MetricLog:
     scored = multihost_utils.broadcast_one_to_all(np.array(scored, bool))
     return [e for e, done in zip(evaluators, scored, strict=True) if not done]
 
-  def state_dict(self, step: int) -> dict[str, int]:
-    """Returns, for the checkpoint of the newest step, how many rows there are
-    up to it, without those of its own scores that are not known yet."""
-    waiting = [s != step or isinstance(v, Mapping) for s, v in self._queue]
-    return {KEY: self._num_rows + sum(waiting)}
-
   def close(self, error: BaseException | None = None) -> None:
     """Closes the files; scores that are not known yet are lost.
 
@@ -235,19 +216,21 @@ class MetricLog:
         Printed instead where there is an error already.
     """
     self._pool.shutdown(wait=False, cancel_futures=True)
-    try:
-      if self._user_writer is not None:
-        self._user_writer.close()
-    finally:
-      records, self._records = self._records, None
-      if records is not None:
-        self._tensorboard.close()
-        for tracker in self._trackers:
-          tracker.close(trackers.state_of(error))
-        if left := records.close():
-          if error is None:
-            raise atomic_files.WriteError(left)
-          self._note(f"metrics     {left}")
+    with contextlib.ExitStack() as stack:  # closes all, whatever one raises
+      stack.callback(self._close_records, error)
+      for writer in self._writers:
+        if isinstance(writer, trackers.AsyncTracker):
+          stack.callback(writer.close, error)
+        else:
+          stack.callback(writer.close)
+
+  def _close_records(self, error: BaseException | None) -> None:
+    records, self._records = self._records, None
+    unwritten = None if records is None else records.close()
+    if unwritten and error is None:
+      raise atomic_files.WriteError(unwritten)
+    if unwritten:
+      self._note(f"metrics     {unwritten}")
 
   def __enter__(self) -> "MetricLog":
     return self
@@ -276,11 +259,8 @@ class MetricLog:
     now = round(time.time(), 3)
     row = {"step": step, "time": now, **values}
     self._records.append(json.dumps(row).encode() + b"\n")
-    self._num_rows += 1
-    for writer in (self._tensorboard, *self._trackers):
-      writer.write_scalars(step, values, now)
-    if self._user_writer is not None:
-      self._user_writer.write_scalars(step, values)
+    for writer in self._writers:
+      writer.write_scalars(step, values)
 
 
 def _score(

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import socket
-import time as time_lib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from etils import epath
@@ -51,23 +51,21 @@ class TensorBoard:
       self._folder.mkdir(parents=True, exist_ok=True)
       for path in self._folder.glob("*tfevents*"):
         path.unlink()
-      first = self._event(wall_time=time_lib.time(), file_version=_VERSION)
+      first = self._event(wall_time=time.time(), file_version=_VERSION)
       self._record_writer.write(first.SerializeToString())
       for row in rows:
         self._add(*atomic_files.split_row(row))
-      name = f"events.out.tfevents.{time_lib.time_ns()}.{socket.gethostname()}"
+      name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
       self._file = atomic_files.open_records(
         self._folder / name, self._take_buffer(), lambda _: None, check_owner
       )
 
-  def write_scalars(
-    self, step: int, scalars: Mapping[str, float], time: float | None = None
-  ) -> None:
-    """Writes a row; `time` is in seconds since the epoch, None: now."""
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes a row."""
     if self._file is None:
       return
     with self._gives_up():
-      self._add(step, scalars, time_lib.time() if time is None else time)
+      self._add(step, scalars, time.time())
       self._file.append(self._take_buffer())
       if self._file.error:
         raise self._file.error
@@ -94,8 +92,7 @@ class TensorBoard:
       self._file = None
       self._note(
         f"tensorboard cannot be written ({atomic_files.reason(e)}): the run"
-        " goes on without it; metrics.jsonl has every row, of which the next"
-        " start makes it anew"
+        " goes on without it; the next start makes it anew from metrics.jsonl"
       )
 
   def _take_buffer(self) -> bytes:
@@ -105,11 +102,13 @@ class TensorBoard:
     self._buffer.truncate()
     return data
 
-  def _add(self, step: int, scalars: Mapping[str, float], time: float) -> None:
+  def _add(
+    self, step: int, scalars: Mapping[str, float], wall_time: float
+  ) -> None:
     values = [
       self._summary.Value(tag=name, simple_value=value)
       for name, value in scalars.items()
     ]
     summary = self._summary(value=values)
-    event = self._event(step=step, wall_time=time, summary=summary)
+    event = self._event(step=step, wall_time=wall_time, summary=summary)
     self._record_writer.write(event.SerializeToString())

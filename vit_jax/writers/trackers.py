@@ -13,34 +13,26 @@ import queue
 import re
 import secrets
 import threading
-import time as time_lib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from etils import epath
 
-from vit_jax.config import Config, flat, to_dict
+from vit_jax.config import Config, flat, json_file, to_dict
 from vit_jax.options import not_installed
-from vit_jax.writers import atomic_files
+from vit_jax.writers import MetricWriter, atomic_files
 from vit_jax.writers.atomic_files import Row
 
 PROJECT = "vit_jax"  # where the environment names none
 EXTRA = "trackers"
 CLOSE_SECONDS = 60.0  # that the end of a run waits for a tracker
-STATES = ("finished", "stopped", "failed")  # Ctrl-C stops a run
-
-
-def state_of(error: BaseException | None) -> str:
-  """Returns the one of `STATES` in which an error leaves a run."""
-  finished, stopped, failed = STATES
-  if error is None:
-    return finished
-  return failed if isinstance(error, Exception) else stopped
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 
 @runtime_checkable
-class Tracker(Protocol):
-  """A `MetricWriter` of one service; all but `errors` is called in a thread.
+class Tracker(MetricWriter, Protocol):
+  """A `MetricWriter` of one service, used in a thread of its own.
 
   Attributes:
     PACKAGE: What to import.
@@ -62,19 +54,14 @@ class Tracker(Protocol):
     """
 
   @staticmethod
-  def errors() -> str | None:
+  def error() -> str | None:
     """Returns why it could not write, as far as that shows offline."""
 
   def write_hparams(self, hparams: Mapping[str, Any]) -> None:
     """Writes every option of the run, as "data.dataset" -> value."""
 
-  def write_scalars(
-    self, step: int, scalars: Mapping[str, float], time: float
-  ) -> None:
-    """Writes a row; `time` is in seconds since the epoch."""
-
-  def close(self, state: str) -> None:
-    """Ends the run as one of `STATES`."""
+  def close(self, state: str = FINISHED) -> None:
+    """Ends the run as finished, stopped (by Ctrl-C) or failed."""
 
 
 class WandB:
@@ -108,7 +95,7 @@ class WandB:
     )
 
   @staticmethod
-  def errors() -> str | None:
+  def error() -> str | None:
     import wandb
 
     if wandb.setup().settings.mode != "online" or wandb.login(
@@ -124,20 +111,21 @@ class WandB:
     # Options such as log_steps may differ in a run that resumes.
     self._run.config.update(dict(hparams), allow_val_change=True)
 
-  def write_scalars(
-    self, step: int, scalars: Mapping[str, float], time: float
-  ) -> None:
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     self._run.log({"step": step, **scalars})
 
-  def close(self, state: str) -> None:
-    self._run.finish(exit_code=int(state != STATES[0]))
+  def flush(self) -> None:
+    pass  # its own process writes every second
+
+  def close(self, state: str = FINISHED) -> None:
+    self._run.finish(exit_code=int(state != FINISHED))
 
 
 class MLflow:
-  """MLflow; of the names of metrics, what it refuses becomes "_"."""
+  """MLflow; see `mlflow_name` for the names of metrics and options."""
 
   PACKAGE = "mlflow"
-  STATUS = dict(zip(STATES, ("FINISHED", "KILLED", "FAILED"), strict=True))
+  STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
   MAX_PARAMS = 100  # in a request
   MAX_CHARACTERS = 6000  # of a parameter
 
@@ -156,7 +144,7 @@ class MLflow:
     self.where = f"{self._client.tracking_uri}, run {id}"
 
   @staticmethod
-  def errors() -> str | None:
+  def error() -> str | None:
     from mlflow import MlflowClient
 
     try:
@@ -175,37 +163,41 @@ class MLflow:
       return experiment.experiment_id
     return self._client.create_experiment(name)
 
-  @staticmethod
-  def _allowed(name: str) -> str:
-    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
   def write_hparams(self, hparams: Mapping[str, Any]) -> None:
     from mlflow.entities import Param
 
     if not self._is_new:
       return  # a parameter cannot be changed
     params = [
-      Param(self._allowed(k), str(v)[: self.MAX_CHARACTERS])
+      Param(mlflow_name(k), str(v)[: self.MAX_CHARACTERS])
       for k, v in hparams.items()
     ]
     for i in range(0, len(params), self.MAX_PARAMS):
       some = params[i : i + self.MAX_PARAMS]
       self._client.log_batch(self.id, params=some)
 
-  def write_scalars(
-    self, step: int, scalars: Mapping[str, float], time: float
-  ) -> None:
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     from mlflow.entities import Metric
 
-    milliseconds = int(time * 1000)
-    metrics = [
-      Metric(self._allowed(k), v, milliseconds, step)
-      for k, v in scalars.items()
-    ]
+    now = int(time.time() * 1000)
+    metrics = [Metric(mlflow_name(k), v, now, step) for k, v in scalars.items()]
     self._client.log_batch(self.id, metrics=metrics)
 
-  def close(self, state: str) -> None:
+  def flush(self) -> None:
+    pass  # every row is a request
+
+  def close(self, state: str = FINISHED) -> None:
     self._client.set_terminated(self.id, self.STATUS[state])
+
+
+def mlflow_name(name: str) -> str:
+  """Returns a name with "_" for each sign that MLflow refuses.
+
+  Example:
+    >>> mlflow_name("few/l2=1024/5shot")
+    'few/l2_1024/5shot'
+  """
+  return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
 # The choices of config.trackers.
@@ -218,7 +210,7 @@ def errors(config: Config) -> list[str]:
   for name in config.trackers:
     kind = TRACKERS[name]
     try:
-      error = not_installed([kind.PACKAGE], EXTRA) or kind.errors()
+      error = not_installed([kind.PACKAGE], EXTRA) or kind.error()
     except Exception as e:  # such as a key that cannot be one
       error = _sentence(e)
     if error:
@@ -229,17 +221,16 @@ def errors(config: Config) -> list[str]:
 class AsyncTracker:
   """A `MetricWriter` that passes rows to one tracker, in a thread.
 
-  A tracker without a run gets the rows before, too. One that goes on with its
-  run gets only new rows: those of steps that are computed again after a kill
-  come twice, and those that it refused, or that waited when the process was
-  killed, do not come.
+  A tracker that has no run yet gets the earlier rows as well. One that resumes
+  its run gets only new rows: those of steps that are computed again after a
+  kill come twice.
 
   Args:
     name: Its name in `TRACKERS`.
     workdir: Folder of the run.
     config: The run.
     rows: The rows that metrics.jsonl has at the start.
-    is_resumed: Whether the run resumes; a new run is one of the tracker, too.
+    is_resumed: Whether the run resumes; if not, it is a new one of the tracker.
     note: Prints a line.
   """
 
@@ -255,33 +246,34 @@ class AsyncTracker:
     self._name, self._workdir, self._config = name, workdir, config
     self._note = note
     self._file = epath.Path(workdir) / "trackers" / f"{name}.json"
-    self._num_lost = 0
     self._has_failed = False
-    self._state = STATES[0]
-    id = self._read_id() if is_resumed else None
-    # Rows as arguments of `write_scalars`; None: the end.
+    self._state = FINISHED
+    # Arguments of `write_scalars`; None: the end.
     self._queue: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
-    if id is None:
-      self._remove_id()  # of a run before this one
-      for row in rows:
-        self._queue.put(atomic_files.split_row(row))
+    id = self._read_id() if is_resumed else None
+    for row in rows if id is None else ():
+      step, metrics, _ = atomic_files.split_row(row)
+      self._queue.put((step, metrics))
     self._thread = threading.Thread(
       target=self._work, args=[id], name=f"tracker {name}", daemon=True
     )
     self._thread.start()
 
-  def write_scalars(
-    self, step: int, scalars: Mapping[str, float], time: float | None = None
-  ) -> None:
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Hands a row to the thread, and returns at once."""
-    self._queue.put((step, scalars, time_lib.time() if time is None else time))
+    self._queue.put((step, scalars))
 
   def flush(self) -> None:
     """Does not wait: the thread writes as fast as it can."""
 
-  def close(self, state: str = STATES[0]) -> None:
-    """Waits until all is written, for at most `CLOSE_SECONDS`."""
-    self._state = state
+  def close(self, error: BaseException | None = None) -> None:
+    """Waits until all is written, for at most `CLOSE_SECONDS`.
+
+    Args:
+      error: What ended the run, which the tracker shows; None: it is finished.
+    """
+    if error is not None:
+      self._state = FAILED if isinstance(error, Exception) else STOPPED
     self._queue.put(None)
     self._thread.join(CLOSE_SECONDS)
     if self._thread.is_alive():
@@ -289,42 +281,9 @@ class AsyncTracker:
         f"{self._name:<11} has not answered for {CLOSE_SECONDS:.0f} s; the last"
         " rows may be missing there. metrics.jsonl has them all."
       )
-    elif self._num_lost:
-      self._note(
-        f"{self._name:<11} lacks {self._num_lost:,} rows; metrics.jsonl has"
-        " them all."
-      )
-
-  def _read_id(self) -> str | None:
-    """Returns the id of the tracker's run; None if it has none."""
-    values, errors = atomic_files.read_json(self._file)
-    id = values.get("id")
-    if isinstance(id, str):
-      return id
-    if values or errors:
-      self._note(
-        f"{self._name:<11} {self._file} cannot be read"
-        f" ({errors[0] if errors else 'no id'}). It gets a new run, with all"
-        " rows of metrics.jsonl."
-      )
-    return None
-
-  def _remove_id(self) -> None:
-    try:
-      with atomic_files.os_errors(self._file):
-        self._file.unlink(missing_ok=True)
-    except OSError as e:
-      self._note_error(e)
-
-  def _write_id(self, id: str) -> None:
-    try:
-      with atomic_files.os_errors(self._file):
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-      atomic_files.replace_text(self._file, json.dumps({"id": id}) + "\n")
-    except OSError as e:
-      self._note_error(e)
 
   def _work(self, id: str | None) -> None:
+    """Opens the tracker, writes rows until the end, and closes it."""
     tracker = None
     try:
       name = epath.Path(os.path.abspath(self._workdir)).name or self._name
@@ -338,9 +297,7 @@ class AsyncTracker:
       try:
         if tracker is not None:
           tracker.write_scalars(*row)
-        self._num_lost += tracker is None
       except Exception as e:
-        self._num_lost += 1
         self._note_error(e)
     try:
       if tracker is not None:
@@ -348,12 +305,29 @@ class AsyncTracker:
     except Exception as e:
       self._note_error(e)
 
+  def _read_id(self) -> str | None:
+    """Returns the id of the tracker's run; None if it has none."""
+    try:
+      id = json_file.read(self._file).get("id")
+    except ValueError as e:
+      self._note(f"{self._name:<11} {e} It gets a new run, with all rows.")
+      return None
+    return id if isinstance(id, str) else None
+
+  def _write_id(self, id: str) -> None:
+    try:
+      with atomic_files.os_errors(self._file):
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace_text(self._file, json.dumps({"id": id}) + "\n")
+    except OSError as e:
+      self._note_error(e)
+
   def _note_error(self, error: Exception) -> None:
-    """Prints the first error; a service that is away would fill the screen."""
+    """Prints the first error; a service that is down would fill the screen."""
     if not self._has_failed:
       self._note(
-        f"{self._name:<11} failed: {_sentence(error)} The run goes on without"
-        " it where it must; metrics.jsonl has every row."
+        f"{self._name:<11} failed: {_sentence(error)} The run goes on, with or"
+        " without this tracker; metrics.jsonl has every row."
       )
     self._has_failed = True
 
