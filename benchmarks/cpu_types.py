@@ -58,7 +58,7 @@ def measure() -> None:
     for dtype in TYPES:
       for found, call in zip(times[dtype], calls[dtype], strict=True):
         found.append(seconds(*call))
-  print(f"jax {jax.__version__}; of answers: {precision.of_answers()}")
+  print(f"jax {jax.__version__}; fastest: {precision.fastest_dtype()}")
   for dtype, found in times.items():
     of_product, of_model = map(statistics.median, found)
     rate = 2 * SIDE**3 / of_product / 1e9

@@ -174,14 +174,14 @@ def parity(models: list) -> dict[str, Any]:
     exact = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     exact = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float32)
     with jax.default_matmul_precision("highest"):
-      want = cudnn._results(xla, exact[:3], exact[3])
+      want = cudnn.output_and_gradients(xla, exact[:3], exact[3])
     *inputs, weights = jnp.asarray(exact, jnp.bfloat16)
     for name, fn in {"cudnn": cudnn.attend, "xla": xla}.items():
       if name == "cudnn" and not has_gpu:
         continue
       row = f"{variant}, {size} px: {name}"
       try:
-        got = cudnn._results(fn, inputs, weights)
+        got = cudnn.output_and_gradients(fn, inputs, weights)
       except Exception as e:  # the others are measured all the same
         errors.append(f"{row}: {type(e).__name__}: {e}"[:500])
         continue

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax import devices
 from vit_jax.devices import peak_flops, unknown_peak
-from vit_jax.models import attention_by_chip, hidden_by_chip
+from vit_jax.models.chip_choices import CHOICES
 
 # Dense bfloat16, TFLOP/s.
 KINDS = {
@@ -87,9 +87,7 @@ def test_choices_by_chip_are_of_chips_that_are_known():
     *devices.OPTIONS,
     *devices.SPLIT_BY_HEADS,
     *devices.MAX_HIDDEN,
-    *attention_by_chip.FAST_MEMORY,
-    *attention_by_chip.KEEP_WEIGHTS,
-    *hidden_by_chip.KEEP_SLOPE,
+    *CHOICES,
   }
   assert named == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
   assert named < {*devices.CHIPS} == {*devices.GENERATIONS.values()}

@@ -1,6 +1,8 @@
 """One tiny model and its parts, shared by the tests."""
 
+import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding, step
 from vit_jax.config import Config, defaults, freeze
@@ -53,6 +55,14 @@ def apply(c, changes: dict) -> None:
 def ViT(num_classes: int, patch: int, **options):
   """The linen module with these options of its family."""
   return build(ViTConfig(variant=f"B/{patch}", **options), num_classes)
+
+
+def in_step(fn):
+  """Wraps a function as a step does: images are the device's own."""
+  mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+  return jax.shard_map(
+    fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+  )
 
 
 def equations(jaxpr, loops=()):

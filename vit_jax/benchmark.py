@@ -33,7 +33,7 @@ from vit_jax.callbacks.throughput import Throughput
 from vit_jax.config import Config, ConfigError, cli
 from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
-from vit_jax.models import attention_by_chip
+from vit_jax.models import efficient_attention
 from vit_jax.planning import planner
 
 BLOCKS = 10  # into which the steps are divided; the medians are over them
@@ -141,7 +141,9 @@ def _measure(
     "microbatches": sharding.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
-    "attention": attention_by_chip.choice(config.model, size, device.platform),
+    "attention": efficient_attention.describe_implementation(
+      config.model, size, device.platform
+    ),
     "input": kind,
     "compile_seconds": compile_seconds,
     "steps": steps,

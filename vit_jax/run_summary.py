@@ -11,7 +11,7 @@ from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
-from vit_jax.models import attention_by_chip
+from vit_jax.models import efficient_attention
 from vit_jax.writers import run_info
 
 
@@ -112,7 +112,9 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
     f"model       {config.model.variant} ({config.model.name}),"
     f" {run_info.num_params(params):,} parameters, {config.model.dtype}",
   ]
-  if choice := attention_by_chip.choice(config.model, size, device.platform):
+  if choice := efficient_attention.describe_implementation(
+    config.model, size, device.platform
+  ):
     lines.append(f"attention   {choice}")
   lines += [
     f"data        {experiment.data_name}: {data.num_examples:,} images,"

@@ -182,7 +182,7 @@ def test_products_have_the_type_that_the_chip_multiplies(
   call, folder, monkeypatch, version, flags, dtype
 ):
   monkeypatch.setattr(jax, "__version__", version)
-  monkeypatch.setattr(precision, "_flags", lambda: {*flags.split()})
+  monkeypatch.setattr(precision, "cpu_flags", lambda: {*flags.split()})
   _, out, err = call(folder / "00.png", "--json")
   assert f"decode|resize(32), {dtype}\n" in err
   exact = json.loads(call(folder / "00.png", "--json", "--dtype=float32")[1])
@@ -196,7 +196,7 @@ def test_products_have_the_type_that_the_chip_multiplies(
 def test_products_of_a_resnet_stay_in_float32(monkeypatch):
   monkeypatch.setattr(precision, "of_answers", lambda: "bfloat16")
   bit = vit_jax.load(HERE / "data" / "bit_v2.weights.npz", verbose=False)
-  assert precision.fastest(bit.config).dtype == "float32"
+  assert precision.with_fastest_dtype(bit.config).dtype == "float32"
 
 
 def test_standard_input(call, folder):

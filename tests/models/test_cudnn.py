@@ -15,7 +15,8 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import experiment, run_summary, sharding
-from vit_jax.models import attention_by_chip, cudnn
+from vit_jax.models import cudnn
+from vit_jax.models.efficient_attention import attend
 from vit_jax.models.encoder import MultiHeadDotProductAttention
 
 SIZES = (9, 2, 8, "bfloat16")
@@ -23,7 +24,7 @@ PLAIN = jax.nn.dot_product_attention
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def fresh_cache():
   cudnn.why_not.cache_clear()
   yield
   cudnn.why_not.cache_clear()
@@ -84,8 +85,8 @@ def test_numbers_do_not_depend_on_the_token_that_is_added(
   in_its_place(monkeypatch)
   numbers = np.random.default_rng(0).normal(size=(4, 2, num_tokens, 2, 8))
   *inputs, weights = jnp.asarray(numbers, jnp.float32)
-  got = cudnn._results(cudnn.attend, inputs, weights)
-  want = cudnn._results(PLAIN, inputs, weights)
+  got = cudnn.output_and_gradients(cudnn.attend, inputs, weights)
+  want = cudnn.output_and_gradients(PLAIN, inputs, weights)
   for g, w in zip(got, want, strict=True):
     np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6)
 
@@ -113,7 +114,7 @@ def test_devices_along_an_axis_of_xla_s_have_their_share_of_the_heads(
   np.testing.assert_allclose(got, PLAIN(*inputs), rtol=1e-6, atol=1e-6)
 
 
-def test_a_fault_without_words(monkeypatch):
+def test_an_error_without_a_message(monkeypatch):
   def attend(*_):
     raise AssertionError
 
@@ -125,7 +126,7 @@ def test_numbers_that_are_off(monkeypatch):
   monkeypatch.setattr(
     cudnn,
     "attend",
-    lambda q, k, v: 1.1 * attention_by_chip.attend(q, k, v, False),
+    lambda q, k, v: 1.1 * attend(q, k, v, False),
   )
   in_its_place(monkeypatch)
   assert "off by 10" in cudnn.why_not(*SIZES)
@@ -135,7 +136,7 @@ def test_not_a_number(monkeypatch):
   monkeypatch.setattr(
     cudnn,
     "attend",
-    lambda q, k, v: jnp.nan * attention_by_chip.attend(q, k, v, False),
+    lambda q, k, v: jnp.nan * attend(q, k, v, False),
   )
   assert "off by nan" in cudnn.why_not(*SIZES)
 
@@ -146,14 +147,9 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
   module = MultiHeadDotProductAttention(2, jnp.dtype(dtype))
   x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 9, 16)), dtype)
   params = jax.jit(module.init)(jax.random.key(0), x, x)
-  mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
 
   def apply():
-    fn = lambda p, x: module.apply(p, x, x)
-    fn = jax.shard_map(
-      fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
-    )
-    return jax.jit(fn)(params, x)
+    return jax.jit(tiny.in_step(lambda p, x: module.apply(p, x, x)))(params, x)
 
   want = apply()
   assert not made

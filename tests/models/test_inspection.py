@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+import tiny
 from tiny import ViT
 
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import attention_by_chip, build, inspection
+from vit_jax.models import build, inspection
+from vit_jax.models.chip_choices import CHOICES, Choices
 from vit_jax.models.stacking import stack_blocks
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
@@ -110,29 +110,14 @@ def test_of_a_hybrid():
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
 
 
-def test_inside_a_step_that_computes_attention_in_pieces(monkeypatch):
-  """Kernels of a chip give no weights; the weights are the same without."""
+def test_inside_a_step_that_computes_attention_in_chunks(monkeypatch):
+  """The efficient programs return no weights; these are the same without."""
   model, params = made()
   images = jnp.asarray(IMAGES)
   attention_of = functools.partial(inspection.attention_of, model.options)
   expected = attention_of(params, images)
-  used = []
-  real = attention_by_chip.attend
-  monkeypatch.setattr(
-    attention_by_chip,
-    "attend",
-    lambda *args, **options: used.append(1) or real(*args, **options),
-  )
-  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
-  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", 1)
-  mesh = jax.make_mesh(
-    (1,), ("x",), (AxisType.Auto,), devices=jax.devices()[:1]
-  )
-  step = jax.shard_map(
-    attention_of, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False
-  )
-  got = jax.jit(step)(params, images)
-  assert len(used) == 2 * 2  # blocks, and images one by one
+  monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))
+  got = jax.jit(tiny.in_step(attention_of))(params, images)
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 

@@ -23,7 +23,7 @@ import vit_jax
 from vit_jax import digests
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.config.preprocessing import image_size
-from vit_jax.models import attention_by_chip
+from vit_jax.models import efficient_attention
 from vit_jax.options import shown
 
 # A file system may take so long to show a host what another has written.
@@ -74,7 +74,7 @@ def of_run(
   return {
     **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},
     **{name: str(getattr(jax.config, name, None)) for name in SETTINGS},
-    "attention": attention_by_chip.choice(
+    "attention": efficient_attention.describe_implementation(
       config.model, image_size(config.data.ops), jax.devices()[0].platform
     ),
     **options,

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     OSError: A picture cannot be written.
   """
   vit = vit_jax.load(args.checkpoint, image_size=args.image_size, verbose=False)
-  config = precision.fastest(vit.config)
+  config = precision.with_fastest_dtype(vit.config)
   if args.dtype is not None:
     config = dataclasses.replace(config, dtype=args.dtype)
   vit = dataclasses.replace(vit, config=config)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,11 @@ def attend(
   """Computes `attention.dot_product_attention` without storing the scores.
 
   Inside a `shard_map` that leaves an axis of the mesh to XLA, each device along
-  it computes its share of the heads, or all of them where they do not divide.
+  that axis computes its share of the heads; or all of them, where their number
+  is no multiple of the devices.
 
   Args:
-    query, key, value: Of self-attention, bfloat16.
+    query, key, value: Those of self-attention, bfloat16.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = {*mesh.axis_names} - {*mesh.manual_axes}
@@ -50,8 +52,8 @@ def _attend_here(query, key, value):
   fn = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
   if query.shape[1] % 2 == 0:
     return fn(query, key, value)
-  # jax has cuDNN's gradients for an even number of tokens only. One is added,
-  # which none attends to, and cut off again.
+  # jax has cuDNN's gradients for an even number of tokens only. So a token is
+  # added that no other attends to, and is removed again.
   padded = (
     jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value)
   )
@@ -63,10 +65,10 @@ def _attend_here(query, key, value):
 def why_not(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   """Returns why cuDNN's attention does not work here, or "" if it does.
 
-  Whether it works depends on the driver, the library, the chip and the sizes,
-  so it is run, with its gradients, on the first device of this process, inside
-  a `shard_map` as in a step. All processes of a run see that
-  they have the same answer (`distributed/agreement.py`).
+  It depends on the driver, the library, the chip and the sizes. So cuDNN's
+  attention and its gradients are computed once, on the first device of this
+  process, and compared with XLA's. The processes of a run check that they have
+  the same answer (`distributed/agreement.py`).
 
   Args:
     num_tokens: Number of tokens of an image.
@@ -79,7 +81,7 @@ def why_not(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   """
   if dtype != "bfloat16":
     return f"cuDNN's attention has no {dtype}"
-  # A step may be being traced; the trace does not reach into another thread.
+  # In another thread: this one may be tracing a step.
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     return thread.submit(_try, (4, 2, num_tokens, num_heads, head_dim)).result()
 
@@ -88,12 +90,12 @@ def _try(shape: tuple[int, ...]) -> str:
   numbers = np.random.default_rng(0).normal(size=shape)
   *inputs, weights = jnp.asarray(numbers, jnp.bfloat16)
   try:
-    got = _results(attend, inputs, weights)
+    got = output_and_gradients(attend, inputs, weights)
   except Exception as e:  # a driver or library may raise anything
-    said = (str(e).strip().splitlines() or [""])[0]
-    return f"{type(e).__name__}: {said[:200]}"
+    first_line = (str(e).strip().splitlines() or [""])[0]
+    return f"{type(e).__name__}: {first_line[:200]}"
   plain = functools.partial(jax.nn.dot_product_attention, implementation="xla")
-  want = _results(plain, inputs, weights)
+  want = output_and_gradients(plain, inputs, weights)
   for g, w in zip(got, want, strict=True):
     error = np.max(np.abs(g - w)) / np.max(np.abs(w))
     if not error < TOLERANCE:  # true for NaN, too
@@ -101,8 +103,15 @@ def _try(shape: tuple[int, ...]) -> str:
   return ""
 
 
-def _results(attention, inputs, weights) -> list[np.ndarray]:
-  """Returns the output, and the gradients of its weighted sum."""
+def output_and_gradients(
+  attention: Callable[..., Array],
+  inputs: Sequence[Float[Array, "b n heads d"]],
+  weights: Float[Array, "b n heads d"],
+) -> list[Float[np.ndarray, "b n heads d"]]:
+  """Returns attention, and the gradients of its weighted sum by each input.
+
+  Computed on one device, inside a `shard_map` as in a step.
+  """
 
   def fn(inputs, weights):
     out, backward = jax.vjp(attention, *inputs)

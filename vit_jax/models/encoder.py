@@ -16,20 +16,18 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import attention_by_chip
-from vit_jax.models.attention_by_chip import in_pieces
-from vit_jax.models.hidden_by_chip import hidden
+from vit_jax.models.efficient_attention import attention, in_chunks
+from vit_jax.models.gelu_dropout import gelu_dropout
 from vit_jax.models.layers import Dense, DenseGeneral
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.stacking import gather_parts
 
-# Places in a block, in the order of their keys.
+# Where a block draws random numbers, in the order of the keys.
 PLACES = ("attention", "skip_attention", "hidden", "mlp", "skip_mlp")
 
-
-# "dots" keeps the products with weights; those of attention, which have batch
+# "dots" saves the products with weights; those of attention, which have batch
 # dimensions and grow with the square of the number of tokens, are recomputed.
 POLICIES = {
   "none": None,
@@ -37,7 +35,8 @@ POLICIES = {
   "full": jax.checkpoint_policies.nothing_saveable,
 }
 
-# Results of a block that are kept in a scan; `checkpoint_name` gives the names.
+# What a block in a scan saves for the backward pass, as `checkpoint_name` names
+# it.
 SAVED_NAMES = ("query", "key", "value", "attended", "after_attention", "hidden")
 _is_saved_by_name = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 
@@ -45,10 +44,10 @@ _is_saved_by_name = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 def remat_policy(options: ViTConfig) -> Callable[..., bool] | None:
   """Returns the policy of `jax.checkpoint` for a block; None: none is needed.
 
-  Without `remat` XLA chooses what it keeps of blocks in a loop. Of blocks in a
-  scan jax would keep all that it computes, copies in float32 and masks
-  included. So what is kept is named, and sums are kept, those of the norms
-  among them, and what cuDNN's attention returns.
+  Without `remat` XLA chooses what it saves of blocks in a loop. In a scan jax
+  would save all that a block computes, copies in float32 and masks included. So
+  a scan saves only `SAVED_NAMES`, sums (those of the norms) and what cuDNN's
+  attention returns.
   """
   if options.scan and options.remat == "none":
     return _is_saved_in_scan
@@ -81,7 +80,8 @@ class MultiHeadDotProductAttention(nn.Module):
   def __call__(
     self, queries: Float[Array, "b q d"], tokens: Float[Array, "b k d"]
   ) -> Float[Array, "b q d"]:
-    heads = (self.num_heads, tokens.shape[-1] // self.num_heads)
+    width = tokens.shape[-1]
+    heads = (self.num_heads, width // self.num_heads)
 
     def dense(name, features, x, axis=-1):
       return DenseGeneral(
@@ -99,9 +99,8 @@ class MultiHeadDotProductAttention(nn.Module):
       shape = (2 * tokens.shape[1] - 1, *heads)
       offsets = self.param("offsets", nn.initializers.normal(0.02), shape)
       offsets = offsets.astype(self.dtype)
-    sizes = (tokens.shape[1], *heads, self.dtype)
-    core = attention_by_chip.core(sizes, queries is tokens, offsets)
-    return dense("out", tokens.shape[-1], core(query, key, value), (-2, -1))
+    out = attention(query, key, value, offsets)
+    return dense("out", width, out, (-2, -1))
 
 
 class MlpBlock(nn.Module):
@@ -125,7 +124,7 @@ class MlpBlock(nn.Module):
 
     width = x.shape[-1]
     x = checkpoint_name(dense(options.size.mlp_dim, x), "hidden")
-    x = hidden(x, draws, options.dropout, options.gelu == "tanh")
+    x = gelu_dropout(x, draws, options.dropout, options.gelu == "tanh")
     x = dense(width, x)
     return drop_at("mlp", x, draws, options.dropout).astype(x.dtype)
 
@@ -154,8 +153,10 @@ class EncoderBlock(nn.Module):
     Args:
       x: Tokens.
       drop_rate: Probability that an example skips a branch; None skips none.
-      draws: Of all that is random in this block; nothing for what is off.
-      positions: What is added to the tokens first; None: nothing from outside.
+      draws: What is drawn in this block, by the place of `PLACES`; without a
+        place, nothing is dropped there.
+      positions: Added to the tokens first; None: a table of the block's own, or
+        nothing.
     """
     out, options = {}, self.options
     if options.posemb_at == "blocks":
@@ -177,11 +178,11 @@ class EncoderBlock(nn.Module):
       y = norm_0(x)
       y = attention(y, y)
       y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
-      # In float32, since the first blocks scale by what bfloat16 rounds to 1.
+      # In float32: bfloat16 would round the first blocks' scales to 1.
       y = drop_at("skip_attention", y, draws, drop_rate)
       return y, (x + y).astype(x.dtype)
 
-    out["attention"], x = in_pieces(attend, heads, x, draws)
+    out["attention"], x = in_chunks(attend, heads, x, draws)
     out["after_attention"] = x = checkpoint_name(x, "after_attention")
     y = mlp(norm_1(x), draws)
     out["mlp"] = y = drop_at("skip_mlp", y, draws, drop_rate)
@@ -219,18 +220,8 @@ class Encoder(nn.Module):
     if options.scan and not self.is_initializing():
       block = nn.map_variables(block, "params", gather_parts)
     if policy is not None:
-      # A scan's body needs no protection.
       block = nn.remat(block, policy=policy, prevent_cse=not options.scan)
-    rates, draws, shapes = None, {}, {}
-    if records is not None and options.stochastic_depth:
-      rates = jnp.linspace(0, options.stochastic_depth, depth)
-      shapes = {"skip_attention": (1, 1), "skip_mlp": (1, 1)}
-    if records is not None and options.dropout:
-      shapes["attention"] = shapes["mlp"] = x.shape[1:]
-      shapes["hidden"] = x.shape[1], options.size.mlp_dim
-    if shapes:
-      keys = jax.random.split(self.make_rng("dropout"), depth)
-      draws = draw_all(keys, records, PLACES, shapes)
+    rates, draws = self._draw(x.shape[1:], records)
     if options.scan:
       x, stacked = nn.scan(
         block,
@@ -244,13 +235,40 @@ class Encoder(nn.Module):
     else:
       for i in range(depth):
         name = f"encoderblock_{i}"
-        of_block = jax.tree.map(lambda a, i=i: a[i], (rates, draws))
-        x, out[name] = block(options, grid, name=name)(x, *of_block, positions)
+        rate, drawn = jax.tree.map(lambda a, i=i: a[i], (rates, draws))
+        x, out[name] = block(options, grid, name=name)(
+          x, rate, drawn, positions
+        )
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
       options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
     )(x)
     return x, out
+
+  def _draw(
+    self, shape: tuple[int, int], records: RECORDS
+  ) -> tuple[Float[Array, " depth"] | None, DRAWS]:
+    """Returns what is random in the blocks, each with depth as first dimension.
+
+    Args:
+      shape: That of the tokens of an image.
+      records: A number for each image; None: nothing is random.
+
+    Returns:
+      The rates of stochastic depth, from 0 in the first block, None without;
+      and the draws for dropout and stochastic depth.
+    """
+    options, rates, shapes = self.options, None, {}
+    if records is not None and options.stochastic_depth:
+      rates = jnp.linspace(0, options.stochastic_depth, options.size.depth)
+      shapes = {"skip_attention": (1, 1), "skip_mlp": (1, 1)}
+    if records is not None and options.dropout:
+      shapes["attention"] = shapes["mlp"] = shape
+      shapes["hidden"] = shape[0], options.size.mlp_dim
+    if not shapes:
+      return None, {}
+    keys = jax.random.split(self.make_rng("dropout"), options.size.depth)
+    return rates, draw_all(keys, records, PLACES, shapes)
 
 
 class MAPHead(nn.Module):

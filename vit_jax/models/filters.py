@@ -46,17 +46,16 @@ def first_layer(params: dict[str, Any]) -> str | None:
 def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
   """Returns the filters on pixels.
 
-  A Transformer's are the linear projection of its patches. The projection of a
-  hybrid is of a ResNet's channels, which are no colours; so a hybrid, as a
-  ResNet, shows the 7 x 7 filters of the ResNet's root, standardised as they are
-  used.
+  For a Transformer they are the linear projection of its patches. For a ResNet
+  and a hybrid they are the 7 x 7 filters of the ResNet's root, standardised as
+  they are used: a hybrid's projection sees channels that are no colours.
 
   Args:
     config: The model's options.
     params: Its parameters.
 
   Raises:
-    ValueError: There is no convolution of pixels among the outermost layers.
+    ValueError: No convolution of pixels is among the outermost layers.
   """
   name = first_layer(params)
   if name is None:
@@ -90,12 +89,12 @@ def principal_components(
   *shape, num_filters = kernel.shape
   rows = np.asarray(kernel, np.float64).reshape(-1, num_filters).T
   rows = rows - rows.mean(0)
-  _, values, found = np.linalg.svd(rows, full_matrices=False)
+  _, values, vectors = np.linalg.svd(rows, full_matrices=False)
   most = min(most, num_filters - 1, rows.shape[1])
-  found, shares = found[:most], values**2 / max((values**2).sum(), 1e-300)
-  largest = np.abs(found).argmax(1)
-  found = found * np.sign(found[np.arange(most), largest])[:, None]
+  vectors, shares = vectors[:most], values**2 / max((values**2).sum(), 1e-300)
+  largest = np.abs(vectors).argmax(1)
+  vectors = vectors * np.sign(vectors[np.arange(most), largest])[:, None]
   return Components(
-    found.reshape(most, *shape).astype(np.float32),
+    vectors.reshape(most, *shape).astype(np.float32),
     shares[:most].astype(np.float32),
   )

@@ -1,10 +1,9 @@
 """Attention weights of a trained model, and what is computed from them.
 
-No forward pass keeps its weights: fused kernels never write them, and a scan
-would stack them. So they are computed again, block by block, from what each
-block got, which the model returns, and from the block's own parameters. The
-model that is looked at is the model that was trained, whatever computes its
-attention.
+A forward pass does not return its attention weights: fused kernels never write
+them, and a scan would stack them. So they are recomputed block by block, from
+the block's parameters and from its input, which the model does return. This
+holds for every program that computes a model's attention.
 """
 
 import functools
@@ -28,45 +27,25 @@ Sides = tuple[float | int, float | int]
 Images = Float[Array, "b h w c"] | Float[np.ndarray, "b h w c"]
 
 
-class _Weights(nn.Module):
-  """The weights of `MultiHeadDotProductAttention`, from its parameters."""
-
-  options: ViTConfig
-
-  @nn.compact
-  def __call__(
-    self, queries: Float[Array, "b q d"], tokens: Float[Array, "b k d"]
-  ) -> Float[Array, "b heads q k"]:
-    options, width = self.options, tokens.shape[-1]
-    heads = (options.size.num_heads, width // options.size.num_heads)
-    query, key = (
-      nn.DenseGeneral(heads, dtype=options.dtype, name=name)(x)
-      for name, x in (("query", queries), ("key", tokens))
-    )
-    offsets = None
-    if self.has_variable("params", "offsets"):
-      offsets = self.get_variable("params", "offsets").astype(options.dtype)
-    return attention_weights(query, key, jnp.float32, offsets)
-
-
-class _Block(nn.Module):
-  """The weights of an `EncoderBlock`, from its parameters."""
-
-  options: ViTConfig
-  grid: tuple[int, int]
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b heads n n"]:
-    options = self.options
-    if options.posemb_at != "stem":
-      x = x + learned_positions(options, self.grid).astype(x.dtype)
-    x = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="LayerNorm_0")(x)
-    name = "MultiHeadDotProductAttention_0"
-    return _Weights(options, name=name)(x, x)
+def _attention(
+  options: ViTConfig,
+  params: dict[str, Any],
+  queries: Float[Array, "b q d"],
+  tokens: Float[Array, "b k d"],
+) -> Float[Array, "b heads q k"]:
+  """Returns the weights of a `MultiHeadDotProductAttention`."""
+  size, offsets = options.size, params.get("offsets")
+  heads = (size.num_heads, size.width // size.num_heads)
+  dense = nn.DenseGeneral(heads, dtype=options.dtype)
+  query = dense.apply({"params": params["query"]}, queries)
+  key = dense.apply({"params": params["key"]}, tokens)
+  if offsets is not None:
+    offsets = jnp.asarray(offsets, options.dtype)
+  return attention_weights(query, key, jnp.float32, offsets)
 
 
 class _Positions(nn.Module):
-  """The table of the module whose parameters these are; None: it has none."""
+  """The position table among some parameters; None: there is none."""
 
   options: ViTConfig
   grid: tuple[int, int]
@@ -76,31 +55,40 @@ class _Positions(nn.Module):
     return learned_positions(self.options, self.grid)
 
 
-class _Probe(nn.Module):
-  """The weights of a `MAPHead`, from its parameters."""
-
-  options: ViTConfig
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b heads 1 n"]:
-    probe = self.get_variable("params", "probe")
-    probe = jnp.broadcast_to(probe, (len(x), *probe.shape[1:]))
-    name = "MultiHeadDotProductAttention_0"
-    return _Weights(self.options, name=name)(probe, x)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _tokens(config, params, images):
-  """Returns the tokens that each block got, in order, and the encoded ones."""
-  _, out = build(config, 0).apply({"params": params}, images)
-  blocks = [out[f"encoderblock_{i}"] for i in range(config.size.depth)]
-  got = [out["with_posemb"], *(block["after_mlp"] for block in blocks[:-1])]
-  return got, out["encoded"]
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _block_attention(
+  options: ViTConfig,
+  grid: tuple[int, int],
+  params: dict[str, Any],
+  x: Float[Array, "b n d"],
+) -> Float[Array, "b heads n n"]:
+  """Returns the weights of an `EncoderBlock` whose input is x."""
+  if options.posemb_at != "stem":
+    table = _Positions(options, grid).apply({"params": params})
+    x = x + table.astype(x.dtype)
+  norm = nn.LayerNorm(options.ln_eps, dtype=options.dtype)
+  x = norm.apply({"params": params["LayerNorm_0"]}, x)
+  return _attention(options, params["MultiHeadDotProductAttention_0"], x, x)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _applied(module, params, x):
-  return module.apply({"params": params}, x)
+def _probe_attention(
+  options: ViTConfig, params: dict[str, Any], x: Float[Array, "b n d"]
+) -> Float[Array, "b heads 1 n"]:
+  """Returns the weights of a `MAPHead` on the encoded tokens x."""
+  probe = jnp.broadcast_to(params["probe"], (len(x), 1, x.shape[-1]))
+  return _attention(options, params["MultiHeadDotProductAttention_0"], probe, x)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(
+  options: ViTConfig, params: dict[str, Any], images: Images
+) -> tuple[list[Float[Array, "b n d"]], Float[Array, "b n d"]]:
+  """Returns the input of each block, in order, and the encoded tokens."""
+  _, out = build(options, 0).apply({"params": params}, images)
+  blocks = [out[f"encoderblock_{i}"] for i in range(options.size.depth)]
+  inputs = [out["with_posemb"], *(block["after_mlp"] for block in blocks[:-1])]
+  return inputs, out["encoded"]
 
 
 def attention_by_layer(
@@ -113,7 +101,7 @@ def attention_by_layer(
 
   Args: See `attention_of`.
   """
-  layers, _ = _opened(config, params, images)
+  layers, _ = _layers_and_encoded(config, params, images)
   yield from layers
 
 
@@ -129,8 +117,7 @@ def attention_of(
   Args:
     config: The model's options; those of training (dropout, remat, scan) have
       no effect.
-    params: Its parameters, blocks stacked or not; more than it needs, such as
-      a head's, is no fault.
+    params: Its parameters, blocks stacked or not; a head may be among them.
     images: Floats in [-1, 1].
 
   Raises:
@@ -173,26 +160,30 @@ def roll(
 def attention_map(
   config: ModelConfig, params: dict[str, Any], images: Images
 ) -> Float[Array, "b gh gw"]:
-  """Returns from which patches the model's answer is drawn, by rollout.
+  """Returns how much of the model's answer each patch contributes, by rollout.
 
-  The row of the rollout that the head reads: that of the class token; the mean
-  of all rows for a model that averages the tokens; and for a model that pools
-  them by attention (MAP) the mean weighted as its probe weights the tokens, in
-  the mean over heads. What falls on the class token is left out, and the map
-  is scaled to sum to 1.
+  It is the row of the rollout that the head reads: the row of the class token;
+  the mean of all rows if the model averages the tokens; or, with attention
+  pooling (MAP), the mean of the rows with the weights of the probe, averaged
+  over its heads. The weight on the class token is left out, and the map is
+  scaled to sum to 1.
 
   Args: See `attention_of`.
 
   Raises:
     ValueError: The model has no attention.
   """
-  layers, encoded = _opened(config, params, images)
+  layers, encoded = _layers_and_encoded(config, params, images)
   rolled = functools.reduce(roll, layers, None)
   return _map(config, params, encoded, rolled, _grid(config, images))
 
 
 class Survey(NamedTuple):
-  """Of a few images; see `mean_distance` and `attention_map`."""
+  """What `survey` returns for some images.
+
+  distances: See `mean_distance`; in pixels.
+  maps: See `attention_map`.
+  """
 
   distances: Float[Array, "layers b heads"]
   maps: Float[Array, "b gh gw"]
@@ -201,21 +192,21 @@ class Survey(NamedTuple):
 def survey(
   config: ModelConfig, params: dict[str, Any], images: Images
 ) -> Survey:
-  """Returns mean distances, in pixels, and maps, from one forward pass.
+  """Returns mean attention distances and attention maps, in one forward pass.
 
   Args: See `attention_of`.
 
   Raises:
     ValueError: The model has no attention.
   """
-  layers, encoded = _opened(config, params, images)
-  grid, far, rolled = _grid(config, images), [], None
-  (_, height, width, _), (rows, columns) = images.shape, grid
+  layers, encoded = _layers_and_encoded(config, params, images)
+  grid, distances, rolled = _grid(config, images), [], None
+  patch = images.shape[1] / grid[0], images.shape[2] / grid[1]
   for layer in layers:
-    far.append(mean_distance(layer, grid, (height / rows, width / columns)))
+    distances.append(mean_distance(layer, grid, patch))
     rolled = roll(rolled, layer)
   maps = _map(config, params, encoded, rolled, grid)
-  return Survey(jnp.stack(far), maps)
+  return Survey(jnp.stack(distances), maps)
 
 
 def by_head(
@@ -242,10 +233,10 @@ def by_head(
 
 
 def batch_size(config: ModelConfig, image_size: tuple[int, int]) -> int:
-  """Returns how many images to look at together, 1 to 16.
+  """Returns how many images to pass together, 1 to 16.
 
-  So that one block's weights, and the tokens that all blocks got, have at most
-  2^26 numbers each (256 MB in float32).
+  One block's weights, and the inputs of all blocks, then have at most 2^26
+  numbers each (256 MB in float32), or belong to one image.
 
   Args:
     config: The model's options.
@@ -266,13 +257,13 @@ def mean_distance(
   grid: tuple[int, int],
   step: Sides = (1, 1),
 ) -> Float[Array, "*layers b heads"]:
-  """Returns how far a patch looks in the mean over patches, for each head.
+  """Returns the attention distance of each head, as the mean over patches.
 
-  The distance of a patch is sum_k A_qk |q - k|, with the Euclidean distance
-  between the centres of patches q and k. The class token has no place: its row
-  is left out, and so is the weight on it, the others being scaled to sum to 1.
-  (The paper does not say what it does with it.) A patch that has no weight on
-  patches at all does not count.
+  The distance of patch q is sum_k A_qk |q - k|, with the Euclidean distance
+  between the centres of patches q and k. The class token has no position: its
+  row is left out, and so is the weight on it; the other weights are scaled to
+  sum to 1. (The paper does not say how it treats the class token.) A patch
+  without any weight on patches does not count.
 
   Args:
     attention: Weights of all tokens.
@@ -289,10 +280,10 @@ def mean_distance(
   first = attention.shape[-1] - grid[0] * grid[1]
   weights = attention[..., first:, first:]
   total = weights.sum(-1)
-  far = jnp.einsum("...qk,qk->...q", weights, distances(grid, step))
+  sums = jnp.einsum("...qk,qk->...q", weights, distances(grid, step))
   counts = total != 0
-  far = jnp.where(counts, far / jnp.where(counts, total, 1), 0)
-  return far.sum(-1) / counts.sum(-1)
+  of_patch = jnp.where(counts, sums / jnp.where(counts, total, 1), 0)
+  return of_patch.sum(-1) / counts.sum(-1)
 
 
 def distances(
@@ -304,18 +295,17 @@ def distances(
     grid: Rows and columns of patches.
     step: Height and width of a patch.
   """
-  places = np.stack(np.mgrid[: grid[0], : grid[1]], -1).reshape(-1, 2) * step
-  apart = places[:, None] - places[None]
-  return np.sqrt(np.square(apart).sum(-1)).astype(np.float32)
+  centres = np.stack(np.mgrid[: grid[0], : grid[1]], -1).reshape(-1, 2) * step
+  offsets = centres[:, None] - centres[None]
+  return np.linalg.norm(offsets, axis=-1).astype(np.float32)
 
 
 def position_table(
   config: ModelConfig, params: dict[str, Any], image_size: tuple[int, int]
 ) -> Float[np.ndarray, "n d"]:
-  """Returns what each patch gets for its position, row by row.
+  """Returns the position embeddings of the patches, row by row.
 
-  A learned table, halves put together, or fixed sines. Where every block has a
-  table of its own, it is that of the first block.
+  If every block has a table of its own, it is that of the first block.
 
   Args:
     config: The model's options.
@@ -333,34 +323,34 @@ def position_table(
   params = unstack_blocks(params)["Transformer"]
   if config.posemb_at == "blocks":
     params = params["encoderblock_0"]
-  module = _Positions(config, grid)
-  found = module.apply({"params": params})
-  if found is None:
-    how = {
+  table = _Positions(config, grid).apply({"params": params})
+  if table is None:
+    reasons = {
       "relative": "positions are offsets, learned in every attention",
       "none": "the model has no positions",
     }
-    raise ValueError(how[config.posemb])
-  return np.asarray(found, np.float32)[0, -grid[0] * grid[1] :]
+    raise ValueError(reasons[config.posemb])
+  return np.asarray(table, np.float32)[0, -grid[0] * grid[1] :]
 
 
-def _opened(config, params, images):
-  """Returns the weights by layer, yet to be computed, and the encoded tokens.
+def _layers_and_encoded(
+  config: ModelConfig, params: dict[str, Any], images: Images
+) -> tuple[Iterator[Float[Array, "b heads n n"]], Float[Array, "b n d"]]:
+  """Returns each layer's weights, computed on use, and the encoded tokens.
 
   Raises:
     ValueError: The model has no attention.
   """
-  _num_tokens(config, tuple(images.shape[1:3]))
+  _num_tokens(config, images.shape[1:3])
   config, params = config.unstacked(), unstack_blocks(params)
-  got, encoded = _tokens(config, params, images)
-  encoder = params["Transformer"]
+  inputs, encoded = _run(config, params, images)
+  encoder, grid = params["Transformer"], _grid(config, images)
   shared = {}
   if config.posemb_at == "shared":
     shared = {"posembed_input": encoder["posembed_input"]}
-  module = _Block(config, _grid(config, images))
   layers = (
-    _applied(module, encoder[f"encoderblock_{i}"] | shared, x)
-    for i, x in enumerate(got)
+    _block_attention(config, grid, encoder[f"encoderblock_{i}"] | shared, x)
+    for i, x in enumerate(inputs)
   )
   return layers, encoded
 
@@ -371,7 +361,7 @@ def has_attention(config: ModelConfig, image_size: tuple[int, int]) -> bool:
   return num_tokens is not None and hasattr(config.size, "num_heads")
 
 
-def _num_tokens(config, image_size) -> int:
+def _num_tokens(config: ModelConfig, image_size: tuple[int, int]) -> int:
   if not has_attention(config, image_size):
     raise ValueError(
       f"got {config.variant}, which has no attention between patches; expected"
@@ -380,23 +370,24 @@ def _num_tokens(config, image_size) -> int:
   return config.num_tokens(image_size)
 
 
-def _map(config, params, encoded, rolled, grid) -> Float[Array, "b gh gw"]:
+def _map(
+  config: ViTConfig,
+  params: dict[str, Any],
+  encoded: Float[Array, "b n d"],
+  rolled: Float[Array, "b n n"],
+  grid: tuple[int, int],
+) -> Float[Array, "b gh gw"]:
   """Returns the row of the rollout that the head reads, on the grid."""
-  pooling = _pooling(config, params, encoded)
-  row = jnp.einsum("bq,bqk->bk", pooling, rolled)[:, -grid[0] * grid[1] :]
+  if config.pool == "token":
+    row = rolled[:, 0]
+  elif config.pool == "gap":
+    row = rolled.mean(axis=1)
+  else:
+    probe = _probe_attention(config.unstacked(), params["MAPHead_0"], encoded)
+    row = jnp.einsum("bq,bqk->bk", probe[:, :, 0].mean(axis=1), rolled)
+  row = row[:, -grid[0] * grid[1] :]
   return (row / row.sum(-1, keepdims=True)).reshape(-1, *grid)
 
 
-def _pooling(config, params, encoded) -> Float[Array, "b n"]:
-  """Returns the weight of each token in what the head gets."""
-  num_images, num_tokens, _ = encoded.shape
-  if config.pool == "token":
-    return jnp.zeros((num_images, num_tokens)).at[:, 0].set(1)
-  if config.pool == "gap":
-    return jnp.full((num_images, num_tokens), 1 / num_tokens)
-  weights = _applied(_Probe(config.unstacked()), params["MAPHead_0"], encoded)
-  return weights[:, :, 0].mean(axis=1)
-
-
-def _grid(config, images) -> tuple[int, int]:
-  return config.grid(tuple(images.shape[1:3]))
+def _grid(config: ModelConfig, images: Images) -> tuple[int, int]:
+  return config.grid(images.shape[1:3])

@@ -9,20 +9,8 @@ import jax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.devices import generation
+from vit_jax.models.chip_choices import device_of_step
 from vit_jax.models.precision import bias_in_float32
-
-
-def chip_of_step() -> tuple[str, str]:
-  """Returns platform and generation inside a train step, else "" twice."""
-  mesh = jax.sharding.get_abstract_mesh()
-  # Inside the shard_map of a step the images are the device's own. Elsewhere
-  # they may be spread over devices, and a piece of them would have to be
-  # gathered.
-  device = mesh.abstract_device if mesh.manual_axes else None
-  if not device:
-    return "", ""
-  return device.platform, generation(device.device_kind)
 
 
 def by_rows(
@@ -31,21 +19,22 @@ def by_rows(
   dimensions: tuple[Any, Any],
   **options: Any,
 ) -> jax.Array:
-  """Returns `jax.lax.dot_general`, of matrices in a train step on a CPU.
+  """Returns `jax.lax.dot_general`; in a train step on a CPU, of two matrices.
 
-  There the tokens of all images are the rows of one matrix. In the forward pass
-  XLA does so by itself. For the gradient of the kernel, a sum over images and
-  tokens, it would copy both factors first: without, S/16's step takes 0.95 to
-  0.97 of the time (docs/performance_log.md). A TPU copies nothing.
+  The rows of the first matrix are then the tokens of all images. Otherwise XLA
+  for CPUs would copy both factors of the kernel's gradient, a sum over images
+  and tokens: S/16's step takes 0.95 to 0.97 of the time without the copies
+  (docs/performance_log.md). A TPU copies nothing.
 
   Args:
-    x: Inputs; the last dimensions are those of the sum.
-    kernel: Its first dimensions are those of the sum.
-    dimensions: As flax's layers give them: ((dimensions of the sum, of x and of
-      the kernel), (none, none)).
+    x: Inputs; the sum is over the last dimensions.
+    kernel: The sum is over the first dimensions.
+    dimensions: As flax's layers give them: ((dimensions of x, of the kernel),
+      (none, none)).
     options: Other arguments of `jax.lax.dot_general`.
   """
-  if chip_of_step()[0] != "cpu":
+  device = device_of_step()
+  if device is None or device.platform != "cpu":
     return jax.lax.dot_general(x, kernel, dimensions, **options)
   num_summed = len(dimensions[0][0])
   rows, features = x.shape[:-num_summed], kernel.shape[num_summed:]

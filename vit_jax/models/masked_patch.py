@@ -1,7 +1,8 @@
-"""A network of which patches are corrupted and predicted.
+"""Masked patch prediction: some patches are corrupted, and predicted.
 
-The network's parameters keep their paths, so that its weights go on to another
-objective; the mask token and the head of predictions are under `masked_patch`.
+The network's parameters have the same paths as without this objective, so that
+another objective can load them. The mask token and the head that predicts are
+under `masked_patch`.
 """
 
 from typing import Any, NamedTuple
@@ -36,20 +37,20 @@ class Plan(NamedTuple):
 
 
 def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
-  """Draws what is corrupted, for each record by its number alone.
+  """Draws what is corrupted; for a record it depends on its number alone.
 
-  Exactly `CORRUPTED` of the patches, rounded down but at least one; each of
-  them is masked, replaced or left with the chances of `MASKED` and `REPLACED`,
-  by itself, and any other patch of the image is as likely to replace it.
+  `CORRUPTED` of the patches are, rounded down but at least one. Each of these
+  is masked with probability `MASKED`, and replaced with probability `REPLACED`
+  by any other patch of the image; the rest stays as it is.
 
   Args:
-    key: Of the step, typed.
+    key: Key of the step, typed.
     records: Numbers of the records.
-    num_patches: Of an image, 2 or more.
+    num_patches: Patches of an image, 2 or more.
   """
   num_corrupted = max(1, int(CORRUPTED * num_patches))
 
-  def of_record(record):
+  def draw_plan(record):
     key_places, key_kinds, key_sources = jax.random.split(
       jax.random.fold_in(key, record), 3
     )
@@ -61,7 +62,7 @@ def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
     others = (places + away) % num_patches
     return Plan(places, jnp.where(is_replaced, others, places), is_masked)
 
-  return jax.vmap(of_record)(records)
+  return jax.vmap(draw_plan)(records)
 
 
 def chosen(
@@ -78,7 +79,7 @@ def corrupt(
   """Returns the tokens with those of the plan corrupted."""
   new = jnp.where(
     plan.is_masked[..., None],
-    mask_token[None, None],  # whose gradient is a sum, in its own type
+    mask_token[None, None],  # float32, for the sum that is its gradient
     chosen(tokens, plan.sources),
   ).astype(tokens.dtype)
   rows = jnp.arange(len(tokens))[:, None]
@@ -120,9 +121,9 @@ class Predictions(nn.Module):
   """Parameters of the objective: mask token, and head of every patch.
 
   Attributes:
-    num_outputs: Numbers predicted of a patch.
-    width: Of a token.
-    dtype: Of the matrix products; the head's is float32 at least.
+    num_outputs: How many numbers are predicted for a patch.
+    width: Width of a token.
+    dtype: Type of the matrix products; the head's is float32 at least.
   """
 
   num_outputs: int
@@ -143,10 +144,8 @@ class MaskedPatchModel(nn.Module):
   """A network, and the predictions of its patches.
 
   Attributes:
-    network: Without a head; has `embed` and `encode`, see `ViT`.
-    num_outputs: See `Predictions`.
-    width: See there.
-    dtype: See there.
+    network: A network without a head, with the `embed` and `encode` of `ViT`.
+    num_outputs, width, dtype: See `Predictions`.
   """
 
   network: nn.Module
@@ -161,7 +160,7 @@ class MaskedPatchModel(nn.Module):
   def __call__(
     self, images: Float[Array, "b h w c"], **options
   ) -> tuple[Array, dict[str, Any]]:
-    """Applies the network alone, to images as they are; see there."""
+    """Applies the network to images as they are; see `ViT.__call__`."""
     if self.is_initializing():
       self.masked_patch(jnp.zeros((1, 1, self.width)))
     return self.network(images, **options)
@@ -173,8 +172,8 @@ class MaskedPatchModel(nn.Module):
 
     Args:
       images: Floats in [-1, 1].
-      plan: Of each image.
-      records: Numbers for dropout; None: no dropout.
+      plan: What is corrupted in each image.
+      records: A number for each image; None: no dropout.
 
     Returns:
       Predictions of the patches `plan.places`, float32.

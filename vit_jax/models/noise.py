@@ -18,9 +18,9 @@ RECORDS = Int[Array, " b"] | None
 
 
 class Draw(NamedTuple):
-  """What is drawn at random for a batch, of which `bits` makes the noise.
+  """Random numbers for a batch, from which `bits` computes its noise.
 
-  Leading dimensions, of layers, may come before these.
+  The arrays may have more dimensions in front, such as one for the layers.
 
   rows: Two numbers for each row of each record, uint32 [b, 2, ...].
   columns: Two numbers for each column, uint32 [2, f].
@@ -37,21 +37,21 @@ DRAWS = dict[str, Draw]
 def draw(
   key: jax.Array, records: Int[Array, " b"], shape: tuple[int, ...]
 ) -> Draw:
-  """Draws what the noise of a batch is made of; see `bits`.
+  """Draws the random numbers for a batch; see `bits`.
 
   Args:
     key: A typed key of jax.random.
     records: Numbers of the records, which must differ within a batch.
     shape: Shape of one record; its last dimension is the column.
   """
-  of_rows, of_columns = jax.random.split(key)
+  row_key, column_key = jax.random.split(key)
 
-  def of_record(record):
-    key = jax.random.fold_in(of_rows, record)
+  def draw_rows(record):
+    key = jax.random.fold_in(row_key, record)
     return jax.random.bits(key, (2, *shape[:-1]), jnp.uint32)
 
-  columns = jax.random.bits(of_columns, (2, shape[-1]), jnp.uint32)
-  return Draw(jax.vmap(of_record)(records), columns)
+  columns = jax.random.bits(column_key, (2, shape[-1]), jnp.uint32)
+  return Draw(jax.vmap(draw_rows)(records), columns)
 
 
 def draw_all(
@@ -60,26 +60,27 @@ def draw_all(
   places: tuple[str, ...],
   shapes: dict[str, tuple[int, ...]],
 ) -> DRAWS:
-  """Draws for all layers, which come as the first dimension of each result.
+  """Draws for all layers together; they are the first dimension of each result.
 
-  Together, since the compiler of a TPU needs as long for the draws of one layer
-  as for those of all (docs/performance_log.md).
+  A TPU's compiler takes as long for the draws of one layer as for those of all
+  (docs/performance_log.md).
 
   Args:
     keys: A typed key of jax.random for each layer.
     records: Numbers of the records.
     places: Names of all places of a layer: each has a key of its own.
-    shapes: Place -> shape of one record there; for the places in use.
+    shapes: Place -> shape of one record there, for the places where something
+      is dropped.
   """
   split = functools.partial(jax.random.split, num=len(places))
-  of_place = dict(zip(places, jax.vmap(split, out_axes=1)(keys), strict=True))
+  place_keys = dict(zip(places, jax.vmap(split, out_axes=1)(keys), strict=True))
   draws = {}
   for shape in dict.fromkeys(shapes.values()):
     names = [name for name in shapes if shapes[name] == shape]
     one = functools.partial(draw, records=records, shape=shape)
-    found = jax.vmap(jax.vmap(one))(jnp.stack([of_place[n] for n in names]))
+    drawn = jax.vmap(jax.vmap(one))(jnp.stack([place_keys[n] for n in names]))
     for i, name in enumerate(names):
-      draws[name] = jax.tree.map(lambda a, i=i: a[i], found)
+      draws[name] = jax.tree.map(lambda a, i=i: a[i], drawn)
   return draws
 
 
@@ -112,7 +113,7 @@ def bits(drawn: Draw) -> UInt32[Array, "b ..."]:
 
 
 def threshold(rate: float | Float[Array, ""]) -> Int32[Array, ""]:
-  """Returns the least of the signed numbers that is kept; exact to 2^-26."""
+  """Returns the smallest signed number that is not dropped; exact to 2^-26."""
   return jnp.asarray(rate * 2.0**32 - 2.0**31).astype(jnp.int32)
 
 
@@ -127,15 +128,15 @@ def drop(
 
   Args:
     x: A batch.
-    drawn: Of the shape of an example, or of one that broadcasts to it: elements
-      with the same draw are dropped together.
+    drawn: Draws with the shape of an example, or one that broadcasts to it:
+      elements with the same draw are dropped together.
     rate: Probability to drop, from 0 to below 1.
   """
   # A comparison of signed numbers, which a TPU does in one instruction.
   signed = jax.lax.bitcast_convert_type(bits(drawn), jnp.int32)
-  kept: Bool[Array, "b ..."] = signed >= threshold(rate)
+  is_kept: Bool[Array, "b ..."] = signed >= threshold(rate)
   x = x.astype(at_least_float32(x.dtype))
-  return jnp.where(kept, x * (1.0 / (1.0 - rate)), 0)
+  return jnp.where(is_kept, x * (1.0 / (1.0 - rate)), 0)
 
 
 def drop_at(
@@ -144,7 +145,7 @@ def drop_at(
   draws: DRAWS,
   rate: float | Float[Array, ""] | None,
 ) -> Float[Array, "b ..."]:
-  """Returns `drop` with what is drawn for a place; x where nothing is."""
+  """Returns `drop` with the draws of a place; x where there are none."""
   return drop(x, draws[place], rate) if place in draws else x
 
 
@@ -160,9 +161,11 @@ class Dropout(nn.Module):
   def __call__(
     self, x: Float[Array, "b ..."], records: RECORDS
   ) -> Float[Array, "b ..."]:
-    """Takes x, and the number of each record, or None to drop nothing.
+    """Applies dropout.
 
-    The key is one of the rng "dropout", which depends on the module's path.
+    Args:
+      x: A batch.
+      records: The number of each record; None: nothing is dropped.
     """
     if records is None or self.rate == 0.0:
       return x

@@ -13,24 +13,25 @@ def learned_positions(
 ) -> Float[Array, "1 n d"] | None:
   """Returns the calling module's table of positions, a row for each token.
 
-  Its parameters are below `posembed_input`. A class token without a position
-  gets zeros.
+  Its parameters are below `posembed_input`. A class token that has no position
+  of its own (`cls_row` False) gets zeros.
 
   Args:
-    options: Of which `posemb`, `pool`, `cls_row` and the width are read.
+    options: The model's options.
     grid: Rows and columns of patches.
 
   Returns:
-    None where no table is learned.
+    The table; None where no table is learned.
   """
-  num_without = int(options.pool == "token" and not options.has_cls_row)
-  table = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
-  if options.posemb not in table:
+  tables = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
+  if options.posemb not in tables:
     return None
   num_rows = grid[0] * grid[1] + int(options.has_cls_row)
-  return table[options.posemb](
+  table = tables[options.posemb](
     grid, num_rows, options.size.width, name="posembed_input"
-  )(num_without)
+  )()
+  num_zeros = int(options.pool == "token" and not options.has_cls_row)
+  return jnp.pad(table, ((0, 0), (num_zeros, 0), (0, 0)))
 
 
 class PositionEmbedding(nn.Module):
@@ -38,8 +39,9 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     grid: Rows and columns of patches.
-    num_rows: Number of rows: patches, and a class token that has one.
-    width: Of a token.
+    num_rows: Number of rows: one for each patch, and for a class token that has
+      a position.
+    width: Width of a token.
   """
 
   grid: tuple[int, int]
@@ -47,11 +49,10 @@ class PositionEmbedding(nn.Module):
   width: int
 
   @nn.compact
-  def __call__(self, num_without: int) -> Float[Array, "1 n d"]:
-    """Returns the table behind `num_without` rows of zeros."""
+  def __call__(self) -> Float[Array, "1 n d"]:
     init = nn.initializers.normal(0.02)
-    table = self.param("pos_embedding", init, (1, self.num_rows, self.width))
-    return _in_front(num_without, table)
+    shape = (1, self.num_rows, self.width)
+    return jnp.asarray(self.param("pos_embedding", init, shape))
 
 
 class PositionEmbedding2D(nn.Module):
@@ -69,25 +70,18 @@ class PositionEmbedding2D(nn.Module):
   width: int
 
   @nn.compact
-  def __call__(self, num_without: int) -> Float[Array, "1 n d"]:
-    """Returns the table behind `num_without` rows of zeros."""
+  def __call__(self) -> Float[Array, "1 n d"]:
     (rows, columns), half = self.grid, self.width // 2
     init = nn.initializers.normal(0.02)
     of_x = self.param("pos_embedding_x", init, (1, columns, half))
     of_y = self.param("pos_embedding_y", init, (1, rows, half))
-    table = jnp.concatenate(
+    return jnp.concatenate(
       [
         jnp.broadcast_to(of_x, (rows, columns, half)),
         jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
       ],
       axis=-1,
     ).reshape(1, self.num_rows, self.width)
-    return _in_front(num_without, table)
-
-
-def _in_front(num_rows: int, table):
-  """Puts rows of zeros before a table."""
-  return jnp.pad(table, ((0, 0), (num_rows, 0), (0, 0)))
 
 
 def sincos2d(grid_h: int, grid_w: int, width: int) -> Float[np.ndarray, "n d"]:

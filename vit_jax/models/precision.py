@@ -25,47 +25,47 @@ def bias_in_float32(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Casts inputs and kernel of a layer to `dtype`; the bias has float32.
 
-  For `promote_dtype` of flax's linear layers, whose results then have float32,
-  and are to be cast to `dtype`. The gradient of a bias is a sum over all rows,
-  for which flax would round the bias, and XLA would add in bfloat16: a number
-  that is small beside the sum so far would change nothing.
+  It is the `promote_dtype` of flax's linear layers, whose results are then
+  float32; the caller casts them to `dtype`. The gradient of a bias is a sum
+  over all rows. With a bias in bfloat16, XLA would add them in bfloat16, where
+  a number that is small beside the sum so far changes nothing.
   """
   if bias is not None:
     bias = jnp.asarray(bias, at_least_float32(dtype))
   return jnp.asarray(inputs, dtype), jnp.asarray(kernel, dtype), bias
 
 
-# Flags of a CPU (Linux) that multiplies bfloat16 in units of its own.
-UNITS = {"amx_bf16", "avx512_bf16"}
+# Flags in Linux of a CPU with instructions for products of bfloat16.
+BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
-def fastest(model: ModelConfig) -> ModelConfig:
-  """Returns a model with the type of products that answers fastest here.
+def with_fastest_dtype(model: ModelConfig) -> ModelConfig:
+  """Returns a Transformer with the dtype of the fastest inference here.
 
-  Those of ResNets and hybrids stay as they are, since they were not measured.
+  ResNets and hybrids, which were not measured, stay as they are.
   """
   if model.pixel_patch is None:
     return model
-  return dataclasses.replace(model, dtype=of_answers())
+  return dataclasses.replace(model, dtype=fastest_dtype())
 
 
-def of_answers() -> str:
-  """Returns the type of a Transformer's products that is fastest on this CPU.
+def fastest_dtype() -> str:
+  """Returns the dtype of a Transformer's products for the fastest inference.
 
-  "bfloat16" where it has units for that type and XLA uses them, which is since
-  jax 0.12: on one core S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
-  Xeon with AMX) of the time of float32. Else, and on other devices, "float32".
+  "bfloat16" on a CPU with instructions for it if XLA uses them, as it does from
+  jax 0.12 on: on one core S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
+  Xeon with AMX) of the time of float32. "float32" on all other devices.
 
   Source: docs/performance.md, measured by benchmarks/cpu_types.py.
   """
   version = tuple(map(int, jax.__version__.split(".")[:2]))
   if jax.default_backend() != "cpu" or version < (0, 12):
     return "float32"
-  return "bfloat16" if UNITS & _flags() else "float32"
+  return "bfloat16" if BFLOAT16_FLAGS & cpu_flags() else "float32"
 
 
-def _flags() -> set[str]:
-  """Returns the flags of the first CPU; none where they are not told."""
+def cpu_flags() -> set[str]:
+  """Returns the flags of the first CPU; none where the system lists none."""
   try:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:

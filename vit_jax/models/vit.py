@@ -1,9 +1,9 @@
 """The Vision Transformer of arXiv:2010.11929, equations 1 to 4.
 
-The names of the modules make the paths of the parameters, which are those of
-the published checkpoints (`Transformer/encoderblock_0/LayerNorm_0/scale`).
-Parameters are float32; matrix products and tokens between blocks have the
-options' `dtype`; the statistics of the norms, softmax and the head are float32.
+Modules are named so that the paths of the parameters are those of the published
+checkpoints (`Transformer/encoderblock_0/LayerNorm_0/scale`). Parameters are
+float32; matrix products and tokens between blocks have the options' `dtype`;
+the statistics of the norms, softmax and the head are float32.
 """
 
 from typing import Any
@@ -25,8 +25,9 @@ from vit_jax.models.resnet import trunk
 class ViT(nn.Module):
   """Images to logits, and every intermediate by name.
 
-  `__call__` composes `embed`, `encode`, `pool` and the head. An objective that
-  needs a step in between calls them itself, inside a module of its own.
+  `__call__` is `embed`, `encode`, `pool` and the head, one after the other. An
+  objective that changes what passes between them calls them one by one, inside
+  a module of its own.
 
   Attributes:
     options: Sizes, positions, pooling and the rest; see `ViTConfig`.
@@ -64,13 +65,13 @@ class ViT(nn.Module):
       images: Floats in [-1, 1].
       is_training: Whether dropout and stochastic depth are on; they draw from
         the rng "dropout".
-      records: A number for each image, which with the rng decides what is
-        dropped; None: its place in the batch.
+      records: A number for each image, which together with the rng decides
+        what is dropped; None: its place in the batch.
 
     Returns:
       Logits, float32, and the intermediates: those of `embed` and `encode`;
         pooled [b, d]; pre_logits [b, d], the input of the head; logits. Under
-        jit, unused intermediates cost nothing.
+        jit an intermediate that nobody uses costs nothing.
 
     Raises:
       ValueError: The options contradict each other, or the patch does not
@@ -117,10 +118,15 @@ class ViT(nn.Module):
         options.stages,
         options.norms,
         options.dtype,
-        # A ResNet recomputes whole units, or nothing.
+        # A ResNet recomputes whole units or nothing.
         nn.remat if options.remat == "full" else lambda unit: unit,
       )
-    self._check_sides(x)
+    if x.shape[1] % options.patch or x.shape[2] % options.patch:
+      raise ValueError(
+        f"ViT: got {'features' if options.stages else 'images'} of"
+        f" {x.shape[1]} x {x.shape[2]}, expected multiples of the patch's side"
+        f" {options.patch}: change image_size, or a size in config.data.ops."
+      )
     out["stem"] = x = nn.Conv(
       options.size.width,
       (options.patch,) * 2,
@@ -139,15 +145,15 @@ class ViT(nn.Module):
     """Applies class token, positions, blocks and the norm at the end.
 
     Args:
-      tokens: As `embed` gives them.
+      tokens: What `embed` returned, one for each patch.
       records: A number for each image; None: no dropout.
 
     Returns:
-      The encoded tokens, n = gh gw, or one more, the class token, in front; and
-      the intermediates: with_posemb [b, n, d], after the positions that are
-      added before the first block; encoderblock_{i}, each with
-      attention and mlp (the branches, as added) and after_attention and
-      after_mlp (the sums); encoded [b, n, d].
+      The encoded tokens, n = gh gw, or n = gh gw + 1 with the class token in
+      front; and the intermediates: with_posemb [b, n, d], the input of the
+      first block; encoderblock_{i}, each with attention and mlp (the branches,
+      as they are added) and after_attention and after_mlp (the sums); encoded
+      [b, n, d].
     """
     options = self.options
     num_images, grid_h, grid_w, width = tokens.shape
@@ -166,13 +172,3 @@ class ViT(nn.Module):
     if self.options.pool == "gap":
       return encoded.mean(axis=1)
     return self.MAPHead_0(encoded)
-
-  def _check_sides(self, x) -> None:
-    patch, (height, width) = self.options.patch, x.shape[1:3]
-    if height % patch or width % patch:
-      raise ValueError(
-        f"ViT: got images of {height} x {width}"
-        f" {'points' if self.options.stages else 'pixels'}, expected multiples"
-        f" of the patch's side {patch}: an image_size, or a size in"
-        " config.data.ops, that is one."
-      )

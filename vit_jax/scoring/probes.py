@@ -51,8 +51,8 @@ def config_of_file(
     config: All other options.
     path: Weights that are no run's.
     dtype: Type of the products, "float32" or "bfloat16"; None: the fastest
-      (`precision.fastest`), and float32 in several processes, whose machines
-      may differ.
+      (`precision.with_fastest_dtype`), and float32 in several processes, whose
+      machines may differ.
 
   Raises:
     ConfigError: There is no model, or no such type; or the config states a
@@ -68,7 +68,7 @@ def config_of_file(
     if dtype is not None:
       model = dataclasses.replace(model, dtype=dtype)
     elif jax.process_count() == 1:
-      model = precision.fastest(model)
+      model = precision.with_fastest_dtype(model)
     size = weights.trained_at(file)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None

@@ -1,14 +1,15 @@
-"""Attention in training: its custom gradient, and attention in pieces."""
+"""Attention in training: its custom gradient, and attention in chunks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
+import tiny
 
 from vit_jax.config import model_config
-from vit_jax.models import attention_by_chip
 from vit_jax.models.attention import dot_product_attention
+from vit_jax.models.chip_choices import CHOICES, Choices
+from vit_jax.models.efficient_attention import attend
 from vit_jax.models.encoder import (
   PLACES,
   EncoderBlock,
@@ -16,20 +17,12 @@ from vit_jax.models.encoder import (
 )
 from vit_jax.models.noise import draw_all
 
-MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
 QKV = jnp.asarray(np.random.default_rng(0).normal(size=(3, 6, 9, 2, 4)), "f")
 TOKENS = QKV.reshape(3, 6, 9, 8)[0]
 
 
-def loss(attend, *args):
-  return lambda qkv: jnp.sum(jnp.sin(attend(*qkv, *args).astype("f")))
-
-
-def on_a_device(fn):
-  """Wraps `fn` as the step does, where images are the device's own."""
-  return jax.shard_map(
-    fn, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False
-  )
+def loss(fn, *args):
+  return lambda qkv: jnp.sum(jnp.sin(fn(*qkv, *args).astype("f")))
 
 
 def products(fn, *args) -> int:
@@ -43,25 +36,25 @@ def products(fn, *args) -> int:
   return count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_gradient_is_that_of_the_formula(keep):
+@pytest.mark.parametrize("save_weights", [True, False])
+def test_the_gradient_is_that_of_the_formula(save_weights):
   plain = loss(dot_product_attention)
   want = jax.jit(jax.value_and_grad(plain))(QKV)
-  got = jax.jit(jax.value_and_grad(loss(attention_by_chip.attend, keep)))(QKV)
+  got = jax.jit(jax.value_and_grad(loss(attend, save_weights)))(QKV)
   np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
   # Rounding of sums over 9 keys.
   np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_gradient_in_bfloat16_is_as_good(keep):
+@pytest.mark.parametrize("save_weights", [True, False])
+def test_the_gradient_in_bfloat16_is_as_good(save_weights):
   """Its error against float32 is that of autodiff in bfloat16, or less."""
 
   # Without the barrier, XLA for CPUs (jax 0.12) picks a product it lacks.
-  def loss(attend, *args):
+  def loss(fn, *args):
     barrier = jax.lax.optimization_barrier
-    fn = lambda qkv: barrier(attend(*qkv, *args)).astype("f")
-    return lambda qkv: jnp.sum(jnp.sin(fn(qkv)))
+    rounded = lambda qkv: barrier(fn(*qkv, *args)).astype("f")
+    return lambda qkv: jnp.sum(jnp.sin(rounded(qkv)))
 
   exact = jax.jit(jax.grad(loss(dot_product_attention)))(QKV)
   half = QKV.astype(jnp.bfloat16)
@@ -72,15 +65,15 @@ def test_the_gradient_in_bfloat16_is_as_good(keep):
 
   auto = error(dot_product_attention)
   assert auto > 1e-3
-  assert error(attention_by_chip.attend, keep) < 1.1 * auto
+  assert error(attend, save_weights) < 1.1 * auto
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_backward_pass_keeps_weights_only_if_told(keep):
-  fn = loss(attention_by_chip.attend, keep)
-  kept = jax.eval_shape(lambda qkv: jax.vjp(fn, qkv)[1], QKV)
-  largest = max(x.size for x in jax.tree.leaves(kept))
-  assert (largest >= 6 * 2 * 9 * 9) == keep
+@pytest.mark.parametrize("save_weights", [True, False])
+def test_the_backward_pass_gets_weights_only_where_they_are_saved(save_weights):
+  fn = loss(attend, save_weights)
+  saved = jax.eval_shape(lambda qkv: jax.vjp(fn, qkv)[1], QKV)
+  largest = max(x.size for x in jax.tree.leaves(saved))
+  assert (largest >= 6 * 2 * 9 * 9) == save_weights
 
 
 def block(relative: bool):
@@ -114,12 +107,14 @@ def drawn():
 
 # 6 images, each with 2 heads x 9 x 9 scores.
 @pytest.mark.parametrize(
-  "max_scores, pieces", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
+  "max_scores, chunks", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
 )
 @pytest.mark.parametrize(
   "relative", [pytest.param(False, marks=pytest.mark.slow), True]
 )
-def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
+def test_chunks_give_the_numbers_of_the_whole(
+  monkeypatch, max_scores, chunks, relative
+):
   fn, variables = block(relative)
 
   def loss(variables, tokens, draws):
@@ -131,11 +126,10 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
   )
   args = (variables, TOKENS, drawn())
   whole = grad(loss)(*args)
-  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
-  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", max_scores)
-  in_step = on_a_device(loss)
+  monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=max_scores))
+  in_step = tiny.in_step(loss)
   of_mlp = 2
-  assert products(in_step, *args) - of_mlp == pieces * (
+  assert products(in_step, *args) - of_mlp == chunks * (
     products(loss, *args) - of_mlp
   )
   got = grad(in_step)(*args)
@@ -161,13 +155,12 @@ def test_pieces_are_the_whole(monkeypatch, max_scores, pieces, relative):
 def test_only_in_a_step_on_such_a_chip(monkeypatch):
   """Elsewhere images may be spread over devices, or their number be unknown."""
   fn, variables = block(False)
-  monkeypatch.setattr(attention_by_chip, "MAX_SCORES", 1)
-  count = lambda wrap: products(wrap(fn), variables, TOKENS, drawn())
+  count = lambda fn: products(fn, variables, TOKENS, drawn())
   attention, mlp = 4 + 2, 2
-  assert count(on_a_device) == attention + mlp
-  monkeypatch.setattr(attention_by_chip, "FAST_MEMORY", ("cpu",))
-  assert count(on_a_device) == 6 * attention + mlp
-  assert count(lambda fn: fn) == attention + mlp
+  assert count(tiny.in_step(fn)) == attention + mlp
+  monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))
+  assert count(tiny.in_step(fn)) == 6 * attention + mlp
+  assert count(fn) == attention + mlp
 
 
 def test_outside_of_a_step_it_differentiates_forwards_and_twice():

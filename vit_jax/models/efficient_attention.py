@@ -1,7 +1,9 @@
-"""How a chip computes attention: which program, what it keeps, in what pieces.
+"""Attention as a train step computes it: less memory traffic, same numbers.
 
-All choices give the numbers of `attention.dot_product_attention` up to
-rounding. Their measured or estimated gains: docs/performance_log.md.
+`attention` gives the numbers of `attention.dot_product_attention` up to
+rounding. On NVIDIA GPUs cuDNN's kernel computes it where that works; elsewhere
+XLA does, with a custom gradient. `chip_choices` says what is saved for the
+backward pass on which chip, and how many images are computed at once.
 """
 
 import functools
@@ -16,18 +18,35 @@ from jaxtyping import Array, Float
 from vit_jax.families import ModelConfig
 from vit_jax.models import cudnn
 from vit_jax.models.attention import attention_weights, dot_product_attention
-from vit_jax.models.layers import chip_of_step
+from vit_jax.models.chip_choices import device_of_step
 from vit_jax.models.noise import DRAWS
 from vit_jax.models.precision import at_least_float32
 
-# TPUs with a fast memory of 128 MiB, which holds the scores of a few images at
-# a time: of L/16, 16 images at 224 px or 2 at 384.
-FAST_MEMORY = ("v5e", "v6e")
-MAX_SCORES = 11_000_000
 
-# TPUs on which keeping the weights for the backward pass is faster than
-# recomputing them.
-KEEP_WEIGHTS = ("v4", "v5p", "tpu7x")
+def attention(
+  query: Float[Array, "b q heads d"],
+  key: Float[Array, "b k heads d"],
+  value: Float[Array, "b k heads d"],
+  offsets: Float[Array, "r heads d"] | None = None,
+) -> Float[Array, "b q heads d"]:
+  """Returns `dot_product_attention`, by the program for the step's device."""
+  # The names are those of `encoder.SAVED_NAMES`.
+  query = checkpoint_name(query, "query")
+  key = checkpoint_name(key, "key")
+  value = checkpoint_name(value, "value")
+  device = device_of_step()
+  if device is None or offsets is not None:
+    # A custom gradient allows neither forward mode nor second derivatives, and
+    # ours has no offsets.
+    plain = jax.checkpoint(
+      functools.partial(dot_product_attention, offsets=offsets)
+    )
+    return checkpoint_name(plain(query, key, value), "attended")
+  if query.shape == key.shape:  # self-attention
+    name, _ = implementation(device.platform, *key.shape[1:], key.dtype)
+    if name == "cudnn":
+      return cudnn.attend(query, key, value)
+  return attend(query, key, value, device.choices.save_weights)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -35,7 +54,7 @@ def attend(
   query: Float[Array, "b q heads d"],
   key: Float[Array, "b k heads d"],
   value: Float[Array, "b k heads d"],
-  keep_weights: bool,
+  save_weights: bool,
 ) -> Float[Array, "b q heads d"]:
   """Returns `dot_product_attention`, with a backward pass of fewer bytes.
 
@@ -44,12 +63,12 @@ def attend(
   which are already in memory; so the gradient of the scores is one elementwise
   function of a matrix product, which XLA writes once.
 
-  Kept weights are exponentials, not divided by their sums: what is computed
-  from them is divided instead, as that needs no pass over the weights.
+  Saved weights are exponentials that are not divided by their sums. What is
+  computed from them is divided instead, which needs no pass over the weights.
 
   Args:
     query, key, value: Projected queries, keys and values.
-    keep_weights: Whether the weights are kept for the backward pass, in the
+    save_weights: Whether the weights are saved for the backward pass, in the
       type of the values, or recomputed there.
 
   Source: arXiv:2205.14135, appendix B.2, for the gradient.
@@ -57,15 +76,15 @@ def attend(
   return dot_product_attention(query, key, value)
 
 
-def _attend_forward(query, key, value, keep_weights):
-  if keep_weights:
-    weights, inverse = kept = _exponentials(query, key, value.dtype)
+def _attend_forward(query, key, value, save_weights):
+  if save_weights:
+    weights, inverse = saved = _exponentials(query, key, value.dtype)
     out = jnp.einsum(
       "bhqk,bkhd->bqhd", weights, value, preferred_element_type=inverse.dtype
     )
     out = (out * inverse).astype(value.dtype)
-    out, kept = checkpoint_name((out, kept), "attended")
-    return out, (query, key, value, out, kept)
+    out, saved = checkpoint_name((out, saved), "attended")
+    return out, (query, key, value, out, saved)
   weights = attention_weights(query, key, value.dtype)
   out = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
   out = checkpoint_name(out, "attended")
@@ -88,24 +107,24 @@ def _exponentials(
     preferred_element_type=at_least_float32(dtype),
   )
   weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
-  # With the barrier, XLA writes both behind the product that gives the scores.
-  # Without, it computes the exponentials once for the sum and again.
+  # The barrier makes XLA fuse exp and the sum over keys into the product of
+  # queries and keys; without it XLA computes exp twice.
   weights, total = jax.lax.optimization_barrier(
     (weights.astype(dtype), jnp.sum(weights, -1))
   )
   return weights, jnp.swapaxes(1 / total, 1, 2)[..., None]
 
 
-def _attend_backward(keep_weights, kept, grad):
-  query, key, value, out, exponentials = kept
+def _attend_backward(save_weights, saved, grad):
+  query, key, value, out, exponentials = saved
   precise = at_least_float32(value.dtype)
   mean = jnp.sum(grad.astype(precise) * out.astype(precise), -1, keepdims=True)
-  if keep_weights:
+  if save_weights:
     weights, inverse = exponentials
     scaled = (grad * inverse).astype(grad.dtype)
   else:
-    # Without the barrier, XLA would find the same weights in the forward pass
-    # and keep them.
+    # Without the barrier XLA would recognise the weights of the forward pass,
+    # and save them.
     query, key, grad = jax.lax.optimization_barrier((query, key, grad))
     weights = attention_weights(query, key, value.dtype)
     scaled = grad
@@ -114,7 +133,7 @@ def _attend_backward(keep_weights, kept, grad):
     "bqhd,bkhd->bhqk", grad, value, preferred_element_type=precise
   )
   d_scores = weights.astype(precise) * (d_weights - jnp.swapaxes(mean, 1, 2))
-  if keep_weights:
+  if save_weights:
     d_scores = d_scores * jnp.swapaxes(inverse, 1, 2)
   d_scores = d_scores.astype(query.dtype)
   scale = query.shape[-1] ** 0.5
@@ -126,88 +145,53 @@ def _attend_backward(keep_weights, kept, grad):
 attend.defvjp(_attend_forward, _attend_backward)
 
 
-def core(
-  sizes: tuple[int, int, int, DTypeLike],
-  is_self_attention: bool,
-  offsets: Float[Array, "r heads d"] | None,
-) -> Callable[..., Array]:
-  """Returns the function of (query, key, value) for the chip of this step.
-
-  Args:
-    sizes: Number of tokens, number of heads, width of a head, and type of the
-      matrix products.
-    is_self_attention: Whether queries and keys come from the same tokens.
-    offsets: See `dot_product_attention`.
-  """
-  fn = _program(sizes, is_self_attention, offsets)
-
-  def named(query, key, value):
-    # For `remat.KEPT`.
-    projected = {"query": query, "key": key, "value": value}
-    return fn(*(checkpoint_name(x, name) for name, x in projected.items()))
-
-  return named
-
-
-def _program(sizes, is_self_attention, offsets) -> Callable[..., Array]:
-  platform, chip = chip_of_step()
-  if offsets is not None or not chip:
-    # The custom gradient can be differentiated neither forwards nor twice.
-    plain = jax.checkpoint(
-      functools.partial(dot_product_attention, offsets=offsets)
-    )
-    return lambda *projected: checkpoint_name(plain(*projected), "attended")
-  if is_self_attention and implementation(platform, *sizes)[0] == "cudnn":
-    return cudnn.attend
-  return functools.partial(attend, keep_weights=chip in KEEP_WEIGHTS)
-
-
-def in_pieces(
+def in_chunks(
   branch: Callable[[Array, DRAWS], tuple[Array, ...]],
   num_heads: int,
   tokens: Float[Array, "b n d"],
   draws: DRAWS,
 ) -> tuple[Array, ...]:
-  """Returns branch(tokens, draws), few images at a time where that pays.
+  """Returns branch(tokens, draws), on few images at a time where that pays.
 
   Args:
     branch: Self-attention, with the norm and the projections before it and the
       sum after it, so that nothing in between is copied. Its results have an
       image for each of `tokens`.
     num_heads: Number of heads.
-    tokens: Of all images.
+    tokens: Tokens of all images.
     draws: What is drawn for them.
   """
-  pieces = 1
-  if chip_of_step()[1] in FAST_MEMORY:
+  device, num_chunks = device_of_step(), 1
+  if device and device.choices.max_scores:
     scores = num_heads * tokens.shape[1] ** 2
-    pieces = num_pieces(len(tokens), scores)
-  if pieces == 1:
+    num_chunks = count_chunks(len(tokens), scores, device.choices.max_scores)
+  if num_chunks == 1:
     return branch(tokens, draws)
-  rows = {place: jnp.split(d.rows, pieces) for place, d in draws.items()}
+  rows = {place: jnp.split(d.rows, num_chunks) for place, d in draws.items()}
   results = [
-    branch(piece, {k: draws[k]._replace(rows=rows[k][i]) for k in draws})
-    for i, piece in enumerate(jnp.split(tokens, pieces))
+    branch(chunk, {k: draws[k]._replace(rows=rows[k][i]) for k in draws})
+    for i, chunk in enumerate(jnp.split(tokens, num_chunks))
   ]
   return tuple(map(jnp.concatenate, zip(*results, strict=True)))
 
 
-def num_pieces(num_images: int, scores: int) -> int:
-  """Returns the fewest equal pieces of at most `MAX_SCORES` scores each.
+def count_chunks(num_images: int, scores: int, max_scores: int) -> int:
+  """Returns the fewest equal chunks of at most `max_scores` scores each.
 
   Args:
     num_images: Number of images in all.
-    scores: Number of scores of one image.
+    scores: Number of scores of one image; a chunk may be one image of more.
+    max_scores: See `chip_choices.Choices`.
 
   Example:
-    >>> num_pieces(64, 16 * 197 * 197)  # L/16 at 224 px
+    >>> count_chunks(64, 16 * 197 * 197, 11_000_000)  # L/16 at 224 px
     4
   """
   return next(
     n
     for n in range(1, num_images + 1)
     if num_images % n == 0
-    and (n == num_images or num_images // n * scores <= MAX_SCORES)
+    and (n == num_images or num_images // n * scores <= max_scores)
   )
 
 
@@ -218,7 +202,7 @@ def implementation(
   head_dim: int,
   dtype: DTypeLike,
 ) -> tuple[str, str]:
-  """Returns what computes self-attention, and why.
+  """Returns what computes self-attention in a train step, and why.
 
   Args:
     platform: Platform of the devices: "tpu", "cpu", "gpu" or "cuda".
@@ -237,21 +221,18 @@ def implementation(
   return ("xla", error) if error else ("cudnn", "")
 
 
-def choice(
+def describe_implementation(
   config: ModelConfig, image_size: tuple[int, int], platform: str
 ) -> str:
-  """Returns what computes attention where there is a choice, on GPUs; or "".
+  """Returns "cuDNN" or "XLA (why)" on GPUs; "" where there is no choice.
 
   Args:
     config: The model.
     image_size: (height, width), pixels.
     platform: As for `implementation`.
-
-  Returns:
-    "cuDNN", or "XLA (why)".
   """
   sizes = config.attention(image_size)
   if sizes is None or platform not in cudnn.PLATFORMS:
     return ""
-  found, error = implementation(platform, *sizes, config.dtype)
-  return "cuDNN" if found == "cudnn" else f"XLA ({error})"
+  name, error = implementation(platform, *sizes, config.dtype)
+  return "cuDNN" if name == "cudnn" else f"XLA ({error})"
