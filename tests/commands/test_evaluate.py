@@ -232,7 +232,7 @@ def test_features_of_a_file_have_the_products_that_are_fastest(
   convert.convert(vit, str(file), "npz")
   scores = {}
   for dtype in ("float32", "bfloat16"):
-    monkeypatch.setattr(precision, "of_answers", lambda dtype=dtype: dtype)
+    monkeypatch.setattr(precision, "fastest_dtype", lambda dtype=dtype: dtype)
     workdir = f"--workdir={tmp_path / dtype}"
     _main(f"--checkpoint={file}", f"--fewshot={own}", workdir)
     assert f"dtype           {dtype}\n" in capfd.readouterr().out

@@ -194,7 +194,7 @@ def test_products_have_the_type_that_the_chip_multiplies(
 
 
 def test_products_of_a_resnet_stay_in_float32(monkeypatch):
-  monkeypatch.setattr(precision, "of_answers", lambda: "bfloat16")
+  monkeypatch.setattr(precision, "fastest_dtype", lambda: "bfloat16")
   bit = vit_jax.load(HERE / "data" / "bit_v2.weights.npz", verbose=False)
   assert precision.with_fastest_dtype(bit.config).dtype == "float32"
 

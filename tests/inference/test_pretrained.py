@@ -260,7 +260,7 @@ def test_options(vit):
       {"image_size": 33},
       ValueError,
       "ViT: got images of 33 x 33, expected multiples of the patch's"
-      " side 8: an image_size,",
+      " side 8: change image_size,",
     ),
     (
       {"posemb_filter": "bicubik"},
