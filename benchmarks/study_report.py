@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -221,14 +222,61 @@ def _points(lines: Lines, xs, runs, score: str) -> tuple[list, list]:
   return [x for x, _ in found], [v for _, v in found]
 
 
+class Repeated(NamedTuple):
+  """A curve of repeated runs: its name, places, and at each those of all."""
+
+  label: str
+  x: Sequence[float]
+  runs: Sequence[Sequence[float]]
+
+
+def draw_spread(
+  title: str,
+  curves: Sequence[Repeated],
+  x_label: str,
+  ticks: Sequence[int | float],
+) -> Figure:
+  """Draws means of repeated runs over a logarithmic axis, and every run.
+
+  Args:
+    title: What is drawn.
+    curves: In percent.
+    x_label: Name of the places, with their unit.
+    ticks: Places that are written below the axis.
+  """
+  lines = [
+    charts.Line(name, x, [sum(runs) / len(runs) for runs in of_x])
+    for name, x, of_x in curves
+  ]
+  every = [v for _, _, of_x in curves for runs in of_x for v in runs] or [0.0]
+  figure = charts.curves(
+    title,
+    lines,
+    "{:.1f}%",
+    "{:g}%".format,
+    floor=max(0.0, min(every) - 2.0),
+    top=min(max(every) + 2.0, 100.0) / 1.08,  # `curves` adds 8 %
+    x_label=x_label,
+  )
+  axes = figure.axes[0]
+  for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
+    for place, runs in zip(x, of_x, strict=True):
+      colour = drawn.get_color()
+      axes.vlines(place, min(runs), max(runs), color=colour, linewidth=1)
+      axes.plot([place] * len(runs), runs, "_", color=colour, markersize=7)
+  places = [place for _, x, _ in curves for place in x] or [*ticks]
+  charts.set_log_axis(axes, places, ticks)
+  return figure
+
+
 def draw_data_size(lines: Lines) -> Figure:
   """Draws figure 4: accuracy over training images, with every seed's point."""
   curves = []
   for family, name in NAMES.items():
     runs = [dict(model=f"{family}-small", images=n) for n in study.IMAGES]
     points = _points(lines, study.IMAGES, runs, SCORE)
-    curves.append(charts.Repeated(name, *points))
-  return charts.spread(
+    curves.append(Repeated(name, *points))
+  return draw_spread(
     "Digits, 10-shot, by pre-training data",
     curves,
     "images of glyphs",
@@ -246,8 +294,8 @@ def draw_compute(lines: Lines) -> Figure:
     ]
     flops = [(_flops(lines, **run) or 0) / 1e12 for run in runs]
     points = _points(lines, flops, runs, SCORE)
-    curves.append(charts.Repeated(name, *points))
-  return charts.spread(
+    curves.append(Repeated(name, *points))
+  return draw_spread(
     "Digits, 10-shot, by pre-training compute",
     curves,
     "10^12 FLOPs of pre-training",

@@ -171,46 +171,25 @@ def test_similarity_maps_lie_as_the_patches_do():
   "grid", [(4, 4), (2, 4), (4, 2), (1, 4), (4, 12), (12, 4)]
 )
 def test_long_names_leave_the_maps_their_place(grid):
-  title = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_" * 4
+  name = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_"
   sizes = []
-  for text in ("short", title):
-    figure = charts.similarity(np.eye(grid[0] * grid[1]), grid, text)
-    figure.draw_without_rendering()  # warns of axes that collapse
-    whole, axes = figure.bbox, figure.axes[0]
-    above = axes.title.get_window_extent()
-    assert above.x1 <= whole.x1 and above.y1 <= whole.y1
-    label = axes.child_axes[0].yaxis.label.get_window_extent()
-    assert label.y0 >= whole.y0 and label.x1 <= whole.x1
-    assert label.y1 <= axes.get_window_extent().y1
-    least = axes.child_axes[0].get_yticklabels()[0].get_window_extent()
-    assert least.y0 >= whole.y0
-    bar = axes.child_axes[0].get_window_extent()
-    assert 0.1 < bar.width / figure.dpi < 0.2  # inches
+  for count in (1, 4):
+    with mpl.rc_context({"axes.titlelocation": "left"}):  # as on the page
+      table = np.eye(grid[0] * grid[1])
+      figure = charts.similarity(table, grid, name * count)
+      figure.draw_without_rendering()  # warns of axes that collapse
+    texts = figure.findobj(mpl.text.Text)
+    (title,) = (t for t in texts if t.get_text().startswith("ft_"))
+    assert title.get_text().replace("\n", "") == name * count
+    axes, bar = figure.axes
+    for text in (title, bar.yaxis.label):
+      box = text.get_window_extent()
+      assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+      assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
     sizes.append(axes.get_window_extent().size)
   np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.1)
-  assert axes.title.get_text().replace("\n", "") == title
 
 
 def test_similarity_refuses_another_grid():
   with pytest.raises(ValueError, match="got 7 rows, expected 2 x 3 = 6"):
     charts.similarity(np.eye(7), (2, 3), "")
-
-
-def test_repeated_runs_are_all_drawn():
-  curves = [
-    charts.Repeated("a", [10, 1000], [[50.0, 70.0], [90.0]]),
-    charts.Repeated("b", [10], [[40.0]]),
-  ]
-  assert _is_drawn(charts.spread, "title", curves, "images", [10, 1000])
-  figure = charts.spread("title", curves, "images", [10, 1000])
-  assert {"a 90.0%", "b 40.0%", "10", "1,000"} <= set(_texts(figure))
-  (axes,) = figure.axes
-  of_a, of_b, *marks = axes.lines
-  assert list(of_a.get_ydata()) == [60.0, 90.0]
-  assert list(of_b.get_ydata()) == [40.0]
-  places = {(x, y) for m in marks for x, y in m.get_xydata()}
-  assert places == {(10, 50), (10, 70), (1000, 90), (10, 40)}
-  low, high = axes.get_ylim()
-  assert low <= 38 and 92 <= high <= 100.0001
-  none = charts.Repeated("a", [], [])
-  assert _is_drawn(charts.spread, "title", [none], "images", [10])

@@ -17,7 +17,7 @@ from vit_jax.config import (
   OptimConfig,
   to_dict,
 )
-from vit_jax.reporting import comparison, curves, report, runs, tables
+from vit_jax.reporting import comparison, curves, fewshot, report, runs, tables
 from vit_jax.reporting.charts import ChartFiles
 
 VAL = ClassificationConfig(name="val", dataset="digits", split="test")
@@ -180,7 +180,7 @@ def test_few_shot_side_by_side(tmp_path):
 def test_only_probes_have_few_shot_accuracies(tmp_path):
   """They have sections of their own, and nothing is left out."""
   section = functools.partial(
-    report.fewshot_section, runs.find_runs(_write(tmp_path / "a")), Drawn()
+    fewshot.section, runs.find_runs(_write(tmp_path / "a")), Drawn()
   )
   assert "of which no run wrote any" in section(has_probes=False)
   assert section(has_probes=True) == ""

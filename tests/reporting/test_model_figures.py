@@ -148,10 +148,13 @@ def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
   )
   (tmp_path / "metrics.jsonl").touch()
   (run,) = runs.find_runs(tmp_path)
-  assert [*model_figures._inspect_run(run).vit.params] == ["embedding"]
+  assert [*model_figures.inspect_run(run).vit.params] == ["embedding"]
   chart_files = ChartFiles()
   page = model_figures.runs_section([run], chart_files)
-  assert [*chart_files.files] == [f"filters_{run.name}.svg"]
+  assert [*chart_files.files] == [
+    f"filters_{run.name}.svg",
+    f"positions_{run.name}.svg",
+  ]
   assert "no images" in page
 
 

@@ -1,4 +1,4 @@
-"""The charts of the report, one function each.
+"""The charts of the report.
 
 All are drawn for a column of 470 pixels, so that their text is legible on a
 telephone, in the colours of the light page, which `page.chart` replaces by
@@ -7,13 +7,14 @@ which colour-blind readers can tell apart, with the contrast that text needs,
 and line styles differ as well.
 """
 
+import functools
 import io
 import itertools
 import math
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -21,7 +22,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from vit_jax.reporting import page
 from vit_jax.reporting.page import COLOURS
@@ -80,14 +81,6 @@ class Line(NamedTuple):
   place: int | None = None
 
 
-class Repeated(NamedTuple):
-  """A curve of repeated runs: its name, places, and at each those of all."""
-
-  label: str
-  x: Sequence[float]
-  runs: Sequence[Sequence[float]]
-
-
 def render(draw: Callable[[], Figure]) -> str:
   """Returns a chart as an SVG file in the colours of the light page.
 
@@ -127,139 +120,149 @@ class ChartFiles:
     return page.chart(self.files[file], alt)
 
 
-def loss(
-  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
+def curves(
+  title: str,
+  lines: Sequence[Line],
+  value: str = "",
+  tick: Callable[[float], str] = "{:g}".format,
+  *,
+  floor: float | None = None,
+  top: float | None = None,
+  is_noisy: bool = False,
+  mark: tuple[float, str] | None = None,
+  x_label: str = "step",
+  x_end: int = 0,
 ) -> Figure:
-  """Draws the training loss over steps; of many points, also a running mean."""
-  return _curves(
-    "Training loss",
-    lines,
-    lambda v: f"{v:.3g}",
-    axis="g",
-    is_noisy=True,
-    x_label=x_label,
-    x_end=x_end,
-  )
+  """Draws lines, and a legend with their names and last values.
+
+  Args:
+    title: What is drawn.
+    lines: At most `MOST_LINES`; further ones are left out.
+    value: Format of a value in the legend, such as "{:.1f}%"; "": no values.
+    tick: Returns the text of a value at the y axis.
+    floor: Where the y axis begins; None: matplotlib chooses.
+    top: Where it ends, with `floor`; None: at the largest value.
+    is_noisy: Whether lines of many points get a running mean.
+    mark: Value and name of a dotted line; None: there is none.
+    x_label: What the x axis counts.
+    x_end: Where it ends, if no line goes further.
+  """
+  figure = Figure(figsize=(4.8, 3.2), layout="constrained")
+  axes = figure.subplots()
+  entries: dict[Line2D, str] = {}
+  for i, line in enumerate(lines[:MOST_LINES]):
+    place = i if line.place is None else line.place
+    colour, dashes = CURVE_COLOURS[place], DASHES[place]
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    if is_noisy and len(y) > 60:
+      axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
+      y = _running_mean(y, len(y) // 30)
+    marker = "o" if len(x) <= 12 else ""
+    (drawn,) = axes.plot(
+      x, y, color=colour, linestyle=dashes, marker=marker, markersize=4
+    )
+    finite = np.isfinite(y)
+    if finite.any():
+      last = np.asarray(line.y, float)[finite][-1]
+      text = value.format(last) if finite[-1] else "not finite"
+      name = line.label or "last" * bool(text)
+      entries[drawn] = f"{name} {text}".strip()
+    if not finite.all():
+      on_axis = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+      bad = x[~finite]
+      axes.plot(bad, 0 * bad, "x", color=colour, markersize=5, **on_axis)
+  if mark:
+    drawn = axes.axhline(mark[0], color=SOFT, linestyle=":", linewidth=1.2)
+    entries[drawn] = f"{mark[1]} {value.format(mark[0])}"
+  set_title(axes, title)
+  axes.set_xlabel(x_label)
+  finite = [v for l in lines for v in l.y if math.isfinite(v)]
+  if floor is not None and finite:
+    top = top or max(max(finite), mark[0] if mark else 0)
+    axes.set_ylim(floor, (top or 1) * 1.08)
+  x_end = max([x_end, *(x for l in lines for x in l.x)])
+  axes.set_xlim(0, x_end * 1.02 or 1)
+  axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS))
+  axes.xaxis.set_major_formatter(lambda v, _: _count(v))
+  axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+  axes.yaxis.set_major_formatter(lambda v, _: tick(v))
+  add_legend(figure, entries)
+  return figure
 
 
-def learning_rate(
-  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
-) -> Figure:
-  """Draws the learning rate over steps."""
-  return _curves(
-    "Learning rate",
-    lines,
-    None,
-    axis="e",
-    floor=0.0,
-    x_label=x_label,
-    x_end=x_end,
-  )
+def _count(value: float) -> str:
+  """Returns text like "12,500" or "2.5M", which is as wide at most."""
+  return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.6g}M"
+
+
+def _power(value: float) -> str:
+  """Returns text like "0.01" or "2.5e-4", without zeros in the exponent."""
+  if value >= 0.01 or not value:
+    return f"{value:.2g}"
+  digits, exponent = f"{value:.1e}".split("e")
+  return f"{digits.removesuffix('.0')}e{int(exponent)}"
+
+
+loss = functools.partial(curves, "Training loss", value="{:.3g}", is_noisy=True)
+learning_rate = functools.partial(
+  curves, "Learning rate", tick=_power, floor=0.0
+)
+throughput = functools.partial(
+  curves, "Images per second", value="{:,.0f}", tick=_count, floor=0.0
+)
 
 
 def accuracy(
   lines: Sequence[Line],
   chance: float | None = None,
   title: str = "Accuracy",
-  x_label: str = "step",
-  x_end: int = 0,
+  top: float = 0.0,
+  **axis: Any,
 ) -> Figure:
-  """Draws shares over steps, in percent; `chance` as a dotted line."""
-  lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
-  return _curves(
+  """Draws shares in percent.
+
+  Args:
+    lines: Shares from 0 to 1.
+    chance: Share that guessing would reach, a dotted line; None: not drawn.
+    title: What is drawn.
+    top: Share at which the axis ends; 0: the largest.
+    **axis: `x_label` and `x_end` of `curves`.
+  """
+  return curves(
     title,
-    lines,
-    lambda v: f"{v:.1f}%",
-    axis="%",
+    [l._replace(y=[100 * v for v in l.y]) for l in lines],
+    "{:.1f}%",
+    "{:g}%".format,
     floor=0.0,
+    top=100 * top,
     mark=None if chance is None else (100 * chance, "chance"),
-    x_label=x_label,
-    x_end=x_end,
-  )
-
-
-def throughput(
-  lines: Sequence[Line], x_label: str = "step", x_end: int = 0
-) -> Figure:
-  """Draws images per second over steps, from 0."""
-  return _curves(
-    "Images per second",
-    lines,
-    lambda v: f"{v:,.0f}",
-    axis=",",
-    floor=0.0,
-    x_label=x_label,
-    x_end=x_end,
+    **axis,
   )
 
 
 def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
-  """Draws accuracy in percent over examples per class, on a logarithmic axis.
+  """Draws accuracy over labelled images per class.
 
   Args:
     lines: Shares from 0 to 1.
     title: Names the L2 weight.
     top: Largest share of all charts to compare, which have the same axis.
   """
-  lines = [l._replace(y=[100 * v for v in l.y]) for l in lines]
-  figure = _curves(
-    title,
-    lines,
-    lambda v: f"{v:.1f}%",
-    axis="%",
-    floor=0.0,
-    top=100 * top,
-    x_label="labelled images per class",
-  )
-  axes = figure.axes[0]
+  label = "labelled images per class"
+  figure = accuracy(lines, title=title, top=top, x_label=label)
   shots = sorted({x for l in lines for x in l.x})
-  axes.set_xscale("log")
-  axes.set_xlim(shots[0] * 0.9, shots[-1] * 1.1)
-  axes.set_xticks(shots, [f"{s:g}" for s in shots])
-  axes.minorticks_off()
+  set_log_axis(figure.axes[0], shots, shots)
   return figure
 
 
-def spread(
-  title: str,
-  curves: Sequence[Repeated],
-  x_label: str,
-  ticks: Sequence[int | float],
-) -> Figure:
-  """Draws means of repeated runs over a logarithmic axis, and every run.
-
-  Args:
-    title: What is drawn.
-    curves: In percent.
-    x_label: Name of the places, with their unit.
-    ticks: Places that are written below the axis.
-  """
-  lines = [
-    Line(name, x, [sum(runs) / len(runs) for runs in of_x])
-    for name, x, of_x in curves
-  ]
-  every = [v for _, _, of_x in curves for runs in of_x for v in runs] or [0.0]
-  figure = _curves(
-    title,
-    lines,
-    lambda v: f"{v:.1f}%",
-    axis="%",
-    floor=max(0.0, min(every) - 2.0),
-    top=min(max(every) + 2.0, 100.0) / 1.08,  # of which there is 8 % more
-    x_label=x_label,
-  )
-  axes = figure.axes[0]
-  for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
-    for place, runs in zip(x, of_x, strict=True):
-      colour = drawn.get_color()
-      axes.vlines(place, min(runs), max(runs), color=colour, linewidth=1)
-      axes.plot([place] * len(runs), runs, "_", color=colour, markersize=7)
-  places = [place for _, x, _ in curves for place in x] or [*ticks]
+def set_log_axis(
+  axes: Axes, places: Sequence[int | float], ticks: Sequence[int | float]
+) -> None:
+  """Makes the x axis logarithmic, with all these places on it."""
   axes.set_xscale("log")
-  axes.set_xlim(min(places) * 0.85, max(places) * 1.1)
+  axes.set_xlim(min(places) * 0.88, max(places) * 1.1)
   axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
   axes.minorticks_off()
-  return figure
 
 
 def similarity(
@@ -290,97 +293,44 @@ def similarity(
   unit = table / np.maximum(norms, 1e-12)
   maps = (unit @ unit.T).reshape(h, w, h, w)
   gap = max(1, round(min(h, w) / 8))
-  mosaic = np.full((h, h + gap, w, w + gap), np.nan)
-  mosaic[:, :h, :, :w] = maps.transpose(0, 2, 1, 3)
-  mosaic = mosaic.reshape(h * (h + gap), w * (w + gap))[:-gap, :-gap]
-  # Inches; the bar of a low picture is as long as its label.
-  ratio = len(mosaic) / len(mosaic[0])
-  height = min(3.45 * ratio, 5.0)
-  bar_height = max(height, 1.5)
-  size = (4.8, max(height + 0.85, bar_height + 0.5))
-  figure = Figure(figsize=size, layout="constrained")
+  picture = mosaic(maps, gap)
+  height = min(max(3.45 * len(picture) / len(picture[0]), 0.6), 5.0)  # inches
+  figure = Figure(figsize=(4.8, height + 0.85), layout="constrained")
   axes = figure.subplots()
-  axes.set_anchor("NW")
-  picture = axes.imshow(
-    mosaic, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
+  drawn = axes.imshow(
+    picture, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest"
   )
-  axes.grid(False)
   set_title(axes, title)
-  for spine in axes.spines.values():
-    spine.set_visible(False)
+  hide_frame(axes)
   for axis, count in ((axes.xaxis, w), (axes.yaxis, h)):
     shown = np.arange(0, count, math.ceil(count / 8))
     axis.set_ticks(shown * (count + gap) + (count - 1) / 2, shown + 1)
   axes.set_xlabel("column of the patch")
   axes.set_ylabel("row of the patch" if height > 1.4 else "row")
-  part, inch = bar_height / height, ratio / height  # shares of the picture
-  place = axes.inset_axes((1 + 0.1 * inch, 1 - part, 0.155 * inch, part))
-  bar = figure.colorbar(picture, cax=place)
+  bar = figure.colorbar(
+    drawn, ax=axes, aspect=6 * height, pad=0.03, panchor=(0.0, 1.0)
+  )
   bar.set_ticks([-1, 0, 1], labels=["−1", "0", "1"])
   bar.outline.set_visible(False)
-  bar.set_label("cosine similarity", labelpad=-4 if height > 2.2 else 0)
+  bar.set_label("cosine similarity" if height > 1.4 else "cosine")
   return figure
 
 
-def _curves(
-  title: str,
-  lines: Sequence[Line],
-  text: Callable[[float], str] | None,
-  axis: str,
-  *,
-  floor: float | None = None,
-  top: float | None = None,
-  is_noisy: bool = False,
-  mark: tuple[float, str] | None = None,
-  x_label: str = "step",
-  x_end: int = 0,
-) -> Figure:
-  """Draws lines, and a legend with their names and last values by `text`.
+def mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:
+  """Returns images [rows, columns, h, w, ...] as one, with clear gaps."""
+  rows, columns, h, w, *channels = images.shape
+  clear = 0.0 if channels else np.nan
+  whole = np.full((rows, h + gap, columns, w + gap, *channels), clear)
+  whole[:, :h, :, :w] = images.swapaxes(1, 2)
+  whole = whole.reshape(rows * (h + gap), columns * (w + gap), *channels)
+  return whole[:-gap, :-gap]
 
-  The x axis goes to `x_end`, further where a line does.
-  """
-  figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-  axes = figure.subplots()
-  entries: dict[Line2D, str] = {}
-  for i, line in enumerate(lines[:MOST_LINES]):
-    place = i if line.place is None else line.place
-    colour, dashes = CURVE_COLOURS[place], DASHES[place]
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    if is_noisy and len(y) > 60:
-      axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-      y = _running_mean(y, len(y) // 30)
-    marker = "o" if len(x) <= 12 else ""
-    (drawn,) = axes.plot(
-      x, y, color=colour, linestyle=dashes, marker=marker, markersize=4
-    )
-    finite = np.isfinite(y)
-    if finite.any():
-      last = np.asarray(line.y, float)[finite][-1]
-      value = text(last) if text else ""
-      value = value if finite[-1] else "not finite"
-      name = line.label or "last" * bool(value)
-      entries[drawn] = f"{name} {value}".strip()
-    if not finite.all():
-      on_axis = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-      bad = x[~finite]
-      axes.plot(bad, 0 * bad, "x", color=colour, markersize=5, **on_axis)
-  if mark:
-    drawn = axes.axhline(mark[0], color=SOFT, linestyle=":", linewidth=1.2)
-    entries[drawn] = f"{mark[1]} {text(mark[0])}"
-  set_title(axes, title)
-  axes.set_xlabel(x_label)
-  finite = [v for l in lines for v in l.y if math.isfinite(v)]
-  if floor is not None and finite:
-    top = top or max(max(finite), mark[0] if mark else 0)
-    axes.set_ylim(floor, (top or 1) * 1.08)
-  x_end = max([x_end, *(x for l in lines for x in l.x)])
-  axes.set_xlim(0, x_end * 1.02 or 1)
-  axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS))
-  axes.xaxis.set_major_formatter(FuncFormatter(_tick(",")))
-  axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-  axes.yaxis.set_major_formatter(FuncFormatter(_tick(axis)))
-  add_legend(figure, entries)
-  return figure
+
+def hide_frame(axes: Axes) -> None:
+  """Hides the grid and the border of a picture."""
+  axes.grid(False)
+  for spine in axes.spines.values():
+    spine.set_visible(False)
 
 
 def set_title(axes: Axes, text: str) -> None:
@@ -430,24 +380,3 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
   count = counts[last] - counts[first]
   means = (sums[last] - sums[first]) / np.maximum(count, 1)
   return np.where(finite, means, np.nan)
-
-
-def _tick(kind: str) -> Callable[[float, int], str]:
-  texts = {
-    "%": lambda v, _: f"{v:g}%",
-    ",": lambda v, _: _count(v),
-    "g": lambda v, _: f"{v:g}",
-    "e": lambda v, _: f"{v:.2g}" if v >= 0.01 or not v else _power(v),
-  }
-  return texts[kind]
-
-
-def _count(value: float) -> str:
-  """Returns text like "12,500" or "2.5M", which is as wide at most."""
-  return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.6g}M"
-
-
-def _power(value: float) -> str:
-  """Returns text like "2.5e-4"; f"{value:g}" is wider and pads the exponent."""
-  digits, exponent = f"{value:.1e}".split("e")
-  return f"{digits.removesuffix('.0')}e{int(exponent)}"

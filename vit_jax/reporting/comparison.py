@@ -1,14 +1,12 @@
 """Runs beside each other: state, options that differ, few-shot, cost."""
 
-import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.config import options_of
-from vit_jax.reporting import charts, tables
-from vit_jax.reporting.charts import ChartFiles, Line
-from vit_jax.reporting.page import breakable, missing, share, states, table
+from vit_jax.reporting import tables
+from vit_jax.reporting.page import breakable, missing, states
 from vit_jax.reporting.run_state import remarks, state
 from vit_jax.reporting.runs import Run
 from vit_jax.writers.atomic_files import lines_text
@@ -89,55 +87,6 @@ def _value(value: Any) -> str:
   if isinstance(value, str):
     return value
   return json.dumps(value, ensure_ascii=False)
-
-
-def fewshot_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
-  """Returns few-shot accuracies on the same data beside each other.
-
-  Args:
-    runs: Those to compare.
-    chart_files: Those of the page.
-  """
-  sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
-  for run in runs:
-    for name in run.fewshot_names():
-      for l2, by_shots in list(run.fewshot(name).items())[:1]:
-        sets.setdefault(run.split_title(name), {})[run.name] = l2, by_shots
-  parts = []
-  for text, by_run in sets.items():
-    if len(by_run) < 2:
-      continue
-    shots = sorted({k for _, v in by_run.values() for k in v}, key=int)
-    best = {k: max(v.get(k, 0.0) for _, v in by_run.values()) for k in shots}
-    rows = [
-      [name, l2]
-      + ["*" * (v.get(k) == best[k]) + share(v.get(k)) for k in shots]
-      for name, (l2, v) in by_run.items()
-    ]
-    lines = [
-      Line(name, [int(k) for k in v], list(v.values()))
-      for name, (_, v) in list(by_run.items())[: charts.MOST_LINES]
-    ]
-    draw = functools.partial(
-      charts.fewshot, lines, f"Few-shot, {text}", max(best.values())
-    )
-    drawn = chart_files.add(
-      f"fewshot_{text}", draw, f"few-shot accuracy, {text}"
-    )
-    cut = ", ".join(list(by_run)[charts.MOST_LINES :])
-    parts.append(
-      f"<h3>{breakable(text)}</h3>"
-      f'<div class="grid">{drawn}</div>'
-      f"{table('numbers', ['run', 'L2', *shots], rows)}"
-      + missing(cut and f"curves of {cut}, which the table has")
-    )
-  if not parts:
-    return ""
-  note = (
-    "<p>The first L2 weight of each config, which counts. Columns: labelled"
-    " images per class; bold: the best of a column.</p>"
-  )
-  return f"<h2>Few-shot, side by side</h2>\n{note}{''.join(parts)}"
 
 
 def costs_section(runs: Sequence[Run]) -> str:

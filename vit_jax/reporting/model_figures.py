@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +30,15 @@ from vit_jax.models.filters import (
   first_layer,
   principal_components,
 )
+from vit_jax.models.resample import resample_posemb
 from vit_jax.reporting import charts, saved_images
 from vit_jax.reporting.charts import (
   CURVE_COLOURS,
   SOFT,
   ChartFiles,
   add_legend,
+  hide_frame,
+  mosaic,
   set_title,
 )
 from vit_jax.reporting.page import gallery, missing
@@ -58,6 +62,7 @@ class InspectedModel(NamedTuple):
   distances: Mean attention distance over these images, pixels; None: no images,
     or no attention.
   maps: Of each image, see `inspection.attention_map`; None likewise.
+  positions: What each patch gets for its position; or why it gets nothing.
   """
 
   name: str
@@ -67,6 +72,7 @@ class InspectedModel(NamedTuple):
   captions: list[str]
   distances: Float[np.ndarray, "layers heads"] | None
   maps: Float[np.ndarray, "b gh gw"] | None
+  positions: Float[np.ndarray, "n d"] | str
 
   @property
   def grid(self) -> tuple[int, int]:
@@ -77,6 +83,13 @@ class InspectedModel(NamedTuple):
   def has_attention(self) -> bool:
     """Whether the model is a Transformer."""
     return inspection.has_attention(self.vit.config, self.vit.image_size)
+
+  def check_maps(self) -> None:
+    """Raises a ValueError if there is no attention to show."""
+    if not self.has_attention:
+      raise ValueError(f"{self.vit.config.variant} has no attention")
+    if self.maps is None:
+      raise ValueError("no images were given")
 
 
 class Section(NamedTuple):
@@ -123,7 +136,13 @@ def inspect_model(
   """
   shape = (*vit.image_size, 3)
   images = np.stack(images) if len(images) else np.zeros((0, *shape), np.uint8)
-  model = InspectedModel(name, label, vit, images, list(captions), None, None)
+  try:
+    table = inspection.position_table(vit.config, vit.params, vit.image_size)
+  except ValueError as e:
+    table = str(e)
+  model = InspectedModel(
+    name, label, vit, images, list(captions), None, None, table
+  )
   if not (model.has_attention and len(images)):
     return model
   rows = inspection.batch_size(vit.config, vit.image_size)
@@ -170,7 +189,7 @@ def all_sections(
 
 
 def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
-  """Returns the section of a report: filters, distances, maps.
+  """Returns the section of a report: filters, positions, distances, maps.
 
   These are of the newest checkpoints of the first `MOST_RUNS` runs, on images
   that the runs saved; on fewer where passing them through a large model takes
@@ -180,34 +199,58 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     runs: Of the report.
     chart_files: Those of the page.
   """
-  models, left_out = [], []
+  models, left_out = {}, []
   for run in runs[:MOST_RUNS]:
     try:
-      models.append(_inspect_run(run))
+      models[run.name] = inspect_run(run)
     except Exception as e:  # A damaged checkpoint may raise anything.
       left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
-  shown = []
+  sections = []
   if models:
-    shown = [filters(models, chart_files), distances(models, chart_files)]
-    explained = set()
-    for model in models:
-      section = rollouts([model], NUM_SHOWN)
-      text = (
-        "" if section.text in explained else section.text
-      )  # once for all runs
-      explained.add(text)
-      title = f"{section.title}: {model.label}"
-      shown.append(Section(title, text, section.body, _without_maps([model])))
+    inits = {
+      run.name: source
+      for run in runs
+      if run.name in models and (source := _init_of(run, models))
+    }
+    inspected = [*models.values()]
+    sections = [
+      filters(inspected, chart_files),
+      positions(inspected, chart_files, inits),
+      distances(inspected, chart_files),
+    ]
+  texts = set()
+  for model in models.values():
+    section = rollouts([model], NUM_SHOWN)
+    title = f"{section.title}: {model.label}"
+    text = section.text if section.text not in texts else ""  # once for all
+    texts.add(text)
+    sections.append(section._replace(title=title, text=text))
   return (
     "<h2>Inside the models</h2>\n"
-    + "".join(section.html(level=3) for section in shown)
+    + "".join(section.html(level=3) for section in sections)
     + missing("; ".join(left_out))
   )
 
 
-def _inspect_run(run: Run) -> InspectedModel:
+def _init_of(
+  run: Run, models: Mapping[str, InspectedModel]
+) -> InspectedModel | None:
+  """Returns the model among these whose weights the run started from."""
+  path = f"/{run.config.get('init') or ''}/"
+  return next((m for name, m in models.items() if f"/{name}/" in path), None)
+
+
+def inspect_run(run: Run) -> InspectedModel:
+  """Passes images that a run saved through its newest checkpoint.
+
+  Of the parameters only those of the first layer stay, which `filters` needs:
+  large models of several runs are never in memory together.
+
+  Raises:
+    FileNotFoundError: The run has no checkpoint.
+  """
   if not (run.path / checkpointer.FOLDER).is_dir():
     raise FileNotFoundError("no checkpoint")
   vit = load(run.path, verbose=False)
@@ -215,96 +258,141 @@ def _inspect_run(run: Run) -> InspectedModel:
   num_images = int(min(NUM_IMAGES, max(1, MOST_MACS // macs)))
   predictions = saved_images.predictions(run, num_images)
   examples = predictions.first if predictions else []
-  seen = inspect_model(
+  model = inspect_model(
     run.name,
     run.name,
     vit,
     [example.image for example in examples],
     [f"{e.guess} {100 * e.probability:.0f}%" for e in examples],
   )
-  # All that `filters` needs: large models of several runs are never in memory
-  # together.
   name = first_layer(vit.params)
   first = {} if name is None else {name: vit.params[name]}
-  return seen._replace(vit=dataclasses.replace(vit, params=first))
+  return model._replace(vit=dataclasses.replace(vit, params=first))
+
+
+class _Charts:
+  """Charts of one kind, one for each model.
+
+  Attributes:
+    html: The charts so far.
+    left_out: Models without a chart, and why.
+  """
+
+  def __init__(self, kind: str, alt: str, chart_files: ChartFiles):
+    self._kind, self._alt, self._chart_files = kind, alt, chart_files
+    self.html: list[str] = []
+    self.left_out: list[str] = []
+
+  def add(
+    self, model: InspectedModel, draw: Callable[[], Figure], suffix: str = ""
+  ) -> None:
+    """Draws a chart; what `draw` raises as a ValueError is left out."""
+    name = f"{self._kind}_{model.name}" if model.name else self._kind
+    try:
+      chart = self._chart_files.add(
+        name + suffix, draw, f"{self._alt}, {model.label}"
+      )
+    except ValueError as e:
+      self.left_out.append(f"{model.label}, {e}")
+    else:
+      self.html.append(chart)
+
+  def section(self, title: str, text: str) -> Section:
+    """Returns the charts below a title and a text."""
+    grid = f'<div class="grid">{"".join(self.html)}</div>' if self.html else ""
+    return Section(title, text, grid, self.left_out)
 
 
 def filters(
   models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
   """Returns principal components of the first layers' filters."""
-  drawn, left_out = [], []
-  for model in models:
-    try:
-      what, kernel = filters_of(model.vit.config, model.vit.params)
-    except ValueError as e:
-      left_out.append(f"{model.label}, {e}")
-      continue
+
+  def draw(model: InspectedModel) -> Figure:
+    what, kernel = filters_of(model.vit.config, model.vit.params)
     components = principal_components(kernel)
-    draw = functools.partial(draw_filters, components, f"{model.label}: {what}")
-    alt = f"principal components of the filters, {model.label}"
-    drawn.append(chart_files.add(_file("filters", model), draw, alt))
-  text = (
+    return draw_filters(components, f"{model.label}: {what}")
+
+  drawn = _Charts("filters", "principal components of filters", chart_files)
+  for model in models:
+    drawn.add(model, functools.partial(draw, model))
+  return drawn.section(
+    "Filters",
     "Principal components of the filters that see the pixels, the largest"
-    " first. Grey is zero; each is scaled by itself."
+    " first. Grey is zero; each is scaled by itself.",
   )
-  return Section("Filters", text, _grid(drawn), left_out)
 
 
 def positions(
-  models: Sequence[InspectedModel], chart_files: ChartFiles
+  models: Sequence[InspectedModel],
+  chart_files: ChartFiles,
+  inits: Mapping[str, InspectedModel] = MappingProxyType({}),
 ) -> Section:
-  """Returns similarities of the positions of patches."""
-  drawn, left_out = [], []
+  """Returns similarities of the positions of patches.
+
+  Args:
+    models: The models.
+    chart_files: Those of the page.
+    inits: Name of a model -> the one whose weights it started from; its table
+      is shown as interpolated to the grid of the former.
+  """
+
+  def draw(
+    table: np.ndarray | str, grid: tuple[int, int], title: str
+  ) -> Figure:
+    if isinstance(table, str):
+      raise ValueError(table)
+    return charts.similarity(table, grid, f"{title}: {grid[0]} × {grid[1]}")
+
+  alt = "cosine similarity of position embeddings"
+  drawn = _Charts("positions", alt, chart_files)
   for model in models:
-    config = model.vit.config
-    try:
-      table = inspection.position_table(
-        config, model.vit.params, model.vit.image_size
+    init = inits.get(model.name)
+    if init and init.grid != model.grid and not isinstance(init.positions, str):
+      table = resample_posemb(
+        init.positions[None], init.grid, model.grid, has_cls_row=False
       )
-    except ValueError as e:
-      left_out.append(f"{model.label}, {e}")
-      continue
-    rows, columns = model.grid
-    title = f"{model.label}: {rows} × {columns}"
-    if config.posemb_at == "blocks":
-      title += ", first block"
-    draw = functools.partial(charts.similarity, table, (rows, columns), title)
-    alt = f"cosine similarity of position embeddings, {model.label}"
-    drawn.append(chart_files.add(_file("positions", model), draw, alt))
-  text = (
+      title = f"{init.label}, interpolated"
+      picture = functools.partial(draw, table[0], model.grid, title)
+      drawn.add(init, picture, suffix=f"_for_{model.name}")
+    is_first_block = getattr(model.vit.config, "posemb_at", "") == "blocks"
+    title = model.label + ", first block" * is_first_block
+    drawn.add(
+      model, functools.partial(draw, model.positions, model.grid, title)
+    )
+  return drawn.section(
+    "Position embeddings",
     "Each small map belongs to one patch and is where the patch is; it shows"
-    " how similar the embedding of its position is to all others."
+    " how similar the embedding of its position is to all others.",
   )
-  return Section("Position embeddings", text, _grid(drawn), left_out)
 
 
 def distances(
   models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
   """Returns mean attention distances of all heads."""
-  drawn, left_out = [], _without_maps(models)
-  for model in models:
-    if model.distances is None:
-      continue
+
+  def draw(model: InspectedModel) -> Figure:
+    model.check_maps()
     (height, width), (rows, columns) = model.vit.image_size, model.grid
     step = (height / rows, width / columns)
     even = float(inspection.distances((rows, columns), step).mean())
-    draw = functools.partial(
-      draw_mean_distance, model.distances, even, model.label
-    )
-    alt = f"mean attention distance by layer and head, {model.label}"
-    drawn.append(chart_files.add(_file("distance", model), draw, alt))
+    return draw_mean_distance(model.distances, even, model.label)
+
+  alt = "mean attention distance by layer and head"
+  drawn = _Charts("distance", alt, chart_files)
+  for model in models:
+    drawn.add(model, functools.partial(draw, model))
   nums = sorted({len(i.images) for i in models if i.distances is not None})
   images = (
     "one image" if nums == [1] else f"{' or '.join(map(str, nums))} images"
   )
-  text = (
+  return drawn.section(
+    "Mean attention distance",
     "How far a patch looks: the distance to other patches, weighted by its"
     f" attention, in the mean over patches and {images}. The dotted line is the"
-    " distance without preference."
+    " distance without preference.",
   )
-  return Section("Mean attention distance", text, _grid(drawn), left_out)
 
 
 def heads(
@@ -318,44 +406,42 @@ def heads(
     models: The models.
     chart_files: Those of the page.
     patch: See `all_sections`.
-
-  Raises:
-    ValueError: The patch is outside a model's grid.
   """
-  drawn, left_out = [], _without_maps(models)
-  for model in models:
-    if model.maps is None:
-      continue
-    rows, columns = model.grid
+
+  def draw(model: InspectedModel) -> Figure:
+    model.check_maps()
     at = patch
     if at is None:
-      y, x = divmod(int(model.maps[0].argmax()), columns)
+      y, x = divmod(int(model.maps[0].argmax()), model.grid[1])
       at = y, x
+    config, image = model.vit.config, model.images[0]
     weights = inspection.by_head(
-      model.vit.config, model.vit.params, normalise(model.images[:1]), at
+      config, model.vit.params, normalise(image[None]), at
     )
     title = f"{model.label}: row {at[0] + 1}, column {at[1] + 1}"
-    draw = functools.partial(
-      draw_heads,
-      np.asarray(weights)[:, 0],
-      at,
-      model.images[0],
-      title,
-    )
-    alt = f"attention of one patch by layer and head, {model.label}"
-    drawn.append(chart_files.add(_file("heads", model), draw, alt))
+    return draw_heads(np.asarray(weights)[:, 0], at, image, title)
+
+  alt = "attention of one patch by layer and head"
+  drawn = _Charts("heads", alt, chart_files)
+  for model in models:
+    drawn.add(model, functools.partial(draw, model))
   which = "the patch" if patch else "the patch that is looked at most"
-  text = (
+  return drawn.section(
+    "Attention of one patch",
     f"Where {which} looks, in the first image: a row for each layer, a map for"
     " each head, with the patch framed. Each map is scaled to its own largest"
-    " weight."
+    " weight.",
   )
-  return Section("Attention of one patch", text, _grid(drawn), left_out)
 
 
 def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
   """Returns images beside the maps of all models."""
-  left_out = _without_maps(models)
+  left_out = []
+  for model in models:
+    try:
+      model.check_maps()
+    except ValueError as e:
+      left_out.append(f"{model.label}, {e}")
   pairs = list(zip(range(num_shown), pictures(models), strict=False))
   with_maps = [model for model in models if model.maps is not None]
   if with_maps and (more := len(with_maps[0].images) - num_shown) > 0:
@@ -394,35 +480,12 @@ def pictures(
       yield overlay.beside(*pairs[0]), caption
 
 
-def _file(chart: str, model: InspectedModel) -> str:
-  """Returns the name of a chart's file; a single model has no name."""
-  return f"{chart}_{model.name}" if model.name else chart
-
-
-def _without_maps(models: Sequence[InspectedModel]) -> list[str]:
-  """Returns the models of which there is no attention to show, and why."""
-  return [
-    f"{model.label}, "
-    + (
-      "no images were given"
-      if model.has_attention
-      else f"{model.vit.config.variant} has no attention"
-    )
-    for model in models
-    if model.maps is None
-  ]
-
-
 def _read_by(pool: str) -> str:
   return {
     "token": "the class token",
     "gap": "the mean over all tokens",
     "map": "the probe that pools the tokens",
   }[pool]
-
-
-def _grid(drawn: Sequence[str]) -> str:
-  return f'<div class="grid">{"".join(drawn)}</div>' if drawn else ""
 
 
 def draw_filters(components: Components, title: str) -> Figure:
@@ -444,14 +507,14 @@ def draw_filters(components: Components, title: str) -> Figure:
   filled = np.full((rows * _COLUMNS, *images.shape[1:3], 4), 0.0)
   filled[: len(images), ..., :3] = colours
   filled[: len(images), ..., 3] = 1  # the places that stay empty are clear
-  picture = _mosaic(filled.reshape(rows, _COLUMNS, *filled.shape[1:]))
+  picture = mosaic(filled.reshape(rows, _COLUMNS, *filled.shape[1:]))
   height, width, _ = picture.shape
   figure = Figure(
     figsize=(4.8, 4.6 * height / width + 0.65), layout="constrained"
   )
   axes = figure.subplots()
   axes.imshow(picture, interpolation="nearest")
-  _bare(axes)
+  hide_frame(axes)
   axes.set_xticks([])
   axes.set_yticks([])
   set_title(axes, title)
@@ -521,7 +584,7 @@ def draw_heads(
   layers, num_heads, rows, columns = weights.shape
   top = weights.max((2, 3), keepdims=True)
   gap = max(1, round(min(rows, columns) / 6))
-  picture = _mosaic(weights / np.maximum(top, 1e-30), gap)
+  picture = mosaic(weights / np.maximum(top, 1e-30), gap)
   height, width = picture.shape
   maps_high = min(4.2 * height / width, 8.4)  # less wide than 4.2 then
   figure = Figure(figsize=(4.8, maps_high + 2.3), layout="constrained")
@@ -535,11 +598,11 @@ def draw_heads(
     for head in range(num_heads):
       corner = head * (columns + gap), layer * (rows + gap)
       _frame(axes, corner[0] + patch[1], corner[1] + patch[0], 0.9)
-  _bare(above)
+  hide_frame(above)
   axes.set_anchor("W")
   above.set_xticks([])
   above.set_yticks([])
-  _bare(axes)
+  hide_frame(axes)
   for axis, count, side in (
     (axes.xaxis, num_heads, columns),
     (axes.yaxis, layers, rows),
@@ -557,19 +620,3 @@ def _frame(axes: Axes, x: int, y: int, width: float) -> None:
   square = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False)
   square.set(edgecolor="#2fc99a", linewidth=width)
   axes.add_patch(square)
-
-
-def _mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:
-  """Returns images [rows, columns, h, w, ...] as one, with clear gaps."""
-  rows, columns, h, w, *rest = images.shape
-  empty = 0.0 if rest else np.nan
-  whole = np.full((rows, h + gap, columns, w + gap, *rest), empty)
-  whole[:, :h, :, :w] = images.swapaxes(1, 2)
-  whole = whole.reshape(rows * (h + gap), columns * (w + gap), *rest)
-  return whole[:-gap, :-gap]
-
-
-def _bare(axes: Axes) -> None:
-  axes.grid(False)
-  for spine in axes.spines.values():
-    spine.set_visible(False)

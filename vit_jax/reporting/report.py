@@ -1,6 +1,5 @@
 """The report on runs: a page, its charts as files, and a summary."""
 
-import functools
 import html
 import json
 import os
@@ -13,24 +12,21 @@ from etils import epath
 
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.reporting import (
-  charts,
   comparison,
   curves,
+  fewshot,
   model_figures,
   per_class,
   saved_images,
   tables,
 )
-from vit_jax.reporting.charts import ChartFiles, Line
-from vit_jax.reporting.page import breakable, cards, missing, page, share, table
+from vit_jax.reporting.charts import ChartFiles
+from vit_jax.reporting.page import breakable, missing, page, share
+from vit_jax.reporting.run_state import state
 from vit_jax.reporting.runs import Run, find_runs
-from vit_jax.reporting.summary import summarise
 from vit_jax.writers.atomic_files import replace_text
 
-BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
-NUM_IMAGES = 24
 MOST_TILES = 8
-MOST_WEIGHTS = 4  # L2 weights with a chart of their own
 
 
 def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
@@ -69,6 +65,30 @@ def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   replace_text(epath.Path(target / "summary.json"), values + "\n")
   replace_text(epath.Path(target / "report.html"), text)
   return target / "report.html"
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+  """Returns the contents of summary.json; null where nothing was measured.
+
+  Shares are from 0 to 1, each from the last row that has it. Wall seconds are
+  the sum of those of the runs.
+  """
+  trained = [r for r in runs if r.is_trained]
+  summary: dict[str, Any] = {
+    "runs": {
+      r.name: {n: r.last(n) for n in r.names if n not in ("step", "time")}
+      for r in runs
+    },
+    "states": {r.name: state(r)._asdict() for r in trained},
+    "costs": {r.name: tables.costs(r) for r in trained},
+  }
+  if len(trained) > 1:
+    summary["differences"] = comparison.differences(trained)
+  seconds = [s for r in runs if (s := r.wall_seconds()) is not None]
+  summary["wall_seconds"] = round(sum(seconds), 3) if seconds else None
+  versions = (r.metadata.get("versions") for r in runs)
+  summary["versions"] = next(filter(None, versions), None)
+  return summary
 
 
 def default_folder(paths: Sequence[str]) -> pathlib.Path:
@@ -113,10 +133,9 @@ def _page(
     *(curves.section(k, v, chart_files) for k, v in groups.items()),
     per_class.evaluators_section(trained),
     probes,
-    comparison.fewshot_section(trained, chart_files),
-    fewshot_section(trained, chart_files, has_probes=bool(probes)),
-    _predictions(trained),
-    _positions(trained, chart_files),
+    fewshot.side_by_side(trained, chart_files),
+    fewshot.section(trained, chart_files, has_probes=bool(probes)),
+    saved_images.section(trained),
     model_figures.runs_section(trained, chart_files),
   ]
   return page(title, "\n".join(parts))
@@ -180,155 +199,3 @@ def _facts(runs: list[Run]) -> str:
     f"<h2>What was run</h2>\n{tables.facts(runs)}{folded}"
     f"{missing('; '.join(left_out))}"
   )
-
-
-def fewshot_section(
-  runs: list[Run], chart_files: ChartFiles, has_probes: bool
-) -> str:
-  """Returns what runs wrote; nothing where only probes have accuracies."""
-  parts = [
-    _fewshot_of(run, name, chart_files)
-    for run in runs
-    for name in run.fewshot_names()
-  ]
-  if has_probes and not parts:
-    return ""
-  return "<h2>Few-shot transfer</h2>\n" + (
-    "".join(parts) or missing("few-shot accuracies, of which no run wrote any")
-  )
-
-
-def _fewshot_of(run: Run, name: str, chart_files: ChartFiles) -> str:
-  """Returns table and charts of an evaluator's last accuracies."""
-  by_features = {"trained weights": run.fewshot(name)}
-  by_features |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
-  absent = [text for text, by_l2 in by_features.items() if not by_l2]
-  weights = list(dict.fromkeys(w for v in by_features.values() for w in v))
-  rows = [
-    (w, text, by_l2[w])
-    for w in weights
-    for text, by_l2 in by_features.items()
-    if w in by_l2
-  ]
-  shots = sorted({k for _, _, values in rows for k in values}, key=int)
-  best = {k: max(v.get(k, 0.0) for _, _, v in rows) for k in shots}
-  mark = lambda v, k: "*" if v.get(k) == best[k] else ""
-  numbers = table(
-    "numbers",
-    ["features", "L2", *shots],
-    [
-      [text, w, *(mark(v, k) + share(v.get(k)) for k in shots)]
-      for w, text, v in rows
-    ],
-  )
-  drawn = []
-  for weight in weights[:MOST_WEIGHTS]:
-    lines = [
-      Line(text, [int(k) for k in values], list(values.values()))
-      for w, text, values in rows
-      if w == weight
-    ]
-    title = f"Few-shot accuracy, L2 {weight}"
-    draw = functools.partial(charts.fewshot, lines, title, max(best.values()))
-    file = f"fewshot_{run.name}_{name}_l2_{weight}"
-    drawn.append(chart_files.add(file, draw, f"{title}: {run.name}"))
-  sets = tables.fewshot_sets(run, name)
-  left_out = [] if sets else [f"baseline of {text}" for text in absent]
-  if more := weights[MOST_WEIGHTS:]:
-    left_out.append(f"charts of L2 {', '.join(more)}, which the table has")
-  return (
-    f"<h3>{breakable(run.split_title(name))}: {breakable(run.name)}</h3>"
-    f"<p>{html.escape(tables.fewshot_text(run, name, weights))}</p>"
-    f'<div class="grid">{"".join(drawn)}</div>{numbers}{sets}'
-    + missing("; ".join(left_out))
-  )
-
-
-def _predictions(runs: list[Run]) -> str:
-  """Returns the first images of a split, and its worst mistakes."""
-  parts, absent, damaged = [], [], []
-  for run in runs:
-    try:
-      predictions = saved_images.predictions(run, NUM_IMAGES)
-    except Exception as e:  # A damaged file may raise anything.
-      what = str(e)[:200] or type(e).__name__
-      damaged.append(f"predictions.npz of {run.name}: {what}")
-      continue
-    if predictions is None or not predictions.first:
-      absent.append(run.name)
-      continue
-    title = f"{breakable(predictions.of)}: {breakable(run.name)}"
-    parts += [f"<h3>{title}</h3>", _first_and_worst(predictions)]
-  text = (
-    "<p>Under each image, the class that the model names and the probability"
-    " it gives it; errors are framed, the true class below.</p>"
-  )
-  left_out = [f"predictions.npz of {', '.join(absent)}"] if absent else []
-  return (
-    f"<h2>Images</h2>\n{text if parts else ''}{''.join(parts)}"
-    f"{missing('; '.join(left_out + damaged))}"
-  )
-
-
-def _first_and_worst(predictions: saved_images.Predictions) -> str:
-  """Returns images with captions that say how many there are."""
-  first, mistakes = predictions.first, predictions.mistakes
-  right = sum(e.label == e.guess for e in first)
-  worst = f"{predictions.num_wrong:,} of the {predictions.num_images:,} images"
-  worst += " are named wrongly"
-  if len(mistakes) < predictions.num_wrong:
-    worst += f"; the {len(mistakes)} of the highest probability"
-  return (
-    f'<p class="soft">The first images: {right} of {len(first)} right.</p>'
-    f'{cards(first)}<p class="soft">Worst mistakes: {worst}.</p>'
-    f"{cards(mistakes) if mistakes else ''}"
-  )
-
-
-def _positions(runs: list[Run], chart_files: ChartFiles) -> str:
-  """Returns similarities of positions, before and after interpolation."""
-  by_run: dict[str, saved_images.Positions] = {}
-  left_out, drawn = [], []
-  for run in runs:
-    try:
-      by_run[run.name] = saved_images.load_positions(run)
-    except Exception as e:  # A damaged checkpoint may raise anything.
-      left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
-
-  def draw(name: str, title: str, positions: saved_images.Positions) -> None:
-    h, w = positions.grid
-    similarity = functools.partial(
-      charts.similarity,
-      positions.of_patches(),
-      positions.grid,
-      f"{title}: {h} × {w}",
-    )
-    alt = f"cosine similarity of position embeddings, {title}"
-    drawn.append(chart_files.add(f"positions_{name}", similarity, alt))
-
-  for run in runs:
-    if run.name not in by_run:
-      continue
-    source = _source_of(run, runs)
-    if source and source.name in by_run:
-      grid = by_run[run.name].grid
-      if by_run[source.name].grid == grid:
-        left_out.append(f"interpolation for {run.name}: its grid is the same")
-      else:
-        title = f"{source.name}, interpolated"
-        resampled = by_run[source.name].resampled(grid)
-        draw(f"{source.name}_for_{run.name}", title, resampled)
-    draw(run.name, run.name, by_run[run.name])
-  text = (
-    "<p>Each small map belongs to one patch and is where the patch is; it"
-    " shows how similar the embedding of its position is to all others.</p>"
-  )
-  grid = f'{text}<div class="grid">{"".join(drawn)}</div>' if drawn else ""
-  return f"<h2>Position embeddings</h2>\n{grid}{missing('; '.join(left_out))}"
-
-
-def _source_of(run: Run, runs: list[Run]) -> Run | None:
-  """Returns the run among these whose weights this one started from."""
-  path = f"/{run.config.get('init') or ''}/"
-  others = [r for r in runs if r is not run]
-  return next((r for r in others if f"/{r.name}/" in path), None)

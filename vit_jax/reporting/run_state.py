@@ -1,7 +1,6 @@
 """Whether a run is finished, still going, or stopped before its end."""
 
 import math
-import statistics
 import time
 from typing import NamedTuple
 
@@ -11,11 +10,9 @@ from vit_jax.config.json_file import is_number
 from vit_jax.reporting.runs import LOSS, METRICS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
-# A run whose process cannot be seen, as it is or was on another host, counts as
-# going for so many seconds after its last line, or for as many times as long
-# as its lines come apart.
-PATIENCE = 600.0
-GAPS = 20
+# Seconds after its last heartbeat in which a run of another host counts as
+# going; they come every 10 seconds.
+PATIENCE = 60.0
 
 
 class State(NamedTuple):
@@ -41,51 +38,62 @@ def state(run: Run, now: float | None = None) -> State:
   """
   now = time.time() if now is None else now
   total, record = run.total_steps, run.process
-  has_ended = record.get("ended") is not None
-  alive = run_record.is_alive(record) if record and not has_ended else False
-  error = record.get("how") if has_ended else None
-  # Its last sentence goes on, or ends, with this one.
-  error = None if error in (None, run_record.FINISHED) else error.rstrip(".")
-  if total and run.steps >= total:
-    return _state_of_complete(run, alive, bool(record) and not has_ended, error)
+  is_complete = bool(total) and run.steps >= total
+  done = f"all {run.steps:,} steps are done"
   where = _position_text(run, total, now)
-  if error is not None:
+  if not record:
+    if is_complete:
+      return State(FINISHED, f"finished: {run.steps:,} steps")
+    return State(
+      UNKNOWN, f"{where}; without {run_record.FILE} nothing tells its state"
+    )
+  if record.get("ended") is not None:
+    error = record.get("how") or run_record.FINISHED
+    if error == run_record.FINISHED:
+      return _state_of_finished(run, where if not is_complete else "")
+    error = error.rstrip(".")  # its last sentence goes on, or ends, here
+    if is_complete:
+      text = f"{done}, but then: {error}; the same command completes it"
+      return State(STOPPED, f"stopped: {text}")
     # Of a run that diverged, the error says what to change.
-    is_in_error = error.startswith(FloatingPointError.__name__)
-    more = "" if is_in_error else _resumes(run)
+    has_advice = error.startswith(FloatingPointError.__name__)
+    more = "" if has_advice else _resumes(run)
     return State(STOPPED, f"stopped {where}: {error}{more}")
-  if has_ended and not run.rows:
-    return State(UNKNOWN, _without_metrics(run, total))
-  if has_ended:  # the config was shortened, or total_steps is unknown
-    return State(FINISHED, f"finished {where}")
-  silent = _seconds_silent(run, now)
-  if alive is None or not record:  # only the lines can tell
-    if silent is None and total is None:
-      return State(UNKNOWN, "nothing tells whether it is finished")
-    alive = silent is not None and silent <= _patience(run)
-    if not alive and total is None:
-      return State(UNKNOWN, f"{where}; its length is not recorded")
-    reason = "no sign of it since"
-    if record:
-      reason += f"; its process is, or was, on another host, {record['host']}"
-  else:
-    reason = "its process is no longer there"
-  if not alive:
-    return State(STOPPED, f"stopped {where}; {reason}{_resumes(run)}")
-  left = _seconds_left(run, total)
-  when = "" if left is None else f"; about {format_seconds(left)} left"
-  return State(GOING, f"still going, {where}{when}", left)
+  alive, reason = run_record.is_alive(record), "its process is no longer there"
+  if alive is None:  # the process is, or was, on another host
+    alive = run.last_sign is not None and now - run.last_sign <= PATIENCE
+    reason = f"no heartbeat since, from {record.get('host')}"
+  if alive and is_complete:
+    return State(GOING, f"still going: {done}, not all scores")
+  if alive:
+    left = _seconds_left(run, total)
+    when = "" if left is None else f"; about {format_seconds(left)} left"
+    return State(GOING, f"still going, {where}{when}", left)
+  if is_complete:
+    text = f"{done}, but the process ended before the run did"
+    return State(STOPPED, f"stopped: {text}; the same command completes it")
+  return State(STOPPED, f"stopped {where}; {reason}{_resumes(run)}")
 
 
-def _without_metrics(run: Run, total: int | None) -> str:
-  """Returns what is known of a run that says it finished, without a line."""
+def _state_of_finished(run: Run, where: str) -> State:
+  """Returns the state of a run whose record says that it finished.
+
+  Args:
+    run: The run.
+    where: Its last row in words, if that is not of its last step; or "".
+  """
+  if run.rows:
+    return State(
+      FINISHED,
+      f"finished {where}" if where else f"finished: {run.steps:,} steps",
+    )
   is_there = (run.path / METRICS).exists()
   what = "has no line that can be read" if is_there else "is missing"
-  known = f"{METRICS} {what}; {run_record.FILE} says that the run finished"
+  text = f"{METRICS} {what}; {run_record.FILE} says that the run finished"
   if step := run.metadata.get("step"):
-    of = f" of {total:,}" if total else ""
-    known += f", and metadata.json that step {step:,}{of} was saved"
-  return known
+    of = f" of {run.total_steps:,}" if run.total_steps else ""
+    text += f", and metadata.json that step {step:,}{of} was saved"
+  return State(UNKNOWN, text)
 
 
 def remarks(run: Run) -> str:
@@ -126,22 +134,6 @@ def _count_text(count: int | float, what: str) -> str:
   return f"{count:,.0f} {what}{'s' * (count != 1)}"
 
 
-def _state_of_complete(
-  run: Run, alive: bool | None, is_open: bool, error: str | None
-) -> State:
-  """Returns the state of a run whose last step is done."""
-  steps = f"{run.steps:,} steps"
-  if error is not None:
-    text = f"all {steps} are done, but then: {error}"
-    return State(STOPPED, f"stopped: {text}; the same command completes it")
-  if is_open and alive:
-    return State(GOING, f"still going: all {steps} are done, not all scores")
-  if is_open and alive is False:
-    text = f"all {steps} are done, but the process ended before the run did"
-    return State(STOPPED, f"stopped: {text}; the same command completes it")
-  return State(FINISHED, f"finished: {steps}")
-
-
 def _position_text(run: Run, total: int | None, now: float) -> str:
   """Returns step, share and the age of the last line in words."""
   if not run.rows:
@@ -149,13 +141,11 @@ def _position_text(run: Run, total: int | None, now: float) -> str:
     ago = f"; begun {format_seconds(now - began)} before" if began else ""
     return f"before its first line of metrics{ago}{' this page' * bool(ago)}"
   of = f" of {total:,} ({100 * run.steps / total:.1f} %)" if total else ""
-  last = run.rows[-1].get("time")
-  age = "" if last is None else f", last line {_ago(now - last)}"
+  age = ""
+  if (last := run.rows[-1].get("time")) is not None:
+    ago = format_seconds(max(0.0, now - last))
+    age = f", last line {ago} before this page was written"
   return f"at step {run.steps:,}{of}{age}"
-
-
-def _ago(seconds: float) -> str:
-  return f"{format_seconds(max(0.0, seconds))} before this page was written"
 
 
 def _resumes(run: Run) -> str:
@@ -165,25 +155,6 @@ def _resumes(run: Run) -> str:
   steps = [int(name) for name in names if name.isdecimal()]
   at = f"resumes from step {max(steps):,}" if steps else "begins anew"
   return f". The same command {at}"
-
-
-def _times(run: Run) -> list[float]:
-  """Returns the times of the lines that the last process wrote."""
-  began = run.process.get("began", -math.inf)
-  times = [r["time"] for r in run.rows if "time" in r]
-  return [t for t in times if t >= began]
-
-
-def _seconds_silent(run: Run, now: float) -> float | None:
-  """Returns the seconds since the last sign of a run; None: no sign at all."""
-  signs = [*_times(run), *filter(None, [run.process.get("began")])]
-  return now - max(signs) if signs else None
-
-
-def _patience(run: Run) -> float:
-  times = _times(run)
-  gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
-  return max(PATIENCE, GAPS * statistics.median(gaps) if gaps else 0.0)
 
 
 def _seconds_left(run: Run, total: int | None) -> float | None:

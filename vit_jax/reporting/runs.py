@@ -36,7 +36,9 @@ class Run:
   metadata: Contents of metadata.json.
   rows: The lines of metrics.jsonl, in the order written.
   process: Contents of process.json.
-  unread: Numbers of the lines of metrics.jsonl that are no such lines.
+  last_sign: When its process was last alive, seconds since the epoch; None:
+    unknown.
+  unread: Numbers of the damaged lines of metrics.jsonl.
   """
 
   name: str
@@ -45,6 +47,7 @@ class Run:
   metadata: dict[str, Any]
   rows: list[atomic_files.Row]
   process: dict[str, Any] = dataclasses.field(default_factory=dict)
+  last_sign: float | None = None
   unread: Sequence[int] = ()
 
   @property
@@ -375,6 +378,7 @@ def _read(path: pathlib.Path, name: str) -> Run:
   """
   metadata = json_file.read(path / "metadata.json")
   rows, unread = atomic_files.read_rows(epath.Path(path / METRICS))
+  lives = run_record.intervals(path)
   return Run(
     name,
     path,
@@ -382,5 +386,6 @@ def _read(path: pathlib.Path, name: str) -> Run:
     metadata,
     rows,
     run_record.read(path / run_record.FILE),
+    lives[-1][1] if lives else None,
     unread,
   )

@@ -1,16 +1,17 @@
-"""What a run saved besides numbers: predictions, and the position table."""
+"""Images that runs saved with their predictions."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.checkpointing import checkpointer
-from vit_jax.models.resample import resample_posemb
+from vit_jax.callbacks.predictions import FILE
+from vit_jax.reporting.page import breakable, cards, missing
 from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights.npz_file import open_npz
 
 NO_LABEL = "no label"
-TABLE = ("Transformer", "posembed_input", "pos_embedding")
+NUM_IMAGES = 24  # on the page, and as many mistakes
 
 
 class Example(NamedTuple):
@@ -45,6 +46,47 @@ class Predictions(NamedTuple):
   num_wrong: int
 
 
+def section(runs: Sequence[Run]) -> str:
+  """Returns the first images of a split, and its worst mistakes."""
+  parts, absent, damaged = [], [], []
+  for run in runs:
+    try:
+      saved = predictions(run, NUM_IMAGES)
+    except Exception as e:  # A damaged file may raise anything.
+      what = str(e)[:200] or type(e).__name__
+      damaged.append(f"{FILE} of {run.name}: {what}")
+      continue
+    if saved is None or not saved.first:
+      absent.append(run.name)
+      continue
+    title = f"{breakable(saved.of)}: {breakable(run.name)}"
+    parts += [f"<h3>{title}</h3>", _first_and_worst(saved)]
+  text = (
+    "<p>Under each image, the class that the model names and the probability"
+    " it gives it; errors are framed, the true class below.</p>"
+  )
+  left_out = [f"{FILE} of {', '.join(absent)}"] if absent else []
+  return (
+    f"<h2>Images</h2>\n{text if parts else ''}{''.join(parts)}"
+    f"{missing('; '.join(left_out + damaged))}"
+  )
+
+
+def _first_and_worst(saved: Predictions) -> str:
+  """Returns images with captions that say how many there are."""
+  first, mistakes = saved.first, saved.mistakes
+  right = sum(e.label == e.guess for e in first)
+  worst = f"{saved.num_wrong:,} of the {saved.num_images:,} images"
+  worst += " are named wrongly"
+  if len(mistakes) < saved.num_wrong:
+    worst += f"; the {len(mistakes)} of the highest probability"
+  return (
+    f'<p class="soft">The first images: {right} of {len(first)} right.</p>'
+    f'{cards(first)}<p class="soft">Worst mistakes: {worst}.</p>'
+    f"{cards(mistakes) if mistakes else ''}"
+  )
+
+
 def predictions(run: Run, limit: int) -> Predictions | None:
   """Returns images that a run saved, with predictions; None: it has none.
 
@@ -55,7 +97,7 @@ def predictions(run: Run, limit: int) -> Predictions | None:
   Raises:
     ValueError, KeyError, OSError: The file is damaged.
   """
-  path = run.path / "predictions.npz"
+  path = run.path / FILE
   if not path.exists():
     return None
   data = {k: np.asarray(v) for k, v in open_npz(path).items()}
@@ -92,46 +134,3 @@ def _examples(
   return [
     Example(i, name(int(l)), name(int(g)), float(p)) for i, l, g, p in rows
   ]
-
-
-class Positions(NamedTuple):
-  """A learned position embedding.
-
-  table: [1 n d].
-  grid: Rows and columns of patches.
-  has_cls_row: Whether row 0 belongs to the class token.
-  """
-
-  table: np.ndarray
-  grid: tuple[int, int]
-  has_cls_row: bool
-
-  def of_patches(self) -> np.ndarray:
-    """Returns the rows of the patches, [h*w d]."""
-    return self.table[0, int(self.has_cls_row) :]
-
-  def resampled(self, grid: tuple[int, int]) -> "Positions":
-    """Returns the table that fine-tuning on this grid starts from."""
-    new = resample_posemb(self.table, self.grid, grid, self.has_cls_row)
-    return Positions(new, grid, self.has_cls_row)
-
-
-def load_positions(run: Run) -> Positions:
-  """Reads the table of a run's newest checkpoint.
-
-  Raises:
-    ValueError: The model has no such table, or no grid is recorded.
-    FileNotFoundError: The run has no checkpoint.
-  """
-  if not (run.path / checkpointer.FOLDER).is_dir():
-    raise FileNotFoundError("no checkpoint")
-  params, metadata = checkpointer.load_params(str(run.path))
-  metadata = run.metadata | metadata
-  for key in TABLE:
-    params = params.get(key) if isinstance(params, dict) else None
-  if params is None:
-    raise ValueError("no learned table before the first block")
-  if "grid" not in metadata:
-    raise ValueError("its metadata has no grid")
-  table, (h, w) = np.asarray(params, np.float32), metadata["grid"]
-  return Positions(table, (h, w), bool(metadata["has_cls_row"]))

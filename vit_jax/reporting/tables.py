@@ -124,34 +124,6 @@ def facts(runs: list[Run]) -> str:
   return "<br>".join(parts)
 
 
-def fewshot_sets(run: Run, name: str) -> str:
-  """Returns the accuracies that a mean is of, a row each; "" for no mean."""
-  members = run.groups.get(name, ())
-  accuracies = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
-  if not accuracies:
-    return ""
-  shots = sorted({k for v in accuracies.values() for k in v}, key=int)
-  rows = [
-    [run.split_title(n), *(share(v.get(k)) for k in shots)]
-    for n, v in accuracies.items()
-  ]
-  return table("numbers", ["data set", *shots], rows)
-
-
-def fewshot_text(run: Run, name: str, weights: list[str]) -> str:
-  """Returns what the numbers of a few-shot evaluator mean."""
-  options = run.evals.get(run.groups.get(name, [name])[0])
-  draws = len(options.seeds) if options else 1
-  text = (
-    "A linear classifier in closed form (ridge regression) on frozen features"
-  )
-  if draws > 1:
-    text += f", mean of {draws} draws of the labelled images"
-  if len(weights) > 1:
-    text += f". All L2 weights of the config; the first, {weights[0]}, counts"
-  return f"{text}. Columns: labelled images per class; bold: their best."
-
-
 def run_facts(run: Run) -> dict[str, str]:
   """Returns the facts of a run, by the names that the table shows."""
   config, metadata = run.config, run.metadata

@@ -1,0 +1,158 @@
+"""Few-shot accuracies: of runs side by side, and of each with its baselines."""
+
+import functools
+import html
+from collections.abc import Sequence
+
+from vit_jax.reporting import charts
+from vit_jax.reporting.charts import ChartFiles, Line
+from vit_jax.reporting.page import breakable, missing, share, table
+from vit_jax.reporting.runs import Run
+
+BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
+MOST_WEIGHTS = 4  # L2 weights with a chart of their own
+
+
+def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
+  """Returns few-shot accuracies on the same data beside each other.
+
+  Args:
+    runs: Those to compare.
+    chart_files: Those of the page.
+  """
+  sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
+  for run in runs:
+    for name in run.fewshot_names():
+      for l2, by_shots in list(run.fewshot(name).items())[:1]:
+        sets.setdefault(run.split_title(name), {})[run.name] = l2, by_shots
+  parts = []
+  for text, by_run in sets.items():
+    if len(by_run) < 2:
+      continue
+    shots = sorted({k for _, v in by_run.values() for k in v}, key=int)
+    best = {k: max(v.get(k, 0.0) for _, v in by_run.values()) for k in shots}
+    rows = [
+      [name, l2]
+      + ["*" * (v.get(k) == best[k]) + share(v.get(k)) for k in shots]
+      for name, (l2, v) in by_run.items()
+    ]
+    lines = [
+      Line(name, [int(k) for k in v], list(v.values()))
+      for name, (_, v) in list(by_run.items())[: charts.MOST_LINES]
+    ]
+    draw = functools.partial(
+      charts.fewshot, lines, f"Few-shot, {text}", max(best.values())
+    )
+    drawn = chart_files.add(
+      f"fewshot_{text}", draw, f"few-shot accuracy, {text}"
+    )
+    cut = ", ".join(list(by_run)[charts.MOST_LINES :])
+    parts.append(
+      f"<h3>{breakable(text)}</h3>"
+      f'<div class="grid">{drawn}</div>'
+      f"{table('numbers', ['run', 'L2', *shots], rows)}"
+      + missing(cut and f"curves of {cut}, which the table has")
+    )
+  if not parts:
+    return ""
+  note = (
+    "<p>The first L2 weight of each config, which counts. Columns: labelled"
+    " images per class; bold: the best of a column.</p>"
+  )
+  return f"<h2>Few-shot, side by side</h2>\n{note}{''.join(parts)}"
+
+
+def section(
+  runs: Sequence[Run], chart_files: ChartFiles, has_probes: bool
+) -> str:
+  """Returns the accuracies of each run; "" where only probes have any.
+
+  Args:
+    runs: Of the report.
+    chart_files: Those of the page.
+    has_probes: Whether the page has probes.
+  """
+  parts = [
+    _accuracies(run, name, chart_files)
+    for run in runs
+    for name in run.fewshot_names()
+  ]
+  if has_probes and not parts:
+    return ""
+  return "<h2>Few-shot transfer</h2>\n" + (
+    "".join(parts) or missing("few-shot accuracies, of which no run wrote any")
+  )
+
+
+def _accuracies(run: Run, name: str, chart_files: ChartFiles) -> str:
+  """Returns table and charts of an evaluator's last accuracies."""
+  by_features = {"trained weights": run.fewshot(name)}
+  by_features |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
+  absent = [text for text, by_l2 in by_features.items() if not by_l2]
+  weights = list(dict.fromkeys(w for v in by_features.values() for w in v))
+  rows = [
+    (w, text, by_l2[w])
+    for w in weights
+    for text, by_l2 in by_features.items()
+    if w in by_l2
+  ]
+  shots = sorted({k for _, _, values in rows for k in values}, key=int)
+  best = {k: max(v.get(k, 0.0) for _, _, v in rows) for k in shots}
+  mark = lambda v, k: "*" if v.get(k) == best[k] else ""
+  numbers = table(
+    "numbers",
+    ["features", "L2", *shots],
+    [
+      [text, w, *(mark(v, k) + share(v.get(k)) for k in shots)]
+      for w, text, v in rows
+    ],
+  )
+  drawn = []
+  for weight in weights[:MOST_WEIGHTS]:
+    lines = [
+      Line(text, [int(k) for k in values], list(values.values()))
+      for w, text, values in rows
+      if w == weight
+    ]
+    title = f"Few-shot accuracy, L2 {weight}"
+    draw = functools.partial(charts.fewshot, lines, title, max(best.values()))
+    file = f"fewshot_{run.name}_{name}_l2_{weight}"
+    drawn.append(chart_files.add(file, draw, f"{title}: {run.name}"))
+  sets = _sets(run, name)
+  left_out = [] if sets else [f"baseline of {text}" for text in absent]
+  if more := weights[MOST_WEIGHTS:]:
+    left_out.append(f"charts of L2 {', '.join(more)}, which the table has")
+  return (
+    f"<h3>{breakable(run.split_title(name))}: {breakable(run.name)}</h3>"
+    f"<p>{html.escape(_text(run, name, weights))}</p>"
+    f'<div class="grid">{"".join(drawn)}</div>{numbers}{sets}'
+    + missing("; ".join(left_out))
+  )
+
+
+def _sets(run: Run, name: str) -> str:
+  """Returns the accuracies that a mean is of, a row each; "" for no mean."""
+  members = run.groups.get(name, ())
+  accuracies = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
+  if not accuracies:
+    return ""
+  shots = sorted({k for v in accuracies.values() for k in v}, key=int)
+  rows = [
+    [run.split_title(n), *(share(v.get(k)) for k in shots)]
+    for n, v in accuracies.items()
+  ]
+  return table("numbers", ["data set", *shots], rows)
+
+
+def _text(run: Run, name: str, weights: list[str]) -> str:
+  """Returns what the numbers of a few-shot evaluator mean."""
+  options = run.evals.get(run.groups.get(name, [name])[0])
+  draws = len(options.seeds) if options else 1
+  text = (
+    "A linear classifier in closed form (ridge regression) on frozen features"
+  )
+  if draws > 1:
+    text += f", mean of {draws} draws of the labelled images"
+  if len(weights) > 1:
+    text += f". All L2 weights of the config; the first, {weights[0]}, counts"
+  return f"{text}. Columns: labelled images per class; bold: their best."
