@@ -1,12 +1,12 @@
 """Counting: ties, several labels, padding."""
 
 import doctest
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from clu.metrics import Average
 
 from vit_jax import metrics
 
@@ -53,15 +53,17 @@ def test_nan_and_padding_are_never_right():
   assert got.tolist() == [False, False, False]
 
 
-def test_masked_mean():
-  values = jnp.array([True, True, False, True])
+def test_what_is_masked_does_not_count():
+  values = jnp.array([1.0, 1.0, 0.0, jnp.nan])
   mask = jnp.array([True, True, True, False])
-  total, count = metrics.sum_and_count(values, mask)
-  assert (float(total), float(count)) == (2.0, 3.0)
-  assert total.dtype == count.dtype == jnp.float32
+  average = Average.from_model_output(values, mask)
+  assert (float(average.total), int(average.count)) == (2.0, 3)
 
 
 def test_batches_add_up_exactly():
   # Unequal batches: the mean of their means would be 0.75.
-  assert metrics.mean([(1.0, 2.0), (1.0, 1.0)]) == 2 / 3
-  assert math.isnan(metrics.mean([(0.0, 0.0)]))
+  assert metrics.merged([Average(1.0, 2), Average(1.0, 1)]).compute() == 2 / 3
+  # float32 would lose every 1.
+  large = Average(np.float32(2**24), np.int32(2**24))
+  ones = [Average(np.float32(1), np.int32(1))] * 3
+  assert metrics.merged([large, *ones]).total == 2**24 + 3

@@ -239,7 +239,7 @@ class Experiment:
       random_params: Makes freshly initialised parameters, for baselines.
       on_batch: See `Context.on_batch`.
     """
-    made: dict[Any, Any] = {}
+    shared: dict[Any, Any] = {}
     return [
       e.make(
         RunContext(
@@ -254,7 +254,7 @@ class Experiment:
           random_params=random_params,
           head=self.head,
           workdir=self.workdir,
-          made=made,
+          shared=shared,
           on_batch=on_batch,
         )
       )

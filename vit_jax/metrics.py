@@ -1,14 +1,16 @@
-"""Counts correct predictions, with padding excluded exactly.
+"""Metrics of predictions: correct ones, rankings, calibration.
 
-Means are kept as (sum, count) until the end, so that batches of different
-numbers of real examples, and devices, add up without weights.
+Masked means are `clu.metrics.Average`: a sum and a count, so that batches with
+different numbers of real examples add up without weights.
 """
 
+import functools
 from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from clu.metrics import Average
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 
@@ -49,39 +51,22 @@ def top_k_correct(
   return is_hit.any(axis=-1) & is_number
 
 
-def sum_and_count(
-  values: Shaped[Array, " b"], mask: Bool[Array, " b"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-  """Returns the sum of the values that count, and their number, in float32.
+def merged(parts: Iterable[Average]) -> Average:
+  """Returns the average over all batches, added up in float64 on the host.
 
-  Masked values are replaced, not multiplied by 0, so that a NaN in padding does
-  not reach the sum.
+  In float32 a count would stop at 2**24.
 
-  Example:
-    >>> values = jnp.array([1.0, 3.0, jnp.nan])
-    >>> total, count = sum_and_count(values, jnp.array([True, True, False]))
-    >>> float(total), float(count)
-    (4.0, 2.0)
-  """
-  values = jnp.where(mask, values.astype(jnp.float32), 0.0)
-  return values.sum(), mask.astype(jnp.float32).sum()
-
-
-def mean(parts: Iterable[tuple]) -> float:
-  """Returns the mean of all batches from their (sum, count), added in float64.
-
-  Returns:
-    NaN if nothing counted.
+  Args:
+    parts: The average of each batch, at least one.
 
   Example:
-    >>> mean([(3.0, 4), (1.0, 1)])
-    0.8
+    >>> whole = merged([Average(3.0, 4), Average(1.0, 1)])
+    >>> float(whole.compute()), int(whole.count)
+    (0.8, 5)
   """
-  total, count = 0.0, 0.0
-  for part, number in parts:
-    total += float(part)
-    count += float(number)
-  return total / count if count else float("nan")
+  return functools.reduce(
+    Average.merge, (jax.tree.map(np.float64, part) for part in parts)
+  )
 
 
 def average_precision(

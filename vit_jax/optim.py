@@ -11,7 +11,10 @@ from jaxtyping import ArrayLike, PyTree
 from vit_jax.config import OptimConfig
 from vit_jax.options import nearest
 
-Schedule = Callable  # Number of updates applied -> learning rate, float32.
+# Number of updates applied -> learning rate, float32.
+Schedule = Callable[[ArrayLike], jax.Array]
+
+RSQRT_TIMESCALE = 10_000  # steps; big_vision's default
 
 
 def make_optimizer(
@@ -73,10 +76,7 @@ def make_optimizer(
 
 def _adamw(config: OptimConfig) -> optax.GradientTransformation:
   return optax.scale_by_adam(
-    config.beta1,
-    config.beta2,
-    config.eps,
-    mu_dtype=config.accumulator_dtype,
+    config.beta1, config.beta2, mu_dtype=config.accumulator_dtype
   )
 
 
@@ -190,7 +190,7 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     s < w      lr s / w
     cosine     end_lr + (lr - end_lr) (1 + cos(pi p)) / 2
     linear     lr + (end_lr - lr) p
-    rsqrt      lr / sqrt(1 + (s - w) / rsqrt_timescale)
+    rsqrt      lr / sqrt(1 + (s - w) / 10,000)
     constant   lr
     step       lr / 10^k, k the number of decay_at that s / T has reached
 
@@ -241,7 +241,7 @@ def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
   if config.schedule == "rsqrt":
     # Steps of the warm-up count as 0: the joined schedule evaluates both
     # branches, and a root of a negative number would be NaN.
-    since = lambda step: jnp.maximum(step, 0) / config.rsqrt_timescale
+    since = lambda step: jnp.maximum(step, 0) / RSQRT_TIMESCALE
     return lambda step: lr / jnp.sqrt(1.0 + since(step))
   if config.schedule == "constant":
     return optax.constant_schedule(lr)

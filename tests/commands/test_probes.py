@@ -257,10 +257,7 @@ def test_probabilities_of_a_head():
 def test_shares_of_votes_sum_to_one():
   rng = np.random.default_rng(0)
   near, labels = rng.uniform(-1, 1, (5, 8)), rng.integers(0, 3, (5, 8))
-  shares = [
-    knn.share_of(near, labels, np.full(5, k), temperature=0.07)
-    for k in range(3)
-  ]
+  shares = [knn.share_of(near, labels, np.full(5, k)) for k in range(3)]
   np.testing.assert_allclose(np.sum(shares, 0), 1, rtol=1e-12)
   best = knn.vote(near, labels, 3, 0.07)
   np.testing.assert_array_equal(np.argmax(shares, 0), best)

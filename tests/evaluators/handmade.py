@@ -13,6 +13,7 @@ from vit_jax.data.tf_cpu import tf
 from vit_jax.evaluation import RunContext
 
 OPS = "decode|resize(4)"
+NO_HEAD = class_names.Head(0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,14 +64,14 @@ def context(
 ) -> RunContext:
   """Returns the context of a model that looks its answers up.
 
-  Its parameters are {"logits": [n, head], "features": [n, d]}, or one of them,
-  by the number of the record.
+  Its parameters have the answers by the number of the record: "logits" [n,
+  head], "features" [n, d], or both.
   """
 
   def predict(params, images):
     rows = numbers(images)
-    found = {k: jnp.take(v, rows, 0, mode="wrap") for k, v in params.items()}
-    return found.get("logits"), {"pre_logits": found.get("features")}
+    answers = {k: jnp.take(v, rows, 0, mode="wrap") for k, v in params.items()}
+    return answers.get("logits"), {"pre_logits": answers.get("features")}
 
   config = tiny.config(**changes)
   if not isinstance(sources, dict):

@@ -334,7 +334,9 @@ def test_a_class_without_an_image_is_refused_also_the_last(missing):
     "train_split": handmade.records(labels, 3),
     "split": handmade.records([0, 1, 2]),
   }
-  (error,) = options.check("f", sources, None, {"pre_logits": np.zeros((1, 2))})
+  (error,) = options.check(
+    "f", sources, handmade.NO_HEAD, {"pre_logits": np.zeros((1, 2))}
+  )
   message = f"shots: got 1 per class, but class {missing} has 0. Take fewer"
   assert error.startswith(f"f.{message}")
   # Of files whose labels are read when they are needed, then.
@@ -355,7 +357,7 @@ def test_too_few_images_are_refused_without_reading_their_labels():
     source = InFiles(**vars(handmade.records(labels, 5)))
     sources = {"train_split": source, "split": source}
     out = {"pre_logits": np.zeros((1, 2))}
-    return [*_fewshot(shots=(1, 4)).check("f", sources, None, out)]
+    return [*_fewshot(shots=(1, 4)).check("f", sources, handmade.NO_HEAD, out)]
 
   # Four of three classes, and one of two; see `ridge.sample_shots`.
   enough = np.repeat(np.arange(5), (4, 1, 4, 4, 1))

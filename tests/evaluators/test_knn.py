@@ -54,9 +54,9 @@ def test_the_vote_by_hand():
   assert doctest.testmod(knn).failed == 0
   # Two of class 0, exp(10) + exp(9) = 30,130, against one of class 1:
   # exp(10.3) = 29,733 is less, exp(10.5) = 36,316 is more.
-  for nearest, won in ((1.03, 0), (1.05, 1)):
+  for nearest, winner in ((1.03, 0), (1.05, 1)):
     near = np.array([[nearest, 1.0, 0.9]])
-    assert knn.vote(near, np.array([[1, 0, 0]]), 2, 0.1).tolist() == [won]
+    assert knn.vote(near, np.array([[1, 0, 0]]), 2, 0.1).tolist() == [winner]
   # Where the temperature is large the majority decides; among equals the first.
   majority = np.array([[2, 1, 1], [2, 1, 0]])
   near = np.array([[0.9, 0.1, 0.0], [0.5, 0.5, 0.5]])
@@ -68,15 +68,15 @@ def test_the_vote_by_hand():
 def test_the_vote_is_scikit_learns():
   neighbors = pytest.importorskip("sklearn.neighbors")
   (train, labels), (queries, _) = _clusters(300), _clusters(80, seed=1)
-  found = neighbors.KNeighborsClassifier(
+  classifier = neighbors.KNeighborsClassifier(
     20,
     metric="cosine",
     algorithm="brute",
     weights=lambda distance: np.exp((1 - distance) / 0.07),
   ).fit(train, labels)
   similarity, classes = knn.neighbours(train, labels, queries, 20, 64, 32)
-  got = knn.vote(similarity, classes, 5, 0.07)
-  np.testing.assert_array_equal(got, found.predict(queries))
+  got = knn.vote(similarity, classes, 5)
+  np.testing.assert_array_equal(got, classifier.predict(queries))
 
 
 def _options(**changes):
@@ -94,21 +94,20 @@ def _context(options, train_labels, test_labels, **changes):
 def test_accuracies_of_a_data_set():
   """Images without a label, and padding, neither vote nor count."""
   x, labels = _clusters(120)
-  hidden = labels.copy()
-  hidden[::10] = -1
-  options = _options(temperature=1.0)
-  evaluator = options.make(_context(options, hidden, hidden[:30]))
+  hidden = np.where(np.arange(120) % 10, labels, -1)
+  train = np.where(np.arange(120) < 30, -1, hidden)
+  options = _options()
+  evaluator = options.make(_context(options, train, hidden[:30]))
   scores = evaluator.run({"features": x})
-  kept = hidden >= 0
-  # Every image is its own neighbour.
-  similarity, classes = _brute(x[kept], labels[kept], x[:30][kept[:30]])
+  voting, scored = train >= 0, hidden[:30] >= 0
+  similarity, classes = _brute(x[voting], labels[voting], x[:30][scored])
   want = {}
   for k in (3, 1, 7):
     sums = np.zeros((27, 5))
-    weights = np.exp(similarity[:, :k])
+    weights = np.exp(similarity[:, :k] / 0.07)
     np.add.at(sums, (np.arange(27)[:, None], classes[:, :k]), weights)
-    want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][kept[:30]])
-  assert scores == want and scores["k/1nn"] == 1.0 and scores["k/7nn"] < 1.0
+    want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][scored])
+  assert scores == want and len({*scores.values()}) > 1
   assert evaluator.note == (
     "handmade, learns from [train] (120 images, 5 classes), scored on [test]"
     " (30)"
@@ -121,7 +120,7 @@ def test_where_images_are_broken_fewer_vote():
   evaluator = options.make(_context(options, [*labels[:4], -1, -1], labels[:4]))
   scores = evaluator.run({"features": x})
   similarity, classes = _brute(x[:4], labels[:4], x[:4])
-  votes = knn.vote(similarity, classes, 5, options.temperature)
+  votes = knn.vote(similarity, classes, 5)
   assert scores == {"k/6nn": np.mean(votes == labels[:4]), "k/1nn": 1.0}
 
 
@@ -145,18 +144,17 @@ def test_errors():
   out = {"pre_logits": np.zeros((1, 2))}
   check = lambda options: [
     *options.errors("config.evals.k"),
-    *options.check("config.evals.k", sources, None, out),
+    *options.check("config.evals.k", sources, handmade.NO_HEAD, out),
   ]
   assert not check(_options(ks=(3,)))
-  found = check(_options(ks=(0, 4), temperature=0.0, layer="prelogits"))
+  errors = check(_options(ks=(0, 4), layer="prelogits"))
   for text in (
     "config.evals.k.ks: got (0, 4), expected numbers above 0",
-    "config.evals.k.temperature: got 0.0, expected more than 0.",
     "config.evals.k.layer: got 'prelogits', expected a name among pre_logits",
     "config.evals.k.ks: got 4 neighbours, expected at most the 3 images of"
     " 'handmade' [test].",
   ):
-    assert any(f.startswith(text) for f in found), text
+    assert any(e.startswith(text) for e in errors), text
 
 
 def test_features_that_tell_nothing():

@@ -25,7 +25,7 @@ def _separable(num, seed=0):
 def test_separable_data_are_separated():
   x, y = _separable(200)
   heads = _train(x, y)
-  assert heads.accuracies({"x": x, "label": y}).tolist() == [1.0]
+  assert heads.accuracy({"x": x, "label": y}, 0) == 1.0
 
 
 def test_steps_are_those_of_numpy():
@@ -78,12 +78,12 @@ def test_heads_do_not_know_of_each_other(monkeypatch):
 def test_a_head_that_diverged_has_no_accuracy():
   x, y = _separable(60)
   heads = _train(x, y, [(3e38, 0.0), (0.1, 0.0)])
-  diverged, other = heads.accuracies({"x": x, "label": y})
-  assert np.isnan(diverged) and other == 1.0
+  rows = {"x": x, "label": y}
+  assert np.isnan(heads.accuracy(rows, 0)) and heads.accuracy(rows, 1) == 1.0
 
 
 def _options(**changes):
-  own = {"steps": 60, "step_images": 32, "lrs": (0.1,), "weight_decays": (0.0,)}
+  own = {"steps": 60, "lrs": (0.1,), "weight_decays": (0.0,)}
   return LinearConfig(**{"name": "l", **own, **changes})
 
 
@@ -163,16 +163,16 @@ def test_what_is_held_out_is_not_learned_from():
   """Labels of the held-out images are wrong; the head is none the worse."""
   x, y = _separable(200)
   rows = {"x": x, "label": y, "index": np.arange(200)}
-  learned, held_out = linear.divided(rows, 0.25, seed=0)
-  assert len(held_out["x"]) == 50
+  learned, held_out = linear.divided(rows, seed=0)
+  assert len(held_out["x"]) == 20
   both = np.concatenate([learned["index"], held_out["index"]])
   assert sorted(both.tolist()) == list(range(200))
-  again = linear.divided(rows, 0.25, seed=0)[1]["index"]
+  again = linear.divided(rows, seed=0)[1]["index"]
   np.testing.assert_array_equal(again, held_out["index"])
-  assert {*linear.divided(rows, 0.25, seed=1)[1]["index"]} != {*again}
+  assert {*linear.divided(rows, seed=1)[1]["index"]} != {*again}
   wrong = y.copy()
   wrong[held_out["index"]] = (y[held_out["index"]] + 1) % 3
-  scores = _run(_options(held_out=0.25), x, wrong, y)
+  scores = _run(_options(), x, wrong, y)
   assert scores["l/held_out"] == 0.0 and scores["l/top1"] == 1.0
 
 
@@ -189,37 +189,22 @@ def test_scores_are_those_of_the_seed():
 
 
 def test_errors():
-  source = handmade.records([0, 1, 0, 1])
-  sources = {"train_split": source, "split": source}
-  out = {"pre_logits": np.zeros((1, 2))}
-  check = lambda options: [
-    *options.errors("config.evals.l"),
-    *options.check("config.evals.l", sources, None, out),
-  ]
-  assert not check(_options(held_out=0.25))
-  found = check(
-    _options(
-      lrs=(0.1, 0.0),
-      weight_decays=(),
-      steps=0,
-      step_images=0,
-      held_out=1.0,
-      seed=-1,
-      layer="x",
-    )
-  )
-  for key in (
-    "lrs",
-    "weight_decays",
-    "steps",
-    "step_images",
-    "held_out",
-    "seed",
-    "layer",
-  ):
-    assert any(f.startswith(f"config.evals.l.{key}: got ") for f in found), key
-  (found,) = check(_options(held_out=0.1))
-  assert "held_out: got 0.1 of 4 images, which leaves none" in found
+  def check(options, num_images=10):
+    source = handmade.records(np.arange(num_images) % 2)
+    sources = {"train_split": source, "split": source}
+    out = {"pre_logits": np.zeros((1, 2))}
+    return [
+      *options.errors("config.evals.l"),
+      *options.check("config.evals.l", sources, handmade.NO_HEAD, out),
+    ]
+
+  assert not check(_options())
+  wrong = {"lrs": (0.1, 0.0), "weight_decays": (), "steps": 0, "seed": -1}
+  errors = check(_options(**wrong, layer="x"))
+  for key in (*wrong, "layer"):
+    assert any(e.startswith(f"config.evals.l.{key}: got ") for e in errors), key
+  (error,) = check(_options(), num_images=9)
+  assert "train_split: got 9 images, of which a tenth is held out" in error
 
 
 def test_a_trial_takes_two_steps():

@@ -256,7 +256,7 @@ def test_few_shots_need_one_class():
   (error,) = options.check(
     "config.evals.f",
     {"split": source, "train_split": source},
-    None,
+    handmade.NO_HEAD,
     {"pre_logits": np.zeros((1, 2))},
   )
   assert "config.evals.f.dataset: got 'handmade', whose images have" in error

@@ -177,7 +177,7 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
     if getattr(optim, key) < 0:
       value = getattr(optim, key)
       yield f"config.optim.{key}: got {value}, expected 0 or more."
-  for key in ("lr", "eps", "rsqrt_timescale", "clip_norm"):
+  for key in ("lr", "clip_norm"):
     value = getattr(optim, key)
     if value is not None and value <= 0:
       yield f"config.optim.{key}: got {value}, expected more than 0."

@@ -1,8 +1,8 @@
 """Every option of a run: its type, its default, its unit.
 
-A frozen `Config` is hashable, and all that the rest of the program sees;
-`vit_jax.config.parse` makes it from a config file. Nothing here imports jax or
-TensorFlow, so that a misspelt option is answered at once.
+`vit_jax.config.parse` makes a frozen `Config` of a config file; the rest of the
+program sees nothing else. Neither jax nor TensorFlow is imported, so that a
+misspelt option is reported at once.
 """
 
 import dataclasses
@@ -24,7 +24,9 @@ class DataConfig:
     "train", "split to train on; also train[:99%], train@2000, train@10%/seed=1"
   )
   data_dir: str | None = option(
-    None, "folder of TFDS data; None: $TFDS_DATA_DIR or ~/tensorflow_datasets"
+    None,
+    "folder of TFDS data, if on another disk or in a bucket; None:"
+    " $TFDS_DATA_DIR or ~/tensorflow_datasets",
   )
   ops: str = option(
     "decode_inception_crop(224)|flip_lr",
@@ -33,8 +35,8 @@ class DataConfig:
   batch_size: int = option(4096, "images per step, over all devices")
   shuffle_buffer: int = option(
     50_000,
-    "encoded records held in memory to shuffle streamed files, over all"
-    " processes; those of ImageNet take 110 kB each",
+    "encoded records in memory to shuffle streamed files, over all processes;"
+    " fewer where memory is short: ImageNet's take 110 kB each",
   )
 
 
@@ -57,7 +59,7 @@ class OptimConfig:
     {
       "cosine": "half a cosine from lr to end_lr",
       "linear": "a straight line from lr to end_lr",
-      "rsqrt": "lr / sqrt(1 + steps since / rsqrt_timescale)",
+      "rsqrt": "lr / sqrt(1 + steps since / 10,000)",
       "constant": "lr",
       "step": "lr, divided by 10 at each of decay_at",
     },
@@ -67,18 +69,16 @@ class OptimConfig:
     0.0,
     "learning rate that would follow the last step's (cosine and linear)",
   )
-  rsqrt_timescale: int = option(
-    10_000, "steps over which rsqrt falls to 1/sqrt(2) of lr"
-  )
   decay_at: tuple[float, ...] = option(
     (), "shares of the run, warm-up included, at which step divides, 0 to 1"
   )
   weight_decay: float = option(
     0.0, "decay of kernels per step, multiplied by the learning rate"
   )
-  beta1: float = option(0.9, "adamw: decay of the first moment")
+  beta1: float = option(
+    0.9, "adamw: decay of the first moment; recipes of others set it"
+  )
   beta2: float = option(0.999, "adamw: decay of the second moment")
-  eps: float = option(1e-8, "adamw: added to the root of the second moment")
   momentum: float = option(0.9, "sgd: decay of the accumulator")
   accumulator_dtype: str = option(
     "float32",
@@ -93,13 +93,13 @@ class OptimConfig:
   )
   microbatch: int | None = option(
     None,
-    "most images of a microbatch, on each device, which sums the gradients of"
-    " its microbatches; a TPU v5e takes fewer where that is faster; None: one"
-    " microbatch",
+    "most images that a device computes at once, to save memory; it sums the"
+    " gradients of these microbatches. A TPU v5e takes fewer where that is"
+    " faster. None: all",
   )
   ema_decay: float | None = option(
     None,
-    "decay per step of the averaged parameters, to which it rises as"
+    "decay per step of the averaged parameters; it rises to this value as"
     " (1 + step) / (10 + step); None: no average",
   )
 
@@ -114,19 +114,25 @@ class MeshConfig:
     "devices that share the state, and split the batch; -1 beside data=-1: up"
     " to 16 that divide the devices",
   )
-  tensor: int = option(1, "devices that split heads and hidden units")
+  tensor: int = option(
+    1,
+    "devices that split heads and hidden units, if images of a device are too"
+    " few to split further",
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and which checkpoints are kept."""
+  """When the state is written, and which checkpoints stay."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(2, "newest checkpoints kept")
+  keep_last: int = option(
+    2, "newest checkpoints that stay; more, to go back further"
+  )
   keep_every_steps: int | None = option(
     None,
-    "the first checkpoint at or after each multiple of this stays for good;"
-    " None: none",
+    "steps between checkpoints that stay for good: the first at or after each"
+    " multiple; None: none",
   )
 
 
@@ -142,7 +148,9 @@ class Config:
     None, "length of the run in passes over data.split"
   )
   num_classes: int | None = option(
-    None, "width of the head; None: as many as the data set has"
+    None,
+    "width of the head, if it is to be wider than the data set has classes, or"
+    " their number is not known without the data; None: the data set's",
   )
   init: str | None = option(
     None, "weights to start from: anything that vit_jax.load reads"
@@ -154,41 +162,40 @@ class Config:
     " applied",
     {
       "stop": "the run stops within log_steps, before a checkpoint",
-      "skip": "the run goes on without the step",
+      "skip": "the run goes on without the step, if nobody is there to look",
     },
   )
   trackers: tuple[str, ...] = option(
     (),
-    "services that get the metrics, too, by the settings in their own"
-    " environment variables; comma-separated",
+    "services that get the metrics, too, as their own environment variables"
+    " say; comma-separated",
     {
       "wandb": "Weights & Biases",
       "mlflow": "MLflow",
     },
   )
   fake_data: bool = option(
-    False, "fake records, made in memory with the shape of the data set's"
+    False, "fake records of the data set's form, to try a run without its data"
   )
   fewshot: str = option(
     "required",
-    "data sets of few-shot evaluators that are not on disk. By default they are"
-    " refused: a run of weeks must not lack its score because of a forgotten"
-    " one",
+    "data sets of few-shot evaluators that are not on disk",
     {
-      "required": "refused, with the commands that prepare them",
-      "available": "left out, and told; the means are then over fewer sets",
+      "required": "refused, with the commands that prepare them, so that no run"
+      " of weeks lacks its score",
+      "available": "left out with a note; the means are then over fewer sets",
     },
   )
   watchdog_seconds: float = option(
     3600.0,
-    "seconds without a new phase, a step or a batch of an evaluation after"
-    " which a process that hangs is ended; the first compilation must fit in;"
-    " 0: no limit",
+    "seconds without progress (a new phase, a step, a batch of an evaluation)"
+    " after which a process is ended; longer than the first compilation; 0: no"
+    " limit",
   )
   heartbeat_timeout_seconds: int = option(
     30,
-    "seconds after which jax ends the other processes of a run when one is"
-    " dead or suspended",
+    "seconds after which jax ends the other processes of a run if one is dead"
+    " or suspended",
   )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()
@@ -199,5 +206,5 @@ class Config:
   evals: tuple[EvaluatorConfig, ...] = ()
 
 
-# Options with kinds of their own: the option that chooses, and kind -> class.
+# Sections of several kinds: the option that chooses one, and kind -> class.
 UNIONS = {"model": ("name", FAMILIES), "objective": ("kind", OBJECTIVES)}

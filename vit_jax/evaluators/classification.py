@@ -8,14 +8,24 @@ ImageNet's reassessed labels (ReaL, section 4.1 of arXiv:2006.07159).
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from vit_jax import class_names
 from vit_jax.batch import Batch, DataError
-from vit_jax.evaluators.evaluator import Context, Evaluator, EvaluatorConfig
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  Outputs,
+  Params,
+  Split,
+)
 from vit_jax.options import option
+
+if TYPE_CHECKING:  # jax comes with it
+  import clu.metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +42,13 @@ class ClassificationConfig(EvaluatorConfig):
   scores_head: ClassVar[bool] = True
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: class_names.Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields a fault where classes of the data are not those of the head."""
+    """Yields an error if classes of the data are missing in the head."""
     try:
       class_names.match(sources["split"], head)
     except ValueError as e:
@@ -46,39 +60,44 @@ class ClassificationConfig(EvaluatorConfig):
 
 
 class Classification(Evaluator):
-  """Scores the head of a model on a split; with fake data, two batches of it.
+  """Scores the head of a model on a split.
 
   Labels are matched with the classes of the head by `class_names.match`; the
-  loss is that of the run. Images without a label do not count.
+  loss is that of the run. Images without a label do not count. With fake data
+  two batches are scored.
 
   Args:
     context: Its context.
-    classes: Labels of the data among which the prediction is sought, int [n];
-      images of other classes do not count. None: all columns of the head.
+    classes: Labels of the data, int [n]; the prediction is one of them, and
+      images of other classes do not count. None: any column of the head.
 
   Raises:
     ValueError: The classes of the data are not those of the head.
   """
 
   def __init__(self, context: Context, classes: np.ndarray | None = None):
+    from clu.metrics import Average
+
     from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
-    from vit_jax.metrics import sum_and_count, top_k_correct
+    from vit_jax.metrics import top_k_correct
 
     super().__init__(context)
     source = context.sources["split"]
-    if context.config.fake_data:  # a trial: two batches show that it works
+    if context.config.fake_data:
       few = min(source.num_examples, 2 * self.config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
     columns, how = class_names.match(source, context.head)
     self.note += f", {how}"
     width = context.head.num_classes
-    # The columns that are scored, and label of the data -> which of these.
+    # Columns of the head that are scored; label of the data -> its position
+    # among these columns, -1 if it has none.
     if classes is None:
-      self._kept, self._place = np.arange(width), columns
+      self._columns, self._positions = np.arange(width), columns
     else:
-      self._kept, self._place = columns[classes], np.full(len(columns), -1)
-      self._place[classes] = np.arange(len(classes))
+      self._columns = columns[classes]
+      self._positions = np.full(len(columns), -1)
+      self._positions[classes] = np.arange(len(classes))
     self._width = width
     loss = context.config.objective.loss
     loss_fn = LOSSES[loss]
@@ -87,10 +106,9 @@ class Classification(Evaluator):
 
     def logits_of(params, batch):
       logits, _ = context.predict(params, batch["image"])
-      return logits if classes is None else logits[:, self._kept]
+      return logits if classes is None else logits[:, self._columns]
 
     def sums(params, batch):
-      """Returns sums over the rows that count, and their number."""
       logits, labels = logits_of(params, batch), batch["label"]
       per_example = {
         "top1": top_k_correct(logits, labels, 1),
@@ -100,16 +118,18 @@ class Classification(Evaluator):
         targets = targets_of(labels, logits.shape[-1])
         per_example["loss"] = loss_fn(logits, targets)
       return {
-        k: sum_and_count(v, batch["mask"]) for k, v in per_example.items()
+        k: Average.from_model_output(v, batch["mask"])
+        for k, v in per_example.items()
       }
 
     def answers(params, batch):
-      found = PROBABILITIES[loss](logits_of(params, batch))
-      return {"prediction": found.argmax(-1), "probability": found.max(-1)}
+      p = PROBABILITIES[loss](logits_of(params, batch))
+      return {"prediction": p.argmax(-1), "probability": p.max(-1)}
 
     def sums_and_answers(params, batch):
-      found = {k: batch[k] for k in ("label", "mask")}
-      return found | {
+      return {
+        "label": batch["label"],
+        "mask": batch["mask"],
         "sums": sums(params, batch),
         **answers(params, batch),
       }
@@ -132,36 +152,40 @@ class Classification(Evaluator):
     """See `Evaluator`; the answers are those of `predictions`."""
     return {"sums": self._sums, "answers": self._answers}
 
-  def gather(self, params: Any) -> list[dict[str, Any]]:
-    """Returns the sums of every batch."""
+  def gather(self, params: Params) -> list[dict[str, "clu.metrics.Average"]]:
+    """Returns the averages of every batch."""
     return list(self.context.forward(self._sums, params, self._batches()))
 
-  def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
+  def score(
+    self, gathered: list[dict[str, "clu.metrics.Average"]]
+  ) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.
 
-    The count is of the images that are scored. There is no loss where an image
-    has several classes and the loss of the run is a softmax's.
+    The count is the number of images that are scored. There is no loss where an
+    image has several classes and the loss of the run is a softmax's.
 
     Raises:
       DataError: No image counts.
     """
-    from vit_jax.metrics import mean
+    from vit_jax.metrics import merged
 
-    if not any(s["top1"][1] for s in gathered):
+    averages = {k: merged(part[k] for part in gathered) for k in gathered[0]}
+    count = float(averages["top1"].count)
+    if not count:
       raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
         f" {self.config.dataset!r}, in which no image has a class that counts;"
         " expected another split."
       )
-    scores = {k: mean([s[k] for s in gathered]) for k in gathered[0]}
-    scores["count"] = float(sum(s["top1"][1] for s in gathered))
+    scores = {k: float(v.compute()) for k, v in averages.items()}
+    scores["count"] = count
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 
-  def hits(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns the answer to every image that counts, in the split's order.
+  def hits(self, params: Params) -> dict[str, np.ndarray]:
+    """Returns the prediction for every image that counts, in the split's order.
 
-    Two passes with different preprocessing, or models, can so be compared image
-    by image.
+    Passes with different preprocessing, or models, are compared by it image by
+    image.
 
     Returns:
       index int64 [n], number of the record; prediction int [n], column of the
@@ -172,20 +196,19 @@ class Classification(Evaluator):
     for part in parts:
       rows = _joined(rows, _chosen(part, part["mask"]))
     rows = _chosen(rows, np.argsort(rows["index"]))
-    prediction = self._kept[rows["prediction"]]
     return {
       "index": rows["index"],
-      "prediction": prediction,
+      "prediction": self._columns[rows["prediction"]],
       "is_right": rows["is_right"],
     }
 
   def predictions(
-    self, params: Any, limit: int, num_mistakes: int
+    self, params: Params, limit: int, num_mistakes: int
   ) -> dict[str, np.ndarray]:
     """Returns the first images and the worst mistakes; one process only.
 
-    The whole split is passed through once more; at any time at most the images
-    asked for and two batches are kept.
+    The whole split passes through the model once more. Memory holds the images
+    that are asked for, and two batches.
 
     Args:
       params: Parameters of the model.
@@ -196,10 +219,10 @@ class Classification(Evaluator):
 
     Returns:
       image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction int
-      [n] and its probability float [n], by the loss of the run: softmax or
-      sigmoid; the same for the mistakes with `mistake_` before the name; and
-      for the split `num_images`, the number of mistakes among them `num_wrong`,
-      its `dataset` and `split`. Labels and predictions are columns of the head.
+      [n] and its probability float [n] (softmax or sigmoid, by the loss of the
+      run); the same of the mistakes, with `mistake_` before the name; and of
+      the split `num_images`, the number of mistakes `num_wrong`, `dataset` and
+      `split`. Labels and predictions are columns of the head.
     """
     batches, again = itertools.tee(self._batches())
     answers = self.context.forward(self._answers, params, batches)
@@ -222,42 +245,44 @@ class Classification(Evaluator):
     )
 
   def _batches(self) -> Iterator[Batch]:
-    """Yields the split with places among the kept columns for labels."""
+    """Yields the split; labels are positions among the scored columns."""
     for batch in self.context.batches(self._source):
-      label = placed(batch["label"], self._place, len(self._kept))
+      label = renumbered(batch["label"], self._positions, len(self._columns))
       has_label = label >= 0 if label.ndim == 1 else label.any(axis=-1)
       yield {**batch, "label": label, "mask": batch["mask"] & has_label}
 
   def _in_head(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns rows whose labels and predictions are columns of the head."""
     return rows | {
-      "label": placed(rows["label"], self._kept, self._width),
-      "prediction": self._kept[rows["prediction"]],
+      "label": renumbered(rows["label"], self._columns, self._width),
+      "prediction": self._columns[rows["prediction"]],
     }
 
 
-def placed(labels: np.ndarray, place: np.ndarray, width: int) -> np.ndarray:
-  """Returns labels under other numbers.
+def renumbered(
+  labels: np.ndarray, numbers: np.ndarray, width: int
+) -> np.ndarray:
+  """Returns labels with new numbers.
 
   Args:
     labels: [n], -1 for none, or [n, classes], positive where it applies.
-    place: Class -> its new number; -1: it has none.
+    numbers: Class -> its new number; -1: it has none.
     width: How many new numbers there are.
 
   Returns:
     int32 [n], -1 for none, or float32 [n, width].
 
   Example:
-    >>> placed(np.array([0, 2, -1]), np.array([5, -1, 3]), 6).tolist()
+    >>> renumbered(np.array([0, 2, -1]), np.array([5, -1, 3]), 6).tolist()
     [5, 3, -1]
-    >>> placed(np.array([[1, 0, 1]]), np.array([2, -1, 0]), 3).tolist()
+    >>> renumbered(np.array([[1, 0, 1]]), np.array([2, -1, 0]), 3).tolist()
     [[1.0, 0.0, 1.0]]
   """
   if labels.ndim == 1:
-    return np.where(labels >= 0, place[labels], -1).astype(np.int32)
-  found = np.zeros([len(labels), width], np.float32)
-  found[:, place[place >= 0]] = labels[:, place >= 0]
-  return found
+    return np.where(labels >= 0, numbers[labels], -1).astype(np.int32)
+  result = np.zeros([len(labels), width], np.float32)
+  result[:, numbers[numbers >= 0]] = labels[:, numbers >= 0]
+  return result
 
 
 def is_mistake(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:

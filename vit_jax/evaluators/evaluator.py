@@ -2,12 +2,52 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import (
+  TYPE_CHECKING,
+  Any,
+  ClassVar,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+)
 
 import numpy as np
 
 from vit_jax.batch import Batch
+from vit_jax.class_names import Head
 from vit_jax.options import option
+
+if TYPE_CHECKING:
+  import jax
+
+Params = dict[str, Any]  # nested, of arrays
+Outputs = dict[str, Any]  # a model's intermediates by name, nested
+
+
+@runtime_checkable
+class Split(Protocol):
+  """A split of a data set: a `Source`, or what the planner knows of one.
+
+  Attributes:
+    name: Name of the data set.
+    split: Name of the split, slices included.
+    num_examples: Number of records.
+    num_classes: Number of classes.
+    class_names: Names by label; None if the data set has none.
+    is_multilabel: Whether an image has any number of classes.
+    knows_labels: Whether `labels` takes no reading of the whole split.
+  """
+
+  name: str
+  split: str
+  num_examples: int
+  num_classes: int
+  class_names: tuple[str, ...] | None
+  is_multilabel: bool
+  knows_labels: bool
+
+  def labels(self) -> np.ndarray:
+    """Returns the label of every record, int [n]; -1 for none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +55,12 @@ class EvaluatorConfig:
   """What is scored, and when: the options that all evaluators have.
 
   Class attributes:
-    SPLITS: Names of the options that name a split of `dataset`; each is opened
-      once for all who read it.
+    SPLITS: Names of the options that name a split of `dataset`; each split is
+      opened once and shared.
     scores_head: Whether the logits are scored, so that a head is needed. The
       first of these evaluators represents the run in its summary.
-    LEFT_OUT_BY: An option of the config, and its value at which the run goes
-      without this evaluator if its data set is not on disk; None: never.
+    LEFT_OUT_BY: An option of the config, and the value with which a run leaves
+      this evaluator out if its data set is not on disk; None: never.
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
@@ -53,7 +93,7 @@ class EvaluatorConfig:
     )
 
   def errors(self, where: str) -> Iterator[str]:
-    """Yields the faults that the options alone show, one text each.
+    """Yields the errors that the options alone show, one text each.
 
     Args:
       where: Path of these options, "config.evals.<name>".
@@ -75,26 +115,28 @@ class EvaluatorConfig:
       )
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields the faults that data and model show, before the run starts.
+    """Yields the errors that data and model show, before the run starts.
 
     Args:
       where: Path of these options, "config.evals.<name>".
-      sources: Option of `SPLITS` -> its split, a `Source`. For a data set that
-        is not prepared yet, records are fake; classes and numbers are right.
-      head: `class_names.Head` of the model.
-      out: Nested dict of the model's intermediates, shapes of one image.
+      sources: Option of `SPLITS` -> its split. The records of a data set that
+        is not prepared yet are fake; its classes and numbers are right.
+      head: Classes of the logits.
+      out: Intermediates of the model, as shapes for one image.
     """
     return iter(())
 
-  def num_images(self, sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the most images that an evaluation passes through the model.
-
-    Those of each split by themselves: no batch has images of two.
+  def num_images(self, sources: Mapping[str, Split]) -> tuple[int, ...]:
+    """Returns the most images of each split that one evaluation computes.
 
     Args:
-      sources: Option of `SPLITS` -> its split, of which num_examples and
+      sources: Option of `SPLITS` -> its split, of which only num_examples and
         num_classes are read.
     """
     return tuple(source.num_examples for source in sources.values())
@@ -110,57 +152,57 @@ class Context:
 
   Attributes:
     options: Options of the evaluator; dataset and batch_size are set.
-    config: The run.
+    config: The run, a `vit_jax.config.Config`.
     sources: Option of `options.SPLITS` -> the split, opened.
     predict: (params, uint8 images) -> (logits, out), not jitted.
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
-    head: `class_names.Head`, the classes of the logits.
+    head: The classes of the logits.
     workdir: Folder of the run, for files of an evaluator; None: none is
       written.
-    made: What the evaluators of a run share, see `once`.
-    on_batch: Called before every batch, by all processes alike; may raise,
-      which ends the evaluation.
+    shared: What the evaluators of a run share, see `once`.
+    on_batch: Called before every batch, by all processes; an exception that it
+      raises ends the evaluation.
   """
 
   options: EvaluatorConfig
-  config: Any
-  sources: Mapping[str, Any]
-  predict: Callable[[Any, Any], Any]
-  mesh: Any
-  random_params: Callable[[], Any]
-  head: Any
+  config: Any  # its layer is above
+  sources: Mapping[str, Split]
+  predict: Callable[[Params, Any], tuple[Any, Outputs]]
+  mesh: "jax.sharding.Mesh"
+  random_params: Callable[[], Params]
+  head: Head
   workdir: str | None = None
-  made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+  shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
   on_batch: Callable[[], None] = lambda: None
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
-    """Returns what the run's first evaluator with this key has made.
+    """Returns what `make` returned for the first evaluator with this key.
 
-    So that evaluators which differ only in their data compile one function.
+    Evaluators that differ only in their data compile one function this way.
     """
-    if key not in self.made:
-      self.made[key] = make()
-    return self.made[key]
+    if key not in self.shared:
+      self.shared[key] = make()
+    return self.shared[key]
 
-  def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
+  def jit(self, fn: Callable[[Params, dict], Any]) -> Callable:
     """Returns (params, global batch) -> results, jitted, on every device."""
     raise NotImplementedError
 
-  def labels(self, source: Any) -> np.ndarray:
-    """Returns all labels of a split, int32 [n]; in all processes together.
+  def labels(self, source: Split) -> np.ndarray:
+    """Returns all labels of a split, int32 [n]. Collective.
 
     Where labels are in the files of the images, each process reads a part.
 
     Args:
-      source: One of `sources`, of one label an image.
+      source: One of `sources`, with one label an image.
     """
     raise NotImplementedError
 
   def batches(
-    self, source: Any, indices: np.ndarray | None = None
+    self, source: Split, indices: np.ndarray | None = None
   ) -> Iterator[Batch]:
-    """Returns this process's parts of a split, every record once.
+    """Returns this process's rows of every batch of a split, each record once.
 
     Args:
       source: One of `sources`.
@@ -169,27 +211,26 @@ class Context:
     raise NotImplementedError
 
   def forward(
-    self, fn: Callable, params: Any, batches: Iterable[Batch]
+    self, fn: Callable, params: Params, batches: Iterable[Batch]
   ) -> Iterator[Any]:
     """Yields the results of a function for each batch, as numpy arrays.
 
-    A batch is dispatched to the devices before the host waits for the results
-    of the one before, so that they have work while the host fetches and
-    decodes.
+    A batch is dispatched before the results of the previous one are fetched, so
+    that the devices work while the host fetches and decodes.
 
     Args:
       fn: (params, global batch) -> tree of arrays, as `jit` returns it.
       params: Its first argument.
-      batches: The parts that this process reads.
+      batches: This process's rows of every batch, as `batches` returns them.
     """
     raise NotImplementedError
 
 
 class Answers(NamedTuple):
-  """What a classifier learned from features says of each image.
+  """Predictions of a probe, a classifier learned from features.
 
-  by: Which classifier of those that were scored, in words.
-  unit: What `score` is, in words: "probability", "score".
+  by: The classifier, as a phrase: "the vote of the 20 nearest".
+  unit: What `score` is, as a phrase: "probability", "score".
   index: Number of the record, int [n].
   label: True class, int [n].
   prediction: The class with the largest score, int [n].
@@ -213,8 +254,7 @@ class Evaluator:
     config: Its options.
     context: Its context.
     note: A line on the data that it scores.
-    answers: Of a probe, what it said of each image, once it has scored; None:
-      it is none, or says nothing of single images.
+    answers: Predictions of a probe after `score`; None: there are none.
   """
 
   answers: "Answers | None" = None
@@ -225,12 +265,12 @@ class Evaluator:
     splits = (f"{s.name} [{s.split}]" for s in context.sources.values())
     self.note = ", ".join(splits)
 
-  def gather(self, params: Any) -> Any:
-    """Runs on the devices, in all processes; returns what the host needs."""
+  def gather(self, params: Params) -> Any:
+    """Runs on the devices; returns what `score` needs. Collective."""
     raise NotImplementedError(type(self).__name__)
 
   def score(self, gathered: Any) -> dict[str, float]:
-    """Runs on the host: in training in a thread of process 0, else in all.
+    """Runs on the host, in all processes or, when training, in process 0 alone.
 
     Returns:
       Metrics by name, "<name of the evaluator>/<metric>".
@@ -238,7 +278,7 @@ class Evaluator:
     raise NotImplementedError(type(self).__name__)
 
   def programs(self) -> dict[str, Callable]:
-    """Returns what it runs on the devices, by name, as `Context.jit` made it.
+    """Returns the functions that `Context.jit` made, by name.
 
     The planner compiles them beforehand, for (params, batch).
     """
@@ -247,25 +287,25 @@ class Evaluator:
   def single_device_programs(
     self, width: int
   ) -> dict[str, tuple[Callable, tuple]]:
-    """Returns what a single device runs on features, by name.
+    """Returns the functions that one device runs on features, by name.
 
-    The planner compiles these, too, for one of whose `programs` is "features",
-    which returns them as "x".
+    The planner compiles these, too, if one of `programs` is "features", which
+    returns the features as "x".
 
     Args:
-      width: Numbers of a feature.
+      width: Length of a feature.
 
     Returns:
       Functions as `jax.jit` made them, each with its abstract arguments.
     """
     return {}
 
-  def run(self, params: Any) -> dict[str, float]:
-    """Returns the scores of the parameters: both phases in turn."""
+  def run(self, params: Params) -> dict[str, float]:
+    """Returns the scores of the parameters."""
     return self.score(self.gather(params))
 
   def predictions(
-    self, params: Any, limit: int, num_mistakes: int
+    self, params: Params, limit: int, num_mistakes: int
   ) -> dict[str, np.ndarray] | None:
     """Returns images with the model's predictions; None if there are none.
 
@@ -277,8 +317,8 @@ class Evaluator:
     return None
 
 
-def several_classes(where: str, source: Any) -> str:
-  """Returns the fault of data whose images may have several classes."""
+def multilabel_error(where: str, source: Split) -> str:
+  """Returns the error for data whose images may have several classes."""
   return (
     f"{where}.dataset: got {source.name!r}, whose images have any number of"
     " classes, expected one class each; kind='multilabel' scores the head on"

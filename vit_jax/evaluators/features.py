@@ -1,19 +1,26 @@
-"""Frozen features of a split: what evaluators that need no head begin with."""
+"""Frozen features of two splits, from which probes learn and are scored."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from vit_jax.batch import DataError
+from vit_jax.class_names import Head
 from vit_jax.evaluators.evaluator import (
   Context,
   Evaluator,
   EvaluatorConfig,
-  several_classes,
+  Outputs,
+  Params,
+  Split,
+  multilabel_error,
 )
 from vit_jax.options import option
+
+if TYPE_CHECKING:
+  import jax
 
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
@@ -28,9 +35,13 @@ class FeaturesConfig(EvaluatorConfig):
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields a fault for an unknown layer, or for several classes."""
+    """Yields an error for an unknown layer, or for several classes."""
     import jax
 
     try:
@@ -38,21 +49,25 @@ class FeaturesConfig(EvaluatorConfig):
     except ValueError as e:
       yield f"{where}.layer: {e}"
     if sources["split"].is_multilabel:
-      yield several_classes(where, sources["split"])
+      yield multilabel_error(where, sources["split"])
 
 
 class Features(Evaluator):
-  """Extracts the features of two splits, the one to learn from first.
+  """Extracts the features of the split to learn from and of that to score.
 
-  With fake data, the first two batches of each are used, or `least` records if
-  that is more.
+  With fake data only the first two batches of each are read.
+
+  Args:
+    context: Its context.
+    least: Records of each split that are read of fake data, if two batches have
+      fewer.
   """
 
   def __init__(self, context: Context, least: int = 0):
     super().__init__(context)
     train, test = (context.sources[k] for k in ("train_split", "split"))
     self.note = learns_from(self.config, train, test)
-    if context.config.fake_data:  # a trial
+    if context.config.fake_data:
       most = max(2 * self.config.batch_size, least)
       train, test = (
         dataclasses.replace(s, num_examples=min(s.num_examples, most))
@@ -67,7 +82,6 @@ class Features(Evaluator):
       rows = {k: batch[k] for k in ("label", "mask", "index")}
       return {"x": layer_of(out, layer), **rows}
 
-    # Shared with few-shot evaluators, which extract the same.
     self._features = context.once(
       ("features", layer), lambda: context.jit(features)
     )
@@ -76,8 +90,8 @@ class Features(Evaluator):
     """See `Evaluator`."""
     return {"features": self._features}
 
-  def splits(self, params: Any) -> tuple[Rows, Rows]:
-    """Returns the rows to learn from, and those to score; all processes.
+  def splits(self, params: Params) -> tuple[Rows, Rows]:
+    """Returns the rows to learn from, and those to score. Collective.
 
     Raises:
       DataError: As `extract`.
@@ -88,7 +102,7 @@ class Features(Evaluator):
     )
 
 
-def learns_from(options: FeaturesConfig, train: Any, test: Any) -> str:
+def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:
   """Returns a line on the splits that are learned from and scored."""
   return (
     f"{options.dataset}, learns from [{options.train_split}]"
@@ -99,9 +113,9 @@ def learns_from(options: FeaturesConfig, train: Any, test: Any) -> str:
 
 def extract(
   context: Context,
-  source: Any,
+  source: Split,
   fn: Callable,
-  params: Any,
+  params: Params,
   indices: np.ndarray | None = None,
 ) -> Rows:
   """Returns features, labels and indices, in the order of the records.
@@ -117,12 +131,12 @@ def extract(
     indices: The records to read; None: all.
 
   Raises:
-    DataError: None is left, or a feature is not finite; in all processes,
-      since all get the same rows.
+    DataError: No image is left, or a feature is not finite. All processes
+      raise it, since all have the same rows.
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
-  # Freed part by part, and copied once: ImageNet's features are 4 GB.
+  # Parts are freed one by one, and copied once: ImageNet's features are 4 GB.
   rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
   order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
   options = context.options
@@ -133,7 +147,7 @@ def extract(
     )
   order = order[np.argsort(rows["index"][order])]
   rows = {k: rows.pop(k)[order] for k in [*rows]}
-  with np.errstate(invalid="ignore"):  # inf - inf, which is told below
+  with np.errstate(invalid="ignore"):  # inf - inf is reported below
     is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
   if not is_finite.all():
     raise DataError(
@@ -145,20 +159,22 @@ def extract(
   return rows
 
 
-def layer_of(out: dict, path: str) -> Any:
-  """Finds "encoderblock_3/mlp" in nested dicts, the mean over tokens if any.
+def layer_of(out: Outputs, path: str) -> "jax.Array":
+  """Returns an intermediate [b, d], such as "encoderblock_3/mlp".
+
+  If it has tokens or a map, it is their mean.
 
   Raises:
     ValueError: There is none; the message lists the names.
   """
-  found = out
+  layer = out
   for key in path.split("/"):
-    if not isinstance(found, dict) or key not in found:
-      known = sorted(found) if isinstance(found, dict) else []
+    if not isinstance(layer, dict) or key not in layer:
+      known = sorted(layer) if isinstance(layer, dict) else []
       raise ValueError(
         f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
       )
-    found = found[key]
-  if isinstance(found, dict):
-    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(found)}.")
-  return found.mean(axis=tuple(range(1, found.ndim - 1)))
+    layer = layer[key]
+  if isinstance(layer, dict):
+    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(layer)}.")
+  return layer.mean(axis=tuple(range(1, layer.ndim - 1)))

@@ -2,21 +2,28 @@
 
 A linear map from a layer's output to {-1, 1} targets is solved in closed form
 for a few examples per class, then scored on a whole split (section 4.1 of
-arXiv:2010.11929). Every draw of the shots takes one eigendecomposition,
-whatever the number of L2 weights. All weights are fixed in the config, and the
-first of them gives the main score: nothing is chosen on the split that is
-scored.
+arXiv:2010.11929). A draw of the shots takes one eigendecomposition for any
+number of L2 weights. The config fixes these, and the first gives the main
+score: nothing is chosen on the split that is scored.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from vit_jax.batch import DataError, normalise
-from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
+from vit_jax.class_names import Head
+from vit_jax.evaluators.evaluator import (
+  Answers,
+  Context,
+  Evaluator,
+  Outputs,
+  Params,
+  Split,
+)
 from vit_jax.evaluators.features import (
   Features,
   FeaturesConfig,
@@ -35,8 +42,8 @@ class FewshotConfig(FeaturesConfig):
   train_split: str = option("train", "split the shots are drawn from")
   shots: tuple[int, ...] = option(
     (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all. A class with"
-    " fewer gives all of its own, where most have enough",
+    "examples per class; 0: all of train_split, as <name>/all. A class that has"
+    " fewer gives all, if most classes have enough",
   )
   seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
   l2: tuple[float, ...] = option(
@@ -66,12 +73,16 @@ class FewshotConfig(FeaturesConfig):
       yield f"{where}.seeds: got {self.seeds}, expected numbers such as 0,1."
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields also a fault for more shots than there are examples.
+    """Yields an error for more shots than there are examples, too.
 
-    Where labels are in files, whose reading may take minutes, only for more
-    than there can be, given the numbers of images and classes.
+    Labels that are in files, whose reading may take minutes, are not read: then
+    only the number of images is checked.
     """
     from vit_jax.ridge import fewest_examples, sample_shots
 
@@ -96,8 +107,8 @@ class FewshotConfig(FeaturesConfig):
         " larger train_split to draw them from."
       )
 
-  def num_images(self, sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Counts the shots of all draws of train_split, as if none were alike."""
+  def num_images(self, sources: Mapping[str, Split]) -> tuple[int, ...]:
+    """See `EvaluatorConfig`; as if no two draws had a shot in common."""
     train, test = (sources[option] for option in self.SPLITS)
     drawn = max(self.shots) * train.num_classes * len(self.seeds)
     is_whole = 0 in self.shots or drawn > train.num_examples
@@ -109,22 +120,18 @@ class FewshotConfig(FeaturesConfig):
 
 
 class Fewshot(Features):
-  """Scores the features of a model by a classifier learned from few labels.
-
-  The head is not used: the data set's own classes are learned. With fake data,
-  two batches of each split are read.
-  """
+  """Scores the features of a model by a classifier learned from few labels."""
 
   def __init__(self, context: Context):
     super().__init__(context)
     self._baselines: dict[str, float] = {}
-    self._has_baselines = False  # in all processes; one alone scores
-    self.note += self._fewer
+    self._has_baselines = False  # the same in all processes; one scores
+    self.note += self._few_note
 
     def pixels(params, batch):
       del params
-      found = normalise(batch["image"]).reshape(len(batch["image"]), -1)
-      return {"x": found, **{k: batch[k] for k in ("label", "mask", "index")}}
+      x = normalise(batch["image"]).reshape(len(batch["image"]), -1)
+      return {"x": x, **{k: batch[k] for k in ("label", "mask", "index")}}
 
     self._pixels = context.once("raw_pixels", lambda: context.jit(pixels))
 
@@ -133,42 +140,40 @@ class Fewshot(Features):
     pixels = {"pixels": self._pixels} if self.config.baselines else {}
     return super().programs() | pixels
 
-  def gather(self, params: Any) -> dict[str, tuple[Rows, Rows]]:
-    """Returns the features by their origin ("": the model).
+  def gather(self, params: Params) -> dict[str, tuple[Rows, Rows]]:
+    """Returns features of all shots and of the split to score, by origin.
 
-    Each split is passed through once, for all shots and seeds together. The
-    pair has the rows of all shots, and those of the split to score.
+    The origin "" is the model; others are the baselines. Each split passes
+    through the model once, for all shots and seeds together.
     """
     features = {"": (self._features, params)}
     if self.config.baselines and not self._has_baselines:
       self._has_baselines = True
       features["random_init/"] = (self._features, self.context.random_params())
       features["raw_pixels/"] = (self._pixels, params)
-    wanted = np.unique(np.concatenate(list(self._chosen.values())))
+    drawn = np.unique(np.concatenate(list(self._draws.values())))
     return {
-      of: (
-        extract(self.context, self._train, fn, params, wanted),
+      origin: (
+        extract(self.context, self._train, fn, params, drawn),
         extract(self.context, self._test, fn, params),
       )
-      for of, (fn, params) in features.items()
+      for origin, (fn, params) in features.items()
     }
 
   def score(self, gathered: dict[str, tuple[Rows, Rows]]) -> dict[str, float]:
-    """Returns `<name>/<k>shot`: accuracy, the mean over the seeds.
+    """Returns accuracies, means over the seeds.
 
-    `<name>/all` is that of a map learned from the whole train_split.
-
-    That is with the first L2 weight; `<name>/l2=<weight>/<k>shot` with each of
-    the others. With config.baselines also `<name>/random_init/...`, the same
-    network with random weights, and `<name>/raw_pixels/...`; these stay the
-    same and are computed once.
+    `<name>/<k>shot` and, learned from the whole train_split, `<name>/all` are
+    those of the first L2 weight; `<name>/l2=<weight>/<k>shot` of the others.
+    With config.baselines also `<name>/random_init/...`, of the same network
+    with random weights, and `<name>/raw_pixels/...`, which are computed once.
     """
     scores: dict[str, float] = {}
-    for of, (support, test) in gathered.items():
-      found = self._baselines if of else scores
-      of_shots = self._accuracies(support, test, is_model=not of)
-      for metric, value in of_shots.items():
-        found[f"{self.config.name}/{of}{metric}"] = value
+    for origin, (support, test) in gathered.items():
+      accuracies = self._accuracies(support, test, is_model=not origin)
+      into = self._baselines if origin else scores
+      for metric, value in accuracies.items():
+        into[f"{self.config.name}/{origin}{metric}"] = value
     return scores | self._baselines
 
   def _accuracies(
@@ -176,13 +181,13 @@ class Fewshot(Features):
   ) -> dict[str, float]:
     from vit_jax import ridge
 
-    l2s, found = self.config.l2, {}
+    l2s, accuracies = self.config.l2, {}
     for shots in self.config.shots:
-      draws = [key for key in self._chosen if key[0] == shots]
+      draws = [key for key in self._draws if key[0] == shots]
       scores = np.zeros((len(draws), len(l2s)))
       for i, draw in enumerate(draws):
         # Images without a label, or not decoded, are not among the rows.
-        rows = np.isin(support["index"], self._chosen[draw])
+        rows = np.isin(support["index"], self._draws[draw])
         fits = ridge.fit(
           support["x"][rows],
           support["label"][rows],
@@ -191,19 +196,22 @@ class Fewshot(Features):
         )
         scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
         if not shots and is_model:
-          by = f"learned from all examples, L2 {l2s[0]:g}"
-          found_of = ridge.scores(fits[0], test["x"], test["label"])
           self.answers = Answers(
-            by, "score", test["index"], test["label"], *found_of
+            f"learned from all examples, L2 {l2s[0]:g}",
+            "score",
+            test["index"],
+            test["label"],
+            *ridge.scores(fits[0], test["x"], test["label"]),
           )
       for l2, value in zip(l2s, scores.mean(axis=0), strict=True):
         prefix = "" if l2 == l2s[0] else f"l2={l2:g}/"
-        found[prefix + (f"{shots}shot" if shots else "all")] = float(value)
-    return found
+        name = f"{shots}shot" if shots else "all"
+        accuracies[prefix + name] = float(value)
+    return accuracies
 
   @functools.cached_property
-  def _chosen(self) -> dict[tuple[int, int], np.ndarray]:
-    """(shots, seed) -> record numbers; reads the labels of the split once.
+  def _draws(self) -> dict[tuple[int, int], np.ndarray]:
+    """(shots, seed) -> numbers of the records; reads the labels once.
 
     Raises:
       DataError: There are more shots than images, see `ridge.sample_shots`.
@@ -229,14 +237,13 @@ class Fewshot(Features):
           for k in shots
           for seed in self.config.seeds
         }
-      except ValueError as e:  # of files whose labels were not read before
+      except ValueError as e:  # `check` does not read labels of files
         raise DataError(f"config.evals.{self.config.name}.{e}") from None
     return drawn
 
   @property
-  def _fewer(self) -> str:
-    """A text on classes with fewer examples than shots, or ""."""
-    # Of the whole split, with fake data too, as `learns_from` counts it.
+  def _few_note(self) -> str:
+    """A note on classes with fewer examples than shots in the split, or ""."""
     source, most = self.context.sources["train_split"], max(self.config.shots)
     if not (most and source.knows_labels):
       return ""

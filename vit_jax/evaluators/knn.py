@@ -1,8 +1,8 @@
 """Accuracy of the nearest neighbours: nothing is learned from the features.
 
-Features are divided by their Euclidean norm. A test image gets the class with
-the largest sum of exp(similarity / temperature) over its k training images of
-the largest cosine similarity.
+The neighbours of a test image are the k training images with the largest cosine
+similarity. It gets the class with the largest sum of exp(similarity / 0.07)
+over them.
 
 Source: arXiv:1805.01978, section 3.4, with the neighbours and the temperature
 of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
@@ -11,14 +11,22 @@ of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
+from vit_jax.class_names import Head
+from vit_jax.evaluators.evaluator import (
+  Answers,
+  Context,
+  Evaluator,
+  Outputs,
+  Params,
+  Split,
+)
 from vit_jax.evaluators.features import Features, FeaturesConfig
 from vit_jax.options import option
 
+TEMPERATURE = 0.07
 QUERIES = 512  # test images compared at a time
 CHUNK = 32_768  # training images on the device at a time
 TINY = 1e-12  # smallest norm that a feature is divided by
@@ -32,10 +40,8 @@ class KnnConfig(FeaturesConfig):
   kind: str = "knn"
   ks: tuple[int, ...] = option(
     (20, 10, 100, 200),
-    "numbers of neighbours, fixed beforehand; <name>/<k>nn is the accuracy",
-  )
-  temperature: float = option(
-    0.07, "a neighbour counts exp(cosine similarity / temperature)"
+    "numbers of neighbours, fixed beforehand, at most the images of"
+    " train_split; <name>/<k>nn is the accuracy",
   )
 
   def errors(self, where: str) -> Iterator[str]:
@@ -43,15 +49,15 @@ class KnnConfig(FeaturesConfig):
     yield from super().errors(where)
     if not self.ks or min(self.ks) < 1:
       yield f"{where}.ks: got {self.ks}, expected numbers above 0 such as 20."
-    if self.temperature <= 0:
-      yield (
-        f"{where}.temperature: got {self.temperature}, expected more than 0."
-      )
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields also a fault where there are fewer images than neighbours."""
+    """Yields an error if there are fewer images than neighbours, too."""
     yield from super().check(where, sources, head, out)
     train, most = sources["train_split"], max(self.ks, default=0)
     if most > train.num_examples:
@@ -68,35 +74,34 @@ class KnnConfig(FeaturesConfig):
 class Knn(Features):
   """Scores features by the classes of their nearest neighbours."""
 
-  def gather(self, params: Any) -> dict[str, float]:
+  def gather(self, params: Params) -> dict[str, float]:
     """Returns the scores: each process finds the neighbours on a device."""
     train, test = self.splits(params)
-    # Of the images that were counted, some may be broken or have no label.
+    # Images that are broken or have no label are not among the rows.
     most = min(max(self.config.ks), len(train["x"]))
     similarity, label = neighbours(train["x"], train["label"], test["x"], most)
-    found = {}
+    scores = {}
     for k in self.config.ks:
-      near = similarity[:, :k], label[:, :k]
-      of_k = vote(*near, self.num_classes, self.config.temperature)
-      found[f"{self.config.name}/{k}nn"] = float(np.mean(of_k == test["label"]))
+      nearest = similarity[:, :k], label[:, :k]
+      prediction = vote(*nearest, self.num_classes)
+      is_right = prediction == test["label"]
+      scores[f"{self.config.name}/{k}nn"] = float(np.mean(is_right))
       if k == self.config.ks[0]:
         self.answers = Answers(
           f"the vote of the {k} nearest",
           "share of the votes",
           test["index"],
           test["label"],
-          of_k,
-          *(
-            share_of(*near, classes, self.config.temperature)
-            for classes in (of_k, test["label"])
-          ),
+          prediction,
+          share_of(*nearest, prediction),
+          share_of(*nearest, test["label"]),
         )
-    return found
+    return scores
 
   def score(self, gathered: dict[str, float]) -> dict[str, float]:
-    """Returns `<name>/<k>nn`: accuracy, a share, for each k of the config.
+    """Returns `<name>/<k>nn`: the accuracy for each k of the config.
 
-    All images vote where fewer than k can be used.
+    If fewer than k images can be used, all of them vote.
     """
     return gathered
 
@@ -112,16 +117,16 @@ class Knn(Features):
     k, chunk = max(self.config.ks), min(CHUNK, num_keys)
     block = min(QUERIES, num_queries)
     num_blocks = -(-num_queries // block)
-    of = jax.ShapeDtypeStruct
+    array = jax.ShapeDtypeStruct
     arguments = (
       (
-        of((num_blocks, block, k), np.float32),
-        of((num_blocks, block, k), np.int32),
+        array((num_blocks, block, k), np.float32),
+        array((num_blocks, block, k), np.int32),
       ),
-      of((num_blocks, block, width), np.float32),
-      of((chunk, width), np.float32),
-      of((chunk,), np.int32),
-      of((), np.int32),
+      array((num_blocks, block, width), np.float32),
+      array((chunk, width), np.float32),
+      array((chunk,), np.int32),
+      array((), np.int32),
     )
     return {"nearer": (nearer(k, chunk), arguments)}
 
@@ -137,7 +142,7 @@ def neighbours(
   """Finds the k nearest by cosine similarity, exactly, on one device.
 
   Training features pass through the device chunk by chunk, so that their number
-  has no limit. Among equally near ones the first come first.
+  has no limit. Equally near ones keep their order.
 
   Args:
     train: float [n, d], n at least k.
@@ -145,8 +150,8 @@ def neighbours(
     queries: float [m, d].
     k: Number of neighbours.
     chunk: Training features on the device at a time.
-    block: Queries that are compared with a chunk at a time; chunk * block
-      float32 numbers are held.
+    block: Queries that are compared with a chunk at a time, which takes chunk *
+      block float32 numbers.
 
   Returns:
     Similarities float32 [m, k], falling, and classes int32 [m, k].
@@ -166,12 +171,12 @@ def neighbours(
     )
     for start in range(0, len(train), chunk):
       keys = _unit(train[start : start + chunk])
-      of_keys = labels[start : start + chunk].astype(np.int32)
+      classes = labels[start : start + chunk].astype(np.int32)
       count = np.int32(len(keys))
       best = update(
-        best, x, _filled(keys, chunk), _filled(of_keys, chunk), count
+        best, x, _filled(keys, chunk), _filled(classes, chunk), count
       )
-      jax.block_until_ready(best)  # else all chunks wait on the device
+      jax.block_until_ready(best)  # so that one chunk at a time is there
   return tuple(
     np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
   )
@@ -194,17 +199,17 @@ def nearer(k: int, chunk: int) -> Callable:
 
   @functools.partial(jax.jit, donate_argnums=0)
   def nearer(best, queries, keys, labels, count):
-    def of_block(args):
+    def update_block(args):
       (values, classes), x = args
       similarity = jnp.matmul(x, keys.T, precision="highest")
       similarity = jnp.where(jnp.arange(chunk) < count, similarity, -jnp.inf)
-      found, at = jax.lax.top_k(similarity, min(k, chunk))
-      values = jnp.concatenate([values, found], 1)
+      largest, at = jax.lax.top_k(similarity, min(k, chunk))
+      values = jnp.concatenate([values, largest], 1)
       classes = jnp.concatenate([classes, labels[at]], 1)
       values, at = jax.lax.top_k(values, k)
       return values, jnp.take_along_axis(classes, at, 1)
 
-    return jax.lax.map(of_block, (best, queries))
+    return jax.lax.map(update_block, (best, queries))
 
   return nearer
 
@@ -213,12 +218,12 @@ def vote(
   similarity: np.ndarray,
   labels: np.ndarray,
   num_classes: int,
-  temperature: float,
+  temperature: float = TEMPERATURE,
 ) -> np.ndarray:
   """Returns the class with the largest sum of exp(similarity / temperature).
 
   Args:
-    similarity: Of the neighbours, [m, k].
+    similarity: Similarities of the neighbours, [m, k].
     labels: Their classes, int [m, k].
     num_classes: Number of classes.
     temperature: More than 0; the smaller, the more the nearest decide.
@@ -232,42 +237,40 @@ def vote(
     [1, 2]
   """
   weights = _weights(similarity, temperature)
-  found = np.empty(len(labels), np.int64)
+  winners = np.empty(len(labels), np.int64)
   for i in range(0, len(labels), QUERIES):
     rows = slice(i, i + QUERIES)
     sums = np.zeros((len(labels[rows]), num_classes))
     at = np.arange(len(sums))[:, None]
     np.add.at(sums, (at, labels[rows]), weights[rows])
-    found[rows] = sums.argmax(axis=1)
-  return found
+    winners[rows] = sums.argmax(axis=1)
+  return winners
 
 
 def share_of(
   similarity: np.ndarray,
   labels: np.ndarray,
   classes: np.ndarray,
-  temperature: float,
 ) -> np.ndarray:
   """Returns the share of the votes for a class of each query, float [m].
 
   Args:
-    similarity: Of the neighbours, [m, k].
+    similarity: Similarities of the neighbours, [m, k].
     labels: Their classes, int [m, k].
     classes: A class for each query, int [m].
-    temperature: As for `vote`.
 
   Example:
-    >>> near, of = np.array([[0.5, 0.5, 0.5, 0.5]]), np.array([[2, 1, 1, 1]])
-    >>> float(share_of(near, of, np.array([1]), 0.07)[0])
+    >>> near, labels = np.full((1, 4), 0.5), np.array([[2, 1, 1, 1]])
+    >>> float(share_of(near, labels, np.array([1]))[0])
     0.75
   """
-  weights = _weights(similarity, temperature)
+  weights = _weights(similarity, TEMPERATURE)
   counts = np.where(labels == classes[:, None], weights, 0).sum(axis=1)
   return counts / weights.sum(axis=1)
 
 
 def _weights(similarity: np.ndarray, temperature: float) -> np.ndarray:
-  """Returns what neighbours count, float64 [m, k]: the nearest of each 1."""
+  """Returns the weight of each neighbour, float64 [m, k]; the nearest has 1."""
   similarity = similarity.astype(np.float64)
   nearest = similarity.max(axis=1, keepdims=True)  # no exponential overflows
   return np.exp((similarity - nearest) / temperature)
@@ -280,6 +283,6 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def _filled(rows: np.ndarray, count: int) -> np.ndarray:
-  """Returns the rows and as many zeros as there are too few."""
+  """Returns `count` rows, the last of zeros."""
   missing: Sequence = [(0, count - len(rows)), *[(0, 0)] * (rows.ndim - 1)]
   return np.pad(rows, missing)

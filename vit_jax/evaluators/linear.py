@@ -1,9 +1,9 @@
 """Linear probe: heads trained by gradient on frozen features.
 
-The features of both splits are computed once, without augmentation. A part of
-the training split is held out; on the rest, the heads of a whole grid of
-learning rates and weight decays are trained at once, on the same batches. The
-head that is best on the held-out part is scored on the test split, once.
+The features of both splits are computed once, without augmentation. A tenth of
+the training split is held out. On the rest, one head for each pair of a
+learning rate and a weight decay is trained, all at once on the same batches.
+The head that is best on the held-out tenth is scored on the test split, once.
 
   x = (feature - mean) / (std + 1e-5), logits = x W + b
   loss = cross-entropy + weight_decay / 2 |W|^2
@@ -22,14 +22,24 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.evaluators.evaluator import Answers, Context, Evaluator
+from vit_jax.class_names import Head
+from vit_jax.evaluators.evaluator import (
+  Answers,
+  Context,
+  Evaluator,
+  Outputs,
+  Params,
+  Split,
+)
 from vit_jax.evaluators.features import Features, FeaturesConfig, Rows
 from vit_jax.options import option
 
+HELD_OUT = 0.1  # share of train_split that chooses a head
+STEP_IMAGES = 1024  # images per step; fewer if there are not as many
 MOMENTUM = 0.9
 STD_FLOOR = 1e-5
 FETCHED = 2**24  # numbers of features sent to the device at a time
@@ -43,17 +53,14 @@ class LinearConfig(FeaturesConfig):
   name: str = "linear"
   kind: str = "linear"
   lrs: tuple[float, ...] = option(
-    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "peak learning rates of the grid"
+    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    "peak learning rates of the grid; wider if the best is the first or last",
   )
   weight_decays: tuple[float, ...] = option(
     (0.0, 0.001),
     "weights of half the squared norm of the kernel, each with each rate",
   )
   steps: int = option(12_500, "steps that train a head")
-  step_images: int = option(1024, "images per step, at most those there are")
-  held_out: float = option(
-    0.1, "share of train_split that no head learns from, and that chooses one"
-  )
   seed: int = option(0, "root of what is held out, and of the order of images")
 
   def errors(self, where: str) -> Iterator[str]:
@@ -66,27 +73,25 @@ class LinearConfig(FeaturesConfig):
         f"{where}.weight_decays: got {self.weight_decays}, expected numbers"
         " such as 0,0.001."
       )
-    for key in ("steps", "step_images"):
-      if getattr(self, key) < 1:
-        yield f"{where}.{key}: got {getattr(self, key)}, expected 1 or more."
-    if not 0 < self.held_out < 1:
-      yield (
-        f"{where}.held_out: got {self.held_out}, expected a share above 0 and"
-        " below 1: the grid needs images to choose by."
-      )
+    if self.steps < 1:
+      yield f"{where}.steps: got {self.steps}, expected 1 or more."
     if self.seed < 0:
       yield f"{where}.seed: got {self.seed}, expected 0 or more."
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields also a fault where nothing is left to learn or to choose from."""
+    """Yields an error if there are too few images to hold out a tenth, too."""
     yield from super().check(where, sources, head, out)
     num = sources["train_split"].num_examples
-    if not 0 < num_held_out(num, self.held_out) < num:
+    if num < 10:
       yield (
-        f"{where}.held_out: got {self.held_out} of {num} images, which leaves"
-        " none to learn from or none to choose by; take a larger train_split."
+        f"{where}.train_split: got {num} images, of which a tenth is held out"
+        " to choose the head; expected 10 or more."
       )
 
   def make(self, context: Context) -> Evaluator:
@@ -102,73 +107,74 @@ class Heads(NamedTuple):
   kernels: np.ndarray  # float32 [grid, d, classes]
   biases: np.ndarray  # float32 [grid, classes]
 
-  def answers(self, rows: Rows, which: int) -> tuple[np.ndarray, ...]:
-    """Returns what a head predicts, its probability, and the label's, [n]."""
-    parts = []
+  def logits(
+    self, rows: Rows, which: int
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields logits [n, classes] of a head and labels [n], `ROWS` at a time."""
     for start in range(0, len(rows["x"]), ROWS):
       part = slice(start, start + ROWS)
       x = (rows["x"][part] - self.mean) / self.std
-      logits = x @ self.kernels[which] + self.biases[which]
-      chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-      chances /= chances.sum(axis=1, keepdims=True)
-      at = np.arange(len(chances))
-      best = chances.argmax(axis=1)
-      parts.append((best, chances[at, best], chances[at, rows["label"][part]]))
-    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+      yield x @ self.kernels[which] + self.biases[which], rows["label"][part]
 
-  def accuracies(self, rows: Rows, which: slice = slice(None)) -> np.ndarray:
-    """Returns the share of the rows that each head predicts right, [grid].
+  def accuracy(self, rows: Rows, which: int) -> float:
+    """Returns the share of the rows that a head predicts right.
 
-    NaN of a head that has diverged: one of its logits is not finite.
+    NaN if it has diverged, so that one of its logits is not finite.
     """
-    kernels, biases = self.kernels[which], self.biases[which]
-    num_right = np.zeros(len(kernels))
-    for start in range(0, len(rows["x"]), ROWS):
-      part = slice(start, start + ROWS)
-      x = (rows["x"][part] - self.mean) / self.std
-      for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
-        logits = x @ kernel + bias
-        is_right = logits.argmax(axis=1) == rows["label"][part]
-        num_right[i] += is_right.sum() if np.isfinite(logits).all() else np.nan
+    num_right = 0.0
+    for logits, labels in self.logits(rows, which):
+      is_right = logits.argmax(axis=1) == labels
+      num_right += is_right.sum() if np.isfinite(logits).all() else np.nan
     return num_right / len(rows["x"])
+
+  def answers(self, rows: Rows, which: int) -> tuple[np.ndarray, ...]:
+    """Returns prediction, its probability, and that of the label, each [n]."""
+    parts = []
+    for logits, labels in self.logits(rows, which):
+      p = np.exp(logits - logits.max(axis=1, keepdims=True))
+      p /= p.sum(axis=1, keepdims=True)
+      prediction, at = p.argmax(axis=1), np.arange(len(p))
+      parts.append((prediction, p[at, prediction], p[at, labels]))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 class LinearProbe(Features):
   """Scores features by the best of a grid of linear heads."""
 
-  def gather(self, params: Any) -> tuple[Heads, Rows, Rows]:
+  def gather(self, params: Params) -> tuple[Heads, Rows, Rows]:
     """Returns the heads, the rows that choose one, and those to score.
 
     Each process trains the same heads, on one of its devices.
     """
     train, test = self.splits(params)
     options = self.config
-    learned, held_out = divided(train, options.held_out, options.seed)
+    learned, held_out = divided(train, options.seed)
     heads = train_heads(
       learned["x"],
       learned["label"],
       self.num_classes,
       grid(options),
       steps=self._steps,
-      step_images=options.step_images,
       seed=options.seed,
     )
     return heads, held_out, test
 
   def score(self, gathered: tuple[Heads, Rows, Rows]) -> dict[str, float]:
-    """Returns `<name>/top1`, of the chosen head on the test split.
+    """Returns `<name>/top1`, the accuracy of the chosen head on the test split.
 
-    Beside it `<name>/held_out`, its share right on the images that chose it;
-    its `lr` and `weight_decay`; and `count`, the number of test images. All but
-    the last are NaN where all heads have diverged.
+    Also `held_out`, its accuracy on the images that chose it, its `lr` and
+    `weight_decay`, and `count`, the number of test images. All but the last are
+    NaN if all heads have diverged.
     """
     heads, held_out, test = gathered
-    of_each = heads.accuracies(held_out)
-    # Among equal ones the first of the grid, and none that has diverged.
-    best = int(np.nan_to_num(of_each, nan=-1.0).argmax())
-    (top1,) = heads.accuracies(test, slice(best, best + 1))
+    accuracies = [
+      heads.accuracy(held_out, i) for i in range(len(heads.kernels))
+    ]
+    # The first of equals; one that has diverged only if all have.
+    best = int(np.nan_to_num(accuracies, nan=-1.0).argmax())
+    top1 = heads.accuracy(test, best)
     lr, weight_decay = grid(self.config)[best]
-    if np.isnan(of_each[best]):  # there is no other
+    if np.isnan(accuracies[best]):
       lr = weight_decay = np.nan
     self.answers = None
     if np.isfinite(top1):
@@ -181,7 +187,7 @@ class LinearProbe(Features):
       )
     scores = {
       "top1": top1,
-      "held_out": of_each[best],
+      "held_out": accuracies[best],
       "lr": lr,
       "weight_decay": weight_decay,
       "count": len(test["label"]),
@@ -198,28 +204,25 @@ class LinearProbe(Features):
     """See `Evaluator`."""
     import jax
 
-    options, train = self.config, self._train
-    num = train.num_examples - num_held_out(
-      train.num_examples, options.held_out
+    pairs, num = grid(self.config), self._train.num_examples
+    rows = min(STEP_IMAGES, num - num_held_out(num))
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+    heads = (
+      array(len(pairs), width, self.num_classes),
+      array(len(pairs), self.num_classes),
     )
-    heads, rows = grid(options), min(options.step_images, num)
-    of = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
-    head = (
-      of(len(heads), width, self.num_classes),
-      of(len(heads), self.num_classes),
-    )
-    found = {}
+    programs = {}
     for steps in {n for _, n in chunks(self._steps, rows, width)}:
       batches = (
-        of(steps, rows, width),
+        array(steps, rows, width),
         jax.ShapeDtypeStruct((steps, rows), np.int32),
-        of(steps),
+        array(steps),
       )
-      found[f"heads of {steps} steps"] = (
-        training(tuple(heads), self._steps),
-        ((head, head), batches, of(width), of(width)),
+      programs[f"heads of {steps} steps"] = (
+        training(tuple(pairs), self._steps),
+        ((heads, heads), batches, array(width), array(width)),
       )
-    return found
+    return programs
 
 
 def grid(options: LinearConfig) -> list[tuple[float, float]]:
@@ -227,19 +230,19 @@ def grid(options: LinearConfig) -> list[tuple[float, float]]:
   return list(itertools.product(options.lrs, options.weight_decays))
 
 
-def num_held_out(num: int, share: float) -> int:
+def num_held_out(num: int) -> int:
   """Returns how many of `num` images are held out."""
-  return round(num * share)
+  return round(num * HELD_OUT)
 
 
-def divided(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-  """Returns the rows to learn from, and the share that is held out.
+def divided(rows: Rows, seed: int) -> tuple[Rows, Rows]:
+  """Returns the rows to learn from, and those that are held out.
 
-  Which are held out is a function of their number, share and seed.
+  The division is a function of the number of rows and of the seed.
   """
   num = len(rows["label"])
   order = np.random.default_rng(seed).permutation(num)
-  held_out = order[: num_held_out(num, share)]
+  held_out = order[: num_held_out(num)]
   is_held_out = np.isin(np.arange(num), held_out)
   return tuple(
     {k: v[chosen] for k, v in rows.items()}
@@ -254,13 +257,13 @@ def train_heads(
   grid: list[tuple[float, float]],
   *,
   steps: int,
-  step_images: int,
   seed: int,
+  step_images: int = STEP_IMAGES,
 ) -> Heads:
   """Trains a linear head for every pair of the grid, at once, on one device.
 
-  An epoch is one permutation of the images; a batch is the next `step_images`
-  of the epochs in a row. All heads see the same batches.
+  An epoch is a permutation of the images, and batches are taken from one epoch
+  after the other. All heads see the same batches.
 
   Args:
     x: Features, float [n, d].
@@ -268,8 +271,8 @@ def train_heads(
     num_classes: Number of classes.
     grid: (learning rate, weight decay) of each head.
     steps: Steps.
-    step_images: Images per step; at most n are taken.
     seed: Root of the permutations.
+    step_images: Images per step; at most n are taken.
   """
   import jax
 
@@ -291,17 +294,17 @@ def train_heads(
         numbers.astype(np.float32),
       )
       before, state = state, trained(state, batches, mean, std)
-      jax.block_until_ready(before)  # else all batches wait on the device
+      jax.block_until_ready(before)  # so that few batches are on the device
   return Heads(mean, std, *jax.device_get(state[0]))
 
 
 def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
-  """Yields (first step, number of steps) of what the device gets at a time.
+  """Yields (first step, number of steps) of the parts sent to the device.
 
   Args:
     steps: All steps.
     rows: Images per step.
-    width: Numbers of a feature.
+    width: Length of a feature.
 
   Example:
     >>> list(chunks(steps=40, rows=1024, width=1024))
@@ -314,7 +317,7 @@ def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
-  """Returns fn(state, batches, mean, std) -> state, jitted: some of the steps.
+  """Returns fn(state, batches, mean, std) -> state, jitted, for some steps.
 
   Args:
     grid: (learning rate, weight decay) of each head.
@@ -358,23 +361,17 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
   return trained
 
 
-def _order(num: int, seed: int):
+def _order(num: int, seed: int) -> Callable[[int, int], np.ndarray]:
   """Returns (start, count) -> the records at these places of the epochs."""
-  known: dict[int, np.ndarray] = {}
 
+  @functools.lru_cache(1)
   def permutation(epoch: int) -> np.ndarray:
-    if epoch not in known:
-      known.clear()
-      known[epoch] = np.random.default_rng((seed, epoch)).permutation(num)
-    return known[epoch]
+    return np.random.default_rng((seed, epoch)).permutation(num)
 
   def at(start: int, count: int) -> np.ndarray:
-    found = []
-    while count:
-      epoch, place = divmod(start, num)
-      part = permutation(epoch)[place : place + count]
-      found.append(part)
-      start, count = start + len(part), count - len(part)
-    return np.concatenate(found)
+    epochs, places = np.divmod(np.arange(start, start + count), num)
+    return np.concatenate(
+      [permutation(int(e))[places[epochs == e]] for e in np.unique(epochs)]
+    )
 
   return at

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
 )
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.evaluator import Context, Evaluator, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Multilabel(Classification):
     from vit_jax.losses import LOSSES
 
     super().__init__(context)
-    columns, num_classes = self._place, self._source.num_classes
+    columns, num_classes = self._positions, self._source.num_classes
     loss = context.config.objective.loss
     # A softmax has no loss for several classes of an image.
     loss_fn = None if loss == "softmax" else LOSSES[loss]
@@ -49,8 +48,8 @@ class Multilabel(Classification):
       if label.ndim == 1:
         mask &= label >= 0
         label = jax.nn.one_hot(label, num_classes)
-      found = {"logits": logits, "label": label > 0, "mask": mask}
-      return found | ({"loss": loss_fn(logits, label)} if loss_fn else {})
+      rows = {"logits": logits, "label": label > 0, "mask": mask}
+      return rows | ({"loss": loss_fn(logits, label)} if loss_fn else {})
 
     self._ranked = context.jit(ranked)
 
@@ -58,7 +57,7 @@ class Multilabel(Classification):
     """See `Evaluator`."""
     return {"ranked": self._ranked, "answers": self._answers}
 
-  def gather(self, params: Any) -> list[dict[str, np.ndarray]]:
+  def gather(self, params: Params) -> list[dict[str, np.ndarray]]:
     """Returns logits and labels of all images, batch by batch."""
     batches = self.context.batches(self._source)
     return list(self.context.forward(self._ranked, params, batches))
@@ -66,8 +65,8 @@ class Multilabel(Classification):
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Returns `<name>/map`, the mean over the classes that have an image.
 
-    Also `classes`, their number; `count`, that of the images; and `loss`
-    (nats), that of the run, unless it is a softmax's.
+    Also `classes`, their number; `count`, the number of images; and the `loss`
+    of the run (nats), unless it is a softmax's.
 
     Raises:
       DataError: No class has an image.
@@ -77,17 +76,17 @@ class Multilabel(Classification):
     rows = {k: np.concatenate([p[k] for p in gathered]) for k in gathered[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
     logits, label = rows["logits"], rows["label"]
-    there = np.flatnonzero(label.any(axis=0))
-    if not len(there):
+    occurring = np.flatnonzero(label.any(axis=0))
+    if not len(occurring):
       raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
         f" {self.config.dataset!r}, in which no image has a class."
       )
     scores = {
       "map": np.mean(
-        [average_precision(logits[:, k], label[:, k]) for k in there]
+        [average_precision(logits[:, k], label[:, k]) for k in occurring]
       ),
-      "classes": len(there),
+      "classes": len(occurring),
       "count": len(label),
     }
     if "loss" in rows:

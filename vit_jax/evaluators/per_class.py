@@ -4,13 +4,13 @@ Beside the metrics, each evaluation writes `<name>_classes.json` to the folder
 of the run, over that of the one before:
 
   dataset, split, count   what was scored, and how many images
-  classes                 those that an image has or was given: class (column of
-                          the head), name, count (images of it), right (of
-                          these), predicted (images that were given it)
-  confusions              [class, predicted class, images], all that occur, the
-                          most frequent first; a matrix would be mostly zeros
-  bins                    by rising confidence, 15 of equal width: count,
-                          confidence (mean) and right (share), null where empty
+  classes                 each class that is a label or a prediction: class
+                          (column of the head), name, count (its images), right
+                          (of these), predicted (images with that prediction)
+  confusions              [class, predicted class, images], the most frequent
+                          first; a matrix would be mostly zeros
+  bins                    15 of equal width, by rising confidence: count,
+                          confidence (mean) and right (share), null if empty
 
 `vit-jax report` shows them.
 """
@@ -22,11 +22,19 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.class_names import Head
 from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
 )
-from vit_jax.evaluators.evaluator import Context, Evaluator, several_classes
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  Outputs,
+  Params,
+  Split,
+  multilabel_error,
+)
 
 FILE = "{}_classes.json"  # by name of the evaluator
 
@@ -39,12 +47,16 @@ class PerClassConfig(ClassificationConfig):
   kind: str = "per_class"
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields also a fault where an image may have several classes."""
+    """Yields an error if an image may have several classes, too."""
     yield from super().check(where, sources, head, out)
     if sources["split"].is_multilabel:
-      yield several_classes(where, sources["split"])
+      yield multilabel_error(where, sources["split"])
 
   def make(self, context: Context) -> Evaluator:
     """See `EvaluatorConfig`."""
@@ -56,10 +68,12 @@ class PerClass(Classification):
 
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
-    found = {"sums_and_answers": self._sums_and_answers}
-    return found | {"answers": self._answers}
+    return {
+      "sums_and_answers": self._sums_and_answers,
+      "answers": self._answers,
+    }
 
-  def gather(self, params: Any) -> list[dict[str, Any]]:
+  def gather(self, params: Params) -> list[dict[str, Any]]:
     """Returns sums, labels and predictions of every batch."""
     batches = self._batches()
     return list(self.context.forward(self._sums_and_answers, params, batches))
@@ -113,7 +127,7 @@ class PerClass(Classification):
     """Returns the name of a column of the head, its number if it has none."""
     if names := self.context.head.class_names:
       return names[column]
-    label = next(iter(np.flatnonzero(self._place == column)), None)
+    label = next(iter(np.flatnonzero(self._positions == column)), None)
     names = self._source.class_names
     return str(column) if label is None or not names else names[label]
 
@@ -127,7 +141,7 @@ class PerClass(Classification):
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, ensure_ascii=False) + "\n"
     path = folder / FILE.format(self.config.name)
-    draft = folder / f"{path.name}.new"  # a reader sees all of it, or the old
+    draft = folder / f"{path.name}.new"  # a reader sees one file, whole
     draft.write_text(text)
     draft.replace(path)
 

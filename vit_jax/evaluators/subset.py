@@ -1,18 +1,15 @@
 """Top-1 and top-5 among some classes of ImageNet: ImageNet-A's and -R's 200.
 
-The published scores of these two sets are of a prediction among the 200 classes
-that they have images of: the other columns of the head are left out. The same
-columns on ImageNet's own images of these classes give what is called "clean"
-accuracy, to which the other is compared. (An evaluator of kind
-"classification" on ImageNet-A takes the largest of all logits, which gives a
-lower score.)
+The published scores of these two sets leave out all columns of the head but the
+200 of their classes. The same columns on ImageNet's own images of these classes
+give the "clean" accuracy that they are compared to. (An evaluator of kind
+"classification" takes the largest of all logits, which gives a lower score.)
 
 Source: arXiv:1907.07174, section 4, and arXiv:2006.16241.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +18,7 @@ from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
 )
-from vit_jax.evaluators.evaluator import Context, Evaluator
+from vit_jax.evaluators.evaluator import Context, Evaluator, Outputs, Split
 from vit_jax.evaluators.imagenet_subsets import SUBSETS
 from vit_jax.options import option
 
@@ -36,8 +33,7 @@ class SubsetConfig(ClassificationConfig):
   split: str = option("test", "split to score, every example once")
   classes: str = option(
     "imagenet_a",
-    "classes among which the prediction is sought; images of other classes do"
-    " not count",
+    "classes that can be predicted; images of other classes do not count",
     {
       "imagenet_a": "the 200 of ImageNet-A",
       "imagenet_r": "the 200 of ImageNet-R",
@@ -56,9 +52,13 @@ class SubsetConfig(ClassificationConfig):
       )
 
   def check(
-    self, where: str, sources: Mapping[str, Any], head: Any, out: Any
+    self,
+    where: str,
+    sources: Mapping[str, Split],
+    head: class_names.Head,
+    out: Outputs,
   ) -> Iterator[str]:
-    """Yields a fault where the data have not ImageNet's classes, too."""
+    """Yields an error if the data do not have ImageNet's classes, too."""
     yield from super().check(where, sources, head, out)
     source = sources["split"]
     names, known = source.class_names, class_names.imagenet1k()

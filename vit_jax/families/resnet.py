@@ -215,7 +215,7 @@ class BiTConfig(ModelConfig):
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes",
+    "what the backward pass recomputes, to save memory",
     {"none": "nothing", "full": "whole units"},
   )
 

@@ -156,7 +156,9 @@ class ViTConfig(ModelConfig):
     },
   )
   cls_row: bool = option(
-    True, "whether the learned table has a row for the class token, too"
+    True,
+    "whether the learned table has a row for the class token; files of"
+    " big_vision and some of timm have none",
   )
   pre_logits: bool = option(
     False, "tanh layer as wide as a token before the head"
@@ -170,7 +172,7 @@ class ViTConfig(ModelConfig):
     },
   )
   ln_eps: float = option(
-    1e-6, "added to LayerNorm's variance; Hugging Face has 1e-12"
+    1e-6, "added to LayerNorm's variance; files of Hugging Face have 1e-12"
   )
   dropout: float = option(0.0, "share of activations dropped, 0 to 1")
   stochastic_depth: float = option(
@@ -178,12 +180,12 @@ class ViTConfig(ModelConfig):
   )
   scan: bool = option(
     False,
-    "scan over stacked blocks: compiles one block for any depth; with"
+    "scan over stacked blocks: one block is compiled for any depth, and with"
     " mesh.fsdp parameters are all-gathered block by block",
   )
   remat: str = option(
     "none",
-    "what the backward pass recomputes",
+    "what the backward pass recomputes, to save memory",
     {
       "none": "nothing; in a scan all but products and sums",
       "dots": "all but products with weights",

@@ -24,13 +24,14 @@ class Classification(Objective):
     },
   )
   label_smoothing: float = option(
-    0.0, "share of the target spread over all classes, 0 to 1"
+    0.0, "share of the target spread over all classes, 0 to 1; DeiT: 0.1"
   )
   mixup: float = option(
     0.0, "alpha of the Beta distribution of mixup's share in a step; 0: off"
   )
   cutmix: float = option(
-    0.0, "the same for cutmix; with both, half of the steps have either"
+    0.0,
+    "the same for cutmix; with both, half of the steps have either; DeiT: 1.0",
   )
 
   def errors(self) -> Iterator[str]:

@@ -63,7 +63,7 @@ class Passes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What an evaluator asks of a split before it reads one; see `Source`."""
+  """What is known of a split without its data; see `evaluator.Split`."""
 
   name: str
   split: str
@@ -72,6 +72,9 @@ class Split:
   is_multilabel: bool
   class_names: None = None
   knows_labels: bool = False
+
+  def labels(self) -> np.ndarray:
+    raise NotImplementedError("the planner reads no data")
 
 
 def programs(
@@ -111,7 +114,7 @@ def programs(
       )
       for name, x in distinct_arrays(state).items()
     ]
-  made: dict[Any, Any] = {}
+  shared: dict[Any, Any] = {}
   notes, passes, seen = [], [], {}
   params = state.eval_params
   for written in config.evals:
@@ -134,7 +137,7 @@ def programs(
         mesh=mesh,
         random_params=trainer.init_params,
         head=Head(run_shape.num_classes * config.objective.trains_head, None),
-        made=made,
+        shared=shared,
       )
     )
     images = eval_batch(options, sources["split"], mesh)
