@@ -47,6 +47,7 @@ TABLE = re.compile(
 )
 PACKAGES = ("jax", "orbax-checkpoint", "tensorflow-cpu", "numpy")
 LIMIT = 1200  # seconds of one trial
+FIGURE = "figure: "  # begins the line; threads may print more after it
 
 
 def all_trials() -> dict[str, Trial]:
@@ -93,14 +94,14 @@ def read() -> list[dict[str, Any]]:
 
 
 def run_one(name: str, seed: int) -> None:
-  """Runs a trial in this process; the last line is its figure."""
+  """Runs a trial in this process; prints a line with its figure."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}."))
   try:
     figure = all_trials()[name].run(folder, seed)
   finally:
     if not os.environ.get("KEEP"):
       shutil.rmtree(folder, ignore_errors=True)
-  print(json.dumps(figure))
+  print(FIGURE + json.dumps(figure), flush=True)
 
 
 @contextlib.contextmanager
@@ -136,12 +137,18 @@ def start(name: str, seed: int) -> tuple[str | None, str, float]:
       errors="replace",
     )
   except subprocess.TimeoutExpired as e:
-    said = (e.output or b"").decode(errors="replace")
-    return None, f"{said}\nnot done after {LIMIT} s", time.monotonic() - began
+    output = (e.output or b"").decode(errors="replace")
+    return (
+      None,
+      f"{output}\nnot done after {LIMIT} s",
+      time.monotonic() - began,
+    )
   seconds = time.monotonic() - began
   if done.returncode:
     return None, done.stdout, seconds
-  return json.loads(done.stdout.splitlines()[-1]), done.stdout, seconds
+  lines = done.stdout.splitlines()
+  (figure,) = (x for x in lines if x.startswith(FIGURE))
+  return json.loads(figure.removeprefix(FIGURE)), done.stdout, seconds
 
 
 def commit() -> str:
@@ -226,10 +233,10 @@ def main() -> int:
       running = {pool.submit(start, n, args.seed): n for n in chosen}
       for future in concurrent.futures.as_completed(running):
         name = running[future]
-        figure, said, seconds = future.result()
+        figure, output, seconds = future.result()
         if figure is None:
           failed.append(name)
-          print(f"FAILED {name}, {seconds:.0f} s\n{said[-6000:]}", flush=True)
+          print(f"FAILED {name}, {seconds:.0f} s\n{output[-6000:]}", flush=True)
           continue
         print(f"passed {name}, {seconds:.0f} s: {figure}", flush=True)
         line = {

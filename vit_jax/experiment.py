@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax import batch, missing_data, sharding, weights
 from vit_jax.batch import Data
-from vit_jax.checkpointing import checkpointer, resume, retention
+from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
@@ -155,9 +155,25 @@ class Experiment:
     return checkpointer.load_metadata(str(self._checkpoints / str(self.start)))
 
   @functools.cached_property
-  def resumed(self) -> resume.Resumed:
-    """What the run resumes with, and how it differs from that."""
-    return resume.Resumed(self)
+  def resumed(self) -> resume.Resumed | None:
+    """The run that is resumed, and how it differs; None: a new run."""
+    if not self.start:
+      return None
+    return resume.Resumed(
+      self.workdir,
+      self.config,
+      self.allow_change,
+      self.start,
+      self.resumed_metadata,
+    )
+
+  @functools.cached_property
+  def changes(self) -> list[dict[str, Any]]:
+    """All changes of options that the run has accepted, see `trail`."""
+    if not self.start:
+      return []
+    changes = self.resumed.changes
+    return resume_rules.trail(self.workdir, self.start, changes)
 
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -294,7 +310,7 @@ class Experiment:
     # What follows needs the shapes of model and data.
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
-      every += self.length_and_head_errors() + self.resumed.errors()
+      every += self.length_and_head_errors() + self._resume_errors()
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)
@@ -368,6 +384,17 @@ class Experiment:
         " class; or None."
       )
     return [*errors, *self.config.objective.data_errors(info)]
+
+  def _resume_errors(self) -> list[str]:
+    """Returns errors of --allow_change, and of what must not have changed."""
+    resumed = self.resumed
+    old = resumed.old_config.values if resumed else {}
+    errors = resume_rules.flag_errors(self.allow_change, self.config, old)
+    if resumed is None:
+      return errors + self.newest[1]
+    return errors + resumed.errors(
+      self.run_shape, self.data_info, self.head.class_names
+    )
 
   def _evaluator_errors(self, e: EvaluatorConfig, where: str) -> list[str]:
     """Returns errors of an evaluator, given head, layers and its data."""

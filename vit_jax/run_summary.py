@@ -48,7 +48,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "mesh": sharding.shape_here(config.mesh),
     "versions": run_info.versions(),
     "commit": run_info.commit(),
-    "changes": experiment.resumed.trail,
+    "changes": experiment.changes,
   }
 
 

@@ -21,7 +21,7 @@ from vit_jax.callbacks.defaults import default_callbacks
 from vit_jax.callbacks.progress import note
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
-from vit_jax.checkpointing import convert_state
+from vit_jax.checkpointing import convert_state, resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
 from vit_jax.config import Config, ConfigError, to_dict
 from vit_jax.evaluators.evaluator import Evaluator
@@ -136,7 +136,9 @@ def train_and_evaluate(
         note(weights.format_report(report))
     saved = experiment.resumed_metadata
     hooks.on_start(start, state, saved)
-    note(experiment.resumed.take())
+    if experiment.resumed:
+      note("\n".join(experiment.resumed.notes()))
+      resume_rules.write(workdir, experiment.changes)
     metadata = run_summary.metadata(experiment, trainer.state.params)
     run_info.write_json(workdir, "config.json", to_dict(config))
 

@@ -170,7 +170,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
 
   def watch() -> None:  # a whole one at every instant
     while not over.wait(0.002):
-      watched.append(bool(layout.of(layout.epath.Path(root))))
+      watched.append(bool(layout.step_folders(layout.epath.Path(root))))
 
   watcher = threading.Thread(target=watch)
   n = 0
@@ -276,7 +276,7 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
     assert p.returncode == 0, out + err
     assert "SAVES [8, 10, 16, 18, 24] [10, 18, 24]" in out, out + err
   (_, first), (_, second) = texts
-  assert first.count("NOT SAVED") == 2 and "process 1: " in first, first
+  assert first.count("NOT SAVED") == 2 and "another process" in first, first
   assert "step 8 (ValueError" in second or "step 8 (OSError" in second, second
   return (
     "process 1 fails, then process 0: both say so and write again at the same"

@@ -86,11 +86,11 @@ def test_a_bucket_that_may_not_be_written_is_told_in_words(run):
 def test_a_step_counts_when_it_is_complete(run):
   folder = run[0] / "checkpoints"
   (folder / "4").mkdir(parents=True)
-  assert layout.of(folder) == {}
+  assert layout.step_folders(folder) == {}
   (folder / "4" / layout.COMMITTED).write_text("")
-  assert list(layout.of(folder)) == [4]
+  assert list(layout.step_folders(folder)) == [4]
   retention.remove(folder / "4")
-  assert layout.of(folder) == {} and not (folder / "4").exists()
+  assert layout.step_folders(folder) == {} and not (folder / "4").exists()
   # What a killed process left would stand in the way of the next save.
   for name in ("4", "8", "9.damaged"):
     (folder / name / "params").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_a_step_counts_when_it_is_complete(run):
   # Orbax renames on other stores.
   other = epath.Path(str(folder).replace("gs://", "s3://"))
   (other / "4").mkdir(parents=True)
-  assert list(layout.of(other)) == [4]
+  assert list(layout.step_folders(other)) == [4]
 
 
 def test_rows(run):
@@ -195,20 +195,19 @@ def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
   assert record["how"] == "finished"
 
 
-def test_rows_do_not_ask_the_bucket_who_holds_it(run, monkeypatch):
+def test_rows_do_not_ask_the_bucket_for_the_owner(run, monkeypatch):
   path, errors = run
+  monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
   with run_lock.RunLock(str(path), print) as lock:
     lock.check()
-    (path / "process.json").write_text('{"id": "another"}')
     errors["GFile"] = AssertionError("a request")
-    lock.check()
+    lock.on_log(1, {})
     errors.clear()
-    # As after a suspension.
-    monkeypatch.setattr(run_lock, "BUCKET_MAX_AGE_SECONDS", 0.0)
+    (path / "process.json").write_text('{"id": "another"}')
     with pytest.raises(
       run_lock.LostError, match="another run took this folder"
     ):
-      lock.check()
+      _until(lambda: lock.on_log(1, {}) is None)
 
 
 def test_verify(run):
@@ -236,7 +235,7 @@ def test_a_bucket_that_does_not_answer_is_no_damage(run):
   errors["isdir"] = UNAVAILABLE
   start, (error,) = retention.start(path / "checkpoints")
   assert start == 0 and "cannot be read (UnavailableError" in error
-  assert layout.reason(tf.errors.DataLossError(None, None, "x"))
+  assert layout.damage_of(tf.errors.DataLossError(None, None, "x"))
   for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
     error = getattr(tf.errors, f"{kind}Error")(None, None, "x")
-    assert layout.reason(error) is None
+    assert layout.damage_of(error) is None

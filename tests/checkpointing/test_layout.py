@@ -87,12 +87,12 @@ def test_what_is_missing_is_damage(folder):
   assert layout.damage(folder / "1") == "metadata/ is missing"
 
 
-def test_permission_is_no_damage():
-  assert layout.reason(PermissionError(errno.EACCES, "denied")) is None
-  assert layout.reason(ValueError("PERMISSION_DENIED: x")) is None
-  assert layout.reason(MemoryError()) is None
-  assert layout.reason(OSError(errno.EIO, "disk")) == "OSError: [Errno 5] disk"
-  assert layout.reason(ValueError("a\nb")) == "ValueError: a"
+def test_which_errors_are_damage():
+  for error in (PermissionError(errno.EACCES, "denied"), MemoryError()):
+    assert layout.damage_of(error) is None
+  disk = OSError(errno.EIO, "disk")
+  assert layout.damage_of(disk) == "OSError: [Errno 5] disk"
+  assert layout.damage_of(ValueError("a\nb")) == "ValueError: a"
 
 
 def test_expired():

@@ -35,16 +35,16 @@ def test_every_option_is_in_exactly_one_class():
   for path in _options():
     parts = path.split(".")
     starts = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    entries = [s for s in starts if s in resume_rules.CLASSES]
+    entries = [s for s in starts if s in resume_rules.RULES]
     assert entries, f"{path}: give it a class in checkpointing/resume_rules.py"
-    assert resume_rules.kind_of(path) == resume_rules.CLASSES[entries[0]]
+    assert resume_rules.rule_of(path) == resume_rules.RULES[entries[0]]
     used.add(entries[0])
     for inner, outer in zip(entries, entries[1:], strict=False):
-      differ = [resume_rules.CLASSES[e].is_meaning for e in (inner, outer)]
-      why = [resume_rules.CLASSES[e].why for e in (inner, outer)]
+      differ = [resume_rules.RULES[e].makes_another_run for e in (inner, outer)]
+      why = [resume_rules.RULES[e].why for e in (inner, outer)]
       assert differ[0] != differ[1] or why[0] != why[1]
-  assert used == resume_rules.CLASSES.keys()
-  assert all(kind.why for kind in resume_rules.CLASSES.values())
+  assert used == resume_rules.RULES.keys()
+  assert all(rule.why for rule in resume_rules.RULES.values())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_option_is_in_exactly_one_class():
   ],
 )
 def test_what_makes_another_run(key, is_meaning):
-  assert resume_rules.kind_of(key).is_meaning == is_meaning
+  assert resume_rules.rule_of(key).makes_another_run == is_meaning
 
 
 def _found(**options):

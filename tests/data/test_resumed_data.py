@@ -28,7 +28,7 @@ def errors(config, workdir, metadata, monkeypatch, allowed=()):
   run.newest = 1, []
   is_kept = property(lambda self: metadata)
   monkeypatch.setattr(experiment.Experiment, "resumed_metadata", is_kept)
-  return run.resumed.errors()
+  return run.resumed.errors(run.run_shape, run.data_info, run.head.class_names)
 
 
 def test_files_of_a_folder(tmp_path, monkeypatch):

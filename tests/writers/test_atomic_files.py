@@ -81,7 +81,7 @@ def _nonfinite(folder):
 
 
 CHANGE = resume_rules.Change(
-  "log_steps", 1, 2, resume_rules.kind_of("log_steps")
+  "log_steps", 1, 2, resume_rules.rule_of("log_steps")
 )
 # What a run that resumes at step 1 makes anew of what it reads.
 REPLACED = {

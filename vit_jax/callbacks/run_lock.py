@@ -1,18 +1,18 @@
 """One run at a time in a folder, also on a disk that several machines share.
 
-Process 0 of a run writes a record of itself to `process.json`, and rewrites
-`beat.json`, its heartbeat, while it lives. A later run reads the record. On the
-same machine it looks whether that process exists. Of a process elsewhere it
-watches the heartbeat: if that does not change twice, each time within
-`WATCH_SECONDS`, the process is dead, and its folder is taken over by a new
-record. No clock of another machine is read, and nothing is asked of the file
-system but that a file which was replaced is read as it is, so this serves a
-local disk, NFS and a bucket alike.
+Process 0 of a run writes `process.json`, a record of its host, process and
+start, and rewrites `beat.json`, its heartbeat, while it lives. A later run
+reads both before it writes anything:
 
-Of several runs that start at once, the last to write its record owns the
-folder. Each of them waits `SETTLE_SECONDS` from its record to its first other
-file; it then reads the record, and stops if that is another's. So does a run
-that was suspended and taken for dead, before its next row or checkpoint.
+- A run on the same machine is alive if its process exists.
+- A run on another machine is alive if its heartbeat changes twice, each time
+  within `WATCH_SECONDS`. No clock of another machine is read.
+
+A live run refuses the later one; a dead one is replaced. When several runs
+start at once, the last to write its record owns the folder. So each waits
+`SETTLE_SECONDS` before its first other file, then reads the record, and stops
+if it is another's. A run that was suspended and taken for dead does the same
+before its next row or checkpoint.
 """
 
 import contextlib
@@ -37,19 +37,16 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three heartbeats, and some for a slow disk
-POLL_SECONDS = 1.0  # between two looks at a heartbeat
+POLL_SECONDS = 1.0
 SETTLE_SECONDS = 1.0  # longer than from reading a record to writing the next
-# A request to a bucket takes as long as several steps. So there a row relies on
-# what the heartbeat's thread read at most so long ago.
-BUCKET_MAX_AGE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 
 
 class LostError(atomic_files.WriteError):
   """The folder of a run was deleted, or another run took it."""
 
 
-# Folder -> record and heartbeat of the run that this process saw to be dead: a
-# second look does not wait again.
+# Folder -> record and heartbeat of a run that this process watched and saw to
+# be dead, so that it is not watched again.
 _dead_runs: dict[str, tuple[dict[str, Any], bytes | None]] = {}
 
 
@@ -58,10 +55,9 @@ def refuse_live(
 ) -> None:
   """Refuses a folder in which another run trains; writes nothing.
 
-  Each process calls it for itself, and before it joins the others: a second
-  start of the same command would join the run that goes on, which jax then
-  aborts. A run writes its record after all its processes have joined, so none
-  of them sees that of its own start.
+  Each process calls it before it joins the others: a second start of the same
+  command would join the live run, which jax would then abort. A run writes its
+  record after all its processes have joined, so none is refused for its own.
 
   Args:
     workdir: Folder of the run.
@@ -80,8 +76,8 @@ def refuse_live(
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, in which another run trains:"
-        f" {_who(record)}. Let it finish, end it there, or take another"
-        " --workdir."
+        f" {run_record.describe(record)}. Let it finish, end it there, or take"
+        " another --workdir."
       ]
     )
 
@@ -89,7 +85,7 @@ def refuse_live(
 def _watch(
   folder: epath.Path, record: dict[str, Any], note: Callable[[str], None]
 ) -> tuple[dict[str, Any], bool]:
-  """Returns the newest record of a folder, and whether its run lives."""
+  """Returns the newest record of a folder, and whether its run is alive."""
   heartbeat = _read_heartbeat(folder)
   if _dead_runs.get(str(folder)) == (record, heartbeat):
     return record, False
@@ -105,7 +101,7 @@ def _watch(
       return newest, bool(newest) and newest.get("ended") is None
     if (newest := _read_heartbeat(folder)) != heartbeat:
       heartbeat, changes = newest, changes + 1
-      if changes == 2:  # one may have been its last before it was killed
+      if changes == 2:  # the first may have been its last before it was killed
         return record, True
       deadline = time.monotonic() + WATCH_SECONDS
   note(f"takes over  {folder}: that run gave no sign of life")
@@ -135,9 +131,9 @@ class RunLock(Callback):
     self._workdir, self._folder, self._note = workdir, epath.Path(workdir), note
     self._is_first = jax.process_index() == 0
     self._record = run_record.new(jax.process_count(), began)
-    self._lost: str | None = None
+    self._loss: str | None = None  # how the folder was lost
     self._closed = threading.Event()
-    self._settled_at = self._read_at = -math.inf
+    self._settled_at = -math.inf
     self._heartbeat_fails = False
 
   def acquire(self) -> None:
@@ -161,7 +157,7 @@ class RunLock(Callback):
       raise ConfigError([error])
     if self._is_first:
       self._settled_at = time.monotonic() + SETTLE_SECONDS
-      run_record.open_records[self._record["id"]] = self._end
+      run_record.open_records[self._record["id"]] = self._write_end
       self._write_heartbeat()
       threading.Thread(
         target=self._write_heartbeats, name="heartbeat", daemon=True
@@ -171,7 +167,10 @@ class RunLock(Callback):
     self.check()
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    self.check()
+    if atomic_files.is_local(self._folder):
+      self.check()
+    elif self._loss:  # rows go to a bucket in a thread, which checks before
+      raise LostError(self._loss)
     return values
 
   def before_save(self, step: int) -> None:
@@ -183,15 +182,10 @@ class RunLock(Callback):
     Raises:
       LostError: It was deleted, or another run took it.
     """
-    if not self._is_first or self._closed.is_set():
-      return
-    time.sleep(max(0.0, self._settled_at - time.monotonic()))
-    is_local = atomic_files.is_local(self._folder)
-    oldest = time.monotonic() - (0.0 if is_local else BUCKET_MAX_AGE_SECONDS)
-    if self._read_at < max(oldest, self._settled_at):
-      self._read_owner()
-    if self._lost:
-      raise LostError(self._lost)
+    if self._is_first and not self._closed.is_set():
+      time.sleep(max(0.0, self._settled_at - time.monotonic()))
+      if self._is_lost():
+        raise LostError(self._loss)
 
   def close(self, error: BaseException | None = None) -> None:
     """Writes how the run ended.
@@ -205,7 +199,7 @@ class RunLock(Callback):
     elif error is not None:
       how = f"{type(error).__name__}: {error}"[:500].removesuffix(": ")
     if run_record.open_records.pop(self._record["id"], None):
-      self._end(how)
+      self._write_end(how)
 
   def __enter__(self):
     self.acquire()
@@ -214,15 +208,25 @@ class RunLock(Callback):
   def __exit__(self, kind: type | None, error: BaseException | None, *_):
     self.close(error)
 
-  def _end(self, how: str) -> None:
-    """Writes the end into the record; see `run_record.end`."""
-    self._closed.set()
-    self._read_owner()
-    if self._lost:
-      return
-    self._record |= {"ended": round(time.time(), 3), "how": how}
-    with contextlib.suppress(OSError):  # that the process is gone will do
-      self._write_record()
+  def _is_lost(self) -> bool:
+    """Whether the folder was deleted or taken; False if it cannot be read."""
+    try:
+      record = json.loads((self._folder / run_record.FILE).read_bytes())
+      if record["id"] != self._record["id"]:
+        self._loss = (
+          f"{self._workdir}: another run took this folder"
+          f" ({run_record.describe(record)}): it began at the same moment, or"
+          " this one gave no sign of life; this one stops, and leaves its files"
+          " alone."
+        )
+    except (FileNotFoundError, NotADirectoryError):
+      self._loss = (
+        f"{self._workdir}: the folder of this run was deleted or moved, or its"
+        f" {run_record.FILE} was; the run stops, and makes no other."
+      )
+    except Exception:  # damaged, or a bucket that does not answer now
+      pass
+    return self._loss is not None
 
   def _write_record(self) -> None:
     """Replaces the record by this run's, from a file of this run alone."""
@@ -235,15 +239,19 @@ class RunLock(Callback):
         draft.unlink(missing_ok=True)
       raise
 
+  def _write_end(self, how: str) -> None:
+    """Writes the end into the record; see `run_record.end`."""
+    self._closed.set()
+    if not self._is_lost():
+      self._record |= {"ended": round(time.time(), 3), "how": how}
+      with contextlib.suppress(OSError):  # a later run sees no process
+        self._write_record()
+
   def _write_heartbeats(self) -> None:
-    while not self._closed.wait(HEARTBEAT_SECONDS) and not self._lost:
+    while not self._closed.wait(HEARTBEAT_SECONDS) and not self._is_lost():
       self._write_heartbeat()
 
   def _write_heartbeat(self) -> None:
-    """Rewrites the heartbeat, if the folder is still this run's."""
-    self._read_owner()
-    if self._lost:
-      return
     path = self._folder / run_record.HEARTBEAT
     now = {"id": self._record["id"], "time": round(time.time(), 3)}
     try:
@@ -255,26 +263,6 @@ class RunLock(Callback):
           f"heartbeat   {path} cannot be written ({atomic_files.reason(e)}): a"
           " run on another host could take this folder"
         )
-
-  def _read_owner(self) -> None:
-    """Notes whether the folder was deleted or taken; an error is neither."""
-    began = time.monotonic()
-    try:
-      record = json.loads((self._folder / run_record.FILE).read_bytes())
-      if record["id"] != self._record["id"]:
-        self._lost = (
-          f"{self._workdir}: another run took this folder ({_who(record)}): it"
-          " began at the same moment, or this one gave no sign of life; this"
-          " one stops, and leaves its files alone."
-        )
-    except (FileNotFoundError, NotADirectoryError):
-      self._lost = (
-        f"{self._workdir}: the folder of this run was deleted or moved, or its"
-        f" {run_record.FILE} was; the run stops, and makes no other."
-      )
-    except Exception:  # damaged, or a bucket that does not answer now
-      pass
-    self._read_at = began
 
 
 @contextlib.contextmanager
@@ -314,17 +302,3 @@ def _read_heartbeat(folder: epath.Path) -> bytes | None:
     return (folder / run_record.HEARTBEAT).read_bytes()
   except OSError:
     return None
-
-
-def _who(record: Mapping[str, Any]) -> str:
-  try:
-    began = time.gmtime(record.get("began"))
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", began)
-  except (TypeError, ValueError, OverflowError, OSError):
-    when = "an unknown time"
-  count = record.get("processes") or 1
-  which = f", the first of {count}" if count != 1 else ""
-  return (
-    f"host {record.get('host')}, process {record.get('pid')}{which}, begun"
-    f" {when}"
-  )

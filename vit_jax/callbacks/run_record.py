@@ -1,9 +1,8 @@
 """Which process trains in the folder of a run, and how it ended.
 
-`process.json` names the process. One that is killed writes no end, so a reader
-on the same machine looks whether the process is still there; a reader on
-another one watches the heartbeat that `vit_jax.callbacks.run_lock` writes.
-Nothing here imports jax.
+`process.json` names the process. A process that is killed writes no end, so a
+reader on the same machine checks whether the process exists; a reader on
+another one watches the heartbeat, see `run_lock`. Nothing here imports jax.
 """
 
 import os
@@ -11,7 +10,7 @@ import pathlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils import epath
@@ -26,11 +25,38 @@ FINISHED = "finished"
 open_records: dict[str, Callable[[str], None]] = {}
 
 
+def new(num_processes: int = 1, began: float | None = None) -> dict[str, Any]:
+  """Returns a record of this process.
+
+  Args:
+    num_processes: Number of processes of the run; this is the first.
+    began: Start of the run in this process, seconds since the epoch; None: now.
+
+  Returns:
+    "id", a random text; "host", "machine", "pid" and "ticks", which tell this
+    process from any other; "processes" and "began"; "earlier", start and last
+    sign of life of each process that trained in the folder before; "ended" and
+    "how", None until it ends, then when and how, see `end`.
+  """
+  return {
+    "id": secrets.token_hex(8),
+    "host": socket.gethostname(),
+    "machine": _machine(),
+    "pid": os.getpid(),
+    "ticks": _start_ticks(os.getpid()),
+    "processes": num_processes,
+    "began": round(time.time() if began is None else began, 3),
+    "earlier": [],
+    "ended": None,
+    "how": None,
+  }
+
+
 def end(how: str) -> None:
   """Writes the end of the records of this process, if any; from any thread.
 
   Args:
-    how: "finished", the notice that stopped the run, or its error.
+    how: "finished", the signal that stopped the run, or its error.
   """
   while open_records:
     _, write_end = open_records.popitem()
@@ -43,6 +69,21 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     return json_file.read(path)
   except (OSError, ValueError):
     return {}
+
+
+def describe(record: Mapping[str, Any]) -> str:
+  """Returns host, process and start of a record as text."""
+  try:
+    began = time.gmtime(record.get("began"))
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", began)
+  except (TypeError, ValueError, OverflowError, OSError):
+    when = "an unknown time"
+  count = record.get("processes") or 1
+  which = f", the first of {count}" if count != 1 else ""
+  return (
+    f"host {record.get('host')}, process {record.get('pid')}{which}, begun"
+    f" {when}"
+  )
 
 
 def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
@@ -59,7 +100,7 @@ def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
 
 def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
-  """Returns what `earlier` does, and the process of the record."""
+  """Returns the intervals of `earlier`, and that of the record's process."""
   folder = epath.Path(workdir)
   record, heartbeat = read(folder / FILE), read(folder / HEARTBEAT)
   signs = [record.get("began"), record.get("ended")]
@@ -70,44 +111,12 @@ def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
   return earlier(workdir) + last
 
 
-def new(
-  num_processes: int = 1,
-  began: float | None = None,
-  earlier: Sequence[tuple[float, float]] = (),
-) -> dict[str, Any]:
-  """Returns a record of this process.
-
-  Args:
-    num_processes: Number of processes of the run; this is the first.
-    began: Start of the run in this process, seconds since the epoch; None: now.
-    earlier: Start and last sign of life of each process that trained in the
-      folder before, in order.
-
-  Returns:
-    The arguments; "id", a random text; "host", "machine", "pid" and "ticks",
-    which tell this process from any other; "ended" and "how", None until it
-    ends, then when and how, see `end`.
-  """
-  return {
-    "id": secrets.token_hex(8),
-    "host": socket.gethostname(),
-    "machine": _machine(),
-    "pid": os.getpid(),
-    "ticks": _start_ticks(os.getpid()),
-    "processes": num_processes,
-    "began": round(time.time() if began is None else began, 3),
-    "earlier": list(earlier),
-    "ended": None,
-    "how": None,
-  }
-
-
 def is_alive(record: Mapping[str, Any]) -> bool | None:
-  """Whether the run of a record goes on, as far as its process tells.
+  """Whether the process of a record still runs.
 
   None: that cannot be seen from here. The process is, or was, on another
-  machine or in a container with its own numbers; or its number may be another
-  process's by now, which only Linux tells.
+  machine or in a container with its own process numbers; or, where it is not
+  Linux, another process may have its number by now.
 
   Args:
     record: Contents of `process.json`.
@@ -116,38 +125,35 @@ def is_alive(record: Mapping[str, Any]) -> bool | None:
     return False
   if record.get("machine") != _machine():
     return None
-  pid = record.get("pid")
+  pid, ticks = record.get("pid"), record.get("ticks")
   if not isinstance(pid, int) or pid < 1:
     return False
-  if pid == os.getpid() and record.get("ticks") == _start_ticks(pid):
-    return record.get("id") in open_records  # else an earlier run of ours
+  if pid == os.getpid() and ticks == _start_ticks(pid):
+    return record.get("id") in open_records  # False: an earlier run of ours
   try:
     os.kill(pid, 0)  # sends nothing
   except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:
-    pass  # of another user
-  if record.get("ticks") is None:
-    return None
-  return _start_ticks(pid) == record["ticks"]
+    pass  # it exists, and is another user's
+  return None if ticks is None else _start_ticks(pid) == ticks
 
 
 def _machine() -> str:
-  """Returns the start of the kernel and the numbering of its processes, which
-  a container may have of its own; the host's name where it is not Linux."""
+  """Returns what tells process numbers apart: the host's name and, on Linux,
+  the namespace of the numbers, which a container has of its own."""
   try:
-    path = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    return f"{path.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    namespace = os.stat("/proc/self/ns/pid").st_ino
   except OSError:
     return socket.gethostname()
+  return f"{socket.gethostname()}/{namespace}"
 
 
 def _start_ticks(pid: int) -> int | None:
-  """Returns when a process began, in Linux's count.
+  """Returns when a process began, in Linux's count since the boot.
 
   It tells a process from a later one of the same number. None where the count
-  or the process does not exist, or where the process has ended and its parent
-  has not yet taken note.
+  or the process does not exist, or where the process is a zombie.
   """
   try:
     text = pathlib.Path(f"/proc/{pid}/stat").read_text()

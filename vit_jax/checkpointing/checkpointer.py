@@ -3,8 +3,7 @@
 Each step's folder holds three items: `params` (what evaluation uses; loads
 alone into other Flax code), `train` (step, optimizer, and the raw parameters
 where `params` is their running average) and `metadata` (JSON: config, patch
-grid, preprocessing, class names, versions); and `digests.json`, see
-`layout`. Orbax is used here and in `saving` alone.
+grid, preprocessing, class names, versions); and `digests.json`, see `layout`.
 """
 
 import math
@@ -19,18 +18,23 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import digests as digests_lib
-from vit_jax.checkpointing import layout, retention, structure
+from vit_jax.checkpointing import layout, orbax_arrays, retention, structure
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
 from vit_jax.paths import absolute, file_size, kind
+from vit_jax.step import TrainState
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 
-# Bytes of arrays beyond twice their files: a head of zeros compresses well.
+# Bytes that arrays may have beyond twice their files: a head of zeros
+# compresses well.
 ALWAYS_ALLOWED = 2**27
-MAX_LOST = 5  # checkpoints removed by a training run while they are read
+MAX_REMOVED = 5  # checkpoints that a run may remove while they are read
+FormOf = Callable[
+  [dict[str, Any]], tuple[TrainState, Callable[[TrainState], TrainState]]
+]
 T = TypeVar("T")
 
 
@@ -58,14 +62,16 @@ class Checkpointer:
     self._saver.wait()
     return self._saver.newest or None
 
-  def save(self, step: int, state, metadata: dict[str, Any]) -> None:
+  def save(
+    self, step: int, state: TrainState, metadata: dict[str, Any]
+  ) -> None:
     """Starts to write; returns as soon as the arrays are copied.
 
-    What fails is told on stderr, and tried again when `retry_due` says so.
+    A failure is logged, and tried again when `retry_due` says so.
 
     Args:
       step: Updates applied so far; nothing happens if its checkpoint exists.
-      state: A `step.TrainState`; may be donated afterwards.
+      state: The state; may be donated afterwards.
       metadata: A dict for JSON.
     """
     self._saver.start(step, _items(state), metadata)
@@ -81,7 +87,9 @@ class Checkpointer:
     """Whether no save is running in this process."""
     return self._saver.is_idle()
 
-  def save_now(self, step: int, state, metadata: dict[str, Any]) -> None:
+  def save_now(
+    self, step: int, state: TrainState, metadata: dict[str, Any]
+  ) -> None:
     """Writes, and waits until the checkpoint is whole on disk.
 
     Args:
@@ -94,15 +102,17 @@ class Checkpointer:
     """
     self._saver.finish(step, lambda: _items(state), metadata)
 
-  def restore(self, step: int, state, form_of: Callable | None = None):
+  def restore(
+    self, step: int, state: TrainState, form_of: FormOf | None = None
+  ) -> TrainState:
     """Returns the state of a step, exactly, on the devices given.
 
     Args:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
         differ from that of the run that wrote it.
-      form_of: See `checkpointing.convert_state.form_of`; None: it is like
-      `state`.
+      form_of: See `checkpointing.convert_state.form_of`; None: the checkpoint
+        has the form of `state`.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer, or cannot be
@@ -110,44 +120,50 @@ class Checkpointer:
       DamagedError: It is not what was written; the same in all processes.
     """
     folder = self._folder / str(step)
-    found, why, is_damage, convert = None, None, True, None
+    arrays, error, is_damaged, convert = None, None, True, None
+    jax.devices()  # its errors are not the checkpoint's
     try:
-      if why := layout.damage(folder):
-        raise DamagedError(why)
+      if error := layout.damage(folder):
+        raise DamagedError(error)
       if form_of is not None:
         state, convert = form_of(layout.metadata(folder))
       items = _items(state)
-      kept = layout.read_digests(folder)
-      if errors := structure.errors(folder, kept, items):
+      stored = layout.read_digests(folder)
+      if errors := structure.errors(folder, stored, items):
         raise ConfigError(errors)
-      found = {
-        name: ocp.StandardCheckpointHandler().restore(
-          folder / name, args=ocp.args.StandardRestore(like)
+      arrays = {
+        name: orbax_arrays.reader().restore(
+          folder / name,
+          args=ocp.args.PyTreeRestore(
+            item=like,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+          ),
         )
         for name, like in items.items()
       }
     except ConfigError:
       raise
     except Exception as e:
-      why = layout.reason(e)
-      is_damage = why is not None
-      why = why or f"{type(e).__name__}: {e}"
-    outcome = retention.agreed(0 if found else 1 + is_damage)
+      error = layout.damage_of(e)
+      is_damaged = error is not None
+      error = error or f"{type(e).__name__}: {e}"
+    outcome = retention.max_of_processes(0 if arrays else 1 + is_damaged)
     if outcome == 1:
       raise ConfigError(
         [
           f"{folder}: cannot be read now"
-          f" ({why or 'by another process'}); see to it, and start the same"
+          f" ({error or 'by another process'}); see to it, and start the same"
           " command again."
         ]
       )
     if outcome:
-      raise DamagedError(why or "another process could not read it")
-    _compare({k: digests_lib.of_state(v).get() for k, v in found.items()}, kept)
-    restored = _join(found["params"], found["train"], state)
+      raise DamagedError(error or "another process could not read it")
+    sums = {k: digests_lib.of_state(v).get() for k, v in arrays.items()}
+    _compare(sums, stored)
+    restored = _join(arrays["params"], arrays["train"], state)
     return convert(restored) if convert else restored
 
-  def _check_room(self, state) -> None:
+  def _check_room(self, state: TrainState) -> None:
     """Raises ConfigError if the disk has no room for one checkpoint."""
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     free = retention.free_bytes(self._folder)
@@ -161,8 +177,8 @@ class Checkpointer:
       )
 
   def restore_newest(
-    self, start: int, state, form_of: Callable | None = None
-  ) -> tuple[int, Any]:
+    self, start: int, state: TrainState, form_of: FormOf | None = None
+  ) -> tuple[int, TrainState | None]:
     """Restores a step, or the newest one before it that is whole.
 
     Damaged newer ones are named, and renamed (`70.damaged`), so that they can
@@ -188,19 +204,19 @@ class Checkpointer:
       try:
         restored = self.restore(step, state, form_of)
       except DamagedError as e:
-        layout.tell(self._folder / str(step), str(e))
+        layout.log_damage(self._folder / str(step), str(e))
         older = [s for s in layout.whole(self._folder)[0] if s < step]
-        step = retention.agreed(max(older, default=0))
+        step = retention.max_of_processes(max(older, default=0))
         if not step:
           raise ConfigError(
-            [retention.gone(self._folder, layout.NONE_WHOLE)]
+            [retention.no_checkpoint(self._folder, layout.NONE_WHOLE)]
           ) from e
-    retention.go_on_from(self._folder, step)
+    retention.set_aside_after(self._folder, step)
     self._saver.newest = step
     return step, restored
 
   def close(self) -> None:
-    """Waits for what is being written; a failure is told, not raised."""
+    """Waits for what is being written; a failure is logged, not raised."""
     self._saver.close()
 
 
@@ -236,7 +252,7 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Raises:
     FileNotFoundError: As `find`.
-    DamagedError: The step, or all of them, are not what was written.
+    DamagedError: The step, or every step, is not what was written.
   """
   return _read(path, lambda f: (_checked(f / "params"), layout.metadata(f)))
 
@@ -258,7 +274,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """
   base = epath.Path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
-    base, path = base.parent, os.fspath(base.parent)  # what it is the item of
+    base, path = base.parent, os.fspath(base.parent)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
 
   def read(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -268,35 +284,37 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   if not trees:
     return _read(path, read)
+  jax.devices()  # its errors are not the checkpoint's
   try:
     return _checked(absolute(trees[0])), {}
   except Exception as e:
-    if layout.OF_THE_DEVICE in str(e):
-      raise
     raise DamagedError(
       f"got {str(trees[0])!r}, which Orbax cannot read"
-      f" ({layout.reason(e) or e}); copy it again."
+      f" ({layout.damage_of(e) or e}); copy it again."
     ) from None
 
 
 def _read(path: str, read: Callable[[epath.Path], T]) -> T:
   """Reads a step; where a run is given, the newest that can be read."""
+  jax.devices()  # its errors are not the checkpoint's
   damaged: set[str] = set()
-  lost = 0
+  num_removed = 0
   while True:
     folder = find(path, damaged)
     try:
       return read(folder)
     except Exception as e:
       is_given = folder == absolute(epath.Path(path))
-      if not is_given and not folder.is_dir() and lost < MAX_LOST:
-        lost += 1  # a training run has removed it meanwhile, and has newer ones
+      if not is_given and not folder.is_dir() and num_removed < MAX_REMOVED:
+        num_removed += 1  # by a training run, which has newer ones
         continue
-      if (why := layout.reason(e)) is None:
+      if (error := layout.damage_of(e)) is None:
         raise
       if is_given:
-        raise DamagedError(f"{folder} is damaged: {why}; copy it again.") from e
-      layout.tell(folder, why)
+        raise DamagedError(
+          f"{folder} is damaged: {error}; copy it again."
+        ) from e
+      layout.log_damage(folder, error)
       damaged.add(folder.name)
 
 
@@ -304,25 +322,26 @@ def verify(folder: epath.Path) -> str | None:
   """Reads all of a step's folder, and compares all digests.
 
   Args:
-    folder: Of one step.
+    folder: Folder of one step.
 
   Returns:
-    What is wrong with it, in words; None: nothing is.
+    What is wrong with it; None: nothing is.
 
   Raises:
-    OSError: It cannot be read, for a reason that is none of its files'.
+    OSError: It cannot be read, for a reason that is not its files'.
   """
-  if why := layout.damage(folder):
-    return why
+  jax.devices()  # its errors are not the checkpoint's
+  if error := layout.damage(folder):
+    return error
   for item in layout.ITEMS:
     # `convert` writes parameters alone.
     if item == "params" or (folder / item).is_dir():
       try:
         _checked(folder / item)
       except Exception as e:
-        if (why := layout.reason(e)) is None:
+        if (error := layout.damage_of(e)) is None:
           raise
-        return why if why.startswith(f"{item}/") else f"{item}: {why}"
+        return error if error.startswith(f"{item}/") else f"{item}: {error}"
   return None
 
 
@@ -349,37 +368,31 @@ def write_params(
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
-  handler = ocp.PyTreeCheckpointHandler()
-  described = _described(folder)
-  _check_size(folder, described)
+  handler = orbax_arrays.reader()
+  shapes = handler.metadata(folder).tree
+  _check_size(folder, shapes)
   as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes
   )
-  found = handler.restore(
+  arrays = handler.restore(
     folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
   )
-  step = folder.parent
+  step, item = folder.parent, folder.name
   if kind(step / layout.DIGESTS):
-    kept = layout.read_digests(step)
-    if folder.name in kept:
-      item = folder.name
-      _compare({item: digests_lib.of_numpy(found)}, {item: kept[item]})
-  return found
+    stored = layout.read_digests(step)
+    if item in stored:
+      _compare({item: digests_lib.of_numpy(arrays)}, {item: stored[item]})
+  return arrays
 
 
-def _described(folder: epath.Path) -> Any:
-  """Returns shapes and types of an item, without reading its arrays."""
-  return ocp.PyTreeCheckpointHandler().metadata(folder).tree
-
-
-def _check_size(folder: epath.Path, described: Any) -> None:
+def _check_size(folder: epath.Path, shapes: Any) -> None:
   """Raises ValueError if arrays would take far more memory than their files.
 
   TensorStore fills what no file holds with zeros, whatever shape is stated.
   """
   stated = sum(
     math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    for leaf in jax.tree.leaves(described)
+    for leaf in jax.tree.leaves(shapes)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
   )
   stored = sum(map(file_size, layout.files_in(folder)))
@@ -391,26 +404,29 @@ def _check_size(folder: epath.Path, described: Any) -> None:
 
 
 def _compare(
-  got: dict[str, dict[str, Digest]], kept: dict[str, dict[str, Digest]]
+  got: dict[str, dict[str, Digest]], stored: dict[str, dict[str, Digest]]
 ) -> None:
   """Raises DamagedError unless all digests agree."""
   if differing := [
     f"{item}/{text}"
-    for item, want in kept.items()
+    for item, want in stored.items()
     for text in digests_lib.differences(got[item], want)
   ]:
     raise DamagedError(structure.listed(differing, 1))
 
 
-def _items(state) -> dict[str, Any]:
-  """Returns the items of a `step.TrainState`."""
+def _items(state: TrainState) -> dict[str, Any]:
+  """Returns a state as items of a checkpoint."""
   train = {"step": state.step, "opt_state": state.opt_state}
   if state.ema is None:
     return {"params": state.params, "train": train}
   return {"params": state.ema, "train": {**train, "raw_params": state.params}}
 
 
-def _join(params, train: dict[str, Any], like):
+def _join(
+  params: dict[str, Any], train: dict[str, Any], like: TrainState
+) -> TrainState:
+  """Returns the state of these items; the inverse of `_items`."""
   if like.ema is None:
     raw, ema = params, None
   else:

@@ -1,11 +1,11 @@
 """The folders of a run's checkpoints: which are whole, which is the newest.
 
 `checkpoints/<step>/` has the items `params`, `train` and `metadata`, and
-`digests.json`, which is written last, before the folder gets its name. It
-states the digests of all arrays, of the metadata and of the small files that
-describe the arrays, and the size of every file. So a look at names, sizes and
-small files finds a checkpoint of which a part is missing; a flipped bit in an
-array is found by its digest only.
+`digests.json`, which is written last, before the folder gets its name. It has
+the digests of all arrays, of the metadata and of the small files that describe
+the arrays, and the size of every file. So names, sizes and small files show
+that a part of a checkpoint is missing; a flipped bit in an array is found by
+its digest only.
 
 No Orbax here: see `vit_jax.checkpointing.checkpointer`.
 """
@@ -36,7 +36,7 @@ COMMITTED = "commit_success.txt"  # Orbax's, see `is_unfinished`
 NONE_WHOLE = "none of its checkpoints is whole (see above)"
 # Errors of a disk that say that a file is not what it was. Others (permission,
 # a server that does not answer) say nothing about the file.
-OF_THE_FILE = (
+FILE_ERRNOS = (
   errno.EINVAL,
   errno.EIO,
   errno.EISDIR,
@@ -45,67 +45,59 @@ OF_THE_FILE = (
   errno.ENOENT,
   errno.ENOTDIR,
 )
-# The same of TensorStore, which names them in its errors, and of TensorFlow,
-# whose errors are of classes such as UnavailableError.
-OF_THE_STORE = (
-  "ABORTED",
-  "CANCELLED",
-  "DEADLINE_EXCEEDED",
-  "PERMISSION_DENIED",
-  "RESOURCE_EXHAUSTED",
-  "UNAUTHENTICATED",
-  "UNAVAILABLE",
-)
-
-# What jax says of a device that it cannot open, such as one in use.
-OF_THE_DEVICE = "Unable to initialize backend"
-
-# Seconds between looks after EIO, which a file server that is slow to answer
-# gives as well as a bad disk.
+# The same of TensorFlow, which reads buckets: NOT_FOUND, OUT_OF_RANGE and
+# DATA_LOSS, by `tf.errors.OpError.error_code`.
+FILE_ERROR_CODES = (5, 11, 15)
+# Seconds between attempts after EIO, which a slow file server gives as well as
+# a bad disk.
 WAITS = (1.0, 2.0, 4.0)
 
-_told: set[str] = set()  # what this process has said about damaged folders
+_logged: set[str] = set()  # damaged folders that this process has named
 
 
 class DamagedError(ValueError):
   """A checkpoint is not what was written."""
 
 
-def reason(e: BaseException) -> str | None:
-  """Returns what is wrong with the files, in a line; None: nothing is.
+def damage_of(error: Exception) -> str | None:
+  """Returns what is wrong with files, as a line; None: maybe nothing is.
+
+  Errors of memory, devices, permissions, or of a server that does not answer
+  say nothing about the files. TensorStore's are all of one class and count as
+  damage: if it could not reach the files, an older checkpoint is used, and the
+  steps since are computed again.
 
   Args:
-    e: What reading them raised.
+    error: Raised by reading them.
   """
-  text = str(e).strip().partition("\n")[0].partition("; copy the file")[0][:200]
-  if isinstance(e, OSError) and e.errno and e.errno not in OF_THE_FILE:
+  if isinstance(error, (MemoryError, jax.errors.JaxRuntimeError)):
     return None
-  kind = type(e).__name__
-  for word in OF_THE_STORE:
-    if word in str(e) or kind == word.title().replace("_", "") + "Error":
-      return None
-  if isinstance(e, MemoryError) or OF_THE_DEVICE in str(e):
+  if isinstance(error, OSError) and error.errno not in (None, *FILE_ERRNOS):
     return None
-  if isinstance(e, DamagedError):
+  code = getattr(error, "error_code", None)  # TensorFlow's
+  if code is not None and code not in FILE_ERROR_CODES:
+    return None
+  text = str(error).strip().partition("\n")[0][:200]
+  if isinstance(error, DamagedError):
     return text
-  return f"{kind}: {text}" if text else kind
+  return f"{type(error).__name__}: {text}"
 
 
-def of(folder: epath.Path) -> dict[int, epath.Path]:
+def step_folders(folder: epath.Path) -> dict[int, epath.Path]:
   """Returns step -> folder of `checkpoints/`, the newest first.
 
   Unfinished and removed ones have other names, or are `is_unfinished`.
   """
   if is_remote(folder) and not folder.is_dir():
-    return {}  # else the error is TensorFlow's
+    return {}  # iterdir would raise TensorFlow's error
   try:
-    found = {int(p.name): p for p in folder.iterdir() if is_step(p.name)}
+    paths = {int(p.name): p for p in folder.iterdir() if is_step(p.name)}
   except (FileNotFoundError, NotADirectoryError):
     return {}
   return {
-    step: found[step]
-    for step in sorted(found, reverse=True)
-    if not is_unfinished(found[step])
+    step: paths[step]
+    for step in sorted(paths, reverse=True)
+    if not is_unfinished(paths[step])
   }
 
 
@@ -121,12 +113,12 @@ def is_step(name: str) -> bool:
 
 
 def damage(folder: epath.Path) -> str | None:
-  """Returns why a step's folder is not whole, by a look; None: it seems so.
+  """Returns why a step's folder is not whole; None: it seems whole.
 
   Reads no arrays.
 
   Raises:
-    OSError: The folder cannot be read, for a reason that is none of its files'.
+    OSError: The folder cannot be read, for a reason that is not its files'.
   """
   for wait in (*WAITS, None):
     try:
@@ -136,22 +128,23 @@ def damage(folder: epath.Path) -> str | None:
     if wait is None or getattr(error, "errno", None) != errno.EIO:
       break
     time.sleep(wait)
-  if (why := reason(error)) is None:
+  if (reason := damage_of(error)) is None:
     raise error
-  return why
+  return reason
 
 
 def _difference(folder: epath.Path) -> str | None:
-  """Returns what of a step's folder is not as it was written; None: nothing."""
-  metadata, kept = _metadata(folder), _kept(folder)
-  if digests_lib.of_json(metadata) != kept["metadata"]:
+  """Returns how a step's folder differs from what was written; None: in
+  nothing."""
+  metadata, stored = _read_metadata(folder), _read_digests_file(folder)
+  if digests_lib.of_json(metadata) != stored["metadata"]:
     return "metadata/metadata is not what was written"
-  for name, (size, digest) in kept["files"].items():
+  for name, (size, digest) in stored["files"].items():
     path = folder / name
     if kind(path) != "file":
       return f"{name} is missing"
-    if (found := file_size(path)) != size:
-      return f"{name} has {found:,} bytes, expected {size:,}"
+    if (got := file_size(path)) != size:
+      return f"{name} has {got:,} bytes, expected {size:,}"
     if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
       return f"{name} is not what was written"
   return None
@@ -163,11 +156,11 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
   Raises:
     DamagedError: It is missing, or no JSON.
   """
-  found = _metadata(folder)
-  return {k: v for k, v in found.items() if k != HAS_DIGESTS}
+  values = _read_metadata(folder)
+  return {k: v for k, v in values.items() if k != HAS_DIGESTS}
 
 
-def _metadata(folder: epath.Path) -> dict[str, Any]:
+def _read_metadata(folder: epath.Path) -> dict[str, Any]:
   for name in ("params", "metadata"):
     if kind(file_in(folder, name)) != "folder":
       is_empty = not any(folder.iterdir())
@@ -189,12 +182,12 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
     raise DamagedError(f"{name} is missing")
   try:
     file_in(path.parent, path.name)  # no link
-    found = json_file.parse(path.read_bytes(), name)
+    values = json_file.parse(path.read_bytes(), name)
   except ValueError as e:
-    raise DamagedError(str(e).partition("; copy the file")[0]) from None
-  if not isinstance(found, dict):
+    raise DamagedError(str(e)) from None
+  if not isinstance(values, dict):
     raise DamagedError(f"{name} is no JSON object")
-  return found
+  return values
 
 
 def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]]:
@@ -208,18 +201,18 @@ def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]]:
       path: Digest(dtype, tuple(shape), sums)
       for path, (dtype, shape, sums) in arrays.items()
     }
-    for item, arrays in _kept(folder)["items"].items()
+    for item, arrays in _read_digests_file(folder)["items"].items()
   }
 
 
-def _kept(folder: epath.Path) -> dict[str, Any]:
-  kept = read_json(folder, DIGESTS)
-  if kept.pop("sha256", None) != digests_lib.of_json(kept):
+def _read_digests_file(folder: epath.Path) -> dict[str, Any]:
+  stored = read_json(folder, DIGESTS)
+  if stored.pop("sha256", None) != digests_lib.of_json(stored):
     raise DamagedError(f"{DIGESTS} is not what was written")
-  for name in kept["files"]:
+  for name in stored["files"]:
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
       raise DamagedError(f"{DIGESTS} names a file elsewhere, {shown(name)}")
-  return kept
+  return stored
 
 
 def write_digests(
@@ -230,26 +223,26 @@ def write_digests(
   """Writes `digests.json`; the other files must be there.
 
   Args:
-    folder: Of a step, finished but for its name.
+    folder: Folder of a step, finished but for its name.
     items: "params" and "train" -> path -> digest.
-    metadata: What was written as such, with `HAS_DIGESTS`.
+    metadata: The item that was written, with `HAS_DIGESTS`.
   """
   files = {
-    str(path.relative_to(folder)): _described(path)
+    str(path.relative_to(folder)): _size_and_digest(path)
     for item in (*items, "metadata")
     for path in files_in(folder / item)
   }
-  kept = {
+  stored = {
     "version": VERSION,
     "items": items,
     "files": files,
     "metadata": digests_lib.of_json(metadata),
   }
-  kept["sha256"] = digests_lib.of_json(kept)
-  (folder / DIGESTS).write_text(json.dumps(kept))
+  stored["sha256"] = digests_lib.of_json(stored)
+  (folder / DIGESTS).write_text(json.dumps(stored))
 
 
-def _described(path: epath.Path) -> tuple[int, str]:
+def _size_and_digest(path: epath.Path) -> tuple[int, str]:
   """Returns a file's size, and the digest of one that describes arrays."""
   size, name = file_size(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
@@ -279,23 +272,21 @@ def whole(folder: epath.Path) -> tuple[list[int], dict[int, str]]:
   Raises:
     OSError: As `damage`.
   """
-  errors = {step: damage(path) for step, path in of(folder).items()}
-  # One that was removed meanwhile is neither.
-  there = of(folder)
-  good = [step for step, why in errors.items() if why is None]
-  bad = {s: why for s, why in errors.items() if why is not None and s in there}
-  return good, bad
+  errors = {step: damage(path) for step, path in step_folders(folder).items()}
+  remaining = step_folders(folder)  # a run may have removed one meanwhile
+  good = [step for step, error in errors.items() if error is None]
+  return good, {s: e for s, e in errors.items() if e and s in remaining}
 
 
-def find(path: str, but: Collection[str] = ()) -> epath.Path:
+def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
   """Returns the folder of a step, given it, its run, or `checkpoints/`.
 
-  Of a run it is the newest step that seems whole; those that do not are named
-  on stderr.
+  In a run it is the newest step that seems whole; damaged ones are named on
+  stderr.
 
   Args:
-    path: What was given.
-    but: Names of steps that are known to be damaged.
+    path: One of the three.
+    exclude: Names of steps that are known to be damaged.
 
   Raises:
     FileNotFoundError: There is no checkpoint.
@@ -304,33 +295,32 @@ def find(path: str, but: Collection[str] = ()) -> epath.Path:
   base = epath.Path(path)
   if (base / "params").is_dir():
     return absolute(base)
-  bad: dict[int, str] = {}
   for parent in (base, base / FOLDER):
     good, bad = whole(parent)
-    for step, why in bad.items():
-      tell(parent / str(step), why)
+    for step, error in bad.items():
+      log_damage(parent / str(step), error)
     for step in good:
-      if str(step) not in but:
+      if str(step) not in exclude:
         return absolute(parent / str(step))
     if good or bad:
       raise DamagedError(f"{parent}: {NONE_WHOLE}.")
-  is_there = "has no checkpoint in it" if base.exists() else "does not exist"
+  what = "has no checkpoint in it" if base.exists() else "does not exist"
   runs = [p.parent.name for p in sorted(base.glob(f"*/{FOLDER}"))[:5]]
   raise FileNotFoundError(
-    f"got {path!r}, which {is_there}; expected the folder of a run (it holds"
+    f"got {path!r}, which {what}; expected the folder of a run (it holds"
     f" {FOLDER}/<step>/params), or of one step."
     + (f" Runs in it: {', '.join(runs)}." if runs else "")
   )
 
 
-def tell(folder: epath.Path, why: str) -> None:
+def log_damage(folder: epath.Path, error: str) -> None:
   """Prints, once in a process, that a checkpoint is passed over."""
-  if (name := str(absolute(folder))) not in _told:
-    _told.add(name)
-    say(f"damaged     {folder}: {why}; this checkpoint is passed over")
+  if (name := str(absolute(folder))) not in _logged:
+    _logged.add(name)
+    log(f"damaged     {folder}: {error}; this checkpoint is passed over")
 
 
-def say(text: str) -> None:
-  """Prints a line that must not be missed; only process 0 does."""
+def log(text: str) -> None:
+  """Prints a line to stderr; only process 0 does."""
   if jax.process_index() == 0:
     console.write(sys.stderr, f"{text}\n")

@@ -1,114 +1,124 @@
-"""What a run resumes with, and what of the command that goes on differs."""
+"""The run that a workdir has, and how the command that resumes it differs."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from vit_jax import class_names
+from vit_jax.batch import Data
 from vit_jax.checkpointing import resume_rules
+from vit_jax.config import Config
+from vit_jax.data.source import Source
 from vit_jax.distributed import agreement
+from vit_jax.step import RunShape
 from vit_jax.writers import atomic_files
 
 
+@dataclasses.dataclass(frozen=True)
 class Resumed:
-  """The config and the data with which a run began; of a new run, nothing.
+  """A run that is resumed.
 
-  Args:
-    run: A `experiment.Experiment`.
+  Attributes:
+    workdir: Its folder.
+    config: The config of the command that resumes it.
+    allow_change: Options and sections that may differ.
+    start: Step of the checkpoint.
+    metadata: Metadata of the checkpoint.
   """
 
-  def __init__(self, run: Any):
-    self._run = run
+  workdir: str
+  config: Config
+  allow_change: Sequence[str]
+  start: int
+  metadata: Mapping[str, Any]
 
   @functools.cached_property
-  def config(self) -> atomic_files.Read:
-    """The config of config.json, or, where that is damaged or gone, of the
-    checkpoint, and a text that says so; {} for a new run."""
-    if not self._run.start:
-      return atomic_files.Read({}, [])
-    path = epath.Path(self._run.workdir) / resume_rules.CONFIG
-    found = atomic_files.read_json(path)
-    kept = self._run.resumed_metadata.get("config")
-    if found.values or not isinstance(kept, dict):
-      return found
-    said = found.errors or [f"{path}: missing"]
-    text = f"{said[0]}; the config in the checkpoint is taken for it"
-    return atomic_files.Read(kept, [text])
+  def old_config(self) -> atomic_files.Read:
+    """The config of config.json; that of the checkpoint, with an error that
+    says so, where the file is damaged or missing."""
+    path = epath.Path(self.workdir) / resume_rules.CONFIG
+    read = atomic_files.read_json(path)
+    saved = self.metadata.get("config")
+    if read.values or not isinstance(saved, dict):
+      return read
+    error = read.errors[0] if read.errors else f"{path}: missing"
+    return atomic_files.Read(
+      saved, [f"{error}; the config in the checkpoint is used instead"]
+    )
 
   @functools.cached_property
   def changes(self) -> list[resume_rules.Change]:
     """The options that differ."""
-    old = self.config.values
-    return resume_rules.differences(old, self._run.config) if old else []
+    old = self.old_config.values
+    return resume_rules.differences(old, self.config) if old else []
 
-  @functools.cached_property
-  def trail(self) -> list[dict[str, Any]]:
-    """All changes that the run took, see `changes.trail`."""
-    run = self._run
-    if not run.start:
-      return []
-    return resume_rules.trail(run.workdir, run.start, self.changes)
+  def errors(
+    self,
+    run_shape: RunShape,
+    data: Data | Source,
+    classes: Sequence[str] | None,
+  ) -> list[str]:
+    """Returns an error for everything that must not differ.
 
-  def errors(self) -> list[str]:
-    """Returns what must not change, or a step that is past."""
-    run, old = self._run, self.config.values
-    found = resume_rules.flag_errors(run.allow_change, run.config, old)
-    if not run.start:
-      return found + run.newest[1]
-    found += resume_rules.errors(self.changes, run.allow_change, run.workdir)
-    if not resume_rules.is_allowed("data.dataset", run.allow_change):
-      found += self._data_errors()
-    if run.start > run.run_shape.total_steps:
-      found.append(
-        f"config.total_steps: got {run.run_shape.total_steps}, expected at"
-        f" least the {run.start} steps that {run.workdir} has done; or take"
-        " another --workdir."
+    Args:
+      run_shape: Sizes of the run of now.
+      data: Its training data, or their source.
+      classes: Its class names; None: unknown.
+    """
+    errors = resume_rules.errors(self.changes, self.allow_change, self.workdir)
+    if not resume_rules.is_allowed("data.dataset", self.allow_change):
+      errors += self._data_errors(data, classes)
+    if self.start > run_shape.total_steps:
+      errors.append(
+        f"config.total_steps: got {run_shape.total_steps}, expected at least"
+        f" the {self.start} steps that {self.workdir} has done; or take another"
+        " --workdir."
       )
-    return found
+    return errors
 
-  def _data_errors(self) -> list[str]:
+  def _data_errors(
+    self, data: Data | Source, classes: Sequence[str] | None
+  ) -> list[str]:
     """Returns how the data differ under the name that they had."""
-    run, found = self._run, []
-    begun = f"but the run in {run.workdir} began with"
-    names = run.head.class_names
-    was = tuple(run.resumed_metadata.get("class_names") or ())
-    if was and names and was != names:
-      found.append(
-        f"config.data.dataset: got the {len(names)} classes"
-        f" {class_names.shortened(names)}, {begun} the {len(was)} classes"
-        f" {class_names.shortened(was)}; take another --workdir."
+    errors = []
+    began = f"but the run in {self.workdir} began with"
+    old_classes = tuple(self.metadata.get("class_names") or ())
+    if old_classes and classes and old_classes != classes:
+      errors.append(
+        f"config.data.dataset: got the {len(classes)} classes"
+        f" {class_names.shortened(classes)}, {began} the {len(old_classes)}"
+        f" classes {class_names.shortened(old_classes)}; take another"
+        " --workdir."
       )
-    num, records = run.data_info.num_examples, agreement.identity(run.data_info)
-    kept = run.resumed_metadata
-    goes_on = (
+    number, identity = data.num_examples, agreement.identity(data)
+    old_number = self.metadata.get("num_examples", number)
+    old_identity = self.metadata.get("data_identity")
+    advice = (
       f"{resume_rules.FLAG}=data.dataset goes on with these; or take another"
       " --workdir."
     )
-    if (was := kept.get("num_examples", num)) != num:
-      found.append(
-        f"config.data.dataset: got {num:,} images, {begun} {was:,}, so that"
-        f" epochs have another length and order. {goes_on}"
+    if old_number != number:
+      errors.append(
+        f"config.data.dataset: got {number:,} images, {began} {old_number:,},"
+        f" so that epochs have another length and order. {advice}"
       )
-    elif records and (was := kept.get("data_identity")) and was != records:
-      found.append(
-        f"config.data.dataset: got {num:,} images of other names, labels or"
-        f" order ({records}), {begun} as many others ({was}). {goes_on}"
+    elif identity and old_identity and old_identity != identity:
+      errors.append(
+        f"config.data.dataset: got {number:,} images of other names, labels or"
+        f" order ({identity}), {began} as many others ({old_identity})."
+        f" {advice}"
       )
-    return found
+    return errors
 
-  def take(self) -> str | None:
-    """Writes the changes into the run; returns lines on them, None for none.
-
-    Raises:
-      WriteError: They cannot be written.
-    """
-    resume_rules.write(self._run.workdir, self.trail)
-    lines = [f"changed     {c.text} ({c.kind.why})" for c in self.changes]
-    if unknown := resume_rules.unknown_options(self.config.values):
+  def notes(self) -> list[str]:
+    """Returns a line for each change, and for what was ignored."""
+    lines = [f"changed     {c.text} ({c.rule.why})" for c in self.changes]
+    if unknown := resume_rules.unknown_options(self.old_config.values):
       lines.append(
         f"config      {', '.join(unknown)}: this version has no such options;"
         " those that the run began with are ignored"
       )
-    lines += [f"config      {error}" for error in self.config.errors]
-    return "\n".join(lines) or None
+    return lines + [f"config      {e}" for e in self.old_config.errors]

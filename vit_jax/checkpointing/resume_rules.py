@@ -1,8 +1,8 @@
-"""How a config differs from the one that a run resumes with, and what may.
+"""Which options may change in a run that resumes, and which have changed.
 
-`CLASSES` says of every option whether a change of it makes another run. Such a
-change is refused unless `--allow_change` names it; any other one is taken. What
-was taken stays in the run, in `changes.jsonl` and in its checkpoints.
+`RULES` says of every option whether a change of it makes another run. Such a
+change is refused unless `--allow_change` names it; any other one is accepted.
+Accepted changes are written to `changes.jsonl` and to the checkpoints.
 """
 
 import json
@@ -22,42 +22,42 @@ FLAG = "--allow_change"
 CONFIG = "config.json"
 
 
-class Kind(NamedTuple):
+class Rule(NamedTuple):
   """Whether a change of an option makes another run, and why, or why not."""
 
-  is_meaning: bool
+  makes_another_run: bool
   why: str
 
 
-# The longest beginning of an option's path counts.
-CLASSES = {
-  "seed": Kind(True, "other batches and draws from here on"),
-  "total_steps": Kind(True, "the learning rate follows the length of the run"),
-  "total_epochs": Kind(True, "the learning rate follows the length of the run"),
-  "num_classes": Kind(True, "another head"),
-  "init": Kind(True, "read at the start alone, which is past"),
-  "fake_data": Kind(True, "other images"),
-  "model": Kind(True, "another function of the same parameters, or others"),
-  "model.head_bias": Kind(True, "read at the start alone, which is past"),
-  "model.scan": Kind(False, "the same sums, compiled in another form"),
-  "model.remat": Kind(False, "the same sums, computed again"),
-  "objective": Kind(True, "another loss"),
-  "data": Kind(True, "other batches from here on"),
-  "data.data_dir": Kind(False, "the same records in another place"),
-  "optim": Kind(True, "other updates"),
-  "optim.microbatch": Kind(False, "the same sum of gradients, in other parts"),
-  "mesh": Kind(False, "the same sums on other devices"),
-  "log_steps": Kind(False, "what is told"),
-  "trackers": Kind(False, "what is told"),
-  "fewshot": Kind(False, "what is scored, not what is trained"),
-  "evals": Kind(False, "what is scored, not what is trained"),
-  "checkpoint": Kind(False, "what is kept"),
-  "watchdog_seconds": Kind(False, "when a run that hangs is ended"),
-  "heartbeat_timeout_seconds": Kind(False, "when a run that hangs is ended"),
-  "on_nonfinite": Kind(False, "what becomes of steps that cannot be taken"),
+# By option or section; the longest that matches counts.
+RULES = {
+  "seed": Rule(True, "other batches and draws from here on"),
+  "total_steps": Rule(True, "the learning rate follows the length of the run"),
+  "total_epochs": Rule(True, "the learning rate follows the length of the run"),
+  "num_classes": Rule(True, "another head"),
+  "init": Rule(True, "read at the start alone, which is past"),
+  "fake_data": Rule(True, "other images"),
+  "model": Rule(True, "another function of the same parameters, or others"),
+  "model.head_bias": Rule(True, "read at the start alone, which is past"),
+  "model.scan": Rule(False, "the same sums, compiled in another form"),
+  "model.remat": Rule(False, "the same sums, computed again"),
+  "objective": Rule(True, "another loss"),
+  "data": Rule(True, "other batches from here on"),
+  "data.data_dir": Rule(False, "the same records in another place"),
+  "optim": Rule(True, "other updates"),
+  "optim.microbatch": Rule(False, "the same sum of gradients, in other parts"),
+  "mesh": Rule(False, "the same sums on other devices"),
+  "log_steps": Rule(False, "what is logged"),
+  "trackers": Rule(False, "what is logged"),
+  "fewshot": Rule(False, "what is scored, not what is trained"),
+  "evals": Rule(False, "what is scored, not what is trained"),
+  "checkpoint": Rule(False, "what is stored"),
+  "watchdog_seconds": Rule(False, "when a run that hangs is ended"),
+  "heartbeat_timeout_seconds": Rule(False, "when a run that hangs is ended"),
+  "on_nonfinite": Rule(False, "what happens at a step that is not finite"),
 }
 # Schedules whose rate at a step does not depend on the length of the run.
-LENGTHLESS = ("constant", "rsqrt")
+WITHOUT_LENGTH = ("constant", "rsqrt")
 LENGTH = ("total_steps", "total_epochs")
 
 
@@ -66,51 +66,51 @@ class Change(NamedTuple):
 
   key: Its path without "config.".
   was, now: Its values, as JSON has them; None where there is no such option.
-  kind: Whether it may differ.
+  rule: Whether it may differ.
   """
 
   key: str
   was: Any
   now: Any
-  kind: Kind
+  rule: Rule
 
   @property
   def text(self) -> str:
     return f"config.{self.key} was {self.was!r}, is now {self.now!r}"
 
 
-def kind_of(key: str) -> Kind:
-  """Returns the class of an option; of an unknown one that it may not change.
+def rule_of(key: str) -> Rule:
+  """Returns the rule of an option; an unknown option makes another run.
 
   Example:
-    >>> kind_of("data.ops").is_meaning, kind_of("data.data_dir").is_meaning
-    (True, False)
+    >>> [rule_of(k).makes_another_run for k in ("data.ops", "data.data_dir")]
+    [True, False]
   """
   parts = key.split(".")
   for size in range(len(parts), 0, -1):
-    if found := CLASSES.get(".".join(parts[:size])):
-      return found
-  return Kind(True, "an option that this version does not know")
+    if rule := RULES.get(".".join(parts[:size])):
+      return rule
+  return Rule(True, "an option that this version does not know")
 
 
 def differences(old: dict[str, Any], config: Config) -> list[Change]:
-  """Returns in which options a config differs from an older one.
+  """Returns the options in which a config differs from an older one.
 
   Args:
-    old: That which a run resumes with, as `to_dict` made it, of any version.
-    config: That of now.
+    old: Config with which the run began, as `to_dict` made it, of any version.
+    config: The present config.
   """
   was, now = options_of(old), flat(to_dict(config))
-  found = []
+  changes = []
   for key in sorted((was.keys() | now.keys()) - set(unknown_options(old))):
     if was.get(key) == now.get(key):
       continue
-    kind = kind_of(key)
+    rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}
-    if key in LENGTH and schedules <= {*LENGTHLESS}:
-      kind = Kind(False, "this schedule does not depend on the length")
-    found.append(Change(key, was.get(key), now.get(key), kind))
-  return found
+    if key in LENGTH and schedules <= {*WITHOUT_LENGTH}:
+      rule = Rule(False, "this schedule does not depend on the length")
+    changes.append(Change(key, was.get(key), now.get(key), rule))
+  return changes
 
 
 def unknown_options(old: dict[str, Any]) -> list[str]:
@@ -131,12 +131,12 @@ def names_of(flag: str | None) -> tuple[str, ...]:
     ('optim.lr', 'data')
   """
   parts = re.split(r"[,\n]", flag or "")  # a line for each time it is given
-  words = (part.strip().removeprefix("config.") for part in parts)
-  return tuple(w for w in words if w)
+  names = (part.strip().removeprefix("config.") for part in parts)
+  return tuple(name for name in names if name)
 
 
 def flag_errors(names: Iterable[str], config: Config, old: dict) -> list[str]:
-  """Returns a fault for each name that is no option and no section."""
+  """Returns an error for each name that is no option and no section."""
   keys = {*flat(to_dict(config)), *(options_of(old) if old else ())}
   known = set()
   for key in keys:
@@ -156,13 +156,15 @@ def is_allowed(key: str, names: Iterable[str]) -> bool:
 
 
 def errors(
-  found: Sequence[Change], names: Iterable[str], workdir: str
+  changes: Sequence[Change], names: Iterable[str], workdir: str
 ) -> list[str]:
-  """Returns a fault for each refused change; the last says what to do."""
+  """Returns an error for each refused change; the last says what to do."""
   refused = [
-    c for c in found if c.kind.is_meaning and not is_allowed(c.key, names)
+    c
+    for c in changes
+    if c.rule.makes_another_run and not is_allowed(c.key, names)
   ]
-  texts = [f"{c.text} ({c.kind.why})" for c in refused]
+  texts = [f"{c.text} ({c.rule.why})" for c in refused]
   if texts:
     values = "value" if len(texts) == 1 else "values"
     texts[-1] += (
@@ -174,21 +176,22 @@ def errors(
 
 
 def trail(
-  workdir: str, step: int, found: Sequence[Change]
+  workdir: str, step: int, changes: Sequence[Change]
 ) -> list[dict[str, Any]]:
-  """Returns all changes that a run took, those of now included, oldest first.
+  """Returns all accepted changes of a run, the oldest first.
 
   Args:
-    workdir: Folder of the run.
-    step: From which it resumes.
-    found: The changes of now; one that was taken there before is one.
+    workdir: Folder of the run, whose file has the earlier changes.
+    step: Step from which it resumes.
+    changes: The present changes; one that was accepted at this step before is
+      not repeated.
 
   Returns:
     For each its step, time (seconds since the epoch), key, from, to, and by:
     "--allow_change" or "harmless".
 
   Raises:
-    WriteError: Those of before cannot be read.
+    WriteError: The file cannot be read.
   """
   before = read(workdir)
   same = {(x["step"], x["key"], json.dumps(x["to"])) for x in before}
@@ -199,20 +202,20 @@ def trail(
       "key": c.key,
       "from": c.was,
       "to": c.now,
-      "by": FLAG if c.kind.is_meaning else "harmless",
+      "by": FLAG if c.rule.makes_another_run else "harmless",
     }
-    for c in found
+    for c in changes
     if (step, c.key, json.dumps(c.now)) not in same
   ]
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Returns the lines of `changes.jsonl`; odd ones are left out.
+  """Returns the lines of `changes.jsonl`; damaged ones are left out.
 
   Raises:
-    WriteError: It cannot be read, see `files.contents`.
+    WriteError: It cannot be read, see `atomic_files.contents`.
   """
-  found = []
+  rows = []
   for line in atomic_files.contents(epath.Path(workdir) / FILE).split(b"\n"):
     try:
       row = json.loads(line.decode())
@@ -222,14 +225,14 @@ def read(workdir: str) -> list[dict[str, Any]]:
         row["to"],
         str(row["by"]),
       )
-      found.append({**row, "key": str(row["key"])})
+      rows.append({**row, "key": str(row["key"])})
     except (ValueError, KeyError, TypeError, RecursionError):
       continue
-  return found
+  return rows
 
 
 def write(workdir: str, rows: Sequence[dict[str, Any]]) -> None:
-  """Writes the trail; only process 0 does.
+  """Writes `changes.jsonl`; only process 0 does.
 
   Raises:
     WriteError: It cannot be written.

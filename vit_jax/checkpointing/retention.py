@@ -1,9 +1,8 @@
-"""Which checkpoints a run keeps, and from which one it goes on.
+"""Which checkpoints a run keeps, and from which one it resumes.
 
-What is removed is renamed first (`60.deleted`): a reader sees a whole step or
-none. A run that goes on from an older step than a damaged one, and will write
-it again, renames it (`70.damaged`); where it stays in its place, it is removed
-when `keep_last` newer ones are whole.
+A step is renamed before it is removed (`60.deleted`), so that a reader sees all
+of it or nothing. When a run resumes from a step before damaged ones, these are
+renamed (`70.damaged`), since it will write them again.
 """
 
 import contextlib
@@ -25,8 +24,8 @@ NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
 DAMAGED, DELETED = ".damaged", ".deleted"
 
 
-def agreed(value: int) -> int:
-  """Returns the largest value of all processes, which must all call it."""
+def max_of_processes(value: int) -> int:
+  """Returns the largest value of all processes; a collective."""
   if jax.process_count() == 1:
     return int(value)
   return int(np.max(multihost_utils.process_allgather(np.int32(value))))
@@ -59,7 +58,7 @@ def note_newest(folder: epath.Path, step: int) -> None:
   draft.replace(path)
 
 
-def noted(folder: epath.Path) -> int:
+def noted_newest(folder: epath.Path) -> int:
   """Returns the step of `note_newest`; 0: there is none.
 
   Raises:
@@ -73,56 +72,58 @@ def noted(folder: epath.Path) -> int:
 
 
 def start(folder: epath.Path) -> tuple[int, list[str]]:
-  """Returns the step from which a run resumes, by a look, and faults.
-
-  Process 0 decides.
+  """Returns the step from which a run resumes, and errors; process 0 decides.
 
   Args:
-    folder: Its `checkpoints/`, which need not be there.
+    folder: Its `checkpoints/`, which need not exist.
 
   Returns:
-    The newest step that seems whole, 0 for a new run; and, in words, that
-    there is none though there has been one.
+    The newest step that seems whole, 0 for a new run; and an error if there is
+    none though there has been one.
   """
-  step, text = 0, ""
+  step, error = 0, ""
   if jax.process_index() == 0:
     try:
       good, bad = layout.whole(folder)
-      for bad_step, why in bad.items():
-        layout.tell(folder / str(bad_step), why)
+      for bad_step, reason in bad.items():
+        layout.log_damage(folder / str(bad_step), reason)
       step = max(good, default=0)
       if not step and bad:
-        text = gone(folder, layout.NONE_WHOLE)
-      elif not step and (last := noted(folder)):
-        text = gone(folder, f"the checkpoint of step {last:,} is gone")
-    except Exception as e:  # of a bucket they are no OSErrors; others wait
-      text = f"{folder}: cannot be read ({type(e).__name__}: {e})."
-  step = agreed(step)
-  if agreed(bool(text)) and not text:
-    text = f"{folder}: process 0 finds no checkpoint in it, and says why."
-  return step, [text] if text else []
+        error = no_checkpoint(folder, layout.NONE_WHOLE)
+      elif not step and (last := noted_newest(folder)):
+        error = no_checkpoint(
+          folder, f"the checkpoint of step {last:,} is gone"
+        )
+    except Exception as e:  # a bucket's are no OSErrors; other processes wait
+      error = f"{folder}: cannot be read ({type(e).__name__}: {e})."
+  step = max_of_processes(step)
+  if max_of_processes(bool(error)) and not error:
+    error = f"{folder}: process 0 finds no checkpoint in it, and says why."
+  return step, [error] if error else []
 
 
-def gone(folder: epath.Path, why: str) -> str:
+def no_checkpoint(folder: epath.Path, reason: str) -> str:
   """Returns why a run does not resume, and how to start over on purpose."""
   return (
-    f"{folder}: {why}. Copy one back that is; or, to start over from the first"
-    f" step, take another --workdir, or delete {folder.parent}."
+    f"{folder}: {reason}. Copy a whole one back; or, to start over from the"
+    f" first step, take another --workdir, or delete {folder.parent}."
   )
 
 
-def go_on_from(folder: epath.Path, step: int) -> None:
-  """Sets aside the later steps, none of which is whole; process 0 does."""
+def set_aside_after(folder: epath.Path, step: int) -> None:
+  """Renames the later steps, none of which is whole; process 0 does."""
   if jax.process_index() != 0:
     return
-  later = {s: path for s, path in layout.of(folder).items() if s > step}
+  later = {
+    s: path for s, path in layout.step_folders(folder).items() if s > step
+  }
   for path in later.values():
-    layout.say(f"set aside   {path} is now {set_aside(path).name}")
+    layout.log(f"set aside   {path} is now {set_aside(path).name}")
   last = 0
   with contextlib.suppress(OSError):  # only a note is lost
-    last = noted(folder)
+    last = noted_newest(folder)
   if last > step and last not in later:
-    layout.say(f"note        the checkpoint of step {last:,} is gone")
+    layout.log(f"note        the checkpoint of step {last:,} is gone")
 
 
 def set_aside(folder: epath.Path) -> epath.Path:
@@ -139,7 +140,7 @@ def set_aside(folder: epath.Path) -> epath.Path:
 
 
 def is_set_aside(name: str) -> bool:
-  """Whether this is a name that `set_aside` gives."""
+  """Whether `set_aside` gave a folder this name."""
   return layout.is_step(name.partition(".")[0]) and DAMAGED in name
 
 
@@ -149,24 +150,31 @@ def expired(
   keep_last: int,
   keep_every_steps: int | None,
 ) -> list[int]:
-  """Returns the steps that are to be removed.
+  """Returns the steps to remove.
 
-  Those before the newest `keep_last` good ones, but for the first at or after
-  each multiple of `keep_every_steps`, which comes later where the save at the
-  multiple failed: what is not whole is never counted as kept.
+  These are the steps before the newest `keep_last` whole ones, except the first
+  at or after each multiple of `keep_every_steps` (the save at the multiple may
+  have failed).
 
-  >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
-  [1]
+  Args:
+    good: Steps that are whole.
+    there: All steps that have a folder.
+    keep_last: Newest whole checkpoints that stay.
+    keep_every_steps: None: no others stay.
+
+  Example:
+    >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
+    [1]
   """
   if len(good) < keep_last:
     return []
   first = sorted(good)[-keep_last]
-  kept = set()
+  stay = set()
   if every := keep_every_steps:
-    for found in (good, there):  # what seems damaged now may be whole again
-      firsts = {s // every: s for s in sorted(found, reverse=True)}
-      kept |= {s for number, s in firsts.items() if number}
-  return [s for s in sorted(there) if s < first and s not in kept]
+    for steps in (good, there):  # what seems damaged now may be whole again
+      firsts = {s // every: s for s in sorted(steps, reverse=True)}
+      stay |= {s for number, s in firsts.items() if number}
+  return [s for s in sorted(there) if s < first and s not in stay]
 
 
 def remove(folder: epath.Path) -> None:

@@ -1,12 +1,12 @@
 """When a checkpoint is written, tried again, verified, and old ones removed.
 
 A save runs in the background. It counts when its folder has been read again;
-then older ones are removed. One that fails is told at the next step, and tried
-again after 1, 2, 4 ... steps, with the state of that step.
+then older ones are removed. A failure is logged at the next step, and the save
+is tried again after 1, 2, 4 ... steps, with the state of that step.
 
-Several processes decide alike: how a save ended is a collective of all of them,
-1, 2, 4 ... steps after its start and before the next save. Where one of them
-fails, the others learn it at their next barrier, and do not wait for it.
+All processes agree on how a save ended by an all-gather 1, 2, 4 ... steps after
+its start, and before the next save. When one of them fails, the others learn it
+at their next barrier.
 """
 
 import concurrent.futures
@@ -27,10 +27,10 @@ from vit_jax.checkpointing.layout import DamagedError
 from vit_jax.config import CheckpointConfig
 from vit_jax.writers import console
 
-MAX_STEPS = 1024  # between two tries
-_count = itertools.count()  # saves of this process
-WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between those at the end of a run
-MAX_WAIT = 60.0  # seconds for the other parts of a save of which one has failed
+MAX_STEPS = 1024  # between two attempts
+WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between attempts at the end of a run
+MAX_WAIT = 60.0  # seconds for the other parts of a save after one has failed
+_save_numbers = itertools.count()  # of this process
 
 
 class SaveError(Exception):
@@ -68,12 +68,12 @@ class AsyncSaver:
       return
     self._step, self._retry_at = step, None
     error = writer = None
-    barrier = FailFastBarrier(next(_count))
+    barrier = FailFastBarrier(next(_save_numbers))
     try:
       self._make_room(step)
     except Exception as e:
       error = e
-    if not retention.agreed(error is not None):
+    if not retention.max_of_processes(error is not None):
       folder = self._folder / str(step)
       try:
         writer = StepWriter(folder, barrier.sync_fn)
@@ -91,9 +91,9 @@ class AsyncSaver:
     self._settle(self._step)
 
   def retry_due(self, step: int) -> bool:
-    """See `checkpoint.Checkpointer.retry_due`."""
-    if self._running is not None and self._asks(step):
-      if not retention.agreed(not self.is_idle()):
+    """See `checkpointer.Checkpointer.retry_due`."""
+    if self._running is not None and self._is_check_due(step):
+      if not retention.max_of_processes(not self.is_idle()):
         self._settle(step)
     return self._retry_at is not None and step >= self._retry_at
 
@@ -101,8 +101,8 @@ class AsyncSaver:
     """Whether no save is running in this process."""
     return self._running is None or self._running.done()
 
-  def _asks(self, step: int) -> bool:
-    """Whether to ask how the save is going: a collective of the processes."""
+  def _is_check_due(self, step: int) -> bool:
+    """Whether to check if the save has ended, which is a collective."""
     since = step - self._step
     return jax.process_count() == 1 or since & (since - 1) == 0
 
@@ -130,7 +130,7 @@ class AsyncSaver:
     )
 
   def close(self) -> None:
-    """Waits for the save that runs; a failure is told."""
+    """Waits for the save that runs; a failure is logged."""
     if self._running is not None:
       try:
         self._running.result()
@@ -140,7 +140,7 @@ class AsyncSaver:
     self._worker.shutdown()
 
   def _settle(self, step: int, again: str | None = None) -> None:
-    """Waits for the save that runs, if any, and takes note of how it ended.
+    """Waits for the save that runs, if any, and notes how it ended.
 
     Args:
       step: The present one.
@@ -154,7 +154,7 @@ class AsyncSaver:
     except Exception as e:
       error = _reason(e)
     self._running = None
-    if not retention.agreed(error is not None):
+    if not retention.max_of_processes(error is not None):
       self.newest, self._failures = self._step, 0
       return
     self._failures += 1
@@ -177,15 +177,15 @@ class AsyncSaver:
     )
 
   def _make_room(self, step: int) -> None:
-    """Removes what failed saves left, and tries whether files can be written;
+    """Removes what failed saves left, and checks that files can be written;
     process 0 does."""
     if jax.process_index() == 0:
       if self.newest and not self._folder.exists():
-        layout.say(f"note        {self._folder} was removed; it is made again")
+        layout.log(f"note        {self._folder} was removed; it is made again")
       retention.probe(self._folder)
       retention.clean(self._folder)
       if (folder := self._folder / str(step)).exists():
-        retention.set_aside(folder)  # written, but could not be looked at
+        retention.set_aside(folder)  # written, but could not be read again
 
   def _complete(
     self,
@@ -201,13 +201,13 @@ class AsyncSaver:
       if error is not None:
         raise error
       writer.wait()
-      if is_first and (why := layout.damage(folder)):
+      if is_first and (damage := layout.damage(folder)):
         if folder.exists():
           retention.set_aside(folder)
-        raise DamagedError(f"read again: {why}")
-    except Exception as e:
-      if writer is not None:  # else no process has begun
-        barrier.fail(_reason(e))
+        raise DamagedError(f"read again: {damage}")
+    except Exception:
+      if writer is not None:  # None: no process has begun
+        barrier.fail()
       raise
     barrier.arrive()
     if is_first:
@@ -215,7 +215,7 @@ class AsyncSaver:
         retention.note_newest(self._folder, step)
         self._remove_old()
       except Exception as e:  # the checkpoint is whole nevertheless
-        layout.say(f"note        old checkpoints stay ({_reason(e)})")
+        layout.log(f"note        old checkpoints stay ({_reason(e)})")
 
   def _remove_old(self) -> None:
     good, bad = layout.whole(self._folder)
@@ -229,68 +229,67 @@ class AsyncSaver:
 
 
 def _reason(e: Exception) -> str:
-  return layout.reason(e) or f"{type(e).__name__}: {e}"
+  return layout.damage_of(e) or f"{type(e).__name__}: {e}"
 
 
 class FailFastBarrier:
-  """Barriers of one save, at which each process says whether it has failed.
+  """The barriers of one save, which no process waits at after one has failed.
 
-  Orbax's own barriers let the others wait 20 minutes for one that has failed.
-  They go through jax's coordination service, in threads, without the devices.
+  At each of them the processes wait for each other, and then once more, for
+  `CONFIRM_SECONDS`. A process that has failed comes only to the first, so the
+  others learn of it at the second. With Orbax's own barriers, which were tried,
+  they would wait for 20 minutes. Like those, these go through jax's
+  coordination service, in threads, without the devices.
 
   Args:
-    number: Counts the saves of this program, in all processes alike.
+    number: Counts the saves of this program, alike in all processes.
   """
 
+  CONFIRM_SECONDS = 15.0
   TIMEOUT = 1200.0  # seconds
 
   def __init__(self, number: int):
     self._name = f"vit_jax/save/{number}"
     self._round = 0
     self._has_ended = jax.process_count() == 1
+    self._wait = ocp.multihost.get_barrier_sync_fn()
 
   @property
   def sync_fn(self) -> Callable | None:
     """Orbax's function of (key, timeout_ms); None: there is one process."""
     if self._has_ended:
       return None
-    return lambda key, timeout_ms: self.arrive(timeout=timeout_ms / 1000)
+    return lambda key, timeout_ms: self.arrive(timeout_ms)
 
-  def arrive(self, error: str = "", timeout: float = TIMEOUT) -> None:
+  def arrive(self, timeout_ms: int = int(1000 * TIMEOUT)) -> None:
     """Waits for all processes at the next barrier.
-
-    Args:
-      error: Why this process does not go on; "": it does.
-      timeout: Seconds.
 
     Raises:
       OSError: Another process has failed.
     """
     if self._has_ended:
       return
-    # jax has no public way to this service. With Orbax's own barriers, which
-    # were tried, the others wait for minutes after a failure of one process.
-    from jax._src import distributed
-
-    client = distributed.global_state.client
     self._round += 1
     name = f"{self._name}/{self._round}"
-    if error:
-      self._has_ended = True
-      client.key_value_set(f"{name}/{jax.process_index()}", error)
-    client.wait_at_barrier(f"{name}/all", int(1000 * timeout))
-    failed = client.key_value_dir_get(f"{name}/")
-    if failed and not error:
-      self._has_ended = True
-      texts = (f"process {key.split('/')[-1]}: {why}" for key, why in failed)
-      raise OSError("; ".join(sorted(texts)))
-
-  def fail(self, error: str) -> None:
-    """Tells the others, who wait for this process, that it has failed."""
+    self._wait(key=name, timeout_ms=timeout_ms)
     try:
-      self.arrive(error or "failed")
-    except Exception:  # they have ended, too
-      pass
+      self._wait(
+        key=f"{name}/confirm", timeout_ms=int(1000 * self.CONFIRM_SECONDS)
+      )
+    except Exception:  # of jax; its class is not documented
+      self._has_ended = True
+      raise OSError("another process, which says why") from None
+
+  def fail(self) -> None:
+    """Lets the others go on, who wait for this process, which has failed."""
+    if self._has_ended:
+      return
+    self._has_ended = True
+    with contextlib.suppress(Exception):
+      self._wait(
+        key=f"{self._name}/{self._round + 1}",
+        timeout_ms=int(1000 * self.TIMEOUT),
+      )
 
 
 class _Items(ocp.CompositeCheckpointHandler):
@@ -314,9 +313,8 @@ class _ItemArgs(ocp.args.Composite):
 class StepWriter:
   """Writes one step's folder, which gets its name when all is in it.
 
-  Where a part of a save fails, threads of Orbax and asyncio may print their own
-  stacks beside the message of `AsyncSaver`: no documented setting turns that
-  off.
+  When a part of a save fails, threads of Orbax and asyncio may print stacks of
+  their own: no documented setting turns that off.
 
   Args:
     folder: `checkpoints/<step>`.
@@ -345,8 +343,8 @@ class StepWriter:
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Returns as soon as the arrays are copied, and may be donated."""
     self._metadata = {**metadata, layout.HAS_DIGESTS: layout.VERSION}
-    # Before Orbax begins: numpy would take turns with its threads, and its
-    # callback runs in one of them, where no collective may be.
+    # Before Orbax begins: numpy would compete with its threads, and its
+    # callback runs in one of them, where collectives are not allowed.
     self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
     arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
     self._orbax.save(
@@ -372,5 +370,5 @@ class StepWriter:
   def _add_digests(self) -> None:
     """Called in process 0 when the arrays are on disk."""
     unfinished = self._orbax.get_temporary_path(self._folder).get()
-    found = {item: lazy.get() for item, lazy in self._digests.items()}
-    layout.write_digests(unfinished, found, self._metadata)
+    digests = {item: lazy.get() for item, lazy in self._digests.items()}
+    layout.write_digests(unfinished, digests, self._metadata)

@@ -45,11 +45,11 @@ def main(argv: Sequence[str]) -> None:
     base if base.name == checkpointer.FOLDER else base / checkpointer.FOLDER
   )
   try:
-    found = layout.of(folder)
+    found = layout.step_folders(folder)
     if args.step is not None:
       found = {s: path for s, path in found.items() if s == args.step}
     if not found:
-      there = ", ".join(map(str, sorted(layout.of(folder))))
+      there = ", ".join(map(str, sorted(layout.step_folders(folder))))
       if not there:
         sys.exit(f"{folder}: got no checkpoint, expected those of a run.")
       sys.exit(f"{folder}: got no step {args.step}; there is {there}.")

@@ -313,7 +313,7 @@ def _meant(config: Config, folder: epath.Path) -> list[resume_rules.Change]:
   return [
     change
     for change in (resume_rules.differences(old, config) if old else ())
-    if change.kind.is_meaning or change.key.startswith(OF_SCORES)
+    if change.rule.makes_another_run or change.key.startswith(OF_SCORES)
   ]
 
 
