@@ -12,8 +12,7 @@ from etils import epath
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
-from vit_jax.exporting import convert
-from vit_jax.weights import onnx_file
+from vit_jax.exporting import convert, onnx
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_token.weights.npz"
@@ -104,7 +103,7 @@ def test_onnx_without_its_libraries(tmp_path, monkeypatch):
 @pytest.fixture
 def libraries():
   """`make test-all` installs them; jax2onnx promotes ranks."""
-  for name in onnx_file.PACKAGES:
+  for name in onnx.PACKAGES:
     pytest.importorskip(name)
   with jax.numpy_rank_promotion("allow"):
     yield
@@ -124,7 +123,7 @@ def test_onnx_gives_the_same_logits(tmp_path, name):
   dst = tmp_path / "vit.onnx"
   convert.convert(vit, str(dst), "onnx")
   assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
-  again = onnx_file.read(dst)
+  again = onnx.read(dst)
   for count in (1, 3):
     images = random_images(vit, count)
     assert_close(again(images), logits(vit, images))
@@ -167,7 +166,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
 def test_onnx_beyond_what_a_protocol_buffer_holds(
   tmp_path, monkeypatch, capsys
 ):
-  monkeypatch.setattr(onnx_file, "MAX_BYTES", 0)
+  monkeypatch.setattr(onnx, "MAX_BYTES", 0)
   dst = tmp_path / "vit.onnx"
   lines = run(capsys, TOKEN, dst, "--to=onnx", "--drop_head")
   assert lines[-2].strip() == "vit.onnx.data holds the weights; keep it beside"
@@ -196,6 +195,6 @@ def test_onnx_of_b16(tmp_path):
   vit = make(1000, (224, 224), None, variant="B/16")
   dst = tmp_path / "vit.onnx"
   convert.convert(vit, str(dst), "onnx")
-  difference, largest = convert.largest_difference(vit, onnx_file.read(dst))
+  difference, largest = convert.largest_difference(vit, onnx.read(dst))
   assert difference < ROUNDING * largest
   assert abs(dst.stat().st_size - 346.4e6) < 1e6

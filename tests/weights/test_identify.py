@@ -151,7 +151,6 @@ DENSE = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
       f"got parameters of a Transformer without {QUERY} and {DENSE}; expected a"
       " whole model.",
     ),
-    ({QUERY: (48, 48)}, f"{QUERY}: got shape (48, 48), expected 3 dimensions."),
     (
       {"embedding/kernel": (8, 4, 3, 48)},
       "embedding/kernel: got patches of 8 x 4, expected squares.",

@@ -334,8 +334,8 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert message(path) == (
     f"{path}: got images normalised with mean [0.4, 0.4, 0.4] and deviation"
-    " [0.5, 0.5, 0.5], expected 0.5 and 0.5 for a model that begins with a"
-    " standardised convolution."
+    " [0.5, 0.5, 0.5], expected 0.5 and 0.5 for a model that does not begin"
+    " with a patch embedding, kernel and bias."
   )
 
 

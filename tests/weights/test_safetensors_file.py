@@ -14,7 +14,7 @@ from vit_jax.weights.safetensors_file import INDEX, open_safetensors, write
 def make(dtype=np.float32):
   rng = np.random.default_rng(0)
   return {
-    "a.weight": rng.standard_normal((4, 3)).astype(dtype),
+    "a.weight": rng.standard_normal((4, 3)).astype(dtype).T,
     "b.bias": rng.standard_normal(5).astype(dtype),
   }
 
@@ -23,7 +23,10 @@ def assert_same(got, expected):
   assert got.keys() == expected.keys()
   for name, array in expected.items():
     assert got[name].shape == array.shape and got[name].dtype == array.dtype
-    np.testing.assert_array_equal(np.asarray(got[name]), array, name)
+    for _ in range(2):  # every use reads again
+      copy = np.asarray(got[name])
+      np.testing.assert_array_equal(copy, array, name)
+      copy[...] = 0
 
 
 @pytest.mark.parametrize(
@@ -39,45 +42,22 @@ def test_what_is_written_is_read_as_it_was(tmp_path, dtype):
   assert load_file(path).keys() == make().keys()
 
 
-def test_what_is_not_contiguous_is_written_by_value(tmp_path):
-  array = np.arange(12, dtype=np.float32).reshape(3, 4)
-  write(tmp_path / "x.safetensors", {"a": array.T}, {})
-  assert_same(open_safetensors(tmp_path / "x.safetensors")[0], {"a": array.T})
-
-
-def test_every_look_reads_again(tmp_path):
-  path = tmp_path / "x.safetensors"
-  write(path, make(), {})
-  found = open_safetensors(path)[0]["b.bias"]
-  first = np.asarray(found)
-  first[:] = 0  # a copy of its own
-  np.testing.assert_array_equal(np.asarray(found), make()["b.bias"])
-
-
 def test_several_files_and_their_index(tmp_path):
-  expected = make()
   names = {}
-  for i, (name, array) in enumerate(expected.items()):
+  for i, (name, array) in enumerate(make().items()):
     names[name] = f"model-{i}.safetensors"
     write(tmp_path / names[name], {name: array}, {})
   index = tmp_path / INDEX
   index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
   arrays, metadata = open_safetensors(index)
-  assert_same(arrays, expected)
+  assert_same(arrays, make())
   assert metadata == {}
-
   (tmp_path / "model-1.safetensors").unlink()
-  with pytest.raises(ValueError) as e:
+  with pytest.raises(ValueError, match="without model-1.safetensors; copy all"):
     open_safetensors(index)
-  assert str(e.value) == (
-    f"got '{index}' without model-1.safetensors, expected all 2 files that it"
-    " names."
-  )
   for text in ("{", "{}", "[1]", '{"weight_map": 3}', '{"weight_map": [1]}'):
     index.write_text(text)
-    with pytest.raises(
-      ValueError, match="cannot be read as an index of .safetensors .*copy it"
-    ):
+    with pytest.raises(ValueError, match=f"{re.escape(str(index))}.*[Cc]opy"):
       open_safetensors(index)
 
 
@@ -91,11 +71,23 @@ def test_other_types_are_refused(tmp_path):
   )
 
 
-@pytest.mark.parametrize("length", [4, 8, 9, 60, -40, -1])
-def test_a_cut_file_is_refused(tmp_path, length):
+def oversized(path):
+  header = {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}}
+  text = json.dumps(header).encode()
+  return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    *(lambda path, n=n: path.read_bytes()[:n] for n in (4, 8, 9, 60, -40, -1)),
+    oversized,
+  ],
+)
+def test_a_damaged_file_is_refused(tmp_path, change):
   path = tmp_path / "x.safetensors"
   write(path, make(), {})
-  path.write_bytes(path.read_bytes()[:length])
+  path.write_bytes(change(path))
   with pytest.raises(
     ValueError,
     match=f"got '{re.escape(str(path))}', which cannot be read as .safetensors"

@@ -11,7 +11,7 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 import vit_jax
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
-from vit_jax.weights import timm_config
+from vit_jax.weights import timm_file
 from vit_jax.weights.weights_file import lazy
 
 FULL = {
@@ -133,8 +133,8 @@ def test_architectures_tell_heads_and_gelu(timm):
       try:
         params, options = weights.read(
           _meta(theirs),
-          **timm_config.stated(
-            timm_config.TimmConfig(architecture=f"{name}.tag")
+          **timm_file.read_arguments(
+            timm_file.TimmConfig(architecture=f"{name}.tag")
           ),
         )
       except ValueError:
@@ -147,10 +147,10 @@ def test_architectures_tell_heads_and_gelu(timm):
       heads = params[f"Transformer/{query}"].shape[1]
       assert heads == block.attn.num_heads, name
       # The pool of these is told by their arrays.
-      timm_config.options(
-        timm_config.TimmConfig(global_pool=theirs.global_pool), params
+      timm_file.options_of(
+        timm_file.TimmConfig(global_pool=theirs.global_pool), params
       )
-  assert {*timm_config.TANH, *timm_config.HEADS} <= read
+  assert {*timm_file.TANH, *timm_file.HEADS} <= read
 
 
 def _without_memory(timm, name, **kwargs):

@@ -24,6 +24,7 @@ import vit_jax
 from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.distributed import processes
+from vit_jax.exporting import onnx
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
@@ -33,7 +34,6 @@ from vit_jax.weights import (
   as_npz,
   hf,
   hf_preprocessing,
-  onnx_file,
   safetensors_file,
   timm,
 )
@@ -216,7 +216,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:
   layer = _layer(vit)
-  files = onnx_file.write(
+  files = onnx.write(
     target,
     lambda images: vit.model.apply({"params": vit.params}, images)[0],
     image_size=vit.image_size,
@@ -226,7 +226,7 @@ def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:
   )
   return [
     f"onnxruntime.InferenceSession({str(target)!r}).run(None, "
-    f"{{{onnx_file.INPUT!r}: images}})",
+    f"{{{onnx.INPUT!r}: images}})",
     _signature(vit, layer),
     *(f"{name} holds the weights; keep it beside" for name in files[1:]),
   ]
@@ -273,7 +273,7 @@ def _load(vit: Pretrained, path: str) -> Apply:
 
 def _load_onnx(vit: Pretrained, path: str) -> Apply:
   del vit
-  return onnx_file.read(path)
+  return onnx.read(path)
 
 
 def _load_stablehlo(vit: Pretrained, path: str) -> Apply:
@@ -303,7 +303,7 @@ WRITERS = {
   "npz": Writer(_write_npz, ".npz"),
   "timm": Writer(_write_timm, ".safetensors"),
   "hf": Writer(_write_hf),
-  "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx_file.PACKAGES, "onnx"),
+  "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx.PACKAGES, "onnx"),
   "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
 }
 

@@ -34,6 +34,8 @@ from vit_jax.writers import run_info
 
 # Those of `load` beside options of the model, as messages name them.
 ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
+# Most patches of an image; the products of all pairs take 1 GiB a head.
+MAX_TOKENS = 2**14
 NO_IMAGES = "got no images, expected one or more."
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
 
@@ -364,7 +366,7 @@ def load(
     (height, width),
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
-    given=options | ({"grid": grid} if grid else {}),
+    stated=options | ({"grid": grid} if grid else {}),
   )
   if verbose:
     print(weights.format_report(report))
@@ -475,10 +477,10 @@ def _check_size(config: ModelConfig, size: tuple[int, int]) -> None:
   if config.num_tokens(size) is None:
     return
   rows, columns = config.grid(size)
-  if rows * columns > weights.MAX_TOKENS:
+  if rows * columns > MAX_TOKENS:
     raise ValueError(
       f"{text} which make {rows:,} x {columns:,} patches, expected at most"
-      f" {weights.MAX_TOKENS:,} in all; take smaller images."
+      f" {MAX_TOKENS:,} in all; take smaller images."
     )
 
 

@@ -1,7 +1,6 @@
 """Published weights: read a file, fit it to a model, report what was done."""
 
 from vit_jax.weights.fitting import (
-  MAX_TOKENS,
   Report,
   adapt,
   format_report,
@@ -15,7 +14,6 @@ from vit_jax.weights.reading import read
 from vit_jax.weights.weights_file import Weights
 
 __all__ = (
-  "MAX_TOKENS",
   "Report",
   "Weights",
   "adapt",

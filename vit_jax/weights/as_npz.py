@@ -37,7 +37,7 @@ def write(
     return bit.write(params), "BiT's own code, big_vision and timm"
   if model.name == "bit_v1":
     return google.write(params, is_big_vision=True), "big_vision"
-  if NEEDED[0] not in params:
+  if not NEEDED.keys() <= params.keys():
     raise ValueError(
       f"--to=npz: got {model.variant}, whose parameters have no names in"
       " Google's files; write a checkpoint of ours: --to=orbax."
@@ -85,7 +85,7 @@ def unstated(
   )
   if trained_at(weights) != tuple(image_size):
     arguments["image_size"] = tuple(image_size)
-  is_vit = NEEDED[0] in params
+  is_vit = "embedding/kernel" in params
   guess = class_names.published_loss(num_classes, is_vit) or "softmax"
   if num_classes and loss != guess:
     arguments["loss"] = loss

@@ -25,14 +25,12 @@ from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
 from vit_jax.step import TrainState
 from vit_jax.weights.identify import describe, identify
-from vit_jax.weights.weights_file import Weights
-
-MAX_TOKENS = 2**14  # of an image; the products of all pairs take 1 GiB a head
+from vit_jax.weights.weights_file import LazyArray, Weights
 
 # Trained for one set of classes: loaded as a whole or not at all.
 HEAD = ("head/", "pre_logits/")
 KERNEL = "embedding/kernel"
-# Before the first block, or in each of them; whole, or of columns and of rows.
+# Before the first block, or in each of them; whole, or for columns and rows.
 _TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$")
 DEFAULT_SIZE = 224  # pixels, where nothing states it
 
@@ -41,6 +39,8 @@ NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
 TRAINING = (
   "dropout", "stochastic_depth", "head_bias", "dtype", "scan", "remat"
 )  # fmt: skip
+
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +73,23 @@ def adapt(
   class_names: Sequence[str] | None = None,
   posemb_filter: str = "zoom",
   resize_patch: bool = False,
-  given: dict[str, Any] | None = None,
+  stated: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
-  Arrays are taken where path and shape agree. Position tables are resampled to
-  the model's grid. A row of the class token is added (zeros) or folded into
-  `cls`, as the model requires, which changes no output. Blocks are stacked or
-  not, as in the model. Head and pre_logits are taken together, if both agree in
-  all shapes and the classes are not known to differ, with the head's columns in
-  the order of the model's classes; otherwise the model keeps its initial ones.
-  The parameters that an objective adds to the network are taken together as
-  well, if all their shapes agree. All other arrays must agree.
+  An array is loaded where path and shape agree:
+
+  - Position tables are resampled to the model's grid. If only one of the two
+    has a row for the class token, the row is added (zeros) or folded into
+    `cls`, which changes no output.
+  - Head and pre_logits are loaded together, if all their shapes agree and the
+    classes are not known to differ; the head's columns get the order of the
+    model's classes. Otherwise the model keeps its initial ones.
+  - The parameters that an objective adds to the network are loaded together, if
+    all their shapes agree.
+  - Blocks are stacked or not, as in the model.
+
+  All other arrays must agree.
 
   Args:
     weights: Weights from `read`.
@@ -96,7 +101,7 @@ def adapt(
       `models.resample.METHODS`; "zoom" is the paper's.
     resize_patch: Whether a patch embedding of another patch size is resized
       (FlexiViT's pseudoinverse) instead of refused.
-    given: What the caller stated of the weights, for the message.
+    stated: Options that the caller stated, for the message.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, None where the model
@@ -115,70 +120,206 @@ def adapt(
       f" {', '.join(METHODS)}.{nearest(posemb_filter, METHODS)}"
     )
   unstacked = jax.eval_shape(unstack_blocks, target)
-  expected = {k: tuple(v.shape) for k, v in _flatten(unstacked).items()}
-  got: dict[str, Any] = dict(weights.params)
-  shapes = {k: tuple(v.shape) for k, v in got.items()}  # as in the file
-  notes = [*weights.notes, *_numerics(weights.options, model)]
-  errors: list[str] = []
-  resized: dict[str, tuple] = {}
-
-  reinitialised, ignored = _heads(
-    got, expected, weights.class_names, class_names, notes
-  )
-  fresh, unused = _own_of_objectives(got, expected)
-  reinitialised, ignored = reinitialised + fresh, ignored + unused
-  _fit_positions(
-    got, expected, weights, model, image_size, posemb_filter, resized, errors,
-    notes,
-  )  # fmt: skip
-  if KERNEL in got and KERNEL in expected and resize_patch:
-    old, new = shapes[KERNEL], expected[KERNEL]
-    if len(old) == 4 and old[2:] == new[2:] and old[:2] != new[:2]:
-      resized[KERNEL] = (old[:2], new[:2])
-      got[KERNEL] = resample_patch_kernel(
-        np.asarray(got[KERNEL], np.float32), new[:2]
-      )
-
-  loaded: dict[str, Any] = {}
-  for path in sorted(expected.keys() | got.keys()):
-    if path in reinitialised or path in ignored:
-      loaded |= {path: None} if path in reinitialised else {}
-    elif path not in got:
-      errors.append(f"{path}: missing, expected shape {expected[path]}.")
-    elif path not in expected:
-      errors.append(
-        f"{path}: got shape {shapes[path]}, expected no such parameter."
-      )
-    elif np.shape(got[path]) != expected[path]:
-      errors.append(
-        f"{path}: got shape {shapes[path]}, expected {expected[path]}."
-        + _advice(path, shapes[path], expected[path])
-      )
-    else:
-      loaded[path] = expected[path]
-  if not errors:  # no array is read before all errors are known
-    read = [path for path, shape in loaded.items() if shape is not None]
-    # In this order arrays stacked in one array of the file are neighbours.
-    for path in sorted(read, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
-      loaded[path] = np.asarray(got.pop(path), np.float32)
-      if bad := int(np.sum(~np.isfinite(loaded[path]))):
-        errors.append(
-          f"{path}: got {bad} values that are NaN or infinite, expected none."
-        )
-  if errors:
-    raise ValueError(_message(weights, model, errors, given or {}))
+  fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
+  fit.choose_head(class_names)
+  fit.choose_parameters_of_objectives()
+  fit.resample_positions(image_size, posemb_filter)
+  if resize_patch:
+    fit.resize_patch_kernel()
+  paths = fit.matching_paths()
+  if not fit.errors:  # no other array is read before all errors are known
+    loaded = fit.read(paths)
+  if fit.errors:
+    raise ValueError(_message(weights, model, fit.errors, stated or {}))
   report = Report(
     path=weights.path,
-    loaded={k: v.shape for k, v in loaded.items() if v is not None},
-    resized=resized,
-    reinitialised=reinitialised,
-    ignored=ignored,
-    notes=tuple(dict.fromkeys(notes)),
+    loaded=_shapes(loaded),
+    resized=fit.resized,
+    reinitialised=fit.reinitialised,
+    ignored=fit.ignored,
+    notes=tuple(dict.fromkeys(fit.notes)),
   )
-  params = flax.traverse_util.unflatten_dict(loaded, sep="/")
+  params = flax.traverse_util.unflatten_dict(
+    loaded | dict.fromkeys(fit.reinitialised), sep="/"
+  )
   if "encoderblock" in target.get("Transformer", {}):
     params = stack_blocks(params)
   return params, report
+
+
+class _Fit:
+  """Weights on the way to a model; each method is a step of `adapt`.
+
+  Attributes:
+    weights: The file.
+    model: The model.
+    expected: Path -> shape in the model.
+    params: Path -> array of the file, changed by the steps.
+    resized, reinitialised, ignored: See `Report`.
+    notes: Facts that a user should know.
+    errors: Messages; the first word is the path.
+  """
+
+  def __init__(
+    self, weights: Weights, model: ModelConfig, expected: dict[str, Shape]
+  ):
+    self.weights, self.model, self.expected = weights, model, expected
+    self.params: dict[str, LazyArray | np.ndarray] = dict(weights.params)
+    self.resized: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+    self.reinitialised: tuple[str, ...] = ()
+    self.ignored: tuple[str, ...] = ()
+    self.notes = [*weights.notes, *_numerics(weights.options, model)]
+    self.errors: list[str] = []
+
+  def choose_head(self, class_names: Sequence[str] | None) -> None:
+    """Loads the head, columns in the order of the model's classes, or not."""
+    shapes, expected = self._shapes_under(HEAD)
+    loads = shapes == expected
+    old_names = self.weights.class_names
+    if loads and shapes and class_names and not old_names:
+      self.notes.append(
+        "the head is kept as it is: it has as many classes as the data, and no"
+        " names of its own to compare."
+      )
+    elif loads and shapes and class_names and old_names:
+      columns = by_name(class_names, old_names)
+      if columns is None or len(columns) != len(old_names):
+        loads = False
+        self.notes.append(
+          "the head is not loaded: its classes are others"
+          f" ({shortened(old_names)}; those of the data:"
+          f" {shortened(class_names)})."
+        )
+      elif not np.array_equal(columns, np.arange(len(columns))):
+        for path in ("head/kernel", "head/bias"):
+          array = self.params[path]
+          self.params[path] = array.then(
+            array.shape, lambda a: np.asarray(a)[..., columns]
+          )
+        self.notes.append(
+          "the head's classes were put in the order of the data's, by name."
+        )
+    if not loads:
+      self._reinitialise(shapes, expected)
+
+  def choose_parameters_of_objectives(self) -> None:
+    """Loads the parameters that each objective adds to a network, or not."""
+    for own in filter(None, (cls.own for cls in OBJECTIVES.values())):
+      shapes, expected = self._shapes_under(own)
+      if shapes != expected:
+        self._reinitialise(shapes, expected)
+
+  def _shapes_under(
+    self, prefix: str | tuple[str, ...]
+  ) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Returns the shapes in the file, and those in the model."""
+    return (
+      _shapes({k: v for k, v in self.params.items() if k.startswith(prefix)}),
+      {k: v for k, v in self.expected.items() if k.startswith(prefix)},
+    )
+
+  def _reinitialise(
+    self, shapes: dict[str, Shape], expected: dict[str, Shape]
+  ) -> None:
+    self.reinitialised += tuple(sorted(expected))
+    self.ignored += tuple(sorted(shapes.keys() - expected.keys()))
+
+  def resample_positions(
+    self, image_size: tuple[int, int], method: str
+  ) -> None:
+    """Resamples the position tables to the model's grid."""
+    tables = self.params.keys() & self.expected.keys()
+    for path in sorted(filter(_TABLE.search, tables)):
+      if not path.endswith("pos_embedding"):  # for rows or for columns
+        self._resample_line(path, method)
+        continue
+      try:
+        self._resample_table(path, self.model.grid(image_size), method)
+      except ValueError as e:
+        self.errors.append(f"{path}: {e}")
+        del self.params[path], self.expected[path]
+
+  def _resample_line(self, path: str, method: str) -> None:
+    old, new = self.params[path].shape[1], self.expected[path][1]
+    if old != new:
+      table = np.asarray(self.params[path], np.float64)
+      table = np.einsum("no,bod->bnd", METHODS[method](old, new), table)
+      self.params[path] = table.astype(np.float32)
+      self.resized[path] = ((1, old), (1, new))
+
+  def _resample_table(
+    self, path: str, grid: tuple[int, int], method: str
+  ) -> None:
+    has_row, wants_row = self.weights.has_cls_row, self.model.has_cls_row
+    old_grid = table_grid(self.weights)
+    if ("cls" in self.params) != ("cls" in self.expected):
+      return  # an error in any case
+    table = np.asarray(self.params[path], np.float32)
+    table = resample_posemb(table, old_grid, grid, has_row, method)
+    if old_grid != grid:
+      self.resized[path] = (old_grid, grid)
+    if wants_row and not has_row:
+      table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+      self.notes.append("the position table got a row of zeros for cls.")
+    if has_row and not wants_row:
+      if self.model.posemb_at != "stem":
+        raise ValueError(
+          "got a row for the class token, which is added in every block"
+          f" (config.model.posemb_at={self.model.posemb_at!r}) and cannot"
+          " become part of cls; expected config.model.cls_row=True."
+        )
+      cls = np.asarray(self.params["cls"], np.float32)
+      self.params["cls"] = cls + table[:, :1]
+      table = table[:, 1:]
+      self.notes.append("row 0 of the position table was added to cls.")
+    self.params[path] = table
+
+  def resize_patch_kernel(self) -> None:
+    """Resizes the patch embedding to the model's patch size."""
+    if KERNEL not in self.params or KERNEL not in self.expected:
+      return
+    old, new = self.params[KERNEL].shape, self.expected[KERNEL]
+    if len(old) == 4 and old[2:] == new[2:] and old[:2] != new[:2]:
+      self.resized[KERNEL] = (old[:2], new[:2])
+      self.params[KERNEL] = resample_patch_kernel(
+        np.asarray(self.params[KERNEL], np.float32), new[:2]
+      )
+
+  def matching_paths(self) -> list[str]:
+    """Returns the paths to load; the others are errors."""
+    paths = []
+    for path in sorted(self.expected.keys() | self.params.keys()):
+      if path in self.reinitialised or path in self.ignored:
+        continue
+      array, expected = self.params.get(path), self.expected.get(path)
+      # The error names the shape in the file, from before it was resized.
+      shape = getattr(self.weights.params.get(path), "shape", None)
+      if array is None:
+        self.errors.append(f"{path}: missing, expected shape {expected}.")
+      elif expected is None:
+        self.errors.append(
+          f"{path}: got shape {shape}, expected no such parameter."
+        )
+      elif array.shape != expected:
+        self.errors.append(
+          f"{path}: got shape {shape}, expected {expected}."
+          + _advice(path, shape, expected)
+        )
+      else:
+        paths.append(path)
+    return paths
+
+  def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
+    """Reads arrays as float32; what is not finite is an error."""
+    loaded = dict.fromkeys(sorted(paths))
+    # In this order arrays stacked in one array of the file are neighbours.
+    for path in sorted(paths, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
+      loaded[path] = np.asarray(self.params.pop(path), np.float32)
+      if count := int(np.sum(~np.isfinite(loaded[path]))):
+        self.errors.append(
+          f"{path}: got {count} values that are NaN or infinite, expected none."
+        )
+    return loaded
 
 
 def format_report(report: Report) -> str:
@@ -197,102 +338,6 @@ def format_report(report: Report) -> str:
     *(("note", note) for note in report.notes),
   ]
   return "\n".join(f"{key:<16}{value}" for key, value in rows)
-
-
-def _heads(got, expected, old_names, new_names, notes):
-  """Returns the head's paths that stay initial, and those left out.
-
-  Puts the head's columns, in `got`, into the order of the new names.
-  """
-  heads = [
-    {k: tuple(v.shape) for k, v in got.items() if k.startswith(HEAD)},
-    {k: v for k, v in expected.items() if k.startswith(HEAD)},
-  ]
-  fits = heads[0] == heads[1]
-  if fits and heads[0] and new_names and not old_names:
-    notes.append(
-      "the head is kept as it is: it has as many classes as the data, and no"
-      " names of its own to compare."
-    )
-  elif fits and heads[0] and new_names and old_names:
-    columns = by_name(new_names, old_names)
-    if columns is None or len(columns) != len(old_names):
-      fits = False
-      notes.append(
-        "the head is not loaded: its classes are others"
-        f" ({shortened(old_names)}; those of the data: {shortened(new_names)})."
-      )
-    elif not np.array_equal(columns, np.arange(len(columns))):
-      for path in ("head/kernel", "head/bias"):
-        got[path] = got[path].then(
-          got[path].shape, lambda a: np.asarray(a)[..., columns]
-        )
-      notes.append(
-        "the head's classes were put in the order of the data's, by name."
-      )
-  if fits:
-    return (), ()
-  left_out = tuple(sorted(heads[0].keys() - heads[1].keys()))
-  return tuple(sorted(heads[1])), left_out
-
-
-def _own_of_objectives(got, expected):
-  """Returns paths that objectives add to a network: initial, and left out.
-
-  Those of an objective are taken together, if all shapes agree.
-  """
-  fresh, unused = (), ()
-  for own in filter(None, (cls.own for cls in OBJECTIVES.values())):
-    theirs = {k: tuple(v.shape) for k, v in got.items() if k.startswith(own)}
-    ours = {k: v for k, v in expected.items() if k.startswith(own)}
-    if theirs != ours:
-      fresh += tuple(sorted(ours))
-      unused += tuple(sorted(theirs.keys() - ours.keys()))
-  return fresh, unused
-
-
-def _fit_positions(
-  got, expected, weights, model, image_size, method, resized, errors, notes
-) -> None:
-  """Resamples the position tables in `got` for the model."""
-  tables = [p for p in got.keys() & expected.keys() if _TABLE.search(p)]
-  for path in sorted(tables):
-    if not path.endswith("pos_embedding"):  # of rows or of columns
-      old, new = got[path].shape[1], expected[path][1]
-      if old != new:
-        matrix = METHODS[method](old, new)
-        got[path] = np.einsum(
-          "no,bod->bnd", matrix, np.asarray(got[path], np.float64)
-        ).astype(np.float32)
-        resized[path] = ((1, old), (1, new))
-      continue
-    grid = model.grid(image_size)
-    has_row, wants_row = weights.has_cls_row, model.has_cls_row
-    try:
-      old_grid = table_grid(weights)
-      if ("cls" in got) == ("cls" in expected):
-        table = resample_posemb(
-          np.asarray(got[path], np.float32), old_grid, grid, has_row, method
-        )
-        if old_grid != grid:
-          resized[path] = (old_grid, grid)
-        if wants_row and not has_row:
-          table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-          notes.append("the position table got a row of zeros for cls.")
-        if has_row and not wants_row:
-          if model.posemb_at != "stem":
-            raise ValueError(
-              "got a row for the class token, which is added in every block"
-              f" (config.model.posemb_at={model.posemb_at!r}) and cannot become"
-              " part of cls; expected config.model.cls_row=True."
-            )
-          got["cls"] = np.asarray(got["cls"], np.float32) + table[:, :1]
-          table = table[:, 1:]
-          notes.append("row 0 of the position table was added to cls.")
-        got[path] = table
-    except ValueError as e:
-      errors.append(f"{path}: {e}")
-      del got[path], expected[path]
 
 
 def table_grid(weights: Weights) -> tuple[int, int] | None:
@@ -357,21 +402,24 @@ def _advice(path: str, got: tuple, expected: tuple) -> str:
 
 
 def _message(
-  weights: Weights, model: ModelConfig, errors: list[str], given: dict[str, Any]
+  weights: Weights,
+  model: ModelConfig,
+  errors: list[str],
+  stated: dict[str, Any],
 ) -> str:
+  """Returns all errors, and the model that would fit the weights."""
   lines = "\n".join(f"  - {error}" for error in _grouped(errors))
   try:
-    kept = {
-      f: getattr(model, f) for f in (*NUMERICS, *TRAINING) if hasattr(model, f)
-    }
-    options = {f: v for f, v in weights.options.items() if f not in TRAINING}
-    fits = identify(weights.params, kept | options)
+    same = (*NUMERICS, *TRAINING)
+    options = {f: getattr(model, f) for f in same if hasattr(model, f)}
+    options |= {f: v for f, v in weights.options.items() if f not in TRAINING}
+    fits = identify(weights.params, options)
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
   else:
     if fits != model:
       advice = f"The model that fits them: {describe(fits, model)}"
-    elif text := ", ".join(f"{k}={v!r}" for k, v in given.items()):
+    elif text := ", ".join(f"{k}={v!r}" for k, v in stated.items()):
       advice = (
         f"The model is by what you gave, {text}: change it or leave it out."
       )
@@ -400,19 +448,23 @@ def _flatten(params: dict[str, Any]) -> dict[str, Any]:
   return flax.traverse_util.flatten_dict(params, sep="/")
 
 
+def _shapes(arrays: dict[str, Any]) -> dict[str, Shape]:
+  return {path: tuple(array.shape) for path, array in arrays.items()}
+
+
 def trained_at(weights: Weights) -> tuple[int, int]:
   """Returns (height, width) of the images that weights were trained on, pixels.
 
-  Taken from the file, else from the position table, else 224.
+  It is the size that the file states; if it states none, that of the position
+  table; without a table 224.
 
   Raises:
-    ValueError: No model fits the arrays or the size; or as `table_grid`.
+    ValueError: No model fits the arrays; or as `table_grid`.
   """
+  if weights.image_size:
+    return weights.image_size
   config = identify(weights.params, weights.options)
   grid = table_grid(weights)
-  if weights.image_size:
-    _check_size(weights.image_size, config, grid)
-    return weights.image_size
   if grid is None or not isinstance(config, ViTConfig):
     return DEFAULT_SIZE, DEFAULT_SIZE
   # Pixels per token: the image size that gives one token.
@@ -420,24 +472,6 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   stride = probe // config.feature_map((probe, probe))[0]
   patch = weights.params[KERNEL].shape[0]
   return grid[0] * patch * stride, grid[1] * patch * stride
-
-
-def _check_size(size, config: ModelConfig, grid) -> None:
-  """Raises ValueError if images of the size that a file states fit it not."""
-  if any(config.size_errors(size)):
-    raise ValueError(
-      f"image size: got {size[0]} x {size[1]} pixels, expected multiples of the"
-      " side of a patch. State the right size: image_size=(height, width)."
-    )
-  tokens = config.num_tokens(size) or 0
-  if tokens > MAX_TOKENS or (grid and tuple(config.grid(size)) != tuple(grid)):
-    makes = " x ".join(map(str, config.grid(size)))
-    has = " x ".join(map(str, grid)) if grid else f"at most {MAX_TOKENS:,}"
-    raise ValueError(
-      f"image size: got {size[0]} x {size[1]} pixels, which make {makes}"
-      f" patches, expected {has}, as the arrays have. State the right size:"
-      " image_size=(height, width)."
-    )
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:

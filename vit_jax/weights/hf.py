@@ -1,9 +1,10 @@
 """Weights and configs of Hugging Face's transformers: ViT.
 
-Names are those of the files (`vit.encoder.layer.0.attention.attention...`).
-transformers 5 keeps these on disk, though its modules have other names
-(`vit.layers.0.attention.q_proj`); both are read. The files of the bare ViTModel
-lack the prefix "vit.".
+The key table is `vit_rows`. Its names are those of the files
+(`vit.encoder.layer.0.attention.attention...`), without the prefix "vit.", which
+files of the bare ViTModel lack. transformers 5 has other names in memory
+(`vit.layers.0.attention.q_proj`); both are read. Another `model_type` gets rows
+of its own, and what it computes otherwise an option of its family.
 """
 
 import dataclasses
@@ -18,6 +19,9 @@ from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
+from vit_jax.paths import file_in
+from vit_jax.weights import hf_preprocessing, normalisation
+from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
@@ -30,6 +34,7 @@ from vit_jax.weights.torch_layout import (
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
   LazyArray,
+  Weights,
   height_and_width,
 )
 
@@ -47,7 +52,7 @@ GELUS = {
 MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
-# A name of transformers 5 in memory -> that of the files.
+# A name of transformers 5 in memory -> the name in its files.
 _LAYER = r"^((?:vit\.)?)layers\.(\d+)\."
 NAMES = (
   (_LAYER + r"attention\.q_proj\.", "attention.attention.query."),
@@ -59,7 +64,7 @@ NAMES = (
   (_LAYER, ""),
 )
 
-# Names without a counterpart here -> what they are part of.
+# Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
   (r"distillation_token|cls_classifier|distillation_class", "DeiT distilled"),
   (r"mask_token|^decoder\.", "masked image modelling"),
@@ -81,7 +86,6 @@ class HFConfig:
   hidden_act: str = "gelu"
   layer_norm_eps: float = 1e-12
   num_attention_heads: int = at_least(1, 12)
-  hidden_size: int = at_least(1, 768)
   image_size: tuple[int, ...] = at_least(1, (224,))
   patch_size: tuple[int, ...] = at_least(1, (16,))
   id2label: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -90,25 +94,63 @@ class HFConfig:
 
 
 def looks_like(names: Iterable[str]) -> bool:
-  """Whether these are names of a ViTModel, or of one with a head.
+  """Whether these are names of a ViTModel, with a head or without.
 
-  They may be of a relative with parts that `read` refuses.
+  A relative with parts that `read` refuses may have such names, too.
   """
-  published = {_publish(n).removeprefix("vit.") for n in names}
+  published = {_name_in_file(n).removeprefix("vit.") for n in names}
   return "embeddings.patch_embeddings.projection.weight" in published and any(
     n.startswith("encoder.layer.0.") for n in published
   )
 
 
-def _publish(name: str) -> str:
-  """Returns the name used in the files."""
+def _name_in_file(name: str) -> str:
   for regex, end in NAMES:
     if re.match(regex, name):
       return re.sub(regex, rf"\g<1>encoder.layer.\g<2>.{end}", name)
   return name
 
 
-def read(
+def read(file: Safetensors) -> Weights:
+  """Returns the weights of a folder: arrays, config.json, preprocessor.
+
+  Raises:
+    ValueError: A file is damaged, or the arrays are of no model of ours.
+  """
+  path = file.path
+  if not file.config:
+    raise ValueError(
+      f"got {str(path)!r} without a config.json beside it, which states the"
+      " heads and the form of GELU; expected the folder of a Hugging Face"
+      " model."
+    )
+  params, options, extras = read_arrays(file.arrays, file.config)
+  size = extras["image_size"]
+  folder = path if path.is_dir() else path.parent
+  about = json_file.read(file_in(folder, hf_preprocessing.FILE))
+  about = hf_preprocessing.complete(about)
+  ops = hf_preprocessing.ops_of(about, size)
+  weights = Weights(
+    str(path),
+    "hf",
+    params,
+    options,
+    grid=(size[0] // extras["patch"], size[1] // extras["patch"]),
+    image_size=size,
+    class_names=extras["class_names"],
+    loss=extras["loss"],
+    ops=ops,
+    notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
+  )
+  processor = hf_preprocessing.typed(about)
+  mean, std = processor.image_mean, processor.image_std
+  if not processor.do_normalize:
+    mean, std = [0.0] * 3, [1.0] * 3
+  white = hf_preprocessing.white(about)
+  return normalisation.fold(weights, mean, std, white)
+
+
+def read_arrays(
   arrays: Mapping[str, LazyArray], config: Mapping[str, Any]
 ) -> tuple[dict[str, LazyArray], dict[str, Any], dict[str, Any]]:
   """Returns parameters by our flat names, options, and what else is known.
@@ -138,13 +180,11 @@ def read(
     "gelu": GELUS.get(stated.hidden_act),
     "ln_eps": stated.layer_norm_eps,
   }
-  named: dict[str, LazyArray] = {}
-  for name, array in arrays.items():
-    published = _publish(name).removeprefix("vit.")
-    if published in named:
-      errors.append(f"got two arrays {published!r}, expected one.")
-    named[published] = array
-  rows = _rows(count_blocks(named, r"encoder\.layer\.(\d{1,3})\."))
+  named = {
+    _name_in_file(name).removeprefix("vit."): array
+    for name, array in arrays.items()
+  }
+  rows = vit_rows(count_blocks(named, r"encoder\.layer\.(\d{1,3})\."))
   params, shape_errors = to_ours(rows, named, extras["num_heads"])
   errors += shape_errors
   add_zero_biases(params)
@@ -153,7 +193,13 @@ def read(
     errors.append(
       unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
     )
-  errors += _head_errors(named, stated, extras["class_names"])
+  if "pooler.dense.weight" in named and stated.pooler_act != "tanh":
+    errors.append(f"pooler_act: got {stated.pooler_act!r}, expected 'tanh'.")
+  if {"pooler.dense.weight", "classifier.weight"} <= named.keys():
+    errors.append(
+      "got both pooler and classifier, expected one of them: in transformers"
+      " the classifier does not see the pooler's output. Remove pooler.dense."
+    )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   return params, options, extras
@@ -173,18 +219,12 @@ def _extras(config: HFConfig, errors: list[str]) -> dict[str, Any]:
     errors.append(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
     )
-  heads, width = config.num_attention_heads, config.hidden_size
-  if width % heads:
-    errors.append(
-      f"num_attention_heads: got {heads} for a hidden_size of {width}, expected"
-      " a divisor of it."
-    )
   return {
     "image_size": height_and_width(
       config.image_size, "config.json: image_size"
     ),
     "patch": patch[0],
-    "num_heads": heads,
+    "num_heads": config.num_attention_heads,
     "class_names": _class_names(config.id2label),
     "loss": "sigmoid" if config.problem_type == MULTI_LABEL else None,
   }
@@ -205,36 +245,6 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   names = tuple(by_number[k] for k in sorted(by_number))
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
-
-
-def _head_errors(named, config: HFConfig, class_names) -> list[str]:
-  errors = []
-  kernel = named.get("embeddings.patch_embeddings.projection.weight")
-  side = config.patch_size[0]
-  if kernel is not None and kernel.shape[-1:] != (side,):
-    errors.append(f"patch_size: got {side}, expected {kernel.shape[-1:]}.")
-  if "pooler.dense.weight" in named:
-    if config.pooler_act != "tanh":
-      errors.append(f"pooler_act: got {config.pooler_act!r}, expected 'tanh'.")
-    shape = named["pooler.dense.weight"].shape
-    if shape[0] != shape[-1]:
-      errors.append(
-        f"pooler_output_size: got {shape[0]}, expected the hidden_size"
-        f" {shape[-1]}."
-      )
-    if "classifier.weight" in named:
-      errors.append(
-        "got both pooler and classifier, expected one of them: in transformers"
-        " the classifier does not see the pooler's output. Remove pooler.dense."
-      )
-  if "classifier.weight" in named and class_names is not None:
-    num_classes = named["classifier.weight"].shape[0]
-    if num_classes != len(class_names):
-      errors.append(
-        f"id2label: got {len(class_names)} names, expected {num_classes}, one"
-        " for each row of classifier.weight."
-      )
-  return errors
 
 
 def write(
@@ -283,7 +293,7 @@ def write(
   sizes, patch = model.size, model.patch
   grid = grid or model.grid(image_size)
   params[POS_EMBEDDING] = _table(params, model, grid, sizes.width)
-  rows = _rows(sizes.depth)
+  rows = vit_rows(sizes.depth)
   arrays, errors = to_theirs(rows, params)
   known = {row.ours for row in rows}
   if unknown := [n for n in params if n not in known]:
@@ -399,8 +409,8 @@ def _dense(
   return _pairs(theirs, ours, "kernel", kind, bias)
 
 
-def _rows(depth: int) -> list[Row]:
-  """Returns rows without the prefix "vit."."""
+def vit_rows(depth: int) -> list[Row]:
+  """Returns the key table of `model_type` "vit", without the prefix "vit."."""
   rows = [
     Row("embeddings.cls_token", "cls"),
     Row("embeddings.position_embeddings", POS_EMBEDDING),

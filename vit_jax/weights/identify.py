@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.config import ConfigError, ModelConfig, model_from_dict
@@ -14,12 +14,13 @@ from vit_jax.weights.weights_file import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
-# Families whose parameters are known by their names; other files must say.
+_QUERY = _ATTENTION + "query/kernel"
+_DENSE = _BLOCK + "MlpBlock_0/Dense_0/kernel"
+# The arrays of a Transformer that state its size -> number of dimensions.
+NEEDED = {_QUERY: 3, _DENSE: 2}
+# Families whose parameters are recognised by their names; a file with those of
+# another family has to state the family.
 RECOGNISED = ("vit", "bit", "bit_v1")
-NEEDED = (
-  _ATTENTION + "query/kernel",
-  _BLOCK + "MlpBlock_0/Dense_0/kernel",
-)
 
 
 def identify(
@@ -36,7 +37,7 @@ def identify(
   """
   names = set(params)
   if options.get("name", "vit") not in RECOGNISED:
-    return _config(options)  # whoever wrote the file says what it is
+    return _config(options)
   if "embedding/kernel" in names:
     inferred = _transformer(params)
   elif "conv_root/kernel" in names and _blocks(names):
@@ -50,13 +51,18 @@ def identify(
     )
   model = _config({"name": "vit", **inferred, **options})
   own = _config({"name": "vit", **inferred})
-  if errors := _blocks_errors(model, own) or list(model.errors()):
+  if errors := _contradictions(model, own) or list(model.errors()):
     raise ValueError(" ".join(errors))
   return model
 
 
-def _blocks_errors(model: ModelConfig, own: ModelConfig) -> list[str]:
-  """Returns where a model has other blocks than the arrays, whose is `own`."""
+def _contradictions(model: ModelConfig, own: ModelConfig) -> list[str]:
+  """Returns where stated options contradict the arrays.
+
+  Args:
+    model: The model by options and arrays.
+    own: The model by the arrays alone.
+  """
   if model.name != own.name:
     return [f"name: got {model.name!r}, expected {own.name!r} by the arrays."]
   pairs = {"stage_blocks": [m.stages and m.stages.blocks for m in (model, own)]}
@@ -70,10 +76,10 @@ def _blocks_errors(model: ModelConfig, own: ModelConfig) -> list[str]:
 
 
 def _config(options: Mapping[str, Any]) -> ModelConfig:
-  """Builds the options, but for those of other families at their defaults.
+  """Returns the model of some options.
 
   Raises:
-    ValueError: Some are not of this family.
+    ValueError: Some are no options of this family.
   """
   try:
     return model_from_dict(dict(options))
@@ -91,18 +97,21 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
 
   Args:
     model: The model to be described.
-    base: What a config has without the flags; None: the defaults.
+    base: The model of the config that gets the flags; None: the defaults.
   """
   base, flags = base or model_config(), []
   for field in dataclasses.fields(model):
-    value, was = (getattr(m, field.name, field.default) for m in (model, base))
-    if field.name == "variant" or value != was:
+    value = getattr(model, field.name)
+    if field.name == "variant" or value != getattr(
+      base, field.name, field.default
+    ):
       text = ",".join(map(str, value)) if isinstance(value, tuple) else value
       flags.append(f"--config.model.{field.name}={text}")
   return " ".join(flags)
 
 
-def _transformer(params) -> dict[str, Any]:
+def _transformer(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the options of a ViT or a hybrid that its arrays state."""
   missing = [n for n in NEEDED if n not in params]
   if missing:
     raise ValueError(
@@ -110,16 +119,7 @@ def _transformer(params) -> dict[str, Any]:
       " expected a whole model."
     )
   kernel = params["embedding/kernel"].shape
-  query, dense = (params[n].shape for n in NEEDED)
-  for name, shape, rank in (
-    ("embedding/kernel", kernel, 4),
-    (NEEDED[0], query, 3),
-    (NEEDED[1], dense, 2),
-  ):
-    if len(shape) != rank:
-      raise ValueError(
-        f"{name}: got shape {shape}, expected {rank} dimensions."
-      )
+  query, dense = params[_QUERY].shape, params[_DENSE].shape
   if kernel[0] != kernel[1]:
     raise ValueError(
       f"embedding/kernel: got patches of {kernel[0]} x {kernel[1]}, expected"
@@ -160,7 +160,7 @@ def _transformer(params) -> dict[str, Any]:
 _BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
 
 
-def _blocks(names) -> tuple[int, ...]:
+def _blocks(names: Iterable[str]) -> tuple[int, ...]:
   """Returns the number of units in each stage, by their names."""
   units: dict[int, set[str]] = {}
   for name in names:
@@ -169,11 +169,11 @@ def _blocks(names) -> tuple[int, ...]:
   return tuple(len(units[s]) for s in sorted(units))
 
 
-def _width(params) -> float:
+def _width(params: Mapping[str, Any]) -> float:
   return params["conv_root/kernel"].shape[-1] / 64
 
 
-def _hybrid(params, size: str, patch: int) -> dict[str, Any]:
+def _hybrid(params: Mapping[str, Any], size: str, patch: int) -> dict[str, Any]:
   blocks, width = _blocks(params), _width(params)
   options: dict[str, Any] = {} if width == 1 else {"stage_width": width}
   if not blocks:
@@ -191,7 +191,7 @@ def _hybrid(params, size: str, patch: int) -> dict[str, Any]:
   return options | {"variant": f"R50+{size}/16", "stage_blocks": blocks}
 
 
-def _resnet(params) -> dict[str, Any]:
+def _resnet(params: Mapping[str, Any]) -> dict[str, Any]:
   blocks, width = _blocks(params), _width(params)
   name = "bit_v1" if "gn_root/scale" in params else "bit"
   depth = next((d for d, known in RESNETS.items() if known == blocks), None)

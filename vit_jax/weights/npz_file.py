@@ -5,7 +5,7 @@ import math
 import os
 import weakref
 import zipfile
-import zlib
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,101 +13,94 @@ from etils import epath
 
 from vit_jax.weights.weights_file import LazyArray
 
-# What zipfile raises on damaged files: OverflowError where a place is far
-# beyond the end; the last three where damage looks like an unknown compression,
-# like encryption, or like a name in another alphabet.
-DAMAGES = (
-  *(zipfile.BadZipFile, EOFError, OSError, zlib.error, OverflowError),
-  *(NotImplementedError, RuntimeError, ValueError),
-)
-_HEADERS = {
-  (1, 0): np.lib.format.read_array_header_1_0,
-  (2, 0): np.lib.format.read_array_header_2_0,
-}
-
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
   """Returns the arrays by name; each is read on use.
 
-  The file stays open as long as one of them is referenced. `path` may be
-  anything that `epath` opens, such as gs://.
+  The file stays open as long as one of them is referenced.
+
+  Args:
+    path: A file on disk, or wherever `epath` reads (gs://).
 
   Raises:
-    ValueError: The file is damaged, or has other contents than arrays of
-      numbers.
+    ValueError: The file is damaged, or holds anything but arrays of numbers.
   """
   closing = contextlib.ExitStack()  # in a bucket `open` returns a context
   stream = closing.enter_context(epath.Path(path).open("rb"))
   try:
-    file = np.load(stream, allow_pickle=False)
-  except DAMAGES as e:
+    with _one_error(path):
+      file = np.load(stream, allow_pickle=False)
+  except ValueError:
     closing.close()
-    raise _damaged(path, e) from None
+    raise
   weakref.finalize(file, closing.close)
-  members = {info.filename: info for info in file.zip.infolist()}
-  if any(name.endswith("data.pkl") for name in members):
+  members = file.zip.infolist()
+  if any(member.filename.endswith("data.pkl") for member in members):
     raise ValueError(
       f"got {str(path)!r}, which is a pickle of PyTorch, may run any code and"
       " is never loaded; save it as .safetensors with safetensors.torch."
     )
   arrays = {}
-  for member, info in members.items():
-    if member.endswith(".npy"):
-      name = member.removesuffix(".npy")
-      shape, dtype = _header(path, file, info)
+  for member in members:
+    if member.filename.endswith(".npy"):
+      name = member.filename.removesuffix(".npy")
+      with _one_error(path, name):
+        shape, dtype = _read_header(file.zip, member)
       arrays[name] = LazyArray(
         shape, dtype, lambda n=name: _read(path, file, n)
       )
   return arrays
 
 
-def _header(
-  path, file: np.lib.npyio.NpzFile, info: zipfile.ZipInfo
+def _read_header(
+  archive: zipfile.ZipFile, member: zipfile.ZipInfo
 ) -> tuple[tuple[int, ...], np.dtype]:
-  """Returns shape and type as the first bytes of the array state them.
+  """Returns the shape and type of an array.
 
-  numpy takes memory for that shape before it reads, so its size must be that of
-  the member.
+  Raises:
+    ValueError: It is no array of numbers, or not as large as its shape says:
+      numpy takes memory for the shape before it reads.
   """
-  name = info.filename.removesuffix(".npy")
-  try:
-    stream = file.zip.open(info)
-  except DAMAGES as e:
-    raise _damaged(path, e) from None
-  with stream:
-    try:
-      shape, _, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
-      start = stream.tell()
-    except Exception as e:  # numpy evaluates the header as a Python literal
-      raise ValueError(
-        f"{path}: got an array {name!r} with a broken header"
-        f" ({str(e)[:200] or type(e).__name__}); copy the file again."
-      ) from None
+  with archive.open(member) as stream:
+    version = np.lib.format.read_magic(stream)
+    read_header = {
+      (1, 0): np.lib.format.read_array_header_1_0,
+      (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    shape, _, dtype = read_header(stream)
+    start = stream.tell()
   if dtype.hasobject:
-    raise ValueError(
-      f"{path}: got pickled objects in {name!r}, expected numbers; these"
-      " are not loaded, since a pickle may run any code."
-    )
+    raise ValueError("pickled objects, expected numbers: a pickle may run code")
   size = start + math.prod(shape) * dtype.itemsize
-  if size != info.file_size:
+  if size != member.file_size:
     raise ValueError(
-      f"{path}: got {info.file_size:,} bytes for {name!r}, expected"
-      f" {size:,} for its shape {shape}; copy the file again."
+      f"{member.file_size:,} bytes, expected {size:,} for the shape {shape}"
     )
   # numpy has no bfloat16 and stores it as two nameless bytes.
   return tuple(shape), np.dtype(jnp.bfloat16) if dtype == "V2" else dtype
 
 
-def _read(path, file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  try:
+def _read(
+  path: str | os.PathLike, file: np.lib.npyio.NpzFile, name: str
+) -> np.ndarray:
+  with _one_error(path, name):
     array = file[name]
-  except DAMAGES as e:
-    raise _damaged(path, e) from None
   return array.view(jnp.bfloat16) if array.dtype == "V2" else array
 
 
-def _damaged(path, error: Exception) -> ValueError:
-  return ValueError(
-    f"got {str(path)!r}, which cannot be read as a .npz ({str(error)[:200]});"
-    " expected a whole file of arrays: copy it again, and compare its size."
-  )
+@contextlib.contextmanager
+def _one_error(path: str | os.PathLike, name: str = "") -> Iterator[None]:
+  """Turns whatever zipfile and numpy raise for a damaged file into ValueError.
+
+  They raise a dozen kinds: where damage looks like an unknown compression, like
+  encryption, like a header that is no Python literal, ...
+  """
+  try:
+    yield
+  except Exception as e:
+    of_array = f"in its array {name!r}: " if name else ""
+    reason = str(e)[:200] or type(e).__name__
+    raise ValueError(
+      f"got {str(path)!r}, which cannot be read as a .npz ({of_array}{reason});"
+      " expected a whole file of arrays: copy it again, and compare its size."
+    ) from None

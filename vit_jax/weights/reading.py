@@ -1,10 +1,14 @@
-"""Reads weights of any known format, recognised by the content of the file."""
+"""Reads weights of any known format, recognised by the content of the file.
+
+A new format is a module with `looks_like` and `read`, and a line in `NPZ` or
+`SAFETENSORS`.
+"""
 
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import flax
 import jax.numpy as jnp
@@ -15,11 +19,14 @@ from vit_jax import class_names
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
 from vit_jax.paths import file_in
-from vit_jax.weights import bit, download, google
+from vit_jax.weights import bit, download, google, hf, timm, timm_file
 from vit_jax.weights.identify import NEEDED
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.safetensors_file import INDEX, open_safetensors
-from vit_jax.weights.torch_files import Safetensors, from_safetensors
+from vit_jax.weights.safetensors_file import (
+  INDEX,
+  Safetensors,
+  open_safetensors,
+)
 from vit_jax.weights.weights_file import (
   EXPECTED,
   POS_EMBEDDING,
@@ -27,9 +34,48 @@ from vit_jax.weights.weights_file import (
   Weights,
   lazy,
   model_of,
-  unknown_names,
   with_metadata,
 )
+
+
+def _read_bit(arrays: dict[str, LazyArray]):
+  return bit.read(arrays), {"root_pad": "zero"}
+
+
+class NpzFormat(NamedTuple):
+  """A set of names that the arrays of a `.npz` may have.
+
+  looks_like: Whether some names are such.
+  read: Arrays by these names -> arrays by our flat names, and options of the
+    model that follow from the format.
+  """
+
+  looks_like: Callable[[Iterable[str]], bool]
+  read: Callable[
+    [dict[str, LazyArray]], tuple[dict[str, LazyArray], dict[str, Any]]
+  ]
+
+
+class SafetensorsFormat(NamedTuple):
+  """A set of names that the arrays of a `.safetensors` may have.
+
+  looks_like: Whether some names are such.
+  read: A file with these names -> its weights.
+  """
+
+  looks_like: Callable[[Iterable[str]], bool]
+  read: Callable[[Safetensors], Weights]
+
+
+# The first format that knows the names reads the file.
+NPZ = {
+  "bit": NpzFormat(bit.looks_like, _read_bit),
+  "google": NpzFormat(google.looks_like, google.read),
+}
+SAFETENSORS = {
+  "timm": SafetensorsFormat(timm.looks_like, timm_file.read),
+  "hf": SafetensorsFormat(hf.looks_like, hf.read),
+}
 
 # Kinds of files that are refused, by their first bytes.
 REFUSED = (
@@ -41,14 +87,16 @@ REFUSED = (
   (rb"\x89HDF", "is HDF5 (Keras); save the weights as .npz"),
   (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
 )
-# Dimensions of arrays that are read before shapes are compared.
+# Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
   "cls": 3,
   POS_EMBEDDING: 3,
   POS_EMBEDDING + "_x": 3,
   POS_EMBEDDING + "_y": 3,
   "conv_root/kernel": 4,
+  "embedding/kernel": 4,
   "head/kernel": 2,
+  **NEEDED,
 }
 
 
@@ -65,7 +113,7 @@ def read(
       `download.local` fetches: https://..., hf-hub:OWNER/NAME[@REV].
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
-    options: Options of the model that the caller knows better, such as
+    options: Options of the model that have precedence over the file's, such as
       num_heads of a timm file of an unknown size, or cls_row.
 
   Raises:
@@ -97,7 +145,7 @@ def read(
     grid = tuple(weights.grid)
   merged = weights.options | options
   has_cls_row = (
-    POS_EMBEDDING in map(_in_stem, weights.params)
+    POS_EMBEDDING in map(_without_block, weights.params)
     and "cls" in weights.params
     and merged.get("cls_row", True)
   )
@@ -109,9 +157,8 @@ def read(
         f"got {len(names)} names for a head of {width} classes: left out."
       )
       names = None
-    loss = weights.loss or class_names.published_loss(
-      width, NEEDED[0] in weights.params
-    )
+    is_vit = "embedding/kernel" in weights.params
+    loss = weights.loss or class_names.published_loss(width, is_vit)
     if names is None and weights.format != "checkpoint":
       names = class_names.known(width)
       if sentence := class_names.describe(width):
@@ -135,11 +182,13 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
     if re.match(pattern, head):
       raise ValueError(f"got {str(file)!r}, which {what}.")
   if head[:2] == b"PK":
-    return _from_npz(file, open_npz(file))
+    arrays = open_npz(file)
+    for name, (looks_like, read_arrays) in NPZ.items():
+      if looks_like(arrays):
+        return Weights(str(file), name, *read_arrays(arrays))
+    raise ValueError(_unknown_names(file, arrays))
   if head[8:9] == b"{":
-    arrays, texts = open_safetensors(file)
-    config = json_file.read(file_in(file.parent, "config.json"))
-    return from_safetensors(Safetensors(file, arrays, texts, config, options))
+    return _read_safetensors(file, file, options)
   raise ValueError(
     f"got {str(file)!r}, which is neither .npz nor .safetensors"
     f"{' but empty' if not head else ''}; {EXPECTED}."
@@ -149,11 +198,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
-      arrays, texts = open_safetensors(file_in(folder, name))
-      config = json_file.read(file_in(folder, "config.json"))
-      return from_safetensors(
-        Safetensors(folder, arrays, texts, config, options)
-      )
+      return _read_safetensors(folder, file_in(folder, name), options)
   if (folder / "pytorch_model.bin").exists():
     raise ValueError(
       f"got {str(folder)!r} with pytorch_model.bin, a pickle, which may run any"
@@ -175,25 +220,30 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   return with_metadata(weights, metadata)
 
 
-def _from_npz(file: epath.Path, arrays: dict[str, LazyArray]) -> Weights:
-  for name, (looks_like, read_arrays) in NPZ.items():
+def _read_safetensors(
+  path: epath.Path, file: epath.Path, options: dict[str, Any]
+) -> Weights:
+  """Reads a `.safetensors`, or several by their index.
+
+  Args:
+    path: What the user named: the file, or its folder.
+    file: The file, or the index.
+    options: Options that the user stated.
+  """
+  arrays, metadata = open_safetensors(file)
+  for looks_like, read_file in SAFETENSORS.values():
     if looks_like(arrays):
-      params, options = read_arrays(arrays)
-      return Weights(str(file), name, params, options)
-  raise ValueError(unknown_names(file, arrays))
+      config = json_file.read(file_in(file.parent, "config.json"))
+      return read_file(Safetensors(path, arrays, metadata, config, options))
+  raise ValueError(_unknown_names(path, arrays))
 
 
-def _read_bit(arrays: dict[str, LazyArray]):
-  return bit.read(arrays), {"root_pad": "zero"}
-
-
-# Names that the arrays of a .npz may have: whether these are such, and what
-# reads them, to our flat names and options of the model. The first that knows
-# the names reads.
-NPZ = {
-  "bit": (bit.looks_like, _read_bit),
-  "google": (google.looks_like, google.read),
-}
+def _unknown_names(path: epath.Path, arrays: dict[str, LazyArray]) -> str:
+  some = ", ".join(sorted(arrays)[:4]) or "none"
+  return (
+    f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
+    f" that we know; {EXPECTED}."
+  )
 
 
 def _check_arrays(params: Mapping[str, LazyArray]) -> None:
@@ -202,13 +252,14 @@ def _check_arrays(params: Mapping[str, LazyArray]) -> None:
       raise ValueError(
         f"{name}: got type {array.dtype}, expected floating point."
       )
-    rank = RANKS.get(_in_stem(name), len(array.shape))
+    known = RANKS.get(name) or RANKS.get(_without_block(name))
+    rank = known or len(array.shape)
     if len(array.shape) != rank:
       raise ValueError(
         f"{name}: got shape {tuple(array.shape)}, expected {rank} dimensions."
       )
 
 
-def _in_stem(name: str) -> str:
-  """Returns the stem's name of a block's array: each may have a table."""
+def _without_block(name: str) -> str:
+  """Returns the name of a block's position table as if it were the stem's."""
   return re.sub(r"^Transformer/encoderblock_\d+/", "Transformer/", name)

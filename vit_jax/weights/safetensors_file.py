@@ -1,10 +1,11 @@
-"""Arrays of `.safetensors` files, read one by one."""
+"""`.safetensors` files: arrays that are read one by one, and what is beside."""
 
 import dataclasses
 import json
 import os
 import tempfile
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,23 @@ TYPES = {
   "F16": np.float16,
   "BF16": jnp.bfloat16,
 }
+
+
+class Safetensors(NamedTuple):
+  """A file of weights, and what is known about it from elsewhere.
+
+  path: The file, or its folder.
+  arrays: The arrays by name.
+  metadata: Texts in the file's header.
+  config: Contents of the config.json beside it; {}: there is none.
+  options: Options of the model that the caller stated.
+  """
+
+  path: epath.Path
+  arrays: dict[str, LazyArray]
+  metadata: Mapping[str, str]
+  config: dict[str, Any]
+  options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +74,9 @@ def open_safetensors(
   if is_remote(path):
     copy = tempfile.NamedTemporaryFile(suffix=".safetensors")
     file.copy(copy.name, overwrite=True)
+  arrays = {}
   try:
     opened = safetensors.safe_open(copy.name if copy else file, "numpy")
-    arrays = {}
     for name in opened.keys():  # noqa: SIM118, it is no dict
       part = opened.get_slice(name)
       if part.get_dtype() not in TYPES:
@@ -69,39 +87,27 @@ def open_safetensors(
       arrays[name] = LazyArray(
         tuple(part.get_shape()),
         np.dtype(TYPES[part.get_dtype()]),
-        # `copy` exists as long as an array that reads from it.
+        # `copy` exists as long as an array refers to it.
         lambda n=name, _=copy: opened.get_tensor(n),
       )
     return arrays, opened.metadata() or {}
   except safetensors.SafetensorError as e:
-    raise _damaged(path, e) from None
-
-
-def _damaged(path, reason: object) -> ValueError:
-  reason = str(reason)[:200]  # the library repeats what it cannot parse
-  return ValueError(
-    f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"
-    " expected a whole file: copy it again, and compare its size."
-  )
+    reason = str(e)[:200]  # the library repeats what it cannot parse
+    raise ValueError(
+      f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"
+      " expected a whole file: copy it again, and compare its size."
+    ) from None
 
 
 def _parts(index: epath.Path) -> list[epath.Path]:
   """Returns the files that an index names, all in its own folder."""
-  try:
-    names = sorted({*json_file.read_as(_Index, index).weight_map.values()})
-    if not names:
-      raise ValueError("weight_map: got no names of files")
-  except ValueError as e:
-    raise ValueError(
-      f"got {str(index)!r}, which cannot be read as an index of .safetensors"
-      f" ({e}); copy it again."
-    ) from None
+  names = sorted({*json_file.read_as(_Index, index).weight_map.values()})
   parts = [file_in(index.parent, name) for name in names]
-  if missing := [part.name for part in parts if not part.exists()]:
+  missing = [part.name for part in parts if not part.exists()]
+  if missing or not parts:
     raise ValueError(
-      f"got {str(index)!r} without {', '.join(missing[:6])}"
-      f"{f' and {len(missing) - 6} more' * (len(missing) > 6)}, expected all"
-      f" {len(parts)} files that it names."
+      f"got {str(index)!r}, whose weight_map names {len(parts)} files, without"
+      f" {missing[0] if missing else 'any'}; copy all files again."
     )
   return parts
 

@@ -1,4 +1,4 @@
-"""What a file of weights holds: arrays that are read on use, and metadata."""
+"""A file of weights: arrays that are read on use, and metadata."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
 class LazyArray:
   """An array in a file, known by its shape; `np.asarray` reads it.
 
-  Nothing is kept: every use reads it again, so a file of any size takes the
-  memory of one array at a time.
+  Every use reads it again, so a file of any size takes the memory of one array
+  at a time.
 
   Attributes:
     shape: Shape of what `read` returns.
@@ -79,7 +79,7 @@ class _Config:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-  """What we write beside parameters, and read again; sizes in pixels."""
+  """What we write beside parameters, as far as it is read; sizes in pixels."""
 
   model: dict = dataclasses.field(default_factory=dict)
   config: _Config = _Config()
@@ -99,7 +99,7 @@ class Weights:
     format: "google", "bit", "timm", "hf" or "checkpoint".
     params: Flat, "a/b/c" -> array, unread; blocks not stacked.
     options: Options of the model (fields of its family) that the file or its
-      format states, beyond what names and shapes do.
+      format states, and that do not follow from names and shapes.
     grid: The (rows, columns) of patches of the position table, or None where
       they are unknown.
     has_cls_row: Whether row 0 of that table is the class token's.
@@ -141,9 +141,10 @@ def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
 
 
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Returns the model's options in the metadata; None: there are none."""
   config = metadata.get("config")  # another program's may be of any type
-  named = config.get("model") if isinstance(config, dict) else None
-  return metadata.get("model") or named
+  stated = config.get("model") if isinstance(config, dict) else None
+  return metadata.get("model") or stated
 
 
 def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
@@ -180,12 +181,4 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     ops=stated.preprocessing.ops,
     loss=loss,
     notes=notes,
-  )
-
-
-def unknown_names(path, arrays) -> str:
-  some = ", ".join(sorted(arrays)[:4]) or "none"
-  return (
-    f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
-    f" that we know; {EXPECTED}."
   )

@@ -1,16 +1,31 @@
-"""What timm's config.json tells of a model, and no array does."""
+"""A file of timm's, with the config.json that may be beside it.
+
+config.json states what arrays cannot: the number of heads, the activation, the
+preprocessing of images, the names of the classes.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import json_file
+from vit_jax.config import eval_preprocessing, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
-from vit_jax.weights.weights_file import POS_EMBEDDING, height_and_width
+from vit_jax.weights import normalisation, timm
+from vit_jax.weights.identify import identify
+from vit_jax.weights.safetensors_file import Safetensors
+from vit_jax.weights.weights_file import (
+  METADATA_KEY,
+  POS_EMBEDDING,
+  Metadata,
+  Weights,
+  height_and_width,
+  model_of,
+  with_metadata,
+)
 
-# Architectures of which it tells the activation, gelu_tanh, and the heads,
-# which are not those of the size of their arrays.
+# Architectures whose activation is gelu_tanh, and architectures with another
+# number of heads than the known size of the same arrays.
 TANH = frozenset(
   f"vit_{size}_siglip{gap}_{side}"
   for size, side in (
@@ -24,8 +39,8 @@ TANH = frozenset(
 )
 HEADS = {"vit_base_patch16_gap_224": 16}
 
-# Arguments of timm's models that are read here or told by arrays, that only
-# training uses, and that change nothing at the size of the weights.
+# Arguments of timm's models that are read here, that follow from the arrays,
+# that only training uses, or that change nothing at the size of the weights.
 KNOWN = frozenset(
   """
   act_layer basic bottle_ratio channels class_token depth embed_dim fc_norm
@@ -37,7 +52,7 @@ KNOWN = frozenset(
   dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
   """.split()
 )
-# What a ResNet of ours computes.
+# The arguments of timm's ResNets that ours agree with.
 RESNET = {
   "act_layer": ("relu",),
   "avg_down": (False,),
@@ -76,11 +91,11 @@ class TimmConfig:
 
   Attributes:
     architecture: NAME or NAME.TAG of timm's.
-    global_pool: Of the model; None where its name tells.
+    global_pool: Pooling of the model; None: that of its architecture.
     model_args: Arguments of the model, all of them.
     args: Those of `model_args` that are read.
     images: How images are prepared.
-    about_images: The values of `images`, as they are written.
+    image_json: The values of `images` as they are written.
   """
 
   architecture: str = ""
@@ -88,7 +103,7 @@ class TimmConfig:
   model_args: dict = dataclasses.field(default_factory=dict)
   args: Args = Args()
   images: Images = Images()
-  about_images: dict = dataclasses.field(default_factory=dict)
+  image_json: dict = dataclasses.field(default_factory=dict)
 
   @classmethod
   def of(cls, config: Mapping[str, Any], where: str) -> "TimmConfig":
@@ -116,7 +131,7 @@ class TimmConfig:
   def image_size(self) -> tuple[int, int] | None:
     """(height, width) of the images, in pixels; None: it is not stated.
 
-    That of the model's positions, img_size, has precedence: timm leaves the
+    The size of the model's positions, img_size, has precedence: timm leaves the
     input_size of other weights beside it.
     """
     if self.args.img_size:
@@ -133,8 +148,85 @@ class _Top:
   pretrained_cfg: dict = dataclasses.field(default_factory=dict)
 
 
-def stated(config: TimmConfig) -> dict[str, Any]:
-  """Returns what `timm.read` has to know: num_heads and act_layer.
+def read(file: Safetensors) -> Weights:
+  """Returns the weights of a file, from its arrays, header and config.json.
+
+  A file that we wrote has our own metadata in its header; then config.json is
+  not read.
+
+  Raises:
+    ValueError: The arrays are of no model of ours; or config.json is damaged,
+      or states what our model does not compute.
+  """
+  where = f"{file.path}: {METADATA_KEY} in its header"
+  ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
+  if ours:
+    json_file.build(Metadata, ours, where)
+    arguments = {"num_heads": _num_heads(ours)}
+  else:
+    config = TimmConfig.of(file.config, f"{file.path}: config.json")
+    arguments = read_arguments(config)
+  if num_heads := file.options.get("num_heads"):
+    arguments["num_heads"] = num_heads
+  params, options = timm.read(file.arrays, **arguments)
+  weights = Weights(str(file.path), "timm", params, options)
+  if ours:
+    return with_metadata(weights, ours)
+  options |= options_of(config, params)
+  size, grid = config.image_size, None
+  if size and size[0] != size[1] and POS_EMBEDDING in params:
+    grid = identify(params, options).grid(size)
+  weights = dataclasses.replace(
+    weights,
+    grid=grid,
+    image_size=size,
+    class_names=config.images.label_names or None,
+  )
+  if size:
+    weights = _with_preprocessing(weights, config)
+  return normalisation.fold(weights, config.images.mean, config.images.std)
+
+
+def _num_heads(metadata: Mapping[str, Any]) -> int | None:
+  if not model_of(metadata):
+    return None
+  model = model_from_dict(model_of(metadata))
+  return model.size.num_heads if model.name == "vit" else None
+
+
+def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
+  """Adds timm's evaluation preprocessing, or the nearest to it and a note."""
+  size, notes = weights.image_size, weights.notes
+  share, filter = config.images.crop_pct, config.images.interpolation
+  mode = config.images.crop_mode
+  if not 0.01 <= share <= 100:
+    raise ValueError(
+      f"config.json: crop_pct: got {share}, expected the side of the crop by"
+      " that of the image, such as 0.875."
+    )
+  path = eval_preprocessing.timm(size, min(share, 1.0), filter, mode)
+  ops = path.ops
+  if mode == "squash" and share < 1:
+    ops = eval_preprocessing.centre_of(
+      path, tuple(int(s / share) for s in size)
+    )
+  is_cropped = mode == "center" and size[0] == size[1]
+  # Above 1, timm alone puts a frame around the image.
+  if path.filter != filter or share > 1 or not (is_cropped or mode == "squash"):
+    keys = "input_size", "interpolation", "crop_pct", "crop_mode"
+    notes += (
+      eval_preprocessing.unlike("config.json", config.image_json, keys, size),
+    )
+  return dataclasses.replace(
+    weights,
+    ops=ops,
+    notes=notes,
+    crop_share=min(share, 1.0) if path.short else None,
+  )
+
+
+def read_arguments(config: TimmConfig) -> dict[str, Any]:
+  """Returns the arguments of `timm.read`: num_heads and act_layer.
 
   Arguments of the model have precedence over its architecture.
   """
@@ -146,8 +238,8 @@ def stated(config: TimmConfig) -> dict[str, Any]:
   }
 
 
-def options(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns options of the model that follow from both.
+def options_of(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns options of the model that follow from config.json and arrays.
 
   Args:
     config: As `TimmConfig.of` returns it.
@@ -157,7 +249,7 @@ def options(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
     cls_row=False where the table has no row for the class token.
 
   Raises:
-    ValueError: timm computes what our model of these parameters does not.
+    ValueError: timm's model computes something else than ours.
   """
   if errors := list(_errors(config, params)):
     raise ValueError("\n".join(errors))
@@ -168,11 +260,11 @@ def options(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _errors(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
   args = config.model_args
-  given = {f"model_args.{k}": v for k, v in args.items() if v is not None}
+  stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:
-    given["global_pool"] = config.global_pool
-  ours = _computed(params)
-  for key, value in given.items():
+    stated["global_pool"] = config.global_pool
+  ours = _our_arguments(params)
+  for key, value in stated.items():
     name = key.removeprefix("model_args.")
     # By type as well: 1 is not True.
     if name in ours and (type(value), value) not in [
@@ -192,7 +284,7 @@ def _errors(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
       )
 
 
-def _computed(params: Mapping[str, Any]) -> dict[str, tuple]:
+def _our_arguments(params: Mapping[str, Any]) -> dict[str, tuple]:
   """Returns the values of timm's arguments that our model agrees with."""
   if "embedding/kernel" not in params:
     return RESNET
