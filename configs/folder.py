@@ -40,7 +40,7 @@ def get_config(arg: str = ""):
 
   def has(split: str) -> bool:
     try:
-      opened.look_at(dataset, split)
+      opened.inspect(dataset, split)
     except splits.SplitError:
       return False
     return True
@@ -49,7 +49,7 @@ def get_config(arg: str = ""):
   test = "test" if has("test") else "val"
   if test == "test" and has("val"):
     train, val = "train", "val"
-  num_images = opened.look_at(dataset, train).num_examples
+  num_images = opened.inspect(dataset, train).num_examples
 
   c = defaults()
   if args["init"]:

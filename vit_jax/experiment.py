@@ -279,12 +279,11 @@ class Experiment:
 
   @property
   def data_info(self) -> Data | Source:
-    """The training data for their numbers and names; prepares no data set."""
+    """The training data for their numbers and names; generates no data set."""
     if self.given_data is not None:
       return self.given_data
-    return self.sources.look_at(
-      self.config.data.dataset, self.config.data.split
-    )
+    data = self.config.data
+    return self.sources.inspect(data.dataset, data.split)
 
   def check(self, errors: Iterable[str] = ()) -> None:
     """Raises if options, machine or disk show that the run cannot work.
@@ -406,7 +405,7 @@ class Experiment:
         " expected one, or --fewshot=<dataset>."
       ]
     splits = {
-      option: self.sources.look_at(e.dataset, getattr(e, option))
+      option: self.sources.inspect(e.dataset, getattr(e, option))
       for option in e.SPLITS
     }
     return list(e.check(where, splits, self.head, self.shapes[0]))
@@ -456,7 +455,7 @@ class Experiment:
       data["config.data"] = self.data_info
     for e in self.evals:
       for option in e.SPLITS:
-        data[f"config.evals.{e.name}.{option}"] = self.sources.look_at(
+        data[f"config.evals.{e.name}.{option}"] = self.sources.inspect(
           e.dataset, getattr(e, option)
         )
     fitted = self._fitted[0] if self._fitted else {}

@@ -42,7 +42,7 @@ def advice(config: Config, absent: Evals) -> list[str]:
       needed.setdefault(e.LEFT_OUT_BY, []).append(e.dataset)
   return [
     f"config.{key}: got {getattr(config, key)!r}, but {', '.join(names)}: not"
-    " on disk. Prepare them as said above, or go without their scores:"
+    " on disk. Prepare them, see above, or go without their scores:"
     f" --config.{key}={value}."
     for (key, value), names in needed.items()
   ]

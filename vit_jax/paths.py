@@ -6,6 +6,7 @@ A bucket is what epath reads by an address, such as gs://.
 import os
 import pathlib
 import stat
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -44,6 +45,42 @@ def file_in(folder: epath.Path, name: str) -> epath.Path:
       " expected a file. Copy it there, if it is the right one."
     )
   return path
+
+
+def printable(path: str | bytes | os.PathLike) -> str:
+  """Returns a path on one line, with escapes for bytes that are no text.
+
+  Example:
+    >>> printable("a\\nb" + chr(0xdce9))
+    'a\\\\nb\\\\xe9'
+  """
+  text = os.fsencode(path).decode("utf-8", "backslashreplace")
+  return "".join(
+    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+  )
+
+
+def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:
+  """Walks a folder as `os.walk` does, into links, but into no folder twice.
+
+  Raises:
+    ValueError: A folder cannot be opened.
+  """
+
+  def fail(error: OSError):
+    raise ValueError(
+      f"got the folder {printable(error.filename or root)}, which cannot be"
+      f" opened: {error.strerror}."
+    ) from None
+
+  seen = set()
+  for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
+    real = os.path.realpath(folder)
+    if real in seen:
+      below.clear()
+    else:
+      seen.add(real)
+      yield folder, below, names
 
 
 def is_remote(path: str | os.PathLike) -> bool:

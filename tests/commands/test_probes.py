@@ -179,7 +179,7 @@ def test_a_split_without_labels_is_not_scored():
   labels = {"train": [0, -1, 1, 1], "test": [-1, -1], "validation": [1, 0]}
 
   class Opened(Sources):
-    def look_at(self, dataset, split):
+    def inspect(self, dataset, split):
       if split not in labels:
         raise SplitError(f"no {split}")
       found = np.array(labels[split])

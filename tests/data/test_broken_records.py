@@ -161,7 +161,7 @@ def test_a_file_with_too_few_records_is_an_error(
   train = pipeline.train_batches(
     source, "decode|resize(4)", batch_size=10, seed=0
   )
-  for read in (source.labels, source.note, lambda: next(train)):
+  for read in (source.labels, lambda: next(train)):
     with pytest.raises(DataError, match=f"{file} has fewer records than"):
       read()
 

@@ -18,7 +18,6 @@ from importable import (
   WRITERS,
   encoded,
   write_folder,
-  write_webdataset,
 )
 from PIL import Image
 
@@ -110,7 +109,7 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
   }
 
 
-def test_too_many_faults_leave_no_data_set(tmp_path):
+def test_too_many_errors_leave_no_data_set(tmp_path):
   def entries(broken):
     good = [Entry(str(i), encoded(i), 0) for i in range(30)]
     return [
@@ -170,28 +169,9 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
   with pytest.raises(ValueError, match="got data set 'own'"):
     sources.open_source("own", "train", str(tmp_path))
   (tmp_path / "in").mkdir()
-  said = []
   source = write_folder(tmp_path / "in")
-  download_and_prepare.import_source(
-    source, "own", str(tmp_path), say=said.append
-  )
-  assert "is of a preparation that did not end" in " ".join(said)
+  download_and_prepare.import_source(source, "own", str(tmp_path))
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
-
-
-def test_an_import_says_that_two_texts_are_one_number(tmp_path):
-  (tmp_path / "in").mkdir()
-  texts = dict(zip(NAMES, ("5", "05", "11"), strict=True))
-  source = write_webdataset(tmp_path / "in", texts.get)
-  said = []
-  download_and_prepare.import_source(
-    source, "own", str(tmp_path), say=said.append
-  )
-  at = said.index("3 classes: 05, 5, 11")
-  assert said[at + 1].startswith("labels are names of classes, numbered by")
-  assert stored("own", "train", tmp_path) == {
-    image: texts[name] for image, name in SPLITS["train"]
-  }
 
 
 @pytest.mark.parametrize("name", ["cifar10", "digits", "imagenet21k"])
@@ -243,19 +223,6 @@ def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
     download_and_prepare.import_source(
       source, "own", str(tmp_path), file_format=form
     )
-
-
-def test_of_two_imports_at_once_the_later_one_says_so(tmp_path):
-  (tmp_path / "in").mkdir()
-  source = write_folder(tmp_path / "in")
-
-  def say(line):
-    if line.startswith("train: all"):  # and is not renamed yet
-      download_and_prepare.import_source(source, "own", str(tmp_path))
-
-  with pytest.raises(ValueError, match=r"own/1.0.0, which another command has"):
-    download_and_prepare.import_source(source, "own", str(tmp_path), say=say)
-  assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
 
 def test_records_are_not_written_into_a_bucket(monkeypatch):

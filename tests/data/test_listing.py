@@ -1,4 +1,4 @@
-"""What an import finds: splits, classes, columns, and faults of a source."""
+"""What an import finds: splits, classes, columns, and errors of a source."""
 
 import doctest
 import gzip
@@ -80,55 +80,54 @@ def test_tars_with_errors(tmp_path):
   assert found.splits["train"].count == len(entries)
 
 
-def test_labels_of_numbers_and_names(tmp_path):
-  (tmp_path / "in").mkdir()
-  source = write_webdataset(tmp_path / "in", NAMES.index)
-  path = source.removeprefix("webdataset:")
-  found = KINDS["webdataset:"].listed(path, Options())
-  assert found.class_names == ("0", "1", "2")
-  found = KINDS["webdataset:"].listed(path, Options(classes=("x", "y", "z")))
-  assert found.class_names == ("x", "y", "z")
-  classes = listing.Classes([b"b", "a ", None, ""], None, "x")
-  assert classes.names == ("a", "b")
-  assert [classes.index(v) for v in (b"b", "a", None, " ")] == [1, 0, -1, -1]
-  # Texts that are no numbers, or one number twice, stay as they are.
-  for labels in (["007", "7"], ["07", "7", "cat"], ["+1", "-1"]):
-    classes = listing.Classes([f" {v}\n" for v in labels], None, "x")
-    assert classes.names == tuple(sorted(labels))
-    found = [classes.names[classes.index(v)] for v in labels]
-    assert found == labels
-  # Zeros in front change no number, whether all labels have them or some.
-  padded = [f"{i:02}" for i in range(120)]
-  for labels in (padded, [*map(str, range(12)), "-01"], ["00", "011", "5"]):
-    classes = listing.Classes(labels, None, "x")
-    assert classes.names == tuple(map(str, range(max(map(int, labels)) + 1)))
-    for text in labels:
-      assert classes.index(text) == max(-1, int(text))
-    assert not classes.note
-  # One number written twice: by value, then as text, which is said.
-  classes = listing.Classes([*map(str, range(11)), "05", "-1"], None, "x")
-  assert classes.names == (
-    *("0", "1", "2", "3", "4", "05", "5", "6", "7", "8", "9", "10"),
-  )
-  assert [classes.index(v) for v in ("05", "5", "10", "-1")] == [5, 6, 11, -1]
-  assert classes.note == (
-    "labels are names of classes, numbered by value, since '05' and '5' would"
-    " be one number"
-  )
-  classes = listing.Classes(["01", b"00 ", "-1"], ("a", "b"), "x")
-  assert [classes.index(v) for v in ("00", "01", "-1")] == [0, 1, -1]
-  classes = listing.Classes({3, -1}, None, "x")
-  assert classes.names == ("0", "1", "2", "3") and classes.index(-1) == -1
-  for labels, given, message in (
+# Labels, given names -> names of the classes, and the class of each label.
+LABELS = {
+  "names": ([b"b", "a ", None, ""], None, ("a", "b"), [1, 0, -1, -1]),
+  "not all are numbers": (
+    ["07", " 7\n", "cat"],
+    None,
+    ("07", "7", "cat"),
+    [0, 1, 2],
+  ),
+  "signs": (["+1", "-1"], None, ("+1", "-1"), [0, 1]),
+  "numbers": ({3}, None, ("0", "1", "2", "3"), [3]),
+  "negative": ([1, -1], None, ("0", "1"), [1, -1]),
+  "zeros in front": (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
+  "given": (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
+}
+
+
+@pytest.mark.parametrize("labels, given, names, expected", LABELS.values())
+def test_classes_of_labels(labels, given, names, expected):
+  classes = listing.Classes(labels, given, "x")
+  assert classes.names == names
+  assert [classes.index(label) for label in labels] == expected
+
+
+@pytest.mark.parametrize(
+  "labels, given, message",
+  [
     ([None, -1], None, "got x without any label"),
     ([0, 3], ("a", "b"), "got label 3 in x, expected 0 to 1, as there are 2"),
     (["c"], ("a", "b"), r"got the classes \['c'\] in x, expected one of the 2"),
     ([5, 70_000], None, "got only 2 different labels up to 70,000 in x"),
     ([0], ("a", "a"), "got two classes of the name 'a'"),
     ([0], ("a\nb",), "expected one line of text"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      listing.Classes(labels, given, "x")
+  ],
+)
+def test_labels_that_are_no_classes(labels, given, message):
+  with pytest.raises(ValueError, match=message):
+    listing.Classes(labels, given, "x")
+
+
+def test_names_of_classes_by_the_user(tmp_path):
+  source = write_webdataset(tmp_path, NAMES.index)
+  path = source.removeprefix("webdataset:")
+  listed = KINDS["webdataset:"].listed
+  assert listed(path, Options()).class_names == ("0", "1", "2")
+  assert listed(path, Options(classes=("x", "y", "z"))).class_names == (
+    *("x", "y", "z"),
+  )
 
 
 def test_columns_are_found_or_asked_for(tmp_path):
@@ -219,9 +218,9 @@ def test_a_label_that_is_another_class_in_another_split_is_refused(
     made.save_to_disk(tmp_path)
     return KINDS[kind].listed(str(tmp_path), Options())
 
-  found = listed(train=["ant", "bee"], validation=["ant", "bee", "cat"])
-  assert found.class_names == ("ant", "bee", "cat")
-  message = "label 1 is 'bee' in .*train.* and 'cat' in .*validation"
+  same = ["ant", "bee", "cat"]
+  assert listed(train=same, validation=same).class_names == tuple(same)
+  message = "whose classes differ between .*train.* and .*validation"
   with pytest.raises(ValueError, match=message):
     listed(train=["ant", "bee", "cat"], validation=["ant", "cat"])
 

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import types
 from unittest import mock
 
 import numpy as np
@@ -15,7 +14,6 @@ from vit_jax.data import (
   fake,
   pipeline,
   sources,
-  tfds_records,
   tfds_source,
 )
 from vit_jax.data.builders import digits, embedded
@@ -39,12 +37,12 @@ def test_digits_are_made_once_and_then_found(data_dir, capsys):
   source = sources.open_source("digits", "train", data_dir)
   out = capsys.readouterr().out
   assert f"Data set 'digits' is not in {data_dir}/digits" in out
-  assert re.search(r"Data set 'digits' made in \d+ s", out)
+  assert re.search(r"Data set 'digits' generated in \d+ s", out)
   assert (source.num_examples, source.num_classes) == (1297, 10)
   assert source.class_names == tuple("0123456789")
   assert source.name == "digits" and source.split == "train"
   sources.open_source("digits", "test", data_dir)
-  assert "made" not in capsys.readouterr().out
+  assert "generat" not in capsys.readouterr().out
 
 
 def test_losing_a_race_to_make_a_data_set_ends_well(tmp_path, monkeypatch):
@@ -145,56 +143,8 @@ def open_sorted(prepared, file_format, split="train"):
     return sources.open_source("sorted_digits", split)
 
 
-def test_slow_files_are_read_in_threads(monkeypatch):
-  """A call that takes too long ends in threads, and so do those that follow."""
-  calls, now = [], [0.0]
-
-  class Files:
-    seconds = 0.0  # of a record
-
-    def __getitem__(self, i):
-      calls.append("one")
-      now[0] += self.seconds
-      return b"%d" % i
-
-    def __getitems__(self, indices):
-      calls.append(f"{len(indices)} at once")
-      return [b"%d" % i for i in indices]
-
-  clock = types.SimpleNamespace(perf_counter=lambda: now[0])
-  monkeypatch.setattr(tfds_records, "time", clock)
-  monkeypatch.setattr(tfds_records, "_THREADED", 2)
-  files = Files()
-  reader = tfds_records._ByTurns(files)
-
-  def kinds(num_calls):
-    calls.clear()
-    for _ in range(num_calls):
-      assert reader.read([5, 3, 8]) == [b"5", b"3", b"8"]
-    return calls
-
-  one, all_at_once = ["one"] * 3, ["3 at once"]
-  assert kinds(2) == one * 2
-  files.seconds = 0.03
-  assert kinds(4) == [
-    "one",
-    "one",
-    "1 at once",
-    *all_at_once * 2,
-    "one",
-    "one",
-    "1 at once",
-  ]
-  files.seconds = 0.0
-  assert kinds(3) == all_at_once * 2 + one
-  files.seconds = (
-    0.02  # too long with the last one, after which nothing is left
-  )
-  assert kinds(2) == one + all_at_once
-
-
 def test_an_embedded_set_that_is_absent_has_its_class_names(tmp_path):
-  source = sources.Sources(str(tmp_path)).look_at("digits", "train")
+  source = sources.Sources(str(tmp_path)).inspect("digits", "train")
   assert source.class_names == tuple("0123456789")
   assert source.num_examples == 1297
   assert not list(tmp_path.iterdir())
@@ -255,17 +205,6 @@ def test_a_process_that_reads_by_number_ends(data_dir):
   )
   for _ in range(5):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.slow
-def test_a_split_in_class_order_is_told(prepared, monkeypatch):
-  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
-  note = open_sorted(prepared, "tfrecord").note()
-  assert "'sorted_digits' [train] is stored in the order of its classes" in note
-  assert "array_record" in note
-  assert open_sorted(prepared, "tfrecord", "test").note() == ""
-  # Drawn by number, it is mixed as well as any other.
-  assert open_sorted(prepared, "array_record").note() == ""
 
 
 def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):

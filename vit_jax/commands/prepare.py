@@ -16,6 +16,7 @@ set.
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,7 @@ from vit_jax.config import cli
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prepares, and prints what is there now and what was left out."""
+  """Prepares a data set, and prints its sizes and what was left out."""
   args = parse(argv)
   from vit_jax.data import (  # TensorFlow: seconds
     dataset_info,
@@ -31,8 +32,8 @@ def main(argv: Sequence[str]) -> None:
     imports,
   )
 
-  def say(line: str) -> None:
-    print(line, flush=True)
+  # TFDS's own output to sys.stdout is discarded; these lines are not.
+  say = functools.partial(print, file=sys.stdout, flush=True)
 
   try:
     options = _options(args)
@@ -94,7 +95,7 @@ def _options(args: argparse.Namespace):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "prepare",
     "Puts a data set on disk in TFDS's format. Images of one's own are imported"

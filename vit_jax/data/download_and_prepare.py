@@ -5,7 +5,6 @@ import errno
 import importlib.util
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,20 +18,24 @@ from vit_jax.data.imports import KINDS, Options
 from vit_jax.options import nearest
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_SHOWN = 20  # Faults in the output; the file has all.
-LEFT_OUT = "left_out.txt"  # In the data set's folder.
+LEFT_OUT = "left_out.txt"  # in the data set's folder: records left out
+_SHOWN = 20  # of them in the output
 
 Say = Callable[[str], None]
 
 
 class Prepared(NamedTuple):
-  """A data set on disk: its folder, and what it does not contain.
+  """A data set on disk.
 
-  Classes are None where labels are made from other features, as VTAB does.
+  folder: The files.
+  splits: Split -> number of records.
+  num_classes: Number of classes; None without a label, as in some data sets
+    whose labels VTAB makes from other features.
+  left_out: Number of records that were left out.
   """
 
   folder: str
-  splits: dict[str, int]  # split -> records
+  splits: dict[str, int]
   num_classes: int | None
   left_out: int
 
@@ -44,9 +47,9 @@ def prepare(
   say: Say = print,
   file_format: str | None = None,
 ) -> Prepared:
-  """Prepares a data set of TFDS, or `imagenet21k`; downloads where TFDS does.
+  """Prepares a data set of TFDS, or `imagenet21k`; downloads if TFDS does.
 
-  A data set that is there stays as it is.
+  A data set that exists stays as it is.
 
   Args:
     dataset: Name in TFDS, with a config if it has several.
@@ -54,13 +57,14 @@ def prepare(
       ~/tensorflow_datasets.
     manual_dir: Folder of what the user downloaded; None: downloads/manual in
       `data_dir`.
-    say: Gets lines about the progress.
+    say: Gets lines about the progress. What it prints to sys.stdout is
+      discarded while TFDS writes.
     file_format: array_record or tfrecord; None: array_record, whose records can
-      be read by number, where that library is installed.
+      be read by number, if that library is installed.
 
   Raises:
-    ValueError: Unknown data set, missing files, records that cannot be taken,
-      or that are there in another format; or as `_write`.
+    ValueError: Unknown data set, missing files, too many broken records, a full
+      disk, or records that exist in another format.
   """
   builder = tfds_source.find_builder(dataset, data_dir)
   if builder.is_prepared():
@@ -85,7 +89,7 @@ def prepare(
     )
   options = {}
   if isinstance(builder, imported.Importer):
-    options["intake"] = imported.Intake(_unsilenced(say))
+    options["intake"] = imported.Intake(say)
   elif file_format is None and importlib.util.find_spec("array_record"):
     file_format = "array_record"
   if file_format is not None:
@@ -97,13 +101,13 @@ def prepare(
 
 
 def _check_is_local(builder: tfds.core.DatasetBuilder) -> None:
-  """Raises ValueError for a bucket: array_record's writer knows only disks."""
+  """Raises ValueError for a bucket, where array_record cannot write."""
   folder = str(builder.data_dir)
   if "://" in folder:
     raise ValueError(
-      f"--data_dir: got {folder!r}, expected a folder on a disk, where alone"
-      " records can be written. Then copy it: gcloud storage cp -r"
-      " /data/tfds/* gs://BUCKET/tensorflow_datasets."
+      f"--data_dir: got {folder!r}, expected a folder on a disk, as records"
+      " cannot be written to a bucket. Copy it there afterwards: gcloud storage"
+      " cp -r /data/tfds/* gs://BUCKET/tensorflow_datasets."
     )
 
 
@@ -121,13 +125,13 @@ def import_source(
     source: A prefix of `KINDS` and what follows it.
     name: Name of the data set, for `--config.data.dataset`.
     data_dir: See `prepare`.
-    options: What the user says of the source.
+    options: The user's options for the source.
     say: Gets lines about the progress.
     file_format: See `prepare`.
 
   Raises:
-    ValueError: The name is taken or is none; the source has a fault; or as
-      `_write`.
+    ValueError: The name is taken or malformed, the source has an error, or the
+      disk is full.
   """
   if not _NAME.fullmatch(name):
     raise ValueError(
@@ -148,7 +152,7 @@ def import_source(
     description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
     file_format=file_format,
-    intake=imported.Intake(_unsilenced(say)),
+    intake=imported.Intake(say),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
@@ -161,14 +165,12 @@ def import_source(
   for split, (count, _) in listing.splits.items():
     say(f"{split}: {count:,} records found")
   say(f"{len(names):,} classes: {some}")
-  if listing.note:
-    say(listing.note)
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 
 
 def unknown_prefix(source: str) -> str:
-  """Returns what is wrong with a source that is no kind and no name."""
+  """Returns the error of a source that is neither a kind nor a name."""
   listed = ", ".join(KINDS)
   return (
     f"SOURCE: got {source!r}, expected a name that TFDS knows, or one of"
@@ -176,48 +178,25 @@ def unknown_prefix(source: str) -> str:
   )
 
 
-def _unsilenced(say: Say) -> Say:
-  """Returns what also writes where TFDS's own output is thrown away."""
-  out = sys.stdout
-
-  def told(line: str) -> None:
-    with contextlib.redirect_stdout(out):
-      say(line)
-
-  return told
-
-
 def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
   """Makes a data set.
 
   Raises:
-    ValueError: The disk is full, or another command was faster.
+    ValueError: The disk is full.
   """
-  folder = epath.Path(builder.data_dir)
-  for leftover in sorted(folder.parent.glob(f"incomplete.*_{folder.name}")):
-    say(
-      f"{leftover} is of a preparation that did not end; if none is running,"
-      " remove it."
-    )
-  say(f"writing {folder} ...")
-  # Bars of TFDS, which know neither the number of records nor their names.
+  say(f"writing {builder.data_dir} ...")
   try:
+    # TFDS's own output knows neither the number of records nor their names.
     with contextlib.redirect_stdout(None):
       tfds.disable_progress_bar()
       builder.download_and_prepare(download_config=config)
   except (OSError, RuntimeError) as e:
-    # Writers of records raise no OSError, but say its words.
+    # Writers of records raise other errors with the text of OSError.
     if os.strerror(errno.ENOSPC) in str(e):
       raise ValueError(
         f"--data_dir: got {builder.data_dir_root}, whose disk is full, so that"
-        f" {folder} is not made; free space, or choose another folder."
-      ) from None
-    # TFDS renames its folder at the end.
-    is_there = isinstance(e, FileExistsError)
-    if is_there or getattr(e, "errno", 0) == errno.ENOTEMPTY:
-      raise ValueError(
-        f"got {folder}, which another command has made meanwhile; use that, or"
-        " remove it and run this command again."
+        f" {builder.data_dir} is not made; free space, or choose another"
+        " folder."
       ) from None
     raise
 

@@ -1,9 +1,9 @@
-"""Encoded images in TensorFlow's graph: which decoder may have them, upright.
+"""Decodes images in TensorFlow's graph, with Pillow where TensorFlow cannot.
 
 TensorFlow's decoders apply no EXIF orientation, read some formats wrongly or
 with all frames, take memory for as many pixels as a header states, and cut a
-crop out of a JPEG whose end is missing. Most files are known by a few bytes to
-have none of these problems; the others are looked at with Pillow first.
+crop out of a JPEG whose end is missing. A few bytes tell
+that most files have none of these problems; Pillow inspects the others first.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.tf_cpu import tf
+from vit_jax.data.tf_cpu import as_bytes, tf
 
 Image = tf.Tensor
 
@@ -50,7 +50,7 @@ def decoded(
     return tf.ensure_shape(image, [None, None, 3])
 
   def by_pillow():
-    # An error is told in words by `Source.rescue`.
+    # The careful pass finds out what the error is.
     image = tf.numpy_function(
       lambda x: _or_empty(x, exif), [data], tf.uint8, stateful=False
     )
@@ -119,7 +119,7 @@ def stored_window(begin, extent, shape, turn):
 
 
 def if_good(is_good: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-  """Returns the value, or fails in the graph, without words.
+  """Returns the value, or fails in the graph without a message.
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: `is_good` is False.
@@ -132,11 +132,6 @@ def if_good(is_good: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     return tf.identity(value)
 
 
-def as_bytes(data) -> bytes:
-  """Returns the bytes that `tf.numpy_function` passes, outside a graph too."""
-  return data if isinstance(data, bytes) else data.item()
-
-
 def _mirrored(turn) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns whether top and bottom, and left and right, are exchanged."""
   is_any = lambda *numbers: tf.reduce_any(turn == tf.constant(numbers))
@@ -146,8 +141,8 @@ def _mirrored(turn) -> tuple[tf.Tensor, tf.Tensor]:
 def _is_bare_jpeg(data):
   """Whether it is a JPEG without metadata that ends as it should."""
   parts = ((0, _START), (_TABLES_AT, _TABLES), (-len(_END), _END))
-  found = [tf.strings.substr(data, at, len(part)) for at, part in parts]
-  return tf.strings.join(found) == b"".join(part for _, part in parts)
+  bytes_there = [tf.strings.substr(data, at, len(part)) for at, part in parts]
+  return tf.strings.join(bytes_there) == b"".join(part for _, part in parts)
 
 
 def _is_jpeg_without_exif(data):
@@ -183,7 +178,7 @@ def _turn(data):
 def _turn_or_error(data):
   try:
     return np.int32(images.turn(as_bytes(data)))
-  except ValueError:  # told in words by `Source.rescue`
+  except ValueError:  # the careful pass reports it
     return np.int32(-1)
 
 

@@ -5,18 +5,17 @@ Two layouts:
   /path/cat/1.jpg, /path/dog/2.png, ...    a `train` and a `val` split are made
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
-Images are the files that end in one of `images.SUFFIXES`, in any case, whatever
-their format is; hidden files are left out. Splits are `train`, `val` and
-`test`. Folders, and the splits in a config, may have any of the names in
-`SPLIT_FOLDERS` instead, in any case.
+Images are the files that end in one of `images.SUFFIXES`, in any case and of
+any format; hidden files are left out. Splits are `train`, `val` and `test`;
+folders and configs may use any of the names in `SPLIT_FOLDERS`, in any case.
 
-Where splits are made, the files of every class are ordered by a hash of their
-names, and the first 10 % (at least one, if there are two) become `val`. The
-hash depends on nothing but the name and a constant, so every machine and every
-run makes the same splits, and a change in one class moves no file of another.
+To make splits, the files of every class are ordered by a hash of their names,
+and the first 10 % (at least one, if there are two) become `val`. The hash
+depends only on the name and a constant, so every machine and every run makes
+the same splits, and a change in one class moves no file of another.
 
-Within a split the records are in the order of such a hash as well: a slice like
-train[:10%] then has all classes, as it does in TFDS.
+The records of a split are in the order of such a hash, too, so that a slice
+like train[:10%] has all classes, as in TFDS.
 """
 
 import collections
@@ -28,13 +27,18 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data import encoded, file_bytes, splits
-from vit_jax.data.file_bytes import path_bytes, printable
+from vit_jax.data import splits
 from vit_jax.data.images import SUFFIXES
-from vit_jax.data.source import Record, Source
+from vit_jax.data.source import (
+  UNAVAILABLE,
+  UNAVAILABLE_ERRNOS,
+  Record,
+  Source,
+)
 from vit_jax.data.splits import SPLIT_FOLDERS
-from vit_jax.data.tf_cpu import tf
+from vit_jax.data.tf_cpu import as_bytes, tf
 from vit_jax.options import nearest
+from vit_jax.paths import printable, walk
 
 PREFIX = "folder:"
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
@@ -55,7 +59,7 @@ class FolderSource(Source):
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.init_scope():  # The first use may be inside a traced function.
-      paths = [path_bytes(path) for path in self.paths]
+      paths = [os.fsencode(path) for path in self.paths]
       return tf.constant(paths), tf.constant(self.path_labels)
 
   def load(self, raw: Record) -> Record:
@@ -68,12 +72,12 @@ class FolderSource(Source):
     """See `Source`."""
     path, label = self._file(raw)
     image, error = tf.numpy_function(
-      lambda path: file_bytes.read(encoded.as_bytes(path)),
+      lambda path: _read(as_bytes(path)),
       [path],
       [tf.string, tf.string],
       stateful=False,
     )
-    record = {"image": image, "fault": error}
+    record = {"image": image, "error": error}
     record = {k: tf.ensure_shape(v, []) for k, v in record.items()}
     return {**record, "label": label, "index": raw["index"]}
 
@@ -86,19 +90,19 @@ class FolderSource(Source):
     return printable(self.paths[index])
 
   def identity(self) -> str:
-    """See `Source`: of the paths below the folder, and the labels."""
+    """See `Source`: a hash of the paths below the folder and the labels."""
     return self._identity
 
   @functools.cached_property
   def _identity(self) -> str:  # a second for a million paths
     root = os.path.commonprefix([min(self.paths), max(self.paths)])
-    found = hashlib.sha256(self.path_labels.tobytes())
+    digest = hashlib.sha256(self.path_labels.tobytes())
     for path in self.paths:
-      found.update(path_bytes(path[len(root) :]) + b"\0")
-    return f"files {found.hexdigest()[:16]}"
+      digest.update(os.fsencode(path[len(root) :]) + b"\0")
+    return f"files {digest.hexdigest()[:16]}"
 
   def note(self) -> str:
-    """See `Source`: says which files of the folder are not read."""
+    """See `Source`: names files of the folder that are not read."""
     if not self.left_out:
       return ""
     first = ", ".join(map(printable, self.left_out[:3]))
@@ -111,6 +115,21 @@ class FolderSource(Source):
   def _file(self, raw: Record) -> tuple[tf.Tensor, tf.Tensor]:
     paths, labels = self._tensors
     return tf.gather(paths, raw["index"]), tf.gather(labels, raw["index"])
+
+
+def _read(path: bytes) -> tuple[bytes, bytes]:
+  """Returns the bytes of a file, and why there are none or b""."""
+  try:
+    with open(path, "rb") as file:
+      return file.read(), b""
+  except OSError as e:
+    reason, number = e.strerror or str(e), e.errno
+  if number in UNAVAILABLE_ERRNOS:
+    return b"", UNAVAILABLE + f": {printable(path)}: {reason}".encode()
+  if os.path.islink(path) and not os.path.exists(path):
+    target = printable(os.readlink(path))
+    return b"", f"is a link to {target}, which does not exist.".encode()
+  return b"", f"cannot be read: {reason}.".encode()
 
 
 def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
@@ -145,7 +164,7 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
 
 
 def _stamp(root: pathlib.Path) -> tuple[int, ...]:
-  """Returns when the folders changed; until they change, one scan is enough."""
+  """Returns when the folders changed, so that one scan serves until then."""
   if not root.is_dir():
     return ()
   folders = [root, *(root / name for name in _subfolders(root))]
@@ -170,8 +189,8 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
       " one folder of images per class in it."
     )
   names, left_out = _subfolders(root), []
-  if found := _split_folders(root, names, dataset):
-    class_names, by_split = _given_splits(found, dataset, left_out)
+  if folders := _split_folders(root, names, dataset):
+    class_names, by_split = _given_splits(folders, dataset, left_out)
   else:
     files = _class_files(root, names, dataset, left_out)
     class_names, by_split = tuple(files), _divide(root, files)
@@ -182,34 +201,36 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
 def _split_folders(
   root: pathlib.Path, names: list[str], dataset: str
 ) -> dict[str, pathlib.Path]:
-  """Returns the folder of each split; none where the folders are classes.
+  """Returns the folder of each split; {} if the folders are classes.
 
-  The folders are splits if one of them has a name of `train`. The exception is
-  a data set with a class of such a name: that folder has no folders in it, and
-  not all others have names of splits.
+  The folders are splits if one of them has a name of `train`, unless that is a
+  class: a folder without folders, beside others without names of splits.
   """
-  found = collections.defaultdict(list)
+  by_split = collections.defaultdict(list)
   for name in names:
     if split := _SPLIT_OF.get(name.lower()):
-      found[split].append(root / name)
-  others = len(names) - sum(map(len, found.values()))
-  if "train" not in found or (others and not _subfolders(found["train"][0])):
+      by_split[split].append(root / name)
+  if "train" not in by_split:
     return {}
-  for split, folders in found.items():
+  others = len(names) - sum(map(len, by_split.values()))
+  if others and not _subfolders(by_split["train"][0]):
+    return {}
+  for split, folders in by_split.items():
     if len(folders) > 1:
       raise ValueError(
         f"got data set {dataset!r} with the folders"
         f" {' and '.join(map(str, folders))}, which mean the same split,"
         f" {split!r}; expected one of them. Join them, or move others away."
       )
-  return {split: found[split][0] for split in SPLIT_FOLDERS if split in found}
+  return {k: by_split[k][0] for k in SPLIT_FOLDERS if k in by_split}
 
 
 def _given_splits(
-  found: dict[str, pathlib.Path], dataset: str, left_out: list[str]
-):
-  train = found["train"]
-  if len(found) == 1:
+  folders: dict[str, pathlib.Path], dataset: str, left_out: list[str]
+) -> tuple[tuple[str, ...], dict[str, _Files]]:
+  """Returns the names of the classes, and the files of each split."""
+  train = folders["train"]
+  if len(folders) == 1:
     raise ValueError(
       f"got data set {dataset!r} with {train} but no split to score; expected"
       f" {train.parent / 'val'} beside it (or {_others()}). To have one made,"
@@ -217,18 +238,18 @@ def _given_splits(
     )
   by_split = {
     split: _class_files(folder, _subfolders(folder), dataset, left_out)
-    for split, folder in found.items()
+    for split, folder in folders.items()
   }
   class_names = tuple(by_split["train"])
   for split, files in by_split.items():
     for extra in sorted(set(files) - set(class_names)):
       raise ValueError(
         f"got data set {dataset!r} with the class folder"
-        f" {found[split] / extra}, expected a class of"
+        f" {folders[split] / extra}, expected a class of"
         f" {train}.{nearest(extra, class_names)}"
       )
   return class_names, {
-    split: {c: _full(found[split] / c, names) for c, names in files.items()}
+    split: {c: _full(folders[split] / c, names) for c, names in files.items()}
     for split, files in by_split.items()
   }
 
@@ -241,10 +262,7 @@ def _others() -> str:
 def _class_files(
   root: pathlib.Path, names: list[str], dataset: str, left_out: list[str]
 ) -> _Files:
-  """Returns the images of each class folder, sub-folders included.
-
-  Appends to `left_out` what else is there.
-  """
+  """Returns the images of each class folder; appends others to `left_out`."""
   files = {}
   for name in names:
     files[name], others = _images_in(root / name)
@@ -278,12 +296,12 @@ def _class_files(
 
 
 def _own(images: list[str]) -> bool:
-  """Whether some files are in the folder itself, not in a folder below."""
+  """Whether some of the files are not in a sub-folder."""
   return any(os.sep not in path for path in images)
 
 
 def _meant(root: pathlib.Path, files: _Files) -> str:
-  """Returns a hint at the folder below that probably has the class folders.
+  """Returns a hint to the folder that probably has the class folders.
 
   Args:
     root: The folder that the user gave.
@@ -314,47 +332,24 @@ def _subfolders(root: pathlib.Path) -> list[str]:
 def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
   """Returns the images in a folder, at any depth, and the other files.
 
-  A link that leads nowhere is among the images, so that it is named and
-  counted. Hidden files and folders are among the others, and so are pipes and
-  devices, which reading might wait for, and links to a folder around them.
+  A link to nothing is among the images, so that it is named and counted. Hidden
+  files and folders are among the others.
   """
-  found, others = [], []
-
-  def walk(folder: str, relative: str, above: tuple[os.stat_result, ...]):
-    try:
-      above = (*above, os.stat(folder))
-      with os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda e: e.name)
-    except OSError as e:
-      raise ValueError(
-        f"got the folder {printable(folder)}, which cannot be opened:"
-        f" {e.strerror or e}."
-      ) from None
-    for entry in entries:
-      path = os.path.join(relative, entry.name)
-      is_image = entry.name.lower().endswith(SUFFIXES)
-      if entry.name.startswith("."):
-        others.append(path)
-      elif os.path.isdir(entry.path):
-        is_loop = entry.is_symlink() and any(
-          os.path.samestat(os.stat(entry.path), other) for other in above
-        )
-        if is_loop:
-          others.append(path)
-        else:
-          walk(entry.path, path, above)
-      elif is_image and (entry.is_file() or not os.path.exists(entry.path)):
-        found.append(path)
-      else:
-        others.append(path)
-
-  walk(str(root), "", ())
-  return sorted(found), others
+  images, others = [], []
+  for folder, below, names in walk(root):
+    hidden = [name for name in below if name.startswith(".")]
+    below[:] = [name for name in below if name not in hidden]
+    relative = os.path.relpath(folder, root)
+    for name in (*hidden, *names):
+      is_image = not name.startswith(".") and name.lower().endswith(SUFFIXES)
+      path = os.path.normpath(os.path.join(relative, name))
+      (images if is_image else others).append(path)
+  return sorted(images), sorted(others)
 
 
 def _hash(path: str) -> bytes:
-  # The hash is of class and file name, not of the path of the folder.
-  return hashlib.blake2b(path_bytes(f"{_SALT}/{path}")).digest()
+  # Without the folder of the data set, which may be moved.
+  return hashlib.blake2b(os.fsencode(f"{_SALT}/{path}")).digest()
 
 
 def _full(folder: pathlib.Path, names: list[str]) -> list[str]:

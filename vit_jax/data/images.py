@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
-# Those alone: Pillow would hand PostScript to another program, whatever the
+# No others: Pillow would pass PostScript to another program, whatever the
 # file's name.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Files of a folder with other endings are left out.
@@ -29,7 +29,7 @@ SUFFIXES = (
   *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
   *(".tif", ".tiff", ".ppm", ".pgm"),
 )
-# What Pillow raises, depending on the format and on what is wrong.
+# What Pillow raises, depending on the format and the damage.
 BROKEN = (
   OSError,
   SyntaxError,
@@ -38,7 +38,7 @@ BROKEN = (
   Image.DecompressionBombError,
 )
 MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
-# Height times width: a quarter of a GiB as RGB. Pillow warns from there on.
+# Height times width: a quarter of a GiB as RGB. Pillow warns above it.
 MAX_PIXELS = 2**28 // 3
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # A marker of a JPEG: neither a stuffed byte, nor a restart, nor a fill byte.
@@ -50,7 +50,7 @@ ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
 
 
 def listed(images: Any) -> list[Any]:
-  """Returns one entry per image: globs are expanded, in order of the names.
+  """Returns one entry per image; globs are expanded in the order of names.
 
   Args:
     images: A path, a glob, the bytes of a file, an open file, a PIL image, an
@@ -70,11 +70,11 @@ def listed(images: Any) -> list[Any]:
       f"got {type(images).__name__}, expected a path, a glob, bytes, an open"
       " file, a PIL image, an array, or a list of these."
     )
-  found = []
+  entries = []
   for image in images:
     is_path = isinstance(image, str | os.PathLike)
-    found += _matches(image) if is_path else [image]
-  return found
+    entries += _matches(image) if is_path else [image]
+  return entries
 
 
 def name(image: Any, index: int) -> str:
@@ -112,14 +112,14 @@ def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def rescued(data: bytes, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
-  """Returns the pixels of a file that another decoder did not take.
+  """Returns the pixels of a file that another decoder refused.
 
   Args:
     data: Bytes of the file.
     exif: See `read`.
 
   Raises:
-    ValueError: As `read`; or the file is cut off.
+    ValueError: See `read`; or the file is cut off.
   """
   if data.startswith(_JPEG):
     _check_whole(data)
@@ -127,14 +127,14 @@ def rescued(data: bytes, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def turn(data: bytes) -> int:
-  """Returns how an image must be turned after another decoder had it.
+  """Returns how an image must be turned after another decoder decoded it.
 
   Returns:
-    Its EXIF orientation, 1 (upright) to 8, see `turned`; 0: only Pillow decodes
-    it rightly, by `read`.
+    Its EXIF orientation, 1 (upright) to 8, see `turned`; 0: only Pillow, that
+    is `read`, decodes it correctly.
 
   Raises:
-    ValueError: It should not be decoded: it is none, is cut off, or has more
+    ValueError: It must not be decoded: it is no image, is cut off, or has more
       pixels than `MAX_PIXELS`.
   """
   with _opened(data) as image:
@@ -143,7 +143,7 @@ def turn(data: bytes) -> int:
       return _orientation(image)
   if data.startswith(_PNG):
     return 0 if b"eXIf" in data else 1
-  # WebP without alpha, EXIF and animation, as bits of its header say.
+  # Bits of WebP's header for alpha, EXIF and animation.
   if data[8:12] != b"WEBP":
     return 0
   extended, lossless = data[12:16] == b"VP8X", data[12:16] == b"VP8L"
@@ -178,7 +178,7 @@ def turned(
 def _is_one(images) -> bool:
   if isinstance(images, str | _BYTES | os.PathLike | Image.Image):
     return True
-  if hasattr(images, "read"):  # whose items would be lines
+  if hasattr(images, "read"):  # a file, whose items would be lines
     return True
   return hasattr(images, "__array__") and np.ndim(images) != 4
 
@@ -187,23 +187,23 @@ def _matches(path) -> list[Any]:
   text = str(path)
   if not re.search(r"[*?[]", text) or os.path.exists(path):
     return [path]
-  if not (found := sorted(glob.glob(text, recursive=True))):
+  if not (paths := sorted(glob.glob(text, recursive=True))):
     raise FileNotFoundError(f"got {text!r}, which matches no file.")
-  return found
+  return paths
 
 
 def _bytes_of(image: str | os.PathLike) -> bytes:
   try:
     path = epath.Path(image)
-    is_there, is_folder = path.exists(), path.is_dir()
-    if is_there and not is_folder:
+    exists, is_folder = path.exists(), path.is_dir()
+    if exists and not is_folder:
       return path.read_bytes()
-  except KeyError:  # epath's, for a scheme that it does not know
+  except KeyError:  # epath's for an unknown scheme
     raise ValueError(
       "got an address that images are not read from, expected a file or"
       " gs://...; download it first."
     ) from None
-  except Exception as e:  # without permission; of a bucket, any
+  except Exception as e:  # no permission; a bucket raises anything
     first, *_ = str(getattr(e, "strerror", None) or e).splitlines() or [repr(e)]
     raise ValueError(f"cannot be read: {first.rstrip('.')}.") from None
   if is_folder:
@@ -214,27 +214,14 @@ def _bytes_of(image: str | os.PathLike) -> bytes:
 def _rest_of(file) -> bytes:
   try:
     data = file.read()
-  except Exception as e:  # closed; or whatever stands behind it
+  except Exception as e:  # closed; other libraries' files raise anything
     raise ValueError(f"cannot be read: {e}.") from None
   if not isinstance(data, bytes):
     raise ValueError(
       f"got a file whose content is {type(data).__name__}, expected bytes:"
       ' open(path, "rb").'
     )
-  if not data and (at := _place(file)):
-    raise ValueError(
-      f"got a file that is read to its end, byte {at:,}, expected one at its"
-      " beginning: seek(0)."
-    )
   return data
-
-
-def _place(file) -> int:
-  """Returns the byte that a file is at, 0 where it cannot say."""
-  try:
-    return file.tell()
-  except Exception:  # of a pipe; of another library's files, any
-    return 0
 
 
 def _from_bytes(data: bytes, exif: bool):
@@ -284,10 +271,10 @@ def _orientation(image: Image.Image) -> int:
   exif = Image.Exif()
   try:
     exif.load(image.info.get("exif", b""))
-    found = int(exif.get(_ORIENTATION, 1))
+    number = int(exif.get(_ORIENTATION, 1))
   except Exception:  # damaged EXIF may raise anything
     return 1
-  return found if 1 <= found <= 8 else 1
+  return number if 1 <= number <= 8 else 1
 
 
 def _rgb(image: Image.Image, exif: bool):

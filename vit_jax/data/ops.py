@@ -131,7 +131,7 @@ def resize_small(image, key, size, method="area", antialias=False):
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the result would have more
-      than `images.MAX_PIXELS`; `pixels.check_sides` says so in words.
+      than `images.MAX_PIXELS`; `pixels.check_sides` has the message.
   """
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)

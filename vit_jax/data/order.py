@@ -1,12 +1,13 @@
 """The order in which a run reads the records: a function of (seed, epoch).
 
 All positions of a run are numbered: position p = step * batch_size + row
-belongs to epoch p // n, n being the number of records. Where n is no multiple
+belongs to epoch p // n, where n is the number of records. If n is no multiple
 of the batch size, an epoch starts in the middle of a batch, so that no record
 is left out and none is repeated.
 
 Records with random access are permuted (`shuffled`). Streamed records are
-divided into lanes, each of which gives an equal part of every batch (`Lanes`).
+divided into lanes, virtual shards of the files, each of which gives an equal
+part of every batch (`Lanes`).
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from vit_jax.data.tf_cpu import tf
 
 MAX_LANES = 256
 MAX_PLACES = 1024
-# Opening a file takes as long as reading some records.
-_MIN_RECORDS = 64  # Fewest records of a place.
+# Fewest records of a place, as opening a file takes as long as reading some.
+_MIN_RECORDS = 64
 
 # Four rounds, the default, leave neighbours correlated (lag 1 over 80,000
 # draws: 14 standard deviations off; with 16 rounds: below 2).
@@ -25,11 +26,7 @@ _ROUNDS = 16
 
 
 def root(seed: int) -> int:
-  """Spreads seeds so far apart that adding an epoch never meets another seed.
-
-  Returns:
-    A number of 56 bits.
-  """
+  """Returns a number of 56 bits; adding an epoch meets no other seed's."""
   digest = hashlib.blake2b(str(seed).encode(), digest_size=7).digest()
   return int.from_bytes(digest, "big")
 
@@ -38,8 +35,8 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
   """Returns the record at each position of a run, int64 [n].
 
   The record is pi(position mod num_examples), where pi is a permutation of all
-  records that depends on the seed and the epoch. It is computed position by
-  position and takes no memory.
+  records that depends on the seed and the epoch, computed position by position
+  without memory.
 
   Args:
     positions: int64 [n], 0 or more, of any epochs.
@@ -51,12 +48,12 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
   """
   first, second = divmod(root(seed), 2**32)
   epoch = tf.cast(positions // num_examples, tf.uint32)
-  words = [
-    tf.fill(tf.shape(epoch), tf.constant(w, tf.uint32)) for w in (first, second)
+  key = [
+    tf.fill(tf.shape(epoch), tf.constant(k, tf.uint32)) for k in (first, second)
   ]
   return tf.raw_ops.RandomIndexShuffle(
     index=positions % num_examples,
-    seed=tf.stack([*words, epoch], axis=-1),
+    seed=tf.stack([*key, epoch], axis=-1),
     max_index=tf.constant(num_examples - 1, tf.int64),
     rounds=_ROUNDS,
   )
@@ -67,10 +64,9 @@ class Lanes:
   """Streams that are read at the same time and together give the batches.
 
   Lane l has the positions p with p mod num_lanes = l, so that every lane gives
-  batch_size / num_lanes rows to every batch. In epoch e it has as many records
-  as positions, and they follow those of lane l - 1 in the files: together the
-  lanes have every record once, and their bounds move from epoch to epoch, also
-  by `shift`.
+  batch_size / num_lanes rows to every batch. In an epoch it has as many records
+  as positions, and they follow those of lane l - 1 in the files. Together the
+  lanes have every record once; their bounds move from epoch to epoch.
 
   A lane is read at `num_places` places at once, so that a batch draws from
   num_lanes * num_places places of the files even if these are in class order.

@@ -6,9 +6,9 @@ says which record is at a position. Process p of P reads the p-th of P equal
 parts of every batch.
 
 With random access a process fetches only its own records, and a run starts at
-any step without delay. From streamed files it reads the lanes that its rows
-come from; a run that starts in the middle of an epoch first reads, without
-decoding, the part of that epoch that is over.
+any step without delay. From streamed files it reads the lanes of its rows; a
+run that starts in the middle of an epoch first reads, without decoding, the
+records before.
 
 Augmentation draws from (seed, epoch, record), not from the place in a batch.
 """
@@ -26,10 +26,10 @@ from vit_jax.data import decoding, order
 from vit_jax.data.source import FETCHED, PARALLEL, Source
 from vit_jax.data.tf_cpu import as_is, tf
 
-_PREFETCH = 2  # Batches decoded ahead.
-_MOST_THREADS = 64  # That read records of a stream, each of another place.
+_PREFETCH = 2  # batches decoded ahead
+_MOST_THREADS = 64  # of a stream, each reading at another place
 _FOREVER = 2**62
-_SHIFT = -1 - order.MAX_LANES  # Purpose of a random number, below all lanes.
+_SHIFT = -1 - order.MAX_LANES  # purpose of a random number, below all lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +60,14 @@ class TrainingData:
     return self.source.class_names
 
   def identity(self) -> str:
-    """What tells the records from others, see `Source`."""
+    """A text that identifies the records, see `Source`."""
     return self.source.identity()
 
   def most_unusable(self, step: int) -> int:
-    """Returns how many rows up to a step may be of broken records.
+    """Returns how many rows up to a step may have broken records.
 
-    No record is in more than one row of an epoch, so more rows than this are
-    those of more records than `decoding.most_unusable` allows.
+    A record has one row in an epoch, so more rows mean more broken records than
+    `decoding.most_unusable` allows.
     """
     rows = step * self.config.data.batch_size
     epochs = -(-rows // self.num_examples)
@@ -110,9 +110,8 @@ def train_batches(
     batch_size: Rows of a batch, over all processes.
     seed: Seed of order and augmentation.
     start_step: Number of the first batch.
-    shuffle_buffer: Encoded records held for shuffling, over all processes,
-      where records are streamed from files. The buffer is filled anew at the
-      end of an epoch.
+    shuffle_buffer: Encoded records in memory for shuffling, over all processes,
+      if they are streamed from files. The buffer is filled anew in every epoch.
     process_index: Number of this process.
     process_count: Number of processes; must divide the batch size.
 
@@ -348,7 +347,7 @@ def eval_reader(
   rows = batch_size // process_count
 
   @functools.cache
-  def streamed() -> tf.data.Dataset:  # once, as it may keep its records
+  def streamed() -> tf.data.Dataset:  # once, as it may cache its records
     return source.raw_at(indices[start:stop])
 
   @functools.cache
@@ -368,9 +367,9 @@ def eval_reader(
   empty = _no_rows(source, preprocessing.image_size(ops))
 
   def batches() -> Iterator[Batch]:
-    found = decoding.iterate(source, read, row_fns, 0, stop - start)
-    yield from _padded(found, rows, num_batches, empty)
-    next(found, None)  # What is kept in memory is complete at the end only.
+    records = decoding.iterate(source, read, row_fns, 0, stop - start)
+    yield from _padded(records, rows, num_batches, empty)
+    next(records, None)  # a cache is complete only after the end
 
   return batches
 
@@ -393,7 +392,7 @@ def _repeated(value) -> tf.data.Dataset:
 def _batched(elements: tf.data.Dataset, row_fn, rows: int) -> tf.data.Dataset:
   dataset = elements.map(row_fn, **PARALLEL).batch(rows).prefetch(_PREFETCH)
   options = tf.data.Options()
-  # An image is small; many at once use the cores better than many per image.
+  # Threads for many images at once use the cores better than for one.
   options.threading.max_intra_op_parallelism = 1
   return dataset.with_options(options)
 

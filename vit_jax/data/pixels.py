@@ -87,14 +87,14 @@ def resize(image, size, method="bilinear", antialias=False):
     return image[rows[:, None], columns]
   if method == "area":
     heights, widths = map(_scale, image.shape[:2], size)
-    found = _weighted(image, size, _area, (1, 0)) * (1 / (heights * widths))
+    resized = _weighted(image, size, _area, (1, 0)) * (1 / (heights * widths))
   elif antialias:
-    found = np.round(_antialiased(image, size, method))
+    resized = np.round(_antialiased(image, size, method))
   elif method == "bicubic":
-    found = _weighted(image, size, _bicubic, (0, 1))
+    resized = _weighted(image, size, _bicubic, (0, 1))
   else:
-    found = _bilinear(image, size)
-  return found.clip(0, 255).astype(np.uint8)
+    resized = _bilinear(image, size)
+  return resized.clip(0, 255).astype(np.uint8)
 
 
 def resize_small(image, size, method="area", antialias=False):

@@ -101,9 +101,9 @@ def equalize(image, magnitude, draw):
   step = (tf.reduce_sum(counts, 1, keepdims=True) - last) // 255
   sums = tf.cumsum(counts, 1, exclusive=True) + step // 2
   # Below the first pixel the sum is 0, and so is Pillow's first entry.
-  found = tf.minimum(sums // tf.maximum(step, 1), 255)
-  found = tf.where(levels > 0, found, 0)
-  table = tf.cast(tf.where(step == 0, levels, found), tf.uint8)
+  table = tf.minimum(sums // tf.maximum(step, 1), 255)
+  table = tf.where(levels > 0, table, 0)
+  table = tf.cast(tf.where(step == 0, levels, table), tf.uint8)
   return tf.reshape(tf.gather(tf.reshape(table, [-1]), index), image.shape)
 
 

@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import dataclasses
+import errno
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +16,29 @@ from vit_jax.data.tf_cpu import as_is, tf
 Record = dict[str, Any]  # A structure of tensors.
 
 PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-FETCHED = 64  # Records fetched with one call.
-NO_LABEL = -(2**31)  # Label of a record that lacks it; -1 is one without class.
+FETCHED = 64  # records fetched with one call
+NO_LABEL = -(2**31)  # a record without the field; -1: an image without class
+
+
+# Begins the error of a record whose store does not answer now, which says
+# nothing about the record; and the system's errors that mean the same.
+UNAVAILABLE = b"UNAVAILABLE"
+UNAVAILABLE_ERRNOS = {
+  errno.ECONNABORTED,
+  errno.ECONNREFUSED,
+  errno.ECONNRESET,
+  errno.EHOSTDOWN,
+  errno.EHOSTUNREACH,
+  errno.ENETDOWN,
+  errno.ENETUNREACH,
+  errno.ENOTCONN,
+  errno.ESTALE,
+  errno.ETIMEDOUT,
+}
 
 
 class NotOnDisk(ValueError):
-  """Records that are not on disk; the text says how to put them there."""
+  """Records that are not on disk; the message says how to put them there."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +62,7 @@ class Source(abc.ABC):
     file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
       in memory; 0 for all other sources.
     is_multilabel: Whether an image has any number of classes, none included.
+    remark: What a user should know before training on it, or "".
   """
 
   name: str
@@ -53,12 +72,13 @@ class Source(abc.ABC):
   class_names: tuple[str, ...] | None = None
   file_bytes: int = 0
   is_multilabel: bool = False
-  # Records met so far that cannot be used; written by the pipeline.
+  remark: str = ""
+  # Broken records so far, which the pipeline adds.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
 
-  # Whether there is random access: any record at the cost of one.
+  # Whether any record can be read at the cost of one.
   is_by_number = True
-  # Whether `labels` can be had without reading the whole split from files.
+  # Whether `labels` does not read the whole split from files.
   knows_labels = True
 
   @property
@@ -78,8 +98,8 @@ class Source(abc.ABC):
     Args:
       start: The first of them; may be a tensor.
       stop: The first behind them; may be a tensor.
-      streams: How many are read at the same time, which share the memory for
-        what is read ahead.
+      streams: How many are read at the same time; they share the memory for
+        reading ahead.
     """
     return self._fetched(tf.data.Dataset.range(start, stop))
 
@@ -96,37 +116,37 @@ class Source(abc.ABC):
     return np.zeros(1, np.int64)
 
   def identity(self) -> str:
-    """Returns what tells these records, in their order, from others.
+    """Returns a text that identifies these records and their order.
 
-    The same on all machines that have the same records, wherever they are; ""
-    where the numbers of records and classes must do. Runs keep it: one that
-    resumes is refused if it has become another.
+    It is the same on all machines that have the same records, wherever they
+    are; "" if only the numbers of records and classes can be compared. A run
+    stores it, and is refused when it resumes with another.
     """
     return ""
 
   def note(self) -> str:
-    """Returns what a user should know before training on it, or ""."""
-    return ""
+    """Returns `remark`, or what is found out about the files."""
+    return self.remark
 
   @abc.abstractmethod
   def load(self, raw: Record) -> Record:
     """Turns a raw record into {"image", "label", "index"}."""
 
   def rescue(self, raw: Record) -> Record:
-    """Returns what there is of a record that `load` or its decoder failed on.
+    """Reads a record for which `load`, or decoding what it returns, failed.
 
     Returns:
-      What `load` does, and `fault`, string []: why there is no image, in words,
-      or "". If this fails as well, the record is left out without a reason.
+      As `load`, and `error`, string []: why there is no image, or "". If this
+      fails as well, the record counts as broken without a reason.
     """
-    return {**self.load(raw), "fault": tf.constant("")}
+    return {**self.load(raw), "error": tf.constant("")}
 
   @abc.abstractmethod
   def labels(self) -> np.ndarray:
     """Returns all labels without decoding an image.
 
     Returns:
-      int32 [num_examples]; of several per image bool [num_examples, classes].
+      int32 [num_examples]; with several per image bool [num_examples, classes].
     """
 
   def record_name(self, index: int) -> str:
@@ -156,7 +176,7 @@ def readable(error: str, source: Source) -> str:
 def message_of(error: Exception) -> str:
   """Returns the message of an error that TensorFlow raises.
 
-  Where it has bytes of a record in it, that is Python's error of decoding them.
+  A message with bytes of a record in it reaches Python as UnicodeDecodeError.
   """
   return getattr(error, "message", None) or str(error)
 

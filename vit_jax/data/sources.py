@@ -15,8 +15,8 @@ from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 
-# Prefix of a name -> function (dataset, split, data_dir) -> Source; a name
-# without one of these is opened by TFDS.
+# Prefix of a name -> function (dataset, split, data_dir) -> Source. TFDS opens
+# names without a prefix.
 OPENERS = {
   folder.PREFIX: folder.open_folder,
   vtab.PREFIX: vtab_source.open_vtab,
@@ -29,9 +29,9 @@ def open_source(
   """Opens a split of a data set.
 
   Never downloads. A data set of TFDS must have been prepared before, except the
-  embedded ones (digits, glyphs), which are prepared on first use. Records of
-  TFDS of up to 256 MiB, after slicing and drawing, are kept in memory, encoded;
-  more are read from the files again and again.
+  embedded ones (digits, glyphs), which are generated on first use. Splits of
+  TFDS of up to 256 MiB, after slicing and drawing, stay in memory, encoded;
+  larger ones are read from the files again and again.
 
   Args:
     dataset: Name in TFDS, with a config if it has several; "folder:/path" for
@@ -72,7 +72,6 @@ class Sources:
   def __init__(self, data_dir: str | None = None, *, fake: bool = False):
     self.data_dir, self._fake = data_dir, fake
     self._opened: dict[tuple[str, str], Source] = {}
-    self._stand_ins: dict[tuple[str, str], Source] = {}
 
   def open(self, dataset: str, split: str) -> Source:
     """Opens a split by `open_source`; the same object for the same names."""
@@ -81,52 +80,47 @@ class Sources:
       self._opened[key] = open_source(*key, self.data_dir, fake=self._fake)
     return self._opened[key]
 
-  def look_at(self, dataset: str, split: str) -> Source:
-    """Opens a split as `open` does, but prepares no data set.
+  def inspect(self, dataset: str, split: str) -> Source:
+    """Opens a split as `open` does, but generates no embedded data set.
 
-    For an embedded data set that is absent, fake records of the same number and
-    classes are returned, so that faults can be found before it is prepared.
+    Instead of one that is to be generated it returns fake records of the same
+    number and classes, so that a config is checked before.
     """
     key = dataset, split
-    if key in self._opened or key in self._stand_ins:
-      return self._opened.get(key) or self._stand_ins[key]
-    if (
-      self._fake
-      or prefix_of(dataset) in OPENERS
-      or not tfds_source.will_be_made(dataset, self.data_dir)
-    ):
-      return self.open(dataset, split)
-    names = tfds_source.class_names(dataset, self.data_dir)
-    stand_in = open_source(dataset, split, self.data_dir, fake=True)
-    stand_in = dataclasses.replace(stand_in, class_names=names)
-    self._stand_ins[key] = stand_in
-    return stand_in
+    is_open = key in self._opened or self._fake
+    if is_open or prefix_of(dataset) in OPENERS:
+      return self.open(*key)
+    names = tfds_source.names_if_generated(dataset, self.data_dir)
+    if not names:
+      return self.open(*key)
+    fake = open_source(*key, self.data_dir, fake=True)
+    return dataclasses.replace(fake, class_names=names)
 
   def is_on_disk(self, dataset: str, split: str) -> bool:
-    """Whether `look_at` finds records; also where it has another fault."""
+    """Whether `inspect` finds records, or fails for another reason."""
     try:
-      self.look_at(dataset, split)
+      self.inspect(dataset, split)
     except NotOnDisk:
       return False
-    except Exception:  # told by `faults`
+    except Exception:  # `errors` reports it
       pass
     return True
 
   def errors(
     self, dataset: str, split: str, dataset_key: str, split_key: str
   ) -> list[str]:
-    """Returns the faults of `look_at` for a split, instead of raising them.
+    """Returns the error of `inspect`, instead of raising it.
 
     Args:
-      dataset: As for `look_at`.
-      split: As for `look_at`.
+      dataset: As for `inspect`.
+      split: As for `inspect`.
       dataset_key: Path of the option that names the data set.
       split_key: Path of the option that names the split.
     """
     try:
-      self.look_at(dataset, split)
+      self.inspect(dataset, split)
     except SplitError as e:
       return [f"{split_key}: {e}"]
-    except Exception as e:  # Any error is a fault like the others.
+    except Exception as e:  # reported with the other errors of the config
       return [f"{dataset_key}: {e}"]
     return []

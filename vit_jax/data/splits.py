@@ -1,12 +1,11 @@
 """The language of splits: "train", "train[:99%]", "train[100:200]+test".
 
-The meaning is that of TFDS, so that a slice has the same records there. It is
-parsed here because folders and fake data have splits too, and so that errors
-can name the splits that exist.
+A slice has the same records as in TFDS. It is parsed here because folders and
+fake data have splits, too, and so that errors can name the splits that exist.
 
 After all slices and sums a subset may follow, which TFDS does not have:
-"train@2000" and "train[:99%]+test@10%/seed=1" draw that many of the records.
-`vit_jax.data.subsets` says which.
+"train@2000" and "train[:99%]+test@10%/seed=1" draw that many of the records,
+see `vit_jax.data.subsets`.
 """
 
 import re
@@ -70,7 +69,7 @@ class Draw(NamedTuple):
 
 
 def parse_draw(text: str) -> tuple[str, Draw | None]:
-  """Divides a split into what is sliced and what is drawn from it.
+  """Divides a split into its slices and the subset that is drawn from them.
 
   Raises:
     SplitError: What follows "@" is neither a number nor a percentage, or is
@@ -132,7 +131,7 @@ def parse_split(
   )
 
 
-# Of a split that are tried where its size is not known.
+# Sizes to try for a split of unknown size.
 _SIZES = (100, 1_000, 10_000, 1_000_000, 1_000_000_000)
 
 
@@ -145,14 +144,14 @@ def are_apart(a: str, b: str) -> bool:
   """
   slices = [parse_draw(split)[0] for split in (a, b)]
   names = {part.partition("[")[0].strip() for part in slices}
-  found = []
+  apart = []
   for size in _SIZES:
     try:
       x, y = (parse_split(part, dict.fromkeys(names, size)) for part in slices)
-    except SplitError:  # it has more records
+    except SplitError:  # the slices need more records
       continue
-    found += [u.stop <= v.start or v.stop <= u.start for u in x for v in y]
-  return len(names) == 1 and bool(found) and all(found)
+    apart += [u.stop <= v.start or v.stop <= u.start for u in x for v in y]
+  return len(names) == 1 and bool(apart) and all(apart)
 
 
 def num_records(spans: tuple[Span, ...]) -> int:
@@ -178,7 +177,7 @@ def _parse_part(
       f"got split {name!r}, expected one of {known}.{nearest(name, sizes)}"
     )
   size = sizes[name]
-  # Zero records are zero percent, too.
+  # A zero may be records or percent.
   bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0")]
   if len({bound.endswith("%") for bound in bounds}) > 1:
     raise SplitError(

@@ -77,6 +77,7 @@ class Subset(Source):
       num_classes=base.num_classes,
       class_names=base.class_names,
       is_multilabel=base.is_multilabel,
+      remark=base.remark,
       file_bytes=base.file_bytes * len(indices) // base.num_examples,
       base=base,
       indices=indices,
@@ -180,10 +181,10 @@ class Subset(Source):
     records = self.raw(0, self.num_examples).map(as_is(self.load), **PARALLEL)
     batches = records.map(lambda r: {k: r[k] for k in names}).batch(_BATCH)
     parts = list(batches)
-    found = {k: tf.concat([p[k] for p in parts], 0) for k in names}
-    if self.is_multilabel and "label" in found:
-      found["label"] = tf.cast(found["label"], tf.bool)
-    return found
+    columns = {k: tf.concat([p[k] for p in parts], 0) for k in names}
+    if self.is_multilabel and "label" in columns:
+      columns["label"] = tf.cast(columns["label"], tf.bool)
+    return columns
 
   def record_name(self, index: int) -> str:
     """See `Source`: the name in the other source."""

@@ -4,30 +4,31 @@ import dataclasses
 import functools
 import hashlib
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.source import NO_LABEL, Record, Source, reading
+from vit_jax.data.source import (
+  NO_LABEL,
+  PARALLEL,
+  Record,
+  Source,
+  reading,
+)
 from vit_jax.data.tf_cpu import as_is, tf
+from vit_jax.paths import is_remote
 
-_BATCH = 1024  # Records parsed at a time, where none is decoded.
-# Bytes read at a time from all files that are open, and at most from one: a
-# bucket takes 20 to 40 ms to answer, however much is asked of it.
+_BATCH = 1024  # records parsed at a time if their images are not decoded
+# Bytes read ahead from all open files together, and at most from one: a bucket
+# takes 20 to 40 ms to answer, however much is asked of it.
 _READ_AHEAD, _MOST_AHEAD = 2**28, 2**24
-_PARTS = 16  # Parts of a split whose labels are read at the same time.
-# Bytes of records in memory: of files that are read before their turn, and of
-# records at given numbers, which are read again and again.
-_IN_TURN, _KEPT = 2**30, 2**32
-# tf.data keeps records of up to this many times the files that are "at once".
+_PARTS = 16  # parts of a split whose labels are read at the same time
+_IN_TURN = 2**30  # bytes in memory of files that are read before their turn
+_CACHED = 2**32  # bytes in memory of the records of `raw_at`
+# tf.data holds records of up to this many times the files of an interleave.
 _OPENED = 3
-# Seconds for a record by number, and for a call beside: with more, threads read
-# the rest, and so many calls before others are tried without.
-_SLOW, _PATIENCE, _THREADED = 2e-4, 0.05, 1000
 _NO_IMAGE = "has no image, or its features cannot be parsed."
-_PROBES, _PROBED = 16, 32  # Places checked for class order; records at each.
 
 
 class Piece(NamedTuple):
@@ -40,11 +41,20 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TfdsFiles(Source):
-  """Records in files, as serialized examples."""
+  """Records in files, as serialized examples.
+
+  Attributes:
+    pieces: The records, in their order.
+    label_key: Feature that is the label.
+    parse: (serialized example, names) -> those of "image" and "label"; None:
+      the features `image` and `label_key` as they are.
+    is_embedded: Whether every host makes the files itself.
+  """
 
   pieces: tuple[Piece, ...]
-  label_key: str = "label"  # The feature that is the label.
-  is_embedded: bool = False  # Made by every host, when it is first needed.
+  label_key: str = "label"
+  parse: Callable[[tf.Tensor, Sequence[str]], Record] | None = None
+  is_embedded: bool = False
   knows_labels = False
 
   def load(self, raw: Record) -> Record:
@@ -55,8 +65,10 @@ class TfdsFiles(Source):
 
   def rescue(self, raw: Record) -> Record:
     """See `Source`."""
+    if self.parse:
+      return super().rescue(raw)
     image, label, error = tf.numpy_function(
-      self._parsed_or_why,
+      self._parsed_or_error,
       [raw["example"]],
       [tf.string, self.label_spec.dtype, tf.string],
       stateful=False,
@@ -65,28 +77,28 @@ class TfdsFiles(Source):
       "image": tf.ensure_shape(image, []),
       "label": tf.ensure_shape(label, self.label_spec.shape),
       "index": raw["index"],
-      "fault": tf.ensure_shape(error, []),
+      "error": tf.ensure_shape(error, []),
     }
 
   def identity(self) -> str:
-    """See `Source`: of the files' names, what is taken of each, and bytes."""
+    """See `Source`: a hash of the files' names, the pieces and the bytes."""
     if self.is_embedded:
       return ""
     pieces = [(os.path.basename(p.file), p.skip, p.take) for p in self.pieces]
-    taken = str((pieces, self.file_bytes))
-    return f"files {hashlib.sha256(taken.encode()).hexdigest()[:16]}"
+    text = str((pieces, self.file_bytes))
+    return f"files {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
     return labels_of(self)
 
-  def _parsed_or_why(self, example: bytes):
-    """Returns (image, label, what is wrong or b"") of a serialized example."""
+  def _parsed_or_error(self, example: bytes):
+    """Parses an example: (image, label, why there is no image or b"")."""
     dtype = self.label_spec.dtype.as_numpy_dtype
     none = np.zeros(self.label_spec.shape, dtype)
     try:
       features = tf.train.Example.FromString(example).features.feature
-    except Exception:  # protobuf has several, by its implementation
+    except Exception:  # which one depends on protobuf's implementation
       return b"", none, b"is no record of TFDS: it cannot be parsed."
     images = features["image"].bytes_list.value if "image" in features else ()
     labels = ()
@@ -108,11 +120,13 @@ class TfdsFiles(Source):
     """Parses one serialized example or a batch.
 
     Args:
-      example: string [] or [n].
+      example: string [] or, without `parse`, [n].
       names: "image", which stays encoded, or "label", or both. Labels are int32
-        [] or [n]; of several per image bool [classes] or [n, classes].
+        [] or [n]; with several per image bool [classes] or [n, classes].
     """
-    # A default for what a record lacks: it is found out when it is used.
+    if self.parse:
+      return self.parse(example, names)
+    # Missing features get defaults, which the pipeline recognises.
     one = tf.io.FixedLenFeature([], tf.int64, NO_LABEL)
     types = {
       "image": tf.io.FixedLenFeature([], tf.string, ""),
@@ -142,16 +156,16 @@ class TfdsFiles(Source):
   def _parsed(
     self, start, stop, names: Sequence[str], streams: int = 1
   ) -> tf.data.Dataset:
-    """Parses consecutive records, see `raw`, `_BATCH` at a time."""
-    batches = self.raw(start, stop, streams).batch(_BATCH)
-    return batches.map(
-      as_is(
-        lambda raw: {
-          **self._parse(raw["example"], names),
-          "index": raw["index"],
-        }
-      )
-    )
+    """Streams consecutive records, see `raw`, parsed, in batches of _BATCH."""
+
+    @as_is
+    def parse(raw: Record) -> Record:
+      return {**self._parse(raw["example"], names), "index": raw["index"]}
+
+    raw = self.raw(start, stop, streams)
+    if self.parse:  # takes one example
+      return raw.map(parse, **PARALLEL).batch(_BATCH)
+    return raw.batch(_BATCH).map(parse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,48 +177,26 @@ class TfdsByNumber(TfdsFiles):
     # Here, because TFDS installs the package on Linux only.
     from array_record.python import array_record_data_source
 
-    return _ByTurns(
-      array_record_data_source.ArrayRecordDataSource(
-        [f"{p.file}[{p.skip}:{p.skip + p.take}]" for p in self.pieces]
-      )
+    return array_record_data_source.ArrayRecordDataSource(
+      [f"{p.file}[{p.skip}:{p.skip + p.take}]" for p in self.pieces]
     )
 
   def fetch(self, indices: tf.Tensor) -> Record:
     """See `Source`; also the serialized `example`."""
+    # One call for all records starts a thread for each file, which hides the
+    # latency of a bucket. From a disk that takes 105 us of a core a record, and
+    # 21 us one record after the other.
+    is_far = is_remote(self.pieces[0].file)
 
     def read(indices):
-      return np.array(self._records.read(indices.tolist()), object)
+      records, numbers = self._records, indices.tolist()
+      if is_far:
+        return np.array(records.__getitems__(numbers), object)
+      return np.array([records[i] for i in numbers], object)
 
     examples = tf.numpy_function(read, [indices], tf.string)
     examples = tf.ensure_shape(examples, indices.shape)
     return {"index": indices, "example": examples}
-
-
-class _ByTurns:
-  """Reads records one after the other, unless the files are slow to answer.
-
-  array_record starts a thread for every file of a call. Where files are near,
-  that takes most of the time: a record takes 105 us of a core with threads, and
-  21 without. Where they are far, a call waits for many records at once.
-  """
-
-  def __init__(self, source):
-    self._source = source
-    self._num_threaded = 0  # calls that are still to be read in threads
-
-  def read(self, indices: Sequence[int]) -> Sequence[bytes]:
-    """Returns the records at the indices."""
-    if self._num_threaded > 0:
-      self._num_threaded -= 1
-      return self._source.__getitems__(indices)
-    start, records = time.perf_counter(), []
-    for count, i in enumerate(indices, 1):
-      records.append(self._source[i])
-      if time.perf_counter() - start > _PATIENCE + count * _SLOW:
-        self._num_threaded = _THREADED
-        rest = indices[count:]
-        return records + [*(self._source.__getitems__(rest) if rest else ())]
-    return records
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,16 +206,16 @@ class TfdsStream(TfdsFiles):
   is_by_number = False
 
   def raw(self, start, stop, streams: int = 1) -> tf.data.Dataset:
-    """See `Source`; of a file in whose middle it starts, all is read."""
+    """See `Source`; a file is read from its start wherever `start` is."""
     at_once = self._at_once(self.file_bytes) if streams == 1 else 1
     return self._raw(start, stop, streams, at_once)
 
   def _at_once(self, num_bytes: int) -> int:
-    """Returns from how many files to read, of which so much is wanted."""
-    if not num_bytes:  # not known
+    """Returns how many files to read at once, by the bytes wanted of all."""
+    if not num_bytes:  # unknown
       return 1
-    of_file = num_bytes / len(self.pieces)
-    return min(_PARTS, max(1, int(_IN_TURN / (of_file * _OPENED))))
+    bytes_per_file = num_bytes / len(self.pieces)
+    return min(_PARTS, max(1, int(_IN_TURN / (bytes_per_file * _OPENED))))
 
   def _raw(
     self,
@@ -239,8 +231,8 @@ class TfdsStream(TfdsFiles):
       start: The first record; may be a tensor.
       stop: The first behind them; may be a tensor.
       streams: How many such streams are read at the same time.
-      at_once: Of this many files, and of as many more, records are read at the
-        same time; those of `_OPENED` times as many files are kept at most.
+      at_once: How many files are read at the same time; memory holds records
+        of up to `_OPENED` times as many.
       wanted: Whether to stream a record, bool [num_examples]; None: all.
     """
     opened = streams * (at_once * _OPENED if at_once > 1 else 1)
@@ -288,7 +280,7 @@ class TfdsStream(TfdsFiles):
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """See `TfdsFiles`; labels alone are read in `_PARTS` parts at once.
 
-    One after the other, files of a bucket would take hours.
+    Reading the files of a bucket one after the other would take hours.
     """
     if names != ("label",):
       return super().columns(*names)
@@ -315,7 +307,7 @@ class TfdsStream(TfdsFiles):
   def raw_at(self, indices: np.ndarray) -> tf.data.Dataset:
     """See `Source`; reads all files between the first and the last index.
 
-    Up to 4 GiB of such records stay in memory from the first time.
+    Up to 4 GiB of these records stay in memory after the first reading.
     """
     wanted = np.zeros(self.num_examples, bool)
     wanted[indices] = True
@@ -326,44 +318,12 @@ class TfdsStream(TfdsFiles):
       at_once=self._at_once(num_bytes),
       wanted=tf.constant(wanted),
     )
-    return raw.cache() if 0 < num_bytes <= _KEPT else raw
+    return raw.cache() if 0 < num_bytes <= _CACHED else raw
 
   def file_starts(self) -> np.ndarray:
     """See `Source`."""
     takes = np.array([piece.take for piece in self.pieces], np.int64)
     return np.cumsum(takes) - takes
-
-  def note(self) -> str:
-    """See `Source`: says so if neighbouring records have the same class."""
-    if self.is_multilabel:
-      return ""
-    places = np.linspace(
-      0, max(0, self.num_examples - _PROBED), _PROBES, dtype=np.int64
-    )
-    labels = np.stack(
-      [
-        self._labels_from(place, _PROBED)
-        for place in np.unique(places).tolist()
-      ]
-    )
-    of_neighbours = (labels[:, 1:] == labels[:, :-1]).mean()
-    counts = np.unique(labels, return_counts=True)[1]
-    by_chance = ((counts / labels.size) ** 2).sum()
-    if of_neighbours - by_chance < 0.25:
-      return ""
-    return (
-      f"{self.name!r} [{self.split}] is stored in the order of its classes:"
-      f" {of_neighbours:.0%} of neighbours have the same, {by_chance:.0%} would"
-      " by chance. A batch is drawn from many places of the files, and is still"
-      " mixed worse than one drawn from all records. Write the data set as"
-      " array_record, whose records are drawn by number, or in a random order."
-    )
-
-  def _labels_from(self, start: int, num: int) -> np.ndarray:
-    examples = self.raw(start, min(start + num, self.num_examples)).batch(num)
-    with reading(self):
-      parsed = self._parse(next(iter(examples))["example"], ("label",))
-    return parsed["label"].numpy()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -388,7 +348,7 @@ class TfdsMemory(Source):
     """See `Source`."""
     record = self.load(raw)
     error = tf.where(record["image"] == b"", _NO_IMAGE, "")
-    return {**record, "fault": error}
+    return {**record, "error": error}
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
@@ -406,23 +366,23 @@ class TfdsMemory(Source):
 
 
 def labels_of(files: Source) -> np.ndarray:
-  """Returns what `Source.labels` does, of a split that it reads from files."""
+  """Returns `Source.labels` of a split by reading its files."""
   with reading(files):
     labels = columns_of(files, "label")["label"].numpy()
   return in_range(labels, files.num_classes)
 
 
 def columns_of(files: Source, *names: str) -> dict[str, tf.Tensor]:
-  """Reads a whole split as its `columns` does, also where records are broken.
+  """Reads a whole split with the method `columns` of its source.
 
-  Such a record gets an image of no bytes, and no label.
+  A broken record gets an image of no bytes, and no label.
   """
   try:
     return files.columns(*names)
   except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
-    # One of many that are parsed together.
-    spec = files.label_spec
-  found = {
+    pass  # one of many that are parsed together; now one by one
+  spec = files.label_spec
+  columns = {
     "image": np.full([files.num_examples], b"", object),
     "label": np.full(
       [files.num_examples, *spec.shape],
@@ -435,14 +395,14 @@ def columns_of(files: Source, *names: str) -> dict[str, tf.Tensor]:
   def loaded(raw: Record) -> tf.data.Dataset:  # none, if it cannot be parsed
     return tf.data.Dataset.from_tensors(raw).map(files.load).ignore_errors()
 
-  # What is wrong with the store, not with a record, is still an error.
+  # An error of the store, unlike one of a record, is raised.
   records = files.raw(0, files.num_examples).flat_map(loaded)
   for record in records.as_numpy_iterator():
     for name in names:
-      found[name][record["index"]] = record[name]
+      columns[name][record["index"]] = record[name]
   if files.is_multilabel:
-    found["label"] = found["label"].astype(bool)
-  return {name: tf.constant(found[name]) for name in names}
+    columns["label"] = columns["label"].astype(bool)
+  return {name: tf.constant(columns[name]) for name in names}
 
 
 def in_range(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -453,9 +413,9 @@ def in_range(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _is_short(file: tf.Tensor) -> tf.data.Dataset:
-  """Returns records that are an error, to come after those of a file.
+  """Returns a dataset to append to a file's, which fails when it is reached.
 
-  To TensorFlow a file that was cut between two records is whole.
+  TensorFlow does not notice that a file was cut between two records.
   """
 
   @as_is
@@ -469,8 +429,8 @@ def _is_short(file: tf.Tensor) -> tf.data.Dataset:
 
 
 def _without(name: str, features) -> bytes:
-  found = ", ".join(sorted(features)) or "none"
-  return f"has not one value of {name!r}; its features: {found}.".encode()
+  names = ", ".join(sorted(features)) or "none"
+  return f"has not one value of {name!r}; its features: {names}.".encode()
 
 
 def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:

@@ -1,7 +1,6 @@
 """Data sets of TFDS: finds and checks them, prepares the embedded ones."""
 
 import contextlib
-import logging
 import os
 import shlex
 import time
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
+from absl import logging
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.source import NotOnDisk, Source
@@ -17,6 +17,7 @@ from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import (
   Piece,
   TfdsByNumber,
+  TfdsFiles,
   TfdsMemory,
   TfdsStream,
 )
@@ -31,15 +32,10 @@ _MANUAL_FILES = {
 }
 # Features that may have several classes of an image.
 _SEVERAL = ("real_label", "labels")
-# Warnings of TFDS that need no action.
-_NOISE = ("Using custom data configuration", "Variant folder")
-logging.getLogger("absl").addFilter(
-  lambda record: not record.getMessage().startswith(_NOISE)
-)
 
 
-# Format of TFDS -> reader of its files, for splits too large for memory.
-_FORMATS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
+# Format of TFDS -> source that reads its files.
+_READERS = {"tfrecord": TfdsStream, "array_record": TfdsByNumber}
 
 
 def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
@@ -57,7 +53,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   )
   label = find_label(builder.info.features)
   pieces = [p for span in spans for p in pieces_of(infos, span)]
-  return _FORMATS[stored_as(builder, dataset)](
+  return reader(builder, dataset)(
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
@@ -73,63 +69,47 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
 
 
 def kept_if_small(source: Source) -> Source:
-  """Returns a source that reads files of up to 256 MiB only once.
+  """Returns a source that keeps the encoded records of small files in memory.
 
-  Its encoded records stay in memory, once for the process. Sources that are no
-  files of TFDS, or are larger, are returned as they are.
+  Sources that are larger than 256 MiB, or are no files of TFDS, are returned
+  as they are.
   """
   if not source.file_bytes:
     return source
   if source.file_bytes > MEMORY_LIMIT:
     _allow_open_files()
     return source
-  return TfdsMemory(
-    files=source,
-    **{
-      k: getattr(source, k)
-      for k in (
-        "name",
-        "split",
-        "num_examples",
-        "num_classes",
-        "class_names",
-        "is_multilabel",
-      )
-    },
-  )
+  copied = ("name", "split", "num_examples", "num_classes", "class_names")
+  copied += ("is_multilabel", "remark")
+  return TfdsMemory(files=source, **{k: getattr(source, k) for k in copied})
 
 
 def _allow_open_files() -> None:
-  """Raises the process's own limit of open files to what streams may need."""
+  """Raises the process's limit of open files to what streams may need."""
   try:
     import resource  # Unix only
   except ImportError:
     return
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = order.MAX_PLACES + 1024  # besides those of everything else
+  wanted = order.MAX_PLACES + 1024  # 1024 for everything else
   if hard != resource.RLIM_INFINITY:
     wanted = min(wanted, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def will_be_made(dataset: str, data_dir: str | None) -> bool:
-  """Whether the data set is embedded and not on disk yet.
+def names_if_generated(
+  dataset: str, data_dir: str | None
+) -> tuple[str, ...] | None:
+  """Returns the classes of an embedded data set that is not on disk yet.
 
   Raises:
     ValueError: See `find_builder`.
   """
   builder = find_builder(dataset, data_dir)
-  return builder.name in EMBEDDED and not builder.is_prepared()
-
-
-def class_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
-  """Returns the classes by label, without looking for records on disk.
-
-  Raises:
-    ValueError: See `find_builder`.
-  """
-  return find_label(find_builder(dataset, data_dir).info.features).names
+  if builder.name not in EMBEDDED or builder.is_prepared():
+    return None
+  return find_label(builder.info.features).names
 
 
 def find_builder(dataset: str, data_dir: str | None, known=()):
@@ -146,6 +126,8 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   is_folder = ValueError(
     f"got data set {dataset!r}, which is a folder: write folder:{dataset}."
   )
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)  # "Using custom data configuration"
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
@@ -162,6 +144,8 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
       raise is_folder from None
     first = str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
+  finally:
+    logging.set_verbosity(verbosity)
 
 
 def known_names() -> list[str]:
@@ -179,7 +163,7 @@ def check_features(dataset: str, builder) -> None:
     isinstance(image, tfds.features.Image)
     and np.dtype(image.np_dtype) == np.uint8
     and label
-    # ImageNet-21k's classes are those of the tars that it is made from.
+    # ImageNet-21k's classes are known once it is made from its tars.
     and (label.names or not builder.is_prepared())
   )
   if not good:
@@ -220,24 +204,24 @@ def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:
   return tuple(feature.names) if feature.num_classes else ()
 
 
-def stored_as(builder, dataset: str) -> str:
-  """Returns the format of a data set's files.
+def reader(builder, dataset: str) -> type[TfdsFiles]:
+  """Returns the class of sources that reads a data set's files.
 
   Raises:
-    ValueError: It is none that can be read.
+    ValueError: The files have another format.
   """
-  found = builder.info.file_format.value
-  if found not in _FORMATS:
+  file_format = builder.info.file_format.value
+  if file_format not in _READERS:
     raise ValueError(
       f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {found}, expected {' or '.join(_FORMATS)}; prepare it again with"
+      f" {file_format}, expected {' or '.join(_READERS)}; prepare it again with"
       " one of these as file_format."
     )
-  return found
+  return _READERS[file_format]
 
 
 def prepared(builder, dataset: str, data_dir: str | None):
-  """Returns a builder whose records are on disk; makes embedded ones now.
+  """Returns a builder whose records are on disk; generates embedded ones.
 
   Raises:
     NotOnDisk: They are not there (with the command that puts them there).
@@ -247,35 +231,34 @@ def prepared(builder, dataset: str, data_dir: str | None):
   if builder.name not in EMBEDDED:
     raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
-    f"Data set {dataset!r} is not in {builder.data_dir}: making it now, no"
-    " download needed ...",
+    f"Data set {dataset!r} is not in {builder.data_dir}: generating it, without"
+    " a download ...",
     flush=True,
   )
   start = time.monotonic()
   try:
-    # TFDS speaks of a download and draws nested bars; one line here replaces
-    # them.
+    # TFDS prints about a download and draws nested bars.
     with contextlib.redirect_stdout(None):
       tfds.disable_progress_bar()
       builder.download_and_prepare()
   except (OSError, ValueError, tf.errors.OpError):
-    # TFDS writes to a temporary folder and renames it at the end, which fails
-    # for all but the first of several processes; by then the data exist.
+    # TFDS renames a temporary folder at the end, which fails for all but the
+    # first of several processes; by then the data exist.
     builder = find_builder(dataset, data_dir)
     if not builder.is_prepared():
       raise
   print(
-    f"Data set {dataset!r} made in {time.monotonic() - start:.0f} s.",
+    f"Data set {dataset!r} generated in {time.monotonic() - start:.0f} s.",
     flush=True,
   )
   return find_builder(dataset, data_dir)
 
 
 def manual_files(builder) -> tuple[tuple[str, ...], str]:
-  """Returns the files that a user must download, and what a user is told.
+  """Returns the files that a user must download, and a text about them.
 
   Returns:
-    Names of files, empty where they are not fixed, and a sentence; "" for a
+    Names of files, empty if they are not fixed, and a description; "" for a
     data set that needs none.
   """
   names = _MANUAL_FILES.get(builder.name, ())
@@ -290,8 +273,8 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
     command += f" --data_dir={shlex.quote(data_dir)}"
   text = (
     f"got data set {dataset!r}, which is not prepared: expected its records"
-    f" in {builder.data_dir}. Nothing is downloaded unasked; to do it once,"
-    f" run: {command}"
+    f" in {builder.data_dir}. vit_jax downloads nothing by itself; to do it"
+    f" once, run: {command}"
   )
   if needed := manual_files(builder)[1]:
     text += f" --manual_dir=FOLDER (in which you put {needed})"
@@ -300,19 +283,18 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
 
 def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:
   """Returns the pieces of files that have the records of a span."""
-  out, begin = [], 0
-  info = infos[span.split]
-  for file in info.file_instructions:
+  pieces, begin = [], 0
+  for file in infos[span.split].file_instructions:
     end = begin + file.take
     low, high = max(begin, span.start), min(end, span.stop)
     if low < high:
-      out.append(Piece(file.filename, file.skip + low - begin, high - low))
+      pieces.append(Piece(file.filename, file.skip + low - begin, high - low))
     begin = end
-  return out
+  return pieces
 
 
 def bytes_of(infos, spans: Sequence[splits.Span]) -> int:
-  """Returns about how many bytes the records of some spans have in files."""
+  """Returns about how many bytes of files the records of spans are."""
   return sum(
     infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
     for s in spans

@@ -65,7 +65,7 @@ class Task(NamedTuple):
       >>> TASKS["caltech101"].spans("val200[150:]")
       (Span(split='train', start=2904, stop=2954),)
     """
-    found = []
+    spans = []
     for wanted in splits.parse_split(split, self.split_sizes):
       begin = 0
       for span in self._splits[wanted.split]:
@@ -74,9 +74,9 @@ class Task(NamedTuple):
         stop = min(wanted.stop - begin, size)
         if start < stop:
           first = span.start
-          found.append(splits.Span(span.split, first + start, first + stop))
+          spans.append(splits.Span(span.split, first + start, first + stop))
         begin += size
-    return tuple(found)
+    return tuple(spans)
 
   @property
   def _splits(self) -> dict[str, tuple[splits.Span, ...]]:

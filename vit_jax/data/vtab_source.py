@@ -6,19 +6,14 @@ task passes images on as they are stored, but for dSprites: its pixels are 0 and
 1, and become 0 and 255.
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.data import splits, tfds_source, vtab
-from vit_jax.data.source import PARALLEL, Record, Source
-from vit_jax.data.tf_cpu import as_is, tf
-from vit_jax.data.tfds_records import (
-  TfdsByNumber,
-  TfdsFiles,
-  TfdsMemory,
-  TfdsStream,
-)
+from vit_jax.data.source import Record
+from vit_jax.data.tf_cpu import tf
+from vit_jax.data.tfds_records import TfdsFiles
 from vit_jax.data.vtab import TASKS, Task
 from vit_jax.options import nearest
 
@@ -27,7 +22,6 @@ KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
 NO_VEHICLE = 1000.0  # metres
 NUM_VEHICLE_TYPES = 3  # car, van, truck: the first of KITTI's types
 FEWEST_OBJECTS = 3  # in an image of CLEVR
-_BATCH = 256
 
 
 def interval(value, bounds: Sequence[float]):
@@ -128,66 +122,23 @@ def black_and_white(image):
 IMAGES = {"dsprites:2.*.*": black_and_white}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _Made(TfdsFiles):
-  """Records of a task, in files of TFDS."""
-
-  task: Task
-
-  def load(self, raw: Record) -> Record:
-    """See `Source`."""
-    return {**self._made(raw, ("image", "label")), "index": raw["index"]}
-
-  def columns(self, *names: str) -> dict[str, tf.Tensor]:
-    """See `TfdsFiles`."""
-    made = self.raw(0, self.num_examples).map(
-      as_is(lambda raw: self._made(raw, names)), **PARALLEL
-    )
-    parts = list(made.batch(_BATCH).prefetch(1))
-    return {k: tf.concat([p[k] for p in parts], 0) for k in names}
-
-  def note(self) -> str:
-    """See `Source`."""
-    return self.task.note
-
-  def _made(self, raw: Record, names: Sequence[str]) -> Record:
-    label = LABELS[self.task.label]
-    features = dict(label.features) if "label" in names else {}
-    if "image" in names:
-      features["image"] = tf.io.FixedLenFeature([], tf.string)
-    record = tf.io.parse_single_example(raw["example"], features)
-    made = {}
-    if "image" in names:
-      fix = IMAGES.get(self.task.dataset, lambda image: image)
-      made["image"] = fix(record["image"])
-    if "label" in names:
-      made["label"] = tf.cast(label.make(record), tf.int32)
-    return made
+def _parse(task: Task, example: tf.Tensor, names: Sequence[str]) -> Record:
+  """Parses a serialized example, see `TfdsFiles.parse`."""
+  label = LABELS[task.label]
+  features = dict(label.features) if "label" in names else {}
+  if "image" in names:
+    features["image"] = tf.io.FixedLenFeature([], tf.string)
+  record = tf.io.parse_single_example(example, features)
+  parsed = {}
+  if "image" in names:
+    convert = IMAGES.get(task.dataset, lambda image: image)
+    parsed["image"] = convert(record["image"])
+  if "label" in names:
+    parsed["label"] = tf.cast(label.make(record), tf.int32)
+  return parsed
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _Stream(_Made, TfdsStream):
-  """Records in tfrecord files."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _ByNumber(_Made, TfdsByNumber):
-  """Records in array_record files."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _Memory(TfdsMemory):
-  """Records in memory."""
-
-  def note(self) -> str:
-    """See `Source`."""
-    return self.files.note()
-
-
-_FORMATS = {"tfrecord": _Stream, "array_record": _ByNumber}
-
-
-def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
+def open_vtab(dataset: str, split: str, data_dir: str | None) -> TfdsFiles:
   """Opens a split of a task: train800, val200, train800val200 or test.
 
   Raises:
@@ -207,9 +158,9 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
   infos = builder.info.splits
   for base, size in task.sizes.items():
     if base not in infos or infos[base].num_examples != size:
-      found = infos[base].num_examples if base in infos else 0
+      count = infos[base].num_examples if base in infos else 0
       raise ValueError(
-        f"got data set {dataset!r} with {found:,} records in {base!r} of"
+        f"got data set {dataset!r} with {count:,} records in {base!r} of"
         f" {builder.data_dir}, expected the {size:,} of {task.dataset}, whose"
         " slices the benchmark consists of."
       )
@@ -217,17 +168,15 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> Source:
   names = None
   if task.label == "label":
     names = tuple(builder.info.features["label"].names)
-  known = dict(
+  pieces = [p for span in spans for p in tfds_source.pieces_of(infos, span)]
+  return tfds_source.reader(builder, task.dataset)(
     name=dataset,
     split=split,
     num_examples=splits.num_records(spans),
     num_classes=task.num_classes,
     class_names=names,
+    pieces=tuple(pieces),
+    file_bytes=tfds_source.bytes_of(infos, spans),
+    parse=functools.partial(_parse, task),
+    remark=task.note,
   )
-  pieces = [p for span in spans for p in tfds_source.pieces_of(infos, span)]
-  files = _FORMATS[tfds_source.stored_as(builder, task.dataset)](
-    pieces=tuple(pieces), task=task, **known
-  )
-  if tfds_source.bytes_of(infos, spans) > tfds_source.MEMORY_LIMIT:
-    return files
-  return _Memory(files=files, **known)

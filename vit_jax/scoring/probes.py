@@ -125,11 +125,11 @@ def _configured(
 ) -> EvaluatorConfig:
   def has_labels(split: str) -> bool:
     try:
-      return bool((opened.look_at(dataset, split).labels() >= 0).any())
+      return bool((opened.inspect(dataset, split).labels() >= 0).any())
     except SplitError:
       return False
 
-  train = opened.look_at(dataset, "train")
+  train = opened.inspect(dataset, "train")
   if train.is_multilabel:
     raise ValueError(
       f"got {dataset!r}, whose images have any number of classes, expected"

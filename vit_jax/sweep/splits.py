@@ -113,5 +113,5 @@ def _spans(sources: Sources, dataset: str, split: str) -> tuple[Span, ...]:
   if task and dataset.startswith(vtab.PREFIX):
     return task.spans(split)  # train800val200 has the records of val200
   names = {part.split("[")[0].strip() for part in split.split("+")}
-  sizes = {n: sources.look_at(dataset, n).num_examples for n in names}
+  sizes = {n: sources.inspect(dataset, n).num_examples for n in names}
   return parse_split(split, sizes)

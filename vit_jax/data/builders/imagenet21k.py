@@ -11,8 +11,13 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.builders import imported
 from vit_jax.data.imports.listing import Entry, Split
-from vit_jax.data.imports.tars import BROKEN, members, opened, read
-from vit_jax.data.imports.tars import files as tar_files
+from vit_jax.data.imports.tars import (
+  BROKEN,
+  file_members,
+  members,
+  opened,
+  read,
+)
 
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 
@@ -27,12 +32,11 @@ class Imagenet21k(imported.Importer):
   n01440764.tar and so on, at any depth; or one tar of these tars, uncompressed.
   That is how image-net.org gives its releases, fall11 and winter21.
 
-  Classes are the tars' names (WordNet's ids) in sorted order, and their number
-  is that of the tars: 21,843 for the published checkpoints, fewer for winter21.
-  Records are in the order of a hash of class and file
-  name, which is the same on every machine. It is not the order of the files
-  that Google's models were trained on, which are not published: full[:51200]
-  are other images than theirs.
+  Classes are the tars' names (WordNet's ids) in sorted order: 21,843 for the
+  published checkpoints, fewer for winter21. Records are in the order of a hash
+  of class and file name, the same on every machine. The files that Google's
+  models were trained on are not published and have another order, so their
+  full[:51200] are other images.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -59,18 +63,18 @@ def class_tars(folder: pathlib.Path) -> _Tars:
     ValueError: There are none, or two of the same class.
   """
   files = sorted(folder.rglob("*.tar"))
-  found = [(file.name, file, None) for file in files]
+  tar_files = [(file.name, file, None) for file in files]
   if len(files) == 1 and not _CLASS_TAR.fullmatch(files[0].name):
     try:
       with open(files[0], "rb") as file, opened(file) as outer:
-        every = [m for m in members(outer) if m.isfile()]
-        found = [(os.path.basename(m.name), files[0], m) for m in every]
+        inner = [m for m in members(outer) if m.isfile()]
+        tar_files = [(os.path.basename(m.name), files[0], m) for m in inner]
     except BROKEN as e:
       raise ValueError(
         f"got {files[0]}, which is a broken tar ({e}); fetch it again."
       ) from None
   tars: _Tars = {}
-  for name, file, member in found:
+  for name, file, member in tar_files:
     if match := _CLASS_TAR.fullmatch(name):
       if match[1] in tars:
         raise ValueError(
@@ -107,7 +111,7 @@ def _entries(tars: _Tars) -> Iterator[Entry]:
 def _images(
   tar: tarfile.TarFile, wnid: str, label: int, seen: set[str]
 ) -> Iterator[Entry]:
-  for member in tar_files(tar):
+  for member in file_members(tar):
     key = f"{wnid}/{os.path.basename(member.name)}"
     if key in seen:
       yield Entry(key, error="is in the tar twice")

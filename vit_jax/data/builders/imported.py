@@ -1,8 +1,8 @@
-"""Builders of data that a user has: images go to TFDS's files as they are.
+"""Builders of a user's data, whose images go to TFDS's files unchanged.
 
-A record that has no label, or whose image cannot be decoded, is left out, named
-and counted. TFDS writes to a temporary folder and renames it at the end, so
-that a data set is there whole or not at all.
+Records without a label, or whose image cannot be decoded, are left out and
+listed. TFDS renames a temporary folder at the end, so that a data set exists
+whole or not at all.
 """
 
 import collections
@@ -17,13 +17,13 @@ from PIL import Image
 
 from vit_jax.data import images
 from vit_jax.data.builders import embedded
-from vit_jax.data.file_bytes import printable
 from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.imports.listing import Entry, Listing, Split
+from vit_jax.paths import printable
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_REPORT_EVERY = 10  # Seconds.
-# The share of records left out is known only after some of them.
+_REPORT_EVERY = 10  # seconds
+# Records that may be left out in any case; size of a split if it is unknown.
 _FEW, _MANY = 10, 10_000
 
 
@@ -32,15 +32,15 @@ class TooManyLeftOut(ValueError):
 
 
 class Intake:
-  """What enters a data set, and what is left out.
+  """Checks the records of a data set, and lists those that are left out.
 
   Args:
-    say: Gets a line of text now and then.
+    say: Gets lines about the progress.
 
   Attributes:
-    left_out: (record, what is wrong with it), in order.
+    left_out: (record, its error), in order.
     converted: Format -> number of images stored as PNG instead, since
-      TensorFlow reads it not or wrongly.
+      TensorFlow cannot read the format, or reads it wrongly.
   """
 
   def __init__(self, say: Callable[[str], None] = print):
@@ -52,9 +52,9 @@ class Intake:
     """Yields the records of a split, as a builder does.
 
     Raises:
-      TooManyLeftOut: The message has the first of them.
+      TooManyLeftOut: The message lists the first of them.
     """
-    start = said = time.monotonic()
+    start = reported = time.monotonic()
     taken, before = 0, len(self.left_out)
     for entry, encoded, format_name, error in _checked(split.entries()):
       taken += 1
@@ -64,12 +64,12 @@ class Intake:
       else:
         self.converted.update([format_name] if format_name else [])
         yield entry.key, {"image": encoded, "label": entry.label}
-      if time.monotonic() - said > _REPORT_EVERY:
-        said = time.monotonic()
+      if time.monotonic() - reported > _REPORT_EVERY:
+        reported = time.monotonic()
         total = f" of {split.count:,}" if split.count else ""
         self._say(
           f"{name}: {taken:,}{total} records read,"
-          f" {taken / (said - start):,.0f}/s,"
+          f" {taken / (reported - start):,.0f}/s,"
           f" {len(self.left_out) - before} left out; now at {entry.key}"
         )
     self._refuse_too_many(name, before, taken)
@@ -90,20 +90,20 @@ class Intake:
       raise TooManyLeftOut(
         f"got {len(errors)} records without a label or an image that can be"
         f" decoded among the first of split {name!r}, expected at most"
-        f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Mend them, or"
+        f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Repair them, or"
         f" leave the split out (--splits). The first:{_listed(errors)}"
       )
 
 
 def _listed(errors: list[tuple[str, str]]) -> str:
-  return "".join(f"\n  {key}: {what}" for key, what in errors[:_FEW])
+  return "".join(f"\n  {key}: {error}" for key, error in errors[:_FEW])
 
 
 class Importer(embedded.EmbeddedBuilder, skip_registration=True):
   """A builder of a user's images.
 
   Args:
-    intake: What counts and names the records left out; None: a new one.
+    intake: Checks the records; None: a new one.
     **kwargs: Those of the base class.
   """
 
@@ -126,7 +126,7 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
 
 
 class Imported(Importer, skip_registration=True):
-  """A data set of a name that the user chose; it is read without this class.
+  """A data set with a name of the user; reading it does not need this class.
 
   Args:
     name: Name of the data set.
@@ -160,9 +160,9 @@ class Imported(Importer, skip_registration=True):
 def _checked(
   entries: Iterator[Entry],
 ) -> Iterator[tuple[Entry, bytes, str, str]]:
-  """Yields (entry, *`checked`) in order; images are decoded in threads.
+  """Yields (entry, *`checked`) in order; threads decode the images.
 
-  Keys are printable, as TFDS takes no other bytes than those of texts.
+  Keys become printable, since TFDS takes only text.
   """
   workers = os.cpu_count() or 1
   with futures.ThreadPoolExecutor(workers) as pool:
@@ -178,19 +178,19 @@ def _checked(
 
 
 def checked(entry: Entry) -> tuple[bytes, str, str]:
-  """Returns the bytes to store, the format they were in, and what is wrong.
+  """Returns the bytes to store, the original format, and the error or "".
 
-  JPEG and PNG are stored byte by byte, the format is then "". Other formats
-  are stored as PNG: the first frame, in colour, 8 bits, without alpha.
+  JPEG and PNG are stored unchanged, and the format is "". Other formats are
+  stored as PNG: the first frame, in colour, 8 bits, without alpha.
   """
   if entry.error:
     return b"", "", entry.error
-  is_kept = entry.image.startswith((_JPEG, _PNG))
+  is_unchanged = entry.image.startswith((_JPEG, _PNG))
   try:
     file = io.BytesIO(entry.image)
     with Image.open(file, formats=images.FORMATS) as image:
       images.check_size(image)
-      if is_kept:
+      if is_unchanged:
         image.draft(None, (1, 1))  # JPEG at an eighth of its size: faster.
         image.load()
         return entry.image, "", ""

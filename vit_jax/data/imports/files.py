@@ -4,10 +4,10 @@ import fnmatch
 import glob
 import itertools
 import os
-import pathlib
 import re
 
 from vit_jax.data.imports.listing import SPLIT_OF, SPLITS, Options
+from vit_jax.paths import walk
 
 
 def by_split(
@@ -15,9 +15,9 @@ def by_split(
 ) -> dict[str, list[str]]:
   """Returns the files of each split, in the order of their names.
 
-  A file is in the split whose name is a word of its own name, or else of the
-  folder next to it ("data/train-00000-of-00004.parquet", "val/07.tar"). Where
-  no file says, all are `train`. Patterns in --splits decide instead.
+  A file is in the split whose name is a word of its own name, or of the nearest
+  folder with one ("data/train-00000-of-00004.parquet", "val/07.tar"). If no
+  file has such a name, all are `train`. Patterns in --splits take precedence.
 
   Args:
     path: A folder, searched with its sub-folders; a file; or a glob.
@@ -26,8 +26,8 @@ def by_split(
     prefix: The kind of source, for messages.
 
   Raises:
-    ValueError: No files; files whose names do not say their split while others
-      do; a pattern that fits none, or two that fit the same.
+    ValueError: No files; files without a split in their names beside others
+      with one; a pattern that matches none, or two that match the same file.
   """
   path = os.path.expanduser(path)
   files, root = _files(path, suffixes, prefix)
@@ -58,10 +58,10 @@ def by_split(
         " says its split; expected patterns: train=0*.tar,validation=1*.tar."
       )
     return {names[0]: files}
-  if unsaid := [file for file, split in splits.items() if not split]:
+  if unknown := [file for file, split in splits.items() if not split]:
     raise ValueError(
-      f"got {len(unsaid)} of {len(files)} files whose names say no split, such"
-      f" as {unsaid[0]}; expected one of {', '.join(SPLIT_OF)} in each; or say"
+      f"got {len(unknown)} of {len(files)} files whose names say no split, such"
+      f" as {unknown[0]}; expected one of {', '.join(SPLIT_OF)} in each; or say"
       " which files are which: --splits=train=PATTERN,validation=PATTERN."
     )
   by_name = {
@@ -83,8 +83,7 @@ def _files(
   """Returns the files, and the folder that names are relative to."""
   if os.path.isdir(path):
     files = []
-    for folder, below, names in os.walk(path, followlinks=True):
-      below[:] = [name for name in below if not _is_around(folder, name)]
+    for folder, _, names in walk(path):
       files += [
         os.path.join(folder, name)
         for name in names
@@ -101,12 +100,6 @@ def _files(
       f" ending in {' or '.join(suffixes)}, a file, or a glob.{hint}"
     )
   return sorted(files), root or "."
-
-
-def _is_around(folder: str, name: str) -> bool:
-  """Whether a name in a folder is a link to it, or to one on the way to it."""
-  path = pathlib.Path(folder, name).absolute()
-  return path.is_symlink() and any(map(path.samefile, path.parents))
 
 
 def _matching(
@@ -127,10 +120,10 @@ def _matching(
 
 
 def _split_of(path: str) -> str | None:
-  """Returns the split that a path says, its last part first."""
+  """Returns the split that the last part of a path with one names."""
   for part in reversed(path.lower().split(os.sep)):
-    words = re.split(r"[^a-z]+", part)
-    splits = {SPLIT_OF[word] for word in words if word in SPLIT_OF}
+    parts = re.split(r"[^a-z]+", part)
+    splits = {SPLIT_OF[text] for text in parts if text in SPLIT_OF}
     if len(splits) == 1:
       return splits.pop()
   return None

@@ -15,11 +15,11 @@ from vit_jax.data.imports.listing import (
   wanted,
 )
 
-_LABELS = ("int", "uint", "string", "large_string")  # begin the types' names
+_LABELS = ("int", "uint", "string", "large_string")  # prefixes of types
 
 
 def listed(name: str, options: Options) -> Listing:
-  """Lists a data set, which the library downloads unless it has it.
+  """Lists a data set, which the library downloads on first use.
 
   Args:
     name: A name of the hub, with ":CONFIG" if it has several; or the folder of
@@ -54,12 +54,12 @@ def listed(name: str, options: Options) -> Listing:
   }
   image = pick_column("image", images, kinds, options.image, where)
   label = pick_column("label", labels, kinds, options.label, where)
-  stated = {
-    k: getattr(splits[k].features.get(label), "names", ()) for k in names
-  }
-  stated = common_names(stated, where)
+  class_names = common_names(
+    {k: getattr(splits[k].features.get(label), "names", ()) for k in names},
+    where,
+  )
   values = {v for split in names for v in splits[split].unique(label)}
-  classes = Classes(values, options.classes or stated, where)
+  classes = Classes(values, options.classes or class_names, where)
 
   # A data set may name files instead of holding their bytes: those of its
   # folder, and what the library has downloaded.
@@ -68,7 +68,7 @@ def listed(name: str, options: Options) -> Listing:
 
   def split_of(split: str) -> Split:
     data = splits[split].select_columns([image, label])
-    # The bytes as they are: decoded, they would have to be encoded anew.
+    # Encoded bytes, which are stored as they are.
     data = data.cast_column(image, datasets.Image(decode=False))
 
     def entries() -> Iterator[Entry]:
@@ -79,13 +79,11 @@ def listed(name: str, options: Options) -> Listing:
 
     return Split(len(data), entries)
 
-  return Listing(
-    classes.names, {split: split_of(split) for split in names}, classes.note
-  )
+  return Listing(classes.names, {split: split_of(split) for split in names})
 
 
 def split_names(splits: Iterable[str]) -> list[str]:
-  """Returns TFDS's names of splits; their own where two mean the same.
+  """Returns TFDS's names of splits, or their own if two have the same.
 
   Example:
     >>> split_names(["train", "dev"]), split_names(["val", "dev"])
@@ -109,7 +107,7 @@ def _loaded(datasets, name: str):
     else:
       name, _, config = name.partition(":")
       data = datasets.load_dataset(name, config or None)
-  except Exception as e:  # of many types; the library's own text explains best
+  except Exception as e:  # many types; the library's own text explains best
     raise ValueError(f"got hf:{name}: {type(e).__name__}: {e}") from None
   if isinstance(data, dict):
     return data

@@ -1,8 +1,7 @@
-"""What is known of a source before its images are read."""
+"""What the import of a source needs: splits, classes, columns, records."""
 
 import collections
 import dataclasses
-import itertools
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,25 +9,25 @@ from typing import NamedTuple
 
 from vit_jax.data.splits import SPLIT_FOLDERS
 
-# TFDS's names of the splits -> the words that stand for them.
+# TFDS's names of the splits -> usual names of folders and files.
 SPLITS = {
   "train": SPLIT_FOLDERS["train"],
   "validation": SPLIT_FOLDERS["val"],
   "test": SPLIT_FOLDERS["test"],
 }
-SPLIT_OF = {word: name for name, words in SPLITS.items() for word in words}
+SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
 LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
 _NUMBER = re.compile("-?[0-9]{1,18}")
 
 
 class Options(NamedTuple):
-  """What a user says of a source.
+  """The user's options for a source.
 
-  splits: Splits to import -> a pattern of the files that they are in, or None
-    where names tell. Empty: all splits that are found.
-  image: Column of the images; None: found by its type.
-  label: Column of the labels; None: found by its name and type.
-  classes: Names of the classes by label; None: the source tells.
+  splits: Splits to import -> pattern of their files, or None: by the names of
+    files. Empty: all splits.
+  image: Column of the images; None: by its type.
+  label: Column of the labels; None: by its name and type.
+  classes: Names of the classes by label; None: those of the source.
   """
 
   splits: Mapping[str, str | None] = {}
@@ -38,7 +37,7 @@ class Options(NamedTuple):
 
 
 class Entry(NamedTuple):
-  """A record: its unique name, encoded image and class, or what is wrong."""
+  """A record: its unique name, encoded image and class, or an error."""
 
   key: str
   image: bytes = b""
@@ -55,31 +54,29 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """The classes by label, and the splits by name; `note` is for the user."""
+  """The names of the classes by label, and the splits by name."""
 
   class_names: tuple[str, ...]
   splits: dict[str, Split]
-  note: str = ""
 
 
 class Classes:
   """The numbers of classes, from all labels that a source has.
 
-  Whole numbers are labels as they are, and so are texts if all are numbers,
-  "007" as well, unless "7" occurs too and names are not given. Otherwise texts
-  are names of classes, numbered in sorted order (by value, then as text, if
-  all are numbers) or in that of `given`. `note` says where two texts are one
-  number.
+  Whole numbers are labels as they are, and so are texts if all of them are
+  whole numbers. Otherwise texts are names of classes, numbered in sorted order
+  or in that of `given`.
 
   Args:
-    labels: The labels that occur; None, blanks and, among numbers, negative
-      ones are missing labels.
-    given: Names of the classes by label, if the user or the source tells.
+    labels: The labels that occur. None and blanks are missing labels, and so
+      are negative numbers.
+    given: Names of the classes by label, from the user or the source; None: the
+      labels themselves.
     where: The source, for messages.
 
   Raises:
     ValueError: There are no labels, names that are not given, more numbers than
-      names, or numbers that can be no labels; or two classes have one name.
+      names, or numbers that cannot be labels; or two classes have one name.
   """
 
   def __init__(
@@ -87,41 +84,31 @@ class Classes:
   ):
     texts = {text for text in map(_text, labels) if text}
     self._are_numbers = all(_NUMBER.fullmatch(text) for text in texts)
-    self._index = dict.fromkeys(texts, -1)
-    self.note = ""
     if self._are_numbers:
-      texts = sorted((t for t in texts if int(t) >= 0), key=_by_value)
-      if not given and (twice := _one_number(texts)):
-        self._are_numbers = False
-        self.note = (
-          f"labels are names of classes, numbered by value, since {twice[0]!r}"
-          f" and {twice[1]!r} would be one number"
-        )
-    else:
-      texts = sorted(texts)
+      texts = {text for text in texts if int(text) >= 0}
     if not texts:
       raise ValueError(f"got {where} without any label, expected one an image.")
     if self._are_numbers:
-      present = {*map(int, texts)}
-      self.names = given or _numbers(present, where)
-      if max(present) >= len(self.names):
+      numbers = {*map(int, texts)}
+      self.names = given or _numbers(numbers, where)
+      if max(numbers) >= len(self.names):
         raise ValueError(
-          f"got label {max(present)} in {where}, expected 0 to"
+          f"got label {max(numbers)} in {where}, expected 0 to"
           f" {len(self.names) - 1}, as there are {len(self.names)} names of"
           " classes."
         )
     else:
-      self.names = given or tuple(texts)
+      self.names = given or tuple(sorted(texts))
       if missing := sorted({*texts} - {*self.names}):
         raise ValueError(
           f"got the classes {missing[:5]} in {where}, expected one of the"
           f" {len(self.names)} given names, such as {self.names[0]!r}."
         )
-    self._index |= {name: i for i, name in enumerate(self.names)}
+    self._index = {name: i for i, name in enumerate(self.names)}
     check_names(self.names, where)
 
   def index(self, label) -> int:
-    """Returns the class of a label; -1 where it is missing."""
+    """Returns the class of a label; -1 if it is missing."""
     text = _text(label)
     if not text:
       return -1
@@ -129,20 +116,10 @@ class Classes:
 
 
 def _text(label) -> str:
-  """Returns a label as it is written, without blanks; "" means no label."""
+  """Returns a label as text without blanks around it; "": no label."""
   if isinstance(label, bytes):
     label = label.decode("utf-8", "replace")
   return "" if label is None else str(label).strip()
-
-
-def _by_value(text: str) -> tuple[int, str]:
-  return int(text), text
-
-
-def _one_number(texts: Sequence[str]) -> tuple[str, str] | None:
-  """Returns the first two neighbours of the same value, if any."""
-  pairs = itertools.pairwise(texts)
-  return next((pair for pair in pairs if int(pair[0]) == int(pair[1])), None)
 
 
 def _numbers(present: set[int], where: str) -> tuple[str, ...]:
@@ -156,28 +133,25 @@ def _numbers(present: set[int], where: str) -> tuple[str, ...]:
 
 
 def common_names(
-  stated: Mapping[str, Sequence[str] | None], where: str
+  names: Mapping[str, Sequence[str] | None], where: str
 ) -> tuple[str, ...] | None:
-  """Returns the names of the classes by label that the parts of a source state.
+  """Returns the names of the classes by label; None if there are none.
 
   Args:
-    stated: Part -> the names that it states, if any.
+    names: Part of a source -> the names in its metadata, if any.
     where: The source, for messages.
 
   Raises:
-    ValueError: A label is one class in a part and another one in the next.
+    ValueError: Two parts have different names.
   """
-  known = {part: tuple(names) for part, names in stated.items() if names}
-  most = max(known, key=lambda part: len(known[part]), default=None)
-  for part, names in known.items():
-    for label, pair in enumerate(zip(known[most], names, strict=False)):
-      if pair[0] != pair[1]:
-        raise ValueError(
-          f"got {where}, whose label {label} is {pair[0]!r} in {most} and"
-          f" {pair[1]!r} in {part}, expected the same class in all; Hugging"
-          " Face's Dataset.align_labels_with_mapping makes them so."
-        )
-  return known.get(most)
+  parts = {tuple(v): part for part, v in names.items() if v}
+  if len(parts) > 1:
+    one, other, *_ = parts.values()
+    raise ValueError(
+      f"got {where}, whose classes differ between {one} and {other}, expected"
+      " the same in all: see Hugging Face's Dataset.align_labels_with_mapping."
+    )
+  return next(iter(parts), None)
 
 
 def read_names(path: str) -> tuple[str, ...]:
@@ -205,7 +179,7 @@ def check_names(names: tuple[str, ...], where: str) -> None:
       f"got two classes of the name {twice!r} in {where}, expected different"
       " ones."
     )
-  # TFDS keeps them in a file, one a line, without blanks around them.
+  # TFDS stores them in a file, one a line, without blanks around them.
   for name in names:
     if name != name.strip() or not name or len(name.splitlines()) > 1:
       raise ValueError(
@@ -215,12 +189,12 @@ def check_names(names: tuple[str, ...], where: str) -> None:
 
 
 def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
-  """Raises ValueError for options, of these names, that would have no effect.
+  """Raises ValueError for options that would have no effect.
 
   Args:
-    options: Options of the user.
-    names: Those that this kind of source does not go by.
-    why: The source, and what it goes by instead.
+    options: The user's options.
+    names: Options that this kind of source does not use.
+    why: The source, and what it uses instead.
   """
   if given := [f"--{k}" for k in names if getattr(options, k) is not None]:
     raise ValueError(
@@ -231,10 +205,10 @@ def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
 def wanted(
   available: Collection[str], options: Options, where: str
 ) -> list[str]:
-  """Returns the splits to import, of those that there are.
+  """Returns those of the available splits that are to be imported.
 
   Raises:
-    ValueError: A split that is not there, or a pattern.
+    ValueError: A split that is not available, or a pattern.
   """
   if any(options.splits.values()):
     raise ValueError(
@@ -260,14 +234,14 @@ def pick_column(
 
   Args:
     role: "image" or "label", the name of the flag.
-    candidates: Columns that could be it -> their types.
-    others: All further columns -> their types.
+    candidates: Columns of a fitting type -> their types.
+    others: All columns -> their types.
     given: The column that the user names, if any.
     where: The source, for messages.
 
   Raises:
-    ValueError: The column is not there or of another type; or none could be
-      it; or several, of which none has the usual name.
+    ValueError: The given column does not exist or has another type; or no
+      column fits; or several do, and none has a usual name.
   """
   if given is not None and given in candidates:
     return given

@@ -20,8 +20,8 @@ from vit_jax.data.imports.listing import (
   pick_column,
 )
 
-_ROWS = 64  # Images in memory at a time.
-_LABELS = 1000  # Labels, which may be texts of any length.
+_ROWS = 64  # images in memory at a time
+_LABELS = 1000  # labels in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Feature:
 
 def broken() -> tuple[type[Exception], ...]:
   """Returns what pyarrow raises on damaged files."""
-  import pyarrow  # Here, because other kinds need it not.
+  import pyarrow  # here, because other kinds do not need it
 
   return pyarrow.ArrowException, OSError, ValueError, OverflowError
 
@@ -75,9 +75,10 @@ def listed(path: str, options: Options) -> Listing:
         f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
         " file again."
       ) from None
-  stated = {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}
-  stated = common_names(stated, where)
-  classes = Classes(labels, options.classes or stated, where)
+  class_names = common_names(
+    {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
+  )
+  classes = Classes(labels, options.classes or class_names, where)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
@@ -94,9 +95,7 @@ def listed(path: str, options: Options) -> Listing:
 
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
-  return Listing(
-    classes.names, {k: split_of(v) for k, v in by_split.items()}, classes.note
-  )
+  return Listing(classes.names, {k: split_of(v) for k, v in by_split.items()})
 
 
 def _entry(key: str, image, label, classes: Classes) -> Entry:
@@ -132,7 +131,7 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
 
 
 def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
-  """Returns the classes that Hugging Face's metadata name."""
+  """Returns the names of the classes in Hugging Face's metadata."""
   metadata = (schema.metadata or {}).get(b"huggingface")
   if not metadata:
     return None

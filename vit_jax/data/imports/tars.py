@@ -1,7 +1,7 @@
 """Reads the members of tars, whole or cut off.
 
-Nothing is ever extracted to disk, and only members that are files are read:
-names with "..", links and devices lead nowhere.
+Nothing is extracted to disk, and only members that are files are read, so that
+names with "..", links and devices do no harm.
 """
 
 import gzip
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 _BLOCK = 512
 _CHUNK = 2**20  # bytes read at once, whatever size a header states
 
-# What reading a broken tar raises; the last three where a header has numbers
-# that are none, or chains of headers without an end.
+# What reading a broken tar raises; the last three for headers with malformed
+# numbers, or endless chains of headers.
 BROKEN = (
   *(tarfile.TarError, OSError, EOFError, zlib.error),
   *(ValueError, OverflowError, RecursionError),
@@ -36,29 +36,28 @@ def opened(stream: io.BufferedReader) -> tarfile.TarFile:
 
 
 def is_gzip(tar: tarfile.TarFile) -> bool:
-  """Whether going back to a member begins at the start of the file again."""
+  """Whether seeking backwards would decompress from the start again."""
   return isinstance(tar.fileobj, gzip.GzipFile)
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-  """Yields all members; the library's list of them is cleared."""
+  """Yields all members, and clears the library's list of them."""
   while (member := tar.next()) is not None:
     tar.members.clear()
     yield member
 
 
-def files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def file_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
   """Yields the members that are files.
 
   Raises:
-    BROKEN: The tar is broken. Python's library takes one that is cut off within
-      a header for a whole one; here the block of zeros that ends every tar must
-      be there.
+    BROKEN: The tar is broken. The block of zeros that ends every tar must be
+      there, because Python's library accepts a tar that is cut off in a header.
   """
   for member in members(tar):
     if member.isfile():
       yield member
-  # Gzip has an end of its own, and to go back in it is slow.
+  # Gzip checks its own end, and seeking backwards in it is slow.
   if not is_gzip(tar):
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):

@@ -1,11 +1,11 @@
 """WebDataset tars: consecutive members of one name are a record.
 
-Read with Python's own tarfile: the format is a few lines, and the labels are
-needed once before the images, for which a tar's headers are enough. The library
-`webdataset` is made for streams and would add its own shuffling.
+Python's tarfile reads them: the format is a few lines, and the labels, needed
+before the images, take only a tar's headers. The library `webdataset` is
+made for streams and would add its own shuffling.
 
-A member's name up to the first dot after the last slash is the record's, the
-rest says what it is: an image by its last ending (.jpg, .png, ...), `.cls` the
+A member's name up to the first dot after the last slash is the record's name;
+the rest is the extension: that of an image (.jpg, .png, ...), or `.cls`, the
 label, a number or the name of a class. Hidden members, such as `._1.jpg` of
 macOS, are no records.
 """
@@ -26,10 +26,10 @@ from vit_jax.data.imports.listing import (
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
-_AGAIN = "again."  # before the extension of a member that a record has twice
+_AGAIN = "again."  # prefix of an extension that a record has twice
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
-# Extension -> member; of a compressed tar its contents.
+# Extension -> member, or its contents if the tar is compressed.
 _Members = dict[str, tarfile.TarInfo | bytes]
 
 
@@ -39,7 +39,7 @@ def listed(path: str, options: Options) -> Listing:
   Raises:
     ValueError: No tars, no labels in them, or an option for other kinds.
   """
-  why = f"webdataset:{path}, whose images and labels are found by their endings"
+  why = f"webdataset:{path}, whose images and labels have fixed endings"
   check_unused(options, ("image", "label"), why)
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
   labels, counts = set(), {}
@@ -60,9 +60,7 @@ def listed(path: str, options: Options) -> Listing:
   def split_of(split: str) -> Split:
     return Split(counts[split], lambda: _entries(by_split[split], classes))
 
-  return Listing(
-    classes.names, {split: split_of(split) for split in by_split}, classes.note
-  )
+  return Listing(classes.names, {split: split_of(split) for split in by_split})
 
 
 def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
@@ -97,14 +95,14 @@ def _groups(
 ) -> Iterator[tuple[tarfile.TarFile, str, _Members | None]]:
   """Yields (tar, name, members) of the records of a tar.
 
-  Where the tar is broken, the last one is (tar, what is wrong, None).
+  The last one of a broken tar is (tar, error, None).
   """
   tar, name, members, count = None, None, {}, 0
   try:
     with open(path, "rb") as file, tars.opened(file) as tar:
       is_gzip = tars.is_gzip(tar)
-      for member in tars.files(tar):
-        # Bytes that are no text would fail wherever the name is written.
+      for member in tars.file_members(tar):
+        # A name with bytes that are no text could not be written.
         member_name = member.name.encode("utf-8", "replace").decode()
         folder, base = os.path.split(member_name)
         if base.startswith("."):

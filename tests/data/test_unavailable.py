@@ -1,0 +1,157 @@
+"""Broken records, and stores that do not answer, in the middle of a run."""
+
+import builtins
+import dataclasses
+import errno
+import os
+
+import numpy as np
+import pytest
+from kinds import encoded, photo
+from numbered import OPS, Numbers, assert_same, global_batches, numbers
+
+from vit_jax.batch import DataError
+from vit_jax.data import decoding, pipeline, sources
+from vit_jax.data.tf_cpu import tf
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Damaged(Numbers):
+  """As `Numbers`, but encoded, and one record is cut short."""
+
+  broken: int
+
+  def load(self, raw):
+    record = super().load(raw)
+    png = tf.io.encode_png(record["image"])
+    is_bad = raw["index"] == self.broken
+    png = tf.where(is_bad, tf.strings.substr(png, 0, 50), png)
+    return {**record, "image": png}
+
+
+@pytest.mark.parametrize(
+  "processes", [1, pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_a_broken_image_in_mid_run_shifts_nothing(processes, caplog):
+  good = global_batches(numbers(50), 8, processes, start_step=1)
+  seen = set(good[0]["index"].tolist())
+  broken = next(i for i in good[4]["index"].tolist() if i not in seen)
+  hits = [broken in batch["index"] for batch in good]
+  assert not hits[0] and sum(hits) > 1
+  source = Damaged(
+    name="n", split="s", num_examples=50, num_classes=7, broken=broken
+  )
+  bad = global_batches(source, 8, processes, start_step=1)
+  assert len(caplog.records) == 1
+  assert f"Cannot use record {broken} of 'n', split 's'" in caplog.text
+  for batch, expected in zip(bad, good, strict=True):
+    is_bad = expected["index"] == broken
+    np.testing.assert_array_equal(batch["mask"], ~is_bad)
+    np.testing.assert_array_equal(batch["index"], expected["index"])
+    np.testing.assert_array_equal(
+      batch["image"][~is_bad], expected["image"][~is_bad]
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Far(Numbers):
+  """As `Numbers`, from a store that raises the errors, once each."""
+
+  errors: list
+
+  def fetch(self, indices):
+    def ask(indices):
+      if self.errors:
+        raise self.errors.pop()
+      return indices
+
+    indices_again = tf.numpy_function(ask, [indices], tf.int64, stateful=True)
+    return {"index": tf.ensure_shape(indices_again, indices.shape)}
+
+
+def far(errors):
+  return Far(name="n", split="s", num_examples=50, num_classes=7, errors=errors)
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    RuntimeError(f"pread() failed: {os.strerror(errno.ESTALE)}"),
+    *(
+      pytest.param(error, marks=pytest.mark.slow)
+      for error in [
+        RuntimeError("UNAVAILABLE: the server does not answer"),
+        tf.errors.UnavailableError(None, None, "HTTP 503"),
+      ]
+    ),
+  ],
+)
+def test_reading_waits_for_a_store(monkeypatch, caplog, error):
+  waits, expected = [], global_batches(numbers(50), 8)
+  monkeypatch.setattr(decoding.time, "sleep", waits.append)
+  source = far([error] * 100)
+  batches = global_batches(source, 8)
+  assert_same(batches, expected)
+  assert all(batch["mask"].all() for batch in batches) and not source.errors
+  times = [0.5, 1, 2, 4, 8, *[10] * 100]  # several are asked for at once
+  assert len(waits) > 1 and waits == times[: len(waits)]
+  assert f"{type(error).__name__}: {error}; trying again" in caplog.text
+  assert "Traceback" not in caplog.text
+
+
+def test_reading_does_not_wait_for_ever(monkeypatch):
+  monkeypatch.setattr(decoding, "RETRY_SECONDS", -1.0)  # over at once
+  source = far([])
+  batches = pipeline.train_batches(source, OPS, batch_size=16, seed=0)
+  next(batches)
+  source.errors[:] = [RuntimeError("UNAVAILABLE: it does not answer")] * 1000
+  with pytest.raises(DataError, match="reading 'n' .*it does not answer"):
+    for _ in range(100):
+      next(batches)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+  """Returns a function (path, errors): opening it raises them, one by one."""
+  errors, really = {}, builtins.open
+
+  def opened(path, *args, **kwargs):
+    numbers = errors.get(path if isinstance(path, int) else os.fsdecode(path))
+    if numbers:
+      number = numbers.pop(0)
+      raise OSError(number, os.strerror(number))
+    return really(path, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "open", opened)
+  return lambda path, *numbers: errors.setdefault(str(path), list(numbers))
+
+
+@pytest.mark.parametrize("name", ["ESTALE", "ETIMEDOUT", "ENOTCONN"])
+def test_reading_waits_for_a_file_of_a_folder(
+  tmp_path, failing, monkeypatch, caplog, name
+):
+  for folder in ("a", "b"):
+    (tmp_path / folder).mkdir()
+    for i in range(3):
+      (tmp_path / folder / f"{i}.png").write_bytes(
+        encoded(photo(24 + i), "PNG")
+      )
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  ops = "decode|resize((24, 40))"
+  (expected,) = pipeline.eval_batches(source, ops, batch_size=6)
+  path, waits = source.paths[2], []
+  os.rename(path, tmp_path / "away")
+  failing(path, *[getattr(errno, name)] * 3)
+
+  def wait(seconds):
+    waits.append(seconds)
+    if len(waits) == 3:
+      os.rename(tmp_path / "away", path)
+
+  monkeypatch.setattr(decoding.time, "sleep", wait)
+  (batch,) = pipeline.eval_batches(source, ops, batch_size=6)
+  assert waits == [0.5, 1, 2] and batch["mask"].all()
+  np.testing.assert_array_equal(batch["image"], expected["image"])
+  (line,) = [r.getMessage() for r in caplog.records]
+  text = os.strerror(getattr(errno, name))
+  assert line.endswith(f"UNAVAILABLE: {path}: {text}; trying again.")
