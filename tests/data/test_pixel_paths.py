@@ -194,15 +194,15 @@ def test_the_share_of_a_crop():
   [
     (
       "decode(dct='slow')|resize(8)",
-      "got dct 'slow', expected one of",
+      "dct: got 'slow', expected one of",
     ),
     (
       "decode(upsampling='no')|resize(8)",
-      "got upsampling 'no', expected",
+      "upsampling: got 'no', expected",
     ),
     (
       "decode|resize_torch(8, 'area')",
-      "got filter 'area', expected one",
+      "method: got 'area', expected one",
     ),
     (
       "decode|resize(8)|central_crop_torch(9)",

@@ -1,4 +1,4 @@
-"""Checks that need nothing but the config itself; all faults at once.
+"""Checks that need only the config itself; all errors at once.
 
 Checks that need the machine or the disk (devices, data sets, weights) are in
 `vit_jax.experiment`.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vit_jax.config import Config, OptimConfig
 from vit_jax.config.preprocessing import image_size
 
-# What float32 rounds to 1: with such a decay nothing is learned.
+# Larger decays are 1 in float32: nothing would be learned.
 ONE = 1 - 2**-25
 
 
@@ -30,7 +30,7 @@ def errors(
 
 
 def size_errors(config: Config, is_training: bool = True) -> list[str]:
-  """Returns errors without which model, data and run have a size.
+  """Returns the errors that leave model, data or run without a size.
 
   Args:
     config: The run.
@@ -50,7 +50,7 @@ def size_errors(config: Config, is_training: bool = True) -> list[str]:
 def option_errors(
   config: Config, is_training: bool = True, is_new: bool = True
 ) -> list[str]:
-  """Returns the other errors of the options, see `faults`."""
+  """Returns the other errors of the options, see `errors`."""
   return [
     *(_optim_errors(config.optim) if is_training else ()),
     *_evaluator_errors(config),
@@ -61,7 +61,7 @@ def option_errors(
 
 
 def warmup_errors(config: Config, total_steps: int) -> list[str]:
-  """Returns a fault unless the warm-up ends before the run does."""
+  """Returns an error unless the warm-up ends before the run does."""
   warmup = config.optim.warmup_steps
   if warmup < total_steps:
     return []
@@ -73,8 +73,7 @@ def warmup_errors(config: Config, total_steps: int) -> list[str]:
 
 
 def _seed_errors(seed: int, is_new: bool) -> Iterator[str]:
-  # jax draws weights and dropout from the last 32 bits alone, so that other
-  # seeds would repeat those of a smaller one.
+  # jax draws from the last 32 bits, so that larger seeds repeat smaller ones.
   least, end = (0, 2**32) if is_new else (-(2**63), 2**63)
   if not least <= seed < end:
     yield f"config.seed: got {seed}, expected {least:,} to {end - 1:,}."
@@ -139,17 +138,17 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
     if e.group is not None:
       cadences.setdefault(e.group, {})[e.name] = e.every_steps
   names = [e.name for e in config.evals]
-  for group, found in cadences.items():
+  for group, steps in cadences.items():
     if group in (*names, "train", "") or "/" in group:
       yield (
-        f"config.evals.{next(iter(found))}.group: got {group!r}, expected a"
+        f"config.evals.{next(iter(steps))}.group: got {group!r}, expected a"
         " name without '/' that no evaluator has, and other than 'train'."
       )
-    if len(set(found.values())) > 1:
-      told = ", ".join(f"{name} {steps}" for name, steps in found.items())
+    if len(set(steps.values())) > 1:
+      got = ", ".join(f"{name} {every}" for name, every in steps.items())
       yield (
-        f"config.evals.*.every_steps: got {told}, expected the same for the"
-        f" group {group!r}, of which a mean is written."
+        f"config.evals.*.every_steps: got {got}, expected the same for the"
+        f" group {group!r}, whose mean is written."
       )
 
 
@@ -167,7 +166,7 @@ def _objective_errors(config: Config) -> Iterator[str]:
   try:
     size = image_size(config.data.ops)
   except ValueError:
-    return  # told by `_image_errors`
+    return  # `_image_errors` reports it
   if not any(config.model.size_errors(size)):
     yield from objective.model_errors(config.model, size)
 
@@ -230,4 +229,4 @@ def _image_errors(config: Config) -> Iterator[str]:
   try:
     yield from config.model.size_errors(want)
   except ValueError:
-    return  # the model's own faults are told already
+    return  # `config.model.errors` reports it

@@ -1,8 +1,8 @@
 """The command line: argparse, the config file, its overrides.
 
-Only light modules are imported, so that `--help` answers at once. Commands of a
-config (`parse`) report every error of their words together; the others stop at
-the first, as argparse does.
+Only light modules are imported, so that `--help` is quick. Commands with a
+config (`parse`) report all errors together; the others (`parser`) stop at the
+first, as argparse does.
 """
 
 import argparse
@@ -34,7 +34,6 @@ NO_CHECKPOINT = (
   " --config=finetune:model=B/16."
 )
 _OVERRIDE = "--config."
-_NO_VALUE = object()  # of a flag that was given without its value
 
 
 class Args(NamedTuple):
@@ -43,7 +42,7 @@ class Args(NamedTuple):
   config: Options with errors have their defaults; see `errors`.
   config_name: File name of the config without its ending, e.g. "vit_l16".
   flags: Flags of this command, by name; absent ones are None.
-  errors: One text each, to be raised with those found later.
+  errors: One text each, to be raised together with later ones.
   """
 
   config: Config
@@ -53,15 +52,15 @@ class Args(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-  """Takes files before and behind flags.
+  """argparse with files before and behind flags.
 
-  It finds the home folder in --flag=~/x, and names the known flag that is
+  It finds the home folder in --flag=~/x, and suggests the known flag that is
   nearest to an unknown one.
   """
 
   def parse_args(self, args=None, namespace=None):
     args = sys.argv[1:] if args is None else list(args)
-    if "--" in args:  # Python 3.11 forgets it where files may follow flags
+    if "--" in args:  # parse_intermixed_args of Python 3.11 drops it
       return super().parse_args(args, namespace)
     return self.parse_intermixed_args(args, namespace)
 
@@ -83,7 +82,7 @@ def parser(
 
   Args:
     verb: Name of the command.
-    description: What it does; its line breaks stay.
+    description: What it does; line breaks stay.
     example: Command lines as a user types them, each a line.
     usage: The first line behind the verb; None: every option.
   """
@@ -124,39 +123,34 @@ def parse(
   Args:
     verb: Name of the command, e.g. "train", for the help text.
     flags: Further flags and what they mean.
-    argv: The words after the command.
+    argv: The arguments after the verb.
     switches: Flags that need no value, and are then "true".
-    several: Flags that may be given more than once; all their values are one
-      text, a line each.
-    alone: Flags beside which --checkpoint=FILE needs no config: options then
-      have their defaults, but for `BATCH_OF_FILES` images a batch.
+    several: Flags that may be given more than once; their values are joined, a
+      line each.
+    alone: Flags with which --checkpoint=FILE needs no config: options then have
+      their defaults, except for `BATCH_OF_FILES` images a batch.
     description: What the command does, for the help text.
     example: Command lines, each a line, for the help text.
 
   Returns:
-    `Args`. Ends the process after `--help`, and, with all errors, where no
-    config can be loaded.
+    `Args`. Ends the process after `--help`, and, with all errors, if there is
+    no config.
   """
   values, overrides, errors = _split(argv, flags, switches, several)
   section, source = values.pop("help"), values.pop("config")
-  if section is _NO_VALUE:
+  if section == "":
     print(help_text.screen(verb, flags, description, example))
     sys.exit(0)
-  # A config or checkpoint without its value is an error already.
-  is_named = _NO_VALUE in (source, values.get("checkpoint"))
-  fake_data = values.pop("fake_data")
-  if fake_data is not None:
-    overrides["fake_data"] = "true" if fake_data is _NO_VALUE else fake_data
-  source = None if source is _NO_VALUE else source
-  given = {k: None if v is _NO_VALUE else v for k, v in values.items()}
-  loaded = None
+  if fake_data := values.pop("fake_data"):
+    overrides["fake_data"] = fake_data
+  checkpoint, loaded = values.get("checkpoint"), None
   try:
     if source:
       loaded = config_files.call(source)
-    elif given.get("checkpoint"):
-      is_alone = any(given[flag] for flag in alone)
-      loaded = _of_checkpoint(given["checkpoint"], is_alone, alone)
-    elif not section and not is_named:
+    elif checkpoint:
+      is_alone = any(values[flag] for flag in alone)
+      loaded = _checkpoint_config(checkpoint, is_alone, alone)
+    elif not section and "" not in (source, checkpoint):  # "": reported already
       errors.append(NO_CHECKPOINT if "checkpoint" in flags else NO_CONFIG)
   except ValueError as e:
     errors.append(str(e))
@@ -171,10 +165,11 @@ def parse(
       sys.exit(str(e))
     sys.exit(0)
   config, more = build(options)
-  if not loaded:  # further errors would not be those of the user's config
+  if not loaded:  # what follows would not be about the user's config
     sys.exit(str(ConfigError(errors + more)))
   name = pathlib.PurePath(config_files.split(source or "")[0]).stem
-  return Args(config, name, given, errors + more)
+  flag_values = {flag: value or None for flag, value in values.items()}
+  return Args(config, name, flag_values, errors + more)
 
 
 def parse_tasks(
@@ -182,20 +177,19 @@ def parse_tasks(
 ) -> dict[str, tuple[str, str, Args]]:
   """Parses a command line for each task of a config file that has several.
 
-  Such a file has a function `get_tasks(argument)` beside `get_config`, which
-  returns task -> (group, argument of `get_config`), or {} where the argument
-  stands for one run alone.
+  Such a file has a function `get_tasks(argument)` beside `get_config`. It
+  returns task -> (group, argument of `get_config`), or {} if the argument
+  stands for one run.
 
   Args:
     verb, flags, argv, **options: As for `parse`.
 
   Returns:
-    Task -> (group, config file with argument, what `parse` returns); the only
-    task of other config files has the name and the group "".
+    Task -> (group, config file with argument, what `parse` returns). Other
+    config files have one task; its name and its group are "".
   """
   values, _, _ = _split(argv, flags, (), ())
-  source = values["config"]
-  source = source if isinstance(source, str) else ""
+  source = values["config"] or ""
   tasks = {"": ("", source)}
   file, _ = config_files.split(source)
   with contextlib.suppress(ValueError):  # no such file: `parse` reports it
@@ -210,15 +204,15 @@ def parse_tasks(
 
 
 def ask(source: str, name: str) -> Any:
-  """Returns what a function of a config file beside `get_config` returns.
+  """Calls a function of a config file other than `get_config`.
 
   Args:
     source: Config file, and after a colon the argument.
     name: The function.
 
   Returns:
-    None if the file has no such function. Ends the process, with an
-    explanation, where the function fails.
+    Its result; None if the file has no such function. Ends the process, with an
+    explanation, if the function fails.
   """
   try:
     return config_files.call(source, name)
@@ -231,73 +225,75 @@ def _split(
   flags: Iterable[str],
   switches: Iterable[str],
   several: Iterable[str],
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+) -> tuple[dict[str, str | None], dict[str, str], list[str]]:
   """Returns values of the flags, overrides of the config, and errors.
 
-  A flag that is absent has None; one without its value has `_NO_VALUE`, and an
-  error unless it needs none.
+  An absent flag has None; one without a value has "true" if it is a switch, and
+  otherwise "" and, except for --help, an error.
   """
   errors: list[str] = []
   rest, overrides = _overrides(at_home(list(argv)), errors)
   known = ["config", "fake_data", "help", *flags]
-  words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  flag_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   for name in known:
-    words.add_argument(
+    flag_parser.add_argument(
       *(("-h",) if name == "help" else ()),
       f"--{name}",
       nargs="?",
-      const="true" if name in switches else _NO_VALUE,
+      const="true" if name in (*switches, "fake_data") else "",
       action="append",
       default=[],
     )
-  parsed, unknown = words.parse_known_args(rest)
-  values: dict[str, Any] = {}
+  parsed, unknown = flag_parser.parse_known_args(rest)
+  values: dict[str, str | None] = {}
   for name, texts in vars(parsed).items():
-    if _NO_VALUE in texts and name not in ("fake_data", "help"):
+    if "" in texts and name != "help":
       errors.append(f"--{name}: got no value, expected --{name}=VALUE.")
     elif name in several and texts:
       texts = ["\n".join(texts)]
     values[name] = texts[-1] if texts else None
-  is_value = False  # of an unknown flag
-  for word in unknown:
-    name, equals, _ = word.lstrip("-").partition("=")
-    if word.startswith("-"):
+  is_value = False  # whether an unknown flag came before
+  for text in unknown:
+    name, equals, _ = text.lstrip("-").partition("=")
+    if text.startswith("-"):
       errors.append(f"--{name}: no such flag.{nearest(name, known)}")
     elif not is_value:
-      errors.append(f"{word!r}: got a bare word, expected --flag=value.")
-    is_value = word.startswith("-") and not equals
+      errors.append(f"{text!r}: got a bare word, expected --flag=value.")
+    is_value = text.startswith("-") and not equals
   return values, overrides, errors
 
 
 def _overrides(
   argv: list[str], errors: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-  """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the words.
+  """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the arguments.
 
-  argparse could not: the keys depend on the config.
+  argparse cannot, since the keys depend on the config.
   """
   rest, overrides = [], {}
-  words = list(reversed(argv))
-  while words:
-    word = words.pop()
-    if not word.startswith(_OVERRIDE):
-      rest.append(word)
+  remaining = [*reversed(argv)]
+  while remaining:
+    text = remaining.pop()
+    if not text.startswith(_OVERRIDE):
+      rest.append(text)
       continue
-    key, equals, value = word.removeprefix(_OVERRIDE).partition("=")
+    key, equals, value = text.removeprefix(_OVERRIDE).partition("=")
     if equals:
       overrides[key] = value
-    elif words and not words[-1].startswith("--"):
-      overrides[key] = words.pop()
+    elif remaining and not remaining[-1].startswith("--"):
+      overrides[key] = remaining.pop()
     else:
-      errors.append(f"{word}: got no value, expected {word}=VALUE.")
+      errors.append(f"{text}: got no value, expected {text}=VALUE.")
   return rest, overrides
 
 
-def _of_checkpoint(path: str, is_alone: bool, alone: Iterable[str]) -> dict:
+def _checkpoint_config(
+  path: str, is_alone: bool, alone: Iterable[str]
+) -> dict[str, Any]:
   """Returns the config of a checkpoint's run, or that of a published file.
 
   Raises:
-    ValueError: There is none; the message is for the user.
+    ValueError: There is none.
   """
   try:
     values = config_files.config_of_run(path)

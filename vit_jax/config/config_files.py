@@ -18,7 +18,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 def known_folder() -> pathlib.Path:
   """Returns the folder of the project's own config files.
 
-  It is `configs/` of the repository, which a wheel holds inside the package.
+  It is `configs/` of the repository, and inside the package in a wheel.
   """
   installed = _PACKAGE / "configs"
   return installed if installed.is_dir() else _PACKAGE.parent / "configs"
@@ -50,26 +50,26 @@ def find(file: str) -> pathlib.Path:
   """Returns the path of a config file.
 
   Args:
-    file: A path; or a name, with or without .py, which is searched for in the
-      current folder, in its `configs/`, and among the project's own, which
-      `configs/<name>.py` names, too, where the current folder has no such file.
+    file: A path; or a name, with or without .py, of a file in the current
+      folder, in its `configs/` or among the project's own, in this order. The
+      last are also found as `configs/<name>.py`.
 
   Raises:
-    ValueError: There is none; the message has the nearest name.
+    ValueError: There is no such file; the message has the nearest name.
   """
   path = pathlib.Path(file)
   path = path if path.suffix == ".py" else path.parent / f"{path.name}.py"
-  places, expected = [path], "no Python file"
+  candidates, expected = [path], "no Python file"
   if path.parent == pathlib.Path():
-    places.append("configs" / path)
+    candidates.append("configs" / path)
   if path.parent in (pathlib.Path(), pathlib.Path("configs")):
-    places.append(known_folder() / path.name)
+    candidates.append(known_folder() / path.name)
     expected = "neither a Python file nor the name of a config"
-  for place in places:
-    if place.is_file():
-      return place
+  for candidate in candidates:
+    if candidate.is_file():
+      return candidate
   names = [p.name for p in path.parent.glob("*.py")]
-  names += known() if len(places) > 1 else ()
+  names += known() if len(candidates) > 1 else ()
   near = nearest(pathlib.Path(file).name, names)
   listed = f" Those of the project: {', '.join(known())}."
   raise ValueError(
@@ -78,7 +78,7 @@ def find(file: str) -> pathlib.Path:
 
 
 def recipe(source: str) -> Any:
-  """Returns the config of another of the project's own files, to be changed.
+  """Returns the config of one of the project's own files, to be changed.
 
   Args:
     source: Name and argument, such as "vit:B/16,imagenet21k".
@@ -106,7 +106,7 @@ def call(source: str, name: str = "get_config") -> Any:
     name: The function; one other than get_config may be missing.
 
   Returns:
-    Its result, a ConfigDict of get_config as a dict; None if it is missing.
+    Its result, of get_config as a dict; None if the function is missing.
 
   Raises:
     ValueError: There is no such file, or it fails; the message is for the user.
@@ -135,7 +135,7 @@ def call(source: str, name: str = "get_config") -> Any:
 
 
 def run_of(checkpoint: str) -> epath.Path | None:
-  """Returns the folder of the run that a checkpoint or step is of, if any.
+  """Returns the folder of the run that has a checkpoint; None: no run has it.
 
   Raises:
     ValueError: Its config.json is damaged.
@@ -143,14 +143,14 @@ def run_of(checkpoint: str) -> epath.Path | None:
   folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     file = parent / "config.json"
-    # One without an optimizer is of another program.
+    # A config.json without an optimizer is another program's.
     if file.is_file() and "optim" in json_file.read(file):
       return parent
   return None
 
 
 def config_of_run(checkpoint: str) -> dict | None:
-  """Returns the config that the run of a checkpoint was made with, if any.
+  """Returns the config of the run that has a checkpoint; None: no run has it.
 
   Raises:
     ValueError: Its config.json is damaged.

@@ -1,14 +1,14 @@
 """From an encoded image to a model's pixels, as the libraries evaluate.
 
-A `PixelPath` is a string of operations taken apart, so that one step of it can
+A `PixelPath` has the steps of a string of operations, so that one of them can
 be exchanged. Three libraries have scored the published checkpoints:
 
-- timm (`timm`): the shorter side to floor(pixels / crop share), bicubic, by
-  Pillow; the centre. With a share of 1 the aspect ratio is kept, too.
-- Google's vision_transformer (`google`): the whole image to the model's size,
-  bilinear, without antialiasing, aspect ratio not kept.
-- big_vision (`big_vision`): the shorter side to 8/7 of the model's size (256
-  for 224) by the mean over areas; the centre.
+- timm (`timm`): resizes the shorter side to floor(pixels / crop share) by
+  Pillow's bicubic filter, and crops the centre, even with a share of 1.
+- Google's vision_transformer (`google`): resizes the whole image to the model's
+  size, whatever its aspect ratio, bilinear, without antialiasing.
+- big_vision (`big_vision`): resizes the shorter side to 8/7 of the model's size
+  (256 for 224) by the mean over areas, and crops the centre.
 
 Source: timm 1.0.31, data/transforms_factory.py; vision_transformer,
 vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
@@ -26,9 +26,6 @@ from vit_jax.config.preprocessing import (
 )
 from vit_jax.options import shown
 
-# Options of the operation `decode` that steps exchange, at their defaults.
-DECODING = {"dct": "fast", "upsampling": "fancy"}
-
 
 @dataclasses.dataclass(frozen=True)
 class PixelPath:
@@ -40,12 +37,13 @@ class PixelPath:
       whole image is resized to `size`.
     dct: Inverse transform of a JPEG: "fast", TensorFlow's default, or
       "accurate", Pillow's.
-    upsampling: Of a JPEG's colours: "fancy", interpolated, or "plain".
-    resizer: Whose arithmetic, and whose rounding of sides and of the place of
-      the crop: "tensorflow" or "pillow", with torchvision.
-    filter: "bilinear", "bicubic" or, by TensorFlow, "area" or "nearest".
-    antialias: Whether the filter is widened when shrinking. Pillow always does,
-      and for "area" and "nearest" it has no meaning.
+    upsampling: How a JPEG's colours are enlarged: "fancy", interpolated, or
+      "plain".
+    resizer: Library whose arithmetic is used, and whose rounding of sides and
+      crops: "tensorflow", or "pillow" with torchvision.
+    filter: "bilinear", "bicubic" or, with TensorFlow, "area" or "nearest".
+    antialias: Whether the filter is widened when shrinking. Pillow always
+      widens it; "area" and "nearest" ignore it.
   """
 
   size: tuple[int, int]
@@ -59,41 +57,39 @@ class PixelPath:
   @property
   def ops(self) -> str:
     """The operations, as `config.data.ops`."""
-    height, width = self.size
-    whole = height if height == width else self.size
-    is_torch = self.resizer == "pillow"
-    name = "resize" if self.short is None else "resize_small"
-    options = [repr(whole if self.short is None else self.short)]
-    if self.filter != _default_filter(name, is_torch):
+    decoding = {"dct": self.dct, "upsampling": self.upsampling}
+    defaults = Op("decode", (), {}).arguments
+    options = [f"{k}={v!r}" for k, v in decoding.items() if v != defaults[k]]
+    decode = f"decode({', '.join(options)})" if options else "decode"
+
+    whole, is_torch = _side(self.size), self.resizer == "pillow"
+    ending = "_torch" * is_torch
+    name = ("resize" if self.short is None else "resize_small") + ending
+    target = whole if self.short is None else self.short
+    options = [repr(target)]
+    if self.filter != Op(name, (target,), {}).arguments["method"]:
       options.append(repr(self.filter))
     if self.antialias and not is_torch:
       options.append("antialias=True")
-    ending = "_torch" * is_torch
-    parts = [self._decode, f"{name}{ending}({', '.join(options)})"]
+    parts = [decode, f"{name}({', '.join(options)})"]
     if self.short is not None:
       parts.append(f"central_crop{ending}({whole})")
     return "|".join(parts)
 
   @property
-  def _decode(self) -> str:
-    given = {"dct": self.dct, "upsampling": self.upsampling}
-    options = [f"{k}={v!r}" for k, v in given.items() if v != DECODING[k]]
-    return f"decode({', '.join(options)})" if options else "decode"
-
-  @property
   def share(self) -> float | None:
-    """Side of the crop by the shorter side of the image; None: not cropped."""
+    """Side of the crop / shorter side of the image; None: not cropped."""
     return None if self.short is None else min(self.size) / self.short
 
   def cropped(self, share: float | None) -> "PixelPath":
-    """Returns the path with another share of the shorter side; None: all."""
+    """Returns the path with another share of the crop; None: not cropped."""
     short = None if share is None else _short(min(self.size), share)
     return dataclasses.replace(self, short=short)
 
   def at(self, size: tuple[int, int]) -> "PixelPath":
-    """Returns the path to images of another size, the share of the crop kept.
+    """Returns the path to images of another size, with the same share.
 
-    Where an image could be smaller than the crop, the whole is resized.
+    If an image could be smaller than the crop, the whole is resized.
     """
     short = self.short and self.short * min(size) // min(self.size)
     if short and short < max(size):
@@ -107,14 +103,16 @@ def timm(
   filter: str = "bicubic",
   mode: str = "center",
 ) -> PixelPath:
-  """Returns timm's evaluation; its crop_pct, interpolation and crop_mode.
+  """Returns timm's evaluation.
 
   Args:
-    size: (height, width), pixels. If it is no square, the whole image is
-      resized, whatever `mode` is.
-    share: Side of the crop by the shorter side of the image.
-    filter: "bicubic" or "bilinear"; others are taken as "bicubic".
-    mode: "center", or "squash", by which the whole image is resized.
+    size: (height, width), pixels. If they differ, the whole image is resized,
+      whatever `mode` is.
+    share: Side of the crop / shorter side of the image; timm's crop_pct.
+    filter: "bicubic" or "bilinear", timm's interpolation; others become
+      "bicubic".
+    mode: "center", or "squash", which resizes the whole image; timm's
+      crop_mode.
   """
   is_cropped = mode == "center" and size[0] == size[1]
   return PixelPath(
@@ -144,11 +142,9 @@ def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
     >>> centre_of(PixelPath((224, 224)), (256, 256))
     'decode|resize(256)|central_crop(224)'
   """
-  height, width = path.size
   ending = "_torch" * (path.resizer == "pillow")
   resize = dataclasses.replace(path, size=whole, short=None).ops
-  sides = height if height == width else path.size
-  return f"{resize}|central_crop{ending}({sides})"
+  return f"{resize}|central_crop{ending}({_side(path.size)})"
 
 
 def unlike(
@@ -157,12 +153,12 @@ def unlike(
   keys: Iterable[str],
   size: tuple[int, int],
 ) -> str:
-  """Returns a note on a preprocessing that no operations are.
+  """Returns a note on a preprocessing that no operations can express.
 
   Args:
     file: Name of the file that states it.
     about: Its contents.
-    keys: Those that decide on the pixels; those that it lacks are left out.
+    keys: The keys that decide on the pixels.
     size: (height, width) of the model's images, pixels.
   """
   given = ", ".join(
@@ -175,7 +171,7 @@ def unlike(
 
 
 def as_stored(ops: str) -> str:
-  """Returns the operations without the turn that EXIF asks for.
+  """Returns operations that ignore the orientation in EXIF.
 
   The pipelines of the published scores take pixels as they are stored.
 
@@ -192,7 +188,7 @@ def as_stored(ops: str) -> str:
 
 
 def taken_apart(ops: str) -> PixelPath | None:
-  """Returns the path of a string of operations, or None if it is no such path.
+  """Returns the path of a string of operations; None if they are no such path.
 
   Raises:
     ValueError: Malformed `ops`.
@@ -202,38 +198,32 @@ def taken_apart(ops: str) -> PixelPath | None:
     'area'
     >>> taken_apart("decode|resize(32)|pad(4)")
   """
-  size, (decode, *rest) = image_size(ops), parse_ops(ops)
-  names = tuple(op.name for op in rest)
-  is_torch = any(name.endswith("_torch") for name in names)
-  ending = "_torch" * is_torch
-  if names == (f"resize{ending}",):
-    resize, short = _Resize(*rest, is_torch), None
-  elif names == (f"resize_small{ending}", f"central_crop{ending}"):
-    resize = _Resize(rest[0], is_torch)
-    short = resize.size
-  else:
+  size, parsed = image_size(ops), parse_ops(ops)
+  names = [op.name for op in parsed]
+  ending = "_torch" * any(name.endswith("_torch") for name in names)
+  cropped = ["decode", f"resize_small{ending}", f"central_crop{ending}"]
+  if names not in (cropped, ["decode", f"resize{ending}"]):
     return None
-  if decode.name != "decode":
-    return None
-  given = dict(zip(DECODING, decode.args, strict=False)) | decode.kwargs
+  decode, resize = (op.arguments for op in parsed[:2])
   return PixelPath(
     size,
-    short,
-    **{key: given.get(key, default) for key, default in DECODING.items()},
-    resizer="pillow" if is_torch else "tensorflow",
-    filter=resize.filter,
-    antialias=resize.antialias,
+    resize["size"] if names == cropped else None,
+    dct=decode["dct"],
+    upsampling=decode["upsampling"],
+    resizer="pillow" if ending else "tensorflow",
+    filter=resize["method"],
+    antialias=resize.get("antialias", True),
   )
 
 
 def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
   """Returns operations that crop a resized whole, for another size of images.
 
-  Both sides of both steps are scaled alike, so that the share of the crop is
-  kept. None if the operations are no such two.
+  Both are scaled alike, so that the share of the crop stays. None if the
+  operations are others.
 
   Args:
-    ops: Operations, as of transformers' processor of DeiT.
+    ops: Operations, such as those of transformers' processor of DeiT.
     size: (height, width) of the new images, pixels.
 
   Raises:
@@ -255,26 +245,12 @@ def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
     for side, new, was in zip(whole.size, size, old, strict=True)
   )
   _, resize = dataclasses.replace(whole, size=first).ops.split("|")
-  sides = size[0] if size[0] == size[1] else size
-  return f"{decode}|{resize}|{names[-1]}({sides})"
+  return f"{decode}|{resize}|{names[-1]}({_side(size)})"
 
 
-class _Resize:
-  """The options of a resizing operation, defaults included."""
-
-  def __init__(self, op: Op, is_torch: bool):
-    given = dict(zip(("size", "method", "antialias"), op.args, strict=False))
-    given |= op.kwargs
-    name = op.name.removesuffix("_torch")
-    self.size = given["size"]
-    self.filter = given.get("method", _default_filter(name, is_torch))
-    self.antialias = is_torch or given.get("antialias", False)
-
-
-def _default_filter(name: str, is_torch: bool) -> str:
-  if is_torch:
-    return "bicubic"
-  return "bilinear" if name == "resize" else "area"
+def _side(size: tuple[int, int]) -> int | tuple[int, int]:
+  """Returns one number for a square."""
+  return size[0] if size[0] == size[1] else size
 
 
 def _short(side: int, share: float) -> int:

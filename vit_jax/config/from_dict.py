@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from vit_jax.options import check_choice, nearest, parse_value, shown, type_name
 
 T = TypeVar("T")
-# A value, its path for messages, and the list that errors are added to -> what
-# the field gets.
+# (value, its path for messages, list that errors are added to) -> value of the
+# field.
 Reader = Callable[[Any, str, list[str]], Any]
 
-MOST_UNKNOWN = 20  # listed one by one; a file of another program has more
+MOST_UNKNOWN = 20  # listed one by one; another program's file has thousands
 
 
 def at_least(low: int, default=None):
@@ -29,19 +29,18 @@ def from_dict(
   is_foreign: bool = False,
   readers: Mapping[str, Reader] | None = None,
 ) -> T:
-  """Builds a dataclass, of which every field has a default.
+  """Builds a dataclass whose fields all have defaults.
 
   Args:
     cls: The dataclass. Types of fields: those of `options.parse_value`, `dict`,
       `dict[str, T]`, `Any`, other dataclasses, and tuples of them.
     values: Name of a field -> value.
     where: Path of the values, for messages; "": the top of a file.
-    errors: Gets a message for each value that is wrong; its field keeps its
-      default.
-    is_foreign: Whether the values are JSON that another program may have
-      written: unknown names are ignored, null stands for the default, text is
-      no number, and a number alone may stand for several.
-    readers: Name of a field -> what reads it in place of its type.
+    errors: Gets a message for each wrong value, whose field keeps its default.
+    is_foreign: Whether another program may have written the values as JSON:
+      unknown names are ignored, null stands for the default, text is no number,
+      and one number may stand for several.
+    readers: Name of a field -> function that reads it.
   """
   if not isinstance(values, dict):
     errors.append(f"{where}: got {shown(values)}, expected options by name.")
@@ -49,14 +48,14 @@ def from_dict(
   fields = {f.name: f for f in dataclasses.fields(cls)}
   if not is_foreign:
     errors += _unknown(values, fields, where)
-  built = {}
+  read = {}
   for name, field in fields.items():
     value = values.get(name)
     if name not in values or is_foreign and value is None:
       continue
     path = f"{where}.{name}" if where else name
     if readers and name in readers:
-      built[name] = readers[name](value, path, errors)
+      read[name] = readers[name](value, path, errors)
       continue
     try:
       result = _value(field.type, value, path, errors, is_foreign)
@@ -65,10 +64,10 @@ def from_dict(
       numbers = result if isinstance(result, tuple) else (result,)
       if low is not None and any(number < low for number in numbers):
         raise ValueError(f"{path}: got {shown(value)}, expected {low} or more.")
-      built[name] = result
+      read[name] = result
     except ValueError as e:
       errors.append(str(e))
-  return cls(**built)
+  return cls(**read)
 
 
 def _unknown(values: dict, fields: Mapping[str, Any], where: str) -> list[str]:

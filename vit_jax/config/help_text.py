@@ -18,13 +18,13 @@ RUN, EVALS, ALL = "run", "evals", "all"
 def sections() -> dict[str, str]:
   """Returns the sections of the options, and what each is about."""
   fields = dataclasses.fields(Config)
-  found = {RUN: ", ".join(f.name for f in fields if f.metadata)}
+  listed = {RUN: ", ".join(f.name for f in fields if f.metadata)}
   for field in fields:
     if not field.metadata:
       (cls, *_) = typing.get_args(field.type) or (field.type,)
       doc = re.split("[:;]", summary(cls))[0]
-      found[field.name] = doc[0].lower() + doc[1:]
-  return {**found, ALL: "every option"}
+      listed[field.name] = doc[0].lower() + doc[1:]
+  return {**listed, ALL: "every option"}
 
 
 def screen(
@@ -116,7 +116,7 @@ def summary(cls) -> str:
 
 
 def shown(cls, values: Mapping) -> list[dataclasses.Field]:
-  """Returns the options of a class that are read, given the values of all."""
+  """Returns the options of a class that have a use beside these values."""
   unread = getattr(cls, "unread", lambda options: ())(values)
   fields = dataclasses.fields(cls)
   return [f for f in fields if f.metadata and f.name not in unread]
@@ -125,7 +125,7 @@ def shown(cls, values: Mapping) -> list[dataclasses.Field]:
 def _nested_lines(
   field, values: Mapping | None, with_rare: bool
 ) -> Iterator[str]:
-  """Lines of the options of a section; of `UNIONS`: of the kind in use."""
+  """Yields the lines of a section; in `UNIONS` those of the kind in use."""
   values = values if isinstance(values, Mapping) else {}
   where, cls = f"config.{field.name}", field.type
   if field.name in UNIONS:
@@ -167,7 +167,7 @@ def _choice_lines(choices: Mapping[str, str]) -> list[str]:
 
 
 def _columns(rows: Mapping[str, str], indent: int = 2) -> list[str]:
-  """Lines of names and what they mean, wrapped beside them."""
+  """Returns lines of names and, wrapped beside them, their meanings."""
   width = max(map(len, rows), default=0) + 2
   return [
     line.rstrip()

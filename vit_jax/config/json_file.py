@@ -1,4 +1,4 @@
-"""JSON that others wrote: read, and its types checked."""
+"""Reads JSON, maybe of other programs, and checks its types."""
 
 import json
 import math
@@ -18,10 +18,10 @@ def parse(text: str | bytes, where: str) -> Any:
 
   Args:
     text: The text; bytes are UTF-8.
-    where: The file, or the part of one, for messages.
+    where: The file, or a part of it, for messages.
 
   Raises:
-    ValueError: It is no JSON.
+    ValueError: It is not JSON.
   """
   try:
     return json.loads(text)
@@ -66,7 +66,7 @@ def _contents(path: str | os.PathLike) -> bytes:
     raise
   except OSError as e:
     raise ValueError(
-      f"{path}: got no readable file ({e.strerror or e}), expected one; look at"
+      f"{path}: got no readable file ({e.strerror or e}), expected one; check"
       " its type and its permissions."
     ) from None
 
@@ -83,13 +83,13 @@ def read_as(cls: type[T], path: str | os.PathLike) -> T:
 def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
   """Returns values of JSON as a dataclass, see `from_dict`.
 
-  Names that it does not have are ignored, and null stands for a default.
+  Unknown names are ignored, and null stands for a default.
 
   Args:
     cls: A dataclass with the names that are needed.
     values: As `parse` returns them.
     where: The file, for messages.
-    path: Place of the values in the file, for messages; "": its top.
+    path: Path of the values in the file, for messages; "": its top.
 
   Raises:
     ValueError: Values are of other types; the message lists them.

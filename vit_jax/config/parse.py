@@ -1,13 +1,14 @@
-"""From a config file, or the text of a command line, to a frozen `Config`.
+"""A frozen `Config` from a config file, from JSON or from a command line.
 
 A config file (`configs/*.py`) calls `defaults()`, sets what differs and
-returns it; `freeze()` turns that into a `Config`. Faults are collected, never
-raised one by one.
+returns it; `freeze()` turns that into a `Config`. All errors are reported at
+once.
 """
 
 import dataclasses
 import functools
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.from_dict import from_dict
@@ -21,7 +22,7 @@ from vit_jax.options import (
   shown,
 )
 
-if TYPE_CHECKING:  # needed to write a config file, not to read a frozen one
+if TYPE_CHECKING:  # imported only to write a config
   import ml_collections
 
 
@@ -32,22 +33,23 @@ def defaults() -> "ml_collections.ConfigDict":
   `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
   take the defaults of their kind.
   """
-  return _restored(_as_dict(Config()), is_locked=True)
+  values = _with_placeholders(Config(), to_dict(Config()))
+  return _restored(values, is_locked=True)
 
 
 @functools.cache
 def _options_class():
-  """Returns a ConfigDict that, locked, takes the options of any kind.
+  """Returns a ConfigDict that takes options of every kind, even if locked.
 
-  A config file turns a network of one family into one of another by setting its
-  name, and then its options.
+  A config file so turns a network of one family into one of another: it sets
+  the name, and then the options.
   """
   import ml_collections
 
   class Options(ml_collections.ConfigDict):
     def __setitem__(self, key, value):
       is_of_a_kind = any(
-        self.get(selector) in kinds and _defaults(kinds.values(), key)
+        self.get(selector) in kinds and _fields(kinds, key)
         for selector, kinds in UNIONS.values()
       )
       if is_of_a_kind and key not in self:
@@ -86,16 +88,45 @@ def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
 def build(
   config: "ml_collections.ConfigDict | dict",
 ) -> tuple[Config, list[str]]:
-  """Does as `freeze`, but returns the faults; faulty options get defaults."""
+  """Returns a frozen config, and all errors; wrong options have defaults."""
   errors: list[str] = []
   if not isinstance(config, dict):
     config = config.to_dict()
   return _build(Config, config, "config", errors), errors
 
 
-def to_dict(config: Config | ModelConfig) -> dict[str, Any]:
-  """Returns nested plain dicts, as JSON has them; `freeze` reads them back."""
-  return _as_dict(config, plain=True)
+def to_dict(config: Config | ModelConfig | Any) -> dict[str, Any]:
+  """Returns a config, or a part of one, as JSON has it; `freeze` reads it."""
+  values: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.name == "evals":
+      value = {e.name: to_dict(e) for e in value}
+    elif dataclasses.is_dataclass(value):
+      value = to_dict(value)
+    elif isinstance(value, tuple):
+      value = list(value)
+    values[field.name] = value
+  return values
+
+
+def _with_placeholders(config, values: dict[str, Any]) -> dict[str, Any]:
+  """Puts placeholders, which have a type, into `to_dict(config)` for None."""
+  import ml_collections
+
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.name == "evals":
+      kind = object
+    elif value is None:
+      (kind,) = {*typing.get_args(field.type)} - {type(None)}
+      kind = typing.get_origin(kind) or kind  # tuple[int, ...] -> tuple
+    else:
+      if dataclasses.is_dataclass(value):
+        _with_placeholders(value, values[field.name])
+      continue
+    values[field.name] = ml_collections.config_dict.placeholder(kind)
+  return values
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -105,13 +136,13 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"optim": {"lr": 0.5}, "evals": {}})
     {'optim.lr': 0.5, 'evals': {}}
   """
-  found = {}
+  options = {}
   for key, value in values.items():
     if isinstance(value, dict) and value:
-      found |= flat(value, f"{prefix}{key}.")
+      options |= flat(value, f"{prefix}{key}.")
     else:
-      found[prefix + key] = value
-  return found
+      options[prefix + key] = value
+  return options
 
 
 def options_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +154,9 @@ def options_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_from_dict(values: dict[str, Any]) -> ModelConfig:
-  """Returns what `to_dict` made of a model; absent options have defaults.
+  """Returns the model of which `to_dict` made the values.
+
+  Absent options have their defaults.
 
   Raises:
     ConfigError: All unknown or ill-typed options at once.
@@ -142,10 +175,10 @@ def _build(cls, values, where: str, errors: list[str]):
 
 
 def _build_kind(values, where: str, errors: list[str]):
-  """Builds one of the kinds that an option of `UNIONS` has to choose from.
+  """Builds the kind that an option of `UNIONS` chooses.
 
-  Options of other kinds are ignored at their defaults, since a config that
-  began as another kind has them all.
+  A config that switches to another kind still has the options of the first.
+  They are ignored while they have their defaults.
   """
   name = where.removeprefix("config.")
   selector, kinds = UNIONS[name]
@@ -159,67 +192,48 @@ def _build_kind(values, where: str, errors: list[str]):
       f" {', '.join(kinds)}." + nearest(str(kind), kinds)
     )
     return default
-  kept = _own(name, values)
-  own = {f.name for f in dataclasses.fields(kinds[kind])}
-  for key in [k for k in kept if k not in own]:
-    if defaults_of_others := _defaults(kinds.values(), key):
+  own = {field.name for field in dataclasses.fields(kinds[kind])}
+  options = {}
+  for key, value in values.items():
+    others = [] if key in own else _fields(kinds, key)
+    if not others:  # an option of this kind, or an unknown one
+      options[key] = value
+    elif not any(_is_default(field, value) for field in others):
       errors.append(
-        f"{where}.{key}: got {shown(kept.pop(key))}, which"
-        f" {where}.{selector}={kind} has no use for; leave it at"
-        f" {defaults_of_others[0]!r}."
+        f"{where}.{key}: got {shown(value)}, which {where}.{selector}={kind}"
+        f" has no use for; leave it at {others[0].default!r}."
       )
-  return _build(kinds[kind], kept, where, errors)
+  return _build(kinds[kind], options, where, errors)
 
 
-def _own(name: str, values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the options without those of other kinds at their defaults."""
-  selector, kinds = UNIONS[name]
-  kind = values.get(selector, next(iter(kinds)))
-  is_known = isinstance(kind, str) and kind in kinds
-  if not is_known:
-    return values
-  own = {f.name for f in dataclasses.fields(kinds[kind])}
-  return {
-    key: value
-    for key, value in values.items()
-    if key in own or not _is_default(kinds.values(), key, value)
-  }
+def _fields(kinds: Mapping[str, type], key: str) -> list[dataclasses.Field]:
+  """Returns the field of an option in each of the kinds that have it."""
+  fields = (f for cls in kinds.values() for f in dataclasses.fields(cls))
+  return [field for field in fields if field.name == key]
 
 
-def _is_default(classes, key: str, value) -> bool:
-  """Whether a value, maybe a text, is the default that some class has."""
-  for cls in classes:
-    field = cls.__dataclass_fields__.get(key)
-    try:
-      if field and parse_value(field.type, value, key) == field.default:
-        return True
-    except ValueError:
-      pass
-  return False
-
-
-def _defaults(classes, key: str) -> list[Any]:
-  """Returns the defaults that an option has in those classes that have it."""
-  fields = (f for cls in classes for f in dataclasses.fields(cls))
-  return [f.default for f in fields if f.name == key]
+def _is_default(field: dataclasses.Field, value) -> bool:
+  """Whether a value, maybe a text, is the default of a field."""
+  try:
+    return parse_value(field.type, value, field.name) == field.default
+  except ValueError:
+    return False
 
 
 def _build_evals(evals, where: str, errors: list[str]) -> tuple:
-  built = []
+  evaluators = []
   evals = {} if evals in (None, "", "None", "none", "{}") else evals
   if not isinstance(evals, dict):
     errors.append(f"{where}: got {shown(evals)}, expected evaluators by name.")
     return ()
-  with_kind = [
-    n for n, v in evals.items() if isinstance(v, dict) and "kind" in v
-  ]
+  known = [k for k, v in evals.items() if isinstance(v, dict) and "kind" in v]
   for name, values in evals.items():
     path = f"{where}.{name}"
-    if name not in with_kind:
-      known = ", ".join(with_kind)[:500] or "none"
+    if name not in known:
+      listed = ", ".join(known)[:500] or "none"
       errors.append(
-        f"{path[:200]}: no such evaluator; those of this config: {known}."
-        + nearest(name, with_kind)
+        f"{path[:200]}: no such evaluator; those of this config: {listed}."
+        + nearest(name, known)
       )
       continue
     kind = values["kind"]
@@ -230,33 +244,5 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
       )
       continue
     values = {**values, "name": name}
-    built.append(_build(EVALUATORS[kind], values, path, errors))
-  return tuple(built)
-
-
-def _as_dict(config, plain: bool = False) -> dict[str, Any]:
-  """Returns nested dicts; unless `plain`, None becomes a typed placeholder."""
-  if not plain:
-    import ml_collections
-
-  out: dict[str, Any] = {}
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.name == "evals":
-      named = {e.name: _as_dict(e, plain) for e in value}
-      out["evals"] = (
-        named
-        if plain
-        else ml_collections.config_dict.placeholder(object)
-        if not named
-        else named
-      )
-    elif dataclasses.is_dataclass(value):
-      out[field.name] = _as_dict(value, plain)
-    elif value is None and not plain:
-      (kind,) = [t for t in typing.get_args(field.type) if t is not type(None)]
-      kind = typing.get_origin(kind) or kind  # tuple, of tuple[int, ...]
-      out[field.name] = ml_collections.config_dict.placeholder(kind)
-    else:
-      out[field.name] = list(value) if isinstance(value, tuple) else value
-  return out
+    evaluators.append(_build(EVALUATORS[kind], values, path, errors))
+  return tuple(evaluators)

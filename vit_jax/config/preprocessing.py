@@ -1,21 +1,21 @@
 """The language of preprocessing: "decode|inception_crop(224)|flip_lr".
 
-Operations are separated by `|`; arguments are Python literals. This module
-knows every operation's signature and its effect on the size of an image, so
-that a misspelt one is refused before TensorFlow is imported; `vit_jax.data.ops`
-has their effects on the pixels, under the same names.
+Operations are separated by `|`; arguments are Python literals. This module has
+the signature of every operation and its effect on the size of an image, so that
+errors are reported before TensorFlow is imported. `vit_jax.data.ops` has the
+effects on the pixels, by the same names.
 """
 
 import ast
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vit_jax.options import nearest, shown
+from vit_jax.options import check_choice, nearest, shown
 
 MAX_CHARACTERS = 2000  # of a string of operations
 
-Shape = tuple[int, int] | None  # (height, width); None: differs between images
+Shape = tuple[int, int] | None  # (height, width); None: different sizes
 Side = int | tuple[int, int]  # one number stands for a square
 Percent = int | float
 
@@ -25,7 +25,14 @@ class Op(NamedTuple):
 
   name: str
   args: tuple
-  kwargs: dict
+  kwargs: dict[str, Any]
+
+  @property
+  def arguments(self) -> dict[str, Any]:
+    """All arguments by name, defaults included."""
+    bound = _signature(self.name).bind(*self.args, **self.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def pair(size: Side) -> tuple[int, int]:
@@ -35,8 +42,8 @@ def pair(size: Side) -> tuple[int, int]:
     ValueError: `size` is neither a positive integer nor two of them.
   """
   sides = (size, size) if isinstance(size, int) else size
-  good = isinstance(sides, tuple | list) and len(sides) == 2
-  if not good or not all(isinstance(s, int) and s > 0 for s in sides):
+  is_pair = isinstance(sides, tuple | list) and len(sides) == 2
+  if not is_pair or not all(isinstance(s, int) and s > 0 for s in sides):
     raise ValueError(
       f"got size {size!r}, expected pixels such as 224 or (height, width)."
     )
@@ -52,9 +59,10 @@ def _decode(
   upsampling: str = "fancy",
   exif: bool = True,
 ) -> Shape:
-  _check_choice("dct", dct, DCTS)
-  _check_choice("upsampling", upsampling, UPSAMPLINGS)
-  _check_choice("exif", exif, (True, False))
+  check_choice(dct, ("fast", "accurate"), "dct")
+  check_choice(upsampling, ("fancy", "plain"), "upsampling")
+  if not isinstance(exif, bool):
+    raise ValueError(f"exif: got {exif!r}, expected True or False.")
   return None
 
 
@@ -81,14 +89,14 @@ def _resize(
   method: str = "bilinear",
   antialias: bool = False,
 ) -> Shape:
-  _check_method(method)
+  check_choice(method, RESIZE_METHODS, "method")
   return pair(size)
 
 
 def _resize_small(
   shape: Shape, size: int, method: str = "area", antialias: bool = False
 ) -> Shape:
-  _check_method(method)
+  check_choice(method, RESIZE_METHODS, "method")
   pair(size)
   return None
 
@@ -98,14 +106,14 @@ def _central_crop(shape: Shape, size: Side) -> Shape:
 
 
 def _resize_torch(shape: Shape, size: Side, method: str = "bicubic") -> Shape:
-  _check_choice("filter", method, TORCH_FILTERS)
+  check_choice(method, TORCH_FILTERS, "method")
   return pair(size)
 
 
 def _resize_small_torch(
   shape: Shape, size: int, method: str = "bicubic"
 ) -> Shape:
-  _check_choice("filter", method, TORCH_FILTERS)
+  check_choice(method, TORCH_FILTERS, "method")
   pair(size)
   return None
 
@@ -158,20 +166,6 @@ def _cropped(name: str, shape: Shape, size: Side) -> Shape:
 
 RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
 TORCH_FILTERS = ("bicubic", "bilinear")
-DCTS = ("fast", "accurate")
-UPSAMPLINGS = ("fancy", "plain")
-
-
-def _check_method(method: str) -> None:
-  _check_choice("resize method", method, RESIZE_METHODS)
-
-
-def _check_choice(what: str, value, choices: tuple) -> None:
-  if value not in choices:
-    raise ValueError(
-      f"got {what} {value!r}, expected one of {', '.join(map(str, choices))}."
-      + nearest(str(value), map(str, choices))
-    )
 
 
 SHAPE_FNS: dict[str, Callable[..., Shape]] = {
@@ -214,20 +208,17 @@ def turns_upright(text: str) -> bool:
   """Whether images are turned as their EXIF orientation says.
 
   Raises:
-    ValueError: As `parse_ops`.
+    ValueError: See `parse_ops`.
   """
-  op = parse_ops(text)[0]
-  names = inspect.signature(SHAPE_FNS[op.name]).parameters
-  given = dict(zip([*names][1:], op.args, strict=False)) | op.kwargs
-  return given.get("exif", True)
+  return parse_ops(text)[0].arguments.get("exif", True)
 
 
 def image_size(text: str) -> tuple[int, int]:
   """Returns the (height, width) in pixels after the operations.
 
   Raises:
-    ValueError: As `parse_ops`; or the operations do not begin by decoding, or
-      leave images of differing size.
+    ValueError: See `parse_ops`; or the operations do not begin by decoding, or
+      leave images of different sizes.
 
   Example:
     >>> image_size("decode|resize_small(256)|central_crop(224)")
@@ -248,23 +239,23 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def shapes(text: str) -> list[Shape]:
-  """Returns the (height, width) after each operation; None: it differs.
+  """Returns the (height, width) after each operation; None: different sizes.
 
   Raises:
-    ValueError: As `parse_ops`, or an operation refuses its arguments.
+    ValueError: See `parse_ops`, or an operation refuses its arguments.
 
   Example:
     >>> shapes("decode|resize(8)|pad(1)")
     [None, (8, 8), (10, 10)]
   """
-  shape, found = None, []
+  shape, after = None, []
   for op in parse_ops(text):
     try:
       shape = SHAPE_FNS[op.name](shape, *op.args, **op.kwargs)
     except (TypeError, ValueError) as e:
       raise ValueError(f"in {op.name!r} of {text!r}: {e}") from None
-    found.append(shape)
-  return found
+    after.append(shape)
+  return after
 
 
 def _parse_op(part: str, text: str) -> Op:
@@ -278,7 +269,7 @@ def _parse_op(part: str, text: str) -> Op:
     )
   except (
     *(SyntaxError, ValueError, AttributeError, TypeError),
-    *(RecursionError, MemoryError),  # brackets in brackets
+    *(RecursionError, MemoryError),  # of very deep brackets
   ):
     raise ValueError(
       f"got {part!r} in {text!r}, expected operations such as"
@@ -289,16 +280,21 @@ def _parse_op(part: str, text: str) -> Op:
       f"got unknown operation {name!r} in {text!r}, expected one of"
       f" {', '.join(SHAPE_FNS)}." + nearest(name, SHAPE_FNS)
     )
-  parameters = list(inspect.signature(SHAPE_FNS[name]).parameters.values())[1:]
-  signature = inspect.Signature(parameters)
+  signature = _signature(name)
   try:
     signature.bind(*args, **kwargs)
   except TypeError as e:
     usage = ", ".join(
       p.name + ("" if p.default is p.empty else f"={p.default!r}")
-      for p in parameters
+      for p in signature.parameters.values()
     )
     raise ValueError(
       f"got {part!r} in {text!r}: {e}; expected {name}({usage})."
     ) from None
   return Op(name, tuple(args), kwargs)
+
+
+def _signature(name: str) -> inspect.Signature:
+  """Returns the signature of an operation, without the shape before it."""
+  _, *parameters = inspect.signature(SHAPE_FNS[name]).parameters.values()
+  return inspect.Signature(parameters)
