@@ -213,16 +213,6 @@ def test_a_relative_folder_is_not_taken_for_the_hub(tmp_path, monkeypatch):
   assert "vit_jax.load('hf/b16')" in text and "hf-hub:" not in text
 
 
-def test_yaml_of_nested_values():
-  yaml = pytest.importorskip("yaml")
-  values = {
-    "a": "no: \"x\" # 'ä'",
-    "b": [1, 0.5, True, None, "yes"],
-    "c": [{"d": {"e": ["f"]}, "g": 1e-06}, {"d": "2"}],
-  }
-  assert yaml.safe_load(model_card.yaml(values)) == values
-
-
 def test_the_folder_has_it_and_loads(tmp_path):
   vit = write_run(tmp_path / "run")
   folder = tmp_path / "hf"

@@ -10,6 +10,7 @@ import pathlib
 import re
 from typing import Any
 
+import yaml
 from etils import epath
 
 from vit_jax.checkpointing import checkpointer
@@ -145,7 +146,7 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
   repository = pathlib.PurePath(name).name
   front = _front(vit, run, measured, repository)
   parts = [
-    f"---\n{yaml(front)}---",
+    f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
     f"# {repository}",
     _about(vit, run),
     _use(vit, name, download.HUB if is_on_hub else ""),
@@ -201,33 +202,6 @@ def _results(task: str, measured: list[Score]) -> list[dict[str, Any]]:
       {"type": "accuracy", "value": score.value, "name": score.what}
     )
   return list(results.values())
-
-
-def yaml(values: dict[str, Any]) -> str:
-  """Returns JSON's values as YAML, in blocks, its scalars as JSON has them."""
-
-  def scalar(value) -> str:
-    # YAML takes 1e-06 for a text.
-    return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value, ensure_ascii=False))
-
-  def lines(value, indent: str):
-    if isinstance(value, dict):
-      for key, inner in value.items():
-        if isinstance(inner, dict | list):
-          yield f"{indent}{key}:"
-          yield from lines(inner, f"{indent}  ")
-        else:
-          yield f"{indent}{key}: {scalar(inner)}"
-    else:
-      for inner in value:
-        if isinstance(inner, dict):
-          first, *rest = lines(inner, f"{indent}  ")
-          yield f"{indent}- {first.strip()}"
-          yield from rest
-        else:
-          yield f"{indent}- {scalar(inner)}"
-
-  return "".join(f"{line}\n" for line in lines(values, ""))
 
 
 def _about(vit: Pretrained, run: Run | None) -> str:

@@ -1,14 +1,9 @@
-"""Draws what a model learned: `vit-jax visualize CHECKPOINT [IMAGE...]`.
-
-Figures 6, 7, 10 and 14 of arXiv:2010.11929 of any checkpoint, on a page and in
-files. docs/inside.md says what each shows, and how it is computed.
-"""
+"""A page and pictures of what checkpoints learned, and where they look."""
 
 import argparse
 import io
 import os
 import pathlib
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -35,7 +30,6 @@ from vit_jax.writers.atomic_files import replace_text
 NUM_IMAGES = 128  # as in Figure 7
 PAGE = "index.html"
 NUM_SHOWN = 24  # on the page; all have files
-LISTED = "rollout/files.txt"  # the pictures there that are ours to replace
 
 
 def run(args: argparse.Namespace) -> list[pathlib.Path]:
@@ -72,7 +66,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
   for label, (path, vit) in models.items():
     arrays = [row.pixels for row in rows[label] if row.name not in unread]
     print(f"{path}: {vit.config.variant}, {_counted(arrays)}", flush=True)
-    captions = _captions([image.name for image in images], vit, arrays)
+    captions = captions_of([image.name for image in images], vit, arrays)
     name = _file_name(label) if len(models) > 1 else ""
     inspected.append(
       model_figures.inspect_model(name, label, vit, arrays, captions)
@@ -195,7 +189,7 @@ def _overwrite_errors(
   ]
 
 
-def _captions(
+def captions_of(
   names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
 ) -> list[str]:
   """Returns names, those that are shown with what the model answers."""
@@ -239,11 +233,9 @@ def _write(
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]
     files["rollout.png"] = _png(overlay.sheet(shown, 3))
-  singles = {
+  files |= {
     name: _png(image) for name, (image, _) in zip(names, pictures, strict=False)
   }
-  _replace_old(out, list(singles))
-  files |= singles
   for name, data in files.items():
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_bytes(data)
@@ -258,28 +250,10 @@ def _write(
   return [out / name for name in written]
 
 
-def _replace_old(out: pathlib.Path, names: Sequence[str]) -> None:
-  """Removes the pictures that an earlier call wrote; lists those of this one.
-
-  The list tells ours from those of the user, which may have any name.
-  """
-  listed = out / LISTED
-  old = (
-    listed.read_text("utf-8", "replace").split("\n") if listed.exists() else ()
-  )
-  for name in old:
-    if re.fullmatch(r"rollout/[0-9]{3,}_[^/\0]*\.png", name):
-      (out / name).unlink(missing_ok=True)
-  if names:
-    listed.parent.mkdir(parents=True, exist_ok=True)
-    listed.write_text("\n".join(names) + "\n", "utf-8")
-  else:
-    listed.unlink(missing_ok=True)
-
-
 def _print_written(
   out: pathlib.Path, names: list[str], left_out: list[str]
 ) -> None:
+  """Prints the files, those of the single images as one line."""
   singles = [name for name in names if name.startswith("rollout/")]
   for name in names[: len(names) - len(singles)]:  # those come last
     print(f"wrote     {out / name}")
@@ -298,7 +272,7 @@ def _facts(
   models: Sequence[tuple[str, Pretrained]],
 ) -> str:
   """Returns a table of what the models are, and how runs were trained."""
-  columns = [_model_facts(path, vit) for path, vit in models]
+  columns = [model_facts(path, vit) for path, vit in models]
   rows = [
     [key, *(facts.get(key, "—") for facts in columns)]
     for key in dict.fromkeys(key for facts in columns for key in facts)
@@ -306,7 +280,8 @@ def _facts(
   return table("facts", ["", *(i.label for i in inspected)], rows)
 
 
-def _model_facts(path: str, vit: Pretrained) -> dict[str, str]:
+def model_facts(path: str, vit: Pretrained) -> dict[str, str]:
+  """Returns what a model is, and how its run was trained, by name."""
   config, (height, width) = vit.config, vit.image_size
   rows, columns = config.grid(vit.image_size)
   has_patches = config.num_tokens(vit.image_size) is not None
