@@ -37,7 +37,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("images", nargs="+", metavar="IMAGE")
   for name, (default, doc) in FLAGS.items():
     parser.add_argument(
-      f"--{name}", type=_from_1, default=default, metavar="N", help=doc
+      f"--{name}", type=cli.positive, default=default, metavar="N", help=doc
     )
   parser.add_argument(
     "--dtype",
@@ -68,12 +68,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.error("--out_dir: got no --attention, whose pictures it is for.")
   args.out_dir = args.out_dir or "attention"
   return args
-
-
-def _from_1(text: str) -> int:
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 1.")
-  return int(text)
 
 
 def main(argv: Sequence[str]) -> None:

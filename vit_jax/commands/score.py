@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from vit_jax.config import cli
 from vit_jax.scoring.ablation import STEPS
-from vit_jax.scoring.image_sets import AVAILABLE, SETS
+from vit_jax.scoring.published_scores import AVAILABLE, SETS
 
 PROTOCOLS = ("auto", "own", "timm", "google", "big_vision")
 FLAGS = {
@@ -50,7 +50,7 @@ DEFAULTS = {
   "on": "imagenet2012",
   "protocol": "auto",
   "dtype": "float32",
-  "batch_size": "128",
+  "batch_size": 128,
   "workdir": "runs/score",
 }
 
@@ -69,12 +69,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "files", nargs="+", metavar="FILE", help="anything that vit_jax.load reads"
   )
   choices = {"protocol": PROTOCOLS, "dtype": ("float32", "bfloat16")}
+  types = {"batch_size": cli.positive}
   for name, doc in FLAGS.items():
     parser.add_argument(
       f"--{name}",
       help=doc,
       default=DEFAULTS.get(name),
       choices=choices.get(name),
+      type=types.get(name),
       metavar=METAVARS.get(name),
     )
   parser.add_argument(

@@ -107,6 +107,13 @@ def local_folder(path: str) -> str:
   return path
 
 
+def positive(text: str) -> int:
+  """Returns the number of a flag, from 1; raises as argparse asks for."""
+  if not text.isdecimal() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 1.")
+  return int(text)
+
+
 def parse(
   verb: str,
   flags: Mapping[str, str],

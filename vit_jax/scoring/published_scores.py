@@ -1,4 +1,4 @@
-"""Scores that others published for files of weights, in percent.
+"""Sets of images, and scores that others published on them, in percent.
 
 `published_scores.csv` has a row for each file and source. Its columns:
 
@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import pathlib
 import re
+from typing import NamedTuple
 
 from vit_jax.config import eval_preprocessing
 
@@ -33,6 +34,34 @@ SOURCES = {
   "big_vision": "big_vision, configs/vit_s16_i1k.py",
 }
 CLASSES = 1000  # of every head in the table
+
+
+class Set(NamedTuple):
+  """A set of images, and how it is scored.
+
+  dataset: Name in TFDS.
+  split: Its split.
+  classes: The classes of `imagenet_subsets` among which the answer is sought;
+    None: all.
+  """
+
+  dataset: str
+  split: str
+  classes: str | None = None
+
+
+SETS = {
+  "imagenet2012": Set("imagenet2012", "validation"),
+  "real": Set("imagenet2012_real", "validation"),
+  "v2": Set("imagenet_v2", "test"),
+  "a": Set("imagenet_a", "test", "imagenet_a"),
+  "r": Set("imagenet_r", "test", "imagenet_r"),
+  "sketch": Set("imagenet_sketch", "test"),
+  "a_clean": Set("imagenet2012", "validation", "imagenet_a"),
+  "r_clean": Set("imagenet2012", "validation", "imagenet_r"),
+}
+AVAILABLE = "available"  # names those of `SETS` that are on disk
+
 _FILE = pathlib.Path(__file__).with_suffix(".csv")
 _FACTS = (
   *("name", "file", "pixels", "protocol", "share", "mean", "source"),

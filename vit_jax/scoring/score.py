@@ -1,11 +1,4 @@
-"""Scores files of weights: `vit-jax score FILE... --on=imagenet2012,v2`.
-
-FILE is anything that `vit_jax.load` reads. Model, size of the images and
-preprocessing are read from it; beside each score is the one that was published
-for the file, where it is known by its name. With --explain, what the score owes
-to the decoder, the resizing, the crop, the form of GELU, epsilons and the type
-of the products.
-"""
+"""Scores files of weights on sets of images, beside their published scores."""
 
 import argparse
 import dataclasses
@@ -35,8 +28,13 @@ from vit_jax.scoring import (
   tables,
 )
 from vit_jax.scoring.ablation import STEPS
-from vit_jax.scoring.image_sets import AVAILABLE, SETS, Set
-from vit_jax.scoring.published_scores import SOURCES, Published
+from vit_jax.scoring.published_scores import (
+  AVAILABLE,
+  SETS,
+  SOURCES,
+  Published,
+  Set,
+)
 from vit_jax.writers import atomic_files, run_info
 
 RESULT = "score.json"
@@ -304,7 +302,7 @@ def _tasks(
         sets,
         by=args.protocol,
         dtype=args.dtype,
-        batch_size=int(args.batch_size),
+        batch_size=args.batch_size,
         data_dir=args.data_dir,
         fake_data=args.fake_data,
       )
@@ -321,10 +319,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ConfigError: All files and sets that are missing or do not fit, before
       anything is scored.
   """
-  if not args.batch_size.isdecimal() or int(args.batch_size) < 1:
-    raise ConfigError(
-      [f"--batch_size: got {args.batch_size!r}, expected a number from 1."]
-    )
   steps = args.steps.split(",")
   if unknown := [step for step in steps if step not in STEPS]:
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""The tables of `vit_jax.commands.score`, as text."""
+"""The tables of `vit-jax score`, as text."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The points of a search, which is the best, and what makes one worthless."""
+"""The points of a search, checks before the first, the choice of the best."""
 
 import contextlib
 import dataclasses
@@ -25,31 +25,32 @@ from vit_jax.config.checks import errors as config_errors
 from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
 from vit_jax.sweep.splits import joined, num_shared
-from vit_jax.writers import atomic_files
 
 HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
-# Of a result; the error of a run that did not diverge is None.
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """What is read of `RESULT`: scores by name, the last step, and an error."""
-
-  scores: dict[str, float] = dataclasses.field(default_factory=dict)
-  step: int | None = None
-  error: str | None = None
-
-
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide where data are held out, and what is scored.
 NOT_SEARCHED = (
   *("evals", "fake_data"),
   *("data.dataset", "data.split", "data.data_dir"),
 )
-# Of those that may change in a run, these change what a point scores.
-OF_SCORES = ("evals.", "fewshot", "on_nonfinite", "total_")
+# A resumed run may change these, but they change what a point scores.
+SCORE_OPTIONS = ("evals.", "fewshot", "on_nonfinite", "total_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """Contents of `RESULT`: what a run scored.
+
+  scores: Metrics of the evaluators at the last step, by name.
+  step: The last step.
+  error: Why the run diverged; None: it did not.
+  """
+
+  scores: dict[str, float] = dataclasses.field(default_factory=dict)
+  step: int | None = None
+  error: str | None = None
 
 
 class Task(NamedTuple):
@@ -135,7 +136,7 @@ def pinned(task: Task, folder: epath.Path) -> Task:
   if not init or "init" in task.grid:
     return task
   began = (
-    str(atomic_files.read_json(path).values.get("init"))
+    str(_config_in(path.parent).get("init"))
     for path in sorted(folder.glob(f"*/{resume_rules.CONFIG}"))
   )
   at = next((x for x in began if f"{x}/".startswith(f"{init}/")), None)
@@ -249,7 +250,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     experiment.setup(final(task.config, every[0].config), sources=sources)
   except ConfigError as e:
     errors += e.errors
-  for point in _unlike(every)[1:]:  # the first is checked above
+  for point in _distinct(every)[1:]:  # the first is checked above
     try:
       experiment.setup(point.config, sources=sources)
     except ConfigError as e:
@@ -261,34 +262,32 @@ def _scored_errors(
   task: Task, every: Sequence[Point], folder: epath.Path
 ) -> list[str]:
   """Returns what is wrong with results, or differs from the run scored."""
-  rows, errors = {}, []
+  results, errors = {}, []
   for name in [*(p.name for p in every), FINAL]:
     path = folder / name / RESULT
-    if not path.exists():
-      continue
     try:
-      rows[name] = json_file.read(path)
-      json_file.build(Result, rows[name], str(path))
-      if missing := Result.__dataclass_fields__.keys() - rows[name].keys():
-        raise ValueError(f"{path}: got no {', '.join(sorted(missing))}.")
-    except (OSError, ValueError) as e:
+      if path.exists():
+        results[name] = json_file.read_as(Result, path)
+    except ValueError as e:
       errors.append(f"{e} Or delete {folder / name}, to train that run again.")
-  if errors or FINAL not in rows:
+  if errors or FINAL not in results:
     return errors
-  best = chosen([{"name": p.name, **rows[p.name]} for p in every])
+  best = chosen(
+    [{"name": p.name, **dataclasses.asdict(results[p.name])} for p in every]
+  )
   return [
     f"{c.text}: the run in {folder / FINAL} is another one, and is scored on"
     " the test data already; take another --workdir."
     for p in every
     if p.name == best
-    for c in _meant(final(task.config, p.config), folder / FINAL)
+    for c in _meaningful_changes(final(task.config, p.config), folder / FINAL)
   ]
 
 
-def _unlike(points: Sequence[Point]) -> list[Point]:
-  """Returns the first point of each group that differs in learning rate alone.
+def _distinct(points: Sequence[Point]) -> list[Point]:
+  """Returns the points without those that differ in learning rate alone.
 
-  To check one takes seconds: it reads the weights.
+  To check a point takes seconds, since it reads the weights.
   """
   first_of_group: dict[str, Point] = {}
   for point in points:
@@ -303,18 +302,28 @@ def changed(config: Config, folder: epath.Path) -> list[str]:
   return [
     f"{change.text}: the run in {folder} is another one; take another"
     " --workdir, or delete that one."
-    for change in _meant(config, folder)
+    for change in _meaningful_changes(config, folder)
   ]
 
 
-def _meant(config: Config, folder: epath.Path) -> list[resume_rules.Change]:
+def _meaningful_changes(
+  config: Config, folder: epath.Path
+) -> list[resume_rules.Change]:
   """Returns how a run differs from that in a folder, if there is one."""
-  old = atomic_files.read_json(folder / resume_rules.CONFIG).values
+  old = _config_in(folder)
   return [
     change
     for change in (resume_rules.differences(old, config) if old else ())
-    if change.rule.makes_another_run or change.key.startswith(OF_SCORES)
+    if change.rule.makes_another_run or change.key.startswith(SCORE_OPTIONS)
   ]
+
+
+def _config_in(folder: epath.Path) -> dict[str, Any]:
+  """Returns the config of the run in a folder; {} if there is none."""
+  try:
+    return json_file.read(folder / resume_rules.CONFIG)
+  except ValueError:  # damaged; the run itself reports it
+    return {}
 
 
 def other_records(

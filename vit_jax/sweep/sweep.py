@@ -1,10 +1,4 @@
-"""Searches a grid of options: `vit-jax sweep --config=FILE`.
-
-Every point of the grid is trained, and scored on the part of the training data
-that the config's evaluator `val` holds out, on nothing else. The options of the
-best are then trained on all of the training data, and the config's other
-evaluators score the result, once. The same command goes on where it stopped.
-"""
+"""Trains the points of searches, chooses by `val`, and scores the best once."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -160,7 +154,7 @@ def _run(
   Returns:
     `scores` of the last step, its `step`, and `error`, None unless it diverged.
   """
-  if (row := _read_by_first(folder / RESULT)) is None:
+  if (row := read_by_first(folder / RESULT)) is None:
     _print_once(f"run         {folder}")
     error = None
     try:
@@ -193,7 +187,7 @@ def _run(
       )
     # Each run compiles functions of its own, which jax would keep.
     jax.clear_caches()
-    row = _read_by_first(folder / RESULT)
+    row = read_by_first(folder / RESULT)
   return row
 
 
@@ -208,8 +202,8 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
       records than when the search began.
   """
   path = folder / "splits.json"
-  known = _read_by_first(path)
-  if known is not None and _read_by_first(folder / FINAL / RESULT) is not None:
+  known = read_by_first(path)
+  if known is not None and read_by_first(folder / FINAL / RESULT) is not None:
     return known
   text = ""
   if jax.process_index() == 0:
@@ -228,7 +222,7 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   return current
 
 
-def _read_by_first(path: epath.Path) -> Any:
+def read_by_first(path: epath.Path) -> Any:
   """Returns the JSON of a file as process 0 reads it; None: it is not there.
 
   All processes call it: a shared disk may show the others an older state.
@@ -249,13 +243,11 @@ def _table_in(workdir: str) -> dict[str, Any]:
   if not path.exists():
     raise ValueError(f"got {workdir!r}, expected a folder with {TABLE}.")
   other = json_file.read(path)
-  try:
-    table.of_all(other, other)  # needs all that a comparison does
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
+  if missing := {"tasks", "left_out"} - other.keys():
     raise ValueError(
-      f"got {path}, which is not the table of a search ({e!r}), expected one as"
-      " vit-jax sweep writes it."
-    ) from None
+      f"got {path} without {' and '.join(sorted(missing))}, expected the table"
+      " of a search, as vit-jax sweep writes it."
+    )
   return other
 
 

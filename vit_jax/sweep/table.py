@@ -1,4 +1,4 @@
-"""The tables of `vit_jax.commands.sweep`, from what its sweep.json has."""
+"""The tables of `vit-jax sweep`, from the contents of its sweep.json."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

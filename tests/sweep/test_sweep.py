@@ -92,35 +92,24 @@ def test_the_test_would_choose_another(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_points_know_no_test_and_it_is_scored_once(searched):
+def test_what_the_runs_are(searched):
+  """Points know no test; the best is trained on all data and scored once."""
   folder, result = searched
+  read = lambda path: json.loads((folder / path).read_text())
   for point in result["points"]:
-    run = folder / point["name"]
-    config = json.loads((run / "config.json").read_text())
-    assert list(config["evals"]) == ["val"]
-    assert not any("test" in k for r in read_metrics(str(run)) for k in r)
-    assert not (run / "checkpoints").exists()
-  last = folder / "final"
-  config = json.loads((last / "config.json").read_text())
-  assert list(config["evals"]) == ["test"]
-  scored = [r["step"] for r in read_metrics(str(last)) if "test/top1" in r]
-  assert scored == [6]
-  assert (last / "checkpoints" / "6").is_dir()
-
-
-@pytest.mark.slow
-def test_the_best_is_trained_on_all_training_data(searched):
-  folder, _ = searched
-  last = json.loads((folder / "final" / "config.json").read_text())
+    name = point["name"]
+    assert list(read(f"{name}/config.json")["evals"]) == ["val"]
+    rows = read_metrics(str(folder / name))
+    assert not any("test" in k for r in rows for k in r)
+    assert not (folder / name / "checkpoints").exists()
+  last = read("final/config.json")
+  assert list(last["evals"]) == ["test"]
   assert last["data"]["split"] == "train+val" and last["optim"]["lr"] == 1e-50
-  metadata = json.loads((folder / "final" / "metadata.json").read_text())
-  assert metadata["num_examples"] == 40 + 12
-
-
-@pytest.mark.slow
-def test_what_the_splits_hold_is_kept(searched):
-  folder, result = searched
-  splits = json.loads((folder / "splits.json").read_text())
+  assert read("final/metadata.json")["num_examples"] == 40 + 12
+  rows = read_metrics(str(folder / "final"))
+  assert [r["step"] for r in rows if "test/top1" in r] == [6]
+  assert (folder / "final" / "checkpoints" / "6").is_dir()
+  splits = read("splits.json")
   assert splits == result["splits"]
   assert splits["val"]["classes"] == [10, 2]
   assert splits["train"]["records"] == 40 and len(splits["train"]["sha256"])
@@ -142,19 +131,23 @@ def test_the_same_command_does_nothing_twice(searched, images, capsys):
 
 
 @pytest.mark.slow
-def test_no_choice_after_the_test_was_scored(searched, images):
+@pytest.mark.parametrize(
+  "changes, grid, message",
+  [
+    (
+      {},
+      {"optim.lr": [*GRID["optim.lr"], "0.01"]},
+      "is scored on the test data already",
+    ),
+    ({"seed": 1}, GRID, "config.seed was 0, is now 1: the run"),
+  ],
+)
+def test_another_search_in_the_folder_is_refused(
+  searched, images, changes, grid, message
+):
   folder, _ = searched
-  grid = {"optim.lr": [*GRID["optim.lr"], "0.01"]}
-  with pytest.raises(ConfigError, match="is scored on the test data already"):
-    sweep_lib.sweep({"": Task(_config(images), grid)}, str(folder))
-
-
-@pytest.mark.slow
-def test_another_search_in_the_folder_is_refused(searched, images):
-  folder, _ = searched
-  task = Task(_config(images, seed=1), GRID)
-  with pytest.raises(ConfigError, match="config.seed was 0, is now 1: the run"):
-    sweep_lib.sweep({"": task}, str(folder))
+  with pytest.raises(ConfigError, match=message):
+    sweep_lib.sweep({"": Task(_config(images, **changes), grid)}, str(folder))
 
 
 def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
@@ -252,6 +245,8 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
     ({}, {"evals.val.split": ["test"]}, "got 'evals.val.split', expected an"),
     ({}, {"data.split": ["train"]}, "got 'data.split', expected an option"),
+    ({}, {"data.data_dir": ["/a"]}, "got 'data.data_dir', expected an opt"),
+    ({}, {"optim.lr": []}, "--grid: got 'optim.lr' without a value"),
     ({}, {"optim.rl": ["1"]}, "config.optim.rl: no such option. Did you mean"),
     ({}, {"optim.lr": ["big"]}, "config.optim.lr: got 'big', expected a value"),
     ({}, {"optim.lr": ["1", "1"]}, "two points for the folder 'optim.lr=1'"),

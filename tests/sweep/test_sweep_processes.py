@@ -17,12 +17,12 @@ index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 from etils import epath
 from vit_jax.sweep import sweep
-from vit_jax.distributed import exit_codes as exits
+from vit_jax.distributed import exit_codes
 for name in ("both.json", "first.json", "second.json", "none.json"):
-  found = sweep._read_by_first(epath.Path(folder) / str(index) / name)
-  print("found", found, flush=True)  # gloo prints lines of its own
+  content = sweep.read_by_first(epath.Path(folder) / str(index) / name)
+  print("read", content, flush=True)  # gloo prints lines of its own
 if index == int(sys.argv[4]):
-  exits.refuse("--available: got an error")
+  exit_codes.refuse("--available: got an error")
 time.sleep(60)
 """
 
@@ -56,12 +56,12 @@ def test_the_first_decides_and_who_refuses_ends_at_once(tmp_path, refuses):
     out, err = processes[refuses].communicate(timeout=120)
     assert processes[refuses].returncode == 1
     assert "--available: got an error\n" in err and "Traceback" not in err
-    # jax ends the other, if that was process 0; else it need not have noticed.
+    # If it was process 0, jax ends the other, which otherwise goes on.
     processes[1 - refuses].kill()
     other, _ = processes[1 - refuses].communicate(timeout=30)
     for text in (out, other):
-      found = [x[6:] for x in text.splitlines() if x.startswith("found ")]
-      assert found == ["[0]", "{'a': 1}", "None", "None"]
+      read = [x[5:] for x in text.splitlines() if x.startswith("read ")]
+      assert read == ["[0]", "{'a': 1}", "None", "None"]
   finally:
     for process in processes:
       process.kill()

@@ -57,11 +57,11 @@ def errors(*words):
 def test_files_of_one_name_are_told_apart(file, tmp_path):
   other = tmp_path / "tiny.safetensors"
   shutil.copy(file, other)
-  found = run(file, str(other), "--on=digits[test]", *TRIAL, str(tmp_path))
-  assert [row["file"] for row in found["scores"]] == [file, str(other)]
+  result = run(file, str(other), "--on=digits[test]", *TRIAL, str(tmp_path))
+  assert [row["file"] for row in result["scores"]] == [file, str(other)]
 
 
-def test_a_folder_that_cannot_be_made_is_told(file, tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(file, tmp_path):
   (tmp_path / "file").touch()
   (error,) = errors(file, "--on=digits[test]", *TRIAL, f"{tmp_path}/file")
   assert "--workdir: got" in error and "no files can be written" in error
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_made_is_told(file, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_planted_filter_is_found(tiny_vit, file, tmp_path, capsys):
+def test_a_planted_filter_is_weights(tiny_vit, file, tmp_path, capsys):
   """Labels are the model's answers to bilinear pixels; it is scored bicubic."""
   images = planted.at_the_boundary(tiny_vit, 24, num_digits=60)
   bilinear = dataclasses.replace(TIMM, filter="bilinear")
@@ -80,25 +80,25 @@ def test_a_planted_filter_is_found(tiny_vit, file, tmp_path, capsys):
     for path in (TIMM, bilinear)
   ]
   same = sum(a == b for a, b in zip(*answers, strict=True))
-  assert 2 < same < 22  # else nothing would be shown
+  assert 2 < same < 22  # so that there is something to show
   name = planted.write(tmp_path / "data", images, answers[1])
-  found = run(
+  result = run(
     file,
     f"--on={name}[train+val]",
     *("--explain", "--steps=filter"),
     f"--workdir={tmp_path}/out",
   )
-  (row,) = found["scores"]
+  (row,) = result["scores"]
   assert row["top1"] == pytest.approx(100 * same / 24)
   assert row["images"] == 24 and row["on"] == f"{name}[train+val]"
   assert row["published_top1"] is row["difference"] is row["source"] is None
   assert row["protocol"] == f"own: {TIMM.ops}"
-  (swap,) = found["explained"]
+  (swap,) = result["explained"]
   assert swap["top1"] == 100
   assert swap["gained"] == swap["other"] == 24 - same and swap["lost"] == 0
   assert (swap["step"], swap["was"]) == ("filter", "bicubic")
   assert swap["value"] == "bilinear"
-  assert json.loads((tmp_path / "out/score.json").read_text()) == found
+  assert json.loads((tmp_path / "out/score.json").read_text()) == result
   out = capsys.readouterr().out
   cells = f"+{24 - same} -0 {24 - same} of 24".split()
   assert any(line.split()[-5:] == cells for line in out.splitlines())
@@ -106,7 +106,7 @@ def test_a_planted_filter_is_found(tiny_vit, file, tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_every_planted_step_is_found(tiny_vit, file, tmp_path):
+def test_every_planted_step_is_weights(tiny_vit, file, tmp_path):
   """For each step: labels by which it alone explains the loss, to the image.
 
   What any other swap must give is known as well: the share of images to which
@@ -116,11 +116,11 @@ def test_every_planted_step_is_found(tiny_vit, file, tmp_path):
   answers = planted.answers(tiny_vit, images)
   name = planted.write(tmp_path / "data", images, answers)
   on = f"--on={name}[train+val]"
-  found = run(file, on, "--explain", f"--workdir={tmp_path}/out")
-  assert found["scores"][0]["top1"] == 100
-  for row in found["explained"]:
+  result = run(file, on, "--explain", f"--workdir={tmp_path}/out")
+  assert result["scores"][0]["top1"] == 100
+  for row in result["explained"]:
     assert row["gained"] == 0 and row["lost"] == row["other"]
-  lost = {(r["step"], r["value"]): r["lost"] for r in found["explained"]}
+  lost = {(r["step"], r["value"]): r["lost"] for r in result["explained"]}
   # Seen with jax 0.10.2: 37 by the decoder's transform, 24 by its upsampling,
   # 42 by the filter, 48 to 54 by crops, 3 by gelu, 25 by bfloat16. An epsilon
   # of 1e-12 changes these variances as little as 1e-6 does.
@@ -146,9 +146,9 @@ def test_every_planted_step_is_found(tiny_vit, file, tmp_path):
     labels = [NAMES[k] for k in by_swap[key]]
     planted.write(tmp_path / "data", images, labels)
     steps = f"--steps={key[0]},gelu"
-    found = run(file, on, "--explain", steps, f"--workdir={tmp_path}/out")
-    assert found["scores"][0]["top1"] == pytest.approx(100 - lost[key])
-    for row in found["explained"]:
+    result = run(file, on, "--explain", steps, f"--workdir={tmp_path}/out")
+    assert result["scores"][0]["top1"] == pytest.approx(100 - lost[key])
+    for row in result["explained"]:
       other = by_swap[row["step"], row["value"]]
       right = (other == by_swap[key]).mean()
       assert row["top1"] == pytest.approx(100 * right)
@@ -171,8 +171,8 @@ def test_all_sets_of_imagenet_on_fake_records(tiny_vit, tmp_path):
   convert.convert(vit, path, "npz")
   words = (f"--on={','.join(score.SETS)}", "--fake_data", "--batch_size=16")
   workdir = f"--workdir={tmp_path}/out"
-  found = run(path, *words, workdir, "--explain", "--steps=gelu")
-  rows = {row["on"]: row for row in found["scores"]}
+  result = run(path, *words, workdir, "--explain", "--steps=gelu")
+  rows = {row["on"]: row for row in result["scores"]}
   assert list(rows) == list(score.SETS)
   # Labels 0 to 31; two of them have no label in `real`; 9 are in A, 13 in R.
   counts = {on: row["images"] for on, row in rows.items()}
@@ -181,7 +181,7 @@ def test_all_sets_of_imagenet_on_fake_records(tiny_vit, tmp_path):
     **dict(real=30, a=9, a_clean=9, r=13, r_clean=13),
   }
   assert all(row["source"] is None for row in rows.values())
-  images = {r["on"]: r["images"] for r in found["explained"]}
+  images = {r["on"]: r["images"] for r in result["explained"]}
   assert images == counts
 
 
@@ -198,13 +198,13 @@ def test_answers_compared_by_hand():
     for v in (was, now)
   )
   other["prediction"][9] = 7
-  found = explain.compared(one, other)
-  assert (found["gained"], found["lost"], found["other"]) == (3, 1, 5)
-  assert found["top1"] == 70 and found["change"] == pytest.approx(20)
+  result = explain.compared(one, other)
+  assert (result["gained"], result["lost"], result["other"]) == (3, 1, 5)
+  assert result["top1"] == 70 and result["change"] == pytest.approx(20)
   # The deviation of 0.2 in ten differences of 1, -1 and 0: 3, 1 and 6 times.
   differences = np.array([1] * 3 + [-1] + [0] * 6)
   expected = 100 * differences.std() / np.sqrt(10)
-  assert found["error"] == pytest.approx(expected)
+  assert result["error"] == pytest.approx(expected)
   other["index"] = np.arange(1, 11)
   with pytest.raises(ValueError, match="got answers to 10 and 10 images"):
     explain.compared(one, other)
@@ -225,9 +225,9 @@ def test_what_is_exchanged():
   area = "decode|resize_small(256)|central_crop(224)"
   for ops in (path.ops, "decode|resize(384)", area, "decode|resize(9)|pad(1)"):
     config = _config(ops, name="vit", variant="B/16", gelu="erf")
-    found = swaps(config)
-    assert len({swap.config for swap in found} | {config}) == len(found) + 1
-    for swap in found:
+    every = swaps(config)
+    assert len({swap.config for swap in every} | {config}) == len(every) + 1
+    for swap in every:
       assert swap.step in STEPS and swap.was != swap.value
       (e,) = swap.config.evals
       assert e.ops == swap.config.data.ops
@@ -260,14 +260,14 @@ def test_what_is_exchanged():
   ],
 )
 def test_numerics_of_the_families(model, steps):
-  found = swaps(_config("decode|resize(32)|pad(0)", **model))
-  assert [swap.step for swap in found] == steps.split()
+  every = swaps(_config("decode|resize(32)|pad(0)", **model))
+  assert [swap.step for swap in every] == steps.split()
 
 
 # Which preprocessing.
 
 
-def _found(kind, ops=None):
+def _weights(kind, ops=None):
   return weights.Weights("x", kind, {}, ops=ops)
 
 
@@ -275,81 +275,81 @@ ROW = published_scores.find("ViT-B_16-224.npz", (224, 224), 1000)
 
 
 @pytest.mark.parametrize(
-  "found, by, published, expected",
+  "file, by, published, expected",
   [
-    (_found("google"), "auto", (), ("google", "decode|resize(224)")),
-    (_found("google"), "auto", ROW, ("timm", ROW[0].ops)),
-    (_found("google"), "google", ROW, ("google", "decode|resize(224)")),
+    (_weights("google"), "auto", (), ("google", "decode|resize(224)")),
+    (_weights("google"), "auto", ROW, ("timm", ROW[0].ops)),
+    (_weights("google"), "google", ROW, ("google", "decode|resize(224)")),
     (
-      _found("timm"),
+      _weights("timm"),
       "auto",
       (),
       ("timm", eval_preprocessing.timm((224, 224), 0.9).ops),
     ),
     (
-      _found("timm", "decode|resize(224)"),
+      _weights("timm", "decode|resize(224)"),
       "auto",
       ROW,
       ("own", "decode|resize(224)"),
     ),
     (
-      _found("checkpoint", "decode|inception_crop(224)|flip_lr"),
+      _weights("checkpoint", "decode|inception_crop(224)|flip_lr"),
       "auto",
       (),
       ("google", "decode|resize(224)"),
     ),
     (
-      _found("checkpoint", "decode|resize(96)"),  # that of another size
+      _weights("checkpoint", "decode|resize(96)"),  # that of another size
       "big_vision",
       (),
       ("big_vision", "decode|resize_small(256)|central_crop(224)"),
     ),
   ],
 )
-def test_the_preprocessing(found, by, published, expected):
+def test_the_preprocessing(file, by, published, expected):
   model = model_from_dict({"name": "vit"})
   size = (224, 224)
-  assert score.choose_protocol(found, model, size, by, published) == expected
+  assert score.choose_protocol(file, model, size, by, published) == expected
 
 
 def test_the_preprocessing_of_formats():
   def chosen(size, **model):
     config = model_from_dict(model)
-    return score.choose_protocol(_found("google"), config, size, "auto", ())
+    return score.choose_protocol(_weights("google"), config, size, "auto", ())
 
   assert chosen((224, 224), pool="gap")[0] == "big_vision"
   assert chosen((224, 224), name="bit", variant="R50x1")[0] == "google"
   timm = score.choose_protocol(
-    _found("timm"), model_from_dict({}), (384, 384), "auto", ()
+    _weights("timm"), model_from_dict({}), (384, 384), "auto", ()
   )
   assert timm[1] == eval_preprocessing.timm((384, 384), 1.0).ops
   with pytest.raises(ValueError, match="got --protocol=own, but it states no"):
     score.choose_protocol(
-      _found("google"), model_from_dict({}), (224, 224), "own", ()
+      _weights("google"), model_from_dict({}), (224, 224), "own", ()
     )
   deit = published_scores.find(
     "deit_tiny_patch16_224.fb_in1k.safetensors", (224, 224), 1000
   )
   with pytest.raises(ValueError, match="which are ImageNet's; expected it"):
     score.choose_protocol(
-      _found("timm"), model_from_dict({}), (224, 224), "auto", deit
+      _weights("timm"), model_from_dict({}), (224, 224), "auto", deit
     )
 
 
 # What is missing, and tables.
 
 
-def test_all_that_is_missing_is_told_at_once(file, tmp_path, monkeypatch):
+def test_all_that_is_missing_is_named_at_once(file, tmp_path, monkeypatch):
   monkeypatch.setattr(jax, "jit", None)
   folder = f"--data_dir={tmp_path}"
   on = "--on=imagenet2012,real,a_clean"
-  found = errors(file, f"{tmp_path}/none.npz", on, folder)
+  messages = errors(file, f"{tmp_path}/none.npz", on, folder)
   starts = [
     "--on=imagenet2012,a_clean: got data set 'imagenet2012', which is not pre",
     "--on=real: got data set 'imagenet2012_real', which is not prepared: exp",
     f"got '{tmp_path}/none.npz', which does not exist",
   ]
-  for error, start in zip(found, starts, strict=True):
+  for error, start in zip(messages, starts, strict=True):
     assert error.startswith(start)
   assert errors(file, "--on=available", folder) == (
     "--on=available: none of imagenet2012, real, v2, a, r, sketch, a_clean,"
@@ -357,7 +357,7 @@ def test_all_that_is_missing_is_told_at_once(file, tmp_path, monkeypatch):
   )
 
 
-def test_words_that_mean_nothing(file):
+def test_flags_that_are_refused(file, capsys):
   (error,) = errors(file, "--on=imagnet")
   assert error.startswith(
     "--on: got 'imagnet', expected imagenet2012, real, v2"
@@ -365,8 +365,10 @@ def test_words_that_mean_nothing(file):
   (error,) = errors(file, "--steps=filter,glu")
   assert error.startswith("--steps: got 'glu', expected dct, upsampling, resiz")
   assert error.endswith("Did you mean 'gelu'?")
-  (error,) = errors(file, "--batch_size=0")
-  assert error == "--batch_size: got '0', expected a number from 1."
+  with pytest.raises(SystemExit):
+    run(file, "--batch_size=0")
+  error = capsys.readouterr().err
+  assert "--batch_size: got '0', expected a number from 1." in error
 
 
 def test_weights_without_a_head(tiny_vit, tmp_path):
@@ -380,8 +382,7 @@ def test_weights_without_a_head(tiny_vit, tmp_path):
 def test_sets():
   opened = Sources()
   text = "digits[test], r,folder:/a/b[train[:5]+val[5:]]"
-  found = score.sets_of(text, opened)
-  assert found == {
+  assert score.sets_of(text, opened) == {
     "digits[test]": score.Set("digits", "test"),
     "r": score.SETS["r"],
     "folder:/a/b[train[:5]+val[5:]]": score.Set(

@@ -6,15 +6,15 @@ import pathlib
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import tiny
-from etils import epath
 from PIL import Image
 
 from vit_jax import train
-from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.config import CheckpointConfig, ConfigError, cli, to_dict
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import ConfigError, cli, to_dict
 from vit_jax.sweep import points
 from vit_jax.sweep import sweep as sweep_lib
 from vit_jax.sweep.sweep import Task
@@ -41,11 +41,11 @@ def images(tmp_path):
 @pytest.fixture
 def runs(monkeypatch):
   """The names of the runs that were trained; the score is the rate."""
-  found = []
+  names = []
 
   def trained(config, workdir):
     folder = pathlib.Path(workdir)
-    found.append(folder.name)
+    names.append(folder.name)
     folder.mkdir(parents=True)
     row = {"step": 6, "time": 0.0}
     row |= {f"{e.name}/top1": config.optim.lr for e in config.evals}
@@ -53,7 +53,7 @@ def runs(monkeypatch):
     (folder / "config.json").write_text(json.dumps(to_dict(config)))
 
   monkeypatch.setattr(train, "train_and_evaluate", trained)
-  return found
+  return names
 
 
 def _task(images, grid=GRID, test="test") -> Task:
@@ -134,11 +134,6 @@ def test_grids_that_are_refused(tmp_path, text, message):
     points.grid_of(text, str(file))
 
 
-def test_an_option_without_values_is_refused(images, tmp_path):
-  with pytest.raises(ConfigError, match="got 'optim.lr' without a value"):
-    _sweep(_task(images, {"optim.lr": []}), tmp_path / "a")
-
-
 def test_other_points_after_the_test_are_refused_at_once(
   images, tmp_path, runs
 ):
@@ -156,15 +151,15 @@ def test_other_points_after_the_test_are_refused_at_once(
   assert len(runs) == 3
 
 
-@pytest.mark.parametrize("text", ['{"sco', "{}", '{"scores": 3, "step": 1}'])
-def test_a_damaged_result_is_told(images, tmp_path, runs, text):
+@pytest.mark.parametrize("text", ['{"sco', '{"scores": 3, "step": 1}'])
+def test_a_damaged_result_is_named(images, tmp_path, runs, text):
   folder = tmp_path / "search"
   _sweep(_task(images), folder)
   (folder / "optim.lr=0.1" / "result.json").write_text(text)
   with pytest.raises(ConfigError) as e:
     _sweep(_task(images), folder)
-  told = str(e.value)
-  assert "optim.lr=0.1/result.json: " in told and "Or delete" in told
+  message = str(e.value)
+  assert "optim.lr=0.1/result.json: " in message and "Or delete" in message
 
 
 @pytest.mark.parametrize(
@@ -172,8 +167,7 @@ def test_a_damaged_result_is_told(images, tmp_path, runs, text):
   [
     ("", "got no JSON"),
     ("[]", "got a list, expected options by name"),
-    ('{"tasks": {}}', "not the table of a search (KeyError('left_out'))"),
-    ('{"tasks": {"": {}}, "left_out": {}}', "not the table of a search"),
+    ('{"tasks": {}}', "sweep.json without left_out, expected the table of a"),
   ],
 )
 def test_what_is_no_search_to_compare_with(
@@ -185,7 +179,7 @@ def test_what_is_no_search_to_compare_with(
   assert not runs and not (tmp_path / "search").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_training(
+def test_a_folder_that_cannot_be_made_is_refused_before_training(
   images, tmp_path, runs
 ):
   (tmp_path / "file").touch()
@@ -202,7 +196,7 @@ def test_errors_of_a_run_end_the_command_in_words(
   images, tmp_path, monkeypatch, error
 ):
   def trained(config, workdir):
-    raise error(["told in words"])
+    raise error(["a message"])
 
   monkeypatch.setattr(train, "train_and_evaluate", trained)
   (tmp_path / "c.py").write_text(
@@ -221,7 +215,7 @@ def test_errors_of_a_run_end_the_command_in_words(
   words = [f"--config={tmp_path}/c.py", "--grid=optim.lr=0.1"]
   words += [f"--workdir={tmp_path}/search"]
   flags |= dict.fromkeys(("coordinator", "num_processes", "process_id"), "")
-  with pytest.raises(SystemExit, match="told in words"):
+  with pytest.raises(SystemExit, match="a message"):
     sweep_lib.main(cli.parse_tasks("sweep", flags, words, several=("grid",)))
 
 
@@ -235,12 +229,6 @@ def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
     points.points(_task(images, both))
 
 
-def test_the_place_of_the_data_is_not_searched(images, tmp_path):
-  task = _task(images, {"data.data_dir": ["/a", "/b"]})
-  with pytest.raises(ConfigError, match="got 'data.data_dir', expected an opt"):
-    _sweep(task, tmp_path / "a")
-
-
 @pytest.mark.parametrize(
   "ending",
   [
@@ -252,45 +240,24 @@ def test_the_place_of_the_data_is_not_searched(images, tmp_path):
 def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
   """The run that init names trains on while the search is interrupted."""
 
-  def saved(*at):
-    options = CheckpointConfig(keep_last=9)
-    saver = Checkpointer(str(tmp_path / "run"), options)
-    for step in at:
-      saver.save(step, state, {"grid": [2, 2]})
-    saver.close()
+  def save(step):
+    path = tmp_path / "run" / "checkpoints" / str(step)
+    checkpointer.write_params(str(path), params, {"grid": [2, 2]})
 
-  state = tiny.Parts(tiny.config()).state()
-  saved(3)
+  shapes = tiny.Parts(tiny.config()).shapes.params
+  params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  save(3)
   task, folder = _task(images), tmp_path / "search"
   init = f"{tmp_path}/run{ending}"
   task = task._replace(config=dataclasses.replace(task.config, init=init))
   first = _sweep(task, folder)
   _as_killed(folder)
-  saved(6)
+  save(6)
   assert _sweep(task, folder) == first
-  told = {
+  inits = {
     json.loads(f.read_text())["init"] for f in folder.glob("*/config.json")
   }
-  assert told == {f"{tmp_path}/run/checkpoints/3"}
+  assert inits == {f"{tmp_path}/run/checkpoints/3"}
   _sweep(task, tmp_path / "new")
   config = json.loads((tmp_path / "new" / "final" / "config.json").read_text())
   assert config["init"] == f"{tmp_path}/run/checkpoints/6"
-
-
-def test_a_search_that_began_without_a_step_goes_on(
-  images, tmp_path, monkeypatch
-):
-  """As those of before had it: all runs have init as it was given."""
-  task = _task(images)
-  config = dataclasses.replace(task.config, init=str(tmp_path / "run"))
-  step = tmp_path / "run" / "checkpoints" / "3"
-  step.mkdir(parents=True)
-  monkeypatch.setattr(points.layout, "find", lambda path: epath.Path(step))
-  (tmp_path / "search" / "optim.lr=0.1").mkdir(parents=True)
-  file = tmp_path / "search" / "optim.lr=0.1" / "config.json"
-  file.write_text(json.dumps(to_dict(config)))
-  task = task._replace(config=config)
-  found = points.pinned(task, epath.Path(tmp_path / "search"))
-  assert found.config.init == str(tmp_path / "run")
-  found = points.pinned(task, epath.Path(tmp_path / "new"))
-  assert found.config.init == str(step)
