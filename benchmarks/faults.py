@@ -52,14 +52,14 @@ FIGURE = "figure: "  # begins the line; threads may print more after it
 
 def all_trials() -> dict[str, Trial]:
   """Returns the trials by name, in the order of the page."""
-  found = [
+  every = [
     trial
     for name in trials.MODULES
     for trial in importlib.import_module(f"trials.{name}").TRIALS
   ]
-  names = [trial.name for trial in found]
+  names = [trial.name for trial in every]
   assert len(set(names)) == len(names), "two trials have one name"
-  return dict(zip(names, found, strict=True))
+  return dict(zip(names, every, strict=True))
 
 
 def code() -> str:
@@ -73,24 +73,24 @@ def code() -> str:
 
 
 def versions() -> dict[str, str]:
-  found = {"python": platform.python_version()}
+  installed = {"python": platform.python_version()}
   for package in PACKAGES:
     try:
-      found[package] = importlib.metadata.version(package)
+      installed[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       continue
-  return found
+  return installed
 
 
 def read() -> list[dict[str, Any]]:
   """Returns the lines, oldest first; one that was cut off is left out."""
-  found = []
+  lines = []
   for text in LINES.read_text().splitlines() if LINES.exists() else []:
     try:
-      found.append(json.loads(text))
+      lines.append(json.loads(text))
     except json.JSONDecodeError:
       continue
-  return found
+  return lines
 
 
 def run_one(name: str, seed: int) -> None:
@@ -205,14 +205,14 @@ def main() -> int:
   if args.one:
     run_one(args.one, args.seed)
     return 0
-  known, digest, found = all_trials(), code(), versions()
+  known, digest, installed = all_trials(), code(), versions()
   if args.list:
     print(*known, sep="\n")
     return 0
   done = {
     line["name"]
     for line in read()
-    if line["code"] == digest and line["versions"] == found
+    if line["code"] == digest and line["versions"] == installed
   }
   chosen = [
     name
@@ -246,7 +246,7 @@ def main() -> int:
           "seed": args.seed,
           "date": datetime.date.today().isoformat(),
           "commit": commit(),
-          "versions": found,
+          "versions": installed,
           "machine": machine(),
           "code": digest,
         }

@@ -1,4 +1,4 @@
-"""What a batch must be is told in words before it reaches the step."""
+"""Wrong batches are refused before they reach the step."""
 
 import itertools
 import types
@@ -35,17 +35,17 @@ def test_what_is_absent_is_filled_in():
 
 def test_the_place_in_the_stream_is_that_of_the_whole_batch():
   """Step 5 of 2 processes: rows 40 to 47, the second half is process 1's."""
-  found = _checked(
+  batches = _checked(
     [_batch(), _batch()], start_step=5, process_index=1, process_count=2
   )
-  np.testing.assert_array_equal(next(found)["index"], [44, 45, 46, 47])
-  np.testing.assert_array_equal(next(found)["index"], [52, 53, 54, 55])
+  np.testing.assert_array_equal(next(batches)["index"], [44, 45, 46, 47])
+  np.testing.assert_array_equal(next(batches)["index"], [52, 53, 54, 55])
   far = next(_checked([_batch()], start_step=2**29 - 1))["index"]
   assert far.dtype == np.int64 and far.max() == 2**31 - 1
   assert next(_checked([_batch()], start_step=2**29))["index"][0] == 0
 
 
-def test_what_is_there_is_kept():
+def test_keys_that_are_there_stay():
   mask, index = np.array([True, False, True, True]), np.array([9, 8, 7, 6])
   weights = np.eye(4, 3, dtype=np.float32)
   batch = next(_checked([_batch(mask=mask, index=index, label=weights)]))
@@ -96,18 +96,18 @@ def test_what_is_there_is_kept():
     ({"images": 3}, "images: no such key; expected image, label and maybe"),
   ],
 )
-def test_faults_of_a_batch(changes, message):
+def test_errors_of_a_batch(changes, message):
   with pytest.raises(DataError) as e:
     next(_checked([_batch(**changes)]))
   assert f"1 error in batch 0 of the data:\n  - {message}" in str(e.value)
 
 
-def test_all_faults_at_once_and_of_later_batches_too():
+def test_all_errors_at_once_and_of_later_batches_too():
   bad = _batch(image=np.zeros(3), label=np.array([7, 7, 7, 7]), mask=None)
-  found = _checked([_batch(), bad], start_step=10)
-  next(found)
+  batches = _checked([_batch(), bad], start_step=10)
+  next(batches)
   with pytest.raises(DataError) as e:
-    next(found)
+    next(batches)
   text = str(e.value)
   assert text.startswith("2 errors in batch 11 of the data:")
   assert "image: got float64 (3,)" in text and "label: got 7" in text
@@ -115,10 +115,10 @@ def test_all_faults_at_once_and_of_later_batches_too():
     next(_checked([(1, 2)]))
 
 
-def test_data_that_end_are_told():
-  found = _checked(itertools.repeat(_batch(), 3), start_step=7)
+def test_data_that_end_are_reported():
+  batches = _checked(itertools.repeat(_batch(), 3), start_step=7)
   with pytest.raises(DataError, match="ended after 3 batches, at step 10"):
-    list(found)
+    list(batches)
 
 
 def test_any_object_will_do():

@@ -106,6 +106,6 @@ def test_a_barrier_keeps_the_type_of_what_is_sent():
       (x,) = equation.invars
       while (maker := made_by[x]).primitive.name == "reshape":
         (x,) = maker.invars
-      is_kept = maker.primitive.name == "optimization_barrier"
-      scattered[x.aval.dtype.name, is_kept] += 1
+      has_barrier = maker.primitive.name == "optimization_barrier"
+      scattered[x.aval.dtype.name, has_barrier] += 1
   assert scattered == {("bfloat16", True): 13, ("float32", False): 2}

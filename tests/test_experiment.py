@@ -1,4 +1,4 @@
-"""All faults of a run at once, before anything is compiled."""
+"""All errors of a run at once, before anything is compiled."""
 
 import numpy as np
 import pytest
@@ -159,12 +159,12 @@ def _eval(**options):
     ({"num_classes": 5}, "config.num_classes: got 5, expected at least the 10"),
   ],
 )
-def test_faults_that_would_show_only_after_training(changes, message):
+def test_errors_that_would_show_only_after_training(changes, message):
   (error,) = _errors(_config(**changes))
   assert message in error
 
 
-def test_shapes_of_init_are_told_with_the_rest(tmp_path):
+def test_shapes_of_init_are_reported_with_the_rest(tmp_path):
   path = tmp_path / "weights.npz"
   arrays = {"cls": (1, 1, 64), "embedding/kernel": (8, 8, 3, 64)}
   np.savez(path, **{k: np.zeros(v, np.float32) for k, v in arrays.items()})
@@ -182,13 +182,13 @@ def test_init_that_is_damaged(tmp_path, content):
 
 
 def test_processes_that_cannot_share_rows(monkeypatch):
-  found = lambda mesh: [f"of {dict(mesh.shape)}"]
-  monkeypatch.setattr(experiment.sharding, "row_errors", found)
+  error = lambda mesh: [f"of {dict(mesh.shape)}"]
+  monkeypatch.setattr(experiment.sharding, "row_errors", error)
   errors = _errors(_config(mesh__data=1, mesh__tensor=8))
   assert errors == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
 
 
-def test_faults_are_told_before_a_data_set_is_made(tmp_path):
+def test_errors_are_reported_before_a_data_set_is_made(tmp_path):
   evals = _eval(kind="fewshot", split="test", layer="nothing")
   config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
   errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
@@ -202,7 +202,7 @@ def _data_errors(**changes):
   return [error for part in errors.values() for error in part]
 
 
-def test_faults_of_data_that_are_there_are_none():
+def test_errors_of_data_that_are_there_are_none():
   evals = {
     "test": {"kind": "classification", "split": "test", "dataset": None},
     "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
@@ -211,13 +211,13 @@ def test_faults_of_data_that_are_there_are_none():
   assert _data_errors(fake_data=True, data__dataset="imagenet2012") == []
 
 
-def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
+def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
   evals = {
     "a": {"kind": "classification", "split": "vali"},
     "b": {"kind": "classification", "dataset": "cifar01", "split": "test"},
     "c": {"kind": "fewshot", "train_split": "tran", "split": "test[5:2]"},
   }
-  found = _data_errors(
+  errors = _data_errors(
     data__split="train[", data__ops="no such thing", evals=evals
   )
   starts = [
@@ -227,8 +227,8 @@ def test_faults_of_data_begin_with_the_key_and_come_all_at_once():
     "config.evals.c.train_split: got split 'tran'",
     "config.evals.c.split: got split 'test[5:2]'",
   ]
-  assert len(found) == len(starts)
-  for text, start in zip(found, starts, strict=True):
+  assert len(errors) == len(starts)
+  for text, start in zip(errors, starts, strict=True):
     assert text.startswith(start), text
 
 
@@ -238,7 +238,7 @@ def test_a_shared_data_set_is_one_error():
   assert text.startswith("config.data.dataset: got data set 'digets'")
 
 
-def test_looking_for_faults_makes_no_data_set(tmp_path):
+def test_checking_for_errors_makes_no_data_set(tmp_path):
   (text,) = _data_errors(data__data_dir=str(tmp_path), data__split="trian")
   assert text.startswith("config.data.split: got split 'trian'")
   assert not list(tmp_path.iterdir())

@@ -112,7 +112,7 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
   assert sharding.row_errors(made) == []
 
 
-def test_gpus_of_a_node_share_the_state_unless_told_otherwise():
+def test_gpus_of_a_node_share_the_state_by_default():
   def gpus(nodes):
     return [
       Chip(i, (), i, "NVIDIA H100", "gpu", 0, i // 8) for i in range(8 * nodes)
@@ -183,22 +183,22 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
     ("TPU v6 lite", 96, 2),
   ],
 )
-def test_microbatches_are_not_tiny_unless_it_is_said(kind, rows, parts):
+def test_microbatches_are_not_tiny_without_a_warning(kind, rows, parts):
   c = defaults()
   c.model.variant, c.optim.microbatch = "L/16", 64
   c.data.ops, c.data.batch_size = "decode|resize(224)", 8 * rows
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
   assert sharding.microbatches_of(freeze(c), mesh) == parts
   text = sharding.describe(freeze(c), {}, mesh)
-  said = f"{parts} microbatch{'es' * (parts > 1)} a step"
+  expected = f"{parts} microbatch{'es' * (parts > 1)} a step"
   if parts == 67:
     images = {67: "1 image", 134: "2 images"}[rows]
-    said += (
+    expected += (
       f" of {images}, which is slow: the {rows} of a device have no divisor"
       f" nearer to {16 if 'v5' in kind else 64} and within"
       " config.optim.microbatch = 64; choose another config.data.batch_size"
     )
-  assert text == said
+  assert text == expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +305,7 @@ def test_less_than_a_hundredth_is_left_on_every_device(model, mesh):
   assert "tensor" not in indivisible  # one device
 
 
-def test_what_does_not_divide_goes_elsewhere_or_stays_whole_and_is_told():
+def test_what_does_not_divide_goes_elsewhere_or_stays_whole_and_is_reported():
   model = model_config(variant="Ti/16")  # 3 heads, width 192
   specs = _specs(model)
   key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"

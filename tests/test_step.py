@@ -356,13 +356,13 @@ def test_nothing_is_trained_where_there_are_no_steps():
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def test_the_compiler_is_told_what_suits_the_chip(one_device, monkeypatch):
+def test_the_compiler_has_the_options_of_the_chip(one_device, monkeypatch):
   parts = one_device[0]
   assert devices.compiler_options(ONE[0].device_kind) == {}
-  # A kind of the table is told an option, which a CPU's compiler refuses.
-  told = devices.compiler_options("TPU v5 lite")
-  assert told["xla_msa_max_outstanding_evictions"] == "1"
-  monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, told)
+  # A kind of the table is options an option, which a CPU's compiler refuses.
+  options = devices.compiler_options("TPU v5 lite")
+  assert options["xla_msa_max_outstanding_evictions"] == "1"
+  monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, options)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     tiny.Parts(parts.config, ONE).run(1)
 
@@ -388,5 +388,7 @@ def test_it_trains_where_jax_has_64_bits():
     state, (metrics,) = parts.run(1)
   assert np.isfinite(metrics["loss"])
   # So that a run may go on with the other setting.
-  is_kept = lambda x: x.dtype in ("float32", "int32")
-  assert all(is_kept(x) for x in jax.tree.leaves((parts.shapes, state)))
+  has_full_precision = lambda x: x.dtype in ("float32", "int32")
+  assert all(
+    has_full_precision(x) for x in jax.tree.leaves((parts.shapes, state))
+  )

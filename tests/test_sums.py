@@ -44,9 +44,9 @@ def sums(config):
   ids=str,
 )
 def test_no_long_sum_in_bfloat16(changes):
-  found = {*sums(tiny.config(model__dtype="bfloat16", **changes))}
-  assert max(n for kind, n in found if kind == "float32") > LONGEST
-  assert all(n <= LONGEST for kind, n in found if kind == "bfloat16")
+  lengths = {*sums(tiny.config(model__dtype="bfloat16", **changes))}
+  assert max(n for kind, n in lengths if kind == "float32") > LONGEST
+  assert all(n <= LONGEST for kind, n in lengths if kind == "bfloat16")
 
 
 @pytest.mark.slow

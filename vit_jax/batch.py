@@ -112,15 +112,15 @@ def checked(
 
   Raises:
     DataError: A batch is not what the run needs, or there are no more; the
-      message has all its faults.
+      message has all its errors.
   """
   step = start_step
   for batch in batches:
-    found = _errors(batch, rows, image_size, num_classes, step == start_step)
-    if found:
-      lines = "\n".join(f"  - {error}" for error in found)
+    errors = _errors(batch, rows, image_size, num_classes, step == start_step)
+    if errors:
+      lines = "\n".join(f"  - {error}" for error in errors)
       raise DataError(
-        f"{len(found)} error{'s' * (len(found) != 1)} in batch {step} of the"
+        f"{len(errors)} error{'s' * (len(errors) != 1)} in batch {step} of the"
         f" data:\n{lines}"
       )
     first = (step * process_count + process_index) * rows
@@ -151,7 +151,7 @@ def _errors(
   if not isinstance(batch, dict):
     return [f"got a {_type(batch)}, expected a dict of numpy arrays."]
   keys = ("image", "label", "mask", "index")
-  found = [
+  errors = [
     f"{key}: no such key; expected image, label and maybe mask, index."
     for key in batch
     if key not in keys
@@ -173,21 +173,21 @@ def _errors(
   for key in keys:
     if key not in batch:
       if key in ("image", "label"):
-        found.append(f"{key}: missing, expected {expected[key]}.")
+        errors.append(f"{key}: missing, expected {expected[key]}.")
       continue
     value = batch[key]
     if not isinstance(value, np.ndarray):
-      found.append(
+      errors.append(
         f"{key}: got a {_type(value)}, expected a numpy array, {expected[key]}."
       )
     elif not _fits(key, value, rows, image_size, num_classes):
-      found.append(
+      errors.append(
         f"{key}: got {value.dtype} {value.shape}, expected {expected[key]}:"
         f" {reasons[key]}."
       )
     elif key == "label":
-      found += _label_errors(value, num_classes, is_first)
-  return found
+      errors += _label_errors(value, num_classes, is_first)
+  return errors
 
 
 def _fits(
@@ -232,12 +232,12 @@ def batches_seen(
 ) -> int:
   """Returns how many batches of this size come before the next image.
 
-  `step`, unless the run had batches of another size before; rounded down, so
-  that less than a batch is seen twice, and none left out.
+  This is `step`, unless the run had batches of another size before. It is
+  rounded down: less than a batch is seen twice, and no image is left out.
 
   Args:
-    metadata: Of the checkpoint of the step; {}: unknown.
-    step: Batches of any size that were taken.
+    metadata: Metadata of the checkpoint of the step; {}: unknown.
+    step: Batches, of any size, that the run has read.
     batch_size: Images of a batch from here on.
   """
   account = metadata.get("accounting") or {}

@@ -126,7 +126,7 @@ def _gathered(x: jax.Array, dim: int, dtype: DTypeLike) -> jax.Array:
 
 _gathered.defvjp(
   lambda x, dim, dtype: (_gathered(x, dim, dtype), None),
-  lambda dim, dtype, kept, grad: (_scattered(grad, dim, ()),),
+  lambda dim, dtype, residuals, grad: (_scattered(grad, dim, ()),),
 )
 
 
@@ -171,7 +171,7 @@ def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
 
   Returns:
     The matrix, and its dimension that `dim` has become: 0 if that was the
-    first, else 1, merged with those behind it.
+    first; otherwise 1, merged with those behind it.
   """
   if x.ndim == 1:
     return x, 0

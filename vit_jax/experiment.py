@@ -6,7 +6,7 @@ from the config a second time.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.step import RunShape
+from vit_jax.step import Params, RunShape
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 
@@ -62,10 +62,10 @@ class Experiment:
       config.data.data_dir, fake=config.fake_data
     )
     self.given_data = data
-    self._fitted: Any = None
+    self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
-    # Options of the evaluators, with those of config.data where they have none.
-    self._named: tuple[EvaluatorConfig, ...] = tuple(
+    # Options of the evaluators; data set and batch size may be config.data's.
+    self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
       for e in config.evals
     )
@@ -78,15 +78,15 @@ class Experiment:
   @functools.cached_property
   def evals(self) -> missing_data.Evals:
     """The evaluators that the run has."""
-    return tuple(e for e in self._named if e not in self.skipped_evals)
+    return tuple(e for e in self._configured if e not in self.skipped_evals)
 
   @functools.cached_property
   def _missing(self) -> missing_data.Evals:
-    return missing_data.missing(self._named, self.sources)
+    return missing_data.missing(self._configured, self.sources)
 
   @functools.cached_property
   def data(self) -> Data:
-    """The training data, a `batch.Data`; prepared now if necessary."""
+    """The training data; prepared now if necessary."""
     if self.given_data is not None:
       return self.given_data
     data = self.config.data
@@ -95,7 +95,7 @@ class Experiment:
 
   @property
   def data_name(self) -> str:
-    """The name of the data on the screen."""
+    """The name of the data in the summary of the run."""
     if self.given_data is not None:
       return f"{type(self.given_data).__name__}, given"
     data = self.config.data
@@ -134,8 +134,8 @@ class Experiment:
 
   @functools.cached_property
   def start(self) -> int:
-    """The step from which a run resumes; 0 for a new one. By a look: it is set
-    to an older one where arrays turn out to be damaged."""
+    """The newest step that seems whole; 0 for a new run. The run resumes from
+    an older one if its arrays are damaged."""
     return self.newest[0]
 
   @property
@@ -147,9 +147,9 @@ class Experiment:
   def _checkpoints(self) -> epath.Path:
     return epath.Path(self.workdir) / checkpointer.FOLDER
 
-  @property
+  @functools.cached_property
   def resumed_metadata(self) -> dict[str, Any]:
-    """What the checkpoint of `start` states beside the weights; {}: new."""
+    """Metadata of the checkpoint of `start`; {} for a new run."""
     if not self.start:
       return {}
     return checkpointer.load_metadata(str(self._checkpoints / str(self.start)))
@@ -168,14 +168,6 @@ class Experiment:
     )
 
   @functools.cached_property
-  def changes(self) -> list[dict[str, Any]]:
-    """All changes of options that the run has accepted, see `trail`."""
-    if not self.start:
-      return []
-    changes = self.resumed.changes
-    return resume_rules.trail(self.workdir, self.start, changes)
-
-  @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates, for one image, and parameters."""
     module, _ = self.config.objective.make(self.config.model, self.run_shape)
@@ -186,33 +178,36 @@ class Experiment:
     )
     return out, variables["params"]
 
-  def is_due(self, cadence: Any, step: int) -> bool:
-    """Whether a step is one of `cadence.every_steps`, or the last."""
-    last = self.run_shape.total_steps
-    return step == last or is_multiple(step, cadence.every_steps)
-
   def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
     """Returns the evaluators that score the parameters of a step."""
-    return [e for e in evaluators if self.is_due(e.config, step)]
+    return [e for e in evaluators if self._is_due(e.config.every_steps, step)]
+
+  def is_save_step(self, step: int) -> bool:
+    """Whether a checkpoint is written after a step."""
+    return self._is_due(self.config.checkpoint.every_steps, step)
 
   def is_log_step(self, step: int) -> bool:
     """Whether a step has a row of metrics: the first, each log step, a save."""
-    return (
-      step == 1
-      or is_multiple(step, self.config.log_steps)
-      or self.is_due(self.config.checkpoint, step)
-    )
+    log_steps = self.config.log_steps
+    is_multiple = log_steps > 0 and step % log_steps == 0
+    return step == 1 or is_multiple or self.is_save_step(step)
+
+  def _is_due(self, every_steps: int, step: int) -> bool:
+    """Whether a step is a multiple (0: none is), or the last."""
+    is_multiple = every_steps > 0 and step % every_steps == 0
+    return is_multiple or step == self.run_shape.total_steps
 
   def train_batches(
-    self, start: int, mesh: jax.sharding.Mesh
+    self, start: int, saved: Mapping[str, Any], mesh: jax.sharding.Mesh
   ) -> Iterator[dict[str, jax.Array]]:
     """Yields the batches of all processes from a step on, on the devices.
 
-    They go on after the images that were seen, also where the run had batches
-    of another size before.
+    They follow the images that the run has seen, even if its batches had
+    another size before.
 
     Args:
       start: Updates already applied.
+      saved: Metadata of the checkpoint of `start`; {} for a new run.
       mesh: Mesh of the run.
 
     Raises:
@@ -220,7 +215,7 @@ class Experiment:
     """
     index, count = jax.process_index(), jax.process_count()
     batch_size = self.config.data.batch_size
-    first = batch.batches_seen(self.resumed_metadata, start, batch_size)
+    first = batch.batches_seen(saved, start, batch_size)
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,
@@ -232,10 +227,10 @@ class Experiment:
     )
     return (sharding.to_global(b, mesh) for b in batches)
 
-  def fitted_weights(self) -> tuple[dict[str, Any], weights.Report]:
+  def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.
 
-    They are returned once, so that the host can free them.
+    Call it once: the host can then free them.
     """
     fitted, self._fitted = self._fitted, None
     return fitted
@@ -279,7 +274,8 @@ class Experiment:
 
   @property
   def data_info(self) -> Data | Source:
-    """The training data for their numbers and names; generates no data set."""
+    """The training data or their source, for numbers and names; generates no
+    data set."""
     if self.given_data is not None:
       return self.given_data
     data = self.config.data
@@ -289,7 +285,7 @@ class Experiment:
     """Raises if options, machine or disk show that the run cannot work.
 
     Args:
-      errors: Errors of the command line, to be raised with those of the run.
+      errors: Errors of the command line, raised with those of the run.
 
     Raises:
       ConfigError: All errors.
@@ -324,7 +320,7 @@ class Experiment:
       config.data.data_dir,
       {
         e.dataset: e not in self.skipped_evals
-        for e in self._named
+        for e in self._configured
         if e.LEFT_OUT_BY
       },
     )
@@ -413,10 +409,9 @@ class Experiment:
   def _weights_errors(self, are_shapes_known: bool) -> list[str]:
     """Returns errors of the weights to start from, or to score.
 
-    Every process reads them for itself: on a TPU slice once a host, which has
-    one process. Where several share a host the first one reads the disk, and
-    the others what it left in the page cache (ViT-B/16: 346 MB and then 0,
-    measured on two CPU cores); one of them downloads what has an address.
+    Every process reads them. Where several share a host, the first reads the
+    disk and the others the page cache (ViT-B/16, measured on two CPU cores: 346
+    MB and then 0); one of them downloads weights that have an address.
 
     Args:
       are_shapes_known: Whether the weights can be fitted to the model.
@@ -447,7 +442,7 @@ class Experiment:
     return []
 
   def _agree(self) -> None:
-    """Sees that all processes have the same run; see `agreement`."""
+    """Checks that all processes have the same run; see `agreement`."""
     data = (
       {"the data given": self.given_data} if self.given_data is not None else {}
     )
@@ -488,11 +483,6 @@ def setup(
   )
   experiment.check(errors)
   return experiment
-
-
-def is_multiple(step: int, every_steps: int) -> bool:
-  """Whether a step is a multiple of `every_steps`; never where that is 0."""
-  return every_steps > 0 and step % every_steps == 0
 
 
 def workdir_errors(workdir: str, is_training: bool) -> list[str]:

@@ -48,7 +48,6 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "mesh": sharding.shape_here(config.mesh),
     "versions": run_info.versions(),
     "commit": run_info.commit(),
-    "changes": experiment.changes,
   }
 
 

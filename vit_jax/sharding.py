@@ -90,7 +90,7 @@ def mesh_shape(
 
   Args:
     mesh: Devices along each axis.
-    num_devices: Of all slices.
+    num_devices: Devices of all slices.
     num_slices: Slices of equal size, which only the axis data joins.
     num_nodes: Nodes of equal size, which any axis may join.
 
@@ -103,7 +103,7 @@ def mesh_shape(
   if num_devices % fixed == 0:
     rest = num_devices // fixed
     if shape["data"] == shape["fsdp"] == -1:
-      # What does not divide is found below.
+      # An indivisible number is an error below.
       parts = math.lcm(num_slices, num_nodes)
       near = rest // parts if rest % parts == 0 else rest
       shape["fsdp"] = max(n for n in range(1, MAX_FSDP + 1) if near % n == 0)
@@ -169,10 +169,9 @@ def _laid_out(sizes: tuple[int, ...], devices: list) -> np.ndarray:
 
 
 def mesh_errors(config: Config, devices: list | None = None) -> list[str]:
-  """Returns faults of mesh and devices, and of batches and mesh.
+  """Returns errors of mesh and devices, and of batches and mesh.
 
-  Where the axes themselves are at fault, which `config.checks` finds, there are
-  none.
+  None if the axes themselves are wrong, which `config.checks` reports.
 
   Args:
     config: The run.
@@ -201,7 +200,7 @@ def mesh_errors(config: Config, devices: list | None = None) -> list[str]:
 
 
 def row_errors(mesh: Mesh) -> list[str]:
-  """Returns a fault unless no two processes hold the same rows of a batch.
+  """Returns an error if two processes hold the same rows of a batch.
 
   A process reads rows for its own devices. With tensor, several devices hold
   the same rows; all of these must be of one process.
@@ -220,7 +219,7 @@ def row_errors(mesh: Mesh) -> list[str]:
 
 
 def batch_errors(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
-  """Returns a fault unless every device gets the same number of rows."""
+  """Returns an error unless every device gets the same number of rows."""
   parts = shape["data"] * shape["fsdp"]
   if batch_size % parts == 0:
     return []
@@ -330,7 +329,7 @@ def left_whole(
 
 
 def describe(config: Config, params, mesh: Mesh) -> str:
-  """Returns in words how a step is divided, and what is not."""
+  """Returns a text on microbatches, and on arrays that are not split."""
   number = microbatches_of(config, mesh)
   text = f"{number} microbatch{'es' * (number > 1)} a step"
   rows = _rows(config, mesh)

@@ -142,7 +142,7 @@ def assemble(
     step_metrics: Further metrics of the step, see `Callback.step_metrics`.
 
   Raises:
-    ValueError: The config describes no run; `config.checks` finds all faults
+    ValueError: The config describes no run; `config.checks` finds all errors
       beforehand.
   """
   module, loss_fn = config.objective.make(config.model, run_shape)

@@ -117,13 +117,12 @@ def train_and_evaluate(
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
 
-    # State: 1. resumed from the newest whole checkpoint of the workdir; if
-    # there is none, 2. from the weights of config.init, or 3. from scratch.
+    # State: 1. from the newest whole checkpoint of the workdir; without one,
+    # 2. from the weights of config.init, or 3. from scratch.
     form = convert_state.form_of(config, experiment.run_shape, trainer, mesh)
-    start, state = checkpointer.restore_newest(
+    start, state, saved = checkpointer.restore_newest(
       experiment.start, trainer.state, form
     )
-    experiment.start = start  # an older one where arrays are damaged
     note(run_summary.text(experiment, mesh, trainer.state.params))
     if start:
       note(f"resumes     step {start:,} of {workdir}")
@@ -134,16 +133,18 @@ def train_and_evaluate(
         state = weights.replace_params(state, params)
         del params  # the host's copy
         note(weights.format_report(report))
-    saved = experiment.resumed_metadata
     hooks.on_start(start, state, saved)
-    if experiment.resumed:
-      note("\n".join(experiment.resumed.notes()))
-      resume_rules.write(workdir, experiment.changes)
     metadata = run_summary.metadata(experiment, trainer.state.params)
+    metadata["changes"] = []  # of options, since the run began
+    if start:
+      note("\n".join(experiment.resumed.notes()))
+      changes = experiment.resumed.changes
+      metadata["changes"] = resume_rules.trail(workdir, start, changes)
+      resume_rules.write(workdir, metadata["changes"])
     run_info.write_json(workdir, "config.json", to_dict(config))
 
     # Data, and the files of metrics.
-    batches = experiment.train_batches(start, mesh)
+    batches = experiment.train_batches(start, saved, mesh)
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
         note(f"{evaluator.config.name:<11} {evaluator.note}")
@@ -197,7 +198,7 @@ def train_and_evaluate(
         hooks.on_step(step, batch, metrics)  # does not wait for the devices
 
         retries = checkpointer.retry_due(step)
-        saves = experiment.is_due(config.checkpoint, step)
+        saves = experiment.is_save_step(step)
         logs = experiment.is_log_step(step)
         due = experiment.due(evaluators, step)
         if logs or retries or step == start + 1:

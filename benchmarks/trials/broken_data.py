@@ -52,8 +52,8 @@ def kinds(folder: pathlib.Path, seed: int) -> str:
   source, record = _opened(folder / "bad")
   for _ in pipeline.eval_batches(source, OPS, batch_size=256):
     pass
-  found = {i for i in source.undecodable}
-  assert found == {record[n] for n in broken}, "other files are masked"
+  masked = {i for i in source.undecodable}
+  assert masked == {record[n] for n in broken}, "other files are masked"
   return (
     f"{len(good)} kinds as Pillow has them (JPEG within {worst} of 255 levels,"
     f" all else to the bit), {len(broken)} kinds of broken files left out"
@@ -97,17 +97,17 @@ def counted(folder: pathlib.Path, seed: int) -> str:
   from vit_jax.data import pipeline, sources
 
   rng = np.random.default_rng(seed)
-  words = _digits(folder / "images", rng, broken=9)
+  options = _digits(folder / "images", rng, broken=9)
   config = runs.write_config(folder, steps=30)
-  runs.whole(config, folder / "want", words)
-  started = runs.start(config, folder / "killed", words)
+  runs.whole(config, folder / "want", options)
+  started = runs.start(config, folder / "killed", options)
   step = folder / "killed" / "checkpoints" / "14"
   end = time.monotonic() + 300
   while not step.exists() and started[0].poll() is None:
     assert time.monotonic() < end, "no checkpoint in 300 s"
     time.sleep(0.1)
   runs.kill(started)
-  runs.whole(config, folder / "killed", words)
+  runs.whole(config, folder / "killed", options)
   runs.assert_same(folder / "killed", folder / "want")
   source = sources.open_source(f"folder:{folder}/images", "train")
   batches = pipeline.train_batches(
@@ -121,19 +121,19 @@ def counted(folder: pathlib.Path, seed: int) -> str:
   }
   for step, count in counts.items():
     assert count == masked[step - 1], f"step {step}: {count}"
-  said = (folder / "want.0.log").read_text()
-  named = set(re.findall(r"Cannot use (\S+): got an empty", said))
+  output = (folder / "want.0.log").read_text()
+  named = set(re.findall(r"Cannot use (\S+): got an empty", output))
   assert named == {source.record_name(i) for i in source.undecodable}, named
   for split in ("train", "val"):
-    words = _digits(folder / split, rng, broken=11, of=split)
-    (process,) = runs.start(config, folder / f"much_{split}", words)
+    options = _digits(folder / split, rng, broken=11, of=split)
+    (process,) = runs.start(config, folder / f"much_{split}", options)
     (code,) = runs.finish([process], 300)
-    said = runs.said(folder / f"much_{split}")
-    assert code == 1 and "expected at most 10 (1%, or ten)" in said, said
+    output = runs.output(folder / f"much_{split}")
+    assert code == 1 and "expected at most 10 (1%, or ten)" in output, output
   return (
     f"{len(named)} broken files of {source.num_examples}, met"
     f" {int(masked[-1])} times in 30 steps: named, and counted alike in a run"
-    " that was killed; with 11, training and evaluator end in words"
+    " that was killed; with 11, training and evaluator end with an error"
   )
 
 
@@ -141,7 +141,7 @@ def _digits(root, rng, broken: int, of: str = "train") -> list[str]:
   """Writes scikit-learn's digits, of which some of a split are empty.
 
   Returns:
-    The words that make a small run read them.
+    The options that make a small run read them.
   """
   from PIL import Image
   from sklearn.datasets import load_digits

@@ -16,7 +16,15 @@ from unittest import mock
 
 import jax
 
-from trials.saved import METADATA, Saved, bits, made_up, said, saved, tiny
+from trials.saved import (
+  METADATA,
+  Saved,
+  bits,
+  captured_stderr,
+  made_up,
+  saved,
+  tiny,
+)
 from trials.trial import Trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, retention
@@ -65,7 +73,7 @@ def outcome(run: Saved, folder: pathlib.Path, what: str) -> str:
   Raises:
     AssertionError: Anything else.
   """
-  with said() as out:
+  with captured_stderr() as out:
     # First the reader, which must leave the folder as it is.
     params, metadata = checkpointer_lib.load_params(str(folder))
     read = metadata["step"]
@@ -83,7 +91,7 @@ def outcome(run: Saved, folder: pathlib.Path, what: str) -> str:
     checkpointer = checkpointer_lib.Checkpointer(
       str(folder), CheckpointConfig()
     )
-    n, state = checkpointer.restore_newest(start, run.state)
+    n, state, _ = checkpointer.restore_newest(start, run.state)
     checkpointer.close()
   text = out.getvalue()
   assert "Traceback" not in text, f"{what}: {text}"
@@ -165,7 +173,7 @@ def damaged_folders(folder: pathlib.Path, seed: int) -> str:
         shutil.rmtree(copy / f"checkpoints/{n}")
     if what == "checkpoints/ gone":
       shutil.rmtree(copy / "checkpoints")
-    with said():
+    with captured_stderr():
       start, errors = retention.start(layout.epath.Path(copy / "checkpoints"))
     assert start == 0 and "start over" in errors[0], f"{what}: {errors}"
     stops += 1
@@ -194,7 +202,7 @@ def readers(folder: pathlib.Path, seed: int) -> str:
         errors.append(f"{type(e).__name__}: {e}")
 
   threads = [threading.Thread(target=read_all) for _ in range(2)]
-  with said() as out:
+  with captured_stderr() as out:
     for thread in threads:
       thread.start()
     for n in range(2, 41):

@@ -19,26 +19,26 @@ class Place(NamedTuple):
 
   devices: int = 1
   processes: int = 1
-  words: Sequence[str] = ()
+  options: Sequence[str] = ()
 
   def __str__(self):
-    words = [w.removeprefix("--config.") for w in self.words]
+    options = [w.removeprefix("--config.") for w in self.options]
     many = f"{self.devices} device{'s' * (self.devices > 1)}"
     if self.processes > 1:
       many = f"{self.processes} processes"
-    return " ".join([many, *words])
+    return " ".join([many, *options])
 
 
-EIGHT = Place(8, words=["--config.mesh.fsdp=4"])
+EIGHT = Place(8, options=["--config.mesh.fsdp=4"])
 DEVICES = (
   Place(1),
-  Place(2, words=["--config.mesh.fsdp=2"]),
-  Place(4, words=["--config.mesh.tensor=2"]),
-  Place(8, words=["--config.mesh.tensor=4"]),
-  Place(8, words=["--config.model.scan=true", "--config.mesh.fsdp=2"]),
+  Place(2, options=["--config.mesh.fsdp=2"]),
+  Place(4, options=["--config.mesh.tensor=2"]),
+  Place(8, options=["--config.mesh.tensor=4"]),
+  Place(8, options=["--config.model.scan=true", "--config.mesh.fsdp=2"]),
 )
-BACK = (Place(2, words=["--config.model.scan=false"]),)
-SCAN = Place(2, words=["--config.model.scan=true"])
+BACK = (Place(2, options=["--config.model.scan=false"]),)
+SCAN = Place(2, options=["--config.model.scan=true"])
 PROCESSES = tuple(Place(processes=n) for n in (1, 3, 4))
 
 
@@ -68,18 +68,18 @@ def _moved(folder: pathlib.Path, place: Place, others: Sequence[Place]) -> str:
     _run(config, workdir, other)
     largest = max(largest, difference(runs.rows(want), runs.rows(workdir)))
   assert largest < 1e-5, f"losses differ by {largest:.1e} of themselves"
-  told = ", ".join(map(str, others))
-  return f"{place} to {told}: losses within {largest:.1e}"
+  others_text = ", ".join(map(str, others))
+  return f"{place} to {others_text}: losses within {largest:.1e}"
 
 
-def _run(config, workdir, place, words=()):
+def _run(config, workdir, place, options=()):
   flags = f"--xla_force_host_platform_device_count={place.devices}"
   env = {"XLA_FLAGS": flags} if place.devices > 1 else {}
   started = runs.start(
-    config, workdir, [*place.words, *words], place.processes, env
+    config, workdir, [*place.options, *options], place.processes, env
   )
   codes = runs.finish(started, 300)
-  assert not any(codes), f"{place}: {codes}\n{runs.said(workdir)}"
+  assert not any(codes), f"{place}: {codes}\n{runs.output(workdir)}"
 
 
 def difference(want: Sequence[dict], got: Sequence[dict]) -> float:

@@ -19,7 +19,7 @@ OPTIONS = [
   f"--config.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}",
 ]
 PLACES = ("start", "compile", "input", "step", "evaluation", "save")
-MARGIN = 15.0  # for a look a second, and a machine that does other things, too
+MARGIN = 15.0  # for a check every second, and a busy machine
 ABORTED = -signal.SIGABRT  # 134 in a shell
 
 
@@ -94,7 +94,7 @@ def _ends_the_other(config, folder, who, place, act) -> str:
   if who == 1:  # process 0 has jax's service, and names the other
     assert re.search(r"stopped sending heartbeats\):\n1\n", log), log
   if act == "fail":
-    assert "an error on purpose" in runs.said(workdir, who)
+    assert "an error on purpose" in runs.output(workdir, who)
   assert seconds < HEARTBEAT_SECONDS + MARGIN, f"{seconds:.0f} s:\n{log}"
   return f"{act} of process {who} in {place}: 134 after {seconds:.1f} s"
 
@@ -111,20 +111,20 @@ def no_alarm(folder: pathlib.Path, seed: int) -> str:
     time.sleep(75.0)
     os.kill(started[0].pid, signal.SIGCONT)
     time.sleep(4.0)
-    assert started[0].poll() is None, runs.said(workdir)
+    assert started[0].poll() is None, runs.output(workdir)
   finally:
     runs.kill(started)
   return "a process suspended for 75 s and continued, whose limit is 60 s"
 
 
-def _wait_for(workdir, process, words, started, seconds=240.0) -> float:
-  """Waits until a process has said something; returns when, monotonic."""
+def _wait_for(workdir, process, text, started, seconds=240.0) -> float:
+  """Waits until a process has printed a text; returns when, monotonic."""
   end = time.monotonic() + seconds
   path = runs.log(workdir, process)
-  while words not in path.read_text(errors="replace"):
-    assert time.monotonic() < end, f"no {words!r}:\n{runs.said(workdir)}"
+  while text not in path.read_text(errors="replace"):
+    assert time.monotonic() < end, f"no {text!r}:\n{runs.output(workdir)}"
     if all(p.poll() is not None for p in started):
-      assert words in path.read_text(errors="replace"), runs.said(workdir)
+      assert text in path.read_text(errors="replace"), runs.output(workdir)
     time.sleep(0.05)
   return time.monotonic()
 

@@ -48,7 +48,7 @@ def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
       last = struck >= kills or in_a_row >= KILLS_A_RUN
       if last:
         codes = runs.finish(started, 300)
-        assert not any(codes), f"ended with {codes}:\n{runs.said(workdir)}"
+        assert not any(codes), f"ended with {codes}:\n{runs.output(workdir)}"
         break
       began = runs.log(workdir).stat().st_size
       if rng.random() < 0.6:  # else most would be killed while they import
@@ -58,7 +58,7 @@ def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
         time.sleep(rng.uniform(0.0, seconds))
       if all(p.poll() is not None for p in started):
         codes = [p.returncode for p in started]
-        assert not any(codes), f"ended with {codes}:\n{runs.said(workdir)}"
+        assert not any(codes), f"ended with {codes}:\n{runs.output(workdir)}"
         seconds = min(seconds, time.monotonic() - since)
         break  # it was done before the kill
       where[_phase(workdir, began)] += 1
@@ -71,18 +71,18 @@ def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
       runs.kill(started)
     runs.assert_same(workdir, want)
     done += 1
-  told = ", ".join(f"{n} in {phase}" for phase, n in where.most_common())
+  phases = ", ".join(f"{n} in {phase}" for phase, n in where.most_common())
   return (
-    f"{struck} kills in {done} runs ({told}): {numbers:,} numbers, all rows"
+    f"{struck} kills in {done} runs ({phases}): {numbers:,} numbers, all rows"
     f" and all events equal in bits; seed {seed}"
   )
 
 
-def _wait_for(workdir, began, words, started, seconds):
-  """Waits until a process has said something, or is gone."""
+def _wait_for(workdir, began, text, started, seconds):
+  """Waits until a process has printed a text, or is gone."""
   end = time.monotonic() + seconds
   while time.monotonic() < end and all(p.poll() is None for p in started):
-    if words in _said(workdir, began):
+    if text in _said(workdir, began):
       return
     time.sleep(0.05)
 

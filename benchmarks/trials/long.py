@@ -20,13 +20,13 @@ def grows(folder: pathlib.Path, seed: int) -> str:
   del seed  # nothing is random
   config, workdir = runs.write_config(folder, steps=STEPS), folder / "run"
   every = STEPS // EVALUATIONS
-  words = [
+  options = [
     f"--config.evals.test.every_steps={every}",
     f"--config.evals.few.every_steps={every}",
     f"--config.checkpoint.every_steps={2 * every}",
   ]
   runs.whole(config, folder / "warm", ["--config.total_steps=15"])
-  (process,) = started = runs.start(config, workdir, words)
+  (process,) = started = runs.start(config, workdir, options)
   samples = []
   try:
     while process.poll() is None:
@@ -36,28 +36,28 @@ def grows(folder: pathlib.Path, seed: int) -> str:
       time.sleep(0.2)
   finally:
     runs.kill(started)
-  assert process.returncode == 0, runs.said(workdir)
+  assert process.returncode == 0, runs.output(workdir)
   scored = sum("test/top1" in r for r in runs.rows(workdir))
   assert scored == EVALUATIONS, f"{scored} evaluations"
-  found = np.array([s for s in samples if s[1]], float)
-  late = found[found[:, 0] >= STEPS / 3]
+  used = np.array([s for s in samples if s[1]], float)
+  late = used[used[:, 0] >= STEPS / 3]
   assert len(late) > 50, f"only {len(late)} samples"
   growth = _growth(late[:, 0], late[:, 1])
   assert abs(growth) < GROWTH, f"memory grows by {growth:.1%}"
   # Threads come and go with every save and evaluation: medians of thirds.
-  told, saves = [], STEPS // every // 2
+  results, saves = [], STEPS // every // 2
   for name, values in (("threads", late[:, 2]), ("open files", late[:, 3])):
     middle, end = (np.median(v) for v in np.array_split(values, 2))
     # One that each save leaves would make a third of them more.
     assert end - middle < saves / 6, f"{name} grow from {middle:g} to {end:g}"
-    told.append(
+    results.append(
       f"{middle:.0f} {name} in the middle third, {end:.0f} in the last"
     )
   memory = np.median(late[:, 1])
   return (
     f"{STEPS:,} steps, {EVALUATIONS} evaluations of each of two evaluators,"
     f" {saves} checkpoints: memory {memory:.0f} MB,"
-    f" {growth:+.1%} from a third of the run to its end; {'; '.join(told)}"
+    f" {growth:+.1%} from a third of the run to its end; {'; '.join(results)}"
   )
 
 

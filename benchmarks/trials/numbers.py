@@ -58,10 +58,10 @@ def _start(folder: pathlib.Path, devices: int = 1):
   )
   file.write_text(text)
 
-  def run(name: str, change: Change | None = None, words=(), **more: Any):
-    words = [f"--config={file}", "--fake_data", *words]
-    words += ["--config.objective.loss=sigmoid", "--config.objective.mixup=0"]
-    config = cli.parse("", {}, words).config
+  def run(name: str, change: Change | None = None, options=(), **more: Any):
+    options = [f"--config={file}", "--fake_data", *options]
+    options += ["--config.objective.loss=sigmoid", "--config.objective.mixup=0"]
+    config = cli.parse("", {}, options).config
     data = Noise(change) if change else Noise()
     train.train_and_evaluate(config, str(folder / name), data, **more)
     return folder / name
@@ -112,16 +112,16 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
       raise AssertionError(f"step {bad} did not stop the run")
     newest = (bad - 1) // EVERY * EVERY
     assert f"at step {bad}: its update was not applied" in text, text
-    told = f"of step {newest}," if newest else "There is no checkpoint yet"
-    assert told in text, text
+    expected = f"of step {newest}," if newest else "There is no checkpoint yet"
+    assert expected in text, text
     saved += _nothing_else_saved(workdir, bad)
     (entry,) = nonfinite_lib.read(str(workdir))
     first = 24 * (bad - 1)
     assert entry["records"] == [list(range(first, first + 24))], entry
 
   skipped = sorted(rng.sample(range(2, STEPS), 5))
-  words = ["--config.on_nonfinite=skip"]
-  whole = run("whole", spoil(*skipped), words)
+  options = ["--config.on_nonfinite=skip"]
+  whole = run("whole", spoil(*skipped), options)
 
   def ends(step: int, batch: dict) -> None:
     if step > skipped[2]:
@@ -129,8 +129,8 @@ def nonfinite(folder: pathlib.Path, seed: int) -> str:
     spoil(*skipped)(step, batch)
 
   with contextlib.suppress(DataError):
-    run("halted", ends, words)
-  halted = run("halted", spoil(*skipped), words)
+    run("halted", ends, options)
+  halted = run("halted", spoil(*skipped), options)
   runs.assert_same(halted, whole)
   entries = nonfinite_lib.read(str(whole))
   assert [entry["step"] for entry in entries] == skipped, entries
@@ -149,22 +149,22 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
 
   rng = random.Random(seed)
   config = runs.write_config(folder, STEPS)
-  words = ["--config.objective.loss=sigmoid"]
+  options = ["--config.objective.loss=sigmoid"]
 
   def run(name: str, act: str, *more: str) -> tuple[list[int], int]:
     who = rng.randrange(2)
     acts = {who: ["batches", act], 1 - who: ["batches", "nothing"]}
-    started = runs.start(config, folder / name, [*words, *more], 2, acts=acts)
+    started = runs.start(config, folder / name, [*options, *more], 2, acts=acts)
     return runs.finish(started, 300), who
 
   codes, _ = run("plain", "nothing")
-  assert codes == [0, 0], runs.said(folder / "plain")
+  assert codes == [0, 0], runs.output(folder / "plain")
   bad = rng.randrange(EVERY + 1, STEPS)
   codes, who = run("stop", f"nan:{bad}")
   for i in range(2):
-    said = runs.said(folder / "stop", i)
-    assert codes == [1, 1], f"{codes}\n{said}"
-    assert f"at step {bad}: its update was not applied" in said, said
+    output = runs.output(folder / "stop", i)
+    assert codes == [1, 1], f"{codes}\n{output}"
+    assert f"at step {bad}: its update was not applied" in output, output
   _nothing_else_saved(folder / "stop", bad)
   (entry,) = nonfinite_lib.read(str(folder / "stop"))
   assert len({n for rows in entry["records"] for n in rows}) == 24, entry
@@ -174,7 +174,7 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
   codes, who = run(
     "skip", f"nan:{','.join(map(str, skipped))}", "--config.on_nonfinite=skip"
   )
-  assert codes == [0, 0], runs.said(folder / "skip")
+  assert codes == [0, 0], runs.output(folder / "skip")
   entries = nonfinite_lib.read(str(folder / "skip"))
   assert [entry["step"] for entry in entries] == skipped, entries
   steps = ", ".join(map(str, skipped))
@@ -189,8 +189,8 @@ def diverging(folder: pathlib.Path, seed: int) -> str:
 
   rng = random.Random(seed)
   every = ["--config.log_steps=1"]
-  plain = run("plain", words=every)
-  assert run_diff.compare(str(plain), str(run("again", words=every))).is_equal
+  plain = run("plain", options=every)
+  assert run_diff.compare(str(plain), str(run("again", options=every))).is_equal
   at = rng.randrange(2, STEPS)
 
   def brighten(step: int, batch: dict) -> None:
@@ -208,8 +208,8 @@ def diverging(folder: pathlib.Path, seed: int) -> str:
 
   with contextlib.suppress(DataError):
     run("rate", ends, every)
-  words = [*every, "--config.optim.lr=0.0011"]
-  run("rate", words=words, allow_change=("optim.lr",))
+  options = [*every, "--config.optim.lr=0.0011"]
+  run("rate", options=options, allow_change=("optim.lr",))
   comparison = run_diff.compare(str(plain), str(folder / "rate"))
   _differs_at(comparison, start + 1)
   assert "  config.optim.lr: 0.001 and 0.0011" in comparison.lines

@@ -51,10 +51,12 @@ def two_runs(folder: pathlib.Path, seed: int) -> str:
       started = runs.start(config, second, [CONSTANT, LONG], count)
       codes = runs.finish(started, 200)
       seconds.append(time.monotonic() - began)
-      said = " ".join(runs.said(second, i) for i in range(count))
-      assert all(codes), f"a run of {count} ended with {codes}:\n{said}"
-      words = f"process {first[0].pid}, begun 2"
-      assert said.count("another run trains: host") >= 1 and words in said, said
+      output = " ".join(runs.output(second, i) for i in range(count))
+      assert all(codes), f"a run of {count} ended with {codes}:\n{output}"
+      owner = f"process {first[0].pid}, begun 2"
+      assert (
+        output.count("another run trains: host") >= 1 and owner in output
+      ), output
       assert _small_files(workdir) == before, "it wrote into the first's folder"
   finally:
     runs.kill(first)
@@ -88,12 +90,12 @@ def _race(folder: pathlib.Path) -> str:
       for p in started:
         p.stdin.write("\n")
         p.stdin.flush()
-      said = [p.stdout.readline() for p in started]
+      output = [p.stdout.readline() for p in started]
     finally:
       runs.kill(started)
-    owned = said.count("owned\n")
-    refused = sum("another run t" in x for x in said)  # trains, or took it
-    assert (owned, refused) == (1, MANY - 1), said
+    owned = output.count("owned\n")
+    refused = sum("another run t" in x for x in output)  # trains, or took it
+    assert (owned, refused) == (1, MANY - 1), output
   return "one went on, twice"
 
 
@@ -112,16 +114,16 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
     began = time.monotonic()
     (code,) = runs.finish(runs.start(config, other, [CONSTANT]), 120)
     alive = time.monotonic() - began
-    said = runs.said(other)
-    assert code == 1 and "another run trains: host pod-7" in said, said
+    output = runs.output(other)
+    assert code == 1 and "another run trains: host pod-7" in output, output
     os.kill(first[0].pid, signal.SIGSTOP)
     second = runs.start(config, other, [CONSTANT, LONG])
     _wait_for(other, "takes over", second)
     _wait_for(other, "\nstep ", second)
     os.kill(first[0].pid, signal.SIGCONT)
     (code,) = runs.finish(first, 60)
-    said = runs.said(workdir)
-    assert code == 1 and "another run took this folder (host" in said, said
+    output = runs.output(workdir)
+    assert code == 1 and "another run took this folder (host" in output, output
     runs.kill(second)
     kinds = [(r["step"], *sorted(r)) for r in runs.rows(workdir)]
     steps = [step for step, *_ in kinds]
@@ -153,26 +155,26 @@ def changed(folder: pathlib.Path, seed: int) -> str:
     "total_steps": "21",
   }
   harmless = {"log_steps": "7", "checkpoint.keep_last": "3"}
-  words = [f"--config.{k}={v}" for k, v in {**meaning, **harmless}.items()]
-  (code,) = runs.finish(runs.start(config, workdir, words), 120)
-  said = runs.said(workdir, last=20_000)
-  named = [k for k in meaning if f"{runs_text(k)}" in said]
-  assert code == 1 and named == list(meaning), f"{code}, {named}:\n{said}"
-  assert not any(f"config.{k} was" in said for k in harmless), said
-  kept = ["optim.lr", "total_steps"]
-  words = [
-    f"--config.{k}={(meaning | harmless)[k]}" for k in (*kept, *harmless)
+  options = [f"--config.{k}={v}" for k, v in {**meaning, **harmless}.items()]
+  (code,) = runs.finish(runs.start(config, workdir, options), 120)
+  output = runs.output(workdir, last=20_000)
+  named = [k for k in meaning if f"{runs_text(k)}" in output]
+  assert code == 1 and named == list(meaning), f"{code}, {named}:\n{output}"
+  assert not any(f"config.{k} was" in output for k in harmless), output
+  allowed = ["optim.lr", "total_steps"]
+  options = [
+    f"--config.{k}={(meaning | harmless)[k]}" for k in (*allowed, *harmless)
   ]
-  runs.whole(config, workdir, [*words, "--allow_change=optim,total_steps"])
+  runs.whole(config, workdir, [*options, "--allow_change=optim,total_steps"])
   lines = (workdir / "changes.jsonl").read_text().splitlines()
   trail = {x["key"]: x["by"] for x in map(json.loads, lines)}
-  want = dict.fromkeys(kept, "--allow_change") | dict.fromkeys(
+  want = dict.fromkeys(allowed, "--allow_change") | dict.fromkeys(
     harmless, "harmless"
   )
   assert trail == want, trail
   return (
     f"{len(meaning)} changes refused at once, each by its name; 2 named by the"
-    f" flag and {len(harmless)} harmless ones taken, and kept in the run"
+    f" flag and {len(harmless)} harmless ones taken, and recorded in the run"
   )
 
 
@@ -204,11 +206,11 @@ def adds_up(folder: pathlib.Path, seed: int) -> str:
     worst = abs(sum(seconds.values()) - (row["time"] - began))
     # From the fork to the process's own clock, and from the row to its line.
     assert worst < 3.0, f"{sum(seconds.values())} s of {row['time'] - began}"
-  told = ", ".join(
+  buckets = ", ".join(
     f"{k.removeprefix(head)} {v:.1f}" for k, v in seconds.items()
   )
   return (
-    f"{KILLS} kills: {told}; the sum is {worst:.2f} s off the clock outside;"
+    f"{KILLS} kills: {buckets}; the sum is {worst:.2f} s off the clock outside;"
     f" seed {seed}"
   )
 
@@ -238,12 +240,14 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
       codes = runs.finish(started, 200)
     finally:
       runs.kill(started)
-    said = log.read_text(errors="replace")
-    if any(codes):  # it may end in words, and goes on when there is room
-      assert "Traceback" not in said, said[-3000:]
+    output = log.read_text(errors="replace")
+    if any(codes):  # it may end with an error, and resumes when there is room
+      assert "Traceback" not in output, output[-3000:]
       runs.whole(config, workdir)
     runs.assert_same(workdir, want)
-  how = "ended in words, and went on" if any(codes) else "waited, and went on"
+  how = (
+    "ended with an error, and resumed" if any(codes) else "waited, and went on"
+  )
   return f"full for 20 s from step 20 on: it {how}; the same rows and bits"
 
 
@@ -275,7 +279,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   }
   for name in (run_record.FILE, run_record.HEARTBEAT):
     whole[name] = (workdir / name).read_text()
-  told = 0
+  num_errors = 0
   for _ in range(DAMAGES):
     name = rng.choice(list(whole))
     for other, text in whole.items():
@@ -287,7 +291,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
         if other.endswith("l")
         else atomic_files.read_json
       )
-      told += bool(read(epath.Path(workdir) / other)[1])
+      num_errors += bool(read(epath.Path(workdir) / other)[1])
     resume_rules.read(str(workdir))
     with contextlib.suppress(ValueError):
       runs_lib.find_runs(workdir)
@@ -303,7 +307,8 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
     account.on_start(0, None, {})
     assert all(s >= 0 for s in account.state_dict(0)["seconds"].values())
   return (
-    f"{DAMAGES} damages: no reader raised; {told} error messages; seed {seed}"
+    f"{DAMAGES} damages: no reader raised; {num_errors} error messages; seed"
+    f" {seed}"
   )
 
 
@@ -348,17 +353,17 @@ def _disk(
 
 def _wait_for(
   workdir: pathlib.Path,
-  words: str,
+  text: str,
   started: list[subprocess.Popen],
   times: int = 1,
   seconds: float = 200.0,
 ) -> None:
-  """Waits until a run has said something so many times."""
+  """Waits until a run has printed a text so many times."""
   end = time.monotonic() + seconds
-  while runs.log(workdir).read_text(errors="replace").count(words) < times:
-    assert time.monotonic() < end, f"{words!r} in vain:\n{runs.said(workdir)}"
+  while runs.log(workdir).read_text(errors="replace").count(text) < times:
+    assert time.monotonic() < end, f"{text!r} in vain:\n{runs.output(workdir)}"
     gone = [p.returncode for p in started if p.poll() is not None]
-    assert not gone, f"ended with {gone}:\n{runs.said(workdir)}"
+    assert not gone, f"ended with {gone}:\n{runs.output(workdir)}"
     time.sleep(0.05)
 
 

@@ -70,7 +70,7 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
 def start(
   config: pathlib.Path,
   workdir: pathlib.Path,
-  words: Sequence[str] = (),
+  options: Sequence[str] = (),
   processes: int = 1,
   env: Mapping[str, str] | None = None,
   acts: Mapping[int, Sequence[str]] | None = None,
@@ -81,7 +81,7 @@ def start(
   Args:
     config: File of the config; all runs of a folder share data and programs.
     workdir: Folder of the run.
-    words: More of the command line.
+    options: More of the command line.
     processes: How many.
     env: Variables of the environment beside those of `environment`.
     acts: Process -> the arguments of `acting.py`, for those that act.
@@ -94,7 +94,7 @@ def start(
       # -P: beside it is a `numbers`, which is not Python's.
       program = ["-P", str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]
     command = [sys.executable, *program, f"--config={config}"]
-    command += [f"--workdir={workdir}", *words]
+    command += [f"--workdir={workdir}", *options]
     if processes > 1:
       command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
       command += [f"--num_processes={processes}"]
@@ -118,7 +118,7 @@ def log(workdir: pathlib.Path, process: int = 0) -> pathlib.Path:
   return workdir.with_name(f"{workdir.name}.{process}.log")
 
 
-def said(workdir: pathlib.Path, process: int = 0, last: int = 3000) -> str:
+def output(workdir: pathlib.Path, process: int = 0, last: int = 3000) -> str:
   """Returns the end of what a process printed."""
   return log(workdir, process).read_text(errors="replace")[-last:]
 
@@ -149,15 +149,15 @@ def kill(started: Sequence[subprocess.Popen]) -> None:
 def whole(
   config: pathlib.Path,
   workdir: pathlib.Path,
-  words: Sequence[str] = (),
+  options: Sequence[str] = (),
   processes: int = 1,
   seconds: float = 300,
 ) -> float:
   """Runs to the end; returns the seconds that it took."""
   began = time.monotonic()
-  codes = finish(start(config, workdir, words, processes), seconds)
-  words = "\n".join(said(workdir, i) for i in range(processes))
-  assert not any(codes), f"ended with {codes}:\n{words}"
+  codes = finish(start(config, workdir, options, processes), seconds)
+  outputs = "\n".join(output(workdir, i) for i in range(processes))
+  assert not any(codes), f"ended with {codes}:\n{outputs}"
   return time.monotonic() - began
 
 
@@ -177,7 +177,7 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   from vit_jax.checkpointing import checkpointer
 
   step = checkpointer.find(str(workdir))
-  found = {}
+  by_path = {}
   for item in ("params", "train"):
     handler = ocp.PyTreeCheckpointHandler()
     as_numpy = jax.tree.map(
@@ -188,8 +188,8 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
       step / item, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
     )
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-      found[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
-  return found
+      by_path[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
+  return by_path
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:
@@ -209,14 +209,14 @@ def board(workdir: pathlib.Path) -> list[dict]:
 
   from vit_jax.writers.metric_writer import is_measured
 
-  found = []
+  rows = []
   for path in sorted((workdir / "tensorboard").glob("*tfevents*")):
     for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
       if event.HasField("summary"):
         values = {v.tag: v.simple_value for v in event.summary.value}
         row = {"step": event.step, **values}
-        found.append({k: v for k, v in row.items() if not is_measured(k)})
-  return found
+        rows.append({k: v for k, v in row.items() if not is_measured(k)})
+  return rows
 
 
 def assert_same(got: pathlib.Path, want: pathlib.Path) -> int:

@@ -69,8 +69,8 @@ def saved(folder: pathlib.Path) -> Saved:
 
 
 @contextlib.contextmanager
-def said() -> Iterator[io.StringIO]:
-  """Catches what is printed to stderr."""
+def captured_stderr() -> Iterator[io.StringIO]:
+  """Catches stderr."""
   out = io.StringIO()
   with contextlib.redirect_stderr(out):
     yield out

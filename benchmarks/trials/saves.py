@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from unittest import mock
 
-from trials.saved import METADATA, bits, made_up, said, tiny
+from trials.saved import METADATA, bits, captured_stderr, made_up, tiny
 from trials.trial import Trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, saving
@@ -68,7 +68,7 @@ FAILURES = {
 
 def failed_saves(folder: pathlib.Path, seed: int) -> str:
   shapes = tiny()
-  told = []
+  results = []
   for number, (name, failure) in enumerate(FAILURES.items()):
     workdir = folder / f"{number}"
     checkpointer = checkpointer_lib.Checkpointer(
@@ -76,7 +76,7 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
     )
     states = {n: made_up(shapes, n) for n in range(1, 13)}
     saves, seen = [], {}
-    with said() as out:
+    with captured_stderr() as out:
       for n, state in states.items():  # the train loop, a save every 4 steps
         retries = checkpointer.retry_due(n)
         if n % 4 == 0 or retries:
@@ -91,18 +91,18 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
       checkpointer.close()
     text = out.getvalue()
     assert saves[:3] == [4, 8, 10], f"{name}: saved at {saves}\n{text}"
-    assert seen[8] == 0 and seen[9] == 1, f"{name}: told late\n{text}"
+    assert seen[8] == 0 and seen[9] == 1, f"{name}: logged late\n{text}"
     there = sorted(p.name for p in (workdir / "checkpoints").iterdir())
-    assert there == ["10", "12"], f"{name}: {there} are kept"
+    assert there == ["10", "12"], f"{name}: {there} are there"
     last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
-    n, state = last.restore_newest(12, shapes)
+    n, state, _ = last.restore_newest(12, shapes)
     last.close()
     assert n == 12 and bits(state) == bits(states[12]), name
-    told.append(name)
+    results.append(name)
     # To the end of the run: an error of the run, and what was there stays.
     workdir = folder / f"{number}.end"
     last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
-    with said(), mock.patch.object(saving, "WAITS", (0.01, 0.01)):
+    with captured_stderr(), mock.patch.object(saving, "WAITS", (0.01, 0.01)):
       last.save_now(1, states[1], METADATA)
       try:
         with failure():
@@ -113,8 +113,9 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
       last.close()
     assert last.steps() == [1]
   return (
-    f"{len(told)} kinds ({', '.join(told)}): reported at the next step, written"
-    " again 2 steps later, the two newest kept; at the end of a run an error"
+    f"{len(results)} kinds ({', '.join(results)}): reported at the next step,"
+    " written again 2 steps later, the two newest stay; at the end of a run an"
+    " error"
   )
 
 
@@ -128,7 +129,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
     shapes = tiny()
     states = {n: made_up(shapes, n) for n in (1, 2)}
     checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
-    with said(), mock.patch.object(saving, "WAITS", (0.01,)):
+    with captured_stderr(), mock.patch.object(saving, "WAITS", (0.01,)):
       checkpointer.save_now(1, states[1], METADATA)
       free = shutil.disk_usage(disk).free
       (disk / "other").write_bytes(bytes(free - 40_000))
@@ -142,7 +143,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
       (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 9_000))
       try:
         checkpointer.restore_newest(0, shapes)
-        raise AssertionError("a full disk was not told at the start")
+        raise AssertionError("a full disk was not reported at the start")
       except ConfigError as e:
         assert "free" in str(e)
       checkpointer.close()
@@ -174,7 +175,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
 
   watcher = threading.Thread(target=watch)
   n = 0
-  with said() as out:
+  with captured_stderr() as out:
     while cycles < 10:
       n += 1
       state = made_up(shapes, n)
@@ -185,12 +186,12 @@ def retention(folder: pathlib.Path, seed: int) -> str:
         while not checkpointer.is_idle():
           time.sleep(0.01)
       checkpointer.retry_due(n)
-      found = checkpointer.steps()
+      steps = checkpointer.steps()
       if fails:
         failures += 1
-        assert good in found, f"after {name}: {good} is gone, {found}"
+        assert good in steps, f"after {name}: {good} is gone, {steps}"
       else:
-        assert found == [n], f"{found}, expected [{n}]\n{out.getvalue()}"
+        assert steps == [n], f"{steps}, expected [{n}]\n{out.getvalue()}"
         assert checkpointer_lib.verify(layout.epath.Path(root / str(n))) is None
         cycles += bool(good)
         good = n
@@ -201,7 +202,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
     checkpointer.close()
   assert all(watched), "for a moment there was no checkpoint"
   return (
-    f"{cycles} cycles with one kept, {failures} failed saves between:"
+    f"{cycles} cycles that keep one, {failures} failed saves between:"
     f" a whole checkpoint at each of {len(watched):,} looks"
   )
 
@@ -236,7 +237,7 @@ for n in range(1, 25):
       while not saver.is_idle():
         time.sleep(0.01)
 saver.save_now(24, state(24), {{"step": 24}})
-step, back = saver.restore_newest(24, shapes)
+step, back, _ = saver.restore_newest(24, shapes)
 assert step == 24
 same = jax.jit(lambda a, b: jax.tree.map(lambda x, y: (x == y).all(), a, b))
 assert all(jax.tree.leaves(jax.device_get(same(back, state(24)))))

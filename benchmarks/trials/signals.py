@@ -29,28 +29,28 @@ def one_process(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = runs.write_config(folder, STEPS), folder / "want"
   seconds = runs.whole(config, want)
-  workdir, told, step = folder / "run", [], 0
+  workdir, results, step = folder / "run", [], 0
   for place in PLACES:
     name = rng.choice(["SIGTERM", "SIGINT"])
     started = runs.start(config, workdir, acts={0: [place, name]})
     codes = runs.finish(started, 200)
     step, lead = stops(workdir, codes, step, [name])
-    told.append(f"{place} {name} step {step} (+{lead})")
+    results.append(f"{place} {name} step {step} (+{lead})")
   for _ in range(3):  # at any instant, the imports included
     started = runs.start(config, workdir)
     time.sleep(rng.uniform(0.3, seconds))
     began = runs.log(workdir).stat().st_size
     started[0].send_signal(signal.SIGTERM)
     codes = runs.finish(started, 200)
-    said = runs.log(workdir).read_text(errors="replace")[began:]
+    output = runs.log(workdir).read_text(errors="replace")[began:]
     if codes == [0]:
       break
     # Python itself takes a moment before it runs a line of ours.
-    assert codes in ([75], [-signal.SIGTERM] if not said else []), codes
+    assert codes in ([75], [-signal.SIGTERM] if not output else []), codes
   assert runs.finish(runs.start(config, workdir), 200) == [0]
   numbers = runs.assert_same(workdir, want)
   return (
-    f"{'; '.join(told)}; then {numbers:,} numbers, all rows and all events"
+    f"{'; '.join(results)}; then {numbers:,} numbers, all rows and all events"
     f" equal in bits; seed {seed}"
   )
 
@@ -59,18 +59,18 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = runs.write_config(folder, STEPS_OF_TWO), folder / "want"
   runs.whole(config, want, processes=2)
-  workdir, told, step = folder / "run", [], 0
+  workdir, results, step = folder / "run", [], 0
   for place in ("compile", "step", "evaluation", "save"):
     who = rng.randrange(2)
     started = runs.start(config, workdir, (), 2, acts={who: [place, "SIGTERM"]})
     codes = runs.finish(started, 200)
     step, lead = stops(workdir, codes, step, ["SIGTERM"], who)
-    told.append(f"{place} of process {who}: step {step} (+{lead})")
+    results.append(f"{place} of process {who}: step {step} (+{lead})")
   codes = runs.finish(runs.start(config, workdir, processes=2), 200)
-  assert codes == [0, 0], runs.said(workdir)
+  assert codes == [0, 0], runs.output(workdir)
   numbers = runs.assert_same(workdir, want)
   return (
-    f"{'; '.join(told)}; then {numbers:,} numbers, all rows and all events"
+    f"{'; '.join(results)}; then {numbers:,} numbers, all rows and all events"
     f" equal in bits; seed {seed}"
   )
 
@@ -88,11 +88,11 @@ def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
   Returns:
     The step of the newest checkpoint, and how many after the signal it is.
   """
-  said = runs.log(workdir).read_text(errors="replace")
+  output = runs.log(workdir).read_text(errors="replace")
   heard = runs.log(workdir, who).read_text(errors="replace")
-  assert set(codes) == {75}, f"ended with {codes}:\n{runs.said(workdir)}"
+  assert set(codes) == {75}, f"ended with {codes}:\n{runs.output(workdir)}"
   if before:
-    resumed = re.findall(r"^resumes +step ([\d,]+)", said, re.M)[-1:]
+    resumed = re.findall(r"^resumes +step ([\d,]+)", output, re.M)[-1:]
     assert resumed in ([], [f"{before:,}"]), f"{resumed} after {before}"
   newest = max(
     (
@@ -102,7 +102,7 @@ def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
     ),
     default=0,
   )
-  end = re.findall(r"^stopped +by .*", said, re.M)[-1]
+  end = re.findall(r"^stopped +by .*", output, re.M)[-1]
   if "before the first step" in end:
     assert newest == before, f"{newest} after {before}:\n{heard[-2000:]}"
     return newest, 0
@@ -126,8 +126,10 @@ def twice(folder: pathlib.Path, seed: int) -> str:
   began = time.monotonic()
   started = runs.start(config, workdir, acts={0: ["scoring", "twice"]})
   (code,) = runs.finish(started, 200)
-  said = runs.said(workdir)
-  assert code == -signal.SIGINT and "SIGINT again: ended at once" in said, said
+  output = runs.output(workdir)
+  assert code == -signal.SIGINT and "SIGINT again: ended at once" in output, (
+    output
+  )
   assert time.monotonic() - began < 55  # it would have slept for a minute
   assert runs.finish(runs.start(config, workdir), 200) == [0]
   assert "resumes     step 14" in runs.log(workdir).read_text()

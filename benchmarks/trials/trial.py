@@ -10,8 +10,8 @@ class Trial(NamedTuple):
 
   name: Name of the part and of the trial, "signals.in_a_step".
   promise: One sentence.
-  run: Does the trial in an empty folder with a seed. Returns the figure in
-    words; raises AssertionError, in words, where the promise is broken.
+  run: Does the trial in an empty folder with a seed. Returns the figure as
+    text; raises AssertionError where the promise is broken.
   small: The test that holds a small version of it; "" if none does.
   seconds: About how long it takes on two cores.
   """

@@ -131,8 +131,8 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   parts = tiny.Parts(cfg)
   assert rows[-1]["train/lr"] == pytest.approx(parts.trainer.schedule(8))
   assert [e["step"] for e in nonfinite.read(one)] == [2, 6, 10]
-  told = capfd.readouterr().err
-  assert told.count("skipped     loss is nan") == 3 and "; 3 so far" in told
+  err = capfd.readouterr().err
+  assert err.count("skipped     loss is nan") == 3 and "; 3 so far" in err
 
   # It ends after step 10, and begins again at the checkpoint of step 8.
   with pytest.raises(DataError):

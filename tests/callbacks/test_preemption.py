@@ -20,9 +20,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def received():
-  found = StopSignals()
-  yield found
-  found.close()
+  signals = StopSignals()
+  yield signals
+  signals.close()
 
 
 def test_a_signal_stops_the_next_step_or_batch_of_an_evaluation(received):
@@ -69,7 +69,7 @@ def test_a_process_without_signals_and_others_does_not_stop():
     ("save", "the checkpoint is completed"),
   ],
 )
-def test_the_user_is_told_what_follows(received, phase, action):
+def test_the_message_names_what_follows(received, phase, action):
   callback = Preemption(received)
   callback.on_phase(phase)
   assert received.action() is None  # no step yet: nothing to save

@@ -19,9 +19,9 @@ from vit_jax.callbacks import run_lock, run_record
 from vit_jax.config import ConfigError
 from vit_jax.writers import atomic_files
 
-HOLD = (
+LOCK_AND_SLEEP = (
   "import sys, time; from vit_jax.callbacks.run_lock import RunLock\n"
-  "with RunLock(sys.argv[1]): print('held', flush=True); time.sleep(600)"
+  "with RunLock(sys.argv[1]): print('locked', flush=True); time.sleep(600)"
 )
 
 
@@ -89,11 +89,11 @@ def test_a_record_that_cannot_be_read_now_is_no_leave(tmp_path):
 
 def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   process = subprocess.Popen(
-    [sys.executable, "-c", HOLD, str(tmp_path)],
+    [sys.executable, "-c", LOCK_AND_SLEEP, str(tmp_path)],
     stdout=subprocess.PIPE,
     text=True,
   )
-  assert process.stdout.readline() == "held\n"
+  assert process.stdout.readline() == "locked\n"
   before = disk.contents(tmp_path)
   with pytest.raises(ConfigError) as e:
     run_lock.RunLock(str(tmp_path))
@@ -114,7 +114,7 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
     assert _record(tmp_path)["pid"] == os.getpid()
 
 
-def test_one_process_may_not_hold_it_twice(tmp_path):
+def test_one_process_may_not_lock_it_twice(tmp_path):
   with (
     run_lock.RunLock(str(tmp_path)),
     pytest.raises(ConfigError, match="another"),
@@ -149,7 +149,7 @@ def test_elsewhere_the_heartbeat_tells(tmp_path, soon, where):
   began = time.monotonic()
   with run_lock.RunLock(
     str(tmp_path), notes.append
-  ):  # the beat stands still now
+  ):  # the heartbeat has stopped
     assert time.monotonic() - began > run_lock.WATCH_SECONDS
     assert _record(tmp_path)["pid"] == os.getpid()
   assert "that run gave no sign of life" in notes[-1]
@@ -182,7 +182,9 @@ def test_before_processes_join_each_looks_for_itself(
   assert {p.name for p in tmp_path.iterdir()} == FILES
 
 
-def test_a_run_found_dead_before_they_join_is_not_watched_again(tmp_path, soon):
+def test_a_run_that_was_dead_before_they_join_is_not_watched_again(
+  tmp_path, soon
+):
   _write(tmp_path)
   notes = []
   run_lock.refuse_live(str(tmp_path), notes.append)
@@ -205,7 +207,7 @@ def test_a_last_heartbeat_is_no_sign_of_life(tmp_path, soon):
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 99, b'{"pid"', b"[1]", b"{}"])
-def test_a_damaged_record_holds_nothing(tmp_path, text):
+def test_a_damaged_record_locks_nothing(tmp_path, text):
   (tmp_path / run_record.FILE).write_bytes(text)
   with run_lock.RunLock(str(tmp_path)):
     assert _record(tmp_path)["pid"] == os.getpid()
@@ -290,7 +292,7 @@ def test_a_deleted_folder_is_noticed_and_not_made_again(
   assert not is_made_again or not list(folder.iterdir())
 
 
-def test_a_disk_that_is_full_is_told(tmp_path, soon, monkeypatch):
+def test_a_disk_that_is_full_is_reported(tmp_path, soon, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(atomic_files, "write", disk.full)
     with pytest.raises(ConfigError, match="process.json cannot .* .No space"):

@@ -14,7 +14,7 @@ from vit_jax.callbacks import CallbackList, startup
 
 @pytest.fixture
 def no_cache():
-  """As in a process that was told nothing; what was set comes back."""
+  """As in a process without settings, which are restored afterwards."""
   before = jax.config.jax_compilation_cache_dir
   jax.config.update("jax_compilation_cache_dir", None)
   yield

@@ -22,7 +22,7 @@ class Clock:
 
 
 class Watched:
-  """A watchdog whose clock is turned by hand, a second for each look."""
+  """A watchdog whose clock is turned by hand, a second for each check."""
 
   def __init__(self, seconds=20.0):
     self.clock = Clock()

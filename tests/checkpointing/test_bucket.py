@@ -40,10 +40,10 @@ def run(monkeypatch, request):
       ]
       if name == "GFile" and args[1][0] == "w" and real.exists(args[0]):
         real.remove(args[0])  # TensorFlow's memory would append
-      found = getattr(real, name)(*args, **options)
+      result = getattr(real, name)(*args, **options)
       if name == "glob":
-        return [f.replace("ram://gs-", "gs://", 1) for f in found]
-      return found
+        return [f.replace("ram://gs-", "gs://", 1) for f in result]
+      return result
 
     return call
 
@@ -76,7 +76,7 @@ def test_a_new_run(run):
   assert start == 0 and "step 3 is gone" in error
 
 
-def test_a_bucket_that_may_not_be_written_is_told_in_words(run):
+def test_a_bucket_that_may_not_be_written_is_reported_with_an_error(run):
   path, errors = run
   errors["makedirs"] = tf.errors.PermissionDeniedError(None, None, "HTTP 403")
   (error,) = experiment.workdir_errors(str(path), is_training=True)
@@ -107,9 +107,9 @@ def test_a_step_counts_when_it_is_complete(run):
 
 def test_rows(run):
   path, errors = run
-  said = []
+  notes = []
   for start in (0, 1):
-    with metric_writer.MetricLog(str(path), start, note=said.append) as log:
+    with metric_writer.MetricLog(str(path), start, note=notes.append) as log:
       log.write(start + 1, {"train/loss": 1.0})
   rows = metric_writer.read_metrics(str(path))
   assert [row["step"] for row in rows] == [1, 2]
@@ -121,7 +121,7 @@ def test_rows(run):
   errors.clear()
   assert metric_writer.read_metrics(str(path)) == rows
   (events,) = (path / "tensorboard").iterdir()
-  assert not said
+  assert not notes
   assert events.read_bytes().count(b"train/loss") == 2
 
 
@@ -135,8 +135,8 @@ def _until(holds):
 
 def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
   path, errors = run
-  said, file = [], path / "records"
-  records = atomic_files.open_records(file, b"0\n", said.append)
+  notes, file = [], path / "records"
+  records = atomic_files.open_records(file, b"0\n", notes.append)
   records.append(b"1\n")
   assert file.read_bytes() == b"0\n"  # nobody waits for the bucket
   records.flush()  # before a checkpoint
@@ -144,8 +144,8 @@ def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
   errors["GFile"] = UNAVAILABLE
   records.append(b"2\n")
   records.flush()
-  _until(lambda: said)
-  assert "cannot be written (UnavailableError: HTTP 503)" in said[0]
+  _until(lambda: notes)
+  assert "cannot be written (UnavailableError: HTTP 503)" in notes[0]
   monkeypatch.setattr(atomic_files, "MAX_WAITING", 3)
   records.append(b"3\n")
   with pytest.raises(
@@ -155,7 +155,7 @@ def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
   errors.clear()
   assert records.close() is None
   assert file.read_bytes() == b"0\n1\n2\n3\n4\n"
-  assert said[1:] == [f"file        {file}: 3 records written again"]
+  assert notes[1:] == [f"file        {file}: 3 records written again"]
 
 
 def test_nothing_is_uploaded_into_another_run(run, monkeypatch):

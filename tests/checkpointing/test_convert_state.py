@@ -55,9 +55,9 @@ def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
   else:
     jax.tree.map(np.testing.assert_array_equal, got.ema, got.params)
   # Of every parameter the moments, in whatever place of the state.
-  kept, want = (_of_patches(s.opt_state) for s in (got, state))
-  assert len(want) == len(kept) == (1 if config.optim.name == "sgd" else 2)
-  for a, b in zip(kept, want, strict=True):
+  moments, want = (_of_patches(s.opt_state) for s in (got, state))
+  assert len(want) == len(moments) == (1 if config.optim.name == "sgd" else 2)
+  for a, b in zip(moments, want, strict=True):
     np.testing.assert_array_equal(a, np.asarray(b).astype(a.dtype))
 
 

@@ -74,7 +74,7 @@ def _resume(folder, shapes):
     raise ConfigError(errors)
   loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
   try:
-    return loader.restore_newest(start, shapes)
+    return loader.restore_newest(start, shapes)[:2]
   finally:
     loader.close()
 
@@ -113,13 +113,13 @@ def test_a_damaged_checkpoint_is_passed_over(copy, shapes, damage, capfd):
   damages_params = "optimizer" not in str(checkpointer.verify(epath.Path(step)))
   if damages_params and not (step / "train/opt_state").exists():
     checkpointer.load_params(str(copy))
-  found, state = _resume(copy, shapes)
-  assert found == 1
+  start, state = _resume(copy, shapes)
+  assert start == 1
   assert _bits(state) == _bits(_state(shapes, 1))
   assert (copy / "checkpoints/2.damaged").is_dir() and not step.exists()
-  said = capfd.readouterr().err
-  assert f"damaged     {step}: " in said and "Traceback" not in said
-  assert "is now 2.damaged" in said
+  err = capfd.readouterr().err
+  assert f"damaged     {step}: " in err and "Traceback" not in err
+  assert "is now 2.damaged" in err
   # So that the step can be written again.
   saver = checkpointer.Checkpointer(str(copy), CheckpointConfig())
   saver.save_now(2, _state(shapes, 2), META)
@@ -165,11 +165,11 @@ def test_readers_pass_over_it_too(copy, shapes, capfd):
 
 
 def test_the_digests_can_be_read_alone(run):
-  found = checkpointer.digests(str(run))
-  assert found.keys() == {"params", "train"}
-  assert found["params"]["head/bias"][:2] == ("float32", (tiny.NUM_CLASSES,))
+  newest = checkpointer.digests(str(run))
+  assert newest.keys() == {"params", "train"}
+  assert newest["params"]["head/bias"][:2] == ("float32", (tiny.NUM_CLASSES,))
   older = checkpointer.digests(str(run / "checkpoints/1"))
-  assert older["params"]["head/bias"] != found["params"]["head/bias"]
+  assert older["params"]["head/bias"] != newest["params"]["head/bias"]
 
 
 @pytest.mark.parametrize("what", ["damaged", "gone", "folder gone"])
@@ -211,8 +211,8 @@ def test_a_checkpoint_that_states_no_digests_is_damaged(copy, shapes, capfd):
   metadata = json.loads(path.read_text())
   del metadata["digests"]
   path.write_text(json.dumps(metadata))
-  found, state = _resume(copy, shapes)
-  assert found == 1 and _bits(state) == _bits(_state(shapes, 1))
+  start, state = _resume(copy, shapes)
+  assert start == 1 and _bits(state) == _bits(_state(shapes, 1))
   assert "digests.json is missing" in capfd.readouterr().err
 
 
@@ -258,7 +258,7 @@ FAILURES = {
     for name, make in FAILURES.items()
   ],
 )
-def test_a_failed_save_is_told_and_tried_again(
+def test_a_failed_save_is_reported_and_tried_again(
   tmp_path, shapes, failure, capsys, monkeypatch
 ):
   saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
@@ -272,10 +272,10 @@ def test_a_failed_save_is_told_and_tried_again(
   assert not saver.retry_due(5)
   with failure():
     save(8)
-    assert not saver.retry_due(9)  # told now, tried again after one step
-    said = capsys.readouterr().err
-    assert "NOT SAVED   the checkpoint of step 8 (" in said
-    assert "after step 10; the newest is that of step 4" in said
+    assert not saver.retry_due(9)  # logged now, tried again after one step
+    err = capsys.readouterr().err
+    assert "NOT SAVED   the checkpoint of step 8 (" in err
+    assert "after step 10; the newest is that of step 4" in err
     assert saver.retry_due(10)
     save(10)
     assert not saver.retry_due(11) and not saver.retry_due(12)
@@ -312,7 +312,7 @@ class _Full(io.StringIO):
   write = full
 
 
-def test_a_failure_is_no_error_where_it_cannot_be_told(
+def test_a_failure_is_no_error_where_it_cannot_be_reported(
   tmp_path, shapes, monkeypatch
 ):
   def refuse(*_):
@@ -333,15 +333,15 @@ def test_a_failure_is_no_error_where_it_cannot_be_told(
   saver.close()
 
 
-def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
+def test_a_check_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
   monkeypatch.setattr(saving, "WAITS", (0.0,))
-  look, calls = layout.damage, []
+  check, calls = layout.damage, []
 
   def error(folder):
     calls.append(folder)
     if len(calls) == 1:
       raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-    return look(folder)
+    return check(folder)
 
   monkeypatch.setattr(layout, "damage", error)
   saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
@@ -351,7 +351,7 @@ def test_a_look_that_fails_once_is_tried_again(tmp_path, shapes, monkeypatch):
   assert _bits(_resume(tmp_path, shapes)[1]) == _bits(_state(shapes, 4))
 
 
-def test_a_disk_without_room_is_told_before_the_run(
+def test_a_disk_without_room_is_reported_before_the_run(
   tmp_path, shapes, monkeypatch
 ):
   monkeypatch.setattr(retention, "free_bytes", lambda _: 1000)

@@ -38,8 +38,8 @@ def test_a_killed_run_ends_in_the_same_bits(want):
   try:
     end = time.monotonic() + 120
     while not (workdir / "checkpoints" / "7").is_dir():
-      assert started[0].poll() is None, runs.said(workdir)
-      assert time.monotonic() < end, runs.said(workdir)
+      assert started[0].poll() is None, runs.output(workdir)
+      assert time.monotonic() < end, runs.output(workdir)
       time.sleep(0.01)
     time.sleep(random.Random(seed).uniform(0, 0.5))
   finally:

@@ -27,7 +27,7 @@ def folder(tmp_path):
 def failing(monkeypatch, number, call, where, times=1000):
   """Lets a call fail on paths that have `where` in them; returns the calls."""
   owner, name = {
-    "look": (os, "stat"),
+    "stat": (os, "stat"),
     "read": (type(epath.Path(os.curdir)), "read_bytes"),
   }[call]
   plain, calls = getattr(owner, name), []
@@ -42,7 +42,7 @@ def failing(monkeypatch, number, call, where, times=1000):
   return calls
 
 
-@pytest.mark.parametrize("call", ["look", "read"])
+@pytest.mark.parametrize("call", ["stat", "read"])
 @pytest.mark.parametrize(
   "number", [errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EACCES]
 )
@@ -56,7 +56,7 @@ def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
   assert sorted(os.listdir(folder)) == ["1", "2"]
 
 
-def test_who_asks_for_weights_is_told_the_reason(folder, monkeypatch):
+def test_a_reader_of_weights_gets_the_reason(folder, monkeypatch):
   failing(monkeypatch, errno.EACCES, "read", "checkpoints/2/")
   with pytest.raises(SystemExit, match="Permission denied"):
     serve.main(serve_command.parse([str(folder)]))
@@ -70,7 +70,7 @@ def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):
   assert "cannot be read (OSError" in retention.start(folder)[1][0]
 
 
-@pytest.mark.parametrize("call", ["look", "read"])
+@pytest.mark.parametrize("call", ["stat", "read"])
 def test_eio_is_damage_only_if_it_stays(folder, monkeypatch, call):
   monkeypatch.setattr(layout, "WAITS", (0.0, 0.0))
   calls = failing(monkeypatch, errno.EIO, call, "checkpoints/2/", times=2)

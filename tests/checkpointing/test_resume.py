@@ -116,7 +116,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
     before = disk.contents(tmp_path)
     with pytest.raises(ConfigError, match="in which another run trains: host"):
       train.train_and_evaluate(_config(), folder, _Data())
-    small = lambda found: {p: x for p, x in found.items() if is_small(p)}
+    small = lambda files: {p: x for p, x in files.items() if is_small(p)}
     is_small = lambda p: p.parent == tmp_path and p.name != "beat.json"
     assert small(disk.contents(tmp_path)) == small(before)
 
@@ -187,8 +187,8 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
     seconds["step"] / sum(seconds.values()), abs=1e-3
   )
   # Told a moment later than the last row: after the last save.
-  told = int(re.search(r"goodput +(\d+) % of ", err)[1])
-  assert told == pytest.approx(100 * last["train/goodput"], abs=2)
+  percent = int(re.search(r"goodput +(\d+) % of ", err)[1])
+  assert percent == pytest.approx(100 * last["train/goodput"], abs=2)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_a_deleted_workdir_is_not_made_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_waited_for(tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_reported_and_waited_for(tmp_path, monkeypatch, capfd):
   """TensorBoard cannot be written at all, metrics not for a while."""
   folder, append, replace = (
     str(tmp_path),
@@ -236,7 +236,7 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [1, 5])
-def test_a_disk_that_stays_full_ends_the_run_in_words(
+def test_a_disk_that_stays_full_ends_the_run_with_an_error(
   tmp_path, monkeypatch, when
 ):
   folder, elsewhere = tmp_path / "run", tmp_path / "tmp"

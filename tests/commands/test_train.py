@@ -128,7 +128,7 @@ def test_metrics_of_a_run(run):
 
 @pytest.fixture
 def cache_of_all():
-  """Programs are kept however quickly they compile."""
+  """Programs are cached however quickly they compile."""
   before = jax.config.jax_persistent_cache_min_compile_time_secs
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
   yield
@@ -149,8 +149,8 @@ def test_resumed_run_ends_in_the_same_bits(
   cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
   capfd.readouterr()
   resumed = train.train_and_evaluate(_config(), str(tmp_path))
-  told = capfd.readouterr().err
-  assert "\ncost        320 images seen, " in told
+  err = capfd.readouterr().err
+  assert "\ncost        320 images seen, " in err
   # The hours of 8 steps, and of 12 more: more than either, and than the lost.
   costs = [r for r in read_metrics(str(tmp_path)) if "train/device_hours" in r]
   hours = [r["train/device_hours"] for r in costs]
@@ -169,7 +169,7 @@ def test_resumed_run_ends_in_the_same_bits(
     "device_hours": pytest.approx(hours[-1], rel=0.1),
     "init": None,
   }
-  (line,) = re.findall("^start  .*", told, re.MULTILINE)
+  (line,) = re.findall("^start  .*", err, re.MULTILINE)
   assert re.fullmatch(
     r"start +\d+\.\d s to the end of the first step: checks .*, model"
     r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
@@ -188,7 +188,7 @@ def test_resumed_run_ends_in_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_slow_input_is_told(tmp_path, monkeypatch, capfd, is_slow):
+def test_slow_input_is_reported(tmp_path, monkeypatch, capfd, is_slow):
   """A batch, or a step, takes 0.8 seconds; the other takes a few ms."""
   make = train.step_lib.make_train_step
 
@@ -315,7 +315,7 @@ def test_a_finished_run_is_left_alone(run, capfd):
   assert "all 20 steps were done before" in capfd.readouterr().err
 
 
-def test_changed_options_are_told_when_resuming(run, capfd):
+def test_changed_options_are_reported_when_resuming(run, capfd):
   workdir, _ = run
   train.train_and_evaluate(_config(log_steps=5), workdir)
   err = capfd.readouterr().err
@@ -360,9 +360,12 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
   np.testing.assert_allclose(table[0, [0, 1, 4, 9, 12]], old[0], atol=2e-7)
 
 
-@pytest.mark.parametrize("every, steps", [(0, []), (4, [4, 8]), (9, [])])
-def test_is_multiple(every, steps):
-  assert [s for s in range(1, 9) if experiment.is_multiple(s, every)] == steps
+@pytest.mark.parametrize("every, steps", [(0, [8]), (3, [3, 6, 8]), (9, [8])])
+def test_steps_with_a_checkpoint(every, steps):
+  run = experiment.Experiment(
+    tiny.config(checkpoint__every_steps=every, total_steps=8)
+  )
+  assert [s for s in range(1, 9) if run.is_save_step(s)] == steps
 
 
 @pytest.mark.parametrize(

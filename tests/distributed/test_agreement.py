@@ -19,7 +19,7 @@ from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.models import cudnn
 
-# Two processes that differ as told: each prints the fault that it gets.
+# Two processes with different values: each prints the error that it gets.
 PROCESS = """
 import json, sys
 
@@ -30,16 +30,16 @@ jax.distributed.initialize(address, 2, index)
 from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement
 
-agreement.SEEN_SECONDS = 2.0
-found = [agreement.text_of_first(f"{index}" * (3 + index))]
+agreement.VISIBLE_SECONDS = 2.0
+results = [agreement.text_of_first(f"{index}" * (3 + index))]
 checks = (agreement.check, values), (agreement.check_folder, folder)
 for check, value in checks:
   try:
     check(value)
-    found.append("")
+    results.append("")
   except ConfigError as e:
-    found.append(e.errors[0])
-print(json.dumps(found))
+    results.append(e.errors[0])
+print(json.dumps(results))
 """
 
 
@@ -49,8 +49,8 @@ def both(values, folders):
     json.dumps([address, i, values[i], str(folders[i])]) for i in range(2)
   ]
   commands = [[sys.executable, "-c", PROCESS, a] for a in arguments]
-  found = several.outputs(commands, several.env())
-  return [json.loads(out.splitlines()[-1]) for out in found]
+  results = several.outputs(commands, several.env())
+  return [json.loads(out.splitlines()[-1]) for out in results]
 
 
 @pytest.mark.slow
@@ -76,8 +76,8 @@ def test_those_that_differ_all_end_and_say_how(tmp_path):
     "b: got None in process 1, expected 2 as in process 0; give all hosts the"
     " same command, code and data."
   )
-  for folder, found in zip(folders, (first, second), strict=True):
-    assert found[2].startswith(
+  for folder, result in zip(folders, (first, second), strict=True):
+    assert result[2].startswith(
       f"--workdir: got '{folder}', where process 1 cannot find what process 0"
     )
     assert [*folder.iterdir()] == []
@@ -152,7 +152,7 @@ def test_other_files_are_other_data(folder, change):
   assert differing == {"records of train"}
 
 
-def test_other_code_and_settings_of_jax_are_told(monkeypatch):
+def test_other_code_and_settings_of_jax_are_reported(monkeypatch):
   source = sources.open_source("digits", "train", fake=True)
   first = of_run(source)
   with jax.default_prng_impl("rbg"), jax.default_matmul_precision("float32"):
@@ -192,7 +192,7 @@ def test_hidden_files_are_no_code(tmp_path, monkeypatch):
   assert of_run(source) == first
 
 
-def test_other_options_and_weights_are_told():
+def test_other_options_and_weights_are_reported():
   source = sources.open_source("digits", "train", fake=True)
   params = {"head": {"bias": np.ones(3, "float32")}}
   first = of_run(source, params=params)

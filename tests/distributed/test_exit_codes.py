@@ -23,7 +23,7 @@ def end():
   )
 
 threading.Thread(target=end).start()
-print("words", end="")
+print("a text", end="")
 time.sleep(60)
 """
 # A pipe that nobody reads.
@@ -76,7 +76,7 @@ def test_what_hangs_or_fails_keeps_no_process():
     timeout=20,
   )
   assert done.returncode == 124
-  assert "words" in done.stdout and "called" in done.stdout
+  assert "a text" in done.stdout and "called" in done.stdout
   assert "too late" not in done.stdout
   assert done.stderr == "OSError: no space left\n"
 

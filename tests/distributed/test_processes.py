@@ -1,4 +1,4 @@
-"""Flags, variables and SLURM state the process; faults are reported."""
+"""Flags, variables and SLURM state the process; errors are reported."""
 
 import subprocess
 import sys
@@ -170,8 +170,8 @@ def test_devices_of_a_slurm_task(calls, monkeypatch, changes, device_ids):
 def test_without_srun_a_process_is_alone_and_says_so(
   calls, monkeypatch, capfd, changes
 ):
-  kept = {k: v for k, v in (SLURM | changes).items() if v}
-  _set(monkeypatch, kept)
+  variables = {k: v for k, v in (SLURM | changes).items() if v}
+  _set(monkeypatch, variables)
   processes.initialise()
   out, err = capfd.readouterr()
   assert calls == [] and out == ""
@@ -205,23 +205,26 @@ def test_all_three_or_none(calls, monkeypatch, names):
   flags = {names[1]: "2"} if is_flag else {}
   if not is_flag:
     monkeypatch.setenv(names[1], "2")
-  words = [f"--{n}" for n in names] if is_flag else names
+  options = [f"--{n}" for n in names] if is_flag else names
   assert _errors(flags) == tuple(
-    f"{name}: not set, though another of {', '.join(words)} is; set all three,"
-    " or none."
-    for name in (words[0], words[2])
+    f"{name}: not set, though another of {', '.join(options)} is; set all"
+    " three, or none."
+    for name in (options[0], options[2])
   )
   assert calls == []
 
 
 def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
   _set(monkeypatch, VARIABLES)
-  found = _errors({"coordinator": "host0:1234"})
-  assert [f.split(":")[0] for f in found] == ["--num_processes", "--process_id"]
+  errors = _errors({"coordinator": "host0:1234"})
+  assert [f.split(":")[0] for f in errors] == [
+    "--num_processes",
+    "--process_id",
+  ]
 
 
 @pytest.mark.parametrize(
-  "changes, errors",
+  "changes, expected",
   [
     (
       {"coordinator": "host0"},
@@ -240,23 +243,23 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
     ({"num_processes": "2.5"}, "--num_processes: got '2.5', expected a"),
   ],
 )
-def test_values_are_checked(calls, changes, errors):
-  (found,) = _errors(FLAGS | changes)
-  assert found.startswith(errors) and calls == []
+def test_values_are_checked(calls, changes, expected):
+  (error,) = _errors(FLAGS | changes)
+  assert error.startswith(expected) and calls == []
 
 
-def test_every_fault_is_told_at_once(calls):
-  found = _errors(
+def test_every_error_is_reported_at_once(calls):
+  errors = _errors(
     {"coordinator": "host0", "num_processes": "two", "process_id": "x"},
     ["config.optim.lr: got 'fast'"],
   )
-  assert [f.split(":")[0] for f in found] == [
+  assert [f.split(":")[0] for f in errors] == [
     "config.optim.lr",
     "--coordinator",
     "--num_processes",
     "--process_id",
   ]
-  assert found[-1].startswith(
+  assert errors[-1].startswith(
     "--process_id: got 'x', expected 0 to below --num_processes"
   )
 
@@ -329,23 +332,23 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
   """jax would abort all processes of that run."""
   config = tmp_path / "mine.py"
   config.write_text("from vit_jax.config import defaults as get_config\n")
-  words = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
+  options = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
   _set(monkeypatch, SLURM if how == "slurm" else {})
   if how == "tpu":
     _is_tpu(monkeypatch, HOSTS)
   args = cli.parse(
     "x",
     {"workdir": "", "allow_change": "", "profile": "", **cli.PROCESS_FLAGS},
-    [f"--config={config}", f"--workdir={tmp_path}", *words],
+    [f"--config={config}", f"--workdir={tmp_path}", *options],
   )
   with run_lock.RunLock(str(tmp_path)), pytest.raises(SystemExit) as e:
     _train(args)
   assert "in which another run trains: host " in str(e.value) and calls == []
 
 
-def _python(code, *words, **env):
+def _python(code, *options, **env):
   return subprocess.Popen(
-    [sys.executable, "-c", code, *words],
+    [sys.executable, "-c", code, *options],
     env=several.env() | env,
     text=True,
     stdout=subprocess.PIPE,

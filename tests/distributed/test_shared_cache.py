@@ -75,8 +75,8 @@ def _start(config, workdir):
     for i in range(2)
   ]
   outputs = several.outputs(commands, env)
-  told = [out.split("HITS ")[1].split() for out in outputs]
-  return [tuple(map(int, pair)) for pair in told]
+  counts = [out.split("HITS ")[1].split() for out in outputs]
+  return [tuple(map(int, pair)) for pair in counts]
 
 
 @pytest.mark.nightly

@@ -32,8 +32,8 @@ of_slice = [sorted({sharding.slice_of(d) for d in row.flat})
 whole = tiny.batch
 rows = slice(4 * int(sys.argv[2]), 4 * int(sys.argv[2]) + 4)
 tiny.batch = lambda *a: {k: v[rows] for k, v in whole(*a).items()}
-found = parts.run(3)[1], dict(parts.mesh.shape), of_slice
-print("FOUND" + json.dumps(found), flush=True)
+results = parts.run(3)[1], dict(parts.mesh.shape), of_slice
+print("RESULTS" + json.dumps(results), flush=True)
 jax.distributed.shutdown()
 """
 
@@ -84,8 +84,8 @@ def _groups(line):
 
   XLA lists them, or names the axes of a mesh, maybe of permuted devices.
   """
-  if found := re.search(r"replica_groups=\{([\d,{}]*)\}", line):
-    groups = re.findall(r"\{([\d,]+)\}", found[1])
+  if results := re.search(r"replica_groups=\{([\d,{}]*)\}", line):
+    groups = re.findall(r"\{([\d,]+)\}", results[1])
     return [[int(i) for i in group.split(",")] for group in groups]
   axes, order, joined = re.search(
     r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
@@ -135,9 +135,9 @@ def test_processes_that_stand_for_slices_train_as_one():
     [sys.executable, "-c", PROCESS, address, str(i)] for i in range(4)
   ]
   outputs = several.outputs(commands, env)
-  found = [json.loads(out.split("FOUND")[1]) for out in outputs]
-  assert all(other == found[0] for other in found)
-  metrics, shape, of_slice = found[0]
+  results = [json.loads(out.split("RESULTS")[1]) for out in outputs]
+  assert all(other == results[0] for other in results)
+  metrics, shape, of_slice = results[0]
   assert shape == {"data": 2, "fsdp": 4, "tensor": 1}
   assert of_slice == [[0], [1]]
   config = tiny.config(optim__name="sgd")

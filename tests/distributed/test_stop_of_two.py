@@ -37,8 +37,8 @@ def two(tmp_path):
   try:
     end = time.monotonic() + 120
     while "step 50" not in runs.log(workdir).read_text(errors="replace"):
-      assert time.monotonic() < end, runs.said(workdir)
-      assert all(p.poll() is None for p in started), runs.said(workdir)
+      assert time.monotonic() < end, runs.output(workdir)
+      assert all(p.poll() is None for p in started), runs.output(workdir)
       time.sleep(0.1)
     yield started, workdir
   finally:
@@ -53,7 +53,7 @@ def _steps(workdir):
 def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
   started, workdir = two
   started[1].send_signal(signal.SIGTERM)
-  assert [p.wait(60) for p in started] == [75, 75], runs.said(workdir)
+  assert [p.wait(60) for p in started] == [75, 75], runs.output(workdir)
   log = runs.log(workdir).read_text()
   stopped = re.search(
     r"^stopped     by SIGTERM at step ([\d,]+), which is saved \(exit code 75",
@@ -64,7 +64,7 @@ def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
   assert _steps(workdir) == [step]  # a checkpoint has the shards of both
   record = json.loads((workdir / "process.json").read_text())
   assert record["how"].startswith("stopped by SIGTERM at step")
-  assert "stopped" not in runs.said(workdir, 1)
+  assert "stopped" not in runs.output(workdir, 1)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_death_ends_the_other_with_the_code_and_message_of_jax(
   os.kill(started[dead].pid, sent)
   began = time.monotonic()
   assert started[1 - dead].wait(60) == -signal.SIGABRT  # 134 in a shell
-  # The timeout is 5 s; jax looks for missing heartbeats now and then.
+  # The timeout is 5 s; jax checks for missing heartbeats at intervals.
   assert time.monotonic() - began < 20
   log = runs.log(workdir, 1 - dead).read_text(errors="replace")
   message = (

@@ -132,13 +132,16 @@ def test_what_a_tpu_vm_is(monkeypatch, libtpu, chips, want):
     # Nobody tells.
     (
       {},
-      (False, "no hosts stated, and the metadata server is silent ([Errno"),
+      (
+        False,
+        "no hosts stated, and the metadata server does not answer ([Errno",
+      ),
     ),
     (
       {"TPU_PROCESS_ADDRESSES": "local"},
       (
         False,
-        "TPU_PROCESS_ADDRESSES has 1 host, and the metadata server is silent",
+        "TPU_PROCESS_ADDRESSES has 1 host, and the metadata server does not",
       ),
     ),
   ],
@@ -200,10 +203,12 @@ def test_hosts_in_a_file(monkeypatch, tmp_path):
 
 
 def _python(code, **env):
-  kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
+  env_without_platform = {
+    k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"
+  }
   return subprocess.Popen(
     [sys.executable, "-c", code],
-    env=kept | {"PYTHONUNBUFFERED": "1"} | env,
+    env=env_without_platform | {"PYTHONUNBUFFERED": "1"} | env,
     text=True,
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
@@ -286,12 +291,18 @@ ALONE = {
 )
 def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
   """libtpu would wait for the other hosts, without a word."""
-  kept = {k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"}
+  env_without_platform = {
+    k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"
+  }
   command = [sys.executable, "-m", "vit_jax", verb, *ALONE[verb]]
 
   def run(**env):
     done = subprocess.run(
-      command, env=kept | PAIR | env, capture_output=True, text=True, timeout=60
+      command,
+      env=env_without_platform | PAIR | env,
+      capture_output=True,
+      text=True,
+      timeout=60,
     )
     return done.returncode, done.stdout, done.stderr
 

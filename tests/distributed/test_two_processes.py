@@ -73,8 +73,8 @@ def get_config(scored="yes"):
 PROCESS = """
 import json, pathlib, runpy, sys
 
-words, config, workdir = json.loads(sys.argv[1])
-sys.argv[1:] = words
+options, config, workdir = json.loads(sys.argv[1])
+sys.argv[1:] = options
 runpy.run_module("vit_jax.train", run_name="__main__")
 
 import jax
@@ -97,7 +97,7 @@ class Run(NamedTuple):
   outputs: list[tuple[str, str]]
 
 
-def _start(num_processes, by_flags, config, words, workdir):
+def _start(num_processes, by_flags, config, options, workdir):
   """Runs `PROCESS` several times at once; returns their (stdout, stderr)."""
   env, address = several.env(), several.address()
   processes = []
@@ -114,7 +114,7 @@ def _start(num_processes, by_flags, config, words, workdir):
       }
     asked = json.dumps(
       [
-        [f"--config={config}:no", "--config.total_steps=6", *words, *more],
+        [f"--config={config}:no", "--config.total_steps=6", *options, *more],
         f"--config={config}",
         str(workdir),
       ]
@@ -134,12 +134,12 @@ def _start(num_processes, by_flags, config, words, workdir):
   finally:
     for p in processes:
       p.kill()
-  # One that dies takes the others along: its own words tell why.
-  words = "\n".join(
+  # One that dies takes the others along: its own output tells why.
+  texts = "\n".join(
     f"{p.returncode}: {o + e}"
     for p, (o, e) in zip(processes, outputs, strict=True)
   )
-  assert not any(p.returncode for p in processes), words
+  assert not any(p.returncode for p in processes), texts
   return outputs
 
 
@@ -208,8 +208,8 @@ def two_three(config, folder, two):
   """Two to step 6, then three."""
   workdir = folder / "two_three"
   _of_two(two, workdir)
-  words = [f"--workdir={folder / 'three'}"]
-  return Run(workdir, _start(3, False, config, words, workdir))
+  options = [f"--workdir={folder / 'three'}"]
+  return Run(workdir, _start(3, False, config, options, workdir))
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +217,8 @@ def four(config, folder, two):
   """Two to step 6, then four; and four, in shards, to step 6, then one."""
   two_four, four_one = folder / "two_four", folder / "four_one"
   _of_two(two, two_four)
-  words = [f"--workdir={four_one}", "--config.mesh.fsdp=2"]
-  outputs = _start(4, True, config, words, two_four)
+  options = [f"--workdir={four_one}", "--config.mesh.fsdp=2"]
+  outputs = _start(4, True, config, options, two_four)
   _alone(config, four_one, 1)
   return Run(two_four, outputs), Run(four_one, [])
 
@@ -251,13 +251,13 @@ def _runs(*names):
 
 def _values(workdir):
   """(step, name) -> value, each of which must have been written once."""
-  found = {}
+  values = {}
   for row in read_metrics(str(workdir)):
     for key, value in row.items():
       if "/" in key and not is_measured(key):
-        assert (row["step"], key) not in found
-        found[row["step"], key] = value
-  return found
+        assert (row["step"], key) not in values
+        values[row["step"], key] = value
+  return values
 
 
 def _state(workdir, step=8):
@@ -309,17 +309,17 @@ def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
 @pytest.mark.slow
 @_runs("two", "two_three", "two_four")
 def test_evaluation_is_exact_in_every_process(config, run):
-  told = [
+  scored = [
     json.loads((run.folder / f"scores{i}.json").read_text())
     for i in range(len(run.outputs))
   ]
-  assert all(scores == told[0] for scores in told)
+  assert all(scores == scored[0] for scores in scored)
   with _devices(1):
     alone = evaluate.evaluate(_parsed(config), str(run.folder))
-  assert alone.keys() == told[0].keys()
+  assert alone.keys() == scored[0].keys()
   for key, value in alone.items():
     rtol = 0 if re.match(EXACT, key) else 1e-6
-    np.testing.assert_allclose(told[0][key], value, rtol, err_msg=key)
+    np.testing.assert_allclose(scored[0][key], value, rtol, err_msg=key)
 
 
 @pytest.mark.slow

@@ -1,17 +1,17 @@
 """What a run cost, and where its time went, over all of its processes.
 
-The exaFLOPs are those of Table 6 of arXiv:2010.11929, as its numbers imply: 2
-FLOPs per multiply-add, three passes a training step (forward, and backward as
-two), times the images seen; docs/compute.md sets ours beside the paper's. They
-are of the model, whatever is computed again or in addition. Device-hours are
-the devices of the run times the hours on the clock from the compilation of the
-first step on, with evaluations and checkpoints. What an interruption lost is
-not in them: only steps that a checkpoint has count, once.
+ExaFLOPs are counted as in Table 6 of arXiv:2010.11929: 2 FLOPs per
+multiply-add, three passes a training step (the backward pass counts as two),
+times the images seen; docs/compute.md compares them with the paper's. They are
+the model's, without what is recomputed. Device-hours are the devices of the run
+times the hours on the clock since the compilation of the first step, with
+evaluations and checkpoints. Steps that were lost by an interruption do not
+count.
 
-The seconds since the very first start are in one bucket each, so they add up to
-the time on the clock: those of `PHASES`; "repeated", what a
-process that died had done since the checkpoint that a later one went back to;
-and "restart", from the last sign of life of a process to the start of the next.
+Every second since the first start of the run is in one bucket, so the buckets
+add up to the time on the clock: those of `PHASES`; "repeated", the time of a
+process after the last checkpoint before it died; and "restart", from the last
+sign of life of a process to the start of the next.
 """
 
 import time
@@ -37,17 +37,17 @@ SECONDS = "seconds/"  # before the name of a bucket
 
 
 class Accounting(Callback):
-  """Counts cost and time, from the account of the checkpoint on.
+  """Adds cost and time to those in the metadata of the checkpoint.
 
   Args:
     batch_size: Images per step, over all devices.
     flops_per_image: FLOPs of a training step per image.
     num_devices: Number of devices of all processes.
     num_examples: Records of the training data.
-    workdir: Folder of the run; its record has when earlier processes lived.
-      None: there were none.
-    init: Account of the checkpoint that a new run takes its weights from; a
-      resumed run has it in its own. None: there is none.
+    workdir: Folder of the run, whose record has the lifetimes of earlier
+      processes; None: there were none.
+    init: Account of the checkpoint from which a new run takes its weights; a
+      resumed run has it in its own account. None: there is none.
     began: Start of this process, seconds since the epoch; None: now.
     note: Prints lines, at the end of the run.
   """
@@ -70,7 +70,7 @@ class Accounting(Callback):
     self._num_devices = num_devices
     self._process_began = time.time() if began is None else began
     self._phase, self._phase_began = PHASES[0], self._process_began
-    self._in_phases = dict.fromkeys(PHASES, 0.0)  # those that have ended
+    self._phase_seconds = dict.fromkeys(PHASES, 0.0)  # before this phase
     self._num_examples = num_examples
     self._workdir = workdir
     self._init = init
@@ -83,7 +83,7 @@ class Accounting(Callback):
     images = start * self._batch_size
     self._images = account.get("images_seen", images)
     self._flops = account.get("flops", self._flops_per_image * images)
-    # Unknown where a run resumes from a checkpoint that does not state them.
+    # Unknown if the checkpoint does not have them.
     self._device_hours = account.get("device_hours", None if start else 0.0)
     self._init = account.get("init", self._init)
     self._position = (
@@ -94,7 +94,7 @@ class Accounting(Callback):
     self._began, self._seconds = _until(self._process_began, account, earlier)
 
   def on_phase(self, name: str) -> None:
-    self._in_phases = self._process_seconds()
+    self._phase_seconds = self._process_seconds()
     self._phase, self._phase_began = name, time.time()
 
   def on_step(self, step: int, batch: Mapping, metrics: Mapping) -> None:
@@ -103,7 +103,8 @@ class Accounting(Callback):
   def _process_seconds(self) -> dict[str, float]:
     """Returns the seconds of this process in each of `PHASES`, until now."""
     now = time.time() - self._phase_began
-    return self._in_phases | {self._phase: self._in_phases[self._phase] + now}
+    before = self._phase_seconds
+    return before | {self._phase: before[self._phase] + now}
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     account = self.state_dict(step)

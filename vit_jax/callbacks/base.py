@@ -78,7 +78,7 @@ class Callback:
     return {}
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
-    """Begins, when the state is there and before the first batch is read.
+    """Begins, when the state is made and before the first batch is read.
 
     Args:
       start: Updates already applied; 0 for a new run.

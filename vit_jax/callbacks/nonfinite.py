@@ -1,8 +1,8 @@
 """Steps whose loss or gradient is not finite: counted, recorded, refused.
 
-The train step decides on the device, before its update, and returns `skipped`
-(see `step.make_train_step`). The host learns of it at the next step of which
-metrics are written or a checkpoint is saved, and before either.
+The train step does not apply such an update, and returns `skipped` (see
+`step.make_train_step`). The host reads it before metrics are written or a
+checkpoint is saved.
 """
 
 import math
@@ -20,14 +20,14 @@ from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files, run_info
 
 FILE = "nonfinite.json"
-SHOWN = 5  # steps before the bad one whose losses are shown
-MOST_PENDING = 1024  # steps whose metrics wait on the device
-NEWEST = 8  # steps that are left there then: they may not be computed yet
+NUM_SHOWN = 5  # steps before the bad one whose losses are shown
+MAX_PENDING = 1024  # steps whose metrics wait on the device
+NUM_NEWEST = 8  # steps that are not fetched then: they may not be computed yet
 METRICS = ("loss", "grad_norm", "param_norm", "skipped", "undecodable")
 ADVICE = (
   "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
   " lengthen config.optim.warmup_steps, or set config.optim.clip_norm, in a new"
-  " --workdir. If they did not, a record or a device is at fault."
+  " --workdir. If they did not, check the records and the device."
 )
 SKIP = " --config.on_nonfinite=skip leaves the step out."
 
@@ -60,13 +60,13 @@ class NonFinite(Callback):
   ):
     self._config, self._workdir = config, workdir
     self._newest, self._note = newest, note
-    # A user's own data may mask rows for reasons of their own.
+    # Users' own data may mask rows for other reasons.
     self._most_unusable = getattr(data, "most_unusable", lambda step: math.inf)
     self.skipped = self.undecodable = 0
     self._shift = 0  # batches seen beyond the number of steps
-    # Of the steps that were not fetched yet: number, metrics, record numbers.
+    # Step, metrics and record numbers that were not fetched yet.
     self._pending: list[tuple[int, dict[str, jax.Array], jax.Array]] = []
-    self._shown: list[str] = []  # the newest steps, in words
+    self._shown: list[str] = []  # texts of the newest steps
     self._entries: list[dict[str, Any]] = []  # of `FILE`
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
@@ -91,8 +91,8 @@ class NonFinite(Callback):
     """
     values = {name: metrics[name] for name in METRICS}
     self._pending.append((step, values, batch["index"]))
-    if len(self._pending) >= MOST_PENDING:
-      self._fetch(leave=NEWEST)
+    if len(self._pending) >= MAX_PENDING:
+      self._fetch(leave=NUM_NEWEST)
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     """Returns metrics of a step that may be written, and the state saved.
@@ -109,12 +109,11 @@ class NonFinite(Callback):
     self._fetch()
     most = self._most_unusable(step + self._shift)
     if self.undecodable > most:
-      # All processes count the same rows; each has named its own.
       raise DataError(
         f"got {self.undecodable:,} rows with records that cannot be used up to"
         f" step {step}, expected at most {most:,} (1% of"
-        " the split in every epoch, or ten). What is wrong with each was said"
-        " by the process that read it. Repair or remove them."
+        " the split in every epoch, or ten). The process that read a record"
+        " has printed what is wrong with it. Repair or remove them."
       )
     bad = [k for k, v in values.items() if not math.isfinite(v)]
     if bad and not any(e["step"] == step for e in self._entries):
@@ -127,11 +126,11 @@ class NonFinite(Callback):
     self.on_log(step, {})
 
   def state_dict(self, step: int) -> dict[str, int]:
-    """Returns what a checkpoint's metadata keep under `name`."""
+    """Returns the counts up to now."""
     return {"skipped": self.skipped, "undecodable": self.undecodable}
 
   def _fetch(self, leave: int = 0) -> None:
-    """Reads the metrics that wait, but for those of the newest steps."""
+    """Fetches the metrics that wait, except those of the newest steps."""
     number = max(0, len(self._pending) - leave)
     fetched, self._pending = self._pending[:number], self._pending[number:]
     metrics = jax.device_get([values for _, values, _ in fetched])
@@ -143,12 +142,12 @@ class NonFinite(Callback):
         self._skip(step, values, index)
       if not math.isfinite(values["param_norm"]):
         self._stop(step, {"param_norm": values["param_norm"]})
-      self._shown = [*self._shown[1 - SHOWN :], _shown(step, values)]
+      self._shown = [*self._shown[1 - NUM_SHOWN :], _shown(step, values)]
 
   def _skip(
     self, step: int, values: dict[str, float], index: jax.Array
   ) -> None:
-    """Writes what is known of a skipped step; then stops, or prints a line."""
+    """Records a skipped step; then stops the run, or prints a line."""
     bad = {k: values[k] for k in ("loss", "grad_norm")}
     newest = self._newest()
     with jax.transfer_guard("allow"):
@@ -177,7 +176,7 @@ class NonFinite(Callback):
     )
 
   def _stop(self, step: int, values: dict[str, float]) -> None:
-    """Raises: loss and gradient are finite, and what follows is not."""
+    """Raises: loss and gradient are finite, and other values are not."""
     raise FloatingPointError(
       f"{_bad(values)} at step {step}, though loss and gradient are finite:"
       f" nothing was saved since. {_checkpoint(self._newest())} {ADVICE}"
@@ -206,12 +205,12 @@ def read(workdir: str) -> list[dict[str, Any]]:
 def _checkpoint(newest: int | None) -> str:
   if newest is None:
     return (
-      "There is no checkpoint yet: the same command begins again at step 0,"
-      " and comes to the same step."
+      "There is no checkpoint yet: the same command starts at step 0, and"
+      " reaches the same step."
     )
   return (
-    f"The newest checkpoint, of step {newest}, is from before, and finite: the"
-    " same command goes on from there, and comes to the same step."
+    f"The newest checkpoint, of step {newest}, is finite: the same command"
+    " resumes from it, and reaches the same step."
   )
 
 

@@ -19,8 +19,7 @@ NUM_MISTAKES = 24  # the most confident mistakes
 class SavePredictions(Callback):
   """Writes images and mistakes of the first evaluator that has predictions.
 
-  Only in runs of one process: of several, each sees its own share of the
-  images.
+  Only in runs of one process: each of several sees only a part of the images.
 
   Args:
     evaluators: Evaluators of the run.
@@ -35,7 +34,7 @@ class SavePredictions(Callback):
     """Writes the file.
 
     Raises:
-      WriteError: It cannot be written; what was there stays.
+      WriteError: It cannot be written; an earlier file stays.
     """
     if jax.process_count() > 1:
       return
@@ -53,6 +52,6 @@ class SavePredictions(Callback):
       atomic_files.replace_text(self._path, packed.getvalue())
     except OSError as e:
       raise atomic_files.WriteError(
-        f"{self._path}: cannot be written ({atomic_files.reason(e)}); all else"
+        f"{self._path}: cannot be written ({atomic_files.reason(e)}); the rest"
         " of the run is done: make room, and the same command writes it."
       ) from None

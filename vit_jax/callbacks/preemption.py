@@ -1,4 +1,4 @@
-"""Stops a run on SIGTERM or Ctrl-C, in all its processes at one place.
+"""Stops a run on SIGTERM or Ctrl-C, in all its processes at the same step.
 
 jax is imported late: `train.py` receives signals before it imports jax.
 """
@@ -33,16 +33,17 @@ class StopSignals:
   writes the number of a signal to a socket as soon as the signal arrives
   (`signal.set_wakeup_fd`), and a thread reads it.
 
-  The first signal is only noted, once the run has a state to save (`action`); a
-  second one ends the process at once: with status 143 for SIGTERM, by the
-  signal itself for Ctrl-C, so that a loop of the shell ends, too. A signal that
-  is ignored, as by a shell's background jobs, stays ignored.
+  The first signal is only noted if the run has a state to save (`action`), and
+  ends the process otherwise. A second one ends the process at once: with status
+  143 for SIGTERM, by the signal itself for Ctrl-C, so that a loop of the shell
+  ends, too. A signal that is ignored, as by a shell's background jobs, stays
+  ignored.
 
   Attributes:
     received: Name of the first signal; None: none came.
-    action: Returns what follows the first signal, for the user, such as "the
-      state is saved"; None: there is nothing to save, so it ends the process
-      with `EXIT_RESTART`.
+    action: Returns what the run does after the first signal, for the user, such
+      as "the state is saved"; None: there is nothing to save, so the signal
+      ends the process with `EXIT_RESTART`.
     on_exit: Called with a text before a signal ends the process.
   """
 
@@ -66,7 +67,7 @@ class StopSignals:
     """Stops receiving, and sets Python's own handlers of these signals.
 
     Leave SIGTERM out when jax has set a handler in C++, which Python does not
-    know of and would replace.
+    see and would replace.
     """
     signal.set_wakeup_fd(-1)
     for number in numbers:

@@ -20,9 +20,7 @@ SLOW_INPUT = 0.1  # a smaller share of waiting for input is not shown
 
 
 def note(text: str | None) -> None:
-  """Prints lines to stderr, above the bar where there is one.
-
-  Of several processes the first prints.
+  """Prints lines to stderr, above the bar if there is one; only process 0 does.
 
   Args:
     text: The lines; None or "": nothing is printed.
@@ -41,9 +39,8 @@ class Progress(Callback):
   On a terminal a bar is redrawn in place. Elsewhere (a file, a pipe, a job's
   log) each call of `on_log` prints a line.
 
-  The time left is the time per step since the first one, evaluations and
-  checkpoints included, times the steps left. Compilation is not part of it,
-  since it comes before the end of the first step.
+  The time left is the time per step since the first one, with evaluations and
+  checkpoints but without the compilation, times the steps left.
 
   Args:
     total_steps: Length of the run.

@@ -1,7 +1,7 @@
 """From the command to the first step: where the time goes, and the cache.
 
-Compiled programs are kept on disk, so that a run that resumes, or starts again
-with the same shapes, need not recompile them.
+Compiled programs are cached on disk, so that a run that resumes, or starts
+again with the same shapes, need not compile them.
 """
 
 import os
@@ -21,16 +21,19 @@ CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
 def use_cache(workdir: str | None = None) -> None:
-  """Keeps compiled programs in $XDG_CACHE_HOME/vit_jax/xla, or ~/.cache.
+  """Caches compiled programs in $XDG_CACHE_HOME/vit_jax/xla, or ~/.cache.
 
-  A run of several processes, which must have met before this is called, keeps
-  them in <workdir>/xla, on a bucket if that is one: jax lets process 0 alone
-  write, and the others can read only what they see.
+  A run of several processes, which must have joined before, caches them in
+  <workdir>/xla, which may be in a bucket: jax lets only process 0 write, and
+  the others must see its files.
 
-  Only those that take more than a second to compile (jax's default). The name
-  of a file is a hash of program, versions, devices and flags, so a wrong one is
-  never used, and any may be deleted. JAX_COMPILATION_CACHE_DIR names another
-  folder; JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
+  Programs are cached that take more than a second to compile (jax's default).
+  The name of a file is a hash of program, versions, devices and flags, so a
+  wrong one is never used, and any may be deleted. JAX_COMPILATION_CACHE_DIR
+  names another folder; JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
+
+  Args:
+    workdir: Folder of the run; None: there is none.
   """
   import jax  # only here, as BEGAN comes before
 
@@ -43,10 +46,10 @@ def use_cache(workdir: str | None = None) -> None:
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-      return  # a home without write access; compiling works all the same
+      return  # a home without write access: nothing is cached
   if "://" in str(folder):
-    # XLA's own cache of how it tunes GPU programs knows local files only, and
-    # would end the first compilation.
+    # XLA's own cache of tuned GPU programs needs local files, and would fail at
+    # the first compilation.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
   jax.config.update("jax_compilation_cache_dir", str(folder))
 
@@ -57,8 +60,8 @@ class Startup(Callback):
   The line has the seconds of each part, and whether the step was in the cache.
 
   Args:
-    began: Start of the command, seconds since the epoch, all imports until now
-      being the first part; None: now.
+    began: Start of the command, seconds since the epoch; the time until now is
+      the part "imports". None: now.
     note: Prints the line.
   """
 

@@ -23,23 +23,22 @@ PEAK = "peak_bytes_in_use"  # jax's name
 
 
 class Throughput(Callback):
-  """Adds the rates since the call of `on_log` before; the first has none.
+  """Adds the rates since the last call of `on_log`, except at the first.
 
-  The first call follows the first step, whose compilation is no measure of
-  speed. Evaluations and saves are left out. The rates:
+  The first call follows the first step, which was compiled. Evaluations and
+  saves are left out. The rates:
 
   images_per_second, images_per_second_per_device.
-  input_wait: Share, 0 to 1, of the time in which both were true: the loop of
-    this process was in the phase "input", and the devices had finished every
-    step that they were given. Waiting while a step still computes costs
-    nothing, and is not counted; nor is the waiting of another process, which
-    lengthens the step. On a CPU that both decodes and computes, a small share
-    does not mean that decoding is free.
+  input_wait: Share of the time, 0 to 1, in which this process waited for a
+    batch and the devices had nothing to compute. Waiting while a step computes
+    costs nothing and does not count; neither does waiting for another process,
+    which lengthens the step. On a CPU, which also decodes, a small share does
+    not mean that decoding is free.
   mfu: Share of the peak FLOP/s, 0 to 1; only where the peak is known.
-  peak_bytes: The most memory that a device of this process held at once since
+  peak_bytes: The most memory that a device of this process used at once since
     its start; only where devices count it.
 
-  It also waits, so that no more than `MAX_IN_FLIGHT` batches are on the devices
+  It also waits, so that at most `MAX_IN_FLIGHT` batches are on the devices
   beside the one that is computed.
 
   Args:

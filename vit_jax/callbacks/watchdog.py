@@ -25,10 +25,10 @@ class Watchdog(Callback):
 
   A new phase, a step and a batch of an evaluation are heartbeats. The stacks of
   all threads go to stderr and to `stacks-<process>.txt` in the run's folder. It
-  watches from its construction on, so that the start of the run is covered.
+  watches from its construction, and so covers the start of the run, too.
 
   A process that waits for another one has no heartbeat either: the limit must
-  be longer than the slowest compilation among them.
+  be longer than the slowest compilation of all processes.
 
   Args:
     seconds: Most seconds without a heartbeat; 0: no limit.

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written, kept, checked and restored."""
+"""Checkpoints of a run: written, checked, restored and removed."""

@@ -178,11 +178,11 @@ class Checkpointer:
 
   def restore_newest(
     self, start: int, state: TrainState, form_of: FormOf | None = None
-  ) -> tuple[int, TrainState | None]:
+  ) -> tuple[int, TrainState | None, dict[str, Any]]:
     """Restores a step, or the newest one before it that is whole.
 
-    Damaged newer ones are named, and renamed (`70.damaged`), so that they can
-    be written again. Nothing is removed.
+    Damaged steps are logged and renamed (`70.damaged`), so that they can be
+    written again. Nothing is removed.
 
     Args:
       start: Step to begin with; 0: a new run.
@@ -190,7 +190,7 @@ class Checkpointer:
       form_of: As for `restore`.
 
     Returns:
-      The step and its state; (0, None) for a new run.
+      The step, its state and its metadata; (0, None, {}) for a new run.
 
     Raises:
       ConfigError: As `restore`; or none is whole, or the disk has no room for
@@ -198,7 +198,7 @@ class Checkpointer:
     """
     self._check_room(state)
     if not start:
-      return 0, None
+      return 0, None, {}
     step, restored = start, None
     while restored is None:
       try:
@@ -213,7 +213,7 @@ class Checkpointer:
           ) from e
     retention.set_aside_after(self._folder, step)
     self._saver.newest = step
-    return step, restored
+    return step, restored, layout.metadata(self._folder / str(step))
 
   def close(self) -> None:
     """Waits for what is being written; a failure is logged, not raised."""

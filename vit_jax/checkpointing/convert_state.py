@@ -1,12 +1,11 @@
 """Resumes a run from a checkpoint whose state has another form.
 
-With its blocks in a scan from one with a loop, or back: the parameters of a
-loop are those of each block; of a scan, all blocks in one array. The numbers
-are the same, and so are those of the optimizer and of the average.
-
-With a part of the optimizer on that was off, or back: clipping and weight decay
-have no numbers of their own, but move those of the others; an average begins
-with the parameters; accumulators of another type are rounded to it.
+- The blocks were in a loop and are in a scan, or the other way round: a loop
+  has the parameters of each block, a scan has all blocks in one array. The
+  numbers of parameters, optimizer and average stay the same.
+- A part of the optimizer was off and is on, or the other way round: clipping
+  and weight decay have no numbers, but shift the places of the others; an
+  average begins with the parameters; accumulators of another type are rounded.
 """
 
 import dataclasses
@@ -22,14 +21,14 @@ from vit_jax.step import RunShape, Trainer, TrainState, assemble
 
 Form = tuple[TrainState, Callable[[TrainState], TrainState]]
 
-# Options of config.optim that change the form, but lose nothing.
+# Options of config.optim that change the form of the state, but lose nothing.
 PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
 
 
 def form_of(
   config: Config, run_shape: RunShape, trainer: Trainer, mesh: jax.sharding.Mesh
 ) -> Callable[[dict[str, Any]], Form]:
-  """Returns what tells in which form a checkpoint has the state of a run.
+  """Returns a function that finds the form of a checkpoint's state.
 
   Args:
     config: The run.
@@ -38,8 +37,9 @@ def form_of(
     mesh: Mesh of the state.
 
   Returns:
-    Metadata of a checkpoint, whose "config" tells it -> (the abstract state as
-    it was written, a function from that to the form of this run).
+    A function of the metadata of a checkpoint, which reads their "config". It
+    returns the abstract state as it was written, and a function that converts
+    such a state to the form of this run.
   """
 
   def form(written: dict[str, Any]) -> Form:
@@ -49,7 +49,7 @@ def form_of(
     state = assemble(other, run_shape, mesh).state
     like = trainer.state
     if jax.tree.flatten(state) == jax.tree.flatten(like):
-      return like, lambda state: state  # only values differ, as of a decay
+      return like, lambda state: state  # only values of options differ
     is_restacked = other.model != config.model
     convert = (
       unstack_blocks if getattr(other.model, "scan", 0) else stack_blocks
@@ -66,16 +66,16 @@ def form_of(
           is_leaf=is_like_params,
         )
       shapes, tree = jax.tree.flatten(like.opt_state)
-      kept = jax.tree.leaves(state.opt_state)  # in the order of the parts
-      kept = [x.astype(s.dtype) for x, s in zip(kept, shapes, strict=True)]
+      leaves = jax.tree.leaves(state.opt_state)  # in the order of the parts
+      leaves = [x.astype(s.dtype) for x, s in zip(leaves, shapes, strict=True)]
       ema = state.params if state.ema is None else state.ema
       return dataclasses.replace(
         state,
-        opt_state=jax.tree.unflatten(tree, kept),
+        opt_state=jax.tree.unflatten(tree, leaves),
         ema=None if like.ema is None else ema,
       )
 
-    # What keeps its shape stays where it is: two states may not fit.
+    # Arrays that keep their shape are donated: two states may not fit.
     donated = () if is_restacked else (0,)
     return state, jax.jit(
       in_this_form, donate_argnums=donated, out_shardings=shardings_of(like)
@@ -85,7 +85,8 @@ def form_of(
 
 
 def _as_written(config: Config, was: dict[str, Any]) -> Config:
-  """Returns the config, with what tells the form from an older one."""
+  """Returns the config with those options of an older one that decide the
+  form of the state."""
   model, optim = (
     part if isinstance(part := was.get(key), dict) else {}
     for key in ("model", "optim")

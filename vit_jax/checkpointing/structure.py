@@ -1,6 +1,6 @@
-"""How the state of a config differs from the one that a checkpoint has.
+"""How the arrays of a config differ from those that a checkpoint has.
 
-So that another model or optimizer is told from a damaged checkpoint.
+An error of these is another model or optimizer, not a damaged checkpoint.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,17 @@ MAX_DIFFERENCES = 6  # listed one by one
 
 
 def errors(
-  folder: epath.Path, got: Mapping[str, Any], want: Mapping[str, Any]
+  folder: epath.Path,
+  stored: Mapping[str, Mapping[str, Digest]],
+  items: Mapping[str, Any],
 ) -> list[str]:
   """Returns how a config's state differs from the one that was written.
 
   Args:
-    folder: Of the step, for the text.
-    got: "params" and "train" -> tree of arrays, shapes or digests, as written.
-    want: The same of the config.
+    folder: Folder of the step.
+    stored: "params" and "train" -> path -> digest, as written.
+    items: "params" and "train" -> tree of `jax.ShapeDtypeStruct`, of the
+      config.
 
   Returns:
     One text, or none.
@@ -33,65 +36,34 @@ def errors(
     "resume with the config that wrote it"
     f" ({folder.parent.parent}/config.json), or choose another --workdir."
   )
-  if found := _shape_errors(got["params"], want["params"], folder, advice):
-    return found
-  got, want = _types(got["train"]), _types(want["train"])
-  differing = [
-    k for k in sorted(got.keys() | want) if got.get(k) != want.get(k)
-  ]
-  if not differing:
-    return []
-  texts = [
-    f"{k} is {_array(got.get(k))}, expected {_array(want.get(k))}"
-    for k in differing
-  ]
+  if differences := _differences(stored["params"], items["params"]):
+    texts = listed(differences, MAX_DIFFERENCES)
+    return [f"{folder} does not fit config.model: {texts}; {advice}"]
+  if differences := _differences(stored["train"], items["train"]):
+    return [
+      f"{folder}: the optimizer's state does not fit config.optim (name,"
+      f" ema_decay, accumulator_dtype): {listed(differences, 1)}; {advice}"
+    ]
+  return []
+
+
+def _differences(stored: Mapping[str, Digest], tree: Any) -> list[str]:
+  """Returns the arrays that only one has, or of another type or shape."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  want = {path_of(path): _type(leaf) for path, leaf in leaves}
+  got = {path: _type(digest) for path, digest in stored.items()}
   return [
-    f"{folder}: the optimizer's state does not fit config.optim (name,"
-    f" ema_decay, accumulator_dtype): {listed(texts, 1)}; {advice}"
-  ]
-
-
-def _types(tree) -> dict[str, tuple[str, tuple[int, ...]]]:
-  return {
-    path: (np.dtype(x.dtype).name, tuple(x.shape))
-    for path, x in _flat(tree).items()
-  }
-
-
-def _array(found: tuple[str, tuple[int, ...]] | None) -> str:
-  return f"{found[0]}{list(found[1])}" if found else "not there"
-
-
-def _flat(tree) -> dict[str, Any]:
-  """Returns path -> leaf of a tree of arrays, shapes or digests."""
-  leaves = jax.tree_util.tree_leaves_with_path(
-    tree, is_leaf=lambda x: isinstance(x, Digest)
-  )
-  return {path_of(path): leaf for path, leaf in leaves}
-
-
-def _shape_errors(got, want, where: epath.Path, advice: str) -> list[str]:
-  """Returns which parameters are missing, extra, or of another shape."""
-  got, want = (
-    {path: tuple(x.shape) for path, x in _flat(tree).items()}
-    for tree in (got, want)
-  )
-  differences = [
-    f"{key} has {_shape(got.get(key))}, expected {_shape(want.get(key))}"
+    f"{key} is {got.get(key, 'missing')}, expected {want.get(key, 'no array')}"
     for key in sorted(got.keys() | want.keys())
     if got.get(key) != want.get(key)
   ]
-  if not differences:
-    return []
-  told = listed(differences, MAX_DIFFERENCES)
-  return [f"{where} does not fit config.model: {told}; {advice}"]
+
+
+def _type(array: Digest | jax.ShapeDtypeStruct) -> str:
+  return f"{np.dtype(array.dtype).name}{list(array.shape)}"
 
 
 def listed(texts: list[str], most: int) -> str:
-  """Joins texts, the first of them in full."""
+  """Joins the first texts, and counts the others."""
   more = len(texts) - most
   return "; ".join(texts[:most]) + f"; and {more} more" * (more > 0)
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-  return "no such parameter" if shape is None else f"shape {shape}"

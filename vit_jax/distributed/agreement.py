@@ -1,7 +1,7 @@
 """Compares what all processes of a run must have alike, before it begins.
 
-Each process reads its own config and its own disk. Where they differ, replicas
-of the parameters would drift apart silently, or wait for each other for ever.
+Each process reads its own config and its own disk. If they differed, replicas
+of the parameters would drift apart silently, or wait for each other forever.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vit_jax.models import efficient_attention
 from vit_jax.options import shown
 
 # A file system may take so long to show a host what another has written.
-SEEN_SECONDS = 90.0
+VISIBLE_SECONDS = 90.0
 MAX_DIFFERENCES = 10  # that are listed
 # Settings of jax that change numbers; environment variables set them, too.
 SETTINGS = (
@@ -41,7 +41,7 @@ FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
 def text_of_first(text: str) -> str:
-  """Returns the text of process 0, in all processes, which all must call it."""
+  """Returns the text of process 0, in all processes; a collective."""
   if jax.process_count() == 1:
     return text
   data = np.frombuffer(text.encode(), np.uint8)
@@ -57,11 +57,11 @@ def of_run(
 ) -> dict[str, Any]:
   """Returns what must be alike, for `check`.
 
-  A host may keep its files in another place; their content must be the same.
+  Hosts may have their files in different places, but with the same content.
 
   Args:
-    config: Of the run.
-    data: Option that names them -> a `batch.Data` or a source of records.
+    config: The run.
+    data: Option that names the data -> a `batch.Data` or a source of records.
     params: Initial parameters that were read; {}: none were.
   """
   options = {f"config.{k}": v for k, v in flat(to_dict(config)).items()}
@@ -85,10 +85,8 @@ def of_run(
 
 
 def _of_code() -> dict[str, str]:
-  """Returns the digest of each file of this package; hidden ones are others'.
-
-  Editors and notebooks leave those behind, also as links to nothing.
-  """
+  """Returns the digest of each file of this package, without hidden files,
+  which editors and notebooks leave behind."""
   root = pathlib.Path(vit_jax.__file__).parent
   paths = {p.relative_to(root): p for p in sorted(root.rglob("*.py"))}
   return {
@@ -99,14 +97,14 @@ def _of_code() -> dict[str, str]:
 
 
 def identity(data: Any) -> str:
-  """Returns what tells records from others, see `Source`; "": unknown.
+  """Returns a digest of the records of data, see `Source`; "": unknown.
 
   Args:
-    data: A `batch.Data` or a source of records; of a user's, an attribute of
-      that name may be anything.
+    data: A `batch.Data`, whose attribute `identity` may be anything, or a
+      source of records.
   """
-  ask = getattr(data, "identity", None)
-  return ask() if callable(ask) else ""
+  compute = getattr(data, "identity", None)
+  return compute() if callable(compute) else ""
 
 
 def _of_data(data: Any) -> str:
@@ -118,10 +116,10 @@ def _of_data(data: Any) -> str:
 
 
 def check(values: Mapping[str, Any]) -> None:
-  """Compares values of all processes, which all must call it.
+  """Compares values of all processes; a collective.
 
   Args:
-    values: Name -> value for JSON; names and values may differ.
+    values: Name -> value for JSON; both may differ.
 
   Raises:
     ConfigError: In all processes; each that differs from process 0 says how.
@@ -165,18 +163,18 @@ def _differences(
 
 
 def check_folder(workdir: str) -> None:
-  """Checks that all processes have the same folder; all must call it.
+  """Checks that all processes have the same folder; a collective.
 
   Raises:
-    ConfigError: In all processes, if one does not find what process 0 wrote.
+    ConfigError: In all processes, if one does not see the file of process 0.
   """
   name = text_of_first(f"process.seen-{secrets.token_hex(8)}")
   path = epath.Path(workdir) / name
   try:
     if jax.process_index() == 0:
       path.write_text("")
-    multihost_utils.sync_global_devices(name)  # it has been written
-    end = time.monotonic() + SEEN_SECONDS
+    multihost_utils.sync_global_devices(name)  # until it is written
+    end = time.monotonic() + VISIBLE_SECONDS
     while not (is_there := path.exists()) and time.monotonic() < end:
       time.sleep(1.0)
     every = np.asarray(multihost_utils.process_allgather(np.bool_(is_there)))

@@ -1,6 +1,6 @@
 """Exit codes of `train`, by which a scheduler knows whether to start it again.
 
-docs/pods.md has them in a table, and a batch script that goes by them. jax is
+docs/pods.md has them in a table, and a batch script that uses them. jax is
 imported late: signals are received before.
 """
 
@@ -15,14 +15,14 @@ from typing import NoReturn
 
 from vit_jax.writers.console import write
 
-EXIT_ERROR = 1  # the same command would end so again
+EXIT_ERROR = 1  # the same command would fail again
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: nothing is lost, start it again
 EXIT_HUNG = 124  # no progress within the limit; the code of timeout(1)
 
-# jax aborts the other processes when process 0 is gone. So it ends last, and
-# the others can print their own errors.
+# jax aborts the other processes when process 0 ends. So it ends last, and the
+# others can print their own errors.
 LAST_SECONDS = 2.0
-# jax looks for missing heartbeats from time to time.
+# jax checks for missing heartbeats at intervals.
 HEARTBEAT_MARGIN_SECONDS = 10.0
 CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.
 
@@ -42,7 +42,7 @@ def end(code: int, *closing: Callable[[], None]) -> NoReturn:
     for act in (*closing, sys.stdout.flush, sys.stderr.flush):
       try:
         act()
-      except Exception as e:  # e.g. the disk is full: it ends all the same
+      except Exception as e:  # such as a full disk
         write(sys.stderr, f"{type(e).__name__}: {e}\n")
 
   closer = threading.Thread(target=close, daemon=True)
@@ -62,11 +62,11 @@ def end_if_joined(
 ) -> None:
   """Ends one of several processes after an unexpected error, with its stack.
 
-  jax would wait at its end for the others, which may wait for this process. A
-  process that is alone returns, to raise the error.
+  Otherwise jax would wait at the exit for the others, which may wait for this
+  process. A process that is alone returns, to raise the error.
 
-  A collective fails where another process has died. jax then aborts this
-  process when heartbeats are missing, and names the other one; so it waits.
+  A collective fails if another process has died. This process then waits until
+  jax notices the missing heartbeats, aborts it and names the other one.
   """
   import jax
 
@@ -81,7 +81,7 @@ def end_if_joined(
 
 
 def restart(text: str) -> NoReturn:
-  """Ends a stopped run, when all its processes are here: `EXIT_RESTART`."""
+  """Ends a stopped run with `EXIT_RESTART`, in all processes together."""
   import jax
 
   if jax.process_index() == 0:

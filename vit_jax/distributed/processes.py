@@ -57,7 +57,7 @@ def initialise(
 ) -> None:
   """Connects this process to the others of its run, if there are any.
 
-  The first of these that is present says which processes there are:
+  The first of these that is present tells which processes there are:
 
   1. the flags --coordinator=host:port --num_processes --process_id;
   2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
@@ -128,8 +128,10 @@ def _group(
   if tpu_slice.is_tpu_vm():
     tpu = tpu_slice.find()
     if tpu.is_shared:
-      return Group({}, f"TPU slice ({tpu.why}): this process", TPU_ADVICE, True)
-    exit_codes.say(f"TPU slice: {tpu.why}; this process works alone.")
+      return Group(
+        {}, f"TPU slice ({tpu.reason}): this process", TPU_ADVICE, True
+      )
+    exit_codes.say(f"TPU slice: {tpu.reason}; this process works alone.")
   elif _number("SLURM_NTASKS") > 1:
     exit_codes.say(
       f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
@@ -142,7 +144,7 @@ def _group(
 def refuse_several_hosts() -> None:
   """Ends a command that joins no others on a TPU slice that has other hosts.
 
-  libtpu would wait there for a process on each, without a word.
+  libtpu would wait for a process on each of them, without a message.
   """
   if not tpu_slice.is_tpu_vm():
     return
@@ -152,8 +154,8 @@ def refuse_several_hosts() -> None:
     sys.exit(str(e))
   if tpu.is_shared:
     sys.exit(
-      f"TPU slice: got one of several hosts ({tpu.why}), expected a host that"
-      " has its slice to itself: this command meets no others, and the TPU"
+      f"TPU slice: got one of several hosts ({tpu.reason}), expected a host"
+      " that has its slice to itself: this command meets no others, and the TPU"
       " would wait for them; put JAX_PLATFORMS=cpu before the command, or give"
       " it on a VM of one host."
     )
@@ -191,8 +193,8 @@ def _errors(given: dict[str, str | None]) -> list[str]:
 def _join(group: Group, timeout: float) -> None:
   """Waits for the others for so many seconds.
 
-  If they do not come, jax ends the process with a stack of C++. So jax waits in
-  a thread, with a longer timeout than this function.
+  If they do not come, jax ends the process with a C++ stack. So jax waits in a
+  thread, with a longer timeout than this function's.
 
   Raises:
     ConfigError: They did not come.
@@ -211,20 +213,20 @@ def _join(group: Group, timeout: float) -> None:
   waiting.start()
   waiting.join(timeout)
   if waiting.is_alive():
-    what = f"waited {timeout:g} s in vain for the others"
+    error = f"waited {timeout:g} s in vain for the others"
   elif failed:
     reason = str(failed[0]).partition("\n")[0][:200]
-    what = f"could not join ({type(failed[0]).__name__}: {reason})"
+    error = f"could not join ({type(failed[0]).__name__}: {reason})"
   else:
     return
-  raise ConfigError([f"{group.name} {what}; {group.advice}."])
+  raise ConfigError([f"{group.name} {error}; {group.advice}."])
 
 
 def is_slurm_step() -> bool:
   """Whether srun started this process, beside others.
 
-  A batch script, and a shell within an allocation, have the variables of the
-  job without being one of its tasks; there the step is missing or has one task.
+  A batch script and a shell within an allocation have the variables of the job,
+  too; for them the step is missing or has one task.
   """
   return (
     "SLURM_JOB_ID" in os.environ
@@ -236,10 +238,10 @@ def is_slurm_step() -> bool:
 def _slurm_devices() -> list[int] | None:
   """Returns which of the visible GPUs belong to this task.
 
-  jax takes one GPU, that of the task's number on its node. That is right where
-  all tasks of a node see all GPUs and are as many. It would leave seven of
-  eight idle where one task has a node to itself, and find none where SLURM
-  shows each task only its own (--gpus-per-task).
+  By default jax gives each task the GPU of its number on the node. That is
+  right if a node has as many tasks as GPUs, and each sees all GPUs. It would
+  leave seven of eight idle if one task has the node to itself, and find none if
+  SLURM shows each task only its own (--gpus-per-task).
 
   Returns:
     Numbers; an empty list leaves all; None leaves it to jax.

@@ -48,7 +48,7 @@ def end_at_once(
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-  """Blocks the signals; inside, a library may replace the handlers."""
+  """Blocks the signals while a library replaces the handlers."""
   before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
   try:
     yield
@@ -59,8 +59,8 @@ def blocked() -> Iterator[None]:
 def in_thread(work: Callable[[], T]) -> T:
   """Returns what `work` returns, or raises its error; runs it in a thread.
 
-  Python calls handlers in its main thread, between two instructions, and so not
-  while a compiler has that thread. Waiting for another thread is interrupted.
+  Python calls handlers in its main thread, between two instructions, so not
+  while a compiler runs there. Waiting for another thread can be interrupted.
   """
   outcome = concurrent.futures.Future()
 
@@ -75,7 +75,7 @@ def in_thread(work: Callable[[], T]) -> T:
 
 
 def set_handlers(numbers: Iterable[int], handler: Callable) -> None:
-  """Sets the handler of signals, but of those that are ignored."""
+  """Sets the handler of signals, except those that are ignored."""
   for number in numbers:
     if signal.getsignal(number) != signal.SIG_IGN:
       signal.signal(number, handler)

@@ -1,11 +1,11 @@
 """Whether other hosts work on the TPU slice of this one.
 
 libtpu waits for all hosts of a slice, and jax's coordinator for all processes,
-so a process has to know before it asks for devices. jax has no public function
-for it: `jax.distributed.initialize` finds the hosts, but joins them, too. So
-this reads what jax reads: the variables of GKE, or else the metadata server of
-Compute Engine. On a host that has a slice to itself no coordinator is started:
-it would only take a fixed port.
+so a process must know of them before it asks for devices. jax has no public
+function for that: `jax.distributed.initialize` finds the hosts, but also joins
+them. So this reads what jax reads: the variables of GKE, or the metadata server
+of Compute Engine. On a host that has a slice to itself no coordinator is
+started, which would need a fixed port.
 """
 
 import glob
@@ -23,7 +23,7 @@ from vit_jax.config import ConfigError
 # The first that is set has the names of a slice's hosts, as jax reads them.
 FILE_OF_HOSTS = "TPU_PROCESS_ADDRESSES_PATH"
 NAMES = (FILE_OF_HOSTS, "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
-# Processes of a slice along each axis; all 1: libtpu takes this one's chips.
+# Processes of a slice along each axis; all 1: libtpu uses this host's chips.
 BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
 PORT = "8482"  # of the coordinator, where JAX_COORDINATOR_PORT has no other
 METADATA_SECONDS = 5.0  # It answers within milliseconds.
@@ -36,11 +36,11 @@ class Slice(NamedTuple):
 
   Attributes:
     is_shared: Whether it has chips of other processes.
-    why: By what that is known.
+    reason: How that is known.
   """
 
   is_shared: bool
-  why: str
+  reason: str
 
 
 def is_tpu_vm() -> bool:
@@ -68,19 +68,23 @@ def find() -> Slice:
       return Slice({*bounds.split(",")} != {"1"}, f"{name}={bounds}")
   name = next((name for name in NAMES if os.environ.get(name)), None)
   count = _num_hosts(name) if name else 0
-  why = f"{name} has {_counted(count, 'host')}" if name else "no hosts stated"
+  reason = (
+    f"{name} has {_counted(count, 'host')}" if name else "no hosts stated"
+  )
   if count > 1:
-    return Slice(True, why)
+    return Slice(True, reason)
   if (name and slices) or "TPU_SKIP_MDS_QUERY" in os.environ:
-    return Slice(False, why)
+    return Slice(False, reason)
   try:
     count = count or _metadata("worker-network-endpoints").count(",") + 1
     match = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", _metadata("tpu-env"))
   except urllib.error.HTTPError:
-    return Slice(False, f"{why}, and the metadata server knows of no TPU")
+    return Slice(False, f"{reason}, and the metadata server knows of no TPU")
   except OSError as e:
-    reason = getattr(e, "reason", e)
-    return Slice(False, f"{why}, and the metadata server is silent ({reason})")
+    error = getattr(e, "reason", e)
+    return Slice(
+      False, f"{reason}, and the metadata server does not answer ({error})"
+    )
   if match and int(match[1]) > 1:
     return Slice(True, f"the metadata server has {match[1]} slices")
   return Slice(count > 1, f"the metadata server has {_counted(count, 'host')}")
@@ -114,8 +118,8 @@ def _metadata(key: str) -> str:
 def lock() -> None:
   """Reserves this host's place at the coordinator until the process ends.
 
-  A second process in the same place reaches the coordinator of the first, which
-  then aborts all processes of that run.
+  A second process with the same place would reach the coordinator of the first,
+  which would then abort all processes of that run.
 
   Raises:
     ConfigError: Another process has it.
