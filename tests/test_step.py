@@ -359,7 +359,7 @@ def test_nothing_is_trained_where_there_are_no_steps():
 def test_the_compiler_has_the_options_of_the_chip(one_device, monkeypatch):
   parts = one_device[0]
   assert devices.compiler_options(ONE[0].device_kind) == {}
-  # A kind of the table is options an option, which a CPU's compiler refuses.
+  # A kind of the table has an option, which a CPU's compiler refuses.
   options = devices.compiler_options("TPU v5 lite")
   assert options["xla_msa_max_outstanding_evictions"] == "1"
   monkeypatch.setitem(devices.OPTIONS, ONE[0].device_kind, options)

@@ -53,26 +53,26 @@ SCANNED = "|".join(
 BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
 
-def slices(devices: list | None = None) -> list[list]:
+def slices(devices: list[jax.Device] | None = None) -> list[list[jax.Device]]:
   """Returns the devices of each TPU slice; one list where there is only one.
 
   Args:
     devices: None: all of them, on all processes.
   """
-  by_slice: dict[int, list] = {}
+  by_slice: dict[int, list[jax.Device]] = {}
   for device in jax.devices() if devices is None else devices:
     by_slice.setdefault(slice_of(device), []).append(device)
   return list(by_slice.values())
 
 
-def slice_of(device) -> int:
+def slice_of(device: jax.Device) -> int:
   """Returns the number of a TPU's slice; 0 for devices of other kinds."""
   # On GPUs jax numbers the hosts by this attribute.
   is_tpu = device.platform == "tpu"
   return getattr(device, "slice_index", 0) if is_tpu else 0
 
 
-def _num_nodes(devices: list | None) -> int:
+def _num_nodes(devices: list[jax.Device] | None) -> int:
   """Returns how many groups of GPUs there are, each with fast links within."""
   devices = jax.devices() if devices is None else devices
   gpus = [device for device in devices if device.platform == "gpu"]
@@ -84,9 +84,9 @@ def mesh_shape(
 ) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
-  If data and fsdp are -1, fsdp gets the largest divisor, up to `MAX_FSDP`, of
-  the devices left of a slice, or of a node of GPUs, and data the rest. An axis
-  that is -1 alone gets all that are left.
+  If data and fsdp are both -1, fsdp gets the largest divisor, up to `MAX_FSDP`,
+  of the remaining devices of a slice, or of a node of GPUs, and data gets the
+  rest. A single axis of -1 gets all remaining devices.
 
   Args:
     mesh: Devices along each axis.
@@ -130,7 +130,9 @@ def shape_here(mesh: MeshConfig) -> dict[str, int]:
   return mesh_shape(mesh, *counts)
 
 
-def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
+def make_mesh(
+  mesh: MeshConfig, devices: list[jax.Device] | None = None
+) -> Mesh:
   """Returns the mesh of data, fsdp and tensor; slices are apart along data.
 
   Args:
@@ -151,24 +153,26 @@ def make_mesh(mesh: MeshConfig, devices: list | None = None) -> Mesh:
   return Mesh(np.concatenate(within), AXES, axis_types=types)
 
 
-def _laid_out(sizes: tuple[int, ...], devices: list) -> np.ndarray:
+def _laid_out(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
   """Returns the devices of a slice in the order of a mesh."""
-  # jax chooses it, by the links between the chips. Some axes are only a part of
-  # a side of the slice, such as fsdp=16 of v6e:8x8, which jax.make_mesh refuses
-  # on all chips but v5e.
+  # jax chooses the order by the links between the chips. An axis may be a part
+  # of a side of the slice, such as fsdp=16 of v6e:8x8; jax.make_mesh allows
+  # that on v5e only.
   grid = mesh_utils.create_device_mesh(
     sizes, devices, allow_split_physical_axes=True
   )
   process = np.vectorize(lambda device: device.process_index)
   if (process(grid) == process(grid[..., :1])).all():
     return grid
-  # Along the side of a slice, tensor would join chips of several hosts, which
-  # would hold the same rows (`row_errors`). A host has a square of chips.
+  # Along a side of the slice, tensor would join chips of several hosts, which
+  # would need the same rows (`row_errors`). The chips of a host are a square.
   devices = sorted(devices, key=lambda device: device.process_index)
   return np.array(devices, object).reshape(sizes)
 
 
-def mesh_errors(config: Config, devices: list | None = None) -> list[str]:
+def mesh_errors(
+  config: Config, devices: list[jax.Device] | None = None
+) -> list[str]:
   """Returns errors of mesh and devices, and of batches and mesh.
 
   None if the axes themselves are wrong, which `config.checks` reports.
@@ -243,11 +247,11 @@ def _rows(config: Config, mesh: Mesh) -> int:
 
 
 def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the images of a fast microbatch; None: as many as there may be.
+  """Returns the images of a fast microbatch; None: all images of a device.
 
-  There may be config.optim.microbatch; on some chips fewer are faster, see
-  `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a microbatch, so
-  their microbatches are never made smaller.
+  This is config.optim.microbatch, or less on chips where smaller ones are
+  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a
+  microbatch, so their microbatches are never made smaller.
   """
   most = config.optim.microbatch
   limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
@@ -267,8 +271,9 @@ def num_microbatches(
   Args:
     num_rows: Its rows.
     most: The most rows that a microbatch may have; None: all.
-    fast: Where fewer are faster, so many or the nearest by ratio: half and
-      twice as many were equally slow (docs/performance_log.md); None: `most`.
+    fast: Rows that are fastest. The nearest possible number, by ratio, is
+      taken: half and twice as many were equally slow
+      (docs/performance_log.md). None: `most`.
 
   Example:
     >>> [num_microbatches(24, n) for n in (16, 7, None)]
@@ -416,8 +421,8 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
 def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
   """Returns those of a dimension's axes that divide it, from the left.
 
-  fsdp is outside of tensor or on another dimension: what is gathered along it
-  then keeps the parts that tensor makes.
+  On one dimension fsdp comes before tensor, so that gathering along fsdp leaves
+  the parts of tensor.
   """
   names = (axes,) if isinstance(axes, str) else axes or ()
   axes = ()

@@ -18,9 +18,8 @@ from etils.epath import backend
 
 from vit_jax import experiment, paths
 from vit_jax.callbacks import run_lock
-from vit_jax.checkpointing import checkpointer, layout, retention
+from vit_jax.checkpointing import layout, retention
 from vit_jax.commands import verify
-from vit_jax.config import CheckpointConfig
 from vit_jax.weights import npz_file
 from vit_jax.writers import atomic_files, metric_writer
 
@@ -61,8 +60,6 @@ def test_paths():
   assert paths.is_remote(path) and paths.absolute(path) == path
   assert retention.free_bytes(path / "checkpoints") is None
   assert paths.absolute(epath.Path("run")).is_absolute()
-  saver = checkpointer.Checkpointer(str(path), CheckpointConfig())
-  assert saver._folder == path / "checkpoints"
 
 
 def test_a_new_run(run):

@@ -114,6 +114,8 @@ def test_options_that_are_gone_are_ignored():
     "limits.start_seconds",
     "limits.step_seconds",
     "max_skipped",
+    "optim.eps",
+    "optim.rsqrt_timescale",
   ]
 
 

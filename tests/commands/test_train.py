@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 from vit_jax import experiment, train
+from vit_jax.callbacks import Callback
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
@@ -65,21 +66,20 @@ class Stopped(Exception):
   """Stands for a machine that is taken away."""
 
 
-def _stop_after(monkeypatch, steps):
-  make = train.step_lib.make_train_step
+class StopAfter(Callback):
+  """Ends the run after so many steps, before anything of them is written."""
 
-  def make_stopping(*args):
-    train_step, calls = make(*args), []
+  def __init__(self, steps):
+    self._steps = steps
 
-    def step(state, batch):
-      calls.append(0)
-      if len(calls) > steps:
-        raise Stopped
-      return train_step(state, batch)
+  def on_step(self, step, batch, metrics):
+    if step == self._steps:
+      raise Stopped
 
-    return step
 
-  monkeypatch.setattr(train.step_lib, "make_train_step", make_stopping)
+def _assert_same_bits(got, want):
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_files_of_a_run(run):
@@ -91,22 +91,28 @@ def test_files_of_a_run(run):
   assert metadata["grid"] == [2, 2] and metadata["has_cls_row"]
   assert metadata["preprocessing"]["ops"] == OPS
   # The account of the whole run, that with the last evaluation and save.
-  (found,) = runs.find_runs(workdir)
+  (described,) = runs.find_runs(workdir)
   saved = checkpointer.load_metadata(workdir)
-  assert found.device_hours == metadata["accounting"]["device_hours"]
-  assert found.device_hours > saved["accounting"]["device_hours"]
-  assert sum(found.seconds.values()) > sum(
+  assert described.device_hours == metadata["accounting"]["device_hours"]
+  assert described.device_hours > saved["accounting"]["device_hours"]
+  assert sum(described.seconds.values()) > sum(
     saved["accounting"]["seconds"].values()
   )
   config = freeze(json.loads((folder / "config.json").read_text()))
   assert config == _config()
-  with np.load(folder / "predictions.npz") as found:
-    assert found["image"].shape == (64, 16, 16, 3)
-    assert found["probability"].max() <= 1
-    assert found["num_images"] == 100 and 0 < found["num_wrong"] < 100
-    assert len(found["mistake_image"]) == min(24, found["num_wrong"])
-    assert (found["mistake_label"] != found["mistake_prediction"]).all()
-    assert (np.diff(found["mistake_probability"]) <= 0).all()
+  with np.load(folder / "predictions.npz") as saved_images:
+    assert saved_images["image"].shape == (64, 16, 16, 3)
+    assert saved_images["probability"].max() <= 1
+    assert (
+      saved_images["num_images"] == 100 and 0 < saved_images["num_wrong"] < 100
+    )
+    assert len(saved_images["mistake_image"]) == min(
+      24, saved_images["num_wrong"]
+    )
+    assert (
+      saved_images["mistake_label"] != saved_images["mistake_prediction"]
+    ).all()
+    assert (np.diff(saved_images["mistake_probability"]) <= 0).all()
 
 
 def test_metrics_of_a_run(run):
@@ -136,15 +142,13 @@ def cache_of_all():
 
 
 @pytest.mark.slow
-def test_resumed_run_ends_in_the_same_bits(
-  run, tmp_path, monkeypatch, cache_of_all, capfd
-):
+def test_resumed_run_ends_in_the_same_bits(run, tmp_path, cache_of_all, capfd):
   """Compiled by the uninterrupted run, read from the cache by the resumed."""
   workdir, state = run
-  with monkeypatch.context() as patch:
-    _stop_after(patch, 11)
-    with pytest.raises(Stopped):
-      train.train_and_evaluate(_config(), str(tmp_path))
+  with pytest.raises(Stopped):
+    train.train_and_evaluate(
+      _config(), str(tmp_path), callbacks=[StopAfter(12)]
+    )
   assert checkpointer.find(str(tmp_path)).name == "8"
   cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
   capfd.readouterr()
@@ -176,31 +180,22 @@ def test_resumed_run_ends_in_the_same_bits(
     r" hit, /.*/xla\)",
     line,
   )
-  for a, b in zip(
-    jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True
-  ):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+  _assert_same_bits(resumed, state)
   same = lambda rows: [
     {k: v for k, v in r.items() if not is_measured(k)} for r in rows
   ]
   assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
 
 
+class SlowStep(Callback):
+  def on_step(self, step, batch, metrics):
+    time.sleep(0.8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_slow_input_is_reported(tmp_path, monkeypatch, capfd, is_slow):
+def test_slow_input_is_reported(tmp_path, capfd, is_slow):
   """A batch, or a step, takes 0.8 seconds; the other takes a few ms."""
-  make = train.step_lib.make_train_step
-
-  def make_slow(*args):
-    train_step = make(*args)
-
-    def step(state, batch):
-      time.sleep(0.0 if is_slow else 0.8)
-      return train_step(state, batch)
-
-    return step
-
   made = [tiny.batch(step, _config()) for step in range(8)]
 
   def batches(*_):
@@ -208,12 +203,12 @@ def test_slow_input_is_reported(tmp_path, monkeypatch, capfd, is_slow):
       time.sleep(0.8 if is_slow else 0.0)
       yield batch
 
-  monkeypatch.setattr(train.step_lib, "make_train_step", make_slow)
   data = types.SimpleNamespace(
     num_examples=100, num_classes=10, class_names=None, batches=batches
   )
   config = _config(total_steps=8, evals=None)
-  train.train_and_evaluate(config, str(tmp_path), data)
+  callbacks = [] if is_slow else [SlowStep()]
+  train.train_and_evaluate(config, str(tmp_path), data, callbacks=callbacks)
   rows = read_metrics(str(tmp_path))
   assert "train/input_wait" not in rows[0]
   shares = [r["train/input_wait"] for r in rows[1:]]
@@ -239,50 +234,39 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
     evals=None,
   )
   whole = train.train_and_evaluate(config, str(tmp_path / "whole"))
-  with monkeypatch.context() as patch:
-    _stop_after(patch, 18)
-    with pytest.raises(Stopped):
-      train.train_and_evaluate(config, str(tmp_path / "cut"))
+  with pytest.raises(Stopped):
+    train.train_and_evaluate(
+      config, str(tmp_path / "cut"), callbacks=[StopAfter(19)]
+    )
   resumed = train.train_and_evaluate(config, str(tmp_path / "cut"))
-  for a, b in zip(
-    jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True
-  ):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+  _assert_same_bits(resumed, whole)
 
 
 @pytest.mark.slow
 def test_training_continues_while_the_host_scores(tmp_path, monkeypatch):
   """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
   at_step_7, was_in_time = threading.Event(), []
-  make, score = train.step_lib.make_train_step, Fewshot.score
+  score = Fewshot.score
 
-  def make_told(*args):
-    train_step = make(*args)
-
-    def step(state, batch):
-      if int(state.step) == 6:
+  class AtStep7(Callback):
+    def on_step(self, step, batch, metrics):
+      if step == 7:
         at_step_7.set()
-      if int(state.step) == 8 and not was_resumed:
-        raise Stopped
-      return train_step(state, batch)
-
-    return step
 
   def slow_score(self, gathered):
     was_in_time.append(at_step_7.wait(60))
     time.sleep(0.5)
     return score(self, gathered)
 
-  monkeypatch.setattr(train.step_lib, "make_train_step", make_told)
   monkeypatch.setattr(Fewshot, "score", slow_score)
   few = {**EVALS["few"], "every_steps": 4, "baselines": False}
   config = _config(total_steps=12, evals={"few": few})
-  was_resumed = False
   with pytest.raises(Stopped):
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(
+      config, str(tmp_path), callbacks=[AtStep7(), StopAfter(9)]
+    )
   rows = read_metrics(str(tmp_path))
   assert [r["step"] for r in rows if "few/5shot" in r] == [4]
-  was_resumed = True
   train.train_and_evaluate(config, str(tmp_path))
   rows = read_metrics(str(tmp_path))
   assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
@@ -363,7 +347,7 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
 @pytest.mark.parametrize("every, steps", [(0, [8]), (3, [3, 6, 8]), (9, [8])])
 def test_steps_with_a_checkpoint(every, steps):
   run = experiment.Experiment(
-    tiny.config(checkpoint__every_steps=every, total_steps=8)
+    _config(checkpoint__every_steps=every, total_steps=8)
   )
   assert [s for s in range(1, 9) if run.is_save_step(s)] == steps
 

@@ -187,18 +187,6 @@ def test_a_slurm_job_of_one_task_is_alone(calls, monkeypatch, capfd):
   assert calls == [] and capfd.readouterr() == ("", "")
 
 
-def test_jax_finds_slurm_where_we_do(monkeypatch):
-  """Compares jax's own reading of the variables with ours."""
-  from jax._src.clusters import SlurmCluster
-
-  _set(monkeypatch, SLURM)
-  assert processes.is_slurm_step() and SlurmCluster.is_env_present()
-  assert SlurmCluster.name == "slurm"
-  monkeypatch.delenv("SLURM_STEP_NODELIST")
-  assert not processes.is_slurm_step()
-  assert not SlurmCluster.is_env_present()
-
-
 @pytest.mark.parametrize("names", [processes.VARIABLES, tuple(FLAGS)])
 def test_all_three_or_none(calls, monkeypatch, names):
   is_flag = names == tuple(FLAGS)
