@@ -237,9 +237,9 @@ class Experiment:
 
   def evaluators(
     self,
-    predict: Callable[[Any, jax.Array], Any],
+    predict: Callable[[Params, jax.Array], tuple[jax.Array, dict[str, Any]]],
     mesh: jax.sharding.Mesh,
-    random_params: Callable[[], Any],
+    random_params: Callable[[], Params],
     on_batch: Callable[[], None] = lambda: None,
   ) -> list[Evaluator]:
     """Returns the evaluators in the order of the config; prepares their data.

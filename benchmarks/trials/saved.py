@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,6 +67,14 @@ def saved(folder: pathlib.Path) -> Saved:
     checkpointer.save_now(n, state, {**METADATA, "step": n})
   checkpointer.close()
   return Saved(folder, shapes, {n: bits(s) for n, s in states.items()})
+
+
+def assert_no_own_stack(text: str) -> None:
+  """Raises AssertionError if a stack in the text has a frame of the package.
+
+  Threads of Orbax and asyncio print stacks of their own when a save fails.
+  """
+  assert not re.search(r'File ".*/vit_jax/.*", line', text), text[-3000:]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,14 @@ import time
 from collections.abc import Callable
 from unittest import mock
 
-from trials.saved import METADATA, bits, captured_stderr, made_up, tiny
+from trials.saved import (
+  METADATA,
+  assert_no_own_stack,
+  bits,
+  captured_stderr,
+  made_up,
+  tiny,
+)
 from trials.trial import Trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, saving
@@ -90,6 +97,7 @@ def failed_saves(folder: pathlib.Path, seed: int) -> str:
       checkpointer.save_now(12, states[12], {**METADATA, "step": 12})
       checkpointer.close()
     text = out.getvalue()
+    assert_no_own_stack(text)
     assert saves[:3] == [4, 8, 10], f"{name}: saved at {saves}\n{text}"
     assert seen[8] == 0 and seen[9] == 1, f"{name}: logged late\n{text}"
     there = sorted(p.name for p in (workdir / "checkpoints").iterdir())
@@ -129,7 +137,10 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
     shapes = tiny()
     states = {n: made_up(shapes, n) for n in (1, 2)}
     checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
-    with captured_stderr(), mock.patch.object(saving, "WAITS", (0.01,)):
+    with (
+      captured_stderr() as out,
+      mock.patch.object(saving, "WAITS", (0.01,)),
+    ):
       checkpointer.save_now(1, states[1], METADATA)
       free = shutil.disk_usage(disk).free
       (disk / "other").write_bytes(bytes(free - 40_000))
@@ -147,6 +158,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
       except ConfigError as e:
         assert "free" in str(e)
       checkpointer.close()
+    assert_no_own_stack(out.getvalue())
     assert "No space left" in text or "ENOSPC" in text, text
     assert checkpointer.steps() == [1, 2]
     restored = checkpointer.restore(2, shapes)
@@ -200,6 +212,7 @@ def retention(folder: pathlib.Path, seed: int) -> str:
     over.set()
     watcher.join()
     checkpointer.close()
+  assert_no_own_stack(out.getvalue())
   assert all(watched), "for a moment there was no checkpoint"
   return (
     f"{cycles} cycles that keep one, {failures} failed saves between:"

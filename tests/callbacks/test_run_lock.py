@@ -165,7 +165,7 @@ def test_before_processes_join_each_looks_for_itself(
   tmp_path, soon, monkeypatch
 ):
   monkeypatch.setattr(
-    run_lock.agreement, "text_of_first", None
+    run_lock.agreement, "broadcast_text", None
   )  # no collective
   notes = []
   run_lock.refuse_live(str(tmp_path / "new"), notes.append)

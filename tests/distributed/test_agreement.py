@@ -31,7 +31,7 @@ from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement
 
 agreement.VISIBLE_SECONDS = 2.0
-results = [agreement.text_of_first(f"{index}" * (3 + index))]
+results = [agreement.broadcast_text(f"{index}" * (3 + index))]
 checks = (agreement.check, values), (agreement.check_folder, folder)
 for check, value in checks:
   try:

@@ -153,7 +153,7 @@ class RunLock(Callback):
           self._write_record()
     except ConfigError as e:
       (error,) = e.errors
-    if error := agreement.text_of_first(error):
+    if error := agreement.broadcast_text(error):
       raise ConfigError([error])
     if self._is_first:
       self._settled_at = time.monotonic() + SETTLE_SECONDS

@@ -40,7 +40,7 @@ SETTINGS = (
 FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
-def text_of_first(text: str) -> str:
+def broadcast_text(text: str) -> str:
   """Returns the text of process 0, in all processes; a collective."""
   if jax.process_count() == 1:
     return text
@@ -130,7 +130,7 @@ def check(values: Mapping[str, Any]) -> None:
   differ = np.flatnonzero((every != every[0]).any(axis=1)).tolist()
   if not differ:
     return
-  first = json.loads(text_of_first(text))
+  first = json.loads(broadcast_text(text))
   differences = [*_differences(json.loads(text), first)]
   raise ConfigError(
     differences
@@ -168,7 +168,7 @@ def check_folder(workdir: str) -> None:
   Raises:
     ConfigError: In all processes, if one does not see the file of process 0.
   """
-  name = text_of_first(f"process.seen-{secrets.token_hex(8)}")
+  name = broadcast_text(f"process.seen-{secrets.token_hex(8)}")
   path = epath.Path(workdir) / name
   try:
     if jax.process_index() == 0:

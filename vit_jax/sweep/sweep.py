@@ -213,7 +213,7 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
       e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
     }
     text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
-  current = json.loads(agreement.text_of_first(text))
+  current = json.loads(agreement.broadcast_text(text))
   if errors := other_records(known or {}, current, folder):
     raise ConfigError(errors)
   if jax.process_index() == 0:
@@ -229,7 +229,7 @@ def read_by_first(path: epath.Path) -> Any:
   """
   is_first = jax.process_index() == 0
   text = path.read_text() if is_first and path.exists() else ""
-  text = agreement.text_of_first(text)
+  text = agreement.broadcast_text(text)
   return json.loads(text) if text else None
 
 
