@@ -191,7 +191,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
 def test_what_waits_on_the_devices_is_bounded(tmp_path):
   """A run that logs rarely learns of a bad step nevertheless."""
   callback, lines = _callback(tmp_path, on_nonfinite="skip")
-  most, newest = nonfinite.MOST_PENDING, nonfinite.NEWEST
+  most, newest = nonfinite.MAX_PENDING, nonfinite.NUM_NEWEST
   for step in range(1, most):
     callback.on_step(step, BATCH, _metrics(skipped=step in (3, most - 1)))
   assert callback.skipped == 0 and not lines
