@@ -42,10 +42,10 @@ DIGITS = tuple("0123456789")
 def test_columns(names, head_names, columns, text):
   width = len(head_names or columns)
   head = Head(width, tuple(head_names) if head_names else None)
-  found = match(source(names, len(columns)), head)
-  assert found.columns.dtype == np.int32
-  assert found.columns.tolist() == columns
-  assert text in found.text
+  result = match(source(names, len(columns)), head)
+  assert result.columns.dtype == np.int32
+  assert result.columns.tolist() == columns
+  assert text in result.text
 
 
 def test_classes_that_are_not_the_heads_are_refused():

@@ -21,8 +21,8 @@ def _array(shape, dtype, seed=0):
   return np.asarray(np.abs(numbers), jnp.dtype(dtype))
 
 
-def _sum(found):
-  return np.asarray(found).reshape(-1, 2).sum(0, dtype=np.uint32)
+def _sum(result):
+  return np.asarray(result).reshape(-1, 2).sum(0, dtype=np.uint32)
 
 
 @pytest.mark.parametrize("shape, dtype", [((3, 5, 7), d) for d in DTYPES])
@@ -36,8 +36,8 @@ def test_all_ways_agree(shape, dtype, where):
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3)])
 def test_odd_shapes(shape):
   x = _array(shape, "float32")
-  found = digests.sums_on_devices(jnp.asarray(x))
-  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
+  result = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(result), digests.sums_of(x))
 
 
 def test_64_bits():
@@ -54,8 +54,8 @@ def test_64_bits():
 
 def test_a_long_array_is_taken_in_chunks():
   x = _array((3, digests.CHUNK - 5), "float32")
-  found = digests.sums_on_devices(jnp.asarray(x))
-  np.testing.assert_array_equal(_sum(found), digests.sums_of(x))
+  result = digests.sums_on_devices(jnp.asarray(x))
+  np.testing.assert_array_equal(_sum(result), digests.sums_of(x))
 
 
 @pytest.mark.parametrize("where", ["host", "devices"])
@@ -72,9 +72,9 @@ def test_no_mesh_changes_them(axes, where):
 
 def test_of_a_state():
   tree = {"a": {"b": _array((2, 3), "float32")}, "c": _array((), "int32")}
-  found = digests.of_state(jax.device_put(tree)).get()
-  assert found == digests.of_numpy(tree)
-  assert found["a/b"][:2] == ("float32", (2, 3))
+  result = digests.of_state(jax.device_put(tree)).get()
+  assert result == digests.of_numpy(tree)
+  assert result["a/b"][:2] == ("float32", (2, 3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:5])
@@ -106,8 +106,8 @@ def test_no_pair_of_flipped_bits_is_missed():
 def test_order_zeros_and_signs_count():
   x = _array((100,), "float32")
   zero = np.zeros(100, np.float32)
-  found = [x, x[::-1], np.roll(x, 1), zero, -zero, np.full(100, np.nan, "f")]
-  assert len({bytes(digests.sums_of(y)) for y in found}) == len(found)
+  result = [x, x[::-1], np.roll(x, 1), zero, -zero, np.full(100, np.nan, "f")]
+  assert len({bytes(digests.sums_of(y)) for y in result}) == len(result)
 
 
 def test_golden():

@@ -1,6 +1,6 @@
-"""Class names: those of published heads, and which column has which class.
+"""Class names: those of published heads, and the column of each class.
 
-The width of a head decides its classes only by convention, see `known`.
+By convention the width of a head decides its classes, see `known`.
 
 ImageNet-21k has been published with heads of three widths, in three orders. The
 statements here were checked against the lists of timm 1.0.31
@@ -91,7 +91,7 @@ def imagenet1k() -> tuple[str, ...]:
 
 
 def in_words(name: str) -> str:
-  """Returns a wnid behind its word, and any other name as it is.
+  """Returns a wnid with its word in front, and any other name as it is.
 
   Example:
     >>> in_words("n01440764"), in_words("cat")
@@ -169,7 +169,7 @@ class Matching(NamedTuple):
   """The result of `match`.
 
   columns: Label of the data set -> column of the head.
-  text: One line that says how they were matched.
+  text: One line on how they were matched.
   """
 
   columns: Int32[np.ndarray, " classes"]
@@ -223,9 +223,9 @@ def match(source, head: Head) -> Matching:
 def by_name(
   names: Sequence[str] | None, head_names: Sequence[str] | None
 ) -> Int32[np.ndarray, " classes"] | None:
-  """Returns the column of each name, or None unless each is found once.
+  """Returns the column of each name; None unless each name occurs once.
 
-  Heads of ImageNet-1k whose names are words are searched by wnid, too.
+  In a head of ImageNet-1k with names in words, names may be wnids, too.
 
   Args:
     names: Names of a data set's classes, by label.

@@ -1,22 +1,21 @@
-"""Digests of arrays that depend on their numbers alone, not on their layout.
+"""Digests of arrays: they depend on the numbers alone, not on their layout.
 
-Orbax stores no checksum of array data, and a flipped bit is restored without a
-word. So a checkpoint keeps a digest of each array: the same for every mesh and
-number of processes, since it is a sum over the elements, of a function of an
-element's bits and of its place. The devices compute it when the state is
-saved, without a copy of the state; numpy when weights are read.
+Orbax stores no checksum of array data, and restores a flipped bit without an
+error. So a checkpoint stores a digest of each array. It is a sum over the
+elements of a function of an element's bits and its place, and so the same for
+every mesh and number of processes. The devices compute it when the state is
+saved, without a copy of the state; numpy does when weights are read.
 
-The bits w of element i (those of 64-bit types are two elements) are mixed by
+The bits w of element i (a 64-bit number counts as two elements) are mixed by
 
     x = mix((w ^ i*0x9E3779B1) * 0x85EBCA6B),   mix(x) = x ^ x >> 15
     x = mix(x * 0xC2B2AE35)
 
-modulo 2^32, each step of which can be undone: two values of w never give the
-same x. The digest is (sum of x, sum of x*(2i + 1)), modulo 2^32 each. So a
-change of one element always changes both sums; a change of several leaves them
-both as they were with a probability of about 2^-64. It is no protection from
-somebody who means to deceive. The multipliers are those of MurmurHash3 and,
-for places, 2^32 divided by the golden ratio.
+modulo 2^32. Each step can be undone, so two values of w never give the same x.
+The digest is (sum of x, sum of x*(2i + 1)), modulo 2^32 each. A change of one
+element always changes both sums; a change of several changes neither with a
+probability of about 2^-64. This does not protect from forgery. The multipliers
+are those of MurmurHash3 and, for places, 2^32 divided by the golden ratio.
 """
 
 import functools
@@ -39,9 +38,9 @@ CHUNK = 1 << 16  # elements that numpy takes at once: what its caches hold
 
 
 class Digest(NamedTuple):
-  """What is known of one array.
+  """The digest of an array.
 
-  dtype: Name of its type, as "bfloat16".
+  dtype: Name of its type, such as "bfloat16".
   shape: Its shape.
   sums: 16 hexadecimal digits: the two sums of the module's formula.
   """
@@ -52,12 +51,12 @@ class Digest(NamedTuple):
 
 
 def of_state(tree: Any) -> "Computed":
-  """Computes the digests of all arrays of a tree, where they are.
+  """Computes the digests of all arrays of a tree, on their own devices.
 
-  The devices are not waited for where one process has all of them; several
-  processes add up what each of them has, so all of them call it, in their main
-  threads. The arrays may be donated when it has returned. Each shape is
-  compiled once, but for arrays in the host's own memory, which numpy reads.
+  With one process it does not wait for the devices. Several processes exchange
+  their sums, so all of them call it, in their main threads. The arrays may be
+  donated when it has returned. A program is compiled for each shape, except on
+  a CPU, where numpy computes.
 
   Args:
     tree: Arrays of jax.
@@ -74,7 +73,7 @@ class Computed:
   """Digests that the devices may still compute; `of_state` makes it."""
 
   def __init__(self, leaves: dict[str, jax.Array]):
-    self._facts = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
+    self._types = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
     sums = [
       sums_on_host(x) if _is_on_host(x) else sums_on_devices(x)
       for x in leaves.values()
@@ -87,18 +86,18 @@ class Computed:
   def get(self) -> dict[str, Digest]:
     """Waits for the devices; returns path -> digest. Any thread may call it."""
     return {
-      path: Digest(*facts, _hex(_total(self._sums[path])))
-      for path, facts in self._facts.items()
+      path: Digest(*dtype_and_shape, _hex(_total(self._sums[path])))
+      for path, dtype_and_shape in self._types.items()
     }
 
 
 def of_numpy(tree: Any) -> dict[str, Digest]:
-  """Returns path -> digest of a tree of numpy arrays, or what becomes one."""
-  found = {}
+  """Returns path -> digest of a tree of arrays, computed by numpy."""
+  digests = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     x = np.asarray(leaf)
-    found[path_of(path)] = Digest(x.dtype.name, x.shape, _hex(sums_of(x)))
-  return found
+    digests[path_of(path)] = Digest(x.dtype.name, x.shape, _hex(sums_of(x)))
+  return digests
 
 
 def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
@@ -106,8 +105,8 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
 
   Args:
     x: Any array of numbers.
-    places: Number of each element in the array that it is a part of, uint32;
-      None: it is the whole.
+    places: Number of each element in the whole array, uint32, if this is a part
+      of one; None: it is the whole.
 
   >>> sums_of(np.zeros(1, np.float32))
   array([0, 0], dtype=uint32)
@@ -161,9 +160,9 @@ def _is_on_host(x: jax.Array) -> bool:
 
 
 def sums_on_host(x: jax.Array) -> np.ndarray:
-  """Returns the sums of what this process has of an array, uint32 [2].
+  """Returns the sums of the shards that this process has, uint32 [2].
 
-  Of shards that several devices have, one has the number 0 and counts.
+  If several devices have the same shard, the one with `replica_id` 0 counts.
   """
   total = np.zeros(2, np.uint32)
   for shard in x.addressable_shards:
@@ -173,24 +172,24 @@ def sums_on_host(x: jax.Array) -> np.ndarray:
       if part.shape != x.shape:
         places = np.zeros((), np.uint32)
         for size, where in zip(x.shape, shard.index, strict=True):
-          of_axis = np.arange(size, dtype=np.uint32)[where]
-          places = places[..., None] * np.uint32(size) + of_axis
+          along_axis = np.arange(size, dtype=np.uint32)[where]
+          places = places[..., None] * np.uint32(size) + along_axis
         places = _of_words(places, part.dtype.itemsize)
       total += sums_of(part, places)
   return total
 
 
 def _of_words(places: np.ndarray, itemsize: int) -> np.ndarray:
-  """Returns places of words, of which an element of 64 bits has two."""
+  """Returns the places of words; an element of 64 bits has two of them."""
   if itemsize <= 4:
     return places.reshape(-1)
   return (2 * places[..., None] + np.arange(2, dtype=np.uint32)).reshape(-1)
 
 
 def sums_on_devices(x: jax.Array) -> jax.Array:
-  """Starts to compute what `sums_of` does, on the devices that have the array.
+  """Starts to compute the sums, on the devices that have the array.
 
-  No device waits for another: each adds up its own shard.
+  Each device adds up its own shard and does not wait for the others.
 
   Returns:
     uint32 [..., 2]; the sum over all but the last axis is that of the array.
@@ -218,7 +217,7 @@ def _jitted(mesh: Mesh | None, spec: tuple):
       unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, words)
       w = jax.lax.bitcast_convert_type(x, unsigned).astype(words)
     i, stride = jnp.zeros(w.shape, words), w.size // max(1, x.size)
-    if w.ndim > x.ndim:  # of 64 bits
+    if w.ndim > x.ndim:  # 64 bits are two words
       i = jax.lax.broadcasted_iota(words, w.shape, x.ndim)
     for axis in reversed(range(x.ndim)):
       place = jax.lax.broadcasted_iota(words, w.shape, axis)
@@ -231,8 +230,8 @@ def _jitted(mesh: Mesh | None, spec: tuple):
     w = (w ^ w >> 15) * words(SECOND)
     w = w ^ w >> 15
     second = w * (2 * i + 1)
-    found = jnp.stack([w.sum(dtype=words), second.sum(dtype=words)])
-    return found.reshape((1,) * x.ndim + (2,))
+    both = jnp.stack([w.sum(dtype=words), second.sum(dtype=words)])
+    return both.reshape((1,) * x.ndim + (2,))
 
   def digest(x: jax.Array) -> jax.Array:
     local = functools.partial(sums, whole=x.shape)
@@ -249,14 +248,14 @@ def _jitted(mesh: Mesh | None, spec: tuple):
   return jax.jit(digest)
 
 
-def _total(found: Any) -> np.ndarray:
+def _total(sums: np.ndarray | jax.Array) -> np.ndarray:
   """Adds up the sums of the shards that this process has."""
-  if isinstance(found, jax.Array):
-    parts = [s.data for s in found.addressable_shards if s.replica_id == 0]
-    found = np.concatenate(
+  if isinstance(sums, jax.Array):
+    parts = [s.data for s in sums.addressable_shards if s.replica_id == 0]
+    sums = np.concatenate(
       [np.zeros((1, 2), np.uint32), *(np.reshape(p, (-1, 2)) for p in parts)]
     )
-  return found.reshape(-1, 2).sum(0, dtype=np.uint32)
+  return sums.reshape(-1, 2).sum(0, dtype=np.uint32)
 
 
 def _hex(sums: np.ndarray) -> str:
@@ -264,7 +263,7 @@ def _hex(sums: np.ndarray) -> str:
 
 
 def of_json(value: Any) -> str:
-  """Returns a digest of what a JSON value says, not of how it is spelled."""
+  """Returns a digest of a JSON value; the order of keys does not matter."""
   text = json.dumps(value, sort_keys=True, separators=(",", ":"))
   return of_bytes(text.encode())
 
@@ -277,20 +276,21 @@ def of_bytes(content: bytes) -> str:
 def differences(
   got: Mapping[str, Digest], want: Mapping[str, Digest]
 ) -> list[str]:
-  """Returns the arrays, with words, in which two sets of digests differ."""
-  found = []
+  """Returns a message for each array in which two sets of digests differ."""
+  messages = []
   for path in sorted(got.keys() | want.keys()):
     a, b = got.get(path), want.get(path)
     if a == b:
       continue
     if a is None or b is None:
-      found.append(f"{path} is {'missing' if a is None else 'not expected'}")
+      state = "missing" if a is None else "not expected"
+      messages.append(f"{path} is {state}")
     elif a[:2] != b[:2]:
-      found.append(f"{path} is {_told(a)}, expected {_told(b)}")
+      messages.append(f"{path} is {_type_text(a)}, expected {_type_text(b)}")
     else:
-      found.append(f"{path} has the digest {a.sums}, expected {b.sums}")
-  return found
+      messages.append(f"{path} has the digest {a.sums}, expected {b.sums}")
+  return messages
 
 
-def _told(digest: Digest) -> str:
+def _type_text(digest: Digest) -> str:
   return f"{digest.dtype}[{','.join(map(str, digest.shape))}]"

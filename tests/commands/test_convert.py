@@ -7,7 +7,6 @@ from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
 from vit_jax import class_names
-from vit_jax.commands import convert as convert_command
 from vit_jax.config.preprocessing import parse_ops
 from vit_jax.exporting import convert
 from vit_jax.models.stacking import stack_blocks
@@ -72,8 +71,8 @@ def test_there_and_back(tmp_path, name):
       continue
     notes = convert.convert(vit, str(dst), to)
     assert all(isinstance(note, str) for note in notes)
-    untold = convert._unstated(vit) if to == "npz" else {}
-    again = vit_jax.load(dst, verbose=False, **untold)
+    missing = convert.missing_arguments(vit) if to == "npz" else {}
+    again = vit_jax.load(dst, verbose=False, **missing)
     assert again.config == dataclasses.replace(vit.config, **changes)
     assert again.image_size == image_size
     assert again.class_names == (None if to == "npz" else vit.class_names)
@@ -265,11 +264,11 @@ def test_hugging_face_gets_the_crop(tmp_path, ops):
   again = vit_jax.load(dst, verbose=False)
   names = [op.name.removesuffix("_torch") for op in parse_ops(again.ops)]
   assert names == ["decode", "resize_small", "central_crop"]
-  # All that differs is told, and the card is of what the folder does.
-  told = [
+  # All differences are notes, and the card describes the folder.
+  expected = [
     f"images there: {again.ops}, the nearest that transformers has to {ops}"
   ]
-  assert notes[1:] == (told if again.ops != ops else [])
+  assert notes[1:] == (expected if again.ops != ops else [])
   assert f"`{again.ops}`, then" in (dst / "README.md").read_text()
 
 
@@ -286,25 +285,10 @@ def test_what_is_there_stays(tmp_path):
     assert dst.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be_written(tmp_path, capsys):
-  """It is refused before the model is loaded, which is not there either."""
-  (tmp_path / "file").write_text("mine")
-  dst = f"{tmp_path}/file/new/x.npz"
-  with pytest.raises(SystemExit) as e:
-    convert_command.main([str(tmp_path / "none"), dst, "--to=npz"])
-  assert str(e.value) == (
-    f"DST: got '{dst}', but no files can be written to {tmp_path}/file; name"
-    " another place."
-  )
-
-
-@pytest.mark.parametrize("to", ["npz", "timm"])
-def test_the_suffix_must_be_right(tmp_path, to):
-  with pytest.raises(ValueError) as e:
-    convert.convert(make(**MODELS["token"]), str(tmp_path / "x.bin"), to)
-  assert str(e.value) == (
-    f"DST: got '{tmp_path}/x.bin', expected a name ending in {SUFFIX[to]}."
-  )
+def test_a_npz_has_positions_once(tmp_path):
+  vit = make(**MODELS["token"], posemb_at="shared")
+  with pytest.raises(ValueError, match="posemb_at: got 'shared', expected 'st"):
+    convert.convert(vit, str(tmp_path / "x.npz"), "npz")
   assert not list(tmp_path.iterdir())
 
 

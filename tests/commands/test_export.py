@@ -151,14 +151,14 @@ def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
   (images,), (output,) = session.get_inputs(), session.get_outputs()
   assert (images.name, images.shape) == ("images", ["batch", 32, 32, 3])
   assert (output.name, output.shape) == ("logits", ["batch", 11])
-  told = session.get_modelmeta().custom_metadata_map
-  assert json.loads(told["class_names"]) == list(names)
-  assert json.loads(told["preprocessing"]) == {
+  properties = session.get_modelmeta().custom_metadata_map
+  assert json.loads(properties["class_names"]) == list(names)
+  assert json.loads(properties["preprocessing"]) == {
     "ops": "decode|resize(32)",
     "value_range": [-1.0, 1.0],
   }
-  assert told["loss"] == "sigmoid"
-  assert json.loads(told["model"])["variant"] == "B/8"
+  assert properties["loss"] == "sigmoid"
+  assert json.loads(properties["model"])["variant"] == "B/8"
 
 
 @pytest.mark.slow

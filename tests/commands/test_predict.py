@@ -48,9 +48,9 @@ class Stdin:
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-  def of(*words, stdin=b""):
+  def of(*argv, stdin=b""):
     monkeypatch.setattr(sys, "stdin", Stdin(stdin))
-    status = predict.run(predict_command.parse([str(TOKEN), *map(str, words)]))
+    status = predict.run(predict_command.parse([str(TOKEN), *map(str, argv)]))
     return status, *capsys.readouterr()
 
   return of
@@ -65,11 +65,11 @@ def named(folder):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 17, 64])
 def test_streamed_answers_are_those_of_predict(vit, folder, batch_size):
-  found = list(vit.predictions(named(folder), 3, batch_size=batch_size))
-  assert [a.name for a in found] == [n.name for n in named(folder)]
-  bad = [pathlib.Path(a.name).name for a in found if a.error is not None]
+  result = list(vit.predictions(named(folder), 3, batch_size=batch_size))
+  assert [a.name for a in result] == [n.name for n in named(folder)]
+  bad = [pathlib.Path(a.name).name for a in result if a.error is not None]
   assert bad == ["05_cut.png", "07_text.jpg"]
-  good = [a for a in found if a.error is None]
+  good = [a for a in result if a.error is None]
   for answer, expected in zip(
     good, vit.predict([a.name for a in good], top=3), strict=True
   ):
@@ -114,12 +114,12 @@ def test_answers_come_while_images_are_read(vit, folder):
       drawn += 1
       yield streaming.Named("x", image)
 
-  found = vit.predictions(endless(), batch_size=2)
+  result = vit.predictions(endless(), batch_size=2)
   for _ in range(3):
-    next(found)
+    next(result)
   # Two batches are computed, one waits, and two are read ahead.
   assert drawn <= 2 * 5
-  found.close()
+  result.close()
 
 
 def test_nothing_to_read(vit):
@@ -148,23 +148,23 @@ def test_imagenet_s_classes_are_whole_in_a_table(
   vit = dataclasses.replace(vit, class_names=wnids)
   monkeypatch.setattr(vit_jax, "load", lambda *_, **__: vit)
   _, out, _ = call(folder / "00.png", "--top=11")
-  found = [line.split("%  ")[1] for line in out.splitlines()[1:]]
-  assert sorted(found) == sorted(map(class_names.in_words, wnids))
-  assert "tench (n01440764)" in found
+  result = [line.split("%  ")[1] for line in out.splitlines()[1:]]
+  assert sorted(result) == sorted(map(class_names.in_words, wnids))
+  assert "tench (n01440764)" in result
 
 
 def test_json_and_csv_say_the_same(call, folder, vit):
   _, out, _ = call(folder, "--json", "--top=3", "--batch_size=4")
-  found = [json.loads(line) for line in out.splitlines()]
+  result = [json.loads(line) for line in out.splitlines()]
   _, out, _ = call(f"{folder}/??.png", "--csv", "--top=3", "--batch_size=4")
   rows = list(csv.DictReader(io.StringIO(out)))
   assert [
     (f["image"], p["class"], f"{p['probability']:.6f}")
-    for f in found
+    for f in result
     for p in f["predictions"]
   ] == [(r["image"], r["class"], r["probability"]) for r in rows]
   (expected,) = vit.predict(folder / "16.png", top=3)
-  assert [p["index"] for p in found[-1]["predictions"]] == [
+  assert [p["index"] for p in result[-1]["predictions"]] == [
     c.index for c in expected
   ]
 
@@ -210,17 +210,17 @@ def test_standard_input(call, folder):
 def test_without_a_standard_input(call, folder, monkeypatch):
   """As with `<&-`; it is not read."""
   monkeypatch.setattr(sys, "stdin", None)
-  words = predict_command.parse([str(TOKEN), str(folder / "00.png")])
-  assert predict.run(words) == 0
+  argv = predict_command.parse([str(TOKEN), str(folder / "00.png")])
+  assert predict.run(argv) == 0
 
 
 def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stdin", Stdin())
   (tmp_path / "file").write_text("")
-  words = str(TOKEN), str(folder / "00.png"), "--attention"
+  argv = str(TOKEN), str(folder / "00.png"), "--attention"
   with pytest.raises(SystemExit) as error:
     predict.main(
-      predict_command.parse([*words, f"--out_dir={tmp_path}/file/maps"])
+      predict_command.parse([*argv, f"--out_dir={tmp_path}/file/maps"])
     )
   assert str(error.value).startswith(f"vit-jax predict: {tmp_path}/file")
 
@@ -230,10 +230,10 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path, stdin):
   """Their names are those of the images, in another folder."""
   image = tmp_path / "00.png"
   image.write_bytes((folder / "00.png").read_bytes())
-  words = ["-"] if stdin else [tmp_path]
+  argv = ["-"] if stdin else [tmp_path]
   with pytest.raises(ValueError, match="--out_dir: got .*name another"):
     call(
-      *words,
+      *argv,
       "--attention",
       f"--out_dir={tmp_path}/.",
       stdin=f"{image}".encode(),
@@ -258,16 +258,16 @@ def test_none_can_be_read(call, folder):
 
 
 @pytest.mark.parametrize(
-  "words, message",
+  "argv, message",
   [
     (["--top=0"], "argument --top: got '0', expected a number from 1."),
     (["--json", "--csv"], "not allowed with argument"),
     (["--out_dir=maps"], "--out_dir: got no --attention"),
   ],
 )
-def test_wrong_words(words, message, capsys):
+def test_wrong_words(argv, message, capsys):
   with pytest.raises(SystemExit) as error:
-    predict_command.parse([str(TOKEN), "x.jpg", *words])
+    predict_command.parse([str(TOKEN), "x.jpg", *argv])
   assert error.value.code == 2 and message in capsys.readouterr().err
 
 
@@ -275,18 +275,18 @@ def test_a_model_without_a_head(tmp_path, monkeypatch):
   with np.load(TOKEN) as file:
     arrays = {k: v for k, v in file.items() if not k.startswith("head/")}
   np.savez(tmp_path / "headless.npz", **arrays)
-  words = [str(tmp_path / "headless.npz"), "x.jpg"]
+  argv = [str(tmp_path / "headless.npz"), "x.jpg"]
   monkeypatch.setattr(sys, "stdin", Stdin())
   with pytest.raises(ValueError, match="got a model without a head"):
-    predict.run(predict_command.parse(words))
+    predict.run(predict_command.parse(argv))
 
 
 @pytest.mark.slow
 def test_the_process(folder):
   """Its streams and its exit status, with a pipe that is closed early too."""
 
-  def run(*words, shell=""):
-    command = f"{sys.executable} -m vit_jax predict {' '.join(map(str, words))}"
+  def run(*argv, shell=""):
+    command = f"{sys.executable} -m vit_jax predict {' '.join(map(str, argv))}"
     return subprocess.run(
       ["bash", "-o", "pipefail", "-c", f"{command} {shell}"],
       capture_output=True,
@@ -307,15 +307,15 @@ def test_the_process(folder):
 
 @pytest.mark.slow
 def test_attention_beside_the_image(call, folder, tmp_path, vit):
-  words = f"{folder}/0[0-4].png", "--batch_size=4", "--json", "--attention"
-  words = *words, f"--out_dir={tmp_path}/maps", "--dtype=float32"
-  status, out, _ = call(*words)
-  found = [json.loads(line) for line in out.splitlines()]
-  assert status == 0 and len(found) == 5
-  for row in found:
+  argv = f"{folder}/0[0-4].png", "--batch_size=4", "--json", "--attention"
+  argv = *argv, f"--out_dir={tmp_path}/maps", "--dtype=float32"
+  status, out, _ = call(*argv)
+  result = [json.loads(line) for line in out.splitlines()]
+  assert status == 0 and len(result) == 5
+  for row in result:
     stem = pathlib.Path(row["image"]).stem
     assert row["attention"] == f"{tmp_path}/maps/{stem}.png"
-  with Image.open(found[-1]["attention"]) as picture:
+  with Image.open(result[-1]["attention"]) as picture:
     drawn = np.asarray(picture)
   # The last is of a batch that was filled up; the map is its own.
   (answer,) = vit.predictions(
@@ -334,7 +334,7 @@ def test_attention_of_a_model_without(monkeypatch, folder):
   monkeypatch.setattr(classify, "_forward", lambda *args: begun.append(args))
   monkeypatch.setattr(sys, "stdin", Stdin())
   resnet = HERE / "data" / "bit_v2.weights.npz"
-  words = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]
+  argv = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]
   with pytest.raises(ValueError, match="no attention between patches"):
-    predict.run(predict_command.parse(words))
+    predict.run(predict_command.parse(argv))
   assert not begun

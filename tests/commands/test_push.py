@@ -94,7 +94,7 @@ class Hub:
       tag = hashlib.sha1(self.files[name]).hexdigest()
       headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'}
       return 200, self.files[name], headers
-    return 404, {"error": "Repository not found"}, {}
+    return 404, {"error": "Repository not result"}, {}
 
 
 @contextlib.contextmanager
@@ -214,17 +214,17 @@ print("same")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "token, refuse, words",
+  "token, refuse, message",
   [
     ("hf_old", 0, "The token is not valid: `hf auth login`, or another HF_TOK"),
     (SECRET, 403, "The token may not write to me/vit: take one that may, or a"),
   ],
 )
-def test_what_the_hub_refuses(tmp_path, folder, token, refuse, words):
+def test_what_the_hub_refuses(tmp_path, folder, token, refuse, message):
   with serve(Hub(refuse)) as hub:
     done = call(pushed(folder), hub, tmp_path, token)
   assert done.stdout.startswith("--push: me/vit was not uploaded: "), done
-  assert words in done.stdout
+  assert message in done.stdout
   later = f"upload it later with `hf upload me/vit {folder}`.\n"
   assert done.stdout.endswith(f" {folder} is complete: {later}")
   assert not hub.files

@@ -24,10 +24,10 @@ class Terminal(io.StringIO):
     return True
 
 
-def written(make, out=None, found=(CAT, DOG), picture=None):
+def written(make, out=None, result=(CAT, DOG), picture=None):
   out = io.StringIO() if out is None else out
   write = make(out)
-  for answer in found:
+  for answer in result:
     write(answer, picture)
   return out.getvalue()
 
@@ -79,7 +79,7 @@ def test_json_lines():
     ],
   }
   text = written(
-    answers.as_json, found=[DOG], picture=pathlib.Path("attention/dog.png")
+    answers.as_json, result=[DOG], picture=pathlib.Path("attention/dog.png")
   )
   assert json.loads(text)["attention"] == "attention/dog.png"
 
@@ -100,6 +100,6 @@ def test_csv():
 def test_each_picture_has_a_name():
   names = answers.FileNames("out")
   images = ["x/a.jpg", "y/a.png", "a_2.png", "a.gif", "-", "b.c.png"]
-  found = [str(names.of(image)) for image in images]
+  result = [str(names.of(image)) for image in images]
   expected = ["a", "a_2", "a_2_2", "a_3", "image", "b.c"]
-  assert found == [os.path.join("out", f"{name}.png") for name in expected]
+  assert result == [os.path.join("out", f"{name}.png") for name in expected]

@@ -1,4 +1,4 @@
-"""Predictions of a loaded model: what is an image, and what is told of it."""
+"""Predictions of a loaded model: what counts as an image, and errors."""
 
 import pathlib
 
@@ -38,9 +38,9 @@ def china(tmp_path_factory):
 def test_whatever_holds_an_image_gives_the_same(vit, china):
   _, png, pixels = china
   with Image.open(png) as image:
-    found = vit.predict([png, str(png), image, pixels], top=11)
-  first, *_ = found
-  assert found == [first] * 4
+    result = vit.predict([png, str(png), image, pixels], top=11)
+  first, *_ = result
+  assert result == [first] * 4
   # One image a call: sums in another order than of four.
   (alone,) = vit.predict(png, top=11)
   data = bytearray(png.read_bytes())
@@ -67,21 +67,21 @@ def test_whatever_holds_an_image_gives_the_same(vit, china):
 
 def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
   jpeg, _, _ = china
-  found = {p.name: p.probability for p in vit.predict(jpeg, top=11)[0]}
+  result = {p.name: p.probability for p in vit.predict(jpeg, top=11)[0]}
   image = of_evaluators(jpeg.read_bytes(), vit.ops)
   logits, _ = vit(image[None].astype(np.float32) / 127.5 - 1)
   expected = np.asarray(jax.nn.log_softmax(logits))[0]
-  logits = np.log([found[str(i)] for i in range(11)])
+  logits = np.log([result[str(i)] for i in range(11)])
   # Seen: 0.07, of log-probabilities down to -7.
   assert 0 < np.abs(logits - expected).max() < 0.15
 
 
 def test_the_order_is_that_of_the_images(vit):
   images = [np.full((9, 7, 3), v, np.uint8) for v in range(0, 255, 12)]
-  found = vit.predict(images)
-  assert len(found) == 22 > classify.BATCH
-  assert found[::-1] == vit.predict(images[::-1])
-  assert found[:3] != found[3:6]
+  result = vit.predict(images)
+  assert len(result) == 22 > classify.BATCH
+  assert result[::-1] == vit.predict(images[::-1])
+  assert result[:3] != result[3:6]
 
 
 def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
@@ -91,8 +91,8 @@ def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
   rows = [pixels.apply(image, vit.ops) for image in images]
   logits, _ = vit(np.stack(rows).astype(np.float32) / 127.5 - 1)
   expected = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-  found = sigmoid.predict(images, top=11)
-  for some, row in zip(found, expected, strict=True):
+  result = sigmoid.predict(images, top=11)
+  for some, row in zip(result, expected, strict=True):
     for p in some:
       assert p.probability == pytest.approx(row[int(p.name)], rel=1e-5)
     assert some[0].probability == max(p.probability for p in some)
@@ -206,11 +206,11 @@ def test_attention_of_floats_and_of_whatever_predict_takes(vit, tmp_path):
   np.testing.assert_array_equal(vit.attention_map(files), maps)
   with pytest.raises(ValueError, match=r"images of shape \(2, 16, 16, 3\)"):
     vit.attention(floats[:, ::2, ::2])
-  for look in (vit.attention, vit.attention_map):
+  for method in (vit.attention, vit.attention_map):
     with pytest.raises(ValueError, match="got no images, expected one or more"):
-      look([])
+      method([])
     with pytest.raises(ValueError, match="got no images, expected one or more"):
-      look(floats[:0])
+      method(floats[:0])
 
 
 def test_a_resnet_has_no_attention():

@@ -35,21 +35,21 @@ def folder(tmp_path):
 
 
 def names(words, stdin=b"", relative_to=""):
-  found = streaming.find(words, io.BytesIO(stdin))
-  return [n.name.removeprefix(f"{relative_to}/") for n in found]
+  result = streaming.find(words, io.BytesIO(stdin))
+  return [n.name.removeprefix(f"{relative_to}/") for n in result]
 
 
 def test_a_folder_and_the_folders_in_it(folder):
-  found = names([str(folder)], relative_to=folder)
-  assert found == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
+  result = names([str(folder)], relative_to=folder)
+  assert result == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
 
 
 def test_a_folder_lists_what_can_be_read(tmp_path):
   Image.init()
   for suffix in (".jpe", ".pgm", ".tif", ".avif", ".jp2", ".eps"):
     (tmp_path / f"x{suffix}").touch()
-  found = names([str(tmp_path)], relative_to=tmp_path)
-  assert found == ["x.jpe", "x.pgm", "x.tif"]
+  result = names([str(tmp_path)], relative_to=tmp_path)
+  assert result == ["x.jpe", "x.pgm", "x.tif"]
   assert {Image.EXTENSION[s] for s in images.SUFFIXES} == {*images.FORMATS}
 
 
@@ -75,15 +75,15 @@ def test_folders_that_cannot_be_opened_are_named(folder, monkeypatch):
     return scandir(path)
 
   monkeypatch.setattr(os, "scandir", refuses)
-  *_, last = found = list(streaming.find([str(folder)], None))
-  assert len(found) == 4 and last.name == f"{folder}/c"
+  *_, last = result = list(streaming.find([str(folder)], None))
+  assert len(result) == 4 and last.name == f"{folder}/c"
   assert "Permission denied" in str(last.image)
 
 
 def test_a_name_that_looks_like_a_glob(tmp_path):
   (tmp_path / "a[1].png").write_bytes(encoded(0))
-  found = names([f"{tmp_path}/a[1].png"], relative_to=tmp_path)
-  assert found == ["a[1].png"]
+  result = names([f"{tmp_path}/a[1].png"], relative_to=tmp_path)
+  assert result == ["a[1].png"]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_name_that_looks_like_a_glob(tmp_path):
   ],
 )
 def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
-  found = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"], None)
-  first, second = streaming.read_all(found, OPS, ahead=2)
+  result = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"], None)
+  first, second = streaming.read_all(result, OPS, ahead=2)
   assert first.name == f"{folder}/{word}" and first.pixels is None
   assert str(first.error).startswith(error)
   assert second.error is None
@@ -104,8 +104,8 @@ def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
 
 def test_a_list_on_standard_input(folder):
   lines = f"{folder}/a\n\n{folder}/*.PNG\r\n{folder}/c/d/e.png"
-  found = names(["-"], lines.encode(), folder)
-  assert found == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
+  result = names(["-"], lines.encode(), folder)
+  assert result == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
@@ -148,8 +148,8 @@ def test_an_image_twice_in_a_list():
 
 def test_an_address_does_not_end_the_list(folder):
   file = str(folder / "b.PNG")
-  found = streaming.find([file, "https://x.y/a.png", file], None)
-  rows = list(streaming.read_all(found, OPS, ahead=4))
+  result = streaming.find([file, "https://x.y/a.png", file], None)
+  rows = list(streaming.read_all(result, OPS, ahead=4))
   assert [row.error is None for row in rows] == [True, False, True]
   assert "an address that images are not read from" in str(rows[1].error)
 
@@ -188,5 +188,5 @@ def test_a_fault_keeps_nothing_of_the_file():
 
 def test_a_standard_input_that_is_closed():
   """Python's is None then, as in `vit-jax predict RUN - <&-`."""
-  (found,) = streaming.find(["-"], None)
-  assert "got nothing" in str(found.image)
+  (result,) = streaming.find(["-"], None)
+  assert "got nothing" in str(result.image)

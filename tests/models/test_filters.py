@@ -12,12 +12,12 @@ RNG = np.random.default_rng(0)
 
 def test_components_are_at_right_angles_and_of_length_one():
   kernel = RNG.normal(size=(4, 4, 3, 40)).astype("f")
-  found = principal_components(kernel)
-  assert found.images.shape == (28, 4, 4, 3)
-  rows = found.images.reshape(28, -1)
+  components = principal_components(kernel)
+  assert components.images.shape == (28, 4, 4, 3)
+  rows = components.images.reshape(28, -1)
   np.testing.assert_allclose(rows @ rows.T, np.eye(28), atol=1e-6)
-  assert (np.diff(found.variances) <= 0).all()
-  assert 0.8 < found.variances.sum() < 1
+  assert (np.diff(components.variances) <= 0).all()
+  assert 0.8 < components.variances.sum() < 1
 
 
 def test_components_are_those_of_known_filters():
@@ -26,28 +26,28 @@ def test_components_are_those_of_known_filters():
   u[0, 0], v[1, 1] = [0.6, 0, -0.8], [0, 1, 0]
   c1, c2 = np.array([1, -1, 1, -1]), np.array([1, 1, -1, -1])
   kernel = 5 + 3 * np.multiply.outer(u, c1) + np.multiply.outer(v, c2)
-  found = principal_components(kernel.astype("f"), most=2)
+  components = principal_components(kernel.astype("f"), most=2)
   # The sign makes the largest value positive.
-  np.testing.assert_allclose(found.images, [-u, v], atol=1e-6)
-  np.testing.assert_allclose(found.variances, [0.9, 0.1], rtol=1e-6)
+  np.testing.assert_allclose(components.images, [-u, v], atol=1e-6)
+  np.testing.assert_allclose(components.variances, [0.9, 0.1], rtol=1e-6)
 
 
 def test_components_are_eigenvectors_of_the_covariance():
   kernel = RNG.normal(size=(2, 3, 3, 50)).astype("f")
-  found = principal_components(kernel, most=5)
+  components = principal_components(kernel, most=5)
   covariance = np.cov(kernel.reshape(18, 50))
   values, vectors = np.linalg.eigh(covariance)
-  for i, row in enumerate(found.images.reshape(5, 18)):
+  for i, row in enumerate(components.images.reshape(5, 18)):
     np.testing.assert_allclose(abs(row @ vectors[:, -1 - i]), 1, rtol=1e-5)
   expected = values[::-1][:5] / values.sum()
-  np.testing.assert_allclose(found.variances, expected, rtol=1e-5)
+  np.testing.assert_allclose(components.variances, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape, num", [((2, 2, 3, 5), 4), ((1, 1, 3, 9), 3)])
 def test_no_more_components_than_there_are(shape, num):
-  found = principal_components(RNG.normal(size=shape).astype("f"))
-  assert found.images.shape == (num, *shape[:3])
-  np.testing.assert_allclose(found.variances.sum(), 1, rtol=1e-6)
+  components = principal_components(RNG.normal(size=shape).astype("f"))
+  assert components.images.shape == (num, *shape[:3])
+  np.testing.assert_allclose(components.variances.sum(), 1, rtol=1e-6)
 
 
 def test_a_model_may_have_no_filters_of_pixels():
@@ -58,18 +58,18 @@ def test_a_model_may_have_no_filters_of_pixels():
 
 def test_which_filters():
   kernel = RNG.normal(size=(8, 8, 3, 16)).astype("f")
-  what, found = filters_of(
+  what, components = filters_of(
     ViTConfig(variant="B/8"), {"embedding": {"kernel": kernel}}
   )
   assert what == "the projection of the patches"
-  np.testing.assert_array_equal(found, kernel)
+  np.testing.assert_array_equal(components, kernel)
   root = RNG.normal(3, 2, size=(7, 7, 3, 16)).astype("f")
   params = {
     "conv_root": {"kernel": root},
     "embedding": {"kernel": np.zeros((1, 1, 64, 16), "f")},
   }
   for config in (ViTConfig(variant="R50+B/16"), BiTConfig()):
-    what, found = filters_of(config, params)
+    what, components = filters_of(config, params)
     assert what == "the 7 × 7 filters of the root"
     expected = (root - root.mean((0, 1, 2))) / root.std((0, 1, 2))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(components, expected, atol=1e-4)

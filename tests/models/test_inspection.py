@@ -268,12 +268,12 @@ def test_layers_come_out_in_front():
 
 def test_a_survey_is_distances_and_maps():
   model, params = made(pool="gap")
-  found = inspection.survey(model.options, params, IMAGES)
+  result = inspection.survey(model.options, params, IMAGES)
   weights = inspection.attention_of(model.options, params, IMAGES)
   expected = inspection.mean_distance(weights, (2, 3), (4, 4))
-  np.testing.assert_allclose(found.distances, expected, rtol=1e-5)
+  np.testing.assert_allclose(result.distances, expected, rtol=1e-5)
   np.testing.assert_allclose(
-    found.maps,
+    result.maps,
     inspection.attention_map(model.options, params, IMAGES),
     rtol=1e-5,
   )
@@ -340,15 +340,15 @@ def test_at_the_size_that_is_published():
   config = ViTConfig(variant="B/16")
   image = np.random.default_rng(0).uniform(-1, 1, (1, 384, 384, 3)).astype("f")
   params = jax.jit(build(config, 0).init)(jax.random.key(0), image)["params"]
-  found = inspection.survey(config, params, image)
-  assert found.distances.shape == (12, 1, 12) and found.maps.shape == (
+  result = inspection.survey(config, params, image)
+  assert result.distances.shape == (12, 1, 12) and result.maps.shape == (
     1,
     24,
     24,
   )
   even = inspection.distances((24, 24), (16, 16)).mean()
   np.testing.assert_allclose(even, 16 * mean_of_uniform(24, 24), rtol=1e-5)
-  np.testing.assert_allclose(found.distances, even, rtol=0.02)
+  np.testing.assert_allclose(result.distances, even, rtol=0.02)
   stacked = stack_blocks(params)
   again = inspection.survey(config.stacked(), stacked, image)
-  np.testing.assert_allclose(found.distances, again.distances, rtol=1e-4)
+  np.testing.assert_allclose(result.distances, again.distances, rtol=1e-4)

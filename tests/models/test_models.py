@@ -33,9 +33,9 @@ def test_build_passes_every_option_on():
     scan=True,
     remat="full",
   )
-  found = model_config(variant="Ti/8", **options)
-  assert build(found, 10).options == found
-  assert {k: getattr(found, k) for k in options} == options
+  result = model_config(variant="Ti/8", **options)
+  assert build(result, 10).options == result
+  assert {k: getattr(result, k) for k in options} == options
 
 
 def test_an_unknown_model_lists_the_nearest():

@@ -20,7 +20,7 @@ def is_kept(key, records, rate):
   return drop(ones, draw(key, records, SHAPE), rate) > 0
 
 
-def kept(key=KEY, records=RECORDS, rate=0.3):
+def kept_mask(key=KEY, records=RECORDS, rate=0.3):
   return np.asarray(is_kept(key, records, rate))
 
 
@@ -42,7 +42,7 @@ def dropped_scores():
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
 def test_drops_as_often_as_asked(rate):
-  drawn = kept(rate=rate)
+  drawn = kept_mask(rate=rate)
   # Five standard deviations of a binomial; over all, and over each record's.
   deviation = (rate * (1 - rate) / drawn.size) ** 0.5
   assert abs(drawn.mean() - (1 - rate)) < 5 * deviation
@@ -56,7 +56,7 @@ def test_the_threshold_is_as_exact_as_float32(rate):
     dropped = (int(threshold(given)) + 2**31) / 2**32
     # Half a step of float32 at 2^31, and the rate's own rounding.
     assert abs(dropped - rate) <= 2**-26 + rate * 2**-24
-  assert kept(rate=jnp.float32(0)).all()
+  assert kept_mask(rate=jnp.float32(0)).all()
 
 
 def test_upper_bits_are_uniform():
@@ -70,18 +70,18 @@ def test_upper_bits_are_uniform():
 @pytest.mark.parametrize(
   "other",
   [
-    np.roll(kept(), 1, axis=0),
-    np.roll(kept(), 1, axis=1),
-    np.roll(kept(), 1, axis=2),
-    np.roll(kept(), 2, axis=2),
-    kept(jax.random.fold_in(KEY, 1)),
-    kept(records=RECORDS + 64),
-    kept(records=(RECORDS + 1) << 16),
+    np.roll(kept_mask(), 1, axis=0),
+    np.roll(kept_mask(), 1, axis=1),
+    np.roll(kept_mask(), 1, axis=2),
+    np.roll(kept_mask(), 2, axis=2),
+    kept_mask(jax.random.fold_in(KEY, 1)),
+    kept_mask(records=RECORDS + 64),
+    kept_mask(records=(RECORDS + 1) << 16),
   ],
   ids="record token unit two key records high".split(),
 )
 def test_neighbours_do_not_know_of_each_other(other):
-  drawn = kept()
+  drawn = kept_mask()
   correlation = np.corrcoef(drawn.ravel(), other.ravel())[0, 1]
   # Five standard deviations; one neighbour of a record is itself far away.
   assert abs(correlation) < 5 / drawn.size**0.5
@@ -89,7 +89,7 @@ def test_neighbours_do_not_know_of_each_other(other):
 
 def test_consecutive_steps_and_layers_are_independent():
   keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(40)]
-  scores = np.stack([kept(key, RECORDS[:16]).ravel() for key in keys])
+  scores = np.stack([kept_mask(key, RECORDS[:16]).ravel() for key in keys])
   pairs = np.corrcoef(scores)[np.triu_indices(len(keys), 1)]
   pairs *= scores.shape[1] ** 0.5
   assert np.abs(pairs).max() < 5.5  # of 780 normal numbers
@@ -145,15 +145,19 @@ def test_no_lag_is_correlated():
 
 
 def test_units_are_dropped_evenly():
-  counts = kept(rate=0.5).sum((0, 1))  # of each of 96 units, out of 3200
+  counts = kept_mask(rate=0.5).sum((0, 1))  # of each of 96 units, out of 3200
   chi_squared = ((counts - 1600) ** 2 / 800).sum()
   assert 50 < chi_squared < 155  # 96 +- 5 sqrt(2 * 96), lower half cut
 
 
 def test_noise_belongs_to_the_record():
   order = jax.random.permutation(jax.random.key(0), 64)
-  np.testing.assert_array_equal(kept(records=RECORDS[order]), kept()[order])
-  np.testing.assert_array_equal(kept(records=RECORDS[5:9]), kept()[5:9])
+  np.testing.assert_array_equal(
+    kept_mask(records=RECORDS[order]), kept_mask()[order]
+  )
+  np.testing.assert_array_equal(
+    kept_mask(records=RECORDS[5:9]), kept_mask()[5:9]
+  )
 
 
 def test_layers_draw_together_what_each_would_draw_alone():

@@ -296,7 +296,7 @@ def test_scan_and_remat_change_no_number(scan, remat):
     )
 
 
-def kept(**options):
+def saved(**options):
   """What the forward pass of 16 images, 65 tokens each, keeps: abstract."""
   model = ViT(**TINY | dict(depth=4), **options)
   images = jnp.zeros((16, 32, 32, 3))
@@ -304,14 +304,14 @@ def kept(**options):
   def backward(params):
     return jax.vjp(lambda p: model.apply({"params": p}, images)[0], params)[1]
 
-  # A backward pass is a tree whose leaves are what it has kept.
+  # A backward pass is a tree whose leaves are what it has saved.
   return jax.eval_shape(backward, shapes(model, images.shape))
 
 
 @pytest.mark.parametrize("scan, share", [(False, 0.6), (True, 1)])
 def test_remat_keeps_less_for_the_backward_pass(scan, share):
   none, dots, full = (
-    count(kept(scan=scan, remat=r)) for r in ("none", "dots", "full")
+    count(saved(scan=scan, remat=r)) for r in ("none", "dots", "full")
   )
   # Of blocks in a scan "none" keeps little more than "dots" already.
   assert full < 0.6 * dots < 0.6 * share * none
@@ -320,7 +320,7 @@ def test_remat_keeps_less_for_the_backward_pass(scan, share):
 def test_a_scan_keeps_results_of_products_and_sums_of_norms():
   of_blocks = [
     x.shape
-    for x in jax.tree.leaves(kept(scan=True))
+    for x in jax.tree.leaves(saved(scan=True))
     if x.shape[:2] == (4, 16) and 65 in x.shape
   ]
   width, mlp_dim, num_heads = 16, 32, 2

@@ -3,11 +3,13 @@
 import functools
 import pathlib
 
+import foreign
 import jax
 from flax.traverse_util import flatten_dict
 
 from vit_jax import models, weights
 from vit_jax.config import model_config
+from vit_jax.weights.weights_file import lazy
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -26,10 +28,17 @@ def published(name="vit_token_prelogits"):
   return weights.read(DATA / f"{name}.weights.npz")
 
 
-def adapt(found, image=(32, 32), num_classes=11, adapt_options=None, **fields):
+def random_weights(model, image, **fields):
+  """Random weights of a model for images of this size."""
+  params = foreign.random_params(model, 11, image)
+  params = {k: lazy(v) for k, v in params.items()}
+  return weights.Weights("random", "google", params, **fields)
+
+
+def adapt(file, image=(32, 32), num_classes=11, adapt_options=None, **fields):
   model = model_config(**SIZE | fields)
   target = make_target(model, image, num_classes)
   params, report = weights.adapt(
-    found, target, model, image, **adapt_options or {}
+    file, target, model, image, **adapt_options or {}
   )
   return flatten_dict(params, sep="/"), report

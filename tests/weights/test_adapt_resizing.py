@@ -1,14 +1,24 @@
 """Positions and patch embeddings are resampled to the grid of the model."""
 
-import foreign
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
-from adapting import DATA, SIZE, adapt, make_target, published
+from adapting import (
+  DATA,
+  SIZE,
+  adapt,
+  make_target,
+  published,
+  random_weights,
+)
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+import vit_jax
 from vit_jax import models, weights
-from vit_jax.config import model_config
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import model_config, to_dict
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -17,58 +27,54 @@ from vit_jax.models.resample import (
 from vit_jax.weights.fitting import KERNEL
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
-
-def random_weights(model, image, **fields):
-  params = foreign.random_params(model, 11, image)
-  params = {k: lazy(v) for k, v in params.items()}
-  return weights.Weights("random", "google", params, **fields)
+IN_BLOCKS = [
+  f"Transformer/encoderblock_{i}/posembed_input/pos_embedding" for i in (0, 1)
+]
 
 
 @pytest.mark.parametrize(
   "image, grid, method",
   [
     ((48, 48), (6, 6), "zoom"),
+    ((16, 64), (2, 8), "zoom"),  # as many patches, on another grid
     *(((16, 40), (2, 5), method) for method in METHODS),
   ],
 )
 def test_positions_are_resampled_to_the_grid(image, grid, method):
-  found = published("vit_linen_names")
-  params, report = adapt(found, image, adapt_options=dict(posemb_filter=method))
+  file = published("vit_linen_names")
+  params, report = adapt(file, image, adapt_options=dict(posemb_filter=method))
   assert report.resized == {POS_EMBEDDING: ((4, 4), grid)}
+  table = np.asarray(file.params[POS_EMBEDDING], np.float32)
   np.testing.assert_array_equal(
     params[POS_EMBEDDING],
-    resample_posemb(
-      np.asarray(found.params[POS_EMBEDDING], np.float32),
-      (4, 4),
-      grid,
-      has_cls_row=True,
-      method=method,
-    ),
+    resample_posemb(table, (4, 4), grid, has_cls_row=True, method=method),
   )
 
 
-@pytest.mark.parametrize("posemb", ["learn", "learn2d"])
-def test_an_unknown_filter(posemb):
-  model = model_config(**SIZE, posemb=posemb)
-  found = random_weights(model, (32, 32), has_cls_row=posemb == "learn")
+def test_an_unknown_filter():
   with pytest.raises(ValueError) as e:
-    adapt(
-      found, (64, 64), posemb=posemb, adapt_options=dict(posemb_filter="zom")
-    )
+    adapt(published(), adapt_options=dict(posemb_filter="zom"))
   assert str(e.value) == (
     "posemb_filter: got 'zom', expected one of zoom, bilinear, bicubic, timm,"
     " hf. Did you mean 'zoom'?"
   )
 
 
-def test_the_same_count_on_another_grid_is_resampled():
-  found = published("vit_linen_names")
-  params, report = adapt(found, (16, 64))
-  assert report.resized == {POS_EMBEDDING: ((4, 4), (2, 8))}
-  # Row 1 of 2 is the last of 4.
-  np.testing.assert_array_equal(
-    params[POS_EMBEDDING][0, 9], np.asarray(found.params[POS_EMBEDDING])[0, 13]
+def test_an_unknown_grid_is_asked_for():
+  table = lazy(np.zeros((1, 1 + 15, 48), "f"))  # 15 patches
+  file = published()
+  file = dataclasses.replace(file, params=file.params | {POS_EMBEDDING: table})
+  with pytest.raises(ValueError) as e:
+    adapt(file, (24, 40))
+  assert str(e.value).split("\n")[1] == (
+    f"  - {POS_EMBEDDING}: got 15 patches (with a row for the class token),"
+    " expected a square number, since the file states no grid. State it:"
+    " grid=(rows, columns), and cls_row if that is wrong."
   )
+  _, report = adapt(dataclasses.replace(file, grid=(3, 5)), (24, 40))
+  assert not report.resized
+  with pytest.raises(ValueError, match="got 16 rows, expected 21: 4 x 5"):
+    adapt(dataclasses.replace(file, grid=(4, 5)), (24, 40))
 
 
 def test_without_class_token():
@@ -90,22 +96,18 @@ def test_without_class_token():
 )
 def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
   """No output changes: cls and its row are added before anything else."""
-  found = published(name)
-  old = {
-    k: np.asarray(found.params[k], np.float32) for k in (POS_EMBEDDING, "cls")
-  }
-  params, report = adapt(found, cls_row=cls_row)
+  file = published(name)
+  cls, table = (
+    np.asarray(file.params[k], np.float32) for k in ("cls", POS_EMBEDDING)
+  )
+  params, report = adapt(file, cls_row=cls_row)
   assert report.notes == (note,) and not report.resized
   if cls_row:
-    row = np.zeros((1, 1, 48))
-    expected = np.concatenate([row, old[POS_EMBEDDING]], axis=1)
-    np.testing.assert_array_equal(params["cls"], old["cls"])
+    table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
   else:
-    expected = old[POS_EMBEDDING][:, 1:]
-    np.testing.assert_array_equal(
-      params["cls"], old["cls"] + old[POS_EMBEDDING][:, :1]
-    )
-  np.testing.assert_array_equal(params[POS_EMBEDDING], expected)
+    cls, table = cls + table[:, :1], table[:, 1:]
+  np.testing.assert_array_equal(params["cls"], cls)
+  np.testing.assert_array_equal(params[POS_EMBEDDING], table)
 
   model = models.build(model_config(**SIZE, cls_row=cls_row), 11)
   io = np.load(DATA / f"{name}.io.npz")
@@ -116,41 +118,117 @@ def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
   np.testing.assert_allclose(logits, io["logits"], atol=2e-5)
 
   # And at once with another grid.
-  resized, report = adapt(found, (48, 64), cls_row=cls_row)
+  resized, report = adapt(file, (48, 64), cls_row=cls_row)
   assert report.resized == {POS_EMBEDDING: ((4, 4), (6, 8))}
   assert resized[POS_EMBEDDING].shape == (1, 48 + cls_row, 48)
   np.testing.assert_array_equal(resized["cls"], params["cls"])
 
 
-def test_tables_of_rows_and_of_columns_are_resized_each_alone():
-  model = model_config(**SIZE, posemb="learn2d")
-  found = random_weights(model, (24, 32))
-  assert weights.table_grid(found) == (3, 4)
-  for axis, line in (("_y", [0.0, 2, 4]), ("_x", [0.0, 3, 6, 9])):
-    table = np.outer(line, np.ones(24))[None].astype(np.float32)
-    found.params[POS_EMBEDDING + axis] = lazy(table)
-  params, report = adapt(found, (40, 16), posemb="learn2d")
-  assert report.resized == {
-    POS_EMBEDDING + "_y": ((1, 3), (1, 5)),
-    POS_EMBEDDING + "_x": ((1, 4), (1, 2)),
-  }
-  assert params[POS_EMBEDDING + "_y"][0, :, 7].tolist() == [0, 1, 2, 3, 4]
-  assert params[POS_EMBEDDING + "_x"][0, :, 7].tolist() == [0, 9]
-  same, report = adapt(found, (24, 32), posemb="learn2d")
+@pytest.mark.parametrize("at", ["stem", "blocks"])
+def test_tables_of_rows_and_of_columns_are_resized_each_alone(at):
+  options = dict(posemb="learn2d", posemb_at=at)
+  file = random_weights(model_config(**SIZE, **options), (24, 32))
+  assert weights.table_grid(file) == (3, 4)
+  paths = IN_BLOCKS if at == "blocks" else [POS_EMBEDDING]
+  for path in paths:
+    for axis, line in (("_y", [0.0, 2, 4]), ("_x", [0.0, 3, 6, 9])):
+      table = np.outer(line, np.ones(24))[None].astype(np.float32)
+      file.params[path + axis] = lazy(table)
+  params, report = adapt(file, (40, 16), **options)
+  for path in paths:
+    assert report.resized[path + "_y"] == ((1, 3), (1, 5))
+    assert report.resized[path + "_x"] == ((1, 4), (1, 2))
+    assert params[path + "_y"][0, :, 7].tolist() == [0, 1, 2, 3, 4]
+    assert params[path + "_x"][0, :, 7].tolist() == [0, 9]
+  _, report = adapt(file, (24, 32), **options)
   assert not report.resized
-  np.testing.assert_array_equal(
-    same[POS_EMBEDDING + "_y"], found.params[POS_EMBEDDING + "_y"]
+
+
+def test_the_table_of_every_block_is_resized():
+  file = random_weights(
+    model_config(**SIZE, posemb_at="blocks"),
+    (24, 32),
+    grid=(3, 4),
+    has_cls_row=True,
   )
+  params, report = adapt(file, (40, 16), posemb_at="blocks")
+  assert report.resized == dict.fromkeys(IN_BLOCKS, ((3, 4), (5, 2)))
+  for path in IN_BLOCKS:
+    table = np.asarray(file.params[path])
+    expected = resample_posemb(table, (3, 4), (5, 2), True)
+    np.testing.assert_array_equal(params[path], expected)
+
+
+@pytest.mark.parametrize(
+  "at, path", [("shared", POS_EMBEDDING), ("blocks", IN_BLOCKS[0])]
+)
+def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
+  model = model_config(**SIZE, posemb_at=at)
+  file = random_weights(model, (32, 32), grid=(4, 4), has_cls_row=True)
+  error = path.replace("encoderblock_0", "encoderblock_*")
+  error += ": got a row for the class token, which is added in every block"
+  with pytest.raises(ValueError, match=error.replace("*", r"\*")):
+    adapt(file, posemb_at=at, cls_row=False)
+  # A row of zeros changes nothing.
+  model = model_config(**SIZE, posemb_at=at, cls_row=False)
+  file = random_weights(model, (32, 32), grid=(4, 4))
+  params, _ = adapt(file, posemb_at=at, cls_row=True)
+  assert params[path].shape == (1, 17, 48) and not params[path][0, 0].any()
+
+
+def test_positions_at_another_place_are_noted():
+  file = random_weights(
+    model_config(**SIZE, posemb_at="shared"),
+    (32, 32),
+    grid=(4, 4),
+    has_cls_row=True,
+    options={"posemb_at": "shared"},
+  )
+  _, report = adapt(file)
+  assert report.notes == (
+    "these weights were trained with posemb_at=shared, the model has stem;"
+    " config.model.posemb_at=shared keeps it.",
+  )
+
+
+@pytest.mark.parametrize(
+  "cls_row", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+  "at", ["blocks", "stem", pytest.param("shared", marks=pytest.mark.slow)]
+)
+def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
+  model = model_config(**SIZE, posemb_at=at, scan=scan, cls_row=cls_row)
+  module = models.build(model, 11)
+  images = jax.random.uniform(jax.random.key(1), (2, 24, 32, 3)) * 2 - 1
+  params = module.init(jax.random.key(0), images)["params"]
+  metadata = {
+    "model": to_dict(model),
+    "image_size": [24, 32],
+    "grid": [3, 4],
+    "has_cls_row": model.has_cls_row,
+    "loss": "softmax",
+  }
+  path = str(tmp_path / "run")
+  checkpointer.write_params(path, params, metadata)
+  assert weights.read(path).has_cls_row == cls_row
+  vit = vit_jax.load(path, verbose=False)
+  np.testing.assert_allclose(  # rounding: blocks in a scan are unrolled
+    vit(images)[0], module.apply({"params": params}, images)[0], atol=1e-5
+  )
+  wider = vit_jax.load(path, image_size=(40, 16), verbose=False)
+  assert len(wider.report.resized) == (2 if at == "blocks" else 1)
 
 
 def test_relative_positions_of_another_grid_are_refused():
   model = model_config(**SIZE, posemb="relative")
-  found = random_weights(model, (32, 32))
-  params, _ = adapt(found, posemb="relative")
+  file = random_weights(model, (32, 32))
+  params, _ = adapt(file, posemb="relative")
   path = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0/offsets"
   assert path.format(0) in params
   with pytest.raises(ValueError) as e:
-    adapt(found, (16, 16), posemb="relative")
+    adapt(file, (16, 16), posemb="relative")
   old, new = (
     flatten_dict(make_target(model, (side, side)), sep="/")[path.format(0)]
     for side in (32, 16)
@@ -165,39 +243,26 @@ def test_relative_positions_of_another_grid_are_refused():
 
 @pytest.mark.parametrize("patch", [4, 16])
 def test_the_patch_embedding_is_resized_if_asked(patch):
-  found = published("vit_linen_names")
+  file = published("vit_linen_names")
   # As many tokens as before: no other change.
   image, options = (4 * patch,) * 2, dict(variant=f"B/{patch}")
   with pytest.raises(ValueError) as e:
-    adapt(found, image, **options)
+    adapt(file, image, **options)
   assert str(e.value) == (
-    f"1 error in the weights of {found.path} for this model:\n"
+    f"1 error in the weights of {file.path} for this model:\n"
     f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
     f" {patch}, 3, 48). To resize it: vit_jax.load(path, patch={patch}), or"
     f" vit-jax convert SRC DST --to=orbax --patch={patch}.\n"
     "The model that fits them: --config.model.variant=B/8"
   )
-  params, report = adapt(
-    found, image, adapt_options=dict(resize_patch=True), **options
-  )
+  resize = dict(resize_patch=True)
+  params, report = adapt(file, image, adapt_options=resize, **options)
   assert report.resized == {KERNEL: ((8, 8), (patch, patch))}
+  kernel = np.asarray(file.params[KERNEL], np.float32)
   np.testing.assert_array_equal(
-    params[KERNEL],
-    resample_patch_kernel(
-      np.asarray(found.params[KERNEL], np.float32), (patch, patch)
-    ),
+    params.pop(KERNEL), resample_patch_kernel(kernel, (patch, patch))
   )
-  others = params.keys() - {KERNEL}
-  for path in others:
-    np.testing.assert_array_equal(params[path], found.params[path])
-
-
-def test_a_kernel_of_another_width_is_not_resized():
-  with pytest.raises(ValueError, match=r"expected \(4, 4, 3, 64\)\.\n"):
-    adapt(
-      published("vit_linen_names"),
-      (16, 16),
-      adapt_options=dict(resize_patch=True),
-      variant="B/4",
-      width=64,
-    )
+  for path, array in params.items():
+    np.testing.assert_array_equal(array, file.params[path])
+  with pytest.raises(ValueError, match=r"expected \(.*, 3, 64\)\.\n"):
+    adapt(file, image, adapt_options=resize, **options, width=64)

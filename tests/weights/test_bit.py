@@ -15,8 +15,8 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 
 def params():
   """Parameters of a ResNet V2: units (1, 2, 1), half width, 7 classes."""
-  found = weights.read(DATA / "bit_v2.weights.npz")
-  return {k: np.asarray(v) for k, v in found.params.items()}
+  result = weights.read(DATA / "bit_v2.weights.npz")
+  return {k: np.asarray(v) for k, v in result.params.items()}
 
 
 def test_what_is_written_is_read_as_it_was():
@@ -33,9 +33,9 @@ def test_what_is_written_is_read_as_it_was():
 
 def test_a_file_is_told_by_its_names(tmp_path):
   np.savez(tmp_path / "BiT-M.npz", **bit.write(params()))
-  found = weights.read(tmp_path / "BiT-M.npz")
-  assert (found.format, found.options) == ("bit", {"root_pad": "zero"})
-  model = weights.identify(found.params, found.options)
+  result = weights.read(tmp_path / "BiT-M.npz")
+  assert (result.format, result.options) == ("bit", {"root_pad": "zero"})
+  model = weights.identify(result.params, result.options)
   assert (model.name, model.stage_blocks) == ("bit", (1, 2, 1))
 
 

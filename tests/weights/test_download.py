@@ -103,9 +103,9 @@ def test_processes_of_a_host_wait_for_one_download(cache):
     url = f"{host}/vit.npz"
     # A lock belongs to whoever opened the folder: so do threads wait.
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-      found = list(pool.map(weights.read, [url] * 3))
+      paths = list(pool.map(weights.read, [url] * 3))
   assert len(asked) == 1
-  assert {w.path for w in found} == {url}
+  assert {w.path for w in paths} == {url}
 
 
 def test_a_truncated_download_leaves_nothing(cache):
@@ -296,8 +296,8 @@ def test_a_model_of_a_hub(tmp_path):
 
   with server(answer) as (host, asked):
     names = ("hf-hub:me/vit", "hf-hub:me/vit@main", "hf-hub:me/none")
-    *found, none = load(host, *names)
-    assert found == list(names[:2])
+    *paths, none = load(host, *names)
+    assert paths == list(names[:2])
     assert none.startswith("got 'hf-hub:me/none', which cannot be downloaded: ")
     assert not any("pytorch_model" in path for path in asked)
-  assert load(host, *names[:2]) == found  # without a network: what is kept
+  assert load(host, *names[:2]) == paths  # without a network: from the cache

@@ -32,9 +32,9 @@ def published(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_written_is_read_as_it_was(name):
-  found = published(name)
-  assert google.looks_like(found)
-  params, options = google.read(found)
+  result = published(name)
+  assert google.looks_like(result)
+  params, options = google.read(result)
   file = written(params, is_big_vision=name.startswith("b"))
   assert google.looks_like(file)
   again, options_again = google.read(arrays(**file))
@@ -71,11 +71,11 @@ def test_names_imply_options(name, expected):
   ],
 )
 def test_written_names_and_shapes_are_the_published_ones(name, is_big_vision):
-  found = published(name)
-  params, _ = google.read(found)
+  result = published(name)
+  params, _ = google.read(result)
   file = written(params, is_big_vision=is_big_vision)
   assert {k: v.shape for k, v in file.items()} == {
-    k: v.shape for k, v in found.items()
+    k: v.shape for k, v in result.items()
   }
 
 
@@ -86,10 +86,10 @@ def test_linen_names_become_those_of_the_paper_s_files():
 
 
 def test_stacked_blocks_are_taken_apart():
-  found = published("bv_scan")
-  params, _ = google.read(found)
+  result = published("bv_scan")
+  params, _ = google.read(result)
   name = "Transformer/encoderblock{}/MlpBlock_0/Dense_0/kernel"
-  stacked = np.asarray(found["params/" + name.format("")])
+  stacked = np.asarray(result["params/" + name.format("")])
   assert len(stacked) == 2
   for i, expected in enumerate(stacked):
     got = params[name.format(f"_{i}")]

@@ -171,6 +171,11 @@ def test_all_that_cannot_be_read_is_one_error():
       + ["class_names: got 1, expected 5"],
     ),
     (dict(name="bit", variant="R50x1"), {}, ["name: got 'bit', expected 'vit"]),
+    (
+      TINY | dict(posemb_at="shared"),
+      {},
+      ["posemb_at: got 'shared', expected"],
+    ),
     (TINY, {"more": 0}, ["got 'more', which transformers has no place for"]),
   ],
 )
@@ -390,8 +395,8 @@ def test_defaults_are_those_of_the_processor(
   )
   if not about.get("do_normalize", True):
     mean, std = 0.0, 1.0
-  found = (pixels.apply(values, ops) / 255 - mean) / std
-  off = got["pixel_values"][0] - found.transpose(2, 0, 1)
+  result = (pixels.apply(values, ops) / 255 - mean) / std
+  off = got["pixel_values"][0] - result.transpose(2, 0, 1)
   off = np.abs(off) * np.min(std) * 255
   # torchvision, where it is installed, has weights of 16 bits for bytes.
   assert off.max() < 1.001 and off.mean() < 0.01
@@ -426,8 +431,8 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
 
   got = theirs("Pil")
   ops = hf_preprocessing.ops_of(about, got.shape[1:])
-  found = pixels.apply(values, ops).transpose(2, 0, 1).astype(int)
-  np.testing.assert_array_equal(found, got)
+  result = pixels.apply(values, ops).transpose(2, 0, 1).astype(int)
+  np.testing.assert_array_equal(result, got)
   # torchvision, where it is installed, has weights of 16 bits for bytes.
-  off = np.abs(found - theirs("").astype(int))
+  off = np.abs(result - theirs("").astype(int))
   assert off.max() <= 1 and off.mean() < 0.01

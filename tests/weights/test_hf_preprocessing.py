@@ -26,53 +26,9 @@ def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
 
 
 SQUARE = {"height": 40, "width": 40}
-
-
-@pytest.mark.parametrize(
-  "about, ops",
-  [
-    ({"size": 32}, "resize_torch(32, 'bilinear')"),
-    ({"size": 32, "resample": 3, "crop_size": 9}, "resize_torch(32)"),
-    (
-      {"size": [32, 32], "do_center_crop": None},
-      "resize_torch(32, 'bilinear')",
-    ),
-    (
-      {"size": {"shortest_edge": 36}, "do_center_crop": True, "resample": 3},
-      "resize_small_torch(36)|central_crop_torch(32)",
-    ),
-    (
-      {"size": SQUARE, "do_center_crop": True, "crop_size": 32},
-      "resize_torch(40, 'bilinear')|central_crop_torch(32)",
-    ),
-    (
-      {"do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
-      "resize_torch(32, 'bilinear')",
-    ),
-    ({"size": SQUARE}, None),
-    ({"size": {"shortest_edge": 32}}, None),
-    ({"size": {"longest_edge": 32}}, None),
-    ({"size": 24, "do_center_crop": True}, None),
-    ({"do_center_crop": True, "crop_size": 24}, None),
-    ({"do_resize": False}, None),
-    ({"resample": 1}, None),
-  ],
-)
-def test_hugging_face_s_images(tmp_path, about, ops):
-  folder = hf_folder(tmp_path / "m", image=(32, 32))
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  found = weights.read(folder)
-  assert found.ops == (ops and PILLOW + ops)
-  assert [n.split(", which")[0] for n in found.notes] == [
-    "preprocessor_config.json: got "
-    + ", ".join(f"{k}={v!r}" for k, v in about.items())
-  ] * (ops is None)
-  if ops:
-    assert image_size(found.ops) == (32, 32)
-
-
 CROPPED = "resize_small_torch(36)|central_crop_torch(32)"
-SAID = dict(
+WHOLE = "resize_torch(32, 'bilinear')"
+ALL = dict(
   do_resize=True,
   size={"shortest_edge": 36},
   resample=3,
@@ -88,8 +44,34 @@ SAID = dict(
 @pytest.mark.parametrize(
   "name, about, ops",
   [
-    ("ViTFeatureExtractor", {"size": 32}, "resize_torch(32, 'bilinear')"),
-    ("ViTImageProcessorFast", {"size": 32}, "resize_torch(32, 'bilinear')"),
+    ("", {"size": 32}, WHOLE),
+    ("", {"size": 32, "resample": 3, "crop_size": 9}, "resize_torch(32)"),
+    ("", {"size": [32, 32], "do_center_crop": None}, WHOLE),
+    (
+      "",
+      {"size": {"shortest_edge": 36}, "do_center_crop": True, "resample": 3},
+      CROPPED,
+    ),
+    (
+      "",
+      {"size": SQUARE, "do_center_crop": True, "crop_size": 32},
+      "resize_torch(40, 'bilinear')|central_crop_torch(32)",
+    ),
+    (
+      "",
+      {"do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
+      WHOLE,
+    ),
+    ("", {"size": SQUARE}, None),
+    ("", {"size": {"shortest_edge": 32}}, None),
+    ("", {"size": {"longest_edge": 32}}, None),
+    ("", {"size": 24, "do_center_crop": True}, None),
+    ("", {"do_center_crop": True, "crop_size": 24}, None),
+    ("", {"do_resize": False}, None),
+    ("", {"resample": 1}, None),
+    # The type of the processor states the rest.
+    ("ViTFeatureExtractor", {"size": 32}, WHOLE),
+    ("ViTImageProcessorFast", {"size": 32}, WHOLE),
     ("CLIPImageProcessor", {"size": 36, "crop_size": 32}, CROPPED),
     ("BitImageProcessorPil", {"size": 36, "crop_size": 32}, CROPPED),
     (
@@ -105,32 +87,37 @@ SAID = dict(
     ("DeiTFeatureExtractor", {}, None),  # 224 pixels
     ("CLIPImageProcessor", {}, None),
     ("ConvNextImageProcessor", {"size": 32}, None),
-    ("ConvNextImageProcessor", SAID | {"size": 36}, None),
-    ("ConvNextImageProcessor", SAID, CROPPED),
+    ("ConvNextImageProcessor", ALL | {"size": 36}, None),
+    ("ConvNextImageProcessor", ALL, CROPPED),
   ],
 )
-def test_the_type_of_the_processor_tells_the_rest(tmp_path, name, about, ops):
+def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
   folder = hf_folder(tmp_path / "m", image=(32, 32))
   key = "feature_extractor_type"
   if "Extractor" not in name:
     key = "image_processor_type"
-  about = {key: name, **about}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  found = weights.read(folder)
-  assert found.ops == (ops and PILLOW + ops)
-  told = [n for n in found.notes if "which no operation here does" in n]
-  assert len(told) == (ops is None)
-  assert (f"{key}={name!r}" in str(told)) == (not ops and "ConvN" in name)
-  # CLIP's own mean and deviation, where no others are stated.
-  folded = [n for n in found.notes if "with mean [0.48145466, " in n]
+  stated = {key: name, **about} if name else about
+  (folder / "preprocessor_config.json").write_text(json.dumps(stated))
+  result = weights.read(folder)
+  assert result.ops == (ops and PILLOW + ops)
+  notes = [n for n in result.notes if "which no operation here does" in n]
+  assert len(notes) == (ops is None)
+  assert (f"{key}={name!r}" in str(notes)) == (not ops and "ConvN" in name)
+  if not ops and not name:
+    values = ", ".join(f"{k}={v!r}" for k, v in about.items())
+    assert f"preprocessor_config.json: got {values}, which" in notes[0]
+  # CLIP's own mean and deviation, if no others are stated.
+  folded = [n for n in result.notes if "with mean [0.48145466, " in n]
   assert len(folded) == (name[:3] in ("CLI", "Bit"))
+  if ops:
+    assert image_size(result.ops) == (32, 32)
 
 
 def test_hugging_face_without_a_preprocessor(tmp_path):
   folder = hf_folder(tmp_path / "m")
   (folder / "preprocessor_config.json").unlink()
-  found = weights.read(folder)
-  assert found.ops is None and not found.notes
+  result = weights.read(folder)
+  assert result.ops is None and not result.notes
 
 
 @pytest.mark.parametrize(
@@ -157,9 +144,9 @@ def test_hugging_face_s_pixels_up_to_255(tmp_path, about):
   folder = hf_folder(tmp_path / "m")
   about |= {"image_mean": [127.5] * 3, "image_std": [127.5] * 3}
   (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  found = weights.read(folder)  # as it is: -1 to 1
-  assert not found.notes
-  assert_same(found, our_params((32, 48)))
+  result = weights.read(folder)  # as it is: -1 to 1
+  assert not result.notes
+  assert_same(result, our_params((32, 48)))
 
 
 WIDE = {"height": 24, "width": 32}
@@ -202,10 +189,10 @@ WIDE = {"height": 24, "width": 32}
   ],
 )
 def test_the_preprocessor(ops, size, resample, read):
-  about, found = hf_preprocessing.write(ops, SIZE)
+  about, result = hf_preprocessing.write(ops, SIZE)
   assert (about["size"], about["resample"]) == (size, resample)
-  assert found == hf_preprocessing.ops_of(json.loads(json.dumps(about)), SIZE)
-  assert found == PILLOW + read
+  assert result == hf_preprocessing.ops_of(json.loads(json.dumps(about)), SIZE)
+  assert result == PILLOW + read
   assert about["rescale_factor"] * 255 == 1
   cropped = "shortest_edge" in size
   assert about.get("crop_size") == (WIDE if cropped else None)

@@ -146,7 +146,7 @@ def test_architectures_tell_heads_and_gelu(timm):
       query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
       heads = params[f"Transformer/{query}"].shape[1]
       assert heads == block.attn.num_heads, name
-      # The pool of these is told by their arrays.
+      # The pool of these follows from their arrays.
       timm_file.options_of(
         timm_file.TimmConfig(global_pool=theirs.global_pool), params
       )

@@ -66,7 +66,7 @@ def orbax(folder, tree):
   return folder
 
 
-def assert_same(found, params):
-  assert found.params.keys() == params.keys()
+def assert_same(result, params):
+  assert result.params.keys() == params.keys()
   for name, array in params.items():
-    np.testing.assert_array_equal(found.params[name], array, name)
+    np.testing.assert_array_equal(result.params[name], array, name)

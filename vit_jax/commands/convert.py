@@ -77,10 +77,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter", default="zoom", choices=FILTERS, help=listed(FILTERS)
   )
   parser.add_argument(
-    "--grid", type=sides, help="rows x columns of patches, if SRC cannot say"
+    "--grid", type=sides, help="rows x columns of patches, if SRC states none"
   )
-  parser.add_argument("--num_heads", type=int, help="if SRC cannot say")
-  parser.add_argument("--cls_row", type=truth, help="if SRC cannot say")
+  parser.add_argument("--num_heads", type=int, help="if SRC states none")
+  parser.add_argument("--cls_row", type=truth, help="if SRC does not state it")
   parser.add_argument(
     "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
   )
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Writes the file, or ends the process with all that is wrong."""
+  """Writes the file, or ends the process with an error."""
   args = parse(argv)
   # Two images pass through; a training run may have the accelerators.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")

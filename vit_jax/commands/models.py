@@ -22,7 +22,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Prints the table."""
   parse(argv)
-  # It counts, and computes nothing: others have the accelerators.
+  # It only counts: the accelerators stay free for others.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from vit_jax.planning import model_table
 

@@ -1,8 +1,8 @@
 """Classifies images: `vit-jax predict CHECKPOINT IMAGE...`.
 
 The model, its preprocessing and the names of its classes are those of the
-checkpoint. Results go to the standard output as they come, all else to the
-standard error.
+checkpoint. Results go to the standard output as they come, all other lines to
+the standard error.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from vit_jax.config import cli
 DESCRIPTION = """\
 Names the most probable classes of images, by any checkpoint that vit_jax.load
 opens: a run, one of its steps, published weights. Images are preprocessed as
-the checkpoint says.
+the checkpoint states.
 
 IMAGE is a file, a folder (with the folders in it), a glob in quotes, or - for
-the standard input: an image, or else a list of such, one a line. Images that
-cannot be read are named on the standard error and skipped; the exit status is 0
-if at least one was read, 1 if none was."""
+the standard input: an image, or a list of files, folders and globs, one a line.
+Images that cannot be read are named on the standard error and skipped; the exit
+status is 0 if at least one was read, 1 if none was."""
 EXAMPLE = """\
 vit-jax predict runs/pets photos/cat.jpg
 vit-jax predict B_16.npz photos/ 'more/**/*.jpg' --json > classes.jsonl
@@ -42,8 +42,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
-    help="type of a Transformer's products (default: bfloat16 where this CPU"
-    " has units for it and jax uses them, else float32)",
+    help="type of a Transformer's products (default: bfloat16 if this CPU has"
+    " instructions for it and jax uses them, otherwise float32)",
   )
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument(

@@ -1,6 +1,6 @@
 """A page to try a model: drop an image, see its classes and the attention.
 
-For this machine alone, unless --host says otherwise. Images are not kept.
+Only this machine can open it, unless --host is given. Images are not stored.
 """
 
 import argparse

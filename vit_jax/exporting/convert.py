@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,12 +39,12 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.weights_file import METADATA_KEY
 
-# Rounding of float32 in another order of sums is 1e-5 of the largest logit for
-# the deepest models; what is computed otherwise is far above this.
+# Share of the largest logit. Float32 sums in another order differ by 1e-5 in
+# the deepest models, another computation by far more than this.
 TOLERANCE = 1e-3
 CARD = "README.md"
 HUB = "huggingface_hub"
-# Where the StableHLO runs.
+# Platforms that the StableHLO runs on.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -57,7 +57,7 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
     to: A name of `WRITERS`.
 
   Returns:
-    Notes for the user: how to load it there, and what differs there.
+    Notes for the user: how the other library loads it, and what differs.
 
   Raises:
     FileExistsError: The path exists.
@@ -76,11 +76,10 @@ def convert(vit: Pretrained, path: str, to: str) -> list[str]:
 
 
 def check(path: str, to: str) -> None:
-  """Raises what `convert` raises that needs no model.
+  """Checks path and libraries before a model is loaded.
 
   Args:
-    path: As for `convert`.
-    to: As for `convert`.
+    path, to: See `convert`.
 
   Raises:
     FileExistsError: The path exists.
@@ -92,7 +91,7 @@ def check(path: str, to: str) -> None:
 
 
 def check_destination(path: str, suffix: str | None) -> None:
-  """Raises if nothing can be written there.
+  """Checks that a new file or folder can be written there.
 
   Args:
     path: A new file or folder; the folders above it need not exist.
@@ -100,8 +99,8 @@ def check_destination(path: str, suffix: str | None) -> None:
 
   Raises:
     FileExistsError: The path exists.
-    ValueError: It has another suffix, or its folder cannot be written to, which
-      is not known beforehand of a bucket.
+    ValueError: It has another suffix, or its folder cannot be written to. A
+      bucket is not checked.
   """
   target = epath.Path(path)
   for part in _parts(path):
@@ -127,7 +126,7 @@ def whole_or_none(path: str) -> Iterator[None]:
   """Removes a new file or folder if the body raises.
 
   Args:
-    path: What the body writes, after `check_destination`.
+    path: What the body writes; it passed `check_destination`.
   """
   try:
     yield
@@ -165,8 +164,12 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
     np.savez(stream, **arrays)
   return [
     f"under the names of {reader}",
-    *as_npz.losses(
-      _unstated(vit), vit.num_classes, vit.class_names, vit.ops, vit.image_size
+    *as_npz.notes(
+      missing_arguments(vit),
+      vit.num_classes,
+      vit.class_names,
+      vit.ops,
+      vit.image_size,
     ),
   ]
 
@@ -254,18 +257,17 @@ def _signature(vit: Pretrained, layer: str) -> str:
 
 
 def _layer(vit: Pretrained) -> str:
-  """Returns the name of what a model's call returns first."""
+  """Returns the name of the first value that a model's call returns."""
   return "logits" if vit.num_classes else "pre_logits"
 
 
-# What reads a file again: (the model that was written, path) -> function of
-# images [b, h, w, 3] that returns logits, or pre_logits if there is no head.
+# A forward pass: images [b, h, w, 3] -> logits, or pre_logits without a head.
 Apply = Callable[[np.ndarray], np.ndarray]
 
 
 def _load(vit: Pretrained, path: str) -> Apply:
-  # A .npz states less than is known here; the rest is passed on.
-  options = _unstated(vit) if path.endswith(".npz") else {}
+  # A .npz states less than is known here.
+  options = missing_arguments(vit) if path.endswith(".npz") else {}
   options["image_size"] = vit.image_size
   again = vit_jax.load(path, verbose=False, **options)
   return lambda images: again(images)[0]
@@ -282,11 +284,11 @@ def _load_stablehlo(vit: Pretrained, path: str) -> Apply:
 
 
 class Writer(NamedTuple):
-  """What writes a format.
+  """How a format is written.
 
   write: (model, flat parameters, path) -> notes for the user.
   suffix: Ending of the file's name; None: it is a folder.
-  read: What reads it again.
+  read: (model that was written, path) -> the forward pass of what was written.
   packages: Modules that must be installed.
   extra: Name of the extra that installs them.
   """
@@ -324,7 +326,7 @@ def without_head(vit: Pretrained, to: str) -> Pretrained:
 
 
 def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
-  """Compares a model with what was read again, on the same random images.
+  """Compares a model with a forward pass, on the same random images.
 
   Returns:
     The largest difference of logits, or of pre_logits if there is no head; and
@@ -338,7 +340,7 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
 
 
 def check_push(name: str) -> None:
-  """Raises ValueError unless a folder could be uploaded under this name.
+  """Checks that a folder can be uploaded under this name.
 
   Args:
     name: OWNER/NAME.
@@ -446,7 +448,7 @@ def main(args: argparse.Namespace) -> None:
   except BrokenPipeError:  # what it prints is cut off
     raise
   except (OSError, ValueError) as e:
-    if getattr(e, "errno", None) is None:  # it is in our words
+    if getattr(e, "errno", None) is None:  # an error of ours
       sys.exit(str(e))
     sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")
   print(f"{'written':<16}{args.dst}")
@@ -458,9 +460,9 @@ def main(args: argparse.Namespace) -> None:
   )
 
 
-def _unstated(vit: Pretrained) -> dict:
-  """Returns arguments of `vit_jax.load` for a .npz, which has only arrays."""
-  return as_npz.unstated(
+def missing_arguments(vit: Pretrained) -> dict[str, Any]:
+  """Returns the arguments that `vit_jax.load` needs for a model's `.npz`."""
+  return as_npz.missing_arguments(
     flatten_dict(vit.params, sep="/"),
     vit.config,
     image_size=vit.image_size,

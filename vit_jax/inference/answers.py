@@ -13,7 +13,7 @@ from vit_jax.inference.classify import Answer
 
 Write = Callable[[Answer, pathlib.Path | None], None]
 
-SHARE = "100.0%"  # the widest
+SHARE = "100.0%"  # the widest share
 GAP = "  "
 LONGEST_NAME = 40  # columns of an image's name where no terminal bounds them
 UNBOUNDED = 10_000
@@ -65,13 +65,13 @@ def as_table(
 ) -> Write:
   """Prints a table, of the terminal's width if there is one.
 
-  Names of classes that are too long lose their end; paths their middle, since
-  the file's own name says most.
+  A class name that is too long loses its end. A path loses its middle, since
+  the file's own name matters most.
 
   Args:
     out: Where to.
-    images: Names of the images, if they are known beforehand: the longest
-      decides how wide their column is.
+    images: Names of the images, as far as they are known: the longest decides
+      how wide their column is.
     classes: Names of the classes; None: numbers.
   """
   is_terminal = out.isatty()
@@ -168,8 +168,8 @@ def cut(text: str, columns: int, begin: int | None = None) -> str:
   Args:
     text: Printable characters.
     columns: From 1.
-    begin: Columns of its beginning that are kept; then follow … and its end.
-      None: only the beginning is.
+    begin: Columns that its beginning takes, before … and its end. None: all,
+      so that the end is cut off.
 
   Example:
     >>> cut("great white shark", 8), cut("photos/2024/cat.jpg", 12, 3)

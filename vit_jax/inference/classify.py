@@ -1,8 +1,8 @@
-"""Classes of images, batch after batch, while threads read those to come."""
+"""Classes of images, batch by batch, while threads read the next batches."""
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,8 +23,8 @@ BATCH = 16  # images in a forward pass
 class Prediction:
   """A class and its probability by the model, 0 to 1.
 
-  A class of ImageNet is named in words, its wnid behind: "tench (n01440764)".
-  `index` is its column of the head: two classes may have one name.
+  A class of ImageNet has its word and its wnid: "tench (n01440764)". `index` is
+  its column of the head, since two classes may have one name.
   """
 
   name: str
@@ -34,13 +34,13 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a model says of an image.
+  """A model's answer for an image.
 
   Attributes:
     name: Path of the image, or a name.
     classes: The most probable first; empty where the image cannot be read.
     pixels: uint8 [h, w, 3] as the model got them; None: it cannot be read.
-    attention: As `Pretrained.attention_map`, [rows, columns]; None: it was not
+    attention: Its `Pretrained.attention_map`, [rows, columns]; None: it was not
       asked for.
     error: Why the image cannot be read; None: it can.
   """
@@ -60,7 +60,7 @@ def answers(
   batch_size: int,
   attention: bool,
 ) -> Iterator[Answer]:
-  """Yields what `Pretrained.predictions` does; it has the same arguments."""
+  """Yields the answers of `Pretrained.predictions`, which see."""
   rows = streaming.read_all(images, vit.ops, ahead=2 * batch_size)
   names = vit.class_names or tuple(map(str, range(vit.num_classes)))
   names = tuple(map(class_names.in_words, names))
@@ -77,7 +77,7 @@ def answers(
     yield from _of_batch(*before, names, top)
 
 
-def probabilities_fn(vit: "Pretrained"):
+def probabilities_fn(vit: "Pretrained") -> Callable[..., jax.Array]:
   """Returns (params, images uint8 [b h w c]) -> probabilities, jitted."""
 
   def probabilities(params, images):
@@ -90,7 +90,7 @@ def probabilities_fn(vit: "Pretrained"):
 def _batches(
   rows: Iterable[streaming.Row], size: int
 ) -> Iterator[list[streaming.Row]]:
-  """Yields lists with `size` images that could be read; the last has fewer."""
+  """Yields lists with `size` readable images each; the last may have fewer."""
   batch, count = [], 0
   for row in rows:
     batch.append(row)
@@ -105,15 +105,14 @@ def _batches(
 def _forward(
   vit: "Pretrained", rows: list[np.ndarray], size: int, attention: bool
 ) -> tuple[Any, Any]:
-  """Returns probabilities and attention maps; devices may still compute."""
+  """Starts a forward pass; returns probabilities and attention maps."""
   if not rows:
     return (), ()
   images = np.zeros((size, *vit.image_size, 3), np.uint8)
   images[: len(rows)] = rows
   probabilities = vit.probabilities(vit.params, images)
-  return probabilities, vit.attention_map(
-    normalise(images)
-  ) if attention else ()
+  maps = vit.attention_map(normalise(images)) if attention else ()
+  return probabilities, maps
 
 
 def _of_batch(

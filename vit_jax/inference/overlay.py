@@ -1,4 +1,4 @@
-"""An image beside where a model looks, as in Figure 6 of arXiv:2010.11929."""
+"""An image and its attention map, as in Figure 6 of arXiv:2010.11929."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ def beside(
 ) -> Image.Image:
   """Returns the image, the image lit by the map, and the map, side by side.
 
-  The map alone, a square for each patch, shows what the lit image cannot: dark
-  areas that are looked at.
+  The map alone, a square for each patch, also shows the attention to dark
+  areas, which the lit image cannot.
 
   Args:
     image: As the model got it; a small one is enlarged by a whole factor, to

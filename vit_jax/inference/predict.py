@@ -1,8 +1,8 @@
 """Classifies images: `vit-jax predict CHECKPOINT IMAGE...`.
 
 The model, its preprocessing and the names of its classes are those of the
-checkpoint. Results go to the standard output as they come, all else to the
-standard error.
+checkpoint. Results go to the standard output as they come, all other lines to
+the standard error.
 """
 
 import argparse
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_own_folder(
   images: Iterable[streaming.Named], folder: str
 ) -> Iterator[streaming.Named]:
-  """Yields the images; refuses those of the folder of the pictures.
+  """Yields the images; refuses those in the folder that pictures go to.
 
-  Pictures have the names of images, which they would overwrite.
+  A picture has the name of its image, and would overwrite it.
   """
   target = os.path.realpath(folder)
   for image in images:
@@ -95,7 +95,7 @@ def _refuse_own_folder(
 
 
 def _description(path: str, vit: Pretrained) -> str:
-  """Returns what is used, in a line, and what the load had to change."""
+  """Returns a line about the model, and a report if loading changed it."""
   height, width = vit.image_size
   names = "" if vit.class_names else ", without names"
   lines = [
@@ -110,7 +110,7 @@ def _description(path: str, vit: Pretrained) -> str:
 def _writer(
   args: argparse.Namespace, vit: Pretrained, images: list
 ) -> formats.Write:
-  """Returns a function (answer, its picture) that prints an answer."""
+  """Returns the function that prints an answer in the form asked for."""
   if args.json:
     return formats.as_json(sys.stdout)
   if args.csv:
@@ -120,10 +120,10 @@ def _writer(
 
 
 def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
-  """Yields the answers; shows how far they are, and what cannot be read.
+  """Yields the answers; shows the progress, and images that cannot be read.
 
-  A bar is drawn where the standard error is a terminal, the standard output is
-  none, and the number of images is known; a log gets a line now and then.
+  The progress is a bar if the standard error is a terminal, the standard output
+  is not, and the number of images is known; otherwise a line now and then.
   """
   began = logged = time.monotonic()
   # None: disabled where stderr is no terminal.
@@ -154,9 +154,9 @@ def main(args: argparse.Namespace) -> None:
   """Classifies, and ends the process with the status."""
   processes.refuse_several_hosts()
   startup.use_cache()
-  # Pillow warns of large images and odd metadata; what it cannot read is named.
+  # Pillow warns about large images and odd metadata.
   warnings.filterwarnings("ignore", module="PIL")
-  # A name that the terminal cannot show is no reason to stop.
+  # Escape what the terminal's encoding cannot show.
   sys.stdout.reconfigure(errors="backslashreplace")
   sys.stderr.reconfigure(errors="backslashreplace")
   try:

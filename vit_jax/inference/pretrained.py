@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -32,7 +33,7 @@ from vit_jax.models import build, inspection
 from vit_jax.options import nearest
 from vit_jax.writers import run_info
 
-# Those of `load` beside options of the model, as messages name them.
+# Arguments of `load` that are no options of the model.
 ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
 # Most patches of an image; the products of all pairs take 1 GiB a head.
 MAX_TOKENS = 2**14
@@ -42,7 +43,7 @@ PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """A model with its weights, and all that its use needs.
+  """A model with its weights, and everything that its use needs.
 
   Attributes:
     config: The model's options.
@@ -70,11 +71,11 @@ class Pretrained:
     return build(self.config, self.num_classes)
 
   @functools.cached_property
-  def _apply(self):
+  def _apply(self) -> Callable[..., tuple[jax.Array, dict[str, Any]]]:
     return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
 
   @functools.cached_property
-  def probabilities(self):
+  def probabilities(self) -> Callable[..., jax.Array]:
     """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
     return classify.probabilities_fn(self)
 
@@ -154,11 +155,10 @@ class Pretrained:
     return inspection.attention_of(self.config, self.params, images)
 
   def attention_map(self, images: Any) -> Float[np.ndarray, "b gh gw"]:
-    """Returns where the model looks: rollout of attention to the patches.
+    """Returns the attention of the answer to each patch, by rollout.
 
-    The row of the class token, or what the model's pooling makes of the rows of
-    all tokens; see `vit_jax.models.inspection.attention_map`. Each map sums to
-    1. `vit_jax.inference.overlay.beside` draws it beside its image.
+    See `vit_jax.models.inspection.attention_map`. Each map sums to 1.
+    `vit_jax.inference.overlay.beside` draws it beside its image.
 
     Args:
       images: See `attention`.
@@ -175,7 +175,7 @@ class Pretrained:
     return np.concatenate(maps)
 
   def _inputs(self, images) -> inspection.Images:
-    """Returns floats as they are, and all else preprocessed."""
+    """Returns floats as they are, and other images preprocessed."""
     if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
       self._check(images)
       if not len(images):
@@ -212,11 +212,11 @@ class Pretrained:
     batch_size: int = classify.BATCH,
     attention: bool = False,
   ) -> Iterator[Answer]:
-    """Classifies any number of images as they come, in their order.
+    """Classifies any number of images, in their order.
 
     While the model computes, threads decode and resize the next two batches;
-    no more is in memory. One batch shape is compiled: the last batch is filled
-    up; an only batch that is not full, to a power of two.
+    more are not in memory. One batch shape is compiled: the last batch is
+    filled up. A single batch that is not full is filled up to a power of two.
 
     Args:
       images: Images with names; `streaming.find` finds those of a folder.
@@ -233,7 +233,7 @@ class Pretrained:
         raise ValueError(f"{name}: got {value!r}, expected a number from 1.")
     if not self.num_classes:
       raise ValueError("got a model without a head, expected one; call it.")
-    if attention:  # raises without, while no device is at work
+    if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
     return classify.answers(
       self, images, top, batch_size=batch_size, attention=attention
@@ -313,15 +313,15 @@ def load(
       does not state them and whose grid is not square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or another
       of `vit_jax.models.resample.METHODS`.
-    loss: "softmax", "sigmoid" or "bce" (a sigmoid, too), for the probabilities
-      of `predict`: the loss of the head's training. None: that of our run, or
-      of Hugging Face's config.json; else sigmoid for the 21,843 classes of
-      Google's ImageNet-21k files, and softmax for all others. That is wrong
-      for other heads trained with a sigmoid, such as AugReg's from ImageNet-1k
-      alone, whose files do not say so.
-    verbose: Whether to print a table of what was loaded, resized,
-      re-initialised and ignored; it is the result's `report`, too.
-    **options: Options of the model's family to change, such as
+    loss: Loss of the head's training, which decides the probabilities of
+      `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too). None: the loss
+      that our run or Hugging Face's config.json states; if none is stated,
+      sigmoid for the 21,843 classes of Google's ImageNet-21k files, and softmax
+      for all others. That is wrong for other heads trained with a sigmoid, such
+      as AugReg's from ImageNet-1k alone, whose files do not state it.
+    verbose: Whether to print the result's `report`: a table of what was loaded,
+      resized, re-initialised and ignored.
+    **options: Options of the model that replace the file's, such as
       dtype="bfloat16", gelu="erf", num_heads=3.
 
   Raises:
@@ -370,7 +370,7 @@ def load(
   )
   if verbose:
     print(weights.format_report(report))
-  if report.reinitialised:  # not that anything would be left to chance
+  if report.reinitialised:
     parts = {k: file.params.get(k) for k in report.reinitialised}
     raise ValueError(
       f"{path}: got a head whose parts do not belong together: "
@@ -395,11 +395,11 @@ def load(
 def preprocessing(
   file: weights.Weights, size: tuple[int, int]
 ) -> tuple[str, tuple[str, ...]]:
-  """Returns the operations that make a file's images, of a size; and notes.
+  """Returns the operations that make images of a size for a file; and notes.
 
-  They are the file's own if it states them, for another size with the same
-  filter and the same share of the image. Else the whole image is resized, as
-  Google's evaluation does.
+  They are the file's own; for another size, with the same filter and the same
+  share of the image. If the file states none, or none has a form for the size,
+  the whole image is resized, as in Google's evaluation.
   """
   ops, whole = file.ops, eval_preprocessing.google(size).ops
   if ops is None or pixels.is_random(ops):  # from a run without evaluation
@@ -424,10 +424,10 @@ def preprocessing(
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-  """Returns options of a model with the types of a family that has them all.
+  """Returns options of a model, converted to the types of their fields.
 
   Raises:
-    ValueError: There is no such family, or one has another type.
+    ValueError: No family has all of these options, or a value has another type.
   """
   fields = {
     name: [f.name for f in dataclasses.fields(cls)]
@@ -451,23 +451,25 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
-  """Returns two whole numbers from 1, of one the same twice; None for None."""
+  """Returns two whole numbers from 1; one number stands for two equal ones.
+
+  Raises:
+    ValueError: The value is anything else, except None.
+  """
   if value is None:
     return None
   try:
-    sides = np.broadcast_to(value, 2)
-    good = sides.dtype.kind in "iuf" and np.all(
-      (sides >= 1) & (sides < 2**31) & (np.floor(sides) == sides)
-    )
-  except ValueError:  # another number of them
-    good = False
-  if not good:
+    first, second = (value, value) if np.ndim(value) == 0 else value
+    sides = operator.index(first), operator.index(second)
+  except (TypeError, ValueError):
+    sides = (0, 0)
+  if min(sides) < 1:
     raise ValueError(f"{name}: got {value!r}, expected {expected}.")
-  return int(sides[0]), int(sides[1])
+  return sides
 
 
 def _check_size(config: ModelConfig, size: tuple[int, int]) -> None:
-  """Raises ValueError for more pixels or patches than memory has room for."""
+  """Raises ValueError for more pixels or patches than memory can take."""
   text = f"image_size: got {size[0]:,} x {size[1]:,} pixels,"
   if size[0] * size[1] > images_lib.MAX_PIXELS:
     raise ValueError(
@@ -485,7 +487,7 @@ def _check_size(config: ModelConfig, size: tuple[int, int]) -> None:
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
-  """Moves arrays one by one and releases each, so that few exist twice."""
+  """Moves arrays to the device, releasing each at once: few exist twice."""
   return {
     key: _to_device(value) if isinstance(value, dict) else jax.device_put(value)
     for key, value in ((k, tree.pop(k)) for k in list(tree))

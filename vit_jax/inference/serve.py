@@ -1,6 +1,6 @@
 """A page to try a model: drop an image, see its classes and the attention.
 
-For this machine alone, unless --host says otherwise. Images are not kept.
+Only this machine can open it, unless --host is given. Images are not stored.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from vit_jax.inference.pretrained import Pretrained
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 EXPECTED = "expected a whole JPEG, PNG, WebP, BMP or GIF"
 PAGE = pathlib.Path(__file__).parent / "try_page"
-# Without the first line, a page elsewhere could be made to run this one's code.
+# The first one keeps the page from running any code but its own.
 HEADERS = {
   "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:;"
   " frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
@@ -40,16 +40,15 @@ HEADERS = {
   "Referrer-Policy": "no-referrer",
   "Cache-Control": "no-store",
 }
-BODY_SECONDS = 60  # for one upload
 END_SECONDS = 5  # after Ctrl-C, for what is being sent
-MOST_WAITING = 8  # images; each may be max_megabytes large
+MAX_CONNECTIONS = 16  # each may upload max_megabytes
 LEAST_SIDE = 192  # pixels; smaller images are enlarged under the attention
 MEANING = "what the model got, brighter where its attention goes (rollout)"
 NEEDS = ("starlette", "uvicorn")
 
 
 class Refused(Exception):
-  """An image that is not answered: a status of HTTP, and why in words."""
+  """A request that gets no answer: a status of HTTP, and the reason."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
@@ -81,7 +80,7 @@ class Answers:
     self.max_bytes, self.max_pixels = max_bytes, max_pixels
 
   def model(self, name: str) -> dict[str, Any]:
-    """Returns what the page says of the model."""
+    """Returns what the page shows about the model."""
     height, width = self.vit.image_size
     return {
       "name": name,
@@ -151,16 +150,16 @@ class Answers:
       ) from None
 
   def _attention(self, image: np.ndarray) -> tuple[str | None, str]:
-    """Returns the picture, None if there is none, and what it shows, or why."""
-    got = pixels.apply(image, self.vit.ops)
+    """Returns a data URL and its meaning; or None and why there is none."""
+    image = pixels.apply(image, self.vit.ops)
     try:
-      (attention,) = self.vit.attention_map(normalise(got[None]))
+      (attention,) = self.vit.attention_map(normalise(image[None]))
     except ValueError as e:
       return None, str(e)
-    factor = max(1, LEAST_SIDE // max(got.shape[:2]))
-    got = got.repeat(factor, 0).repeat(factor, 1)
+    factor = max(1, LEAST_SIDE // max(image.shape[:2]))
+    image = image.repeat(factor, 0).repeat(factor, 1)
     buffer = io.BytesIO()
-    Image.fromarray(overlay.lit(got, attention)).save(buffer, "PNG")
+    Image.fromarray(overlay.lit(image, attention)).save(buffer, "PNG")
     link = base64.b64encode(buffer.getvalue()).decode()
     return f"data:image/png;base64,{link}", MEANING
 
@@ -179,60 +178,46 @@ def application(answers: Answers, name: str, hosts: list[str]):
   """
   from starlette.applications import Starlette
   from starlette.middleware import Middleware
+  from starlette.middleware.base import BaseHTTPMiddleware
   from starlette.middleware.trustedhost import TrustedHostMiddleware
   from starlette.requests import ClientDisconnect, Request
   from starlette.responses import JSONResponse, Response
   from starlette.routing import Mount, Route
   from starlette.staticfiles import StaticFiles
 
-  waiting = 0
   # One image at a time, and in one thread: the C library keeps what a thread
   # has freed, up to 0.7 GB for a large image, for that thread alone.
   worker = concurrent.futures.ThreadPoolExecutor(1)
 
   async def body(request: Request) -> bytes:
-    too_large = Refused(
-      413,
-      f"got more than {answers.max_bytes / 1e6:,g} MB, expected a smaller"
-      " file.",
-    )
-    stated = request.headers.get("content-length", "0")
-    if not stated.isdigit() or int(stated) > answers.max_bytes:
-      raise too_large
     data = bytearray()
-    async with asyncio.timeout(BODY_SECONDS):
-      async for part in request.stream():
-        data += part
-        if len(data) > answers.max_bytes:
-          raise too_large
+    async for part in request.stream():
+      data += part
+      if len(data) > answers.max_bytes:
+        raise Refused(
+          413,
+          f"got more than {answers.max_bytes / 1e6:,g} MB, expected a smaller"
+          " file.",
+        )
     return bytes(data)
 
   async def predict(request: Request) -> Response:
-    nonlocal waiting
     origin, host = map(request.headers.get, ("origin", "host"))
     try:
       if origin and origin not in (f"http://{host}", f"https://{host}"):
         raise Refused(403, f"got a request from {origin}, expected this page.")
-      if waiting >= MOST_WAITING:
-        raise Refused(503, f"{waiting} images are waiting; try again.")
-      waiting += 1
-      try:
-        data = await body(request)
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(worker, answers.answer, data)
-        return JSONResponse(answer)
-      finally:
-        waiting -= 1
+      data = await body(request)
+      loop = asyncio.get_running_loop()
+      return JSONResponse(
+        await loop.run_in_executor(worker, answers.answer, data)
+      )
     except Refused as e:
       return JSONResponse({"error": str(e)}, e.status)
-    except TimeoutError:
-      text = f"got no whole file within {BODY_SECONDS} seconds."
-      return JSONResponse({"error": text}, 408)
     except ClientDisconnect:
       return Response(status_code=400)
     except asyncio.CancelledError:  # by uvicorn, END_SECONDS after Ctrl-C
       return Response(status_code=503)
-    except Exception as e:  # such as too little memory; the page says so
+    except Exception as e:  # such as too little memory; the page shows it
       traceback.print_exc()
       text = f"the model failed ({type(e).__name__}); see its terminal."
       return JSONResponse({"error": text}, 500)
@@ -240,20 +225,10 @@ def application(answers: Answers, name: str, hosts: list[str]):
   async def model(request: Request) -> Response:
     return JSONResponse(answers.model(name))
 
-  class Headed:
-    """Adds `HEADERS` to every answer."""
-
-    def __init__(self, app):
-      self.app = app
-
-    async def __call__(self, scope, receive, send):
-      async def headed(message):
-        if message["type"] == "http.response.start":
-          more = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-          message["headers"] = [*message["headers"], *more]
-        await send(message)
-
-      await self.app(scope, receive, headed)
+  async def add_headers(request: Request, call_next) -> Response:
+    response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
 
   return Starlette(
     routes=[
@@ -262,14 +237,17 @@ def application(answers: Answers, name: str, hosts: list[str]):
       Mount("/", StaticFiles(directory=PAGE, html=True)),
     ],
     middleware=[
-      Middleware(Headed),
+      Middleware(BaseHTTPMiddleware, dispatch=add_headers),
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
     ],
   )
 
 
 def names_of(host: str) -> list[str]:
-  """Returns the names by which a page at this address is asked; ["*"]: any.
+  """Returns the host names that requests may have; ["*"]: any.
+
+  A server for this machine alone accepts its own names alone, so that a page
+  elsewhere cannot reach it by a name that resolves to this machine.
 
   Args:
     host: Address to listen at.
@@ -291,7 +269,7 @@ def main(args: argparse.Namespace) -> None:
       " pip install '.[serve]' in the checkout of vit_jax."
     )
   processes.refuse_several_hosts()
-  warnings.filterwarnings("ignore", module="PIL")  # an answer says it
+  warnings.filterwarnings("ignore", module="PIL")  # the answer has the error
   import uvicorn
 
   try:
@@ -314,7 +292,7 @@ def main(args: argparse.Namespace) -> None:
     host=args.host,
     port=args.port,
     log_level="warning",
-    limit_concurrency=64,
+    limit_concurrency=MAX_CONNECTIONS,
     server_header=False,
     timeout_graceful_shutdown=END_SECONDS,
   )
@@ -322,8 +300,8 @@ def main(args: argparse.Namespace) -> None:
     listening = config.bind_socket()
   except SystemExit:
     sys.exit(
-      f"--port: {args.port} of {args.host} cannot be had; is it in use? Another"
-      " one: --port=0."
+      f"--port: {args.port} of {args.host} cannot be opened; is it in use?"
+      " --port=0 takes a free one."
     )
   listening.listen()  # uvicorn does a moment after the address is printed
   port = listening.getsockname()[1]

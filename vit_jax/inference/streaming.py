@@ -1,4 +1,4 @@
-"""Images that a command line names: found, decoded and resized, in order.
+"""Images that a command line names: listed, decoded and resized, in order.
 
 Threads decode while the model computes; the number of images in memory is
 bounded, so that a folder of any size can pass.
@@ -24,10 +24,10 @@ PEEKED = 64  # bytes
 
 
 class Named(NamedTuple):
-  """An image that has a name, not read yet.
+  """An image that is not read yet.
 
   name: Its path; "-" for standard input.
-  image: What `images.read` takes, or the error that stands in its place.
+  image: What `images.read` takes; or an error, if there is no image.
   """
 
   name: str
@@ -48,23 +48,23 @@ class Row(NamedTuple):
 
 
 def find(
-  words: Iterable[str], stdin: io.BufferedIOBase | None
+  arguments: Iterable[str], stdin: io.BufferedIOBase | None
 ) -> Iterator[Named]:
-  """Yields the images that the words of a command line stand for.
+  """Yields the images that the arguments of a command line stand for.
 
   Args:
-    words: Files; folders, of which all images are found, those of folders
-      within it too, in the order of their names, without hidden ones and
-      without links to folders; globs, with ** for any depth; or "-".
-    stdin: Read for "-": an image, or else a list of files, folders and globs,
-      one a line. A NUL byte in its first 64, which no list has, tells. None: it
-      is closed.
+    arguments: Files; folders, which stand for all images in them at any depth,
+      in the order of their names, without hidden ones and without links to
+      folders; globs, with ** for any depth; or "-".
+    stdin: Read for "-". It is an image if a NUL byte is among its first 64, and
+      otherwise a list of files, folders and globs, one a line. None: it is
+      closed.
 
   Yields:
-    An error in place of an image for a folder or a glob without images, and for
-    folders that cannot be opened.
+    Images; an error for a folder or a glob without images, and for a folder
+    that cannot be opened.
   """
-  for word in words:
+  for word in arguments:
     if word == STANDARD_INPUT:
       yield from _from_stdin(stdin)
     elif os.path.isdir(word):
@@ -86,7 +86,7 @@ def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
   for line in reader:
     if word := os.fsdecode(line.rstrip(b"\r\n")):
       is_empty = False
-      if word == STANDARD_INPUT:  # a second time; it is being read
+      if word == STANDARD_INPUT:  # it is being read already
         yield Named(word, word)
       else:
         yield from find([word], stdin)
@@ -133,13 +133,12 @@ def read_all(
   *,
   ahead: int,
 ) -> Iterator[Row]:
-  """Yields the images' pixels in order, while a thread for each
-  processor reads those to come.
+  """Yields the images' pixels in order, while threads read the next ones.
 
   Args:
-    named_images: The images, drawn from as they are read.
+    named_images: The images; may be an endless iterator.
     ops: Preprocessing without randomness, see `pixels.apply`.
-    ahead: Images that are read before they are asked for, at most.
+    ahead: Most images that are read in advance.
   """
   read = functools.partial(_read, ops=ops)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "read") as pool:
@@ -157,8 +156,10 @@ def read_all(
       pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _submitted(pool, read, named: Named) -> Callable[[], Row]:
-  """Returns what waits for the image."""
+def _submitted(
+  pool: concurrent.futures.Executor, read: Callable[[Named], Row], named: Named
+) -> Callable[[], Row]:
+  """Starts to read an image; returns a function that waits for it."""
   if isinstance(named.image, str | os.PathLike | bytes):
     return pool.submit(read, named).result
   # A PIL image may be in the list twice, and cannot be read by two threads.
@@ -176,4 +177,5 @@ def _read(named: Named, ops: str) -> Row:
     error = FileNotFoundError(*e.args)
   except ValueError as e:
     error = ValueError(str(e))
-  return Row(named.name, None, error)  # a new one: a traceback holds the file
+  # A new error: the traceback of the old one refers to the file.
+  return Row(named.name, None, error)

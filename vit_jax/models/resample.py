@@ -22,12 +22,11 @@ def resample_posemb(
 ) -> Float[np.ndarray, "1 m d"]:
   """Interpolates a learned table to another grid of patches.
 
-  No grid is guessed from the number of rows. The methods of `METHODS`:
+  The methods of `METHODS`:
 
   - "zoom": bilinear between the corners, which stay fixed: row i of the new
     grid is at i (old - 1) / (new - 1) of the old one; columns alike. The
-    paper's
-    code: scipy.ndimage.zoom with order=1.
+    paper's code: scipy.ndimage.zoom with order=1.
 
   All others compare centres of patches: row i of the new grid is at
   (i + 1/2) old / new - 1/2 of the old one.
@@ -37,12 +36,11 @@ def resample_posemb(
     their sum. FlexiViT's: jax.image.resize(method="bilinear").
   - "bicubic": the same with Keys' cubic filter, a = -1/2:
     jax.image.resize(method="bicubic").
-  - "timm": another name of "bicubic", which is what timm's
-    resample_abs_pos_embed does: torch has a = -1/2 where it antialiases.
-  - "hf": Keys' filter with a = -3/4, never widened; outside the grid the
-    nearest
-    patch of its edge counts. interpolate_pos_encoding of Hugging Face's ViT:
-    torch's bicubic without antialiasing.
+  - "timm": another name of "bicubic", the method of timm's
+    resample_abs_pos_embed: torch has a = -1/2 if it antialiases.
+  - "hf": Keys' filter with a = -3/4, never widened; a point outside the grid
+    counts for the nearest point of the edge. interpolate_pos_encoding of
+    Hugging Face's ViT: torch's bicubic without antialiasing.
 
   Args:
     table: One row per token, in raster order.
@@ -157,17 +155,17 @@ def _weights(
     old: Number of old points.
     new: Number of new points.
     kernel: Weight by distance, in old points; zero from 2 on.
-    antialias: True: the kernel is widened by old / new if that is above 1, and
-      weights outside are dropped. False: it is not widened, and a weight
-      outside counts for the point at that edge.
+    antialias: Whether the kernel is widened by old / new, if that is above 1,
+      and weights outside are dropped. Otherwise a weight outside counts for the
+      point at that edge.
   """
-  at = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
+  centres = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
   if antialias:
-    weights = kernel((at - np.arange(old)) / max(1, old / new))
+    weights = kernel((centres - np.arange(old)) / max(1, old / new))
     return weights / weights.sum(axis=1, keepdims=True)
   points = np.arange(-2, old + 2)
   edges = np.clip(points, 0, old - 1)[:, None] == np.arange(old)
-  return kernel(at - points) @ edges
+  return kernel(centres - points) @ edges
 
 
 def _triangle(distance: np.ndarray) -> np.ndarray:

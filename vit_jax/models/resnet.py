@@ -1,7 +1,7 @@
 """ResNets with GroupNorm and standardised kernels, as in BiT and the hybrids.
 
-The names of the modules make the paths of the parameters, which are those of
-the published hybrids (`block1/unit1/conv1/kernel`), for both forms:
+Modules are named so that the paths of the parameters are those of the published
+hybrids (`block1/unit1/conv1/kernel`), in both forms:
 
 - V1 (`bit_v1`, and the ResNet of a hybrid): norm and ReLU after a convolution,
   ReLU after the sum, padding "SAME".
@@ -12,6 +12,7 @@ Parameters are float32; products have type `dtype`; the statistics of the norms
 and of the kernels are float32.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -53,7 +54,7 @@ class StdConv(nn.Module):
   features: int
   side: int
   stride: int
-  padding: Any
+  padding: str | tuple[tuple[int, int], ...]
   norms: Norms
   dtype: DTypeLike
 
@@ -145,7 +146,7 @@ UNITS = {"v1": UnitV1, "v2": UnitV2}
 class Stage(nn.Module):
   """Units of one width; the first of them has the stride."""
 
-  unit: Any
+  unit: Callable[..., nn.Module]
   num_units: int
   channels: int
   stride: int
@@ -171,7 +172,7 @@ def trunk(
   stages: Stages,
   norms: Norms,
   dtype: DTypeLike,
-  remat: Any = lambda unit: unit,
+  remat: Callable[[type[nn.Module]], type[nn.Module]] = lambda unit: unit,
   root_pad: str = "zero",
 ) -> tuple[Float[Array, "b y x f"], dict[str, Array]]:
   """Returns root and stages, as submodules of the module that calls this.
@@ -183,10 +184,11 @@ def trunk(
     x: Images.
     form: "v1" or "v2".
     stages: Units per stage, and the factor of all widths.
-    norms: Their constants.
+    norms: Constants of the norms and of the standardisation.
     dtype: Type of the products.
     remat: Wraps the class of a unit, so that the backward pass recomputes it.
-    root_pad: As in `BiTConfig`; only V2's root has no ReLU before the maximum.
+    root_pad: See `BiTConfig`; it matters in V2 alone, whose root has no ReLU
+      before the maximum.
 
   Returns:
     The last feature map; and all by name: root, block1, block2, ...
@@ -245,8 +247,7 @@ class ResNet(nn.Module):
 
     Args:
       images: Floats in [-1, 1].
-      is_training: Has no effect here; Transformers need it.
-      records: Has no effect here.
+      is_training, records: Without effect; Transformers need them.
 
     Returns:
       Logits, float32, and the intermediates: root, block1, block2, ... [b, y,

@@ -1,4 +1,4 @@
-"""A model as a `.npz` of a published format: its arrays, and what they lack."""
+"""A model as a `.npz` of a published format, and what such a file lacks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
 def write(
   params: Mapping[str, np.ndarray], model: ModelConfig
 ) -> tuple[dict[str, np.ndarray], str]:
-  """Returns the arrays by published names, and who reads these names.
+  """Returns the arrays by published names, and which code reads these names.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -33,7 +33,7 @@ def write(
       " read Google's names add positions once. Write a checkpoint of ours:"
       " --to=orbax."
     )
-  if bit.holds(model):
+  if model.name == "bit":
     return bit.write(params), "BiT's own code, big_vision and timm"
   if model.name == "bit_v1":
     return google.write(params, is_big_vision=True), "big_vision"
@@ -51,7 +51,7 @@ def write(
   return google.write(params, is_big_vision=is_big_vision), reader
 
 
-def unstated(
+def missing_arguments(
   params: Mapping[str, Any],
   model: ModelConfig,
   *,
@@ -59,7 +59,7 @@ def unstated(
   num_classes: int,
   loss: str,
 ) -> dict[str, Any]:
-  """Returns arguments of `vit_jax.load` that follow from no array of the file.
+  """Returns arguments that `vit_jax.load` needs, since no array states them.
 
   Args:
     params: Our flat names -> anything with a shape; blocks not stacked.
@@ -98,37 +98,37 @@ def _shape(array: Any) -> LazyArray:
   return LazyArray(shape, np.dtype(np.float32), lambda: array)
 
 
-def losses(
-  unstated: Mapping[str, Any],
+def notes(
+  arguments: Mapping[str, Any],
   num_classes: int,
   names: Sequence[str] | None,
   ops: str,
   image_size: tuple[int, int],
 ) -> list[str]:
-  """Returns notes for the user on what the file does not say.
+  """Returns notes for the user on what the file does not state.
 
   Args:
-    unstated: As the function of that name returns it.
+    arguments: What `missing_arguments` returned.
     num_classes: Width of the head, 0 for none.
     names: Names of the classes in the order of the logits, or None.
     ops: Preprocessing of the model, as `config.data.ops`.
     image_size: (height, width) of its images, pixels.
   """
-  notes, known = [], class_names.known(num_classes)
+  texts, known = [], class_names.known(num_classes)
   if names and names != known:
     note = "without class names: .npz has no place for them"
     if known:
       note += f", and this width is taken for ImageNet's: {known[0]} ..."
-    notes.append(note)
-  if unstated:
-    text = ", ".join(f"{k}={v!r}" for k, v in unstated.items())
+    texts.append(note)
+  if arguments:
+    text = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
     note = f"load it with {text}: .npz has no place to say so"
-    if unstated.keys() - {"image_size"}:
+    if arguments.keys() - {"image_size"}:
       note += ", and Google's code differs"
-    notes.append(note)
+    texts.append(note)
   whole = eval_preprocessing.google(tuple(image_size))
   if eval_preprocessing.taken_apart(ops) != whole:
-    notes.append(
+    texts.append(
       f"images there: {whole.ops}, since .npz has no place to say {ops}"
     )
-  return notes
+  return texts

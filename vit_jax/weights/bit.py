@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from vit_jax.families import ModelConfig
 from vit_jax.weights.weights_file import LazyArray
 
 _UNIT = r"resnet/block(\d)/unit0*(\d+)/"
@@ -22,11 +21,6 @@ LETTERS = "abc"
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a BiT file."""
   return any(re.fullmatch(_UNIT + "a/" + _CONV, n) for n in names)
-
-
-def holds(model: ModelConfig) -> bool:
-  """Whether the format has a place for such a model."""
-  return model.name == "bit"
 
 
 def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:

@@ -1,4 +1,4 @@
-"""Weights by address or name: downloads them once, or says what to do instead.
+"""Weights by address or name: downloaded once, or an error that says how.
 
 `https://...` is fetched by pooch, `hf-hub:OWNER/NAME` by huggingface_hub, which
 is installed separately; each has its cache. The buckets of the published files
@@ -102,7 +102,9 @@ def _from_web(url: str) -> pathlib.Path:
         known_hash=None,  # no hashes are published
         fname=file.name,
         path=file.parent,
-        downloader=pooch.HTTPDownloader(_Progress(), chunk_size=2**20),
+        downloader=pooch.HTTPDownloader(
+          progressbar=sys.stderr.isatty(), chunk_size=2**20
+        ),
       )
   except (requests.RequestException, OSError) as e:
     raise FileNotFoundError(
@@ -116,7 +118,7 @@ def _from_web(url: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
-  """Makes the other processes of this host wait until the block has ended."""
+  """Lets one process of this host at a time into the block."""
   try:
     import fcntl  # of Unix
   except ImportError:
@@ -134,42 +136,10 @@ def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
   """Returns the innermost cause, which is the one that explains."""
-  inner = error
-  while isinstance(inner, Exception):
-    text, inner = (
-      inner,
-      next(
-        (
-          a
-          for a in (getattr(inner, "reason", None), *inner.args)
-          if isinstance(a, Exception)
-        ),
-        None,
-      ),
-    )
-  return str(text).strip() or type(text).__name__
-
-
-class _Progress:
-  """The progress that pooch reports: one line, rewritten on a terminal."""
-
-  def __init__(self):
-    self.total = self._done = 0
-    self._is_shown = sys.stderr.isatty()
-
-  def update(self, more: int) -> None:
-    self._done += more
-    if self._is_shown:
-      share = f" of {self.total / 1e6:,.0f}" if self.total else ""
-      text = f"\r{'':<16}{self._done / 1e6:,.0f}{share} MB"
-      print(text, end="", file=sys.stderr, flush=True)
-
-  def reset(self) -> None:
-    self._done = 0
-
-  def close(self) -> None:
-    if self._is_shown:
-      print(file=sys.stderr)
+  for inner in (getattr(error, "reason", None), *error.args):
+    if isinstance(inner, Exception):
+      return _reason(inner)
+  return str(error).strip() or type(error).__name__
 
 
 def _from_hub(text: str) -> str:

@@ -178,7 +178,7 @@ class _Fit:
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
       self.notes.append(
-        "the head is kept as it is: it has as many classes as the data, and no"
+        "the head is loaded: it has as many classes as the data, and no"
         " names of its own to compare."
       )
     elif loads and shapes and class_names and old_names:

@@ -2,9 +2,9 @@
 
 Three generations of names are mapped to ours: the ViT paper's (numbered over
 all layers of a block: `LayerNorm_2`), linen's (numbered by kind: `LayerNorm_1`)
-and big_vision's (linen's, with the position table at the top level and without
-a row for the class token; its ResNets are here, too). big_vision files may
-stack the blocks on a leading axis.
+and big_vision's, for ResNets, too (linen's, with the position table at the top
+level and without a row for the class token). big_vision's files may stack the
+blocks on a leading axis.
 """
 
 import re
@@ -19,9 +19,9 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 # Training states have the parameters under one of these, besides moments.
 PREFIXES = ("opt/target/", "params/")
 
-# A published name -> ours; the first match counts, and other names stay as they
-# are. The third column is the name in the ViT paper's files, the fourth that in
-# big_vision's.
+# Regular expression of all names of an array; our name; the name in the ViT
+# paper's files; the name in big_vision's. The first match counts, and a name
+# without a match stays as it is.
 _BLOCK = r"^(Transformer/encoderblock(?:_\d+)?)"
 NAMES = (
   (
@@ -76,7 +76,7 @@ def looks_like(names: Iterable[str]) -> bool:
 def read(
   arrays: Mapping[str, LazyArray],
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
-  """Returns the parameters by our flat names ("a/b/c"), and what they imply.
+  """Returns the parameters by our flat names ("a/b/c"), and options.
 
   Moments and steps of a training state are left out. Stacked blocks are
   separated.
@@ -183,7 +183,7 @@ def _unstacked(name: str, array: LazyArray):
   unread, whole = set(range(array.shape[0])), None
 
   def read(i: int) -> np.ndarray:
-    # The stacked array is kept until each of its blocks was read once.
+    # The stacked array stays in memory until each of its blocks was read once.
     nonlocal whole
     blocks = np.asarray(array) if whole is None else whole
     unread.discard(i)

@@ -26,6 +26,8 @@ from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
   count_blocks,
+  dense_rows,
+  norm_rows,
   shorten,
   to_ours,
   to_theirs,
@@ -63,6 +65,40 @@ NAMES = (
   (_LAYER + r"mlp\.fc2\.", "output.dense."),
   (_LAYER, ""),
 )
+
+
+def vit_rows(depth: int) -> list[Row]:
+  """Returns the key table of `model_type` "vit", without the prefix "vit."."""
+  rows = [
+    Row("embeddings.cls_token", "cls"),
+    Row("embeddings.position_embeddings", POS_EMBEDDING),
+    *dense_rows("embeddings.patch_embeddings.projection", "embedding", "conv"),
+  ]
+  for i in range(depth):
+    theirs, ours = f"encoder.layer.{i}", f"Transformer/encoderblock_{i}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    rows += norm_rows(f"{theirs}.layernorm_before", f"{ours}/LayerNorm_0")
+    for name in ("query", "key", "value"):
+      rows += dense_rows(
+        f"{theirs}.attention.attention.{name}",
+        f"{attention}/{name}",
+        "to_heads",
+        "heads_bias",
+      )
+    output = f"{theirs}.attention.output.dense"
+    rows += [
+      *dense_rows(output, f"{attention}/out", "from_heads"),
+      *norm_rows(f"{theirs}.layernorm_after", f"{ours}/LayerNorm_1"),
+      *dense_rows(f"{theirs}.intermediate.dense", f"{ours}/MlpBlock_0/Dense_0"),
+      *dense_rows(f"{theirs}.output.dense", f"{ours}/MlpBlock_0/Dense_1"),
+    ]
+  return [
+    *rows,
+    *norm_rows("layernorm", "Transformer/encoder_norm"),
+    *dense_rows("pooler.dense", "pre_logits"),
+    *dense_rows("classifier", "head"),
+  ]
+
 
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
@@ -153,7 +189,7 @@ def read(file: Safetensors) -> Weights:
 def read_arrays(
   arrays: Mapping[str, LazyArray], config: Mapping[str, Any]
 ) -> tuple[dict[str, LazyArray], dict[str, Any], dict[str, Any]]:
-  """Returns parameters by our flat names, options, and what else is known.
+  """Returns parameters by our flat names, options, and other statements.
 
   No array is read before its use. Attention without biases gets biases of zero;
   the pooler becomes pre_logits.
@@ -163,9 +199,9 @@ def read_arrays(
     config: Contents of config.json.
 
   Returns:
-    Parameters; the options gelu and ln_eps; and
-    image_size (height, width), patch, num_heads, loss (None unless it says
-    sigmoid), and class_names, None where they are LABEL_0, LABEL_1 and so on.
+    Parameters; the options gelu and ln_eps; and image_size (height, width),
+    patch, num_heads, loss ("sigmoid" or None), and class_names, which are None
+    if they are LABEL_0, LABEL_1 and so on.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; or the
@@ -206,7 +242,7 @@ def read_arrays(
 
 
 def _extras(config: HFConfig, errors: list[str]) -> dict[str, Any]:
-  """Returns what the config states; adds what our models lack to `errors`."""
+  """Returns what the config states; our models' missing parts are `errors`."""
   if config.model_type != "vit":
     errors.append(f"model_type: got {config.model_type!r}, expected 'vit'.")
   if config.hidden_act not in GELUS:
@@ -260,12 +296,11 @@ def write(
   """Returns arrays and config.json.
 
   `ViTForImageClassification.from_pretrained` loads a folder of the two and of
-  what `hf_preprocessing.write` makes; without a head,
-  `ViTModel.from_pretrained`, whose pooler is then our pre_logits. A position
-  table without a row for the class token gets one of zeros, which changes
-  nothing; fixed positions, or
-  none, become a learned table. The safetensors file needs the metadata
-  {"format": "pt"}.
+  what `hf_preprocessing.write` makes. Without a head
+  `ViTModel.from_pretrained` does, whose pooler is then our pre_logits. A
+  position table without a row for the class token gets one of zeros, which
+  changes nothing; fixed positions, or none, become a learned table. The
+  safetensors file needs the metadata {"format": "pt"}.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -389,54 +424,3 @@ def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:
 def _square(image_size: tuple[int, int]) -> int | list[int]:
   height, width = image_size
   return height if height == width else [height, width]
-
-
-def _pairs(theirs: str, ours: str, leaf: str, *kinds: str) -> list[Row]:
-  weight, bias = kinds or ("same", "same")
-  return [
-    Row(f"{theirs}.weight", f"{ours}/{leaf}", weight),
-    Row(f"{theirs}.bias", f"{ours}/bias", bias),
-  ]
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-  return _pairs(theirs, ours, "scale")
-
-
-def _dense(
-  theirs: str, ours: str, kind: str = "linear", bias: str = "same"
-) -> list[Row]:
-  return _pairs(theirs, ours, "kernel", kind, bias)
-
-
-def vit_rows(depth: int) -> list[Row]:
-  """Returns the key table of `model_type` "vit", without the prefix "vit."."""
-  rows = [
-    Row("embeddings.cls_token", "cls"),
-    Row("embeddings.position_embeddings", POS_EMBEDDING),
-    *_dense("embeddings.patch_embeddings.projection", "embedding", "conv"),
-  ]
-  for i in range(depth):
-    theirs, ours = f"encoder.layer.{i}", f"Transformer/encoderblock_{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    rows += _norm(f"{theirs}.layernorm_before", f"{ours}/LayerNorm_0")
-    for name in ("query", "key", "value"):
-      rows += _dense(
-        f"{theirs}.attention.attention.{name}",
-        f"{attention}/{name}",
-        "to_heads",
-        "heads_bias",
-      )
-    output = f"{theirs}.attention.output.dense"
-    rows += [
-      *_dense(output, f"{attention}/out", "from_heads"),
-      *_norm(f"{theirs}.layernorm_after", f"{ours}/LayerNorm_1"),
-      *_dense(f"{theirs}.intermediate.dense", f"{ours}/MlpBlock_0/Dense_0"),
-      *_dense(f"{theirs}.output.dense", f"{ours}/MlpBlock_0/Dense_1"),
-    ]
-  return [
-    *rows,
-    *_norm("layernorm", "Transformer/encoder_norm"),
-    *_dense("pooler.dense", "pre_logits"),
-    *_dense("classifier", "head"),
-  ]

@@ -22,8 +22,8 @@ _CLIP = {
   "image_mean": [0.48145466, 0.4578275, 0.40821073],
   "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-# Type of the processor -> what it does where its file is silent, unless that is
-# to resize images to the model's size, bilinear, and normalise by 0.5.
+# Type of the processor -> the values of what its file does not state, if they
+# are not those of `Preprocessor`.
 # Source: transformers 5.24, models/*/image_processing_*.py.
 DEFAULTS = {
   "ViT": {},
@@ -36,7 +36,7 @@ DEFAULTS = {
   "CLIP": _CLIP,
   "Bit": _CLIP,
 }
-# Without defaults that we know, all that decides on the pixels must be there.
+# What decides on the pixels: a processor of another type has to state it all.
 _DECISIVE = {
   *("do_resize", "size", "resample", "do_center_crop", "do_rescale"),
   *("do_normalize", "image_mean", "image_std"),
@@ -45,10 +45,11 @@ _DECISIVE = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessor:
-  """What is read of preprocessor_config.json, with the defaults of all types.
+  """What is read of preprocessor_config.json, with the defaults of most types.
 
-  Sizes are pixels in one of several forms, see `_sides`; `resample` is a number
-  of Pillow's, as in `RESAMPLE`.
+  By these, images are resized to the model's size, bilinear, and normalised by
+  0.5. Sizes are pixels in one of several forms, see `_sides`; `resample` is a
+  number of Pillow's, as in `RESAMPLE`.
   """
 
   image_processor_type: str | None = None
@@ -82,7 +83,7 @@ def typed(about: Mapping[str, Any]) -> Preprocessor:
 
 
 def complete(about: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what is stated, and the defaults of the processor that is named.
+  """Adds the defaults of the processor's type to what its file states.
 
   Args:
     about: Contents of preprocessor_config.json; {}: there is none.
@@ -105,14 +106,14 @@ def _type(about: Mapping[str, Any]) -> str:
 
 
 def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
-  """Returns transformers' evaluation of a model.
+  """Returns the operations of transformers' evaluation.
 
   Args:
     about: As `complete` returns it.
     size: (height, width) of the model's images, pixels.
 
   Returns:
-    None where nothing is stated, or what none of our operations does.
+    None if nothing is stated, or if no operations of ours do the same.
   """
   stated = typed(about)
   filter = RESAMPLE.get(stated.resample)
@@ -175,7 +176,7 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 
 def white(about: Mapping[str, Any]) -> float:
-  """Returns what transformers makes of the value 255 before it normalises.
+  """Returns the value that transformers gives to 255 before it normalises.
 
   Raises:
     ValueError: It is not within 0.001 and 255.
@@ -187,7 +188,7 @@ def white(about: Mapping[str, Any]) -> float:
   if not 0.001 <= white <= 255:
     raise ValueError(
       f"{FILE}: rescale_factor: got {white / 255:g}, expected"
-      " 1/255 or another factor up to 1; mend the file beside the weights."
+      " 1/255 or another factor up to 1; correct the file beside the weights."
     )
   return white
 
@@ -195,9 +196,9 @@ def white(about: Mapping[str, Any]) -> float:
 def write(ops: str, size: tuple[int, int]) -> tuple[dict[str, Any], str]:
   """Returns the nearest preprocessing of transformers', to [-1, 1].
 
-  Pillow's filters are all that it has: of a resizing by TensorFlow the filter
-  is kept, or bilinear taken in place of one that it lacks. What is neither the
-  whole image nor its centre, resized, becomes the whole.
+  transformers resizes with Pillow. A resizing by TensorFlow is written with the
+  same filter, or bilinear where Pillow lacks the filter. Anything but the
+  resized image and its centre is written as the resized image.
 
   Args:
     ops: Preprocessing of the model, as `config.data.ops`.
@@ -230,9 +231,7 @@ def write(ops: str, size: tuple[int, int]) -> tuple[dict[str, Any], str]:
       "do_center_crop": True,
       "crop_size": _pixels(size),
     }
-  read = ops_of(about, size)
-  assert read is not None
-  return about, read
+  return about, ops_of(about, size)
 
 
 def _pixels(size: tuple[int, int]) -> dict[str, int]:

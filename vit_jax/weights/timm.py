@@ -1,8 +1,12 @@
 """Weights under timm's names: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
 
-Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one
-but for `TANH`, LayerNorm and GroupNorm add 1e-6 and 1e-5 to the variance, and
-weight standardisation adds 1e-8 to the variance.
+The key tables are `vit_rows`, `stem_rows` and `bit_rows`. A new family gets
+rows in one of them or a table of its own, loses its line in `PARTS`, and what
+it computes otherwise becomes an option in `vit_jax/families/`.
+
+Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
+except for the architectures `timm_file.TANH`; LayerNorm and GroupNorm add 1e-6
+and 1e-5 to the variance, and weight standardisation adds 1e-8 to the variance.
 """
 
 import math
@@ -20,6 +24,8 @@ from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
   count_blocks,
+  dense_rows,
+  norm_rows,
   shorten,
   to_ours,
   to_theirs,
@@ -30,7 +36,111 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 LN_EPS = 1e-6
 RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
 
-# Names without a counterpart here -> what they are part of.
+
+def vit_rows(depth: int) -> list[Row]:
+  """Returns the key table of a ViT; a hybrid has `stem_rows`, too."""
+  rows = [
+    Row("cls_token", "cls"),
+    Row("pos_embed", POS_EMBEDDING),
+    *dense_rows("patch_embed.proj", "embedding", "conv"),
+  ]
+  for i in range(depth):
+    theirs, ours = f"blocks.{i}", f"Transformer/encoderblock_{i}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    rows += [
+      *norm_rows(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
+      *_projections(f"{theirs}.attn.qkv", attention, ("query", "key", "value")),
+      *dense_rows(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
+      *norm_rows(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
+      *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0"),
+    ]
+  attention = "MAPHead_0/MultiHeadDotProductAttention_0"
+  return [
+    *rows,
+    *norm_rows("norm", "Transformer/encoder_norm"),
+    Row("attn_pool.latent", "MAPHead_0/probe"),
+    *_projections("attn_pool.q", attention, ("query",)),
+    *_projections("attn_pool.kv", attention, ("key", "value")),
+    *dense_rows("attn_pool.proj", f"{attention}/out", "from_heads"),
+    *norm_rows("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
+    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
+    *dense_rows("head", "head"),
+  ]
+
+
+def stem_rows(units: list[int], has_stages: bool) -> list[Row]:
+  """Returns the key table of a hybrid's ResNet (activation after norm)."""
+  prefix = "patch_embed.backbone."
+  stem = prefix + "stem." * has_stages
+  rows = [
+    Row(f"{stem}conv.weight", "conv_root/kernel", "conv"),
+    *norm_rows(f"{stem}norm", "gn_root"),
+  ]
+  for theirs, ours in _each_unit(units):
+    rows += _unit_rows(prefix + theirs, ours)
+    rows += norm_rows(f"{prefix}{theirs}.downsample.norm", f"{ours}/gn_proj")
+  return rows
+
+
+def bit_rows(units: list[int]) -> list[Row]:
+  """Returns the key table of a ResNet V2 (norm, activation, convolution)."""
+  rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
+  for theirs, ours in _each_unit(units):
+    rows += _unit_rows(theirs, ours)
+  return [
+    *rows,
+    *norm_rows("norm", "norm-pre-head"),
+    *dense_rows("head.fc", "head", "conv1x1"),
+  ]
+
+
+def _each_unit(units: list[int]) -> list[tuple[str, str]]:
+  return [
+    (f"stages.{s}.blocks.{u}", f"block{s + 1}/unit{u + 1}")
+    for s, count in enumerate(units)
+    for u in range(count)
+  ]
+
+
+def _unit_rows(theirs: str, ours: str) -> list[Row]:
+  rows = []
+  for i in (1, 2, 3):
+    kernel = f"{ours}/conv{i}/kernel"
+    rows += [
+      Row(f"{theirs}.conv{i}.weight", kernel, "conv"),
+      *norm_rows(f"{theirs}.norm{i}", f"{ours}/gn{i}"),
+    ]
+  kernel = f"{ours}/conv_proj/kernel"
+  return [*rows, Row(f"{theirs}.downsample.conv.weight", kernel, "conv")]
+
+
+def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
+  """Returns rows of projections that are stacked in one array."""
+  rows = []
+  for i, name in enumerate(names):
+    part = (i, len(names))
+    rows += dense_rows(theirs, f"{ours}/{name}", "to_heads", "heads_bias", part)
+  return rows
+
+
+def _mlp(theirs: str, ours: str) -> list[Row]:
+  return [
+    *dense_rows(f"{theirs}.fc1", f"{ours}/Dense_0"),
+    *dense_rows(f"{theirs}.fc2", f"{ours}/Dense_1"),
+  ]
+
+
+def _count_units(names: Iterable[str], regex: str, first: int) -> list[int]:
+  """Returns the number of units of each stage; `first` is the first number."""
+  units: dict[int, list[int]] = {}
+  for name in names:
+    if m := re.match(regex, name):
+      units.setdefault(int(m[1]) - first, []).append(int(m[2]) - first)
+  num_stages = max(units, default=-1) + 1
+  return [max(units.get(s, [-1])) + 1 for s in range(num_stages)]
+
+
+# Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
   (r"dist_token|head_dist", "the distillation token of DeiT"),
   (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale"),
@@ -101,7 +211,7 @@ BITS = {
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
 
-  They may be of a relative with parts that `read` refuses.
+  A relative with parts that `read` refuses may have such names, too.
   """
   names = set(names)
   if "patch_embed.proj.weight" in names:
@@ -124,15 +234,15 @@ def read(
 
   Args:
     arrays: timm's name -> array.
-    num_heads: Attention heads, which no array tells; None: those of the known
+    num_heads: Attention heads, which no array states; None: those of the known
       size of the same width, depth and mlp_dim.
     act_layer: Activation of a ViT's MLPs, a key of `GELUS`; not read for a
       ResNet.
 
   Returns:
-    Parameters; and options of the model that follow from timm's code
-    and not from the arrays: gelu and ln_eps of a ViT, and posemb of one without
-    a table; gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
+    Parameters; and options of the model that follow from timm's code, not from
+    the arrays: gelu and ln_eps of a ViT, and posemb of one without a table;
+    gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
@@ -143,7 +253,7 @@ def read(
   options: dict[str, Any] = {}
   if is_resnet:
     num_heads = 1  # there is no attention
-    rows = _bit_rows(
+    rows = bit_rows(
       _count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
     )
     options |= RESNET | {"root_pad": "zero"}
@@ -153,7 +263,7 @@ def read(
       arrays, r"\w+\.backbone\.stages\.(\d)\.blocks\.(\d{1,3})\.", 0
     )
     has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
-    rows = _vit_rows(depth) + _stem_rows(units, has_stages)
+    rows = vit_rows(depth) + stem_rows(units, has_stages)
     options |= {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
     if act_layer not in GELUS:
       errors.append(
@@ -190,8 +300,8 @@ def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
       return size.num_heads, None
   return None, (
     f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
-    f" the sizes {', '.join(SIZES)}, so that nothing tells the number"
-    " of attention heads. State it: num_heads."
+    f" the sizes {', '.join(SIZES)}, so that the number of"
+    " attention heads is unknown. State it: num_heads."
   )
 
 
@@ -203,16 +313,16 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of timm's model, by its names.
 
-  `create_call` says which model that is. A fixed position table is written as a
-  learned one.
+  `create_call` returns the call that makes the model. A fixed position table is
+  written as a learned one.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
     model: Model of the parameters.
-    grid: Rows and columns of patches; needed for sincos2d only.
+    grid: Rows and columns of patches; only sincos2d needs them.
 
   Raises:
-    ValueError: The model has parts that timm's lack.
+    ValueError: timm's models lack a part of the model.
   """
   if model.name not in ("bit", "vit"):
     what = "such model"
@@ -226,11 +336,11 @@ def write(
   params = dict(params)
   stages = model.stages
   if model.name == "bit":
-    rows = _bit_rows(_count_units(params, r"block(\d+)/unit(\d+)/", 1))
+    rows = bit_rows(_count_units(params, r"block(\d+)/unit(\d+)/", 1))
   else:
     units = _count_units(params, r"block(\d+)/unit(\d+)/", 1)
-    rows = _vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
-    rows += _stem_rows(units, bool(stages and stages.blocks))
+    rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
+    rows += stem_rows(units, bool(stages and stages.blocks))
     errors += _vit_errors(params, model)
     if model.posemb == "sincos2d" and grid is None:
       errors.append(
@@ -286,8 +396,8 @@ def create_call(
     image_size: Height and width in pixels.
 
   Returns:
-    A name, and keyword arguments that may be written as JSON; (None, {}) if
-    timm has no name for it.
+    A name, and keyword arguments that JSON can represent; (None, {}) if timm
+    has no name for the model.
 
   Example:
     >>> create_call(model_config(variant="B/16"), 10, (224, 224))
@@ -358,9 +468,9 @@ def _size_kwargs(sizes: Size, name_size: Size) -> dict[str, Any]:
 
 
 def differences(model: ModelConfig) -> list[str]:
-  """Returns what timm computes otherwise, with the arguments of `create_call`.
+  """Returns a text for each difference to timm's model of `create_call`.
 
-  One text per difference; none: the same numbers, up to rounding.
+  Without any, both compute the same numbers, up to rounding.
   """
   texts = []
   if model.name == "vit" and model.ln_eps != LN_EPS:
@@ -388,123 +498,3 @@ def differences(model: ModelConfig) -> list[str]:
       f" model {ws_eps} to {to[ws_eps_on]}."
     )
   return texts
-
-
-def _count_units(names: Iterable[str], regex: str, first: int) -> list[int]:
-  """Returns the number of units of each stage; `first` is the first number."""
-  units: dict[int, list[int]] = {}
-  for name in names:
-    if m := re.match(regex, name):
-      units.setdefault(int(m[1]) - first, []).append(int(m[2]) - first)
-  num_stages = max(units, default=-1) + 1
-  return [max(units.get(s, [-1])) + 1 for s in range(num_stages)]
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-  return [
-    Row(f"{theirs}.weight", f"{ours}/scale"),
-    Row(f"{theirs}.bias", f"{ours}/bias"),
-  ]
-
-
-def _dense(theirs: str, ours: str, kind: str = "linear") -> list[Row]:
-  return [
-    Row(f"{theirs}.weight", f"{ours}/kernel", kind),
-    Row(f"{theirs}.bias", f"{ours}/bias"),
-  ]
-
-
-def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
-  """Returns rows of projections that are stacked in one array."""
-  rows = []
-  for i, name in enumerate(names):
-    part = (i, len(names))
-    rows += [
-      Row(f"{theirs}.weight", f"{ours}/{name}/kernel", "to_heads", part),
-      Row(f"{theirs}.bias", f"{ours}/{name}/bias", "heads_bias", part),
-    ]
-  return rows
-
-
-def _mlp(theirs: str, ours: str) -> list[Row]:
-  return [
-    *_dense(f"{theirs}.fc1", f"{ours}/Dense_0"),
-    *_dense(f"{theirs}.fc2", f"{ours}/Dense_1"),
-  ]
-
-
-def _vit_rows(depth: int) -> list[Row]:
-  """Returns rows of a ViT without the stem of a hybrid."""
-  rows = [
-    Row("cls_token", "cls"),
-    Row("pos_embed", POS_EMBEDDING),
-    *_dense("patch_embed.proj", "embedding", "conv"),
-  ]
-  for i in range(depth):
-    theirs, ours = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    rows += [
-      *_norm(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
-      *_projections(f"{theirs}.attn.qkv", attention, ("query", "key", "value")),
-      *_dense(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
-      *_norm(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
-      *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0"),
-    ]
-  attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-  return [
-    *rows,
-    *_norm("norm", "Transformer/encoder_norm"),
-    Row("attn_pool.latent", "MAPHead_0/probe"),
-    *_projections("attn_pool.q", attention, ("query",)),
-    *_projections("attn_pool.kv", attention, ("key", "value")),
-    *_dense("attn_pool.proj", f"{attention}/out", "from_heads"),
-    *_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
-    *_dense("head", "head"),
-  ]
-
-
-def _stem_rows(units: list[int], has_stages: bool) -> list[Row]:
-  """Returns rows of a hybrid's ResNet; activations come after the norms."""
-  prefix = "patch_embed.backbone."
-  stem = prefix + "stem." * has_stages
-  rows = [
-    Row(f"{stem}conv.weight", "conv_root/kernel", "conv"),
-    *_norm(f"{stem}norm", "gn_root"),
-  ]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(prefix + theirs, ours)
-    rows += _norm(f"{prefix}{theirs}.downsample.norm", f"{ours}/gn_proj")
-  return rows
-
-
-def _bit_rows(units: list[int]) -> list[Row]:
-  """Returns rows of a ResNet V2; norms, activations, then convolutions."""
-  rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(theirs, ours)
-  return [
-    *rows,
-    *_norm("norm", "norm-pre-head"),
-    *_dense("head.fc", "head", "conv1x1"),
-  ]
-
-
-def _each_unit(units: list[int]) -> list[tuple[str, str]]:
-  return [
-    (f"stages.{s}.blocks.{u}", f"block{s + 1}/unit{u + 1}")
-    for s, count in enumerate(units)
-    for u in range(count)
-  ]
-
-
-def _unit_rows(theirs: str, ours: str) -> list[Row]:
-  rows = []
-  for i in (1, 2, 3):
-    kernel = f"{ours}/conv{i}/kernel"
-    rows += [
-      Row(f"{theirs}.conv{i}.weight", kernel, "conv"),
-      *_norm(f"{theirs}.norm{i}", f"{ours}/gn{i}"),
-    ]
-  kernel = f"{ours}/conv_proj/kernel"
-  return [*rows, Row(f"{theirs}.downsample.conv.weight", kernel, "conv")]

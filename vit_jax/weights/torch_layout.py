@@ -1,7 +1,7 @@
-"""The layout of PyTorch's arrays, and of the same numbers here.
+"""Key tables of PyTorch's models: their arrays, and ours of the same numbers.
 
-A format is a list of `Row`s: one of our arrays, and the part of an array of
-theirs that holds it.
+A key table is a list of `Row`s, each for one of our arrays: the name of theirs,
+our name, and how the layouts differ. `timm.py` and `hf.py` have such tables.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class Row:
   """One of our arrays.
 
   Attributes:
-    theirs: Name of the array that has it.
+    theirs: Name of their array that contains it.
     ours: Our flat name.
     kind: A key of `KINDS`.
-    part: (i, n): it is the i-th of n equal parts of theirs, along axis 0.
+    part: (i, n): ours is the i-th of n equal parts of theirs, along axis 0.
   """
 
   theirs: str
@@ -43,13 +43,36 @@ class Row:
   part: tuple[int, int] = (0, 1)
 
 
+def norm_rows(theirs: str, ours: str) -> list[Row]:
+  """Returns the rows of a norm, scale and bias."""
+  return [
+    Row(f"{theirs}.weight", f"{ours}/scale"),
+    Row(f"{theirs}.bias", f"{ours}/bias"),
+  ]
+
+
+def dense_rows(
+  theirs: str,
+  ours: str,
+  kind: str = "linear",
+  bias_kind: str = "same",
+  part: tuple[int, int] = (0, 1),
+) -> list[Row]:
+  """Returns the rows of a linear layer or a convolution, kernel and bias."""
+  return [
+    Row(f"{theirs}.weight", f"{ours}/kernel", kind, part),
+    Row(f"{theirs}.bias", f"{ours}/bias", bias_kind, part),
+  ]
+
+
 def count_blocks(names: Iterable[str], regex: str) -> int:
   """Returns the largest number of a block, plus one.
 
   Args:
     names: Names of arrays.
-    regex: Of their beginning; the first group is the number, of few digits, so
-      that a name alone, such as "blocks.99999999", makes no list of so many.
+    regex: Matches the beginning of a block's name; its first group is the
+      number. A bound on the digits keeps a name such as "blocks.99999999" from
+      making a table of so many blocks.
   """
   numbers = [int(m[1]) for n in names if (m := re.match(regex, n))]
   return max(numbers, default=-1) + 1
@@ -58,7 +81,7 @@ def count_blocks(names: Iterable[str], regex: str) -> int:
 def to_ours(
   rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
 ) -> tuple[dict[str, LazyArray], list[str]]:
-  """Returns our arrays, from those rows whose array exists; and errors."""
+  """Returns our arrays, for the rows whose array exists; and errors."""
   params, errors = {}, []
   for row in rows:
     if row.theirs in arrays:
@@ -115,7 +138,7 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
 def to_theirs(
   rows: Sequence[Row], params: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns their arrays, from those rows whose array exists; and errors."""
+  """Returns their arrays, for the rows whose array exists; and errors."""
   parts: dict[str, dict[int, np.ndarray]] = {}
   counts = {row.theirs: row.part[1] for row in rows}
   for row in rows:
@@ -178,7 +201,8 @@ def unplaced(
 
   Args:
     names: Names of the arrays.
-    known_parts: Regular expression of names -> what such arrays are part of.
+    known_parts: Pairs of a regular expression of names, and the part of a model
+      that such arrays belong to.
     takes: Whose weights are accepted instead.
   """
   owners = [
