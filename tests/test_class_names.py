@@ -46,25 +46,6 @@ def test_tfds_has_the_same_names():
   assert class_names.imagenet1k() == tuple(text.split())
 
 
-@pytest.mark.parametrize(
-  "num_classes, words",
-  [
-    (1000, ["1,000", "ImageNet-1k", "sorted wnids", "n01440764"]),
-    (21_841, ["21,841", "fall 2011", "sorted wnids", "from 9205 on"]),
-    (21_842, ["21,842", "FocalNet", "850, n04399382", "not those of 21,843"]),
-    (
-      21_843,
-      ["21,843", "imagenet21k and AugReg", "9205 (n03931044)", "15027"],
-    ),
-  ],
-)
-def test_describe(num_classes, words):
-  text = class_names.describe(num_classes)
-  assert all(word in text for word in words)
-  assert text.endswith(".") and text.count(". ") == 0  # one sentence
-  assert class_names.describe(num_classes + 5) is None
-
-
 @pytest.mark.slow
 def test_the_lists_of_timm_say_so():
   spec = importlib.util.find_spec("timm")

@@ -174,6 +174,17 @@ def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   ]
 
 
+def missing_arguments(vit: Pretrained) -> dict[str, Any]:
+  """Returns the arguments that `vit_jax.load` needs for a model's `.npz`."""
+  return as_npz.missing_arguments(
+    flatten_dict(vit.params, sep="/"),
+    vit.config,
+    image_size=vit.image_size,
+    num_classes=vit.num_classes,
+    loss=vit.loss,
+  )
+
+
 def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   grid = vit.config.grid(vit.image_size)
   arrays = timm.write(params, vit.config, grid=grid)
@@ -405,52 +416,48 @@ def push(folder: str | os.PathLike, name: str) -> str:
   return str(url)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
   """Loads, writes, reads again, and prints a report of each.
 
   Args:
     args: The command line of `vit-jax convert`.
+
+  Raises:
+    OSError, ValueError: The model cannot be read, written or uploaded; or what
+      was written gives other logits.
   """
-  processes.refuse_several_hosts()
   names = ("num_heads", "cls_row", "gelu", "posemb")
   options = {n: v for n in names if (v := getattr(args, n)) is not None}
-  try:
-    if args.push:
-      check_push(args.push)
-    check(args.dst, args.to)
-    vit = vit_jax.load(
-      args.src,
-      image_size=args.image_size,
-      patch=args.patch,
-      grid=args.grid,
-      posemb_filter=args.posemb_filter,
-      **options,
-    )
-    print(f"{'model':<16}{weights.describe(vit.config)}")
-    size = "x".join(map(str, vit.image_size))
-    print(f"{'images':<16}{size}, {vit.ops}")
-    if args.drop_head:
-      vit = without_head(vit, args.to)
-    notes = convert(vit, args.dst, args.to)
-    with whole_or_none(args.dst):
-      again = WRITERS[args.to].read(vit, args.dst)
-      difference, largest = largest_difference(vit, again)
-      if not difference <= TOLERANCE * largest:
-        raise ValueError(
-          f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
-          f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
-          f" {largest:.3g}. It is removed again; please report the model."
-        )
-    if args.push:
-      readme = model_card.text(vit, args.push, is_on_hub=True)
-      (epath.Path(args.dst) / CARD).write_text(readme)
-      notes.append(f"uploaded to {push(args.dst, args.push)}")
-  except BrokenPipeError:  # what it prints is cut off
-    raise
-  except (OSError, ValueError) as e:
-    if getattr(e, "errno", None) is None:  # an error of ours
-      sys.exit(str(e))
-    sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")
+  if args.push:
+    check_push(args.push)
+  check(args.dst, args.to)
+  vit = vit_jax.load(
+    args.src,
+    image_size=args.image_size,
+    patch=args.patch,
+    grid=args.grid,
+    posemb_filter=args.posemb_filter,
+    **options,
+  )
+  print(f"{'model':<16}{weights.describe(vit.config)}")
+  size = "x".join(map(str, vit.image_size))
+  print(f"{'images':<16}{size}, {vit.ops}")
+  if args.drop_head:
+    vit = without_head(vit, args.to)
+  notes = convert(vit, args.dst, args.to)
+  with whole_or_none(args.dst):
+    again = WRITERS[args.to].read(vit, args.dst)
+    difference, largest = largest_difference(vit, again)
+    if not difference <= TOLERANCE * largest:
+      raise ValueError(
+        f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
+        f" those of SRC, expected at most {TOLERANCE:g} of their largest,"
+        f" {largest:.3g}. It is removed again; please report the model."
+      )
+  if args.push:
+    readme = model_card.text(vit, args.push, is_on_hub=True)
+    (epath.Path(args.dst) / CARD).write_text(readme)
+    notes.append(f"uploaded to {push(args.dst, args.push)}")
   print(f"{'written':<16}{args.dst}")
   for note in notes:
     print(f"{'':<16}{note}")
@@ -460,12 +467,14 @@ def main(args: argparse.Namespace) -> None:
   )
 
 
-def missing_arguments(vit: Pretrained) -> dict[str, Any]:
-  """Returns the arguments that `vit_jax.load` needs for a model's `.npz`."""
-  return as_npz.missing_arguments(
-    flatten_dict(vit.params, sep="/"),
-    vit.config,
-    image_size=vit.image_size,
-    num_classes=vit.num_classes,
-    loss=vit.loss,
-  )
+def main(args: argparse.Namespace) -> None:
+  """Runs the command, and ends the process with the error if there is one."""
+  processes.refuse_several_hosts()
+  try:
+    run(args)
+  except BrokenPipeError:  # the reader of what it prints has ended
+    raise
+  except (OSError, ValueError) as e:
+    if getattr(e, "errno", None) is None:  # an error of ours
+      sys.exit(str(e))
+    sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")

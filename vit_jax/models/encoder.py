@@ -64,7 +64,10 @@ def _is_saved_in_scan(primitive, *args, **params) -> bool:
 
 
 class MultiHeadDotProductAttention(nn.Module):
-  """Attention of `queries` to `tokens`, between linear maps with biases.
+  """softmax(Q K^T / sqrt(d)) V for each head, between linear maps.
+
+  Q is a linear map of `queries`, K and V are linear maps of `tokens`; all have
+  biases. `attention.dot_product_attention` is the formula in code.
 
   Attributes:
     num_heads: Number of heads; must divide the width of a token.

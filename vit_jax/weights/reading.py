@@ -126,12 +126,9 @@ def read(
       f"got {str(path)!r}, which does not exist; {EXPECTED}, or"
       f" an address: https://..., {download.HUB}OWNER/NAME."
     )
+  read_path = _read_folder if file.is_dir() else _read_file
   try:
-    weights = (
-      _read_folder(file, options)
-      if file.is_dir()
-      else _read_file(file, options)
-    )
+    weights = read_path(file, options)
     _check_arrays(weights.params)
   except ValueError as e:
     if download.is_remote(path):
@@ -141,38 +138,39 @@ def read(
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
-  if grid is None and weights.grid:
-    grid = tuple(weights.grid)
-  merged = weights.options | options
+  options = weights.options | options
   has_cls_row = (
     POS_EMBEDDING in map(_without_block, weights.params)
     and "cls" in weights.params
-    and merged.get("cls_row", True)
+    and options.get("cls_row", True)
   )
-  names, notes, loss = weights.class_names, list(weights.notes), weights.loss
-  if "head/kernel" in weights.params:
-    width = weights.params["head/kernel"].shape[-1]
-    if names is not None and len(names) != width:
-      notes.append(
-        f"got {len(names)} names for a head of {width} classes: left out."
-      )
-      names = None
-    is_vit = "embedding/kernel" in weights.params
-    loss = weights.loss or class_names.published_loss(width, is_vit)
-    if names is None and weights.format != "checkpoint":
-      names = class_names.known(width)
-      if sentence := class_names.describe(width):
-        notes.append(sentence)
-  return dataclasses.replace(
-    weights,
-    path=str(path),
-    grid=grid,
-    options=merged,
-    has_cls_row=has_cls_row,
-    class_names=tuple(names) if names else None,
-    loss=loss,
-    notes=tuple(notes),
+  return _with_classes(
+    dataclasses.replace(
+      weights,
+      path=str(path),
+      grid=grid or weights.grid,
+      options=options,
+      has_cls_row=has_cls_row,
+    )
   )
+
+
+def _with_classes(weights: Weights) -> Weights:
+  """Adds class names and loss that follow from the width of the head."""
+  if "head/kernel" not in weights.params:
+    return weights
+  width = weights.params["head/kernel"].shape[-1]
+  names, notes = weights.class_names, weights.notes
+  if names is not None and len(names) != width:
+    note = f"got {len(names)} names for a head of {width} classes: left out."
+    names, notes = None, (*notes, note)
+  if names is None and weights.format != "checkpoint":
+    names = class_names.known(width)
+    if sentence := class_names.describe(width):
+      notes = (*notes, sentence)
+  is_vit = "embedding/kernel" in weights.params
+  loss = weights.loss or class_names.published_loss(width, is_vit)
+  return dataclasses.replace(weights, class_names=names, loss=loss, notes=notes)
 
 
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
