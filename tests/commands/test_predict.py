@@ -331,7 +331,7 @@ def test_attention_beside_the_image(call, folder, tmp_path, vit):
 def test_attention_of_a_model_without(monkeypatch, folder):
   """Its forward pass does not begin: the end of the process would cut it."""
   begun = []
-  monkeypatch.setattr(classify, "_forward", lambda *args: begun.append(args))
+  monkeypatch.setattr(classify, "probabilities_fn", lambda _: begun.append)
   monkeypatch.setattr(sys, "stdin", Stdin())
   resnet = HERE / "data" / "bit_v2.weights.npz"
   argv = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]

@@ -94,7 +94,7 @@ class Hub:
       tag = hashlib.sha1(self.files[name]).hexdigest()
       headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'}
       return 200, self.files[name], headers
-    return 404, {"error": "Repository not result"}, {}
+    return 404, {"error": "Repository not found"}, {}
 
 
 @contextlib.contextmanager

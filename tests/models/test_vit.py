@@ -332,6 +332,7 @@ def test_a_scan_keeps_results_of_products_and_sums_of_norms():
 
 def test_a_scan_keeps_what_cudnn_returns():
   """Else every block of it ran again in the backward pass on a GPU."""
+  # jax offers no public way to this primitive on a machine without a GPU.
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
   policy = remat_policy(model_config(variant="B/16", scan=True))

@@ -14,7 +14,7 @@ from vit_jax.weights.npz_file import open_npz
 
 @pytest.fixture
 def file(tmp_path):
-  """Three arrays, not compressed, so that bytes can be result in it."""
+  """Three arrays, not compressed, so that bytes can be found in it."""
   rng = np.random.default_rng(0)
   path = tmp_path / "x.npz"
   np.savez(

@@ -178,7 +178,6 @@ def application(answers: Answers, name: str, hosts: list[str]):
   """
   from starlette.applications import Starlette
   from starlette.middleware import Middleware
-  from starlette.middleware.base import BaseHTTPMiddleware
   from starlette.middleware.trustedhost import TrustedHostMiddleware
   from starlette.requests import ClientDisconnect, Request
   from starlette.responses import JSONResponse, Response
@@ -225,10 +224,23 @@ def application(answers: Answers, name: str, hosts: list[str]):
   async def model(request: Request) -> Response:
     return JSONResponse(answers.model(name))
 
-  async def add_headers(request: Request, call_next) -> Response:
-    response = await call_next(request)
-    response.headers.update(HEADERS)
-    return response
+  class AddHeaders:
+    """Adds `HEADERS` to every response.
+
+    Starlette's BaseHTTPMiddleware prints a traceback on Ctrl-C in an upload.
+    """
+
+    def __init__(self, app):
+      self.app = app
+
+    async def __call__(self, scope, receive, send):
+      async def send_with_headers(message):
+        if message["type"] == "http.response.start":
+          more = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+          message["headers"] = [*message["headers"], *more]
+        await send(message)
+
+      await self.app(scope, receive, send_with_headers)
 
   return Starlette(
     routes=[
@@ -237,7 +249,7 @@ def application(answers: Answers, name: str, hosts: list[str]):
       Mount("/", StaticFiles(directory=PAGE, html=True)),
     ],
     middleware=[
-      Middleware(BaseHTTPMiddleware, dispatch=add_headers),
+      Middleware(AddHeaders),
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
     ],
   )

@@ -1,17 +1,19 @@
 """Weights and configs of Hugging Face's transformers: ViT.
 
-The key table is `vit_rows`. Its names are those of the files
-(`vit.encoder.layer.0.attention.attention...`), without the prefix "vit.", which
-files of the bare ViTModel lack. transformers 5 has other names in memory
-(`vit.layers.0.attention.q_proj`); both are read. Another `model_type` gets rows
-of its own, and what it computes otherwise an option of its family.
+A family of transformers is a line in `MODEL_TYPES` with a key table, such as
+`vit_rows`. What it computes otherwise than our ViT becomes an option in
+`vit_jax/families/`, which `read_arrays` returns.
+
+Names in the table are those of the files, without the prefix of a model with a
+head (`vit.encoder.layer.0...`). transformers 5 has other names in memory
+(`vit.layers.0.attention.q_proj`); both are read.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,7 +70,7 @@ NAMES = (
 
 
 def vit_rows(depth: int) -> list[Row]:
-  """Returns the key table of `model_type` "vit", without the prefix "vit."."""
+  """Returns the key table of `model_type` "vit"."""
   rows = [
     Row("embeddings.cls_token", "cls"),
     Row("embeddings.position_embeddings", POS_EMBEDDING),
@@ -99,6 +101,26 @@ def vit_rows(depth: int) -> list[Row]:
     *dense_rows("classifier", "head"),
   ]
 
+
+class ModelType(NamedTuple):
+  """How transformers names the arrays of a family.
+
+  prefix: Beginning of the names in files of a model with a head, except the
+    head's own; files of the bare model lack it.
+  block: Regular expression of the beginning of a block's names; the first group
+    is its number, of few digits.
+  rows: Number of blocks -> key table, without the prefix.
+  """
+
+  prefix: str
+  block: str
+  rows: Callable[[int], list[Row]]
+
+
+# `model_type` of config.json -> the family.
+MODEL_TYPES = {
+  "vit": ModelType("vit.", r"encoder\.layer\.(\d{1,3})\.", vit_rows),
+}
 
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
@@ -216,11 +238,12 @@ def read_arrays(
     "gelu": GELUS.get(stated.hidden_act),
     "ln_eps": stated.layer_norm_eps,
   }
+  family = MODEL_TYPES.get(stated.model_type, MODEL_TYPES["vit"])
   named = {
-    _name_in_file(name).removeprefix("vit."): array
+    _name_in_file(name).removeprefix(family.prefix): array
     for name, array in arrays.items()
   }
-  rows = vit_rows(count_blocks(named, r"encoder\.layer\.(\d{1,3})\."))
+  rows = family.rows(count_blocks(named, family.block))
   params, shape_errors = to_ours(rows, named, extras["num_heads"])
   errors += shape_errors
   add_zero_biases(params)
@@ -243,8 +266,9 @@ def read_arrays(
 
 def _extras(config: HFConfig, errors: list[str]) -> dict[str, Any]:
   """Returns what the config states; our models' missing parts are `errors`."""
-  if config.model_type != "vit":
-    errors.append(f"model_type: got {config.model_type!r}, expected 'vit'.")
+  if config.model_type not in MODEL_TYPES:
+    known = " or ".join(map(repr, MODEL_TYPES))
+    errors.append(f"model_type: got {config.model_type!r}, expected {known}.")
   if config.hidden_act not in GELUS:
     errors.append(
       f"hidden_act: got {shown(config.hidden_act)}, expected one of"
