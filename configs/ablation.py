@@ -117,13 +117,13 @@ def get_config(arg: str = ""):
 
 
 def _sizes(c, args, model: str) -> None:
-  found = {k: args[k] for k in SIZES if args[k]}
-  if not all(v.isdecimal() and int(v) for v in found.values()):
-    raise ValueError(f"got {found}, expected whole numbers.")
-  for key, value in found.items():
+  sizes = {k: args[k] for k in SIZES if args[k]}
+  if not all(v.isdecimal() and int(v) for v in sizes.values()):
+    raise ValueError(f"got {sizes}, expected whole numbers.")
+  for key, value in sizes.items():
     if key == "patch":
       c.model.variant = f"{model.split('/')[0]}/{value}"
     else:
       c.model[key] = int(value)
-  if "width" in found:
-    c.model.num_heads = max(1, int(found["width"]) // 64)
+  if "width" in sizes:
+    c.model.num_heads = max(1, int(sizes["width"]) // 64)

@@ -54,13 +54,13 @@ def get_config(arg: str = ""):
   c = defaults()
   if args["init"]:
     try:
-      found = weights.read(args["init"])
+      init = weights.read(args["init"])
     except FileNotFoundError as e:
       raise ValueError(f"init: {e}") from None
-    model = dataclasses.asdict(weights.model_to_finetune(found))
+    model = dataclasses.asdict(weights.model_to_finetune(init))
     c.init = args["init"]
     c.model.update({k: v for k, v in model.items() if v is not None})
-    height, width = weights.trained_at(found)
+    height, width = weights.trained_at(init)
     num_epochs = 10
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
     c.optim.lr = 0.01

@@ -3,9 +3,9 @@
 vit-jax benchmark --config=configs/vit_b16.py \
   --config.data.batch_size=256
 
-The step, the state and the loop are those of training. A synthetic batch is on
-the device; `--input=real` reads the config's data and transfers them, as
-training does. Nothing is written.
+Step, state and loop are those of training. A synthetic batch stays on the
+device; with `--input=real` the config's data are read and transferred as in
+training. Nothing is written.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -36,14 +36,16 @@ from vit_jax.distributed import processes
 from vit_jax.models import efficient_attention
 from vit_jax.planning import planner
 
+if TYPE_CHECKING:
+  import vit_jax.experiment
+
 BLOCKS = 10  # into which the steps are divided; the medians are over them
-# Least steps of a block, if there are as many. A program that takes the core
-# delays the clock by a step or two, which makes one block longer and the next
-# shorter; a block of one step might take no time at all.
+# Least steps of a block. Other programs delay the clock by a step or two, which
+# makes one block longer and the next shorter.
 LEAST_BLOCK = 5
 WARMUP = 3  # steps at least, which are not reported
-# Platform -> sides of the square matrices whose product is the ceiling, and the
-# number of products that follow each other without the host.
+# Platform -> sides of the square matrices whose product is measured as the
+# ceiling, and how many products a call computes.
 MATMULS = {
   "cpu": ((512, 1024, 2048), 1),
   "gpu": ((4096, 8192, 16384), 16),
@@ -60,7 +62,7 @@ def measure(
 
   Args:
     config: The run.
-    kind: Kind of input, a key of `INPUT_FNS`.
+    kind: Input, a key of `INPUT_FNS`.
     steps: Number of steps timed, in equal blocks; see `blocks`.
 
   Returns:
@@ -81,9 +83,9 @@ def measure(
     ConfigError: Something about the run cannot work, or memory is too small.
   """
   config = dataclasses.replace(config, evals=(), init=None)
-  prepared = check(config, kind)
+  experiment = check(config, kind)
   try:
-    return _measure(config, kind, steps, prepared)
+    return _measure(config, kind, steps, experiment)
   except jax.errors.JaxRuntimeError as e:
     if "RESOURCE_EXHAUSTED" not in str(e):
       raise
@@ -97,11 +99,14 @@ def measure(
 
 
 def _measure(
-  config: Config, kind: str, steps: int, prepared: Any
+  config: Config,
+  kind: str,
+  steps: int,
+  experiment: "vit_jax.experiment.Experiment | None",
 ) -> dict[str, Any]:
   mesh = sharding.make_mesh(config.mesh)
   device = mesh.devices.flat[0]
-  batches, run_shape = INPUT_FNS[kind](config, mesh, prepared)
+  batches, run_shape = INPUT_FNS[kind](config, mesh, experiment)
   size = run_shape.image_size
   trainer = step_lib.assemble(config, run_shape, mesh)
   state, batch = trainer.init_state(), next(batches)
@@ -187,20 +192,20 @@ def run(
   block: int,
   steps: int,
 ) -> tuple[list[float], float, float]:
-  """Trains for a while, by the calls of the loop that trains.
+  """Trains for some steps, with the calls of the train loop.
 
   Args:
     step: The compiled step; donates the state.
     state: State of the run; not to be used afterwards.
     batches: Batches on the device.
-    throughput: Of this run only; closed here.
+    throughput: A new one; closed here.
     warmup: Steps before the first that counts.
     block: Steps of a block.
     steps: Steps that count; a multiple of `block`.
 
   Returns:
-    Seconds per step of each block, the share of time that the device waited for
-    input, and the last loss.
+    Seconds per step of each block, the share of the time in which the device
+    waited for input, and the last loss.
   """
   ends = []
   with CallbackList([throughput]) as hooks:
@@ -215,9 +220,8 @@ def run(
         hooks.on_log(warmup, {})  # the rates count from here
     loss = float(metrics["loss"])
     wait = hooks.on_log(warmup + steps, {})["input_wait"]
-    # Times are those of the thread that waits for each step: this one sees
-    # several ends at once where dispatching a step waits for the step before,
-    # as on a CPU.
+    # A thread of `Throughput` notes when each step ends: on a CPU dispatching
+    # a step waits for the previous one, so this thread would be late.
     at = [end.result() for end in ends[warmup - 1 :: block]]
   seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
   return seconds, wait, loss
@@ -226,8 +230,8 @@ def run(
 def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
   """Returns the fastest rate of square matrix products on one device.
 
-  Sums are at least float32, as in the model. The numbers are random, since a
-  GPU multiplies zeros faster than other data.
+  Sums are at least float32, as in the model. The numbers are random, because a
+  GPU multiplies zeros faster.
 
   Args:
     dtype: Type of the matrices.
@@ -245,7 +249,7 @@ def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
   def rate(side: int) -> float:
     keys = jax.random.split(jax.device_put(jax.random.key(0), device))
     x, w = (jax.random.normal(k, (side, side)) for k in keys)
-    # Keeps the numbers of one size, however many products follow.
+    # Scaled so that the products have the size of x.
     x, w = x.astype(dtype), (w / side**0.5).astype(dtype)
     jax.block_until_ready(chain(x, w))
     seconds = []
@@ -262,7 +266,7 @@ def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
 def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
   """Returns the most bytes in use so far, and who counted them.
 
-  A CPU keeps no count; the compiler's, of the step alone, replaces it.
+  On a CPU, which does not count, they are the compiler's for the step alone.
   """
   counted = device.memory_stats() or {}
   if "peak_bytes_in_use" in counted:
@@ -274,10 +278,10 @@ def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
 
 
 def synthetic(
-  config: Config, mesh: Mesh, prepared: None = None
+  config: Config, mesh: Mesh, experiment: None = None
 ) -> tuple[Iterator[dict], step_lib.RunShape]:
-  """Returns one batch of noise for ever, and the sizes of the run."""
-  del prepared
+  """Returns one batch of noise without end, and the sizes of the run."""
+  del experiment
   run_shape = planner.with_length(planner.run_shape_of(config))
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
@@ -291,98 +295,108 @@ def synthetic(
 
 
 def real(
-  config: Config, mesh: Mesh, prepared: Any
+  config: Config, mesh: Mesh, experiment: "vit_jax.experiment.Experiment"
 ) -> tuple[Iterator[dict], step_lib.RunShape]:
-  """As `synthetic`, from the data of the config; each `next` transfers.
+  """Returns batches of the config's data; each `next` transfers one.
 
   Args:
     config: The run.
     mesh: The mesh.
-    prepared: The `experiment.Experiment` that `check` returned.
+    experiment: What `check` returned.
+
+  Returns:
+    The batches, and the sizes of the run.
   """
-  data = prepared.data
+  data = experiment.data
   batches = data.batches(0, jax.process_index(), jax.process_count())
   to_global = functools.partial(sharding.to_global, mesh=mesh)
-  return map(to_global, batches), prepared.run_shape
+  return map(to_global, batches), experiment.run_shape
 
 
 INPUT_FNS = {"synthetic": synthetic, "real": real}
 
 
-def check(config: Config, kind: str, errors: list[str] | None = None) -> Any:
+def check(
+  config: Config, kind: str, errors: Sequence[str] = ()
+) -> "vit_jax.experiment.Experiment | None":
   """Raises if the run cannot be timed.
 
   Args:
     config: The run.
     kind: Kind of input.
-    faults: Faults found before, to be raised together with those found here.
+    errors: Earlier errors, to be raised with those of the run.
 
   Returns:
-    An `Experiment` for real input, whose data are then open; else None.
+    The run with open data for real input; None for synthetic.
 
   Raises:
-    ConfigError: All faults.
+    ConfigError: All errors.
   """
-  found = list(errors or ())
+  errors = list(errors)
   if kind not in INPUT_FNS:
-    found.append(f"--input: got {kind!r}, expected {' or '.join(INPUT_FNS)}.")
+    errors.append(f"--input: got {kind!r}, expected {' or '.join(INPUT_FNS)}.")
   if kind == "real" and importlib.util.find_spec("tensorflow") is None:
-    found.append(
+    errors.append(
       "--input: got 'real', which TensorFlow reads, and that is not installed;"
       " use --input=synthetic."
     )
   elif kind == "real":
-    from vit_jax import experiment  # TensorFlow comes with it
+    from vit_jax import experiment  # imports TensorFlow
 
-    return experiment.setup(config, errors=found)
-  if found := found + planner.errors(config, jax.devices()):
-    raise ConfigError(dict.fromkeys(found))
+    return experiment.setup(config, errors=errors)
+  if errors := errors + planner.errors(config, jax.devices()):
+    raise ConfigError(dict.fromkeys(errors))
   return None
 
 
-def table(found: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
   """Returns a measurement as a table of text."""
-  height, width = found["image_size"]
-  milli = {k: f"{1e3 * found[k]:,.1f}" for k in found if k.startswith("step_")}
-  blocks = found["steps"] // found["block_steps"]
-  mfu = f"{100 * found['mfu']:.1f} % of the ceiling"
-  if found["peak_flops"]:
+  height, width = result["image_size"]
+  milli = {
+    k: f"{1e3 * result[k]:,.1f}" for k in result if k.startswith("step_")
+  }
+  blocks = result["steps"] // result["block_steps"]
+  mfu = f"{100 * result['mfu']:.1f} % of the ceiling"
+  if result["peak_flops"]:
     mfu += (
-      f", {100 * found['mfu_of_peak']:.1f} % of the maker's"
-      f" {found['peak_flops'] / 1e12:,.1f} TFLOP/s"
+      f", {100 * result['mfu_of_peak']:.1f} % of the maker's"
+      f" {result['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
-  elif error := unknown_peak(found["device"]):
+  elif error := unknown_peak(result["device"]):
     mfu += f"; {error}"
   counted = {
     "device": "as the device counts",
     "compiler": "of the step, as the compiler counts",
   }
-  flags = f"; XLA_FLAGS={found['xla_flags']}" if found["xla_flags"] else ""
+  flags = f"; XLA_FLAGS={result['xla_flags']}" if result["xla_flags"] else ""
   rows = {
-    "device": f"{found['devices']} x {found['device']}, jax"
-    f" {found['jax']}{flags}",
-    "model": f"{found['model']}, {found['params'] / 1e6:,.1f} M parameters,"
-    f" {height} x {width} pixels, {found['dtype']}",
-    "batch": f"{found['batch_size']:,} images,"
-    f" microbatches={found['microbatches']}, remat={found['remat']},"
-    f" scan={found['scan']}, {found['input']} input",
-    **({"attention": found["attention"]} if found["attention"] else {}),
-    "compile": f"{found['compile_seconds']:.1f} s",
+    "device": f"{result['devices']} x {result['device']}, jax"
+    f" {result['jax']}{flags}",
+    "model": f"{result['model']}, {result['params'] / 1e6:,.1f} M parameters,"
+    f" {height} x {width} pixels, {result['dtype']}",
+    "batch": f"{result['batch_size']:,} images,"
+    f" microbatches={result['microbatches']}, remat={result['remat']},"
+    f" scan={result['scan']}, {result['input']} input",
+    **({"attention": result["attention"]} if result["attention"] else {}),
+    "compile": f"{result['compile_seconds']:.1f} s",
     "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"
-    f" {found['block_steps']} ({milli['step_seconds_least']} to"
+    f" {result['block_steps']} ({milli['step_seconds_least']} to"
     f" {milli['step_seconds_most']})",
-    "speed": f"{found['images_per_second']:,.1f} images/s,"
-    f" {found['images_per_second_per_device']:,.1f} a device",
-    "work": f"{found['flops_per_image'] / 1e9:,.2f} GFLOP an image,"
-    f" {found['flops_per_second'] / 1e12:,.3f} TFLOP/s a device",
-    "ceiling": f"{found['ceiling_flops'] / 1e12:,.3f} TFLOP/s, products of"
-    f" {found['ceiling_side']:,} x {found['ceiling_side']:,} {found['dtype']}",
+    "speed": f"{result['images_per_second']:,.1f} images/s,"
+    f" {result['images_per_second_per_device']:,.1f} a device",
+    "work": f"{result['flops_per_image'] / 1e9:,.2f} GFLOP an image,"
+    f" {result['flops_per_second'] / 1e12:,.3f} TFLOP/s a device",
+    "ceiling": f"{result['ceiling_flops'] / 1e12:,.3f} TFLOP/s, products of"
+    f" {result['ceiling_side']:,} x {result['ceiling_side']:,}"
+    f" {result['dtype']}",
     "MFU": mfu,
-    "memory": f"{found['peak_bytes'] / 2**30:.2f} GiB at most,"
-    f" {counted[found['peak_bytes_by']]}",
+    "memory": f"{result['peak_bytes'] / 2**30:.2f} GiB at most,"
+    f" {counted[result['peak_bytes_by']]}",
   }
-  if found["input_wait"] is not None:
-    rows["waiting"] = f"{100 * found['input_wait']:.0f} % of the time for input"
+  if result["input_wait"] is not None:
+    rows["waiting"] = (
+      f"{100 * result['input_wait']:.0f} % of the time for input"
+    )
   return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
@@ -391,16 +405,16 @@ def main(args: cli.Args) -> None:
   processes.refuse_several_hosts()
   kind, steps = args.flags["input"] or "synthetic", args.flags["steps"] or "50"
   try:
-    found = list(args.errors)
+    errors = list(args.errors)
     if not steps.isdecimal() or int(steps) < 1:
-      found.append(f"--steps: got {steps!r}, expected a number from 1.")
+      errors.append(f"--steps: got {steps!r}, expected a number from 1.")
     if processes.is_slurm_step():
-      found.append(
+      errors.append(
         "srun: got several tasks, expected one: each would time its own devices"
         " alone; use srun --ntasks=1, which may use all GPUs of its node."
       )
-    if found:
-      check(args.config, kind, found)
+    if errors:
+      check(args.config, kind, errors)
     malloc.keep()
     result = measure(args.config, kind, int(steps))
   except ConfigError as e:

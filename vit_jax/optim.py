@@ -48,10 +48,10 @@ def make_optimizer(
   updates was off by 0.10 to 0.21 % (root mean square over 4,096 weights, whose
   gradients were 1 to 10 times as noisy as large) and by less than 0.01 % in the
   mean; rounded stochastically, by 0.14 to 0.30 %. With optax's own decay, which
-  is 0.8984 beside a bfloat16 accumulator, it was 0.8 to 1.5 % too small. Only
-  for gradients that never change is stochastic rounding better: to nearest, an
-  accumulator stops up to 4 % before its limit (the sums were 1.7 % too small),
-  where a step adds less than half of its last bit.
+  for a bfloat16 accumulator is 0.8984, it was 0.8 to 1.5 % too small. Only for
+  gradients that never change is stochastic rounding better: rounded to nearest,
+  an accumulator stops up to 4 % before its limit (the sums were 1.7 % too
+  small), where a step adds less than half of its last bit.
 
   Raises:
     ValueError: The optimizer is unknown; or as `make_schedule`.
@@ -96,10 +96,10 @@ OPTIMIZERS = {
 def _reads_float32(
   tx: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Casts what tx has stored in bfloat16 to float32 before it is used.
+  """Casts bfloat16 accumulators to float32 before tx uses them.
 
   Otherwise optax multiplies a bfloat16 accumulator by a decay rounded to
-  bfloat16, and rounds the product. What it stores, it casts itself.
+  bfloat16, and rounds the product. It casts what it stores itself.
   """
 
   def update(updates, state, params=None):

@@ -141,8 +141,8 @@ def fit(
     >>> predict(weak, x).tolist()
     [0, 0, 1, 1]
   """
-  if faulty := [l2 for l2 in l2s if not l2 > 0]:
-    raise ValueError(f"l2: got {faulty[0]}, expected a number above 0.")
+  if wrong := [l2 for l2 in l2s if not l2 > 0]:
+    raise ValueError(f"l2: got {wrong[0]}, expected a number above 0.")
   if labels.size == 0 or labels.min() < 0 or labels.max() >= num_classes:
     raise ValueError(
       f"labels: got {_range(labels)}, expected classes from 0 to"
@@ -190,8 +190,7 @@ def scores(
 ]:
   """Returns the class with the largest score, that score, and the label's.
 
-  A score is x W: the targets are 1 for the class and -1 for all others, and
-  nothing bounds what is predicted.
+  A score is x W. It has no bounds, though the targets are 1 and -1.
   """
   best = np.empty(len(features), np.int64)
   largest, of_label = np.empty(len(features)), np.empty(len(features))
@@ -224,7 +223,7 @@ def _whiten(features, mean, std):
 
 
 def _times_targets(rows, labels, num_classes):
-  """Returns rows' Y, where Y is +1 and -1, and too large to be stored."""
+  """Returns rows' Y without storing the targets Y, which are +1 and -1."""
   sums = np.zeros((num_classes, rows.shape[1]))
   np.add.at(sums, labels, rows)
   return (2.0 * sums - rows.sum(axis=0)).T

@@ -126,7 +126,7 @@ def test_each_program_is_named_once_and_what_is_unknown_is_told():
     "near/nearer",
     "heads/heads of 3 steps",
   ]
-  assert notes == ["own: only the data of 'mine' tell their classes"]
+  assert notes == ["own: the classes of 'mine' are not known without its data"]
 
 
 def test_the_state_stays_beside_an_evaluation():
@@ -178,7 +178,7 @@ def test_what_does_not_fit_beside_the_state_is_told():
   assert text.splitlines()[-4:] == [
     "program     digest of 2 kinds of array: 0.00 GiB",
     "program     features: 0.00 GiB, DOES NOT FIT",
-    "program     sums: DOES NOT FIT, its own arrays and numbers alone",
+    "program     sums: DOES NOT FIT, even alone",
     "left out    own: why",
   ]
 

@@ -20,7 +20,7 @@ FLAGS = {
 
 
 def parse(argv: Sequence[str]) -> cli.Args:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   return cli.parse(
     "train",
     FLAGS,

@@ -1,8 +1,8 @@
 """Scores of a model: every evaluator by the name in `config.evals.*.kind`.
 
 An evaluator is one file: its options with their checks, and the class that
-scores. jax is imported inside its functions, not by the file, so that `--help`
-need not wait for it. See `vit_jax.evaluators.evaluator`.
+scores. Its functions import jax, the file does not, so that `--help` is quick.
+See `vit_jax.evaluators.evaluator`.
 """
 
 from collections.abc import Iterable

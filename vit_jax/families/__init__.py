@@ -1,8 +1,8 @@
 """Model families: every one by the name in `config.model.name`.
 
-The file of a family states, without jax, its options and all that follows from
-them: sizes, grid of tokens, arithmetic, sharding, faults, published files. Its
-`build` imports the linen module.
+The file of a family has, without jax, its options and what follows from them:
+sizes, grid of tokens, arithmetic, sharding, errors, published files. Its linen
+module is in `vit_jax.models`.
 """
 
 from vit_jax.families.base import ModelConfig
@@ -23,9 +23,10 @@ PUBLISHED = {
 
 
 def family(variant: str) -> str:
-  """Returns the first family but "vit" that knows a variant, else "vit".
+  """Returns config.model.name for a variant.
 
-  As config.model.name; the faults of "vit" name the known variants.
+  It is the first family but "vit" that knows the variant, or "vit", whose
+  errors list the known variants.
 
   Example:
     >>> family("R50x1"), family("R50+B/16")

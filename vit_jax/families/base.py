@@ -22,7 +22,7 @@ class Heads(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The network: the options of all families, and what a family answers.
+  """The network: options of all families, and what a family states about it.
 
   A family is a subclass in its own file, with its options as fields, and a line
   in `FAMILIES`. `config.model.name` chooses it.
@@ -55,17 +55,17 @@ class ModelConfig:
   SCANNED: ClassVar[str | None] = None
   # Name of a variant -> the published files that fit it.
   PUBLISHED: ClassVar[dict[str, tuple[str, ...]]] = {}
-  # Options that change no parameter, but that weights are trained with: an
-  # import reports where the model computes otherwise.
+  # Options that change no parameter but the function: an import reports those
+  # with which the weights were not trained.
   NUMERICS: ClassVar[tuple[str, ...]] = ()
 
-  # For families without such options.
+  # What families have that lack these options.
   scan = False
   remat = "none"
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns the options that --help leaves out, given the values of all."""
+    """Returns the options that have no use beside these values, for --help."""
     return ()
 
   @classmethod
@@ -74,7 +74,7 @@ class ModelConfig:
     raise NotImplementedError
 
   def errors(self) -> Iterator[str]:
-    """Yields faults that the options alone show."""
+    """Yields errors that the options alone show."""
     for field in dataclasses.fields(self):
       choices, value = field.metadata.get("choices"), getattr(self, field.name)
       # jax has more types than a run may choose.
@@ -112,12 +112,12 @@ class ModelConfig:
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
     """Returns the shape of self-attention that a fused kernel may compute.
 
-    None where there is no attention, or one that only XLA can compute.
+    None: there is no attention, or one that only XLA can compute.
     """
     return None
 
   def num_tokens(self, image_size: tuple[int, int]) -> int | None:
-    """Returns the tokens of an image; None where the model has none."""
+    """Returns the number of tokens of an image; None: the model has none."""
     return None
 
   @property
@@ -138,10 +138,10 @@ class ModelConfig:
 
   @property
   def pixel_patch(self) -> int | None:
-    """Side in pixels of the patch that each token is, and nothing else.
+    """Side in pixels of the patches, if a token depends on its patch alone.
 
-    The module then has `embed` and `encode`, and the options `size`; see `ViT`.
-    None: tokens see more, or there are none.
+    The module then has `embed` and `encode`, and the options have `size`; see
+    `ViT`. None: there are no such tokens.
     """
     return None
 
@@ -150,9 +150,9 @@ class ModelConfig:
     return dataclasses.replace(self, dtype="float32")
 
   def stacked(self) -> "ModelConfig | None":
-    """Returns the model with its blocks in a scan; None where there are none.
+    """Returns the model with its blocks in a scan; None: it has no blocks.
 
-    It has as many parameters, and compiles one block for any depth.
+    The number of parameters is the same, and one block is compiled.
     """
     return None
 
@@ -161,8 +161,5 @@ class ModelConfig:
     return self
 
   def recomputed(self) -> tuple["ModelConfig", ...]:
-    """Returns the model with every choice of what the backward pass recomputes.
-
-    The first recomputes nothing.
-    """
+    """Returns the model with each value of `remat`, "none" first."""
     return (self,)

@@ -1,19 +1,19 @@
 """Addresses of the published files of weights.
 
 Source: README of google-research/vision_transformer and of big_vision for the
-buckets; timm 1.0.31 for its tags, which also tell what each bucket has.
+buckets; timm 1.0.31 for its tags, which name the files of each bucket, too.
 """
 
 import re
 import urllib.parse
 
-HOST = "https://storage.googleapis.com"  # of what is public in gs://
+HOST = "https://storage.googleapis.com"  # has the public files of gs://
 
 AUGREG_INDEX = "gs://vit_models/augreg/index.csv"
 BUCKETS = ("gs://vit_models/", "gs://bit_models/", "gs://big_vision/")
 
-# Kind of a file in a table -> its addresses. Files of the ViT paper are in two
-# buckets: as pre-trained, and fine-tuned on ImageNet.
+# Kind of a file in a table -> its addresses. The ViT paper's models are in two
+# folders: pre-trained, and fine-tuned on ImageNet.
 PLACES = {
   "i21k": ("gs://vit_models/imagenet21k/{}.npz",),
   "paper": (
@@ -35,14 +35,14 @@ def table(text: str) -> dict[str, tuple[str, ...]]:
     >>> table("B/16 augreg:B_16 timm:vit_base S/8")
     {'B/16': ('gs://vit_models/augreg/B_16-*.npz', 'timm vit_base'), 'S/8': ()}
   """
-  found: dict[str, tuple[str, ...]] = {}
+  files: dict[str, tuple[str, ...]] = {}
   for word in text.split():
     kind, colon, name = word.partition(":")
     if not colon:
-      found[variant := word] = ()
+      files[variant := word] = ()
     else:
-      found[variant] += tuple(place.format(name) for place in PLACES[kind])
-  return found
+      files[variant] += tuple(place.format(name) for place in PLACES[kind])
+  return files
 
 
 def https(file: str) -> str:

@@ -16,8 +16,8 @@ from vit_jax.families.base import ModelConfig
 from vit_jax.options import option, shown
 
 ROOT_CHANNELS = 64
-GROUPS = 32  # of the norms
-# Far above any ResNet; a file that states more is damaged.
+GROUPS = 32  # of a GroupNorm
+# Larger ones, far above any ResNet, are errors.
 MAX_UNITS, MAX_STAGES, MAX_WIDTH = 200, 8, 100
 RESNETS = {
   26: (2, 2, 2, 2),
@@ -137,7 +137,7 @@ def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def stage_errors(stages: Stages) -> Iterator[str]:
-  """Yields faults of the sizes, in terms of config.model."""
+  """Yields the errors of the sizes, in terms of config.model."""
   if any(not 1 <= n <= MAX_UNITS for n in stages.blocks) or (
     len(stages.blocks) > MAX_STAGES
   ):
@@ -159,7 +159,7 @@ def stage_errors(stages: Stages) -> Iterator[str]:
 
 
 def eps_errors(model: ModelConfig, *keys: str) -> Iterator[str]:
-  """Yields a fault for each of these options that is not above 0."""
+  """Yields an error for each of these options that is not above 0."""
   for key in keys:
     value = getattr(model, key)
     if value is not None and value <= 0:
@@ -254,12 +254,12 @@ class BiTConfig(ModelConfig):
         f"got {self.variant!r}, expected a ResNet such as 'R50x1' for"
         f" config.model.name={self.name!r}."
       )
-    found = parse_variant(self.variant)
-    return overridden(found, self.stage_blocks, self.stage_width)
+    stages = parse_variant(self.variant)
+    return overridden(stages, self.stage_blocks, self.stage_width)
 
   @property
   def norms(self) -> Norms:
-    """Returns constants of the norms, the family's where they are None."""
+    """Returns the constants of the norms."""
     return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
 
   def errors(self) -> Iterator[str]:

@@ -42,7 +42,7 @@ SIZES = {
 }
 
 
-# Far above any Transformer; a file that states more is damaged.
+# Larger ones, far above any Transformer, are errors.
 MAX_DEPTH, MAX_WIDTH = 1000, 1_000_000
 
 
@@ -50,9 +50,8 @@ class Variant(NamedTuple):
   """The parts of a variant's name.
 
   size: Size of the Transformer.
-  patch: Side of a patch: in pixels, or, on a ResNet, in points of its feature
-  map.
-  stages: Stages of the ResNet; None where there is none.
+  patch: Side of a patch: pixels, or points of the feature map of a ResNet.
+  stages: Stages of the ResNet; None: there is none.
   """
 
   size: Size
@@ -66,9 +65,8 @@ def parse_variant(variant: str) -> Variant:
   The number after the slash is the ratio of the image's side to that of the
   grid of tokens. "R50+B/32" puts patches of 1 on the last of four stages; for
   "R50+B/16" the units of the fourth stage are moved to the third. "R+Ti/16" has
-  only the root block and, as in the published code, patches of 8: since the
-  root shrinks an image by 4, its grid is 32 times smaller, contrary to its
-  name.
+  only the root block and, as in the published code, patches of 8. The root
+  shrinks an image by 4, so the grid is 32 times smaller, contrary to the name.
 
   Raises:
     ValueError: The text has another form, or a part of it is unknown.
@@ -264,7 +262,7 @@ class ViTConfig(ModelConfig):
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns the options that a model on pixels does not use."""
+    """Returns options of the ResNet if the model has none."""
     if str(options.get("variant", "")).startswith("R"):
       return ()
     return ("stage_blocks", "stage_width", "gn_eps", "ws_eps", "ws_eps_on")
@@ -301,14 +299,14 @@ class ViTConfig(ModelConfig):
   @property
   def stages(self) -> Stages | None:
     """Returns the ResNet before the Transformer, overrides applied, or None."""
-    found = self._parsed.stages
-    if found is None:
+    stages = self._parsed.stages
+    if stages is None:
       return None
-    return resnet.overridden(found, self.stage_blocks, self.stage_width)
+    return resnet.overridden(stages, self.stage_blocks, self.stage_width)
 
   @property
   def norms(self) -> Norms:
-    """Returns constants of the norms of the ResNet."""
+    """Returns the constants of the norms of the ResNet."""
     return resnet.norms_of(
       resnet.V1_NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on
     )

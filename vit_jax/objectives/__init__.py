@@ -1,9 +1,8 @@
 """What a run learns: every objective by the name in `config.objective.kind`.
 
-An objective is one file: its options, what can be wrong with them, and the
-module and the loss that they make. jax and flax are imported inside its
-functions, not by the file, so that `--help` need not wait for them. See
-`vit_jax.objectives.objective`.
+An objective is one file: its options with their checks, the module and the
+loss. Its functions import jax and flax, the file does not, so that `--help` is
+quick. See `vit_jax.objectives.objective`.
 """
 
 from vit_jax.objectives.classification import Classification

@@ -103,11 +103,11 @@ class MaskedPatch(Objective):
     )
 
     def loss_fn(params, batch, rng):
-      # A key apart from those that linen derives for dropout.
+      # Another key than those that linen derives for dropout.
       plan = lib.draw(
         jax.random.fold_in(rng, 1), batch["index"], rows * columns
       )
-      found = module.apply(
+      outputs = module.apply(
         {"params": params},
         normalise(batch["image"]),
         plan,
@@ -117,11 +117,11 @@ class MaskedPatch(Objective):
       )
       patches = lib.chosen(lib.patches_of(batch["image"], side), plan.places)
       if num_cells is None:
-        pixels = normalise(patches).reshape(found.shape)
-        loss, right = jnp.square(found - pixels).mean(-1), None
+        pixels = normalise(patches).reshape(outputs.shape)
+        loss, right = jnp.square(outputs - pixels).mean(-1), None
       else:
         colors = lib.colors(patches, num_cells)
-        logits = found.reshape(*colors.shape, lib.NUM_COLORS)
+        logits = outputs.reshape(*colors.shape, lib.NUM_COLORS)
         cross_entropy = optax.softmax_cross_entropy_with_integer_labels
         loss = cross_entropy(logits, colors).mean(-1)
         right = (logits.argmax(-1) == colors).mean(-1)

@@ -12,11 +12,11 @@ devices. timm's partner of row r of b is b - 1 - r, the batch reversed.)
 from collections.abc import Iterator
 from typing import Any
 
-PARTNER = "partner"  # of a batch: the rows that its rows are mixed with
+PARTNER = "partner"  # key of a batch: the rows that its rows are mixed with
 
 
 def errors(**alphas: float) -> Iterator[str]:
-  """Yields a fault for every alpha, given by its option, below 0."""
+  """Yields an error for every option whose alpha is below 0."""
   for name, alpha in alphas.items():
     if alpha < 0:
       yield (
@@ -28,7 +28,7 @@ def errors(**alphas: float) -> Iterator[str]:
 def paired(batch: dict) -> dict:
   """Returns the global batch with the partner of every row.
 
-  Between devices one row each moves, as uint8.
+  One row of each device moves to another, as uint8.
   """
   import jax.numpy as jnp
 
@@ -50,11 +50,11 @@ def mix(images, targets, partners, is_there, rng, alpha: float, box: float):
     images: Floats [b, h, w, c].
     targets: Floats [b, classes].
     partners: Images and targets of the partners.
-    is_there: bool [b]; where False, such as for an image that could not be
-      decoded, there is no partner, and the row stays as it is.
+    is_there: bool [b]; where False, since an image could not be decoded, there
+      is no partner, and the row stays as it is.
     rng: Key of the step.
-    alpha: Of mixup; 0: off.
-    box: The same, of cutmix.
+    alpha: Alpha of mixup; 0: off.
+    box: Alpha of cutmix; 0: off.
 
   Source: arXiv:1710.09412 (the maximum: arXiv:2106.10270's code) and
     arXiv:1905.04899.
@@ -62,22 +62,26 @@ def mix(images, targets, partners, is_there, rng, alpha: float, box: float):
   import jax
   import jax.numpy as jnp
 
-  # Apart from the keys that linen derives for dropout.
-  of_coin, of_mixup, *of_box = jax.random.split(jax.random.fold_in(rng, 2), 5)
+  # Other keys than those that linen derives for dropout.
+  coin_key, mixup_key, *box_keys = jax.random.split(
+    jax.random.fold_in(rng, 2), 5
+  )
   _, height, width, _ = images.shape
-  kept = jnp.ones((height, width))
+  weight = jnp.ones((height, width))  # of the row itself, by pixel
   if alpha:
-    share = jax.random.beta(of_mixup, alpha, alpha)
-    kept = jnp.full((height, width), jnp.maximum(share, 1 - share))
+    share = jax.random.beta(mixup_key, alpha, alpha)
+    weight = jnp.full((height, width), jnp.maximum(share, 1 - share))
   if box:
-    cut = 1.0 - _random_box(of_box, box, height, width)
-    is_cut = jax.random.bernoulli(of_coin) if alpha else True
-    kept = jnp.where(is_cut, cut, kept)
-  kept = jnp.where(is_there[:, None, None, None], kept[None, ..., None], 1.0)
-  share = kept.mean((1, 2))
+    outside = 1.0 - _random_box(box_keys, box, height, width)
+    is_cutmix = jax.random.bernoulli(coin_key) if alpha else True
+    weight = jnp.where(is_cutmix, outside, weight)
+  weight = jnp.where(
+    is_there[:, None, None, None], weight[None, ..., None], 1.0
+  )
+  share = weight.mean((1, 2))
   other_images, other_targets = partners
   return (
-    kept * images + (1 - kept) * other_images,
+    weight * images + (1 - weight) * other_images,
     share * targets + (1 - share) * other_targets,
   )
 

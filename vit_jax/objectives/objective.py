@@ -1,8 +1,13 @@
 """What every objective has: options, checks, and a loss for the step."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vit_jax.families import ModelConfig
+
+if TYPE_CHECKING:
+  import flax.linen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,11 +15,11 @@ class Objective:
   """What is learned: the options of all objectives; each kind adds its own.
 
   Class attributes:
-    trains_head: Whether the logits are of the classes of the data. Otherwise
+    trains_head: Whether the logits are those of the data's classes. Otherwise
       evaluators that score them are refused, and the checkpoint has no head.
-    own: Start of the paths of the parameters that are not the network's, such
-      as "masked_patch/"; None: it has none. `config.init` and `vit_jax.load`
-      leave them out where the model has no use for them.
+    own: Start of the paths of the objective's own parameters, such as
+      "masked_patch/"; None: it has none. `config.init` and `vit_jax.load` leave
+      them out for models without this objective.
   """
 
   kind: str = ""  # the key of OBJECTIVES
@@ -23,42 +28,39 @@ class Objective:
   own: ClassVar[str | None] = None
 
   def errors(self) -> Iterator[str]:
-    """Yields the faults that the options alone show, one text each."""
+    """Yields the errors that the options alone show, one text each."""
     return iter(())
 
   def model_errors(
-    self, model: Any, image_size: tuple[int, int]
+    self, model: ModelConfig, image_size: tuple[int, int]
   ) -> Iterator[str]:
     """Yields why it cannot train a model on images of a size.
 
     Args:
-      model: `config.model`, without faults.
+      model: `config.model`, which has no errors.
       image_size: (height, width) in pixels, which suit the model.
     """
     return iter(())
 
-  def start_errors(self, model: Any) -> Iterator[str]:
-    """Yields why no run should start with a model; one that goes on may."""
+  def start_errors(self, model: ModelConfig) -> Iterator[str]:
+    """Yields why no new run may train a model; a resumed one may."""
     return iter(())
 
   def data_errors(self, data: Any) -> Iterator[str]:
-    """Yields why it cannot learn from data.
-
-    Args:
-      data: A `batch.Data`, maybe with the attribute `is_multilabel`.
-    """
+    """Yields why it cannot learn from data, a `batch.Data` or a `Source`."""
     return iter(())
 
   def paired(self, batch: dict) -> dict:
-    """Returns a global batch with what its rows need of other rows.
+    """Returns a global batch, maybe with arrays of other rows for each row.
 
     The step calls it before rows are divided over devices and microbatches, so
-    that `loss_fn` may treat every row by itself. Arrays that it adds have the
-    rows of the batch.
+    that `loss_fn` needs no other row.
     """
     return batch
 
-  def make(self, model: Any, run_shape: Any) -> tuple[Any, Any]:
+  def make(
+    self, model: ModelConfig, run_shape: Any
+  ) -> tuple["flax.linen.Module", Callable]:
     """Returns the module that is trained, and its loss.
 
     Args:
@@ -75,8 +77,8 @@ class Objective:
         microbatches and devices and divides by the count. So the loss of a row
         must not depend on other rows, unless `paired` adds them to it, and
         random numbers must follow from `rng`, the key of the step, and the
-        record's number batch["index"], not from the row's place. `params` are
-        for the module alone: of blocks in a scan they are parts of devices
-        (`models.stacking.Part`), which its body gathers.
+        record's number batch["index"], not from the position of the row. Only
+        the module reads `params`: those of scanned blocks are one device's
+        parts (`models.stacking.Part`), which the scan's body gathers.
     """
     raise NotImplementedError(type(self).__name__)

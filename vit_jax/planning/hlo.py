@@ -1,4 +1,4 @@
-"""Reads what XLA compiled for a TPU: what it does, how often, and how long.
+"""Reads what XLA compiled for a TPU: its work, traffic, collectives and time.
 
 XLA's own cost analysis counts the body of a loop once, whatever its trips, and
 does not cover collectives. Here every instruction is counted as often as it
@@ -25,16 +25,16 @@ COLLECTIVES = (
 )
 # The custom call in the fusion that starts an asynchronous collective.
 START = "AsyncCollectiveStart"
-# What the hosts of a slice send to those of the others.
+# Kind of what the hosts of a slice send to those of other slices.
 BETWEEN_SLICES = "between-slices"
-# Stands in place of the cycles that XLA does not know.
+# Estimated cycles of an instruction whose cycles XLA does not know.
 UNKNOWN_CYCLES = 2**63 - 1
-# These move no bytes, or name what another instruction moves.
+# Opcodes that move no bytes, or name what another instruction moves.
 FREE = (
   "parameter constant tuple get-tuple-element bitcast after-all partition-id"
   " replica-id"
 ).split()
-# Custom calls whose time XLA does not know; two are of several slices.
+# Custom calls whose time XLA does not know.
 UNKNOWN_CALLS = r'custom_call_target="(ConcatBitcast|ZeroCrop|SliceId)"'
 BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
 
@@ -73,7 +73,7 @@ class Instruction:
 
   @property
   def kind(self) -> str:
-    """The opcode; for asynchronous ones without -start and -done."""
+    """The opcode without -start and -done of asynchronous ones."""
     return re.sub(r"-(start|done)$", "", self.opcode)
 
   @property
@@ -95,11 +95,11 @@ def estimate(text: str, costs: dict[str, float], chip: Chip) -> dict[str, Any]:
     `vit_jax.planning.planner.plan`.
   """
   looped, once = Module(text).totals(chip)
-  # XLA subtracts a second for each of these.
+  # XLA subtracts a second for each of these calls.
   unknown = len(re.findall(UNKNOWN_CALLS, text))
   optimal = costs["optimal_seconds"] + unknown
   optimal *= looped.roof_seconds / once.roof_seconds
-  # Of a loop XLA's can be below the time of its arithmetic at the peak.
+  # For a loop XLA's estimate can be below its arithmetic at the peak rate.
   optimal = max(optimal, looped.roof_seconds)
   links = looped.link_seconds(chip)
   cycles = looped.cycles / chip.clock + links
@@ -120,12 +120,12 @@ class Totals:
   """Sums over a module, for one chip and one run.
 
   Attributes:
-    cycles: The compiler's estimates; collectives and custom kernels have none.
-      Where it knows none, those of the longer of arithmetic and traffic.
+    cycles: The compiler's estimates; without one, the cycles of the longer of
+      arithmetic and traffic. Collectives and custom kernels have none.
     flops: FLOPs of products and convolutions.
     bytes: Bytes to and from the main memory.
-    roof_seconds: For each instruction the longer of its arithmetic and its
-      traffic, at full rates; summed.
+    roof_seconds: Sum over instructions of the longer of arithmetic and traffic
+      at full rates.
     collectives: Kind -> [how often, bytes].
   """
 
@@ -138,7 +138,7 @@ class Totals:
   def link_seconds(self, chip: Chip) -> float:
     """Returns the time of the collectives at full rate, not overlapped.
 
-    An all-reduce passes its bytes twice; so does what slices add up.
+    The bytes of an all-reduce pass twice, within and between slices.
     """
     seconds = self.between_slices_seconds(chip)
     for kind, (_, size) in self.collectives.items():
@@ -148,7 +148,7 @@ class Totals:
     return seconds
 
   def between_slices_seconds(self, chip: Chip) -> float:
-    """Returns the part of `link_seconds` that slices take to add up."""
+    """Returns the part of `link_seconds` that passes between slices."""
     if BETWEEN_SLICES not in self.collectives:
       return 0.0
     return 2 * self.collectives[BETWEEN_SLICES][1] / chip.dcn_bandwidth
@@ -164,7 +164,7 @@ class Module:
     self._flops = functools.cache(self._computation_flops)
 
   def totals(self, chip: Chip) -> tuple[Totals, Totals]:
-    """Returns the sums with loops, and those with every body once."""
+    """Returns the sums over all trips of loops, and over one trip of each."""
     looped, once = Totals(), Totals()
     for x, names, trips in self._visit(self._entry, 1):
       self._add(x, names, trips, looped, chip)
@@ -189,7 +189,7 @@ class Module:
         yield x, names, trips
 
   def _trips(self, loop: Instruction) -> int:
-    """Returns the trips of a loop: its bound, over the step of the counter."""
+    """Returns the trips of a loop: the bound of its counter / its step."""
     if m := re.search(r"known_trip_count\D*(\d+)", loop.attributes):
       return int(m[1])
     condition = self._computations[loop.called("condition")]
@@ -211,13 +211,13 @@ class Module:
     root = next(x for x in body.values() if x.is_root)
     if not counters or counters[0] >= len(root.operands):
       return 1
-    x = _behind_copies(body, root.operands[counters[0]])
+    x = _copied(body, root.operands[counters[0]])
     if x is None:
       return 1
     if x.opcode == "fusion":
       steps = _constants(self._computations[x.called("calls")])
     else:
-      inputs = [_behind_copies(body, o) for o in x.operands]
+      inputs = [_copied(body, o) for o in x.operands]
       steps = _constants({y.name: y for y in inputs if y})
     return steps[0] if len(steps) == 1 and steps[0] > 0 else 1
 
@@ -243,7 +243,7 @@ class Module:
     total.roof_seconds += trips * seconds
 
   def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
-    """Yields kind and bytes, the larger of operands and results."""
+    """Yields kind and bytes of a collective: the larger of input and output."""
     if x.opcode == "send" and "megascale" in x.attributes:
       yield BETWEEN_SLICES, _size(x.arrays[:1])
     elif x.kind in COLLECTIVES:
@@ -258,9 +258,9 @@ class Module:
         outs = outs[1:2] or outs
       yield x.kind, max(_size(ins), _size(outs))
     elif x.opcode == "fusion":
-      # An asynchronous collective is spread over fusions. One of them starts
-      # it, and the same chain may pass through the body of a loop; without
-      # chains they share its channel.
+      # An asynchronous collective is spread over fusions, also in bodies of
+      # loops. It counts where its chain starts or, without a chain, at the
+      # first fusion of a computation with its channel.
       inner = self._computations[x.called("calls")]
       starts = _is_start(inner)
       for y in inner.values():
@@ -278,7 +278,7 @@ class Module:
 
   @functools.cached_property
   def _started(self) -> set[str]:
-    """Returns the chains that a computation starts."""
+    """Numbers of the chains that some computation starts."""
     return {
       _chain(y)
       for names in self._computations.values()
@@ -289,7 +289,7 @@ class Module:
 
   @functools.cached_property
   def _first_of_channel(self) -> dict[tuple[int, str], str]:
-    """Returns the fusion of a computation that counts for a channel."""
+    """(computation, channel) -> the fusion at which the collective counts."""
     return {}
 
   def _flops_of(self, x, names) -> int:
@@ -325,7 +325,7 @@ class Module:
   def _parameter_reads(self, name: str) -> dict[int, int]:
     """Returns the bytes that a fused computation reads of each parameter.
 
-    Where it reads slices, these alone count.
+    If it reads slices of one, only these count.
     """
     names = self._computations[name]
     users: dict[str, list[Instruction]] = {}
@@ -387,7 +387,7 @@ def _is_start(names: dict[str, Instruction]) -> bool:
 
 
 def _chain(x: Instruction) -> str:
-  """Returns the number of an asynchronous collective's chain, "" for others."""
+  """Returns the number of an asynchronous collective's chain; "": none."""
   match = re.search(r'chain_id="(\d+)"', x.attributes)
   return match[1] if match else ""
 
@@ -409,7 +409,7 @@ def _constants(names: dict[str, Instruction]) -> list[int]:
   return [int(m[0]) for m in matches if m]
 
 
-def _behind_copies(names, name: str) -> Instruction | None:
+def _copied(names, name: str) -> Instruction | None:
   x = names.get(name)
   while x and x.opcode in ("copy", "bitcast", "copy-start", "copy-done"):
     x = names.get(x.operands[0])
@@ -417,7 +417,7 @@ def _behind_copies(names, name: str) -> Instruction | None:
 
 
 def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-  """Returns instructions by computation and name; and the entry's name."""
+  """Returns computation -> name -> instruction, and the entry's name."""
   computations: dict[str, dict[str, Instruction]] = {}
   entry, current = "", None
   for line in text.splitlines():
@@ -539,10 +539,10 @@ def _pairs(
   dilate_in: int,
   dilate_window: int,
 ) -> int:
-  """Returns how many pairs of an output and a window's place have an input."""
+  """Returns the pairs (output, position in the window) that have an input."""
   total = 0
   for k in range(window):
-    first = k * dilate_window - pad  # the place of output 0's window
+    first = k * dilate_window - pad
     for o in range(size_out):
       at = first + o * stride
       if at >= 0 and at % dilate_in == 0 and at // dilate_in < size_in:

@@ -1,4 +1,4 @@
-"""Cores that hosts need so that no chip waits for images."""
+"""Host cores without which chips would wait for images."""
 
 import math
 from typing import Any
@@ -6,25 +6,23 @@ from typing import Any
 from vit_jax.config import Config
 from vit_jax.data import dataset_info
 
-# Images per second of one core in use, from JPEGs like those of ImageNet to
-# batches of 224 px: docs/receipts.jsonl, "input_quiet". Two rates, measured in
-# turns; other operations cost little beside these.
+# Images per second of one busy core, from JPEGs like ImageNet's to batches of
+# 224 px: docs/receipts.jsonl, "input_quiet". Other operations cost little.
 RATES = {
   "decode_inception_crop(224)|flip_lr": 1263.0,
   "decode_inception_crop(224)|flip_lr|randaug(2, 15)": 807.0,
 }
 MACHINE = "AMD EPYC (Zen 4)"
-# vCPUs (hardware threads, two to a core) of a host with four chips. Source: the
-# pages of cloud.google.com/tpu/docs on v5e and TPU7x, which has the other two
-# as well; for other chips none is stated here.
+# vCPUs (hardware threads, two to a core) of a host with four chips; other chips
+# are not documented. Source: cloud.google.com/tpu/docs, pages on v5e and TPU7x.
 VCPUS = {"v5e": 112, "v5p": 208, "v6e": 180, "tpu7x": 224}
 
 
 def rate(config: Config) -> tuple[float | None, str]:
-  """Returns images per second of a core, and what they were measured with.
+  """Returns images per second of a core, and how they were measured.
 
   Returns:
-    (None, reason) for images that are no JPEGs: no rate was measured.
+    (None, reason) if the images are no JPEGs, for which no rate was measured.
   """
   known = dataset_info.lookup(config.data.dataset)
   if known and known.image != "jpeg":
@@ -41,7 +39,7 @@ def needs(
   generation: str,
   input_rate: float | None = None,
 ) -> dict[str, Any]:
-  """Returns the cores that a host needs so that no chip waits for images.
+  """Returns the cores that each host needs for its share of the images.
 
   Args:
     config: The run.
@@ -51,9 +49,9 @@ def needs(
     input_rate: Images per second of one core; None: see `rate`.
 
   Returns:
-    hosts; input_per_host: images per second; input_rate and input_rate_of: of a
-    core, and what it was measured with; input_cores: of each host, whole ones;
-    host_vcpus. Rate and cores, and vCPUs, are None where they are not known.
+    hosts; input_per_host: images per second; input_rate: that of a core;
+    input_rate_of: how it was measured; input_cores: whole cores of each host;
+    host_vcpus. Unknown ones are None.
   """
   core_rate, source = (input_rate, "as given") if input_rate else rate(config)
   per_host = images_per_second / num_hosts

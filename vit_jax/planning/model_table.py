@@ -10,14 +10,14 @@ SIDES = (224, 384)
 
 
 def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
-  """Returns the shapes of the parameters, without computing them.
+  """Returns the shapes of the parameters.
 
   Args:
     name: A key of `PUBLISHED`.
     side: Side of the images, pixels; the position table grows with it.
     num_classes: Width of the head.
   """
-  # Stacked blocks have as many parameters, and are traced once for any depth.
+  # Stacked blocks have as many parameters, and only one is traced.
   config = by_variant(name)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
   model = build(config.stacked() or config, num_classes)

@@ -28,7 +28,7 @@ def main(args: cli.Args) -> None:
       raise ConfigError(errors)
     topology = args.flags["topology"]
     with signals.blocked():
-      num_devices = len(describe(topology)[1])  # libtpu's handlers come with it
+      num_devices = len(describe(topology)[1])  # libtpu sets handlers
       signals.end_at_once(lambda: f"{topology} was not compiled to the end")
     if args.flags["search"] == "true":
       result, config = _search(
@@ -51,7 +51,7 @@ def main(args: cli.Args) -> None:
 
 
 def _options(flags: dict[str, str | None], errors: list[str]) -> dict[str, Any]:
-  """Returns the arguments of `plan` that flags give; errors are added."""
+  """Returns arguments of `plan` from flags, and adds errors to the list."""
   options = {}
   for flag, name, parse in (
     ("input_rate", "input_rate", parse_input_rate),

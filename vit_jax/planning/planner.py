@@ -1,12 +1,13 @@
-"""What a run takes on a slice of TPUs: memory, time, cores and money.
+"""The memory, time, host cores and money of a run on a slice of TPUs.
 
-The step is the one that trains, and the compiler is the real one. Memory is
-what that compiler reports. Times are estimates: no chip has confirmed them.
+The step is that of training, and the compiler is the TPU's own, which reports
+the memory. Times are estimates: no chip has confirmed them.
 """
 
 import contextlib
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,12 +27,14 @@ OUT_OF_MEMORY = (
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
 
-# The schedule's steps depend on the length; the cost of a step does not. It is
-# longer than any warm-up.
+# Steps of a run whose length is not known; longer than any warm-up. The cost of
+# a step does not depend on it.
 UNKNOWN_LENGTH = 10**9
 
 
-def lower(config: Config, mesh: Mesh) -> tuple[Any, tuple[Any, dict]]:
+def lower(
+  config: Config, mesh: Mesh
+) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
   """Returns the jitted train step and its abstract arguments.
 
   `step.lower(*arguments).compile()` compiles it for the devices of the mesh,
@@ -60,18 +63,18 @@ def plan(
 ) -> dict[str, Any]:
   """Compiles the step for a slice, and estimates its time.
 
-  There are two estimates, which differ, and no chip has confirmed either:
-  `cycles_seconds` is the compiler's cycles of every instruction over the clock,
-  plus the bytes of collectives over the links' rate, nothing overlapped;
-  `optimal_seconds` is the compiler's coarser roofline, or the sum over all
-  instructions of the longer of arithmetic and traffic at full rates, if that is
-  more. Both count every trip of a loop. `price_seconds` is their geometric
-  mean, from which all rates follow.
+  There are two estimates, and no chip has confirmed either:
+  `cycles_seconds` is the sum of the compiler's cycles over the clock, plus the
+  bytes of collectives over the rate of the links, nothing overlapped;
+  `optimal_seconds` is the larger of the compiler's roofline and the sum over
+  instructions of the longer of arithmetic and traffic at full rates. Both count
+  every trip of a loop. `price_seconds` is their geometric mean; all rates
+  follow from it.
 
   Args:
     config: The run.
     topology: Name of the slice, such as "v5e:16x16".
-    input_rate: Images per second of a core of a host; None: as measured.
+    input_rate: Images per second of a core of a host; None: the measured rate.
     chip_hour: Price of a chip for an hour, and its unit; None: unknown.
 
   Returns:
@@ -153,9 +156,10 @@ def plan(
 
 
 def parse_out_of_memory(error: Exception) -> tuple[int, int]:
-  """Returns the bytes that the compiler's message says are needed, and exist.
+  """Returns the bytes that a program needs, and those there are.
 
-  Raises any other error.
+  Args:
+    error: The compiler's error; another one is raised again.
   """
   match = next(
     (m for p in OUT_OF_MEMORY if (m := re.search(p, str(error)))), None
@@ -170,7 +174,7 @@ def parse_out_of_memory(error: Exception) -> tuple[int, int]:
   return needed, capacity
 
 
-# What `plan` does not know of a step that does not fit.
+# Keys that `plan` sets to None if the step does not fit.
 ESTIMATES = (
   "argument_bytes temporary_bytes flops bytes_accessed cycles_seconds"
   " link_seconds between_slices_seconds optimal_seconds price_seconds"
@@ -188,7 +192,7 @@ def errors(config: Config, devices: list) -> list[str]:
   try:
     steps = run_shape_of(config).total_steps
   except (TypeError, ZeroDivisionError):
-    return texts  # which say that there is no length, or no batch
+    return texts  # there is no length, or no batch, which is among them
   except ValueError as e:
     is_known = any(str(e) in text for text in texts)
     return texts if is_known else [*texts, str(e)]
@@ -198,10 +202,9 @@ def errors(config: Config, devices: list) -> list[str]:
 
 
 def has_several_hosts(devices: list) -> bool:
-  """Whether each slice surely has several hosts.
+  """Whether each slice certainly has several hosts.
 
-  libtpu describes hosts of four chips, but up to eight of v5e or v6e can be of
-  one host.
+  libtpu describes hosts of four chips, but a host of v5e or v6e can have eight.
   """
   return len(devices) // len(sharding.slices(devices)) > 8
 
@@ -225,7 +228,7 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   if not config.num_classes and not num_classes:
     raise ValueError(
       f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
-      " only the data tell; set it."
+      " are not known without the data; set it."
     )
   num_examples = None
   if config.data.dataset in dataset_info.DATASETS:  # those of others may change
@@ -237,18 +240,17 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
 def plan_programs(
   config: Config, topology: str, step_plan: dict[str, Any]
 ) -> dict[str, Any]:
-  """Compiles what a run compiles beside its step, for a slice.
+  """Compiles the other programs of a run for a slice.
 
   Args:
     config: The run.
     topology: Name of the slice.
-    step_plan: What `plan` returned for it.
+    step_plan: The result of `plan`.
 
   Returns:
     `programs`: what `programs.compiled` yields, the step first; `evaluation`:
-    evaluators' shares of the steps' time, by estimate, {} where the length of
-    the run is unknown; `not_rehearsed`: what is left out, in words; `fits`, of
-    all.
+    what `programs.evaluation` returns, {} if the length of the run is unknown;
+    `not_rehearsed`: notes on what is left out; `fits`: whether all fit.
   """
   chip, devices = describe(topology)
   mesh = sharding.make_mesh(config.mesh, devices)
@@ -256,7 +258,7 @@ def plan_programs(
   programs, passes, notes = programs_lib.programs(config, run_shape, mesh)
   evaluating = {p.program for p in passes}
 
-  def seconds(name: str, program: Any) -> float | None:
+  def seconds(name: str, program: jax.stages.Compiled) -> float | None:
     if name not in evaluating:
       return None
     text, costs = program.as_text(), program.cost_analysis()

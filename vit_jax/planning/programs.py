@@ -1,7 +1,7 @@
-"""Every program that a run compiles, beside what then stays on the devices.
+"""Every program that a run compiles, and the memory that is taken meanwhile.
 
-A pod would otherwise compile an evaluation for the first time hours after the
-start, and find out then that it does not fit beside the optimizer's state.
+A pod compiles an evaluation hours after its start; that it does not fit beside
+the optimizer's state is better known beforehand.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from vit_jax.data import dataset_info, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
-# Batches that wait on the devices while another program runs: the next one for
-# training, and of an evaluation the one that is computed.
+# Batches that are on the devices while another program runs: the next one of
+# training; in an evaluation the previous one.
 WAITING = 1
 
 
@@ -33,19 +33,19 @@ class Program(NamedTuple):
   """A program, not compiled yet.
 
   name: "train_step", or "<evaluator>/features".
-  fn: What `jax.jit` returned.
+  fn: The function, as `jax.jit` returned it.
   arguments: Abstract, with shardings.
-  beside: Bytes that stay on each device beside the arguments.
+  beside: Bytes on each device that are not its arguments.
   """
 
   name: str
-  fn: Any
+  fn: Callable
   arguments: tuple
   beside: int
 
 
 class Passes(NamedTuple):
-  """What an evaluator passes through the model during a run.
+  """The images that an evaluator passes through the model during a run.
 
   name: Name of the evaluator.
   program: Name of the `Program` that a batch goes through.
@@ -80,9 +80,9 @@ class Split:
 def programs(
   config: Config, run_shape: step_lib.RunShape, mesh: Mesh
 ) -> tuple[list[Program], list[Passes], list[str]]:
-  """Returns what a run compiles, in its order, and how often evaluators use it.
+  """Returns what a run compiles, in order, and how often evaluators use it.
 
-  The few numbers that several processes exchange are not among the programs.
+  Left out are the collectives of a few numbers between processes.
 
   Args:
     config: The run.
@@ -90,8 +90,8 @@ def programs(
     mesh: Mesh that it runs on; its devices need not exist.
 
   Returns:
-    The programs; what each evaluator passes through them; and notes on what is
-    left out.
+    The programs; for each evaluator, what it passes through them; notes on what
+    is left out.
   """
   trainer = step_lib.assemble(config, run_shape, mesh)
   state = trainer.state
@@ -124,8 +124,8 @@ def programs(
     }
     if None in sources.values():
       notes.append(
-        f"{options.name}: only the data of {options.dataset!r} tell their"
-        " classes"
+        f"{options.name}: the classes of {options.dataset!r} are not known"
+        " without its data"
       )
       continue
     evaluator = options.make(
@@ -182,17 +182,17 @@ def programs(
 def _single_device_programs(
   evaluator: Evaluator, arguments: tuple, beside: int
 ) -> Iterator[Program]:
-  """Yields what one device runs on features that were gathered."""
+  """Yields the programs that one device runs on gathered features."""
   features = evaluator.programs().get("features")
   if features is None:
     return
   width = jax.eval_shape(features, *arguments)["x"].shape[-1]
   device = evaluator.context.mesh.devices.flat[0]
   one = jax.sharding.SingleDeviceSharding(device)
-  put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
+  on_one = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
   for name, (fn, shapes) in evaluator.single_device_programs(width).items():
-    on_device = jax.tree.map(put, shapes)
-    yield Program(f"{evaluator.config.name}/{name}", fn, on_device, beside)
+    arguments = jax.tree.map(on_one, shapes)
+    yield Program(f"{evaluator.config.name}/{name}", fn, arguments, beside)
 
 
 def num_times(every_steps: int, total_steps: int) -> int:
@@ -208,7 +208,7 @@ def num_times(every_steps: int, total_steps: int) -> int:
 def split(dataset: str, name: str) -> Split | None:
   """Returns what is known of a split without its data; None: nothing."""
   known = dataset_info.lookup(dataset)
-  # What is known of a prefix is that of its fake data.
+  # What the table has of a prefix is about fake data.
   is_fake = (
     dataset_info.prefix_of(dataset) and dataset not in dataset_info.DATASETS
   )
@@ -237,7 +237,7 @@ def batch(
   dtype: Any,
   mesh: Mesh,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns a batch, abstract, its rows split over the mesh.
+  """Returns an abstract batch whose rows are split over the mesh.
 
   Args:
     num_rows: Rows of all devices.
@@ -267,7 +267,7 @@ def per_device(tree: Any) -> int:
 
 
 def distinct_arrays(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns one array of each shape, type and split, by a text of these."""
+  """Returns one array of each type, shape and sharding, by a text of these."""
   return {
     f"{x.dtype.name}{list(x.shape)} {x.sharding.spec}": x
     for x in jax.tree.leaves(tree)
@@ -277,18 +277,20 @@ def distinct_arrays(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
 def compiled(
   programs: list[Program],
   capacity: int,
-  seconds: Callable[[str, Any], float | None] = lambda name, program: None,
+  seconds: Callable[
+    [str, jax.stages.Compiled], float | None
+  ] = lambda name, program: None,
 ) -> Iterator[dict[str, Any]]:
-  """Compiles programs; yields for each what it takes of a device.
+  """Compiles programs; yields the memory and time of each.
 
   Args:
     programs: The programs.
     capacity: Bytes of a device's memory.
-    seconds: Name of a program, and what XLA compiled -> estimated time.
+    seconds: (name of a program, compiled program) -> estimated time.
 
   Yields:
-    name, peak_bytes (with what is beside it; None if it does not fit), fits,
-    seconds.
+    name, peak_bytes (`beside` included; None if the program alone does not
+    fit), fits, seconds.
   """
   for program in programs:
     peak = time = None
@@ -310,10 +312,10 @@ def compiled(
 def evaluation(
   passes: list[Passes], rows: list[dict[str, Any]], run_seconds: float
 ) -> dict[str, float]:
-  """Returns evaluators' shares of the time that the steps of a run take.
+  """Returns for each evaluator its time / the time of all steps of a run.
 
   Args:
-    passes: What they pass through the model.
+    passes: What the evaluators pass through the model.
     rows: What `compiled` yielded.
     run_seconds: Estimated time of all steps.
   """

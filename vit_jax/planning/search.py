@@ -13,23 +13,23 @@ Plan = dict[str, Any]  # see `vit_jax.planning.planner.plan`
 class Search:
   """Plans one choice after another, reports each, and keeps the fastest.
 
-  First come mesh, microbatch and remat at the batch of the config, with blocks
-  in a scan, which compiles in a minute; then the best of these in a loop; then
-  half and twice its batch. The order in a scan need not be that in a loop: with
-  fsdp its microbatches gather and reduce again. The fastest has the most images
-  a second by the planner's estimate. Another batch needs another learning rate.
+  First it varies mesh, microbatch and remat at the batch of the config, with
+  scanned blocks, which compile in a minute. Then it compiles the best of these
+  with a loop over the blocks; the ranking may differ between the two, since a
+  scan with fsdp gathers and reduces in every microbatch. Last it tries half and
+  twice the batch, which would need another learning rate. The fastest has the
+  most images a second by the planner's estimate.
 
   Args:
     config: The run; itself the first choice.
     num_devices: Number of devices of the slice.
     plan: Compiles one choice; see `vit_jax.planning.planner.plan`.
-    report: Takes text, which ends with a newline or is the beginning of a line.
+    report: Prints a text: a line with its newline, or the start of a line.
 
   Attributes:
     fastest: Plan and config of the fastest choice that fits; None before the
       first one that does.
-    number: Number of the choice that is being compiled, from 1; 0 before the
-      first.
+    number: Number of the choice that is compiled now, from 1; 0 before that.
     total: Number of choices.
   """
 
@@ -90,7 +90,7 @@ class Search:
     except ConfigError as e:
       if self.number == 1:
         raise  # the config itself cannot work
-      # Such as twice the batch, whose run ends before its warm-up.
+      # With twice the batch a run may end before its warm-up.
       self._report(f"cannot work: {'; '.join(e.errors)}\n")
       return
     is_faster = result["fits"] and (
@@ -105,7 +105,7 @@ class Search:
     self._report(f"{describe(result)}; fastest so far: {best}\n")
 
   def best(self) -> str:
-    """Returns the fastest so far: its estimate, and its options."""
+    """Returns a text on the fastest so far: its estimate and its options."""
     if self.fastest is None:
       return "none"
     result, choice = self.fastest
@@ -114,10 +114,10 @@ class Search:
 
 
 def choices(config: Config, num_devices: int) -> Iterator[Config]:
-  """Yields the config, then its batch on other meshes and in other pieces.
+  """Yields the config, then its batch with other meshes and microbatches.
 
-  Without tensor a batch splits over all devices; where one does not, the config
-  is the only choice.
+  These split a batch over all devices. If a batch of the config does not split
+  so, there is no other choice.
   """
   yield config
   sizes = [config.data.batch_size, *(e.batch_size for e in config.evals)]
@@ -151,7 +151,7 @@ def batches(config: Config, num_devices: int) -> list[int]:
 
 
 def options(choice: Config) -> str:
-  """Returns the options of a choice, as under config."""
+  """Returns the options of a choice, as KEY=VALUE without "config."."""
   mesh, model = choice.mesh, choice.model
   text = (
     f"mesh.data={mesh.data} mesh.fsdp={mesh.fsdp} mesh.tensor={mesh.tensor}"
@@ -166,7 +166,7 @@ def options(choice: Config) -> str:
 
 
 def describe(result: Plan) -> str:
-  """Returns the estimate of a choice, in a few words."""
+  """Returns the estimate of a choice as a short text."""
   if not result["fits"]:
     return f"does not fit: {gib(result['peak_bytes'])}"
   milli = 1e3 * result["price_seconds"]

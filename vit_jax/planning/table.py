@@ -1,4 +1,4 @@
-"""A plan in words and numbers."""
+"""A plan as a table of text."""
 
 import math
 from typing import Any
@@ -89,7 +89,7 @@ def _percent(share: float) -> str:
 
 
 def _programs(plan: dict[str, Any]) -> list[str]:
-  """Returns a line for each program, and one for all digests."""
+  """Returns a line for each program; all digests share one."""
   sizes: dict[str, list[int | None]] = {}
   for program in plan.get("programs", ()):
     kind = program["name"].split()[0]
@@ -98,7 +98,7 @@ def _programs(plan: dict[str, Any]) -> list[str]:
   for kind, peaks in sizes.items():
     name = kind if len(peaks) == 1 else f"{kind} of {len(peaks)} kinds of array"
     if None in peaks:
-      texts.append(f"{name}: DOES NOT FIT, its own arrays and numbers alone")
+      texts.append(f"{name}: DOES NOT FIT, even alone")
       continue
     fits = max(peaks) <= plan["capacity_bytes"]
     texts.append(f"{name}: {gib(max(peaks))}" + ", DOES NOT FIT" * (not fits))

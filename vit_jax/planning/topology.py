@@ -1,4 +1,4 @@
-"""TPU slices by name, whose chips need not be there."""
+"""TPU slices by name; no TPU is needed."""
 
 import importlib.util
 import math
@@ -20,14 +20,14 @@ LARGEST = {
   "v6e": (16, 16),
   "tpu7x": (16, 24, 24),
 }
-# Of libtpu, which must not look for a TPU, and without the last two complains.
+# Keeps libtpu from looking for a TPU, and from warnings about it.
 ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-8",
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
-MOST_CHIPS = 100_000  # of all slices; libtpu describes them in a second
+MOST_CHIPS = 100_000  # of all slices, which libtpu describes in a second
 _NAME = re.compile(
   r"(\w+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)(?:_(?:un)?twisted)?"
   r"(?:,slices=([1-9]\d{0,5}))?",
@@ -84,9 +84,9 @@ def describe(topology: str) -> tuple[Chip, list]:
 
 
 def _exists(topology: str) -> bool:
-  """Whether a name is that of slices which may exist.
+  """Whether slices of this name can exist.
 
-  libtpu describes larger ones too, and ends the process at a side of 0.
+  libtpu also describes larger ones, and ends the process at a side of 0.
   """
   match = _NAME.fullmatch(topology)
   if not match or match[1] not in LARGEST:
