@@ -70,7 +70,7 @@ def test_classes_that_are_not_the_heads_are_refused():
     match(source(None, 3), Head(2))
 
 
-def test_words_for_the_classes_of_imagenet():
+def test_imagenet_s_classes_in_words():
   wnids = class_names.imagenet1k()
   words = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]
   words[134] = words[517] = "crane"

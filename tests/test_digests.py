@@ -116,7 +116,7 @@ def test_golden():
   assert digests.of_numpy({"x": x})["x"].sums == "92038694f26f23ec"
 
 
-def test_differences_are_told():
+def test_differences():
   a = digests.of_numpy({"a": np.ones(2, "f"), "b": np.ones(3, "f")})
   b = digests.of_numpy({"b": np.ones((3, 1), "f"), "c": np.ones(1, "f")})
   assert digests.differences(a, b) == [
@@ -130,7 +130,7 @@ def test_differences_are_told():
   assert text.startswith("b has the digest ") and a["b"].sums in text
 
 
-def test_json_is_told_by_its_value():
+def test_the_order_of_json_does_not_matter():
   assert digests.of_json({"b": 1, "a": [2]}) == digests.of_json(
     {"a": [2], "b": 1}
   )

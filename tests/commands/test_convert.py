@@ -183,7 +183,7 @@ def test_there_and_back(tmp_path, name):
     ),
   ],
 )
-def test_what_a_user_is_told(tmp_path, name, to, notes):
+def test_notes_for_the_user(tmp_path, name, to, notes):
   fields = MODELS[name]
   size = {"12_heads": (16, 16), "hybrid_of_timm": (64, 64)}.get(name, SIZE)
   size = (64, 64) if name.startswith("bit") else size
@@ -272,7 +272,7 @@ def test_hugging_face_gets_the_crop(tmp_path, ops):
   assert f"`{again.ops}`, then" in (dst / "README.md").read_text()
 
 
-def test_what_is_there_stays(tmp_path):
+def test_an_existing_file_stays(tmp_path):
   vit = make(**MODELS["token"])
   for to, suffix in SUFFIX.items():
     dst = tmp_path / f"x{to}{suffix}"

@@ -149,7 +149,7 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
     ),
   ],
 )
-def test_the_command_ends_with_the_text(tmp_path, capsys, words, text):
+def test_errors_of_the_command(tmp_path, capsys, words, text):
   names = {
     "SRC": str(DATA / "vit_linen_names.weights.npz"),
     "DST": str(tmp_path / "x"),
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     ("--posemb_filter=x", "invalid choice: 'x'"),
   ],
 )
-def test_the_command_names_a_faulty_flag(capsys, word, text):
+def test_a_wrong_flag_is_named(capsys, word, text):
   with pytest.raises(SystemExit):
     main(capsys, "a", "b", "--to=npz", word)
   assert text in capsys.readouterr().err

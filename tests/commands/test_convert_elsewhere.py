@@ -59,7 +59,7 @@ def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["token", "no_row", "gap_sincos2d", "map"])
-def test_timm_takes_the_call_that_is_told(tmp_path, timm, name):
+def test_timm_takes_the_call_in_the_note(tmp_path, timm, name):
   fields = MODELS[name] | {"ln_eps": 1e-6}
   vit = make(**fields)
   notes = convert.convert(vit, str(tmp_path / "x.safetensors"), "timm")
@@ -70,7 +70,7 @@ def test_timm_takes_the_call_that_is_told(tmp_path, timm, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["token", "torch_s", "no_row", "none"])
-def test_hugging_face_takes_the_call_that_is_told(tmp_path, monkeypatch, name):
+def test_hugging_face_takes_the_call_in_the_note(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   transformers = torch_libraries.load("transformers")
   vit, path = make(**MODELS[name]), str(tmp_path / "vit")

@@ -131,7 +131,7 @@ def test_nothing_to_read(vit):
 # The command.
 
 
-def test_a_table_and_complaints(call, folder):
+def test_a_table_and_errors(call, folder):
   status, out, err = call(folder, "--top=2")
   lines = out.splitlines()
   assert status == 0 and len(lines) == 1 + 2 * 17
@@ -265,7 +265,7 @@ def test_none_can_be_read(call, folder):
     (["--out_dir=maps"], "--out_dir: got no --attention"),
   ],
 )
-def test_wrong_words(argv, message, capsys):
+def test_wrong_flags(argv, message, capsys):
   with pytest.raises(SystemExit) as error:
     predict_command.parse([str(TOKEN), "x.jpg", *argv])
   assert error.value.code == 2 and message in capsys.readouterr().err

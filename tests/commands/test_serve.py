@@ -130,7 +130,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused_in_words(answers, name):
+def test_hostile_files_are_refused(answers, name):
   data, status, text = HOSTILE[name]
   with pytest.raises(serve.Refused, match=text) as caught:
     answers.answer(data)
@@ -256,7 +256,7 @@ def test_all_images_are_answered_in_one_thread(answers):
 
 
 @pytest.mark.slow
-def test_it_ends_while_an_upload_stalls_and_says_nothing_but_its_address():
+def test_it_ends_quietly_while_an_upload_stalls():
   pytest.importorskip("uvicorn")
   with served("--max_megapixels=500") as (page, process):
     host, port = page.removeprefix("http://").split(":")

@@ -1,4 +1,4 @@
-"""An image beside where a model looks."""
+"""An image beside its attention map."""
 
 import matplotlib as mpl
 import numpy as np
@@ -7,7 +7,7 @@ from PIL import Image
 from vit_jax.inference import overlay
 
 
-def test_the_patch_that_is_looked_at_stays_bright():
+def test_the_patch_with_attention_stays_bright():
   image = np.full((64, 96, 3), 200, np.uint8)
   map = np.zeros((2, 3), "f")
   map[1, 2] = 0.4

@@ -1,4 +1,4 @@
-"""What loading and predicting import and say, and the memory they take."""
+"""What loading and predicting import and print, and the memory they take."""
 
 import os
 import pathlib
@@ -58,7 +58,7 @@ def test_only_what_is_needed_is_imported(tmp_path, vit):
 
 
 @pytest.mark.slow
-def test_nothing_is_said_where_tensorflow_is_needed():
+def test_tensorflow_prints_nothing():
   code = """
     import sys
     import vit_jax.train

@@ -180,7 +180,7 @@ def test_too_many_pixels(monkeypatch):
   assert str(row.error).startswith("got an image of too many pixels (Image")
 
 
-def test_a_fault_keeps_nothing_of_the_file():
+def test_an_error_refers_to_nothing_of_the_file():
   (row,) = streaming.read_all([Named("x", b"\0" * 10**6)], OPS, ahead=1)
   assert "1,000,000 bytes that are no image" in str(row.error)
   assert row.error.__traceback__ is row.error.__context__ is None

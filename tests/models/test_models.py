@@ -5,16 +5,7 @@ import doctest
 import pytest
 
 from vit_jax.config import model_config, model_from_dict
-from vit_jax.families.vit import SIZES
 from vit_jax.models import attention, build, posemb
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_build_has_the_variant_s_sizes(name):
-  model = build(model_config(variant=f"{name}/16", pool="gap"), 10)
-  size = SIZES[name]
-  assert model.options.size == size
-  assert (model.options.patch, model.num_classes) == (16, 10)
 
 
 def test_build_passes_every_option_on():

@@ -372,6 +372,6 @@ def test_stacking_is_undone_and_leaves_numpy_numpy():
     (dict(posemb="sincos2d", width=18), "width: got 18, expected a multiple"),
   ],
 )
-def test_what_does_not_fit_is_said(options, message):
+def test_options_that_do_not_fit(options, message):
   with pytest.raises(ValueError, match=message):
     shapes(ViT(**TINY | options))

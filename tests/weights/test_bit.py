@@ -31,7 +31,7 @@ def test_what_is_written_is_read_as_it_was():
     np.testing.assert_array_equal(got[name], array, name)
 
 
-def test_a_file_is_told_by_its_names(tmp_path):
+def test_a_file_is_recognised_by_its_names(tmp_path):
   np.savez(tmp_path / "BiT-M.npz", **bit.write(params()))
   result = weights.read(tmp_path / "BiT-M.npz")
   assert (result.format, result.options) == ("bit", {"root_pad": "zero"})
@@ -82,7 +82,7 @@ def test_published_names_have_two_digits():
   }
 
 
-def test_other_names_are_all_told():
+def test_other_names_are_refused():
   name = "resnet/block1/unit01/a/standardized_conv2d/kernel"
   with pytest.raises(ValueError) as e:
     bit.read({k: lazy(np.zeros(3)) for k in (name, "momentum", "extra")})

@@ -91,7 +91,7 @@ def test_fine_tuning_keeps_size_and_numerics(name):
   ],
   ids=lambda fields: "-".join(map(str, fields.values())),
 )
-def test_every_model_is_found_by_its_shapes(fields):
+def test_shapes_decide_the_model(fields):
   model = model_config(**fields)
   # Nothing tells that there are no positions.
   options = {"posemb": "none"} if "none" in fields.values() else {}
@@ -100,7 +100,7 @@ def test_every_model_is_found_by_its_shapes(fields):
   assert weights.num_classes(shapes(model, num_classes=0)) == 0
 
 
-def test_what_is_known_goes_before_what_is_found():
+def test_options_have_precedence():
   params = shapes(model_config(variant="Ti/16", pool="gap", posemb="sincos2d"))
   result = weights.identify(params, {})
   assert result.posemb == "sincos2d"  # as in all published files
