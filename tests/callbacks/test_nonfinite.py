@@ -92,13 +92,13 @@ def test_stops_before_it_is_saved(tmp_path):
   data = Hot(cfg, 7)
   with pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, str(tmp_path), Hot(cfg, 2))
-  assert "There is no checkpoint yet: the same command begins" in str(e.value)
+  assert "There is no checkpoint yet: the same command starts" in str(e.value)
   assert nonfinite.read(str(tmp_path))[0]["checkpoint"] is None
   with pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, str(tmp_path), data)
   text = str(e.value)
   assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
-  assert "The newest checkpoint, of step 4, is from before" in text
+  assert "The newest checkpoint, of step 4, is finite" in text
   assert text.endswith("--config.on_nonfinite=skip leaves the step out.")
   assert "Before it: step 2: loss " in text and "; step 6: loss " in text
   assert checkpointer.find(str(tmp_path)).name == "4"

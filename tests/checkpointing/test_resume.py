@@ -170,7 +170,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   )
   assert f"line {line + 3}: cut off or damaged; left out" in err
   assert "config.json: got no JSON (" in err
-  assert "the config in the checkpoint is taken for it" in err
+  assert "the config in the checkpoint is used instead" in err
   assert "changed  " not in err and resume_rules.read(folder) == trail
   rows = read_metrics(folder)
   assert [r["step"] for r in rows] == [1, 2, 4, 6, 8]
@@ -186,7 +186,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   assert last["train/goodput"] == pytest.approx(
     seconds["step"] / sum(seconds.values()), abs=1e-3
   )
-  # Told a moment later than the last row: after the last save.
+  # Logged a moment later than the last row: after the last save.
   percent = int(re.search(r"goodput +(\d+) % of ", err)[1])
   assert percent == pytest.approx(100 * last["train/goodput"], abs=2)
 

@@ -13,7 +13,6 @@ No Orbax here: see `vit_jax.checkpointing.checkpointer`.
 import errno
 import json
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -48,9 +47,6 @@ FILE_ERRNOS = (
 # The same of TensorFlow, which reads buckets: NOT_FOUND, OUT_OF_RANGE and
 # DATA_LOSS, by `tf.errors.OpError.error_code`.
 FILE_ERROR_CODES = (5, 11, 15)
-# Seconds between attempts after EIO, which a slow file server gives as well as
-# a bad disk.
-WAITS = (1.0, 2.0, 4.0)
 
 _logged: set[str] = set()  # damaged folders that this process has named
 
@@ -120,17 +116,12 @@ def damage(folder: epath.Path) -> str | None:
   Raises:
     OSError: The folder cannot be read, for a reason that is not its files'.
   """
-  for wait in (*WAITS, None):
-    try:
-      return _difference(folder)
-    except Exception as e:
-      error = e
-    if wait is None or getattr(error, "errno", None) != errno.EIO:
-      break
-    time.sleep(wait)
-  if (reason := damage_of(error)) is None:
-    raise error
-  return reason
+  try:
+    return _difference(folder)
+  except Exception as e:
+    if (reason := damage_of(e)) is None:
+      raise
+    return reason
 
 
 def _difference(folder: epath.Path) -> str | None:
