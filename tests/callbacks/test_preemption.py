@@ -10,7 +10,6 @@ import time
 import pytest
 from jax.experimental import multihost_utils
 
-from vit_jax.callbacks import preemption
 from vit_jax.callbacks.base import Stop
 from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.distributed import exit_codes
@@ -80,7 +79,6 @@ def test_the_message_names_what_follows(received, phase, action):
 def test_a_terminal_that_does_not_read_delays_no_stop(monkeypatch, received):
   is_read = threading.Event()
   monkeypatch.setattr(exit_codes, "say", lambda text: is_read.wait(60))
-  monkeypatch.setattr(preemption, "PRINT_SECONDS", 0.1)
   received.action = lambda: "the state is saved"
   try:
     signal.raise_signal(signal.SIGTERM)

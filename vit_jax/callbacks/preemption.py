@@ -21,7 +21,6 @@ from vit_jax.distributed.signals import ENDING, die_by, set_handlers
 # Signals within so many seconds count as one: terminals and launchers send
 # theirs to a process and again to its group.
 REPEAT_SECONDS = 1.0
-PRINT_SECONDS = 1.0  # A terminal that does not read delays no stop.
 # The main thread then does not come back from C++.
 MAIN_THREAD_SECONDS = 1.0
 
@@ -95,16 +94,11 @@ class StopSignals:
           f"stopped by {name} before the first step; nothing is lost",
           exit_codes.EXIT_RESTART,
         )
-      line = (
+      self.received, self._first_at = name, now
+      exit_codes.say(  # it may block, if the terminal does not read
         f"{name}: received; {action}, then the run ends with exit code"
         f" {exit_codes.EXIT_RESTART}. A second signal ends it at once"
       )
-      printing = threading.Thread(
-        target=exit_codes.say, args=[line], daemon=True
-      )
-      printing.start()
-      printing.join(PRINT_SECONDS)
-      self.received, self._first_at = name, now
     elif now - self._first_at > REPEAT_SECONDS and not self._is_ending:
       text = f"{name} again: ended at once, nothing more is saved"
       if number == signal.SIGTERM:

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import digests as digests_lib
-from vit_jax.checkpointing import layout, orbax_arrays, retention, structure
+from vit_jax.checkpointing import layout, orbax_reader, retention, structure
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
@@ -132,13 +131,7 @@ class Checkpointer:
       if errors := structure.errors(folder, stored, items):
         raise ConfigError(errors)
       arrays = {
-        name: orbax_arrays.reader().restore(
-          folder / name,
-          args=ocp.args.PyTreeRestore(
-            item=like,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-          ),
-        )
+        name: orbax_reader.read(folder / name, like)
         for name, like in items.items()
       }
     except ConfigError:
@@ -368,15 +361,8 @@ def write_params(
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests where it has some."""
-  handler = orbax_arrays.reader()
-  shapes = handler.metadata(folder).tree
-  _check_size(folder, shapes)
-  as_numpy = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes
-  )
-  arrays = handler.restore(
-    folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
-  )
+  _check_size(folder, orbax_reader.shapes(folder))
+  arrays = orbax_reader.read_as_numpy(folder)
   step, item = folder.parent, folder.name
   if kind(step / layout.DIGESTS):
     stored = layout.read_digests(step)
