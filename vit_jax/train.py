@@ -181,12 +181,15 @@ def train_and_evaluate(
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
+    # The run may have stopped after this checkpoint and before its evaluation.
+    due = experiment.due(evaluators, start) if start else []
+    missing = log.missing(start, due)
     hooks.enter("step")
     # Between host and devices moves only what says so, such as `device_get`.
     stack.enter_context(jax.transfer_guard("disallow"))
     try:
-      if start:  # the run may have stopped before it was evaluated
-        evaluate(start, log.missing(start, experiment.due(evaluators, start)))
+      if missing:
+        evaluate(start, missing)
       for step in range(start + 1, total_steps + 1):
         with hooks.phase("input"):
           batch = next(batches)
