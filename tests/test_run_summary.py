@@ -33,7 +33,7 @@ def _text(config, **changes):
     ),
   ],
 )
-def test_average_is_told(decay, total_steps, line):
+def test_average_is_printed(decay, total_steps, line):
   text = _text(tiny.config(optim__ema_decay=decay, total_steps=total_steps))
   assert line in text.splitlines()
 
@@ -46,8 +46,8 @@ def test_a_loader_is_named_in_the_metadata(tmp_path):
   """The options of the data, which it replaces, keep their defaults."""
   config = tiny.config()
   run = experiment.Experiment(config, str(tmp_path), data=DATA)
-  found = run_summary.metadata(run, tiny.Parts(config).shapes.params)
-  assert found["data_given"] == "Data"
+  metadata = run_summary.metadata(run, tiny.Parts(config).shapes.params)
+  assert metadata["data_given"] == "Data"
 
 
 def test_a_note_on_the_data_is_shown():

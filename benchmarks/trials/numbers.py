@@ -245,7 +245,7 @@ TRIALS = (
     "numbers.diverging",
     "`vit-jax diff` names the first row of metrics in which two runs differ",
     diverging,
-    small="tests/commands/test_diff.py",
+    small="tests/reporting/test_diff.py",
     seconds=60,
   ),
 )

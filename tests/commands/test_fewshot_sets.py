@@ -90,11 +90,13 @@ def test_the_mean_is_among_the_metrics(run, capfd):
       assert scores[f"few/{metric}"] == pytest.approx(np.mean(parts))
   with open(f"{run}/metadata.json") as f:
     assert json.load(f)["averages"] == {"few": ["digits", "digits"]}
-  # A checkpoint's scores are those of the run, and the sets are told.
+  # A checkpoint's scores are those of the run, and the sets are named.
   assert evaluate.evaluate(_config(fewshot="available"), run) == scores
-  told = capfd.readouterr().out
-  assert "few         mean of 2 data sets: digits, digits\n" in told
-  assert "left out    oxford_iiit_pet: not on disk (config.fewshot=av" in told
+  printed = capfd.readouterr().out
+  assert "few         mean of 2 data sets: digits, digits\n" in printed
+  assert (
+    "left out    oxford_iiit_pet: not on disk (config.fewshot=av" in printed
+  )
 
 
 @pytest.mark.slow
@@ -102,9 +104,11 @@ def test_a_run_that_resumes_with_other_sets_says_so(run, capfd):
   less = {k: v for k, v in EVALS.items() if k != "b"}
   config = _config(fewshot="available", evals=less, total_steps=9)
   train.train_and_evaluate(config, run, allow_change=("total_steps",))
-  told = capfd.readouterr().err
-  assert "few         mean of 1 data set: digits\n" in told
-  assert "changed     the mean 'few' was of digits, digits; earlier and" in told
+  printed = capfd.readouterr().err
+  assert "few         mean of 1 data set: digits\n" in printed
+  assert (
+    "changed     the mean 'few' was of digits, digits; earlier and" in printed
+  )
   assert _scores(read_metrics(run), 9)["few/sets"] == 1
 
 

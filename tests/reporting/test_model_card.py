@@ -97,7 +97,7 @@ def test_a_run_s_own_numbers(tmp_path):
   assert data.datasets == ["uoft-cs/cifar10"]
   assert data.license is None and data.base_model is None
   assert data.model_name == "vit"
-  found = [
+  results = [
     (
       e.dataset_name,
       e.dataset_type,
@@ -107,7 +107,7 @@ def test_a_run_s_own_numbers(tmp_path):
     )
     for e in data.eval_results
   ]
-  assert found == [
+  assert results == [
     ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-1 accuracy", 0.75),
     ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-5 accuracy", 0.9),
     ("cifar10", "uoft-cs/cifar10", "train[90%:]", "top-1 accuracy", 0.5),

@@ -93,10 +93,10 @@ def test_a_long_name_does_not_widen_the_page(tmp_path, width):
   )
   command = [BROWSER, "--headless", "--no-sandbox", "--dump-dom"]
   command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path}"]
-  found = subprocess.run(
+  done = subprocess.run(
     [*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True
   )
-  assert "<title>0 0 0</title>" in found.stdout, found.stdout[-500:]
+  assert "<title>0 0 0</title>" in done.stdout, done.stdout[-500:]
 
 
 def test_paper_is_light():

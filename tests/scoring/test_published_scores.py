@@ -1,4 +1,4 @@
-"""The published scores: what the table states, and how a file is found."""
+"""The published scores: what the table states, and how a file is known."""
 
 import doctest
 
@@ -72,7 +72,7 @@ def test_the_name_of_a_file(path, name):
   assert name_of(path) == name
 
 
-def test_a_file_is_found_by_name_size_and_head():
+def test_a_file_is_known_by_name_size_and_head():
   (sam,) = find("ViT-B_16.npz", (224, 224), 1000)
   assert sam.name == "vit_base_patch16_224.sam_in1k"
   assert sam.top1["imagenet2012"] == 80.25
@@ -81,8 +81,8 @@ def test_a_file_is_found_by_name_size_and_head():
   assert find("another.npz", (224, 224), 1000) == ()
   file = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
   file += "--imagenet2012-steps_20k-lr_0.03-res_384.npz"
-  found = find(f"gs://vit_models/augreg/{file}", (384, 384), 1000)
-  assert [(r.source, r.top1["imagenet2012"]) for r in found] == [
+  published = find(f"gs://vit_models/augreg/{file}", (384, 384), 1000)
+  assert [(r.source, r.top1["imagenet2012"]) for r in published] == [
     ("timm", 78.44),
     ("readme", 78.22),
   ]

@@ -191,8 +191,8 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
   assert re.search(r"\| 9 +\| +\| +\| 6 +\| diverged +\|", text)
   assert "- optim.lr=9 diverged: loss is nan at step 6" in text
   # The error names its checkpoints, from which its steps can be repeated.
-  kept = [p.parent.name for p in (tmp_path).glob("*/checkpoints")]
-  assert sorted(kept) == ["final", "optim.lr=9"]
+  with_weights = [p.parent.name for p in (tmp_path).glob("*/checkpoints")]
+  assert sorted(with_weights) == ["final", "optim.lr=9"]
   assert result["final"]["scores"] == {"test/top1": 0.3, "test/loss": 1.0}
 
 

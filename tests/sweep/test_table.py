@@ -52,8 +52,8 @@ def _vtab(scores=H14, left_out=()):
 
 
 def test_means_of_the_paper():
-  found = table_lib.means(_vtab())
-  rounded = {k: (round(100 * m, 1), n, of) for k, (m, n, of) in found.items()}
+  means = table_lib.means(_vtab())
+  rounded = {k: (round(100 * m, 1), n, of) for k, (m, n, of) in means.items()}
   assert rounded == {
     "natural": (86.7, 7, 7),
     "specialized": (87.0, 4, 4),
@@ -61,16 +61,16 @@ def test_means_of_the_paper():
     "all": (77.6, 19, 19),
   }
   # Not the mean of the three means, which is 79.6.
-  assert found["all"][0] == pytest.approx(sum(H14) / 1900)
+  assert means["all"][0] == pytest.approx(sum(H14) / 1900)
 
 
 def test_means_say_of_how_many_tasks_they_are():
   results = _vtab(left_out=("eurosat", "resisc45", "dtd"))
   results["tasks"]["dmlab"]["final"]["error"] = "loss is nan"
-  found = table_lib.means(results)
-  assert found["specialized"][1:] == (2, 4)
-  assert found["specialized"][0] == pytest.approx((0.833 + 0.766) / 2)
-  assert found["structured"][1:] == (7, 8) and found["all"][1:] == (15, 19)
+  means = table_lib.means(results)
+  assert means["specialized"][1:] == (2, 4)
+  assert means["specialized"][0] == pytest.approx((0.833 + 0.766) / 2)
+  assert means["structured"][1:] == (7, 8) and means["all"][1:] == (15, 19)
   text = table_lib.of_all(results)
   assert "| mean of 15 of 19 " in text and "| mean of 6 of 7 " in text
   assert "- eurosat is left out: not on disk" in text
@@ -138,7 +138,7 @@ def test_the_number_of_images_is_that_of_the_evaluator():
   assert "top1_of_a top-1 50.00 % of 7 images." in table_lib.verdict(result)
 
 
-def test_fake_data_are_told_in_every_table():
+def test_fake_data_are_named_in_every_table():
   splits = {"val": {**A, "shared": {"train": 7}}}
   result = {**_result(0.8, splits=splits), "fake_data": True}
   table = {"tasks": {"dtd": result}, "left_out": {}}
@@ -147,7 +147,7 @@ def test_fake_data_are_told_in_every_table():
     assert "records that" not in text
 
 
-def test_what_came_out_is_said():
+def test_the_verdict():
   result = _result(0.8)
   assert table_lib.verdict(result) == (
     "Best by `val`: optim.lr=0.03. Trained on all training data, scored once:"

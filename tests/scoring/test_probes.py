@@ -55,36 +55,36 @@ def scored(own, tmp_path_factory):
     "--config.data.batch_size=8",
   )
   files = sorted((workdir / probes.FOLDER).glob("*.json"))
-  found = {p.name.split("_")[0]: json.loads(p.read_text()) for p in files}
-  return workdir, found
+  probed = {p.name.split("_")[0]: json.loads(p.read_text()) for p in files}
+  return workdir, probed
 
 
 @pytest.mark.parametrize("kind", command.PROBES)
-def test_what_is_kept_of_a_probe(scored, kind, own):
-  workdir, found = scored
-  found = found[kind]
-  assert (found["dataset"], found["split"], found["kind"]) == (own, "val", kind)
-  assert found["count"] == 12 and found["num_wrong"] == 2
-  assert [(c["name"], c["count"]) for c in found["classes"]] == [
+def test_what_is_written_of_a_probe(scored, kind, own):
+  workdir, probed = scored
+  probe = probed[kind]
+  assert (probe["dataset"], probe["split"], probe["kind"]) == (own, "val", kind)
+  assert probe["count"] == 12 and probe["num_wrong"] == 2
+  assert [(c["name"], c["count"]) for c in probe["classes"]] == [
     ("black", 4),
     ("red", 2),
     ("white", 6),
   ]
-  assert [c["right"] for c in found["classes"]] == [4, 2, 4]
-  assert [c["predicted"] for c in found["classes"]] == [4, 4, 4]
-  assert found["confusions"] == [[2, 1, 2]]
-  for row in found["mistakes"]:
+  assert [c["right"] for c in probe["classes"]] == [4, 2, 4]
+  assert [c["predicted"] for c in probe["classes"]] == [4, 4, 4]
+  assert probe["confusions"] == [[2, 1, 2]]
+  for row in probe["mistakes"]:
     assert (row["label"], row["prediction"]) == ("white", "red")
     assert "was_red_" in row["record"] and row["score"] > row["of_label"]
-  assert found["mistakes"][0]["score"] >= found["mistakes"][1]["score"]
-  # What is said of single images has the accuracy that was scored.
+  assert probe["mistakes"][0]["score"] >= probe["mistakes"][1]["score"]
+  # The answers to single images have the accuracy that was scored.
   name = {"fewshot": "all", "linear": "top1", "knn": "20nn"}[kind]
-  assert found["scores"][name] == pytest.approx(10 / 12)
+  assert probe["scores"][name] == pytest.approx(10 / 12)
   (images,) = (workdir / probes.FOLDER).glob(f"{kind}_*.npz")
   pictures = np.load(images)["image"]
   assert pictures.shape == (2, 32, 32, 3)
   # In the order of the mistakes: the pixels of those files.
-  for picture, row in zip(pictures, found["mistakes"], strict=True):
+  for picture, row in zip(pictures, probe["mistakes"], strict=True):
     file = (
       pathlib.Path(own.removeprefix("folder:"))
       / re.search(r"val/white/was_red_\d.png", row["record"])[0]
@@ -95,12 +95,12 @@ def test_what_is_kept_of_a_probe(scored, kind, own):
 
 
 def test_the_line_of_scores_is_as_ever(scored):
-  workdir, found = scored
+  workdir, probed = scored
   (line,) = (workdir / "evaluation.jsonl").read_text().splitlines()
   row = json.loads(line)
   keys = {"checkpoint", "step", "time", "dtype", "data", "scores"}
   assert set(row) == keys
-  assert row["scores"]["fewshot/all"] == found["fewshot"]["scores"]["all"]
+  assert row["scores"]["fewshot/all"] == probed["fewshot"]["scores"]["all"]
   assert "knn/20nn" in row["scores"] and "knn/100nn" not in row["scores"]
 
 
@@ -116,7 +116,7 @@ def test_the_report_of_published_weights_has_them_alone(scored, own):
   assert "10 of 12 images are named right (83.3%)." in text
   assert "<th>labelled images per class</th><th>1</th><th>5</th>" in text
   assert "Left out" not in text
-  # The folder above has it, too; a damaged file is told.
+  # The folder above has it, too; a damaged file is named.
   file = next((workdir / probes.FOLDER).glob("knn_*.json"))
   whole = file.read_text()
   try:
@@ -129,7 +129,7 @@ def test_the_report_of_published_weights_has_them_alone(scored, own):
   assert f"Left out: probes/{file.name} of token: " in text
 
 
-def test_what_is_wrong_is_told_at_once(own, tmp_path):
+def test_all_errors_at_once(own, tmp_path):
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={TOKEN}", f"--linear={own}/x", f"--knn={own}/y")
   assert "--linear: got data set" in str(e.value)
@@ -182,17 +182,17 @@ def test_a_split_without_labels_is_not_scored():
     def inspect(self, dataset, split):
       if split not in labels:
         raise SplitError(f"no {split}")
-      found = np.array(labels[split])
+      array = np.array(labels[split])
       return types.SimpleNamespace(
-        labels=lambda: found,
+        labels=lambda: array,
         num_classes=2,
-        num_examples=len(found),
+        num_examples=len(array),
         is_multilabel=False,
       )
 
-  found = probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
-  assert found.evals[0].split == "validation"
-  assert found.evals[0].shots == (1, 0)  # one image of class 0
+  config = probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
+  assert config.evals[0].split == "validation"
+  assert config.evals[0].shots == (1, 0)  # one image of class 0
   ks = lambda: (
     probes.with_probes(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
   )
@@ -205,8 +205,8 @@ def test_a_split_without_labels_is_not_scored():
 def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):
   known = fewshot.FewshotConfig("fewshot_cars", group="fewshot", l2=(2.0,))
   config = Config(data=DataConfig(ops="decode|resize(8)"), evals=(known,))
-  found = probes.with_probes(config, {"fewshot": own}, Sources())
-  (options,) = found.evals
+  config = probes.with_probes(config, {"fewshot": own}, Sources())
+  (options,) = config.evals
   assert (options.name, options.group) == ("fewshot", None)
   assert (options.dataset, options.l2) == (own, (2.0,))
 
@@ -225,7 +225,7 @@ def test_model_and_preprocessing_are_those_of_load():
     probes.config_of_file(Config(data=data), path)
 
 
-# What single images are said to be.
+# Answers to single images.
 
 
 def test_scores_of_a_regression():

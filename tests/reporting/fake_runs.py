@@ -2,7 +2,6 @@
 
 import html.parser
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from vit_jax.config import (
 )
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
+from vit_jax.step import TrainState
 
 MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
@@ -68,9 +68,7 @@ def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
     jnp.zeros((1, side, side, 3)),
   )["params"]
   params = jax.tree.map(lambda a: jnp.ones(a.shape), shapes)
-  state = types.SimpleNamespace(
-    step=jnp.int32(2), params=params, opt_state=(), ema=None
-  )
+  state = TrainState(jnp.int32(2), params, ())
   checkpointer.save(2, state, metadata)
   checkpointer.close()
 

@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from vit_jax.config import (
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.reporting import visualize
+from vit_jax.step import TrainState
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches
@@ -268,9 +268,7 @@ def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
     "preprocessing": {"ops": "decode|resize(16)"},
   }
   checkpointer = Checkpointer(str(run), CheckpointConfig())
-  state = types.SimpleNamespace(
-    step=jnp.int32(2), params=params["params"], opt_state=(), ema=None
-  )
+  state = TrainState(jnp.int32(2), params["params"], ())
   checkpointer.save(2, state, metadata)
   checkpointer.close()
   written = call(run, f"--out={tmp_path / 'out'}")
