@@ -13,11 +13,11 @@ Evals = tuple[EvaluatorConfig, ...]
 
 
 def missing(evals: Sequence[EvaluatorConfig], sources: Sources) -> Evals:
-  """Returns those that could be left out, and have no records on disk.
+  """Returns the evaluators that can be left out and have no records on disk.
 
   Args:
-    evals: Their options, data sets included.
-    sources: What looks for the records.
+    evals: The options of all evaluators, data sets included.
+    sources: Opens the data sets.
   """
   return tuple(
     e
@@ -28,14 +28,14 @@ def missing(evals: Sequence[EvaluatorConfig], sources: Sources) -> Evals:
 
 
 def left_out(config: Config, absent: Evals) -> Evals:
-  """Returns those of `missing` that the run goes without."""
+  """Returns the missing evaluators that the config leaves out."""
   return tuple(
     e for e in absent if getattr(config, e.LEFT_OUT_BY[0]) == e.LEFT_OUT_BY[1]
   )
 
 
 def advice(config: Config, absent: Evals) -> list[str]:
-  """Returns how to go without those of `missing` that are refused."""
+  """Returns how to go without the missing evaluators that are refused."""
   needed: dict[tuple[str, str], list[str]] = {}
   for e in absent:
     if e not in left_out(config, absent):
@@ -49,14 +49,14 @@ def advice(config: Config, absent: Evals) -> list[str]:
 
 
 def agree(data_dir: str | None, here: Mapping[str, bool]) -> None:
-  """Compares which data sets the processes find; all must score the same ones.
+  """Raises unless all processes have the same data sets on disk. Collective.
 
   Args:
     data_dir: `config.data.data_dir`.
-    here: Data set -> whether this process finds it; the same keys in all.
+    here: Data set -> whether this process has it; the same keys in all.
 
   Raises:
-    ConfigError: Only some of the processes find a data set.
+    ConfigError: Only some of the processes have a data set.
   """
   if jax.process_count() == 1 or not here:
     return

@@ -122,7 +122,7 @@ def counted(folder: pathlib.Path, seed: int) -> str:
   for step, count in counts.items():
     assert count == masked[step - 1], f"step {step}: {count}"
   output = (folder / "want.0.log").read_text()
-  named = set(re.findall(r"Cannot use (\S+): got an empty", output))
+  named = set(re.findall(r"Cannot use (\S+): got no bytes", output))
   assert named == {source.record_name(i) for i in source.undecodable}, named
   for split in ("train", "val"):
     options = _digits(folder / split, rng, broken=11, of=split)

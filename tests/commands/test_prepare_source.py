@@ -43,17 +43,17 @@ def tar_of(members):
 
 def class_tars(count=4):
   """{name of the tar: its bytes}, and {image: class}."""
-  found, classes = {}, {}
+  tars, classes = {}, {}
   for i, wnid in enumerate(WNIDS):
     pictures = {f"{wnid}_{j}.JPEG": jpeg(100 * i + j) for j in range(count)}
-    found[f"{wnid}.tar"] = tar_of(pictures)
+    tars[f"{wnid}.tar"] = tar_of(pictures)
     classes |= dict.fromkeys(pictures.values(), wnid)
-  return found, classes
+  return tars, classes
 
 
-def write(folder, found):
+def write(folder, tars):
   folder.mkdir(parents=True, exist_ok=True)
-  for name, data in found.items():
+  for name, data in tars.items():
     (folder / name).write_bytes(data)
 
 
@@ -77,11 +77,11 @@ def error(*arguments):
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
-  found, classes = class_tars()
+  tars, classes = class_tars()
   if is_nested:
-    whole = {f"fall11/{name}": data for name, data in found.items()}
-    found = {"fall11_whole.tar": tar_of(whole)}
-  write(tmp_path / "tars", found)
+    whole = {f"fall11/{name}": data for name, data in tars.items()}
+    tars = {"fall11_whole.tar": tar_of(whole)}
+  write(tmp_path / "tars", tars)
   arguments = (
     "imagenet21k",
     f"--manual_dir={tmp_path / 'tars'}",
@@ -104,9 +104,9 @@ def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
 
 
 def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
-  found, classes = class_tars()
+  tars, classes = class_tars()
   whole = jpeg(7)
-  found["n02000000.tar"] = tar_of(
+  tars["n02000000.tar"] = tar_of(
     [
       ("n02000000_0.JPEG", whole),
       ("n02000000_1.JPEG", whole[:-40]),
@@ -115,23 +115,23 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
     ]
   )
   cut = tar_of({f"n02000001_{i}.JPEG": jpeg(900 + i) for i in range(3)})
-  found["n02000001.tar"] = cut[:3000]
-  found["n02000002.tar"] = b""
-  found["n02000003.tar"] = tar_of({})
-  found["README.tar"] = b"no class"
-  write(tmp_path / "tars" / "deeper", found)
+  tars["n02000001.tar"] = cut[:3000]
+  tars["n02000002.tar"] = b""
+  tars["n02000003.tar"] = tar_of({})
+  tars["README.tar"] = b"no class"
+  write(tmp_path / "tars" / "deeper", tars)
   out = tmp_path / "out"
   run("imagenet21k", "--manual_dir", tmp_path / "tars", "--data_dir", out)
   # The classes are those of the names, images or not.
   source = sources.open_source("imagenet21k", "full", str(out))
   extra = tuple(f"n0200000{i}" for i in range(4))
   assert source.class_names == (*WNIDS[:2], *extra, WNIDS[2])
-  kept = stored("imagenet21k", "full", out)
-  assert classes.items() < kept.items()
+  images = stored("imagenet21k", "full", out)
+  assert classes.items() < images.items()
   lines = (out / "imagenet21k/1.0.0/left_out.txt").read_text().splitlines()
-  told = capsys.readouterr().out
-  assert all(line in told for line in lines)
-  assert f"left out    {len(lines):>12}" in told
+  out_text = capsys.readouterr().out
+  assert all(line in out_text for line in lines)
+  assert f"left out    {len(lines):>12}" in out_text
   errors = dict(line.split(": ", 1) for line in lines)
   assert "truncated" in errors.pop("n02000000/n02000000_1.JPEG")
   assert errors.pop("n02000000/n02000000_2.JPEG") == "3 bytes that are no image"
@@ -146,9 +146,9 @@ def test_tars_that_are_no_imagenet21k(tmp_path):
   assert "with 0 tars, none of a class; expected" in error(
     "imagenet21k", *where
   )
-  found, _ = class_tars()
-  write(tmp_path / "a", found)
-  write(tmp_path / "b", {"n01440764.tar": found["n01440764.tar"]})
+  tars, _ = class_tars()
+  write(tmp_path / "a", tars)
+  write(tmp_path / "b", {"n01440764.tar": tars["n01440764.tar"]})
   assert "got two tars of the class n01440764" in error("imagenet21k", *where)
   where = ("--manual_dir", tmp_path / "no", "--data_dir", tmp_path / "out")
   assert "expected the class tars n01440764.tar" in error("imagenet21k", *where)
@@ -156,12 +156,12 @@ def test_tars_that_are_no_imagenet21k(tmp_path):
 
 def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
   """Its class names and the labels of its validation images are TFDS's."""
-  found, classes = class_tars()
+  class_files, classes = class_tars()
   pictures = {
     f"ILSVRC2012_val_0000000{i}.JPEG": jpeg(i + 50) for i in (2, 1, 3)
   }
   tars, out = tmp_path / "tars", tmp_path / "out"
-  write(tars, {"ILSVRC2012_img_train.tar": tar_of(found)})
+  write(tars, {"ILSVRC2012_img_train.tar": tar_of(class_files)})
   arguments = ("imagenet2012", "--manual_dir", tars, "--data_dir", out)
   text = error(*arguments)
   assert "without ILSVRC2012_img_val.tar; expected ILSVRC2012_img_train" in text
@@ -192,11 +192,11 @@ def import_own(folder):
 
 def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
   import_own(tmp_path)
-  said = capsys.readouterr().out
-  assert "2 classes: a, b" in said
-  assert "train                 12 records\nvalidation             4" in said
-  assert "left out               1\n" in said
-  assert "val/a/bad.jpg: 3 bytes that are no image" in said
+  out = capsys.readouterr().out
+  assert "2 classes: a, b" in out
+  assert "train                 12 records\nvalidation             4" in out
+  assert "left out               1\n" in out
+  assert "val/a/bad.jpg: 3 bytes that are no image" in out
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def good():
   alpha.putalpha(Image.linear_gradient("L").resize(image.size))
   frames = {"save_all": True, "append_images": [other], "duration": 50}
   jpeg = encoded(image, "JPEG", quality=95)
-  found = {
+  files = {
     "plain.jpg": jpeg,
     "progressive.jpg": encoded(image, "JPEG", quality=95, progressive=True),
     "grey.jpg": encoded(image.convert("L"), "JPEG", quality=95),
@@ -147,8 +147,8 @@ def good():
     "strange_exif.jpg": encoded(image, "JPEG", exif=b"Exif\0\0II*\0nonsense"),
   }
   for number in range(1, 9):
-    found[f"turned_{number}.jpg"] = oriented("JPEG", number, quality=95)
-  return found
+    files[f"turned_{number}.jpg"] = oriented("JPEG", number, quality=95)
+  return files
 
 
 def broken():
@@ -157,7 +157,7 @@ def broken():
   jpeg, png = encoded(image, "JPEG"), encoded(image, "PNG")
   too_many = "expected at most 89,478,485 in all; reduce the image."
   return {
-    "empty.jpg": (b"", "got an empty file; expected JPEG"),
+    "empty.jpg": (b"", "got no bytes; expected JPEG"),
     "text.jpg": (b"buy milk", "got 8 bytes that are no image"),
     "half.jpg": (jpeg[: len(jpeg) // 2], "is cut off after"),
     "no_end.jpg": (jpeg[:-2], "is cut off after"),

@@ -39,8 +39,8 @@ def scored(source, text=OPS, **options):
 
 
 def messages(caplog):
-  found = [r.getMessage() for r in caplog.records]
-  return [m for m in found if m.startswith("Cannot use ")]
+  lines = [r.getMessage() for r in caplog.records]
+  return [m for m in lines if m.startswith("Cannot use ")]
 
 
 def test_right_pixels_of_every_kind(tmp_path, caplog):
@@ -117,14 +117,14 @@ def test_other_batches_are_the_same_bits(tmp_path):
   source, record = folder(tmp_path, files)
 
   def batches(start_step=0):
-    found = pipeline.train_batches(
+    train = pipeline.train_batches(
       sources.open_source(f"folder:{tmp_path}", "train+val"),
       text,
       batch_size=8,
       seed=3,
       start_step=start_step,
     )
-    return [next(found) for _ in range(6)]
+    return [next(train) for _ in range(6)]
 
   whole = batches()
   path = pathlib.Path(source.paths[record["7.jpg"]])
@@ -163,8 +163,8 @@ def test_files_that_cannot_be_read(tmp_path, caplog):
   assert batch["mask"][record["link.png"]] and len(messages(caplog)) == 3
   # Opened anew, the folder is one, and the dangling link is still named.
   again = sources.open_source(f"folder:{tmp_path}", "train+val")
-  found = {pathlib.Path(p).name for p in again.paths}
-  assert found == {"link.png", "dangling.png", "0.png", "1.png", "2.png"}
+  names = {pathlib.Path(p).name for p in again.paths}
+  assert names == {"link.png", "dangling.png", "0.png", "1.png", "2.png"}
 
 
 def test_what_is_no_record_of_a_folder(tmp_path):
@@ -217,7 +217,7 @@ def test_names_of_any_kind(tmp_path, caplog):
   assert batch["mask"].sum() == 2 * len(names) - 2
   assert len(messages(caplog)) == 2
   for line in messages(caplog):
-    assert "/line\\nbreak.png: got an empty file" in line
+    assert "/line\\nbreak.png: got no bytes" in line
     assert line.isprintable()
 
 
@@ -238,8 +238,8 @@ def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
 
 
 def test_not_all_records_may_be_broken(tmp_path):
-  found = [decoding.most_unusable(n, n) for n in (1, 5, 11, 12)]
-  assert found == [0, 4, 10, 10]
+  limits = [decoding.most_unusable(n, n) for n in (1, 5, 11, 12)]
+  assert limits == [0, 4, 10, 10]
   assert decoding.most_unusable(1, 8) == 7  # one process's share of a split
   for name in "ab":
     (tmp_path / name).mkdir()
@@ -297,8 +297,8 @@ def test_the_fast_function_is_back_after_a_while(monkeypatch, streamed):
     return tf.data.Dataset.range(first, 8).map(fn)
 
   batches = decoding.iterate(source, read, (quick, careful), 0, 8)
-  found = [(b["index"].item(), b["mask"].item()) for b in batches]
-  assert found == [(i, i not in broken) for i in range(8)]
+  rows = [(b["index"].item(), b["mask"].item()) for b in batches]
+  assert rows == [(i, i not in broken) for i in range(8)]
   assert reads[:2] == [(0, quick), (1, careful)]
   if streamed:  # which would be read again from its start
     assert len(reads) == 2

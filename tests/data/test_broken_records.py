@@ -50,12 +50,13 @@ def damage(example, kind):
   return record.SerializeToString()
 
 
+# What is damaged -> the reason, of streams and in memory.
 REASONS = {
-  "image": ("has not one value of 'image'; its features: label.", "no image"),
+  "image": ("got no bytes; expected JPEG",) * 2,
   "label": ("has no label.",) * 2,
   "label 7": ("has label 7, expected 0 to 1.",) * 2,
-  "text for label": ("has not one value of 'label'", "cannot be parsed"),
-  "garbage": ("it cannot be parsed", "cannot be parsed"),
+  "text for label": ("cannot be parsed.", "got no bytes"),
+  "garbage": ("cannot be parsed.", "got no bytes"),
 }
 
 

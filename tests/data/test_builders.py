@@ -47,12 +47,9 @@ def digits_builder(data_dir):
   return builder
 
 
-@pytest.mark.parametrize(
-  "num_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3]
-)
-def test_glyphs_do_not_depend_on_the_number_of_workers(num_workers):
+def test_glyphs_do_not_depend_on_the_number_of_workers():
   # Three chunks, the last one partial, so that workers get unequal parts.
-  np.testing.assert_array_equal(_drawn(0), _drawn(num_workers))
+  np.testing.assert_array_equal(_drawn(0), _drawn(2))
 
 
 def test_a_glyph_depends_on_seed_split_and_index_only():
@@ -64,23 +61,6 @@ def test_a_glyph_depends_on_seed_split_and_index_only():
   assert (
     render.render(0, "train", 149 + len(render.CHARACTERS), 32) != last
   ).any()
-
-
-def test_glyphs_are_the_same_in_another_process():
-  # A fresh interpreter has another hash seed and empty caches.
-  code = (
-    "import hashlib, runpy, sys;"
-    "render = runpy.run_path(sys.argv[1])['render'];"
-    "print(hashlib.sha256(render(0, 'train', 77, 32).tobytes()).hexdigest())"
-  )
-  output = subprocess.run(
-    [sys.executable, "-c", code, render.__file__],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
-  here = hashlib.sha256(render.render(0, "train", 77, 32).tobytes())
-  assert output.strip() == here.hexdigest()
 
 
 def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):

@@ -38,8 +38,8 @@ def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
     return seek(self, offset, whence)
 
   monkeypatch.setattr(gzip.GzipFile, "seek", forward)
-  found = KINDS["webdataset:"].listed(source, Options())
-  entries = [*found.splits["train"].entries()]
+  result = KINDS["webdataset:"].scan(source, Options())
+  entries = [*result.splits["train"].entries()]
   assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
 
 
@@ -64,9 +64,9 @@ def test_tars_with_errors(tmp_path):
   (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
   (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
   (tmp_path / "2.tar").write_bytes(b"no tar at all")
-  found = KINDS["webdataset:"].listed(str(tmp_path), Options())
-  assert found.class_names == ("0", "1", "2")
-  entries = list(found.splits["train"].entries())
+  result = KINDS["webdataset:"].scan(str(tmp_path), Options())
+  assert result.class_names == ("0", "1", "2")
+  entries = list(result.splits["train"].entries())
   assert [e.image for e in entries[:3]] == [image for image, _ in good]
   assert [e.label for e in entries[:3]] == [2, 2, 2]
   errors = {e.key: e.error for e in entries if e.error}
@@ -77,7 +77,7 @@ def test_tars_with_errors(tmp_path):
   assert errors["1.tar"].startswith("is broken after 1 records: it is cut off")
   assert errors["3.tar"].startswith("is broken after 1 records: unexpected end")
   assert "is broken after 0 records" in errors["2.tar"]
-  assert found.splits["train"].count == len(entries)
+  assert result.splits["train"].count == len(entries)
 
 
 # Labels, given names -> names of the classes, and the class of each label.
@@ -123,9 +123,9 @@ def test_labels_that_are_no_classes(labels, given, message):
 def test_names_of_classes_by_the_user(tmp_path):
   source = write_webdataset(tmp_path, NAMES.index)
   path = source.removeprefix("webdataset:")
-  listed = KINDS["webdataset:"].listed
-  assert listed(path, Options()).class_names == ("0", "1", "2")
-  assert listed(path, Options(classes=("x", "y", "z"))).class_names == (
+  scan = KINDS["webdataset:"].scan
+  assert scan(path, Options()).class_names == ("0", "1", "2")
+  assert scan(path, Options(classes=("x", "y", "z"))).class_names == (
     *("x", "y", "z"),
   )
 
@@ -133,11 +133,11 @@ def test_names_of_classes_by_the_user(tmp_path):
 def test_columns_are_found_or_asked_for(tmp_path):
   records = SPLITS["train"]
   numbers = [NAMES.index(name) for _, name in records]
-  read = KINDS["parquet:"].listed
+  read = KINDS["parquet:"].scan
   path = tmp_path / "x.parquet"
 
-  def write(found):
-    parquet.write_table(found, path)
+  def write(table):
+    parquet.write_table(table, path)
     return str(path)
 
   # Two columns could be labels, none has a usual name.
@@ -147,8 +147,8 @@ def test_columns_are_found_or_asked_for(tmp_path):
   )
   with pytest.raises(ValueError, match=message):
     read(unusual, Options())
-  found = read(unusual, Options(label="kind"))
-  assert found.class_names == ("0", "1", "2")
+  result = read(unusual, Options(label="kind"))
+  assert result.class_names == ("0", "1", "2")
   with pytest.raises(
     ValueError, match="--label: got column 'image' for the lab"
   ):
@@ -170,9 +170,9 @@ def test_columns_are_found_or_asked_for(tmp_path):
       "label": [numbers[0], 1, -1],
     }
   ).replace_schema_metadata({b"huggingface": metadata})
-  found = read(write(plain), Options())
-  assert found.class_names == NAMES
-  first, *errors = found.splits["train"].entries()
+  result = read(write(plain), Options())
+  assert result.class_names == NAMES
+  first, *errors = result.splits["train"].entries()
   assert first == ("x.parquet:0", records[0][0], numbers[0], "")
   assert [f.error for f in errors] == ["has no image", "has no label"]
   cut = plain.replace_schema_metadata({b"huggingface": metadata[:40]})
@@ -193,8 +193,8 @@ def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
   datasets.Dataset.from_dict(
     records, features=features, split="train[:50%]"
   ).save_to_disk(tmp_path)
-  found = KINDS["hf:"].listed(str(tmp_path), Options())
-  assert (found.class_names, list(found.splits)) == (("ant",), ["train"])
+  result = KINDS["hf:"].scan(str(tmp_path), Options())
+  assert (result.class_names, list(result.splits)) == (("ant",), ["train"])
 
 
 @pytest.mark.parametrize("kind", ["hf:", "parquet:"])
@@ -216,7 +216,7 @@ def test_a_label_that_is_another_class_in_another_split_is_refused(
       )
       made[split].to_parquet(tmp_path / f"{split}.parquet")
     made.save_to_disk(tmp_path)
-    return KINDS[kind].listed(str(tmp_path), Options())
+    return KINDS[kind].scan(str(tmp_path), Options())
 
   same = ["ant", "bee", "cat"]
   assert listed(train=same, validation=same).class_names == tuple(same)
@@ -230,51 +230,63 @@ def split_files(root, names, splits=None, path=None):
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).touch()
   options = Options(splits=splits or {})
-  found = files.by_split(str(path or root), (".tar",), options, "webdataset:")
+  result = files.by_split(str(path or root), (".tar",), options, "webdataset:")
   return {
     split: [os.path.relpath(f, root) for f in paths]
-    for split, paths in found.items()
+    for split, paths in result.items()
   }
 
 
-def test_splits_are_told_by_the_names_of_files(tmp_path):
-  names = ["x-train-0.tar", "x-train-1.tar", "x-val.tar", "y/trainer.txt"]
-  assert split_files(tmp_path / "a", names) == {
-    "train": names[:2],
-    "validation": names[2:3],
-  }
-  (tmp_path / "a" / "y" / "around").symlink_to("..")
-  assert split_files(tmp_path / "a", [])["train"] == names[:2]
-  names = ["test/train-1.tar", "test/2.tar"]
-  assert split_files(tmp_path / "b", names) == {
-    "train": ["test/train-1.tar"],
-    "test": ["test/2.tar"],
-  }
-  assert split_files(tmp_path / "c", ["0.tar", "1.tar"]) == {
-    "train": ["0.tar", "1.tar"]
-  }
-  given = {"train": "0*", "extra": "sub/1.tar"}
-  assert split_files(tmp_path / "d", ["00.tar", "sub/1.tar"], given) == {
-    "train": ["00.tar"],
-    "extra": ["sub/1.tar"],
-  }
-  only = {"validation": None}
-  assert split_files(tmp_path / "a", [], only) == {"validation": ["x-val.tar"]}
-  glob = tmp_path / "a" / "x-train-*.tar"
-  assert list(split_files(tmp_path / "a", [], path=glob)) == ["train"]
-  for root, splits, path, message in (
-    ("e", {}, None, "names no file; expected a folder with files ending in"),
-    ("e", {}, "{0..9}.tar", "Braces as in .* are no glob"),
-    ("a", {"test": None}, None, "--splits: got test, expected splits that"),
-    ("c", {"train": None, "test": None}, None, "but no name of a file in"),
-    ("d", {"train": "x*"}, None, "got train=x\\*, which fits none of 2 files"),
-    ("d", {"train": "x*", "test": None}, None, "with and without a pattern"),
-    ("d", {"train": "*", "test": "1*"}, None, "1 files in both train and test"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      split_files(tmp_path / root, [], splits, path)
-  with pytest.raises(ValueError, match="1 of 4 files whose names say no split"):
-    split_files(tmp_path / "a", ["more.tar"])
+FILES = ["x-train-0.tar", "x-train-1.tar", "x-val.tar", "y/trainer.txt"]
+# Files, --splits -> the files of each split.
+BY_NAME = {
+  "names": (FILES, {}, {"train": FILES[:2], "validation": FILES[2:3]}),
+  "the last part": (
+    ["test/train-1.tar", "test/2.tar"],
+    {},
+    {"train": ["test/train-1.tar"], "test": ["test/2.tar"]},
+  ),
+  "no names": (["0.tar", "1.tar"], {}, {"train": ["0.tar", "1.tar"]}),
+  "patterns": (
+    ["00.tar", "sub/1.tar"],
+    {"train": "0*", "extra": "sub/1.tar"},
+    {"train": ["00.tar"], "extra": ["sub/1.tar"]},
+  ),
+  "only one": (FILES, {"validation": None}, {"validation": ["x-val.tar"]}),
+}
+
+
+@pytest.mark.parametrize("names, splits, expected", BY_NAME.values())
+def test_splits_by_the_names_of_files(tmp_path, names, splits, expected):
+  assert split_files(tmp_path, names, splits) == expected
+  (tmp_path / "around").mkdir()
+  (tmp_path / "around" / "loop").symlink_to("..")
+  assert split_files(tmp_path, [], splits) == expected
+
+
+def test_splits_of_a_glob(tmp_path):
+  split_files(tmp_path, FILES)
+  splits = split_files(tmp_path, [], path=tmp_path / "x-train-*.tar")
+  assert splits == {"train": FILES[:2]}
+
+
+@pytest.mark.parametrize(
+  "names, splits, path, message",
+  [
+    ([], {}, None, "names no file; expected a folder with files ending in"),
+    ([], {}, "{0..9}.tar", "Braces as in .* are no glob"),
+    (FILES, {"test": None}, None, "--splits: got test, expected splits that"),
+    (["0.tar"], {"train": None, "test": None}, None, "but no name of a file"),
+    (["0.tar"], {"train": "x*"}, None, "got train=x\\*, which fits none of 1"),
+    (["0.tar"], {"train": "x*", "test": None}, None, "with and without a patt"),
+    (["0.tar"], {"train": "*", "test": "0*"}, None, "1 files in both train"),
+    ([*FILES, "more.tar"], {}, None, "1 of 4 files whose names say no split"),
+  ],
+)
+def test_splits_that_files_do_not_have(tmp_path, names, splits, path, message):
+  tmp_path.joinpath("empty").mkdir()
+  with pytest.raises(ValueError, match=message):
+    split_files(tmp_path, names, splits, path)
 
 
 def test_classes_of_one_name_are_refused(tmp_path):
@@ -282,4 +294,4 @@ def test_classes_of_one_name_are_refused(tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "1.jpg").write_bytes(encoded(1))
   with pytest.raises(ValueError, match="got a class of the name 'cat '"):
-    KINDS["folder:"].listed(str(tmp_path), Options())
+    KINDS["folder:"].scan(str(tmp_path), Options())

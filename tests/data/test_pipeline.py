@@ -37,8 +37,7 @@ def test_a_batch_is_what_the_contract_says():
 def test_processes_together_give_the_same_batches(cls):
   source = numbers(51, cls)
   alone = global_batches(source, 8, shuffle_buffer=48)
-  for processes in (2, 4):
-    assert_same(global_batches(source, 8, processes, shuffle_buffer=48), alone)
+  assert_same(global_batches(source, 8, 4, shuffle_buffer=48), alone)
 
 
 def test_the_seed_decides_order_and_augmentation():
@@ -59,21 +58,15 @@ def test_the_seed_decides_order_and_augmentation():
 
 
 @pytest.mark.parametrize("cls", [Numbers, Streamed])
-@pytest.mark.parametrize(
-  "starts", [(3, 13), pytest.param((1, 4, 7), marks=pytest.mark.slow)]
-)
-def test_a_later_start_continues_the_same_run(cls, starts):
+def test_a_later_start_continues_the_same_run(cls):
   # A batch of 16: some are in two epochs.
   source = numbers(55, cls)
-  run = global_batches(source, 14, shuffle_buffer=32)
-  for start in starts:
-    assert_same(
-      global_batches(source, 14 - start, start_step=start, shuffle_buffer=32),
-      run[start:],
+  run = global_batches(source, 9, shuffle_buffer=32)
+  for start, processes in ((3, 1), (7, 2)):
+    batches = global_batches(
+      source, 9 - start, processes, start_step=start, shuffle_buffer=32
     )
-  assert_same(
-    global_batches(source, 4, 2, start_step=10, shuffle_buffer=32), run[10:]
-  )
+    assert_same(batches, run[start:])
 
 
 def test_augmentation_differs_from_epoch_to_epoch():
@@ -98,17 +91,6 @@ def test_a_number_of_processes_that_divides_no_batch_is_refused():
     )
   with pytest.raises(ValueError, match="of 3 and batches of 4, expected"):
     pipeline.eval_batches(numbers(9), OPS, batch_size=4, process_count=3)
-
-
-def test_malformed_operations_are_refused_before_the_first_batch():
-  for make in (
-    lambda ops: pipeline.train_batches(numbers(9), ops, batch_size=4, seed=0),
-    lambda ops: pipeline.eval_batches(numbers(9), ops, batch_size=4),
-  ):
-    with pytest.raises(ValueError, match="unknown operation 'resise'"):
-      make("decode|resise(8)")
-    with pytest.raises(ValueError, match="leaves images of differing size"):
-      make("decode")
 
 
 @pytest.mark.parametrize("num_examples", [1, 3, 8, 61, 64])

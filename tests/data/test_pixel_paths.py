@@ -71,11 +71,11 @@ def test_timm_s_pixels_to_the_bit(row):
   size = int(px), int(px)
   path = eval_preprocessing.timm(size, float(share), filter, mode)
   assert image_size(path.ops) == size
-  found = evaluated(encoded(name), path.ops)
-  assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest
+  result = evaluated(encoded(name), path.ops)
+  assert hashlib.sha256(result.tobytes()).hexdigest()[:16] == digest
   # `predict`, too.
   image = images.read(Image.open(io.BytesIO(encoded(name))))
-  np.testing.assert_array_equal(pixels.apply(image, path.ops), found)
+  np.testing.assert_array_equal(pixels.apply(image, path.ops), result)
 
 
 def test_a_spare_pixel_is_where_torchvision_has_it():
@@ -134,8 +134,8 @@ def test_pillow_s_decoder_to_the_bit(kind):
 def test_other_formats_have_one_decoder():
   data = encoded("odd")
   for text in ("dct='accurate'", "upsampling='plain'"):
-    found = evaluated(data, f"decode({text})|pad(0)")
-    np.testing.assert_array_equal(found, evaluated(data, "decode|pad(0)"))
+    image = evaluated(data, f"decode({text})|pad(0)")
+    np.testing.assert_array_equal(image, evaluated(data, "decode|pad(0)"))
 
 
 def test_big_vision_s_and_google_s_paths():

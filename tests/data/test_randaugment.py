@@ -25,9 +25,9 @@ def apply(name, image, magnitude=10, is_negative=0, y=0.5, x=0.5):
 def cases(name):
   """Yields each stored output of an operation, and what made it."""
   for key in STORED.files:
-    image, *found = key.split("/")
-    if found and found[0] == name:
-      magnitude, sign, *_ = [*found[1:], "", ""]
+    image, *case = key.split("/")
+    if case and case[0] == name:
+      magnitude, sign, *_ = [*case[1:], "", ""]
       yield STORED[image], int(magnitude or 10), SIGNS[sign], STORED[key]
 
 
@@ -118,8 +118,8 @@ def names_drawn(monkeypatch):
   def mark(number):
     def fn(image, magnitude, draw):
       del magnitude
-      told = [number, draw.is_negative * 255, tf.cast(draw.y * 256, tf.int32)]
-      last = tf.cast(tf.stack(told), tf.uint8)[None, None]
+      values = [number, draw.is_negative * 255, tf.cast(draw.y * 256, tf.int32)]
+      last = tf.cast(tf.stack(values), tf.uint8)[None, None]
       return tf.concat([image[:, 1:], last + tf.zeros_like(image[:, :1])], 1)
 
     return fn

@@ -178,9 +178,9 @@ def test_a_subset_is_those_records_of_the_split(opened):
     assert record["image"] == expected[members[i]]["image"]
     assert record["label"] == expected[members[i]]["label"]
   some = np.array([0, 7, 299])
-  found = [drawn.load(raw) for raw in drawn.raw_at(some)]
-  assert [int(r["index"]) for r in found] == some.tolist()
-  assert [r["image"] for r in found] == [
+  records = [drawn.load(raw) for raw in drawn.raw_at(some)]
+  assert [int(r["index"]) for r in records] == some.tolist()
+  assert [r["image"] for r in records] == [
     expected[i]["image"] for i in members[some]
   ]
   assert f"record {members[7]} of 'digits'" in drawn.record_name(7)
@@ -293,12 +293,12 @@ def test_a_subset_of_images_with_several_classes(tmp_path, is_kept):
   )
   members = subsets.members(20, 7, 0)
   drawn = subsets.Subset.of(whole, members, "train@7")
-  kept = tfds_source.kept_if_small(drawn)
-  assert isinstance(kept, tfds_records.TfdsMemory) == is_kept
-  labels = kept.labels()
+  source = tfds_source.in_memory_if_small(drawn)
+  assert isinstance(source, tfds_records.TfdsMemory) == is_kept
+  labels = source.labels()
   assert labels.dtype == bool
   expected = [[i % 3 > 0, i % 3 > 1] for i in members]
   np.testing.assert_array_equal(labels, expected)
-  for record, number in zip(kept.records(), members, strict=True):
+  for record, number in zip(source.records(), members, strict=True):
     assert record["image"] == str(number).encode()
     assert record["label"].dtype == tf.float32

@@ -112,10 +112,10 @@ def _depths(*values):
 
 
 def test_clevr_count():
-  found = [
+  counts = [
     int(vtab_source.object_count(_depths(*range(n)))) for n in range(3, 11)
   ]
-  assert found == list(range(8))
+  assert counts == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -209,21 +209,21 @@ def _examples(name, task, features, num):
 def written(tmp_path_factory):
   """Every data set with 14 records a split, by TFDS's own writer."""
   folder = tmp_path_factory.mktemp("vtab")
-  kept = {}
+  examples_of = {}
   for name, task in TASKS.items():
-    if task.dataset in kept:
+    if task.dataset in examples_of:
       continue
     builder = tfds.builder(task.dataset, data_dir=folder)
     pathlib.Path(builder.data_dir).mkdir(parents=True)
     examples = _examples(name, task, builder.info.features, 14)
-    kept[task.dataset] = examples
+    examples_of[task.dataset] = examples
     writer = tfds.core.SequentialWriter(
       builder.info, 10, file_format="tfrecord"
     )
     writer.initialize_splits(list(task.sizes))
     writer.add_examples({split: examples for split in task.sizes})
     writer.close_all()
-  return folder, kept
+  return folder, examples_of
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def _label(name, example):
 def test_every_task_opens_as_tfds_writes_it(
   written, small, monkeypatch, in_memory
 ):
-  folder, kept = written
+  folder, examples_of = written
   if not in_memory:
     monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
   for name, task in TASKS.items():
@@ -276,7 +276,7 @@ def test_every_task_opens_as_tfds_writes_it(
       f"vtab:{name}", "train800+val200+test", str(folder)
     )
     # The writer keeps the order, in files of up to 10 records.
-    wanted = [_label(name, e) for e in kept[task.dataset]]
+    wanted = [_label(name, e) for e in examples_of[task.dataset]]
     assert source.labels().tolist() == wanted, name
     assert source.num_classes == task.num_classes > max(wanted)
     assert (source.class_names is not None) == (task.label == "label")
@@ -285,8 +285,8 @@ def test_every_task_opens_as_tfds_writes_it(
 
 @pytest.mark.parametrize("name", ["svhn", "smallnorb_azimuth"])
 def test_images_are_passed_on(written, small, name):
-  folder, kept = written
-  examples = kept[TASKS[name].dataset][10:]
+  folder, examples_of = written
+  examples = examples_of[TASKS[name].dataset][10:]
   size = len(examples[0]["image"])
   source = sources.open_source(f"vtab:{name}", "test", str(folder))
   (batch,) = pipeline.eval_batches(
@@ -299,10 +299,10 @@ def test_images_are_passed_on(written, small, name):
 
 
 def test_images_of_dsprites_are_black_and_white(written, small):
-  folder, kept = written
+  folder, examples_of = written
   source = sources.open_source("vtab:dsprites_location", "test", str(folder))
   (batch,) = pipeline.eval_batches(source, "decode|resize(64)", batch_size=4)
-  pixels = kept["dsprites:2.*.*"][10]["image"]
+  pixels = examples_of["dsprites:2.*.*"][10]["image"]
   assert {*np.unique(pixels)} == {0, 1}
   np.testing.assert_array_equal(batch["image"][0], np.tile(pixels, 3) * 255)
 

@@ -17,10 +17,10 @@ class Info(NamedTuple):
   is_multilabel: bool = False  # any number of classes per image
 
 
-# By name in TFDS, or by prefix, for all data sets that have it. Sources: the
-# TFDS catalogue; for imagenet21k, image-net.org's number of images and the
-# number of classes of the published checkpoints. TFDS has no imagenet21k; ours,
-# `builders/imagenet21k.py`, is one split "full", of which big_vision trains on
+# By name in TFDS, or by prefix for all data sets with it. Sources: the TFDS
+# catalogue; for imagenet21k, image-net.org's number of images and the number of
+# classes of the published checkpoints. TFDS has no imagenet21k; ours,
+# `builders/imagenet21k.py`, has one split "full", of which big_vision trains on
 # full[51200:] and validates on full[25600:51200].
 DATASETS = {
   "imagenet2012": Info(1000, {"train": 1_281_167, "validation": 50_000}),
@@ -55,7 +55,7 @@ _VERSION = re.compile(r"(\d+|\*)(\.(\d+|\*)){2}|experimental_latest")
 
 
 def prefix_of(dataset: str) -> str:
-  """Returns the prefix of a name that says how to open it, colon included.
+  """Returns the prefix of a name by which it is opened, colon included.
 
   Example:
     >>> [prefix_of(n) for n in ("folder:/a:b", "glyphs/size=32", "mnist:3.0.1")]
@@ -66,7 +66,7 @@ def prefix_of(dataset: str) -> str:
 
 
 def lookup(dataset: str) -> Info | None:
-  """Returns the entry of `DATASETS`; options and versions do not matter."""
+  """Returns the entry of `DATASETS`, for any options and version."""
   prefix = prefix_of(dataset)
   name = prefix or dataset.split("/")[0].split(":")[0]
   return DATASETS.get(dataset) or DATASETS.get(name)

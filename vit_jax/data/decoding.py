@@ -113,7 +113,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
       "index": element["raw"]["index"],
       "mask": tf.constant(False),
       "key": tf.zeros([2], tf.int64),
-      "error": tf.constant("cannot be read."),
+      "error": tf.constant("cannot be parsed."),
     }
 
   def finish(record: Record) -> Record:

@@ -89,7 +89,7 @@ def prepare(
     )
   options = {}
   if isinstance(builder, imported.Importer):
-    options["intake"] = imported.Intake(say)
+    options["record_filter"] = imported.RecordFilter(say)
   elif file_format is None and importlib.util.find_spec("array_record"):
     file_format = "array_record"
   if file_format is not None:
@@ -143,7 +143,7 @@ def import_source(
       f"--name: got {name!r}, which is a data set of TFDS; choose another."
     )
   prefix = prefix_of(source)
-  listing = KINDS[prefix].listed(
+  listing = KINDS[prefix].scan(
     source.removeprefix(prefix), options or Options()
   )
   builder = imported.Imported(
@@ -152,7 +152,7 @@ def import_source(
     description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
     file_format=file_format,
-    intake=imported.Intake(say),
+    record_filter=imported.RecordFilter(say),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
@@ -204,7 +204,10 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
 def _finished(builder, say: Say) -> Prepared:
   errors, converted = [], {}
   if isinstance(builder, imported.Importer):
-    errors, converted = builder.intake.left_out, builder.intake.converted
+    errors, converted = (
+      builder.record_filter.left_out,
+      builder.record_filter.converted,
+    )
   for name, count in sorted(converted.items()):
     say(f"{count:,} images were {name} and are stored as PNG")
   if errors:

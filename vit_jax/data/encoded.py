@@ -2,8 +2,8 @@
 
 TensorFlow's decoders apply no EXIF orientation, read some formats wrongly or
 with all frames, take memory for as many pixels as a header states, and cut a
-crop out of a JPEG whose end is missing. A few bytes tell
-that most files have none of these problems; Pillow inspects the others first.
+crop out of a JPEG whose end is missing. A few bytes tell that most files have
+none of these problems; Pillow inspects the others first.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def decoded(
 
   Args:
     data: Bytes of the file, string [].
-    plain: Decodes it as a JPEG that needs no more care.
-    jpeg: Decodes it as a JPEG, and turns it as its argument says, int32 [], see
-      `images.turned`.
-    other: Gets the whole upright image of another format, uint8 [h, w, 3].
+    plain: Decodes a JPEG that needs no inspection.
+    jpeg: Decodes another JPEG and turns it by its argument, an orientation,
+      int32 [], see `images.turned`.
+    other: Takes the whole upright image of another format, uint8 [h, w, 3].
     exif: Whether the orientation is applied; otherwise it is 1.
 
   Raises:

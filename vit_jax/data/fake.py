@@ -1,4 +1,4 @@
-"""Fake records with the shape and number of a real data set's.
+"""Fake records with the shapes and numbers of a real data set.
 
 They need no disk, so that any config can be tried, timed and tested. Their
 labels repeat in order, 0, 1, ..., and an image is noise over a pattern of its
@@ -16,7 +16,7 @@ from vit_jax.data.dataset_info import DATASETS, Info, lookup
 from vit_jax.data.source import Record, Source
 from vit_jax.data.tf_cpu import tf
 
-_NUM_IMAGES = 256  # Different images; records share them.
+_NUM_IMAGES = 256  # different images, which records share
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,7 +75,7 @@ def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
 
 
 def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
-  """Returns what is known of a data set without its records.
+  """Returns the info of any data set, without its records.
 
   Raises:
     ValueError: Unknown data set.
@@ -101,10 +101,9 @@ def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
 
 
 def _label(base, source: FakeSource):
-  """Returns the class of a record; where several are allowed, up to two.
+  """Returns the class of a record, or bool [..., classes] if it has several.
 
-  They are bool [..., classes]: every third record has the class after its own,
-  too, and every sixteenth has none.
+  Then every third record has the next class, too, and every sixteenth none.
   """
   label = base % source.num_classes
   if not source.is_multilabel:

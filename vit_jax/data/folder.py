@@ -43,9 +43,9 @@ from vit_jax.paths import printable, walk
 PREFIX = "folder:"
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
-_SALT = "vit_jax folder split 0"  # The seed of the split.
+_SALT = "vit_jax folder split 0"  # the seed of the split
 
-_Files = dict[str, list[str]]  # Class -> paths relative to the class's folder.
+_Files = dict[str, list[str]]  # class -> paths relative to the class's folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,11 +54,10 @@ class FolderSource(Source):
 
   paths: tuple[str, ...]
   path_labels: np.ndarray  # int32 [num_examples]
-  left_out: tuple[str, ...] = ()  # files of the folder that are no records
 
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
-    with tf.init_scope():  # The first use may be inside a traced function.
+    with tf.init_scope():  # the first use may be inside a traced function
       paths = [os.fsencode(path) for path in self.paths]
       return tf.constant(paths), tf.constant(self.path_labels)
 
@@ -100,17 +99,6 @@ class FolderSource(Source):
     for path in self.paths:
       digest.update(os.fsencode(path[len(root) :]) + b"\0")
     return f"files {digest.hexdigest()[:16]}"
-
-  def note(self) -> str:
-    """See `Source`: names files of the folder that are not read."""
-    if not self.left_out:
-      return ""
-    first = ", ".join(map(printable, self.left_out[:3]))
-    return (
-      f"{self.name!r} has {len(self.left_out):,} files that are not read, since"
-      f" they are hidden or end in none of {', '.join(SUFFIXES)}: {first}"
-      f"{', ...' * (len(self.left_out) > 3)}"
-    )
 
   def _file(self, raw: Record) -> tuple[tf.Tensor, tf.Tensor]:
     paths, labels = self._tensors
@@ -157,9 +145,21 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
     num_examples=len(records),
     num_classes=len(class_names),
     class_names=tuple(map(printable, class_names)),
-    left_out=left_out,
+    remark=_remark(dataset, left_out),
     paths=tuple(path for path, _ in records),
     path_labels=np.array([label_of[c] for _, c in records], np.int32),
+  )
+
+
+def _remark(dataset: str, left_out: tuple[str, ...]) -> str:
+  """Returns a text about files of the folder that are not read, or ""."""
+  if not left_out:
+    return ""
+  first = ", ".join(map(printable, left_out[:3]))
+  return (
+    f"{dataset!r} has {len(left_out):,} files that are not read, since they are"
+    f" hidden or end in none of {', '.join(SUFFIXES)}: {first}"
+    f"{', ...' * (len(left_out) > 3)}"
   )
 
 
@@ -176,10 +176,10 @@ def _stamp(root: pathlib.Path) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=2)
 def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
-  """Returns what an open folder consists of.
+  """Reads the names of all files.
 
   Returns:
-    The names of the classes; for each split, (path, class) of its records; and
+    The names of the classes; for each split (path, class) of its records; and
     the files that are no records.
   """
   del stamp
@@ -231,10 +231,11 @@ def _given_splits(
   """Returns the names of the classes, and the files of each split."""
   train = folders["train"]
   if len(folders) == 1:
+    others = ", ".join((*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"]))
     raise ValueError(
       f"got data set {dataset!r} with {train} but no split to score; expected"
-      f" {train.parent / 'val'} beside it (or {_others()}). To have one made,"
-      f" name the folder of the classes: {PREFIX}{train}."
+      f" {train.parent / 'val'} beside it (or {others}, in any case). To have"
+      f" one made, name the folder of the classes: {PREFIX}{train}."
     )
   by_split = {
     split: _class_files(folder, _subfolders(folder), dataset, left_out)
@@ -249,14 +250,9 @@ def _given_splits(
         f" {train}.{nearest(extra, class_names)}"
       )
   return class_names, {
-    split: {c: _full(folders[split] / c, names) for c, names in files.items()}
+    split: {c: _joined(folders[split] / c, names) for c, names in files.items()}
     for split, files in by_split.items()
   }
-
-
-def _others() -> str:
-  names = (*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"])
-  return f"{', '.join(names)}, in any case"
 
 
 def _class_files(
@@ -275,15 +271,15 @@ def _class_files(
     raise ValueError(
       f"got data set {dataset!r} with {got}"
       f"{', but with loose images' * loose} in {root}; expected one folder of"
-      f" images per class, and at least two classes.{_meant(root, files)}"
+      f" images per class, and at least two classes.{_hint(root, files)}"
     )
   empty = [name for name in names if not files[name]]
-  if len(empty) < len(names) and not any(map(_own, files.values())):
+  if len(empty) < len(names) and not any(map(_has_own_images, files.values())):
     raise ValueError(
       f"got data set {dataset!r} whose class folders in {root}"
       f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) hold no images of"
       " their own, only folders; expected the images of a class in its"
-      f" folder.{_meant(root, files)}"
+      f" folder.{_hint(root, files)}"
     )
   if empty:
     more = f" and {len(empty) - 1} more" * (len(empty) > 1)
@@ -295,12 +291,12 @@ def _class_files(
   return files
 
 
-def _own(images: list[str]) -> bool:
+def _has_own_images(images: list[str]) -> bool:
   """Whether some of the files are not in a sub-folder."""
   return any(os.sep not in path for path in images)
 
 
-def _meant(root: pathlib.Path, files: _Files) -> str:
+def _hint(root: pathlib.Path, files: _Files) -> str:
   """Returns a hint to the folder that probably has the class folders.
 
   Args:
@@ -313,11 +309,13 @@ def _meant(root: pathlib.Path, files: _Files) -> str:
         f" It holds {suffix} files: to import them, run"
         f" vit-jax prepare {prefix}{root} --name=NAME."
       )
-  while files and not any(map(_own, files.values())):
+  while files and not any(map(_has_own_images, files.values())):
     root = root / max(files, key=lambda name: len(files[name]))
     files = {name: _images_in(root / name)[0] for name in _subfolders(root)}
     is_split = any(name.lower() in SPLIT_FOLDERS["train"] for name in files)
-    if is_split or (len(files) > 1 and any(map(_own, files.values()))):
+    if is_split or (
+      len(files) > 1 and any(map(_has_own_images, files.values()))
+    ):
       return f" Did you mean {PREFIX}{root}?"
   return ""
 
@@ -352,7 +350,7 @@ def _hash(path: str) -> bytes:
   return hashlib.blake2b(os.fsencode(f"{_SALT}/{path}")).digest()
 
 
-def _full(folder: pathlib.Path, names: list[str]) -> list[str]:
+def _joined(folder: pathlib.Path, names: list[str]) -> list[str]:
   return [os.path.join(folder, name) for name in names]
 
 
@@ -364,8 +362,8 @@ def _divide(root: pathlib.Path, files: _Files) -> dict[str, _Files]:
     num_val = 0
     if len(paths) > 1:
       num_val = max(1, int(len(paths) * VAL_SHARE + 0.5))
-    by_split["train"][name] = _full(root / name, paths[num_val:])
-    by_split["val"][name] = _full(root / name, paths[:num_val])
+    by_split["train"][name] = _joined(root / name, paths[num_val:])
+    by_split["val"][name] = _joined(root / name, paths[:num_val])
   return dict(by_split)
 
 

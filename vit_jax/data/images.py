@@ -232,7 +232,7 @@ def _from_bytes(data: bytes, exif: bool):
 def _opened(data: bytes) -> Image.Image:
   """Returns the image, nothing of it decoded."""
   if not data:
-    raise ValueError(f"got an empty file; {EXPECTED}.")
+    raise ValueError(f"got no bytes; {EXPECTED}.")
   try:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
   except Image.UnidentifiedImageError:

@@ -125,7 +125,7 @@ class Source(abc.ABC):
     return ""
 
   def note(self) -> str:
-    """Returns `remark`, or what is found out about the files."""
+    """Returns `remark`, and what else a user should know, or ""."""
     return self.remark
 
   @abc.abstractmethod

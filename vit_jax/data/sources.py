@@ -58,7 +58,7 @@ def open_source(
     num = source.num_examples
     indices = subsets.members(num, draw.count(num), draw.seed)
     source = subsets.Subset.of(source, indices, split)
-  return tfds_source.kept_if_small(source)
+  return tfds_source.in_memory_if_small(source)
 
 
 class Sources:

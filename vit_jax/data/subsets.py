@@ -16,7 +16,7 @@ from vit_jax.data.source import PARALLEL, Record, Source
 from vit_jax.data.tf_cpu import as_is, tf
 from vit_jax.data.tfds_records import labels_of
 
-_BATCH = 1024  # Records collected at a time, where none is decoded.
+_BATCH = 1024  # records collected at a time, undecoded
 # Constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom
 # number generators, OOPSLA 2014).
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -54,10 +54,9 @@ def members(num_examples: int, count: int, seed: int) -> np.ndarray:
 class Subset(Source):
   """Some records of another source, numbered anew from 0.
 
-  Of a source with random access only these records are read. Streamed files
-  are read whole, and what is outside the subset is dropped before decoding: an
-  epoch of the subset reads as many bytes as one of the split, and each record
-  dropped takes about 0.1 ms of a core (records of 80 kB).
+  With random access only these records are read. Streamed files are read whole,
+  and records outside the subset are dropped before decoding, at about 0.1 ms of
+  a core each (records of 80 kB).
 
   Attributes:
     base: The source, opened without the subset.
@@ -145,13 +144,13 @@ class Subset(Source):
     return np.unique(starts[starts < self.num_examples])
 
   def identity(self) -> str:
-    """See `Source`: that of the other source, and of the numbers in it."""
+    """See `Source`: the identity of the other source, and the numbers."""
     numbers = np.asarray(self.indices, np.int64).tobytes()
     numbers = hashlib.sha256(numbers).hexdigest()[:16]
     return f"{self.base.identity()}, numbers {numbers}"
 
   def note(self) -> str:
-    """See `Source`: says what streaming costs."""
+    """See `Source`: states what streaming costs."""
     notes = [self.base.note()]
     if not self.is_by_number:
       notes.append(

@@ -28,7 +28,6 @@ _IN_TURN = 2**30  # bytes in memory of files that are read before their turn
 _CACHED = 2**32  # bytes in memory of the records of `raw_at`
 # tf.data holds records of up to this many times the files of an interleave.
 _OPENED = 3
-_NO_IMAGE = "has no image, or its features cannot be parsed."
 
 
 class Piece(NamedTuple):
@@ -63,23 +62,6 @@ class TfdsFiles(Source):
     label = tf.cast(record["label"], self.label_spec.dtype)
     return {**record, "label": label, "index": raw["index"]}
 
-  def rescue(self, raw: Record) -> Record:
-    """See `Source`."""
-    if self.parse:
-      return super().rescue(raw)
-    image, label, error = tf.numpy_function(
-      self._parsed_or_error,
-      [raw["example"]],
-      [tf.string, self.label_spec.dtype, tf.string],
-      stateful=False,
-    )
-    return {
-      "image": tf.ensure_shape(image, []),
-      "label": tf.ensure_shape(label, self.label_spec.shape),
-      "index": raw["index"],
-      "error": tf.ensure_shape(error, []),
-    }
-
   def identity(self) -> str:
     """See `Source`: a hash of the files' names, the pieces and the bytes."""
     if self.is_embedded:
@@ -91,30 +73,6 @@ class TfdsFiles(Source):
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
     return labels_of(self)
-
-  def _parsed_or_error(self, example: bytes):
-    """Parses an example: (image, label, why there is no image or b"")."""
-    dtype = self.label_spec.dtype.as_numpy_dtype
-    none = np.zeros(self.label_spec.shape, dtype)
-    try:
-      features = tf.train.Example.FromString(example).features.feature
-    except Exception:  # which one depends on protobuf's implementation
-      return b"", none, b"is no record of TFDS: it cannot be parsed."
-    images = features["image"].bytes_list.value if "image" in features else ()
-    labels = ()
-    if self.label_key in features:
-      labels = features[self.label_key].int64_list.value
-    if len(images) != 1:
-      return b"", none, _without("image", features)
-    if self.is_multilabel:
-      if any(not 0 <= n < self.num_classes for n in labels):
-        expected = f"has a label of {[*labels]}, expected below"
-        return b"", none, f"{expected} {self.num_classes}.".encode()
-      none[list(labels)] = 1
-      return images[0], none, b""
-    if len(labels) != 1:
-      return b"", none, _without(self.label_key, features)
-    return images[0], np.array(labels[0], dtype), b""
 
   def _parse(self, example: tf.Tensor, names: Sequence[str]) -> Record:
     """Parses one serialized example or a batch.
@@ -344,12 +302,6 @@ class TfdsMemory(Source):
     label = tf.cast(columns["label"], self.label_spec.dtype)
     return {**columns, "label": label, "index": index}
 
-  def rescue(self, raw: Record) -> Record:
-    """See `Source`."""
-    record = self.load(raw)
-    error = tf.where(record["image"] == b"", _NO_IMAGE, "")
-    return {**record, "error": error}
-
   def labels(self) -> np.ndarray:
     """See `Source`."""
     with reading(self):
@@ -426,11 +378,6 @@ def _is_short(file: tf.Tensor) -> tf.data.Dataset:
       return tf.identity(file)
 
   return tf.data.Dataset.from_tensors(file).map(fail)
-
-
-def _without(name: str, features) -> bytes:
-  names = ", ".join(sorted(features)) or "none"
-  return f"has not one value of {name!r}; its features: {names}.".encode()
 
 
 def _k_hot(labels: tf.SparseTensor, num_classes: int) -> tf.Tensor:

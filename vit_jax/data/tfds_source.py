@@ -68,7 +68,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
   )
 
 
-def kept_if_small(source: Source) -> Source:
+def in_memory_if_small(source: Source) -> Source:
   """Returns a source that keeps the encoded records of small files in memory.
 
   Sources that are larger than 256 MiB, or are no files of TFDS, are returned

@@ -1,8 +1,8 @@
 """The 19 tasks of VTAB-1k: data sets, slices, classes. Imports nothing heavy.
 
-Every task has the splits `train800` and `val200`, to choose options by, both
-together as `train800val200`, and `test`. The slices are fixed positions of
-TFDS's splits, not drawn and not balanced, so a class may be missing from one.
+Every task has the splits `train800` and `val200`, by which options are chosen,
+both together as `train800val200`, and `test`. The slices are fixed positions of
+TFDS's splits, neither drawn nor balanced, so that a class may be missing.
 `vit_jax.data.vtab_source` opens them as "vtab:<task>".
 
 Source: arXiv:1910.04867 and google-research/task_adaptation (data/*.py and its
@@ -22,17 +22,17 @@ class Task(NamedTuple):
   """A task.
 
   Attributes:
-    group: One of the three whose means are stated.
+    group: One of the three groups whose means are reported.
     dataset: Name in TFDS, with the version that the benchmark asks for.
     num_classes: Number of classes.
-    sizes: Number of records of TFDS's splits; others are other data.
+    sizes: Numbers of records of TFDS's splits, which are checked.
     train: `train800` among TFDS's splits.
     val: `val200` among TFDS's splits.
     test: `test` among TFDS's splits.
-    label: How the label is made, of `vtab_source.LABELS`.
+    label: Key of `vtab_source.LABELS`, how the label is made.
     image: Format of the images, "jpeg" or "png".
-    size: (height, width) of the images; of those that vary a typical one.
-    note: Where TFDS's data are no longer those of the benchmark, or "".
+    size: (height, width) of the images, a typical one if they vary.
+    note: How TFDS's data differ from those of the benchmark, or "".
   """
 
   group: str

@@ -1,9 +1,9 @@
 """Opens the tasks of VTAB-1k, "vtab:<task>", and makes their labels.
 
-A task is a data set of TFDS, of which `vit_jax.data.vtab` has the slices; four
-of them have no label, but objects or positions that it is made from. Every
-task passes images on as they are stored, but for dSprites: its pixels are 0 and
-1, and become 0 and 255.
+A task is slices of a data set of TFDS, see `vit_jax.data.vtab`. Some data sets
+have no label, but objects or positions from which it is made. Images stay as
+they are stored, except those of dSprites, whose pixels 0 and 1 become 0 and
+255.
 """
 
 import functools
@@ -64,15 +64,12 @@ def vehicle_distance(record: Record):
 
 
 def x_position(record: Record):
-  """Returns the horizontal position of the shape, 32 of them in 16 classes."""
+  """Returns the horizontal position of the shape: 32 in 16 classes."""
   return _scaled(record["label_x_position"], 32 / 16)
 
 
 def orientation(record: Record):
-  """Returns the orientation of the shape, 40 of them in 16 classes.
-
-  They have 3 and 2 orientations in turn.
-  """
+  """Returns the orientation of the shape: 40 in 16 classes, 3 or 2 in each."""
   return _scaled(record["label_orientation"], 40 / 16)
 
 

@@ -31,7 +31,7 @@ class TooManyLeftOut(ValueError):
   """More than a hundredth of a split (and more than ten records), or all."""
 
 
-class Intake:
+class RecordFilter:
   """Checks the records of a data set, and lists those that are left out.
 
   Args:
@@ -103,12 +103,12 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
   """A builder of a user's images.
 
   Args:
-    intake: Checks the records; None: a new one.
+    record_filter: Checks the records; None: a new one.
     **kwargs: Those of the base class.
   """
 
-  def __init__(self, *, intake: Intake | None = None, **kwargs):
-    self.intake = intake or Intake()
+  def __init__(self, *, record_filter: RecordFilter | None = None, **kwargs):
+    self.record_filter = record_filter or RecordFilter()
     super().__init__(**kwargs)
 
   def _info_of(self, description: str, label: tfds.features.ClassLabel):
@@ -122,7 +122,7 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
     )
 
   def _generate_examples(self, name: str, split: Split):
-    return self.intake.examples(name, split)
+    return self.record_filter.examples(name, split)
 
 
 class Imported(Importer, skip_registration=True):

@@ -16,18 +16,18 @@ class Kind(NamedTuple):
   """A kind of source; `meaning` is for --help."""
 
   meaning: str
-  listed: Callable[[str, Options], Listing]
+  scan: Callable[[str, Options], Listing]
 
 
 KINDS = {
-  "folder:": Kind("/path with a folder of images per class", folders.listed),
+  "folder:": Kind("/path with a folder of images per class", folders.scan),
   "webdataset:": Kind(
-    "/path or glob of tars with .jpg or .png and .cls", webdataset.listed
+    "/path or glob of tars with .jpg or .png and .cls", webdataset.scan
   ),
-  "parquet:": Kind("/path or glob of files of columns", parquet.listed),
+  "parquet:": Kind("/path or glob of files of columns", parquet.scan),
   "hf:": Kind(
     "NAME or NAME:CONFIG of a Hugging Face data set, or the folder of a saved"
     " one",
-    hugging_face.listed,
+    hugging_face.scan,
   ),
 }

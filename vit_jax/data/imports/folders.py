@@ -10,19 +10,19 @@ from vit_jax.data.imports.listing import (
   Split,
   check_names,
   check_unused,
-  wanted,
+  select_splits,
 )
 from vit_jax.data.splits import SPLIT_FOLDERS, SplitError
 
 _NAMES = {"train": "train", "val": "validation", "test": "test"}
 
 
-def listed(path: str, options: Options) -> Listing:
+def scan(path: str, options: Options) -> Listing:
   """Lists a folder as `folder:/path` does; `val` becomes `validation`.
 
   Raises:
-    ValueError: As `folder.open_folder`; a split that is not there; an option
-      for other kinds; or a name of a class that TFDS cannot keep.
+    ValueError: See `folder.open_folder`; a split does not exist; an option is
+      for other kinds; or TFDS cannot store the name of a class.
   """
   from vit_jax.data import folder  # imports TensorFlow
 
@@ -35,7 +35,7 @@ def listed(path: str, options: Options) -> Listing:
       sources[_NAMES[split]] = folder.open_folder(name, split, None)
     except SplitError:
       continue
-  names = wanted(sources, options, name)
+  names = select_splits(sources, options, name)
   root = os.path.commonpath([p for s in sources.values() for p in s.paths])
 
   def split_of(source: folder.FolderSource) -> Split:

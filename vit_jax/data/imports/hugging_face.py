@@ -12,13 +12,13 @@ from vit_jax.data.imports.listing import (
   Split,
   common_names,
   pick_column,
-  wanted,
+  select_splits,
 )
 
 _LABELS = ("int", "uint", "string", "large_string")  # prefixes of types
 
 
-def listed(name: str, options: Options) -> Listing:
+def scan(name: str, options: Options) -> Listing:
   """Lists a data set, which the library downloads on first use.
 
   Args:
@@ -40,7 +40,7 @@ def listed(name: str, options: Options) -> Listing:
   where = f"hf:{name}"
   loaded = _loaded(datasets, name)
   splits = dict(zip(split_names(loaded), loaded.values(), strict=True))
-  names = wanted(splits, options, where)
+  names = select_splits(splits, options, where)
   features = splits[names[0]].features
   kinds = {k: repr(v) for k, v in features.items()}
   images = {
@@ -61,8 +61,8 @@ def listed(name: str, options: Options) -> Listing:
   values = {v for split in names for v in splits[split].unique(label)}
   classes = Classes(values, options.classes or class_names, where)
 
-  # A data set may name files instead of holding their bytes: those of its
-  # folder, and what the library has downloaded.
+  # A data set may name files instead of holding their bytes. Only files of its
+  # folder, or that the library has downloaded, are read.
   roots = [os.path.expanduser(name), str(datasets.config.HF_CACHE_HOME)]
   roots += [str(datasets.config.HF_DATASETS_CACHE)]
 
@@ -89,9 +89,9 @@ def split_names(splits: Iterable[str]) -> list[str]:
     >>> split_names(["train", "dev"]), split_names(["val", "dev"])
     (['train', 'validation'], ['val', 'dev'])
   """
-  meant = {split: SPLIT_OF.get(split.lower(), split) for split in splits}
-  every = [*meant.values()]
-  return [v if every.count(v) == 1 else k for k, v in meant.items()]
+  renamed = {split: SPLIT_OF.get(split.lower(), split) for split in splits}
+  every = [*renamed.values()]
+  return [v if every.count(v) == 1 else k for k, v in renamed.items()]
 
 
 def _loaded(datasets, name: str):

@@ -202,7 +202,7 @@ def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
     )
 
 
-def wanted(
+def select_splits(
   available: Collection[str], options: Options, where: str
 ) -> list[str]:
   """Returns those of the available splits that are to be imported.

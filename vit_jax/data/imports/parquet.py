@@ -38,7 +38,7 @@ def broken() -> tuple[type[Exception], ...]:
   return pyarrow.ArrowException, OSError, ValueError, OverflowError
 
 
-def listed(path: str, options: Options) -> Listing:
+def scan(path: str, options: Options) -> Listing:
   """Lists parquet files; reads their columns of labels, but no image.
 
   Raises:

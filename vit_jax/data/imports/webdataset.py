@@ -33,7 +33,7 @@ SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _Members = dict[str, tarfile.TarInfo | bytes]
 
 
-def listed(path: str, options: Options) -> Listing:
+def scan(path: str, options: Options) -> Listing:
   """Lists tars; reads all headers and labels, but no image.
 
   Raises:
