@@ -13,7 +13,7 @@ from vit_jax.models.stacking import stack_blocks
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
 # a text: refused so.
-NO_POOL = "config.model.pool: got {!r}, expected 'token'."
+NO_POOL = "config.model.pool: got {!r}, expected 'token':"
 NO_TABLE = "config.model.posemb: got {!r}, expected learn, sincos2d or none"
 TO_LEARN = dict(posemb="learn", cls_row=False)
 CASES = {

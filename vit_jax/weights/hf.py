@@ -30,6 +30,7 @@ from vit_jax.weights.torch_layout import (
   count_blocks,
   dense_rows,
   norm_rows,
+  option_errors,
   shorten,
   to_ours,
   to_theirs,
@@ -54,6 +55,12 @@ GELUS = {
   "gelu_python_tanh": "tanh",
 }
 MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
+# Options of a ViT -> values that transformers' ViT supports.
+OPTIONS = {
+  "pool": ("token",),
+  "posemb": ("learn", "sincos2d", "none"),
+  "posemb_at": ("stem",),
+}
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 # A name of transformers 5 in memory -> the name in its files.
@@ -409,18 +416,7 @@ def _errors(params, model: ModelConfig) -> list[str]:
       f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
       " on pixels such as 'B/16'."
     )
-  if model.pool != "token":
-    errors.append(f"config.model.pool: got {model.pool!r}, expected 'token'.")
-  if model.posemb not in ("learn", "sincos2d", "none"):
-    errors.append(
-      f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
-      " none: one table is added to the tokens, once."
-    )
-  if model.posemb_at != "stem":
-    errors.append(
-      f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
-      " transformers' ViT adds positions once."
-    )
+  errors += option_errors(model, OPTIONS)
   if any(n.startswith("pre_logits/") for n in params) and (
     "head/kernel" in params
   ):

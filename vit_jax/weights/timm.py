@@ -26,6 +26,7 @@ from vit_jax.weights.torch_layout import (
   count_blocks,
   dense_rows,
   norm_rows,
+  option_errors,
   shorten,
   to_ours,
   to_theirs,
@@ -34,6 +35,8 @@ from vit_jax.weights.torch_layout import (
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 LN_EPS = 1e-6
+# Options of a ViT -> values that timm's ViT supports.
+OPTIONS = {"posemb": ("learn", "sincos2d", "none"), "posemb_at": ("stem",)}
 RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
 
 
@@ -371,17 +374,7 @@ def _vit_errors(params, model: ModelConfig) -> list[str]:
       "pre_logits: got a tanh layer before the head, expected none: timm has no"
       " place for it. Write the model without it and the head: --drop_head."
     )
-  if model.posemb not in ("learn", "sincos2d", "none"):
-    errors.append(
-      f"config.model.posemb: got {model.posemb!r}, expected learn, sincos2d or"
-      " none: timm's ViT adds one table to the tokens, once."
-    )
-  if model.posemb_at != "stem":
-    errors.append(
-      f"config.model.posemb_at: got {model.posemb_at!r}, expected 'stem':"
-      " timm's ViT adds positions once."
-    )
-  return errors
+  return errors + option_errors(model, OPTIONS)
 
 
 def create_call(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.families import ModelConfig
 from vit_jax.weights.weights_file import LazyArray, lazy
 
 # Axes of an array there and here. D = heads * hd, in this order.
@@ -185,6 +186,27 @@ def add_zero_biases(params: dict[str, LazyArray]) -> None:
     if leaf == "kernel" and path.endswith(("/query", "/key", "/value")):
       zeros = np.zeros(kernel.shape[1:], kernel.dtype)
       params.setdefault(f"{path}/bias", lazy(zeros))
+
+
+def option_errors(
+  model: ModelConfig, supported: Mapping[str, Sequence[str]]
+) -> list[str]:
+  """Returns an error for each option that a library's model does not support.
+
+  Args:
+    model: The model to be written.
+    supported: Option -> values that the library's model supports.
+  """
+  errors = []
+  for key, values in supported.items():
+    if (value := getattr(model, key)) not in values:
+      *first, last = values
+      expected = f"{', '.join(first)} or {last}" if first else repr(last)
+      errors.append(
+        f"config.model.{key}: got {value!r}, expected {expected}: the library's"
+        " model supports nothing else."
+      )
+  return errors
 
 
 def shorten(names: Sequence[str]) -> str:
