@@ -45,17 +45,17 @@ def test_a_vit_comes_back_as_it_was(name):
   arrays, config = _write(model, given, class_names="abcde")
   assert hf.looks_like(arrays)
   assert all(a.flags.c_contiguous for a in arrays.values())
-  read, options, extras = hf.read_arrays(
+  read, options, stated = hf.read_arrays(
     _arrays(arrays), json.loads(json.dumps(config))
   )
   assert options == {"gelu": model.gelu, "ln_eps": model.ln_eps}
-  assert extras == {
-    "image_size": SIZE,
-    "patch": 8,
-    "class_names": None if model.pre_logits else tuple("abcde"),
-    "num_heads": 3,
-    "loss": None,
-  }
+  assert stated == hf.Statements(
+    image_size=SIZE,
+    patch=8,
+    class_names=None if model.pre_logits else tuple("abcde"),
+    num_heads=3,
+    loss=None,
+  )
   table = np.asarray(read.pop(hf.POS_EMBEDDING))
   expected = np.zeros_like(table)
   if model.posemb == "sincos2d":
@@ -113,13 +113,13 @@ def test_the_names_of_transformers_5_in_memory_are_read():
 
 def test_labels_without_names_are_none():
   config = {"id2label": {"1": "LABEL_1", "0": "LABEL_0"}}
-  _, _, extras = hf.read_arrays({}, config)
-  assert extras["class_names"] is None
+  _, _, stated = hf.read_arrays({}, config)
+  assert stated.class_names is None
   names = {str(i): f"n{i}" for i in range(11)}
   config = {"id2label": names, "image_size": [32, 48]}
-  _, options, extras = hf.read_arrays({}, config)
-  assert extras["class_names"] == tuple(f"n{i}" for i in range(11))
-  assert extras["image_size"] == (32, 48) and extras["patch"] == 16
+  _, options, stated = hf.read_arrays({}, config)
+  assert stated.class_names == tuple(f"n{i}" for i in range(11))
+  assert stated.image_size == (32, 48) and stated.patch == 16
   assert options == {"gelu": "erf", "ln_eps": 1e-12}
 
 
@@ -317,18 +317,18 @@ def _assert_read(theirs, folder, image_size):
   theirs.save_pretrained(folder)
   saved = load_file(folder / "model.safetensors")
   config = json.loads((folder / "config.json").read_text())
-  params, options, extras = hf.read_arrays(_arrays(saved), config)
+  params, options, stated = hf.read_arrays(_arrays(saved), config)
   in_memory, _, _ = hf.read_arrays(foreign.state(theirs), config)
-  assert extras["image_size"] == image_size
+  assert stated.image_size == image_size
   assert params.keys() == in_memory.keys()
   for name, array in params.items():
     np.testing.assert_array_equal(array, in_memory[name], name)
   model = model_config(
-    variant=f"B/{extras['patch']}",
+    variant=f"B/{stated.patch}",
     width=config["hidden_size"],
     depth=config["num_hidden_layers"],
     mlp_dim=config["intermediate_size"],
-    num_heads=extras["num_heads"],
+    num_heads=stated.num_heads,
     **options,
   )
   images = foreign.image(image_size)

@@ -158,6 +158,23 @@ class HFConfig:
   pooler_act: str = "tanh"
 
 
+class Statements(NamedTuple):
+  """What config.json states beside options of the model.
+
+  image_size: (height, width), pixels.
+  patch: Side of a patch, pixels.
+  num_heads: Number of attention heads.
+  class_names: Names in the order of the logits; None: LABEL_0, LABEL_1, ...
+  loss: "sigmoid"; None: not stated.
+  """
+
+  image_size: tuple[int, int]
+  patch: int
+  num_heads: int
+  class_names: tuple[str, ...] | None
+  loss: str | None
+
+
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViTModel, with a head or without.
 
@@ -189,8 +206,8 @@ def read(file: Safetensors) -> Weights:
       " heads and the form of GELU; expected the folder of a Hugging Face"
       " model."
     )
-  params, options, extras = read_arrays(file.arrays, file.config)
-  size = extras["image_size"]
+  params, options, stated = read_arrays(file.arrays, file.config)
+  size = stated.image_size
   folder = path if path.is_dir() else path.parent
   about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
@@ -200,10 +217,10 @@ def read(file: Safetensors) -> Weights:
     "hf",
     params,
     options,
-    grid=(size[0] // extras["patch"], size[1] // extras["patch"]),
+    grid=(size[0] // stated.patch, size[1] // stated.patch),
     image_size=size,
-    class_names=extras["class_names"],
-    loss=extras["loss"],
+    class_names=stated.class_names,
+    loss=stated.loss,
     ops=ops,
     notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
   )
@@ -217,7 +234,7 @@ def read(file: Safetensors) -> Weights:
 
 def read_arrays(
   arrays: Mapping[str, LazyArray], config: Mapping[str, Any]
-) -> tuple[dict[str, LazyArray], dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, LazyArray], dict[str, Any], Statements]:
   """Returns parameters by our flat names, options, and other statements.
 
   No array is read before its use. Attention without biases gets biases of zero;
@@ -228,30 +245,36 @@ def read_arrays(
     config: Contents of config.json.
 
   Returns:
-    Parameters; the options gelu and ln_eps; and image_size (height, width),
-    patch, num_heads, loss ("sigmoid" or None), and class_names, which are None
-    if they are LABEL_0, LABEL_1 and so on.
+    Parameters; the options gelu and ln_eps; and what else config.json states.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; or the
       config asks for something that our models lack. All errors at once.
   """
   errors: list[str] = []
-  stated = json_file.build(
-    HFConfig, config, "weights of Hugging Face: config.json"
-  )
-  extras = _extras(stated, errors)
-  options = {
-    "gelu": GELUS.get(stated.hidden_act),
-    "ln_eps": stated.layer_norm_eps,
-  }
-  family = MODEL_TYPES.get(stated.model_type, MODEL_TYPES["vit"])
+  where = "weights of Hugging Face: config.json"
+  read = json_file.build(HFConfig, config, where)
+  if read.model_type not in MODEL_TYPES:
+    known = " or ".join(map(repr, MODEL_TYPES))
+    errors.append(f"model_type: got {read.model_type!r}, expected {known}.")
+  if read.hidden_act not in GELUS:
+    errors.append(
+      f"hidden_act: got {shown(read.hidden_act)}, expected one of"
+      f" {', '.join(GELUS)}."
+    )
+  patch = height_and_width(read.patch_size, "config.json: patch_size")
+  if patch[0] != patch[1]:
+    errors.append(
+      f"patch_size: got {list(patch)}, expected a square: our patches are."
+    )
+  options = {"gelu": GELUS.get(read.hidden_act), "ln_eps": read.layer_norm_eps}
+  family = MODEL_TYPES.get(read.model_type, MODEL_TYPES["vit"])
   named = {
     _name_in_file(name).removeprefix(family.prefix): array
     for name, array in arrays.items()
   }
   rows = family.rows(count_blocks(named, family.block))
-  params, shape_errors = to_ours(rows, named, extras["num_heads"])
+  params, shape_errors = to_ours(rows, named, read.num_attention_heads)
   errors += shape_errors
   add_zero_biases(params)
   known = {row.theirs for row in rows}
@@ -259,8 +282,8 @@ def read_arrays(
     errors.append(
       unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
     )
-  if "pooler.dense.weight" in named and stated.pooler_act != "tanh":
-    errors.append(f"pooler_act: got {stated.pooler_act!r}, expected 'tanh'.")
+  if "pooler.dense.weight" in named and read.pooler_act != "tanh":
+    errors.append(f"pooler_act: got {read.pooler_act!r}, expected 'tanh'.")
   if {"pooler.dense.weight", "classifier.weight"} <= named.keys():
     errors.append(
       "got both pooler and classifier, expected one of them: in transformers"
@@ -268,33 +291,14 @@ def read_arrays(
     )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
-  return params, options, extras
-
-
-def _extras(config: HFConfig, errors: list[str]) -> dict[str, Any]:
-  """Returns what the config states; our models' missing parts are `errors`."""
-  if config.model_type not in MODEL_TYPES:
-    known = " or ".join(map(repr, MODEL_TYPES))
-    errors.append(f"model_type: got {config.model_type!r}, expected {known}.")
-  if config.hidden_act not in GELUS:
-    errors.append(
-      f"hidden_act: got {shown(config.hidden_act)}, expected one of"
-      f" {', '.join(GELUS)}."
-    )
-  patch = height_and_width(config.patch_size, "config.json: patch_size")
-  if patch[0] != patch[1]:
-    errors.append(
-      f"patch_size: got {list(patch)}, expected a square: our patches are."
-    )
-  return {
-    "image_size": height_and_width(
-      config.image_size, "config.json: image_size"
-    ),
-    "patch": patch[0],
-    "num_heads": config.num_attention_heads,
-    "class_names": _class_names(config.id2label),
-    "loss": "sigmoid" if config.problem_type == MULTI_LABEL else None,
-  }
+  statements = Statements(
+    height_and_width(read.image_size, "config.json: image_size"),
+    patch[0],
+    read.num_attention_heads,
+    _class_names(read.id2label),
+    "sigmoid" if read.problem_type == MULTI_LABEL else None,
+  )
+  return params, options, statements
 
 
 def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
