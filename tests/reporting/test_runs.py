@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from vit_jax.reporting import curves, runs, tables
+from vit_jax.reporting.charts import ChartFiles
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,9 @@ def test_scores_of_other_kinds_are_told_apart():
     "digits test, linear probe, top-1",
     "imagenet2012 test, among the classes of imagenet_a, top-1",
   ]
-  assert len(curves._accuracies([a_run, a_run])) == 3  # a chart of each
+  chart_files = ChartFiles()
+  curves.section("x", [a_run, a_run], chart_files)
+  assert len(chart_files.files) == 3  # a chart of each
   assert "<b>50.0%</b>" not in tables.scores([a_run])  # the best of one
 
 

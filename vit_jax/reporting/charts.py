@@ -31,7 +31,7 @@ SOFT = COLOURS["soft"]
 CURVE_COLOURS = tuple(COLOURS[f"curve-{i}"] for i in range(1, 7))
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
-_DPI = 200  # Resolution of images inside a chart; all else are vectors.
+_DPI = 200  # of images inside a chart; lines and text are vectors
 _STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
 _TITLE_WIDTH = 40  # characters of a line of a title, which is bold
 _LEGEND_WIDTH = 50  # characters of a line of a legend
@@ -107,7 +107,7 @@ class ChartFiles:
     """Draws a chart, keeps its file and returns it as HTML.
 
     Args:
-      name: Of the file, without its suffix; one that is taken gets a number.
+      name: Name of the file without suffix; one that is taken gets a number.
       draw: One of the functions below with its arguments.
       alt: What the chart shows.
     """

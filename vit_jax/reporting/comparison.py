@@ -34,7 +34,7 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   kind, data set and split.
 
   Args:
-    runs: Those without a config.json are left out.
+    runs: The runs; those without a config.json are left out.
 
   Returns:
     Path of the option -> name of the run -> value; None where a run has no such

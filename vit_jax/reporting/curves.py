@@ -4,6 +4,7 @@ import functools
 import html
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -11,16 +12,11 @@ from vit_jax.callbacks.accounting import duration
 from vit_jax.reporting import charts
 from vit_jax.reporting.charts import MOST_LINES, ChartFiles, Line
 from vit_jax.reporting.page import breakable, missing
-from vit_jax.reporting.runs import TOP1, Run
+from vit_jax.reporting.runs import LOSS, TOP1, Run
 
 MOST_SETS = 6  # charts of accuracy, each on another set
 CROSSES = "Crosses on an axis: steps at which the value was not finite."
-METRICS = (
-  ("train/loss", "loss", charts.loss),
-  ("train/lr", "learning rate", charts.learning_rate),
-  ("train/images_per_second", "throughput", charts.throughput),
-)
-# In the order of the bar; the words of the page for each.
+# The parts of the bar in order, with their names on the page.
 TIME_NAMES = {
   "step": "steps",
   "input": "waiting for images",
@@ -49,8 +45,8 @@ def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
 
   Args:
     name: Their data set, or any other title.
-    runs: Those of more than `MOST_LINES` are left out, and named.
-    chart_files: Those of the page.
+    runs: The runs; those after the first `MOST_LINES` are only named.
+    chart_files: The charts of the page; these are added.
   """
   runs = sorted(runs, key=lambda run: not run.rows)  # which has no curve
   shown, more = runs[:MOST_LINES], runs[MOST_LINES:]
@@ -58,50 +54,39 @@ def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
   title = names if len(runs) <= 3 else f"{len(runs)} runs"
   x_label, scale = _axis(shown)
   x_end = max((r.steps * scale(r) for r in shown), default=0)
-  drawn, left_out, gaps = [], [], []
-
-  def draw(what: str, lines: list[Line], chart: Callable[..., Figure]) -> None:
+  drawn, has_gaps = [], False
+  left_out = [
+    f"{what} of {', '.join(absent)}"
+    for what, metric_of in (
+      ("loss", lambda run: LOSS),
+      ("learning rate", lambda run: "train/lr"),
+      ("accuracy", lambda run: run.top1()),
+      ("throughput", lambda run: "train/images_per_second"),
+    )
+    if (absent := [r.name for r in shown if not r.series(metric_of(r))[0]])
+  ]
+  for plot in _plots(shown):
+    lines = []
+    for label, run, metric in plot.curves:
+      steps, values = run.points(metric)
+      if any(map(math.isfinite, values)):
+        x = [step * scale(run) for step in steps]
+        place = shown.index(run) if shown[1:] else None  # a colour for each run
+        lines.append(Line(label, x, values, place))
     if cut := [line.label for line in lines[MOST_LINES:]]:
       left_out.append(f"curves of {', '.join(cut)}: see the tables")
     if lines := lines[:MOST_LINES]:
-      chart = functools.partial(chart, lines, x_label=x_label, x_end=x_end)
-      if not all(math.isfinite(v) for line in lines for v in line.y):
-        gaps.append(what)
-      drawn.append(chart_files.add(f"{what}_{name}", chart, f"{what}: {names}"))
-
-  def lines_of(wanted) -> list[Line]:
-    """Returns curves of (label, run, metric), leaving out empty ones.
-
-    A run has the same colour in all charts.
-    """
-    lines = []
-    for label, run, metric in wanted:
-      steps, values = run.points(metric)
-      if any(map(math.isfinite, values)):
-        x = [s * scale(run) for s in steps]
-        place = shown.index(run) if shown[1:] else None
-        lines.append(Line(label, x, values, place))
-    return lines
-
-  for metric, what, chart in METRICS:
-    if none := [r.name for r in shown if not r.series(metric)[0]]:
-      left_out.append(f"{what} of {', '.join(none)}")
-    draw(what, lines_of((_label(r, shown), r, metric) for r in shown), chart)
-    if metric == "train/lr":  # the accuracies follow, in the second row
-      if none := [r.name for r in shown if not r.series(r.top1())[0]]:
-        left_out.append(f"accuracy of {', '.join(none)}")
-      for what, title_of, wanted in _accuracies(shown):
-        accuracy = functools.partial(
-          charts.accuracy, chance=_chance(shown), title=title_of
-        )
-        draw(what, lines_of(wanted), accuracy)
+      has_gaps |= not all(math.isfinite(v) for line in lines for v in line.y)
+      draw = functools.partial(plot.draw, lines, x_label=x_label, x_end=x_end)
+      file, alt = f"{plot.name}_{name}", f"{plot.name}: {names}"
+      drawn.append(chart_files.add(file, draw, alt))
   if more:
     names = ", ".join(r.name for r in more)
     left_out.append(f"curves of {names} (too many for one picture)")
   return (
     f"<h2>{breakable(name)}: {breakable(title)}</h2>\n"
     f'<div class="grid">{"".join(drawn)}</div>'
-    + (f'<p class="soft">{CROSSES}</p>' if gaps else "")
+    + (f'<p class="soft">{CROSSES}</p>' if has_gaps else "")
     + missing("; ".join(left_out))
   )
 
@@ -114,33 +99,58 @@ def _axis(runs: Sequence[Run]) -> tuple[str, Callable[[Run], int]]:
   return "step", lambda run: 1
 
 
-def _label(run: Run, runs: Sequence[Run]) -> str:
-  """Returns a name for a line, or "" where the heading names the only run."""
-  return run.name if len(runs) > 1 else ""
+class _Plot(NamedTuple):
+  """A chart: its name, what draws lines, and (label, run, metric) of each."""
+
+  name: str
+  draw: Callable[..., Figure]
+  curves: list[tuple[str, Run, str]]
 
 
-def _accuracies(runs: list[Run]) -> list[tuple[str, str, list]]:
-  """Returns name, title and (label, run, metric) of the curves of each chart.
+def _plots(runs: list[Run]) -> list[_Plot]:
+  """Returns the charts of runs, in the order of the page."""
+
+  def of_metric(name: str, draw: Callable[..., Figure], metric: str) -> _Plot:
+    label = lambda run: run.name if runs[1:] else ""  # the heading names one
+    return _Plot(name, draw, [(label(run), run, metric) for run in runs])
+
+  return [
+    of_metric("loss", charts.loss, LOSS),
+    of_metric("learning rate", charts.learning_rate, "train/lr"),
+    *_accuracies(runs),
+    of_metric("throughput", charts.throughput, "train/images_per_second"),
+  ]
+
+
+def _accuracies(runs: list[Run]) -> list[_Plot]:
+  """Returns the charts of accuracies.
 
   A single run has one chart with all its scores. Several runs have a chart for
-  each set that was scored more than once by any of them; where there is none,
-  for each set.
+  each set that any of them scored more than once; if there is no such set, for
+  each set.
   """
+  draw = functools.partial(charts.accuracy, chance=_chance(runs))
   if len(runs) == 1:
-    return [("accuracy", "Accuracy", _of_one(runs[0]))]
-  sets: dict[str, list] = {}
+    return [_Plot("accuracy", draw, _of_one(runs[0]))]
+  sets: dict[str, list[tuple[str, Run, str]]] = {}
   for run in runs:
     for name in run.evaluators(TOP1):
       of_set = sets.setdefault(run.top1_title(name), [])
       of_set.append((run.name, run, f"{name}/top1"))
-  curves = {
-    text: wanted
-    for text, wanted in sets.items()
-    if any(len(run.series(metric)[0]) > 1 for _, run, metric in wanted)
-  } or sets
-  curves = dict(list(curves.items())[:MOST_SETS])
-  name = lambda text: "accuracy" if len(curves) == 1 else f"accuracy {text}"
-  return [(name(t), f"Accuracy, {t}", w) for t, w in curves.items()]
+  repeated = {
+    text: curves
+    for text, curves in sets.items()
+    if any(len(run.series(metric)[0]) > 1 for _, run, metric in curves)
+  }
+  shown = list((repeated or sets).items())[:MOST_SETS]
+  return [
+    _Plot(
+      f"accuracy {text}" if shown[1:] else "accuracy",
+      functools.partial(draw, title=f"Accuracy, {text}"),
+      curves,
+    )
+    for text, curves in shown
+  ]
 
 
 def _of_one(run: Run) -> list[tuple[str, Run, str]]:

@@ -17,8 +17,8 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   """Returns few-shot accuracies on the same data beside each other.
 
   Args:
-    runs: Those to compare.
-    chart_files: Those of the page.
+    runs: The runs to compare.
+    chart_files: The charts of the page; these are added.
   """
   sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
   for run in runs:
@@ -68,8 +68,8 @@ def section(
   """Returns the accuracies of each run; "" where only probes have any.
 
   Args:
-    runs: Of the report.
-    chart_files: Those of the page.
+    runs: The runs of the report.
+    chart_files: The charts of the page; these are added.
     has_probes: Whether the page has probes.
   """
   parts = [

@@ -61,7 +61,7 @@ class InspectedModel(NamedTuple):
   captions: A text for each.
   distances: Mean attention distance over these images, pixels; None: no images,
     or no attention.
-  maps: Of each image, see `inspection.attention_map`; None likewise.
+  maps: The map of each image, see `inspection.attention_map`; None likewise.
   positions: What each patch gets for its position; or why it gets nothing.
   """
 
@@ -125,8 +125,8 @@ def inspect_model(
   """Passes images through a model, a few at a time.
 
   Args:
-    name: Of the model, in names of files.
-    label: Of the model, on the page.
+    name: Name of the model in names of files.
+    label: Name of the model on the page.
     vit: The model.
     images: As the model gets them, preprocessed; may be none.
     captions: A text for each.
@@ -149,7 +149,7 @@ def inspect_model(
   distances, maps = [], []
   for i in range(0, len(images), rows):
     some = images[i : i + rows]
-    if i:  # fill up the last batch, which else would be compiled
+    if i:  # fills up the last batch, whose shape would be compiled anew
       some = np.concatenate([some, images[: rows - len(some)]])
     result = inspection.survey(vit.config, vit.params, normalise(some))
     num = min(rows, len(images) - i)
@@ -174,7 +174,7 @@ def all_sections(
 
   Args:
     models: The models.
-    chart_files: Those of the page.
+    chart_files: The charts of the page; these are added.
     patch: Row and column, from 0, of the patch whose heads are shown, of the
       first image; None: the one that is looked at most.
     num_shown: Images with a map, at most.
@@ -196,8 +196,8 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   long.
 
   Args:
-    runs: Of the report.
-    chart_files: Those of the page.
+    runs: The runs of the report.
+    chart_files: The charts of the page; these are added.
   """
   models, left_out = {}, []
   for run in runs[:MOST_RUNS]:
@@ -207,14 +207,9 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
       left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
-  sections = []
+  inspected, sections = [*models.values()], []
+  inits = {run.name: _init_of(run, models) for run in runs}
   if models:
-    inits = {
-      run.name: source
-      for run in runs
-      if run.name in models and (source := _init_of(run, models))
-    }
-    inspected = [*models.values()]
     sections = [
       filters(inspected, chart_files),
       positions(inspected, chart_files, inits),
@@ -245,7 +240,7 @@ def _init_of(
 def inspect_run(run: Run) -> InspectedModel:
   """Passes images that a run saved through its newest checkpoint.
 
-  Of the parameters only those of the first layer stay, which `filters` needs:
+  The result has only the parameters of the first layer, for `filters`, so that
   large models of several runs are never in memory together.
 
   Raises:
@@ -326,15 +321,15 @@ def filters(
 def positions(
   models: Sequence[InspectedModel],
   chart_files: ChartFiles,
-  inits: Mapping[str, InspectedModel] = MappingProxyType({}),
+  inits: Mapping[str, InspectedModel | None] = MappingProxyType({}),
 ) -> Section:
   """Returns similarities of the positions of patches.
 
   Args:
     models: The models.
-    chart_files: Those of the page.
-    inits: Name of a model -> the one whose weights it started from; its table
-      is shown as interpolated to the grid of the former.
+    chart_files: The charts of the page; these are added.
+    inits: Name of a model -> the model whose weights it started from, whose
+      table is shown as interpolated to the grid of the former; None: none.
   """
 
   def draw(
@@ -404,7 +399,7 @@ def heads(
 
   Args:
     models: The models.
-    chart_files: Those of the page.
+    chart_files: The charts of the page; these are added.
     patch: See `all_sections`.
   """
 

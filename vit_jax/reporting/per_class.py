@@ -35,7 +35,7 @@ _SHOTS = re.compile(r"(?:l2=(?P<l2>[^/]+)/)?(?:(?P<k>\d+)shot|(?P<all>all))")
 def evaluators_section(runs: list[Run]) -> str:
   """Returns the worst classes and the most frequent confusions of each run.
 
-  Nothing where no run has an evaluator of kind "per_class".
+  "" if no run has an evaluator of kind "per_class".
   """
   parts, left_out = [], []
   for run in runs:
@@ -132,7 +132,7 @@ def _evaluator(run: Run, name: str, content: dict[str, Any]) -> str:
 def probes_section(runs: list[Run]) -> str:
   """Returns the scores, classes, confusions and worst mistakes of each probe.
 
-  Nothing where no run has one.
+  "" if no run has one.
   """
   parts, left_out = [], []
   for run in runs:

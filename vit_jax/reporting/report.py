@@ -111,7 +111,7 @@ def _page(
 
   Args:
     title: Its title.
-    runs: Those to report on; published weights have probes alone.
+    runs: The runs to report on; published weights have probes alone.
     groups: Title -> the runs whose curves share charts.
     summary: As `summarise` returns it.
     chart_files: Gets the charts.
@@ -147,7 +147,7 @@ def head(
   seconds: float | None,
   versions: dict[str, str],
 ) -> str:
-  """Returns the title, the main scores and what became of each run."""
+  """Returns the title, the main scores and the state of each run."""
   tiles = [
     (
       share(value),

@@ -20,8 +20,8 @@ class State(NamedTuple):
 
   kind: "finished", "going", "stopped" or "unknown".
   text: One line, without the name of the run.
-  seconds_left: Of a run that is going, at the pace of its last lines; None:
-    unknown.
+  seconds_left: Time until a run that is going ends, at the pace of its last
+    rows; None: unknown.
   """
 
   kind: str
@@ -55,7 +55,7 @@ def state(run: Run, now: float | None = None) -> State:
     if is_complete:
       text = f"{done}, but then: {error}; the same command completes it"
       return State(STOPPED, f"stopped: {text}")
-    # Of a run that diverged, the error says what to change.
+    # The error of a run that diverged says what to change.
     has_advice = error.startswith(FloatingPointError.__name__)
     more = "" if has_advice else _resumes(run)
     return State(STOPPED, f"stopped {where}: {error}{more}")
@@ -80,7 +80,7 @@ def _state_of_finished(run: Run, where: str) -> State:
 
   Args:
     run: The run.
-    where: Its last row in words, if that is not of its last step; or "".
+    where: The position of its last row as text; "": its last step.
   """
   if run.rows:
     return State(
@@ -97,7 +97,10 @@ def _state_of_finished(run: Run, where: str) -> State:
 
 
 def remarks(run: Run) -> str:
-  """Returns what was skipped, did not count or was not finite; "": nothing."""
+  """Returns steps skipped, images left out and values that were not finite.
+
+  "": There are none.
+  """
   parts = []
   if skipped := run.last("train/skipped"):
     parts.append(f"{_count_text(skipped, 'step')} skipped")

@@ -1,4 +1,4 @@
-"""The files of runs, whatever became of them."""
+"""Reads the files of runs, finished or not."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ from vit_jax.writers.metric_writer import METRICS
 
 LOSS = "train/loss"
 PROBES = "probes"  # folder, by vit_jax.scoring.probes
-# Metrics that tell evaluators apart, whatever their kind.
+# Metrics by which evaluators of any kind are recognised.
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
-# Where the options of a task of VTAB are chosen: trained on, and held out.
+# Splits on which the options of a task of VTAB are chosen.
 VTAB = ("train800", "val200")
 
 
@@ -110,8 +110,8 @@ class Run:
   def points(self, name: str | None) -> tuple[list[int], list[float]]:
     """Returns steps and values of a metric; NaN: it was not finite.
 
-    A line leaves such a value out: that of a skipped step has no `train/loss`,
-    that of an evaluator counts them, see `vit_jax.callbacks.nonfinite`.
+    Rows leave such values out: the row of a skipped step has no `train/loss`,
+    and that of an evaluator counts them in `<evaluator>/not_finite`.
     """
     name = name or ""
     sign = f"{name.partition('/')[0]}/not_finite"
@@ -178,9 +178,9 @@ class Run:
     return [n for n in self.evaluators(SHOT) if n not in members]
 
   def split_title(self, name: str) -> str:
-    """Returns data set and split of an evaluator, its name if unknown.
+    """Returns data set and split of an evaluator; its name if unknown.
 
-    Where several evaluators of one kind score these, the name stands behind.
+    If several evaluators of one kind score the same split, the name follows.
     """
     fake = ", fake" * self.is_fake
     if name in self.groups:
@@ -197,7 +197,7 @@ class Run:
     return text if len(same) < 2 else f"{text} ({name})"
 
   def top1_title(self, name: str) -> str:
-    """Returns `split_title`, and what answers where it is not the head."""
+    """Returns `split_title`, and the kind of classifier if not the head."""
     text, options = self.split_title(name), self.evals.get(name)
     if options is None or options.kind in ("classification", "per_class"):
       return text
@@ -256,10 +256,10 @@ class Run:
 
   @property
   def seconds(self) -> dict[str, float]:
-    """Those of each of `accounting.BUCKETS`, of the last account; {}: none.
+    """Seconds in each of `accounting.BUCKETS`, by the last account; {}: none.
 
-    That is the account of its end, and before it that of the newest checkpoint
-    or line of training.
+    The last account is that of the end, of the newest checkpoint or of the
+    newest row of training, whichever is latest.
     """
     return max(
       accounting.seconds_of_rows(self.rows),
@@ -269,16 +269,16 @@ class Run:
 
   @property
   def device_hours(self) -> float | None:
-    """Those of the last account, as `seconds`."""
+    """Device-hours by the last account, see `seconds`."""
     account = self.metadata.get(accounting.KEY) or {}
     hours = account.get("device_hours"), self.last("train/device_hours")
     return max((h for h in hours if h is not None), default=None)
 
   def wall_seconds(self) -> float | None:
-    """Returns the time since the first start, to the last account.
+    """Returns the seconds from the first start to the last account.
 
-    Of a run without one, from the first line to the last; pauses are included
-    in both.
+    Without an account it is the time from the first row to the last. Pauses are
+    included in both.
     """
     if seconds := self.seconds:
       return sum(seconds.values())
@@ -362,7 +362,7 @@ def short_name(dataset: str) -> str:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  # Of published weights there are probes alone.
+  # A folder of published weights has probes alone.
   if any((path / file).exists() for file in (METRICS, PROBES)):
     return True
   # timm's and Hugging Face's folders of weights have a config.json, too.

@@ -1,4 +1,4 @@
-"""The tables of the report: scores, facts of runs, their cost."""
+"""The tables of the report: scores, what was run, what it cost."""
 
 import statistics
 from typing import Any
@@ -19,8 +19,8 @@ MOST_TURNED = 7  # columns of a table with a row for each run
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   """Returns share, name and remark for each score of a run.
 
-  A held-out part of the split that was trained on is no headline beside another
-  split: a run is chosen by it.
+  A held-out part of the training split is left out if there is a test split,
+  since runs are chosen by it.
   """
   names = run.evaluators(runs_lib.TOP1)
   tests = [n for n in names if not run.is_training_part(n)]
@@ -73,9 +73,9 @@ def scores(runs: list[Run]) -> str:
 def other_scores(runs: list[Run]) -> str:
   """Returns the last metrics that no other table has, an evaluator a row.
 
-  All of those with neither a top-1 nor shots; what one with a top-1 has beside
-  it, its top-5, loss and count; and of few-shot evaluators what was learned
-  from all examples, which has no place among numbers of shots.
+  These are all metrics of evaluators without top-1 and shots; those of
+  evaluators with a top-1 that are not top-1, top-5, loss or count; and few-shot
+  accuracies with all examples, which have no column among the shots.
   """
   usual = ("top1", "top5", "loss", "count")
   rows = []
@@ -106,7 +106,10 @@ def other_scores(runs: list[Run]) -> str:
 
 
 def facts(runs: list[Run]) -> str:
-  """Returns facts by run, a column each; facts equal in many runs only once."""
+  """Returns what was run, a column for each run.
+
+  With more than `MOST_COLUMNS` runs, what is equal in all stands once.
+  """
   names, by_run = [r.name for r in runs], [run_facts(r) for r in runs]
   keys = dict.fromkeys(key for of_run in by_run for key in of_run)
   values = {key: [of_run.get(key, "—") for of_run in by_run] for key in keys}
@@ -125,7 +128,7 @@ def facts(runs: list[Run]) -> str:
 
 
 def run_facts(run: Run) -> dict[str, str]:
-  """Returns the facts of a run, by the names that the table shows."""
+  """Returns model, data, optimizer and so on, by the names in the table."""
   config, metadata = run.config, run.metadata
   facts = {}
   if model := config.get("model"):
@@ -213,7 +216,7 @@ def costs(run: Run) -> dict[str, float | None]:
 
 
 def cost_texts(run: Run) -> dict[str, str]:
-  """Returns `costs` in words, without what was not measured."""
+  """Returns `costs` as text, without what was not measured."""
   texts = {
     "wall seconds": ("wall time", format_seconds),
     "MFU": ("MFU", lambda v: f"{100 * v:.1f}%"),
@@ -232,12 +235,13 @@ def side_by_side(
 ) -> str:
   """Returns a table with the values of each run.
 
-  Of few runs each has a column. Of more runs each has a row, unless the table
-  would be too wide; then columns have the numbers that `states_section` gives.
+  Up to `MOST_COLUMNS` runs have a column each. More runs have a row each,
+  unless the table would be too wide; then the columns have the numbers of the
+  runs in `states_section`.
 
   Args:
     what: Head of the first column.
-    names: Those of the runs.
+    names: Names of the runs.
     rows: Name of a row -> the values of all runs.
   """
   if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:

@@ -118,7 +118,7 @@ def _evaluation_images(path: str) -> list[streaming.Named]:
   """Returns images of the split that a run is scored on, evenly spaced.
 
   Raises:
-    ValueError: There are none.
+    ValueError: There are no such images.
   """
   folder = config_files.run_of(path)
   if folder is None:
@@ -151,7 +151,7 @@ def _evaluation_images(path: str) -> list[streaming.Named]:
 def _read(
   images: Sequence[streaming.Named], vit: Pretrained
 ) -> list[streaming.Row]:
-  """Returns the pixels as the model gets them, or why there are none."""
+  """Returns the pixels as the model gets them, or why an image has none."""
   ahead = 2 * (os.cpu_count() or 1)
   return list(streaming.read_all(images, vit.ops, ahead=ahead))
 

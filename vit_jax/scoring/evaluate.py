@@ -72,7 +72,7 @@ def open_checkpoint(
   """Reads a checkpoint and opens the data; the arguments are `record`'s.
 
   Raises:
-    ConfigError: As `evaluate`.
+    ConfigError: See `evaluate`.
   """
   if not config.evals:
     raise ConfigError(
@@ -112,8 +112,8 @@ def record(
   """Runs every evaluator as `evaluate` does, and returns what was scored, too.
 
   Args:
-    config: As for `evaluate`.
-    path: As for `evaluate`.
+    config: See `evaluate`.
+    path: See `evaluate`.
     workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
     opened: Splits that are open already; None: none.
 
@@ -123,7 +123,7 @@ def record(
     scores.
 
   Raises:
-    ConfigError, DataError: As `evaluate`.
+    ConfigError, DataError: See `evaluate`.
   """
   ready = open_checkpoint(config, path, workdir, opened)
   is_first = jax.process_index() == 0

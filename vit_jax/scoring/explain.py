@@ -1,8 +1,8 @@
 """What a score owes to each step of the pixels' path and of the numerics.
 
 Each step is exchanged alone, the others staying as they are, and the answers
-are compared image by image. So a change of the score that is no more than
-chance shows as such: as many answers become right as wrong. Changes of single
+are compared image by image. A change of the score by chance
+shows as such: as many answers become right as wrong. Changes of single
 steps need not add up to that of all of them together.
 """
 
@@ -31,7 +31,7 @@ def explain(
       "subset".
     path: The file, as for `evaluate.record`.
     opened: Splits that are open already; None: none.
-    steps: Those of `STEPS` that are exchanged.
+    steps: The steps, of `STEPS`, that are exchanged.
 
   Returns:
     A row for each evaluator and swap: on (its name), step, was, value, images
@@ -74,7 +74,7 @@ def compared(
   answered alike do not enter it (McNemar's test).
 
   Args:
-    one: Of the base, as `Classification.hits` returns it.
+    one: Answers of the base, as `Classification.hits` returns them.
     other: With the swap.
 
   Raises:

@@ -71,7 +71,7 @@ class Point(NamedTuple):
   """One run of a search.
 
   Attributes:
-    name: Of its folder, such as "optim.lr=0.01,total_steps=500".
+    name: Name of its folder, such as "optim.lr=0.01,total_steps=500".
     values: Option -> value, the text.
     config: What is trained; `val` is its only evaluator.
   """

@@ -10,7 +10,7 @@ def of_task(name: str, result: Result) -> str:
   """Returns the points of a task, the choice, and the score, as Markdown.
 
   Args:
-    name: Of the task, "" for the only one.
+    name: Name of the task; "": the only one.
     result: As `sweep.search` returns it.
   """
   keys = list(result["grid"])
@@ -116,8 +116,8 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
 
   Args:
     results: What sweep.json has.
-    against: The same of another search, for a column with its scores; None:
-      none.
+    against: Contents of another search's sweep.json, for a column with its
+      scores; None: no such column.
   """
   head = ["task", "group", "chosen", "val", "test", "images"]
   other = against["tasks"] if against else {}

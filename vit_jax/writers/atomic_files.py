@@ -70,10 +70,9 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
   """Writes after the first bytes of a file, and returns how many it has then.
 
   Args:
-    path: Of a local file, in a folder that is there.
+    path: A local file in an existing folder.
     data: What is written.
-    size: Bytes that stay; what a write that failed left behind them is written
-      over, as it is the beginning of `data`.
+    size: Bytes that stay; what a failed write left behind them is overwritten.
   """
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
@@ -268,7 +267,7 @@ class _UploadedRecords(Records):
     """Keeps a record for the next upload.
 
     Raises:
-      WriteError: As `Records.append`.
+      WriteError: `MAX_WAITING` records wait.
     """
     self._waiting.append(record)
     self._refuse_too_many()

@@ -54,7 +54,7 @@ def is_measured(name: str) -> bool:
 
 
 def read_metrics(workdir: str) -> list[Row]:
-  """Returns the rows of a run's metrics; lines that are none are left out."""
+  """Returns the rows of a run's metrics, without damaged lines."""
   return atomic_files.read_rows(epath.Path(workdir) / METRICS).rows
 
 
@@ -168,7 +168,7 @@ class MetricLog:
 
     Args:
       wait: Whether to wait for scores.
-      until: Returns whether to wait no longer, such as after SIGTERM.
+      until: Returns whether to stop waiting, such as after SIGTERM.
       before: Scores of this, the newest step are not waited for, since the run
         that resumes computes them; None: all are.
 

@@ -104,7 +104,7 @@ def write_json(
     note: Prints a line in place of an error; None: the error is raised.
 
   Raises:
-    WriteError: It cannot be written; the file of before is as it was.
+    WriteError: It cannot be written; an existing file is unchanged.
   """
   if jax.process_index() != 0:
     return
