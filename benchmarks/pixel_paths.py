@@ -29,10 +29,8 @@ PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 
 def evaluated(data: bytes, text: str) -> np.ndarray:
   """Returns the pixels that evaluators get."""
-  made = ops.compose(text)(
-    {"image": tf.constant(data)}, tf.zeros([2], tf.int64)
-  )
-  return made["image"].numpy().astype(int)
+  image = ops.apply(tf.constant(data), text, tf.zeros([2], tf.int64))
+  return image.numpy().astype(int)
 
 
 def difference(data: bytes, one: str, other: str) -> str:

@@ -19,9 +19,8 @@ NAMES = ("china.jpg", "flower.jpg")
 
 def of_evaluators(image, ops):
   """Returns an evaluator's pixels, from encoded bytes or an array."""
-  record = {"image": tf.constant(image)}
-  made = tensorflow_ops.compose(ops)(record, tf.zeros([2], tf.int64))
-  return made["image"].numpy()
+  key = tf.zeros([2], tf.int64)
+  return tensorflow_ops.apply(tf.constant(image), ops, key).numpy()
 
 
 def encoded(image, kind, **options):

@@ -59,9 +59,7 @@ def jpeg(image, kind="JPEG", **options):
 
 def evaluated(data, text):
   """Returns an evaluator's pixels of encoded bytes, or of an array."""
-  record = {"image": tf.constant(data)}
-  made = ops.compose(text)(record, tf.zeros([2], tf.int64))
-  return made["image"].numpy()
+  return ops.apply(tf.constant(data), text, tf.zeros([2], tf.int64)).numpy()
 
 
 @pytest.mark.parametrize("row", TIMM.split("\n")[1:-1])

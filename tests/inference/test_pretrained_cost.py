@@ -64,8 +64,8 @@ def test_tensorflow_prints_nothing():
     import vit_jax.train
     from vit_jax.data import ops
     from vit_jax.data.tf_cpu import tf
-    record = {"image": tf.io.read_file(sys.argv[1])}
-    ops.compose("decode|resize(32)")(record, tf.zeros([2], tf.int64))
+    image = tf.io.read_file(sys.argv[1])
+    ops.apply(image, "decode|resize(32)", tf.zeros([2], tf.int64))
   """
   assert run(code, PHOTO) == ("", "")
 

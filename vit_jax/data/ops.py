@@ -17,7 +17,6 @@ from collections.abc import Callable
 from vit_jax.config import preprocessing
 from vit_jax.data import encoded, images, pixels
 from vit_jax.data.randaugment import randaug
-from vit_jax.data.source import Record
 from vit_jax.data.tf_cpu import tf
 
 BoundOp = Callable[..., tf.Tensor]
@@ -222,34 +221,27 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   independently.
 
   Raises:
-    ValueError: As `preprocessing.shapes`.
+    ValueError: See `preprocessing.shapes`.
   """
   before = [None, *preprocessing.shapes(text)]
   ops = preprocessing.parse_ops(text)
   return tuple(_bound(op, i, before[i]) for i, op in enumerate(ops))
 
 
-def compose(text: str) -> Callable[[Record, tf.Tensor], Record]:
-  """Returns fn(record, seed_pair) -> record with its "image" processed.
+def apply(image: tf.Tensor, text: str, seed_pair: tf.Tensor) -> tf.Tensor:
+  """Returns an image after all operations.
 
   Args:
+    image: Encoded bytes, or uint8 [h, w, c].
     text: Operations, see `vit_jax.config.preprocessing`.
-
-  The seed pair, int64 [2], must differ between records, and for one record
-  between epochs: `vit_jax.data.pipeline` uses (seed and epoch, index).
+    seed_pair: int64 [2], another for each record and epoch.
 
   Raises:
-    ValueError: As `preprocessing.shapes`.
+    ValueError: See `preprocessing.shapes`.
   """
-  steps = bind(text)
-
-  def fn(record: Record, seed_pair: tf.Tensor) -> Record:
-    image = record["image"]
-    for step in steps:
-      image = step(image, seed_pair)
-    return {**record, "image": image}
-
-  return fn
+  for op in bind(text):
+    image = op(image, seed_pair)
+  return image
 
 
 def _bound(
