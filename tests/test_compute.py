@@ -30,24 +30,24 @@ def test_differences_from_table_6_are_as_the_page_says():
 
 def test_configs_state_their_cost():
   """The exaFLOPs in the docstrings; of a comparison the least and the most."""
-  told = {}
+  stated = {}
   for path in sorted((ROOT / "configs").glob("*.py")):
     words = path.read_text().split('"""')[1].split()
     text = " ".join(words[words.index("Cost:") :] if "Cost:" in words else [])
-    told[path.name] = re.findall(r"([\d,.]*\d) exaFLOPs", text)
-    told[path.name] += re.findall(r"([\d,.]*\d) on imagenet21k;", text)
+    stated[path.name] = re.findall(r"([\d,.]*\d) exaFLOPs", text)
+    stated[path.name] += re.findall(r"([\d,.]*\d) on imagenet21k;", text)
   for source in compute.RECIPES:
     file, _, argument = source.partition(":")
     if file == "comparison.py":
       continue
     cost = f"{compute.cost(source)[2]:,.1f}"
     if file in ("augreg.py", "vit_s16.py"):  # the first of several arguments
-      compared = told.setdefault(f"{file} compared", told[file][:1])
+      compared = stated.setdefault(f"{file} compared", stated[file][:1])
       if compared:
         assert compared.pop() == cost, source
       continue
     place = 1 if argument == "imagenet21k" and file != "masked_patch.py" else 0
-    assert told[file][place] == cost, source
+    assert stated[file][place] == cost, source
   comparison = (ROOT / "configs" / "comparison.py").read_text()
   costs = {
     s.split("=")[1].split(",")[0]: compute.cost(s)[2]
@@ -57,5 +57,7 @@ def test_configs_state_their_cost():
   rates = comparison.split("LEARNING_RATES = {")[1].split("}")[0]
   assert set(costs) == set(re.findall(r'"(.+)":', rates))
   least, most = min(costs, key=costs.get), max(costs, key=costs.get)
-  told = f"{costs[least]:.1f} exaFLOPs ({least}) to {costs[most]:.1f} ({most})"
-  assert told in comparison
+  stated = (
+    f"{costs[least]:.1f} exaFLOPs ({least}) to {costs[most]:.1f} ({most})"
+  )
+  assert stated in comparison

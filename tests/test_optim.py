@@ -144,7 +144,7 @@ def test_state_mirrors_the_parameters(name):
     else:
       assert leaf.shape == (), path
   dtypes = [jnp.bfloat16] + [jnp.float32] * (name == "adamw")
-  assert all(found == dtypes for found in seen.values()), seen
+  assert all(kinds == dtypes for kinds in seen.values()), seen
 
 
 def test_bfloat16_accumulator_rounds_only_what_is_stored():
@@ -157,7 +157,7 @@ def test_bfloat16_accumulator_rounds_only_what_is_stored():
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-7), full, half[0]
   )
-  # All gradients alike: every later update is 1 too, up to the 8 bits kept.
+  # All gradients alike: every later update is 1 too, up to 8 bits.
   np.testing.assert_allclose(half[1]["head"]["bias"], 0.8, atol=0.1 * 2**-8)
   assert state[0].nu["head"]["bias"].dtype == jnp.float32
 

@@ -58,13 +58,13 @@ def sources(tmp_path_factory):
 def built(sources):
   """The folder with the sdist, and the wheel that was built from it."""
   dist = sources.parent / "dist"
-  words = [sys.executable, "-m", "build", "--outdir", dist, sources]
-  done = subprocess.run(words, capture_output=True, text=True)
+  args = [sys.executable, "-m", "build", "--outdir", dist, sources]
+  done = subprocess.run(args, capture_output=True, text=True)
   assert done.returncode == 0, done.stdout + done.stderr
   return dist
 
 
-def _installed(folder, *words):
+def _installed(folder, *args):
   """Returns a Python that has what `pip install` takes, and its packages.
 
   Its dependencies are those of this environment, lent by a .pth file.
@@ -72,7 +72,7 @@ def _installed(folder, *words):
   make = [sys.executable, "-m", "venv", "--without-pip", folder]
   subprocess.run(make, check=True)
   python = folder / "bin" / "python"
-  install = ["--python", python, "install", "--quiet", "--no-deps", *words]
+  install = ["--python", python, "install", "--quiet", "--no-deps", *args]
   subprocess.run([sys.executable, "-m", "pip", *install], check=True)
   (packages,) = folder.glob("lib/*/site-packages")
   lent = [path for path in sys.path if path.endswith("site-packages")]

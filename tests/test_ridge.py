@@ -81,8 +81,8 @@ def test_both_gram_matrices_give_the_same():
     (dual,) = ridge.fit(more, y, 3, [1.0])
   assert sizes == [9, 9]  # X'X of 8 features and the bias; XX' of 9 shots
   # Condition 9e4 (the bias's feature) / 1: 1e-16 * 9e4, with room.
-  kept = np.delete(dual.weights, [8, 9, 10], axis=0)
-  np.testing.assert_allclose(kept, primal.weights, rtol=1e-9, atol=1e-11)
+  rest = np.delete(dual.weights, [8, 9, 10], axis=0)
+  np.testing.assert_allclose(rest, primal.weights, rtol=1e-9, atol=1e-11)
   np.testing.assert_array_equal(dual.weights[8:11], 0.0)
 
 
@@ -136,7 +136,7 @@ def test_classes_with_fewer_examples_give_all_of_them():
     ridge.sample_shots(labels, 1, seed=0, num_classes=4, allow_fewer=True)
 
 
-def test_faulty_input():
+def test_wrong_input():
   x, y = _case(20, 6)
   with pytest.raises(ValueError, match="l2: got 0"):
     ridge.fit(x, y, 3, [1.0, 0.0])

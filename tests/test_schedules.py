@@ -100,5 +100,5 @@ def test_steps_of_a_short_run_may_coincide():
     CONFIG, schedule="step", warmup_steps=0, decay_at=(0.3, 0.6, 0.7)
   )
   schedule = optim.make_schedule(config, 3)  # after 1, 2 and 2 updates
-  found = [float(schedule(s)) / PEAK for s in range(3)]
-  assert found == pytest.approx([1, 0.1, 0.001], rel=1e-6)
+  rates = [float(schedule(s)) / PEAK for s in range(3)]
+  assert rates == pytest.approx([1, 0.1, 0.001], rel=1e-6)

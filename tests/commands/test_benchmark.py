@@ -63,24 +63,24 @@ def small_ceiling(monkeypatch):
 
 def test_it_measures_the_step():
   config = tiny.config(num_classes=tiny.NUM_CLASSES)
-  found = benchmark.measure(config, steps=21)
-  assert json.loads(json.dumps(found)) == found
-  assert (found["steps"], found["block_steps"]) == (20, 5)
-  assert found["devices"] == found["mesh"]["data"] == 8
-  least, most = found["step_seconds_least"], found["step_seconds_most"]
-  assert 0 < least <= found["step_seconds"] <= most
+  result = benchmark.measure(config, steps=21)
+  assert json.loads(json.dumps(result)) == result
+  assert (result["steps"], result["block_steps"]) == (20, 5)
+  assert result["devices"] == result["mesh"]["data"] == 8
+  least, most = result["step_seconds_least"], result["step_seconds_most"]
+  assert 0 < least <= result["step_seconds"] <= most
   per_image = config.model.train_flops((16, 16), tiny.NUM_CLASSES)
-  assert found["flops_per_image"] == per_image
-  rate = 16 / found["step_seconds"]
-  assert found["images_per_second"] == pytest.approx(rate)
-  done = found["mfu"] * found["ceiling_flops"]
+  assert result["flops_per_image"] == per_image
+  rate = 16 / result["step_seconds"]
+  assert result["images_per_second"] == pytest.approx(rate)
+  done = result["mfu"] * result["ceiling_flops"]
   assert done == pytest.approx(rate * per_image / 8)
   params = tiny.Parts(config).shapes.params
-  assert found["params"] == sum(x.size for x in jax.tree.leaves(params))
-  assert found["peak_bytes"] > 3 * 4 * found["params"]  # weights and moments
-  assert found["peak_bytes_by"] == "compiler" and found["peak_flops"] is None
-  assert math.isfinite(found["loss"]) and found["input_wait"] is None
-  assert benchmark.table(found)
+  assert result["params"] == sum(x.size for x in jax.tree.leaves(params))
+  assert result["peak_bytes"] > 3 * 4 * result["params"]  # weights and moments
+  assert result["peak_bytes_by"] == "compiler" and result["peak_flops"] is None
+  assert math.isfinite(result["loss"]) and result["input_wait"] is None
+  assert benchmark.table(result)
 
 
 def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
@@ -207,14 +207,16 @@ def test_too_large_a_batch_is_a_error(monkeypatch):
 def test_real_input_needs_tensorflow(monkeypatch):
   monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda _: None)
   with pytest.raises(ConfigError) as e:
-    benchmark.check(tiny.config(data__batch_size=12), "real", ["told before"])
+    benchmark.check(
+      tiny.config(data__batch_size=12), "real", ["an earlier error"]
+    )
   first, second, third, *_ = e.value.errors
-  assert first == "told before"
+  assert first == "an earlier error"
   assert second.startswith("--input: got 'real', which TensorFlow reads")
   assert third.startswith("config.data.batch_size: got 12, which does not")
 
 
-def test_the_command_names_all_faults_at_once():
+def test_all_errors_at_once():
   command = [sys.executable, "-m", "vit_jax.benchmark", "--steps=0"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--config.data.batch_size=4", "--input=none"]
@@ -272,6 +274,6 @@ def test_on_real_input():
   command += ["--config=configs/digits_finetune.py", "--steps=20", "--json"]
   command += ["--fake_data", "--config.data.batch_size=16"]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
-  found = json.loads(done.stdout)
-  assert found["input"] == "real" and 0 <= found["input_wait"] <= 1
-  assert found["steps"] == 20 and math.isfinite(found["loss"])
+  result = json.loads(done.stdout)
+  assert result["input"] == "real" and 0 <= result["input_wait"] <= 1
+  assert result["steps"] == 20 and math.isfinite(result["loss"])

@@ -18,7 +18,7 @@ from vit_jax.commands import COMMANDS, predict, report, verify, visualize
 from vit_jax.config import cli, config_files, help_text
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
-# Ends as the command does, and tells what it has imported until then.
+# Ends as the command does, and prints what it has imported until then.
 SPY = (
   "import sys\n"
   "from vit_jax import __main__ as command\n"
@@ -35,10 +35,10 @@ ROOT = pathlib.Path(command.__file__).parents[1]
 ENV = {**os.environ, "COLUMNS": "80"}
 
 
-def _run(*words, code=None, **options):
+def _run(*args, code=None, **options):
   start = ["-c", code] if code else ["-m", "vit_jax"]
   return subprocess.run(
-    [sys.executable, *start, *words],
+    [sys.executable, *start, *args],
     capture_output=True,
     text=True,
     env=ENV,
@@ -47,14 +47,14 @@ def _run(*words, code=None, **options):
 
 
 def _examples(text):
-  """The command lines below "example:", as words."""
+  """The command lines below "example:", split."""
   tail = re.split(r"^examples?:\n", text, flags=re.MULTILINE)[1]
   tail = tail.replace("\\\n", " ")
   return [shlex.split(line) for line in tail.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize(
-  "words, platforms",
+  "args, platforms",
   [
     (["models"], {"JAX_PLATFORMS": "cuda"}),  # named for all commands
     pytest.param(
@@ -67,7 +67,7 @@ def _examples(text):
     ),
   ],
 )
-def test_what_needs_no_accelerator_leaves_it_to_others(words, platforms):
+def test_what_needs_no_accelerator_leaves_it_to_others(args, platforms):
   code = (
     "import os, sys\n"
     "from vit_jax import __main__ as command, families\n"
@@ -78,7 +78,7 @@ def test_what_needs_no_accelerator_leaves_it_to_others(words, platforms):
   )
   env = {k: v for k, v in ENV.items() if k != "JAX_PLATFORMS"} | platforms
   done = subprocess.run(
-    [sys.executable, "-c", code, *words],
+    [sys.executable, "-c", code, *args],
     capture_output=True,
     text=True,
     env=env,
@@ -104,21 +104,21 @@ def test_help_is_a_screen_with_an_example_and_at_once(verb):
   examples = _examples(done.stdout)
   assert examples
   # Of a pipe, the command that reads from it; others may prepare its data.
-  assert any(["vit-jax", verb] == words[:2] for words in examples)
-  for words in examples:
-    at = words.index("vit-jax")
-    assert words[at + 1] in COMMANDS
+  assert any(["vit-jax", verb] == args[:2] for args in examples)
+  for args in examples:
+    at = args.index("vit-jax")
+    assert args[at + 1] in COMMANDS
 
 
 @pytest.mark.parametrize(
-  "words, message",
+  "args, message",
   [
     (["train", "--wrkdir=x"], "--wrkdir: no such flag. Did you mean 'workdir'"),
     (["convert", "a", "b", "--to=tim"], "--to: invalid choice: 'tim'"),
   ],
 )
-def test_a_wrong_word_is_told_at_once(words, message):
-  done = _run(*words, code=SPY)
+def test_a_wrong_argument_is_refused_at_once(args, message):
+  done = _run(*args, code=SPY)
   assert done.returncode and message in done.stderr
   assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
 
@@ -150,7 +150,7 @@ def test_a_cut_pipe_ends_quietly(unbuffered):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_is_told_in_a_sentence(unbuffered):
+def test_a_full_disk_ends_in_a_sentence(unbuffered):
   with open("/dev/full", "w") as full:
     done = subprocess.run(
       [sys.executable, "-m", "vit_jax", "--help"],
@@ -184,43 +184,43 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
 
 
 @pytest.mark.parametrize(
-  "module, words",
+  "module, args",
   [
     (visualize, ["x", "--out=gs://b/x"]),
     (report, ["x", "--out=gs://b/x"]),
     (predict, ["x", "y", "--attention", "--out_dir=gs://b/x"]),
   ],
 )
-def test_pages_and_pictures_go_to_a_local_folder(module, words, capsys):
+def test_pages_and_pictures_go_to_a_local_folder(module, args, capsys):
   with pytest.raises(SystemExit):
-    module.parse(words)
-  said = capsys.readouterr().err
-  assert "got 'gs://b/x', expected a folder on this machine; copy it" in said
+    module.parse(args)
+  output = capsys.readouterr().err
+  assert "got 'gs://b/x', expected a folder on this machine; copy it" in output
 
 
 @pytest.mark.parametrize(
-  ("module", "words", "files"),
+  ("module", "args", "files"),
   [
     (visualize, "x --out=d a.png --patch=1,2 b.png", ["a.png", "b.png"]),
     (predict, "x a.png --json b.png", ["a.png", "b.png"]),
     (report, "a --out=d b", ["a", "b"]),
   ],
 )
-def test_files_may_follow_a_flag(module, words, files):
-  found = vars(module.parse(words.split()))
-  assert found["runs" if module is report else "images"] == files
+def test_files_may_follow_a_flag(module, args, files):
+  parsed = vars(module.parse(args.split()))
+  assert parsed["runs" if module is report else "images"] == files
 
 
 @pytest.mark.parametrize(
-  ("module", "words", "expected"),
+  ("module", "args", "expected"),
   [
     (report, "--out=d -- -a b", {"runs": ["-a", "b"]}),
     (verify, "-- -a 5", {"run": "-a", "step": 5}),
     (predict, "--json x -- -a.png", {"checkpoint": "x", "images": ["-a.png"]}),
   ],
 )
-def test_names_behind_two_dashes_may_begin_with_one(module, words, expected):
-  assert expected.items() <= vars(module.parse(words.split())).items()
+def test_names_behind_two_dashes_may_begin_with_one(module, args, expected):
+  assert expected.items() <= vars(module.parse(args.split())).items()
 
 
 def test_ctrl_c_ends_in_a_sentence():
@@ -268,17 +268,17 @@ def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
   """In --flag=~/x, the form of all pages, bash leaves it alone."""
   monkeypatch.setenv("HOME", str(tmp_path))
   config = "vit_s16"
-  words = [f"--config={config}", "--workdir=~/run", "--config.init=~/w.npz"]
-  args = cli.parse("train", {"workdir": "folder"}, words)
+  argv = [f"--config={config}", "--workdir=~/run", "--config.init=~/w.npz"]
+  args = cli.parse("train", {"workdir": "folder"}, argv)
   assert args.flags["workdir"] == f"{tmp_path}/run"
   assert args.config.init == f"{tmp_path}/w.npz"
   args = report.parse(["~/x", "--out=~/page"])
   assert (args.runs, args.out) == (["~/x"], f"{tmp_path}/page")
 
 
-def _section(capsys, *words):
+def _section(capsys, *args):
   with pytest.raises(SystemExit) as e:
-    cli.parse("train", {"workdir": "folder"}, list(words))
+    cli.parse("train", {"workdir": "folder"}, list(args))
   return e.value.code or capsys.readouterr().out
 
 
@@ -295,14 +295,14 @@ def test_the_sections_are_all_options(capsys):
   every = _section(capsys, "--help=all")
   parts = [n for n in help_text.sections() if n != "all"]
   options = re.compile(r"^  (config\.\S+) = ", re.MULTILINE)
-  found = [o for n in parts for o in options.findall(_section(capsys, "-h", n))]
-  assert sorted(found) == sorted(options.findall(every))
+  shown = [o for n in parts for o in options.findall(_section(capsys, "-h", n))]
+  assert sorted(shown) == sorted(options.findall(every))
   every = _section(capsys, "--help=all", "--config.model.name=bit")
   section = _section(capsys, "--help=model", "--config.model.name=bit")
   rare = {"root_pad", "gn_eps", "ws_eps", "ws_eps_on"}
-  only_in_all = {*options.findall(every)} - {*found, *options.findall(section)}
+  only_in_all = {*options.findall(every)} - {*shown, *options.findall(section)}
   assert only_in_all == {f"config.model.{name}" for name in rare}
-  assert "config.mesh.fsdp" in found and "config.seed" in found
+  assert "config.mesh.fsdp" in shown and "config.seed" in shown
 
 
 def test_a_section_has_the_values_of_the_config(capsys):

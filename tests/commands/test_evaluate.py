@@ -62,7 +62,7 @@ def config(dataset, **changes):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run on four colours, at the end of which all are told apart."""
+  """A run on four colours, which it separates at its end."""
   root = tmp_path_factory.mktemp("colours")
   dataset = folder(root / "data", {name: name for name in COLOURS})
   workdir = root / "run"
@@ -103,8 +103,8 @@ def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
   metadata = json.loads(file.read_text())
   assert metadata.pop("class_names") == sorted(COLOURS)
   file.write_text(json.dumps(metadata))
-  kept = checkpointer.digests(str(step))
-  layout.write_digests(epath.Path(step), kept, metadata)
+  digests = checkpointer.digests(str(step))
+  layout.write_digests(epath.Path(step), digests, metadata)
   nameless = str(tmp_path / "run")
   scores = evaluate.evaluate(config(dataset, evals=_eval(few)), nameless)
   assert scores["val/top1"] == 0
@@ -154,14 +154,14 @@ def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
   err = capfd.readouterr().err
   assert f"val         {few} [train+val], 2 of the head's 4 classes" in err
   assert "re-initialised  nothing" in err and "top1 1.0000" in err
-  with np.load(tmp_path / "run" / "predictions.npz") as found:
+  with np.load(tmp_path / "run" / "predictions.npz") as saved:
     # Columns of the head, as the names in metadata.json.
-    assert set(found["label"]) == {2, 3}
-    np.testing.assert_array_equal(found["label"], found["prediction"])
+    assert set(saved["label"]) == {2, 3}
+    np.testing.assert_array_equal(saved["label"], saved["prediction"])
 
 
-def _main(*words):
-  command.main(words)
+def _main(*args):
+  command.main(args)
 
 
 def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
@@ -216,9 +216,9 @@ def test_report_is_named_where_it_reads(workdir, tmp_path, monkeypatch, capfd):
   monkeypatch.setattr(evaluate.probes, "write", lambda *args: "knn.json")
   monkeypatch.setattr(evaluate.epath, "Path", lambda path: tmp_path)
   evaluate.record(tiny.config(), "x", workdir)
-  said = capfd.readouterr().out
-  assert "written     " in said
-  assert (f"vit-jax report {workdir}" in said) == (workdir == "runs/x")
+  output = capfd.readouterr().out
+  assert "written     " in output
+  assert (f"vit-jax report {workdir}" in output) == (workdir == "runs/x")
 
 
 @pytest.mark.slow
@@ -260,17 +260,17 @@ def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):
   folder(root / "train", {"a": "red", "b": "blue"}, 12)
   folder(root / "valid", {"a": "red"} | {"b": "blue"}, 2)
   c = config(f"folder:{root}", evals=_eval(None, ops="decode|resize((16, 16))"))
-  (found,) = _with_fewshot(c, f"folder:{root}").evals
-  assert (found.train_split, found.split) == ("train", "val")
-  assert found.shots == (1, 5, 10, 0) and not found.baselines
-  assert found.ops == "decode|resize((16, 16))"
+  (probe,) = _with_fewshot(c, f"folder:{root}").evals
+  assert (probe.train_split, probe.split) == ("train", "val")
+  assert probe.shots == (1, 5, 10, 0) and not probe.baselines
+  assert probe.ops == "decode|resize((16, 16))"
   folder(root / "Testing", {"a": "red", "b": "blue"}, 2)
-  (found,) = _with_fewshot(c, f"folder:{root}").evals
-  assert found.split == "test"
+  (probe,) = _with_fewshot(c, f"folder:{root}").evals
+  assert probe.split == "test"
   few = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
-  (found,) = _with_fewshot(config("x", evals=few), f"folder:{root}").evals
-  assert found.l2 == (1.0, 2.0) and found.shots == (3, 0)
-  assert found.name == "fewshot"  # not that of the config's own
+  (probe,) = _with_fewshot(config("x", evals=few), f"folder:{root}").evals
+  assert probe.l2 == (1.0, 2.0) and probe.shots == (3, 0)
+  assert probe.name == "fewshot"  # not that of the config's own
   with pytest.raises(ConfigError, match="--fewshot: got data set .* no folder"):
     _with_fewshot(c, f"folder:{root}/nowhere")
 
@@ -305,7 +305,7 @@ def test_an_unknown_evaluator_lists_those_there_are(run):
   )
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_refused_first(run, tmp_path):
   workdir, _ = run
   (tmp_path / "file").write_text("")
   with pytest.raises(SystemExit) as e, contextlib.redirect_stdout(None):
@@ -317,9 +317,9 @@ def test_a_folder_that_cannot_be_written_to_is_told_first(run, tmp_path):
 
 def test_a_damaged_config_of_a_run_is_a_sentence(tmp_path):
   (tmp_path / "config.json").write_text("{bad")
-  for words in ((), ("--fewshot=digits",)):
+  for args in ((), ("--fewshot=digits",)):
     with pytest.raises(SystemExit, match=r"--checkpoint: .*/config.json: got"):
-      _main(f"--checkpoint={tmp_path}", *words)
+      _main(f"--checkpoint={tmp_path}", *args)
 
 
 @pytest.mark.slow
@@ -331,9 +331,9 @@ def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   read = evaluate.weights.read
 
   def headless(path):
-    found = read(path)
-    params = {k: v for k, v in found.params.items() if k[:5] != "head/"}
-    return dataclasses.replace(found, params=params)
+    file = read(path)
+    params = {k: v for k, v in file.params.items() if k[:5] != "head/"}
+    return dataclasses.replace(file, params=params)
 
   monkeypatch.setattr(evaluate.weights, "read", headless)
   assert evaluate.evaluate(c, str(workdir)) == want

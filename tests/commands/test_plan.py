@@ -9,7 +9,7 @@ import time
 
 import pytest
 import tiny
-from planning.test_planner import FOUND, needs_libtpu
+from planning.test_planner import PLAN, needs_libtpu
 
 from vit_jax.commands import plan as plan_command
 from vit_jax.config import cli
@@ -22,7 +22,7 @@ def test_examples():
   assert doctest.testmod(plan).failed == 0
 
 
-def test_the_command_names_all_faults_at_once():
+def test_all_errors_at_once():
   command = [sys.executable, "-m", "vit_jax", "plan", "--json"]
   command += ["--config=configs/vit_b16.py", "--config.optim.lr=fast"]
   command += ["--price_per_chip_hour=cheap", "--input_rate=0"]
@@ -35,8 +35,8 @@ def test_the_command_names_all_faults_at_once():
 
 
 def test_help_names_every_family_of_slices():
-  found = re.findall(r"(\w+):\d", plan_command.FLAGS["topology"])
-  assert found == list(CHIPS)
+  names = re.findall(r"(\w+):\d", plan_command.FLAGS["topology"])
+  assert names == list(CHIPS)
 
 
 @pytest.mark.slow
@@ -70,13 +70,13 @@ def test_the_command_says_what_takes_minutes_then_prints_the_plan(
   monkeypatch, capsys
 ):
   monkeypatch.setattr(plan, "describe", lambda _: (CHIPS["v5e"], [None] * 8))
-  monkeypatch.setattr(plan.planner, "plan", lambda *_, **__: FOUND)
+  monkeypatch.setattr(plan.planner, "plan", lambda *_, **__: PLAN)
   monkeypatch.setattr(plan.signals, "end_at_once", lambda *_: None)
   flags = dict.fromkeys(plan_command.FLAGS) | {"topology": "v5e:2x4"}
   plan.main(cli.Args(tiny.config(), "tiny", flags, []))
   output = capsys.readouterr()
   assert output.err.startswith("compiling the train step for v5e:2x4,")
-  assert output.out == table(FOUND) + "\n"
+  assert output.out == table(PLAN) + "\n"
 
 
 @pytest.mark.parametrize("text", ["", "cheap", "$1", "-1"])

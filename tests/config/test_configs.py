@@ -25,12 +25,12 @@ import tiny
 
 from vit_jax import experiment, families
 from vit_jax.config import (
+  checks,
   cli,
   eval_preprocessing,
   recipe_arguments,
   to_dict,
 )
-from vit_jax.config.checks import errors
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
@@ -231,26 +231,26 @@ def test_golden_text(name):
   ],
 )
 def test_passes_preflight(name, argument):
-  config, told = _without_disk(name, argument)
-  experiment.setup(config, errors=told)
+  config, errors = _without_disk(name, argument)
+  experiment.setup(config, errors=errors)
 
 
 @pytest.mark.slow
 def test_all_that_is_advertised_can_start():
   """Checks all but the shapes of the model, which take seconds each."""
-  found = {}
+  wrong = {}
   for name, argument in _advertised():
-    config, told = _without_disk(name, argument)
+    config, errors = _without_disk(name, argument)
     run = experiment.Experiment(config)
-    told = [
-      *told,
-      *errors(config),
+    errors = [
+      *errors,
+      *checks.errors(config),
       *experiment.mesh_errors(config),
       *itertools.chain(*run.data_errors().values()),
       *run.length_and_head_errors(),
     ]
-    found |= {f"{name}:{argument}": told} if told else {}
-  assert not found
+    wrong |= {f"{name}:{argument}": errors} if errors else {}
+  assert not wrong
 
 
 @pytest.mark.slow
@@ -266,8 +266,8 @@ def test_all_that_is_advertised_can_start():
   ],
 )
 def test_all_that_is_advertised_passes_preflight(name, argument):
-  config, told = _without_disk(name, argument)
-  experiment.setup(config, errors=told)
+  config, errors = _without_disk(name, argument)
+  experiment.setup(config, errors=errors)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_folder_reads_its_argument_before_it_imports(argument):
     "except SystemExit as e:\n  print(e)\n"
     "assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules"
   )
-  words = [sys.executable, "-c", code, f"--config=configs/folder.py:{argument}"]
-  done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+  args = [sys.executable, "-c", code, f"--config=configs/folder.py:{argument}"]
+  done = subprocess.run(args, capture_output=True, text=True, cwd=ROOT)
   assert not done.returncode, done.stderr
   assert done.stdout.startswith("1 error in the configuration:")
 

@@ -14,9 +14,9 @@ from vit_jax.writers.metric_writer import read_metrics
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def _run(module, *words):
+def _run(module, *args):
   return subprocess.run(
-    [sys.executable, "-m", f"vit_jax.{module}", *words],
+    [sys.executable, "-m", f"vit_jax.{module}", *args],
     capture_output=True,
     text=True,
     cwd=ROOT,

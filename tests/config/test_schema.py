@@ -1,4 +1,4 @@
-"""Options: types, defaults, faults; the command line that sets them."""
+"""Options: types, defaults, errors; the command line that sets them."""
 
 import copy
 import dataclasses
@@ -17,13 +17,13 @@ from vit_jax.config import (
   Config,
   ConfigError,
   build,
+  checks,
   cli,
   defaults,
   freeze,
   model_config,
   to_dict,
 )
-from vit_jax.config.checks import errors
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import vit
 from vit_jax.options import parse_value
@@ -210,18 +210,18 @@ def test_values_of_another_type(annotation, value):
     ),
   ],
 )
-def test_word_errors(changes, message):
-  assert any(message in f for f in errors(_valid(**changes)))
+def test_errors_of_options(changes, message):
+  assert any(message in e for e in checks.errors(_valid(**changes)))
 
 
-def test_no_faults_where_there_are_none():
-  assert errors(_valid()) == []
-  assert errors(_valid(seed=2**32 - 1)) == []
+def test_a_right_config_has_no_errors():
+  assert checks.errors(_valid()) == []
+  assert checks.errors(_valid(seed=2**32 - 1)) == []
 
 
 def test_a_run_that_has_begun_keeps_its_seed():
-  assert errors(_valid(seed=-1), is_new=False) == []
-  assert errors(_valid(seed=2**63), is_new=False) != []
+  assert checks.errors(_valid(seed=-1), is_new=False) == []
+  assert checks.errors(_valid(seed=2**63), is_new=False) != []
 
 
 def test_every_option_is_read_somewhere():
@@ -285,9 +285,9 @@ def test_command_line_collects_every_error():
 def test_a_missing_value_is_one_error(key, rest):
   argv = [f"--config={ROOT}/configs/vit_b16.py", f"--{key}", *rest]
   args = cli.parse("train", {"workdir": ""}, argv)
-  said = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
-  said = said.get(key, f"got no value, expected --{key}=VALUE.")
-  assert args.errors == [f"--{key}: {said}"]
+  messages = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
+  message = messages.get(key, f"got no value, expected --{key}=VALUE.")
+  assert args.errors == [f"--{key}: {message}"]
 
 
 @pytest.mark.parametrize("key", ["config", "checkpoint"])
@@ -298,7 +298,7 @@ def test_a_missing_name_of_a_config_is_one_error(key):
   assert f"--{key}: got no value, expected --{key}=VALUE." in error
 
 
-def test_a_fault_inside_a_config_file_is_told(tmp_path):
+def test_an_error_inside_a_config_file_is_reported(tmp_path):
   file = tmp_path / "mine.py"
   file.write_text(
     "from vit_jax.config import defaults\n"
@@ -343,9 +343,9 @@ def test_help_is_quick_and_shows_units():
 
 
 def test_build_keeps_defaults_where_there_are_errors():
-  config, found = build({"seed": 3, "log_steps": "x"})
+  config, errors = build({"seed": 3, "log_steps": "x"})
   assert (config.seed, config.log_steps) == (3, Config().log_steps)
-  assert len(found) == 1
+  assert len(errors) == 1
 
 
 def test_readme_is_complete():

@@ -123,16 +123,16 @@ def test_predictions_and_worst_mistakes(
   )
   evaluator = _evaluator(parts, _classification(batch_size))
   rows = evaluator.predictions(params, limit, num_mistakes)
-  said = {
+  answers = {
     "image": batch["image"],
     "label": label,
     "prediction": logits.argmax(-1),
     "probability": np.asarray(jax.nn.softmax(logits)).max(-1),
   }
-  wrong = np.flatnonzero(said["prediction"] != label)
-  worst = wrong[np.argsort(-said["probability"][wrong])][:num_mistakes]
+  wrong = np.flatnonzero(answers["prediction"] != label)
+  worst = wrong[np.argsort(-answers["probability"][wrong])][:num_mistakes]
   assert 7 < len(wrong) < 101
-  for key, values in said.items():
+  for key, values in answers.items():
     close = {"rtol": 1e-5 if key == "probability" else 0}
     np.testing.assert_allclose(rows[key], values[:limit], **close)
     np.testing.assert_allclose(rows["mistake_" + key], values[worst], **close)
@@ -278,8 +278,8 @@ def test_a_batch_is_dispatched_before_the_one_before_is_fetched(parts):
   values = list(forward(fn, iter(range(3)), batches))
   assert values == [0, 1, 2]
   in_turn = "run 0, run 1, fetch 0, run 2, fetch 1, fetch 2"
-  told = [e for e in dict.fromkeys(events) if "copy" not in e]
-  assert ", ".join(told) == in_turn
+  order = [e for e in dict.fromkeys(events) if "copy" not in e]
+  assert ", ".join(order) == in_turn
   assert events.index("copy 0") < events.index("run 1")
   assert not list(forward(fn, iter([]), []))
 
@@ -313,12 +313,12 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
     evaluator = options.make(handmade.context(options, sources))
     return evaluator.run({"features": table}), evaluator.answers
 
-  found, answers = scores([0, 1, -1, 1, 0, -1], [-1, 1, 0, -1])
+  scored, answers = scores([0, 1, -1, 1, 0, -1], [-1, 1, 0, -1])
   assert answers.index.tolist() == [1, 2]
-  assert found["f/1shot"] in (0.0, 0.5, 1.0)  # of two images
+  assert scored["f/1shot"] in (0.0, 0.5, 1.0)  # of two images
   fits = ridge.fit(table[[0, 1, 3, 4]], np.array([0, 1, 1, 0]), 2, [1.0])
   want = ridge.accuracy(fits[0], table[[1, 2]], np.array([1, 0]))
-  assert found["f/all"] == want
+  assert scored["f/all"] == want
   with pytest.raises(DataError, match="f.shots: got 1 per class, but class 0"):
     scores([-1, -1], [0, 1])
   message = r"config.evals.f: got 'handmade' \[test\], of which no image has a"
@@ -377,7 +377,7 @@ def test_too_few_images_are_refused_without_reading_their_labels():
   ids=lambda options: options.kind,
 )
 def test_features_that_are_not_finite_are_refused(options):
-  """Their scores would be plausible: an image of NaN is said to be class 0."""
+  """Their scores would be plausible: an image of NaN is class 0."""
   labels = np.arange(60) % 2
   table = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
   table[50, 1] = np.nan

@@ -27,10 +27,10 @@ def test_golden_text():
   assert _help() == GOLDEN.read_text()
 
 
-def _config(*words):
-  args = cli.parse("train", {}, [f"--config={TINY}", "--fake_data", *words])
-  assert not args.errors
-  return args.config
+def _config(*args):
+  parsed = cli.parse("train", {}, [f"--config={TINY}", "--fake_data", *args])
+  assert not parsed.errors
+  return parsed.config
 
 
 # What to add to a command for each kind, and the metrics that it writes.
@@ -69,19 +69,19 @@ OF_KIND = {
 def test_every_kind_by_one_command_on_fake_data(tmp_path):
   """Each as a user adds it to a config that has none of its name."""
   assert set(OF_KIND) == set(EVALUATORS)
-  words = []
+  args = []
   for kind, (options, _) in OF_KIND.items():
     own = [f"kind={kind}", "ops=decode|resize(16)", *options]
     if not any(o.startswith("dataset=") for o in own):
       own += ["dataset=cifar10"]
-    words += [f"--config.evals.my_{kind}.{o}" for o in own]
-  config = _config(*words)
+    args += [f"--config.evals.my_{kind}.{o}" for o in own]
+  config = _config(*args)
   experiment.setup(config)
   train_and_evaluate(config, str(tmp_path))
   row = {k: v for r in read_metrics(str(tmp_path)) for k, v in r.items()}
   for kind, (_, metrics) in OF_KIND.items():
-    found = {k.split("/", 1)[1] for k in row if k.startswith(f"my_{kind}/")}
-    assert found == metrics, kind
+    written = {k.split("/", 1)[1] for k in row if k.startswith(f"my_{kind}/")}
+    assert written == metrics, kind
   assert (tmp_path / "my_per_class_classes.json").exists()
 
 

@@ -138,9 +138,9 @@ def test_a_prediction_among_200_classes(clean):
   assert scores["a/count"] == 3
   assert scores["a/top1"] == pytest.approx(2 / 3) and scores["a/top5"] == 1.0
   # The softmax is over the 200, too.
-  kept = clean[1][[0, 2, 3]][:, A].astype(np.float64)
+  scored = clean[1][[0, 2, 3]][:, A].astype(np.float64)
   at = [list(A).index(k) for k in (6, 11, 988)]
-  loss = np.log(np.exp(kept).sum(1)) - kept[range(3), at]
+  loss = np.log(np.exp(scored).sum(1)) - scored[range(3), at]
   assert scores["a/loss"] == pytest.approx(loss.mean(), rel=1e-6)
   rows = evaluator.predictions({"logits": clean[1]}, 10, 10)
   assert rows["prediction"].tolist() == [6, 6, 988]
@@ -170,7 +170,7 @@ def _errors(options, source, head=1000):
   ]
 
 
-def test_wrong_classes_are_told(clean):
+def test_wrong_classes_are_refused(clean):
   options = SubsetConfig(name="a", dataset="imagenet_r:0.2.0")
   (text,) = _errors(options, clean[0])
   assert text.startswith(
@@ -238,14 +238,14 @@ def _prepared(name, tmp_path, monkeypatch, downloaded):
 
 def _by_pixel(source):
   """Grey value of an image -> its label or labels, from the pixels' batches."""
-  found = {}
+  labels = {}
   for record in source.records().as_numpy_iterator():
     image = np.asarray(Image.open(io.BytesIO(record["image"])))
     label = record["label"]
-    found[int(image.mean().round())] = (
+    labels[int(image.mean().round())] = (
       np.flatnonzero(label).tolist() if label.ndim else int(label)
     )
-  return found
+  return labels
 
 
 def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):

@@ -157,7 +157,7 @@ def test_errors():
     assert any(e.startswith(text) for e in errors), text
 
 
-def test_features_that_tell_nothing():
+def test_useless_features_are_refused():
   options = _options(ks=(1,))
   x = np.ones((4, 2), np.float32)
   x[2, 1] = np.inf

@@ -99,15 +99,15 @@ def test_the_file(tmp_path, order):
     head_names[column] = name
   workdir = tmp_path / "run"
   _run(str(workdir), names, tuple(head_names), order)
-  found = json.loads((workdir / "c_classes.json").read_text())
-  assert found["dataset"] == "handmade" and found["split"] == "test"
-  assert found["count"] == 5
-  counts = {c["name"]: [*c.values()][2:] for c in found["classes"]}
+  written = json.loads((workdir / "c_classes.json").read_text())
+  assert written["dataset"] == "handmade" and written["split"] == "test"
+  assert written["count"] == 5
+  counts = {c["name"]: [*c.values()][2:] for c in written["classes"]}
   assert counts == {"cat": [3, 1, 2], "dog": [1, 1, 3], "cow": [1, 0, 0]}
-  assert [c["class"] for c in found["classes"]] == sorted(order[:3])
+  assert [c["class"] for c in written["classes"]] == sorted(order[:3])
   cat, dog, cow = order[:3]
-  assert found["confusions"] == [[cat, dog, 2], [cow, cat, 1]]
-  bins = found["bins"]
+  assert written["confusions"] == [[cat, dog, 2], [cow, cat, 1]]
+  bins = written["bins"]
   assert len(bins) == 15 and sum(b["count"] for b in bins) == 5
   assert bins[0] == {"count": 0, "confidence": None, "right": None}
   assert bins[7]["count"] == 1 and bins[7]["right"] == 0.0  # 7/15 to 8/15
@@ -115,11 +115,11 @@ def test_the_file(tmp_path, order):
 
 def test_classes_without_names_have_numbers(tmp_path):
   _run(str(tmp_path))
-  found = json.loads((tmp_path / "c_classes.json").read_text())
-  assert [c["name"] for c in found["classes"]] == ["0", "1", "2"]
+  written = json.loads((tmp_path / "c_classes.json").read_text())
+  assert [c["name"] for c in written["classes"]] == ["0", "1", "2"]
   _run(str(tmp_path), names=("cat", "dog", "cow"))
-  found = json.loads((tmp_path / "c_classes.json").read_text())
-  assert [c["name"] for c in found["classes"]] == ["cat", "dog", "cow"]
+  written = json.loads((tmp_path / "c_classes.json").read_text())
+  assert [c["name"] for c in written["classes"]] == ["cat", "dog", "cow"]
 
 
 def test_images_without_any_label_are_refused():

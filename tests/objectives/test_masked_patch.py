@@ -32,7 +32,7 @@ def config(target="mean_color", **changes):
   return dataclasses.replace(made, objective=MaskedPatch(target=target))
 
 
-def faults_of(**changes):
+def errors_of(**changes):
   return checks.errors(config(**changes))
 
 
@@ -147,8 +147,8 @@ def test_the_loss_written_out():
   """After three updates, from what the module predicts at the places."""
   parts, state, _ = trained("small")
   plan, images, patches = _corrupted(parts, 3)
-  found = predict(parts, state.params, normalise(images), plan)
-  log_p = jax.nn.log_softmax(found.reshape(15, 2, 16, 512))
+  result = predict(parts, state.params, normalise(images), plan)
+  log_p = jax.nn.log_softmax(result.reshape(15, 2, 16, 512))
   picked = jnp.take_along_axis(log_p, lib.colors(patches, 4)[..., None], -1)
   state = jax.tree.map(jnp.copy, state)  # the step donates it
   _, (metrics,) = parts.run(1, state)
@@ -162,13 +162,13 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
   params, images = state.params, normalise(_corrupted(parts, 0)[1])
   places = jnp.tile(jnp.array([[2, 0]]), (15, 1))
   plan = lib.Plan(places, places, jnp.zeros((15, 2), bool))
-  found = predict(parts, params, images, plan)
+  result = predict(parts, params, images, plan)
   _, out = jax.jit(parts.model.apply)({"params": params}, images)
   own = jax.device_get(params["masked_patch"]["head"])
   encoded = np.asarray(out["encoded"])[:, [3, 1]]
   want = encoded @ own["kernel"] + own["bias"]
   # One product of 32 terms, maybe in another order.
-  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -299,22 +299,22 @@ def test_its_checkpoint_starts_a_fine_tuning(run):
 @pytest.mark.slow
 def test_it_starts_from_any_weights(run):
   workdir, made, state = run
-  found = weights.read(workdir)
+  result = weights.read(workdir)
 
   def adapted(target, params):
     parts = tiny.Parts(config(target), ONE)
-    other = dataclasses.replace(found, params=params)
+    other = dataclasses.replace(result, params=params)
     return weights.adapt(other, parts.shapes.params, made.model, (16, 16))
 
-  params, report = adapted("mean_color", found.params)
+  params, report = adapted("mean_color", result.params)
   assert not report.ignored and not report.reinitialised
   token = params["masked_patch"]["mask_token"]
   np.testing.assert_array_equal(
     token, state.params["masked_patch"]["mask_token"]
   )
   for target, theirs in (
-    ("small", found.params),  # of another shape
-    ("mean_color", {k: v for k, v in found.params.items() if k not in OWN}),
+    ("small", result.params),  # of another shape
+    ("mean_color", {k: v for k, v in result.params.items() if k not in OWN}),
   ):
     params, report = adapted(target, theirs)
     assert report.reinitialised == OWN and not report.ignored
@@ -345,7 +345,7 @@ def test_it_starts_from_any_weights(run):
   ids=["hybrid", "resnet", "one patch", "map", "pre_logits", "no cells"],
 )
 def test_models_that_it_cannot_train(changes, text):
-  (error,) = faults_of(**changes)
+  (error,) = errors_of(**changes)
   assert text in error
 
 
@@ -377,7 +377,7 @@ def test_a_head_that_is_not_trained_is_not_scored():
     experiment.setup(dataclasses.replace(made, fake_data=True))
 
 
-def test_options_of_another_objective_are_told():
+def test_options_of_another_objective_are_reported():
   values = to_dict(config())
   values["objective"] |= {"label_smoothing": 0.1, "target": "colour"}
   _, errors = vit_jax.config.build(values)

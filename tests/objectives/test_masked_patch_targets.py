@@ -38,8 +38,8 @@ def test_a_small_patch_has_the_means_of_cells_row_by_row():
   blues = np.arange(16).reshape(4, 4) // 2
   patch = np.zeros((1, 1, 8, 8, 3), np.uint8)
   patch[0, 0, :, :, 2] = np.kron(blues, np.ones((2, 2))) * 32
-  found = lib.colors(jnp.asarray(patch), 4)
-  np.testing.assert_array_equal(found[0, 0], blues.ravel())
+  result = lib.colors(jnp.asarray(patch), 4)
+  np.testing.assert_array_equal(result[0, 0], blues.ravel())
 
 
 def test_patches_are_in_the_order_of_the_tokens():
@@ -71,9 +71,11 @@ def test_half_of_the_patches_are_corrupted(num_patches, num_corrupted):
   assert all(len(set(row)) == num_corrupted for row in np.asarray(places))
 
 
-def _is_rate(found, rate):
+def _is_rate(result, rate):
   """Within five standard deviations of a binomial's share."""
-  return abs(found.mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / found.size)
+  return abs(result.mean() - rate) < 5 * np.sqrt(
+    rate * (1 - rate) / result.size
+  )
 
 
 def test_of_these_80_10_and_10_percent_are_masked_replaced_and_left(drawn):
@@ -111,6 +113,6 @@ def test_corrupted_tokens_are_those_of_the_plan():
     sources=jnp.array([[3, 4, 1]]),  # itself, another, itself
     is_masked=jnp.array([[True, False, False]]),
   )
-  found = lib.corrupt(tokens, jnp.array([-1.0, -2.0]), plan)
+  result = lib.corrupt(tokens, jnp.array([-1.0, -2.0]), plan)
   want = [[8.0, 9.0], [2.0, 3.0], [4.0, 5.0], [-1.0, -2.0], [8.0, 9.0]]
-  np.testing.assert_array_equal(found[0], want)
+  np.testing.assert_array_equal(result[0], want)

@@ -173,8 +173,8 @@ def test_nothing_is_added_to_a_batch_where_both_are_off():
 
 
 def test_options_that_are_wrong():
-  found = errors(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
-  assert [f.split(":")[0] for f in found] == [
+  messages = errors(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
+  assert [f.split(":")[0] for f in messages] == [
     "config.objective.mixup",
     "config.objective.cutmix",
   ]

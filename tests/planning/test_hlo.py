@@ -164,7 +164,7 @@ def test_an_asynchronous_collective_counts_once():
 
 def test_without_chains_it_counts_once_for_each_channel_of_a_computation():
   looped, _ = Module(re.sub(r"chain_id", "other", CHAINS)).totals(V5E)
-  # Both of the entry share a channel; in the loop it is found again, five
+  # Both of the entry share a channel; in the loop it comes again, five
   # times.
   assert looped.collectives == {"all-gather(fused)": [6, 6 * 64 * 128 * 2]}
 
@@ -238,13 +238,13 @@ def priced(optimal_seconds):
 
 def test_the_roofline_of_a_loop_counts_every_trip():
   looped, once = Module(LOOP).totals(V5E)
-  found = priced(1.0)
-  assert found["optimal_seconds"] == looped.roof_seconds / once.roof_seconds
+  result = priced(1.0)
+  assert result["optimal_seconds"] == looped.roof_seconds / once.roof_seconds
   # 135 cycles, and an all-reduce.
   cycles = 135 / V5E.clock + looped.link_seconds(V5E)
-  assert found["cycles_seconds"] == pytest.approx(cycles)
-  assert found["price_seconds"] == math.sqrt(
-    found["cycles_seconds"] * found["optimal_seconds"]
+  assert result["cycles_seconds"] == pytest.approx(cycles)
+  assert result["price_seconds"] == math.sqrt(
+    result["cycles_seconds"] * result["optimal_seconds"]
   )
 
 

@@ -32,23 +32,23 @@ def _needs(
 
 def test_cores_are_rounded_up():
   """10,104 images/s of 4 hosts are 2,526 each: exactly twice 1,263."""
-  found = _needs()
-  assert found["input_per_host"] == 2526.0 and found["input_cores"] == 2
-  assert found["host_vcpus"] == 112
+  needs = _needs()
+  assert needs["input_per_host"] == 2526.0 and needs["input_cores"] == 2
+  assert needs["host_vcpus"] == 112
   assert _needs(input_rate=1262.9)["input_cores"] == 3
 
 
 def test_augmentation_takes_more():
   ops = "decode_inception_crop(16)|flip_lr|randaug(2, 15)"
-  found = _needs(ops)
-  assert found["input_rate"] == 807.0 and found["input_cores"] == 4
-  assert "randaug" in found["input_rate_of"]
+  needs = _needs(ops)
+  assert needs["input_rate"] == 807.0 and needs["input_cores"] == 4
+  assert "randaug" in needs["input_rate_of"]
 
 
 def test_other_images_than_jpegs_have_no_rate():
-  found = _needs(dataset="cifar10")
-  assert found["input_rate"] is None and found["input_cores"] is None
-  assert "png; give --input_rate" in found["input_rate_of"]
+  needs = _needs(dataset="cifar10")
+  assert needs["input_rate"] is None and needs["input_cores"] is None
+  assert "png; give --input_rate" in needs["input_rate_of"]
   assert _needs(dataset="cifar10", input_rate=5000.0)["input_cores"] == 1
 
 

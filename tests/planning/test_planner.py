@@ -18,7 +18,7 @@ from vit_jax.planning.table import table
 from vit_jax.planning.topology import describe
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOUND = {
+PLAN = {
   "topology": "v5e:2x4",
   "chips": 8,
   "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
@@ -79,7 +79,7 @@ def test_the_step_is_the_one_that_trains():
 
 
 def test_the_table():
-  assert table(FOUND).splitlines() == [
+  assert table(PLAN).splitlines() == [
     "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
     "split       4 microbatches a step",
     "verdict     fits: 4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
@@ -96,17 +96,17 @@ def test_the_table():
     "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
   ]
   other = {"price": None, "host_vcpus": 4, "hosts": 1}
-  assert table(FOUND | other).splitlines()[9:] == [
+  assert table(PLAN | other).splitlines()[9:] == [
     "input       2,560 images/s on one host: 3 cores at 879 a core, as"
     " measured; a host of four chips has 4 vCPUs (2 cores), fewer than needed"
   ]
-  enough = table(FOUND | other | {"host_vcpus": 6}).splitlines()[9]
+  enough = table(PLAN | other | {"host_vcpus": 6}).splitlines()[9]
   assert enough.endswith("has 6 vCPUs (3 cores)")
   none = {"price": None, "input_rate_of": "why not", "input_cores": None}
-  assert table(FOUND | none).splitlines()[9:] == [
+  assert table(PLAN | none).splitlines()[9:] == [
     "input       2,560 images/s on each of 2 hosts; why not"
   ]
-  too_much = FOUND | dict.fromkeys(planner.ESTIMATES)
+  too_much = PLAN | dict.fromkeys(planner.ESTIMATES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
   assert table(too_much).splitlines()[2] == (
     "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
@@ -139,9 +139,9 @@ def test_the_length_of_the_run_needs_no_data():
     total_steps=None,
     total_epochs=90.0,
   )
-  known = planner.run_shape_of(config)
-  assert known.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
-  assert known.num_classes == 21_843 and known.image_size == (16, 16)
+  run_shape = planner.run_shape_of(config)
+  assert run_shape.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
+  assert run_shape.num_classes == 21_843 and run_shape.image_size == (16, 16)
   assert (
     planner.run_shape_of(tiny.config(data__dataset="folder:x")).total_steps
     == 20
@@ -155,7 +155,7 @@ def test_the_length_of_the_run_needs_no_data():
     planner.run_shape_of(tiny.config(data__dataset="somebody_s"))
 
 
-def test_faults_are_told_before_compiling():
+def test_errors_are_reported_before_compiling():
   config = tiny.config(data__batch_size=12, data__dataset="cifar10")
   (error,) = planner.errors(config, jax.devices())
   assert error.startswith("config.data.batch_size: got 12, which does not")
@@ -172,7 +172,7 @@ def test_faults_are_told_before_compiling():
     ({"data__ops": "blur(3)"}, "config.data.ops: got unknown operation 'blur'"),
   ],
 )
-def test_a_fault_of_the_length_is_told_once(changes, text):
+def test_an_error_of_the_length_is_reported_once(changes, text):
   length = {"total_steps": None, "total_epochs": 9.0, "optim__warmup_steps": 7}
   config = tiny.config(data__dataset="cifar10", **length | changes)
   (error,) = planner.errors(config, jax.devices())
@@ -209,7 +209,7 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
   ],
 )
 def test_an_unknown_slice(topology, text, monkeypatch):
-  """It is told before libtpu, which may end the process, is asked."""
+  """It is refused before libtpu sees it, which may end the process."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ConfigError, match=re.escape(text)):
     describe(topology)
@@ -239,16 +239,16 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
 @needs_libtpu
 def test_a_plan_for_two_slices_has_what_passes_between_them():
   config = tiny.config(mesh__fsdp=-1, data__dataset="digits")
-  found = planner.plan(config, "v5e:2x2,slices=2")
-  assert found["chips"] == 8 and found["fits"]
-  assert found["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
-  times, size = found["collectives"]["between-slices"]
+  plan = planner.plan(config, "v5e:2x2,slices=2")
+  assert plan["chips"] == 8 and plan["fits"]
+  assert plan["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
+  times, size = plan["collectives"]["between-slices"]
   # All gradients pass once, in bfloat16 or float32, a fourth from every chip;
   # tiles of a TPU make small ones larger.
   leaves = jax.tree.leaves(tiny.Parts(config).shapes.params)
   assert size > 2 * sum(x.size for x in leaves) / 4
   assert times < 2 * len(leaves)
-  assert found["cycles_seconds"] > 2 * size / 3.125e9
+  assert plan["cycles_seconds"] > 2 * size / 3.125e9
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_a_plan_for_two_slices_has_what_passes_between_them():
   "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
 )
 def test_compiled_for_a_slice(topology):
-  """Also that the compiler takes the options that it is told, by chip."""
+  """Also that the compiler takes the options of each chip."""
   code = (
     "import json, tiny; from vit_jax.planning import planner;"
     "c = tiny.config(data__dataset='cifar10', mesh__fsdp=2);"
@@ -270,7 +270,7 @@ def test_compiled_for_a_slice(topology):
     check=True,
     env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
   )
-  found = json.loads(done.stdout)
-  assert found["fits"] and found["chips"] == 4 and found["steps"] == 20
-  assert found["peak_bytes"] > 0 and found["collectives"]
-  assert found["hosts"] == 1 and found["input_cores"] is None  # of PNG
+  plan = json.loads(done.stdout)
+  assert plan["fits"] and plan["chips"] == 4 and plan["steps"] == 20
+  assert plan["peak_bytes"] > 0 and plan["collectives"]
+  assert plan["hosts"] == 1 and plan["input_cores"] is None  # of PNG

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny
-from planning.test_planner import FOUND, needs_libtpu
+from planning.test_planner import PLAN, needs_libtpu
 
 from vit_jax import sharding, train
 from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
@@ -55,8 +55,8 @@ class Compiled(logging.Handler):
     self.names = set()
 
   def emit(self, record):
-    if found := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
-      self.names.add(found[1])
+    if match := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
+      self.names.add(match[1])
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def _without(config, name):
   return {k: v for k, v in to_dict(config)["evals"].items() if k != name}
 
 
-def test_each_program_is_named_once_and_what_is_unknown_is_told():
-  found, _, notes = _programs(_config(optim__ema_decay=0.9))
-  assert [program.name for program in found] == [
+def test_each_program_is_named_once_and_what_is_unknown_is_noted():
+  listed, _, notes = _programs(_config(optim__ema_decay=0.9))
+  assert [program.name for program in listed] == [
     "init",
     "train_step",
     "schedule",
@@ -148,12 +148,12 @@ def test_the_state_stays_beside_an_evaluation():
   assert programs.per_device(batch) == rows * (16 * 16 * 3 + 4 + 1 + 4)
 
 
-def test_what_does_not_fit_beside_the_state_is_told():
+def test_what_does_not_fit_beside_the_state():
   one = jax.ShapeDtypeStruct((250,), jnp.float32)
   add = jax.jit(lambda x: x + 1)
   names = {"digest a": 0, "digest b": 1, "features": 3000}
-  found = [programs.Program(k, add, (one,), n) for k, n in names.items()]
-  first, _, last = rows = list(programs.compiled(found, capacity=3000))
+  listed = [programs.Program(k, add, (one,), n) for k, n in names.items()]
+  first, _, last = rows = list(programs.compiled(listed, capacity=3000))
   assert first["fits"] and 2000 <= first["peak_bytes"] <= 3000
   assert last["peak_bytes"] == first["peak_bytes"] + 3000
   assert not last["fits"]
@@ -172,7 +172,7 @@ def test_what_does_not_fit_beside_the_state_is_told():
   }
   known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
   text = table(
-    {**FOUND, **known, "programs": rows, "not_rehearsed": ["own: why"]}
+    {**PLAN, **known, "programs": rows, "not_rehearsed": ["own: why"]}
   )
   assert "verdict     A PROGRAM DOES NOT FIT; the step does: 0.00 GiB" in text
   assert text.splitlines()[-4:] == [
@@ -189,14 +189,14 @@ def test_evaluations_count_by_their_batches_and_times():
   evals["test"]["every_steps"] = 30
   evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
   evals["map"]["split"] = evals["near"]["split"] = "nowhere"
-  found, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
+  listed, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
   of_map, of_near = notes
   assert of_map.startswith("map: its share of the time, as the number")
   assert of_near.startswith(
     "near: its share of the time and its programs of one device, as the number"
     " of images of 'digits' ['nowhere'] is not known"
   )
-  assert "near/nearer" not in {program.name for program in found}
+  assert "near/nearer" not in {program.name for program in listed}
   by_name = {p.name: p for p in passes}
   # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
   assert by_name["test"][1:] == ("test/sums", 20, 2, 4)
@@ -204,13 +204,13 @@ def test_evaluations_count_by_their_batches_and_times():
   # No batch has images of both splits: 40 make 3 batches, and 20 make 2.
   assert by_name["few"][1:] == ("few/features", 40 + 20, 5, 1)
   assert by_name["same"][1:] == ("few/features", 3 * 10 + 20, 4, 1)
-  assert {p.program for p in passes} < {program.name for program in found}
+  assert {p.program for p in passes} < {program.name for program in listed}
 
-  rows = [{"name": p.name, "seconds": 0.5} for p in found]
+  rows = [{"name": p.name, "seconds": 0.5} for p in listed]
   shares = programs.evaluation(passes, rows, run_seconds=100.0)
   assert shares["test"] == 4 * 2 * 0.5 / 100
   assert shares["same"] == 4 * 0.5 / 100
-  text = table({**FOUND, "evaluation": {"a": 0.01, "b": 0.002}})
+  text = table({**PLAN, "evaluation": {"a": 0.01, "b": 0.002}})
   assert (
     "evaluation  1.20 % of the time of all steps on the chips, an estimate,"
     " most of it a (1.00 %)" in text
@@ -265,8 +265,8 @@ def test_all_of_a_run_is_compiled_for_a_slice():
     env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
   )
   assert done.returncode == 0, done.stderr
-  found = json.loads(done.stdout)
-  names = [row["name"] for row in found["programs"]]
+  plan = json.loads(done.stdout)
+  names = [row["name"] for row in plan["programs"]]
   assert names[:3] == ["train_step", "init", "schedule"]
   # On one chip; 12,500 steps come 512 at a time, and the rest.
   of_one = {
@@ -276,6 +276,6 @@ def test_all_of_a_run_is_compiled_for_a_slice():
   }
   assert {"t/sums", "t/answers", "knn/features"} | of_one < set(names)
   assert sum(name.startswith("digest ") for name in names) > 5
-  assert found["fits"] and all(row["fits"] for row in found["programs"])
+  assert plan["fits"] and all(row["fits"] for row in plan["programs"])
   # 10,000 images forward at the end, after 20 steps of 16 with two passes more.
-  assert 1 < found["evaluation"]["t"] < 100
+  assert 1 < plan["evaluation"]["t"] < 100

@@ -28,9 +28,9 @@ def fake(choice: Config) -> dict:
 def search(config, plan):
   """Returns the search, done, and what it reported."""
   texts = []
-  found = Search(config, 4, plan, texts.append)
-  found.run()
-  return found, "".join(texts).splitlines()
+  searched = Search(config, 4, plan, texts.append)
+  searched.run()
+  return searched, "".join(texts).splitlines()
 
 
 def test_choices_keep_the_recipe():
@@ -62,14 +62,14 @@ def test_choices_split_their_batches(evaluators, size):
     assert all(n % parts == 0 for n in evaluators.values())
     return fake(choice) | {"fits": True}
 
-  found = Search(config, 8, plan, lambda text: None)
-  found.run()
-  assert found.fastest and found.number == found.total
+  searched = Search(config, 8, plan, lambda text: None)
+  searched.run()
+  assert searched.fastest and searched.number == searched.total
 
 
 def test_the_best_is_tried_in_a_loop_and_with_other_batches():
-  found, lines = search(CONFIG, fake)
-  best, choice = found.fastest
+  searched, lines = search(CONFIG, fake)
+  best, choice = searched.fastest
   assert (choice.optim.microbatch, choice.model.scan) == (16, False)
   assert choice.data.batch_size == 128 and best == fake(choice)
   # The number of choices, a line each, of which three come later; the fastest.
@@ -93,46 +93,46 @@ def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   )
 
 
-def test_a_choice_is_told_before_it_is_compiled():
-  told = []
+def test_a_choice_is_reported_before_it_is_compiled():
+  texts = []
 
   def plan(choice):
-    assert told[-1].endswith(options(choice).ljust(70) + " ")
-    assert f"[{len(told) // 2:>2}/{found.total}]" in told[-1]
+    assert texts[-1].endswith(options(choice).ljust(70) + " ")
+    assert f"[{len(texts) // 2:>2}/{searched.total}]" in texts[-1]
     return fake(choice)
 
-  found = Search(CONFIG, 4, plan, told.append)
-  found.run()
-  assert told[2].endswith("fastest so far: this\n")
-  assert told[4].endswith("fastest so far: 120 images/s\n")
+  searched = Search(CONFIG, 4, plan, texts.append)
+  searched.run()
+  assert texts[2].endswith("fastest so far: this\n")
+  assert texts[4].endswith("fastest so far: 120 images/s\n")
 
 
 def test_no_loop_is_tried_twice():
   loops = lambda c: fake(c) | {"images_per_second": 1.0 + (not c.model.scan)}
-  found, lines = search(CONFIG, loops)
-  assert found.number == found.total == len(lines) - 2
-  assert not found.fastest[1].model.scan
+  searched, lines = search(CONFIG, loops)
+  assert searched.number == searched.total == len(lines) - 2
+  assert not searched.fastest[1].model.scan
 
 
 def test_a_smaller_batch_where_nothing_else_fits():
   fits_small = lambda c: fake(c) | {"fits": c.data.batch_size < 128}
-  found, lines = search(CONFIG, fits_small)
-  assert found.fastest[0]["batch_size"] == 64
+  searched, lines = search(CONFIG, fits_small)
+  assert searched.fastest[0]["batch_size"] == 64
   assert lines[1].endswith("does not fit: 1.00 GiB; fastest so far: none")
   nothing = lambda c: fake(c) | {"fits": False}
   with pytest.raises(ConfigError, match="got 128, which fits in none of"):
     search(CONFIG, nothing)
 
 
-def test_a_choice_that_cannot_work_is_told_and_left_out():
+def test_a_choice_that_cannot_work_is_reported_and_left_out():
   def plan(choice):
     if choice.data.batch_size > refused:
       raise ConfigError(["config.optim.warmup_steps: got 7"])
     return fake(choice) | {"fits": True}
 
   refused = 128
-  found, lines = search(CONFIG, plan)
-  assert found.fastest[1].data.batch_size == 128
+  searched, lines = search(CONFIG, plan)
+  assert searched.fastest[1].data.batch_size == 128
   assert lines[-2].endswith(" cannot work: config.optim.warmup_steps: got 7")
   refused = 0  # the config itself
   with pytest.raises(ConfigError, match="got 7"):

@@ -95,8 +95,8 @@ def build(
   return _build(Config, config, "config", errors), errors
 
 
-def to_dict(config: Config | ModelConfig | Any) -> dict[str, Any]:
-  """Returns a config, or a part of one, as JSON has it; `freeze` reads it."""
+def to_dict(config: Any) -> dict[str, Any]:
+  """Returns a `Config`, or a part of one, as JSON has it; `freeze` reads it."""
   values: dict[str, Any] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)

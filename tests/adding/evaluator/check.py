@@ -1,4 +1,4 @@
-"""Trains and evaluates with the evaluator; its faults and options are told."""
+"""Trains and evaluates with the evaluator; its errors and options are there."""
 
 import contextlib
 import io
@@ -33,11 +33,13 @@ def main(workdir: str) -> None:
   assert evaluate(config(), workdir) == {"unsure/entropy": last}
   try:
     experiment.setup(config(temperature=-1.0, split="tset"))
-    raise AssertionError("no fault")
+    raise AssertionError("no error")
   except ConfigError as e:
-    told = str(e)
-  assert "config.evals.unsure.temperature: got -1.0, expected above 0" in told
-  assert "config.evals.unsure.split: got split 'tset'" in told
+    message = str(e)
+  assert (
+    "config.evals.unsure.temperature: got -1.0, expected above 0" in message
+  )
+  assert "config.evals.unsure.split: got split 'tset'" in message
   with (
     contextlib.redirect_stdout(io.StringIO()) as out,
     contextlib.suppress(SystemExit),
