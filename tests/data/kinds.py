@@ -152,7 +152,7 @@ def good():
 
 
 def broken():
-  """Returns name -> bytes that no pixels come from, and words of the reason."""
+  """Returns name -> bytes without pixels, and a part of the reason."""
   image = photo(96, 160)
   jpeg, png = encoded(image, "JPEG"), encoded(image, "PNG")
   too_many = "expected at most 89,478,485 in all; reduce the image."

@@ -104,7 +104,7 @@ def test_decode_of_arrays_passes_them_through_with_three_channels():
   assert out.shape == (4, 4, 3)
 
 
-def test_decode_turns_an_image_upright_unless_told_otherwise():
+def test_decode_turns_an_image_upright_by_default():
   image = noise(8, 16)
   exif = Image.Exif()
   exif[0x112] = 6  # Rotate by 90 degrees to view.

@@ -88,7 +88,7 @@ def test_cutout_is_a_square_around_any_pixel():
   assert (apply("cutout", image, 20) == 128).all()
 
 
-def test_the_irregularities_that_are_told():
+def test_the_documented_irregularities():
   photo = STORED["photo"]
   for magnitude in (0, 10, 20):
     np.testing.assert_array_equal(apply("solarize", photo, magnitude), ~photo)

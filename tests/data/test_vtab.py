@@ -241,7 +241,7 @@ def small(monkeypatch):
 
 
 def _label(name, example):
-  """The label by the benchmark's words, in numpy."""
+  """The label by the benchmark's definition, in numpy."""
   if name == "clevr_count":
     return len(example["objects"]) - 3
   if name == "clevr_distance":

@@ -59,7 +59,7 @@ def check_sides(height: int, width: int, ops: str) -> None:
   """Raises ValueError for an image that resizing would make too large.
 
   Args:
-    height: Of the image after the first operation, decoding.
+    height: Pixels of the image after the first operation, decoding.
     width: Likewise.
     ops: See `vit_jax.config.preprocessing`.
   """

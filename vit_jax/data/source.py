@@ -18,10 +18,8 @@ Record = dict[str, Any]  # A structure of tensors.
 PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 FETCHED = 64  # records fetched with one call
 NO_LABEL = -(2**31)  # a record without the field; -1: an image without class
-
-
-# Begins the error of a record whose store does not answer now, which says
-# nothing about the record; and the system's errors that mean the same.
+# Prefix of a record's error if its store does not answer, so that the record
+# itself may be good; and the errors of the system with that meaning.
 UNAVAILABLE = b"UNAVAILABLE"
 UNAVAILABLE_ERRNOS = {
   errno.ECONNABORTED,
