@@ -80,9 +80,9 @@ def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
 
   Args:
     workdir: Folder of the run.
-    codes: Of the processes.
+    codes: Exit codes of the processes.
     before: Step of the newest checkpoint at their start.
-    names: Of the signals.
+    names: Names of the signals.
     who: Process that got it.
 
   Returns:

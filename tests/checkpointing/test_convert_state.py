@@ -54,7 +54,7 @@ def test_the_moments_stay_and_an_average_begins_with_the_parameters(was, now):
     assert got.ema is None
   else:
     jax.tree.map(np.testing.assert_array_equal, got.ema, got.params)
-  # Of every parameter the moments, in whatever place of the state.
+  # The moments of every parameter, wherever they are in the state.
   moments, want = (_of_patches(s.opt_state) for s in (got, state))
   assert len(want) == len(moments) == (1 if config.optim.name == "sgd" else 2)
   for a, b in zip(moments, want, strict=True):

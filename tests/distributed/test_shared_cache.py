@@ -81,7 +81,7 @@ def _start(config, workdir):
 
 @pytest.mark.nightly
 def test_a_second_start_reads_what_process_0_wrote(tmp_path):
-  """Of CPUs, jax gives every process a key of its own: only process 0 reads.
+  """On CPUs jax gives every process its own key: only process 0 reads.
 
   A TPU's key is that of its slice.
   """

@@ -306,7 +306,7 @@ def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
     )
     return done.returncode, done.stdout, done.stderr
 
-  # Of convert only who names the TPU gets it.
+  # convert uses the TPU only if JAX_PLATFORMS names it.
   assert run(JAX_PLATFORMS="tpu,cpu" if verb == "convert" else "") == (
     1,
     "",

@@ -74,7 +74,7 @@ class Watchdog(Callback):
     self._last_heartbeat = self._clock()
 
   def alarm(self) -> str | None:
-    """Returns the text of the alarm if the limit has passed, else None.
+    """Returns the text of the alarm; None: the limit has not passed.
 
     Called every `CHECK_SECONDS`: a much later call means that the process was
     suspended.
