@@ -258,6 +258,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
 
   from vit_jax.callbacks import accounting, run_lock, run_record
   from vit_jax.checkpointing import resume_rules
+  from vit_jax.config import json_file
   from vit_jax.reporting import runs as runs_lib
   from vit_jax.writers import atomic_files
 
@@ -287,12 +288,14 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
       (workdir / other).write_text(text)
     (workdir / name).write_bytes(_damaged(whole[name].encode(), rng))
     for other in whole:
-      read = (
-        atomic_files.read_rows
-        if other.endswith("l")
-        else atomic_files.read_json
-      )
-      num_errors += bool(read(epath.Path(workdir) / other)[1])
+      path = epath.Path(workdir) / other
+      try:
+        if other.endswith("l"):
+          num_errors += bool(atomic_files.read_rows(path).damaged)
+        else:
+          json_file.read(path)
+      except ValueError:
+        num_errors += 1
     resume_rules.read(str(workdir))
     with contextlib.suppress(ValueError):
       runs_lib.find_runs(workdir)

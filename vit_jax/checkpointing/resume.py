@@ -3,18 +3,28 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from vit_jax import class_names
 from vit_jax.batch import Data
 from vit_jax.checkpointing import resume_rules
-from vit_jax.config import Config
+from vit_jax.config import Config, json_file
 from vit_jax.data.source import Source
 from vit_jax.distributed import agreement
 from vit_jax.step import RunShape
-from vit_jax.writers import atomic_files
+
+
+class OldConfig(NamedTuple):
+  """The config with which a run began, as JSON.
+
+  values: Its options; {}: unknown.
+  error: Why config.json was not used; None: it was.
+  """
+
+  values: dict[str, Any]
+  error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +46,21 @@ class Resumed:
   metadata: Mapping[str, Any]
 
   @functools.cached_property
-  def old_config(self) -> atomic_files.Read:
-    """The config of config.json; that of the checkpoint, with an error that
-    says so, where the file is damaged or missing."""
+  def old_config(self) -> OldConfig:
+    """The config of config.json; if that is damaged or missing, the config of
+    the checkpoint."""
     path = epath.Path(self.workdir) / resume_rules.CONFIG
-    read = atomic_files.read_json(path)
+    error = f"{path}: missing"
+    try:
+      if values := json_file.read(path):
+        return OldConfig(values)
+    except ValueError as e:
+      error = str(e)
     saved = self.metadata.get("config")
-    if read.values or not isinstance(saved, dict):
-      return read
-    error = read.errors[0] if read.errors else f"{path}: missing"
-    return atomic_files.Read(
-      saved, [f"{error}; the config in the checkpoint is used instead"]
+    if not isinstance(saved, dict):
+      return OldConfig({}, error)
+    return OldConfig(
+      saved, f"{error}; the config in the checkpoint is used instead"
     )
 
   @functools.cached_property
@@ -121,4 +135,5 @@ class Resumed:
         f"config      {', '.join(unknown)}: this version has no such options;"
         " those that the run began with are ignored"
       )
-    return lines + [f"config      {e}" for e in self.old_config.errors]
+    error = self.old_config.error
+    return lines + ([f"config      {error}"] if error else [])

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.config import json_file
-
 MAX_WAITING = 10_000  # records in memory, for a disk that is full
 UPLOAD_SECONDS = 30.0  # between two of a file; stores limit how many
 MAX_SHOWN = 5  # damaged lines, by their numbers
@@ -26,13 +24,6 @@ Row = dict[str, int | float]
 
 class WriteError(OSError):
   """A file of a run cannot be written; the text says which, and what to do."""
-
-
-class Read(NamedTuple):
-  """What was read of a JSON file: {} and an error where it is damaged."""
-
-  values: dict[str, Any]
-  errors: list[str]
 
 
 class Rows(NamedTuple):
@@ -323,16 +314,6 @@ def contents(path: epath.Path) -> bytes:
       " anew, without what it holds. See to the disk, or to who may read it,"
       " and start again. What was there is unchanged."
     ) from None
-
-
-def read_json(path: epath.Path) -> Read:
-  """Reads an object of JSON; {} without an error if the file is missing."""
-  try:
-    return Read(json_file.read(path), [])
-  except OSError as e:
-    return Read({}, [f"{path}: cannot be read ({reason(e)})"])
-  except ValueError as e:
-    return Read({}, [str(e)])
 
 
 def read_rows(path: epath.Path) -> Rows:
