@@ -52,7 +52,7 @@ def test_sets_that_are_not_on_disk_are_refused():
 
 @pytest.mark.parametrize("key", ["dataset", "split"])
 def test_only_what_is_not_on_disk_is_left_out(key):
-  """A misspelt name is a fault whatever the option says."""
+  """A misspelt name is an error whatever the option says."""
   evals = {**EVALS, "a": {**EVALS["a"], key: "tets"}}
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(evals=evals, fewshot="available"))

@@ -54,8 +54,8 @@ def test_a_run_without_metrics_is_not_called_finished(tmp_path):
   )
 
 
-def test_what_was_bad_on_the_way_is_told():
-  """As `finite` writes it, and as a row of any other origin has it."""
+def test_what_went_wrong_on_the_way():
+  """As `nonfinite` writes it, and as a row of any other origin has it."""
   rows = _rows(40, NOW) + [{"step": 40, "val/top1": 0.5}]
   assert remarks(_run(rows)) == ""
   counts = {"train/skipped": 2.0, "train/undecodable": 1.0}

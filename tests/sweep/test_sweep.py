@@ -280,11 +280,11 @@ def test_ties_are_decided_by_the_loss_then_by_the_order():
       ("e", 0.9, 0.1, "diverged"),
     ]
   ]
-  assert points.chosen(rows) == "c"
+  assert points.best_point(rows) == "c"
   # Of one whose scores are not finite, none was written.
   without = {"name": "z", "error": None, "scores": {}}
-  assert points.chosen([without, *rows]) == "c"
-  assert points.chosen(rows[-1:]) is None
+  assert points.best_point([without, *rows]) == "c"
+  assert points.best_point(rows[-1:]) is None
 
 
 def test_several_grids_multiply(images):
@@ -360,7 +360,7 @@ def test_all_tasks_of_vtab_are_searched():
   assert len(tasks) == 19
   for name, task in tasks.items():
     (point,) = points.points(task)
-    last = points.final(task.config, point.config)
+    last = points.final_config(task.config, point.config)
     assert point.config.data.dataset == f"vtab:{name}"
     assert point.config.data.split == "train800"
     assert [e.split for e in point.config.evals] == ["val200"]
@@ -441,5 +441,5 @@ def test_a_finished_point_counts_while_it_would_score_the_same(
   config = lambda **c: tiny.config(optim__schedule="constant", **c)
   written = json.dumps(to_dict(config()))
   (tmp_path / "config.json").write_text(written)
-  errors = points.changed(config(**changes), epath.Path(tmp_path))
+  errors = points.other_run_errors(config(**changes), epath.Path(tmp_path))
   assert len(errors) == (len(changes) if is_another else 0)

@@ -71,13 +71,13 @@ def test_means_say_of_how_many_tasks_they_are():
   assert means["specialized"][1:] == (2, 4)
   assert means["specialized"][0] == pytest.approx((0.833 + 0.766) / 2)
   assert means["structured"][1:] == (7, 8) and means["all"][1:] == (15, 19)
-  text = table_lib.of_all(results)
+  text = table_lib.overview(results)
   assert "| mean of 15 of 19 " in text and "| mean of 6 of 7 " in text
   assert "- eurosat is left out: not on disk" in text
 
 
 def test_a_row_per_task():
-  lines = table_lib.of_all(_vtab()).splitlines()
+  lines = table_lib.overview(_vtab()).splitlines()
   assert lines[0].split("|")[1:-1][0].strip() == "task"
   (row,) = [line for line in lines if line.startswith("| dtd ")]
   cells = [cell.strip() for cell in row.split("|")[1:-1]]
@@ -89,7 +89,7 @@ def test_against_another_search():
   ours, theirs = _vtab(), _vtab([s - 1 for s in H14], left_out=("svhn",))
   rows = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in table_lib.of_all(ours, theirs).splitlines()
+    for line in table_lib.overview(ours, theirs).splitlines()
     if "|" in line
   ]
   against = {row[0]: row[-1] for row in rows}
@@ -99,7 +99,7 @@ def test_against_another_search():
   assert means.pop("structured") in ("64.02", "64.03")  # 64.025
   assert means == {"natural": "", "specialized": "86.00", "all": ""}
   # Nor those of as many, but others.
-  text = table_lib.of_all(_vtab(left_out=("dtd",)), _vtab(left_out=("svhn",)))
+  text = table_lib.overview(_vtab(left_out=("dtd",)), _vtab(left_out=("svhn",)))
   (row,) = [line for line in text.splitlines() if "mean of 6 of 7" in line]
   assert row.split("|")[-2].strip() == ""
 
@@ -126,7 +126,7 @@ def test_splits_that_differ_and_classes_that_are_missing():
   results["tasks"]["svhn"]["splits"] = {"val": {**A, "shared": {"train": 7}}}
   other = _vtab()
   other["tasks"]["dtd"]["splits"] = theirs
-  text = table_lib.of_all(results, other)
+  text = table_lib.overview(results, other)
   assert "- dtd: `train` has no record of 1 of its 3 classes: 2." in text
   assert "- dtd: `train` has other records than there" in text
   assert "- svhn: `val` has 7 records that `train` has, too." in text
@@ -142,7 +142,7 @@ def test_fake_data_are_named_in_every_table():
   splits = {"val": {**A, "shared": {"train": 7}}}
   result = {**_result(0.8, splits=splits), "fake_data": True}
   table = {"tasks": {"dtd": result}, "left_out": {}}
-  for text in (table_lib.of_task("", result), table_lib.of_all(table)):
+  for text in (table_lib.task_text("", result), table_lib.overview(table)):
     assert "The data are fake (fake_data): the scores mean nothing." in text
     assert "records that" not in text
 
@@ -162,7 +162,7 @@ def test_the_verdict():
   nothing = {**result, "best": None, "points": diverged}
   assert table_lib.verdict(nothing) == "All points diverged."
   assert "| 1        |           |          | 500   | diverged" in (
-    table_lib.of_task("", nothing)
+    table_lib.task_text("", nothing)
   )
 
 

@@ -110,7 +110,7 @@ def test_scores_leave_half_of_the_cores_to_the_input(tmp_path, monkeypatch):
 
 
 def test_scores_that_are_not_finite_are_printed_and_left_out(tmp_path):
-  """They are no fault of the state, and process 0 alone knows them."""
+  """The state is finite, and process 0 alone knows the scores."""
   notes, val = [], Slow("val", float("nan"))
   val.go.set()
   with _log(tmp_path, note=notes.append) as log:

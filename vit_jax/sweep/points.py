@@ -122,7 +122,7 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
   return grid
 
 
-def pinned(task: Task, folder: epath.Path) -> Task:
+def with_fixed_init(task: Task, folder: epath.Path) -> Task:
   """Returns the search with a step of the run that `init` names, if it is one.
 
   So all points begin from the same weights, though that run goes on meanwhile:
@@ -179,7 +179,7 @@ def _folder_name(name: str) -> str:
   return f"{short[: LONGEST - 9].decode(errors='ignore')}-{digest}"
 
 
-def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def best_point(rows: Sequence[Mapping[str, Any]]) -> str | None:
   """Returns the name of the best point; None if all diverged.
 
   It has the highest top-1 of `val` after its last step; of equal ones, as they
@@ -198,7 +198,7 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> str | None:
   return max(alive, key=rank)["name"]
 
 
-def final(config: Config, best: Config) -> Config:
+def final_config(config: Config, best: Config) -> Config:
   """Returns the run that is scored.
 
   It has the options of the best point, all of the training data, and all
@@ -232,7 +232,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   ]
   for point in every:
     errors += [f"{point.name}: {f}" for f in config_errors(point.config)]
-    errors += changed(point.config, folder / point.name)
+    errors += other_run_errors(point.config, folder / point.name)
   done = [(folder / p.name / RESULT).exists() for p in every]
   if (folder / FINAL / RESULT).exists() and not all(done):
     errors.append(
@@ -247,7 +247,9 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   try:
     errors += _shared_errors(task.config, sources)
     experiment.setup(task.config, sources=sources)
-    experiment.setup(final(task.config, every[0].config), sources=sources)
+    experiment.setup(
+      final_config(task.config, every[0].config), sources=sources
+    )
   except ConfigError as e:
     errors += e.errors
   for point in _distinct(every)[1:]:  # the first is checked above
@@ -272,7 +274,7 @@ def _scored_errors(
       errors.append(f"{e} Or delete {folder / name}, to train that run again.")
   if errors or FINAL not in results:
     return errors
-  best = chosen(
+  best = best_point(
     [{"name": p.name, **dataclasses.asdict(results[p.name])} for p in every]
   )
   return [
@@ -280,7 +282,9 @@ def _scored_errors(
     " the test data already; take another --workdir."
     for p in every
     if p.name == best
-    for c in _meaningful_changes(final(task.config, p.config), folder / FINAL)
+    for c in _meaningful_changes(
+      final_config(task.config, p.config), folder / FINAL
+    )
   ]
 
 
@@ -297,7 +301,7 @@ def _distinct(points: Sequence[Point]) -> list[Point]:
   return [*first_of_group.values()]
 
 
-def changed(config: Config, folder: epath.Path) -> list[str]:
+def other_run_errors(config: Config, folder: epath.Path) -> list[str]:
   """Returns an error if a run's folder has another run than this one."""
   return [
     f"{change.text}: the run in {folder} is another one; take another"
@@ -326,7 +330,7 @@ def _config_in(folder: epath.Path) -> dict[str, Any]:
     return {}
 
 
-def other_records(
+def other_records_errors(
   known: Mapping[str, Any], current: Mapping[str, Any], folder: epath.Path
 ) -> list[str]:
   """Returns an error for each split whose records a search began without.

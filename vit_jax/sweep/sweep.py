@@ -18,14 +18,14 @@ from vit_jax.sweep.points import (
   FINAL,
   RESULT,
   Task,
-  changed,
+  best_point,
   check,
-  chosen,
-  final,
+  final_config,
   grid_of,
-  other_records,
-  pinned,
+  other_records_errors,
+  other_run_errors,
   points,
+  with_fixed_init,
 )
 from vit_jax.sweep.splits import digests
 from vit_jax.writers import atomic_files, run_info
@@ -64,7 +64,7 @@ def sweep(
     if only_available and (missing := _missing(task.config)):
       left_out[name] = {"group": task.group, "reason": missing}
     else:
-      searches[name] = pinned(task, _folder(workdir, name))
+      searches[name] = with_fixed_init(task, _folder(workdir, name))
   if only_available:
     data_dir = next(iter(tasks.values())).config.data.data_dir
     missing_data.agree(data_dir, {name: name in searches for name in tasks})
@@ -99,9 +99,9 @@ def sweep(
       _write(epath.Path(workdir) / TEXT, text)
 
     result = search(task, _folder(workdir, name), show)
-    _print_once(table.of_task(name, result))
+    _print_once(table.task_text(name, result))
   if len(tasks) > 1 or other:
-    _print_once(table.of_all(results, other))
+    _print_once(table.overview(results, other))
   return results
 
 
@@ -135,11 +135,11 @@ def search(
     row = _run(point.config, folder / point.name, keeps_weights=False)
     result["points"].append({"name": point.name, "values": point.values, **row})
     show(result)
-  if best := chosen(result["points"]):
+  if best := best_point(result["points"]):
     result["best"] = best
     (config,) = (p.config for p in every if p.name == best)
-    config = final(task.config, config)
-    if errors := changed(config, folder / FINAL):
+    config = final_config(task.config, config)
+    if errors := other_run_errors(config, folder / FINAL):
       raise ConfigError(errors)
     result["final"] = _run(config, folder / FINAL, keeps_weights=True)
     show(result)
@@ -214,7 +214,7 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
     }
     text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
   current = json.loads(agreement.broadcast_text(text))
-  if errors := other_records(known or {}, current, folder):
+  if errors := other_records_errors(known or {}, current, folder):
     raise ConfigError(errors)
   if jax.process_index() == 0:
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from typing import Any
 Result = Mapping[str, Any]  # of one task
 
 
-def of_task(name: str, result: Result) -> str:
+def task_text(name: str, result: Result) -> str:
   """Returns the points of a task, the choice, and the score, as Markdown.
 
   Args:
@@ -35,7 +35,7 @@ def of_task(name: str, result: Result) -> str:
     for point in result["points"]
     if point["error"]
   ]
-  lines += [f"- {text}" for text in (verdict(result), *_odd(result))]
+  lines += [f"- {text}" for text in (verdict(result), *_remarks(result))]
   return "\n".join(lines) + "\n"
 
 
@@ -111,7 +111,7 @@ def _of_group(
   }
 
 
-def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
+def overview(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   """Returns a row per task, the means, and what is odd about the splits.
 
   Args:
@@ -154,7 +154,7 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   lines = [table(head, rows), ""]
   for name, result in results["tasks"].items():
     prefix = f"{name}: " if name else ""
-    remarks = _odd(result)
+    remarks = _remarks(result)
     if name in other:
       remarks += differences(result["splits"], other[name]["splits"])
     lines += [f"- {prefix}{text}" for text in remarks]
@@ -167,8 +167,8 @@ def of_all(results: Mapping[str, Any], against: Mapping | None = None) -> str:
 
 def markdown(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   """Returns all tables as one page."""
-  parts = [of_all(results, against)]
-  parts += [of_task(k, v) for k, v in results["tasks"].items()]
+  parts = [overview(results, against)]
+  parts += [task_text(k, v) for k, v in results["tasks"].items()]
   return "\n".join(parts)
 
 
@@ -229,7 +229,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   )
 
 
-def _odd(result: Result) -> list[str]:
+def _remarks(result: Result) -> list[str]:
   if result.get("fake_data"):
     return ["The data are fake (fake_data): the scores mean nothing."]
   sentences = []
