@@ -24,7 +24,8 @@ def test_the_product_is_the_convolution(patch, sides):
       out = module.apply(params, images)
       return jnp.sum(jnp.sin(out)), out
 
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, images)
+    grad = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    return grad(params, images)
 
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),

@@ -6,23 +6,73 @@ our name, and how the layouts differ. `timm.py` and `hf.py` have such tables.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.families import ModelConfig
 from vit_jax.weights.weights_file import LazyArray, lazy
 
-# Axes of an array there and here. D = heads * hd, in this order.
+Shape = tuple[int, ...]
+
+
+class Kind(NamedTuple):
+  """How the layout of their array and of ours differ.
+
+  axes: Those of their array, for checks and messages; "": any. D = heads * hd.
+  shape: (their shape, number of heads) -> our shape.
+  to_ours: (their array, our shape) -> our array.
+  to_theirs: Our array -> their array.
+  """
+
+  axes: str
+  shape: Callable[[Shape, int], Shape]
+  to_ours: Callable[[np.ndarray, Shape], np.ndarray]
+  to_theirs: Callable[[np.ndarray], np.ndarray]
+
+
 KINDS = {
-  "same": (None, None),
-  "linear": ("[out, in]", "[in, out]"),
-  "conv": ("[out, in, h, w]", "[h, w, in, out]"),
-  "conv1x1": ("[out, in, 1, 1]", "[in, out]"),
-  "to_heads": ("[D, in]", "[in, heads, hd]"),
-  "heads_bias": ("[D]", "[heads, hd]"),
-  "from_heads": ("[out, D]", "[heads, hd, out]"),
+  "same": Kind("", lambda s, _: s, lambda a, _: a, lambda a: a),
+  # Ours: [in, out].
+  "linear": Kind(
+    "[out, in]", lambda s, _: s[::-1], lambda a, _: a.T, lambda a: a.T
+  ),
+  # Ours: [h, w, in, out].
+  "conv": Kind(
+    "[out, in, h, w]",
+    lambda s, _: (s[2], s[3], s[1], s[0]),
+    lambda a, _: a.transpose(2, 3, 1, 0),
+    lambda a: a.transpose(3, 2, 0, 1),
+  ),
+  # Ours: [in, out].
+  "conv1x1": Kind(
+    "[out, in, 1, 1]",
+    lambda s, _: (s[1], s[0]),
+    lambda a, _: a[:, :, 0, 0].T,
+    lambda a: a.T[:, :, None, None],
+  ),
+  # Ours: [in, heads, hd].
+  "to_heads": Kind(
+    "[D, in]",
+    lambda s, heads: (s[1], heads, s[0] // heads),
+    lambda a, shape: a.T.reshape(shape),
+    lambda a: a.reshape(a.shape[0], -1).T,
+  ),
+  # Ours: [heads, hd].
+  "heads_bias": Kind(
+    "[D]",
+    lambda s, heads: (heads, s[0] // heads),
+    lambda a, shape: a.reshape(shape),
+    lambda a: a.reshape(-1),
+  ),
+  # Ours: [heads, hd, out].
+  "from_heads": Kind(
+    "[out, D]",
+    lambda s, heads: (heads, s[1] // heads, s[0]),
+    lambda a, shape: a.T.reshape(shape),
+    lambda a: a.reshape(-1, a.shape[-1]).T,
+  ),
 }
 MOST_NAMED = 6  # arrays in a message
 
@@ -94,46 +144,31 @@ def to_ours(
 
 
 def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
-  axes = KINDS[row.kind][0]
-  if axes and len(array.shape) != axes.count(",") + 1:
-    raise ValueError(f"got shape {tuple(array.shape)}, expected {axes}.")
+  kind = KINDS[row.kind]
+  axes = kind.axes.strip("[]").split(", ") if kind.axes else []
+  has_rank = not axes or len(array.shape) == len(axes)
+  pairs = list(zip(axes, array.shape, strict=False))
+  if not has_rank or any(axis == "1" and size != 1 for axis, size in pairs):
+    raise ValueError(f"got shape {array.shape}, expected {kind.axes}.")
   index, count = row.part
   if count > 1:
     length, rest = divmod(array.shape[0], count)
     if rest:
       raise ValueError(
-        f"got shape {tuple(array.shape)}, expected {count} equal parts along"
-        " the first axis."
+        f"got shape {array.shape}, expected {count} equal parts along the"
+        " first axis."
       )
     start = index * length
     array = array.then(
       (length, *array.shape[1:]), lambda a: a[start : start + length]
     )
-  shape = tuple(array.shape)
-  if row.kind == "same":
-    return array
-  if row.kind == "linear":
-    return array.then(shape[::-1], lambda a: a.T)
-  if row.kind == "conv":
-    out, in_, h, w = shape
-    return array.then((h, w, in_, out), lambda a: a.transpose(2, 3, 1, 0))
-  if row.kind == "conv1x1":
-    if shape[2:] != (1, 1):
-      raise ValueError(f"got shape {shape}, expected {axes}.")
-    return array.then((shape[1], shape[0]), lambda a: a[:, :, 0, 0].T)
-  size = shape[1] if row.kind == "from_heads" else shape[0]
-  if size % num_heads:
+  if "D" in axes and array.shape[axes.index("D")] % num_heads:
     raise ValueError(
-      f"got shape {shape}, expected {axes} with D a multiple of the"
+      f"got shape {array.shape}, expected {kind.axes} with D a multiple of the"
       f" {num_heads} heads. State the right number of heads."
     )
-  heads = (num_heads, size // num_heads)
-  new = {
-    "to_heads": shape[1:] + heads,
-    "heads_bias": heads,
-    "from_heads": heads + shape[:1],
-  }[row.kind]
-  return array.then(new, lambda a: a.T.reshape(new))
+  shape = kind.shape(array.shape, num_heads)
+  return array.then(shape, lambda a: kind.to_ours(a, shape))
 
 
 def to_theirs(
@@ -144,7 +179,7 @@ def to_theirs(
   counts = {row.theirs: row.part[1] for row in rows}
   for row in rows:
     if row.ours in params:
-      array = _to_theirs(row, np.asarray(params[row.ours]))
+      array = KINDS[row.kind].to_theirs(np.asarray(params[row.ours]))
       parts.setdefault(row.theirs, {})[row.part[0]] = array
   errors = [
     f"{row.ours}: missing, expected with the other parts of {row.theirs}."
@@ -161,22 +196,6 @@ def to_theirs(
     if len(stacked) == counts[name]
   }
   return arrays, errors
-
-
-def _to_theirs(row: Row, array: np.ndarray) -> np.ndarray:
-  if row.kind == "linear":
-    return array.T
-  if row.kind == "conv":
-    return array.transpose(3, 2, 0, 1)
-  if row.kind == "conv1x1":
-    return array.T[:, :, None, None]
-  if row.kind == "to_heads":
-    return array.reshape(array.shape[0], -1).T
-  if row.kind == "heads_bias":
-    return array.reshape(-1)
-  if row.kind == "from_heads":
-    return array.reshape(-1, array.shape[-1]).T
-  return array
 
 
 def add_zero_biases(params: dict[str, LazyArray]) -> None:
