@@ -279,16 +279,15 @@ def in_mlflow():
 def test_both_have_the_numbers_of_a_run(tmp_path, monkeypatch):
   """A run that fails, resumes and finishes is one run in each of them."""
   monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "commands")
-  from test_train import Stopped, _config, _stop_after
+  from test_train import StopAfter, Stopped, _config
 
   from vit_jax import train
 
   workdir = tmp_path / "run"
   config = _config(trackers=tuple(trackers.TRACKERS))
-  with monkeypatch.context() as m:
-    _stop_after(m, 13)  # the last checkpoint is that of step 8
-    with pytest.raises(Stopped):
-      train.train_and_evaluate(config, str(workdir))
+  stop = StopAfter(13)  # the last checkpoint is that of step 8
+  with pytest.raises(Stopped):
+    train.train_and_evaluate(config, str(workdir), callbacks=[stop])
   cut = flat_metrics(read_metrics(str(workdir)))
   assert max(step for step, *_ in cut) == 12
   train.train_and_evaluate(config, str(workdir))
