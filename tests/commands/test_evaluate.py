@@ -53,7 +53,7 @@ def test_without_evaluators_nothing_is_read():
 
 def config(dataset, **changes):
   c = defaults()
-  c.update(to_dict(tiny.config()))
+  c.update(to_dict(tiny.config(model__depth=1)))
   c.data.dataset = dataset
   c.evals = {"val": {"kind": "classification", "split": "val", "ops": OPS}}
   tiny.apply(c, changes)

@@ -66,7 +66,7 @@ def test_no_gradient_comes_from_other_patches(target, monkeypatch):
     TableConfig(variant="B/8", width=8), RunShape(10, (32, 32))
   )
   images = jax.random.bits(jax.random.key(0), (1, 32, 32, 3), jnp.uint8)
-  params = module.init(jax.random.key(0), normalise(images))["params"]
+  params = jax.jit(module.init)(jax.random.key(0), normalise(images))["params"]
   params = jax.tree.map(  # but for the head's zeros
     lambda x: jax.random.normal(jax.random.key(1), x.shape), params
   )
@@ -77,9 +77,13 @@ def test_no_gradient_comes_from_other_patches(target, monkeypatch):
     batch = {"image": images, "mask": jnp.ones(1, bool), "index": record}
     return jax.grad(lambda params: loss_fn(params, batch, rng)[0])(params)
 
+  @jax.jit
+  def draw(record):
+    return lib.draw(jax.random.fold_in(rng, 1), record, 16)
+
   for record in jnp.arange(20)[:, None]:
     grads = jax.device_get(grads_of(record))
-    plan = lib.draw(jax.random.fold_in(rng, 1), record, 16)
+    plan = jax.device_get(draw(record))
     want = np.zeros(16, bool)
     want[plan.sources[~plan.is_masked]] = True
     got = np.any(grads["tokens"].reshape(16, 8) != 0, axis=1)
@@ -158,7 +162,7 @@ def test_the_loss_written_out():
 
 def test_what_is_left_is_predicted_from_its_own_encoding():
   """Behind the class token: patch i is token i + 1 of the whole network."""
-  parts, state, _ = trained("mean_color")
+  parts, state, _ = trained("small")
   params, images = state.params, normalise(_corrupted(parts, 0)[1])
   places = jnp.tile(jnp.array([[2, 0]]), (15, 1))
   plan = lib.Plan(places, places, jnp.zeros((15, 2), bool))

@@ -159,6 +159,16 @@ class Module:
 
   def __init__(self, text: str):
     self._computations, self._entry = parse(text)
+    # Chains of asynchronous collectives that some computation starts.
+    self._started = {
+      _chain(x)
+      for names in self._computations.values()
+      if _is_start(names)
+      for x in names.values()
+      if x.kind in COLLECTIVES and _chain(x)
+    }
+    # (computation, channel) -> the fusion at which a collective counts.
+    self._first_of_channel: dict[tuple[int, str], str] = {}
     self._reads = functools.cache(self._parameter_reads)
     self._writes = functools.cache(self._root_writes)
     self._flops = functools.cache(self._computation_flops)
@@ -275,22 +285,6 @@ class Module:
           if is_first:
             ins = [a for o in y.operands if o in inner for a in inner[o].arrays]
             yield f"{y.kind}(fused)", max(_size(ins), _size(y.arrays))
-
-  @functools.cached_property
-  def _started(self) -> set[str]:
-    """Numbers of the chains that some computation starts."""
-    return {
-      _chain(y)
-      for names in self._computations.values()
-      if _is_start(names)
-      for y in names.values()
-      if y.kind in COLLECTIVES and _chain(y)
-    }
-
-  @functools.cached_property
-  def _first_of_channel(self) -> dict[tuple[int, str], str]:
-    """(computation, channel) -> the fusion at which the collective counts."""
-    return {}
 
   def _flops_of(self, x, names) -> int:
     if x.opcode in ("convolution", "dot"):
