@@ -7,7 +7,7 @@ ImageNet's reassessed labels (ReaL, section 4.1 of arXiv:2006.07159).
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from vit_jax.evaluators.evaluator import (
   EvaluatorConfig,
   Outputs,
   Params,
-  Split,
+  Splits,
 )
 from vit_jax.options import option
 
@@ -42,11 +42,7 @@ class ClassificationConfig(EvaluatorConfig):
   scores_head: ClassVar[bool] = True
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: class_names.Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: class_names.Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error if classes of the data are missing in the head."""
     try:

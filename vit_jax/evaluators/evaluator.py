@@ -50,6 +50,9 @@ class Split(Protocol):
     """Returns the label of every record, int [n]; -1 for none."""
 
 
+Splits = Mapping[str, Split]  # option of `SPLITS` -> its split
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig:
   """What is scored, and when: the options that all evaluators have.
@@ -115,11 +118,7 @@ class EvaluatorConfig:
       )
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields the errors that data and model show, before the run starts.
 
@@ -132,7 +131,7 @@ class EvaluatorConfig:
     """
     return iter(())
 
-  def num_images(self, sources: Mapping[str, Split]) -> tuple[int, ...]:
+  def num_images(self, sources: Splits) -> tuple[int, ...]:
     """Returns the most images of each split that one evaluation computes.
 
     Args:
@@ -167,7 +166,7 @@ class Context:
 
   options: EvaluatorConfig
   config: Any  # its layer is above
-  sources: Mapping[str, Split]
+  sources: Splits
   predict: Callable[[Params, Any], tuple[Any, Outputs]]
   mesh: "jax.sharding.Mesh"
   random_params: Callable[[], Params]

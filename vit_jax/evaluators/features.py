@@ -1,7 +1,7 @@
 """Frozen features of two splits, from which probes learn and are scored."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from vit_jax.evaluators.evaluator import (
   Outputs,
   Params,
   Split,
+  Splits,
   multilabel_error,
 )
 from vit_jax.options import option
@@ -35,11 +36,7 @@ class FeaturesConfig(EvaluatorConfig):
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error for an unknown layer, or for several classes."""
     import jax

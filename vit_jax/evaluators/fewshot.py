@@ -9,7 +9,7 @@ score: nothing is chosen on the split that is scored.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from vit_jax.evaluators.evaluator import (
   Evaluator,
   Outputs,
   Params,
-  Split,
+  Splits,
 )
 from vit_jax.evaluators.features import (
   Features,
@@ -73,11 +73,7 @@ class FewshotConfig(FeaturesConfig):
       yield f"{where}.seeds: got {self.seeds}, expected numbers such as 0,1."
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error for more shots than there are examples, too.
 
@@ -107,7 +103,7 @@ class FewshotConfig(FeaturesConfig):
         " larger train_split to draw them from."
       )
 
-  def num_images(self, sources: Mapping[str, Split]) -> tuple[int, ...]:
+  def num_images(self, sources: Splits) -> tuple[int, ...]:
     """See `EvaluatorConfig`; as if no two draws had a shot in common."""
     train, test = (sources[option] for option in self.SPLITS)
     drawn = max(self.shots) * train.num_classes * len(self.seeds)

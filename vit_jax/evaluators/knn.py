@@ -10,7 +10,7 @@ of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from vit_jax.evaluators.evaluator import (
   Evaluator,
   Outputs,
   Params,
-  Split,
+  Splits,
 )
 from vit_jax.evaluators.features import Features, FeaturesConfig
 from vit_jax.options import option
@@ -51,11 +51,7 @@ class KnnConfig(FeaturesConfig):
       yield f"{where}.ks: got {self.ks}, expected numbers above 0 such as 20."
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error if there are fewer images than neighbours, too."""
     yield from super().check(where, sources, head, out)

@@ -21,7 +21,7 @@ the head is chosen on held-out training images.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from vit_jax.evaluators.evaluator import (
   Evaluator,
   Outputs,
   Params,
-  Split,
+  Splits,
 )
 from vit_jax.evaluators.features import Features, FeaturesConfig, Rows
 from vit_jax.options import option
@@ -79,11 +79,7 @@ class LinearConfig(FeaturesConfig):
       yield f"{where}.seed: got {self.seed}, expected 0 or more."
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error if there are too few images to hold out a tenth, too."""
     yield from super().check(where, sources, head, out)

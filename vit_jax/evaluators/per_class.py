@@ -17,7 +17,7 @@ of the run, over that of the one before:
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from vit_jax.evaluators.evaluator import (
   Evaluator,
   Outputs,
   Params,
-  Split,
+  Splits,
   multilabel_error,
 )
 
@@ -47,11 +47,7 @@ class PerClassConfig(ClassificationConfig):
   kind: str = "per_class"
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error if an image may have several classes, too."""
     yield from super().check(where, sources, head, out)

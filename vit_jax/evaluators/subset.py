@@ -9,7 +9,7 @@ Source: arXiv:1907.07174, section 4, and arXiv:2006.16241.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
 )
-from vit_jax.evaluators.evaluator import Context, Evaluator, Outputs, Split
+from vit_jax.evaluators.evaluator import Context, Evaluator, Outputs, Splits
 from vit_jax.evaluators.imagenet_subsets import SUBSETS
 from vit_jax.options import option
 
@@ -52,11 +52,7 @@ class SubsetConfig(ClassificationConfig):
       )
 
   def check(
-    self,
-    where: str,
-    sources: Mapping[str, Split],
-    head: class_names.Head,
-    out: Outputs,
+    self, where: str, sources: Splits, head: class_names.Head, out: Outputs
   ) -> Iterator[str]:
     """Yields an error if the data do not have ImageNet's classes, too."""
     yield from super().check(where, sources, head, out)
