@@ -17,7 +17,7 @@ from vit_jax.callbacks import startup
 from vit_jax.config import Config, ConfigError, cli, config_files
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
-from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluators.evaluator import Evaluator, Params
 from vit_jax.scoring import probes
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
@@ -47,18 +47,18 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
 
 class Ready(NamedTuple):
-  """A checkpoint beside the evaluators of a config, not run yet.
+  """A checkpoint and the evaluators of a config, which have not run yet.
 
-  prepared: What was opened and checked.
-  evaluators: In the order of the config.
-  params: On the devices.
-  file: What the file states.
-  report: What was done with its weights.
+  prepared: Data and weights, opened and checked.
+  evaluators: The evaluators in the order of the config.
+  params: Parameters on the devices.
+  file: Contents of the file of weights.
+  report: How its weights were fitted to the model.
   """
 
   prepared: experiment.Experiment
   evaluators: list[Evaluator]
-  params: Any
+  params: Params
   file: weights.Weights
   report: weights.Report
 

@@ -1,13 +1,13 @@
 """Classifiers on frozen features of a user's own images: `vit-jax evaluate`.
 
 Each writes two files to <workdir>/probes, `<kind>_<data set>.json` and `.npz`,
-over those of the time before; `vit-jax report` shows them:
+and replaces those of an earlier call; `vit-jax report` shows them:
 
-  json: kind, checkpoint, step, time, dataset, split, note, by (which of the
-    classifiers the rest is of), unit (of a score), l2 (the first counts),
-    scores (by name of the metric), count, num_wrong; classes and confusions as
-    `per_class` writes them; mistakes, those with the largest scores: record,
-    label, prediction, score, of_label
+  json: kind, checkpoint, step, time, dataset, split, note, by (the classifier
+    to which the rest belongs), unit (of a score), l2 (the first counts), scores
+    (by name of the metric), count, num_wrong; classes and confusions as
+    `per_class` writes them; mistakes with the largest scores: record, label,
+    prediction, score, of_label
   npz: image uint8 [mistakes, h, w, 3], in the order of `mistakes`
 """
 
@@ -33,9 +33,9 @@ from vit_jax.inference import pretrained
 from vit_jax.models import precision
 
 FOLDER = "probes"
-# The first of these splits that has labels is scored.
 KINDS = ("fewshot", "linear", "knn")  # evaluators that learn from features
-HELD_OUT = ("test", "val", "validation")
+# The first of these splits that has labels is scored.
+SCORED_SPLITS = ("test", "val", "validation")
 NUM_MISTAKES = 24  # written with their images
 MOST_MISTAKES = 1000  # written by name
 
@@ -49,7 +49,7 @@ def config_of_file(
 
   Args:
     config: All other options.
-    path: Weights that are no run's.
+    path: Published weights.
     dtype: Type of the products, "float32" or "bfloat16"; None: the fastest
       (`precision.with_fastest_dtype`), and float32 in several processes, whose
       machines may differ.
@@ -95,11 +95,11 @@ def with_probes(
 ) -> Config:
   """Returns the config with probes alone, one for each that is wanted.
 
-  Each learns from `train` and scores the first split of `HELD_OUT`. A few-shot
-  probe learns from as many examples as every class has, and from all; the
-  neighbours are as many as there are. Other options are those of the config's
-  own evaluator of the kind, if it has one. Images are preprocessed as for the
-  config's other evaluators.
+  Each learns from `train` and scores the first labelled split of
+  `SCORED_SPLITS`. A few-shot probe learns from as many examples as every class
+  has, and from all; there are at most as many neighbours as training images.
+  Other options are those of the config's own evaluator of the kind, if it has
+  one. Images are preprocessed as for the config's other evaluators.
 
   Args:
     config: Config of the checkpoint.
@@ -107,7 +107,8 @@ def with_probes(
     opened: Keeps the splits that are opened, to be read later.
 
   Raises:
-    ConfigError: All data sets and splits that do not exist, or do not do.
+    ConfigError: Data sets or splits do not exist or cannot be used; it lists
+      all of them.
   """
   evals, errors = [], []
   for kind, dataset in wanted.items():
@@ -137,12 +138,13 @@ def _configured(
     )
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
-  held_out, fewest = next(filter(has_labels, HELD_OUT), None), counts.min()
+  held_out, fewest = next(filter(has_labels, SCORED_SPLITS), None), counts.min()
   if not held_out or not fewest:
     raise ValueError(
       f"got {dataset!r} with {fewest:,} training images of its rarest class"
       f" and {held_out or 'nothing'} to score; expected one or"
-      f" more of every class, and a labelled split {' or '.join(HELD_OUT)}."
+      " more of every class, and a labelled split"
+      f" {' or '.join(SCORED_SPLITS)}."
     )
   cls = EVALUATORS[kind]
   own = (e for e in config.evals if type(e) is cls)
