@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import shutil
-import types
 
 import jax
 import numpy as np
@@ -198,29 +197,6 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   assert json.loads(line)["scores"] == row["scores"]
 
 
-@pytest.mark.parametrize("workdir", ["runs/x", "gs://b/x"])
-def test_report_is_named_where_it_reads(workdir, tmp_path, monkeypatch, capfd):
-  evaluator = types.SimpleNamespace(
-    config=types.SimpleNamespace(name="knn"),
-    note="",
-    run=lambda _: {"knn/k": 1.0},
-  )
-  ready = types.SimpleNamespace(
-    file=types.SimpleNamespace(format="checkpoint", metadata={}),
-    prepared=types.SimpleNamespace(evals=()),
-    evaluators=[evaluator],
-    params=None,
-  )
-  monkeypatch.setattr(evaluate, "open_checkpoint", lambda *args: ready)
-  monkeypatch.setattr(evaluate.run_summary, "sets_text", lambda prepared: "")
-  monkeypatch.setattr(evaluate.probes, "write", lambda *args: "knn.json")
-  monkeypatch.setattr(evaluate.epath, "Path", lambda path: tmp_path)
-  evaluate.record(tiny.config(), "x", workdir)
-  output = capfd.readouterr().out
-  assert "written     " in output
-  assert (f"vit-jax report {workdir}" in output) == (workdir == "runs/x")
-
-
 @pytest.mark.slow
 def test_features_of_a_file_have_the_products_that_are_fastest(
   run, tmp_path, capfd, monkeypatch
@@ -279,21 +255,6 @@ def test_evaluation_needs_no_length_and_no_optimizer(run):
   workdir, dataset = run
   c = config(dataset, total_steps=None, optim__lr=-1.0)
   assert evaluate.evaluate(c, str(workdir))["val/top1"] == 1
-
-
-def test_what_is_missing_is_named(capsys):
-  with pytest.raises(SystemExit) as e:
-    _main()
-  assert str(e.value).endswith(
-    "  - --checkpoint: got none, expected the folder of a run, as in"
-    " --checkpoint=runs/<config name>, or published weights beside"
-    " --config=finetune:model=B/16."
-  )
-  assert str(e.value).startswith("1 error")
-  with pytest.raises(SystemExit):
-    _main("--help")
-  usage = capsys.readouterr().out.splitlines()[0]
-  assert usage.startswith("usage: vit-jax evaluate --checkpoint=RUN")
 
 
 def test_an_unknown_evaluator_lists_those_there_are(run):

@@ -63,7 +63,7 @@ def named(folder):
   return streaming.find([str(folder)], None)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 17, 64])
+@pytest.mark.parametrize("batch_size", [4, 64])
 def test_streamed_answers_are_those_of_predict(vit, folder, batch_size):
   result = list(vit.predictions(named(folder), 3, batch_size=batch_size))
   assert [a.name for a in result] == [n.name for n in named(folder)]
@@ -86,7 +86,7 @@ def test_streamed_answers_are_those_of_predict(vit, folder, batch_size):
 
 @pytest.mark.parametrize(
   "num_images, batch_size, shape",
-  [(17, 4, 4), (3, 16, 4), (5, 5, 5), (1, 8, 1)],
+  [(17, 4, 4), (3, 16, 4)],
 )
 def test_one_shape_is_compiled(folder, num_images, batch_size, shape):
   vit = vit_jax.load(TOKEN, verbose=False)

@@ -326,7 +326,7 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
     scores([0, 1], [-1, -1])
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("missing", [0, 2])
 def test_a_class_without_an_image_is_refused_also_the_last(missing):
   labels = [k for k in (0, 1, 2) if k != missing]
   options = _fewshot(shots=(1,), seeds=(0,))

@@ -113,15 +113,6 @@ def test_the_file(tmp_path, order):
   assert bins[7]["count"] == 1 and bins[7]["right"] == 0.0  # 7/15 to 8/15
 
 
-def test_classes_without_names_have_numbers(tmp_path):
-  _run(str(tmp_path))
-  written = json.loads((tmp_path / "c_classes.json").read_text())
-  assert [c["name"] for c in written["classes"]] == ["0", "1", "2"]
-  _run(str(tmp_path), names=("cat", "dog", "cow"))
-  written = json.loads((tmp_path / "c_classes.json").read_text())
-  assert [c["name"] for c in written["classes"]] == ["cat", "dog", "cow"]
-
-
 def test_images_without_any_label_are_refused():
   source = handmade.records([-1, -1], 3)
   evaluator = _options().make(handmade.context(_options(), source, 3))
@@ -137,14 +128,3 @@ def test_several_classes_are_refused():
   source = handmade.records(np.eye(3, dtype=bool))
   (error,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
   assert "got 'handmade', whose images have any number of classes" in error
-
-
-def test_a_thousand_classes_take_little():
-  """10,000 images of which a fifth are wrong: at most as many pairs."""
-  rng = np.random.default_rng(0)
-  label = rng.integers(0, 1000, 10_000)
-  wrong = rng.random(10_000) < 0.2
-  prediction = np.where(wrong, rng.integers(0, 1000, 10_000), label)
-  pairs = per_class.confusions(label, prediction)
-  assert sum(n for _, _, n in pairs) == (label != prediction).sum()
-  assert len(json.dumps(pairs)) < 60_000
