@@ -20,9 +20,9 @@ from sklearn import datasets
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
-from vit_jax.config import eval_preprocessing
 from vit_jax.data import ops
 from vit_jax.data.tf_cpu import tf
+from vit_jax.weights import eval_preprocessing
 
 PHOTOS = pathlib.Path(datasets.__file__).parent / "images"
 

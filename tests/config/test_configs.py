@@ -27,13 +27,13 @@ from vit_jax import experiment, families
 from vit_jax.config import (
   checks,
   cli,
-  eval_preprocessing,
-  recipe_arguments,
+  recipes,
   to_dict,
 )
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.models import build
+from vit_jax.weights import eval_preprocessing
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -206,7 +206,7 @@ def _without_disk(name, argument):
 
 @pytest.mark.parametrize(
   "module",
-  [recipe_arguments, families, eval_preprocessing, published, resnet, vit],
+  [recipes, families, eval_preprocessing, published, resnet, vit],
 )
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)

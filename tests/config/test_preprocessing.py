@@ -2,13 +2,13 @@
 
 import pytest
 
-from vit_jax.config import eval_preprocessing
 from vit_jax.config.preprocessing import (
   Op,
   image_size,
   parse_ops,
   turns_upright,
 )
+from vit_jax.weights import eval_preprocessing
 
 
 def test_parses_names_arguments_and_keywords():

@@ -13,9 +13,10 @@ import pytest
 import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import ConfigError, eval_preprocessing
+from vit_jax.config import ConfigError
 from vit_jax.inference import pretrained
 from vit_jax.models import build
+from vit_jax.weights import eval_preprocessing
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 PUBLISHED = sorted(

@@ -12,7 +12,7 @@ import pytest
 import vit_jax
 from vit_jax import weights
 from vit_jax.commands import score as score_command
-from vit_jax.config import ConfigError, eval_preprocessing, model_from_dict
+from vit_jax.config import ConfigError, model_from_dict
 from vit_jax.data.sources import Sources
 from vit_jax.exporting import convert
 from vit_jax.scoring import (
@@ -23,6 +23,7 @@ from vit_jax.scoring import (
   tables,
 )
 from vit_jax.scoring.ablation import STEPS, swaps
+from vit_jax.weights import eval_preprocessing
 
 NAMES = tuple("abcdefghijk")
 TRIAL = ("--fake_data", "--batch_size=8", "--workdir")

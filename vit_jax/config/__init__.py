@@ -1,7 +1,6 @@
 """Every option of a run, and what reads and checks them; without jax."""
 
 from vit_jax.config.config_files import recipe
-from vit_jax.config.fewshot_sets import fewshot_evals
 from vit_jax.config.parse import (
   build,
   defaults,
@@ -11,7 +10,12 @@ from vit_jax.config.parse import (
   options_of,
   to_dict,
 )
-from vit_jax.config.recipe_arguments import arguments, check_choices, number
+from vit_jax.config.recipes import (
+  arguments,
+  check_choices,
+  fewshot_evals,
+  number,
+)
 from vit_jax.config.schema import (
   UNIONS,
   CheckpointConfig,

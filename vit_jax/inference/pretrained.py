@@ -15,12 +15,7 @@ from jaxtyping import Array, Float
 
 from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.config import (
-  ModelConfig,
-  eval_preprocessing,
-  model_from_dict,
-  to_dict,
-)
+from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
@@ -31,6 +26,7 @@ from vit_jax.inference.classify import Answer, Prediction
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest
+from vit_jax.weights import eval_preprocessing
 from vit_jax.writers import run_info
 
 # Arguments of `load` that are no options of the model.

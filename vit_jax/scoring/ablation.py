@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vit_jax.config.eval_preprocessing import PixelPath, as_stored, taken_apart
 from vit_jax.config.preprocessing import turns_upright
 from vit_jax.config.schema import Config
 from vit_jax.families import ModelConfig
+from vit_jax.weights.eval_preprocessing import PixelPath, as_stored, taken_apart
 
 SHARES = (0.875, 0.9, 1.0, None)  # of the shorter side; None: not cropped
 LN_EPS = (1e-6, 1e-5, 1e-12)  # Google's, PyTorch's default, Hugging Face's

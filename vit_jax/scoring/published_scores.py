@@ -4,7 +4,7 @@
 
 - `name` in timm; `file`, the name of Google's own file without its ending;
 - `pixels`, side of the images; `protocol`, by which they were preprocessed (see
-  `vit_jax.config.eval_preprocessing`), for timm with `share` of the crop;
+  `vit_jax.weights.eval_preprocessing`), for timm with `share` of the crop;
   `mean` of the
   normalisation, "imagenet" where it is not 0.5;
 - `source`, one of `SOURCES`;
@@ -25,7 +25,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from vit_jax.config import eval_preprocessing
+from vit_jax.weights import eval_preprocessing
 
 SOURCES = {
   "timm": "timm's results/ at aa4b585",

@@ -12,7 +12,7 @@ from etils import epath
 from vit_jax import experiment, malloc, missing_data, weights
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
-from vit_jax.config import Config, ConfigError, DataConfig, eval_preprocessing
+from vit_jax.config import Config, ConfigError, DataConfig
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import pixels
 from vit_jax.data.sources import Sources
@@ -35,6 +35,7 @@ from vit_jax.scoring.published_scores import (
   Published,
   Set,
 )
+from vit_jax.weights import eval_preprocessing
 from vit_jax.writers import atomic_files, run_info
 
 RESULT = "score.json"

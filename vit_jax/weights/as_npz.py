@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax import class_names
-from vit_jax.config import eval_preprocessing
 from vit_jax.families import ModelConfig
-from vit_jax.weights import bit, google
+from vit_jax.weights import bit, eval_preprocessing, google
 from vit_jax.weights.fitting import trained_at
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights

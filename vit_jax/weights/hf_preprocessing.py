@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import eval_preprocessing, json_file
+from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
+from vit_jax.weights import eval_preprocessing
 from vit_jax.weights.weights_file import height_and_width
 
 FILE = "preprocessor_config.json"

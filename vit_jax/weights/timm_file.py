@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import eval_preprocessing, json_file, model_from_dict
+from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
-from vit_jax.weights import normalisation, timm
+from vit_jax.weights import eval_preprocessing, normalisation, timm
 from vit_jax.weights.identify import identify
 from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.weights_file import (

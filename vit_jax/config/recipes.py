@@ -1,8 +1,22 @@
-"""Arguments of config files, the text after the colon of --config."""
+"""What config files share: how they read their argument, few-shot scores."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from vit_jax.options import nearest
+
+# Data set -> (split the shots are drawn from, split that is scored). They are
+# big_vision's (configs/common_fewshot.py); at least 30 images of every class of
+# ImageNet are among the first 65,000.
+FEWSHOT_SETS = {
+  "caltech101": ("train", "test"),
+  "cars196": ("train", "test"),
+  "cifar100": ("train", "test"),
+  "dtd": ("train", "test"),
+  "oxford_iiit_pet": ("train", "test"),
+  "uc_merced": ("train[:1000]", "train[1000:]"),
+  "imagenet2012": ("train[:65000]", "validation"),
+}
 
 
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
@@ -64,3 +78,24 @@ def number(args: dict[str, str], name: str) -> float:
   if not 0 < value < float("inf"):
     raise ValueError(f"got {name}={args[name]}, expected a number above 0.")
   return value
+
+
+def fewshot_evals(**options: Any) -> dict[str, dict[str, Any]]:
+  """Returns an evaluator "fewshot_<data set>" for each of `FEWSHOT_SETS`.
+
+  All are in the group "fewshot", whose mean is written, too.
+
+  Args:
+    **options: Options of each.
+  """
+  return {
+    f"fewshot_{dataset}": {
+      "kind": "fewshot",
+      "dataset": dataset,
+      "train_split": support,
+      "split": test,
+      "group": "fewshot",
+      **options,
+    }
+    for dataset, (support, test) in FEWSHOT_SETS.items()
+  }
