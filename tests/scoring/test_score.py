@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
@@ -47,6 +48,13 @@ def file(tiny_vit, tmp_path_factory):
 
 def run(*words):
   return score.run(score_command.parse(list(words)))
+
+
+def test_help_has_every_name(capsys):
+  with pytest.raises(SystemExit):
+    score_command.parse(["--help"])
+  words = {*re.findall(r"\w+", capsys.readouterr().out)}
+  assert {*STEPS, *score.SETS, score.AVAILABLE} <= words
 
 
 def errors(*words):

@@ -139,11 +139,6 @@ def set_aside(folder: epath.Path) -> epath.Path:
   return target
 
 
-def is_set_aside(name: str) -> bool:
-  """Whether `set_aside` gave a folder this name."""
-  return layout.is_step(name.partition(".")[0]) and DAMAGED in name
-
-
 def expired(
   good: Collection[int],
   there: Collection[int],

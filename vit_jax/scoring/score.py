@@ -320,7 +320,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ConfigError: All files and sets that are missing or do not fit, before
       anything is scored.
   """
-  steps = args.steps.split(",")
+  steps = args.steps.split(",") if args.steps else STEPS
   if unknown := [step for step in steps if step not in STEPS]:
     raise ConfigError(
       [
