@@ -16,7 +16,8 @@ from PIL import Image
 import vit_jax
 from vit_jax import class_names
 from vit_jax.commands import predict as predict_command
-from vit_jax.inference import classify, overlay, predict, streaming
+from vit_jax.inference import overlay, predict, streaming
+from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import precision
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -331,7 +332,9 @@ def test_attention_beside_the_image(call, folder, tmp_path, vit):
 def test_attention_of_a_model_without(monkeypatch, folder):
   """Its forward pass does not begin: the end of the process would cut it."""
   begun = []
-  monkeypatch.setattr(classify, "probabilities_fn", lambda _: begun.append)
+  monkeypatch.setattr(
+    Pretrained, "probabilities", lambda *args: begun.append(args)
+  )
   monkeypatch.setattr(sys, "stdin", Stdin())
   resnet = HERE / "data" / "bit_v2.weights.npz"
   argv = [str(resnet), f"{folder}/00.png", "--attention", "--image_size=32"]

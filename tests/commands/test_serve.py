@@ -116,23 +116,24 @@ def test_damaged_exif_is_no_orientation(answers, kind):
 
 
 HOSTILE = {
-  "empty": (b"", 400, "got an empty file"),
-  "text": (b"<script>alert(1)</script>", 415, "bytes of another kind"),
-  "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415, "another kind"),
-  "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF", 415, "another kind"),
-  "half": (encoded("jpeg")[:900], 422, "cannot be decoded"),
-  "bomb": (bomb(30_000, 30_000), 413, "got far too many pixels"),
-  "wide": (bomb(9_000, 9_000), 413, "got 9,000 x 9,000 pixels"),
-  "thin": (bomb(1, 10_001), 413, "got 1 x 10,001 pixels"),
-  "no data": (bomb(90, 90), 422, "cannot be decoded"),
-  "flipped": (encoded()[:60] + b"\xff" * 40, 422, "cannot be decoded"),
+  "empty": (b"", 415),
+  "text": (b"<script>alert(1)</script>", 415),
+  "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415),
+  "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF", 415),
+  "half": (encoded("jpeg")[:900], 415),
+  "bomb": (bomb(30_000, 30_000), 413),
+  "wide": (bomb(9_000, 9_000), 413),
+  "thin": (bomb(1, 10_001), 413),
+  "no data": (bomb(90, 90), 415),
+  "flipped": (encoded()[:60] + b"\xff" * 40, 415),
 }
+TEXTS = {413: "got too many pixels", 415: "got no image that can be decoded"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused(answers, name):
-  data, status, text = HOSTILE[name]
-  with pytest.raises(serve.Refused, match=text) as caught:
+  data, status = HOSTILE[name]
+  with pytest.raises(serve.Refused, match=TEXTS[status]) as caught:
     answers.answer(data)
   assert caught.value.status == status
 
@@ -263,7 +264,7 @@ def test_it_ends_quietly_while_an_upload_stalls():
     post = lambda data: urllib.request.urlopen(f"{page}/predict", data)
     with pytest.raises(urllib.error.HTTPError) as e:  # Pillow warns of it
       post(bomb(10_000, 10_000))
-    assert e.value.code == 422
+    assert e.value.code == 415
     with socket.create_connection((host, int(port))) as stalled:
       stalled.sendall(
         b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -8,9 +8,10 @@ import os
 import pathlib
 
 import pytest
+from tqdm.utils import disp_len
 
 from vit_jax.inference import answers
-from vit_jax.inference.classify import Answer, Prediction
+from vit_jax.inference.pretrained import Answer, Prediction
 
 CAT = Answer(
   "photos/猫.jpg",
@@ -56,9 +57,9 @@ def test_a_table_fits_its_terminal(monkeypatch, columns):
   long = Answer("深い/" * 20 + "cat.jpg", CAT.classes * 2)
   text = written(table([long.name]), Terminal(), [long, DOG])
   lines = text.splitlines()
-  assert max(map(answers.width, lines)) <= columns
+  assert max(map(disp_len, lines)) <= columns
   assert "at.jpg " in lines[1] and "…" in lines[1]
-  at = {line.index("%") + answers.width(line) - len(line) for line in lines[1:]}
+  at = {line.index("%") + disp_len(line) - len(line) for line in lines[1:]}
   assert len(at) == 1
 
 

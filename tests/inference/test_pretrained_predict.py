@@ -11,7 +11,7 @@ from test_images import PHOTOS, of_evaluators
 import vit_jax
 from vit_jax.checkpointing import checkpointer
 from vit_jax.data import pixels
-from vit_jax.inference import classify
+from vit_jax.inference import pretrained
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
@@ -79,7 +79,7 @@ def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
 def test_the_order_is_that_of_the_images(vit):
   images = [np.full((9, 7, 3), v, np.uint8) for v in range(0, 255, 12)]
   result = vit.predict(images)
-  assert len(result) == 22 > classify.BATCH
+  assert len(result) == 22 > pretrained.BATCH
   assert result[::-1] == vit.predict(images[::-1])
   assert result[:3] != result[3:6]
 
@@ -123,7 +123,7 @@ def test_random_operations_of_training_are_not_for_predicting(vit, tmp_path):
 
 
 def test_more_images_than_a_batch(vit, monkeypatch):
-  monkeypatch.setattr(classify, "BATCH", 4)
+  monkeypatch.setattr(pretrained, "BATCH", 4)
   rng = np.random.default_rng(0)
   images = [rng.integers(0, 256, (32, 32, 3), np.uint8) for _ in range(5)]
   together = vit.predict(images, top=1)
@@ -146,7 +146,7 @@ def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
     str(e.value) == f"{missing}: got a path with no file, expected an image."
   )
   # All at once, in whatever batch.
-  monkeypatch.setattr(classify, "BATCH", 2)
+  monkeypatch.setattr(pretrained, "BATCH", 2)
   cut = tmp_path / "cut.png"
   cut.write_bytes(china[1].read_bytes()[:5000])
   images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing, cut]

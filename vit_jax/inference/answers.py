@@ -2,14 +2,16 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import pathlib
 import shutil
-import unicodedata
 from collections.abc import Callable, Iterable
 
-from vit_jax.inference.classify import Answer
+from tqdm.utils import disp_len, disp_trim
+
+from vit_jax.inference.pretrained import Answer
 
 Write = Callable[[Answer, pathlib.Path | None], None]
 
@@ -77,15 +79,15 @@ def as_table(
   is_terminal = out.isatty()
   room = shutil.get_terminal_size().columns if is_terminal else UNBOUNDED
   room -= len(GAP) + len(SHARE) + len(GAP)
-  longest_class = max((width(printable(c)) for c in classes or ()), default=5)
-  known = max((width(printable(i)) for i in images), default=LONGEST_NAME)
-  wide_class = max(len("class"), min(longest_class, room // 2))
-  wide_image = max(len("image"), min(known, room - wide_class))
-  wide_class = min(longest_class, max(wide_class, room - wide_image))
-  wide_class = max(wide_class, len("class"))
+  image_widths = [disp_len(printable(i)) for i in images] or [LONGEST_NAME]
+  class_widths = [disp_len(printable(c)) for c in ("class", *(classes or ()))]
+  least_class = min(max(class_widths), max(len("class"), room // 2))
+  image_width = max(len("image"), min(max(image_widths), room - least_class))
+  class_width = max(len("class"), room - image_width)
 
   def line(image: str, probability: str, name: str) -> None:
-    cells = padded(image, wide_image), f"{probability:>{len(SHARE)}}", name
+    image += " " * (image_width - disp_len(image))
+    cells = image, f"{probability:>{len(SHARE)}}", name
     out.write(GAP.join(cells).rstrip() + "\n")
 
   has_head = False
@@ -95,9 +97,9 @@ def as_table(
     if not has_head:
       line("image", "prob.", "class")
       has_head = True
-    image = cut(printable(answer.name), wide_image, wide_image // 3)
+    image = cut(printable(answer.name), image_width, image_width // 3)
     for c in answer.classes:
-      name = cut(printable(c.name), wide_class)
+      name = cut(printable(c.name), class_width)
       line(image, f"{100 * c.probability:.1f}%", name)
       image = ""
     if is_terminal:
@@ -115,16 +117,15 @@ class FileNames:
 
   def __init__(self, folder: str | os.PathLike):
     self._folder = pathlib.Path(folder)
-    self._counts: dict[str, int] = {}
+    self._taken: set[str] = set()
 
   def of(self, image: str) -> pathlib.Path:
     """Returns <folder>/<name of the image>.png, or ..._2.png for a second."""
     stem = pathlib.PurePath(image).stem.strip("-.") or "image"
-    self._counts[stem] = count = self._counts.get(stem, 0) + 1
-    name = stem if count == 1 else f"{stem}_{count}"
-    if count > 1 and name in self._counts:  # there is such an image, too
-      return self.of(name)
-    self._counts.setdefault(name, 1)
+    numbered = (f"{stem}_{i}" for i in itertools.count(2))
+    names = itertools.chain([stem], numbered)
+    name = next(name for name in names if name not in self._taken)
+    self._taken.add(name)
     return self._folder / f"{name}.png"
 
 
@@ -140,28 +141,6 @@ def printable(text: str) -> str:
   )
 
 
-def width(text: str) -> int:
-  """Returns the columns that a text takes on a terminal.
-
-  Wide characters take two, combining marks none.
-
-  Example:
-    >>> width("猫.jpg"), width("e\\u0301")
-    (6, 1)
-  """
-  return sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-  if unicodedata.combining(character) or unicodedata.category(character) in (
-    "Mn",
-    "Me",
-    "Cf",
-  ):
-    return 0
-  return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def cut(text: str, columns: int, begin: int | None = None) -> str:
   """Returns the text, shortened to a number of columns if it is longer.
 
@@ -175,23 +154,8 @@ def cut(text: str, columns: int, begin: int | None = None) -> str:
     >>> cut("great white shark", 8), cut("photos/2024/cat.jpg", 12, 3)
     ('great w…', 'pho…/cat.jpg')
   """
-  if width(text) <= columns:
+  if disp_len(text) <= columns:
     return text
   begin = columns - 1 if begin is None else min(begin, columns - 1)
-  end = _first(text[::-1], columns - 1 - begin)[::-1]
-  return f"{_first(text, begin)}…{end}"
-
-
-def _first(text: str, columns: int) -> str:
-  """Returns as much of the text as fits."""
-  taken = 0
-  for i, character in enumerate(text):
-    taken += _columns(character)
-    if taken > columns:
-      return text[:i]
-  return text
-
-
-def padded(text: str, columns: int) -> str:
-  """Returns the text with spaces up to a number of columns."""
-  return text + " " * (columns - width(text))
+  end = disp_trim(text[::-1], columns - 1 - begin)[::-1]
+  return f"{disp_trim(text, begin)}…{end}"

@@ -23,8 +23,7 @@ from vit_jax.callbacks.progress import note
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
 from vit_jax.inference import overlay, streaming
-from vit_jax.inference.classify import Answer
-from vit_jax.inference.pretrained import Pretrained
+from vit_jax.inference.pretrained import Answer, Pretrained
 from vit_jax.models import precision
 
 LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import weights
+from vit_jax import class_names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import image_size as size_after
@@ -21,8 +22,7 @@ from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.families import FAMILIES
-from vit_jax.inference import classify, streaming
-from vit_jax.inference.classify import Answer, Prediction
+from vit_jax.inference import streaming
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest
@@ -31,10 +31,42 @@ from vit_jax.writers import run_info
 
 # Arguments of `load` that are no options of the model.
 ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
-# Most patches of an image; the products of all pairs take 1 GiB a head.
-MAX_TOKENS = 2**14
+BATCH = 16  # images in a forward pass
 NO_IMAGES = "got no images, expected one or more."
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """A class and its probability by the model, 0 to 1.
+
+  A class of ImageNet has its word and its wnid: "tench (n01440764)". `index` is
+  its column of the head, since two classes may have one name.
+  """
+
+  name: str
+  probability: float
+  index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """A model's answer for an image.
+
+  Attributes:
+    name: Path of the image, or a name.
+    classes: The most probable first; empty where the image cannot be read.
+    pixels: uint8 [h, w, 3] as the model got them; None: it cannot be read.
+    attention: Its `Pretrained.attention_map`, [rows, columns]; None: it was not
+      asked for.
+    error: Why the image cannot be read; None: it can.
+  """
+
+  name: str
+  classes: list[Prediction]
+  pixels: np.ndarray | None = None
+  attention: np.ndarray | None = None
+  error: Exception | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +105,12 @@ class Pretrained:
   @functools.cached_property
   def probabilities(self) -> Callable[..., jax.Array]:
     """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
-    return classify.probabilities_fn(self)
+
+    def probabilities(params, images):
+      logits, _ = self.model.apply({"params": params}, normalise(images))
+      return PROBABILITIES[self.loss](logits)
+
+    return jax.jit(probabilities)
 
   def __call__(
     self, images: Float[Array, "b h w c"] | np.ndarray
@@ -126,7 +163,7 @@ class Pretrained:
       for i, image in enumerate(images)
     )
     classes, errors = [], []
-    for answer in self.predictions(named, top, batch_size=classify.BATCH):
+    for answer in self.predictions(named, top, batch_size=BATCH):
       classes.append(answer.classes)
       if (e := answer.error) is not None:
         errors.append((f"{answer.name}: {e}", type(e)))
@@ -205,7 +242,7 @@ class Pretrained:
     images: Iterable[streaming.Named],
     top: int = 5,
     *,
-    batch_size: int = classify.BATCH,
+    batch_size: int = BATCH,
     attention: bool = False,
   ) -> Iterator[Answer]:
     """Classifies any number of images, in their order.
@@ -231,9 +268,35 @@ class Pretrained:
       raise ValueError("got a model without a head, expected one; call it.")
     if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
-    return classify.answers(
-      self, images, top, batch_size=batch_size, attention=attention
-    )
+    rows = streaming.read_all(images, self.ops, ahead=2 * batch_size)
+    return self._answers(rows, top, batch_size, attention)
+
+  def _answers(
+    self,
+    rows: Iterator[streaming.Row],
+    top: int,
+    batch_size: int,
+    attention: bool,
+  ) -> Iterator[Answer]:
+    """Yields answers; the device computes a batch while the next is read."""
+    names = self.class_names or map(str, range(self.num_classes))
+    names = [class_names.in_words(name) for name in names]
+    running: tuple[list[streaming.Row], Any, Any] | None = None
+    for batch in _batches(rows, batch_size):
+      readable = [row.pixels for row in batch if row.error is None]
+      if running is None and len(readable) < batch_size:  # the only batch
+        batch_size = 1 << max(len(readable) - 1, 0).bit_length()
+      probabilities = maps = None
+      if readable:
+        images = np.zeros((batch_size, *self.image_size, 3), np.uint8)
+        images[: len(readable)] = readable
+        probabilities = self.probabilities(self.params, images)
+        maps = self.attention_map(normalise(images)) if attention else None
+      if running is not None:
+        yield from _batch_answers(*running, names, top)
+      running = batch, probabilities, maps
+    if running is not None:
+      yield from _batch_answers(*running, names, top)
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""
@@ -347,7 +410,6 @@ def load(
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  _check_size(config, (height, width))
   num_classes = weights.num_classes(file.params)
   model = build(config, num_classes)
   target = jax.eval_shape(
@@ -464,21 +526,42 @@ def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
   return sides
 
 
-def _check_size(config: ModelConfig, size: tuple[int, int]) -> None:
-  """Raises ValueError for more pixels or patches than memory can take."""
-  text = f"image_size: got {size[0]:,} x {size[1]:,} pixels,"
-  if size[0] * size[1] > images_lib.MAX_PIXELS:
-    raise ValueError(
-      f"{text} expected at most {images_lib.MAX_PIXELS:,} in all; take smaller"
-      " images."
-    )
-  if config.num_tokens(size) is None:
-    return
-  rows, columns = config.grid(size)
-  if rows * columns > MAX_TOKENS:
-    raise ValueError(
-      f"{text} which make {rows:,} x {columns:,} patches, expected at most"
-      f" {MAX_TOKENS:,} in all; take smaller images."
+def _batches(
+  rows: Iterable[streaming.Row], size: int
+) -> Iterator[list[streaming.Row]]:
+  """Yields lists with `size` readable images each; the last may have fewer."""
+  batch, count = [], 0
+  for row in rows:
+    batch.append(row)
+    count += row.error is None
+    if count == size:
+      yield batch
+      batch, count = [], 0
+  if batch:
+    yield batch
+
+
+def _batch_answers(
+  batch: list[streaming.Row],
+  probabilities: Float[Array, "b classes"] | None,
+  maps: Float[np.ndarray, "b gh gw"] | None,
+  names: Sequence[str],
+  top: int,
+) -> Iterator[Answer]:
+  """Yields an answer for each image; unreadable ones have no probabilities."""
+  probabilities = np.asarray(probabilities)  # waits for the device
+  numbers = itertools.count()
+  for row in batch:
+    if row.error is not None:
+      yield Answer(row.name, [], error=row.error)
+      continue
+    i = next(numbers)
+    best = np.argsort(-probabilities[i], kind="stable")[:top].tolist()
+    yield Answer(
+      row.name,
+      [Prediction(names[k], float(probabilities[i, k]), k) for k in best],
+      row.pixels,
+      None if maps is None else maps[i],
     )
 
 

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def find(
-  arguments: Iterable[str], stdin: io.BufferedIOBase | None
+  arguments: Iterable[str], stdin: io.BufferedReader | None
 ) -> Iterator[Named]:
   """Yields the images that the arguments of a command line stand for.
 
@@ -61,8 +61,7 @@ def find(
       closed.
 
   Yields:
-    Images; an error for a folder or a glob without images, and for a folder
-    that cannot be opened.
+    Images; an error for a folder or a glob without images.
   """
   for word in arguments:
     if word == STANDARD_INPUT:
@@ -75,43 +74,33 @@ def find(
       yield Named(word, word)
 
 
-def _from_stdin(stdin: io.BufferedIOBase | None) -> Iterator[Named]:
-  stdin = io.BytesIO() if stdin is None else stdin
-  reader = stdin if hasattr(stdin, "peek") else io.BufferedReader(stdin)
-  begin = reader.peek(PEEKED)[:PEEKED]
-  if b"\0" in begin or begin.startswith(b"GIF8"):
-    yield Named(STANDARD_INPUT, reader.read())
-    return
+def _from_stdin(stdin: io.BufferedReader | None) -> Iterator[Named]:
   is_empty = True
-  for line in reader:
+  if stdin is not None and b"\0" in stdin.peek(PEEKED)[:PEEKED]:
+    yield Named(STANDARD_INPUT, stdin.read())
+    return
+  for line in stdin or ():
     if word := os.fsdecode(line.rstrip(b"\r\n")):
       is_empty = False
-      if word == STANDARD_INPUT:  # it is being read already
-        yield Named(word, word)
-      else:
-        yield from find([word], stdin)
+      yield from find([word], stdin)
   if is_empty:
     error = ValueError("got nothing, expected an image, or files, one a line.")
     yield Named(STANDARD_INPUT, error)
 
 
 def _in_folder(folder: str) -> Iterator[Named]:
-  is_empty, closed = True, []
-  for parent, folders, files in os.walk(folder, onerror=closed.append):
+  is_empty = True
+  for parent, folders, files in os.walk(folder):
     folders[:] = sorted(f for f in folders if not f.startswith("."))
     for file in sorted(files):
       if file.lower().endswith(images.SUFFIXES) and not file.startswith("."):
         is_empty = False
         path = os.path.join(parent, file)
         yield Named(path, path)
-  for e in closed:
-    error = ValueError(f"got a folder that cannot be opened: {e.strerror}.")
-    yield Named(e.filename, error)
-  if is_empty and not closed:
+  if is_empty:
     kinds = " ".join(images.SUFFIXES)
-    yield Named(
-      folder, ValueError(f"got a folder without images, expected {kinds}.")
-    )
+    error = ValueError(f"got a folder without images, expected {kinds}.")
+    yield Named(folder, error)
 
 
 def _of_glob(word: str) -> Iterator[Named]:
@@ -168,14 +157,11 @@ def _submitted(
 
 
 def _read(named: Named, ops: str) -> Row:
+  if isinstance(named.image, Exception):
+    return Row(named.name, None, named.image)
   try:
-    if isinstance(named.image, Exception):
-      raise named.image
     image = images.read(named.image, exif=turns_upright(ops))
     return Row(named.name, pixels.apply(image, ops), None)
-  except FileNotFoundError as e:
-    error = FileNotFoundError(*e.args)
-  except ValueError as e:
-    error = ValueError(str(e))
-  # A new error: the traceback of the old one refers to the file.
-  return Row(named.name, None, error)
+  except (FileNotFoundError, ValueError) as e:
+    # Its frames refer to the bytes of the file.
+    return Row(named.name, None, e.with_traceback(None))
