@@ -211,9 +211,9 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
   "word, text",
   [
     ("--to=keras", "invalid choice: 'keras'"),
-    ("--image_size=0", "invalid size (224 or 224x160) value: '0'"),
-    ("--grid=1x2x3", "invalid size (224 or 224x160) value: '1x2x3'"),
-    ("--cls_row=maybe", "invalid true or false value: 'maybe'"),
+    ("--image_size=0", "got '0', expected a size such as 224"),
+    ("--grid=1x2x3", "got '1x2x3', expected a size"),
+    ("--cls_row=maybe", "invalid choice: 'maybe'"),
     ("--posemb_filter=x", "invalid choice: 'x'"),
   ],
 )

@@ -263,7 +263,6 @@ def test_none_can_be_read(call, folder):
   [
     (["--top=0"], "argument --top: got '0', expected a number from 1."),
     (["--json", "--csv"], "not allowed with argument"),
-    (["--out_dir=maps"], "--out_dir: got no --attention"),
   ],
 )
 def test_wrong_flags(argv, message, capsys):

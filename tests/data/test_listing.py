@@ -38,7 +38,7 @@ def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
     return seek(self, offset, whence)
 
   monkeypatch.setattr(gzip.GzipFile, "seek", forward)
-  result = KINDS["webdataset:"].scan(source, Options())
+  result = KINDS["webdataset:"](source, Options())
   entries = [*result.splits["train"].entries()]
   assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
 
@@ -64,7 +64,7 @@ def test_tars_with_errors(tmp_path):
   (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
   (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
   (tmp_path / "2.tar").write_bytes(b"no tar at all")
-  result = KINDS["webdataset:"].scan(str(tmp_path), Options())
+  result = KINDS["webdataset:"](str(tmp_path), Options())
   assert result.class_names == ("0", "1", "2")
   entries = list(result.splits["train"].entries())
   assert [e.image for e in entries[:3]] == [image for image, _ in good]
@@ -123,7 +123,7 @@ def test_labels_that_are_no_classes(labels, given, message):
 def test_names_of_classes_by_the_user(tmp_path):
   source = write_webdataset(tmp_path, NAMES.index)
   path = source.removeprefix("webdataset:")
-  scan = KINDS["webdataset:"].scan
+  scan = KINDS["webdataset:"]
   assert scan(path, Options()).class_names == ("0", "1", "2")
   assert scan(path, Options(classes=("x", "y", "z"))).class_names == (
     *("x", "y", "z"),
@@ -133,7 +133,7 @@ def test_names_of_classes_by_the_user(tmp_path):
 def test_columns_are_found_or_asked_for(tmp_path):
   records = SPLITS["train"]
   numbers = [NAMES.index(name) for _, name in records]
-  read = KINDS["parquet:"].scan
+  read = KINDS["parquet:"]
   path = tmp_path / "x.parquet"
 
   def write(table):
@@ -193,7 +193,7 @@ def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
   datasets.Dataset.from_dict(
     records, features=features, split="train[:50%]"
   ).save_to_disk(tmp_path)
-  result = KINDS["hf:"].scan(str(tmp_path), Options())
+  result = KINDS["hf:"](str(tmp_path), Options())
   assert (result.class_names, list(result.splits)) == (("ant",), ["train"])
 
 
@@ -216,7 +216,7 @@ def test_a_label_that_is_another_class_in_another_split_is_refused(
       )
       made[split].to_parquet(tmp_path / f"{split}.parquet")
     made.save_to_disk(tmp_path)
-    return KINDS[kind].scan(str(tmp_path), Options())
+    return KINDS[kind](str(tmp_path), Options())
 
   same = ["ant", "bee", "cat"]
   assert listed(train=same, validation=same).class_names == tuple(same)
@@ -294,4 +294,4 @@ def test_classes_of_one_name_are_refused(tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "1.jpg").write_bytes(encoded(1))
   with pytest.raises(ValueError, match="got a class of the name 'cat '"):
-    KINDS["folder:"].scan(str(tmp_path), Options())
+    KINDS["folder:"](str(tmp_path), Options())

@@ -186,7 +186,7 @@ def read_weights(path):
 
 def read_import(kind):
   def read(path):
-    for split in KINDS[kind].scan(str(path), Options()).splits.values():
+    for split in KINDS[kind](str(path), Options()).splits.values():
       for _ in split.entries():
         pass
 

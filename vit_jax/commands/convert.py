@@ -1,8 +1,4 @@
-"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`.
-
-SRC is anything that `vit_jax.load` reads. The written file is read again, and
-its logits are compared with those of SRC.
-"""
+"""Writes weights in another format: `vit-jax convert SRC DST --to=FORMAT`."""
 
 import argparse
 import os
@@ -27,35 +23,17 @@ FILTERS = {
   "timm": "the same",
   "hf": "Hugging Face's",
 }
-GELUS = {"tanh": "approximate, Google's", "erf": "exact, PyTorch's"}
-POSITIONS = {"sincos2d": "fixed sines and cosines", "none": "nothing"}
+DESCRIPTION = """\
+Writes weights in another format, reads the file again and compares logits."""
+EXAMPLE = """\
+vit-jax convert runs/birds birds.safetensors --to=timm
+vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384"""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Parses the words after the verb."""
-
-  def sides(text: str):
-    values = tuple(int(v) for v in text.lower().split("x"))
-    if len(values) > 2 or min(values) < 1:
-      raise ValueError
-    return values if len(values) == 2 else values * 2
-
-  def truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-      raise ValueError
-    return text.lower() == "true"
-
-  def listed(choices: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
-
-  sides.__name__, truth.__name__ = "size (224 or 224x160)", "true or false"
   parser = cli.parser(
-    "convert",
-    "Writes weights in another format, reads the file again and compares"
-    " logits.",
-    "vit-jax convert runs/birds birds.safetensors --to=timm\n"
-    "vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384",
-    usage="SRC DST --to=FORMAT [options]",
+    "convert", DESCRIPTION, EXAMPLE, usage="SRC DST --to=FORMAT [options]"
   )
   parser.add_argument(
     "src", metavar="SRC", help="anything that vit_jax.load reads"
@@ -64,28 +42,31 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "dst", metavar="DST", help="a new file, or a new folder (orbax, hf)"
   )
   parser.add_argument(
-    "--to",
-    required=True,
-    choices=FORMATS,
-    help=listed(FORMATS),
+    "--to", required=True, choices=FORMATS, help=_listed(FORMATS)
   )
   parser.add_argument(
-    "--image_size", type=sides, help="pixels, 384 or 384x512; resamples"
+    "--image_size", type=_sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
   parser.add_argument(
-    "--posemb_filter", default="zoom", choices=FILTERS, help=listed(FILTERS)
+    "--posemb_filter", default="zoom", choices=FILTERS, help=_listed(FILTERS)
   )
   parser.add_argument(
-    "--grid", type=sides, help="rows x columns of patches, if SRC states none"
+    "--grid", type=_sides, help="rows x columns of patches, if SRC states none"
   )
   parser.add_argument("--num_heads", type=int, help="if SRC states none")
-  parser.add_argument("--cls_row", type=truth, help="if SRC does not state it")
   parser.add_argument(
-    "--gelu", choices=GELUS, help="if not SRC's. " + listed(GELUS)
+    "--cls_row", choices=("true", "false"), help="if SRC does not state it"
   )
   parser.add_argument(
-    "--posemb", choices=POSITIONS, help="if no table. " + listed(POSITIONS)
+    "--gelu",
+    choices=("tanh", "erf"),
+    help="if not SRC's. tanh: approximate, Google's; erf: exact, PyTorch's",
+  )
+  parser.add_argument(
+    "--posemb",
+    choices=("sincos2d", "none"),
+    help="if no table. sincos2d: fixed sines and cosines; none: nothing",
   )
   parser.add_argument(
     "--drop_head",
@@ -100,7 +81,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   args = parser.parse_args(argv)
   if args.push and args.to != "hf":
     parser.error(f"--push: got --to={args.to}, expected --to=hf.")
+  if args.cls_row is not None:
+    args.cls_row = args.cls_row == "true"
   return args
+
+
+def _listed(choices: dict[str, str]) -> str:
+  return "; ".join(f"{name}: {doc}" for name, doc in choices.items())
+
+
+def _sides(text: str) -> tuple[int, int]:
+  """Returns the two numbers of "384x512"; one number stands for a square."""
+  sides = text.split("x")
+  if len(sides) > 2 or not all(s.isdecimal() and int(s) for s in sides):
+    raise argparse.ArgumentTypeError(
+      f"got {text!r}, expected a size such as 224 or 224x160."
+    )
+  return int(sides[0]), int(sides[-1])
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,11 +1,4 @@
-"""Scores a checkpoint: `vit-jax evaluate --checkpoint=RUN`.
-
-Runs the evaluators of the config that wrote it, or of --config, which published
-weights need: --checkpoint=B_16.npz --config=configs/finetune.py:... With
---fewshot, --linear or --knn, it scores instead what is learned from its
-features on a data set of the user's own: the model is not trained. Published
-weights then need no config.
-"""
+"""Scores a checkpoint: `vit-jax evaluate --checkpoint=RUN`."""
 
 from collections.abc import Sequence
 

@@ -1,11 +1,4 @@
-"""Compiles a run for a TPU slice that is not there, and estimates its cost.
-
-vit-jax plan --config=configs/vit_l16.py:imagenet21k --topology=v5e:16x16
-
-The step is the one that trains, and the compiler is the real one (`pip install
-'jax[tpu]'`), which needs no TPU. Memory is what that compiler reports. Times
-are estimates: no chip has confirmed them.
-"""
+"""Compiles a run for TPUs that are not there: `vit-jax plan --config=FILE`."""
 
 import os
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-"""Classifies images: `vit-jax predict CHECKPOINT IMAGE...`.
-
-The model, its preprocessing and the names of its classes are those of the
-checkpoint. Results go to the standard output as they come, all other lines to
-the standard error.
-"""
+"""Classifies images: `vit-jax predict CHECKPOINT IMAGE...`."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,11 +18,6 @@ EXAMPLE = """\
 vit-jax predict runs/pets photos/cat.jpg
 vit-jax predict B_16.npz photos/ 'more/**/*.jpg' --json > classes.jsonl
 find . -name '*.jpg' | vit-jax predict runs/pets - --csv > classes.csv"""
-FLAGS = {
-  "top": (5, "classes of each image (default: 5)"),
-  "batch_size": (16, "images in a forward pass (default: 16)"),
-  "image_size": (None, "side of its images in pixels (default: the model's)"),
-}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -35,10 +25,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser = cli.parser("predict", DESCRIPTION, EXAMPLE)
   parser.add_argument("checkpoint", metavar="CHECKPOINT")
   parser.add_argument("images", nargs="+", metavar="IMAGE")
-  for name, (default, doc) in FLAGS.items():
-    parser.add_argument(
-      f"--{name}", type=cli.positive, default=default, metavar="N", help=doc
-    )
+  parser.add_argument(
+    "--top",
+    type=cli.positive,
+    default=5,
+    metavar="N",
+    help="classes of each image (default: %(default)s)",
+  )
+  parser.add_argument(
+    "--batch_size",
+    type=cli.positive,
+    default=16,
+    metavar="N",
+    help="images in a forward pass (default: %(default)s)",
+  )
+  parser.add_argument(
+    "--image_size",
+    type=cli.positive,
+    metavar="N",
+    help="side of its images in pixels (default: the model's)",
+  )
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
@@ -61,13 +67,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--out_dir",
     type=cli.local_folder,
     metavar="DIR",
-    help="folder of these (default: attention)",
+    default="attention",
+    help="folder of these (default: %(default)s)",
   )
-  args = parser.parse_args(argv)
-  if args.out_dir and not args.attention:
-    parser.error("--out_dir: got no --attention, whose pictures it is for.")
-  args.out_dir = args.out_dir or "attention"
-  return args
+  return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 from vit_jax.config import cli
 
-MAX_MEGABYTES = 20
-MAX_MEGAPIXELS = 50
-
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Parses the words after the verb."""
@@ -37,32 +34,27 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--top",
-    type=int,
+    type=cli.positive,
     metavar="N",
     default=5,
     help="classes shown (default: %(default)s)",
   )
   parser.add_argument(
     "--max_megabytes",
-    type=float,
+    type=cli.positive,
     metavar="N",
-    default=MAX_MEGABYTES,
+    default=20,
     help="larger files are refused (default: %(default)s)",
   )
   parser.add_argument(
     "--max_megapixels",
-    type=float,
+    type=cli.positive,
     metavar="N",
-    default=MAX_MEGAPIXELS,
+    default=50,
     help="images of more are refused before they are decoded (default:"
     " %(default)s); decoding takes some 14 bytes a pixel",
   )
   args = parser.parse_args(argv)
-  for name in ("top", "max_megabytes", "max_megapixels"):
-    if getattr(args, name) <= 0:
-      parser.error(
-        f"--{name}: got {getattr(args, name)}, expected more than 0."
-      )
   if not 0 <= args.port < 65536:
     parser.error(f"--port: got {args.port}, expected 0 to 65535.")
   return args

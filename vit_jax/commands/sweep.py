@@ -1,10 +1,4 @@
-"""Searches a grid of options: `vit-jax sweep --config=FILE`.
-
-Every point of the grid is trained, and scored on the part of the training data
-that the config's evaluator `val` holds out, on nothing else. The options of the
-best are then trained on all of the training data, and the config's other
-evaluators score the result, once. The same command goes on where it stopped.
-"""
+"""Searches a grid of options: `vit-jax sweep --config=FILE`."""
 
 from collections.abc import Sequence
 

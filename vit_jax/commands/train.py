@@ -47,7 +47,6 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     signals: Receives signals since the start of this process.
     began: Start of this process, seconds since the epoch.
   """
-
   from vit_jax import experiment, malloc, train
   from vit_jax.callbacks import run_lock
   from vit_jax.checkpointing import resume_rules
@@ -67,13 +66,16 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     startup.use_cache(workdir)
     malloc.keep()
     allowed = resume_rules.names_of(flags["allow_change"])
-    errors = [*args.errors, *_profile_errors(flags["profile"])]
+    errors = list(args.errors)
+    profile = flags["profile"]
+    if profile and (not profile.isdecimal() or int(profile) < 1):
+      errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
     train.train_and_evaluate(
       config,
       workdir,
-      callbacks=_callbacks(config, workdir, flags["profile"], signals),
+      callbacks=_callbacks(config, workdir, profile, signals),
       allow_change=allowed,
       began=began,
     )
@@ -108,10 +110,3 @@ def _callbacks(
 
     callbacks.append(Profile(f"{workdir}/tensorboard", int(profile)))
   return callbacks
-
-
-def _profile_errors(value: str | None) -> list[str]:
-  """Returns what is wrong with --profile."""
-  if value is None or (value.isdecimal() and int(value) > 0):
-    return []
-  return [f"--profile: got {value!r}, expected a step, 1 or more."]

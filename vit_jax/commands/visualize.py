@@ -15,8 +15,8 @@ far each head looks, where one patch looks, and from which patches of an image
 the answer is drawn. Writes a page, index.html, and every picture to DIR.
 
 IMAGE is a file, a folder, a glob in quotes, or - for the standard input, with a
-list of such, one a line. The first 128 are looked at; those of a folder that
-cannot be read are named and left out.
+list of such, one a line. The first 128 are used; those of a folder that cannot
+be read are named and left out.
 Without any, 128 images of the data that a run is scored on are taken. A ResNet
 shows its filters only."""
 EXAMPLE = """\
@@ -35,7 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     required=True,
     type=cli.local_folder,
     metavar="DIR",
-    help="a folder",
+    help="folder to write to",
   )
   parser.add_argument(
     "--beside",
@@ -49,9 +49,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=_place,
     metavar="ROW,COLUMN",
     help="of the first image, from 1: whose attention is shown by head"
-    " (default: the patch that is looked at most)",
+    " (default: the patch that is attended to most)",
   )
   return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Draws, or ends the process with all that is wrong."""
+  args = parse(argv)
+  from vit_jax.reporting import visualize
+
+  visualize.main(args)
 
 
 def _place(text: str) -> tuple[int, int]:
@@ -61,11 +69,3 @@ def _place(text: str) -> tuple[int, int]:
       f"got {text!r}, expected ROW,COLUMN from 1, such as 5,7."
     )
   return int(numbers[0]) - 1, int(numbers[1]) - 1
-
-
-def main(argv: Sequence[str]) -> None:
-  """Draws, or ends the process with all that is wrong."""
-  args = parse(argv)
-  from vit_jax.reporting import visualize
-
-  visualize.main(args)

@@ -1,10 +1,13 @@
 """Puts data sets on disk in TFDS's format, as `vit-jax prepare` asks for."""
 
+import argparse
 import contextlib
 import errno
+import functools
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +18,7 @@ from vit_jax.data import tfds_source
 from vit_jax.data.builders import imported
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.imports import KINDS, Options
+from vit_jax.data.imports.listing import read_names
 from vit_jax.options import nearest
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -143,9 +147,7 @@ def import_source(
       f"--name: got {name!r}, which is a data set of TFDS; choose another."
     )
   prefix = prefix_of(source)
-  listing = KINDS[prefix].scan(
-    source.removeprefix(prefix), options or Options()
-  )
+  listing = KINDS[prefix](source.removeprefix(prefix), options or Options())
   builder = imported.Imported(
     name=name,
     listing=listing,
@@ -167,15 +169,6 @@ def import_source(
   say(f"{len(names):,} classes: {some}")
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
-
-
-def unknown_prefix(source: str) -> str:
-  """Returns the error of a source that is neither a kind nor a name."""
-  listed = ", ".join(KINDS)
-  return (
-    f"SOURCE: got {source!r}, expected a name that TFDS knows, or one of"
-    f" {listed} with what follows.{nearest(prefix_of(source), KINDS)}"
-  )
 
 
 def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
@@ -230,3 +223,68 @@ def _prepared(builder, left_out: int) -> Prepared:
     num_classes=len(label.names) if label else None,
     left_out=left_out,
   )
+
+
+def main(args: argparse.Namespace) -> None:
+  """Prepares a data set, and prints its sizes and what was left out.
+
+  Args:
+    args: The command line of `vit-jax prepare`.
+  """
+  # `_write` redirects sys.stdout; these lines are printed all the same.
+  say = functools.partial(print, file=sys.stdout, flush=True)
+  try:
+    done = _run(args, say)
+  except (ValueError, OSError, AssertionError) as e:  # TFDS asserts
+    sys.exit(str(e))
+  for split, count in done.splits.items():
+    say(f"{split:<12}{count:>12,} records")
+  if done.num_classes is not None:
+    say(f"{'classes':<12}{done.num_classes:>12,}")
+  say(f"{'left out':<12}{done.left_out:>12,}")
+  name = args.name or args.source
+  where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
+  say(f"in {done.folder}; to use it: --config.data.dataset={name}{where}")
+
+
+def _run(args: argparse.Namespace, say: Say) -> Prepared:
+  """Imports a source of one's own, or prepares a data set of TFDS."""
+  prefix = prefix_of(args.source)
+  if prefix in KINDS:
+    if not args.name:
+      raise ValueError("--name: got none, expected one for the new data set.")
+    options = Options(
+      _splits_of(args.splits or ""),
+      args.image,
+      args.label,
+      read_names(args.classes) if args.classes else None,
+    )
+    return import_source(
+      args.source, args.name, args.data_dir, options, say, args.file_format
+    )
+  if prefix:
+    raise ValueError(
+      f"SOURCE: got {args.source!r}, expected a name that TFDS knows, or one of"
+      f" {', '.join(KINDS)} with what follows.{nearest(prefix, KINDS)}"
+    )
+  only_imports = ("name", "splits", "image", "label", "classes")
+  if wrong := [f"--{k}" for k in only_imports if getattr(args, k)]:
+    raise ValueError(
+      f"{', '.join(wrong)}: only for imports, not for TFDS's names."
+    )
+  return prepare(
+    args.source, args.data_dir, args.manual_dir, say, args.file_format
+  )
+
+
+def _splits_of(text: str) -> dict[str, str | None]:
+  """Returns split -> pattern of file names, or None, as --splits says."""
+  splits = {}
+  for part in text.split(",") if text else ():
+    name, _, pattern = part.strip().partition("=")
+    if name in splits:
+      raise ValueError(
+        f"--splits: got {name} twice, expected it once, with one pattern."
+      )
+    splits[name] = pattern or None
+  return splits
