@@ -14,7 +14,7 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax.commands import COMMANDS, predict, report, verify, visualize
+from vit_jax.commands import COMMANDS, predict, report, visualize
 from vit_jax.config import cli, config_files, help_text
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
@@ -209,18 +209,6 @@ def test_pages_and_pictures_go_to_a_local_folder(module, args, capsys):
 def test_files_may_follow_a_flag(module, args, files):
   parsed = vars(module.parse(args.split()))
   assert parsed["runs" if module is report else "images"] == files
-
-
-@pytest.mark.parametrize(
-  ("module", "args", "expected"),
-  [
-    (report, "--out=d -- -a b", {"runs": ["-a", "b"]}),
-    (verify, "-- -a 5", {"run": "-a", "step": 5}),
-    (predict, "--json x -- -a.png", {"checkpoint": "x", "images": ["-a.png"]}),
-  ],
-)
-def test_names_behind_two_dashes_may_begin_with_one(module, args, expected):
-  assert expected.items() <= vars(module.parse(args.split())).items()
 
 
 def test_ctrl_c_ends_in_a_sentence():

@@ -219,11 +219,6 @@ def test_a_right_config_has_no_errors():
   assert checks.errors(_valid(seed=2**32 - 1)) == []
 
 
-def test_a_run_that_has_begun_keeps_its_seed():
-  assert checks.errors(_valid(seed=-1), is_new=False) == []
-  assert checks.errors(_valid(seed=2**63), is_new=False) != []
-
-
 def test_every_option_is_read_somewhere():
   """An option that is read nowhere would silently have no effect."""
   code = "".join(

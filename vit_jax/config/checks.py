@@ -56,7 +56,7 @@ def option_errors(
     *_evaluator_errors(config),
     *_mesh_errors(config),
     *(config.objective.start_errors(config.model) if is_new else ()),
-    *_seed_errors(config.seed, is_new),
+    *_seed_errors(config.seed),
   ]
 
 
@@ -72,11 +72,10 @@ def warmup_errors(config: Config, total_steps: int) -> list[str]:
   ]
 
 
-def _seed_errors(seed: int, is_new: bool) -> Iterator[str]:
+def _seed_errors(seed: int) -> Iterator[str]:
   # jax draws from the last 32 bits, so that larger seeds repeat smaller ones.
-  least, end = (0, 2**32) if is_new else (-(2**63), 2**63)
-  if not least <= seed < end:
-    yield f"config.seed: got {seed}, expected {least:,} to {end - 1:,}."
+  if not 0 <= seed < 2**32:
+    yield f"config.seed: got {seed}, expected 0 to {2**32 - 1:,}."
 
 
 def _length_errors(config: Config) -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from vit_jax.config import config_files, help_text
+from vit_jax.config import config_files, help_text, json_file
 from vit_jax.config.parse import build, to_dict
 from vit_jax.config.schema import Config
 from vit_jax.options import ConfigError, at_home, nearest
@@ -58,15 +58,8 @@ class _Parser(argparse.ArgumentParser):
   nearest to an unknown one.
   """
 
-  def parse_args(self, args=None, namespace=None):
-    args = sys.argv[1:] if args is None else list(args)
-    if "--" in args:  # parse_intermixed_args of Python 3.11 drops it
-      return super().parse_args(args, namespace)
-    return self.parse_intermixed_args(args, namespace)
-
-  def parse_known_args(self, args=None, namespace=None):
-    args = sys.argv[1:] if args is None else list(args)
-    return super().parse_known_args(at_home(args), namespace)
+  def parse_args(self, args, namespace=None):
+    return self.parse_intermixed_args(at_home(list(args)), namespace)
 
   def error(self, message: str) -> NoReturn:
     known = [name for a in self._actions for name in a.option_strings]
@@ -150,30 +143,29 @@ def parse(
     sys.exit(0)
   if fake_data := values.pop("fake_data"):
     overrides["fake_data"] = fake_data
-  checkpoint, loaded = values.get("checkpoint"), None
+  checkpoint, options = values.get("checkpoint"), None
   try:
     if source:
-      loaded = config_files.call(source)
+      options = config_files.call(source)
     elif checkpoint:
       is_alone = any(values[flag] for flag in alone)
-      loaded = _checkpoint_config(checkpoint, is_alone, alone)
-    elif not section and "" not in (source, checkpoint):  # "": reported already
+      options = _checkpoint_config(checkpoint, is_alone, alone)
+    elif section:
+      options = to_dict(Config())
+    elif "" not in (source, checkpoint):  # "": reported already
       errors.append(NO_CHECKPOINT if "checkpoint" in flags else NO_CONFIG)
   except ValueError as e:
     errors.append(str(e))
-  options = loaded or to_dict(Config())
+  if options is None:  # further errors would not be about the user's config
+    sys.exit(str(ConfigError(errors)))
   errors += [f"--{error}" for error in override_all(options, overrides)]
   if section:
-    if errors and not loaded:
-      sys.exit(str(ConfigError(errors)))
     try:
       print(help_text.section(section, options))
     except ValueError as e:
       sys.exit(str(e))
     sys.exit(0)
   config, more = build(options)
-  if not loaded:  # what follows would not be about the user's config
-    sys.exit(str(ConfigError(errors + more)))
   name = pathlib.PurePath(config_files.split(source or "")[0]).stem
   flag_values = {flag: value or None for flag, value in values.items()}
   return Args(config, name, flag_values, errors + more)
@@ -259,14 +251,12 @@ def _split(
     elif name in several and texts:
       texts = ["\n".join(texts)]
     values[name] = texts[-1] if texts else None
-  is_value = False  # whether an unknown flag came before
   for text in unknown:
-    name, equals, _ = text.lstrip("-").partition("=")
     if text.startswith("-"):
+      name = text.lstrip("-").partition("=")[0]
       errors.append(f"--{name}: no such flag.{nearest(name, known)}")
-    elif not is_value:
+    else:
       errors.append(f"{text!r}: got a bare word, expected --flag=value.")
-    is_value = text.startswith("-") and not equals
   return values, overrides, errors
 
 
@@ -303,13 +293,13 @@ def _checkpoint_config(
     ValueError: There is none.
   """
   try:
-    values = config_files.config_of_run(path)
-  except ValueError as e:  # of a damaged config.json
+    if run := config_files.run_of(path):
+      return json_file.read(run / "config.json")
+  except ValueError as e:  # a damaged config.json
     raise ValueError(f"--checkpoint: {e}") from None
-  if values is None and is_alone:
+  if is_alone:
     values = to_dict(Config())
-    override(values, "data.batch_size", str(BATCH_OF_FILES))
-  if values is not None:
+    values["data"]["batch_size"] = BATCH_OF_FILES
     return values
   lacks = "with no config.json of a run in it or above it"
   if "://" not in path and not pathlib.Path(path).exists():

@@ -147,13 +147,3 @@ def run_of(checkpoint: str) -> epath.Path | None:
     if file.is_file() and "optim" in json_file.read(file):
       return parent
   return None
-
-
-def config_of_run(checkpoint: str) -> dict | None:
-  """Returns the config of the run that has a checkpoint; None: no run has it.
-
-  Raises:
-    ValueError: Its config.json is damaged.
-  """
-  run = run_of(checkpoint)
-  return json_file.read(run / "config.json") if run else None

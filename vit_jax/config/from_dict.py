@@ -12,8 +12,6 @@ T = TypeVar("T")
 # field.
 Reader = Callable[[Any, str, list[str]], Any]
 
-MOST_UNKNOWN = 20  # listed one by one; another program's file has thousands
-
 
 def at_least(low: int, default=None):
   """Returns a dataclass field of a number, or of several, from `low` on."""
@@ -43,11 +41,14 @@ def from_dict(
     readers: Name of a field -> function that reads it.
   """
   if not isinstance(values, dict):
-    errors.append(f"{where}: got {shown(values)}, expected options by name.")
+    prefix = f"{where}: " if where else ""
+    errors.append(f"{prefix}got {shown(values)}, expected options by name.")
     return cls()
   fields = {f.name: f for f in dataclasses.fields(cls)}
   if not is_foreign:
-    errors += _unknown(values, fields, where)
+    for key in [key for key in values if key not in fields]:
+      near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+      errors.append(f"{where}.{key}: no such option.{near}")
   read = {}
   for name, field in fields.items():
     value = values.get(name)
@@ -68,18 +69,6 @@ def from_dict(
     except ValueError as e:
       errors.append(str(e))
   return cls(**read)
-
-
-def _unknown(values: dict, fields: Mapping[str, Any], where: str) -> list[str]:
-  """Returns a message for each name that is no field."""
-  unknown = [key for key in values if key not in fields]
-  errors = []
-  if (more := len(unknown) - MOST_UNKNOWN) > 0:
-    errors.append(f"{where}: {more:,} more that are no options.")
-  for key in unknown[:MOST_UNKNOWN]:
-    near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
-    errors.append(f"{where}.{str(key)[:120]}: no such option.{near}")
-  return errors
 
 
 def _value(

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from vit_jax.config import config_files
 from vit_jax.config.schema import UNIONS, Config
@@ -94,8 +94,9 @@ def section(name: str, values: Mapping) -> str:
       lines += [
         "",
         f"options of an evaluator of kind {kind!r} ({summary(cls)}):",
-        *_option_lines(dataclasses.fields(cls), {}, "config.evals.<name>"),
       ]
+      for field in shown(cls, {}):
+        lines += _field_lines(field, {}, "config.evals.<name>")
   return "\n".join(lines)
 
 
@@ -133,19 +134,12 @@ def _nested_lines(
     kind = values.get(selector, next(iter(kinds)))
     cls = kinds.get(kind, next(iter(kinds.values())))
     yield f"  {where}.{selector} = {kind!r}"
-    yield from _choice_lines({k: summary(c) for k, c in kinds.items()})
+    yield from _columns({k: summary(c) for k, c in kinds.items()}, indent=8)
   options = shown(cls, values)
   if not with_rare:
     options = [f for f in options if not f.metadata["is_rare"]]
-  yield from _option_lines(options, values, where)
-
-
-def _option_lines(
-  fields: Iterable[dataclasses.Field], values: Mapping, where: str
-) -> Iterator[str]:
-  for field in fields:
-    if field.metadata:
-      yield from _field_lines(field, values, where)
+  for option in options:
+    yield from _field_lines(option, values, where)
 
 
 def _field_lines(field, values: Mapping, where: str) -> Iterator[str]:
@@ -159,11 +153,7 @@ def _field_lines(field, values: Mapping, where: str) -> Iterator[str]:
     subsequent_indent=indent,
     break_on_hyphens=False,
   )
-  yield from _choice_lines(field.metadata["choices"])
-
-
-def _choice_lines(choices: Mapping[str, str]) -> list[str]:
-  return _columns(choices, indent=8)
+  yield from _columns(field.metadata["choices"], indent=8)
 
 
 def _columns(rows: Mapping[str, str], indent: int = 2) -> list[str]:

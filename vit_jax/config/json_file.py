@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from etils import epath
 
 from vit_jax.config.from_dict import from_dict
-from vit_jax.options import shown
 
 T = TypeVar("T")
 
@@ -25,11 +24,10 @@ def parse(text: str | bytes, where: str) -> Any:
   """
   try:
     return json.loads(text)
-  except RecursionError:
-    message = "too many brackets"
   except ValueError as e:
-    message = str(e)
-  raise ValueError(f"{where}: got no JSON ({message}); copy the file again.")
+    raise ValueError(
+      f"{where}: got no JSON ({e}); copy the file again."
+    ) from None
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -39,36 +37,24 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     path: A file, on disk or wherever `epath` reads.
 
   Raises:
-    ValueError: It is no JSON object.
+    ValueError: It cannot be read, as a folder, or is no JSON object.
   """
   try:
-    values = parse(_contents(path), str(path))
+    text = epath.Path(path).read_bytes()
   except FileNotFoundError:
     return {}
+  except OSError as e:
+    raise ValueError(
+      f"{path}: got no readable file ({e.strerror or e}), expected one; check"
+      " its type and its permissions."
+    ) from None
+  values = parse(text, str(path))
   if not isinstance(values, dict):
     raise ValueError(
       f"{path}: got a {type(values).__name__}, expected options by name. Copy"
       " the file again."
     )
   return values
-
-
-def _contents(path: str | os.PathLike) -> bytes:
-  """Returns the bytes of a file.
-
-  Raises:
-    FileNotFoundError: There is none.
-    ValueError: It cannot be read, as a folder.
-  """
-  try:
-    return epath.Path(path).read_bytes()
-  except FileNotFoundError:
-    raise
-  except OSError as e:
-    raise ValueError(
-      f"{path}: got no readable file ({e.strerror or e}), expected one; check"
-      " its type and its permissions."
-    ) from None
 
 
 def read_as(cls: type[T], path: str | os.PathLike) -> T:
@@ -95,16 +81,11 @@ def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
     ValueError: Values are of other types; the message lists them.
   """
   errors: list[str] = []
-  if isinstance(values, dict):
-    result = from_dict(cls, values, path, errors, is_foreign=True)
-  else:
-    key = f"{path}: " if path else ""
-    errors = [f"{key}got {shown(values)}, expected options by name."]
+  result = from_dict(cls, values, path, errors, is_foreign=True)
   if errors:
-    more = f" And {len(errors) - 10:,} more." * (len(errors) > 10)
     raise ValueError(
-      f"{where}: {' '.join(errors[:10])}{more} Copy the file again, or remove"
-      " what is wrong."
+      f"{where}: {' '.join(errors)} Copy the file again, or remove what is"
+      " wrong."
     )
   return result
 

@@ -17,6 +17,7 @@ from vit_jax.evaluators import EVALUATORS
 from vit_jax.families import ModelConfig
 from vit_jax.options import (
   ConfigError,
+  check_choice,
   nearest,
   parse_value,
   shown,
@@ -185,12 +186,11 @@ def _build_kind(values, where: str, errors: list[str]):
   default = Config.__dataclass_fields__[name].default
   if not isinstance(values, dict):
     return _build(type(default), values, where, errors)
-  kind = values.get(selector, getattr(default, selector))
-  if not isinstance(kind, str) or kind not in kinds:
-    errors.append(
-      f"{where}.{selector}: got {shown(kind)}, expected one of"
-      f" {', '.join(kinds)}." + nearest(str(kind), kinds)
-    )
+  kind = str(values.get(selector, getattr(default, selector)))
+  try:
+    check_choice(kind, kinds, f"{where}.{selector}")
+  except ValueError as e:
+    errors.append(str(e))
     return default
   own = {field.name for field in dataclasses.fields(kinds[kind])}
   options = {}
@@ -230,18 +230,17 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
   for name, values in evals.items():
     path = f"{where}.{name}"
     if name not in known:
-      listed = ", ".join(known)[:500] or "none"
+      listed = ", ".join(known) or "none"
       errors.append(
-        f"{path[:200]}: no such evaluator; those of this config: {listed}."
+        f"{path}: no such evaluator; those of this config: {listed}."
         + nearest(name, known)
       )
       continue
-    kind = values["kind"]
-    if not isinstance(kind, str) or kind not in EVALUATORS:
-      errors.append(
-        f"{path[:200]}.kind: got {shown(kind)}, expected one of"
-        f" {', '.join(EVALUATORS)}." + nearest(str(kind), EVALUATORS)
-      )
+    kind = str(values["kind"])
+    try:
+      check_choice(kind, EVALUATORS, f"{path}.kind")
+    except ValueError as e:
+      errors.append(str(e))
       continue
     values = {**values, "name": name}
     evaluators.append(_build(EVALUATORS[kind], values, path, errors))
