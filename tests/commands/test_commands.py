@@ -1,5 +1,6 @@
 """Every verb: one screen of help, an example, an answer at once."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 
 import options
@@ -86,22 +86,40 @@ def test_what_needs_no_accelerator_leaves_it_to_others(args, platforms):
   assert done.stdout.endswith("\ncpu cpu\n"), done.stderr
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_help_is_a_screen_with_an_example_and_at_once(verb):
-  start = time.monotonic()
-  done = _run(verb, "--help", code=SPY)
-  took = time.monotonic() - start
+@pytest.fixture(scope="module")
+def screens():
+  """Verb -> what its --help prints, all from one process; and its modules."""
+  code = (
+    "import contextlib, io, json, sys\n"
+    "from vit_jax import __main__ as command\n"
+    "screens = {}\n"
+    "for verb in command.COMMANDS:\n"
+    "  with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+    "    with contextlib.suppress(SystemExit):\n"
+    "      command.run([verb, '--help'])\n"
+    "  screens[verb] = out.getvalue()\n"
+    "print(json.dumps([screens, [*sys.modules]]))"
+  )
+  done = _run(code=code)
   assert done.returncode == 0, done.stderr
-  lines = done.stdout.splitlines()
+  return json.loads(done.stdout)
+
+
+def test_help_imports_nothing_heavy(screens):
+  assert not HEAVY & {*screens[1]}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_is_a_screen_with_an_example(screens, verb):
+  text = screens[0][verb]
+  lines = text.splitlines()
   assert lines[0].startswith(f"usage: vit-jax {verb} ")
   assert len(lines) <= 40
   assert max(map(len, lines)) <= 80
-  assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
-  assert took < 5  # 0.3 s where nothing else runs
   page = options.PAGE.read_text()
   written = "python benchmarks/options.py writes docs/commands.md"
-  assert options.block(verb, done.stdout) in page, written
-  examples = _examples(done.stdout)
+  assert options.block(verb, text) in page, written
+  examples = _examples(text)
   assert examples
   # Of a pipe, the command that reads from it; others may prepare its data.
   assert any(["vit-jax", verb] == args[:2] for args in examples)
@@ -124,10 +142,11 @@ def test_a_wrong_argument_is_refused_at_once(args, message):
 
 
 def test_an_unknown_verb_names_the_nearest():
-  done = _run("trian")
-  assert done.returncode == 1
-  assert "got 'trian', expected a verb. Did you mean 'train'?" in done.stderr
-  assert all(f"\n  {verb} " in done.stderr for verb in COMMANDS)
+  with pytest.raises(SystemExit) as e:
+    command.run(["trian"])
+  text = str(e.value.code)
+  assert "got 'trian', expected a verb. Did you mean 'train'?" in text
+  assert all(f"\n  {verb} " in text for verb in COMMANDS)
 
 
 def test_the_screen_of_all_verbs():
