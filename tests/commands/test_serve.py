@@ -384,11 +384,12 @@ def test_in_a_browser(vit, tmp_path):
     assert page.locator("#size").inner_text() == "photo.jpg, 160 x 120"
 
     script = b"<script>alert(1)</script>"
-    assert "bytes of another kind" in drop("a.jpg", script)
-    assert "cannot be decoded" in drop("half.jpg", image[:2000])
-    assert "got 9,000 x 9,000" in drop("wide.png", bomb(9_000, 9_000))
+    undecodable = "no image that can be decoded"
+    assert undecodable in drop("a.jpg", script)
+    assert undecodable in drop("half.jpg", image[:2000])
+    assert undecodable in drop("empty.png", b"")
+    assert "too many pixels" in drop("wide.png", bomb(9_000, 9_000))
     assert "too many pixels" in drop("bomb.png", bomb(30_000, 30_000))
-    assert "got an empty file" in drop("empty.png", b"")
     assert "got 1.1 MB, expected at most 1.0 MB" in drop("large.png", large)
     # A name is text, whatever it says.
     evil = "<img src=x onerror=alert(1)>.jpg"

@@ -144,12 +144,19 @@ def test_what_differs_between_the_machines(runs, copy, capsys):
   metadata["mesh"] = {"data": 4, "fsdp": 1, "tensor": 1}
   metadata["data_identity"] = "others"
   path.write_text(json.dumps(metadata))
-  (other / "config.json").write_text("{")
+  (other / "config.json").unlink()
   _, text = _compare(runs / "a", other, capsys)
   assert "devices: 8 x cpu and 4 x TPU v5e" in text
   assert "mesh.data: 8 and 4" in text and "and 0.99" in text
   assert "data_identity: " in text
   assert "config.optim.lr: 0.01 and not known" in text
+
+
+def test_a_damaged_config(runs, copy, capsys):
+  other = copy()
+  (other / "config.json").write_text("{")
+  assert diff.main([str(runs / "a"), str(other)]) == 2
+  assert "config.json: got no JSON" in capsys.readouterr().err
 
 
 def test_no_run(tmp_path, capsys):

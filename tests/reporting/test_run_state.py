@@ -38,19 +38,11 @@ def test_finished():
   assert result == ("finished", "finished: 100 steps", None)
 
 
-def test_a_run_without_metrics_is_not_called_finished(tmp_path):
-  process = HERE | {"ended": 9999.0, "how": "finished"}
-  run = runs.Run("a", tmp_path, CONFIG, {"step": 100}, [], process)
-  result = state(run, NOW)
+def test_a_run_without_metrics_is_not_called_finished():
+  result = state(_run([], HERE | {"ended": 9999.0, "how": "finished"}), NOW)
   assert result.kind == "unknown" and result.text == (
-    "metrics.jsonl is missing; process.json says that the run finished, and"
-    " metadata.json that step 100 of 100 was saved"
-  )
-  (tmp_path / "metrics.jsonl").touch()
-  result = state(runs.Run("a", tmp_path, {}, {}, [], process), NOW)
-  assert result.kind == "unknown" and result.text == (
-    "metrics.jsonl has no line that can be read; process.json says that the run"
-    " finished"
+    "process.json says that the run finished, but metrics.jsonl has no line"
+    " that can be read"
   )
 
 

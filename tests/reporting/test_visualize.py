@@ -81,20 +81,6 @@ def test_one_model(photos, tmp_path, capsys):
     assert image.size == (3 * 192 + 2 * 4, 192)
 
 
-def test_no_image_is_written_over(photos, tmp_path):
-  inside = tmp_path / "rollout"
-  inside.mkdir()
-  shutil.copy(photos / "c.png", inside / "001_c.png")
-  before = (inside / "001_c.png").read_bytes()
-  with pytest.raises(ValueError) as e:
-    call(TOKEN, photos / "c.png", inside / "001_c.png", f"--out={tmp_path}")
-  assert str(e.value) == (
-    f"--out: got {str(tmp_path)!r}, where {inside / '001_c.png'} would be"
-    " written over; name another folder."
-  )
-  assert (inside / "001_c.png").read_bytes() == before
-
-
 def test_imagenet_s_classes_are_in_words():
   vit = vit_jax.load(TOKEN, verbose=False)
   wnids = class_names.imagenet1k()[: vit.num_classes]

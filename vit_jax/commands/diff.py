@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
   try:
     comparison = run_diff.compare(*args.runs)
-  except FileNotFoundError as e:
+  except (FileNotFoundError, ValueError) as e:
     print(e, file=sys.stderr)
     return 2
   print("\n".join(comparison.lines))

@@ -131,11 +131,11 @@ class Answers:
         "got too many pixels, expected at most"
         f" {self.max_pixels / 1e6:,g} million.",
       ) from None
-    except Exception as e:  # Pillow raises many kinds for a broken file
+    except Exception:  # Pillow raises many kinds for a broken file
       raise Refused(
         415,
-        f"got no image that can be decoded ({e}), expected a whole JPEG, PNG,"
-        " WebP, BMP or GIF.",
+        "got no image that can be decoded, expected a whole JPEG, PNG, WebP,"
+        " BMP or GIF.",
       ) from None
 
   def _attention(self, image: np.ndarray) -> tuple[str | None, str]:

@@ -11,20 +11,17 @@ from vit_jax.reporting.run_state import remarks, state
 from vit_jax.reporting.runs import Run
 from vit_jax.writers.atomic_files import lines_text
 
-NONE = "—"
-
 
 def states_section(runs: Sequence[Run]) -> str:
   """Returns what became of each run, and lines that could not be read."""
   rows = [(r.name if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs]
-  shown = states(rows, is_numbered=len(runs) > tables.MOST_COLUMNS)
   unread = [
     f"{lines_text(r.unread)} of the metrics of {r.name}, cut off or damaged"
     for r in runs
     if r.unread
   ]
   note = f"Not read: {breakable('; '.join(unread))}."
-  return shown + (f'<p class="missing">{note}</p>' if unread else "")
+  return states(rows) + (f'<p class="missing">{note}</p>' if unread else "")
 
 
 def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
@@ -72,18 +69,18 @@ def differences_section(runs: Sequence[Run]) -> str:
   if not differing:
     text = "<p>None: all options are the same.</p>"
   else:
-    rows = {
-      key: [_value(by_name.get(r.name)) for r in runs]
-      for key, by_name in differing.items()
-    }
-    text = tables.side_by_side("option", [r.name for r in runs], rows)
+    options = [
+      {key: _value(by_name.get(r.name)) for key, by_name in differing.items()}
+      for r in runs
+    ]
+    text = tables.side_by_side(runs, options)
   return f"<h2>Differences of the configs</h2>\n{text}{left_out}"
 
 
 def _value(value: Any) -> str:
   """Returns the value of an option as the config writes it, text bare."""
   if value is None:
-    return NONE
+    return "—"
   if isinstance(value, str):
     return value
   return json.dumps(value, ensure_ascii=False)
@@ -91,11 +88,7 @@ def _value(value: Any) -> str:
 
 def costs_section(runs: Sequence[Run]) -> str:
   """Returns what each run cost."""
-  costs = [tables.cost_texts(r) for r in runs]
-  names = dict.fromkeys(k for texts in costs for k in texts)
-  rows = {n: [texts.get(n, NONE) for texts in costs] for n in names}
-  if not rows:
+  costs = [tables.cost_texts(run) for run in runs]
+  if not any(costs):
     return ""
-  return "<h2>Cost</h2>\n" + tables.side_by_side(
-    "", [r.name for r in runs], rows
-  )
+  return f"<h2>Cost</h2>\n{tables.side_by_side(runs, costs)}"

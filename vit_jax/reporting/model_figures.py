@@ -41,7 +41,7 @@ from vit_jax.reporting.charts import (
   mosaic,
   set_title,
 )
-from vit_jax.reporting.page import gallery, missing
+from vit_jax.reporting.page import error_text, gallery, missing
 from vit_jax.reporting.runs import Run
 
 MOST_RUNS = 4  # of a report that are loaded
@@ -204,7 +204,7 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     try:
       models[run.name] = inspect_run(run)
     except Exception as e:  # A damaged checkpoint may raise anything.
-      left_out.append(f"{run.name}: {str(e)[:200] or type(e).__name__}")
+      left_out.append(f"{run.name}: {error_text(e)}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
   inspected, sections = [*models.values()], []

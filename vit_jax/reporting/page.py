@@ -170,23 +170,20 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   )
 
 
-def states(
-  rows: Iterable[tuple[str, str, str, str]], is_numbered: bool = False
-) -> str:
+def states(rows: Iterable[tuple[str, str, str, str]]) -> str:
   """Returns a list of runs with what became of them.
 
   Args:
     rows: (name, "finished" "going" "stopped" or "unknown", text, what went
       wrong on the way) each; the name and the last may be "".
-    is_numbered: Whether numbers from 1 stand before the names.
   """
   items = "".join(
-    f'<li class="{kind}">{f"{i} " if is_numbered else ""}'
+    f'<li class="{kind}">'
     + (f"<b>{breakable(name)}</b>: " if name else "")
     + breakable(text)
     + (f'<span class="wrong">{breakable(remark)}</span>' if remark else "")
     + "</li>"
-    for i, (name, kind, text, remark) in enumerate(rows, 1)
+    for name, kind, text, remark in rows
   )
   return f'<ul class="states">{items}</ul>'
 
@@ -200,3 +197,8 @@ def missing(what: str) -> str:
   """Returns a line on what the report lacks, or nothing if it lacks nothing."""
   what = breakable(re.sub(r"\.(?=; |$)", "", what))  # errors are sentences
   return what and f'<p class="missing">Left out: {what}.</p>'
+
+
+def error_text(error: Exception) -> str:
+  """Returns what is wrong with a damaged file, for `missing`."""
+  return str(error)[:200] or type(error).__name__

@@ -9,7 +9,14 @@ import numpy as np
 
 from vit_jax.config import json_file
 from vit_jax.evaluators.per_class import FILE
-from vit_jax.reporting.page import breakable, cards, missing, share, table
+from vit_jax.reporting.page import (
+  breakable,
+  cards,
+  error_text,
+  missing,
+  share,
+  table,
+)
 from vit_jax.reporting.runs import PROBES, Run
 from vit_jax.weights.npz_file import open_npz
 
@@ -42,14 +49,10 @@ def evaluators_section(runs: list[Run]) -> str:
     for name in (n for n, e in run.evals.items() if e.kind == "per_class"):
       file = run.path / FILE.format(name)
       try:
-        content = json_file.read(file)
-        if content:
-          parts.append(_evaluator(run, name, content))
-        else:
-          left_out.append(f"{file.name} of {run.name} (not there)")
+        parts.append(_evaluator(run, name, json_file.read(file)))
       except Exception as e:  # a damaged file may raise anything
-        what = "not read" if isinstance(e, OSError) else "damaged"
-        left_out.append(f"{file.name} of {run.name} ({what})")
+        what = error_text(e) if file.exists() else "not there"
+        left_out.append(f"{file.name} of {run.name}: {what}")
   if not parts and not left_out:
     return ""
   return f"<h2>Classes</h2>\n{''.join(parts)}{missing('; '.join(left_out))}"
@@ -142,8 +145,7 @@ def probes_section(runs: list[Run]) -> str:
         who = f": {run.name}" if len(runs) > 1 else ""
         parts.append(_probe(probe, file.with_suffix(".npz"), who))
       except Exception as e:  # A damaged file may raise anything.
-        what = str(e)[:200] or type(e).__name__
-        left_out.append(f"{PROBES}/{file.name} of {run.name}: {what}")
+        left_out.append(f"{PROBES}/{file.name} of {run.name}: {error_text(e)}")
   return "".join(parts) + missing("; ".join(left_out))
 
 

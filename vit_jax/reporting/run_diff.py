@@ -59,6 +59,7 @@ def compare(a: str, b: str) -> Comparison:
 
   Raises:
     FileNotFoundError: One of them is no run.
+    ValueError: A file of theirs is damaged.
   """
   runs = (read(a), read(b))
   lines = [
@@ -89,6 +90,7 @@ def read(run: str) -> Run:
 
   Raises:
     FileNotFoundError: There is no such run.
+    ValueError: One of its files is damaged.
   """
   folder = epath.Path(run)
   there = folder / checkpointer.FOLDER
@@ -103,8 +105,9 @@ def read(run: str) -> Run:
       f"got {run!r}, expected the folder of a run: it has no"
       f" {checkpointer.FOLDER}/, {' or '.join(files)}."
     )
-  metadata = _json(folder / "metadata.json")
-  facts = _options(_json(folder / "config.json"))
+  metadata = json_file.read(folder / "metadata.json")
+  config = json_file.read(folder / "config.json")
+  facts = flat({"config": options_of(config)}) if config else {}
   facts |= flat({k: metadata[k] for k in FACTS if k in metadata})
   rows: dict[int, dict[str, float]] = {}
   for row in metric_writer.read_metrics(run):
@@ -112,23 +115,6 @@ def read(run: str) -> Run:
     del values["step"]
     rows.setdefault(row["step"], {}).update(values)
   return Run(facts, rows, dict(sorted(checkpoints.items())))
-
-
-def _json(path: epath.Path) -> dict[str, Any]:
-  """Returns the object of a JSON file; {} where none can be read."""
-  try:
-    return json_file.read(path)
-  except (OSError, ValueError):
-    return {}
-
-
-def _options(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns the options of a config.json by their paths; {} if it is none."""
-  try:
-    options = flat(options_of(config)) if config else {}
-  except (AttributeError, KeyError, TypeError, ValueError):
-    return {}
-  return {f"config.{key}": value for key, value in options.items()}
 
 
 def _extent(run: Run) -> str:

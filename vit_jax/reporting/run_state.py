@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.progress import format_seconds
-from vit_jax.config.json_file import is_number
 from vit_jax.reporting.runs import LOSS, METRICS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
@@ -50,7 +49,11 @@ def state(run: Run, now: float | None = None) -> State:
   if record.get("ended") is not None:
     error = record.get("how") or run_record.FINISHED
     if error == run_record.FINISHED:
-      return _state_of_finished(run, where if not is_complete else "")
+      if not run.rows:
+        text = f"{run_record.FILE} says that the run finished, but {METRICS}"
+        return State(UNKNOWN, f"{text} has no line that can be read")
+      steps = f": {run.steps:,} steps" if is_complete else f" {where}"
+      return State(FINISHED, f"finished{steps}")
     error = error.rstrip(".")  # its last sentence goes on, or ends, here
     if is_complete:
       text = f"{done}, but then: {error}; the same command completes it"
@@ -73,27 +76,6 @@ def state(run: Run, now: float | None = None) -> State:
     text = f"{done}, but the process ended before the run did"
     return State(STOPPED, f"stopped: {text}; the same command completes it")
   return State(STOPPED, f"stopped {where}; {reason}{_resumes(run)}")
-
-
-def _state_of_finished(run: Run, where: str) -> State:
-  """Returns the state of a run whose record says that it finished.
-
-  Args:
-    run: The run.
-    where: The position of its last row as text; "": its last step.
-  """
-  if run.rows:
-    return State(
-      FINISHED,
-      f"finished {where}" if where else f"finished: {run.steps:,} steps",
-    )
-  is_there = (run.path / METRICS).exists()
-  what = "has no line that can be read" if is_there else "is missing"
-  text = f"{METRICS} {what}; {run_record.FILE} says that the run finished"
-  if step := run.metadata.get("step"):
-    of = f" of {run.total_steps:,}" if run.total_steps else ""
-    text += f", and metadata.json that step {step:,}{of} was saved"
-  return State(UNKNOWN, text)
 
 
 def remarks(run: Run) -> str:
@@ -121,7 +103,7 @@ def _not_finite(run: Run) -> dict[str, list[int]]:
   """
   steps_by_name: dict[str, dict[int, None]] = {}
   for row in run.rows:
-    bad = [k for k, v in row.items() if not is_number(v)]
+    bad = [k for k, v in row.items() if not math.isfinite(v)]
     bad += [k for k in row if k.endswith("/not_finite")]
     if "train/skipped" in row and LOSS not in row:
       bad.append(LOSS)
@@ -140,9 +122,10 @@ def _count_text(count: int | float, what: str) -> str:
 def _position_text(run: Run, total: int | None, now: float) -> str:
   """Returns step, share and the age of the last line in words."""
   if not run.rows:
-    began = run.process.get("began")
-    ago = f"; begun {format_seconds(now - began)} before" if began else ""
-    return f"before its first line of metrics{ago}{' this page' * bool(ago)}"
+    text = "before its first line of metrics"
+    if began := run.process.get("began"):
+      text += f"; begun {format_seconds(now - began)} before this page"
+    return text
   of = f" of {total:,} ({100 * run.steps / total:.1f} %)" if total else ""
   age = ""
   if (last := run.rows[-1].get("time")) is not None:

@@ -12,7 +12,6 @@ from etils import epath
 
 from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
-from vit_jax.config.json_file import is_number
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
 from vit_jax.writers import atomic_files
@@ -108,19 +107,17 @@ class Run:
     return list(dict.fromkeys(k for r in self.rows for k in r))
 
   def points(self, name: str | None) -> tuple[list[int], list[float]]:
-    """Returns steps and values of a metric; NaN: it was not finite.
+    """Returns steps and values of a metric, not finite ones included.
 
-    Rows leave such values out: the row of a skipped step has no `train/loss`,
-    and that of an evaluator counts them in `<evaluator>/not_finite`.
+    NaN stands for a value that its row leaves out: the row of a skipped step
+    has no `train/loss`, and that of an evaluator counts such values in
+    `<evaluator>/not_finite`.
     """
     name = name or ""
     sign = f"{name.partition('/')[0]}/not_finite"
     sign = "train/skipped" if name == LOSS else sign
     rows = [r for r in self.rows if name in r or sign in r]
-    values = [r.get(name) for r in rows]
-    return [r["step"] for r in rows], [
-      v if is_number(v) else math.nan for v in values
-    ]
+    return [r["step"] for r in rows], [r.get(name, math.nan) for r in rows]
 
   def series(self, name: str | None) -> tuple[list[int], list[float]]:
     """Returns steps and finite values of a metric."""
@@ -132,7 +129,7 @@ class Run:
     """Returns the value in the last line that has the metric."""
     for row in reversed(self.rows):
       if name in row:
-        return row[name] if is_number(row[name]) else None
+        return row[name] if math.isfinite(row[name]) else None
     return None
 
   def scores(self, name: str) -> dict[str, float | None]:
@@ -142,7 +139,7 @@ class Run:
     """
     for row in reversed(self.rows):
       scores = {
-        k.rpartition("/")[2]: v if is_number(v) else None
+        k.rpartition("/")[2]: v if math.isfinite(v) else None
         for k, v in row.items()
         if k.rpartition("/")[0] == name
       }
@@ -282,7 +279,7 @@ class Run:
     """
     if seconds := self.seconds:
       return sum(seconds.values())
-    times = [r["time"] for r in self.rows if is_number(r.get("time"))]
+    times = [r["time"] for r in self.rows if "time" in r]
     return times[-1] - times[0] if len(times) > 1 else None
 
 

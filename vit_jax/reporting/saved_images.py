@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.callbacks.predictions import FILE
-from vit_jax.reporting.page import breakable, cards, missing
+from vit_jax.reporting.page import breakable, cards, error_text, missing
 from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights.npz_file import open_npz
 
@@ -53,8 +53,7 @@ def section(runs: Sequence[Run]) -> str:
     try:
       saved = predictions(run, NUM_IMAGES)
     except Exception as e:  # A damaged file may raise anything.
-      what = str(e)[:200] or type(e).__name__
-      damaged.append(f"{FILE} of {run.name}: {what}")
+      damaged.append(f"{FILE} of {run.name}: {error_text(e)}")
       continue
     if saved is None or not saved.first:
       absent.append(run.name)

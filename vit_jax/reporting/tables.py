@@ -1,6 +1,7 @@
 """The tables of the report: scores, what was run, what it cost."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.callbacks import accounting
@@ -12,8 +13,7 @@ from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
 
 MOST_CHANGES = 5  # of a config, one by one
-MOST_COLUMNS = 4  # runs side by side, with their names
-MOST_TURNED = 7  # columns of a table with a row for each run
+MOST_COLUMNS = 4  # runs with a column each; more have a row each
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
@@ -106,25 +106,8 @@ def other_scores(runs: list[Run]) -> str:
 
 
 def facts(runs: list[Run]) -> str:
-  """Returns what was run, a column for each run.
-
-  With more than `MOST_COLUMNS` runs, what is equal in all stands once.
-  """
-  names, by_run = [r.name for r in runs], [run_facts(r) for r in runs]
-  keys = dict.fromkeys(key for of_run in by_run for key in of_run)
-  values = {key: [of_run.get(key, "—") for of_run in by_run] for key in keys}
-  if len(runs) <= MOST_COLUMNS:
-    return table("facts", ["", *names], [[n, *v] for n, v in values.items()])
-  same = {n: v[0] for n, v in values.items() if len({*v}) == 1}
-  differ = [n for n in values if n not in same]
-  parts = []
-  if same:
-    parts.append(
-      table("facts", ["", "all runs"], list(map(list, same.items())))
-    )
-  if differ:
-    parts.append(side_by_side("", names, {n: values[n] for n in differ}))
-  return "<br>".join(parts)
+  """Returns what was run."""
+  return side_by_side(runs, [run_facts(run) for run in runs])
 
 
 def run_facts(run: Run) -> dict[str, str]:
@@ -230,24 +213,19 @@ def cost_texts(run: Run) -> dict[str, str]:
   return named
 
 
-def side_by_side(
-  what: str, names: list[str], rows: dict[str, list[str]]
-) -> str:
-  """Returns a table with the values of each run.
-
-  Up to `MOST_COLUMNS` runs have a column each. More runs have a row each,
-  unless the table would be too wide; then the columns have the numbers of the
-  runs in `states_section`.
+def side_by_side(runs: Sequence[Run], facts: Sequence[dict[str, str]]) -> str:
+  """Returns a table with a column for each run, or, of many, a row for each.
 
   Args:
-    what: Head of the first column.
-    names: Names of the runs.
-    rows: Name of a row -> the values of all runs.
+    runs: The runs.
+    facts: Values of each run by name; a value that a run lacks is "—".
   """
-  if len(names) > MOST_COLUMNS and len(rows) <= MOST_TURNED:
-    turned = [[n, *(v[i] for v in rows.values())] for i, n in enumerate(names)]
-    return table("facts", ["", *rows], turned)
-  if len(names) > MOST_COLUMNS:
-    names = [str(i + 1) for i, _ in enumerate(names)]
-    what = "run"
-  return table("facts", [what, *names], [[k, *v] for k, v in rows.items()])
+  names = list(dict.fromkeys(name for of_run in facts for name in of_run))
+  by_run = [
+    [run.name, *(of_run.get(name, "—") for name in names)]
+    for run, of_run in zip(runs, facts, strict=True)
+  ]
+  rows = [["", *names], *by_run]
+  if len(runs) <= MOST_COLUMNS:
+    rows = [list(column) for column in zip(*rows, strict=True)]
+  return table("facts", rows[0], rows[1:])

@@ -54,7 +54,6 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
   for label, (_, vit) in models.items():
     errors += _patch_errors(args.patch, label, vit)
   names = _pictures([image.name for image in images])
-  errors += _overwrite_errors(out, names, images)
   if not errors:
     try:
       out.mkdir(parents=True, exist_ok=True)
@@ -173,19 +172,6 @@ def _pictures(names: Sequence[str]) -> list[str]:
   stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
   return [
     f"rollout/{i:03}_{_file_name(stem)}.png" for i, stem in enumerate(stems, 1)
-  ]
-
-
-def _overwrite_errors(
-  out: pathlib.Path, names: Sequence[str], images: Sequence[streaming.Named]
-) -> list[str]:
-  """Returns an error for each image that a picture would be written over."""
-  written = {os.path.realpath(out / n) for n in ("rollout.png", *names)}
-  return [
-    f"--out: got {str(out)!r}, where {printable(named.name)} would be written"
-    " over; name another folder."
-    for named in images
-    if os.path.realpath(named.name) in written
   ]
 
 
