@@ -162,19 +162,9 @@ def test_a_damaged_result_is_named(images, tmp_path, runs, text):
   assert "optim.lr=0.1/result.json: " in message and "Or delete" in message
 
 
-@pytest.mark.parametrize(
-  "text, message",
-  [
-    ("", "got no JSON"),
-    ("[]", "got a list, expected options by name"),
-    ('{"tasks": {}}', "sweep.json without left_out, expected the table of a"),
-  ],
-)
-def test_what_is_no_search_to_compare_with(
-  images, tmp_path, runs, text, message
-):
-  (tmp_path / "sweep.json").write_text(text)
-  with pytest.raises(ConfigError, match=re.escape(message)):
+def test_a_damaged_search_is_not_compared_with(images, tmp_path, runs):
+  (tmp_path / "sweep.json").write_text("")
+  with pytest.raises(ConfigError, match="got no JSON"):
     _sweep(_task(images), tmp_path / "search", against=str(tmp_path))
   assert not runs and not (tmp_path / "search").exists()
 

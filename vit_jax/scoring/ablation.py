@@ -1,4 +1,4 @@
-"""Evaluations that differ from one in a single step, pixels or numerics."""
+"""Evaluations that differ in one step of preprocessing or of numerics."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ STEPS = (
 
 
 class Swap(NamedTuple):
-  """A run of evaluation that differs in one step.
+  """An evaluation that differs from a given one in one step.
 
   step: One of `STEPS`.
   was: What it is, in words.
   value: What it becomes.
-  config: The run with it.
+  config: The evaluation with that value.
   """
 
   step: str
@@ -40,21 +40,21 @@ class Swap(NamedTuple):
 
 
 def swaps(config: Config) -> list[Swap]:
-  """Returns the runs that differ from one in a single step.
+  """Returns the evaluations that differ from a config in a single step.
 
-  The path of the pixels is left alone where it is none that `pixel_path` knows.
+  A preprocessing that `eval_preprocessing` cannot take apart is not changed.
   """
   runs = []
   path = taken_apart(config.data.ops)
-  for step, was, value, other in _of_path(path) if path else ():
+  for step, was, value, other in _path_swaps(path) if path else ():
     runs.append(Swap(step, was, value, _with_ops(config, other.ops)))
-  for step, was, value, model in _of_model(config.model):
+  for step, was, value, model in _model_swaps(config.model):
     changed = dataclasses.replace(config, model=model)
     runs.append(Swap(step, was, value, changed))
   return runs
 
 
-def _of_path(
+def _path_swaps(
   path: PixelPath,
 ) -> Iterator[tuple[str, str, str, PixelPath]]:
   replace = dataclasses.replace
@@ -87,7 +87,7 @@ def _share(share: float | None) -> str:
   return "squashed" if share is None else f"{share:.3g}"
 
 
-def _of_model(
+def _model_swaps(
   model: ModelConfig,
 ) -> Iterator[tuple[str, str, str, ModelConfig]]:
   replace = dataclasses.replace

@@ -170,16 +170,17 @@ def main(args: cli.Args) -> None:
     with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
       processes.initialise(flags, args.errors)
       malloc.keep()
-      of_run = flags["checkpoint"] and config_files.run_of(flags["checkpoint"])
-      startup.use_cache(flags["workdir"] or of_run and str(of_run))
-      if not flags["checkpoint"]:
+      path, config = flags["checkpoint"], args.config
+      run_folder = path and config_files.run_of(path)
+      startup.use_cache(flags["workdir"] or run_folder and str(run_folder))
+      if not path:
         args.errors.append(cli.NO_CHECKPOINT)
       if args.errors:
         raise ConfigError(args.errors)
-      path, config = flags["checkpoint"], args.config
       wanted = {kind: flags[kind] for kind in probes.KINDS if flags[kind]}
-      is_alone = wanted and not args.config_name and not of_run
-      if flags["dtype"] and not is_alone:
+      # Published weights without a config: their file states the model.
+      is_file_alone = wanted and not (args.config_name or run_folder)
+      if flags["dtype"] and not is_file_alone:
         raise ConfigError(
           [
             f"--dtype: got {flags['dtype']!r} beside a config, whose"
@@ -188,13 +189,13 @@ def main(args: cli.Args) -> None:
         )
       opened = Sources(config.data.data_dir, fake=config.fake_data)
       if wanted:
-        if is_alone:
+        if is_file_alone:
           config = probes.config_of_file(config, path, flags["dtype"])
           if jax.process_index() == 0:
             print(f"dtype           {config.model.dtype}")
         config = probes.with_probes(config, wanted, opened)
       name = pathlib.PurePath(path).stem
-      workdir = flags["workdir"] or of_run or f"runs/{name}"
+      workdir = flags["workdir"] or run_folder or f"runs/{name}"
       row = record(config, path, str(workdir), opened)
   except (ConfigError, DataError) as e:
     exit_codes.refuse(str(e))

@@ -1,9 +1,9 @@
-"""What a score owes to each step of the pixels' path and of the numerics.
+"""How much each step of preprocessing and of numerics changes a score.
 
 Each step is exchanged alone, the others staying as they are, and the answers
-are compared image by image. A change of the score by chance
-shows as such: as many answers become right as wrong. Changes of single
-steps need not add up to that of all of them together.
+are compared image by image. Where a score changes by chance, about as many
+answers become right as wrong. The changes of single steps need not add up to
+that of all of them together.
 """
 
 from collections.abc import Sequence
@@ -76,15 +76,7 @@ def compared(
   Args:
     one: Answers of the base, as `Classification.hits` returns them.
     other: With the swap.
-
-  Raises:
-    ValueError: They are of different images.
   """
-  if not np.array_equal(one["index"], other["index"]):
-    raise ValueError(
-      f"got answers to {len(one['index'])} and {len(other['index'])} images,"
-      " expected the same images."
-    )
   was, now, num = one["is_right"], other["is_right"], len(one["index"])
   gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
   change = (gained - lost) / num

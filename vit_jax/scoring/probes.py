@@ -149,15 +149,12 @@ def _configured(
   cls = EVALUATORS[kind]
   own = (e for e in config.evals if type(e) is cls)
   known = next(own, cls())
-  limited = {
-    "fewshot": lambda: {
-      "shots": (*(k for k in known.shots if 0 < k <= fewest), 0),
-      "baselines": False,  # raw pixels of all images may exhaust the memory
-    },
-    "knn": lambda: {
-      "ks": tuple(k for k in known.ks if k <= counts.sum()) or (1,)
-    },
-  }
+  limits: dict[str, Any] = {}
+  if kind == "fewshot":
+    limits["shots"] = (*(k for k in known.shots if 0 < k <= fewest), 0)
+    limits["baselines"] = False  # raw pixels of all images may exhaust memory
+  elif kind == "knn":
+    limits["ks"] = tuple(k for k in known.ks if k <= counts.sum()) or (1,)
   return dataclasses.replace(
     known,
     # Not those of the config, whose scores are of another data set.
@@ -167,7 +164,7 @@ def _configured(
     train_split="train",
     split=held_out,
     ops=run_summary.eval_ops(config),
-    **limited.get(kind, dict)(),
+    **limits,
   )
 
 

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,6 @@ from vit_jax.scoring import (
   evaluate,
   explain,
   published_scores,
-  tables,
 )
 from vit_jax.scoring.ablation import STEPS
 from vit_jax.scoring.published_scores import (
@@ -160,10 +158,11 @@ def choose_protocol(
 ) -> tuple[str, str]:
   """Returns the protocol by which a file is scored, and its operations.
 
-  For "auto" it is that which the file states; else that of the first published
-  score; else that of its format: timm's for timm's names, big_vision's for
-  Google's names without a class token, and Google's for all others. timm crops
-  a share of 0.9, or from 384 pixels on everything, where no row says otherwise.
+  "auto" takes the preprocessing that the file states. A file that states none
+  gets the protocol of its first published score. Without a published score, the
+  format decides: timm's for timm's names, big_vision's for Google's names
+  without a class token, and Google's for all others. timm crops a share of 0.9,
+  or from 384 pixels on everything, where no published row says otherwise.
 
   Args:
     file: The file.
@@ -226,15 +225,6 @@ def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
   )
 
 
-def errors_of(task: Task, file: weights.Weights, opened: Sources) -> list[str]:
-  """Returns all that is missing for a file to be scored on its sets."""
-  try:
-    experiment.setup(task.config, scored_weights=file, sources=opened)
-  except ConfigError as e:
-    return [_in_flags(error, task) for error in e.errors]
-  return []
-
-
 def _in_flags(error: str, task: Task) -> str:
   """Returns an error of a config with the flags of this command."""
   for name, written in task.names.items():
@@ -242,20 +232,6 @@ def _in_flags(error: str, task: Task) -> str:
       error = error.replace(f"config.evals.{name}.{option}", f"--on={written}")
   error = error.replace("config.data.batch_size", "--batch_size")
   return error.replace("--checkpoint:", f"{task.path}:")
-
-
-def _grouped(errors: list[str]) -> list[str]:
-  """Returns each error once; sets of the same data set share one."""
-  sets: dict[str, list[str]] = {}
-  for error in dict.fromkeys(errors):
-    on, colon, text = error.partition(": ")
-    is_set = colon and on.startswith("--on=")
-    known = sets.setdefault(text if is_set else error, [])
-    known += [on.removeprefix("--on=")] if is_set else []
-  return [
-    f"--on={','.join(names)}: {text}" if names else text
-    for text, names in sets.items()
-  ]
 
 
 def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
@@ -291,11 +267,14 @@ def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
   return rows
 
 
-def _tasks(
-  args: argparse.Namespace, opened: Sources
-) -> Iterator[tuple[Task | None, list[str]]]:
-  """Yields the task of each file and its errors; None for no weights."""
+def _tasks(args: argparse.Namespace, opened: Sources) -> list[Task]:
+  """Returns the task of each file.
+
+  Raises:
+    ConfigError: All files and sets that are missing or do not fit.
+  """
   sets = sets_of(args.on, opened)
+  tasks, errors = [], []
   for path in dict.fromkeys(args.files):
     try:
       task, file = task_of(
@@ -308,9 +287,16 @@ def _tasks(
         fake_data=args.fake_data,
       )
     except (OSError, ValueError) as e:
-      yield None, [str(e)]
-    else:
-      yield task, errors_of(task, file, opened)
+      errors.append(str(e))
+      continue
+    try:
+      experiment.setup(task.config, scored_weights=file, sources=opened)
+    except ConfigError as e:
+      errors += [_in_flags(error, task) for error in e.errors]
+    tasks.append(task)
+  if errors:
+    raise ConfigError(dict.fromkeys(errors))
+  return tasks
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -330,9 +316,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ]
     )
   opened = Sources(args.data_dir, fake=args.fake_data)
-  tasks = list(_tasks(args, opened))
-  if errors := [error for _, some in tasks for error in some]:
-    raise ConfigError(_grouped(errors))
+  tasks = _tasks(args, opened)
   is_first = jax.process_index() == 0
   result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
   if args.explain:
@@ -343,8 +327,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       folder.mkdir(parents=True, exist_ok=True)
   except OSError as e:
     raise ConfigError([atomic_files.folder_error(args.workdir, e)]) from None
-  names = [published_scores.name_of(task.path) for task, _ in tasks]
-  for task, _ in tasks:
+  names = [published_scores.name_of(task.path) for task in tasks]
+  for task in tasks:
     if is_first:
       print(f"\n{'file':<16}{task.path}")
       print(f"{'model':<16}{weights.describe(task.config.model)}")
@@ -364,10 +348,77 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.explain:
       for path in dict.fromkeys(row["file"] for row in result["explained"]):
         of_file = [r for r in result["explained"] if r["file"] == path]
-        print(f"\n{path}, one step at a time:\n{tables.swaps(of_file)}")
-    print(f"\n{tables.scores(result['scores'])}")
+        print(f"\n{path}, one step at a time:\n{swaps_table(of_file)}")
+    print(f"\n{scores_table(result['scores'])}")
     print(f"\nwritten: {folder / RESULT}")
   return result
+
+
+def scores_table(rows: list[dict[str, Any]]) -> str:
+  """Returns the scores beside the published ones, as text."""
+  lines = [
+    (
+      *("file", "on", "images", "top-1", "top-5"),
+      *("published", "", "difference", "source"),
+    )
+  ]
+  for row in rows:
+    source = row["source"] or "no published score known by this name"
+    if row["source"] and not row["same_pixels"]:
+      source += " (other preprocessing)"
+    lines.append(
+      (
+        row["file"],
+        row["on"],
+        f"{row['images']:,}",
+        *(
+          _percent(row[key])
+          for key in ("top1", "top5", "published_top1", "published_top5")
+        ),
+        "" if row["difference"] is None else f"{row['difference']:+.2f}",
+        source,
+      )
+    )
+  return _aligned(lines, left=(0, 1, 8))
+
+
+def swaps_table(rows: list[dict[str, Any]]) -> str:
+  """Returns what `explain.explain` measured of one file, as text."""
+  lines = [
+    (
+      *("on", "step", "is", "instead", "top-1", "change", "error"),
+      *("gained", "lost", "other answers"),
+    )
+  ]
+  for row in rows:
+    lines.append(
+      (
+        *(row[key] for key in ("on", "step", "was", "value")),
+        f"{row['top1']:.2f}",
+        f"{row['change']:+.2f}",
+        f"{row['error']:.2f}",
+        f"+{row['gained']:,}",
+        f"-{row['lost']:,}",
+        f"{row['other']:,} of {row['images']:,}",
+      )
+    )
+  return _aligned(lines, left=(0, 1, 2, 3))
+
+
+def _aligned(lines: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
+  """Returns cells in columns; those in `left` begin where the column does."""
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return "\n".join(
+    "  ".join(
+      f"{cell:<{w}}" if i in left else f"{cell:>{w}}"
+      for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+    ).rstrip()
+    for line in lines
+  )
+
+
+def _percent(value: float | None) -> str:
+  return "" if value is None else f"{value:.2f}"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -231,7 +231,9 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     if names.count(name) > 1
   ]
   for point in every:
-    errors += [f"{point.name}: {f}" for f in config_errors(point.config)]
+    errors += [
+      f"{point.name}: {error}" for error in config_errors(point.config)
+    ]
     errors += other_run_errors(point.config, folder / point.name)
   done = [(folder / p.name / RESULT).exists() for p in every]
   if (folder / FINAL / RESULT).exists() and not all(done):
@@ -256,7 +258,9 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     try:
       experiment.setup(point.config, sources=sources)
     except ConfigError as e:
-      errors += [f"{point.name}: {f}" for f in e.errors if f not in errors]
+      errors += [
+        f"{point.name}: {error}" for error in e.errors if error not in errors
+      ]
   return errors
 
 

@@ -69,14 +69,14 @@ def sweep(
     data_dir = next(iter(tasks.values())).config.data.data_dir
     missing_data.agree(data_dir, {name: name in searches for name in tasks})
   for name, task in searches.items():  # all processes the same ones
-    of_task = check(task, _folder(workdir, name))
-    errors += [f"{name}: {f}" if name else f for f in of_task]
+    prefix = f"{name}: " if name else ""
+    errors += [prefix + e for e in check(task, _folder(workdir, name))]
   if left_out and not searches:
     errors += [f"{name}: {v['reason']}" for name, v in left_out.items()]
   other = None
   try:
     other = _table_in(against) if against else None
-  except (OSError, ValueError) as e:
+  except ValueError as e:
     errors.append(f"--against: {e}")
   if not errors:
     try:
@@ -237,18 +237,12 @@ def _table_in(workdir: str) -> dict[str, Any]:
   """Returns the table of another search.
 
   Raises:
-    OSError, ValueError: There is none, or what is there is none.
+    ValueError: There is none, or it is damaged.
   """
   path = epath.Path(workdir) / TABLE
   if not path.exists():
     raise ValueError(f"got {workdir!r}, expected a folder with {TABLE}.")
-  other = json_file.read(path)
-  if missing := {"tasks", "left_out"} - other.keys():
-    raise ValueError(
-      f"got {path} without {' and '.join(sorted(missing))}, expected the table"
-      " of a search, as vit-jax sweep writes it."
-    )
-  return other
+  return json_file.read(path)
 
 
 def _missing(config: Config) -> str | None:
@@ -281,7 +275,7 @@ def _write(path: epath.Path, text: str) -> None:
 def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
   """Joins the other processes, checks the searches, runs them."""
   args = [a for _, _, a in parsed.values()]
-  flags, errors = args[0].flags, [f for a in args for f in a.errors]
+  flags, errors = args[0].flags, [error for a in args for error in a.errors]
   try:
     processes.initialise(flags, errors)
     workdir = flags["workdir"] or f"runs/{args[0].config_name}_sweep"

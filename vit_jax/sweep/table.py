@@ -87,11 +87,10 @@ def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
     Group -> (mean of the tasks that have a score, their number, that of all
     tasks in the group); groups without a score are absent.
   """
-  every = {**results["tasks"], **_left_out(results)}
-  groups = dict.fromkeys(r["group"] for r in every.values())
+  groups = dict.fromkeys(r["group"] for r in _all_tasks(results).values())
   by_group = {}
   for group in [*groups, "all"]:
-    of_group = _of_group(results, group)
+    of_group = _group_scores(results, group)
     scores = [s for s in of_group.values() if s is not None]
     if scores and group:
       mean = sum(scores) / len(scores)
@@ -99,14 +98,23 @@ def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
   return by_group
 
 
-def _of_group(
+def _all_tasks(results: Mapping[str, Any]) -> dict[str, Result]:
+  """Returns all tasks; those that are left out have no points."""
+  none = {"points": [], "best": None, "final": None, "splits": {}}
+  left_out = {
+    name: {"group": values["group"], **none}
+    for name, values in results["left_out"].items()
+  }
+  return {**results["tasks"], **left_out}
+
+
+def _group_scores(
   results: Mapping[str, Any], group: str
 ) -> dict[str, float | None]:
   """Returns the score, None if there is none, of each task of a group."""
-  every = {**results["tasks"], **_left_out(results)}
   return {
     name: test_top1(result)
-    for name, result in every.items()
+    for name, result in _all_tasks(results).items()
     if group in (result["group"], "all")
   }
 
@@ -122,8 +130,7 @@ def overview(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   head = ["task", "group", "chosen", "val", "test", "images"]
   other = against["tasks"] if against else {}
   rows = []
-  every = {**results["tasks"], **_left_out(results)}
-  for name, result in every.items():
+  for name, result in _all_tasks(results).items():
     best = [p for p in result["points"] if p["name"] == result["best"]]
     val = best[0]["scores"].get("val/top1") if best else None
     row = [
@@ -144,7 +151,7 @@ def overview(results: Mapping[str, Any], against: Mapping | None = None) -> str:
     row = [f"mean of {of}", of_group, "", "", _percent(mean), ""]
     if against:
       ours, of_theirs = (
-        {k for k, v in _of_group(r, group).items() if v is not None}
+        {k for k, v in _group_scores(r, group).items() if v is not None}
         for r in (results, against)
       )
       row.append(_percent(theirs[group][0] if ours == of_theirs else None))
@@ -245,14 +252,6 @@ def _remarks(result: Result) -> list[str]:
       for other, count in split.get("shared", {}).items()
     ]
   return sentences
-
-
-def _left_out(results: Mapping[str, Any]) -> dict[str, Result]:
-  none = {"points": [], "best": None, "final": None, "splits": {}}
-  return {
-    name: {"group": values["group"], **none}
-    for name, values in results["left_out"].items()
-  }
 
 
 def _values(result: Result) -> str:
