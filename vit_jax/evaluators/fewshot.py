@@ -193,7 +193,7 @@ class Fewshot(Features):
         scores[i] = [ridge.accuracy(f, test["x"], test["label"]) for f in fits]
         if not shots and is_model:
           self.answers = Answers(
-            f"learned from all examples, L2 {l2s[0]:g}",
+            f"the regression on all examples, L2 {l2s[0]:g}",
             "score",
             test["index"],
             test["label"],

@@ -97,6 +97,11 @@ def render(draw: Callable[[], Figure]) -> str:
   return file.getvalue()
 
 
+def file_stem(text: str) -> str:
+  """Returns a text with "_" for what the name of a file should not have."""
+  return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
 class ChartFiles:
   """The charts of a page, which are files as well: `files`, SVG by name."""
 
@@ -111,7 +116,7 @@ class ChartFiles:
       draw: One of the functions below with its arguments.
       alt: What the chart shows.
     """
-    stem = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+    stem = file_stem(name)
     names = itertools.chain(
       [f"{stem}.svg"], (f"{stem}_{i}.svg" for i in itertools.count(2))
     )

@@ -23,8 +23,9 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
   for run in runs:
     for name in run.fewshot_names():
-      for l2, by_shots in list(run.fewshot(name).items())[:1]:
-        sets.setdefault(run.split_title(name), {})[run.name] = l2, by_shots
+      if by_l2 := run.fewshot(name):
+        first = next(iter(by_l2.items()))
+        sets.setdefault(run.split_title(name), {})[run.name] = first
   parts = []
   for text, by_run in sets.items():
     if len(by_run) < 2:

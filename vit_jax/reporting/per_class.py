@@ -152,10 +152,9 @@ def probes_section(runs: list[Run]) -> str:
 def _probe(probe: dict[str, Any], images: pathlib.Path, who: str) -> str:
   kind = probe["kind"]
   title = f"{TITLES.get(kind, kind)} on {probe['dataset']}{who}"
-  of = f"of what was {probe['by']}".replace("of what was the", "of the")
   text = (
     f"{MEANING.get(kind, '')} Of {probe['checkpoint']}: {probe['note']}."
-    f" Classes and mistakes below are {of}."
+    f" Classes and mistakes below are of {probe['by']}."
   )
   return (
     f"<h2>{breakable(title)}</h2>\n<p>{html.escape(text)}</p>"

@@ -22,7 +22,7 @@ from vit_jax.inference.answers import printable
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.reporting import model_figures
 from vit_jax.reporting import runs as runs_lib
-from vit_jax.reporting.charts import ChartFiles
+from vit_jax.reporting.charts import ChartFiles, file_stem
 from vit_jax.reporting.page import breakable, missing, page, table
 from vit_jax.writers import run_info
 from vit_jax.writers.atomic_files import replace_text
@@ -44,7 +44,11 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     errors.append(f"--out: got {args.out!r}, which is a file; name a folder.")
   models = _loaded([args.checkpoint, *args.beside], errors)
   images, left_out = _images(args)
-  rows = {label: _read(images, vit) for label, (_, vit) in models.items()}
+  ahead = 2 * (os.cpu_count() or 1)
+  rows = {
+    label: list(streaming.read_all(images, vit.ops, ahead=ahead))
+    for label, (_, vit) in models.items()
+  }
   unread = {r.name: r.error for read in rows.values() for r in read if r.error}
   images = [image for image in images if image.name not in unread]
   for name, error in unread.items():
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     arrays = [row.pixels for row in rows[label] if row.name not in unread]
     print(f"{path}: {vit.config.variant}, {_counted(arrays)}", flush=True)
     captions = captions_of([image.name for image in images], vit, arrays)
-    name = _file_name(label) if len(models) > 1 else ""
+    name = file_stem(label) if len(models) > 1 else ""
     inspected.append(
       model_figures.inspect_model(name, label, vit, arrays, captions)
     )
@@ -98,8 +102,7 @@ def _images(
 ) -> tuple[list[streaming.Named], list[str]]:
   """Returns the images to look at, and what is left out."""
   if args.images:
-    reads = streaming.STANDARD_INPUT in args.images
-    stdin = sys.stdin.buffer if reads and sys.stdin else None
+    stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
     images = list(streaming.find(args.images, stdin))
     more = len(images) - NUM_IMAGES
     left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
@@ -147,14 +150,6 @@ def _evaluation_images(path: str) -> list[streaming.Named]:
   return named
 
 
-def _read(
-  images: Sequence[streaming.Named], vit: Pretrained
-) -> list[streaming.Row]:
-  """Returns the pixels as the model gets them, or why an image has none."""
-  ahead = 2 * (os.cpu_count() or 1)
-  return list(streaming.read_all(images, vit.ops, ahead=ahead))
-
-
 def _patch_errors(
   patch: tuple[int, int] | None, label: str, vit: Pretrained
 ) -> list[str]:
@@ -171,7 +166,7 @@ def _pictures(names: Sequence[str]) -> list[str]:
   """Returns where the picture of each image is written, within DIR."""
   stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
   return [
-    f"rollout/{i:03}_{_file_name(stem)}.png" for i, stem in enumerate(stems, 1)
+    f"rollout/{i:03}_{file_stem(stem)}.png" for i, stem in enumerate(stems, 1)
   ]
 
 
@@ -297,10 +292,6 @@ def _png(image: Image.Image) -> bytes:
   buffer = io.BytesIO()
   image.save(buffer, "png")
   return buffer.getvalue()
-
-
-def _file_name(text: str) -> str:
-  return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
 
 
 def main(args: argparse.Namespace) -> None:
