@@ -61,7 +61,7 @@ def call(monkeypatch, capsys):
 
 
 def named(folder):
-  return streaming.find([str(folder)], None)
+  return streaming.find([str(folder)])
 
 
 @pytest.mark.parametrize("batch_size", [4, 64])

@@ -1,6 +1,7 @@
 """Images that a command line names: which, in what order, how many at once."""
 
 import io
+import sys
 import threading
 
 import numpy as np
@@ -33,13 +34,20 @@ def folder(tmp_path):
   return tmp_path
 
 
-def stream_of(data):
-  return io.BufferedReader(io.BytesIO(data))
-
-
-def names(words, stdin=b"", relative_to=""):
-  result = streaming.find(words, stream_of(stdin))
+def names(words, relative_to=""):
+  result = streaming.find(words)
   return [n.name.removeprefix(f"{relative_to}/") for n in result]
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+  """Gives the process a standard input with these bytes."""
+
+  def make(data):
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+  return make
 
 
 def test_a_folder_and_the_folders_in_it(folder):
@@ -84,29 +92,32 @@ def test_a_name_that_looks_like_a_glob(tmp_path):
   ],
 )
 def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
-  result = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"], None)
+  result = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"])
   first, second = streaming.read_all(result, OPS, ahead=2)
   assert first.name == f"{folder}/{word}" and first.pixels is None
   assert str(first.error).startswith(error)
   assert second.error is None
 
 
-def test_a_list_on_standard_input(folder):
+def test_a_list_on_standard_input(folder, pipe):
   lines = f"{folder}/a\n\n{folder}/*.PNG\r\n{folder}/c/d/e.png"
-  result = names(["-"], lines.encode(), folder)
+  pipe(lines.encode())
+  result = names(["-"], folder)
   assert result == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
-def test_an_image_on_standard_input(kind):
+def test_an_image_on_standard_input(kind, pipe):
   data = encoded(100, kind)
-  (named,) = streaming.find(["-"], stream_of(data))
+  pipe(data)
+  (named,) = streaming.find(["-"])
   assert named == ("-", data)
   assert abs(int(images.read(named.image).mean()) - 100) <= 1
 
 
-def test_nothing_on_standard_input():
-  (named,) = streaming.find(["-"], stream_of(b"\n"))
+def test_nothing_on_standard_input(pipe):
+  pipe(b"\n")
+  (named,) = streaming.find(["-"])
   assert "got nothing" in str(named.image)
 
 
@@ -137,7 +148,7 @@ def test_an_image_twice_in_a_list():
 
 def test_an_address_does_not_end_the_list(folder):
   file = str(folder / "b.PNG")
-  result = streaming.find([file, "https://x.y/a.png", file], None)
+  result = streaming.find([file, "https://x.y/a.png", file])
   rows = list(streaming.read_all(result, OPS, ahead=4))
   assert [row.error is None for row in rows] == [True, False, True]
   assert "an address that images are not read from" in str(rows[1].error)
@@ -169,7 +180,8 @@ def test_too_many_pixels(monkeypatch):
   assert str(row.error).startswith("got an image of too many pixels (Image")
 
 
-def test_a_standard_input_that_is_closed():
+def test_a_standard_input_that_is_closed(monkeypatch):
   """Python's is None then, as in `vit-jax predict RUN - <&-`."""
-  (result,) = streaming.find(["-"], None)
+  monkeypatch.setattr(sys, "stdin", None)
+  (result,) = streaming.find(["-"])
   assert "got nothing" in str(result.image)

@@ -120,7 +120,7 @@ def test_page_is_self_contained(demo):
   assert page.open == []
   kinds = {i["src"].partition(";base64,")[0] for i in page.images}
   assert kinds == {f"data:image/{kind}" for kind in ("jpeg", "png")}
-  assert len(page.charts) == 20 and all(page.charts)  # each says what it shows
+  assert len(page.charts) == 19 and all(page.charts)  # each says what it shows
   assert all(i["alt"] for i in page.images)
   assert all(link.startswith(("data:", "#")) for link in page.links)
   assert "http" not in text and "@import" not in text
@@ -143,7 +143,6 @@ def test_pictures(demo):
     "loss_glyphs.svg",
     "positions_finetune.svg",
     "positions_pretrain.svg",
-    "positions_pretrain_for_finetune.svg",
     "positions_scratch.svg",
     "throughput_digits.svg",
     "throughput_glyphs.svg",

@@ -2,21 +2,13 @@
 
 from collections.abc import Sequence
 
+import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
 _SMALLEST = 192  # Longer side of a picture at least, pixels.
 _GAP = 4  # Between two of them, of pictures of that size.
-# The colour map magma of matplotlib at 0, 1/8, ..., 1, interpolated between:
-# equal steps look equal, and matplotlib need not be installed to predict.
-_MAGMA = np.array(
-  [
-    *((0, 0, 4), (28, 16, 68), (79, 18, 123)),
-    *((129, 37, 129), (181, 54, 122), (229, 80, 100)),
-    *((251, 135, 97), (254, 194, 135), (252, 253, 191)),
-  ]
-)
 
 
 def beside(
@@ -107,10 +99,10 @@ def _enlarged(image):
 def _squares(map, size: tuple[int, int]):
   """Returns the map as colours: from black over red to pale yellow."""
   map = np.asarray(map, np.float32)
-  places = 8 * map / max(float(map.max()), 1e-30)
-  channels = [np.interp(places, range(9), channel) for channel in _MAGMA.T]
-  colours = Image.fromarray(np.round(np.stack(channels, -1)).astype(np.uint8))
-  return np.asarray(colours.resize(size[::-1], Image.Resampling.NEAREST))
+  map = map / max(float(map.max()), 1e-30)
+  colours = mpl.colormaps["magma"](map, bytes=True)[..., :3]
+  picture = Image.fromarray(np.ascontiguousarray(colours))
+  return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
 
 
 def _joined(images) -> Image.Image:

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = dataclasses.replace(config, dtype=args.dtype)
   vit = dataclasses.replace(vit, config=config)
   note(_description(args.checkpoint, vit))
-  stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
-  images: Iterable[streaming.Named] = streaming.find(args.images, stdin)
+  images: Iterable[streaming.Named] = streaming.find(args.images)
   if args.attention:
     images = _refuse_own_folder(images, args.out_dir)
   total = None

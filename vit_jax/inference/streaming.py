@@ -8,9 +8,9 @@ import collections
 import concurrent.futures
 import functools
 import glob
-import io
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -47,25 +47,22 @@ class Row(NamedTuple):
   error: Exception | None
 
 
-def find(
-  arguments: Iterable[str], stdin: io.BufferedReader | None
-) -> Iterator[Named]:
+def find(arguments: Iterable[str]) -> Iterator[Named]:
   """Yields the images that the arguments of a command line stand for.
 
   Args:
     arguments: Files; folders, which stand for all images in them at any depth,
       in the order of their names, without hidden ones and without links to
-      folders; globs, with ** for any depth; or "-".
-    stdin: Read for "-". It is an image if a NUL byte is among its first 64, and
-      otherwise a list of files, folders and globs, one a line. None: it is
-      closed.
+      folders; globs, with ** for any depth; or "-", the standard input. It is
+      an image if a NUL byte is among its first 64, and otherwise a list of
+      files, folders and globs, one a line.
 
   Yields:
     Images; an error for a folder or a glob without images.
   """
   for word in arguments:
     if word == STANDARD_INPUT:
-      yield from _from_stdin(stdin)
+      yield from _from_stdin()
     elif os.path.isdir(word):
       yield from _in_folder(word)
     elif glob.has_magic(word) and not os.path.exists(word):
@@ -74,15 +71,16 @@ def find(
       yield Named(word, word)
 
 
-def _from_stdin(stdin: io.BufferedReader | None) -> Iterator[Named]:
+def _from_stdin() -> Iterator[Named]:
   is_empty = True
+  stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
   if stdin is not None and b"\0" in stdin.peek(PEEKED)[:PEEKED]:
     yield Named(STANDARD_INPUT, stdin.read())
     return
   for line in stdin or ():
     if word := os.fsdecode(line.rstrip(b"\r\n")):
       is_empty = False
-      yield from find([word], stdin)
+      yield from find([word])
   if is_empty:
     error = ValueError("got nothing, expected an image, or files, one a line.")
     yield Named(STANDARD_INPUT, error)

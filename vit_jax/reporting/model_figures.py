@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +29,6 @@ from vit_jax.models.filters import (
   first_layer,
   principal_components,
 )
-from vit_jax.models.resample import resample_posemb
 from vit_jax.reporting import charts, saved_images
 from vit_jax.reporting.charts import (
   CURVE_COLOURS,
@@ -199,24 +197,23 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     runs: The runs of the report.
     chart_files: The charts of the page; these are added.
   """
-  models, left_out = {}, []
+  models, left_out = [], []
   for run in runs[:MOST_RUNS]:
     try:
-      models[run.name] = inspect_run(run)
+      models.append(inspect_run(run))
     except Exception as e:  # A damaged checkpoint may raise anything.
       left_out.append(f"{run.name}: {error_text(e)}")
   if more := [run.name for run in runs[MOST_RUNS:]]:
     left_out.append(f"{', '.join(more)}: see vit-jax visualize")
-  inspected, sections = [*models.values()], []
-  inits = {run.name: _init_of(run, models) for run in runs}
+  sections = []
   if models:
     sections = [
-      filters(inspected, chart_files),
-      positions(inspected, chart_files, inits),
-      distances(inspected, chart_files),
+      filters(models, chart_files),
+      positions(models, chart_files),
+      distances(models, chart_files),
     ]
   texts = set()
-  for model in models.values():
+  for model in models:
     section = rollouts([model], NUM_SHOWN)
     title = f"{section.title}: {model.label}"
     text = section.text if section.text not in texts else ""  # once for all
@@ -227,14 +224,6 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     + "".join(section.html(level=3) for section in sections)
     + missing("; ".join(left_out))
   )
-
-
-def _init_of(
-  run: Run, models: Mapping[str, InspectedModel]
-) -> InspectedModel | None:
-  """Returns the model among these whose weights the run started from."""
-  path = f"/{run.config.get('init') or ''}/"
-  return next((m for name, m in models.items() if f"/{name}/" in path), None)
 
 
 def inspect_run(run: Run) -> InspectedModel:
@@ -278,15 +267,11 @@ class _Charts:
     self.html: list[str] = []
     self.left_out: list[str] = []
 
-  def add(
-    self, model: InspectedModel, draw: Callable[[], Figure], suffix: str = ""
-  ) -> None:
+  def add(self, model: InspectedModel, draw: Callable[[], Figure]) -> None:
     """Draws a chart; what `draw` raises as a ValueError is left out."""
     name = f"{self._kind}_{model.name}" if model.name else self._kind
     try:
-      chart = self._chart_files.add(
-        name + suffix, draw, f"{self._alt}, {model.label}"
-      )
+      chart = self._chart_files.add(name, draw, f"{self._alt}, {model.label}")
     except ValueError as e:
       self.left_out.append(f"{model.label}, {e}")
     else:
@@ -319,42 +304,24 @@ def filters(
 
 
 def positions(
-  models: Sequence[InspectedModel],
-  chart_files: ChartFiles,
-  inits: Mapping[str, InspectedModel | None] = MappingProxyType({}),
+  models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
-  """Returns similarities of the positions of patches.
+  """Returns similarities of the positions of patches."""
 
-  Args:
-    models: The models.
-    chart_files: The charts of the page; these are added.
-    inits: Name of a model -> the model whose weights it started from, whose
-      table is shown as interpolated to the grid of the former; None: none.
-  """
-
-  def draw(
-    table: np.ndarray | str, grid: tuple[int, int], title: str
-  ) -> Figure:
-    if isinstance(table, str):
-      raise ValueError(table)
-    return charts.similarity(table, grid, f"{title}: {grid[0]} × {grid[1]}")
+  def draw(model: InspectedModel) -> Figure:
+    if isinstance(model.positions, str):
+      raise ValueError(model.positions)
+    is_first_block = getattr(model.vit.config, "posemb_at", "") == "blocks"
+    title = model.label + ", first block" * is_first_block
+    rows, columns = model.grid
+    return charts.similarity(
+      model.positions, model.grid, f"{title}: {rows} × {columns}"
+    )
 
   alt = "cosine similarity of position embeddings"
   drawn = _Charts("positions", alt, chart_files)
   for model in models:
-    init = inits.get(model.name)
-    if init and init.grid != model.grid and not isinstance(init.positions, str):
-      table = resample_posemb(
-        init.positions[None], init.grid, model.grid, has_cls_row=False
-      )
-      title = f"{init.label}, interpolated"
-      picture = functools.partial(draw, table[0], model.grid, title)
-      drawn.add(init, picture, suffix=f"_for_{model.name}")
-    is_first_block = getattr(model.vit.config, "posemb_at", "") == "blocks"
-    title = model.label + ", first block" * is_first_block
-    drawn.add(
-      model, functools.partial(draw, model.positions, model.grid, title)
-    )
+    drawn.add(model, functools.partial(draw, model))
   return drawn.section(
     "Position embeddings",
     "Each small map belongs to one patch and is where the patch is; it shows"

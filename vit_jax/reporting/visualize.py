@@ -102,8 +102,7 @@ def _images(
 ) -> tuple[list[streaming.Named], list[str]]:
   """Returns the images to look at, and what is left out."""
   if args.images:
-    stdin = sys.stdin.buffer if sys.stdin else None  # None: it is closed
-    images = list(streaming.find(args.images, stdin))
+    images = list(streaming.find(args.images))
     more = len(images) - NUM_IMAGES
     left_out = [f"{more:,} of the images, all after the first {NUM_IMAGES}"]
     return images[:NUM_IMAGES], left_out if more > 0 else []
