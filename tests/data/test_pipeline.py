@@ -93,8 +93,8 @@ def test_a_number_of_processes_that_divides_no_batch_is_refused():
     pipeline.eval_batches(numbers(9), OPS, batch_size=4, process_count=3)
 
 
-@pytest.mark.parametrize("num_examples", [1, 3, 8, 61, 64])
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("num_examples", [1, 8, 61])
+@pytest.mark.parametrize("processes", [1, 4])
 def test_evaluation_yields_every_record_once(num_examples, processes):
   source = numbers(num_examples)
   runs = [

@@ -36,17 +36,6 @@ TABLE = {
   "smallnorb_azimuth": (18, 12_150, ("test", 0)),
   "smallnorb_elevation": (9, 12_150, ("test", 0)),
 }
-# Share of the training split after which the held-out part begins, in percent.
-HELD_OUT_FROM = {
-  "caltech101": 90,
-  "cifar100": 90,
-  "oxford_iiit_pet": 80,
-  "svhn": 90,
-  "eurosat": 60,
-  "resisc45": 60,
-  "clevr_count": 90,
-  "dsprites_location": 80,
-}
 
 
 def test_the_19_tasks_and_their_groups():
@@ -76,12 +65,6 @@ def test_splits(name):
     assert other.split != test.split or (
       other.stop <= test.start or test.stop <= other.start
     )
-
-
-@pytest.mark.parametrize("name", HELD_OUT_FROM)
-def test_held_out_parts_begin_at_a_rounded_down_percentage(name):
-  ((_, _, (split, start)), share) = TABLE[name], HELD_OUT_FROM[name]
-  assert start == TASKS[name].sizes[split] * share // 100
 
 
 def test_tests_that_are_slices():

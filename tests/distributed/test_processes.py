@@ -140,8 +140,6 @@ def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(
   [
     ({}, [1]),  # a task a GPU, all see all
     ({"CUDA_VISIBLE_DEVICES": "1"}, []),  # --gpus-per-task=1
-    ({"CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "1"}, []),
-    ({"SLURM_LOCALID": "7"}, [7]),
     (NODE, []),  # all eight, where jax would take the first
     (NODE | {"CUDA_VISIBLE_DEVICES": ""}, []),
     # Four tasks on two nodes: four GPUs each, seen with the others' or alone.
@@ -219,16 +217,13 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
       "--coordinator: got 'host0', expected host:port of process 0, such as"
       " host0:1234.",
     ),
-    ({"coordinator": ":1234"}, "--coordinator: got ':1234', expected host"),
     ({"coordinator": "h:99999"}, "--coordinator: got 'h:99999', expected host"),
     (
       {"process_id": "2"},
       "--process_id: got '2', expected 0 to 1, another one in every process.",
     ),
-    ({"process_id": "-1"}, "--process_id: got '-1', expected 0 to 1"),
     ({"process_id": "one"}, "--process_id: got 'one', expected 0 to 1"),
     ({"num_processes": "0"}, "--num_processes: got '0', expected a number"),
-    ({"num_processes": "2.5"}, "--num_processes: got '2.5', expected a"),
   ],
 )
 def test_values_are_checked(calls, changes, expected):
