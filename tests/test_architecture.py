@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 PACKAGE = pathlib.Path(__file__).parents[1] / "vit_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -134,6 +136,7 @@ def test_what_loads_no_tensorflow():
   assert not _loaded(f"{modules}, vit_jax.reporting.report") & TENSORFLOW
 
 
+@pytest.mark.slow
 def test_what_loads_no_flax():
   """TensorFlow itself loads jax, for tensorflow.lite."""
   assert _loaded("vit_jax.data.sources") & JAX <= {"jax"}

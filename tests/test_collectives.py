@@ -1,6 +1,7 @@
 """What crosses the links, how often, and in which type."""
 
 import collections
+import functools
 
 import jax
 import pytest
@@ -9,15 +10,22 @@ import tiny
 from vit_jax import sharding
 
 SENDING = ("all_gather", "reduce_scatter", "psum")
+SPLIT = dict(mesh__data=2, mesh__fsdp=4, model__dtype="bfloat16")
+
+
+@functools.cache
+def traced(**changes):
+  """Returns the equations of a step, each with the loops that it is in."""
+  parts = tiny.Parts(tiny.config(**changes))
+  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
+  jaxpr = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
+  return [*tiny.equations(jaxpr.jaxpr)]
 
 
 def sent(**changes):
   """Returns (primitive, type) -> arrays, and whether one is sent in a loop."""
-  parts = tiny.Parts(tiny.config(**changes))
-  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
-  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   counts, in_loops, loops_seen = collections.Counter(), 0, 0
-  for equation, loops in tiny.equations(jaxpr.jaxpr):
+  for equation, loops in traced(**changes):
     loops_seen += equation.primitive.name == "scan"
     name = next(
       (s for s in SENDING if equation.primitive.name.startswith(s)), 0
@@ -31,12 +39,8 @@ def sent(**changes):
 
 @pytest.mark.parametrize("microbatch", [None, 1])
 def test_once_a_step(microbatch):
-  counts, in_loops, loops = sent(
-    mesh__data=2,
-    mesh__fsdp=4,
-    model__dtype="bfloat16",
-    optim__microbatch=microbatch,
-  )
+  changes = {"optim__microbatch": microbatch} if microbatch else {}
+  counts, in_loops, loops = sent(**SPLIT, **changes)
   assert loops == (microbatch is not None) and in_loops == 0
   # 2 blocks with 6 kernels each, and the embedding's.
   assert counts["all_gather", "bfloat16"] == 13
@@ -50,11 +54,7 @@ def test_once_a_step(microbatch):
 def test_in_a_scan_a_block_at_a_time(microbatch):
   """Gathered in the forward and in the backward pass, reduced in the latter."""
   counts, in_loops, _ = sent(
-    mesh__data=2,
-    mesh__fsdp=4,
-    model__dtype="bfloat16",
-    model__scan=True,
-    optim__microbatch=microbatch,
+    **SPLIT, model__scan=True, optim__microbatch=microbatch
   )
   # 6 kernels of the body, and outside of it the embedding's.
   assert counts["all_gather", "bfloat16"] == 2 * 6 + 1
@@ -82,12 +82,9 @@ def test_in_float32_beside_an_axis_that_xla_splits():
 
 def test_kernels_are_gathered_as_matrices():
   """A TPU would pad heads of 64 to 128, and copy them before and after."""
-  parts = tiny.Parts(tiny.config(mesh__data=2, mesh__fsdp=4))
-  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
-  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   gathered = [
     equation.invars[0].aval.ndim
-    for equation, _ in tiny.equations(jaxpr.jaxpr)
+    for equation, _ in traced(**SPLIT)
     if equation.primitive.name == "all_gather"
   ]
   assert set(gathered) == {2}
@@ -95,12 +92,8 @@ def test_kernels_are_gathered_as_matrices():
 
 def test_a_barrier_keeps_the_type_of_what_is_sent():
   """And none stands before float32, which XLA would copy for it."""
-  config = tiny.config(mesh__data=2, mesh__fsdp=4, model__dtype="bfloat16")
-  parts = tiny.Parts(config)
-  batch = sharding.to_global(tiny.batch(0, parts.config), parts.mesh)
-  jaxpr = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
   made_by, scattered = {}, collections.Counter()
-  for equation, _ in tiny.equations(jaxpr.jaxpr):
+  for equation, _ in traced(**SPLIT):
     made_by |= dict.fromkeys(equation.outvars, equation)
     if equation.primitive.name.startswith("reduce_scatter"):
       (x,) = equation.invars

@@ -51,6 +51,7 @@ SLOW = (
   "Files, folders, globs, standard input",
   "Where the model looks",
   "Few-shot and linear probes",
+  "A writer of your own",
   "StableHLO",
   "Hugging Face",
   *NEEDS,

@@ -19,7 +19,7 @@ def sums(config):
   """Yields (type, number of addends) of each sum that a step's program has."""
   parts = tiny.Parts(config, jax.devices()[:1])
   batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
-  program = jax.make_jaxpr(parts.train_step)(parts.state(), batch)
+  program = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
   for equation, _ in tiny.equations(program.jaxpr):
     if equation.primitive.name in ("reduce_sum", "cumsum"):
       (x,) = (v.aval for v in equation.invars)

@@ -50,7 +50,7 @@ def _config(**changes) -> Config:
   c.data.shuffle_buffer = 500
   c.checkpoint.every_steps = 8
   c.log_steps = 4
-  c.model.dropout = 0.1
+  c.model.depth, c.model.dropout = 1, 0.1
   c.evals = EVALS
   tiny.apply(c, changes)
   return freeze(c)
@@ -228,6 +228,7 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
     optim__ema_decay=0.9,
     optim__accumulator_dtype="bfloat16",
     mesh__fsdp=4,
+    model__depth=2,
     model__scan=True,
     model__remat="full",
     model__stochastic_depth=0.1,

@@ -1,5 +1,7 @@
 """Attention in training: its custom gradient, and attention in chunks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,28 @@ def drawn():
   return jax.tree.map(lambda x: x[0], draws)
 
 
+def of_block(relative):
+  """Returns the sum of what a block gives, and the arguments it is taken at."""
+  fn, variables = block(relative)
+
+  def loss(variables, tokens, draws):
+    tokens, out = fn(variables, tokens, draws)
+    return jnp.sum(jnp.sin(tokens)), out
+
+  return loss, (variables, TOKENS, drawn())
+
+
+def grad(fn):
+  return jax.jit(jax.value_and_grad(fn, argnums=(0, 1), has_aux=True))
+
+
+@functools.cache
+def whole(relative):
+  """Returns the gradients without chunks."""
+  loss, args = of_block(relative)
+  return grad(loss)(*args)
+
+
 # 6 images, each with 2 heads x 9 x 9 scores.
 @pytest.mark.parametrize(
   "max_scores, chunks", [(10**6, 1), (3 * 162, 2), (5 * 162, 2), (1, 6)]
@@ -115,17 +139,8 @@ def drawn():
 def test_chunks_give_the_numbers_of_the_whole(
   monkeypatch, max_scores, chunks, relative
 ):
-  fn, variables = block(relative)
-
-  def loss(variables, tokens, draws):
-    tokens, out = fn(variables, tokens, draws)
-    return jnp.sum(jnp.sin(tokens)), out
-
-  grad = lambda fn: jax.jit(
-    jax.value_and_grad(fn, argnums=(0, 1), has_aux=True)
-  )
-  args = (variables, TOKENS, drawn())
-  whole = grad(loss)(*args)
+  (_, want_out), want = whole(relative)
+  loss, args = of_block(relative)
   monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=max_scores))
   in_step = tiny.in_step(loss)
   of_mlp = 2
@@ -137,7 +152,6 @@ def test_chunks_give_the_numbers_of_the_whole(
   # rows, and sums over images in another order: roundings of terms that are at
   # most as large as the largest number. What should be zero, as the gradient of
   # the key's bias, is rounding alone.
-  (_, want_out), want = whole
   (_, got_out), got = got
   jax.tree.map(
     lambda g, w: np.testing.assert_allclose(g, w, atol=1e-6 * np.abs(w).max()),

@@ -91,8 +91,8 @@ def test_relative_positions_tell_places_apart():
 @pytest.mark.parametrize(
   "options",
   [
-    dict(posemb="learn2d"),
-    dict(posemb="relative"),
+    pytest.param(dict(posemb="learn2d"), marks=pytest.mark.slow),
+    pytest.param(dict(posemb="relative"), marks=pytest.mark.slow),
     dict(posemb="learn2d", posemb_at="blocks", remat="full"),
     dict(posemb_at="shared", remat="dots"),
   ],

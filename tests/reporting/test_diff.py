@@ -11,24 +11,9 @@ from vit_jax.commands import diff
 from vit_jax.config import defaults, freeze, to_dict
 
 
-class Noise:
-  """The random batches of `tiny`."""
-
-  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
-
-  def __init__(self, cfg):
-    self._config = cfg
-
-  def batches(self, start_step, process_index, process_count):
-    while True:
-      batch = tiny.batch(start_step, self._config)
-      start_step += 1
-      yield batch | {"index": batch["index"] + 16 * start_step}
-
-
 def _config(**changes):
   c = defaults()
-  c.update(to_dict(tiny.config(total_steps=4, log_steps=1)))
+  c.update(to_dict(tiny.config(total_steps=4, log_steps=1, model__depth=1)))
   c.data.dataset, c.fake_data = "digits", True
   c.checkpoint.every_steps, c.checkpoint.keep_last = 2, 9
   tiny.apply(c, changes)
@@ -41,7 +26,7 @@ def runs(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   for name, lr in (("a", 0.01), ("b", 0.02), ("again", 0.01)):
     cfg = _config(optim__lr=lr)
-    train.train_and_evaluate(cfg, str(folder / name), Noise(cfg))
+    train.train_and_evaluate(cfg, str(folder / name), tiny.Data())
   return folder
 
 

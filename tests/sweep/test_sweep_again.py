@@ -60,6 +60,7 @@ def _task(images, grid=GRID, test="test") -> Task:
   config = tiny.config(
     data__dataset=f"folder:{images}",
     data__batch_size=8,
+    model__depth=1,
     evals={"test": {**SCORE, "split": test}, "val": {**SCORE, "split": "val"}},
   )
   return Task(config, grid)
@@ -234,7 +235,7 @@ def test_all_points_begin_from_the_same_step(images, tmp_path, runs, ending):
     path = tmp_path / "run" / "checkpoints" / str(step)
     checkpointer.write_params(str(path), params, {"grid": [2, 2]})
 
-  shapes = tiny.Parts(tiny.config()).shapes.params
+  shapes = tiny.Parts(tiny.config(model__depth=1)).shapes.params
   params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
   save(3)
   task, folder = _task(images), tmp_path / "search"

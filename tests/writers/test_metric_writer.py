@@ -212,7 +212,7 @@ def test_a_writer_that_fails_ends_the_run_and_loses_no_row(tmp_path):
 
 def test_a_writer_of_clu(tmp_path, caplog):
   clu = pytest.importorskip("clu.metric_writers")
-  caplog.set_level(logging.INFO)
+  caplog.set_level(logging.INFO, "absl")  # which others silence
   with _log(tmp_path, writer=clu.LoggingWriter()) as log:
     log.write(1, {"train/loss": 2.5})
     log.flush()
