@@ -8,6 +8,7 @@ passes from one to another.
 
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ from vit_jax.devices import (
   generation,
 )
 from vit_jax.families import FAMILIES
+
+Device = Any  # a jax.Device, or a description with its attributes
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -53,26 +56,26 @@ SCANNED = "|".join(
 BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
 
-def slices(devices: list[jax.Device] | None = None) -> list[list[jax.Device]]:
+def slices(devices: list[Device] | None = None) -> list[list[Device]]:
   """Returns the devices of each TPU slice; one list where there is only one.
 
   Args:
     devices: None: all of them, on all processes.
   """
-  by_slice: dict[int, list[jax.Device]] = {}
+  by_slice: dict[int, list[Device]] = {}
   for device in jax.devices() if devices is None else devices:
     by_slice.setdefault(slice_of(device), []).append(device)
   return list(by_slice.values())
 
 
-def slice_of(device: jax.Device) -> int:
+def slice_of(device: Device) -> int:
   """Returns the number of a TPU's slice; 0 for devices of other kinds."""
   # On GPUs jax numbers the hosts by this attribute.
   is_tpu = device.platform == "tpu"
   return getattr(device, "slice_index", 0) if is_tpu else 0
 
 
-def _num_nodes(devices: list[jax.Device] | None) -> int:
+def _num_nodes(devices: list[Device] | None) -> int:
   """Returns how many groups of GPUs there are, each with fast links within."""
   devices = jax.devices() if devices is None else devices
   gpus = [device for device in devices if device.platform == "gpu"]
@@ -130,9 +133,7 @@ def shape_here(mesh: MeshConfig) -> dict[str, int]:
   return mesh_shape(mesh, *counts)
 
 
-def make_mesh(
-  mesh: MeshConfig, devices: list[jax.Device] | None = None
-) -> Mesh:
+def make_mesh(mesh: MeshConfig, devices: list[Device] | None = None) -> Mesh:
   """Returns the mesh of data, fsdp and tensor; slices are apart along data.
 
   Args:
@@ -153,7 +154,7 @@ def make_mesh(
   return Mesh(np.concatenate(within), AXES, axis_types=types)
 
 
-def _laid_out(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
+def _laid_out(sizes: tuple[int, ...], devices: list[Device]) -> np.ndarray:
   """Returns the devices of a slice in the order of a mesh."""
   # jax chooses the order by the links between the chips. An axis may be a part
   # of a side of the slice, such as fsdp=16 of v6e:8x8; jax.make_mesh allows
@@ -171,7 +172,7 @@ def _laid_out(sizes: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
 
 
 def mesh_errors(
-  config: Config, devices: list[jax.Device] | None = None
+  config: Config, devices: list[Device] | None = None
 ) -> list[str]:
   """Returns errors of mesh and devices, and of batches and mesh.
 
