@@ -9,6 +9,7 @@ import sys
 
 from vit_jax import __version__
 from vit_jax.commands import COMMANDS
+from vit_jax.distributed.signals import die_by
 from vit_jax.options import NOT_LEAN, nearest
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
@@ -37,7 +38,6 @@ def main() -> None:
   If a reader closes the output, as in `ls | head -1`, the status is that of a
   process ended by SIGPIPE; after Ctrl-C it is that of one ended by SIGINT.
   """
-  sys.excepthook = report
   # Without it Python collects garbage at exit, which takes 3 s after imports of
   # jax and TensorFlow (2 busy cores) in place of 0.3 s.
   atexit.register(gc.freeze)
@@ -53,29 +53,26 @@ def main() -> None:
       discard_output()
       sys.exit(128 + signal.SIGPIPE)
     raise
+  except KeyboardInterrupt:
+    print("\nvit-jax: stopped by Ctrl-C.", file=sys.stderr)
+    die_by(signal.SIGINT)
+  except OSError as e:
+    if e.errno not in FULL:
+      raise
+    discard_output()  # it may be what is full
+    sys.exit(f"vit-jax: {e.filename or 'what is written'}: {e.strerror}.")
+  except ModuleNotFoundError as e:
+    if e.name not in NOT_LEAN:
+      raise
+    sys.exit(
+      f"vit-jax: {e.name} is not installed, and this command needs it: pip"
+      " install '.[train]' in the checkout of vit_jax."
+    )
 
 
 def discard_output() -> None:
   """Drops buffered output, which Python would try to print at exit."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def report(kind, error, trace) -> None:
-  """Prints why the process ends: a sentence, or the traceback of a bug."""
-  if issubclass(kind, KeyboardInterrupt):
-    print("\nvit-jax: stopped by Ctrl-C.", file=sys.stderr)
-  elif issubclass(kind, OSError) and error.errno in FULL:
-    where = error.filename or "what is written"
-    print(f"vit-jax: {where}: {error.strerror}.", file=sys.stderr)
-    discard_output()  # `main` has tried to print it
-  elif issubclass(kind, ModuleNotFoundError) and error.name in NOT_LEAN:
-    print(
-      f"vit-jax: {error.name} is not installed, and this command needs it: pip"
-      " install '.[train]' in the checkout of vit_jax.",
-      file=sys.stderr,
-    )
-  else:
-    sys.__excepthook__(kind, error, trace)
 
 
 def run(argv: list[str] | None = None) -> None:
