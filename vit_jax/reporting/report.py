@@ -52,11 +52,9 @@ def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   subject = ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
   if is_one_folder:
     subject = pathlib.Path(paths[0]).resolve().name
-  trained = [r for r in runs if r.is_trained]
-  groups = curves.by_dataset(trained) if is_one_folder else {"Curves": trained}
   summary = summarise(runs)
   chart_files = ChartFiles()
-  text = _page(f"Report: {subject}", runs, groups, summary, chart_files)
+  text = _page(f"Report: {subject}", runs, is_one_folder, summary, chart_files)
   target = pathlib.Path(out) if out else default_folder(paths)
   (target / "figures").mkdir(parents=True, exist_ok=True)
   for name, svg in chart_files.files.items():
@@ -103,7 +101,7 @@ def default_folder(paths: Sequence[str]) -> pathlib.Path:
 def _page(
   title: str,
   runs: list[Run],
-  groups: dict[str, list[Run]],
+  is_one_folder: bool,
   summary: dict[str, Any],
   chart_files: ChartFiles,
 ) -> str:
@@ -112,7 +110,8 @@ def _page(
   Args:
     title: Its title.
     runs: The runs to report on; published weights have probes alone.
-    groups: Title -> the runs whose curves share charts.
+    is_one_folder: Whether they ran one after the other, and only runs on the
+      same data share charts; if not, they are compared with each other.
     summary: As `summarise` returns it.
     chart_files: Gets the charts.
   """
@@ -120,8 +119,9 @@ def _page(
   trained = [r for r in runs if r.is_trained]
   if not trained:
     return page(title, f"<h1>{breakable(title)}</h1>\n{probes}")
-  # Runs that are compared ran side by side: the sum of their times says little.
-  seconds = None if "Curves" in groups else summary["wall_seconds"]
+  # The sum of the times of runs that are compared says little.
+  seconds = summary["wall_seconds"] if is_one_folder else None
+  groups = curves.by_dataset(trained) if is_one_folder else {"Curves": trained}
   parts = [
     head(title, trained, seconds, summary["versions"] or {}),
     tables.scores(trained),
@@ -148,20 +148,16 @@ def head(
   versions: dict[str, str],
 ) -> str:
   """Returns the title, the main scores and the state of each run."""
-  tiles = [
-    (
-      share(value),
-      what,
-      f"{run.name}{more and '; '}{more}" if runs[1:] else more,
-    )
-    for run in runs
-    for value, what, more in tables.headlines(run)
-  ]
+  tiles = []
+  for run in runs:
+    for value, what, remark in tables.headlines(run):
+      texts = [run.name, remark] if len(runs) > 1 else [remark]
+      tiles.append((share(value), what, "; ".join(filter(None, texts))))
   note = ""
-  if tiles[MOST_TILES:]:
-    note = f'<p class="soft">{MOST_TILES} of {len(tiles):,} scores; all are'
-    note += " below.</p>\n"
-  tiles = tiles[:MOST_TILES]
+  if len(tiles) > MOST_TILES:
+    text = f"{MOST_TILES} of {len(tiles):,} scores; all are below."
+    note = f'<p class="soft">{text}</p>\n'
+    tiles = tiles[:MOST_TILES]
   if seconds is not None:
     tiles.append((format_seconds(seconds), "wall time", ""))
   cells = "".join(

@@ -36,46 +36,49 @@ def state(run: Run, now: float | None = None) -> State:
     now: Seconds since the epoch; None: this moment.
   """
   now = time.time() if now is None else now
-  total, record = run.total_steps, run.process
-  is_complete = bool(total) and run.steps >= total
-  done = f"all {run.steps:,} steps are done"
-  where = _position_text(run, total, now)
+  kind, reason = _kind(run, now)
+  is_complete = bool(run.total_steps) and run.steps >= run.total_steps
+  where = _position_text(run, now)
+  if is_complete:
+    where = f"after all {run.steps:,} steps"
+  if kind == FINISHED:
+    steps = f": {run.steps:,} steps" if is_complete else f" {where}"
+    return State(kind, f"finished{steps}")
+  if kind == GOING:
+    left = None if is_complete else _seconds_left(run)
+    when = "" if left is None else f"; about {format_seconds(left)} left"
+    return State(kind, f"still going, {where}{when}", left)
+  if kind == UNKNOWN:
+    return State(kind, f"{where}; {reason}")
+  text = f"stopped {where}: {reason}"
+  if is_complete:
+    text += ". The same command completes it"
+  elif not reason.startswith(FloatingPointError.__name__):
+    # The error of a run that diverged says what to change.
+    text += _resumes(run)
+  return State(kind, text)
+
+
+def _kind(run: Run, now: float) -> tuple[str, str]:
+  """Returns the kind of a run's state, and why it stopped or is unknown."""
+  record = run.process
   if not record:
-    if is_complete:
-      return State(FINISHED, f"finished: {run.steps:,} steps")
-    return State(
-      UNKNOWN, f"{where}; without {run_record.FILE} nothing tells its state"
-    )
+    if run.total_steps and run.steps >= run.total_steps:
+      return FINISHED, ""
+    return UNKNOWN, f"without {run_record.FILE} nothing tells its state"
   if record.get("ended") is not None:
     error = record.get("how") or run_record.FINISHED
-    if error == run_record.FINISHED:
-      if not run.rows:
-        text = f"{run_record.FILE} says that the run finished, but {METRICS}"
-        return State(UNKNOWN, f"{text} has no line that can be read")
-      steps = f": {run.steps:,} steps" if is_complete else f" {where}"
-      return State(FINISHED, f"finished{steps}")
-    error = error.rstrip(".")  # its last sentence goes on, or ends, here
-    if is_complete:
-      text = f"{done}, but then: {error}; the same command completes it"
-      return State(STOPPED, f"stopped: {text}")
-    # The error of a run that diverged says what to change.
-    has_advice = error.startswith(FloatingPointError.__name__)
-    more = "" if has_advice else _resumes(run)
-    return State(STOPPED, f"stopped {where}: {error}{more}")
+    if error != run_record.FINISHED:
+      return STOPPED, error.rstrip(".")
+    if run.rows:
+      return FINISHED, ""
+    text = f"{run_record.FILE} says that the run finished, but {METRICS} has"
+    return UNKNOWN, f"{text} no line that can be read"
   alive, reason = run_record.is_alive(record), "its process is no longer there"
   if alive is None:  # the process is, or was, on another host
     alive = run.last_sign is not None and now - run.last_sign <= PATIENCE
     reason = f"no heartbeat since, from {record.get('host')}"
-  if alive and is_complete:
-    return State(GOING, f"still going: {done}, not all scores")
-  if alive:
-    left = _seconds_left(run, total)
-    when = "" if left is None else f"; about {format_seconds(left)} left"
-    return State(GOING, f"still going, {where}{when}", left)
-  if is_complete:
-    text = f"{done}, but the process ended before the run did"
-    return State(STOPPED, f"stopped: {text}; the same command completes it")
-  return State(STOPPED, f"stopped {where}; {reason}{_resumes(run)}")
+  return (GOING, "") if alive else (STOPPED, reason)
 
 
 def remarks(run: Run) -> str:
@@ -119,13 +122,14 @@ def _count_text(count: int | float, what: str) -> str:
   return f"{count:,.0f} {what}{'s' * (count != 1)}"
 
 
-def _position_text(run: Run, total: int | None, now: float) -> str:
+def _position_text(run: Run, now: float) -> str:
   """Returns step, share and the age of the last line in words."""
   if not run.rows:
     text = "before its first line of metrics"
     if began := run.process.get("began"):
       text += f"; begun {format_seconds(now - began)} before this page"
     return text
+  total = run.total_steps
   of = f" of {total:,} ({100 * run.steps / total:.1f} %)" if total else ""
   age = ""
   if (last := run.rows[-1].get("time")) is not None:
@@ -143,7 +147,7 @@ def _resumes(run: Run) -> str:
   return f". The same command {at}"
 
 
-def _seconds_left(run: Run, total: int | None) -> float | None:
+def _seconds_left(run: Run) -> float | None:
   """Returns the steps left times the seconds per step of the last lines."""
   began = run.process.get("began", -math.inf)
   points = [
@@ -151,6 +155,7 @@ def _seconds_left(run: Run, total: int | None) -> float | None:
     for r in run.rows
     if "train/loss" in r and r.get("time", -math.inf) >= began
   ][-20:]
+  total = run.total_steps
   if total is None or len(points) < 2 or points[0][0] >= points[-1][0]:
     return None
   (first, start), (last, end) = points[0], points[-1]
