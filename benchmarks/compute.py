@@ -5,6 +5,7 @@ It takes seconds: all follows from the families' arithmetic, and from the
 lengths in the config files. A test fails where the page is another.
 """
 
+import functools
 import pathlib
 import sys
 
@@ -196,6 +197,7 @@ def table6() -> list[str]:
   return rows
 
 
+@functools.cache
 def cost(source: str) -> tuple[int, int, float]:
   """Returns images seen, multiply-adds of an image and exaFLOPs of a config.
 

@@ -163,8 +163,11 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("writer", ["standard", "pytree", "manager"])
+@pytest.mark.parametrize(
+  "writer, layout",
+  [("pytree", "tree"), ("manager", "tree")]
+  + [("standard", layout) for layout in LAYOUTS],
+)
 def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
   monkeypatch.chdir(tmp_path)
   folder, tree = tmp_path / "theirs", LAYOUTS[layout](vit.params)

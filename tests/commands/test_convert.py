@@ -220,7 +220,7 @@ def test_a_npz_has_no_preprocessing(tmp_path):
   assert vit_jax.load(path, verbose=False).ops == "decode|resize(16)"
 
 
-@pytest.mark.parametrize("to", SUFFIX)
+@pytest.mark.parametrize("to", ["npz", "orbax"])
 def test_blocks_of_a_scan_are_written_one_by_one(tmp_path, to):
   vit = make(image_size=(16, 16), **MODELS["12_heads"])
   stacked = dataclasses.replace(
@@ -231,8 +231,10 @@ def test_blocks_of_a_scan_are_written_one_by_one(tmp_path, to):
   assert_same(vit_jax.load(dst, verbose=False), vit)
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "bce"])
-@pytest.mark.parametrize("to", SUFFIX)
+@pytest.mark.parametrize(
+  "to, loss",
+  [*((to, "sigmoid") for to in SUFFIX), ("npz", "bce"), ("hf", "bce")],
+)
 def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
   vit = dataclasses.replace(
     make(image_size=(16, 16), **MODELS["12_heads"]), loss=loss

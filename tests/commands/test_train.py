@@ -56,10 +56,29 @@ def _config(**changes) -> Config:
   return freeze(c)
 
 
+class Losses:
+  """A writer of somebody else."""
+
+  def __init__(self):
+    self.steps, self.is_closed = [], False
+
+  def write_scalars(self, step, scalars):
+    self.steps += [step] * ("train/loss" in scalars)
+
+  def flush(self):
+    pass
+
+  def close(self):
+    self.is_closed = True
+
+
+LOSSES = Losses()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   workdir = str(tmp_path_factory.mktemp("run"))
-  return workdir, train.train_and_evaluate(_config(), workdir)
+  return workdir, train.train_and_evaluate(_config(), workdir, writer=LOSSES)
 
 
 class Stopped(Exception):
@@ -118,7 +137,7 @@ def test_files_of_a_run(run):
 def test_metrics_of_a_run(run):
   rows = read_metrics(run[0])
   logged = [r["step"] for r in rows if "train/loss" in r]
-  assert logged == [1, 4, 8, 12, 16, 20]
+  assert logged == LOSSES.steps == [1, 4, 8, 12, 16, 20] and LOSSES.is_closed
   assert [r["step"] for r in rows if "test/top1" in r] == [8, 16, 20]
   assert [r["step"] for r in rows if "few/5shot" in r] == [20]
   assert all(r["test/count"] == 100 for r in rows if "test/count" in r)
