@@ -42,7 +42,7 @@ def size_errors(config: Config, is_training: bool = True) -> list[str]:
     *_batch_errors(config),
     *config.model.errors(),
     *config.objective.errors(),
-    *_objective_errors(config),
+    *_head_errors(config),
     *_image_errors(config),
   ]
 
@@ -151,7 +151,7 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
       )
 
 
-def _objective_errors(config: Config) -> Iterator[str]:
+def _head_errors(config: Config) -> Iterator[str]:
   objective = config.objective
   for e in config.evals:
     if e.scores_head and not objective.trains_head:
@@ -160,14 +160,6 @@ def _objective_errors(config: Config) -> Iterator[str]:
         f" of a head, but config.objective.kind={objective.kind!r} trains none;"
         " use a few-shot evaluator, or none."
       )
-  if any(config.model.errors()):
-    return
-  try:
-    size = image_size(config.data.ops)
-  except ValueError:
-    return  # `_image_errors` reports it
-  if not any(config.model.size_errors(size)):
-    yield from objective.model_errors(config.model, size)
 
 
 def _optim_errors(optim: OptimConfig) -> Iterator[str]:
@@ -216,16 +208,19 @@ def _image_errors(config: Config) -> Iterator[str]:
       sizes[key] = image_size(text)
     except ValueError as e:
       yield f"config.{key}: {e}"
-  want = sizes.get("data.ops")
+  if "data.ops" not in sizes:
+    return
+  want = sizes["data.ops"]
   for key, got in sizes.items():
-    if want and got != want:
+    if got != want:
       yield (
         f"config.{key}: got images of {got[0]}x{got[1]} pixels, expected"
         f" {want[0]}x{want[1]} as from config.data.ops."
       )
-  if not want:
-    return
   try:
-    yield from config.model.size_errors(want)
+    errors = list(config.model.size_errors(want))
   except ValueError:
-    return  # `config.model.errors` reports it
+    return  # a malformed variant, which `config.model.errors` reports
+  yield from errors
+  if not errors and not any(config.model.errors()):
+    yield from config.objective.model_errors(config.model, want)

@@ -6,10 +6,11 @@ once.
 """
 
 import dataclasses
-import functools
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ml_collections
 
 from vit_jax.config.from_dict import from_dict
 from vit_jax.config.schema import UNIONS, Config
@@ -23,11 +24,8 @@ from vit_jax.options import (
   shown,
 )
 
-if TYPE_CHECKING:  # imported only to write a config
-  import ml_collections
 
-
-def defaults() -> "ml_collections.ConfigDict":
+def defaults() -> ml_collections.ConfigDict:
   """Returns all options at their defaults, to set what differs.
 
   `evals` is empty; a config file assigns a dict of evaluators, e.g.
@@ -35,46 +33,32 @@ def defaults() -> "ml_collections.ConfigDict":
   take the defaults of their kind.
   """
   values = _with_placeholders(Config(), to_dict(Config()))
-  return _restored(values, is_locked=True)
+  options = Options(values, type_safe=True)
+  for name in UNIONS:
+    options[name] = Options(options[name], type_safe=True)
+  return options.lock()
 
 
-@functools.cache
-def _options_class():
-  """Returns a ConfigDict that takes options of every kind, even if locked.
+class Options(ml_collections.ConfigDict):
+  """A ConfigDict that takes options of every kind, even if locked.
 
-  A config file so turns a network of one family into one of another: it sets
+  So a config file turns a network of one family into one of another: it sets
   the name, and then the options.
   """
-  import ml_collections
 
-  class Options(ml_collections.ConfigDict):
-    def __setitem__(self, key, value):
-      is_of_a_kind = any(
-        self.get(selector) in kinds and _fields(kinds, key)
-        for selector, kinds in UNIONS.values()
-      )
-      if is_of_a_kind and key not in self:
-        with self.unlocked():
-          super().__setitem__(key, value)
-      else:
+  def __setitem__(self, key, value):
+    is_of_a_kind = any(
+      self.get(selector) in kinds and _fields(kinds, key)
+      for selector, kinds in UNIONS.values()
+    )
+    if is_of_a_kind and key not in self:
+      with self.unlocked():
         super().__setitem__(key, value)
-
-    def __reduce__(self):  # a local class cannot be pickled by its name
-      return _restored, (self.to_dict(), self.is_locked)
-
-  return Options
+    else:
+      super().__setitem__(key, value)
 
 
-def _restored(values: dict[str, Any], is_locked: bool):
-  cls = _options_class()
-  options = cls(values, type_safe=True)
-  for name in UNIONS:
-    if name in options:
-      options[name] = cls(options[name], type_safe=True)
-  return options.lock() if is_locked else options
-
-
-def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
+def freeze(config: ml_collections.ConfigDict | dict) -> Config:
   """Turns a config into its frozen form.
 
   Raises:
@@ -87,7 +71,7 @@ def freeze(config: "ml_collections.ConfigDict | dict") -> Config:
 
 
 def build(
-  config: "ml_collections.ConfigDict | dict",
+  config: ml_collections.ConfigDict | dict,
 ) -> tuple[Config, list[str]]:
   """Returns a frozen config, and all errors; wrong options have defaults."""
   errors: list[str] = []
@@ -113,8 +97,6 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def _with_placeholders(config, values: dict[str, Any]) -> dict[str, Any]:
   """Puts placeholders, which have a type, into `to_dict(config)` for None."""
-  import ml_collections
-
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.name == "evals":
