@@ -242,14 +242,15 @@ assert "flax" not in sys.modules
 """
 
 
+@pytest.mark.slow  # quick: the page on StableHLO, in tests/test_docs.py
 @pytest.mark.parametrize(
   "name, options",
   [
     ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
-    pytest.param("vit_token", {}, marks=pytest.mark.slow),
-    pytest.param("bv_map", {}, marks=pytest.mark.slow),
-    pytest.param("hybrid_r", {}, marks=pytest.mark.slow),
-    pytest.param("bit_v2", {}, marks=pytest.mark.slow),
+    ("vit_token", {}),
+    ("bv_map", {}),
+    ("hybrid_r", {}),
+    ("bit_v2", {}),
   ],
 )
 def test_exported_models_need_jax_alone(name, options, tmp_path):

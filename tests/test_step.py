@@ -198,7 +198,8 @@ def test_hybrids_and_resnets_are_equal_on_a_mesh_and_learn(family):
 
 
 def test_parameters_are_born_sharded():
-  parts = tiny.Parts(tiny.config(mesh__data=1, mesh__fsdp=4, mesh__tensor=2))
+  mesh = dict(mesh__data=1, mesh__fsdp=4, mesh__tensor=2)
+  parts = tiny.Parts(tiny.config(**mesh, model__depth=1))
   params = parts.state().params
   block = params["Transformer"]["encoderblock_0"]
   kernel = block["MlpBlock_0"]["Dense_0"]["kernel"]
@@ -261,7 +262,7 @@ def test_dropout_changes_with_the_step_and_not_with_the_history():
 
 
 def test_ema_follows_and_is_what_evaluation_sees():
-  parts = tiny.Parts(tiny.config(optim__ema_decay=0.5), ONE)
+  parts = tiny.Parts(tiny.config(optim__ema_decay=0.5, model__depth=1), ONE)
   start = parts.state()
   before = np.asarray(start.params["embedding"]["kernel"])
   np.testing.assert_array_equal(before, start.ema["embedding"]["kernel"])

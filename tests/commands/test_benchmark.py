@@ -62,7 +62,7 @@ def small_ceiling(monkeypatch):
 
 
 def test_it_measures_the_step():
-  config = tiny.config(num_classes=tiny.NUM_CLASSES)
+  config = tiny.config(num_classes=tiny.NUM_CLASSES, model__depth=1)
   result = benchmark.measure(config, steps=21)
   assert json.loads(json.dumps(result)) == result
   assert (result["steps"], result["block_steps"]) == (20, 5)

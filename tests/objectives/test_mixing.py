@@ -103,6 +103,7 @@ def test_the_loss_is_that_of_the_mixed_rows(loss):
   """Written out with big_vision's formula; the masked row is no partner."""
   config = tiny.config(
     **SGD,
+    model__depth=1,
     objective__mixup=0.4,
     objective__loss=loss,
     objective__label_smoothing=0.2,
