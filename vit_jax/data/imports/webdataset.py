@@ -26,7 +26,6 @@ from vit_jax.data.imports.listing import (
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
-_AGAIN = "again."  # prefix of an extension that a record has twice
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 # Extension -> member, or its contents if the tar is compressed.
@@ -74,8 +73,6 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
         continue
       images = [m for e, m in members.items() if e.split(".")[-1] in IMAGES]
       error = "" if len(images) == 1 else f"has {len(images)} images"
-      if any(extension.startswith(_AGAIN) for extension in members):
-        error = "has a member twice"
       error = "has the name of an earlier record" if key in seen else error
       seen.add(key)
       try:
@@ -114,8 +111,8 @@ def _groups(
           count += 1
           members = {}
         name = stem
-        extension = _AGAIN * (extension.lower() in members) + extension.lower()
-        members[extension] = tars.read(tar, member) if is_gzip else member
+        data = tars.read(tar, member) if is_gzip else member
+        members[extension.lower()] = data
       if members:
         yield tar, name, members
   except tars.BROKEN as e:
