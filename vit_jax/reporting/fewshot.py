@@ -2,7 +2,7 @@
 
 import functools
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vit_jax.reporting import charts
 from vit_jax.reporting.charts import ChartFiles, Line
@@ -30,17 +30,10 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   for text, by_run in sets.items():
     if len(by_run) < 2:
       continue
-    shots = sorted({k for _, v in by_run.values() for k in v}, key=int)
-    best = {k: max(v.get(k, 0.0) for _, v in by_run.values()) for k in shots}
-    rows = [
-      [name, l2]
-      + ["*" * (v.get(k) == best[k]) + share(v.get(k)) for k in shots]
-      for name, (l2, v) in by_run.items()
-    ]
-    lines = [
-      Line(name, [int(k) for k in v], list(v.values()))
-      for name, (_, v) in list(by_run.items())[: charts.MOST_LINES]
-    ]
+    best = _best(v for _, v in by_run.values())
+    rows = [[name, l2, *_cells(v, best)] for name, (l2, v) in by_run.items()]
+    lines = [_line(name, v) for name, (_, v) in by_run.items()]
+    lines = lines[: charts.MOST_LINES]
     draw = functools.partial(
       charts.fewshot, lines, f"Few-shot, {text}", max(best.values())
     )
@@ -51,7 +44,7 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     parts.append(
       f"<h3>{breakable(text)}</h3>"
       f'<div class="grid">{drawn}</div>'
-      f"{table('numbers', ['run', 'L2', *shots], rows)}"
+      f"{table('numbers', ['run', 'L2', *best], rows)}"
       + missing(cut and f"curves of {cut}, which the table has")
     )
   if not parts:
@@ -85,6 +78,27 @@ def section(
   )
 
 
+def _best(accuracies: Iterable[dict[str, float]]) -> dict[str, float]:
+  """Returns the largest accuracy by shots, in rising order of the shots."""
+  best: dict[str, float] = {}
+  for by_shots in accuracies:
+    for shots, value in by_shots.items():
+      best[shots] = max(value, best.get(shots, 0.0))
+  return dict(sorted(best.items(), key=lambda item: int(item[0])))
+
+
+def _cells(by_shots: dict[str, float], best: dict[str, float]) -> list[str]:
+  """Returns accuracies as cells of a table, the best of a column marked."""
+  return [
+    "*" * (by_shots.get(shots) == value) + share(by_shots.get(shots))
+    for shots, value in best.items()
+  ]
+
+
+def _line(label: str, by_shots: dict[str, float]) -> Line:
+  return Line(label, [int(k) for k in by_shots], list(by_shots.values()))
+
+
 def _accuracies(run: Run, name: str, chart_files: ChartFiles) -> str:
   """Returns table and charts of an evaluator's last accuracies."""
   by_features = {"trained weights": run.fewshot(name)}
@@ -97,24 +111,15 @@ def _accuracies(run: Run, name: str, chart_files: ChartFiles) -> str:
     for text, by_l2 in by_features.items()
     if w in by_l2
   ]
-  shots = sorted({k for _, _, values in rows for k in values}, key=int)
-  best = {k: max(v.get(k, 0.0) for _, _, v in rows) for k in shots}
-  mark = lambda v, k: "*" if v.get(k) == best[k] else ""
+  best = _best(values for _, _, values in rows)
   numbers = table(
     "numbers",
-    ["features", "L2", *shots],
-    [
-      [text, w, *(mark(v, k) + share(v.get(k)) for k in shots)]
-      for w, text, v in rows
-    ],
+    ["features", "L2", *best],
+    [[text, w, *_cells(values, best)] for w, text, values in rows],
   )
   drawn = []
   for weight in weights[:MOST_WEIGHTS]:
-    lines = [
-      Line(text, [int(k) for k in values], list(values.values()))
-      for w, text, values in rows
-      if w == weight
-    ]
+    lines = [_line(text, values) for w, text, values in rows if w == weight]
     title = f"Few-shot accuracy, L2 {weight}"
     draw = functools.partial(charts.fewshot, lines, title, max(best.values()))
     file = f"fewshot_{run.name}_{name}_l2_{weight}"
