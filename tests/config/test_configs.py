@@ -360,7 +360,7 @@ def test_tasks_of_vtab():
   assert argument == "task=eurosat,init=,model=B/32,res=384"
   assert len(module.get_tasks("task=structured")) == 8
   for task in module.TASKS:
-    ops = _load("vtab", f"task={task}").config.data.ops
+    ops = module.get_config(f"task={task}").data.ops
     is_left_as_it_is = module.TASKS[task].group == "structured"
     assert ("flip_lr" in ops) != (is_left_as_it_is or task == "svhn")
 

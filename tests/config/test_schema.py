@@ -343,10 +343,6 @@ def test_build_keeps_defaults_where_there_are_errors():
   assert len(errors) == 1
 
 
-def test_readme_is_complete():
-  assert "@@" not in (ROOT / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
   "code, text",
   [
