@@ -50,7 +50,13 @@ Masked patches (4.6, B.1.2): configs/masked_patch.py, with target and steps.
 Cost, in 10^18 FLOPs, on ImageNet-21k: B/16 45, R50x1 11, R152x2 117, figure8 9.
 """
 
-from vit_jax.config import arguments, check_choices, number, recipe
+from vit_jax.config import (
+  arguments,
+  check_choices,
+  number,
+  recipe,
+  whole_number,
+)
 from vit_jax.families import family
 
 MODELS = ("B/16", "R50x1", "R152x2", "figure8")
@@ -117,13 +123,11 @@ def get_config(arg: str = ""):
 
 
 def _sizes(c, args, model: str) -> None:
-  sizes = {k: args[k] for k in SIZES if args[k]}
-  if not all(v.isdecimal() and int(v) for v in sizes.values()):
-    raise ValueError(f"got {sizes}, expected whole numbers.")
+  sizes = {k: whole_number(args, k) for k in SIZES if args[k]}
   for key, value in sizes.items():
     if key == "patch":
       c.model.variant = f"{model.split('/')[0]}/{value}"
     else:
-      c.model[key] = int(value)
+      c.model[key] = value
   if "width" in sizes:
-    c.model.num_heads = max(1, int(sizes["width"]) // 64)
+    c.model.num_heads = max(1, sizes["width"] // 64)

@@ -44,7 +44,7 @@ Paper's, Table 2: mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
   H/14  JFT      88.55     99.50      94.55  97.56    99.68
 """
 
-from vit_jax.config import arguments, defaults
+from vit_jax.config import arguments, defaults, whole_number
 from vit_jax.families import by_variant, family
 from vit_jax.options import nearest
 
@@ -74,10 +74,8 @@ ARGUMENTS = {"init": "", "model": "B/16", "dataset": "cifar10", "res": "384"}
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   share, test, steps, lr = DATASETS[_kind(args["dataset"])]
-  if not args["res"].isdecimal() or args["res"] == "0":
-    raise ValueError(f"got res={args['res']}, expected pixels such as 384.")
   patch = getattr(by_variant(args["model"]), "patch", 1)
-  res = max(1, round(int(args["res"]) / patch)) * patch
+  res = max(1, round(whole_number(args, "res") / patch)) * patch
 
   c = defaults()
   c.init = args["init"] or None

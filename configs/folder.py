@@ -20,7 +20,7 @@ Other models: not yet run; vit-jax models prints the cost of an image.
 import dataclasses
 import math
 
-from vit_jax.config import arguments, defaults
+from vit_jax.config import arguments, defaults, whole_number
 
 ARGUMENTS = {"path": "", "init": "", "res": ""}
 
@@ -29,8 +29,7 @@ def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   if not args["path"]:
     raise ValueError("got no path, expected path=/path/to/images.")
-  if args["res"] and not args["res"].isdecimal():
-    raise ValueError(f"got res={args['res']}, expected pixels such as 224.")
+  res = whole_number(args, "res") if args["res"] else None
   # Only here, since they take seconds to import.
   from vit_jax import weights
   from vit_jax.data import sources, splits
@@ -71,8 +70,8 @@ def get_config(arg: str = ""):
     num_epochs = 100
     c.optim.lr = 1e-3
     c.optim.weight_decay = 0.1
-  if args["res"]:
-    height = width = int(args["res"])
+  if res:
+    height = width = res
   size = height if height == width else (height, width)
 
   c.data.dataset, c.data.split = dataset, train

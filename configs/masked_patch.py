@@ -29,7 +29,13 @@ are right; the glyphs are grey, and the most frequent of their 8 colours is that
 of 41 % of the patches.
 """
 
-from vit_jax.config import arguments, defaults, fewshot_evals, recipe
+from vit_jax.config import (
+  arguments,
+  defaults,
+  fewshot_evals,
+  recipe,
+  whole_number,
+)
 from vit_jax.options import nearest
 
 SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
@@ -38,8 +44,6 @@ SPLITS = {"imagenet21k": "full[51200:]", "imagenet2012": "train"}
 def get_config(arg: str = "imagenet21k"):
   dataset, _, rest = arg.partition(",")
   args = arguments(rest, {"target": "mean_color", "steps": ""})
-  if args["steps"] and not args["steps"].isdecimal():
-    raise ValueError(f"got steps={args['steps']}, expected a whole number.")
   if dataset == "glyphs":
     c = recipe("glyphs")
     c.evals = {"fewshot": c.evals["fewshot"]}
@@ -48,7 +52,7 @@ def get_config(arg: str = "imagenet21k"):
   c.objective.kind = "masked_patch"
   c.objective.target = args["target"]
   if args["steps"]:
-    c.total_steps = int(args["steps"])
+    c.total_steps = whole_number(args, "steps")
   return c
 
 

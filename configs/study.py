@@ -26,7 +26,7 @@ Larger models, subsets, other positions and masked patches have the rate of
 their family. Digits were not looked at. Cost and results: docs/study.md.
 """
 
-from vit_jax.config import arguments, check_choices, recipe
+from vit_jax.config import arguments, check_choices, recipe, whole_number
 
 NUM_IMAGES = 40_000
 # Multiply-adds of one image (32 px, 92 classes), in millions, in the comments;
@@ -61,10 +61,8 @@ ARGUMENTS = {
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   check_choices(args, {"model": MODELS, "task": TASKS})
-  numbers = {k: args[k] for k in ("images", "steps", "seed")}
-  if not all(v.isdecimal() for v in numbers.values()):
-    raise ValueError(f"got {numbers}, expected whole numbers.")
-  images, steps, seed = map(int, numbers.values())
+  images, steps = (whole_number(args, name) for name in ("images", "steps"))
+  seed = whole_number(args, "seed", low=0)
   if args["init"] and args["task"] != "digits":
     raise ValueError(f"got init with task={args['task']}, expected digits.")
   if args["task"] == "digits":

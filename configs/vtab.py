@@ -40,7 +40,7 @@ Result: not yet run. Paper's, Table 9, top-1 in %, in the order of TASKS:
             70.3 56.1 41.9 74.7 64.9 79.9 30.5 41.7: mean 72.7
 """
 
-from vit_jax.config import arguments, defaults
+from vit_jax.config import arguments, defaults, whole_number
 from vit_jax.data.vtab import PREFIX, STRUCTURED, TASKS
 from vit_jax.families import by_variant, family
 from vit_jax.options import nearest
@@ -59,10 +59,8 @@ def get_config(arg: str = ""):
       f" vit-jax sweep alone, {', '.join(groups)}."
       + nearest(task, {*TASKS, *groups} - {task})
     )
-  if not args["res"].isdecimal() or args["res"] == "0":
-    raise ValueError(f"got res={args['res']}, expected pixels such as 384.")
   patch = getattr(by_variant(args["model"]), "patch", 1)
-  res = max(1, round(int(args["res"]) / patch)) * patch
+  res = max(1, round(whole_number(args, "res") / patch)) * patch
 
   c = defaults()
   c.init = args["init"] or None
@@ -101,11 +99,12 @@ def get_grid(arg: str = ""):
 def get_tasks(arg: str = ""):
   """The tasks of vit-jax sweep: name -> (group, argument); {} for one."""
   args = arguments(arg, ARGUMENTS)
-  return {
-    name: (TASKS[name].group, ",".join(f"{k}={v}" for k, v in of_task.items()))
-    for name in _groups().get(args["task"], ())
-    for of_task in [{**args, "task": name}]
-  }
+  tasks = {}
+  for name in _groups().get(args["task"], ()):
+    of_task = {**args, "task": name}
+    argument = ",".join(f"{k}={v}" for k, v in of_task.items())
+    tasks[name] = TASKS[name].group, argument
+  return tasks
 
 
 def _groups() -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from vit_jax.config.recipes import (
   check_choices,
   fewshot_evals,
   number,
+  whole_number,
 )
 from vit_jax.config.schema import (
   UNIONS,
@@ -57,4 +58,5 @@ __all__ = (
   "options_of",
   "recipe",
   "to_dict",
+  "whole_number",
 )

@@ -80,6 +80,20 @@ def number(args: dict[str, str], name: str) -> float:
   return value
 
 
+def whole_number(args: dict[str, str], name: str, low: int = 1) -> int:
+  """Returns an argument as a whole number from `low` on.
+
+  Raises:
+    ValueError: It is none.
+  """
+  text = args[name]
+  if not text.isdecimal() or int(text) < low:
+    raise ValueError(
+      f"got {name}={text}, expected a whole number from {low} on."
+    )
+  return int(text)
+
+
 def fewshot_evals(**options: Any) -> dict[str, dict[str, Any]]:
   """Returns an evaluator "fewshot_<data set>" for each of `FEWSHOT_SETS`.
 
