@@ -11,8 +11,8 @@ from vit_jax.digests import Digest
 from vit_jax.writers import metric_writer
 
 NAMES = ("A", "B")
-# Keys of a run's metadata.json: its machine, its versions, its data.
-FACTS = (
+# Keys of metadata.json that are compared: machine, versions, data.
+METADATA = (
   "devices",
   "processes",
   "mesh",
@@ -31,12 +31,12 @@ MOST_SHOWN = 3  # metrics of the first row that differs
 class Run(NamedTuple):
   """What is compared of a run.
 
-  facts: Options (`config.` and their paths) and `FACTS`, flat.
+  settings: Options (`config.` and their paths) and `METADATA`, flat.
   rows: Step -> metric -> value; without those that measure the machine.
   checkpoints: Step -> folder.
   """
 
-  facts: dict[str, Any]
+  settings: dict[str, Any]
   rows: dict[int, dict[str, float]]
   checkpoints: dict[int, epath.Path]
 
@@ -71,7 +71,9 @@ def compare(a: str, b: str) -> Comparison:
     *(r.checkpoints for r in runs)
   )
   lines += ["", "options, versions and data"]
-  lines += [f"  {line}" for line in _compare_facts(*(r.facts for r in runs))]
+  lines += [
+    f"  {line}" for line in _compare_settings(*(r.settings for r in runs))
+  ]
   lines += ["metrics", *(f"  {line}" for line in row_lines)]
   lines += ["checkpoints", *(f"  {line}" for line in checkpoint_lines), ""]
   is_compared = bool(num_rows or num_checkpoints)
@@ -107,14 +109,14 @@ def read(run: str) -> Run:
     )
   metadata = json_file.read(folder / "metadata.json")
   config = json_file.read(folder / "config.json")
-  facts = flat({"config": options_of(config)}) if config else {}
-  facts |= flat({k: metadata[k] for k in FACTS if k in metadata})
+  settings = flat({"config": options_of(config)}) if config else {}
+  settings |= flat({k: metadata[k] for k in METADATA if k in metadata})
   rows: dict[int, dict[str, float]] = {}
   for row in metric_writer.read_metrics(run):
     values = {k: v for k, v in row.items() if not metric_writer.is_measured(k)}
     del values["step"]
     rows.setdefault(row["step"], {}).update(values)
-  return Run(facts, rows, dict(sorted(checkpoints.items())))
+  return Run(settings, rows, dict(sorted(checkpoints.items())))
 
 
 def _extent(run: Run) -> str:
@@ -123,8 +125,8 @@ def _extent(run: Run) -> str:
   return f"metrics: {rows}; checkpoints: {checkpoints}"
 
 
-def _compare_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-  """Returns a line for each fact that differs."""
+def _compare_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+  """Returns a line for each setting that differs."""
   lines = [
     f"{key}: {a.get(key, 'not known')!s} and {b.get(key, 'not known')!s}"
     for key in dict.fromkeys([*a, *b])

@@ -138,7 +138,8 @@ def _configured(
     )
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
-  held_out, fewest = next(filter(has_labels, SCORED_SPLITS), None), counts.min()
+  fewest = counts.min()
+  held_out = next(filter(has_labels, SCORED_SPLITS), None)
   if not held_out or not fewest:
     raise ValueError(
       f"got {dataset!r} with {fewest:,} training images of its rarest class"

@@ -123,10 +123,11 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
 
 
 def with_fixed_init(task: Task, folder: epath.Path) -> Task:
-  """Returns the search with a step of the run that `init` names, if it is one.
+  """Returns the search with `init` as one step of the run that it names.
 
-  So all points begin from the same weights, though that run goes on meanwhile:
-  from those that the first run of the search began from.
+  All points then begin from the same weights, even if that run trains on
+  meanwhile. A search that is continued keeps the step of its first run. An
+  `init` that is no run stays.
 
   Args:
     task: The search.
@@ -135,16 +136,16 @@ def with_fixed_init(task: Task, folder: epath.Path) -> Task:
   init = (task.config.init or "").rstrip("/")
   if not init or "init" in task.grid:
     return task
-  began = (
+  earlier = (
     str(_config_in(path.parent).get("init"))
     for path in sorted(folder.glob(f"*/{resume_rules.CONFIG}"))
   )
-  at = next((x for x in began if f"{x}/".startswith(f"{init}/")), None)
-  if at is None and epath.Path(init).is_dir():
+  step = next((x for x in earlier if f"{x}/".startswith(f"{init}/")), None)
+  if step is None and epath.Path(init).is_dir():
     with contextlib.suppress(OSError, ValueError):  # reported by `check`
-      step = layout.find(init).relative_to(absolute(epath.Path(init)))
-      at = str(epath.Path(init) / step)
-  config = dataclasses.replace(task.config, init=at or init)
+      newest = layout.find(init).relative_to(absolute(epath.Path(init)))
+      step = str(epath.Path(init) / newest)
+  config = dataclasses.replace(task.config, init=step or init)
   return task._replace(config=config)
 
 
