@@ -99,15 +99,9 @@ def test_it_is_valid_and_has_no_traces_of_a_run(notebook):
     assert cell.outputs == [] and cell.execution_count is None, cell.id
 
 
-def test_cells_compile_and_are_explained(notebook):
-  assert 4 < len(code(notebook)) <= len(notebook.cells) <= 22
+def test_cells_compile(notebook):
   for cell in code(notebook):
     ast.parse(cell.source, cell.id)
-  lines = "\n".join(c.source for c in notebook.cells).splitlines()
-  text = [line for line in lines if not line.startswith("|")]
-  assert max(map(len, text)) <= 100  # fits a window
-  headings = [line for line in lines if re.match("#+ [A-Z]", line)]
-  assert len(headings) >= 5
 
 
 def test_what_it_names_is_there(notebook):

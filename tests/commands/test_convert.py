@@ -95,11 +95,6 @@ def test_there_and_back(tmp_path, name):
       ],
     ),
     (
-      "12_heads",
-      "npz",
-      ["under the names of vision_transformer and timm", "without class names"],
-    ),
-    (
       "map",
       "npz",
       [
@@ -109,47 +104,9 @@ def test_there_and_back(tmp_path, name):
       ],
     ),
     (
-      "bit",
-      "npz",
-      [
-        "under the names of BiT's own code, big_vision and timm",
-        "without class names",
-        "load it with gn_eps=1e-05, ws_eps=1e-08, ws_eps_on='var',"
-        " root_pad='nothing', image_size=(64, 64): .npz has no place to say so,"
-        " and Google's code differs",
-      ],
-    ),
-    (
-      "bit_v1",
-      "npz",
-      [
-        "under the names of big_vision",
-        "without class names",
-        "load it with image_size=(64, 64): .npz has no place to say so",
-      ],
-    ),
-    (
-      "gap_sincos2d",
-      "npz",
-      [
-        "under the names of big_vision",
-        "without class names",
-        "load it with image_size=(24, 32): .npz has no place to say so",
-      ],
-    ),
-    (
       "learn2d",
       "npz",
       ["under the names of vit_jax alone", "without class names"],
-    ),
-    (
-      "none",
-      "npz",
-      [
-        "under the names of vit_jax alone",
-        "without class names",
-        "load it with posemb='none', image_size=(24, 32): .npz has no place",
-      ],
     ),
     (
       "torch_s",
@@ -185,8 +142,7 @@ def test_there_and_back(tmp_path, name):
 )
 def test_notes_for_the_user(tmp_path, name, to, notes):
   fields = MODELS[name]
-  size = {"12_heads": (16, 16), "hybrid_of_timm": (64, 64)}.get(name, SIZE)
-  size = (64, 64) if name.startswith("bit") else size
+  size = (64, 64) if name == "hybrid_of_timm" else SIZE
   dst = str(tmp_path / ("x" + SUFFIX[to]))
   got = convert.convert(make(image_size=size, **fields), dst, to)
   got = [note.replace(dst, "DST") for note in got]

@@ -293,21 +293,6 @@ def test_a_missing_name_of_a_config_is_one_error(key):
   assert f"--{key}: got no value, expected --{key}=VALUE." in error
 
 
-def test_an_error_inside_a_config_file_is_reported(tmp_path):
-  file = tmp_path / "mine.py"
-  file.write_text(
-    "from vit_jax.config import defaults\n"
-    "def get_config():\n"
-    "  c = defaults()\n"
-    "  c.optim.lerning_rate = 1.0\n"
-    "  return c\n"
-  )
-  with pytest.raises(SystemExit) as e:
-    cli.parse("x", {}, [f"--config={file}"])
-  assert str(e.value).startswith("1 error in the configuration:")
-  assert "lerning_rate" in str(e.value) and str(file) in str(e.value)
-
-
 def test_no_config_is_a_error():
   with pytest.raises(
     SystemExit, match="--config: got none, expected --config="

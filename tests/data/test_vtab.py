@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax.data import fake, pipeline, sources, vtab, vtab_source
+from vit_jax.data import pipeline, sources, vtab, vtab_source
 from vit_jax.data.splits import Span, SplitError
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.vtab import TASKS
@@ -330,15 +330,6 @@ def test_data_that_are_not_there(tmp_path):
   with pytest.raises(ValueError, match="Did you mean 'clevr_count'"):
     sources.open_source("vtab:clevr_cout", "test", str(tmp_path))
   assert not list(pathlib.Path(tmp_path).iterdir())
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_fake_records(name):
-  info = fake.dataset_info(f"vtab:{name}")
-  assert info.splits == TASKS[name].split_sizes
-  source = sources.open_source(f"vtab:{name}", "val200", fake=True)
-  assert source.num_examples == 200
-  assert source.num_classes == TASKS[name].num_classes
 
 
 def test_docs_have_the_tasks():

@@ -244,7 +244,6 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     ({"evals__val__dataset": "digits"}, GRID, "expected a part of 'folder:"),
     ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
     ({}, {"evals.val.split": ["test"]}, "got 'evals.val.split', expected an"),
-    ({}, {"data.split": ["train"]}, "got 'data.split', expected an option"),
     ({}, {"data.data_dir": ["/a"]}, "got 'data.data_dir', expected an opt"),
     ({}, {"optim.lr": []}, "--grid: got 'optim.lr' without a value"),
     ({}, {"optim.rl": ["1"]}, "config.optim.rl: no such option. Did you mean"),

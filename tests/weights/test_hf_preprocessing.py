@@ -46,7 +46,6 @@ ALL = dict(
   [
     ("", {"size": 32}, WHOLE),
     ("", {"size": 32, "resample": 3, "crop_size": 9}, "resize_torch(32)"),
-    ("", {"size": [32, 32], "do_center_crop": None}, WHOLE),
     (
       "",
       {"size": {"shortest_edge": 36}, "do_center_crop": True, "resample": 3},
@@ -64,16 +63,13 @@ ALL = dict(
     ),
     ("", {"size": SQUARE}, None),
     ("", {"size": {"shortest_edge": 32}}, None),
-    ("", {"size": {"longest_edge": 32}}, None),
     ("", {"size": 24, "do_center_crop": True}, None),
     ("", {"do_center_crop": True, "crop_size": 24}, None),
     ("", {"do_resize": False}, None),
     ("", {"resample": 1}, None),
     # The type of the processor states the rest.
     ("ViTFeatureExtractor", {"size": 32}, WHOLE),
-    ("ViTImageProcessorFast", {"size": 32}, WHOLE),
     ("CLIPImageProcessor", {"size": 36, "crop_size": 32}, CROPPED),
-    ("BitImageProcessorPil", {"size": 36, "crop_size": 32}, CROPPED),
     (
       "CLIPFeatureExtractor",
       {"size": 36, "crop_size": 32, "do_center_crop": None, "resample": 2},
@@ -85,7 +81,6 @@ ALL = dict(
       "resize_torch(40)|central_crop_torch(32)",
     ),
     ("DeiTFeatureExtractor", {}, None),  # 224 pixels
-    ("CLIPImageProcessor", {}, None),
     ("ConvNextImageProcessor", {"size": 32}, None),
     ("ConvNextImageProcessor", ALL | {"size": 36}, None),
     ("ConvNextImageProcessor", ALL, CROPPED),
