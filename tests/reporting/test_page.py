@@ -25,12 +25,6 @@ def _pictures(html):
   return [(k, Image.open(io.BytesIO(base64.b64decode(v)))) for k, v in links]
 
 
-def test_what_is_missing_is_one_sentence():
-  for what in ("a.b: got 1.; c.", "a.b: got 1; c"):
-    assert ">Left out: a.b: got 1; c.</p>" in page.missing(what)
-  assert page.missing("") == ""
-
-
 def test_small_images_are_kept_to_the_bit():
   image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
   ((kind, picture),) = _pictures(page.cards([(image, "a", "a", 1.0)]))
@@ -59,22 +53,6 @@ def test_cards_name_the_errors(label, guess, shown):
   assert ("true: " in text) == ("wrong" in text) == (label != guess)
 
 
-def test_cards_are_as_wide_as_the_longest_word():
-  image = np.zeros((4, 4, 3), np.uint8)
-  names = ["a b", "golden_retriever_of_mine", "German short-haired pointer"]
-  text = page.cards([(image, name, "x", 0.5) for name in names])
-  longest = len("retriever_")
-  assert f"--card: {longest + 1}ch" in text
-
-
-def test_no_style_breaks_words_that_fit():
-  style = page.page("", "")
-  assert style.count("overflow-wrap: anywhere") == 1  # what does not fit
-  assert ".facts td { min-width: 110px; overflow-wrap: break-word; }" in style
-  assert "word-break" not in style and "hyphens" not in style
-  assert "overflow: hidden" not in style
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [390, 1100])
@@ -97,10 +75,3 @@ def test_a_long_name_does_not_widen_the_page(tmp_path, width):
     [*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True
   )
   assert "<title>0 0 0</title>" in done.stdout, done.stdout[-500:]
-
-
-def test_paper_is_light():
-  """Dark colours are for screens, so a dark browser prints black on white."""
-  text = page.page("", "")
-  (query,) = re.findall(r"@media[^{]*color-scheme[^{]*", text)
-  assert query == "@media screen and (prefers-color-scheme: dark) "

@@ -119,3 +119,14 @@ def test_what_is_held_out(split, of_eval, is_training_part, is_held_out):
   a_run = run(split, head={"split": of_eval})
   assert a_run.is_training_part("head") == is_training_part
   assert a_run.is_held_out("head") == is_held_out
+
+
+def test_a_held_out_part_is_no_headline_beside_a_test():
+  splits = {"val": {"split": "train[90%:]"}, "test": {"split": "test"}}
+  row = {"step": 1, "val/top1": 0.5}
+  both = run("train[:90%]", [row | {"test/top1": 0.25}], **splits)
+  headlines = lambda r: [text for _, text, _ in tables.headlines(r)]
+  assert headlines(both) == ["digits test, top-1"]
+  assert "digits train[90%:]" in tables.scores([both]).replace("<wbr>", "")
+  alone = run("train[:90%]", [row], **splits)
+  assert headlines(alone) == ["digits train[90%:], top-1"]
