@@ -63,7 +63,6 @@ def test_a_process_without_signals_and_others_does_not_stop():
   "phase, action",
   [
     ("step", "the state is saved at the next step"),
-    ("input", "the state is saved at the next step"),
     ("evaluation", "the evaluation is given up"),
     ("save", "the checkpoint is completed"),
   ],
@@ -146,7 +145,6 @@ def test_a_first_signal_ends_a_compiling_process_at_once(busy):
   "number, how, status",
   [
     (signal.SIGTERM, "computes", 143),
-    (signal.SIGINT, "computes", 130),
     (signal.SIGINT, "sleeps", -signal.SIGINT),
   ],
 )

@@ -28,35 +28,18 @@ def clock(monkeypatch):
   return now
 
 
+@pytest.mark.parametrize(
+  "variable, folder", [("XDG_CACHE_HOME", ""), ("HOME", ".cache")]
+)
 def test_the_cache_is_on_in_the_users_cache_folder(
-  no_cache, tmp_path, monkeypatch
+  no_cache, tmp_path, monkeypatch, variable, folder
 ):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  startup.use_cache()
-  folder = tmp_path / "vit_jax" / "xla"
-  assert jax.config.jax_compilation_cache_dir == str(folder)
-  assert folder.is_dir()
-
-
-def test_without_a_variable_it_is_in_the_home(no_cache, tmp_path, monkeypatch):
   monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-  monkeypatch.setenv("HOME", str(tmp_path))
+  monkeypatch.setenv(variable, str(tmp_path))
   startup.use_cache()
-  folder = tmp_path / ".cache" / "vit_jax" / "xla"
-  assert jax.config.jax_compilation_cache_dir == str(folder)
-
-
-def test_a_folder_of_their_own_stays():
-  startup.use_cache()
-  folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
-  assert jax.config.jax_compilation_cache_dir == folder
-
-
-def test_a_home_that_cannot_be_written_to(no_cache, tmp_path, monkeypatch):
-  (tmp_path / "file").write_text("")
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-  startup.use_cache()
-  assert jax.config.jax_compilation_cache_dir is None
+  path = tmp_path / folder / "vit_jax" / "xla"
+  assert jax.config.jax_compilation_cache_dir == str(path)
+  assert path.is_dir()
 
 
 @pytest.mark.parametrize("is_hit", [True, False])

@@ -58,8 +58,6 @@ class Device:
   [
     ([{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 5}], 5.0),
     ([None, None], None),
-    ([{"bytes_in_use": 3}], None),
-    ([], None),
   ],
 )
 def test_the_most_memory_of_a_device(clock, counts, peak):

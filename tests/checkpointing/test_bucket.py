@@ -19,7 +19,6 @@ from etils.epath import backend
 from vit_jax import experiment, paths
 from vit_jax.callbacks import run_lock
 from vit_jax.checkpointing import layout, retention
-from vit_jax.commands import verify
 from vit_jax.weights import npz_file
 from vit_jax.writers import atomic_files, metric_writer
 
@@ -205,12 +204,6 @@ def test_rows_do_not_ask_the_bucket_for_the_owner(run, monkeypatch):
       run_lock.LostError, match="another run took this folder"
     ):
       _until(lambda: lock.on_log(1, {}) is None)
-
-
-def test_verify(run):
-  where = f"{run[0]}/checkpoints: got no checkpoint, expected those of a run"
-  with pytest.raises(SystemExit, match=where):
-    verify.main([str(run[0])])
 
 
 def test_arrays(run):
