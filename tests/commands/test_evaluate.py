@@ -84,7 +84,11 @@ def _eval(dataset, **options):
 def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
   """Two of four classes: labels 0 and 1 are columns 3 and 0, or 1 and 2."""
   workdir, dataset = run
-  same = evaluate.evaluate(config(dataset, evals=_eval(dataset)), str(workdir))
+  # An evaluation needs no length and no optimizer.
+  unset = {"total_steps": None, "optim__lr": -1.0}
+  same = evaluate.evaluate(
+    config(dataset, evals=_eval(dataset), **unset), str(workdir)
+  )
   assert same["val/top1"] == 1 and same["val/count"] == 64
   assert "4 classes, matched by name; the same order" in capsys.readouterr().out
   few = folder(tmp_path / "few", {"red": "red", "white": "white"})
@@ -249,12 +253,6 @@ def test_fewshot_takes_test_before_val_and_says_what_is_missing(tmp_path):
   assert probe.name == "fewshot"  # not that of the config's own
   with pytest.raises(ConfigError, match="--fewshot: got data set .* no folder"):
     _with_fewshot(c, f"folder:{root}/nowhere")
-
-
-def test_evaluation_needs_no_length_and_no_optimizer(run):
-  workdir, dataset = run
-  c = config(dataset, total_steps=None, optim__lr=-1.0)
-  assert evaluate.evaluate(c, str(workdir))["val/top1"] == 1
 
 
 def test_an_unknown_evaluator_lists_those_there_are(run):

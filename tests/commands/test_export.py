@@ -57,15 +57,6 @@ def test_stablehlo(tmp_path, capsys):
   assert_close(np.asarray(exported.call(images)), logits(vit, images))
 
 
-def test_stablehlo_without_a_head(tmp_path, capsys):
-  dst = tmp_path / "vit.stablehlo"
-  lines = run(capsys, TOKEN, dst, "--to=stablehlo", "--drop_head")
-  assert lines[-3].strip().endswith("in [-1, 1] -> pre_logits [as many, 48]")
-  assert lines[-1].startswith(
-    "read again      largest difference of pre_logits"
-  )
-
-
 @pytest.mark.parametrize("wrong", [lambda x: 2 * x, lambda x: x * np.nan])
 def test_other_logits_are_an_error(tmp_path, monkeypatch, wrong):
   writer = convert.WRITERS["stablehlo"]

@@ -56,16 +56,10 @@ def _refusal(status):
   "error, reason",
   [
     (
-      lambda: _refusal(401),
-      "no rights. The token is not valid: `hf auth login`, or another"
-      " HF_TOKEN.",
-    ),
-    (
       lambda: _refusal(403),
       "no rights. The token may not write to me/vit: take one that may, or a"
       " name of your own.",
     ),
-    (lambda: _refusal(500), "no rights."),
     (lambda: OSError("no route"), "no route. Is the network there?"),
   ],
 )

@@ -84,45 +84,18 @@ def test_classes_are_those_of_predict(vit, answers):
 
 
 @pytest.mark.parametrize(
-  "kind, modes",
-  [
-    ("jpeg", "RGB L"),  # without a palette, as webp
-    ("png", "RGB L P"),
-    ("webp", "RGB L"),
-    ("bmp", "RGB L P"),
-    ("gif", "RGB L P"),
-  ],
+  "kind, mode", [("jpeg", "L"), ("webp", "RGB"), ("bmp", "P"), ("gif", "P")]
 )
-def test_formats(answers, kind, modes):
-  for mode in modes.split():
-    assert len(answers.answer(encoded(kind, mode=mode))["classes"]) == 3
-
-
-def test_an_orientation_is_applied(vit, answers):
-  exif = Image.Exif()
-  exif[0x0112] = 6  # turned by a quarter
-  data = encoded("jpeg", exif=exif)
-  answer = answers.answer(data)
-  assert answer["size"] == [30, 40]
-  upright = Image.open(io.BytesIO(data)).transpose(Image.Transpose.ROTATE_270)
-  assert answer["classes"][0]["name"] == vit.predict(upright)[0][0].name
-
-
-@pytest.mark.parametrize("kind", ["png", "webp"])
-def test_damaged_exif_is_no_orientation(answers, kind):
-  """As in training and `vit-jax predict`."""
-  answer = answers.answer(encoded(kind, exif=b"Exif\0\0" + b"?" * 20))
-  assert answer["size"] == [40, 30]
+def test_formats(answers, kind, mode):
+  assert len(answers.answer(encoded(kind, mode=mode))["classes"]) == 3
 
 
 HOSTILE = {
   "empty": (b"", 415),
-  "text": (b"<script>alert(1)</script>", 415),
   "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415),
   "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF", 415),
   "half": (encoded("jpeg")[:900], 415),
   "bomb": (bomb(30_000, 30_000), 413),
-  "wide": (bomb(9_000, 9_000), 413),
   "thin": (bomb(1, 10_001), 413),
   "no data": (bomb(90, 90), 415),
   "flipped": (encoded()[:60] + b"\xff" * 40, 415),
@@ -142,7 +115,7 @@ def test_mutated_files_are_answered_or_refused(answers):
   rng = np.random.default_rng(0)
   for kind in ("jpeg", "png", "webp", "bmp", "gif"):
     data = np.frombuffer(encoded(kind), np.uint8)
-    for _ in range(20):
+    for _ in range(8):
       mutated = data.copy()
       at = rng.integers(len(data), size=rng.integers(1, 9))
       mutated[at] = rng.integers(0, 256, at.shape)
@@ -279,8 +252,8 @@ def test_it_ends_quietly_while_an_upload_stalls():
 @pytest.mark.parametrize(
   "host, is_local",
   [
-    *(("127.0.0.1", True), ("localhost", True), ("::1", True)),
-    *(("0.0.0.0", False), ("::", False), ("example.org", False)),
+    *(("localhost", True), ("::1", True)),
+    *(("0.0.0.0", False), ("example.org", False)),
   ],
 )
 def test_names_of_this_machine(answers, host, is_local):
