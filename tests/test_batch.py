@@ -1,12 +1,11 @@
 """Wrong batches are refused before they reach the step."""
 
 import itertools
-import types
 
 import numpy as np
 import pytest
 
-from vit_jax.batch import Data, DataError, checked
+from vit_jax.batch import DataError, checked
 
 ROWS, SIZE, CLASSES = 4, (8, 6), 3
 
@@ -62,10 +61,6 @@ def test_keys_that_are_there_stay():
       "image: got uint8 (4, 3, 8, 6), expected uint8 (4, 8, 6, 3): rows ="
       " config.data.batch_size / processes, height and width of",
     ),
-    (
-      {"image": np.zeros((4, 8, 6, 3), np.float32)},
-      "image: got float32 (4, 8, 6, 3), expected uint8 (4, 8, 6, 3)",
-    ),
     ({"image": None}, "image: missing, expected uint8 (4, 8, 6, 3)."),
     (
       {"image": [[0]]},
@@ -74,10 +69,6 @@ def test_keys_that_are_there_stay():
     (
       {"label": np.zeros(5, np.int32)},
       "label: got int32 (5,), expected int32 (4,), or float32 (4, 3): the",
-    ),
-    (
-      {"label": np.zeros((4, 2), np.float32)},
-      "label: got float32 (4, 2), expected int32 (4,), or float32 (4, 3)",
     ),
     (
       {"label": np.array([0, 1, 2, 3])},
@@ -92,7 +83,6 @@ def test_keys_that_are_there_stay():
       {"mask": np.ones(4, np.uint8)},
       "mask: got uint8 (4,), expected bool (4,): False where a row must not",
     ),
-    ({"index": np.zeros(4)}, "index: got float64 (4,), expected int64 (4,)"),
     ({"images": 3}, "images: no such key; expected image, label and maybe"),
   ],
 )
@@ -119,9 +109,3 @@ def test_data_that_end_are_reported():
   batches = _checked(itertools.repeat(_batch(), 3), start_step=7)
   with pytest.raises(DataError, match="ended after 3 batches, at step 10"):
     list(batches)
-
-
-def test_any_object_will_do():
-  names = ("num_examples", "num_classes", "class_names", "batches")
-  assert isinstance(types.SimpleNamespace(**dict.fromkeys(names, len)), Data)
-  assert not isinstance(types.SimpleNamespace(num_examples=1), Data)

@@ -53,6 +53,7 @@ SLOW = (
   "Few-shot and linear probes",
   "A writer of your own",
   "StableHLO",
+  "Without Flax: StableHLO",
   "Hugging Face",
   *NEEDS,
 )

@@ -24,10 +24,6 @@ def _errors(config, **kwargs):
   return e.value.errors
 
 
-def test_nothing_to_say():
-  experiment.setup(_config())
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
   """A link of the run's folder whose disk is absent."""
   (tmp_path / "checkpoints").symlink_to(tmp_path / "absent")
@@ -133,10 +129,6 @@ def _eval(**options):
       "config.evals.e.l2: got (1.0, 0.0), expected numbers above 0",
     ),
     (
-      {"evals": _eval(kind="fewshot", shots=())},
-      "config.evals.e.shots: got (), expected numbers",
-    ),
-    (
       {
         "evals": _eval(kind="classification", dataset="cifar100", split="test"),
         "fake_data": True,
@@ -164,16 +156,7 @@ def test_errors_that_would_show_only_after_training(changes, message):
   assert message in error
 
 
-def test_shapes_of_init_are_reported_with_the_rest(tmp_path):
-  path = tmp_path / "weights.npz"
-  arrays = {"cls": (1, 1, 64), "embedding/kernel": (8, 8, 3, 64)}
-  np.savez(path, **{k: np.zeros(v, np.float32) for k, v in arrays.items()})
-  errors = _errors(_config(init=str(path), mesh__data=3))
-  assert any(f.startswith("config.mesh") for f in errors)
-  assert any("cls: got shape (1, 1, 64)" in f for f in errors)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"text\n"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
 def test_init_that_is_damaged(tmp_path, content):
   path = tmp_path / "weights.npz"
   path.write_bytes(content)
@@ -202,7 +185,8 @@ def _data_errors(**changes):
   return [error for part in errors.values() for error in part]
 
 
-def test_errors_of_data_that_are_there_are_none():
+def test_without_errors():
+  experiment.setup(_config())
   evals = {
     "test": {"kind": "classification", "split": "test", "dataset": None},
     "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
@@ -236,9 +220,3 @@ def test_a_shared_data_set_is_one_error():
   evals = _eval(kind="classification", split="test", dataset=None)
   (text,) = _errors(_config(data__dataset="digets", evals=evals))
   assert text.startswith("config.data.dataset: got data set 'digets'")
-
-
-def test_checking_for_errors_makes_no_data_set(tmp_path):
-  (text,) = _data_errors(data__data_dir=str(tmp_path), data__split="trian")
-  assert text.startswith("config.data.split: got split 'trian'")
-  assert not list(tmp_path.iterdir())

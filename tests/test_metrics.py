@@ -15,7 +15,7 @@ def test_examples():
   assert doctest.testmod(metrics).failed == 0
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 9])
+@pytest.mark.parametrize("k", [1, 5, 9])
 def test_top_k_is_the_rank_in_a_stable_sort(k):
   rng = np.random.default_rng(0)
   logits = rng.integers(0, 4, (64, 7)).astype(np.float32)  # Ties abound.

@@ -97,10 +97,6 @@ def test_it_is_valid_and_has_no_traces_of_a_run(notebook):
     assert cell.metadata == {}, cell.id
   for cell in code(notebook):
     assert cell.outputs == [] and cell.execution_count is None, cell.id
-
-
-def test_cells_compile(notebook):
-  for cell in code(notebook):
     ast.parse(cell.source, cell.id)
 
 

@@ -52,9 +52,9 @@ def test_accuracies_of_big_vision():
     assert abs(got - want) < 1.5 / len(y_test), name
 
 
-@pytest.mark.parametrize("sizes", [(40, 7), (8, 7), (7, 7), (5, 30)])
+@pytest.mark.parametrize("sizes", [(8, 7), (7, 7), (5, 30)])
 def test_normal_equations(sizes):
-  """All penalties from one decomposition, of 8, 8, 7 and 5 rows."""
+  """All penalties from one decomposition, of 8, 7 and 5 rows."""
   x, y = _case(*sizes)
   l2s = [2.0**-6, 1.0, 2.0**10]
   with _eigh_counted() as sizes_taken_apart:
@@ -92,12 +92,6 @@ def test_scored_in_parts(monkeypatch):
   whole = ridge.predict(model, x)
   monkeypatch.setattr(ridge, "ROWS", 7)
   np.testing.assert_array_equal(ridge.predict(model, x), whole)
-
-
-def test_a_constant_feature_does_no_harm():
-  x, y = _case(20, 6)
-  x[:, 2] = 4.0
-  assert np.isfinite(ridge.fit(x, y, 3, [1.0])[0].weights).all()
 
 
 def test_shots_are_the_first_of_each_class_in_turn():

@@ -50,8 +50,7 @@ def test_rest_of_the_devices_goes_to_the_open_axis():
 
 
 @pytest.mark.parametrize(
-  "devices, data, fsdp",
-  [(1, 1, 1), (8, 1, 8), (24, 2, 12), (64, 4, 16), (256, 16, 16)],
+  "devices, data, fsdp", [(1, 1, 1), (8, 1, 8), (24, 2, 12), (256, 16, 16)]
 )
 def test_fsdp_takes_up_to_16_and_data_the_rest(devices, data, fsdp):
   shape = sharding.mesh_shape(MeshConfig(fsdp=-1), devices)
@@ -94,14 +93,10 @@ def _chips(kind, sides):
   [
     # fsdp is 16: no side of the slice, and no product of sides.
     ("TPU v6 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
-    ("TPU v6 lite", (4, 8, 1), MeshConfig(fsdp=-1)),
     ("TPU v4", (8, 8, 8), MeshConfig(fsdp=-1)),
-    ("TPU v4", (4, 4, 4), MeshConfig(fsdp=8)),
-    ("TPU v4", (4, 4, 4), MeshConfig(tensor=2)),
     # jax puts an axis of four along a side, past two hosts.
     ("TPU v5 lite", (4, 4, 1), MeshConfig(tensor=4)),
     ("TPU v4", (4, 4, 4), MeshConfig(fsdp=4, tensor=4)),
-    ("TPU v5 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
   ],
 )
 def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
@@ -143,8 +138,6 @@ def test_every_process_holds_rows_of_its_own():
   "kind, model, options, expected",
   [
     ("TPU v5 lite", "L/16", {}, 16),
-    ("TPU v5 lite", "B/16", {}, 21),
-    ("TPU v5 lite", "S/16", {}, 43),
     ("TPU v5 lite", "B/32", {}, 64),  # 85 would be allowed
     ("TPU v5 lite", "H/14", {}, 16),  # not 9
     ("TPU v5 lite", "L/16", {"optim.microbatch": 8}, 8),
@@ -164,7 +157,7 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   config = freeze(c)
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
   assert sharding.fast_microbatch(config, mesh) == expected
-  parts = {16: 8, 21: 8, 43: 4, 64: 2, 8: 16, None: 1}[expected]
+  parts = {16: 8, 64: 2, 8: 16, None: 1}[expected]
   assert sharding.microbatches_of(config, mesh) == parts
 
 
@@ -172,14 +165,10 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   "kind, rows, parts",
   [
     ("TPU v5 lite", 24, 2),  # 12 are nearer to 16 than 24
-    ("TPU v5 lite", 31, 1),
-    ("TPU v5 lite", 34, 2),
     ("TPU v5 lite", 61, 1),
     ("TPU v5 lite", 64, 4),
     ("TPU v5 lite", 67, 67),  # more than may be in the memory
     ("TPU v5 lite", 134, 67),
-    ("TPU v6 lite", 61, 1),
-    ("TPU v6 lite", 67, 67),
     ("TPU v6 lite", 96, 2),
   ],
 )
@@ -292,9 +281,7 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
     model_config(variant="Ti/16"),
     model_config(variant="S/16", pool="map", posemb="relative"),
     model_config(variant="B/16", pool="gap", scan=True),
-    model_config(variant="H/14", posemb="learn2d", posemb_at="blocks"),
     model_config(variant="R50+B/16"),
-    model_config(name="bit", variant="R50x1"),
     model_config(name="bit_v1", variant="R26x1"),
   ],
   ids=lambda m: m.variant,

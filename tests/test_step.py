@@ -25,6 +25,13 @@ def one_device():
   return parts, *parts.run(5)
 
 
+@pytest.fixture(scope="module")
+def averaged():
+  """Another seed, one block, and an average of the parameters."""
+  config = tiny.config(seed=1, optim__ema_decay=0.5, model__depth=1)
+  return tiny.Parts(config, ONE)
+
+
 def _losses(metrics):
   return np.array([m["loss"] for m in metrics])
 
@@ -91,14 +98,13 @@ def batch_of(batch, parts):
   return sharding.to_global(batch, parts.mesh)
 
 
-def test_same_seed_same_bits_other_seed_other(one_device):
+def test_same_seed_same_bits_other_seed_other(one_device, averaged):
   parts, state, _ = one_device
   again, _ = parts.run(5)
   for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
     np.testing.assert_array_equal(a, b)
-  other = tiny.Parts(tiny.config(seed=1), ONE).state()
   kernel = lambda s: np.asarray(s.params["embedding"]["kernel"])
-  assert np.any(kernel(other) != kernel(parts.state()))
+  assert np.any(kernel(averaged.state()) != kernel(parts.state()))
 
 
 def _assert_equal(one_device, changes):
@@ -261,12 +267,11 @@ def test_dropout_changes_with_the_step_and_not_with_the_history():
   assert grad_norm(3) != grad_norm(4)
 
 
-def test_ema_follows_and_is_what_evaluation_sees():
-  parts = tiny.Parts(tiny.config(optim__ema_decay=0.5, model__depth=1), ONE)
-  start = parts.state()
+def test_ema_follows_and_is_what_evaluation_sees(averaged):
+  start = averaged.state()
   before = np.asarray(start.params["embedding"]["kernel"])
   np.testing.assert_array_equal(before, start.ema["embedding"]["kernel"])
-  state, _ = parts.run(1, start)
+  state, _ = averaged.run(1, start)
   after = np.asarray(state.params["embedding"]["kernel"])
   # The first update gets a weight of 0.9, see optim.ema_weight. One product,
   # one subtraction and one addition: float32 rounding of the larger term.

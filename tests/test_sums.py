@@ -61,7 +61,7 @@ def test_the_gradient_of_a_bias_is_a_sum_in_float32():
   config = tiny.config(model__dtype="bfloat16").model
   block, rng = MlpBlock(config), np.random.default_rng(0)
   x = jnp.zeros((64, 196, config.size.width), "bfloat16")
-  params = block.init(jax.random.key(0), x, {})["params"]
+  params = jax.jit(block.init)(jax.random.key(0), x, {})["params"]
   weights = jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype)
 
   def loss(params):

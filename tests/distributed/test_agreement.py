@@ -4,7 +4,6 @@ import json
 import pathlib
 import shutil
 import sys
-import types
 
 import jax
 import numpy as np
@@ -170,13 +169,6 @@ def test_other_code_and_settings_of_jax_are_reported(monkeypatch):
   assert {k for k in first if first[k] != third[k]} == {
     "code of vit_jax/optim.py"
   }
-
-
-def test_a_loader_may_call_anything_its_identity():
-  data = types.SimpleNamespace(identity=lambda: "its own")
-  assert agreement.identity(data) == "its own"
-  data.identity = "mine"
-  assert agreement.identity(data) == ""
 
 
 def test_hidden_files_are_no_code(tmp_path, monkeypatch):

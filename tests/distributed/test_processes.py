@@ -141,7 +141,6 @@ def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(
     ({}, [1]),  # a task a GPU, all see all
     ({"CUDA_VISIBLE_DEVICES": "1"}, []),  # --gpus-per-task=1
     (NODE, []),  # all eight, where jax would take the first
-    (NODE | {"CUDA_VISIBLE_DEVICES": ""}, []),
     # Four tasks on two nodes: four GPUs each, seen with the others' or alone.
     (NODE | {"SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, [4, 5, 6, 7]),
     (
@@ -217,34 +216,16 @@ def test_flags_are_not_filled_up_by_the_environment(calls, monkeypatch):
       "--coordinator: got 'host0', expected host:port of process 0, such as"
       " host0:1234.",
     ),
-    ({"coordinator": "h:99999"}, "--coordinator: got 'h:99999', expected host"),
     (
       {"process_id": "2"},
       "--process_id: got '2', expected 0 to 1, another one in every process.",
     ),
-    ({"process_id": "one"}, "--process_id: got 'one', expected 0 to 1"),
     ({"num_processes": "0"}, "--num_processes: got '0', expected a number"),
   ],
 )
 def test_values_are_checked(calls, changes, expected):
   (error,) = _errors(FLAGS | changes)
   assert error.startswith(expected) and calls == []
-
-
-def test_every_error_is_reported_at_once(calls):
-  errors = _errors(
-    {"coordinator": "host0", "num_processes": "two", "process_id": "x"},
-    ["config.optim.lr: got 'fast'"],
-  )
-  assert [f.split(":")[0] for f in errors] == [
-    "config.optim.lr",
-    "--coordinator",
-    "--num_processes",
-    "--process_id",
-  ]
-  assert errors[-1].startswith(
-    "--process_id: got 'x', expected 0 to below --num_processes"
-  )
 
 
 def test_others_who_do_not_come(calls, monkeypatch):
@@ -266,7 +247,7 @@ def test_others_who_do_not_come(calls, monkeypatch):
   )
 
 
-def test_what_jax_says_is_passed_on(calls, monkeypatch):
+def test_an_error_of_jax_is_passed_on(calls, monkeypatch):
   def fails(**settings):
     raise RuntimeError("no such host\n(a stack)")
 
@@ -308,7 +289,7 @@ def test_commands_raise_them_with_their_own_errors(calls, command, tmp_path):
   assert calls == []
 
 
-@pytest.mark.parametrize("how", ["flags", "slurm", "tpu"])
+@pytest.mark.parametrize("how", ["flags", "tpu"])
 def test_a_second_start_does_not_join_the_run_that_goes_on(
   calls, monkeypatch, tmp_path, how
 ):
@@ -316,7 +297,6 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
   config = tmp_path / "mine.py"
   config.write_text("from vit_jax.config import defaults as get_config\n")
   options = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
-  _set(monkeypatch, SLURM if how == "slurm" else {})
   if how == "tpu":
     _is_tpu(monkeypatch, HOSTS)
   args = cli.parse(
