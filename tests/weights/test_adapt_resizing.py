@@ -78,12 +78,6 @@ def test_an_unknown_grid_is_asked_for():
     adapt(dataclasses.replace(file, grid=(4, 5)), (24, 40))
 
 
-def test_without_class_token():
-  params, report = adapt(published("bv_scan"), (48, 48), pool="gap")
-  assert params[POS_EMBEDDING].shape == (1, 36, 48)
-  assert report.resized == {POS_EMBEDDING: ((4, 4), (6, 6))}
-
-
 @pytest.mark.parametrize(
   "name, cls_row, note",
   [
@@ -177,27 +171,15 @@ def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
   assert params[path].shape == (1, 17, 48) and not params[path][0, 0].any()
 
 
-def test_positions_at_another_place_are_noted():
-  file = random_weights(
-    model_config(**SIZE, posemb_at="shared"),
-    (32, 32),
-    grid=(4, 4),
-    has_cls_row=True,
-    options={"posemb_at": "shared"},
-  )
-  _, report = adapt(file)
-  assert report.notes == (
-    "these weights were trained with posemb_at=shared, the model has stem;"
-    " config.model.posemb_at=shared keeps it.",
-  )
-
-
 @pytest.mark.parametrize(
-  "cls_row", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize(
-  "at", ["blocks", "stem", pytest.param("shared", marks=pytest.mark.slow)]
+  "at, scan, cls_row",
+  [
+    ("blocks", True, True),
+    pytest.param("blocks", False, False, marks=pytest.mark.slow),
+    pytest.param("stem", True, False, marks=pytest.mark.slow),
+    pytest.param("shared", True, False, marks=pytest.mark.slow),
+    pytest.param("shared", False, True, marks=pytest.mark.slow),
+  ],
 )
 def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
   model = model_config(**SIZE, posemb_at=at, scan=scan, cls_row=cls_row)

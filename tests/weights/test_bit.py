@@ -19,21 +19,15 @@ def params():
   return {k: np.asarray(v) for k, v in result.params.items()}
 
 
-def test_what_is_written_is_read_as_it_was():
+def test_what_is_written_is_read_as_it_was(tmp_path):
   expected = params()
   written = bit.write(expected)
-  assert bit.looks_like(written)
   assert written["resnet/head/conv2d/kernel"].shape == (1, 1, 512, 7)
-  got = bit.read({k: lazy(v) for k, v in written.items()})
-  assert got.keys() == expected.keys()
-  for name, array in expected.items():
-    assert got[name].shape == array.shape
-    np.testing.assert_array_equal(got[name], array, name)
-
-
-def test_a_file_is_recognised_by_its_names(tmp_path):
-  np.savez(tmp_path / "BiT-M.npz", **bit.write(params()))
+  np.savez(tmp_path / "BiT-M.npz", **written)
   result = weights.read(tmp_path / "BiT-M.npz")
+  assert result.params.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(result.params[name], array, name)
   assert (result.format, result.options) == ("bit", {"root_pad": "zero"})
   model = weights.identify(result.params, result.options)
   assert (model.name, model.stage_blocks) == ("bit", (1, 2, 1))
@@ -43,10 +37,6 @@ def test_a_file_is_recognised_by_its_names(tmp_path):
   "published, ours",
   [
     ("root_block/standardized_conv2d/kernel", "conv_root/kernel"),
-    (
-      "block1/unit01/a/standardized_conv2d/kernel",
-      "block1/unit1/conv1/kernel",
-    ),
     (
       "block4/unit12/c/standardized_conv2d_52/kernel",
       "block4/unit12/conv3/kernel",

@@ -5,7 +5,6 @@ import json
 import foreign
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from weight_files import (
   DATA,
@@ -127,17 +126,11 @@ CROP = "resize_small_torch(32)|central_crop_torch(32)"
     ),
     ({"crop_pct": 1.0, "crop_mode": "squash"}, "resize_torch(32)", False),
     (  # the centre of the squashed image
-      {"crop_pct": 0.9, "crop_mode": "squash"},
-      "resize_torch(35)|central_crop_torch(32)",
-      False,
-    ),
-    (
       {"crop_pct": 0.9, "crop_mode": "squash", "input_size": [3, 32, 64]},
       "resize_torch((35, 71))|central_crop_torch((32, 64))",
       False,
     ),
     # What timm alone does to images is named.
-    ({"input_size": [3, 32, 64]}, "resize_torch((32, 64))", True),
     ({"crop_pct": 1.0, "crop_mode": "border"}, "resize_torch(32)", True),
     ({"crop_pct": 1.2}, CROP, True),
     ({"crop_pct": 1.0, "interpolation": "lanczos"}, CROP, True),
@@ -166,13 +159,10 @@ SIGLIP = "vit_so400m_patch16_siglip_gap_384.v2_webli"
 @pytest.mark.parametrize(
   "architecture, args, given, gelu, num_heads",
   [
-    ("vit_tiny_patch16_224", {}, {"num_heads": 4}, "erf", 4),
-    ("", {"num_heads": 6}, {}, "erf", 6),
     ("", {"num_heads": 6}, {"num_heads": 4}, "erf", 4),
     ("vit_base_patch16_gap_224", {}, {}, "erf", 16),
     (SIGLIP, {"num_heads": 6, "act_layer": None}, {}, "tanh", 6),
     (SIGLIP, {"num_heads": 6, "act_layer": "gelu"}, {}, "erf", 6),
-    (SIGLIP, {"num_heads": 6}, {"gelu": "erf"}, "erf", 6),
     ("", {"num_heads": 6, "act_layer": "gelu_tanh"}, {}, "tanh", 6),
   ],
 )
@@ -188,7 +178,6 @@ def test_the_model_by_timm_s_config(
 
 
 GAP = {"architecture": "vit_base_patch16_gap_224"}
-OTHER = ", which is what a model of these arrays computes here."
 
 
 @pytest.mark.parametrize(
@@ -200,19 +189,8 @@ OTHER = ", which is what a model of these arrays computes here."
     ),
     (
       GAP | {"global_pool": "avg"},
-      f"global_pool: got 'avg', expected 'token'{OTHER}",
-    ),
-    (
-      GAP | {"model_args": {"global_pool": "avg", "fc_norm": False}},
-      f"model_args.global_pool: got 'avg', expected 'token'{OTHER}",
-    ),
-    (
-      GAP | {"model_args": {"pos_embed": "none"}},
-      f"model_args.pos_embed: got 'none', expected 'learn'{OTHER}",
-    ),
-    (
-      {"model_args": {"num_heads": 4, "img_size": [16, 64, 3]}},
-      "model_args.img_size: got",
+      "global_pool: got 'avg', expected 'token', which is what a model of"
+      " these arrays computes here.",
     ),
     (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
@@ -235,8 +213,6 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
   "config, size, grid",
   [
     ({"input_size": [3, 16, 64]}, (16, 64), (2, 8)),
-    ({"model_args": {"img_size": [64, 16]}}, (64, 16), (8, 2)),
-    ({"model_args": {"img_size": 32}}, (32, 32), None),
     (
       {
         "model_args": {"img_size": [16, 64]},
@@ -255,15 +231,7 @@ def test_timm_s_config_states_the_grid(tmp_path, config, size, grid):
   assert vit.image_size == size and not vit.report.resized
 
 
-def test_names_of_another_number_are_left_out(tmp_path):
-  config = {"label_names": ["cat", "ox"]}
-  path = _timm(tmp_path / "model.safetensors", config)
-  result = weights.read(path, options={"num_heads": 4})
-  assert result.class_names is None
-  assert result.notes == ("got 2 names for a head of 11 classes: left out.",)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", jnp.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16])
 def test_another_normalisation_moves_into_the_patch_embedding(tmp_path, dtype):
   mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
   config = {"pretrained_cfg": {"mean": mean, "std": std}}
@@ -341,9 +309,7 @@ def test_hugging_face_in_several_files(tmp_path):
 # Checkpoints, ours and others'.
 
 
-@pytest.mark.parametrize(
-  "inside", ["", "checkpoints", *("checkpoints/7", "checkpoints/7/params")]
-)
+@pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/7/params"])
 def test_a_run(tmp_path, inside):
   params = nested(our_params((16, 32)))
   metadata = {
@@ -383,22 +349,6 @@ def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
   checkpointer.write_params(str(tmp_path / "x"), params, metadata)
   result = weights.read(tmp_path / "x")
   assert result.class_names is None and result.notes == ()
-
-
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"params": x}])
-def test_a_tree_of_another_program(tmp_path, wrap):
-  path = orbax(tmp_path / "x", wrap(nested(our_params())))
-  result = weights.read(path)
-  assert_same(result, our_params())
-  assert result.format == "checkpoint" and result.metadata == {}
-  assert weights.identify(result.params, result.options) == MODEL
-
-
-def test_a_tree_in_its_item_folder(tmp_path):
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler("default")) as writer:
-    tree = ocp.args.StandardSave(nested(our_params()))
-    writer.save(tmp_path / "x", ocp.args.Composite(default=tree))
-  assert_same(weights.read(tmp_path / "x"), our_params())
 
 
 def test_metadata_of_another_program(tmp_path):

@@ -5,10 +5,8 @@ import pickle
 import shutil
 import zipfile
 
-import foreign
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from weight_files import (
   DATA,
   MODEL,
@@ -21,14 +19,12 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import to_dict
 from vit_jax.weights import safetensors_file, timm
-from vit_jax.weights.weights_file import EXPECTED, POS_EMBEDDING, lazy, model_of
+from vit_jax.weights.weights_file import EXPECTED, lazy
 
 DENSE = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
-QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
 TABLE = "Transformer/encoderblock_0/posembed_input/pos_embedding"
 
 
@@ -65,21 +61,8 @@ def wrong_bias():
       "got a head whose parts do not belong together: head/bias missing,"
       " head/kernel of shape (48, 11); expected 11 classes in all.",
     ),
-    (
-      {"head/bias": np.zeros(12, "f")},
-      "head/bias of shape (12,), head/kernel of shape (48, 11); expected 11",
-    ),
-    (
-      {"head/bias": np.array(["a"] * 11)},
-      "head/bias: got type <U1, expected floating point",
-    ),
     ({"head/bias": np.zeros(11, int)}, "got type int64, expected floating"),
-    ({"head/kernel": np.float32(3)}, "got shape (), expected 2 dimensions"),
-    ({"cls": np.zeros(48, "f")}, "cls: got shape (48,), expected 3 dimensions"),
-    ({POS_EMBEDDING: np.zeros(48, "f")}, "got shape (48,), expected 3 dim"),
     ({TABLE: np.zeros(5, "f")}, "pos_embedding: got shape (5,), expected 3"),
-    ({"embedding/kernel": np.zeros((192, 48), "f")}, "(192, 48), expected 4"),
-    ({QUERY: np.zeros((48, 48), "f")}, "got shape (48, 48), expected 3 dim"),
   ],
 )
 def test_arrays_that_make_no_model(tmp_path, changes, expected):
@@ -170,7 +153,7 @@ def test_nothing_is_there(tmp_path):
   assert message(tmp_path).endswith("or of one step. Runs in it: a, b.")
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_is_never_run(tmp_path, protocol):
   trace = tmp_path / "was_here"
   payload = pickle.dumps(Touch(trace), protocol)
@@ -229,15 +212,9 @@ def _timm(path, **changes):
   "changes, expected",
   [
     ({"model": {"depth": 999}}, "depth: got 999, expected 2 by the"),
-    ({"model": {"depth": 10**9}}, "depth: got 1000000000, expected 2"),
-    ({"model": [1]}, "model: got [1], expected options by name"),
     ({"image_size": [36, 32]}, "got images of 36 x 32, expected multiples of"),
-    ({"image_size": [0, 8]}, "image_size: got [0, 8], expected 1 or more"),
-    ({"image_size": "8"}, "image_size: got '8', expected a value of type 2"),
     ({"class_names": [1]}, "class_names: got 1, expected a value of type text"),
-    ({"loss": "x"}, "loss: got 'x', expected one of softmax, sigmoid"),
     ({"preprocessing": {"ops": "(" * 999}}, "expected operations such as"),
-    ({"preprocessing": 3}, "preprocessing: got 3, expected options by name"),
   ],
 )
 def test_wrong_statements_in_our_own_header(tmp_path, changes, expected):
@@ -255,26 +232,3 @@ def test_a_number_in_a_name_makes_no_list():
   arrays = {n: lazy(np.zeros((8, 3, 4, 4), np.float32)) for n in names}
   with pytest.raises(ValueError, match="'blocks.99999999.x'"):
     timm.read(arrays, num_heads=2)
-
-
-def test_the_head_of_a_bit(tmp_path):
-  arrays = {
-    "resnet/block1/unit01/a/standardized_conv2d/kernel": np.zeros((1, 1, 4, 4)),
-    "resnet/head/conv2d/kernel": np.zeros((8, 3, 1, 1)),
-  }
-  np.savez(tmp_path / "x.npz", **arrays)
-  with pytest.raises(ValueError, match=r"got shape \(8, 3, 1, 1\), expected"):
-    weights.read(tmp_path / "x.npz")
-
-
-def test_a_config_of_any_type_states_no_model():
-  assert model_of({"config": "None"}) is None
-  assert model_of({"config": {"model": {"depth": 1}}}) == {"depth": 1}
-
-
-def test_the_samples_are_a_whole_model():
-  """What the tests above change must be right before."""
-  vit = vit_jax.load(DATA / "vit_linen_names.weights.npz", verbose=False)
-  assert vit.config == MODEL
-  shapes = {k: v.shape for k, v in flatten_dict(vit.params, sep="/").items()}
-  assert shapes == foreign.shapes(MODEL, 11, (32, 32))
