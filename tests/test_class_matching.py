@@ -28,11 +28,9 @@ DIGITS = tuple("0123456789")
     (["c", "a"], ["a", "b", "c"], [2, 0], "2 of the head's 3 classes, matched"),
     (None, ["a", "b"], [0, 1], "position alone: the data set 'pets' has no"),
     (["b", "a"], None, [0, 1], "position alone: the head has no names"),
-    (None, None, [0, 1], "the data set 'pets' and the head has no names"),
     # TFDS's placeholders are no names, unless the others are the same.
     (DIGITS[:2], ["a", "b"], [0, 1], "position alone: the data set 'pets'"),
     (["b", "a"], DIGITS[:2], [0, 1], "position alone: the head"),
-    (["2", "0"], DIGITS, [2, 0], "2 of the head's 10 classes, matched by name"),
     # Folders are sorted as words.
     (["0", "1", "10", "2"], [*DIGITS, "10"], [0, 1, 10, 2], "by name"),
     # Names that occur twice are no matter where both lists are the same.

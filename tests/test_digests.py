@@ -33,7 +33,7 @@ def test_all_ways_agree(shape, dtype, where):
   np.testing.assert_array_equal(_sum(of(jnp.asarray(x))), digests.sums_of(x))
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3)])
+@pytest.mark.parametrize("shape", [(), (2, 0, 3)])
 def test_odd_shapes(shape):
   x = _array(shape, "float32")
   result = digests.sums_on_devices(jnp.asarray(x))
@@ -60,7 +60,7 @@ def test_a_long_array_is_taken_in_chunks():
 
 @pytest.mark.parametrize("where", ["host", "devices"])
 @pytest.mark.parametrize(
-  "axes", [(), ("fsdp",), ("data", "tensor"), (None, ("data", "fsdp"))]
+  "axes", [(), ("data", "tensor"), (None, ("data", "fsdp"))]
 )
 def test_no_mesh_changes_them(axes, where):
   mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

@@ -54,7 +54,7 @@ def test_it_works(monkeypatch):
   assert cudnn.why_not(*SIZES) == ""
 
 
-@pytest.mark.parametrize("num_tokens", [196, 197, 577])
+@pytest.mark.parametrize("num_tokens", [196, 197])
 def test_gradients_are_cudnn_s_for_any_number_of_tokens(
   monkeypatch, num_tokens
 ):
@@ -122,23 +122,13 @@ def test_an_error_without_a_message(monkeypatch):
   assert cudnn.why_not(*SIZES) == "AssertionError: "
 
 
-def test_numbers_that_are_off(monkeypatch):
-  monkeypatch.setattr(
-    cudnn,
-    "attend",
-    lambda q, k, v: 1.1 * attend(q, k, v, False),
-  )
-  in_its_place(monkeypatch)
-  assert "off by 10" in cudnn.why_not(*SIZES)
-
-
-def test_not_a_number(monkeypatch):
-  monkeypatch.setattr(
-    cudnn,
-    "attend",
-    lambda q, k, v: jnp.nan * attend(q, k, v, False),
-  )
-  assert "off by nan" in cudnn.why_not(*SIZES)
+@pytest.mark.parametrize(
+  "factor, reason", [(1.1, "off by 10"), (np.nan, "off by nan")]
+)
+def test_numbers_that_are_off(monkeypatch, factor, reason):
+  wrong = lambda q, k, v: factor * attend(q, k, v, False)
+  monkeypatch.setattr(cudnn, "attend", wrong)
+  assert reason in cudnn.why_not(*SIZES)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

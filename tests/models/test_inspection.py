@@ -19,11 +19,9 @@ TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
 MODELS = {
   "token": dict(ln_eps=0.1, cls_row=False),
-  "gap": dict(pool="gap", posemb="sincos2d", remat="full"),
-  "map": dict(pool="map", posemb="none"),
-  "relative": dict(posemb="relative"),
+  "relative": dict(posemb="relative", pool="gap", remat="full"),
   "shared": dict(posemb="learn2d", posemb_at="shared"),
-  "half the bits": dict(dtype="bfloat16"),
+  "half the bits": dict(dtype="bfloat16", posemb="sincos2d"),
   "scan, positions in blocks": dict(scan=True, posemb_at="blocks"),
 }
 
@@ -148,14 +146,7 @@ def random_attention(*shape):
   return jax.nn.softmax(jnp.asarray(scores), axis=-1)
 
 
-def test_identity_rolls_out_to_identity():
-  eye = jnp.broadcast_to(jnp.eye(5), (4, 2, 3, 5, 5))
-  np.testing.assert_array_equal(
-    inspection.rollout(eye), np.broadcast_to(np.eye(5), (2, 5, 5))
-  )
-
-
-@pytest.mark.parametrize("layers", [1, 2, 6])
+@pytest.mark.parametrize("layers", [1, 6])
 def test_uniform_attention_rolls_out_to_identity_halved_by_each_layer(layers):
   n, share = 7, 0.5**layers
   uniform = jnp.full((layers, 1, 2, n, n), 1 / n)
@@ -215,8 +206,7 @@ def mean_of_uniform(rows, columns):
   return total / (rows * columns) ** 2
 
 
-@pytest.mark.parametrize("has_cls", [0, 1])
-@pytest.mark.parametrize("grid", [(3, 3), (2, 5), (1, 4)])
+@pytest.mark.parametrize("grid, has_cls", [((2, 5), 1), ((1, 4), 0)])
 def test_uniform_attention_has_the_mean_distance_of_the_grid(grid, has_cls):
   n = grid[0] * grid[1] + has_cls
   uniform = jnp.full((2, 3, n, n), 1 / n)  # images, heads
@@ -225,11 +215,6 @@ def test_uniform_attention_has_the_mean_distance_of_the_grid(grid, has_cls):
   np.testing.assert_allclose(got, 16 * mean_of_uniform(*grid), rtol=1e-6)
   if grid[0] == 1:  # on a line of n places: (n^2 - 1) / 3n
     np.testing.assert_allclose(got, 16 * 15 / 12, rtol=1e-6)
-
-
-def test_identity_has_distance_zero():
-  eye = jnp.eye(10)[None, None]
-  assert inspection.mean_distance(eye, (3, 3), (16, 16)).tolist() == [[0]]
 
 
 @pytest.mark.parametrize(

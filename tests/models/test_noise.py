@@ -50,7 +50,7 @@ def test_drops_as_often_as_asked(rate):
   assert np.abs(of_records - (1 - rate)).max() < 5 * deviation * 8
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-7, 1e-3, 0.1 / 23, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("rate", [0.0, 1e-7, 0.1 / 23, 0.999])
 def test_the_threshold_is_as_exact_as_float32(rate):
   for given in (rate, jnp.float32(rate)):  # a constant, or of one block's depth
     dropped = (int(threshold(given)) + 2**31) / 2**32

@@ -53,44 +53,11 @@ def test_parameter_counts_are_those_published(name):
   assert got == COUNTS[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "patch, channels", [(16, 1024), (32, 2048)], ids=["/16", "/32"]
-)
-def test_the_same_resnet_is_before_b_and_l(patch, channels):
-  """A hybrid has the ResNet's parameters besides its Transformer's."""
-  stems = set()
-  for size, d in (("B", 768), ("L", 1024)):
-    hybrid = table.count(table.shapes(f"R50+{size}/{patch}"))
-    plain = table.count(table.shapes(f"{size}/{patch}"))
-    stems.add(hybrid - plain - (channels - 3 * patch * patch) * d)
-  assert len(stems) == 1
-
-
-# Not counted elsewhere: from the sizes of big_vision. One block has
-# 4 d^2 + 2 d m + 9 d + m numbers (four projections, two dense, two norms).
-@pytest.mark.parametrize(
-  "name, d, depth, m",
-  [
-    ("g/14", 1408, 40, 6144),
-    ("G/14", 1664, 48, 8192),
-    ("e/14", 1792, 56, 15_360),
-    ("So400m/14", 1152, 27, 4304),
-  ],
-)
-def test_counts_of_the_larger_sizes_in_closed_form(name, d, depth, m):
-  block = 4 * d * d + 2 * d * m + 9 * d + m
-  stem = 14 * 14 * 3 * d + d + d + (16 * 16 + 1) * d
-  head = 1000 * d + 1000
-  assert table.count(table.shapes(name)) == stem + depth * block + 2 * d + head
-
-
 @pytest.mark.parametrize(
   "name, at_224, at_384",
   [
     ("B/16", 197, 577),
     ("H/14", 257, 730),
-    ("R50+B/16", 197, 577),
     ("R50+L/32", 50, 145),
     # The root alone shrinks by 4, its patches of 8 by 8 more.
     ("R+Ti/16", 50, 145),
@@ -105,7 +72,6 @@ def test_tokens(name, at_224, at_384):
   "model",
   [
     model_config(name="bit", variant="R26x0.5"),
-    model_config(name="bit_v1", variant="R26x0.5"),
     model_config(variant="R26+Ti/16", depth=1, stage_width=0.5),
     model_config(variant="R+Ti/16", depth=1, posemb="relative", pool="map"),
   ],

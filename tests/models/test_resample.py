@@ -48,11 +48,8 @@ def _assert_equal_but_for_positions(got, expected, table, old, new):
 @pytest.mark.parametrize(
   "old, new",
   [
-    ((4, 4), (6, 6)),
     ((14, 14), (24, 24)),
-    ((24, 24), (7, 7)),
     ((3, 5), (8, 2)),
-    ((5, 3), (5, 9)),
     ((4, 6), (1, 1)),
     ((1, 4), (3, 4)),
   ],
@@ -124,7 +121,7 @@ def test_unknown_method():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("old, new", [(1, 3), (3, 1), (5, 9), (9, 4), (4, 4)])
+@pytest.mark.parametrize("old, new", [(1, 3), (3, 1), (9, 4), (4, 4)])
 def test_weights_keep_constants_and_symmetry(method, old, new):
   weights = METHODS[method](old, new)
   assert weights.shape == (new, old)
@@ -159,7 +156,9 @@ def test_weights_in_closed_form(method, old, new, row, expected):
   np.testing.assert_allclose(got, expected, atol=1e-15)
 
 
-@pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
+@pytest.mark.parametrize(
+  "old, new", [((4, 4), (6, 6)), ((24, 24), (7, 7)), ((3, 5), (8, 2))]
+)
 @pytest.mark.parametrize(
   "method, theirs, antialias",
   [
@@ -214,9 +213,7 @@ def test_equals_hugging_face(old, new):
   _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
 
 
-@pytest.mark.parametrize(
-  "old, new", [((8, 8), (16, 16)), ((14, 14), (16, 16)), ((3, 5), (4, 5))]
-)
+@pytest.mark.parametrize("old, new", [((14, 14), (16, 16)), ((3, 5), (4, 5))])
 def test_enlarged_patches_have_the_same_embedding(old, new):
   rng = np.random.default_rng(0)
   kernel = rng.normal(size=(*old, 3, 4)).astype("f")
@@ -243,7 +240,7 @@ def test_half_the_patch_sums_its_pixels():
   np.testing.assert_allclose(got, expected, atol=1e-13)  # float64 throughout
 
 
-@pytest.mark.parametrize("old, new", [(16, 14), (16, 5), (8, 12), (9, 3)])
+@pytest.mark.parametrize("old, new", [(16, 5), (8, 12)])
 def test_patch_kernels_minimise_the_error(old, new):
   # Normal equations of |B^T w - kernel|^2, one side at a time; B is "hf"'s
   # rule for places and edges with a linear filter, here by np.interp.
@@ -256,11 +253,6 @@ def test_patch_kernels_minimise_the_error(old, new):
   np.testing.assert_allclose(gradient, 0, atol=1e-13)  # float64 throughout
   if new > old:
     np.testing.assert_allclose(error, 0, atol=1e-13)
-
-
-def test_equal_patches_change_nothing():
-  kernel = np.zeros((4, 6, 3, 5), "f")
-  assert resample_patch_kernel(kernel, (4, 6)) is kernel
 
 
 @pytest.mark.slow

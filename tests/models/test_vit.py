@@ -93,7 +93,8 @@ def test_parameter_counts_are_those_published(variant):
   assert got == COUNTS[variant]
 
 
-@pytest.mark.parametrize("name", SIZES)
+# The sizes of big_vision that COUNTS lacks.
+@pytest.mark.parametrize("name", ["g", "G", "e", "So400m"])
 def test_parameter_count_in_closed_form(name):
   size, patch, classes = SIZES[name], 14, 1000
   d, m = size.width, size.mlp_dim
@@ -140,8 +141,9 @@ def test_paths_and_shapes_of_parameters():
   }
 
 
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("pool, n", [("token", 7), ("gap", 6), ("map", 6)])
+@pytest.mark.parametrize(
+  "pool, n, scan", [("token", 7, False), ("gap", 6, True), ("map", 6, False)]
+)
 def test_every_intermediate_has_its_name(pool, n, scan):
   model = ViT(**TINY, pool=pool, scan=scan)
   _, out = jax.eval_shape(model.apply, {"params": shapes(model)}, IMAGES)
@@ -362,8 +364,6 @@ def test_stacking_is_undone_and_leaves_numpy_numpy():
       dict(pool="tok"),
       "config.model.pool: got 'tok', expected .* mean 'token'",
     ),
-    (dict(posemb="lern"), "config.model.posemb: .* Did you mean 'learn'"),
-    (dict(remat="dot"), "config.model.remat: .* Did you mean 'dots'"),
     (
       dict(num_heads=3),
       "got 3, which does not divide the width of 16",

@@ -12,13 +12,10 @@ from vit_jax.models import masked_patch as lib
 @pytest.mark.parametrize(
   "color, number",
   [
-    ((0, 0, 0), 0),
     ((31, 31, 31), 0),
-    ((32, 0, 0), 64),
-    ((0, 32, 0), 8),
-    ((0, 0, 32), 1),
     ((255, 255, 255), 511),
     ((224, 100, 31), 7 * 64 + 3 * 8),
+    ((32, 64, 159), 1 * 64 + 2 * 8 + 4),
   ],
 )
 def test_a_color_is_the_three_upper_bits_of_each_channel(color, number):
@@ -60,15 +57,15 @@ def drawn():
   return jax.device_get(lib.draw(jax.random.key(0), jnp.arange(500), 196))
 
 
-@pytest.mark.parametrize(
-  "num_patches, num_corrupted", [(196, 98), (16, 8), (9, 4), (2, 1)]
-)
-def test_half_of_the_patches_are_corrupted(num_patches, num_corrupted):
-  places, sources, _ = lib.draw(jax.random.key(0), jnp.arange(50), num_patches)
-  assert places.shape == sources.shape == (50, num_corrupted)
+@pytest.mark.parametrize("num_patches, num_corrupted", [(196, 98), (9, 4)])
+def test_half_of_the_patches_are_corrupted(drawn, num_patches, num_corrupted):
+  if num_patches != 196:
+    drawn = lib.draw(jax.random.key(0), jnp.arange(500), num_patches)
+  places, sources, _ = jax.device_get(drawn)
+  assert places.shape == sources.shape == (500, num_corrupted)
   assert min(places.min(), sources.min()) >= 0
   assert max(places.max(), sources.max()) < num_patches
-  assert all(len(set(row)) == num_corrupted for row in np.asarray(places))
+  assert all(len(set(row)) == num_corrupted for row in places)
 
 
 def _is_rate(result, rate):

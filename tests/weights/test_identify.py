@@ -76,7 +76,7 @@ def test_fine_tuning_keeps_size_and_numerics(name):
 @pytest.mark.parametrize(
   "fields",
   [dict(variant=v) for v in "Ti/16 S/32 H/14 So400m/14".split()]
-  + [dict(variant=v) for v in "R+Ti/16 R50+B/16".split()]
+  + [dict(variant=v) for v in "R+Ti/16 R26+S/32".split()]
   + [
     dict(name="bit", variant="R50x1"),
     dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
