@@ -67,24 +67,16 @@ def test_upper_bits_are_uniform():
     assert abs(chi_squared - 255) < 5 * (2 * 255) ** 0.5
 
 
-@pytest.mark.parametrize(
-  "other",
-  [
-    np.roll(kept_mask(), 1, axis=0),
-    np.roll(kept_mask(), 1, axis=1),
-    np.roll(kept_mask(), 1, axis=2),
-    np.roll(kept_mask(), 2, axis=2),
+def test_neighbours_do_not_know_of_each_other():
+  drawn = kept_mask()
+  for other in (
     kept_mask(jax.random.fold_in(KEY, 1)),
     kept_mask(records=RECORDS + 64),
     kept_mask(records=(RECORDS + 1) << 16),
-  ],
-  ids="record token unit two key records high".split(),
-)
-def test_neighbours_do_not_know_of_each_other(other):
-  drawn = kept_mask()
-  correlation = np.corrcoef(drawn.ravel(), other.ravel())[0, 1]
-  # Five standard deviations; one neighbour of a record is itself far away.
-  assert abs(correlation) < 5 / drawn.size**0.5
+  ):
+    correlation = np.corrcoef(drawn.ravel(), other.ravel())[0, 1]
+    # Five standard deviations.
+    assert abs(correlation) < 5 / drawn.size**0.5
 
 
 def test_consecutive_steps_and_layers_are_independent():
@@ -142,12 +134,6 @@ def test_no_lag_is_correlated():
   # case of 8,000. Consecutive numbers through a short hash had 10.7.
   assert np.abs(z).max() < 6, (lags[np.abs(z).argmax()], z)
   assert abs(z.std() - 1) < 0.05
-
-
-def test_units_are_dropped_evenly():
-  counts = kept_mask(rate=0.5).sum((0, 1))  # of each of 96 units, out of 3200
-  chi_squared = ((counts - 1600) ** 2 / 800).sum()
-  assert 50 < chi_squared < 155  # 96 +- 5 sqrt(2 * 96), lower half cut
 
 
 def test_noise_belongs_to_the_record():

@@ -92,15 +92,6 @@ def test_equal_grids_change_nothing():
   assert resample_posemb(table, (3, 4), (3, 4), has_cls_row=True) is table
 
 
-def test_corners_stay_and_planes_stay_planes():
-  y, x = np.mgrid[:3, :5] / np.array([2.0, 4.0])[:, None, None]
-  table = np.stack([y, x, 2 * y - x], -1).reshape(1, 15, 3)
-  y, x = np.mgrid[:7, :4] / np.array([6.0, 3.0])[:, None, None]
-  expected = np.stack([y, x, 2 * y - x], -1).reshape(1, 28, 3)
-  got = resample_posemb(table, (3, 5), (7, 4), has_cls_row=False)
-  np.testing.assert_allclose(got, expected, atol=1e-12)  # float64 throughout
-
-
 def test_rows_are_counted_and_not_guessed():
   # 16 rows: a square, but the caller says 15 patches and a class token.
   table = np.zeros((1, 16, 4), "f")

@@ -22,12 +22,6 @@ SGD = dict(optim__name="sgd", optim__lr=0.1)
 BOTH = SGD | dict(objective__mixup=0.4, objective__cutmix=1.0)
 
 
-def rows(rng, count=4, size=(12, 10), num_classes=6):
-  images = rng.uniform(-1, 1, (count, *size, 3)).astype(np.float32)
-  labels = rng.integers(0, num_classes, count)
-  return jnp.asarray(images), jax.nn.one_hot(labels, num_classes)
-
-
 @functools.cache
 def mixed(alpha, box):
   """Mixes black rows of class 0 with white ones of class 1, for each key.
