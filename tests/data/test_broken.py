@@ -74,14 +74,15 @@ def test_the_fused_crop_of_a_turned_image(number):
 
 def test_broken_files_are_named_with_the_reason(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr("vit_jax.data.decoding.MAX_UNDECODABLE", 1.0)
-  files = {name: data for name, (data, _) in broken().items()}
+  reasons = broken()
+  files = {name: data for name, (data, _) in reasons.items()}
   source, record = folder(tmp_path, files)
   batch = scored(source)
   bad = sorted(record[name] for name in files)
   assert np.flatnonzero(~batch["mask"]).tolist() == bad
   assert not batch["image"][bad].any()
   assert len(messages(caplog)) == len(files)
-  for name, (_, reason) in broken().items():
+  for name, (_, reason) in reasons.items():
     (line,) = (m for m in messages(caplog) if f"/{name}: " in m)
     assert reason in line, line
   # By the fused operation, too, whose crop may lie in the part that is there.
@@ -108,37 +109,6 @@ def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
   assert len(messages(caplog)) == 1 and reason in messages(caplog)[0]
   with pytest.raises(ValueError, match=re.escape(reason)):
     pixels.apply(images.read(line), text)  # for predict and serve
-
-
-@pytest.mark.slow
-def test_other_batches_are_the_same_bits(tmp_path):
-  text = "decode_inception_crop(16)|flip_lr"
-  files = {f"{i}.jpg": encoded(photo(32, 40 + i), "JPEG") for i in range(20)}
-  source, record = folder(tmp_path, files)
-
-  def batches(start_step=0):
-    train = pipeline.train_batches(
-      sources.open_source(f"folder:{tmp_path}", "train+val"),
-      text,
-      batch_size=8,
-      seed=3,
-      start_step=start_step,
-    )
-    return [next(train) for _ in range(6)]
-
-  whole = batches()
-  path = pathlib.Path(source.paths[record["7.jpg"]])
-  path.write_bytes(path.read_bytes()[:300])
-  after = batches()
-  assert sum((~b["mask"]).sum() for b in after) == 2
-  for one, other in zip(whole, after, strict=True):
-    rest = one["index"] != record["7.jpg"]
-    np.testing.assert_array_equal(other["mask"], rest)
-    for key in ("image", "label", "index"):
-      np.testing.assert_array_equal(one[key][rest], other[key][rest])
-  for one, other in zip(after[2:], batches(start_step=2), strict=False):
-    for key in one:
-      np.testing.assert_array_equal(one[key], other[key])
 
 
 def test_files_that_cannot_be_read(tmp_path, caplog):
@@ -267,54 +237,3 @@ def test_how_many_rows_may_be_broken():
       allowed,
       2 * allowed,
     ]
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_the_fast_function_is_back_after_a_while(monkeypatch, streamed):
-  monkeypatch.setattr(decoding, "CAREFUL_BATCHES", 2)
-  source = sources.open_source("digits", "train[:8]", fake=True)
-  monkeypatch.setattr(type(source), "is_by_number", not streamed)
-  broken, reads = (1, 3, 6), []
-
-  def careful(step):
-    is_good = tf.reduce_all(step != broken)
-    return {
-      "image": tf.zeros([1, 8, 8, 3], tf.uint8),
-      "label": tf.zeros([1], tf.int32),
-      "mask": is_good[None],
-      "index": step[None],
-      "error": tf.constant(["broken"]),
-    }
-
-  def quick(step):
-    batch = careful(step)
-    del batch["error"]
-    with tf.control_dependencies([tf.debugging.Assert(batch["mask"], [step])]):
-      return {name: tf.identity(x) for name, x in batch.items()}
-
-  def read(first, fn):
-    reads.append((first, fn))
-    return tf.data.Dataset.range(first, 8).map(fn)
-
-  batches = decoding.iterate(source, read, (quick, careful), 0, 8)
-  rows = [(b["index"].item(), b["mask"].item()) for b in batches]
-  assert rows == [(i, i not in broken) for i in range(8)]
-  assert reads[:2] == [(0, quick), (1, careful)]
-  if streamed:  # which would be read again from its start
-    assert len(reads) == 2
-    return
-  assert reads == [
-    (0, quick),
-    (1, careful),
-    (3, quick),
-    (3, careful),
-    (5, quick),
-    (6, careful),
-    (8, quick),
-  ]
-
-
-def test_a_crop_that_does_not_fit_is_still_an_error_of_its_own(tmp_path):
-  source, _ = folder(tmp_path, {"1.jpg": b""})
-  with pytest.raises(DataError, match=re.escape("in central_crop(99, 99)")):
-    scored(source, "decode|central_crop(99)")

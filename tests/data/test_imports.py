@@ -167,7 +167,7 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
 
-@pytest.mark.parametrize("name", ["cifar10", "digits", "imagenet21k"])
+@pytest.mark.parametrize("name", ["cifar10", "digits"])
 def test_a_name_that_is_taken_is_refused(name, tmp_path):
   with pytest.raises(ValueError, match=f"got '{name}', which is a data set of"):
     download_and_prepare.import_source("folder:x", name, str(tmp_path))

@@ -11,8 +11,8 @@ from vit_jax.data import order, pipeline
 from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
 
-SIZES = [1, 2, 7, 16, 300, 510, 1000, 1020, 2040, 4097]
-BATCHES = [1, 7, 48, 96, 512, 1000]
+SIZES = [1, 2, 7, 300, 1020, 4097]
+BATCHES = [1, 7, 96, 1000]
 
 
 class ByNumber(Source):
@@ -119,7 +119,6 @@ def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
     (1000, 512),
     (300, 512),
     (127, 12),
-    (2040, 96),
     pytest.param(5000, 7, marks=pytest.mark.slow),
   ],
 )
@@ -142,7 +141,7 @@ def test_records_are_seen_equally_often(cls, num_examples, batch_size):
 @pytest.mark.parametrize("cls", [ByNumber, Streamed])
 @pytest.mark.parametrize(
   "numbers, num_starts",
-  [((2, 5), 1), pytest.param((3, 4, 6), 3, marks=pytest.mark.slow)],
+  [((2,), 1), pytest.param((3, 4, 6), 3, marks=pytest.mark.slow)],
 )
 def test_any_number_of_processes_and_any_start(cls, numbers, num_starts):
   options = dict(num_examples=451, batch_size=180)
@@ -267,16 +266,3 @@ def test_neighbours_in_the_order_are_not_correlated():
   for lag in (1, 2, 3, 64, 4096):
     r = np.corrcoef(draws[:-lag], draws[lag:])[0, 1]
     assert abs(r) * np.sqrt(len(draws)) < 4
-
-
-def test_epochs_of_all_seeds_have_orders_of_their_own():
-  drawn = {
-    tuple(
-      order.shuffled(
-        epoch * 50 + tf.range(50, dtype=tf.int64), 50, seed
-      ).numpy()
-    )
-    for seed in range(20)
-    for epoch in range(20)
-  }
-  assert len(drawn) == 400

@@ -16,7 +16,7 @@ from numbered import (
   numbers,
 )
 
-from vit_jax.data import pipeline, sources, tfds_source
+from vit_jax.data import pipeline, tfds_source
 from vit_jax.data.tf_cpu import tf
 
 
@@ -31,13 +31,6 @@ def test_a_batch_is_what_the_contract_says():
   }
   assert batch["mask"].all()
   np.testing.assert_array_equal(batch["label"], batch["index"] % 7)
-
-
-@pytest.mark.parametrize("cls", [Numbers, Streamed])
-def test_processes_together_give_the_same_batches(cls):
-  source = numbers(51, cls)
-  alone = global_batches(source, 8, shuffle_buffer=48)
-  assert_same(global_batches(source, 8, 4, shuffle_buffer=48), alone)
 
 
 def test_the_seed_decides_order_and_augmentation():
@@ -58,15 +51,12 @@ def test_the_seed_decides_order_and_augmentation():
 
 
 @pytest.mark.parametrize("cls", [Numbers, Streamed])
-def test_a_later_start_continues_the_same_run(cls):
+def test_a_later_start_with_more_processes_continues_the_same_run(cls):
   # A batch of 16: some are in two epochs.
   source = numbers(55, cls)
   run = global_batches(source, 9, shuffle_buffer=32)
-  for start, processes in ((3, 1), (7, 2)):
-    batches = global_batches(
-      source, 9 - start, processes, start_step=start, shuffle_buffer=32
-    )
-    assert_same(batches, run[start:])
+  batches = global_batches(source, 4, 2, start_step=5, shuffle_buffer=32)
+  assert_same(batches, run[5:])
 
 
 def test_augmentation_differs_from_epoch_to_epoch():
@@ -93,8 +83,7 @@ def test_a_number_of_processes_that_divides_no_batch_is_refused():
     pipeline.eval_batches(numbers(9), OPS, batch_size=4, process_count=3)
 
 
-@pytest.mark.parametrize("num_examples", [1, 8, 61])
-@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("num_examples, processes", [(1, 4), (8, 1), (61, 4)])
 def test_evaluation_yields_every_record_once(num_examples, processes):
   source = numbers(num_examples)
   runs = [
@@ -198,24 +187,13 @@ def stream(tmp_path_factory):
 
 
 @pytest.mark.parametrize("file_bytes", [0, 12_000])  # one after the other; 16
-@pytest.mark.parametrize(
-  "start,stop",
-  [
-    (0, 120),
-    (49, 52),
-    (9, 9),
-    *(
-      pytest.param(*part, marks=pytest.mark.slow)
-      for part in [(0, 1), (50, 51), (51, 81), (119, 120)]
-    ),
-  ],
-)
-def test_any_part_of_files_can_be_read(stream, file_bytes, start, stop):
+def test_any_part_of_files_can_be_read(stream, file_bytes):
   stream = dataclasses.replace(stream, file_bytes=file_bytes)
   assert stream.num_examples == 120
-  records = list(stream.records(start, stop).as_numpy_iterator())
-  assert [int(r["index"]) for r in records] == list(range(start, stop))
-  assert [int(r["label"]) for r in records] == list(range(start, stop))
+  for start, stop in ((0, 120), (49, 52), (9, 9), (119, 120)):
+    records = list(stream.records(start, stop).as_numpy_iterator())
+    assert [int(r["index"]) for r in records] == list(range(start, stop))
+    assert [int(r["label"]) for r in records] == list(range(start, stop))
   np.testing.assert_array_equal(stream.labels(), np.arange(120))
   at = stream.raw_at(np.array([3, 50, 90])).map(stream.load)
   assert [int(r["label"]) for r in at] == [3, 50, 90]
@@ -236,8 +214,8 @@ def test_files_are_read_before_their_turn_up_to_a_gib(stream, monkeypatch):
   assert at_once == {4 * 2**20: 16, 4 * 105 * 2**20: 3}
 
 
-@pytest.mark.parametrize("broken", [None, 200])
-def test_records_at_given_numbers_are_read_from_files_once(tmp_path, broken):
+def test_records_at_given_numbers_are_read_from_files_once(tmp_path):
+  broken = 200
   pieces = [
     tfds_source.Piece(_records(tmp_path / f"{i}", 300, 300 * i, broken), 0, 300)
     for i in range(3)
@@ -252,7 +230,7 @@ def test_records_at_given_numbers_are_read_from_files_once(tmp_path, broken):
   )
   some = range(0, 900, 2)
   batches = pipeline.eval_reader(
-    source, "decode|central_crop(8)", batch_size=4, indices=some
+    source, "decode|central_crop(8)", batch_size=50, indices=some
   )
   first = list(batches())
   for piece in pieces:
@@ -265,9 +243,7 @@ def test_records_at_given_numbers_are_read_from_files_once(tmp_path, broken):
   np.testing.assert_array_equal(labels[is_good], good)
 
 
-@pytest.mark.parametrize(
-  "streams, size", [(1, 2**24), (16, 2**24), (64, 2**22), (1024, 2**18)]
-)
+@pytest.mark.parametrize("streams, size", [(1, 2**24), (1024, 2**18)])
 def test_files_are_read_in_pieces_that_fit_the_memory(
   stream, monkeypatch, streams, size
 ):
@@ -290,12 +266,11 @@ def test_files_and_memory_give_the_same_records(stream):
     pipeline.eval_batches(memory, ops, batch_size=50),
     pipeline.eval_batches(stream, ops, batch_size=50),
   )
-  one, two, resumed = (
-    global_batches(source, 4, processes, ops, shuffle_buffer=32, start_step=s)
-    for source, processes, s in ((stream, 1, 2), (stream, 2, 2), (stream, 1, 4))
+  one, resumed = (
+    global_batches(stream, n, processes, ops, shuffle_buffer=32, start_step=s)
+    for n, processes, s in ((4, 1, 2), (2, 2, 4))
   )
-  assert_same(one, two)
-  assert_same(one[2:], resumed[:2])
+  assert_same(one[2:], resumed)
   for batch in one:
     # The image was read from the file of its own label and index.
     np.testing.assert_array_equal(batch["image"][:, 3, 3, 0], batch["label"])
@@ -312,12 +287,3 @@ def test_an_image_smaller_than_the_crop_is_named(stream):
     r" images at least that large.*8",
   ):
     next(batches)
-
-
-def test_the_embedded_digits(tmp_path):
-  source = sources.open_source("digits", "train", str(tmp_path))
-  (batch,) = global_batches(source, 1, batch_size=256)
-  labels = source.labels()
-  np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
-  assert len(np.unique(batch["index"])) == 256
-  assert (batch["image"] == batch["image"][..., :1]).all()  # Grey to colour.

@@ -185,29 +185,3 @@ def test_the_share_of_a_crop():
   )
   assert path.cropped(None).share is None
   assert path.cropped(None).ops == "decode(dct='accurate')|resize_torch(224)"
-
-
-@pytest.mark.parametrize(
-  "text, error",
-  [
-    (
-      "decode(dct='slow')|resize(8)",
-      "dct: got 'slow', expected one of",
-    ),
-    (
-      "decode(upsampling='no')|resize(8)",
-      "upsampling: got 'no', expected",
-    ),
-    (
-      "decode|resize_torch(8, 'area')",
-      "method: got 'area', expected one",
-    ),
-    (
-      "decode|resize(8)|central_crop_torch(9)",
-      r"got \(9, 9\), larger than the image of \(8, 8\)",
-    ),
-  ],
-)
-def test_errors(text, error):
-  with pytest.raises(ValueError, match=error):
-    image_size(text)

@@ -65,19 +65,6 @@ def test_sharpness_differs_by_the_rounding_of_onednn(monkeypatch):
   assert difference("sharpness")[0] == 0
 
 
-def test_sharpness_is_tensorflow_s_convolution():
-  image = STORED["photo"]
-  kernel = np.ones((3, 3, 3, 1), np.float32)
-  kernel[1, 1] = 5
-  pixels = tf.cast(image[None], tf.float32)
-  smooth = tf.nn.depthwise_conv2d(
-    pixels, kernel / np.float32(13), [1, 1, 1, 1], "VALID"
-  )
-  np.testing.assert_array_equal(
-    randaugment._smooth(tf.constant(image)), np.floor(smooth[0])
-  )
-
-
 def test_cutout_is_a_square_around_any_pixel():
   image = np.full([100, 90, 3], 7, np.uint8)
   out = apply("cutout", image, 5, y=0.5, x=0.5)  # 20 pixels from (50, 45)

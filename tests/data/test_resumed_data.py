@@ -57,7 +57,9 @@ def test_files_of_a_folder(tmp_path, monkeypatch):
   assert errors(config, workdir, metadata, monkeypatch) == []
 
 
-@pytest.mark.parametrize("form", ["array_record", "tfrecord"])
+@pytest.mark.parametrize(
+  "form", ["array_record", pytest.param("tfrecord", marks=pytest.mark.slow)]
+)
 def test_files_of_tfds(tmp_path, monkeypatch, form):
   (tmp_path / "in").mkdir()
   source = write_folder(tmp_path / "in")

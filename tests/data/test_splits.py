@@ -12,15 +12,11 @@ SIZES = {"train": 1297, "test": 7}
 @pytest.mark.parametrize(
   "text",
   [
-    "train",
     "train[:99%]",
-    "train[99%:]",
     "train[-10%:]",
     "train[:-100]",
     "train[100:200]+test",
     "train[33%:66%]+train[5:6]",
-    "train[0:50%]",
-    "test[:50%]",
     " train + test[1:] ",
   ],
 )
@@ -49,20 +45,14 @@ def test_splits_mean_what_tfds_means(text):
   "text,message",
   [
     ("val", r"got split 'val', expected one of train \(1,297 records\), test"),
-    ("tran", "Did you mean 'train'?"),
     ("train[", r"got split 'train\[', expected one such as 'train', 'train\["),
-    ("train+", "expected one such as"),
-    ("train[::2]", "expected one such as"),
-    ("", "expected one such as"),
-    ("train[a:]", "got bound 'a' in split .* expected a number of records or"),
-    ("train[1.5:]", "got bound '1.5' in split"),
+    ("train[1.5:]", "got bound '1.5' in split .* expected a number of records"),
     ("train[:101%]", "got bound '101%' in split .* expected at most 100%"),
     ("test[:8]", "got bound '8' .* expected at most its 7 records"),
     (
       "train[5:2]",
       "holds no records: it means 5 to 2, expected bounds in rising",
     ),
-    ("train[0%:100]", "has one bound in percent and one in records"),
     (
       "train[33%:500]",
       r"'train\[33%:500\]' has one bound in percent and one in",
@@ -79,15 +69,9 @@ def test_wrong_splits_are_explained(text, message):
   "a, b, apart",
   [
     ("train[:90%]", "train[90%:]", True),
-    ("train[100:]", "train[:100]", True),
     ("train[:-200]", "train[-200:]", True),
     ("train[:50%]@10%", "train[60%:70%]+train[90%:]", True),
     ("train[:90%]", "train[:200]", False),
-    (
-      "train[:90%]",
-      "train[1000:]",
-      False,
-    ),  # of 2,000 records it has 800 of them
     ("train[:90%]", "train[-20:]", False),  # of 100 records
     ("train", "train[:1]", False),
     ("train", "test", False),  # splits of their own

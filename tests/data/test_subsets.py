@@ -5,9 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
+from numbered import assert_same, global_batches
 
 from vit_jax.data import (
-  pipeline,
   sources,
   splits,
   subsets,
@@ -18,38 +18,10 @@ from vit_jax.data.tf_cpu import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-OPS = "decode|resize(8)|flip_lr"
+OPTIONS = dict(
+  ops="decode|resize(8)|flip_lr", batch_size=32, seed=3, shuffle_buffer=64
+)
 SIZES = {"train": 1297, "test": 500}
-
-
-def batches(source, steps, processes=1, start_step=0, batch_size=32):
-  """Labels, numbers and pixels of training batches, over all processes."""
-  parts = [
-    pipeline.train_batches(
-      source,
-      OPS,
-      batch_size=batch_size,
-      seed=3,
-      start_step=start_step,
-      process_index=p,
-      process_count=processes,
-      shuffle_buffer=64,
-    )
-    for p in range(processes)
-  ]
-  return [
-    {
-      k: np.concatenate([b[k] for b in step])
-      for k in ("label", "index", "image")
-    }
-    for step in itertools.islice(zip(*parts, strict=True), steps)
-  ]
-
-
-def assert_same(some, others):
-  for a, b in zip(some, others, strict=True):
-    for key in a:
-      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
 def test_members_are_the_same_on_every_machine():
@@ -85,12 +57,9 @@ def test_members_are_drawn_as_if_at_random():
 @pytest.mark.parametrize(
   "text,count",
   [
-    ("train@12", 12),
     ("train@1297", 1297),
-    ("train[:99%]@10%", 128),
     ("train + test@100% ", 1797),
     ("train[5:]+test[:10]@0.5%/seed=12", 7),
-    ("test", 500),
   ],
 )
 def test_a_split_says_how_many_records_it_has(text, count):
@@ -102,21 +71,14 @@ def test_a_split_says_how_many_records_it_has(text, count):
 @pytest.mark.parametrize(
   "text,message",
   [
-    ("train@", "got '@' in split 'train@', expected one subset after all"),
-    ("train@ten", "got '@ten' in split"),
-    ("train@1.5", "got '@1.5' in split"),
-    ("train@-5", "got '@-5' in split"),
+    ("train@1.5", "got '@1.5' in split 'train@1.5', expected one subset after"),
     (
       "train@5+test@5",
       r"got '@5\+test@5' in split .* after all slices and sum",
     ),
-    ("train@50[:10]", "expected one subset after all slices and sums"),
     ("train@50/sed=1", "got '@50/sed=1' .* 'train\\+test@10%/seed=1'"),
     ("train@1298", "draws 1,298 of 1,297 records; expected 1 to 1,297 after"),
-    ("train@101%", "draws 1,310 of 1,297 records; .* or at most 100%"),
-    ("train@0", "draws 0 of 1,297"),
     ("test@0.01%", "draws 0 of 500"),
-    ("tran@5", "got split 'tran', expected one of train"),
   ],
 )
 def test_wrong_subsets_are_explained(text, message):
@@ -195,39 +157,23 @@ def test_a_subset_is_those_records_of_the_split(opened):
 def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
   _, open_split = opened
   drawn = open_split("train[:90%]@100/seed=1")
-  alone = batches(drawn, 7)  # more than two epochs
+  alone = global_batches(drawn, 7, **OPTIONS)  # more than two epochs
   for epoch in range(2):
     numbers = np.concatenate([b["index"] for b in alone])
     numbers = numbers[100 * epoch : 100 * (epoch + 1)]
     assert sorted(numbers) == list(range(100))
-  assert_same(batches(drawn, 7, processes=4), alone)
-  assert_same(batches(drawn, 2, start_step=5), alone[5:])
+  assert_same(global_batches(drawn, 3, 2, **OPTIONS), alone[:3])
+  resumed = global_batches(drawn, 2, start_step=5, **OPTIONS)
+  assert_same(resumed, alone[5:])
   labels = drawn.labels()
   for batch in alone:
     np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
 
 
-def test_evaluators_pass_through_a_subset_once(opened):
-  _, open_split = opened
-  drawn = open_split("train+test@101")
-  for indices in (None, [3, 50, 100]):
-    seen = [
-      batch["index"][batch["mask"]]
-      for p in range(2)
-      for batch in pipeline.eval_batches(
-        drawn,
-        OPS,
-        batch_size=16,
-        process_index=p,
-        process_count=2,
-        indices=indices,
-      )
-    ]
-    expected = np.arange(101) if indices is None else indices
-    np.testing.assert_array_equal(np.concatenate(seen), expected)
-
-
-@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+@pytest.mark.parametrize(
+  "file_format",
+  ["tfrecord", pytest.param("array_record", marks=pytest.mark.slow)],
+)
 def test_a_small_subset_of_a_large_split_stays_in_memory(
   file_format, prepared, monkeypatch
 ):
@@ -261,7 +207,7 @@ def test_a_subset_of_folders(tmp_path):
   np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
   (tmp_path / "train" / "c0" / "0.png").write_bytes(b"no image")
   broken = [m for m in members if whole.paths[m].endswith("/0.png")]
-  rows = batches(drawn, 2, batch_size=15)
+  rows = global_batches(drawn, 2, **{**OPTIONS, "batch_size": 15})
   assert len(broken) == len(drawn.undecodable) <= 1
   assert len(rows) == 2
 

@@ -87,10 +87,10 @@ def far(errors):
   ],
 )
 def test_reading_waits_for_a_store(monkeypatch, caplog, error):
-  waits, expected = [], global_batches(numbers(50), 8)
+  waits, expected = [], global_batches(numbers(50), 4)
   monkeypatch.setattr(decoding.time, "sleep", waits.append)
   source = far([error] * 100)
-  batches = global_batches(source, 8)
+  batches = global_batches(source, 4)
   assert_same(batches, expected)
   assert all(batch["mask"].all() for batch in batches) and not source.errors
   times = [0.5, 1, 2, 4, 8, *[10] * 100]  # several are asked for at once

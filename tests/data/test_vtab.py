@@ -107,14 +107,9 @@ def test_clevr_count():
     (7.5, 0),
     (8.0, 0),  # A depth on a threshold is in the lower interval.
     (np.nextafter(np.float32(8), np.float32(9)), 1),
-    (8.5, 1),
     (8.6, 2),
-    (9.0, 2),
-    (9.4, 3),
     (9.5, 3),
-    (9.9, 4),
     (10.0, 4),
-    (10.1, 5),
     (50.0, 5),
   ],
 )
