@@ -200,6 +200,7 @@ def test_all_errors_at_once():
     assert error in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_it_looks_for_no_machine():
   """The command `plan`, whose module it uses, would hide a GPU or TPU."""
   code = (

@@ -249,6 +249,7 @@ def test_a_library_of_the_extra_train_that_is_missing():
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_needs_no_extra():
   modules = (
     "vit_jax.inference.predict, vit_jax.inference.serve,"

@@ -48,7 +48,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(n, marks=[pytest.mark.slow] * (n == "hybrid")) for n in CASES],
+)
 def test_there_and_back(tmp_path, name):
   fields, (as_timm, as_hf) = MODELS[name], CASES[name]
   image_size = (64, 96) if "R" in fields["variant"] else SIZE
