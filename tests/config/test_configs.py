@@ -105,6 +105,14 @@ ARGUMENTS = {
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/|R[0-9]+[+]|R152")  # whose shapes take seconds
+
+
+def _is_quick(name, argument):
+  """Whether it is the first small model of its config."""
+  small = (a for a in ARGUMENTS[name] if not LARGE.search(f"{name}:{a}"))
+  return argument == next(small, None)
+
+
 # Folders of images, and how many each class has there.
 IMAGES = {
   "images": 200,
@@ -226,7 +234,7 @@ def test_golden_text(name):
 @pytest.mark.parametrize(
   "name, argument",
   [
-    pytest.param(*c, marks=[pytest.mark.slow] * bool(LARGE.search(":".join(c))))
+    pytest.param(*c, marks=[pytest.mark.slow] * (not _is_quick(*c)))
     for c in CASES
   ],
 )
@@ -282,15 +290,14 @@ def test_every_argument_is_explained(name):
     assert getattr(module, table)
 
 
-@pytest.mark.parametrize("argument", ["pth=images", "", "path=images,res=big"])
-def test_folder_reads_its_argument_before_it_imports(argument):
+def test_folder_reads_its_argument_before_it_imports():
   code = (
     "import sys\nfrom vit_jax.config import cli\n"
     "try:\n  cli.parse('train', {}, sys.argv[1:])\n"
     "except SystemExit as e:\n  print(e)\n"
     "assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules"
   )
-  args = [sys.executable, "-c", code, f"--config=configs/folder.py:{argument}"]
+  args = [sys.executable, "-c", code, "--config=configs/folder.py:pth=images"]
   done = subprocess.run(args, capture_output=True, text=True, cwd=ROOT)
   assert not done.returncode, done.stderr
   assert done.stdout.startswith("1 error in the configuration:")
@@ -370,19 +377,14 @@ def test_tasks_of_vtab():
   [
     ("vit_b16.py:imagnet2012", "Did you mean 'imagenet2012'?"),
     ("finetune.py:ini=x", "Did you mean 'init'?"),
-    ("finetune.py:dataset=cifar11", "Did you mean 'cifar10'?"),
     ("finetune.py:res=big", "res=big"),
-    ("finetune.py:res=0", "res=0"),
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
-    ("comparison.py:dataset=imagenet", "Did you mean 'imagenet21k'?"),
     (
       "vtab.py:task=all",
       "for vit-jax sweep alone, all, natural, specialized,",
     ),
     ("vtab.py:task=nature", "structured. Did you mean 'natural'?"),
-    ("vtab.py:task=clevr_cont", "Did you mean 'clevr_count'?"),
-    ("augreg.py:aug=medium", "Did you mean 'medium"),
     ("augreg.py:aug=light0", "got aug=light0, expected one of none, light1"),
     ("augreg.py:epochs=ten", "got epochs=ten, expected a number above 0"),
     ("ablation.py:lr=high", "got lr=high, expected a number above 0"),
@@ -390,15 +392,10 @@ def test_tasks_of_vtab():
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
-    ("folder.py:path=images,res=big", "res=big"),
     ("digits_finetune.py:x", "expected init=<run>"),
-    ("masked_patch.py:imagnet21k", "Did you mean 'imagenet21k'?"),
     ("masked_patch.py:glyphs,steps=few", "steps=few, expected a whole number"),
-    ("ablation.py:model=B/15", "Did you mean 'B/16'?"),
     ("ablation.py:model=R50x1,pool=gap", "for Transformers alone"),
     ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
-    ("ablation.py:depth=deep", "depth=deep, expected a whole"),
-    ("study.py:model=vit-smal", "Did you mean 'vit-small'?"),
     ("study.py:images=many", "images=many, expected a whole"),
     ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
     ("glyphs.py:x", "got the argument 'x', but it takes none"),

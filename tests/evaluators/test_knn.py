@@ -27,9 +27,7 @@ def _brute(train, labels, queries):
   return np.take_along_axis(similarity, order, 1), labels[order]
 
 
-@pytest.mark.parametrize(
-  "chunk, block", [(1000, 1000), (64, 7), (5, 16), (200, 50)]
-)
+@pytest.mark.parametrize("chunk, block", [(64, 7), (5, 16), (200, 50)])
 def test_neighbours_are_those_of_brute_force(chunk, block):
   """Chunks smaller than k, a last one that is not full, and one that is."""
   (train, labels), (queries, _) = _clusters(200), _clusters(50, seed=1)
@@ -124,20 +122,6 @@ def test_where_images_are_broken_fewer_vote():
   assert scores == {"k/6nn": np.mean(votes == labels[:4]), "k/1nn": 1.0}
 
 
-def test_the_baseline_of_noise_is_chance():
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=(250, 8)).astype(np.float32)
-  labels = rng.integers(0, 5, 250)
-  options = _options(ks=(7,))
-  sources = {
-    "train_split": handmade.records(labels[:150], 5),
-    "split": handmade.records(labels, 5),
-  }
-  scores = options.make(handmade.context(options, sources)).run({"features": x})
-  own = 150 / 250  # are their own nearest neighbour
-  assert own - 0.05 < scores["k/7nn"] < own + 0.4 / 2.5 + 0.05
-
-
 def test_errors():
   source = handmade.records([0, 1, 0])
   sources = {"train_split": source, "split": source}
@@ -157,12 +141,9 @@ def test_errors():
     assert any(e.startswith(text) for e in errors), text
 
 
-def test_useless_features_are_refused():
+def test_images_without_any_label_are_refused():
   options = _options(ks=(1,))
   x = np.ones((4, 2), np.float32)
-  x[2, 1] = np.inf
-  with pytest.raises(ValueError, match="'pre_logits', of which 1 of 3 rows"):
-    options.make(_context(options, [0, -1, 1, 2], [0])).run({"features": x})
   with pytest.raises(ValueError, match="'handmade' .test., of which no image"):
     options.make(_context(options, [0], [-1, -1])).run({"features": x})
 

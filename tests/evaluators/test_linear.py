@@ -22,12 +22,6 @@ def _separable(num, seed=0):
   return (x * [1000, 0.001] + [5e4, 3]).astype(np.float32), y.astype(np.int32)
 
 
-def test_separable_data_are_separated():
-  x, y = _separable(200)
-  heads = _train(x, y)
-  assert heads.accuracy({"x": x, "label": y}, 0) == 1.0
-
-
 def test_steps_are_those_of_numpy():
   """Whitening, momentum, decay, schedule and order of images, in float64."""
   rng = np.random.default_rng(1)

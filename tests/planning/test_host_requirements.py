@@ -50,7 +50,3 @@ def test_other_images_than_jpegs_have_no_rate():
   assert needs["input_rate"] is None and needs["input_cores"] is None
   assert "png; give --input_rate" in needs["input_rate_of"]
   assert _needs(dataset="cifar10", input_rate=5000.0)["input_cores"] == 1
-
-
-def test_unknown_data_count_as_jpegs():
-  assert _needs(dataset="somebody_s")["input_rate"] == 1263.0

@@ -93,27 +93,6 @@ def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   )
 
 
-def test_a_choice_is_reported_before_it_is_compiled():
-  texts = []
-
-  def plan(choice):
-    assert texts[-1].endswith(options(choice).ljust(70) + " ")
-    assert f"[{len(texts) // 2:>2}/{searched.total}]" in texts[-1]
-    return fake(choice)
-
-  searched = Search(CONFIG, 4, plan, texts.append)
-  searched.run()
-  assert texts[2].endswith("fastest so far: this\n")
-  assert texts[4].endswith("fastest so far: 120 images/s\n")
-
-
-def test_no_loop_is_tried_twice():
-  loops = lambda c: fake(c) | {"images_per_second": 1.0 + (not c.model.scan)}
-  searched, lines = search(CONFIG, loops)
-  assert searched.number == searched.total == len(lines) - 2
-  assert not searched.fastest[1].model.scan
-
-
 def test_a_smaller_batch_where_nothing_else_fits():
   fits_small = lambda c: fake(c) | {"fits": c.data.batch_size < 128}
   searched, lines = search(CONFIG, fits_small)

@@ -24,9 +24,9 @@ GRID = {"optim.lr": ["0.1", "0.3"]}
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}
 
 
-@pytest.fixture
-def images(tmp_path):
-  root = tmp_path / "images"
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+  root = tmp_path_factory.mktemp("images")
   for split in ("train", "val", "test"):
     for label in ("a", "b"):
       folder = root / split / label
@@ -39,10 +39,8 @@ def images(tmp_path):
   return root
 
 
-@pytest.fixture
-def runs(monkeypatch):
-  """The names of the runs that were trained; the score is the rate."""
-  names = []
+def _trains(names):
+  """Stands for training: the score is the rate, `names` gets each run's."""
 
   def trained(config, workdir):
     folder = pathlib.Path(workdir)
@@ -53,8 +51,30 @@ def runs(monkeypatch):
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "config.json").write_text(json.dumps(to_dict(config)))
 
-  monkeypatch.setattr(train, "train_and_evaluate", trained)
+  return trained
+
+
+@pytest.fixture
+def runs(monkeypatch):
+  """The names of the runs that were trained."""
+  names = []
+  monkeypatch.setattr(train, "train_and_evaluate", _trains(names))
   return names
+
+
+@pytest.fixture(scope="module")
+def finished(images, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("finished") / "search"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train, "train_and_evaluate", _trains([]))
+    _sweep(_task(images), folder)
+  return folder
+
+
+@pytest.fixture
+def search(finished, tmp_path):
+  """A copy of a search that is over."""
+  return shutil.copytree(finished, tmp_path / "search")
 
 
 def _task(images, grid=GRID, test="test") -> Task:
@@ -77,29 +97,45 @@ def _as_killed(folder):
   shutil.rmtree(folder / "final")
 
 
+@pytest.fixture
+def changes(images):
+  """Replaces an image of a split until the test is over."""
+  before = {}
+
+  def change(split):
+    file = images / split / "a/0.png"
+    before[file] = file.read_bytes()
+    shutil.copy(images / "test/a/0.png", file)
+
+  yield change
+  for file, pixels in before.items():
+    file.write_bytes(pixels)
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_points_are_not_compared_on_different_data(
-  images, tmp_path, runs, split
+  images, search, runs, changes, split
 ):
-  folder = tmp_path / "search"
-  before = _sweep(_task(images), folder)
-  shutil.copy(images / "test/a/0.png", images / split / "a/0.png")
-  assert _sweep(_task(images), folder) == before  # it is over
-  _as_killed(folder)
+  changes(split)
+  _as_killed(search)
   with pytest.raises(ConfigError) as e:
-    _sweep(_task(images), folder)
+    _sweep(_task(images), search)
   assert f"[{split}] with other records than when the search in" in str(e.value)
-  assert len(runs) == 3
+  assert not runs
 
 
-def test_the_test_may_change_until_it_is_scored(images, tmp_path, runs):
-  folder = tmp_path / "search"
-  _sweep(_task(images), folder)
-  _as_killed(folder)
-  result = _sweep(_task(images, test="test[:4]"), folder)
+def test_a_search_that_is_over_stays_as_it_is(images, search, runs, changes):
+  changes("train")
+  before = json.loads((search / "sweep.json").read_text())["tasks"][""]
+  assert _sweep(_task(images), search) == before and not runs
+
+
+def test_the_test_may_change_until_it_is_scored(images, search, runs):
+  _as_killed(search)
+  result = _sweep(_task(images, test="test[:4]"), search)
   assert result["splits"]["test"]["records"] == 4
-  assert json.loads((folder / "splits.json").read_text()) == result["splits"]
-  assert runs == ["optim.lr=0.1", *["optim.lr=0.3", "final"] * 2]
+  assert json.loads((search / "splits.json").read_text()) == result["splits"]
+  assert runs == ["optim.lr=0.3", "final"]
 
 
 def test_long_values_have_folders_of_their_own(images, tmp_path, runs):
@@ -136,30 +172,24 @@ def test_grids_that_are_refused(tmp_path, text, message):
     points.grid_of(text, str(file))
 
 
-def test_other_points_after_the_test_are_refused_at_once(
-  images, tmp_path, runs
-):
+def test_other_points_after_the_test_are_refused_at_once(images, search, runs):
   """The best of fewer points is another, whose test would be a second one."""
-  folder = tmp_path / "search"
-  _sweep(_task(images), folder)
-  table = (folder / "sweep.json").read_text()
+  table = (search / "sweep.json").read_text()
   with pytest.raises(ConfigError) as e:
-    _sweep(_task(images, {"optim.lr": ["0.1"]}), folder)
+    _sweep(_task(images, {"optim.lr": ["0.1"]}), search)
   assert "config.optim.lr was 0.3, is now 0.1: the run in" in str(e.value)
   assert "is scored on the test data already; take another" in str(e.value)
   with pytest.raises(ConfigError, match="evals.test.split was 'test', is now"):
-    _sweep(_task(images, test="test[:4]"), folder)
-  assert (folder / "sweep.json").read_text() == table
-  assert len(runs) == 3
+    _sweep(_task(images, test="test[:4]"), search)
+  assert (search / "sweep.json").read_text() == table
+  assert not runs
 
 
 @pytest.mark.parametrize("text", ['{"sco', '{"scores": 3, "step": 1}'])
-def test_a_damaged_result_is_named(images, tmp_path, runs, text):
-  folder = tmp_path / "search"
-  _sweep(_task(images), folder)
-  (folder / "optim.lr=0.1" / "result.json").write_text(text)
+def test_a_damaged_result_is_named(images, search, text):
+  (search / "optim.lr=0.1" / "result.json").write_text(text)
   with pytest.raises(ConfigError) as e:
-    _sweep(_task(images), folder)
+    _sweep(_task(images), search)
   message = str(e.value)
   assert "optim.lr=0.1/result.json: " in message and "Or delete" in message
 
