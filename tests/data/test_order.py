@@ -3,38 +3,20 @@
 import collections
 import time
 
+import numbered
 import numpy as np
 import pytest
 from tensorflow.python.data.experimental.ops import testing
 
 from vit_jax.data import order, pipeline
-from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
 
 SIZES = [1, 2, 7, 300, 1020, 4097]
 BATCHES = [1, 7, 96, 1000]
 
 
-class ByNumber(Source):
-  """Records that are their numbers."""
-
-  def load(self, raw):
-    raise NotImplementedError
-
-  def labels(self):
-    raise NotImplementedError
-
-
-class Streamed(ByNumber):
-  """The same, as if read from seven files."""
-
-  is_by_number = False
-
-  def raw(self, start, stop, streams=1):
-    return tf.data.Dataset.range(start, stop).map(self.numbered)
-
-  def numbered(self, index):
-    return {"index": index % self.num_examples}
+class Streamed(numbered.Streamed):
+  """As if read from seven files."""
 
   def file_starts(self):
     return np.unique(np.arange(7) * self.num_examples // 7)
@@ -47,17 +29,13 @@ class Slow(Streamed):
     return super().raw(start, stop).apply(testing.sleep(50_000))
 
 
-def source(cls, num_examples):
-  return cls(name="n", split="s", num_examples=num_examples, num_classes=2)
-
-
 def rows(cls, num_examples, steps, processes=1, **options):
   """The records of some batches, int64 [steps, batch], and their epochs."""
   options = {"seed": 0, "shuffle_buffer": 64, **options}
   parts = []
   for process in range(processes):
     records = pipeline.train_records(
-      source(cls, num_examples),
+      numbered.numbers(num_examples, cls),
       process_index=process,
       process_count=processes,
       **options,
@@ -112,7 +90,7 @@ def test_lanes_hold_every_record_once_an_epoch(num_examples, batch_size):
     assert np.ptp(ends - begins) <= 1
 
 
-@pytest.mark.parametrize("cls", [ByNumber, Streamed])
+@pytest.mark.parametrize("cls", [numbered.Numbers, Streamed])
 @pytest.mark.parametrize(
   "num_examples, batch_size",
   [
@@ -138,7 +116,7 @@ def test_records_are_seen_equally_often(cls, num_examples, batch_size):
     np.testing.assert_array_equal(np.sort(row), want)
 
 
-@pytest.mark.parametrize("cls", [ByNumber, Streamed])
+@pytest.mark.parametrize("cls", [numbered.Numbers, Streamed])
 @pytest.mark.parametrize(
   "numbers, num_starts",
   [((2,), 1), pytest.param((3, 4, 6), 3, marks=pytest.mark.slow)],
@@ -161,7 +139,7 @@ def test_a_process_of_many_waits_for_many_answers_at_a_time():
 
   def numbers(cls):
     records = pipeline.train_records(
-      source(cls, 65_536),
+      numbered.numbers(65_536, cls),
       process_index=3,
       process_count=64,
       batch_size=256,
@@ -186,19 +164,22 @@ def test_a_process_reads_only_its_lanes_of_the_files():
   read = collections.Counter()
 
   class Counted(Streamed):
-    def numbered(self, index):
+    def raw(self, start, stop, streams=1):
       def count(index):
         read[int(index)] += 1
         return index
 
-      index = tf.numpy_function(count, [index], tf.int64)
-      return super().numbered(tf.ensure_shape(index, []))
+      def counted(raw):
+        index = tf.numpy_function(count, [raw["index"]], tf.int64)
+        return {"index": tf.ensure_shape(index, [])}
+
+      return super().raw(start, stop, streams).map(counted)
 
   rows(Counted, 1200, 20, batch_size=12, shuffle_buffer=12)
   everything = sum(read.values())
   read.clear()
   records = pipeline.train_records(
-    source(Counted, 1200),
+    numbered.numbers(1200, Counted),
     batch_size=12,
     seed=0,
     shuffle_buffer=12,
@@ -219,7 +200,10 @@ def _counts_of_classes(
       return np.arange(files) * num_examples // files
 
   records = pipeline.train_records(
-    source(Files, num_examples), batch_size=batch_size, seed=0, start_step=start
+    numbered.numbers(num_examples, Files),
+    batch_size=batch_size,
+    seed=0,
+    start_step=start,
   )
   got = []
   for batch in records.batch(batch_size).take(steps).as_numpy_iterator():

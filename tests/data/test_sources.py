@@ -3,20 +3,17 @@
 import re
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from vit_jax.data import (
-  builders,
   dataset_info,
   fake,
   pipeline,
   sources,
   tfds_source,
 )
-from vit_jax.data.builders import digits, embedded
 from vit_jax.data.tf_cpu import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -81,86 +78,6 @@ def test_slices_read_the_records_that_tfds_reads(data_dir):
       np.testing.assert_array_equal(image, example["image"])
 
 
-class Sorted(builders.Digits):
-  """300 images of ten classes, in their order, in several files."""
-
-  name = "sorted_digits"
-
-  def _info(self):
-    features = super()._info().features
-    return embedded.EmbeddedInfo(
-      builder=self, features=features, disable_shuffling=True
-    )
-
-  def _split_generators(self, dl_manager):
-    images, labels = digits.load()
-    in_order = np.argsort(labels, kind="stable")[::6]
-    return {
-      "train": self._numbered(images[in_order], labels[in_order]),
-      "test": self._numbered(images[:300], labels[:300]),
-    }
-
-  def _numbered(self, images, labels):
-    numbers = list(range(len(labels)))
-    return self._generate_examples(images, labels, numbers)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-  """The same records in both formats: format -> data_dir."""
-  dirs = {}
-  for file_format in ("tfrecord", "array_record"):
-    dirs[file_format] = str(tmp_path_factory.mktemp(file_format))
-    builder = Sorted(data_dir=dirs[file_format], file_format=file_format)
-    config = tfds.download.DownloadConfig(num_shards=5)
-    builder.download_and_prepare(download_config=config)
-  return dirs
-
-
-def open_sorted(prepared, file_format, split="train"):
-  builder = Sorted(data_dir=prepared[file_format], file_format=file_format)
-  with mock.patch.object(tfds_source, "find_builder", lambda *_: builder):
-    return sources.open_source("sorted_digits", split)
-
-
-@pytest.mark.parametrize(
-  "split",
-  [pytest.param("train", marks=pytest.mark.slow), "train[7:200]+test[10:20]"],
-)
-def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
-  memory = open_sorted(prepared, "tfrecord", split)
-  assert isinstance(memory, tfds_source.TfdsMemory)
-  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
-  stream = open_sorted(prepared, "tfrecord", split)
-  by_number = open_sorted(prepared, "array_record", split)
-  assert not stream.is_by_number and by_number.is_by_number
-  # Before a run, nothing may ask for labels that take reading the files.
-  assert memory.knows_labels
-  assert not stream.knows_labels and not by_number.knows_labels
-  assert len(stream.pieces) > 3
-  num = memory.num_examples
-  for source in (stream, by_number):
-    np.testing.assert_array_equal(source.labels(), memory.labels())
-    for start, stop in ((0, num), (num // 2, num // 2 + 3)):
-      expected, got = (list(s.records(start, stop)) for s in (memory, source))
-      for x, y in zip(expected, got, strict=True):
-        assert all((x[key] == y[key]).numpy() for key in x)
-  some = np.array([0, 5, num - 1])
-  at = [by_number.load(raw)["label"].numpy() for raw in by_number.raw_at(some)]
-  np.testing.assert_array_equal(at, memory.labels()[some])
-  # In any order, as training asks for them.
-  raw = by_number.fetch(tf.constant(some[::-1], tf.int64))
-  np.testing.assert_array_equal(raw["index"], some[::-1])
-  if split != "train":
-    return
-  batches = [
-    next(pipeline.train_batches(s, "decode|resize(8)", batch_size=32, seed=0))
-    for s in (memory, by_number)
-  ]
-  for key in batches[0]:
-    np.testing.assert_array_equal(batches[0][key], batches[1][key])
-
-
 @pytest.mark.nightly
 def test_a_process_that_reads_by_number_ends(data_dir):
   """Though records are being read ahead; unclosed, one of three never ends."""
@@ -189,9 +106,6 @@ def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   assert (
     "--manual_dir=FOLDER (in which you put ILSVRC2012_img_train.tar" in text
   )
-  text = error("imagenet21k", "full[51200:]", data_dir)
-  assert "prepare imagenet21k --data_dir" in text
-  assert "--manual_dir=FOLDER (in which you put the class tars n014" in text
 
 
 def test_an_unknown_data_set_gets_a_suggestion(data_dir, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Nested subsets of a split, by size and seed."""
+"""Every format's records, and nested subsets of a split by size and seed."""
 
 import functools
 import itertools
@@ -105,6 +105,40 @@ def open_from(builder, monkeypatch, **options):
   """Returns a function that opens splits of what the builder prepared."""
   monkeypatch.setattr(tfds_source, "find_builder", lambda *_, **__: builder)
   return functools.partial(sources.open_source, "digits", **options)
+
+
+@pytest.mark.parametrize(
+  "split",
+  [pytest.param("train", marks=pytest.mark.slow), "train[7:200]+test[10:20]"],
+)
+def test_every_format_gives_the_same_records(prepared, monkeypatch, split):
+  memory = open_from(prepared["tfrecord"], monkeypatch)(split)
+  assert isinstance(memory, tfds_records.TfdsMemory)
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  stream = open_from(prepared["tfrecord"], monkeypatch)(split)
+  by_number = open_from(prepared["array_record"], monkeypatch)(split)
+  assert not stream.is_by_number and by_number.is_by_number
+  # Before a run, nothing may ask for labels that take reading the files.
+  assert memory.knows_labels
+  assert not stream.knows_labels and not by_number.knows_labels
+  assert len(stream.pieces) > 1
+  num = memory.num_examples
+  for source in (stream, by_number):
+    np.testing.assert_array_equal(source.labels(), memory.labels())
+    for start, stop in ((0, num), (num // 2, num // 2 + 3)):
+      expected, got = (list(s.records(start, stop)) for s in (memory, source))
+      for x, y in zip(expected, got, strict=True):
+        assert all((x[key] == y[key]).numpy() for key in x)
+  some = np.array([0, 5, num - 1])
+  at = [by_number.load(raw)["label"].numpy() for raw in by_number.raw_at(some)]
+  np.testing.assert_array_equal(at, memory.labels()[some])
+  # In any order, as training asks for them.
+  raw = by_number.fetch(tf.constant(some[::-1], tf.int64))
+  np.testing.assert_array_equal(raw["index"], some[::-1])
+  if split != "train":
+    return
+  train = [global_batches(s, 1, **OPTIONS) for s in (memory, by_number)]
+  assert_same(*train)
 
 
 @pytest.fixture(

@@ -261,21 +261,6 @@ def test_every_task_opens_as_tfds_writes_it(
     assert bool(source.note()) == (name == "oxford_iiit_pet")
 
 
-@pytest.mark.parametrize("name", ["svhn", "smallnorb_azimuth"])
-def test_images_are_passed_on(written, small, name):
-  folder, examples_of = written
-  examples = examples_of[TASKS[name].dataset][10:]
-  size = len(examples[0]["image"])
-  source = sources.open_source(f"vtab:{name}", "test", str(folder))
-  (batch,) = pipeline.eval_batches(
-    source, f"decode|resize({size})", batch_size=4
-  )
-  assert batch["label"].tolist() == [_label(name, e) for e in examples]
-  for image, example in zip(batch["image"], examples, strict=True):
-    of_grey = [1, 1, 3 // example["image"].shape[-1]]
-    np.testing.assert_array_equal(image, np.tile(example["image"], of_grey))
-
-
 def test_images_of_dsprites_are_black_and_white(written, small):
   folder, examples_of = written
   source = sources.open_source("vtab:dsprites_location", "test", str(folder))
