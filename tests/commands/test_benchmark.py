@@ -20,41 +20,6 @@ from vit_jax import benchmark
 from vit_jax.callbacks.throughput import Throughput
 from vit_jax.config import ConfigError
 
-FOUND = {
-  "device": "NVIDIA H200",
-  "devices": 2,
-  "jax": "0.10.2",
-  "xla_flags": "--xla_a=1",
-  "model": "vit B/16",
-  "params": 86_567_656,
-  "image_size": [224, 224],
-  "dtype": "bfloat16",
-  "batch_size": 1024,
-  "microbatches": 1,
-  "remat": "none",
-  "scan": False,
-  "attention": "cuDNN",
-  "input": "real",
-  "compile_seconds": 31.25,
-  "steps": 50,
-  "block_steps": 5,
-  "step_seconds": 0.2,
-  "step_seconds_least": 0.19,
-  "step_seconds_most": 0.31,
-  "images_per_second": 5120.0,
-  "images_per_second_per_device": 2560.0,
-  "flops_per_image": 105.4e9,
-  "flops_per_second": 269.8e12,
-  "ceiling_flops": 780e12,
-  "ceiling_side": 8192,
-  "mfu": 0.3459,
-  "peak_flops": 989.5e12,
-  "mfu_of_peak": 0.2727,
-  "peak_bytes": 40 * 2**30,
-  "peak_bytes_by": "device",
-  "input_wait": 0.034,
-}
-
 
 @pytest.fixture(autouse=True)
 def small_ceiling(monkeypatch):
@@ -80,7 +45,8 @@ def test_it_measures_the_step():
   assert result["peak_bytes"] > 3 * 4 * result["params"]  # weights and moments
   assert result["peak_bytes_by"] == "compiler" and result["peak_flops"] is None
   assert math.isfinite(result["loss"]) and result["input_wait"] is None
-  assert benchmark.table(result)
+  table = benchmark.table(result)
+  assert f"\nspeed       {result['images_per_second']:,.1f} images/s," in table
 
 
 def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
@@ -141,32 +107,6 @@ def test_blocks_are_timed_by_when_steps_end(monkeypatch):
     steps=10,
   )
   assert seconds == [2.0] * 10 and loss == 0.5
-
-
-def test_the_table():
-  assert benchmark.table(FOUND).splitlines() == [
-    "device      2 x NVIDIA H200, jax 0.10.2; XLA_FLAGS=--xla_a=1",
-    "model       vit B/16, 86.6 M parameters, 224 x 224 pixels, bfloat16",
-    "batch       1,024 images, microbatches=1, remat=none, scan=False, real"
-    " input",
-    "attention   cuDNN",
-    "compile     31.2 s",
-    "step        200.0 ms, the median of 10 blocks of 5 (190.0 to 310.0)",
-    "speed       5,120.0 images/s, 2,560.0 a device",
-    "work        105.40 GFLOP an image, 269.800 TFLOP/s a device",
-    "ceiling     780.000 TFLOP/s, products of 8,192 x 8,192 bfloat16",
-    "MFU         34.6 % of the ceiling, 27.3 % of the maker's 989.5 TFLOP/s",
-    "memory      40.00 GiB at most, as the device counts",
-    "waiting     3 % of the time for input",
-  ]
-  bare = FOUND | {"peak_flops": None, "mfu_of_peak": None, "input_wait": None}
-  bare |= {"peak_bytes_by": "compiler", "xla_flags": "", "device": "Tesla T4"}
-  lines = benchmark.table(bare).splitlines()
-  assert lines[0] == "device      2 x Tesla T4, jax 0.10.2"
-  assert lines[-2] == (
-    "MFU         34.6 % of the ceiling; no bfloat16 rate of 'Tesla T4' is known"
-    " (vit_jax/devices.py)"
-  )
 
 
 def test_too_large_a_batch_is_a_error(monkeypatch):

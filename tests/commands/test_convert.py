@@ -88,16 +88,6 @@ def test_there_and_back(tmp_path, name):
   "name, to, notes",
   [
     (
-      "token",
-      "npz",
-      [
-        "under the names of vision_transformer and timm",
-        "without class names: .npz has no place for them",
-        "load it with grid=(3, 4): .npz has no place to say so, and Google's"
-        " code differs",
-      ],
-    ),
-    (
       "map",
       "npz",
       [

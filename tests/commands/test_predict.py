@@ -86,8 +86,7 @@ def test_streamed_answers_are_those_of_predict(vit, folder, batch_size):
 
 
 @pytest.mark.parametrize(
-  "num_images, batch_size, shape",
-  [(17, 4, 4), (3, 16, 4)],
+  "num_images, batch_size, shape", [(17, 4, 4), (3, 16, 4)]
 )
 def test_one_shape_is_compiled(folder, num_images, batch_size, shape):
   vit = vit_jax.load(TOKEN, verbose=False)
@@ -121,12 +120,6 @@ def test_answers_come_while_images_are_read(vit, folder):
   # Two batches are computed, one waits, and two are read ahead.
   assert drawn <= 2 * 5
   result.close()
-
-
-def test_nothing_to_read(vit):
-  assert list(vit.predictions([])) == []
-  (answer,) = vit.predictions([streaming.Named("x", b"no")])
-  assert not answer.classes and "no image" in str(answer.error)
 
 
 # The command.
@@ -204,24 +197,6 @@ def test_standard_input(call, folder):
   a, b = json.loads(of_list), json.loads(of_image)
   assert a.pop("image") == f"{folder}/03.png" and b.pop("image") == "-"
   assert a == b
-
-
-def test_without_a_standard_input(call, folder, monkeypatch):
-  """As with `<&-`; it is not read."""
-  monkeypatch.setattr(sys, "stdin", None)
-  argv = predict_command.parse([str(TOKEN), str(folder / "00.png")])
-  assert predict.run(argv) == 0
-
-
-def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
-  monkeypatch.setattr(sys, "stdin", Stdin())
-  (tmp_path / "file").write_text("")
-  argv = str(TOKEN), str(folder / "00.png"), "--attention"
-  with pytest.raises(SystemExit) as error:
-    predict.main(
-      predict_command.parse([*argv, f"--out_dir={tmp_path}/file/maps"])
-    )
-  assert str(error.value).startswith(f"vit-jax predict: {tmp_path}/file")
 
 
 def test_pictures_do_not_overwrite_images(call, folder, tmp_path):
