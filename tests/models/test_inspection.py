@@ -289,7 +289,6 @@ def _added(model, params):
 
 def test_positions_are_those_that_the_model_adds():
   for options in (
-    dict(),
     dict(cls_row=False),
     dict(posemb="learn2d"),
     dict(pool="gap", posemb="sincos2d"),
@@ -317,23 +316,3 @@ def test_why_there_is_no_table(posemb, why):
   model, params = made(posemb=posemb)
   with pytest.raises(ValueError, match=why):
     inspection.position_table(model.options, params, (8, 12))
-
-
-@pytest.mark.nightly
-def test_at_the_size_that_is_published():
-  """B/16 at 384 px: 577 tokens, whose heads are at first without preference."""
-  config = ViTConfig(variant="B/16")
-  image = np.random.default_rng(0).uniform(-1, 1, (1, 384, 384, 3)).astype("f")
-  params = jax.jit(build(config, 0).init)(jax.random.key(0), image)["params"]
-  result = inspection.survey(config, params, image)
-  assert result.distances.shape == (12, 1, 12) and result.maps.shape == (
-    1,
-    24,
-    24,
-  )
-  even = inspection.distances((24, 24), (16, 16)).mean()
-  np.testing.assert_allclose(even, 16 * mean_of_uniform(24, 24), rtol=1e-5)
-  np.testing.assert_allclose(result.distances, even, rtol=0.02)
-  stacked = stack_blocks(params)
-  again = inspection.survey(config.stacked(), stacked, image)
-  np.testing.assert_allclose(result.distances, again.distances, rtol=1e-4)

@@ -29,18 +29,11 @@ def changed(params, name="vit_token_prelogits"):
   "source, options, reinitialised, ignored",
   [
     ("vit_token_prelogits", dict(pre_logits=True), (), ()),
-    ("vit_linen_names", dict(), (), ()),
     # As the paper fine-tunes: both layers removed, a new head attached.
     ("vit_token_prelogits", dict(num_classes=3), HEAD, TANH),
     # The head was trained on what tanh gave, so it goes with it.
     ("vit_token_prelogits", dict(), HEAD, TANH),
     ("vit_linen_names", dict(pre_logits=True), HEAD + TANH, ()),
-    (
-      "vit_token_prelogits",
-      dict(num_classes=3, pre_logits=True),
-      HEAD + TANH,
-      (),
-    ),
   ],
 )
 def test_the_head_is_loaded_as_a_whole_or_not(

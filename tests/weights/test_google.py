@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.weights import google
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.weights_file import LazyArray, lazy
+from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 PUBLISHED = sorted(
@@ -47,10 +47,8 @@ def test_what_is_written_is_read_as_it_was(name):
 @pytest.mark.parametrize(
   "name, is_big_vision",
   [
-    ("vit_token", False),
     ("vit_token_prelogits", False),
     ("hybrid_r", False),
-    ("bv_token", True),
     ("bv_map", True),
     ("bit_v1", True),
   ],
@@ -83,25 +81,6 @@ def test_stacked_blocks_are_taken_apart():
   assert not any("encoderblock/" in n for n in params)
   with pytest.raises(ValueError, match="got a scalar, expected one array a bl"):
     google.read(arrays(**{name.format(""): 3.0}))
-
-
-def test_stacked_blocks_are_read_at_once_and_let_go():
-  looks = []
-  stacked = np.arange(6.0).reshape(3, 2)
-  name = "Transformer/encoderblock{}/LayerNorm_0/bias"
-  params, _ = google.read(
-    {
-      name.format(""): LazyArray(
-        (3, 2), stacked.dtype, lambda: looks.append(1) or stacked
-      )
-    }
-  )
-  blocks = [np.asarray(params[name.format(f"_{i}")]) for i in (2, 0, 1)]
-  assert len(looks) == 1
-  # Copies: the whole is gone.
-  assert not any(np.shares_memory(block, stacked) for block in blocks)
-  np.testing.assert_array_equal(params[name.format("_1")], [2, 3])
-  assert len(looks) == 2
 
 
 def test_norms_of_four_dimensions_are_flattened():

@@ -144,12 +144,6 @@ WIDE = {"height": 24, "width": 32}
   [
     ("decode|resize((24, 32))", WIDE, 2, "resize_torch((24, 32), 'bilinear')"),
     (
-      "decode|resize((24, 32), 'bicubic', antialias=True)",
-      WIDE,
-      3,
-      "resize_torch((24, 32))",
-    ),
-    (
       "decode|resize_small(40)|central_crop((24, 32))",  # by areas
       {"shortest_edge": 40},
       2,
@@ -163,12 +157,6 @@ WIDE = {"height": 24, "width": 32}
     ),
     (  # a crop that an image may be too small for
       "decode|resize_small(28)|central_crop((24, 32))",
-      WIDE,
-      2,
-      "resize_torch((24, 32), 'bilinear')",
-    ),
-    (
-      "decode|resize((20, 28))|pad(2)",
       WIDE,
       2,
       "resize_torch((24, 32), 'bilinear')",

@@ -9,7 +9,7 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
-from vit_jax.weights.weights_file import LazyArray, lazy
+from vit_jax.weights.weights_file import lazy
 
 
 def _arrays(params):
@@ -80,25 +80,6 @@ def test_layouts():
   assert (
     kernel.shape == (2, 2, 3, d) and kernel[0, 1, 2, 4] == patches[4, 2, 0, 1]
   )
-
-
-def test_nothing_is_read_before_it_is_used():
-  def fail():
-    raise AssertionError("read")
-
-  shapes = {
-    "patch_embed.proj.weight": (192, 3, 16, 16),
-    "blocks.11.mlp.fc1.weight": (768, 192),
-    "blocks.0.mlp.fc1.weight": (768, 192),
-    "blocks.0.attn.qkv.weight": (576, 192),
-  }
-  read, _ = weights.read(
-    {k: LazyArray(v, np.dtype("float32"), fail) for k, v in shapes.items()}
-  )
-  block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"
-  assert read[f"{block}/key/kernel"].shape == (192, 3, 64)  # Ti has 3 heads
-  with pytest.raises(AssertionError, match="read"):
-    np.asarray(read[f"{block}/key/kernel"])
 
 
 def test_attention_without_biases_gets_zeros():
@@ -180,7 +161,6 @@ def test_what_timm_cannot_hold(fields, error, has_call):
     (dict(variant="B/16"), 224, "vit_base_patch16_224", {}),
     (dict(variant="S/14"), 224, "vit_small_patch16_224", dict(patch_size=14)),
     (dict(variant="L/14"), 224, "vit_large_patch14_224", {}),
-    (dict(variant="g/14"), 224, "vit_giant_patch14_224", {}),
     (dict(variant="G/14"), 224, "vit_gigantic_patch14_224", {}),
     (
       dict(variant="e/14"),
@@ -212,12 +192,6 @@ def test_what_timm_cannot_hold(fields, error, has_call):
       ),
     ),
     (
-      dict(variant="So400m/14"),
-      224,
-      "vit_so400m_patch14_siglip_224",
-      dict(class_token=True, global_pool="token"),
-    ),
-    (
       dict(variant="B/32", cls_row=False),
       224,
       "vit_base_patch32_224",
@@ -231,9 +205,7 @@ def test_what_timm_cannot_hold(fields, error, has_call):
     ),
     (dict(variant="R+Ti/16"), 224, "vit_tiny_r_s16_p8_224", {}),
     (dict(variant="R26+S/32"), 224, "vit_small_r26_s32_224", {}),
-    (dict(variant="R26+B/32"), 224, "vit_base_r26_s32_224", {}),
     (dict(variant="R50+B/16"), 224, "vit_base_r50_s16_224", {}),
-    (dict(variant="R50+L/32"), 224, "vit_large_r50_s32_224", {}),
     (
       dict(variant="R50+B/32"),
       224,
