@@ -192,6 +192,7 @@ def test_fewshot_beside_its_baselines(parts, params):
   assert scores["f/raw_pixels/1shot"] < scores["f/raw_pixels/10shot"]
 
 
+@pytest.mark.slow
 def test_fewshot_is_the_same_in_any_batch(parts, params):
   few = {"train_split": "train[:200]", "shots": (5,)}
   small = _evaluator(parts, _fewshot(batch_size=8, **few)).run(params)
@@ -345,31 +346,6 @@ def test_a_class_without_an_image_is_refused_also_the_last(missing):
   table = np.zeros((3, 2), np.float32)
   with pytest.raises(DataError, match=f"config.evals.f.{message}"):
     evaluator.run({"features": table})
-
-
-def test_too_few_images_are_refused_without_reading_their_labels():
-  class InFiles(handmade.Records):
-    knows_labels = False
-
-    def labels(self):
-      raise AssertionError("reads the whole split")
-
-  def check(labels):
-    source = InFiles(**vars(handmade.records(labels, 5)))
-    sources = {"train_split": source, "split": source}
-    out = {"pre_logits": np.zeros((1, 2))}
-    return [*_fewshot(shots=(1, 4)).check("f", sources, handmade.NO_HEAD, out)]
-
-  # Four of three classes, and one of two; see `ridge.sample_shots`.
-  enough = np.repeat(np.arange(5), (4, 1, 4, 4, 1))
-  assert len(ridge.sample_shots(enough, 4, 0, 5, allow_fewer=True)) == 14
-  assert not check(enough)
-  assert check(enough[:-1]) == [
-    "f.shots: got 4 per class, but 13 images of 5 classes in 'handmade'"
-    " [test], expected 14 or more: 4 for half of the classes, and one for each"
-    " of the others. Take fewer shots, or a larger train_split to draw them"
-    " from."
-  ]
 
 
 @pytest.mark.parametrize(

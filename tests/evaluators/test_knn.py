@@ -146,15 +146,3 @@ def test_images_without_any_label_are_refused():
   x = np.ones((4, 2), np.float32)
   with pytest.raises(ValueError, match="'handmade' .test., of which no image"):
     options.make(_context(options, [0], [-1, -1])).run({"features": x})
-
-
-def test_a_trial_reads_few_images():
-  options = KnnConfig(name="k")
-  context = _context(
-    options, np.arange(5000) % 5, np.arange(999) % 5, fake_data=True
-  )
-  evaluator = options.make(context)
-  assert (evaluator._train.num_examples, evaluator._test.num_examples) == (
-    200,
-    200,
-  )

@@ -69,13 +69,6 @@ def test_heads_do_not_know_of_each_other(monkeypatch):
   assert np.abs(other.kernels - parts.kernels).max() > 1e-3
 
 
-def test_a_head_that_diverged_has_no_accuracy():
-  x, y = _separable(60)
-  heads = _train(x, y, [(3e38, 0.0), (0.1, 0.0)])
-  rows = {"x": x, "label": y}
-  assert np.isnan(heads.accuracy(rows, 0)) and heads.accuracy(rows, 1) == 1.0
-
-
 def _options(**changes):
   own = {"steps": 60, "lrs": (0.1,), "weight_decays": (0.0,)}
   return LinearConfig(**{"name": "l", **own, **changes})
@@ -199,8 +192,3 @@ def test_errors():
     assert any(e.startswith(f"config.evals.l.{key}: got ") for e in errors), key
   (error,) = check(_options(), num_images=9)
   assert "train_split: got 9 images, of which a tenth is held out" in error
-
-
-def test_a_trial_takes_two_steps():
-  x, y = _separable(200)
-  assert _run(_options(), x, y, y, fake_data=True)["l/count"] == 16

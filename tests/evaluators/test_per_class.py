@@ -38,16 +38,6 @@ def test_a_bound_belongs_to_the_bin_below():
   assert bins["confidence"][1] == pytest.approx(0.30005, rel=1e-12)
 
 
-def test_the_perfectly_calibrated_have_no_error():
-  """Right with the probability that is claimed: what is left is noise."""
-  rng = np.random.default_rng(0)
-  confidence = rng.uniform(0.1, 1, 100_000)
-  right = rng.random(100_000) < confidence
-  # 15 bins of 6,667: a mean gap of 0.8 sigma, sigma at most 0.5 / 82.
-  assert calibration_error(confidence, right) < 0.006
-  assert calibration_error(confidence**2, right) > 0.15
-
-
 # Six images of three classes; logits of a softmax whose shares are in the rows.
 SHARES = np.array(
   [

@@ -2,7 +2,6 @@
 
 import matplotlib as mpl
 import numpy as np
-from PIL import Image
 
 from vit_jax.inference import overlay
 
@@ -44,19 +43,3 @@ def test_the_map_alone_has_the_colours_of_magma():
   got = np.asarray(overlay.beside(image, map))[24::48, 392 + 24 :: 48]
   expected = 255 * mpl.colormaps["magma"](map * 2)[..., :3]
   np.testing.assert_allclose(got, expected, atol=1)  # one is rounded
-
-
-def test_models_side_by_side_are_as_high_as_the_first():
-  pairs = [
-    (np.zeros((32, 32, 3), np.uint8), np.ones((4, 4), "f")),
-    (np.zeros((48, 24, 3), np.uint8), np.ones((6, 3), "f")),
-  ]
-  assert overlay.compared(pairs).size == (192 + 4 + 192 + 4 + 96, 192)
-
-
-def test_a_sheet_has_rows():
-  pictures = [Image.new("RGB", (60, 96), colour) for colour in ("red",) * 3]
-  sheet = overlay.sheet([*pictures, Image.new("RGB", (9, 9), "blue")], 3)
-  assert sheet.size == (3 * 120 + 2 * 16, 2 * 192 + 16)
-  assert sheet.getpixel((60, 300)) == (0, 0, 255, 255)
-  assert sheet.getpixel((200, 300)) == (0, 0, 0, 0)

@@ -116,13 +116,6 @@ def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
   )
 
 
-def test_random_operations_of_training_are_not_for_predicting(vit, tmp_path):
-  metadata = vit.metadata()
-  metadata["preprocessing"]["ops"] = "decode_inception_crop(32)|flip_lr"
-  checkpointer.write_params(str(tmp_path / "run"), vit.params, metadata)
-  assert vit_jax.load(tmp_path / "run").ops == "decode|resize(32)"
-
-
 def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
   broken, missing = tmp_path / "broken.jpg", tmp_path / "none.jpg"
   broken.write_bytes(b"no image")

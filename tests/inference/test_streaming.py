@@ -171,6 +171,3 @@ def test_too_many_pixels(monkeypatch):
   assert str(row.error) == (
     "got 11 x 11 pixels, expected at most 100 in all; reduce the image."
   )
-  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow's own limit
-  (row,) = streaming.read_all([Named("bomb.png", data)], OPS, ahead=1)
-  assert str(row.error).startswith("got an image of too many pixels (Image")

@@ -55,17 +55,6 @@ def test_the_last_account_counts():
   assert run.seconds == SECONDS and run.device_hours == 2.0
 
 
-def test_the_wall_time_is_that_of_the_account():
-  run = _run("a", SECONDS)
-  for row, time in zip(run.rows, (3.0, 4.0, 5.0), strict=True):
-    row["time"] = time
-  assert run.wall_seconds() == sum(SECONDS.values()) == 100.0
-  assert tables.cost_texts(run)["wall time"] == "1m40s"
-  for row in run.rows:
-    row.pop("train/seconds/step", None)
-  assert run.wall_seconds() == 2.0  # from the first line to the last
-
-
 def test_changes_are_one_fact():
   change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
   facts = tables.run_facts(_run("a", {}, {"changes": [change] * 7}))

@@ -132,12 +132,6 @@ def test_splits_that_differ_and_classes_that_are_missing():
   assert "- svhn: `val` has 7 records that `train` has, too." in text
 
 
-def test_the_number_of_images_is_that_of_the_evaluator():
-  result = _result(0.8)
-  result["final"]["scores"] = {"top1_of_a/top1": 0.5, "top1_of_a/count": 7.0}
-  assert "top1_of_a top-1 50.00 % of 7 images." in table_lib.verdict(result)
-
-
 def test_fake_data_are_named_in_every_table():
   splits = {"val": {**A, "shared": {"train": 7}}}
   result = {**_result(0.8, splits=splits), "fake_data": True}
