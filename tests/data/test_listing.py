@@ -213,12 +213,12 @@ def test_a_label_that_is_another_class_in_another_split_is_refused(
     listed(train=["ant", "bee", "cat"], validation=["ant", "cat"])
 
 
-def split_files(root, names, splits=None, path=None):
+def split_files(root, names, splits):
   for name in names:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).touch()
-  options = Options(splits=splits or {})
-  result = files.by_split(str(path or root), (".tar",), options, "webdataset:")
+  options = Options(splits=splits)
+  result = files.by_split(str(root), (".tar",), options, "webdataset:")
   return {
     split: [os.path.relpath(f, root) for f in paths]
     for split, paths in result.items()
@@ -252,26 +252,20 @@ def test_splits_by_the_names_of_files(tmp_path, names, splits, expected):
   assert split_files(tmp_path, [], splits) == expected
 
 
-def test_splits_of_a_glob(tmp_path):
-  split_files(tmp_path, FILES)
-  splits = split_files(tmp_path, [], path=tmp_path / "x-train-*.tar")
-  assert splits == {"train": FILES[:2]}
-
-
 @pytest.mark.parametrize(
-  "names, splits, path, message",
+  "names, splits, message",
   [
-    ([], {}, None, "names no file; expected a folder with files ending in"),
-    (FILES, {"test": None}, None, "--splits: got test, expected splits that"),
-    (["0.tar"], {"train": "x*"}, None, "got train=x\\*, which fits none of 1"),
-    (["0.tar"], {"train": "*", "test": "0*"}, None, "1 files in both train"),
-    ([*FILES, "more.tar"], {}, None, "1 of 4 files whose names say no split"),
+    ([], {}, "names no file; expected a folder with files ending in"),
+    (FILES, {"test": None}, "--splits: got test, expected splits that"),
+    (["0.tar"], {"train": "x*"}, "got train=x\\*, which fits none of 1"),
+    (["0.tar"], {"train": "*", "test": "0*"}, "1 files in both train"),
+    ([*FILES, "more.tar"], {}, "1 of 4 files whose names say no split"),
   ],
 )
-def test_splits_that_files_do_not_have(tmp_path, names, splits, path, message):
+def test_splits_that_files_do_not_have(tmp_path, names, splits, message):
   tmp_path.joinpath("empty").mkdir()
   with pytest.raises(ValueError, match=message):
-    split_files(tmp_path, names, splits, path)
+    split_files(tmp_path, names, splits)
 
 
 def test_classes_of_one_name_are_refused(tmp_path):
