@@ -334,10 +334,8 @@ def test_folder_takes_splits_and_length_from_the_images():
   [
     ("B/16", 224, 224),
     ("B/32", 512, 512),
-    ("H/14", 224, 224),
     ("H/14", 384, 378),
     ("H/14", 512, 518),
-    ("R50x1", 480, 480),
   ],
 )
 def test_finetune_takes_a_multiple_of_the_patch(model, res, pixels):

@@ -11,7 +11,6 @@ import tiny
 import vit_jax
 from vit_jax import models
 from vit_jax.checkpointing import checkpointer
-from vit_jax.commands import convert as convert_command
 from vit_jax.config import to_dict
 from vit_jax.exporting import convert
 from vit_jax.reporting import model_card
@@ -197,16 +196,6 @@ def test_published_weights_say_what_they_know():
 def test_weights_of_the_hub_are_the_base_model(tmp_path):
   vit = write_run(tmp_path, init="hf-hub:google/vit-base@v2")
   assert parsed(model_card.text(vit, "x")).data.base_model == "google/vit-base"
-
-
-def test_what_convert_wrote_is_no_run(tmp_path):
-  write_run(tmp_path / "run")
-  convert_command.main(
-    [str(tmp_path / "run"), str(tmp_path / "copy"), "--to=orbax"]
-  )
-  assert model_card.run_of(str(tmp_path / "copy")) is None
-  assert model_card.run_of(str(tmp_path / "run")).name == "run"
-  assert model_card.run_of("hf-hub:a/b") is model_card.run_of("none") is None
 
 
 def test_the_folder_has_it_and_loads(tmp_path, monkeypatch):

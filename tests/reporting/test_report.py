@@ -107,13 +107,6 @@ def test_summary_of_the_demo(demo):
   assert {name: summary[name] for name in numbers} == numbers
 
 
-def test_summary_of_a_demo_that_was_interrupted(demo):
-  made = {r.name: r for r in runs.find_runs(demo / "pretrain")}
-  numbers = demo_summary.headline(made)
-  assert numbers["glyphs_val_accuracy"] == 0.75
-  assert numbers["digits_test_accuracy"] is None
-
-
 def test_page_is_self_contained(demo):
   text = (demo / "report.html").read_text()
   page = Page(text)
