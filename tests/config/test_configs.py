@@ -105,20 +105,18 @@ ARGUMENTS = {
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 LARGE = re.compile(r"_[lh]|[LH]/|R[0-9]+[+]|R152")  # whose shapes take seconds
-
-
-def _is_quick(name, argument):
-  """Whether it is the first small model of its config."""
-  small = (a for a in ARGUMENTS[name] if not LARGE.search(f"{name}:{a}"))
-  return argument == next(small, None)
-
-
 # Folders of images, and how many each class has there.
 IMAGES = {
   "images": 200,
   **{"split/train": 90, "split/val": 9, "split/test": 9},
   **{"no_val/train": 90, "no_val/test": 9},
 }
+
+
+def _is_quick(name, argument):
+  """Whether it is the first small model of its config."""
+  small = (a for a in ARGUMENTS[name] if not LARGE.search(f"{name}:{a}"))
+  return argument == next(small, None)
 
 
 def _load(name, argument):
