@@ -136,12 +136,6 @@ def test_order_and_bound():
     assert drawn <= i + 1 + ahead
 
 
-def test_an_image_twice_in_a_list():
-  image = Image.open(io.BytesIO(encoded(7, size=(900, 900))))
-  rows = streaming.read_all([Named("x", image)] * 8, OPS, ahead=8)
-  assert all((row.pixels == 7).all() for row in rows)
-
-
 def test_an_address_does_not_end_the_list(folder):
   file = str(folder / "b.PNG")
   result = streaming.find([file, "https://x.y/a.png", file])

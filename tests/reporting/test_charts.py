@@ -120,24 +120,3 @@ def test_similarity_maps_lie_as_the_patches_do():
   first, last = mosaic[:2, :3], mosaic[-2:, -3:]
   np.testing.assert_allclose(first, [[1, 0, 0], [0, 0, 0]])
   np.testing.assert_allclose(last, [[0, 0, 0], [0, 0, 1]])
-
-
-@pytest.mark.parametrize("grid", [(1, 4), (12, 4)])
-def test_long_names_leave_the_maps_their_place(grid):
-  name = "ft_b16_lr=0.01_wd=0.1_aug=medium1_seed=12345_"
-  sizes = []
-  for count in (1, 4):
-    with mpl.rc_context({"axes.titlelocation": "left"}):  # as on the page
-      table = np.eye(grid[0] * grid[1])
-      figure = charts.similarity(table, grid, name * count)
-      figure.draw_without_rendering()  # warns of axes that collapse
-    texts = figure.findobj(mpl.text.Text)
-    (title,) = (t for t in texts if t.get_text().startswith("ft_"))
-    assert title.get_text().replace("\n", "") == name * count
-    axes, bar = figure.axes
-    for text in (title, bar.yaxis.label):
-      box = text.get_window_extent()
-      assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
-      assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
-    sizes.append(axes.get_window_extent().size)
-  np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.1)

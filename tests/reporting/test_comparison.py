@@ -139,22 +139,6 @@ def test_batches_of_other_sizes_are_drawn_over_images(tmp_path):
   assert drawn.axes["loss_x"].get_xlabel() == "step"
 
 
-def test_a_run_has_one_colour(tmp_path):
-  _write(tmp_path / "a", evals=())
-  _write(tmp_path / "b")
-  text = (tmp_path / "a" / "metrics.jsonl").read_text()
-  text = text.replace("val/top1", "other")
-  (tmp_path / "a" / "metrics.jsonl").write_text(text)
-  drawn = Drawn()
-  curves.section("x", runs.find_runs(tmp_path), drawn)
-  colours = {
-    name: [l.get_color() for l in axes.lines if len(l.get_xdata())]
-    for name, axes in drawn.axes.items()
-  }
-  a, b = colours["loss_x"]
-  assert a != b and colours["accuracy_x"] == [b]
-
-
 def test_few_shot_side_by_side(tmp_path):
   for name, score in (("a", 0.5), ("b", 0.75)):
     _write(tmp_path / name, evals=(VAL, FEW), score=score)
