@@ -26,11 +26,11 @@ def pictures(num: int) -> np.ndarray:
     image = Image.fromarray(np.uint8(array))
     return np.asarray(image.resize(SIDES, Image.Resampling.BICUBIC), float)
 
-  found = []
+  blends = []
   for digit in datasets.load_digits().images[:num]:
     ground = enlarged(rng.integers(0, 256, (2, 2, 3)))
-    found.append(0.6 * enlarged(15.9 * digit)[..., None] + 0.4 * ground)
-  return np.stack(found)
+    blends.append(0.6 * enlarged(15.9 * digit)[..., None] + 0.4 * ground)
+  return np.stack(blends)
 
 
 def jpeg(pixels: np.ndarray) -> bytes:
@@ -68,7 +68,7 @@ def at_the_boundary(vit, num: int, num_digits: int = 120) -> list[bytes]:
 
 def answers(vit, images: list[bytes]) -> list[str]:
   opened = [Image.open(io.BytesIO(data)) for data in images]
-  return [found[0].name for found in vit.predict(opened, top=1)]
+  return [answer[0].name for answer in vit.predict(opened, top=1)]
 
 
 def write(folder: pathlib.Path, images: list[bytes], labels: list[str]) -> str:

@@ -41,9 +41,9 @@ def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
     for command in commands
   ]
   try:
-    found = [p.communicate(timeout=400) for p in processes]
+    results = [p.communicate(timeout=400) for p in processes]
   finally:
     for p in processes:
       p.kill()
-  assert not any(p.returncode for p in processes), found
-  return [out for out, _ in found]
+  assert not any(p.returncode for p in processes), results
+  return [out for out, _ in results]

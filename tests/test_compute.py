@@ -32,8 +32,8 @@ def test_configs_state_their_cost():
   """The exaFLOPs in the docstrings; of a comparison the least and the most."""
   stated = {}
   for path in sorted((ROOT / "configs").glob("*.py")):
-    words = path.read_text().split('"""')[1].split()
-    text = " ".join(words[words.index("Cost:") :] if "Cost:" in words else [])
+    text = path.read_text().split('"""')[1].split()
+    text = " ".join(text[text.index("Cost:") :] if "Cost:" in text else [])
     stated[path.name] = re.findall(r"([\d,.]*\d) exaFLOPs", text)
     stated[path.name] += re.findall(r"([\d,.]*\d) on imagenet21k;", text)
   for source in compute.RECIPES:

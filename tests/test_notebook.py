@@ -114,9 +114,9 @@ def test_downloads_are_off(notebook):
   """One cell, at most, needs a network; it is marked, and does nothing."""
   cells = [c.source for c in code(notebook)[1:]]  # the first one installs
   network = ("gs://", "https://", "download_and_prepare", '"install"')
-  found = [c for c in cells if any(word in c for word in network)]
-  assert found
-  for cell in found:
+  marked = [c for c in cells if any(word in c for word in network)]
+  assert marked
+  for cell in marked:
     lines = cell.splitlines()
     guard = next(i for i, l in enumerate(lines) if l.startswith("if REAL:"))
     assert any(l.startswith("REAL = False") for l in lines[:guard])
@@ -174,22 +174,22 @@ def execute(name, folder, probe="", twice=None):
 @pytest.mark.nightly
 def test_model(tmp_path):
   probe = "print(largest, losses[0], losses[-1], wide.image_size)"
-  printed, found, pictures = execute("01_model", tmp_path, probe)
+  printed, values, pictures = execute("01_model", tmp_path, probe)
   assert "86,567,656 parameters" in printed
   assert "pos_embedding: 4x4 -> 6x12" in printed
-  assert float(found[0]) < 1e-5  # float32
-  assert float(found[2]) < 0.1 * float(found[1])
+  assert float(values[0]) < 1e-5  # float32
+  assert float(values[2]) < 0.1 * float(values[1])
   assert len(pictures) == 2
 
 
 @pytest.mark.nightly
 def test_data(tmp_path):
   probe = "print(labels_mixup[0].max(), labels_cutmix[0].max(), len(order), n)"
-  printed, found, pictures = execute("02_data", tmp_path, probe)
+  printed, values, pictures = execute("02_data", tmp_path, probe)
   assert "Did you mean 'resize'?" in printed
   assert "last batch: [ True False False]" in printed
-  assert all(0.5 < float(share) < 0.8 for share in found[:2])  # seen
-  assert int(found[2]) >= 2 * int(found[3]) == 2 * 1297
+  assert all(0.5 < float(share) < 0.8 for share in values[:2])  # seen
+  assert int(values[2]) >= 2 * int(values[3]) == 2 * 1297
   assert len(pictures) == 3
 
 
@@ -199,10 +199,10 @@ def test_fewshot(tmp_path):
     "print(*(scores[k] for k in ('fewshot/10shot', 'fewshot/raw_pixels/10shot',"
     " 'knn/20nn', 'linear/top1')), len(wrong) / len(truth))"
   )
-  printed, found, pictures = execute("04_fewshot", tmp_path, probe)
+  printed, values, pictures = execute("04_fewshot", tmp_path, probe)
   assert "re-initialised  nothing" in printed
   # 93.9, 79.5, 97.8, 97.6 and 2.2 % with jax 0.10.2.
-  fewshot, pixels, knn, linear, wrong = map(float, found)
+  fewshot, pixels, knn, linear, wrong = map(float, values)
   assert fewshot > pixels + 0.05 and knn > 0.95 and linear > 0.95
   assert wrong < 0.05
   assert len(pictures) == 2
@@ -214,11 +214,11 @@ def test_inside(tmp_path):
     "print((found == labels).mean(), np.abs(by_hand - maps).max(), "
     "attention.shape, float(far.min()), float(far.max()))"
   )
-  printed, found, pictures = execute("05_inside", tmp_path, probe)
+  printed, values, pictures = execute("05_inside", tmp_path, probe)
   assert "(4, 100, 4, 16, 16)" in printed
-  assert float(found[0]) >= 0.9 and float(found[1]) < 1e-6  # float32
+  assert float(values[0]) >= 0.9 and float(values[1]) < 1e-6  # float32
   # Between patches of 8 pixels: no further than corners apart.
-  assert 0 < float(found[-2]) < float(found[-1]) < 24 * 2**0.5
+  assert 0 < float(values[-2]) < float(values[-1]) < 24 * 2**0.5
   assert len(pictures) == 5
 
 
@@ -227,12 +227,12 @@ def test_pod(tmp_path):
   probe = (
     "print(is_same, largest, gib(shapes, {'data': 1, 'fsdp': 1, 'tensor': 1}))"
   )
-  printed, found, pictures = execute("06_pod", tmp_path, probe, "cell-15")
+  printed, values, pictures = execute("06_pod", tmp_path, probe, "cell-15")
   assert "8 devices" in printed and "does not fit 8 device(s)" in printed
   assert "resumes     step 20 of runs/notebook/pod/parts" in printed
-  assert found[0] == "True" and float(found[1]) < 1e-3
+  assert values[0] == "True" and float(values[1]) < 1e-3
   # Parameters and two moments, float32: as printed beside their number.
-  assert f"12 bytes each are {float(found[2]):.2f} GiB" in printed
+  assert f"12 bytes each are {float(values[2]):.2f} GiB" in printed
   assert len(pictures) == 2
 
 
@@ -242,7 +242,7 @@ def test_finetune(tmp_path):
     "print(*series('test/top1')[1], few['fewshot/10shot'], len(found),"
     " vit.image_size)"
   )
-  printed, found, pictures = execute("finetune", tmp_path, probe, "cell-14")
+  printed, values, pictures = execute("finetune", tmp_path, probe, "cell-14")
   assert "complete    all 100 steps were done before" in printed
   assert "pos_embedding: 4x4 -> 6x6" in printed
   differences = re.findall(r"difference of a logit: (\S+)", printed)
@@ -251,7 +251,7 @@ def test_finetune(tmp_path):
   assert (tmp_path / "runs/notebook/export/vit.safetensors").exists()
 
   # 97.6 %, and 89.1 % with 10 labels a class (jax 0.10.2); chance is 10 %.
-  accuracy, fewshot, count, *size = found
+  accuracy, fewshot, count, *size = values
   assert float(accuracy) > 0.93 and float(fewshot) > 0.85
   assert (count, size) == ("64", ["(48,", "48)"])
   assert len(pictures) == 4  # the curves twice

@@ -36,10 +36,6 @@ def test_every_requirement_has_bounds():
         assert re.search(r">=.*,<|==|^jax\[", line), line
 
 
-def test_the_command_is_the_one_of_the_package():
-  assert PROJECT["scripts"] == {"vit-jax": "vit_jax.__main__:main"}
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
   """A copy of what is packed, in a folder with the name of a clone."""

@@ -90,8 +90,8 @@ def test_ssh_returns_while_the_run_goes_on(tmp_path, name):
   try:
     subprocess.run(shell, cwd=tmp_path, capture_output=True, timeout=10)
     end = time.monotonic() + 10
-    while not (found := (folder / "train.log").read_text()):
+    while not (log := (folder / "train.log").read_text()):
       assert time.monotonic() < end
   finally:
     hold.unlink()
-  assert found == "begun\n"
+  assert log == "begun\n"

@@ -78,13 +78,6 @@ def test_golden(one_device):
     np.testing.assert_allclose([m[name] for m in metrics], values, rtol=1e-5)
 
 
-def test_learns(one_device):
-  parts, state, metrics = one_device
-  assert int(state.step) == 5
-  _, more = parts.run(15)
-  assert more[-1]["loss"] < 0.8 * metrics[0]["loss"]
-
-
 def test_masked_rows_do_not_count(one_device):
   parts, _, metrics = one_device
   batch = tiny.batch(0, parts.config)
@@ -129,17 +122,18 @@ def _assert_equal(one_device, changes):
 @pytest.mark.parametrize(
   "changes",
   [
-    pytest.param({"mesh__data": 8}, marks=pytest.mark.nightly),
     {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
     pytest.param(
       {"optim__microbatch": 1, "mesh__fsdp": 4}, marks=pytest.mark.slow
     ),
-    *(
-      pytest.param({"model__scan": True} | changes, marks=pytest.mark.slow)
-      for changes in (
-        {"optim__microbatch": 1, "mesh__fsdp": 2, "model__remat": "full"},
-        {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-      )
+    pytest.param(
+      {
+        "model__scan": True,
+        "optim__microbatch": 1,
+        "mesh__fsdp": 2,
+        "model__remat": "full",
+      },
+      marks=pytest.mark.slow,
     ),
   ],
   ids=str,

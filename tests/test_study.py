@@ -3,13 +3,11 @@
 import itertools
 import pathlib
 
-import matplotlib as mpl
 import pytest
 import study
 import study_report as report
 
 from vit_jax.config import cli
-from vit_jax.reporting import charts
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -97,29 +95,6 @@ def test_every_run_is_in_a_table():
     others = {k: v for k, v in lines.items() if k != run.name}
     tables = [made(others) for made in report.TABLES.values()]
     assert any("(of 2)" in table for table in tables), run
-
-
-def test_repeated_runs_are_all_drawn():
-  curves = [
-    report.Repeated("a", [10, 1000], [[50.0, 70.0], [90.0]]),
-    report.Repeated("b", [10], [[40.0]]),
-  ]
-  assert charts.render(
-    lambda: report.draw_spread("title", curves, "images", [10, 1000])
-  )
-  figure = report.draw_spread("title", curves, "images", [10, 1000])
-  texts = {t.get_text() for t in figure.findobj(mpl.text.Text)}
-  assert {"a 90.0%", "b 40.0%", "10", "1,000"} <= texts
-  (axes,) = figure.axes
-  of_a, of_b, *marks = axes.lines
-  assert list(of_a.get_ydata()) == [60.0, 90.0]
-  assert list(of_b.get_ydata()) == [40.0]
-  places = {(x, y) for m in marks for x, y in m.get_xydata()}
-  assert places == {(10, 50), (10, 70), (1000, 90), (10, 40)}
-  low, high = axes.get_ylim()
-  assert low <= 38 and 92 <= high <= 100.0001
-  none = report.Repeated("a", [], [])
-  charts.render(lambda: report.draw_spread("title", [none], "images", [10]))
 
 
 @pytest.mark.nightly

@@ -224,22 +224,6 @@ def test_killed_before_its_first_checkpoint_and_again(process):
   assert run.accounting.state_dict(0)["began"] == 1e9
 
 
-def test_an_older_checkpoint_and_then_the_newer_one(process):
-  """The newest is damaged, then mended: no second is lost, or counted twice."""
-  first = process()
-  first.spend(step=10.0)
-  old = first.saves()
-  first.spend(step=10.0)
-  new = first.saves()
-  earlier = [(1e9, Process.now)]
-  second = process(0, old, earlier)
-  assert second.seconds() == {"step": 10.0, "repeated": 10.0}
-  second.spend(start=1.0)
-  third = process(0, new, [*earlier, (Process.now - 1.0, Process.now)])
-  assert third.seconds() == {"step": 20.0, "repeated": 1.0}
-  assert sum(third.seconds().values()) == Process.now - 1e9
-
-
 @pytest.mark.parametrize(
   "account",
   [

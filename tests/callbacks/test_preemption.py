@@ -4,7 +4,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -12,7 +11,6 @@ from jax.experimental import multihost_utils
 
 from vit_jax.callbacks.base import Stop
 from vit_jax.callbacks.preemption import Preemption, StopSignals
-from vit_jax.distributed import exit_codes
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -57,36 +55,6 @@ def test_a_process_without_signals_and_others_does_not_stop():
   callback = Preemption()
   callback.check_stop(1)
   assert not callback.stop_requested()
-
-
-@pytest.mark.parametrize(
-  "phase, action",
-  [
-    ("step", "the state is saved at the next step"),
-    ("evaluation", "the evaluation is given up"),
-    ("save", "the checkpoint is completed"),
-  ],
-)
-def test_the_message_names_what_follows(received, phase, action):
-  callback = Preemption(received)
-  callback.on_phase(phase)
-  assert received.action() is None  # no step yet: nothing to save
-  callback.on_step(1200, {}, {})
-  assert "step 1,200" in received.action() and action in received.action()
-
-
-def test_a_terminal_that_does_not_read_delays_no_stop(monkeypatch, received):
-  is_read = threading.Event()
-  monkeypatch.setattr(exit_codes, "say", lambda text: is_read.wait(60))
-  received.action = lambda: "the state is saved"
-  try:
-    signal.raise_signal(signal.SIGTERM)
-    end = time.monotonic() + 10
-    while received.received is None and time.monotonic() < end:
-      time.sleep(0.01)
-    assert not is_read.is_set() and received.received == "SIGTERM"
-  finally:
-    is_read.set()
 
 
 # A main thread that no handler of Python interrupts, as a compiler is; or one

@@ -65,15 +65,6 @@ def test_the_line_about_the_first_step(clock, is_hit):
   ]
 
 
-def test_no_imports_where_none_were_timed_and_no_cache(clock, no_cache):
-  lines = []
-  with CallbackList([startup.Startup(note=lines.append)]) as hooks:
-    clock[0] = 11.0
-    hooks.on_log(1, {})
-  (line,) = lines
-  assert line.endswith("step: first step 1.0 (no cache)")
-
-
 def test_the_step_is_imported_in_three_seconds():
   """Measures processor time, without other programs on this machine."""
 

@@ -99,24 +99,6 @@ def test_a_damaged_id_begins_another_run(tmp_path, recorder, text):
   assert again.rows == without_time(read_metrics(str(tmp_path)))
 
 
-def test_an_id_that_cannot_be_written(tmp_path, recorder):
-  """The tracker gets its rows; the failure is printed once."""
-  (tmp_path / "trackers").write_text("")
-  notes = []
-  with _log(tmp_path, note=notes.append) as log:
-    for step in (10, 20):
-      log.write(step, {"train/loss": 0.5})
-  (it,) = recorder.made
-  assert (
-    it.rows == without_time(read_metrics(str(tmp_path)))
-    and it.state == "finished"
-  )
-  assert sorted(n.partition(":")[0] for n in notes) == [
-    "wandb       failed",
-    "wandb       in memory",
-  ]
-
-
 @pytest.mark.parametrize(
   "error, state",
   [(FloatingPointError, "failed"), (KeyboardInterrupt, "stopped")],
