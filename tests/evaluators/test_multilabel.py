@@ -1,5 +1,6 @@
 """Several classes of an image: from the records to training and to a score."""
 
+import dataclasses
 import doctest
 
 import handmade
@@ -185,6 +186,25 @@ def test_vocs_labels_are_k_hot(objects, monkeypatch, limit):
     source, "decode|resize(8)", batch_size=8, process_index=7, process_count=8
   )
   assert empty["label"].shape == (1, 3) and not empty["mask"].any()
+
+
+def test_images_that_cannot_be_decoded_keep_their_row():
+  source = handmade.records(LABELS)
+
+  class Broken(handmade.Records):
+    def load(self, raw):
+      record = super().load(raw)
+      tf = handmade.tf
+      png = tf.io.encode_png(record["image"])
+      bad = tf.where(raw["index"] == 1, "", png)
+      return {**record, "image": bad}
+
+  broken = Broken(
+    **{f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+  )
+  (batch,) = pipeline.eval_batches(broken, handmade.OPS, batch_size=4)
+  assert batch["mask"].tolist() == [True, False, True, True]
+  np.testing.assert_array_equal(batch["label"], LABELS * batch["mask"][:, None])
 
 
 def _config(dataset, data_dir, **changes):

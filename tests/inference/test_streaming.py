@@ -165,3 +165,9 @@ def test_too_many_pixels(monkeypatch):
   assert str(row.error) == (
     "got 11 x 11 pixels, expected at most 100 in all; reduce the image."
   )
+
+
+def test_an_image_twice_in_a_list():
+  image = Image.open(io.BytesIO(encoded(7, size=(900, 900))))
+  rows = streaming.read_all([Named("x", image)] * 8, OPS, ahead=8)
+  assert all((row.pixels == 7).all() for row in rows)
