@@ -5,6 +5,7 @@ Reading and fitting have tests of their own in tests/weights.
 
 import inspect
 import pathlib
+import warnings
 
 import jax
 import numpy as np
@@ -304,12 +305,75 @@ def test_metadata_goes_round(vit, tmp_path):
       "got images of type uint8, expected floats in [-1, 1]: images / 127.5 -"
       " 1, or vit.predict(images).",
     ),
+    (
+      np.linspace(0, 255, 3072, dtype="f").reshape(1, 32, 32, 3),
+      "got images with values from 0 to 255, expected floats in [-1, 1]:"
+      " images / 127.5 - 1, or vit.predict(images).",
+    ),
+    (
+      np.zeros((2, 3, 32, 32), "f"),
+      "got images of shape (2, 3, 32, 32), expected [b, 32, 32, 3]; channels"
+      " are last: images.transpose(0, 2, 3, 1).",
+    ),
+    (
+      np.zeros((32, 32, 3), "f"),
+      "got images of shape (32, 32, 3), expected [b, 32, 32, 3]; one image is"
+      " a batch, too: image[None].",
+    ),
   ],
 )
 def test_images_of_another_kind_are_refused(vit, images, text):
   with pytest.raises(ValueError) as e:
     vit(images)
   assert str(e.value) == text
+  with pytest.raises(ValueError):
+    vit(jax.numpy.asarray(images))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_values_of_another_range_are_said(vit, on_device):
+  ramp = np.linspace(0, 1, 3072, dtype="f").reshape(1, 32, 32, 3)
+  put = jax.numpy.asarray if on_device else np.asarray
+  with pytest.warns(UserWarning, match=r"from 0 to 1, .* 2 \* images - 1 if"):
+    vit(put(ramp))
+  with pytest.warns(UserWarning, match="from -2.12 to 2.64, .* mean and dev"):
+    vit(put(4.76 * ramp - 2.12))  # ImageNet's mean and deviation
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    for images in (2 * ramp - 1, 0 * ramp, np.nan * ramp, ramp[:0]):
+      vit(put(images))
+    jax.eval_shape(vit, put(ramp))  # a tracer has no values
+
+
+class Tensor:
+  """What a tensor of torch is to numpy."""
+
+  def __init__(self, values, dtype="torch.float32", error=None):
+    self.values, self.dtype, self.error = values, dtype, error
+    self.shape, self.ndim = values.shape, values.ndim
+
+  def __iter__(self):
+    return (Tensor(v, self.dtype, self.error) for v in self.values)
+
+  def __array__(self, dtype=None, copy=None):
+    if self.error:
+      raise self.error
+    return self.values
+
+
+def test_tensors_of_torch_are_arrays(vit):
+  images = np.load(DATA / "vit_linen_names.io.npz")["image"]
+  same = Tensor(images)
+  np.testing.assert_array_equal(vit(same)[0], vit(images)[0])
+  np.testing.assert_array_equal(
+    vit.attention_map(same), vit.attention_map(images)
+  )
+  grows = Tensor(images, error=RuntimeError("Can't call numpy() on Tensor"))
+  for use in (vit, vit.predict, vit.attention_map):
+    with pytest.raises(ValueError, match=r"images.detach\(\).cpu\(\)"):
+      use(grows)
+  with pytest.raises(ValueError, match="got images of type uint8, expected fl"):
+    vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8), "torch.uint8"))
 
 
 def test_an_export_runs_without_the_package(vit):

@@ -173,7 +173,7 @@ def test_features_that_overflow_end_in_a_sentence(own, tmp_path):
   )
 
 
-def test_a_split_without_labels_is_not_scored():
+def test_a_split_without_labels_is_not_scored(capsys):
   """As the test split of ImageNet, whose labels, -1, are secret."""
   labels = {"train": [0, -1, 1, 1], "test": [-1, -1], "validation": [1, 0]}
 
@@ -187,15 +187,22 @@ def test_a_split_without_labels_is_not_scored():
         num_classes=2,
         num_examples=len(array),
         is_multilabel=False,
+        class_names=("a", "b"),
       )
 
   config = probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
   assert config.evals[0].split == "validation"
   assert config.evals[0].shots == (1, 0)  # one image of class 0
+  assert capsys.readouterr().out == (
+    "fewshot     without 5, 10, 25 shots: 2 of 2 classes have fewer than 5"
+    " images, the fewest a: 1\n"
+  )
   ks = lambda: (
     probes.with_probes(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
   )
   assert ks() == (1,)
+  left_out = "without 20, 10, 100, 200 neighbours: 3 images to learn from\n"
+  assert left_out in capsys.readouterr().out
   del labels["validation"]
   with pytest.raises(ConfigError, match="and nothing to score"):
     probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))

@@ -307,8 +307,23 @@ def _cannot_decode(error: Exception) -> ValueError:
   )
 
 
+def array(images: Any) -> np.ndarray:
+  """Returns what numpy reads, such as a tensor of torch.
+
+  Raises:
+    ValueError: It cannot: torch's bfloat16, gradients, a GPU's memory.
+  """
+  try:
+    return np.asarray(images)
+  except (TypeError, RuntimeError, ValueError) as e:
+    raise ValueError(
+      f"got {type(images).__name__}, which numpy cannot read ({e}), expected an"
+      " array; of torch, images.detach().cpu().float().numpy()."
+    ) from None
+
+
 def _three_channels(image):
-  image = np.asarray(image)
+  image = array(image)
   if image.ndim == 2:
     image = image[..., None]
   good = image.ndim == 3 and image.shape[-1] in (1, 3, 4) and image.size

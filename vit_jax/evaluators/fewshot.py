@@ -9,10 +9,11 @@ score: nothing is chosen on the split that is scored.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Integer
 
 from vit_jax.batch import DataError, normalise
 from vit_jax.class_names import Head
@@ -244,7 +245,32 @@ class Fewshot(Features):
     if not (most and source.knows_labels):
       return ""
     labels = source.labels()
-    counts = np.bincount(labels[labels >= 0])
-    if not (few := np.count_nonzero(counts < most)):
-      return ""
-    return f"; {few} classes have fewer than {most} images, {counts.min()}"
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
+    few = few_classes(counts, most, source.class_names)
+    return f"; {few}" if few else ""
+
+
+def few_classes(
+  counts: Integer[np.ndarray, " classes"],
+  shots: int,
+  names: Sequence[str] | None = None,
+) -> str:
+  """Returns how many classes have fewer images than shots; "": none has.
+
+  Args:
+    counts: Images of each class.
+    shots: Examples wanted of each class.
+    names: Names of the classes; None: numbers.
+
+  Example:
+    >>> few_classes(np.array([40, 3, 12]), 25, "abc")
+    '2 of 3 classes have fewer than 25 images, the fewest b: 3'
+  """
+  if not (few := np.count_nonzero(counts < shots)):
+    return ""
+  rarest = int(np.argmin(counts))
+  return (
+    f"{few:,} of {len(counts):,} classes {'has' if few == 1 else 'have'} fewer"
+    f" than {shots} images, the fewest"
+    f" {names[rarest] if names else f'class {rarest}'}: {counts[rarest]:,}"
+  )

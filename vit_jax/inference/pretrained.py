@@ -5,6 +5,7 @@ import functools
 import itertools
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,12 @@ from vit_jax.writers import run_info
 # Arguments of `load` that are no options of the model.
 ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
 BATCH = 16  # images in a forward pass
+FLOATS = (
+  "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)."
+)
+# Values that filters leave beyond [-1, 1]; and those of images normalised by
+# another mean and deviation, or of normal noise.
+MOST, MOST_ODD = 1.5, 8.0
 NO_IMAGES = "got no images, expected one or more."
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
 
@@ -113,18 +120,19 @@ class Pretrained:
     return jax.jit(probabilities)
 
   def __call__(
-    self, images: Float[Array, "b h w c"] | np.ndarray
+    self, images: Any
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
     """Returns logits, and the intermediates by name; see the model.
 
     Args:
-      images: Floats in [-1, 1], of `image_size`.
+      images: Floats [b, h, w, 3] in [-1, 1], of `image_size`: an array of jax,
+        or whatever numpy reads, such as a tensor of torch. A warning says that
+        the values look like those of another range.
 
     Raises:
-      ValueError: They are of another type or shape.
+      ValueError: They are of another type or shape, or in 0 to 255.
     """
-    self._check(images)
-    return self._apply(self.params, images)
+    return self._apply(self.params, self._checked(images))
 
   def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
     """Classifies images, with the model's own preprocessing.
@@ -209,8 +217,8 @@ class Pretrained:
 
   def _inputs(self, images) -> inspection.Images:
     """Returns floats as they are, and other images preprocessed."""
-    if jnp.issubdtype(getattr(images, "dtype", np.uint8), jnp.floating):
-      self._check(images)
+    if hasattr(images, "dtype") and _is_float(images := _array(images)):
+      images = self._checked(images)
       if not len(images):
         raise ValueError(NO_IMAGES)
       return images
@@ -221,21 +229,24 @@ class Pretrained:
       raise ValueError(NO_IMAGES)
     return normalise(np.stack(rows))
 
-  def _check(self, images) -> None:
-    """Raises ValueError unless these are images as the model takes them."""
-    shape, dtype = np.shape(images), getattr(images, "dtype", None)
-    expected = (*self.image_size, 3)
-    if len(shape) != 4 or shape[1:] != expected:
+  def _checked(self, images: Any) -> inspection.Images:
+    """Returns images as the model takes them, or raises ValueError."""
+    images = _array(images)
+    shape, (height, width) = images.shape, self.image_size
+    if len(shape) != 4 or shape[1:] != (height, width, 3):
+      hint = "for another size, vit_jax.load(path, image_size=(height, width))."
+      if shape[1:] == (3, height, width):
+        hint = "channels are last: images.transpose(0, 2, 3, 1)."
+      elif shape == (height, width, 3):
+        hint = "one image is a batch, too: image[None]."
       raise ValueError(
-        f"got images of shape {shape}, expected [b, {expected[0]},"
-        f" {expected[1]}, 3]; for another size,"
-        " vit_jax.load(path, image_size=(height, width))."
+        f"got images of shape {shape}, expected [b, {height}, {width}, 3];"
+        f" {hint}"
       )
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-      raise ValueError(
-        f"got images of type {dtype}, expected floats in [-1, 1]:"
-        " images / 127.5 - 1, or vit.predict(images)."
-      )
+    if not _is_float(images):
+      raise ValueError(f"got images of type {images.dtype}, {FLOATS}")
+    _check_range(images)
+    return images
 
   def predictions(
     self,
@@ -524,6 +535,44 @@ def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
   if min(sides) < 1:
     raise ValueError(f"{name}: got {value!r}, expected {expected}.")
   return sides
+
+
+def _array(images: Any) -> np.ndarray | jax.Array:
+  """Returns images as an array; jax's stay where they are."""
+  return images if isinstance(images, jax.Array) else images_lib.array(images)
+
+
+def _is_float(images: np.ndarray | jax.Array) -> bool:
+  return jnp.issubdtype(images.dtype, jnp.floating)
+
+
+def _check_range(images: np.ndarray | jax.Array) -> None:
+  """Refuses floats in 0 to 255, and warns of other ranges than [-1, 1].
+
+  Values that are not finite have no effect. A batch of images that is never
+  below 0 but has contrast is one in [0, 1].
+  """
+  if isinstance(images, jax.core.Tracer) or not images.size:
+    return
+  if isinstance(images, jax.Array):
+    low, high = float(jnp.nanmin(images)), float(jnp.nanmax(images))
+  else:  # without numpy's warning where nothing is a number
+    low, high = (float(f.reduce(images, axis=None)) for f in (np.fmin, np.fmax))
+  got = f"got images with values from {low:.3g} to {high:.3g}"
+  if MOST_ODD < high < np.inf:
+    raise ValueError(f"{got}, {FLOATS}")
+  if 0 <= low < 0.5 < high <= 1:
+    warnings.warn(
+      f"{got}, expected floats in [-1, 1]: 2 * images - 1 if they are in"
+      " [0, 1].",
+      stacklevel=4,
+    )
+  elif max(-low, high) > MOST:
+    warnings.warn(
+      f"{got}, expected floats in [-1, 1], whatever mean and deviation the"
+      " model was trained with: its first layer has them.",
+      stacklevel=4,
+    )
 
 
 def _batches(

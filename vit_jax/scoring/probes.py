@@ -28,6 +28,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluators.fewshot import few_classes
 from vit_jax.evaluators.per_class import confusions, per_class
 from vit_jax.inference import pretrained
 from vit_jax.models import precision
@@ -98,8 +99,9 @@ def with_probes(
   Each learns from `train` and scores the first labelled split of
   `SCORED_SPLITS`. A few-shot probe learns from as many examples as every class
   has, and from all; there are at most as many neighbours as training images.
-  Other options are those of the config's own evaluator of the kind, if it has
-  one. Images are preprocessed as for the config's other evaluators.
+  A line on the standard output says what that leaves out, and why. Other
+  options are those of the config's own evaluator of the kind, if it has one.
+  Images are preprocessed as for the config's other evaluators.
 
   Args:
     config: Config of the checkpoint.
@@ -153,9 +155,15 @@ def _configured(
   limits: dict[str, Any] = {}
   if kind == "fewshot":
     limits["shots"] = (*(k for k in known.shots if 0 < k <= fewest), 0)
+    if left_out := [k for k in known.shots if k > fewest]:
+      few = few_classes(counts, min(left_out), train.class_names)
+      _say_left_out(kind, "shots", left_out, few)
     limits["baselines"] = False  # raw pixels of all images may exhaust memory
   elif kind == "knn":
     limits["ks"] = tuple(k for k in known.ks if k <= counts.sum()) or (1,)
+    if left_out := [k for k in known.ks if k > counts.sum()]:
+      few = f"{counts.sum():,} images to learn from"
+      _say_left_out(kind, "neighbours", left_out, few)
   return dataclasses.replace(
     known,
     # Not those of the config, whose scores are of another data set.
@@ -167,6 +175,12 @@ def _configured(
     ops=run_summary.eval_ops(config),
     **limits,
   )
+
+
+def _say_left_out(kind: str, what: str, numbers: list[int], why: str) -> None:
+  if jax.process_index() == 0:
+    shown = ", ".join(map(str, numbers))
+    print(f"{kind:<11} without {shown} {what}: {why}")
 
 
 def write(
