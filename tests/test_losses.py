@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.utils import class_weight
 
 from vit_jax import losses
 
@@ -68,6 +69,18 @@ def test_bfloat16_logits_give_a_float32_loss(name):
   assert got.dtype == jnp.float32
   # These logits are exact in bfloat16, so nothing else may be lost.
   np.testing.assert_array_equal(got, losses.LOSSES[name](LOGITS, TARGETS))
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 2], [1] * 7 + [0, 2, 2]])
+def test_balanced_weights_are_scikit_learns(labels):
+  got = losses.balanced_weights(np.bincount(labels).tolist(), 4)
+  want = np.zeros(4)
+  classes = np.unique(labels)
+  want[classes] = class_weight.compute_class_weight(
+    "balanced", classes=classes, y=labels
+  )
+  np.testing.assert_allclose(got, want, rtol=6e-8)  # rounded to float32
+  assert got[labels].mean() == pytest.approx(1, rel=1e-6)
 
 
 def test_untrained_head_of_21843_classes_with_bias_minus_ten():

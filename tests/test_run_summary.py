@@ -1,4 +1,6 @@
-"""The first lines of a run: what the averaged parameters will be."""
+"""The first lines of a run: average of the parameters, images of a class."""
+
+import doctest
 
 import pytest
 import tiny
@@ -40,6 +42,20 @@ def test_average_is_printed(decay, total_steps, line):
 
 def test_no_average_no_line():
   assert "average" not in _text(tiny.config())
+
+
+def test_images_of_each_class():
+  assert doctest.testmod(run_summary).failed == 0
+  lines = run_summary.classes_lines
+  assert "\nclasses" not in _text(tiny.config())  # of a loader that was passed
+  names = [f"n{i}" for i in range(11)]
+  assert lines([20, 0, *range(1, 10)], names) == [
+    "classes     20 images of 'n0' to 0 of 'n1'; 1 without any image"
+  ]
+  assert lines([20, *range(4, 14)], None) == [
+    "classes     20 images of '0' to 4 of '1': the largest has 5.0 times the"
+    " smallest"
+  ]
 
 
 def test_a_loader_is_named_in_the_metadata(tmp_path):

@@ -13,6 +13,21 @@ from vit_jax.evaluators.evaluator import Context
 from vit_jax.sharding import replicated, to_global
 
 
+def labels_of(source: Any) -> np.ndarray:
+  """Returns the labels of a `Source`; see `Context.labels`. Collective."""
+  from vit_jax.data.subsets import Subset
+
+  num, count = source.num_examples, jax.process_count()
+  if source.knows_labels or count == 1:
+    return source.labels()
+  size = -(-num // count)  # of a part; the last ones may have fewer
+  part = np.arange(num)[jax.process_index() * size :][:size]
+  mine = np.zeros(size, np.int32)
+  if len(part):
+    mine[: len(part)] = Subset.of(source, part, source.split).labels()
+  return multihost_utils.process_allgather(mine).reshape(-1)[:num]
+
+
 @dataclasses.dataclass(frozen=True)
 class RunContext(Context):
   """The `Context` of a run: data by TensorFlow, arrays on its mesh.
@@ -24,17 +39,7 @@ class RunContext(Context):
     return jax.jit(fn, out_shardings=replicated(self.mesh))
 
   def labels(self, source: Any) -> np.ndarray:
-    from vit_jax.data.subsets import Subset
-
-    num, count = source.num_examples, jax.process_count()
-    if source.knows_labels or count == 1:
-      return source.labels()
-    size = -(-num // count)  # of a part; the last ones may have fewer
-    part = np.arange(num)[jax.process_index() * size :][:size]
-    mine = np.zeros(size, np.int32)
-    if len(part):
-      mine[: len(part)] = Subset.of(source, part, source.split).labels()
-    return multihost_utils.process_allgather(mine).reshape(-1)[:num]
+    return labels_of(source)
 
   def batches(
     self, source: Any, indices: np.ndarray | None = None

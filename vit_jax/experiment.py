@@ -5,11 +5,13 @@ is prepared, and returns the `Experiment`: nothing is opened, read or derived
 from the config a second time.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
 from vit_jax import batch, missing_data, sharding, weights
@@ -23,11 +25,14 @@ from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
-from vit_jax.evaluation import RunContext
+from vit_jax.evaluation import RunContext, labels_of
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.step import Params, RunShape
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
+
+# Bytes of a split whose labels are read to be told; from a disk in seconds.
+COUNTED_BYTES = 2**31
 
 
 class Experiment:
@@ -115,6 +120,34 @@ class Experiment:
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
     return RunShape.of(self.config, data.num_classes, data.num_examples)
+
+  @functools.cached_property
+  def class_counts(self) -> tuple[int, ...] | None:
+    """Images of each class in the training data. Collective.
+
+    None: images have several classes, a loader was passed to the run, or the
+    files are large and the objective does not need the counts.
+    """
+    source = getattr(self.data, "source", None)
+    if self.given_data is not None or source.is_multilabel:
+      return None
+    is_cheap = source.knows_labels or (
+      source.is_by_number and source.file_bytes <= COUNTED_BYTES
+    )
+    if not (is_cheap or self.config.objective.counts_classes):
+      return None
+    labels = labels_of(source)
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
+    return tuple(counts.tolist())
+
+  def counted_shape(self) -> RunShape:
+    """Returns `run_shape` with what the objective needs of the labels.
+
+    Collective; reads the labels, after `check`.
+    """
+    if not self.config.objective.counts_classes:
+      return self.run_shape
+    return dataclasses.replace(self.run_shape, class_counts=self.class_counts)
 
   @functools.cached_property
   def head(self) -> Head:

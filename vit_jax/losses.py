@@ -1,8 +1,11 @@
 """Cross-entropies, one value per example; the caller takes the mean."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
 
 
 def targets_of(
@@ -133,6 +136,31 @@ def binary_xent(
     0.6931
   """
   return sigmoid_xent(logits, targets) / logits.shape[-1]
+
+
+def balanced_weights(
+  counts: Sequence[int], num_classes: int
+) -> Float32[np.ndarray, " classes"]:
+  """Returns a weight for each class, so that all classes weigh the same.
+
+  w_c = n / (C n_c), of n images of which n_c have class c, where C is the
+  number of classes that have an image; the mean over the images is 1. A class
+  without an image gets 0. scikit-learn's `class_weight="balanced"`.
+
+  Args:
+    counts: Images of each class.
+    num_classes: Width of the head, at least the number of counts.
+
+  Example:
+    >>> balanced_weights([30, 10, 0], 4).tolist()
+    [0.6666666865348816, 2.0, 0.0, 0.0]
+  """
+  n = np.zeros(num_classes)
+  n[: len(counts)] = counts
+  present = n > 0
+  weights = np.zeros(num_classes, np.float32)
+  weights[present] = n.sum() / (present.sum() * n[present])
+  return weights
 
 
 LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent, "bce": binary_xent}

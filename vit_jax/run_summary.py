@@ -1,5 +1,6 @@
 """What a run prints before its first step, and the metadata of its weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
 from vit_jax.models import efficient_attention
 from vit_jax.writers import run_info
+
+FEW_CLASSES = 10  # whose counts are all printed
 
 
 def metadata(experiment: Experiment, params) -> dict[str, Any]:
@@ -83,6 +86,42 @@ def sets_text(experiment: Experiment) -> str:
   return "\n".join(lines)
 
 
+def classes_lines(
+  counts: Sequence[int] | None, names: Sequence[str] | None
+) -> list[str]:
+  """Returns the line on the images of each class; [] without counts.
+
+  Args:
+    counts: Images of each class; None: they are unknown.
+    names: Names by class; None: there are none.
+
+  Example:
+    >>> classes_lines([40, 120], ["cat", "dog"])
+    ['classes     dog 120, cat 40: the largest has 3.0 times the smallest']
+    >>> classes_lines([9] * 37, None)
+    ['classes     9 images each']
+  """
+  if not counts:
+    return []
+  names = names or [str(i) for i in range(len(counts))]
+  order = sorted(range(len(counts)), key=lambda i: -counts[i])
+  first, last = order[0], order[-1]
+  most, fewest = counts[first], counts[last]
+  if most == fewest:
+    return [f"classes     {most:,} images each"]
+  if len(counts) <= FEW_CLASSES:
+    text = ", ".join(f"{names[i]} {counts[i]:,}" for i in order)
+  else:
+    text = (
+      f"{most:,} images of {names[first]!r} to {fewest:,} of {names[last]!r}"
+    )
+  if not fewest:
+    empty = sum(not n for n in counts)
+    return [f"classes     {text}; {empty:,} without any image"]
+  ratio = f"the largest has {most / fewest:,.1f} times the smallest"
+  return [f"classes     {text}: {ratio}"]
+
+
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images to be scored, that of training if no
   evaluator has one."""
@@ -118,6 +157,7 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
   lines += [
     f"data        {experiment.data_name}: {data.num_examples:,} images,"
     f" {data.num_classes:,} classes",
+    *classes_lines(experiment.class_counts, experiment.head.class_names),
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
   ]

@@ -56,11 +56,13 @@ class RunShape:
   num_classes: Width of the head; at least the classes of the labels.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None: nothing is trained.
+  class_counts: Images of each class in the training split; None: not counted.
   """
 
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
+  class_counts: tuple[int, ...] | None = None
 
   @classmethod
   def of(

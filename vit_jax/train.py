@@ -85,10 +85,11 @@ def train_and_evaluate(
   )
   startup.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
+  run_shape = experiment.counted_shape()
   trainer = step_lib.assemble(  # no arrays yet
-    config, experiment.run_shape, mesh, [c.step_metrics for c in callbacks]
+    config, run_shape, mesh, [c.step_metrics for c in callbacks]
   )
-  total_steps = experiment.run_shape.total_steps
+  total_steps = run_shape.total_steps
   checkpointer = Checkpointer(workdir, config.checkpoint)
   evaluators = experiment.evaluators(
     trainer.predict,
@@ -119,7 +120,7 @@ def train_and_evaluate(
 
     # State: 1. from the newest whole checkpoint of the workdir; without one,
     # 2. from the weights of config.init, or 3. from scratch.
-    form = convert_state.form_of(config, experiment.run_shape, trainer, mesh)
+    form = convert_state.form_of(config, run_shape, trainer, mesh)
     start, state, saved = checkpointer.restore_newest(
       experiment.start, trainer.state, form
     )

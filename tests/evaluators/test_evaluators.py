@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sklearn.metrics
 import tiny
 from jax.experimental import multihost_utils
 
@@ -86,6 +87,8 @@ def test_every_example_counts_once(parts, params, by_hand, batch_size):
   assert scores["v/top1"] == pytest.approx(np.mean(order[:, 0] == label))
   top5 = np.mean([l in o[:5] for l, o in zip(label, order, strict=True)])
   assert scores["v/top5"] == pytest.approx(top5)
+  recall = sklearn.metrics.balanced_accuracy_score(label, order[:, 0])
+  assert scores["v/balanced_accuracy"] == pytest.approx(recall, rel=1e-12)
   loss = losses.softmax_xent(jnp.asarray(logits), jnp.eye(10)[label])
   assert scores["v/loss"] == pytest.approx(float(loss.mean()), rel=1e-6)
 

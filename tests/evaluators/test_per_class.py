@@ -70,7 +70,7 @@ def _run(workdir=None, names=None, head_names=None, order=(0, 1, 2)):
 def test_metrics_by_hand():
   scores = _run()
   assert scores["c/count"] == 5 and scores["c/top1"] == pytest.approx(2 / 5)
-  assert scores["c/per_class"] == pytest.approx((1 / 3 + 1 + 0) / 3)
+  assert scores["c/balanced_accuracy"] == pytest.approx((1 / 3 + 1 + 0) / 3)
   assert scores["c/worst_class"] == 0.0
   # Bins: 0.5 wrong; 0.7 right and wrong; 0.8 right and wrong.
   want = (0.5 + 2 * 0.2 + 2 * 0.3) / 5

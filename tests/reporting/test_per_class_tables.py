@@ -42,7 +42,7 @@ def run(tmp_path):
     "test/top1": 0.9,
     "test/count": 6.0,
     "all/top1": 0.5,
-    "all/per_class": 0.625,
+    "all/balanced_accuracy": 0.625,
     "all/ece": 0.25,
     "near/20nn": 0.875,
   }
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_named(run):
 
 def test_scores_of_other_evaluators(run):
   assert _texts(tables.other_scores([run]))[1:] == [
-    ["digits train", "per_class", "per_class 0.625, ece 0.25"],
+    ["digits train", "per_class", "ece 0.25"],
     ["glyphs test", "knn", "20nn 0.875"],
   ]
   del run.evals["near"], run.evals["all"]

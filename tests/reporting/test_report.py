@@ -198,10 +198,10 @@ def test_several_data_sets(tmp_path):
     ["50.0%", "oxford_pets test, 25-shot, L2 2", ""],
     ["12.5%", "cars test, 5-shot, L2 2", ""],
   ]
-  start = page.rows.index(["", "top-1", "top-5", "loss", "images"])
+  start = page.rows.index(["", "top-1", "balanced", "top-5", "loss", "images"])
   scores = [r[0] for r in page.rows[start + 1 : start + 4]]
   assert scores == [t[1].removesuffix(", top-1") for t in page.tiles[:3]]
-  assert page.rows[start + 2][1:] == ["25.0%", "—", "1.5", "10,000"]
+  assert page.rows[start + 2][1:] == ["25.0%", "—", "—", "1.5", "10,000"]
 
 
 def test_few_shot_of_all_examples():

@@ -1,4 +1,8 @@
-"""Top-1, top-5 and loss over a whole split, every example exactly once.
+"""Accuracies and loss over a whole split, every example exactly once.
+
+`balanced_accuracy` is the mean over the classes of the share of their images
+that are right (their recall), so that classes with many images count no more
+than others.
 
 Where the data set gives an image any number of classes, a prediction is right
 if it is one of them, and images without a class do not count: the rule of
@@ -26,6 +30,9 @@ from vit_jax.options import option
 
 if TYPE_CHECKING:  # jax comes with it
   import clu.metrics
+
+
+RECALL = "recall"  # right images of each class, and all of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Classification(Evaluator):
   """
 
   def __init__(self, context: Context, classes: np.ndarray | None = None):
+    import jax.numpy as jnp
     from clu.metrics import Average
 
     from vit_jax.losses import LOSSES, PROBABILITIES, targets_of
@@ -113,10 +121,17 @@ class Classification(Evaluator):
       if has_loss:
         targets = targets_of(labels, logits.shape[-1])
         per_example["loss"] = loss_fn(logits, targets)
-      return {
+      averages = {
         k: Average.from_model_output(v, batch["mask"])
         for k, v in per_example.items()
       }
+      if not source.is_multilabel:
+        counts = jnp.zeros(logits.shape[-1]).at[labels]
+        averages[RECALL] = Average(
+          total=counts.add(per_example["top1"] * batch["mask"]),
+          count=counts.add(batch["mask"]),
+        )
+      return averages
 
     def answers(params, batch):
       p = PROBABILITIES[loss](logits_of(params, batch))
@@ -157,8 +172,9 @@ class Classification(Evaluator):
   ) -> dict[str, float]:
     """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.
 
-    The count is the number of images that are scored. There is no loss where an
-    image has several classes and the loss of the run is a softmax's.
+    Where an image has one class also `balanced_accuracy`. The count is the
+    number of images that are scored. There is no loss where an image has
+    several classes and the loss of the run is a softmax's.
 
     Raises:
       DataError: No image counts.
@@ -173,7 +189,12 @@ class Classification(Evaluator):
         f" {self.config.dataset!r}, in which no image has a class that counts;"
         " expected another split."
       )
+    recall = averages.pop(RECALL, None)
     scores = {k: float(v.compute()) for k, v in averages.items()}
+    if recall:
+      occurs = recall.count > 0
+      shares = recall.total[occurs] / recall.count[occurs]
+      scores["balanced_accuracy"] = float(shares.mean())
     scores["count"] = count
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 

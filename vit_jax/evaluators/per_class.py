@@ -75,11 +75,11 @@ class PerClass(Classification):
     return list(self.context.forward(self._sums_and_answers, params, batches))
 
   def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
-    """Writes the file; returns `Classification`'s scores and three more.
+    """Writes the file; returns `Classification`'s scores and two more.
 
-    `<name>/per_class` is the mean of the classes' accuracies, over those that
-    have images; `worst_class` the lowest of them; `ece` the expected
-    calibration error, see `metrics.calibration_error`. All are shares.
+    `<name>/worst_class` is the lowest of the classes' accuracies, whose mean is
+    `balanced_accuracy`; `ece` the expected calibration error, see
+    `metrics.calibration_error`. Both are shares.
 
     Raises:
       DataError: No image has a label.
@@ -95,7 +95,6 @@ class PerClass(Classification):
     shares = [c["right"] / c["count"] for c in classes if c["count"]]
     calibration = rows["probability"], is_right
     scores |= {
-      f"{self.config.name}/per_class": float(np.mean(shares)),
       f"{self.config.name}/worst_class": float(np.min(shares)),
       f"{self.config.name}/ece": calibration_error(*calibration),
     }

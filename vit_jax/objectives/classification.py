@@ -34,7 +34,28 @@ class Classification(Objective):
     "the same for cutmix; with both, half of the steps have either; DeiT: 1.0",
   )
 
+  class_weights: str = option(
+    "none",
+    "weights of the classes in the loss of a softmax",
+    {
+      "none": "1",
+      "balanced": "n / (C n_c), of the n images and C classes of data.split,"
+      " n_c of class c: all classes weigh the same",
+    },
+  )
+
+  @property
+  def counts_classes(self) -> bool:
+    """See `Objective`."""
+    return self.class_weights == "balanced"
+
   def errors(self) -> Iterator[str]:
+    if self.counts_classes and self.loss != "softmax":
+      yield (
+        f"config.objective.class_weights: got 'balanced' beside"
+        f" config.objective.loss={self.loss!r}, which learns from every image"
+        " for every class; expected 'softmax', or 'none'."
+      )
     if not 0 <= self.label_smoothing < 1:
       yield (
         f"config.objective.label_smoothing: got {self.label_smoothing},"
@@ -44,6 +65,13 @@ class Classification(Objective):
 
   def data_errors(self, data) -> Iterator[str]:
     """See `Objective`."""
+    if self.counts_classes and not hasattr(data, "labels"):
+      yield (
+        "config.objective.class_weights: got 'balanced' beside data that were"
+        f" passed to the run ({type(data).__name__}), whose classes cannot be"
+        " counted; expected 'none', and weights of your own in its labels, a"
+        " number for each class."
+      )
     if self.loss == "softmax" and getattr(data, "is_multilabel", False):
       name = getattr(data, "name", type(data).__name__)
       yield (
@@ -61,15 +89,25 @@ class Classification(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: `step.RunShape`, of which num_classes is the width of the head.
+      run_shape: `step.RunShape`, of which num_classes is the width of the head,
+        and class_counts decide the weights; None: these are 1.
+
+    With weights w the loss of an image is -sum_k w_k target_k log p_k, mixed
+    and smoothed targets included, as in PyTorch for targets that are
+    probabilities. The mean over a batch stays that over its images: divided by
+    the sum of their weights, as PyTorch does where a target is one class, an
+    image would count less beside other rare ones.
     """
     import jax.numpy as jnp
 
-    from vit_jax.losses import LOSSES, smooth, targets_of
+    from vit_jax.losses import LOSSES, balanced_weights, smooth, targets_of
     from vit_jax.models import build
 
     module = build(model, run_shape.num_classes)
     cross_entropy = LOSSES[self.loss]
+    weights = None
+    if self.counts_classes and run_shape.class_counts:
+      weights = balanced_weights(run_shape.class_counts, run_shape.num_classes)
 
     def examples(batch):
       targets = targets_of(batch["label"], run_shape.num_classes)
@@ -89,6 +127,8 @@ class Classification(Objective):
         records=batch["index"],
         rngs={"dropout": rng},
       )
+      if weights is not None:
+        targets *= weights[None]
       loss = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
       return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
 

@@ -27,6 +27,11 @@ class Objective:
   trains_head: ClassVar[bool] = True
   own: ClassVar[str | None] = None
 
+  @property
+  def counts_classes(self) -> bool:
+    """Whether `make` needs `RunShape.class_counts`."""
+    return False
+
   def errors(self) -> Iterator[str]:
     """Yields the errors that the options alone show, one text each."""
     return iter(())

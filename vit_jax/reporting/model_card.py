@@ -31,7 +31,7 @@ ON_HUB = {
 METRICS = {
   "top1": "top-1 accuracy",
   "top5": "top-5 accuracy",
-  "per_class": "mean of the classes' accuracies",
+  "balanced_accuracy": "balanced accuracy, the mean over the classes",
 }
 FEATURES = {
   "shot": "{}-shot linear accuracy",

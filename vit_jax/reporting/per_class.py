@@ -118,7 +118,7 @@ def _evaluator(run: Run, name: str, content: dict[str, Any]) -> str:
   )
   grid = "".join([*tables(content), calibration])
   error = run.last(f"{name}/ece")
-  mean = run.last(f"{name}/per_class")
+  mean = run.last(f"{name}/balanced_accuracy")
   text = (
     f"{len(with_images):,} classes, mean of their accuracies {share(mean)}."
     f" {sum(n for _, _, n in pairs):,} of {content['count']:,} images are named"

@@ -13,6 +13,8 @@ from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
 
 MOST_CHANGES = 5  # of a config, one by one
+# Metrics with a column in the table of scores.
+USUAL = ("top1", "balanced_accuracy", "top5", "loss", "count")
 MOST_COLUMNS = 4  # runs with a column each; more have a row each
 
 
@@ -54,19 +56,19 @@ def scores(runs: list[Run]) -> str:
   for text, of_split in by_split.items():
     best = max(values.get("top1") or 0.0 for _, values in of_split)
     for run, values in of_split:
-      top1, top5, loss, count = map(
-        values.get, ("top1", "top5", "loss", "count")
-      )
+      top1, balanced, top5, loss, count = map(values.get, USUAL)
       texts = (
         "—" if loss is None else f"{loss:.4g}",
         "—" if count is None else f"{count:,.0f}",
       )
       mark = "*" if len(of_split) > 1 and top1 == best else ""
       who = f", {run.name}" if len(runs) > 1 else ""
-      rows.append([text + who, mark + share(top1), share(top5), *texts])
+      rows.append(
+        [text + who, mark + share(top1), *map(share, (balanced, top5)), *texts]
+      )
   if not rows:
     return ""
-  head = ["", "top-1", "top-5", "loss", "images"]
+  head = ["", "top-1", "balanced", "top-5", "loss", "images"]
   return f"<h2>Scores</h2>\n{table('numbers', head, rows)}"
 
 
@@ -74,10 +76,9 @@ def other_scores(runs: list[Run]) -> str:
   """Returns the last metrics that no other table has, an evaluator a row.
 
   These are all metrics of evaluators without top-1 and shots; those of
-  evaluators with a top-1 that are not top-1, top-5, loss or count; and few-shot
-  accuracies with all examples, which have no column among the shots.
+  evaluators with a top-1 that are not `USUAL`; and few-shot accuracies with all
+  examples, which have no column among the shots.
   """
-  usual = ("top1", "top5", "loss", "count")
   rows = []
   for run in runs:
     who = f", {run.name}" if len(runs) > 1 else ""
@@ -93,7 +94,7 @@ def other_scores(runs: list[Run]) -> str:
       texts = [
         f"{what} {value:.5g}"
         for what, value in values.items()
-        if value is not None and not (name in with_top1 and what in usual)
+        if value is not None and not (name in with_top1 and what in USUAL)
       ]
       if texts:
         rows.append(
