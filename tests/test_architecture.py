@@ -26,7 +26,7 @@ LAYERS = (
   "checkpointing",
   "weights",
   "missing_data evaluation experiment",
-  "run_summary callbacks inference",
+  "run_summary callbacks inference linear_probe",
   "__init__",
   "train planning",
   "benchmark exporting reporting scoring sweep",

@@ -18,7 +18,7 @@ from vit_jax import batch, missing_data, sharding, weights
 from vit_jax.batch import Data
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
-from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data.pipeline import TrainingData
@@ -212,7 +212,13 @@ class Experiment:
     return out, variables["params"]
 
   def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
-    """Returns the evaluators that score the parameters of a step."""
+    """Returns the evaluators that score the parameters of a step.
+
+    At step 0 only a linear probe is scored, on what chose its penalty.
+    """
+    if not step:
+      has_probe = self.config.init_head == "linear_probe"
+      return [e for e in evaluators if has_probe and e.config.name == HELD_OUT]
     return [e for e in evaluators if self._is_due(e.config.every_steps, step)]
 
   def is_save_step(self, step: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from vit_jax import experiment as experiment_lib
-from vit_jax import run_summary, sharding, weights
+from vit_jax import linear_probe, run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
@@ -134,6 +134,10 @@ def train_and_evaluate(
         state = weights.replace_params(state, params)
         del params  # the host's copy
         note(weights.format_report(report))
+      if config.init_head == "linear_probe":
+        params, probe = linear_probe.head(experiment, evaluators, state.params)
+        state = weights.replace_params(state, params)
+        note(f"probe       {probe}")
     hooks.on_start(start, state, saved)
     metadata = run_summary.metadata(experiment, trainer.state.params)
     metadata["changes"] = []  # of options, since the run began
@@ -183,7 +187,7 @@ def train_and_evaluate(
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
     # The run may have stopped after this checkpoint and before its evaluation.
-    due = experiment.due(evaluators, start) if start else []
+    due = experiment.due(evaluators, start)
     missing = log.missing(start, due)
     hooks.enter("step")
     # Between host and devices moves only what says so, such as `device_get`.

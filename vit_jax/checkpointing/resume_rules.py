@@ -36,6 +36,7 @@ RULES = {
   "total_epochs": Rule(True, "the learning rate follows the length of the run"),
   "num_classes": Rule(True, "another head"),
   "init": Rule(True, "read at the start alone, which is past"),
+  "init_head": Rule(True, "read at the start alone, which is past"),
   "fake_data": Rule(True, "other images"),
   "model": Rule(True, "another function of the same parameters, or others"),
   "model.head_bias": Rule(True, "read at the start alone, which is past"),

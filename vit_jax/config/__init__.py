@@ -18,6 +18,7 @@ from vit_jax.config.recipes import (
   whole_number,
 )
 from vit_jax.config.schema import (
+  HELD_OUT,
   UNIONS,
   CheckpointConfig,
   Config,
@@ -34,6 +35,7 @@ from vit_jax.families import ModelConfig, model_config
 from vit_jax.options import ConfigError
 
 __all__ = (
+  "HELD_OUT",
   "UNIONS",
   "CheckpointConfig",
   "ClassificationConfig",

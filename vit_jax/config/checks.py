@@ -6,7 +6,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 
 from collections.abc import Iterator
 
-from vit_jax.config import Config, OptimConfig
+from vit_jax.config import HELD_OUT, Config, OptimConfig
 from vit_jax.config.preprocessing import image_size
 
 # Larger decays are 1 in float32: nothing would be learned.
@@ -54,6 +54,7 @@ def option_errors(
   return [
     *(_optim_errors(config.optim) if is_training else ()),
     *_evaluator_errors(config),
+    *(_init_head_errors(config) if is_training else ()),
     *_mesh_errors(config),
     *(config.objective.start_errors(config.model) if is_new else ()),
     *_seed_errors(config.seed),
@@ -160,6 +161,22 @@ def _head_errors(config: Config) -> Iterator[str]:
         f" of a head, but config.objective.kind={objective.kind!r} trains none;"
         " use a few-shot evaluator, or none."
       )
+
+
+def _init_head_errors(config: Config) -> Iterator[str]:
+  if config.init_head == "zeros":
+    return
+  kinds = {e.name: e.kind for e in config.evals}
+  if kinds.get(HELD_OUT) != "classification":
+    yield (
+      "config.init_head: got 'linear_probe', expected an evaluator `val` of"
+      " kind 'classification', which scores images that are not trained on."
+    )
+  if config.objective.kind != "classification":
+    yield (
+      f"config.init_head: got 'linear_probe' beside config.objective.kind="
+      f"{config.objective.kind!r}, expected 'classification'."
+    )
 
 
 def _optim_errors(optim: OptimConfig) -> Iterator[str]:

@@ -155,6 +155,15 @@ class Config:
   init: str | None = option(
     None, "weights to start from: anything that vit_jax.load reads"
   )
+  init_head: str = option(
+    "zeros",
+    "the head before the first step, where init has none for these classes",
+    {
+      "zeros": "zeros",
+      "linear_probe": "ridge regression on the frozen features of data.split;"
+      " the evaluator `val` chooses its penalty, and scores it as step 0",
+    },
+  )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(
     "stop",
@@ -206,5 +215,7 @@ class Config:
   evals: tuple[EvaluatorConfig, ...] = ()
 
 
+# The evaluator whose images are held out of the training data, to choose by.
+HELD_OUT = "val"
 # Sections of several kinds: the option that chooses one, and kind -> class.
 UNIONS = {"model": ("name", FAMILIES), "objective": ("kind", OBJECTIVES)}

@@ -72,16 +72,7 @@ class Features(Evaluator):
       )
     self.num_classes = train.num_classes
     self._train, self._test = train, test
-    layer = self.config.layer
-
-    def features(params, batch):
-      _, out = context.predict(params, batch["image"])
-      rows = {k: batch[k] for k in ("label", "mask", "index")}
-      return {"x": layer_of(out, layer), **rows}
-
-    self._features = context.once(
-      ("features", layer), lambda: context.jit(features)
-    )
+    self._features = features_fn(context, self.config.layer)
 
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
@@ -97,6 +88,20 @@ class Features(Evaluator):
       extract(self.context, source, self._features, params)
       for source in (self._train, self._test)
     )
+
+
+def features_fn(context: Context, layer: str) -> Callable:
+  """Returns (params, global batch) -> what `extract` needs, jitted.
+
+  The evaluators of a run that extract the same layer share it.
+  """
+
+  def features(params, batch):
+    _, out = context.predict(params, batch["image"])
+    rows = {k: batch[k] for k in ("label", "mask", "index")}
+    return {"x": layer_of(out, layer), **rows}
+
+  return context.once(("features", layer), lambda: context.jit(features))
 
 
 def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:

@@ -14,6 +14,7 @@ from etils import epath
 from vit_jax import experiment
 from vit_jax.checkpointing import layout, resume_rules
 from vit_jax.config import (
+  HELD_OUT,
   Config,
   ConfigError,
   build,
@@ -26,7 +27,6 @@ from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
 from vit_jax.sweep.splits import joined, num_shared
 
-HELD_OUT = "val"  # name of the evaluator that chooses
 RESULT = "result.json"  # of a run that is finished
 FINAL = "final"  # folder of the run that is scored
 LONGEST = 200  # bytes of a folder's name; file systems take 255

@@ -1,0 +1,150 @@
+"""The linear probe from which fine-tuning starts.
+
+A new head of zeros changes pre-trained features before it has learned to read
+them; a head that is a linear classifier on the frozen features does not (linear
+probing, then fine-tuning). The classifier is the ridge regression of
+`vit_jax.ridge`, fitted on the training images without augmentation. Its penalty
+and the scale of its logits are chosen on held-out images:
+
+  scores = ((feature - mean) / std, 100) W,  logits = scale scores
+  kernel = scale W / std,  bias = scale (100 w_bias - mean W / std)
+
+Source: arXiv:2202.10054, section 3.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Float64, Integer, Num
+
+from vit_jax import ridge
+from vit_jax.config import HELD_OUT
+from vit_jax.evaluators.evaluator import Evaluator, Params
+from vit_jax.evaluators.features import extract, features_fn
+from vit_jax.experiment import Experiment
+
+L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
+SCALES = tuple(2.0**k for k in range(-2, 8))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbe:
+  """A head that reads frozen features.
+
+  kernel, bias: Parameters of the head.
+  l2: Its penalty.
+  scale: Factor between ridge scores, whose targets are -1 and 1, and logits.
+  accuracy: Share of the held-out images predicted right, 0 to 1.
+  loss: Their mean cross-entropy.
+  """
+
+  kernel: Float32[np.ndarray, "d classes"]
+  bias: Float32[np.ndarray, " classes"]
+  l2: float
+  scale: float
+  accuracy: float
+  loss: float
+
+  def __str__(self) -> str:
+    return (
+      f"a linear probe names {self.accuracy:.2%} of the held-out images"
+      f" (L2 {self.l2:,g}); training begins with it"
+    )
+
+
+def head(
+  experiment: Experiment, evaluators: Sequence[Evaluator], params: Params
+) -> tuple[Params, LinearProbe]:
+  """Returns the parameters of a new head, and the probe. Collective.
+
+  Args:
+    experiment: The run; its training data are config.data's.
+    evaluators: Those of the run; `val` has the held-out images, and the
+      preprocessing without augmentation.
+    params: Parameters of the model.
+
+  Returns:
+    A tree like `params`, None outside the head, as `weights.replace_params`
+    takes it.
+  """
+  (evaluator,) = (e for e in evaluators if e.config.name == HELD_OUT)
+  context = evaluator.context
+  fn = features_fn(context, "pre_logits")
+  rows, held_out = (
+    extract(context, source, fn, params)
+    for source in (experiment.data.source, context.sources["split"])
+  )
+  probe = fit(
+    rows["x"],
+    rows["label"],
+    held_out["x"],
+    held_out["label"],
+    experiment.run_shape.num_classes,
+  )
+  none = jax.tree.map(lambda _: None, params)
+  return {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}, probe
+
+
+def fit(
+  features: Num[np.ndarray, "n d"],
+  labels: Integer[np.ndarray, " n"],
+  held_out: Num[np.ndarray, "m d"],
+  held_out_labels: Integer[np.ndarray, " m"],
+  num_classes: int,
+) -> LinearProbe:
+  """Fits a head on some images, and chooses penalty and scale on others.
+
+  The penalty is that with the highest accuracy, among equal ones with the
+  lowest loss; the scale is that with the lowest loss.
+
+  Args:
+    features: Features of the images to learn from.
+    labels: Their classes, 0 to num_classes - 1.
+    held_out: Features of the images to choose by.
+    held_out_labels: Their classes.
+    num_classes: Columns of the head.
+
+  Raises:
+    ValueError: See `ridge.fit`.
+
+  Example:
+    >>> x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> y = np.array([0, 0, 1, 1])
+    >>> probe = fit(x, y, x, y, num_classes=2)
+    >>> probe.accuracy, (x @ probe.kernel + probe.bias).argmax(-1).tolist()
+    (1.0, [0, 0, 1, 1])
+  """
+  best, fits = None, ridge.fit(features, labels, num_classes, L2S)
+  for l2, fitted in zip(L2S, fits, strict=True):
+    kernel, bias = _kernel_and_bias(fitted)
+    scores = held_out.astype(np.float64) @ kernel + bias
+    accuracy = float(np.mean(scores.argmax(-1) == held_out_labels))
+    losses = [_cross_entropy(s * scores, held_out_labels) for s in SCALES]
+    loss, scale = min(zip(losses, SCALES, strict=True))
+    if best is None or (-accuracy, loss) < (-best.accuracy, best.loss):
+      best = LinearProbe(
+        (scale * kernel).astype(np.float32),
+        (scale * bias).astype(np.float32),
+        l2,
+        scale,
+        accuracy,
+        loss,
+      )
+  return best
+
+
+def _kernel_and_bias(fitted: ridge.Ridge):
+  """Returns the classifier as one affine map of features, in float64."""
+  kernel = fitted.weights[:-1] / fitted.std[:, None]
+  return kernel, ridge.BIAS * fitted.weights[-1] - fitted.mean @ kernel
+
+
+def _cross_entropy(
+  logits: Float64[np.ndarray, "m classes"],
+  labels: Integer[np.ndarray, " m"],
+) -> float:
+  logits = logits - logits.max(-1, keepdims=True)
+  of_label = logits[np.arange(len(labels)), labels]
+  return float(np.mean(np.log(np.exp(logits).sum(-1)) - of_label))
