@@ -1,6 +1,7 @@
 """The update rule (clip, scale, decay) and the learning rate's schedule."""
 
-from collections.abc import Callable
+import fnmatch
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -127,6 +128,45 @@ def decay_mask(params: PyTree) -> PyTree:
   return jax.tree_util.tree_map_with_path(
     lambda path, _: _name(path[-1]) == "kernel", params
   )
+
+
+def trained(tree: PyTree, patterns: Sequence[str]) -> PyTree:
+  """Returns a tree of parameters without those that are frozen.
+
+  These are None, which jax takes for no leaf: they get no gradient, no update
+  and no state of the optimizer.
+
+  Args:
+    tree: Parameters, or a tree of the same form.
+    patterns: config.optim.freeze, with * and ? as in file names.
+
+  Example:
+    >>> params = {"head": {"kernel": 1.0}, "Transformer": {"scale": 2.0}}
+    >>> trained(params, ["Transformer/*"])
+    {'Transformer': {'scale': None}, 'head': {'kernel': 1.0}}
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: None if is_frozen(_path_name(path), patterns) else x, tree
+  )
+
+
+def is_frozen(name: str, patterns: Sequence[str]) -> bool:
+  """Whether a parameter, such as "head/kernel", matches config.optim.freeze."""
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def replaced(tree: PyTree, part: PyTree) -> PyTree:
+  """Returns a tree with the leaves that `trained` left in `part`."""
+  return jax.tree.map(
+    lambda new, old: old if new is None else new,
+    part,
+    tree,
+    is_leaf=lambda x: x is None,
+  )
+
+
+def _path_name(path: Sequence[Any]) -> str:
+  return "/".join(_name(key) for key in path)
 
 
 def ema_weight(decay: float, step: ArrayLike) -> jax.Array:

@@ -5,6 +5,7 @@ from them: that is the objective's task.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,7 +159,7 @@ def assemble(
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
-      opt_state=tx.init(params),
+      opt_state=tx.init(optim.trained(params, config.optim.freeze)),
       ema=None if config.optim.ema_decay is None else params,
     )
 
@@ -212,25 +213,28 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
+  trained = functools.partial(optim.trained, patterns=config.optim.freeze)
   most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
 
-  def summed(params, batch, rng):
+  def summed(trained_params, params, batch, rng):
     """Sums over the rows, so that microbatches and devices add up."""
+    params = optim.replaced(params, trained_params)
     loss, count, named = loss_fn(params, batch, rng)
     return loss, (count, named)
 
   def sums_and_grads(params, batch, rng):
     """Returns sums and gradients of a device's rows, from its parameters."""
     whole = collectives.gather(params, specs, config.model.dtype)
+    trained_whole = trained(whole)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
     number = sharding.num_microbatches(num_rows, most, fast)
     if number == 1:
-      sums, grads = grad_fn(whole, batch, rng)
+      sums, grads = grad_fn(trained_whole, whole, batch, rng)
     else:
 
       def add(total, rows):
-        part = grad_fn(whole, rows, rng)
+        part = grad_fn(trained_whole, whole, rows, rng)
         return jax.tree.map(
           lambda t, p: t + p.astype(t.dtype), total, part
         ), None
@@ -239,19 +243,19 @@ def make_train_step(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
       )
       one = jax.tree.map(lambda x: x[0], microbatches)
-      sums = jax.eval_shape(summed, whole, one, rng)
+      sums = jax.eval_shape(summed, trained_whole, whole, one, rng)
       zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
-      total = jax.tree.map(zeros, (sums, whole))
+      total = jax.tree.map(zeros, (sums, trained_whole))
       (sums, grads), _ = jax.lax.scan(add, total, microbatches)
-      grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, whole)
+      grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, trained_whole)
     sums = jax.tree.map(collectives.total, sums)
-    return sums, collectives.reduce(grads, specs)
+    return sums, collectives.reduce(grads, trained(specs))
 
   sums_and_grads = jax.shard_map(
     sums_and_grads,
     mesh=mesh,
     in_specs=(specs, sharding.BATCH_SPEC, P()),
-    out_specs=(P(), specs),
+    out_specs=(P(), trained(specs)),
     axis_names=collectives.manual_axes(mesh),
     check_vma=False,
   )
@@ -268,8 +272,10 @@ def make_train_step(
     # A finite norm means that every square is finite, and with the gradients
     # and their squares all that an optimizer keeps of them.
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    before = trained(state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, before)
+    after = optax.apply_updates(before, updates)
+    params = optim.replaced(state.params, after)
     ema = state.ema
     if ema is not None:
       ema = optim.ema(ema, params, config.optim.ema_decay, state.step)
@@ -278,7 +284,7 @@ def make_train_step(
       (params, opt_state, ema),
       (state.params, state.opt_state, state.ema),
     )
-    more = [fn(grads, updates, state.params) for fn in step_metrics]
+    more = [fn(grads, updates, before) for fn in step_metrics]
     metrics = {
       "loss": loss,
       **named,

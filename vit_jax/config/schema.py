@@ -91,6 +91,11 @@ class OptimConfig:
   clip_norm: float | None = option(
     None, "largest global norm of the gradient; None: no clipping"
   )
+  freeze: tuple[str, ...] = option(
+    (),
+    "parameters that stay as they are: patterns of their paths, such as"
+    " embedding/*,Transformer/encoderblock_?/*",
+  )
   microbatch: int | None = option(
     None,
     "most images that a device computes at once, to save memory; it sums the"
