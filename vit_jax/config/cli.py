@@ -43,12 +43,16 @@ class Args(NamedTuple):
   config_name: File name of the config without its ending, e.g. "vit_l16".
   flags: Flags of this command, by name; absent ones are None.
   errors: One text each, to be raised together with later ones.
+  source: Config file, and after a colon its argument.
+  overrides: Options that the command line sets, without "config.".
   """
 
   config: Config
   config_name: str
   flags: dict[str, str | None]
   errors: list[str]
+  source: str = ""
+  overrides: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -168,7 +172,9 @@ def parse(
   config, more = build(options)
   name = pathlib.PurePath(config_files.split(source or "")[0]).stem
   flag_values = {flag: value or None for flag, value in values.items()}
-  return Args(config, name, flag_values, errors + more)
+  return Args(
+    config, name, flag_values, errors + more, source or "", (*overrides,)
+  )
 
 
 def parse_tasks(

@@ -132,7 +132,7 @@ def search(
   show(result)
   every = points(task)
   for point in every:
-    row = _run(point.config, folder / point.name, keeps_weights=False)
+    row = run(point.config, folder / point.name, keeps_weights=False)
     result["points"].append({"name": point.name, "values": point.values, **row})
     show(result)
   if best := best_point(result["points"]):
@@ -141,12 +141,12 @@ def search(
     config = final_config(task.config, config)
     if errors := other_run_errors(config, folder / FINAL):
       raise ConfigError(errors)
-    result["final"] = _run(config, folder / FINAL, keeps_weights=True)
+    result["final"] = run(config, folder / FINAL, keeps_weights=True)
     show(result)
   return result
 
 
-def _run(
+def run(
   config: Config, folder: epath.Path, keeps_weights: bool
 ) -> dict[str, Any]:
   """Trains a run unless it has its result, which is returned.
